@@ -1,0 +1,32 @@
+#include "deferred_init.h"
+
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include "op_graph.h"
+
+namespace torchext {
+
+namespace {
+
+thread_local std::size_t depth = 0;
+
+}  // namespace
+
+void enterDeferredInit() {
+  if (depth++ == 0) {
+    c10::impl::tls_set_dispatch_key_included(c10::DispatchKey::DeferredInit, true);
+  }
+}
+
+void leaveDeferredInit() {
+  TORCH_CHECK(depth > 0, "leave_deferred_init() was called without enter_deferred_init() on this thread.");
+  if (--depth == 0) {
+    c10::impl::tls_set_dispatch_key_included(c10::DispatchKey::DeferredInit, false);
+  }
+}
+
+bool isDeferred(const at::TensorBase& tensor) {
+  return valueOf(tensor) != nullptr;
+}
+
+}  // namespace torchext

@@ -1,0 +1,24 @@
+#pragma once
+
+// Deferred initialization: construct now, compute the values later, with the same bits. The public C++ API.
+
+#include <ATen/core/Tensor.h>
+
+#include "../macros.h"
+
+namespace torchext {
+
+// While at least one is entered on a thread, tensors constructed on it are fake and their construction is recorded.
+// Nests.
+TORCHEXT_API void enterDeferredInit();
+TORCHEXT_API void leaveDeferredInit();
+
+// True while `tensor` is fake and its construction was recorded. What is done to such a tensor is recorded too, inside
+// and outside of deferred_init.
+TORCHEXT_API bool isDeferred(const at::TensorBase& tensor);
+
+// See evaluate.h.
+TORCHEXT_API void materialize(at::ArrayRef<at::Tensor> tensors);
+TORCHEXT_API at::Tensor evaluate(const at::Tensor& deferred);
+
+}  // namespace torchext

@@ -1,0 +1,126 @@
+#include "draws.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/enum_tag.h>
+#include <ATen/ops/empty.h>
+
+#include "../stack_utils.h"
+#include "real_dispatch.h"
+#include "rng_tape.h"
+
+namespace torchext {
+
+using at::Generator;
+using at::Tensor;
+using c10::OperatorHandle;
+using torch::jit::Stack;
+
+namespace {
+
+// Fill a tensor with a number of draws that is an affine function of its number of elements: so many for each, through
+// `cpu_serial_kernel` (DistributionTemplates.h), or a constant number, where MKL is given a seed (`bernoulli_`,
+// `exponential_`). How many depends on the dtype, the arguments and the release; a trial run on a small tensor tells.
+constexpr std::array<std::string_view, 6> kAffine{
+    "aten::uniform_", "aten::random_", "aten::bernoulli_", "aten::exponential_", "aten::geometric_", "aten::cauchy_"};
+
+bool isAffine(const OperatorHandle& op) {
+  // `bernoulli_.Tensor` looks at its probabilities.
+  return std::find(kAffine.begin(), kAffine.end(), op.schema().name()) != kAffine.end() &&
+      op.schema().overload_name() != "Tensor";
+}
+
+// Counts the draws that `op` takes to fill `numel` elements of `dtype`, by filling them with a generator of its own.
+std::uint64_t countByTrial(const OperatorHandle& op, const Stack& stack, int64_t numel, c10::ScalarType dtype) {
+  const auto count = op.schema().arguments().size();
+  Stack trial(stack.end() - static_cast<std::ptrdiff_t>(count), stack.end());
+  const Generator generator = at::detail::createCPUGenerator();
+  auto& impl = *generator.get<at::CPUGeneratorImpl>();
+  impl.random();  // the first draw begins a block; trials are too short to reach its end
+  const int left = impl.engine().data().left_;
+  {
+    const RealDispatch guard;
+    trial[0] = at::empty({numel}, at::TensorOptions().dtype(dtype).device(at::kCPU));
+    trial[static_cast<std::size_t>(generatorArgument(op.schema()))] = generator;
+    op.callBoxed(trial);
+  }
+  return static_cast<std::uint64_t>(left - impl.engine().data().left_);
+}
+
+std::uint64_t countAffine(const OperatorHandle& op, const Stack& stack, const Tensor& self) {
+  constexpr int64_t kSmall = 32;
+  const int64_t numel = self.numel();
+  if (numel <= kSmall) {
+    return countByTrial(op, stack, numel, self.scalar_type());
+  }
+  const auto small = countByTrial(op, stack, kSmall, self.scalar_type());
+  const auto slope = countByTrial(op, stack, kSmall + 1, self.scalar_type()) - small;
+  return small + static_cast<std::uint64_t>(numel - kSmall) * slope;
+}
+
+// `normal_fill` works on chunks of 16, and draws a last chunk again when the number of elements is no multiple of 16;
+// whether the incomplete chunk was drawn before that differs between dtypes and releases, so it is tried.
+constexpr int64_t kNormalChunk = 16;
+
+std::uint64_t countChunkedNormals(const OperatorHandle& op, const Stack& stack, int64_t numel, c10::ScalarType dtype) {
+  const auto chunk = countByTrial(op, stack, kNormalChunk, dtype);
+  const auto tail = countByTrial(op, stack, kNormalChunk + numel % kNormalChunk, dtype);
+  return tail + static_cast<std::uint64_t>(numel / kNormalChunk - 1) * chunk;
+}
+
+}  // namespace
+
+bool drawsNumbers(const OperatorHandle& op) {
+  return op.hasTag(at::Tag::nondeterministic_seeded) &&
+      !op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+      !op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd);
+}
+
+int generatorArgument(const c10::FunctionSchema& schema) {
+  const auto& arguments = schema.arguments();
+  const auto takes_generator = [](const c10::Argument& argument) {
+    const auto optional = argument.type()->cast<c10::OptionalType>();
+    const auto& type = optional ? optional->getElementType() : argument.type();
+    return type->kind() == c10::TypeKind::GeneratorType;
+  };
+  const auto found = std::find_if(arguments.begin(), arguments.end(), takes_generator);
+  return found == arguments.end() ? -1 : static_cast<int>(found - arguments.begin());
+}
+
+bool skipDrawsOf(
+    const OperatorHandle& op,
+    const Stack& stack,
+    const Generator& generator,
+    std::optional<std::uint64_t>& draws) {
+  draws = std::nullopt;
+  const std::string& name = op.schema().name();
+  const bool is_normal = name == "aten::normal_";
+  const bool is_log_normal = name == "aten::log_normal_";
+  if (!is_normal && !is_log_normal && !isAffine(op)) {
+    return false;
+  }
+  const Tensor& self = torch::jit::peek(stack, 0, op.schema().arguments().size()).toTensor();
+  if (self.numel() == 0) {
+    draws = 0;
+    return true;
+  }
+  // `normal_` fills a complex tensor as a real one of twice the elements (`normal_impl_`, DistributionTemplates.h).
+  const bool is_complex = self.is_complex();
+  const auto dtype = is_complex ? c10::toRealValueType(self.scalar_type()) : self.scalar_type();
+  const int64_t numel = self.numel() * (is_complex ? 2 : 1);
+  if (is_normal && numel >= kNormalChunk && self.is_contiguous()) {
+    draws = countChunkedNormals(op, stack, numel, dtype);
+    skipDraws(generator, *draws);
+  } else if (is_normal || is_log_normal) {
+    skipNormals(generator, static_cast<std::uint64_t>(numel));
+  } else {
+    draws = countAffine(op, stack, self);
+    skipDraws(generator, *draws);
+  }
+  return true;
+}
+
+}  // namespace torchext

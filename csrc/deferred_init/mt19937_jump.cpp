@@ -1,0 +1,264 @@
+#include "mt19937_jump.h"
+
+#include <algorithm>
+#include <array>
+#include <bitset>
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "../macros.h"
+
+namespace torchext {
+
+namespace {
+
+// The parameters of MT19937, by their names in Matsumoto and Nishimura, "Mersenne Twister" (1998).
+constexpr std::size_t kN = 624;
+constexpr std::size_t kM = 397;
+constexpr std::size_t kR = 31;
+constexpr std::uint32_t kA = 0x9908b0dfU;
+constexpr std::uint32_t kUpperMask = 0x80000000U;
+constexpr std::uint32_t kLowerMask = 0x7fffffffU;
+constexpr std::size_t kDegree = 19937;  // of the characteristic polynomial
+
+using Words = std::array<std::uint32_t, kN>;
+
+// ---- Walking ----------------------------------------------------------------------------------------------------------
+
+inline std::uint32_t twist(std::uint32_t upper, std::uint32_t lower) {
+  const std::uint32_t mixed = (upper & kUpperMask) | (lower & kLowerMask);
+  return (mixed >> 1U) ^ ((0U - (lower & 1U)) & kA);
+}
+
+// Replaces a block by the next one. The loops are split where a word starts to depend on words of the new block, so
+// that each of them can be vectorized.
+TORCHEXT_SIMD_CLONES
+void nextBlock(std::uint32_t* x) {
+  for (std::size_t j = 0; j < kN - kM; ++j) {
+    x[j] = x[j + kM] ^ twist(x[j], x[j + 1]);
+  }
+  for (std::size_t j = kN - kM; j < kN - 1; ++j) {
+    x[j] = x[j + kM - kN] ^ twist(x[j], x[j + 1]);
+  }
+  x[kN - 1] = x[kM - 1] ^ twist(x[kN - 1], x[0]);
+}
+
+// ---- Polynomials over GF(2) -------------------------------------------------------------------------------------------
+
+constexpr std::size_t kWordBits = 64;
+constexpr std::size_t kPolynomialWords = (kDegree + kWordBits - 1) / kWordBits;
+
+// Coefficients of a polynomial of a degree below kDegree, and of a product of two such.
+using Polynomial = std::array<std::uint64_t, kPolynomialWords>;
+using Product = std::array<std::uint64_t, 2 * kPolynomialWords>;
+
+// The exponents below the leading one of the characteristic polynomial, from its closed form (section 3.2 of the 1998
+// paper, with w - r = 1): P * Q^31 + a_0 * P * Q^30 + ... + a_30 * P + a_31, for P = t^n + t^m and
+// Q = t^(n-1) + t^(m-1).
+std::vector<std::size_t> characteristicExponents() {
+  std::bitset<kDegree + 1> sum;
+  sum.set(0);
+  for (std::size_t i = 0; i < kR; ++i) {
+    sum = (sum << (kN - 1)) ^ (sum << (kM - 1));
+    sum[0] = sum[0] != (((kA >> i) & 1U) != 0U);
+  }
+  sum = (sum << kN) ^ (sum << kM);
+  sum[0] = sum[0] != (((kA >> kR) & 1U) != 0U);
+  std::vector<std::size_t> exponents;
+  for (std::size_t i = 0; i < kDegree; ++i) {
+    if (sum[i]) {
+      exponents.push_back(i);
+    }
+  }
+  return exponents;
+}
+
+// Adds the bits of `word`, whose lowest stands for t^position, to `product`. The bits that would fall below t^0 are 0.
+void addShifted(Product& product, std::uint64_t word, std::ptrdiff_t position) {
+  constexpr auto kBits = static_cast<std::ptrdiff_t>(kWordBits);
+  const std::ptrdiff_t index = position >= 0 ? position / kBits : -((kBits - 1 - position) / kBits);
+  const auto shift = static_cast<unsigned>(position - index * kBits);
+  if (index >= 0) {
+    product[static_cast<std::size_t>(index)] ^= word << shift;
+  }
+  if (shift != 0) {
+    product[static_cast<std::size_t>(index + 1)] ^= word >> (kWordBits - shift);
+  }
+}
+
+// The remainder of `product` by the characteristic polynomial. Its second highest exponent is more than a word below
+// the leading one, so whole words can be folded down in a single pass from the top.
+Polynomial reduce(Product product) {
+  static const std::vector<std::size_t> exponents = characteristicExponents();
+  constexpr std::size_t kPartialBits = kDegree % kWordBits;
+  constexpr std::uint64_t kHighBits = ~std::uint64_t{0} << kPartialBits;
+  for (std::size_t i = product.size(); i-- > kPolynomialWords - 1;) {
+    const std::uint64_t high = i == kPolynomialWords - 1 ? product[i] & kHighBits : product[i];
+    if (high == 0) {
+      continue;
+    }
+    product[i] ^= high;
+    const auto position = static_cast<std::ptrdiff_t>(i * kWordBits) - static_cast<std::ptrdiff_t>(kDegree);
+    for (const std::size_t exponent : exponents) {
+      addShifted(product, high, position + static_cast<std::ptrdiff_t>(exponent));
+    }
+  }
+  Polynomial remainder{};
+  std::copy_n(product.begin(), remainder.size(), remainder.begin());
+  return remainder;
+}
+
+// Puts a zero between each two bits: squaring over GF(2).
+std::uint64_t spread(std::uint32_t half) {
+  std::uint64_t x = half;
+  x = (x | (x << 16U)) & 0x0000ffff0000ffffULL;
+  x = (x | (x << 8U)) & 0x00ff00ff00ff00ffULL;
+  x = (x | (x << 4U)) & 0x0f0f0f0f0f0f0f0fULL;
+  x = (x | (x << 2U)) & 0x3333333333333333ULL;
+  return (x | (x << 1U)) & 0x5555555555555555ULL;
+}
+
+Polynomial square(const Polynomial& p) {
+  Product product{};
+  for (std::size_t i = 0; i < p.size(); ++i) {
+    product[2 * i] = spread(static_cast<std::uint32_t>(p[i]));
+    product[2 * i + 1] = spread(static_cast<std::uint32_t>(p[i] >> 32U));
+  }
+  return reduce(product);
+}
+
+Polynomial timesT(const Polynomial& p) {
+  Product product{};
+  std::uint64_t carry = 0;
+  for (std::size_t i = 0; i < p.size(); ++i) {
+    product[i] = (p[i] << 1U) | carry;
+    carry = p[i] >> (kWordBits - 1);
+  }
+  product[p.size()] = carry;
+  return reduce(product);
+}
+
+// t^exponent modulo the characteristic polynomial, by squaring from the highest bit down.
+Polynomial power(std::uint64_t exponent) {
+  Polynomial result{};
+  result[0] = 1;
+  for (int bit = 63; bit >= 0; --bit) {
+    result = square(result);
+    if (((exponent >> static_cast<unsigned>(bit)) & 1U) != 0U) {
+      result = timesT(result);
+    }
+  }
+  return result;
+}
+
+// The exponents of t^exponent, remembered: a model repeats its layers, so it repeats its distances.
+std::shared_ptr<const std::vector<std::uint32_t>> powerExponents(std::uint64_t exponent) {
+  constexpr std::size_t kMaxRemembered = 64;
+  static std::mutex mutex;
+  static std::map<std::uint64_t, std::shared_ptr<const std::vector<std::uint32_t>>> remembered;
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (const auto found = remembered.find(exponent); found != remembered.end()) {
+    return found->second;
+  }
+  const Polynomial p = power(exponent);
+  auto exponents = std::make_shared<std::vector<std::uint32_t>>();
+  for (std::size_t i = 0; i < kDegree; ++i) {
+    if (((p[i / kWordBits] >> (i % kWordBits)) & 1U) != 0U) {
+      exponents->push_back(static_cast<std::uint32_t>(i));
+    }
+  }
+  if (remembered.size() == kMaxRemembered) {
+    remembered.erase(remembered.begin());
+  }
+  remembered.emplace(exponent, exponents);
+  return exponents;
+}
+
+// ---- Jumping ----------------------------------------------------------------------------------------------------------
+
+// x[j] = sum over e in exponents of sequence[e + j], for 0 <= j < kN. Done in pieces whose sums stay in registers; the
+// exponents are many, so each of them costs one load per vector.
+TORCHEXT_SIMD_CLONES
+void addWindows(const std::uint32_t* sequence, const std::vector<std::uint32_t>& exponents, std::uint32_t* x) {
+  using Vector = std::uint32_t __attribute__((vector_size(32), aligned(4), may_alias));
+  constexpr std::size_t kLanes = sizeof(Vector) / sizeof(std::uint32_t);
+  constexpr std::size_t kPiece = 6 * kLanes;
+  static_assert(kN % kPiece == 0);
+  for (std::size_t piece = 0; piece < kN; piece += kPiece) {
+    Vector s0{}, s1{}, s2{}, s3{}, s4{}, s5{};
+    for (const std::uint32_t exponent : exponents) {
+      const auto* window = reinterpret_cast<const Vector*>(sequence + exponent + piece);
+      s0 ^= window[0];
+      s1 ^= window[1];
+      s2 ^= window[2];
+      s3 ^= window[3];
+      s4 ^= window[4];
+      s5 ^= window[5];
+    }
+    auto* out = reinterpret_cast<Vector*>(x + piece);
+    out[0] = s0;
+    out[1] = s1;
+    out[2] = s2;
+    out[3] = s3;
+    out[4] = s4;
+    out[5] = s5;
+  }
+}
+
+// Every word after the seed block is a linear function of the state, so the words themselves obey the recurrence that
+// the characteristic polynomial describes: the word n places on is a sum of words that the next 33 blocks hold.
+void jumpBlocks(Words& x, std::uint64_t blocks) {
+  constexpr std::size_t kBlocks = (kDegree + kN - 1) / kN + 1;
+  const auto exponents = powerExponents(blocks * kN);
+  std::vector<std::uint32_t> sequence(kBlocks * kN);
+  std::copy(x.begin(), x.end(), sequence.begin());
+  for (std::size_t i = 1; i < kBlocks; ++i) {
+    std::uint32_t* block = sequence.data() + i * kN;
+    std::copy_n(block - kN, kN, block);
+    nextBlock(block);
+  }
+  addWindows(sequence.data(), *exponents, x.data());
+}
+
+void advanceBlocks(Words& x, std::uint64_t blocks) {
+  constexpr std::uint64_t kJumpPaysFrom = 2048;
+  if (blocks == 0) {
+    return;
+  }
+  // The first word of a seed block is not the generator's own, so take one step by foot before any jump.
+  nextBlock(x.data());
+  if (blocks > kJumpPaysFrom) {
+    jumpBlocks(x, blocks - 1);
+    return;
+  }
+  for (std::uint64_t i = 1; i < blocks; ++i) {
+    nextBlock(x.data());
+  }
+}
+
+}  // namespace
+
+void advance(at::mt19937_data_pod& state, std::uint64_t draws) {
+  static_assert(at::MERSENNE_STATE_N == kN && at::MERSENNE_STATE_M == kM);
+  if (draws == 0) {
+    return;
+  }
+  // at::mt19937 counts down in `left_`: 624 after the first word of a block, 1 after the last, and 1 for a new seed.
+  const std::uint64_t taken = kN + 1 - static_cast<std::uint64_t>(state.left_) + draws;
+  const std::uint64_t blocks = (taken - 1) / kN;
+  if (blocks == 0) {
+    state.left_ -= static_cast<int>(draws);
+    state.next_ += static_cast<std::uint32_t>(draws);
+    return;
+  }
+  advanceBlocks(state.state_, blocks);
+  const std::uint64_t place = taken - blocks * kN;  // 1 to 624
+  state.next_ = static_cast<std::uint32_t>(place);
+  state.left_ = static_cast<int>(kN + 1 - place);
+}
+
+}  // namespace torchext

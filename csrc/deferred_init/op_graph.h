@@ -1,0 +1,184 @@
+#pragma once
+
+// NOTE [The graph of recorded operators]
+//
+// What an operator does to tensors is to write storages. Everything else about a tensor (which storage it shows, with
+// which sizes, strides and offset) is metadata that the fake tensor itself carries. So the graph has storages for its
+// data, not tensors, and each write makes a new *value* of the storage that it writes:
+//
+//     a = torch.ones(2, 2)       S0 = ones()
+//     b = a.view(-1)             (nothing: b shows the same storage as a)
+//     b[0] = 5                   S1 = fill_(S0 at {size 0, offset 0}, 5)
+//     c = a + a                  T0 = add(S1 at {2x2}, S1 at {2x2})
+//     a.zero_()                  S2 = zero_(S1 at {2x2})
+//
+// A fake storage points to its latest value, a value to the operator that wrote it, and an operator to the values that
+// it read. From this follows what makes deferral right in the presence of views and in-place operators:
+//
+//   * `b` sees a later write to `a`, and `a` the write through `b`, dropped or not, because both show S2;
+//   * `c` is computed from S1, although the storage has moved on: a value never changes;
+//   * replaying the operators that a value depends on, in the order in which they were recorded, gives the value that
+//     eager execution gave, whatever else has been replayed before, and as often as one likes;
+//   * references point only back in time, so that what nobody can ask for any more is freed at once.
+//
+// `Parameter(t)`, `.data`, `.data = u`, `detach()`, `set_()`, `chunk()` and the like record nothing: they change which
+// storage a tensor shows, and the tensors tell that themselves.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+#include "../fake/fake_storage.h"
+#include "real_dispatch.h"
+#include "rng_tape.h"
+
+namespace torchext {
+
+class OpNode;
+
+// How a tensor shows its storage.
+struct Geometry {
+  c10::DimVector sizes;
+  c10::DimVector strides;
+  int64_t storage_offset = 0;
+  caffe2::TypeMeta dtype;
+  bool is_conj = false;
+  bool is_neg = false;
+
+  static Geometry of(const at::Tensor& tensor);
+
+  bool fits(const at::Tensor& tensor) const;
+
+  // A tensor on `storage`, which is real.
+  at::Tensor makeTensor(c10::Storage storage) const;
+};
+
+// The bytes of one storage between two writes.
+class StorageValue final : public Provenance {
+ public:
+  // What `writer` leaves in the storage that is the `output`th that it writes.
+  StorageValue(std::shared_ptr<const OpNode> writer, std::size_t output);
+
+  // Bytes that exist: what `torch.tensor()` made. Nobody may write into `constant` any more.
+  explicit StorageValue(c10::Storage constant);
+
+  StorageValue(const StorageValue&) = delete;
+  StorageValue& operator=(const StorageValue&) = delete;
+  StorageValue(StorageValue&&) = delete;
+  StorageValue& operator=(StorageValue&&) = delete;
+  ~StorageValue() override;
+
+  // Null for a constant.
+  const std::shared_ptr<const OpNode>& writer() const noexcept {
+    return writer_;
+  }
+
+  std::size_t output() const noexcept {
+    return output_;
+  }
+
+  // Null unless the value is a constant.
+  const c10::Storage& constant() const noexcept {
+    return constant_;
+  }
+
+  // Turns a value that has been computed into a constant, and lets go of the operators that led to it. The caller sees
+  // to it that nobody replays the graph meanwhile.
+  void fold(c10::Storage constant);
+
+ private:
+  std::shared_ptr<const OpNode> writer_;
+  std::size_t output_ = 0;
+  c10::Storage constant_;
+};
+
+using StorageValuePtr = std::shared_ptr<StorageValue>;
+
+// The value that `tensor` shows, or null when its bytes were never recorded.
+StorageValuePtr valueOf(const at::TensorBase& tensor);
+
+// A tensor among the arguments of a recorded operator.
+struct TensorArgument {
+  // Null for a tensor that was real when the operator was recorded.
+  StorageValuePtr value;
+  Geometry geometry;
+  // The real tensor and its version then. It must not change until the operator is replayed.
+  at::Tensor external;
+  std::uint32_t external_version = 0;
+
+  static TensorArgument of(const at::Tensor& tensor);
+};
+
+// A storage that a recorded operator writes.
+struct WrittenStorage {
+  // Among the tensor arguments when `is_argument`, else among the tensors that the operator returns.
+  std::uint32_t position = 0;
+  bool is_argument = false;
+  // Of a returned tensor, as its fake promised it.
+  Geometry geometry;
+};
+
+// A recorded call. Immutable once a value refers to it.
+class OpNode {
+ public:
+  // A call of `op` with the values on top of `stack`, which it copies, in this thread's state.
+  OpNode(c10::OperatorHandle op, const torch::jit::Stack& stack);
+  OpNode(const OpNode&) = delete;
+  OpNode& operator=(const OpNode&) = delete;
+  OpNode(OpNode&&) = delete;
+  OpNode& operator=(OpNode&&) = delete;
+  ~OpNode();
+
+  // Adds a storage that the call writes and returns its place in `written()`. To be used before the node is shared.
+  std::size_t addWritten(WrittenStorage written);
+
+  // Where the numbers start that the call draws. To be used before the node is shared.
+  void setTape(TapePosition position) {
+    tape_ = std::move(position);
+  }
+
+  // The order of calls in time, over all threads.
+  std::uint64_t number() const noexcept {
+    return number_;
+  }
+
+  const c10::OperatorHandle& op() const noexcept {
+    return op_;
+  }
+
+  const std::vector<TensorArgument>& tensors() const noexcept {
+    return tensors_;
+  }
+
+  const std::vector<WrittenStorage>& written() const noexcept {
+    return written_;
+  }
+
+  const ThreadState& threadState() const noexcept {
+    return thread_state_;
+  }
+
+  const std::optional<TapePosition>& tape() const noexcept {
+    return tape_;
+  }
+
+  // The arguments, with `tensors[i]` in the place of the i-th tensor.
+  torch::jit::Stack arguments(c10::ArrayRef<at::Tensor> tensors) const;
+
+ private:
+  std::uint64_t number_;
+  c10::OperatorHandle op_;
+  // As recorded, but with a placeholder for each tensor, so that the graph keeps no fake alive.
+  torch::jit::Stack arguments_;
+  std::vector<TensorArgument> tensors_;
+  std::vector<WrittenStorage> written_;
+  ThreadState thread_state_;
+  std::optional<TapePosition> tape_;
+};
+
+}  // namespace torchext

@@ -1,0 +1,52 @@
+#include "real_dispatch.h"
+
+#include <ATen/autocast_mode.h>
+#include <c10/core/DefaultDtype.h>
+
+namespace torchext {
+
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+
+namespace {
+
+constexpr std::array<c10::DeviceType, 2> kAutocastDevices{c10::kCPU, c10::kCUDA};
+
+// Taken from both sets of the recorded state, then excluded.
+const DispatchKeySet kSkipped = c10::autograd_dispatch_keyset |
+    DispatchKeySet(
+        {DispatchKey::Fake, DispatchKey::DeferredInit, DispatchKey::ADInplaceOrView, DispatchKey::Python,
+         DispatchKey::PythonTLSSnapshot, DispatchKey::FuncTorchDynamicLayerFrontMode,
+         DispatchKey::FuncTorchDynamicLayerBackMode, DispatchKey::FuncTorchVmapMode});
+
+// Sets the part of the state that no guard of PyTorch covers. The default dtype is written only when it differs: other
+// threads read it without a lock.
+void setDtypes(const ThreadState& state) {
+  if (c10::get_default_dtype_as_scalartype() != state.default_dtype) {
+    c10::set_default_dtype(c10::scalarTypeToTypeMeta(state.default_dtype));
+  }
+  for (std::size_t i = 0; i < kAutocastDevices.size(); ++i) {
+    at::autocast::set_autocast_dtype(kAutocastDevices[i], state.autocast_dtypes[i]);
+  }
+}
+
+}  // namespace
+
+ThreadState ThreadState::current() {
+  ThreadState state{c10::impl::tls_local_dispatch_key_set(), c10::get_default_dtype_as_scalartype(), {}};
+  for (std::size_t i = 0; i < kAutocastDevices.size(); ++i) {
+    state.autocast_dtypes[i] = at::autocast::get_autocast_dtype(kAutocastDevices[i]);
+  }
+  return state;
+}
+
+RealDispatch::RealDispatch(const ThreadState& state)
+    : previous_{ThreadState::current()}, keys_{state.keys.included_ - kSkipped, state.keys.excluded_ | kSkipped} {
+  setDtypes(state);
+}
+
+RealDispatch::~RealDispatch() {
+  setDtypes(previous_);
+}
+
+}  // namespace torchext

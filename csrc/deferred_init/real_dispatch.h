@@ -1,0 +1,40 @@
+#pragma once
+
+#include <array>
+
+#include <c10/core/DispatchKeySet.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/ScalarType.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+namespace torchext {
+
+// The state of the thread that the result of an operator depends on, as it was when the operator was recorded. The
+// default dtype is process-wide, but a constructor may switch it for its own duration, so it belongs here.
+struct ThreadState {
+  c10::impl::LocalDispatchKeySet keys;
+  c10::ScalarType default_dtype;
+  std::array<c10::ScalarType, 2> autocast_dtypes;  // of kAutocastDevices in real_dispatch.cpp
+
+  static ThreadState current();
+};
+
+// While it lives, operators called on this thread run for real: past `DeferredInit`, `Fake` and autograd, out of sight
+// of Python modes, in the given state. Restores everything.
+class RealDispatch {
+ public:
+  RealDispatch() : RealDispatch(ThreadState::current()) {}
+  explicit RealDispatch(const ThreadState& state);
+  RealDispatch(const RealDispatch&) = delete;
+  RealDispatch& operator=(const RealDispatch&) = delete;
+  RealDispatch(RealDispatch&&) = delete;
+  RealDispatch& operator=(RealDispatch&&) = delete;
+  ~RealDispatch();
+
+ private:
+  ThreadState previous_;
+  c10::impl::ForceDispatchKeyGuard keys_;
+  c10::AutoGradMode grad_mode_{false};
+};
+
+}  // namespace torchext

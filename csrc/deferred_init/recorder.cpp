@@ -1,0 +1,273 @@
+#include "recorder.h"
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/enum_tag.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/irange.h>
+
+#include "../fake/device_rules.h"
+#include "../fake/fake.h"
+#include "../fake/fake_handler.h"
+#include "../fake/fake_storage.h"
+#include "../stack_utils.h"
+#include "draws.h"
+#include "evaluate.h"
+#include "op_graph.h"
+#include "rng_tape.h"
+
+namespace torchext {
+
+using at::Tensor;
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+using c10::IValue;
+using c10::OperatorHandle;
+using torch::jit::Stack;
+
+namespace {
+
+constexpr DispatchKeySet kDeferredInit{DispatchKey::DeferredInit};
+constexpr DispatchKeySet kFake{DispatchKey::Fake};
+const DispatchKeySet kBelowDeferredInit{DispatchKeySet::FULL_AFTER, DispatchKey::DeferredInit};
+
+// A storage that the call is about to write, and where it was.
+struct AboutToWrite {
+  std::uint32_t position;  // of its tensor among the tensor arguments
+  c10::Storage storage;
+  std::size_t nbytes;
+};
+
+// Handles one call.
+class RecordedCall {
+ public:
+  RecordedCall(const OperatorHandle& op, DispatchKeySet keys, Stack& stack)
+      : op_{op}, keys_{keys}, stack_{stack}, num_arguments_{op.schema().arguments().size()} {}
+
+  void run();
+
+ private:
+  // What is known of the call.
+  bool isComposite() const;
+  void lookAtArguments();
+  void lookAt(const Tensor& tensor, bool is_written);
+  bool isAboutDeferred() const;
+  bool isConstant() const;
+  bool mustRunForReal() const;
+  bool leavesNothingToRecord() const;
+
+  // What can be done with it.
+  void passOn();
+  void passOnBelow();
+  void liftConstant();
+  void runForReal();
+  void runAsFake();
+  void record();
+
+  std::vector<AboutToWrite> writtenArguments() const;
+  std::optional<at::Generator> generator() const;
+  TapePosition skipDraws(const at::Generator& generator, const Stack& called) const;
+  void noteWritten(const std::shared_ptr<OpNode>& node, const std::vector<AboutToWrite>& arguments);
+
+  const OperatorHandle& op_;
+  const DispatchKeySet keys_;
+  Stack& stack_;
+  const std::size_t num_arguments_;
+  bool has_deferred_ = false;
+  bool writes_deferred_ = false;
+  bool writes_real_ = false;
+  // A fake that nobody recorded: what depends on it can be faked, but not materialized.
+  bool has_unrecorded_fake_ = false;
+};
+
+void RecordedCall::run() {
+  if (isComposite()) {
+    passOn();
+    return;
+  }
+  lookAtArguments();
+  if (!isAboutDeferred()) {
+    passOnBelow();
+  } else if (isConstant()) {
+    liftConstant();
+  } else if (mustRunForReal()) {
+    runForReal();
+  } else if (leavesNothingToRecord()) {
+    runAsFake();
+  } else {
+    record();
+  }
+}
+
+// A composite operator is recorded as what it is made of: the operators that it calls come here again. So a value that
+// it reads (`is_nonzero`, `one_hot`) is read when it is needed, and what it draws is seen as a draw. Random operators
+// like `randn` are composite below autograd.
+bool RecordedCall::isComposite() const {
+  return op_.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) ||
+      (op_.hasTag(at::Tag::nondeterministic_seeded) &&
+       op_.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd));
+}
+
+void RecordedCall::lookAtArguments() {
+  const auto& arguments = op_.schema().arguments();
+  for (const auto i : c10::irange(num_arguments_)) {
+    const bool is_written = isWritten(arguments[i]);
+    forEachTensor(torch::jit::peek(stack_, i, num_arguments_), [&](const Tensor& tensor) { lookAt(tensor, is_written); });
+  }
+}
+
+void RecordedCall::lookAt(const Tensor& tensor, bool is_written) {
+  if (tensor.key_set().has(DispatchKey::Fake)) {
+    dropStaleKeys(tensor);
+  }
+  if (!isFake(tensor)) {
+    writes_real_ = writes_real_ || is_written;
+  } else if (valueOf(tensor) != nullptr) {
+    has_deferred_ = true;
+    writes_deferred_ = writes_deferred_ || is_written;
+  } else {
+    has_unrecorded_fake_ = true;
+  }
+}
+
+bool RecordedCall::isAboutDeferred() const {
+  if (has_deferred_) {
+    return true;
+  }
+  return !has_unrecorded_fake_ && c10::impl::tls_is_dispatch_key_included(DispatchKey::DeferredInit) &&
+      isFactory(op_, stack_);
+}
+
+bool RecordedCall::isConstant() const {
+  return !has_deferred_ && op_.schema().name() == "aten::lift_fresh";
+}
+
+// Writing a deferred tensor into a real one has to happen now: the real one shows it at once.
+bool RecordedCall::mustRunForReal() const {
+  return !has_unrecorded_fake_ && (needsValues(op_, stack_) || (has_deferred_ && writes_real_));
+}
+
+// An operator that only makes views writes nothing: the views show what they show.
+bool RecordedCall::leavesNothingToRecord() const {
+  if (has_unrecorded_fake_ && !writes_deferred_) {
+    return true;
+  }
+  const auto& schema = op_.schema();
+  const auto is_view = [](const c10::Argument& result) { return result.alias_info() != nullptr; };
+  return !schema.returns().empty() && std::all_of(schema.returns().begin(), schema.returns().end(), is_view) &&
+      std::none_of(schema.arguments().begin(), schema.arguments().end(), isWritten);
+}
+
+void RecordedCall::passOn() {
+  op_.redispatchBoxed(keys_ & kBelowDeferredInit, &stack_);
+}
+
+void RecordedCall::passOnBelow() {
+  const c10::impl::ExcludeDispatchKeyGuard guard{kDeferredInit};
+  passOn();
+}
+
+void RecordedCall::liftConstant() {
+  const Tensor constant = torch::jit::pop(stack_).toTensor();
+  torch::jit::push(stack_, deferConstant(constant));
+}
+
+void RecordedCall::runForReal() {
+  callForReal(op_, stack_);
+}
+
+void RecordedCall::runAsFake() {
+  const c10::impl::ExcludeDispatchKeyGuard exclude{kDeferredInit};
+  const c10::impl::IncludeDispatchKeyGuard include{kFake};
+  op_.redispatchBoxed((keys_ & kBelowDeferredInit) | kFake, &stack_);
+}
+
+void RecordedCall::record() {
+  const std::optional<at::Generator> generator = this->generator();
+  const std::vector<AboutToWrite> arguments = writtenArguments();
+  // Taken before the call, which may change the metadata of its arguments.
+  const auto node = std::make_shared<OpNode>(op_, stack_);
+  const Stack called = generator ? Stack(stack_.end() - static_cast<std::ptrdiff_t>(num_arguments_), stack_.end()) : Stack{};
+  runAsFake();
+  if (generator) {
+    node->setTape(skipDraws(*generator, called));
+  }
+  noteWritten(node, arguments);
+}
+
+std::vector<AboutToWrite> RecordedCall::writtenArguments() const {
+  std::vector<AboutToWrite> written;
+  const auto& arguments = op_.schema().arguments();
+  std::uint32_t position = 0;
+  for (const auto i : c10::irange(num_arguments_)) {
+    const bool is_written = isWritten(arguments[i]);
+    const auto visit = [&](const Tensor& tensor) {
+      const auto writes_too = [&tensor](const AboutToWrite& other) { return isSameStorage(other.storage, tensor.storage()); };
+      if (is_written && valueOf(tensor) != nullptr && std::none_of(written.begin(), written.end(), writes_too)) {
+        written.push_back({position, tensor.storage(), tensor.storage().nbytes()});
+      }
+      ++position;
+    };
+    forEachTensor(torch::jit::peek(stack_, i, num_arguments_), visit);
+  }
+  return written;
+}
+
+// The CPU generator that the operator draws from. Other devices' generators are not read as tapes: their operators are
+// replayed with the generator as it stands then.
+std::optional<at::Generator> RecordedCall::generator() const {
+  if (!drawsNumbers(op_)) {
+    return std::nullopt;
+  }
+  const int position = generatorArgument(op_.schema());
+  if (position >= 0) {
+    const IValue& given = torch::jit::peek(stack_, static_cast<std::size_t>(position), num_arguments_);
+    if (!given.isNone()) {
+      const at::Generator generator = given.toGenerator();
+      return generator.device().is_cpu() ? std::optional{generator} : std::nullopt;
+    }
+  }
+  const bool is_on_cpu = DeviceRules{op_, stack_}.outputDevice().is_cpu();
+  return is_on_cpu ? std::optional{at::detail::getDefaultCPUGenerator()} : std::nullopt;
+}
+
+// Moves the generator past the numbers that the operator would draw, and returns where they start.
+TapePosition RecordedCall::skipDraws(const at::Generator& generator, const Stack& called) const {
+  TapePosition position = tapePosition(generator);
+  if (!skipDrawsOf(op_, called, generator, position.length)) {
+    callInScratch(op_, called);
+  }
+  return position;
+}
+
+void RecordedCall::noteWritten(const std::shared_ptr<OpNode>& node, const std::vector<AboutToWrite>& arguments) {
+  for (const AboutToWrite& argument : arguments) {
+    // `t_`, `set_`, `as_strided_` and their kin change metadata; of these only `resize_` may touch the storage.
+    if (!op_.hasTag(at::Tag::inplace_view) || argument.storage.nbytes() != argument.nbytes) {
+      const auto output = node->addWritten({argument.position, /*is_argument=*/true, {}});
+      setProvenance(argument.storage, std::make_shared<StorageValue>(node, output), kDeferredInit);
+    }
+  }
+  std::uint32_t position = 0;
+  const auto visit = [&](const Tensor& result) {
+    if (isFake(result) && provenanceOf(result.storage()) == nullptr) {
+      const auto output = node->addWritten({position, /*is_argument=*/false, Geometry::of(result)});
+      setProvenance(result.storage(), std::make_shared<StorageValue>(node, output), kDeferredInit);
+    }
+    ++position;
+  };
+  forEachTensor(stack_, op_.schema().returns().size(), visit);
+}
+
+}  // namespace
+
+void deferredInitFallback(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  RecordedCall{op, keys, *stack}.run();
+}
+
+}  // namespace torchext

@@ -1,0 +1,222 @@
+#include "replay.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/ops/empty.h>
+#include <c10/util/irange.h>
+
+#include "../fake/fake.h"
+#include "../stack_utils.h"
+#include "draws.h"
+
+namespace torchext {
+
+using at::Tensor;
+using c10::Storage;
+using torch::jit::Stack;
+
+namespace {
+
+// The whole of `storage` as a tensor of bytes.
+Tensor asBytes(const Storage& storage) {
+  const auto nbytes = static_cast<int64_t>(storage.nbytes());
+  return Geometry{{nbytes}, {1}, 0, caffe2::TypeMeta::Make<std::uint8_t>(), false, false}.makeTensor(storage);
+}
+
+Storage copyOf(const Storage& storage) {
+  return asBytes(storage).clone().storage();
+}
+
+// A kernel that returns other strides than its Meta kernel promised has its result moved to where views expect it.
+Storage storageAsPromised(const Geometry& promised, const Tensor& result) {
+  if (promised.fits(result)) {
+    return result.storage();
+  }
+  const auto nbytes = at::detail::computeStorageNbytes(
+      promised.sizes, promised.strides, promised.dtype.itemsize(), static_cast<std::size_t>(promised.storage_offset));
+  const Storage storage = at::empty({static_cast<int64_t>(nbytes)}, result.options().dtype(at::kByte)).storage();
+  promised.makeTensor(storage).copy_(result);
+  return storage;
+}
+
+void checkUnchanged(const OpNode& node, const TensorArgument& argument) {
+  const Tensor& tensor = argument.external;
+  TORCH_CHECK(
+      !isFake(tensor), "`", node.op().operator_name(), "` was recorded with a fake tensor of shape ", tensor.sizes(),
+      " that was not constructed by deferred_init, so its result cannot be computed. Construct that tensor inside "
+      "deferred_init, or make it real before it is used.");
+  if (tensor.is_inference()) {
+    return;
+  }
+  TORCH_CHECK(
+      static_cast<std::uint32_t>(tensor._version()) == argument.external_version, "`", node.op().operator_name(),
+      "` was recorded with a real tensor of shape ", tensor.sizes(), " that has been changed in place since (its version "
+      "was ", argument.external_version, " and is ", tensor._version(), "), so the recorded result cannot be computed "
+      "any more. Materialize before changing the tensor, or pass `tensor.clone()` to the operator.");
+}
+
+std::vector<Tensor> flatten(const Stack& results) {
+  std::vector<Tensor> tensors;
+  forEachTensor(results, results.size(), [&tensors](const Tensor& tensor) { tensors.push_back(tensor); });
+  return tensors;
+}
+
+}  // namespace
+
+Replay::Replay(const std::vector<StorageValuePtr>& wanted) : wanted_{wanted} {
+  plan();
+}
+
+// Walks back from the wanted values and counts who reads what.
+void Replay::plan() {
+  std::vector<const StorageValue*> open;
+  for (const StorageValuePtr& value : wanted_) {
+    open.push_back(value.get());
+  }
+  while (!open.empty()) {
+    const StorageValue& value = *open.back();
+    open.pop_back();
+    const OpNode* node = value.writer().get();
+    if (node == nullptr) {
+      continue;
+    }
+    const auto [entry, is_new] = buffers_.try_emplace(node, node->written().size());
+    entry->second[value.output()].pending_reads += 1;
+    if (!is_new) {
+      continue;
+    }
+    nodes_.push_back(node);
+    for (const TensorArgument& argument : node->tensors()) {
+      if (argument.value != nullptr) {
+        open.push_back(argument.value.get());
+      }
+    }
+  }
+  std::sort(nodes_.begin(), nodes_.end(), [](const OpNode* a, const OpNode* b) { return a->number() < b->number(); });
+}
+
+Replay::Buffer& Replay::bufferOf(const StorageValue& value) {
+  return buffers_.at(value.writer().get())[value.output()];
+}
+
+const Storage& Replay::storageOf(const StorageValue& value) {
+  return value.writer() == nullptr ? value.constant() : bufferOf(value).storage;
+}
+
+std::vector<Storage> Replay::run() {
+  for (const OpNode* node : nodes_) {
+    runNode(*node);
+  }
+  const RealDispatch guard;
+  std::vector<Storage> storages;
+  for (const StorageValuePtr& value : wanted_) {
+    storages.push_back(value->writer() == nullptr ? copyOf(value->constant()) : storageOf(*value));
+  }
+  buffers_.clear();
+  return storages;
+}
+
+void Replay::runNode(const OpNode& node) {
+  try {
+    const RealDispatch guard{node.threadState()};
+    const std::vector<Tensor> tensors = makeArguments(node);
+    Stack stack = node.arguments(tensors);
+    call(node, stack);
+    keepWritten(node, tensors, stack);
+  } catch (c10::Error& error) {
+    error.add_context(c10::str("while materializing what `", node.op().operator_name(), "` recorded"));
+    throw;
+  }
+  finishReads(node);
+}
+
+void Replay::call(const OpNode& node, Stack& stack) {
+  if (!node.tape()) {
+    node.op().callBoxed(stack);
+  } else if (const int position = generatorArgument(node.op().schema()); position >= 0) {
+    stack[static_cast<std::size_t>(position)] = tape_.moveTo(*node.tape());
+    node.op().callBoxed(stack);
+  } else {
+    const DefaultGeneratorAt guard{*node.tape()};
+    node.op().callBoxed(stack);
+  }
+}
+
+std::vector<Tensor> Replay::makeArguments(const OpNode& node) {
+  // A storage that the operator writes is made writable first: several arguments may show it.
+  std::vector<std::pair<const StorageValue*, Storage>> writable;
+  for (const WrittenStorage& written : node.written()) {
+    if (written.is_argument) {
+      const StorageValue* value = node.tensors()[written.position].value.get();
+      writable.emplace_back(value, writableStorage(node, *value));
+    }
+  }
+  std::vector<Tensor> tensors;
+  tensors.reserve(node.tensors().size());
+  for (const TensorArgument& argument : node.tensors()) {
+    if (argument.value == nullptr) {
+      checkUnchanged(node, argument);
+      tensors.push_back(argument.external);
+      continue;
+    }
+    const auto copied = std::find_if(
+        writable.begin(), writable.end(), [&argument](const auto& entry) { return entry.first == argument.value.get(); });
+    const Storage& storage = copied == writable.end() ? storageOf(*argument.value) : copied->second;
+    tensors.push_back(argument.geometry.makeTensor(storage));
+  }
+  return tensors;
+}
+
+// The storage to write the next value into: that of `value` when nobody reads it after `node`, else a copy.
+Storage Replay::writableStorage(const OpNode& node, const StorageValue& value) {
+  if (value.writer() == nullptr) {
+    return copyOf(value.constant());
+  }
+  const auto& arguments = node.tensors();
+  const auto reads = static_cast<std::size_t>(
+      std::count_if(arguments.begin(), arguments.end(), [&value](const TensorArgument& argument) {
+        return argument.value != nullptr && argument.value->writer() == value.writer() &&
+            argument.value->output() == value.output();
+      }));
+  const Buffer& buffer = bufferOf(value);
+  return buffer.pending_reads == reads ? buffer.storage : copyOf(buffer.storage);
+}
+
+void Replay::keepWritten(const OpNode& node, const std::vector<Tensor>& arguments, const Stack& results) {
+  auto& buffers = buffers_[&node];
+  const std::vector<Tensor> returned = flatten(results);
+  for (const auto i : c10::irange(node.written().size())) {
+    const WrittenStorage& written = node.written()[i];
+    if (buffers[i].pending_reads == 0) {
+      continue;  // nobody asks for this one
+    }
+    if (written.is_argument) {
+      buffers[i].storage = arguments[written.position].storage();
+      continue;
+    }
+    TORCH_INTERNAL_ASSERT(
+        written.position < returned.size(), node.op().operator_name(), " returned fewer tensors than when recorded.");
+    Storage storage = storageAsPromised(written.geometry, returned[written.position]);
+    const bool is_shared = std::any_of(arguments.begin(), arguments.end(), [&storage](const Tensor& argument) {
+      return argument.has_storage() && isSameStorage(argument.storage(), storage);
+    });
+    buffers[i].storage = is_shared ? copyOf(storage) : std::move(storage);
+  }
+}
+
+void Replay::finishReads(const OpNode& node) {
+  for (const TensorArgument& argument : node.tensors()) {
+    if (argument.value == nullptr || argument.value->writer() == nullptr) {
+      continue;
+    }
+    Buffer& buffer = bufferOf(*argument.value);
+    buffer.pending_reads -= 1;
+    if (buffer.pending_reads == 0) {
+      buffer.storage = {};
+    }
+  }
+}
+
+}  // namespace torchext

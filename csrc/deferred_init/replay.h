@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+#include "op_graph.h"
+
+namespace torchext {
+
+// Computes recorded values: NOTE [The graph of recorded operators]. One instance computes one set of values, once.
+//
+// Nothing outside changes while it runs: not the graph, not a fake tensor, not a generator. An error leaves all as it
+// was. A buffer is freed after the last operator that needs it, so that memory holds the wanted values and what the
+// operator at hand works on.
+class Replay {
+ public:
+  explicit Replay(const std::vector<StorageValuePtr>& wanted);
+
+  // Returns the storages with the wanted values, in order. A storage of a value that is wanted twice is returned twice,
+  // otherwise nobody else refers to it. Storages of constants are copies.
+  std::vector<c10::Storage> run();
+
+ private:
+  // The bytes of one value, while somebody needs them.
+  struct Buffer {
+    c10::Storage storage;
+    // Arguments of planned operators that have yet to read it, plus one if it is wanted.
+    std::size_t pending_reads = 0;
+  };
+
+  void plan();
+  Buffer& bufferOf(const StorageValue& value);
+  const c10::Storage& storageOf(const StorageValue& value);
+
+  void runNode(const OpNode& node);
+  void call(const OpNode& node, torch::jit::Stack& stack);
+  std::vector<at::Tensor> makeArguments(const OpNode& node);
+  c10::Storage writableStorage(const OpNode& node, const StorageValue& value);
+  void keepWritten(const OpNode& node, const std::vector<at::Tensor>& arguments, const torch::jit::Stack& results);
+  void finishReads(const OpNode& node);
+
+  std::vector<StorageValuePtr> wanted_;
+  // The operators to run, in the order of their recording.
+  std::vector<const OpNode*> nodes_;
+  // For each operator of the plan, what it writes.
+  std::unordered_map<const OpNode*, std::vector<Buffer>> buffers_;
+  TapeReader tape_;
+};
+
+}  // namespace torchext

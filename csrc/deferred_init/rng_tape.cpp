@@ -1,0 +1,132 @@
+#include "rng_tape.h"
+
+#include <mutex>
+
+#include <ATen/core/DistributionsHelper.h>
+
+#include "mt19937_jump.h"
+
+namespace torchext {
+
+using at::CPUGeneratorImpl;
+using at::Generator;
+
+namespace {
+
+CPUGeneratorImpl& cpuImpl(const Generator& generator) {
+  return *generator.get<CPUGeneratorImpl>();
+}
+
+// The caller holds the generator's mutex.
+GeneratorState readState(CPUGeneratorImpl& impl) {
+  return {impl.engine().data(), impl.next_float_normal_sample(), impl.next_double_normal_sample()};
+}
+
+void writeState(CPUGeneratorImpl& impl, const GeneratorState& state) {
+  at::mt19937 engine;
+  engine.set_data(state.engine);
+  impl.set_engine(engine);
+  impl.set_next_float_normal_sample(state.next_float_normal);
+  impl.set_next_double_normal_sample(state.next_double_normal);
+}
+
+void skipLocked(CPUGeneratorImpl& impl, std::uint64_t draws) {
+  at::mt19937 engine = impl.engine();
+  at::mt19937_data_pod data = engine.data();
+  advance(data, draws);
+  engine.set_data(data);
+  impl.set_engine(engine);
+}
+
+bool isSame(const at::mt19937_data_pod& a, const at::mt19937_data_pod& b) {
+  return a.seed_ == b.seed_ && a.left_ == b.left_ && a.next_ == b.next_ && a.seeded_ == b.seeded_ &&
+      a.state_ == b.state_;
+}
+
+// Where this thread last left a generator. While the next operator finds it there, its position is told by the same
+// base; when somebody has moved or seeded the generator meanwhile, the tape starts anew.
+struct LastSeen {
+  std::shared_ptr<const GeneratorState> base;
+  std::uint64_t draws = 0;
+  at::mt19937_data_pod engine{};
+
+  bool fits(const GeneratorState& state) const {
+    return base != nullptr && isSame(engine, state.engine) && base->next_float_normal == state.next_float_normal &&
+        base->next_double_normal == state.next_double_normal;
+  }
+};
+
+thread_local LastSeen last_seen;
+
+}  // namespace
+
+TapePosition tapePosition(Generator generator) {
+  const std::lock_guard<std::mutex> lock(generator.mutex());
+  const GeneratorState state = readState(cpuImpl(generator));
+  if (!last_seen.fits(state)) {
+    last_seen = {std::make_shared<const GeneratorState>(state), 0, state.engine};
+  }
+  return {last_seen.base, last_seen.draws, std::nullopt};
+}
+
+void skipDraws(Generator generator, std::uint64_t draws) {
+  const std::lock_guard<std::mutex> lock(generator.mutex());
+  CPUGeneratorImpl& impl = cpuImpl(generator);
+  const bool known = last_seen.fits(readState(impl));
+  skipLocked(impl, draws);
+  if (known) {
+    last_seen.draws += draws;
+    last_seen.engine = impl.engine().data();
+  }
+}
+
+void skipNormals(Generator generator, std::uint64_t count) {
+  constexpr std::uint64_t kDrawsOfPair = 4;  // two doubles, two draws each
+  if (count == 0) {
+    return;
+  }
+  const std::lock_guard<std::mutex> lock(generator.mutex());
+  CPUGeneratorImpl& impl = cpuImpl(generator);
+  if (impl.next_double_normal_sample().has_value()) {
+    impl.set_next_double_normal_sample(std::nullopt);
+    count -= 1;
+  }
+  skipLocked(impl, count / 2 * kDrawsOfPair);
+  if (count % 2 == 1) {
+    const at::normal_distribution<double> normal(0, 1);
+    normal(&impl);  // keeps the second value of the pair
+  }
+}
+
+const Generator& TapeReader::moveTo(const TapePosition& position) {
+  const std::lock_guard<std::mutex> lock(generator_.mutex());
+  CPUGeneratorImpl& impl = cpuImpl(generator_);
+  if (position_.base != position.base || position_.draws > position.draws) {
+    writeState(impl, *position.base);
+    position_ = {position.base, 0, std::nullopt};
+  }
+  skipLocked(impl, position.draws - position_.draws);
+  if (position.length) {
+    position_.draws = position.draws + *position.length;
+  } else {
+    position_ = {};
+  }
+  return generator_;
+}
+
+DefaultGeneratorAt::DefaultGeneratorAt(const TapePosition& position) {
+  Generator generator = at::detail::getDefaultCPUGenerator();
+  const std::lock_guard<std::mutex> lock(generator.mutex());
+  CPUGeneratorImpl& impl = cpuImpl(generator);
+  previous_ = readState(impl);
+  writeState(impl, *position.base);
+  skipLocked(impl, position.draws);
+}
+
+DefaultGeneratorAt::~DefaultGeneratorAt() {
+  Generator generator = at::detail::getDefaultCPUGenerator();
+  const std::lock_guard<std::mutex> lock(generator.mutex());
+  writeState(cpuImpl(generator), previous_);
+}
+
+}  // namespace torchext

@@ -1,0 +1,75 @@
+#pragma once
+
+// NOTE [The tape of a generator]
+//
+// Eager construction draws from a generator as it goes. Deferred construction draws nothing, yet each tensor must later
+// get the bits that it would have got, in whatever order it is asked for, and the generator must stand where eager
+// construction would have left it. So a generator is read as a tape of 32-bit draws. Recording a random operator notes
+// the position where it starts, and moves the generator past the draws that it would take; replaying it runs the
+// operator with a private generator placed at that position. Nothing that looks at the generator meanwhile, be it
+// `torch.get_rng_state()`, `fork_rng()` or `manual_seed()`, can tell the difference from eager construction.
+//
+// MT19937, the generator of the CPU, can be moved without drawing: mt19937_jump.h.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/Generator.h>
+
+namespace torchext {
+
+// All that determines the draws of a CPU generator from here on.
+struct GeneratorState {
+  at::mt19937_data_pod engine;
+  // The second values of Box-Muller pairs, kept by `at::normal_distribution` for the next call.
+  std::optional<float> next_float_normal;
+  std::optional<double> next_double_normal;
+};
+
+// A place on a tape: `draws` 32-bit draws after `base`, which many places share.
+struct TapePosition {
+  std::shared_ptr<const GeneratorState> base;
+  std::uint64_t draws = 0;
+  // How many draws the operator takes that starts here, where that could be told without running it.
+  std::optional<std::uint64_t> length;
+};
+
+// Where `generator`, a CPU generator, stands now.
+TapePosition tapePosition(at::Generator generator);
+
+// Moves `generator` as `draws` calls of `random()` would.
+void skipDraws(at::Generator generator, std::uint64_t draws);
+
+// Moves `generator` as `count` calls of `at::normal_distribution<double>` would, the value that it keeps included.
+void skipNormals(at::Generator generator, std::uint64_t count);
+
+// A private generator that reads a tape. Going forward from where the last operator ended costs nothing.
+class TapeReader {
+ public:
+  // Returns the generator, placed at `position`.
+  const at::Generator& moveTo(const TapePosition& position);
+
+ private:
+  at::Generator generator_ = at::detail::createCPUGenerator();
+  // Where the generator stands; `base` is null when that is not known.
+  TapePosition position_;
+};
+
+// While it lives, the default CPU generator stands at a position of a tape, for operators that take no generator.
+// Restores the generator.
+class DefaultGeneratorAt {
+ public:
+  explicit DefaultGeneratorAt(const TapePosition& position);
+  DefaultGeneratorAt(const DefaultGeneratorAt&) = delete;
+  DefaultGeneratorAt& operator=(const DefaultGeneratorAt&) = delete;
+  DefaultGeneratorAt(DefaultGeneratorAt&&) = delete;
+  DefaultGeneratorAt& operator=(DefaultGeneratorAt&&) = delete;
+  ~DefaultGeneratorAt();
+
+ private:
+  GeneratorState previous_;
+};
+
+}  // namespace torchext

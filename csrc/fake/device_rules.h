@@ -1,0 +1,50 @@
+#pragma once
+
+#include <optional>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <c10/core/Device.h>
+
+namespace torchext {
+
+// Where the outputs of an operator are, decided before it runs and without running it:
+//
+//   1. an operator that selects its backend by a `device` argument (it has a BackendSelect kernel) makes its outputs
+//      there;
+//   2. so does one that takes TensorOptions (`dtype`, `layout`, `device`, `pin_memory`);
+//   3. otherwise they are where the tensor arguments are; a CPU tensor without dimensions counts only when there is no
+//      other, because such a tensor mixes with any device;
+//   4. otherwise on the CPU.
+//
+// A `device` argument that is None leaves the decision to the next rule.
+class DeviceRules {
+ public:
+  DeviceRules(const c10::OperatorHandle& op, const torch::jit::Stack& arguments);
+
+  // Raises PyTorch's "Expected all tensors to be on the same device" when the arguments are on devices that the
+  // operator does not mix.
+  c10::Device outputDevice() const;
+
+  // Position in the schema of the `device` argument of rules 1 and 2, or -1.
+  int deviceArgument() const noexcept {
+    return device_argument_;
+  }
+
+ private:
+  std::optional<c10::Device> explicitDevice() const;
+  std::optional<c10::Device> commonDeviceOfTensors() const;
+  bool mixesDevices() const;
+
+  const c10::OperatorHandle& op_;
+  const torch::jit::Stack& stack_;
+  int device_argument_ = -1;
+};
+
+// True for an operator that takes `dtype`, `layout`, `device` and `pin_memory`, one after another.
+bool takesTensorOptions(const c10::FunctionSchema& schema);
+
+// Fills in the index of a device that has none, as a factory does: "cuda" is the current CUDA device.
+c10::Device withIndex(c10::Device device);
+
+}  // namespace torchext

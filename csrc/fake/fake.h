@@ -1,0 +1,32 @@
+#pragma once
+
+// Fake tensors: what a program would do on a device, without the device and without memory. The public C++ API.
+
+#include <ATen/core/Tensor.h>
+
+#include "../macros.h"
+
+namespace torchext {
+
+// True while the data of `tensor` does not exist. A fake that has become real (NOTE [Becoming real]) is not fake.
+TORCHEXT_API bool isFake(const at::TensorBase& tensor);
+
+// Returns a fake tensor with the shape, strides, dtype, device and `requires_grad` of `tensor`, which may be real.
+TORCHEXT_API at::Tensor fakeLike(const at::Tensor& tensor);
+
+// Returns a meta tensor with the shape, strides and dtype of `fake`, detached from autograd. Raises when `fake` is not
+// fake.
+TORCHEXT_API at::Tensor metaLike(const at::Tensor& fake);
+
+// The whole storage of `fake` as a fake tensor of bytes, detached from autograd.
+TORCHEXT_API at::Tensor storageBytes(const at::Tensor& fake);
+
+// A fake tensor that shows the storage of `fake` with the dtype, shape, strides and offset of `like`, detached from
+// autograd.
+TORCHEXT_API at::Tensor viewStorageLike(const at::Tensor& fake, const at::Tensor& like);
+
+// While at least one is entered on a thread, tensors constructed on it are fake. Nests.
+TORCHEXT_API void enterFakeMode();
+TORCHEXT_API void leaveFakeMode();
+
+}  // namespace torchext

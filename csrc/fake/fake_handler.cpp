@@ -1,0 +1,383 @@
+#include "fake_handler.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/enum_tag.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include "../stack_utils.h"
+#include "device_rules.h"
+#include "fake.h"
+#include "fake_storage.h"
+#include "fake_tensor_impl.h"
+
+namespace torchext {
+
+using at::Tensor;
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+using c10::IValue;
+using c10::OperatorHandle;
+using c10::Storage;
+using c10::TensorImpl;
+using torch::jit::Stack;
+
+namespace {
+
+constexpr DispatchKeySet kFake{DispatchKey::Fake};
+const DispatchKeySet kBelowFake{DispatchKeySet::FULL_AFTER, DispatchKey::Fake};
+
+// `Meta` kernels allocate, view and write meta tensors. None of that is the user's: it must reach neither autograd nor
+// a mode.
+const DispatchKeySet kAboveMeta = kFake | DispatchKeySet{DispatchKey::DeferredInit} | c10::autograd_dispatch_keyset |
+    DispatchKeySet{DispatchKey::ADInplaceOrView};
+
+// The storages and tensors of one call, each beside its shadow on the meta device. Shadows live as long as the call.
+class Shadows {
+ public:
+  // The shadow of `tensor`, the same one each time that it is asked for. For a real tensor too: it counts by its
+  // metadata.
+  Tensor of(const Tensor& tensor);
+
+  // The storage that stands for `storage` on the meta device.
+  Storage of(const Storage& storage);
+
+  // The tensor whose shadow `meta` is, or an undefined tensor.
+  Tensor originalOf(const TensorImpl& meta) const;
+
+  // A tensor among the arguments that lives on `storage`, or null.
+  const Tensor* findTensorOn(const Storage& storage) const;
+
+  // The storage whose shadow `meta` is; a new fake storage on `device` when there is none yet.
+  Storage originalOf(const Storage& meta, c10::Device device);
+
+ private:
+  std::vector<std::pair<Tensor, Tensor>> tensors_;     // original, shadow
+  std::vector<std::pair<Storage, Storage>> storages_;  // original, shadow
+};
+
+Tensor Shadows::of(const Tensor& tensor) {
+  for (const auto& [original, shadow] : tensors_) {
+    if (original.is_same(tensor)) {
+      return shadow;
+    }
+  }
+  // A Python number in tensor's clothes. Meta kernels that are Python functions get it back as a number, and for that it
+  // must be on the CPU (`toPyObject()` in pybind_utils.cpp).
+  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
+    return tensor;
+  }
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      tensor.layout() == c10::kStrided && tensor.has_storage(),
+      "Fake tensors are strided, but an argument has the layout ", tensor.layout(), " and type ", tensor.toString(),
+      "; convert it with `to_dense()` before it meets a fake tensor.");
+  constexpr DispatchKeySet kLazyBits{DispatchKey::Conjugate, DispatchKey::Negative};
+  DispatchKeySet keys{c10::computeDispatchKey(tensor.scalar_type(), c10::kStrided, c10::kMeta)};
+  keys = keys | (tensor.key_set() & kLazyBits);
+  auto impl = c10::make_intrusive<TensorImpl>(TensorImpl::VIEW, of(tensor.storage()), keys, tensor.dtype());
+  impl->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
+  impl->set_allow_tensor_metadata_change(tensor.unsafeGetTensorImpl()->allow_tensor_metadata_change());
+  return tensors_.emplace_back(tensor, Tensor{std::move(impl)}).second;
+}
+
+Storage Shadows::of(const Storage& storage) {
+  for (const auto& [original, shadow] : storages_) {
+    if (isSameStorage(original, storage)) {
+      return shadow;
+    }
+  }
+  Storage shadow{
+      c10::make_intrusive<c10::StorageImpl>(
+          c10::StorageImpl::use_byte_size_t{}, static_cast<int64_t>(storage.nbytes()),
+          c10::DataPtr{nullptr, c10::kMeta}, c10::GetAllocator(c10::kMeta), storage.unsafeGetStorageImpl()->resizable())};
+  return storages_.emplace_back(storage, std::move(shadow)).second;
+}
+
+Tensor Shadows::originalOf(const TensorImpl& meta) const {
+  for (const auto& [original, shadow] : tensors_) {
+    if (shadow.unsafeGetTensorImpl() == &meta) {
+      return original;
+    }
+  }
+  return {};
+}
+
+const Tensor* Shadows::findTensorOn(const Storage& storage) const {
+  for (const auto& [original, shadow] : tensors_) {
+    if (isSameStorage(original.storage(), storage)) {
+      return &original;
+    }
+  }
+  return nullptr;
+}
+
+Storage Shadows::originalOf(const Storage& meta, c10::Device device) {
+  for (const auto& [original, shadow] : storages_) {
+    if (isSameStorage(shadow, meta)) {
+      return original;
+    }
+  }
+  return storages_.emplace_back(makeFakeStorage(meta.nbytes(), device), meta).first;
+}
+
+// Handles one call: NOTE [Fake calls] in csrc/README.md names the steps.
+class FakeCall {
+ public:
+  FakeCall(const OperatorHandle& op, DispatchKeySet keys, Stack& stack)
+      : op_{op}, keys_{keys}, stack_{stack}, num_arguments_{op.schema().arguments().size()} {}
+
+  void run();
+
+ private:
+  void lookAtArguments();
+  bool isAboutFakes() const;
+  void runOnRealTensors();
+  bool tryDecompose();
+  void runOnMeta();
+
+  void refuseToWriteIntoRealTensors() const;
+  void convertArgumentsToMeta(const DeviceRules& rules);
+  void callMetaKernel();
+  void updateWrittenFakes();
+  void convertOutputsToFake(c10::Device device);
+  Tensor toFake(const Tensor& meta, c10::Device device);
+
+  const OperatorHandle& op_;
+  const DispatchKeySet keys_;
+  Stack& stack_;
+  const std::size_t num_arguments_;
+  Shadows shadows_;
+  // The fake arguments that the operator writes into, by data or by metadata.
+  std::vector<Tensor> written_;
+  bool has_fake_ = false;
+};
+
+void FakeCall::run() {
+  lookAtArguments();
+  if (!isAboutFakes()) {
+    runOnRealTensors();
+  } else if (!tryDecompose()) {
+    runOnMeta();
+  }
+}
+
+void FakeCall::lookAtArguments() {
+  const auto visit = [this](const Tensor& tensor) {
+    if (tensor.key_set().has(DispatchKey::Fake)) {
+      dropStaleKeys(tensor);
+      has_fake_ = has_fake_ || isFake(tensor);
+    }
+  };
+  forEachTensor(stack_, num_arguments_, visit);
+}
+
+bool FakeCall::isAboutFakes() const {
+  return has_fake_ || (c10::impl::tls_is_dispatch_key_included(DispatchKey::Fake) && isFactory(op_, stack_));
+}
+
+// Kernels allocate their results with factories of their own, which must not be fake then.
+void FakeCall::runOnRealTensors() {
+  const c10::impl::ExcludeDispatchKeyGuard guard{kFake};
+  op_.redispatchBoxed(keys_ & kBelowFake, &stack_);
+}
+
+// A composite operator does what the operators that it calls do, so let those come here. They arrive here whole when
+// autograd is skipped, as in inference mode. A composite random operator is taken apart for deferred_init's sake: the
+// recorder, which is above, must see the draw itself.
+bool FakeCall::tryDecompose() {
+  const bool draws = op_.hasTag(at::Tag::nondeterministic_seeded);
+  DispatchKey composite = DispatchKey::Undefined;
+  if (op_.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd)) {
+    composite = DispatchKey::CompositeImplicitAutograd;
+  } else if (draws && op_.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd)) {
+    composite = DispatchKey::CompositeExplicitAutograd;
+  } else {
+    return false;
+  }
+  op_.callBoxedForDispatchKey(composite, stack_);
+  return true;
+}
+
+void FakeCall::runOnMeta() {
+  TORCH_CHECK(
+      !needsValues(op_, stack_), "`", op_.operator_name(), "` needs the values of its arguments, but at least one is a "
+      "fake tensor, which has none. Run it on real tensors, or move it out of the code that runs on fake tensors.");
+  refuseToWriteIntoRealTensors();
+  const DeviceRules rules{op_, stack_};
+  const c10::Device device = rules.outputDevice();
+  convertArgumentsToMeta(rules);
+  callMetaKernel();
+  updateWrittenFakes();
+  convertOutputsToFake(device);
+}
+
+void FakeCall::refuseToWriteIntoRealTensors() const {
+  const auto& arguments = op_.schema().arguments();
+  for (const auto i : c10::irange(num_arguments_)) {
+    if (!isWritten(arguments[i])) {
+      continue;
+    }
+    const auto visit = [&](const Tensor& tensor) {
+      TORCH_CHECK(
+          isFake(tensor), "`", op_.operator_name(), "` would write the result of fake tensors into the real tensor `",
+          arguments[i].name(), "` of shape ", tensor.sizes(), ". Make that tensor fake too, with "
+          "torchext.fake.fake_like(), or make the other arguments real.");
+    };
+    forEachTensor(torch::jit::peek(stack_, i, num_arguments_), visit);
+  }
+}
+
+void FakeCall::convertArgumentsToMeta(const DeviceRules& rules) {
+  const auto& arguments = op_.schema().arguments();
+  for (const auto i : c10::irange(num_arguments_)) {
+    IValue& value = torch::jit::peek(stack_, i, num_arguments_);
+    if (static_cast<int>(i) == rules.deviceArgument()) {
+      value = c10::Device{c10::kMeta};
+    } else if (value.isBool() && arguments[i].name() == "pin_memory") {
+      value = false;  // there is nothing to pin, and the meta device refuses to
+    } else if (value.isStorage()) {
+      value = shadows_.of(value.toStorage());
+    } else if (!value.isNone()) {
+      const bool is_written = isWritten(arguments[i]);
+      const auto to_meta = [&](const Tensor& tensor) {
+        if (is_written) {
+          written_.push_back(tensor);
+        }
+        return shadows_.of(tensor);
+      };
+      value = mapTensors(value, to_meta);
+    }
+  }
+}
+
+void FakeCall::callMetaKernel() {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      op_.hasComputedKernelForDispatchKey(DispatchKey::Meta), "`", op_.operator_name(), "` has no Meta kernel, so its "
+      "result on fake tensors cannot be told. Register one with torch.library.register_fake(\"", op_.operator_name(),
+      "\").");
+  const c10::impl::ExcludeDispatchKeyGuard guard{kAboveMeta};
+  op_.redispatchBoxed(DispatchKeySet{DispatchKey::Meta}, &stack_);
+}
+
+// In-place operators may change more than data: `resize_`, `set_`, `t_` and their kin change the metadata of the
+// shadow, and the fake follows.
+void FakeCall::updateWrittenFakes() {
+  for (const Tensor& fake : written_) {
+    const Tensor shadow = shadows_.of(fake);
+    const Storage storage = shadows_.originalOf(shadow.storage(), fake.device());
+    auto* impl = dynamic_cast<FakeTensorImpl*>(fake.unsafeGetTensorImpl());
+    if (impl == nullptr) {
+      continue;  // a real tensor that was given fake `.data`: its kernels write data only
+    }
+    if (!isSameStorage(storage, fake.storage())) {
+      impl->moveTo(storage);
+    }
+    storage.unsafeGetStorageImpl()->set_nbytes(shadow.storage().nbytes());
+    impl->copyGeometry(*shadow.unsafeGetTensorImpl());
+  }
+}
+
+void FakeCall::convertOutputsToFake(c10::Device device) {
+  const auto to_fake = [&](const Tensor& meta) { return toFake(meta, device); };
+  mapTensors(stack_, op_.schema().returns().size(), to_fake);
+}
+
+Tensor FakeCall::toFake(const Tensor& meta, c10::Device device) {
+  Tensor original = shadows_.originalOf(*meta.unsafeGetTensorImpl());
+  if (original.defined()) {
+    return original;
+  }
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      meta.layout() == c10::kStrided && meta.has_storage(), "`", op_.operator_name(), "` returns a tensor of layout ",
+      meta.layout(), ", but fake tensors are strided. Call it on real tensors.");
+  TensorImpl& meta_impl = *meta.unsafeGetTensorImpl();
+  Storage storage = shadows_.originalOf(meta.storage(), device);
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      isFakeStorage(storage), "`", op_.operator_name(), "` returns a view of a real argument although another argument "
+      "is fake. Make all its arguments fake, with torchext.fake.fake_like(), or all real.");
+  c10::intrusive_ptr<FakeTensorImpl> fake;
+  if (const Tensor* base = shadows_.findTensorOn(storage)) {
+    // Whether a view is an inference tensor is decided by its base.
+    fake = c10::make_intrusive<FakeTensorImpl>(TensorImpl::VIEW, std::move(storage), base->key_set(), meta.dtype());
+  } else {
+    const DispatchKeySet backend_keys = fakeBackendKeys(meta.scalar_type(), storage.device());
+    fake = c10::make_intrusive<FakeTensorImpl>(std::move(storage), backend_keys, meta.dtype());
+  }
+  fake->copyGeometry(meta_impl);
+  return Tensor{std::move(fake)};
+}
+
+bool hasSuffix(const std::string& text, std::string_view suffix) {
+  return text.size() >= suffix.size() && text.compare(text.size() - suffix.size(), suffix.size(), suffix) == 0;
+}
+
+bool hasMaskIndex(const Stack& stack, const OperatorHandle& op) {
+  const int position = findArgument(op.schema(), "indices");
+  if (position < 0) {
+    return false;
+  }
+  bool found = false;
+  const auto visit = [&found](const Tensor& index) {
+    found = found || index.scalar_type() == c10::kBool || index.scalar_type() == c10::kByte;
+  };
+  forEachTensor(torch::jit::peek(stack, static_cast<std::size_t>(position), op.schema().arguments().size()), visit);
+  return found;
+}
+
+}  // namespace
+
+void fakeFallback(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  FakeCall{op, keys, *stack}.run();
+}
+
+bool isFactory(const OperatorHandle& op, const Stack& stack) {
+  const std::string& name = op.schema().name();
+  // A constant that `torch.tensor()` has just made. It excludes `Fake` and `DeferredInit` while it fills in the values
+  // (tensor_new.cpp), so this is where the constant becomes visible to them.
+  if (name == "aten::lift_fresh") {
+    return true;
+  }
+  if (takesTensorOptions(op.schema()) && (hasSuffix(name, "_like") || name.rfind("aten::new_", 0) == 0)) {
+    return true;
+  }
+  bool has_tensor = false;
+  forEachTensor(stack, op.schema().arguments().size(), [&has_tensor](const Tensor&) { has_tensor = true; });
+  const auto& returns = op.schema().returns();
+  return !has_tensor && std::any_of(returns.begin(), returns.end(), [](const c10::Argument& result) {
+    return result.type()->isSubtypeOf(*c10::TensorType::get()) ||
+        result.type()->isSubtypeOf(*c10::ListType::ofTensors());
+  });
+}
+
+bool needsValues(const OperatorHandle& op, const Stack& stack) {
+  if (op.hasTag(at::Tag::data_dependent_output)) {
+    return true;
+  }
+  if (!op.hasTag(at::Tag::dynamic_output_shape)) {
+    return false;
+  }
+  const std::string& name = op.schema().name();
+  // These are tagged because a mask makes their shape depend on values; index tensors of integers do not.
+  const bool indexes = name == "aten::index" || name == "aten::_unsafe_index";
+  return !indexes || hasMaskIndex(stack, op);
+}
+
+void dropStaleKeys(const at::TensorBase& tensor) {
+  // [class.protected] lets a derived class name the member of its base, and the pointer fits any TensorImpl.
+  struct KeySet : TensorImpl {
+    static constexpr DispatchKeySet TensorImpl::*member() {
+      return &KeySet::key_set_;
+    }
+  };
+  TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+  if (impl.has_storage() && !isFakeStorage(impl.storage())) {
+    DispatchKeySet& keys = impl.*KeySet::member();
+    keys = keys - DispatchKeySet({DispatchKey::Fake, DispatchKey::DeferredInit});
+  }
+}
+
+}  // namespace torchext

@@ -1,0 +1,17 @@
+#pragma once
+
+// The list of the tensors that live on a fake storage, kept for NOTE [Becoming real]. Internal to FakeTensorImpl.
+
+#include <c10/core/Storage.h>
+
+namespace torchext {
+
+class FakeTensorImpl;
+
+// Puts `impl` on the list of `storage` and gives it the storage's keys. Does nothing for a real storage.
+void enrollResident(const c10::Storage& storage, FakeTensorImpl& impl);
+
+// Takes `impl` from the list that it is on, if any.
+void strikeResident(FakeTensorImpl& impl) noexcept;
+
+}  // namespace torchext

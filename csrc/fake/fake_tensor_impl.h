@@ -1,0 +1,84 @@
+#pragma once
+
+#include <c10/core/Storage.h>
+#include <c10/core/TensorImpl.h>
+
+namespace torchext {
+
+// A strided tensor on a fake storage: NOTE [The storage is what is fake]. It claims a real device and carries that
+// device's `Autograd*`, `ADInplaceOrView` and `Autocast*` keys plus `Fake`. Nothing is virtual that is plain on a real
+// tensor, so `dim()`, `sizes()`, `numel()` and `device()` cost the same.
+//
+// Once its storage has become real, an instance behaves as a TensorImpl and is treated as one everywhere.
+class FakeTensorImpl final : public c10::TensorImpl {
+ public:
+  // A tensor of one dimension and no elements on `storage`. Gets the autograd and autocast keys that a new tensor of
+  // this backend gets: those are left out in inference mode.
+  FakeTensorImpl(c10::Storage storage, c10::DispatchKeySet backend_keys, caffe2::TypeMeta dtype);
+
+  // A view: takes `keys` as they are, because whether a view is an inference tensor is decided by its base.
+  FakeTensorImpl(ImplType kind, c10::Storage storage, c10::DispatchKeySet keys, caffe2::TypeMeta dtype);
+
+  FakeTensorImpl(const FakeTensorImpl&) = delete;
+  FakeTensorImpl& operator=(const FakeTensorImpl&) = delete;
+  FakeTensorImpl(FakeTensorImpl&&) = delete;
+  FakeTensorImpl& operator=(FakeTensorImpl&&) = delete;
+  ~FakeTensorImpl() override;
+
+  // Takes over sizes, strides, storage offset and the conjugate and negative bits of `source`.
+  void copyGeometry(const c10::TensorImpl& source);
+
+  // Moves to another fake storage, as `Tensor.set_()` does.
+  void moveTo(c10::Storage storage);
+
+  void shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& source) override;
+
+  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(
+      const c10::VariableVersion& version_counter,
+      bool allow_tensor_metadata_change) const override;
+
+  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(
+      c10::VariableVersion&& version_counter,
+      bool allow_tensor_metadata_change) const override;
+
+  void release_resources() override;
+
+ protected:
+  const char* tensorimpl_type_name() const override {
+    return "FakeTensorImpl";
+  }
+
+ private:
+  friend void enrollResident(const c10::Storage& storage, FakeTensorImpl& impl);
+  friend void strikeResident(FakeTensorImpl& impl) noexcept;
+  friend void setProvenance(
+      const c10::Storage& storage,
+      std::shared_ptr<class Provenance> provenance,
+      c10::DispatchKeySet keys);
+  friend void becomeReal(const c10::Storage& fake, c10::Storage real);
+
+  template <typename Version>
+  c10::intrusive_ptr<TensorImpl> copyAndDetach(Version&& version_counter, bool allow_tensor_metadata_change) const;
+
+  void addKeys(c10::DispatchKeySet keys) noexcept {
+    key_set_ = key_set_ | keys;
+  }
+
+  void removeKeys(c10::DispatchKeySet keys) noexcept {
+    key_set_ = key_set_ - keys;
+  }
+
+  void unlink() noexcept {
+    next_resident_ = nullptr;
+    link_ = nullptr;
+  }
+
+  // The next tensor on the same storage, and the pointer that points here; both null when on no list.
+  FakeTensorImpl* next_resident_ = nullptr;
+  FakeTensorImpl** link_ = nullptr;
+};
+
+// The keys of a new fake tensor of `dtype` on `device`, before autograd's and autocast's are added.
+c10::DispatchKeySet fakeBackendKeys(c10::ScalarType dtype, c10::Device device);
+
+}  // namespace torchext

@@ -1,0 +1,17 @@
+#pragma once
+
+// How C++ functions are exposed: arguments converted by PyTorch's casters, the GIL released, and C++ errors turned into
+// the Python exceptions that PyTorch itself would raise for them.
+
+#include <pybind11/pybind11.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/utils/pybind.h>
+
+namespace torchext::python {
+
+template <typename Function>
+void bind(pybind11::module_& module, const char* name, Function function) {
+  module.def(name, torch::wrap_pybind_function_no_gil(function));
+}
+
+}  // namespace torchext::python

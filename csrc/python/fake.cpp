@@ -1,0 +1,66 @@
+#include <cstddef>
+#include <mutex>
+
+#include <torch/csrc/utils/device_lazy_init.h>
+
+#include "../fake/fake.h"
+#include "../fake/fake_cuda.h"
+#include "bind.h"
+#include "module.h"
+
+namespace torchext::python {
+
+namespace {
+
+// PyTorch refuses to name a CUDA device on a build without CUDA before it looks at anything else
+// (`device_lazy_init()`). The switch is process-wide, so it is counted, and the last one to leave puts it back.
+struct CudaNaming {
+  std::mutex mutex;
+  std::size_t depth = 0;
+};
+
+CudaNaming& cudaNaming() {
+  static CudaNaming naming;
+  return naming;
+}
+
+void enterFakeCuda() {
+  if (ensureCudaGuard()) {
+    return;
+  }
+  const std::lock_guard<std::mutex> lock(cudaNaming().mutex);
+  if (cudaNaming().depth++ == 0) {
+    torch::utils::set_requires_device_init(c10::kCUDA, false);
+  }
+}
+
+void leaveFakeCuda() {
+  if (ensureCudaGuard()) {
+    return;
+  }
+  const std::lock_guard<std::mutex> lock(cudaNaming().mutex);
+  TORCH_CHECK(cudaNaming().depth > 0, "leave_fake_cuda() was called without enter_fake_cuda().");
+  if (--cudaNaming().depth == 0) {
+    torch::utils::set_requires_device_init(c10::kCUDA, true);
+  }
+}
+
+bool isFakeTensor(const at::Tensor& tensor) {
+  return isFake(tensor);
+}
+
+}  // namespace
+
+void bindFake(pybind11::module_& module) {
+  bind(module, "enter_fake_mode", enterFakeMode);
+  bind(module, "leave_fake_mode", leaveFakeMode);
+  bind(module, "enter_fake_cuda", enterFakeCuda);
+  bind(module, "leave_fake_cuda", leaveFakeCuda);
+  bind(module, "is_fake", isFakeTensor);
+  bind(module, "fake_like", fakeLike);
+  bind(module, "meta_like", metaLike);
+  bind(module, "storage_bytes", storageBytes);
+  bind(module, "view_storage_like", viewStorageLike);
+}
+
+}  // namespace torchext::python

@@ -1,0 +1,11 @@
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace torchext::python {
+
+// Each adds the functions of one feature to the module `torchext._C`.
+void bindFake(pybind11::module_& module);
+void bindDeferredInit(pybind11::module_& module);
+
+}  // namespace torchext::python

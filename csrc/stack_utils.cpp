@@ -1,0 +1,126 @@
+#include "stack_utils.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/jit_type.h>
+
+namespace torchext {
+
+using c10::IValue;
+using torch::jit::Stack;
+
+namespace {
+
+bool holdsTensor(const IValue& value) {
+  bool found = false;
+  forEachTensor(value, [&found](const at::Tensor&) { found = true; });
+  return found;
+}
+
+IValue mapList(const IValue& value, TensorMapper map) {
+  c10::List<IValue> source = value.toList();
+  c10::impl::GenericList mapped(source.elementType());
+  mapped.reserve(source.size());
+  for (const auto i : c10::irange(source.size())) {
+    mapped.push_back(mapTensors(source.get(i), map));
+  }
+  return mapped;
+}
+
+IValue mapTuple(const IValue& value, TensorMapper map) {
+  std::vector<IValue> mapped;
+  for (const IValue& element : value.toTupleRef().elements()) {
+    mapped.push_back(mapTensors(element, map));
+  }
+  return c10::ivalue::Tuple::create(std::move(mapped));
+}
+
+IValue mapDict(const IValue& value, TensorMapper map) {
+  auto source = value.toGenericDict();
+  c10::impl::GenericDict mapped(source.keyType(), source.valueType());
+  for (const auto& entry : source) {
+    mapped.insert(entry.key(), mapTensors(entry.value(), map));
+  }
+  return mapped;
+}
+
+}  // namespace
+
+void forEachTensor(const IValue& value, TensorVisitor visit) {
+  if (value.isTensor()) {
+    const at::Tensor& tensor = value.toTensor();
+    if (tensor.defined()) {
+      visit(tensor);
+    }
+  } else if (value.isList()) {
+    // Lists of numbers are stored as lists of IValues too; their element type tells without looking at each.
+    const auto kind = value.toListRef().empty() ? c10::TypeKind::NoneType : value.toList().elementType()->kind();
+    if (kind == c10::TypeKind::IntType || kind == c10::TypeKind::FloatType || kind == c10::TypeKind::BoolType ||
+        kind == c10::TypeKind::NoneType) {
+      return;
+    }
+    for (const IValue& element : value.toListRef()) {
+      forEachTensor(element, visit);
+    }
+  } else if (value.isTuple()) {
+    for (const IValue& element : value.toTupleRef().elements()) {
+      forEachTensor(element, visit);
+    }
+  } else if (value.isGenericDict()) {
+    for (const auto& entry : value.toGenericDict()) {
+      forEachTensor(entry.value(), visit);
+    }
+  }
+}
+
+void forEachTensor(const Stack& stack, std::size_t count, TensorVisitor visit) {
+  for (auto position = stack.end() - static_cast<std::ptrdiff_t>(count); position != stack.end(); ++position) {
+    forEachTensor(*position, visit);
+  }
+}
+
+IValue mapTensors(const IValue& value, TensorMapper map) {
+  if (value.isTensor()) {
+    const at::Tensor& tensor = value.toTensor();
+    return tensor.defined() ? IValue(map(tensor)) : value;
+  }
+  if (!holdsTensor(value)) {
+    return value;
+  }
+  if (value.isList()) {
+    return mapList(value, map);
+  }
+  if (value.isTuple()) {
+    return mapTuple(value, map);
+  }
+  return mapDict(value, map);
+}
+
+void mapTensors(Stack& stack, std::size_t count, TensorMapper map) {
+  for (auto position = stack.end() - static_cast<std::ptrdiff_t>(count); position != stack.end(); ++position) {
+    if (!position->isNone()) {
+      *position = mapTensors(*position, map);
+    }
+  }
+}
+
+int findArgument(const c10::FunctionSchema& schema, const char* name) {
+  const auto& arguments = schema.arguments();
+  const auto found =
+      std::find_if(arguments.begin(), arguments.end(), [name](const c10::Argument& a) { return a.name() == name; });
+  return found == arguments.end() ? -1 : static_cast<int>(found - arguments.begin());
+}
+
+bool isWritten(const c10::Argument& argument) {
+  return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+}
+
+bool isFunctional(const c10::FunctionSchema& schema) {
+  const auto aliases = [](const c10::Argument& a) { return a.alias_info() != nullptr; };
+  return std::none_of(schema.arguments().begin(), schema.arguments().end(), isWritten) &&
+      std::none_of(schema.returns().begin(), schema.returns().end(), aliases);
+}
+
+}  // namespace torchext

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/function_schema.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/core/stack.h>
+#include <c10/util/FunctionRef.h>
+
+namespace torchext {
+
+using TensorVisitor = c10::function_ref<void(const at::Tensor&)>;
+using TensorMapper = c10::function_ref<at::Tensor(const at::Tensor&)>;
+
+// Calls `visit` for each defined tensor in `value`, in order: plain tensors, lists of tensors, lists of optional
+// tensors, tuples and dictionaries of those.
+void forEachTensor(const c10::IValue& value, TensorVisitor visit);
+
+// The same for the last `count` values of `stack`.
+void forEachTensor(const torch::jit::Stack& stack, std::size_t count, TensorVisitor visit);
+
+// Returns `value` with each defined tensor replaced by what `map` makes of it. Compound values that hold tensors are
+// rebuilt, never changed in place, since the caller of the operator may hold them too.
+c10::IValue mapTensors(const c10::IValue& value, TensorMapper map);
+
+// The same for the last `count` values of `stack`, in place.
+void mapTensors(torch::jit::Stack& stack, std::size_t count, TensorMapper map);
+
+// The position in the schema of the argument called `name`, or -1.
+int findArgument(const c10::FunctionSchema& schema, const char* name);
+
+// True when the operator writes into the argument, as declared in its schema.
+bool isWritten(const c10::Argument& argument);
+
+// True when the operator's results are new tensors only: no argument is written, no result aliases one.
+bool isFunctional(const c10::FunctionSchema& schema);
+
+}  // namespace torchext

@@ -1,0 +1,45 @@
+#pragma once
+
+// The differences between PyTorch 2.11 and 2.15 that this extension meets, and nothing else. Each entry names the
+// release that changed, so that it can go when the oldest supported release does.
+
+#include <c10/core/StorageImpl.h>
+#include <torch/version.h>
+
+#define TORCHEXT_TORCH_AT_LEAST(major, minor) \
+  (TORCH_VERSION_MAJOR > (major) || (TORCH_VERSION_MAJOR == (major) && TORCH_VERSION_MINOR >= (minor)))
+
+static_assert(
+    TORCHEXT_TORCH_AT_LEAST(2, 11),
+    "torchext needs PyTorch 2.11 or later; upgrade with `pip install 'torch>=2.11'`");
+
+namespace torchext::compat {
+
+#if TORCHEXT_TORCH_AT_LEAST(2, 13)
+
+// Makes a storage that refused access to its data hand out pointers again; takes effect with the next
+// `set_data_ptr_noswap()`.
+inline void allowDataAccess(c10::StorageImpl& storage) {
+  storage.clear_data_ptr_access_error_msg_();
+}
+
+#else
+
+// Before 2.13 StorageImpl can be told to refuse access, but not to allow it again. An explicit instantiation may name
+// a private member ([temp.spec]), which is the one way to its flag.
+template <auto Member>
+struct PrivateFlag {
+  friend bool& refusesDataAccess(c10::StorageImpl& storage) {
+    return storage.*Member;
+  }
+};
+template struct PrivateFlag<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
+bool& refusesDataAccess(c10::StorageImpl& storage);
+
+inline void allowDataAccess(c10::StorageImpl& storage) {
+  refusesDataAccess(storage) = false;
+}
+
+#endif
+
+}  // namespace torchext::compat

@@ -1,0 +1,73 @@
+"""Builds torchext against the PyTorch that is installed in this environment."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from setuptools import setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).parent
+OLDEST_TORCH, NEWEST_TORCH = (2, 11), (2, 15)
+
+# Ours only: PyTorch's headers are included as system headers.
+WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Wsign-conversion", "-Werror"]
+
+
+def import_torch_extension_tools():  # noqa: ANN201 - a module that may be missing
+    """Returns torch and its C++ extension tools, or ends the installation with one sentence."""
+    try:
+        import torch
+        from torch.utils import cpp_extension
+    except ImportError:
+        sys.exit(
+            "torchext is compiled against the PyTorch of your environment, and there is none visible here: "
+            "type `pip install torch` and then `pip install --no-build-isolation .`"
+        )
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if not OLDEST_TORCH <= version <= NEWEST_TORCH:
+        oldest, newest = (".".join(map(str, v)) for v in (OLDEST_TORCH, NEWEST_TORCH))
+        sys.exit(
+            f"torchext supports torch {oldest} to {newest}, but torch {torch.__version__} is installed: "
+            f"type `pip install 'torch=={newest}.*'`"
+        )
+    return torch, cpp_extension
+
+
+def check_compiler() -> None:
+    """Ends the installation with one sentence when there is no C++ compiler."""
+    compiler = os.environ.get("CXX", "c++").split()[0]
+    if shutil.which(compiler) is None and shutil.which("g++") is None:
+        sys.exit(
+            f"torchext is compiled from C++ and no compiler `{compiler}` was found: "
+            "type `apt-get install g++` (or set CXX to a C++17 compiler)"
+        )
+
+
+def make_build() -> dict[str, object]:
+    """The arguments of `setup()` that need torch."""
+    _, cpp_extension = import_torch_extension_tools()
+    check_compiler()
+    system_headers = [flag for path in cpp_extension.include_paths() for flag in ("-isystem", path)]
+    extension = cpp_extension.CppExtension(
+        name="torchext._C",
+        sources=sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("csrc/**/*.cpp")),
+        depends=sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("csrc/**/*.h")),
+        extra_compile_args=[*system_headers, *WARNINGS, "-O3", "-g0", "-fvisibility=hidden"],
+    )
+    return {
+        "ext_modules": [extension],
+        "cmdclass": {"build_ext": cpp_extension.BuildExtension},
+    }
+
+
+class _NoBuild(build_ext):
+    """Stands in for the real build where only metadata is asked for."""
+
+
+if __name__ == "__main__":
+    only_metadata = {"egg_info", "dist_info", "sdist", "--version"} & set(sys.argv[1:])
+    setup(**({"cmdclass": {"build_ext": _NoBuild}} if only_metadata else make_build()))

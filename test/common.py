@@ -1,0 +1,83 @@
+"""What several test modules share: comparing what deferred construction makes with what eager construction makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.nn.parameter import is_lazy
+
+from torchext.deferred_init import deferred_init, is_deferred, materialize_module
+
+__all__ = ["assert_defers_exactly", "assert_same_module", "assert_same_tensor", "build_both"]
+
+
+def build_both(fn: Callable[[], Any], seed: int = 0) -> tuple[Any, Any]:
+    """Returns what `fn` constructs eagerly and deferred, both from the same seed.
+
+    Checks that construction leaves the default generator in the same state.
+    """
+    torch.manual_seed(seed)
+    eager = fn()
+    eager_state = torch.get_rng_state()
+    torch.manual_seed(seed)
+    deferred = deferred_init(fn)
+    assert torch.equal(torch.get_rng_state(), eager_state), "deferred construction left the generator elsewhere"
+    return eager, deferred
+
+
+def assert_defers_exactly(fn: Callable[[], Module], seed: int = 0) -> None:
+    """Asserts that `materialize(deferred_init(fn))` equals `fn()`, bit for bit."""
+    eager, deferred = build_both(fn, seed)
+    state = torch.get_rng_state()
+    materialize_module(deferred)
+    assert torch.equal(torch.get_rng_state(), state), "materializing moved the generator"
+    assert not is_deferred(deferred)
+    assert_same_module(deferred, eager)
+
+
+def assert_same_module(actual: Module, expected: Module) -> None:
+    """Asserts equal names, ties, classes and tensors of two modules."""
+    assert [n for n, _ in actual.named_modules()] == [n for n, _ in expected.named_modules()]
+    for kind in ("named_parameters", "named_buffers"):
+        found = dict(getattr(actual, kind)(remove_duplicate=False))
+        wanted = dict(getattr(expected, kind)(remove_duplicate=False))
+        assert list(found) == list(wanted)
+        assert _groups(found) == _groups(wanted), "ties differ"
+        assert _groups(found, by_storage=True) == _groups(wanted, by_storage=True), "shared storages differ"
+        for name, tensor in found.items():
+            assert_same_tensor(tensor, wanted[name], name)
+    assert list(actual.state_dict()) == list(expected.state_dict())
+
+
+def assert_same_tensor(actual: Tensor, expected: Tensor, name: str = "tensor") -> None:
+    """Asserts equal bits and equal metadata."""
+    assert type(actual) is type(expected), f"{name}: is a {type(actual)}, expected a {type(expected)}"
+    if is_lazy(expected):  # has neither a shape nor values yet
+        assert (actual.dtype, actual.device) == (expected.dtype, expected.device)
+        return
+    for what in ("shape", "dtype", "device", "layout", "requires_grad", "is_leaf", "_version"):
+        found, wanted = getattr(actual, what), getattr(expected, what)
+        assert found == wanted, f"{name}: {what} is {found}, expected {wanted}"
+    assert actual.stride() == expected.stride(), f"{name}: strides {actual.stride()} != {expected.stride()}"
+    assert actual.storage_offset() == expected.storage_offset(), f"{name}: storage offsets differ"
+    assert actual.untyped_storage().nbytes() == expected.untyped_storage().nbytes(), f"{name}: storage sizes differ"
+    assert _bits(actual) == _bits(expected), f"{name}: values differ"
+
+
+def _bits(tensor: Tensor) -> bytes:
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+
+def _groups(tensors: dict[str, Tensor], by_storage: bool = False) -> set[frozenset[str]]:
+    """The names that share a tensor, or a storage."""
+    groups: dict[int, set[str]] = {}
+    for name, tensor in tensors.items():
+        key = tensor.untyped_storage()._cdata if by_storage and not is_lazy(tensor) else id(tensor)
+        groups.setdefault(key, set()).add(name)
+    return {frozenset(group) for group in groups.values()}
+
+

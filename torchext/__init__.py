@@ -1,0 +1,26 @@
+"""Fake tensors and exact deferred initialization, on PyTorch's own dispatch keys.
+
+Importing this package registers the fallbacks of the `Fake` and `DeferredInit` keys. A program that never enters
+`fake_mode` or `deferred_init` does not meet them.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module as _import_module
+
+import torch as _torch  # loads the libraries that the extension module is linked against
+
+try:
+    from . import _C
+except ImportError as error:
+    if "torchext" not in str(error):
+        raise ImportError(
+            f"torchext was not built for the installed torch {_torch.__version__} ({error}). Build it again: "
+            "pip install --no-build-isolation --force-reinstall --no-deps torchext"
+        ) from error
+    raise
+
+__all__ = ["deferred_init", "fake"]
+
+fake = _import_module(".fake", __name__)
+deferred_init = _import_module(".deferred_init", __name__)

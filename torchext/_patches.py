@@ -1,0 +1,162 @@
+"""The few places where PyTorch's Python code has to know about fake and deferred tensors.
+
+Nothing is patched before the first `fake_mode` or `deferred_init` of the process: until then no such tensor exists.
+Every patch hands real tensors to the original, unchanged.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import threading
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+
+from . import _C
+
+__all__ = ["install"]
+
+_installed = False
+_lock = threading.Lock()
+
+
+def install() -> None:
+    """Installs the patches, once per process."""
+    global _installed
+    if _installed:
+        return
+    with _lock:
+        if not _installed:
+            _patch_repr()
+            _patch_deepcopy()
+            _patch_reads()
+            _patch_trunc_normal()
+            _installed = True
+
+
+def _patch_repr() -> None:
+    """`Tensor.__repr__` formats values (`torch._tensor_str`) and cannot be extended."""
+    original = torch.Tensor.__repr__
+
+    @wraps(original)
+    def __repr__(self: torch.Tensor, *, tensor_contents: str | None = None) -> str:
+        if not _C.is_fake(self):
+            return original(self, tensor_contents=tensor_contents)
+        parts = [
+            f"size={tuple(self.shape)}",
+            f"dtype={self.dtype}",
+            f"device='{self.device}'",
+            *(["requires_grad=True"] if self.requires_grad and self.is_leaf else []),
+            *([f"grad_fn=<{type(self.grad_fn).__name__}>"] if self.grad_fn is not None else []),
+        ]
+        return f"tensor(..., {', '.join(parts)}, fake=True)"
+
+    torch.Tensor.__repr__ = __repr__  # type: ignore[method-assign]
+
+
+def _patch_deepcopy() -> None:
+    """`Tensor.__deepcopy__` copies the storage's memory behind the dispatcher's back."""
+    original = torch.Tensor.__deepcopy__
+
+    @wraps(original)
+    def __deepcopy__(self: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+        if not _C.is_fake(self) or id(self) in memo:
+            return original(self, memo)
+        if not self.is_leaf:
+            raise RuntimeError(
+                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment. "
+                f"This fake tensor of shape {tuple(self.shape)} was computed from others; call detach() on it first."
+            )
+        storage = self.untyped_storage()
+        key = storage._cdata
+        if key not in memo:
+            # The bytes of the whole storage, copied by an operator, which is recorded if the storage is deferred.
+            # `storage` is kept too, so that its address is not given to another one meanwhile.
+            memo[key] = (_C.storage_bytes(self).clone(), storage)
+        result = _C.view_storage_like(memo[key][0], self)
+        if type(self) is not torch.Tensor:
+            result = result.as_subclass(type(self))
+        result.requires_grad_(self.requires_grad)
+        memo[id(self)] = result
+        if self.grad is not None:
+            result.grad = copy.deepcopy(self.grad, memo)
+        result.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return result
+
+    torch.Tensor.__deepcopy__ = __deepcopy__  # type: ignore[method-assign]
+
+
+def _patch_reads() -> None:
+    """`tolist()` and `numpy()` read the memory of the tensor without calling an operator."""
+    for name in ("tolist", "numpy", "__array__"):
+        setattr(torch.Tensor, name, _reading_real_values(getattr(torch.Tensor, name)))
+
+
+def _reading_real_values(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def read(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if _C.is_deferred(self):
+            self = _C.evaluate(self).requires_grad_(self.requires_grad and self.is_floating_point())
+        return original(self, *args, **kwargs)
+
+    return read
+
+
+def _patch_trunc_normal() -> None:
+    """Since 2.13 `trunc_normal_` draws again while `mask.any()`, which would compute the tensor to look at it."""
+    original = torch.nn.init._no_grad_trunc_normal_
+    library = torch.library.Library("torchext", "DEF")
+    library.define(
+        "trunc_normal_(Tensor(a!) self, float mean, float std, float a, float b, *, Generator? generator=None)"
+        " -> Tensor(a!)",
+        tags=(torch.Tag.nondeterministic_seeded,),
+    )
+
+    def run(
+        self: torch.Tensor, mean: float, std: float, a: float, b: float, *, generator: torch.Generator | None = None
+    ) -> torch.Tensor:
+        return original(self, mean, std, a, b, generator)
+
+    def fake(
+        self: torch.Tensor, mean: float, std: float, a: float, b: float, *, generator: torch.Generator | None = None
+    ) -> torch.Tensor:
+        return self
+
+    for key in ("CPU", "CUDA"):
+        library.impl("trunc_normal_", run, key)
+    library.impl("trunc_normal_", fake, "Meta")
+
+    @wraps(original)
+    def _no_grad_trunc_normal_(
+        tensor: torch.Tensor, mean: float, std: float, a: float, b: float, generator: torch.Generator | None = None
+    ) -> torch.Tensor:
+        if not _C.is_fake(tensor):
+            return original(tensor, mean, std, a, b, generator)
+        with torch.no_grad():
+            if _never_rejects(mean, std, a, b):
+                return tensor.normal_(mean, std, generator=generator)
+            torch.ops.torchext.trunc_normal_(tensor, mean, std, a, b, generator=generator)
+            return tensor
+
+    torch.nn.init._no_grad_trunc_normal_ = _no_grad_trunc_normal_
+    _libraries.append(library)
+
+
+# A `torch.library.Library` takes its operators back when it is freed.
+_libraries: list[torch.library.Library] = []
+
+
+def _never_rejects(mean: float, std: float, a: float, b: float) -> bool:
+    """Tells whether `trunc_normal_` surely accepts its first draw of every element.
+
+    Box-Muller's radius is sqrt(-2 log u) for a uniform u of 53 bits at most (`normal_distribution<double>`), so that no
+    draw is farther than sqrt(2 * 53 * log 2) = 8.57 standard deviations from the mean. The bounds and the draws are
+    rounded to the tensor's dtype, for which one standard deviation and one percent of everything are far more than
+    enough.
+    """
+    reach = (math.sqrt(2 * 53 * math.log(2)) + 1) * std
+    slack = 0.01 * (abs(mean) + reach)
+    return std > 0 and mean - reach - slack > a and mean + reach + slack < b
