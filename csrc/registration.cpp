@@ -13,15 +13,17 @@ using c10::DispatchKey;
 namespace {
 
 void checkFree(DispatchKey key) {
-  TORCH_CHECK(
-      !c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(key), "the dispatch key `", c10::toString(key),
-      "` already has a fallback, registered by another library or by this version of PyTorch, and it can have only one. "
-      "Import torchext in a process that does not load that library (torchdistx takes the same keys).");
+  TORCH_CHECK(!c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(key), "the dispatch key `",
+              c10::toString(key),
+              "` already has a fallback, registered by another library or by this version of PyTorch, and it can have "
+              "only one. "
+              "Import torchext in a process that does not load that library (torchdistx takes the same keys).");
 }
 
 void registerFallback(DispatchKey key, torch::CppFunction&& fallback) {
   // Leaked: kernels may be in flight until the process ends.
-  static_cast<void>((new torch::Library(torch::Library::IMPL, "_", key, __FILE__, __LINE__))->fallback(std::move(fallback)));
+  static_cast<void>(
+      (new torch::Library(torch::Library::IMPL, "_", key, __FILE__, __LINE__))->fallback(std::move(fallback)));
 }
 
 }  // namespace

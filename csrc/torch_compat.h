@@ -9,9 +9,8 @@
 #define TORCHEXT_TORCH_AT_LEAST(major, minor) \
   (TORCH_VERSION_MAJOR > (major) || (TORCH_VERSION_MAJOR == (major) && TORCH_VERSION_MINOR >= (minor)))
 
-static_assert(
-    TORCHEXT_TORCH_AT_LEAST(2, 11),
-    "torchext needs PyTorch 2.11 or later; upgrade with `pip install 'torch>=2.11'`");
+static_assert(TORCHEXT_TORCH_AT_LEAST(2, 11),
+              "torchext needs PyTorch 2.11 or later; upgrade with `pip install 'torch>=2.11'`");
 
 namespace torchext::compat {
 

@@ -79,5 +79,3 @@ def _groups(tensors: dict[str, Tensor], by_storage: bool = False) -> set[frozens
         key = tensor.untyped_storage()._cdata if by_storage and not is_lazy(tensor) else id(tensor)
         groups.setdefault(key, set()).add(name)
     return {frozenset(group) for group in groups.values()}
-
-

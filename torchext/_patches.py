@@ -33,7 +33,8 @@ def install() -> None:
             _patch_repr()
             _patch_deepcopy()
             _patch_reads()
-            _patch_trunc_normal()
+            if torch.torch_version.TorchVersion(torch.__version__) >= (2, 12):
+                _patch_trunc_normal()
             _installed = True
 
 
@@ -67,8 +68,8 @@ def _patch_deepcopy() -> None:
             return original(self, memo)
         if not self.is_leaf:
             raise RuntimeError(
-                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment. "
-                f"This fake tensor of shape {tuple(self.shape)} was computed from others; call detach() on it first."
+                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment, "
+                f"but this fake tensor of shape {tuple(self.shape)} was computed from others; call detach() on it first."
             )
         storage = self.untyped_storage()
         key = storage._cdata
@@ -106,7 +107,7 @@ def _reading_real_values(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _patch_trunc_normal() -> None:
-    """Since 2.13 `trunc_normal_` draws again while `mask.any()`, which would compute the tensor to look at it."""
+    """Since 2.12 `trunc_normal_` draws again while `mask.any()`, which would compute the tensor to look at it."""
     original = torch.nn.init._no_grad_trunc_normal_
     library = torch.library.Library("torchext", "DEF")
     library.define(

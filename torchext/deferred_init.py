@@ -25,7 +25,8 @@ def deferred_init(fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T
 
     Args:
         fn: Usually a `Module` class, but anything callable will do.
-        args, kwargs: The arguments of `fn`.
+        *args: Positional arguments of `fn`.
+        **kwargs: Keyword arguments of `fn`.
 
     Returns:
         What `fn` returns.
@@ -91,15 +92,15 @@ def materialize_module(
 ) -> None:
     """Makes the tensors of `module` and its descendants real, in place.
 
-    Tied parameters stay tied, and every parameter and buffer stays the object that it is. Tensors that a module holds as
-    plain attributes, or in lists and dictionaries among its attributes, are made real too. Either all of them become
-    real, or, on an error, none.
+    Tied parameters stay tied, and every parameter and buffer stays the object that it is. Tensors that a module holds
+    as plain attributes, or in lists and dictionaries among its attributes, are made real too. Either all of them
+    become real, or, on an error, none.
 
     Args:
         module: The module to materialize. What is real already is left as it is.
         buffers_only: Leave the parameters deferred.
-        check_fn: Decides for each module, with its descendants asked separately, whether to materialize the tensors that
-            it holds itself.
+        check_fn: Decides for each module, with its descendants asked separately, whether to materialize the tensors
+            that it holds itself.
 
     Raises:
         TypeError: `module` is no module.
@@ -110,9 +111,7 @@ def materialize_module(
     _C.materialize(list(_tensors(module, buffers_only, check_fn)))
 
 
-def _tensors(
-    module: Module, buffers_only: bool, check_fn: Callable[[Module], bool] | None
-) -> Iterator[torch.Tensor]:
+def _tensors(module: Module, buffers_only: bool, check_fn: Callable[[Module], bool] | None) -> Iterator[torch.Tensor]:
     """The tensors that `module` and its descendants hold; one that is held twice comes twice."""
     for part in module.modules():
         if check_fn is None or check_fn(part):

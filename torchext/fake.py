@@ -20,7 +20,7 @@ def fake_mode(*, fake_cuda: bool = False) -> Iterator[None]:
     compute all of that and nothing else. Blocks nest, and each thread has its own.
 
     Args:
-        fake_cuda: Lets fake tensors be on CUDA devices in a PyTorch without CUDA. Has no effect where there is CUDA.
+        fake_cuda: Lets fake tensors be on CUDA devices on a machine that has none. Has no effect where there are some.
 
     Example:
         >>> with fake_mode():
@@ -68,7 +68,7 @@ def meta_like(fake: torch.Tensor) -> torch.Tensor:
         ValueError: `fake` is a real tensor.
     """
     if not is_fake(fake):
-        raise ValueError("`fake` was expected to be a fake tensor, but it is a real one. Use `fake.to('meta')` for that.")
+        raise ValueError("`fake` was expected to be a fake tensor, but it is a real one: use `fake.to('meta')`.")
     return _C.meta_like(fake)
 
 

@@ -24,13 +24,13 @@ namespace {
 // Fill a tensor with a number of draws that is an affine function of its number of elements: so many for each, through
 // `cpu_serial_kernel` (DistributionTemplates.h), or a constant number, where MKL is given a seed (`bernoulli_`,
 // `exponential_`). How many depends on the dtype, the arguments and the release; a trial run on a small tensor tells.
-constexpr std::array<std::string_view, 6> kAffine{
-    "aten::uniform_", "aten::random_", "aten::bernoulli_", "aten::exponential_", "aten::geometric_", "aten::cauchy_"};
+constexpr std::array<std::string_view, 6> kAffine{"aten::uniform_",     "aten::random_",    "aten::bernoulli_",
+                                                  "aten::exponential_", "aten::geometric_", "aten::cauchy_"};
 
 bool isAffine(const OperatorHandle& op) {
   // `bernoulli_.Tensor` looks at its probabilities.
   return std::find(kAffine.begin(), kAffine.end(), op.schema().name()) != kAffine.end() &&
-      op.schema().overload_name() != "Tensor";
+         op.schema().overload_name() != "Tensor";
 }
 
 // Counts the draws that `op` takes to fill `numel` elements of `dtype`, by filling them with a generator of its own.
@@ -75,8 +75,8 @@ std::uint64_t countChunkedNormals(const OperatorHandle& op, const Stack& stack, 
 
 bool drawsNumbers(const OperatorHandle& op) {
   return op.hasTag(at::Tag::nondeterministic_seeded) &&
-      !op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
-      !op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd);
+         !op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+         !op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd);
 }
 
 int generatorArgument(const c10::FunctionSchema& schema) {
@@ -90,11 +90,10 @@ int generatorArgument(const c10::FunctionSchema& schema) {
   return found == arguments.end() ? -1 : static_cast<int>(found - arguments.begin());
 }
 
-bool skipDrawsOf(
-    const OperatorHandle& op,
-    const Stack& stack,
-    const Generator& generator,
-    std::optional<std::uint64_t>& draws) {
+bool skipDrawsOf(const OperatorHandle& op,
+                 const Stack& stack,
+                 const Generator& generator,
+                 std::optional<std::uint64_t>& draws) {
   draws = std::nullopt;
   const std::string& name = op.schema().name();
   const bool is_normal = name == "aten::normal_";

@@ -13,12 +13,12 @@ bool drawsNumbers(const c10::OperatorHandle& op);
 int generatorArgument(const c10::FunctionSchema& schema);
 
 // Moves `generator` as `op` would if it ran with `stack`, and returns how many 32-bit draws that were, where the answer
-// can be told without running the operator. `stack` holds the arguments of an in-place operator; the first is the tensor
-// to fill, which may be fake. Does nothing and returns false for an operator whose number of draws depends on values.
-bool skipDrawsOf(
-    const c10::OperatorHandle& op,
-    const torch::jit::Stack& stack,
-    const at::Generator& generator,
-    std::optional<std::uint64_t>& draws);
+// can be told without running the operator. `stack` holds the arguments of an in-place operator; the first is the
+// tensor to fill, which may be fake. Does nothing and returns false for an operator whose number of draws depends on
+// values.
+bool skipDrawsOf(const c10::OperatorHandle& op,
+                 const torch::jit::Stack& stack,
+                 const at::Generator& generator,
+                 std::optional<std::uint64_t>& draws);
 
 }  // namespace torchext

@@ -37,9 +37,8 @@ std::recursive_mutex& replayMutex() {
 constexpr std::size_t kFoldBytes = std::size_t{1} << 20U;
 
 std::size_t totalBytes(const std::vector<Storage>& storages) {
-  return std::accumulate(storages.begin(), storages.end(), std::size_t{0}, [](std::size_t sum, const Storage& storage) {
-    return sum + storage.nbytes();
-  });
+  return std::accumulate(storages.begin(), storages.end(), std::size_t{0},
+                         [](std::size_t sum, const Storage& storage) { return sum + storage.nbytes(); });
 }
 
 // The deferred tensors of a call and real ones with the same values.
@@ -95,21 +94,20 @@ RealArguments::RealArguments(const Stack& stack, std::size_t count, Keep keep) {
 }
 
 Tensor RealArguments::realOf(const Tensor& tensor) const {
-  const auto found = std::find_if(
-      entries_.begin(), entries_.end(), [&tensor](const Entry& entry) { return entry.original.is_same(tensor); });
+  const auto found = std::find_if(entries_.begin(), entries_.end(),
+                                  [&tensor](const Entry& entry) { return entry.original.is_same(tensor); });
   return found == entries_.end() ? tensor : found->real;
 }
 
 Tensor RealArguments::originalOf(const Tensor& real) const {
-  const auto found = std::find_if(
-      entries_.begin(), entries_.end(), [&real](const Entry& entry) { return entry.real.is_same(real); });
+  const auto found =
+      std::find_if(entries_.begin(), entries_.end(), [&real](const Entry& entry) { return entry.real.is_same(real); });
   return found == entries_.end() ? Tensor{} : found->original;
 }
 
 bool RealArguments::holds(const Storage& storage) const {
-  return std::any_of(entries_.begin(), entries_.end(), [&storage](const Entry& entry) {
-    return isSameStorage(entry.real.storage(), storage);
-  });
+  return std::any_of(entries_.begin(), entries_.end(),
+                     [&storage](const Entry& entry) { return isSameStorage(entry.real.storage(), storage); });
 }
 
 std::vector<Tensor> writtenDeferred(const OperatorHandle& op, const Stack& stack) {
@@ -138,9 +136,9 @@ void materialize(at::ArrayRef<Tensor> tensors) {
       continue;
     }
     const StorageValuePtr value = valueOf(tensor);
-    TORCH_CHECK_VALUE(
-        value != nullptr, "A fake tensor of shape ", tensor.sizes(), " cannot be materialized, because it was not "
-        "constructed by deferred_init: there is no record of how its values come about.");
+    TORCH_CHECK_VALUE(value != nullptr, "A fake tensor of shape ", tensor.sizes(),
+                      " cannot be materialized, because it was not "
+                      "constructed by deferred_init: there is no record of how its values come about.");
     const auto shows = [&tensor](const Storage& fake) { return isSameStorage(fake, tensor.storage()); };
     if (std::none_of(fakes.begin(), fakes.end(), shows)) {
       fakes.push_back(tensor.storage());
@@ -194,8 +192,7 @@ void callForReal(const OperatorHandle& op, Stack& stack) {
     mapTensors(stack, op.schema().returns().size(), to_deferred);
   }
   for (const Tensor& tensor : written) {
-    setProvenance(
-        tensor.storage(), std::make_shared<StorageValue>(arguments.realOf(tensor).storage()), kDeferredInit);
+    setProvenance(tensor.storage(), std::make_shared<StorageValue>(arguments.realOf(tensor).storage()), kDeferredInit);
   }
 }
 

@@ -27,7 +27,8 @@ constexpr std::size_t kDegree = 19937;  // of the characteristic polynomial
 
 using Words = std::array<std::uint32_t, kN>;
 
-// ---- Walking ----------------------------------------------------------------------------------------------------------
+// ---- Walking
+// ----------------------------------------------------------------------------------------------------------
 
 inline std::uint32_t twist(std::uint32_t upper, std::uint32_t lower) {
   const std::uint32_t mixed = (upper & kUpperMask) | (lower & kLowerMask);
@@ -47,7 +48,8 @@ void nextBlock(std::uint32_t* x) {
   x[kN - 1] = x[kM - 1] ^ twist(x[kN - 1], x[0]);
 }
 
-// ---- Polynomials over GF(2) -------------------------------------------------------------------------------------------
+// ---- Polynomials over GF(2)
+// -------------------------------------------------------------------------------------------
 
 constexpr std::size_t kWordBits = 64;
 constexpr std::size_t kPolynomialWords = (kDegree + kWordBits - 1) / kWordBits;
@@ -178,7 +180,8 @@ std::shared_ptr<const std::vector<std::uint32_t>> powerExponents(std::uint64_t e
   return exponents;
 }
 
-// ---- Jumping ----------------------------------------------------------------------------------------------------------
+// ---- Jumping
+// ----------------------------------------------------------------------------------------------------------
 
 // x[j] = sum over e in exponents of sequence[e + j], for 0 <= j < kN. Done in pieces whose sums stay in registers; the
 // exponents are many, so each of them costs one load per vector.

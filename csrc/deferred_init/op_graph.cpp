@@ -55,19 +55,22 @@ void release(std::shared_ptr<const OpNode> node) {
 }  // namespace
 
 Geometry Geometry::of(const Tensor& tensor) {
-  return {c10::DimVector(tensor.sizes()), c10::DimVector(tensor.strides()), tensor.storage_offset(), tensor.dtype(),
-          tensor.is_conj(), tensor.is_neg()};
+  return {c10::DimVector(tensor.sizes()),
+          c10::DimVector(tensor.strides()),
+          tensor.storage_offset(),
+          tensor.dtype(),
+          tensor.is_conj(),
+          tensor.is_neg()};
 }
 
 bool Geometry::fits(const Tensor& tensor) const {
   return tensor.dtype() == dtype && tensor.sizes() == c10::IntArrayRef(sizes) &&
-      tensor.strides() == c10::IntArrayRef(strides) && tensor.storage_offset() == storage_offset &&
-      tensor.is_conj() == is_conj && tensor.is_neg() == is_neg;
+         tensor.strides() == c10::IntArrayRef(strides) && tensor.storage_offset() == storage_offset &&
+         tensor.is_conj() == is_conj && tensor.is_neg() == is_neg;
 }
 
 Tensor Geometry::makeTensor(Storage storage) const {
-  DispatchKeySet keys{
-      c10::computeDispatchKey(c10::typeMetaToScalarType(dtype), c10::kStrided, storage.device())};
+  DispatchKeySet keys{c10::computeDispatchKey(c10::typeMetaToScalarType(dtype), c10::kStrided, storage.device())};
   if (is_conj) {
     keys = keys.add(DispatchKey::Conjugate);
   }

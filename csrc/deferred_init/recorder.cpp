@@ -109,15 +109,16 @@ void RecordedCall::run() {
 // like `randn` are composite below autograd.
 bool RecordedCall::isComposite() const {
   return op_.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) ||
-      (op_.hasTag(at::Tag::nondeterministic_seeded) &&
-       op_.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd));
+         (op_.hasTag(at::Tag::nondeterministic_seeded) &&
+          op_.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd));
 }
 
 void RecordedCall::lookAtArguments() {
   const auto& arguments = op_.schema().arguments();
   for (const auto i : c10::irange(num_arguments_)) {
     const bool is_written = isWritten(arguments[i]);
-    forEachTensor(torch::jit::peek(stack_, i, num_arguments_), [&](const Tensor& tensor) { lookAt(tensor, is_written); });
+    forEachTensor(torch::jit::peek(stack_, i, num_arguments_),
+                  [&](const Tensor& tensor) { lookAt(tensor, is_written); });
   }
 }
 
@@ -140,11 +141,11 @@ bool RecordedCall::isAboutDeferred() const {
     return true;
   }
   return !has_unrecorded_fake_ && c10::impl::tls_is_dispatch_key_included(DispatchKey::DeferredInit) &&
-      isFactory(op_, stack_);
+         isFactory(op_, stack_);
 }
 
 bool RecordedCall::isConstant() const {
-  return !has_deferred_ && op_.schema().name() == "aten::lift_fresh";
+  return !has_deferred_ && isLiftFresh(op_);
 }
 
 // Writing a deferred tensor into a real one has to happen now: the real one shows it at once.
@@ -160,7 +161,7 @@ bool RecordedCall::leavesNothingToRecord() const {
   const auto& schema = op_.schema();
   const auto is_view = [](const c10::Argument& result) { return result.alias_info() != nullptr; };
   return !schema.returns().empty() && std::all_of(schema.returns().begin(), schema.returns().end(), is_view) &&
-      std::none_of(schema.arguments().begin(), schema.arguments().end(), isWritten);
+         std::none_of(schema.arguments().begin(), schema.arguments().end(), isWritten);
 }
 
 void RecordedCall::passOn() {
@@ -192,7 +193,8 @@ void RecordedCall::record() {
   const std::vector<AboutToWrite> arguments = writtenArguments();
   // Taken before the call, which may change the metadata of its arguments.
   const auto node = std::make_shared<OpNode>(op_, stack_);
-  const Stack called = generator ? Stack(stack_.end() - static_cast<std::ptrdiff_t>(num_arguments_), stack_.end()) : Stack{};
+  const Stack called =
+      generator ? Stack(stack_.end() - static_cast<std::ptrdiff_t>(num_arguments_), stack_.end()) : Stack{};
   runAsFake();
   if (generator) {
     node->setTape(skipDraws(*generator, called));
@@ -207,7 +209,9 @@ std::vector<AboutToWrite> RecordedCall::writtenArguments() const {
   for (const auto i : c10::irange(num_arguments_)) {
     const bool is_written = isWritten(arguments[i]);
     const auto visit = [&](const Tensor& tensor) {
-      const auto writes_too = [&tensor](const AboutToWrite& other) { return isSameStorage(other.storage, tensor.storage()); };
+      const auto writes_too = [&tensor](const AboutToWrite& other) {
+        return isSameStorage(other.storage, tensor.storage());
+      };
       if (is_written && valueOf(tensor) != nullptr && std::none_of(written.begin(), written.end(), writes_too)) {
         written.push_back({position, tensor.storage(), tensor.storage().nbytes()});
       }

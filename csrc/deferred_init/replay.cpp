@@ -34,8 +34,8 @@ Storage storageAsPromised(const Geometry& promised, const Tensor& result) {
   if (promised.fits(result)) {
     return result.storage();
   }
-  const auto nbytes = at::detail::computeStorageNbytes(
-      promised.sizes, promised.strides, promised.dtype.itemsize(), static_cast<std::size_t>(promised.storage_offset));
+  const auto nbytes = at::detail::computeStorageNbytes(promised.sizes, promised.strides, promised.dtype.itemsize(),
+                                                       static_cast<std::size_t>(promised.storage_offset));
   const Storage storage = at::empty({static_cast<int64_t>(nbytes)}, result.options().dtype(at::kByte)).storage();
   promised.makeTensor(storage).copy_(result);
   return storage;
@@ -50,11 +50,13 @@ void checkUnchanged(const OpNode& node, const TensorArgument& argument) {
   if (tensor.is_inference()) {
     return;
   }
-  TORCH_CHECK(
-      static_cast<std::uint32_t>(tensor._version()) == argument.external_version, "`", node.op().operator_name(),
-      "` was recorded with a real tensor of shape ", tensor.sizes(), " that has been changed in place since (its version "
-      "was ", argument.external_version, " and is ", tensor._version(), "), so the recorded result cannot be computed "
-      "any more. Materialize before changing the tensor, or pass `tensor.clone()` to the operator.");
+  TORCH_CHECK(static_cast<std::uint32_t>(tensor._version()) == argument.external_version, "`",
+              node.op().operator_name(), "` was recorded with a real tensor of shape ", tensor.sizes(),
+              " that has been changed in place since (its version "
+              "was ",
+              argument.external_version, " and is ", tensor._version(),
+              "), so the recorded result cannot be computed "
+              "any more. Materialize before changing the tensor, or pass `tensor.clone()` to the operator.");
 }
 
 std::vector<Tensor> flatten(const Stack& results) {
@@ -161,8 +163,8 @@ std::vector<Tensor> Replay::makeArguments(const OpNode& node) {
       tensors.push_back(argument.external);
       continue;
     }
-    const auto copied = std::find_if(
-        writable.begin(), writable.end(), [&argument](const auto& entry) { return entry.first == argument.value.get(); });
+    const auto copied = std::find_if(writable.begin(), writable.end(),
+                                     [&argument](const auto& entry) { return entry.first == argument.value.get(); });
     const Storage& storage = copied == writable.end() ? storageOf(*argument.value) : copied->second;
     tensors.push_back(argument.geometry.makeTensor(storage));
   }
@@ -178,7 +180,7 @@ Storage Replay::writableStorage(const OpNode& node, const StorageValue& value) {
   const auto reads = static_cast<std::size_t>(
       std::count_if(arguments.begin(), arguments.end(), [&value](const TensorArgument& argument) {
         return argument.value != nullptr && argument.value->writer() == value.writer() &&
-            argument.value->output() == value.output();
+               argument.value->output() == value.output();
       }));
   const Buffer& buffer = bufferOf(value);
   return buffer.pending_reads == reads ? buffer.storage : copyOf(buffer.storage);
@@ -196,8 +198,8 @@ void Replay::keepWritten(const OpNode& node, const std::vector<Tensor>& argument
       buffers[i].storage = arguments[written.position].storage();
       continue;
     }
-    TORCH_INTERNAL_ASSERT(
-        written.position < returned.size(), node.op().operator_name(), " returned fewer tensors than when recorded.");
+    TORCH_INTERNAL_ASSERT(written.position < returned.size(), node.op().operator_name(),
+                          " returned fewer tensors than when recorded.");
     Storage storage = storageAsPromised(written.geometry, returned[written.position]);
     const bool is_shared = std::any_of(arguments.begin(), arguments.end(), [&storage](const Tensor& argument) {
       return argument.has_storage() && isSameStorage(argument.storage(), storage);

@@ -40,7 +40,7 @@ void skipLocked(CPUGeneratorImpl& impl, std::uint64_t draws) {
 
 bool isSame(const at::mt19937_data_pod& a, const at::mt19937_data_pod& b) {
   return a.seed_ == b.seed_ && a.left_ == b.left_ && a.next_ == b.next_ && a.seeded_ == b.seeded_ &&
-      a.state_ == b.state_;
+         a.state_ == b.state_;
 }
 
 // Where this thread last left a generator. While the next operator finds it there, its position is told by the same
@@ -52,7 +52,7 @@ struct LastSeen {
 
   bool fits(const GeneratorState& state) const {
     return base != nullptr && isSame(engine, state.engine) && base->next_float_normal == state.next_float_normal &&
-        base->next_double_normal == state.next_double_normal;
+           base->next_double_normal == state.next_double_normal;
   }
 };
 

@@ -22,8 +22,8 @@ constexpr std::array<std::string_view, 4> kTensorOptions{"dtype", "layout", "dev
 // Operators whose tensor arguments may be on different devices. `copy_` moves between devices by definition; the
 // indexing kernels move their index tensors to `self` (TensorAdvancedIndexing.cpp, `make_info`).
 constexpr std::array<std::string_view, 9> kMixesDevices{
-    "aten::copy_",      "aten::copy",       "aten::_copy_from",  "aten::index",           "aten::index.Tensor",
-    "aten::index_put_", "aten::index_put",  "aten::_unsafe_index", "aten::_index_put_impl_"};
+    "aten::copy_",      "aten::copy",      "aten::_copy_from",    "aten::index",           "aten::index.Tensor",
+    "aten::index_put_", "aten::index_put", "aten::_unsafe_index", "aten::_index_put_impl_"};
 
 bool isCpuScalar(const at::Tensor& tensor) {
   return tensor.dim() == 0 && tensor.is_cpu();
@@ -35,7 +35,7 @@ bool takesTensorOptions(const FunctionSchema& schema) {
   const auto& arguments = schema.arguments();
   const auto matches = [](const c10::Argument& argument, std::string_view name) { return argument.name() == name; };
   return std::search(arguments.begin(), arguments.end(), kTensorOptions.begin(), kTensorOptions.end(), matches) !=
-      arguments.end();
+         arguments.end();
 }
 
 Device withIndex(Device device) {
@@ -77,10 +77,10 @@ std::optional<Device> DeviceRules::commonDeviceOfTensors() const {
     } else if (!common) {
       common = tensor.device();
     } else {
-      TORCH_CHECK(
-          mixes || *common == tensor.device(), "Expected all tensors to be on the same device, but found at least two "
-          "devices, ", *common, " and ", tensor.device(), "! (when checking the arguments of ",
-          op_.operator_name(), ")");
+      TORCH_CHECK(mixes || *common == tensor.device(),
+                  "Expected all tensors to be on the same device, but found at least two "
+                  "devices, ",
+                  *common, " and ", tensor.device(), "! (when checking the arguments of ", op_.operator_name(), ")");
     }
   };
   forEachTensor(stack_, op_.schema().arguments().size(), visit);

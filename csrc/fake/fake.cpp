@@ -15,7 +15,7 @@ using c10::DispatchKey;
 
 bool isFake(const at::TensorBase& tensor) {
   return tensor.defined() && tensor.key_set().has(DispatchKey::Fake) && tensor.has_storage() &&
-      isFakeStorage(tensor.storage());
+         isFakeStorage(tensor.storage());
 }
 
 namespace {
@@ -27,12 +27,11 @@ void checkFake(const Tensor& fake) {
 }  // namespace
 
 Tensor fakeLike(const Tensor& tensor) {
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      tensor.layout() == c10::kStrided && tensor.has_storage(),
-      "fake_like() takes a strided tensor, but `tensor` has the layout ", tensor.layout(), ".");
-  auto impl = c10::make_intrusive<FakeTensorImpl>(
-      makeFakeStorage(tensor.storage().nbytes(), tensor.device()), fakeBackendKeys(tensor.scalar_type(), tensor.device()),
-      tensor.dtype());
+  TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == c10::kStrided && tensor.has_storage(),
+                              "fake_like() takes a strided tensor, but `tensor` has the layout ", tensor.layout(), ".");
+  auto impl =
+      c10::make_intrusive<FakeTensorImpl>(makeFakeStorage(tensor.storage().nbytes(), tensor.device()),
+                                          fakeBackendKeys(tensor.scalar_type(), tensor.device()), tensor.dtype());
   impl->copyGeometry(*tensor.unsafeGetTensorImpl());
   Tensor fake{std::move(impl)};
   fake.set_requires_grad(tensor.requires_grad());
@@ -41,10 +40,9 @@ Tensor fakeLike(const Tensor& tensor) {
 
 Tensor metaLike(const Tensor& fake) {
   checkFake(fake);
-  c10::Storage storage{
-      c10::make_intrusive<c10::StorageImpl>(
-          c10::StorageImpl::use_byte_size_t{}, static_cast<int64_t>(fake.storage().nbytes()),
-          c10::DataPtr{nullptr, c10::kMeta}, c10::GetAllocator(c10::kMeta), /*resizable=*/true)};
+  c10::Storage storage{c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t{}, static_cast<int64_t>(fake.storage().nbytes()),
+      c10::DataPtr{nullptr, c10::kMeta}, c10::GetAllocator(c10::kMeta), /*resizable=*/true)};
   const c10::DispatchKeySet keys{c10::computeDispatchKey(fake.scalar_type(), c10::kStrided, c10::kMeta)};
   auto impl = c10::make_intrusive<c10::TensorImpl>(std::move(storage), keys, fake.dtype());
   impl->set_sizes_and_strides(fake.sizes(), fake.strides(), fake.storage_offset());
@@ -54,8 +52,8 @@ Tensor metaLike(const Tensor& fake) {
 Tensor storageBytes(const Tensor& fake) {
   checkFake(fake);
   const c10::Storage& storage = fake.storage();
-  auto impl = c10::make_intrusive<FakeTensorImpl>(
-      storage, fakeBackendKeys(c10::kByte, storage.device()), caffe2::TypeMeta::Make<std::uint8_t>());
+  auto impl = c10::make_intrusive<FakeTensorImpl>(storage, fakeBackendKeys(c10::kByte, storage.device()),
+                                                  caffe2::TypeMeta::Make<std::uint8_t>());
   impl->set_sizes_contiguous({static_cast<int64_t>(storage.nbytes())});
   return Tensor{std::move(impl)};
 }
@@ -63,8 +61,8 @@ Tensor storageBytes(const Tensor& fake) {
 Tensor viewStorageLike(const Tensor& fake, const Tensor& like) {
   checkFake(fake);
   const c10::Storage& storage = fake.storage();
-  auto impl = c10::make_intrusive<FakeTensorImpl>(
-      storage, fakeBackendKeys(like.scalar_type(), storage.device()), like.dtype());
+  auto impl =
+      c10::make_intrusive<FakeTensorImpl>(storage, fakeBackendKeys(like.scalar_type(), storage.device()), like.dtype());
   impl->copyGeometry(*like.unsafeGetTensorImpl());
   return Tensor{std::move(impl)};
 }

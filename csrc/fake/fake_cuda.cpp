@@ -43,7 +43,9 @@ class NoCudaGuard final : public c10::impl::DeviceGuardImplInterface {
     return 1;
   }
 
-  void record(void** /*event*/, const c10::Stream& /*stream*/, c10::DeviceIndex /*device_index*/,
+  void record(void** /*event*/,
+              const c10::Stream& /*stream*/,
+              c10::DeviceIndex /*device_index*/,
               c10::EventFlag /*flag*/) const override {}
 
   void block(void* /*event*/, const c10::Stream& /*stream*/) const override {}
@@ -61,13 +63,15 @@ thread_local c10::DeviceIndex NoCudaGuard::current_ = 0;
 }  // namespace
 
 bool ensureCudaGuard() {
-  static const bool build_has_cuda = c10::impl::hasDeviceGuardImpl(c10::kCUDA);
-  if (!build_has_cuda && !c10::impl::hasDeviceGuardImpl(c10::kCUDA)) {
+  // Asked once, before our own guard can be the answer.
+  static const bool has_devices =
+      c10::impl::hasDeviceGuardImpl(c10::kCUDA) && c10::impl::getDeviceGuardImpl(c10::kCUDA)->deviceCount() > 0;
+  if (!has_devices) {
     // Leaked: once registered it stays, because any thread may hold a pointer to it.
     static const auto* guard = new NoCudaGuard;
-    c10::impl::registerDeviceGuard(c10::kCUDA, guard);
+    static const c10::impl::DeviceGuardImplRegistrar registrar{c10::kCUDA, guard};
   }
-  return build_has_cuda;
+  return has_devices;
 }
 
 }  // namespace torchext

@@ -4,9 +4,9 @@
 
 namespace torchext {
 
-// Lets fake tensors name "cuda" as their device on a build of PyTorch without CUDA, where nothing else stands behind
-// that name: registers a device guard that does nothing, for the rest of the process. Returns true, and does nothing,
-// on a build with CUDA.
+// Lets fake tensors name "cuda" as their device on a machine without CUDA devices, where nothing stands behind that
+// name: registers a device guard that does nothing, for the rest of the process. Returns true, and does nothing, on a
+// machine that has CUDA devices.
 TORCHEXT_API bool ensureCudaGuard();
 
 }  // namespace torchext

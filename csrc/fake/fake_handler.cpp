@@ -34,7 +34,7 @@ const DispatchKeySet kBelowFake{DispatchKeySet::FULL_AFTER, DispatchKey::Fake};
 // `Meta` kernels allocate, view and write meta tensors. None of that is the user's: it must reach neither autograd nor
 // a mode.
 const DispatchKeySet kAboveMeta = kFake | DispatchKeySet{DispatchKey::DeferredInit} | c10::autograd_dispatch_keyset |
-    DispatchKeySet{DispatchKey::ADInplaceOrView};
+                                  DispatchKeySet{DispatchKey::ADInplaceOrView};
 
 // The storages and tensors of one call, each beside its shadow on the meta device. Shadows live as long as the call.
 class Shadows {
@@ -66,15 +66,15 @@ Tensor Shadows::of(const Tensor& tensor) {
       return shadow;
     }
   }
-  // A Python number in tensor's clothes. Meta kernels that are Python functions get it back as a number, and for that it
-  // must be on the CPU (`toPyObject()` in pybind_utils.cpp).
+  // A Python number in tensor's clothes. Meta kernels that are Python functions get it back as a number, and for that
+  // it must be on the CPU (`toPyObject()` in pybind_utils.cpp).
   if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
     return tensor;
   }
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      tensor.layout() == c10::kStrided && tensor.has_storage(),
-      "Fake tensors are strided, but an argument has the layout ", tensor.layout(), " and type ", tensor.toString(),
-      "; convert it with `to_dense()` before it meets a fake tensor.");
+  TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == c10::kStrided && tensor.has_storage(),
+                              "Fake tensors are strided, but an argument has the layout ", tensor.layout(),
+                              " and type ", tensor.toString(),
+                              "; convert it with `to_dense()` before it meets a fake tensor.");
   constexpr DispatchKeySet kLazyBits{DispatchKey::Conjugate, DispatchKey::Negative};
   DispatchKeySet keys{c10::computeDispatchKey(tensor.scalar_type(), c10::kStrided, c10::kMeta)};
   keys = keys | (tensor.key_set() & kLazyBits);
@@ -90,10 +90,9 @@ Storage Shadows::of(const Storage& storage) {
       return shadow;
     }
   }
-  Storage shadow{
-      c10::make_intrusive<c10::StorageImpl>(
-          c10::StorageImpl::use_byte_size_t{}, static_cast<int64_t>(storage.nbytes()),
-          c10::DataPtr{nullptr, c10::kMeta}, c10::GetAllocator(c10::kMeta), storage.unsafeGetStorageImpl()->resizable())};
+  Storage shadow{c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t{}, static_cast<int64_t>(storage.nbytes()), c10::DataPtr{nullptr, c10::kMeta},
+      c10::GetAllocator(c10::kMeta), storage.unsafeGetStorageImpl()->resizable())};
   return storages_.emplace_back(storage, std::move(shadow)).second;
 }
 
@@ -136,6 +135,7 @@ class FakeCall {
   void lookAtArguments();
   bool isAboutFakes() const;
   void runOnRealTensors();
+  void liftConstant();
   bool tryDecompose();
   void runOnMeta();
 
@@ -160,6 +160,8 @@ void FakeCall::run() {
   lookAtArguments();
   if (!isAboutFakes()) {
     runOnRealTensors();
+  } else if (isLiftFresh(op_)) {
+    liftConstant();
   } else if (!tryDecompose()) {
     runOnMeta();
   }
@@ -185,6 +187,11 @@ void FakeCall::runOnRealTensors() {
   op_.redispatchBoxed(keys_ & kBelowFake, &stack_);
 }
 
+void FakeCall::liftConstant() {
+  const Tensor constant = torch::jit::pop(stack_).toTensor();
+  torch::jit::push(stack_, isFake(constant) ? constant : fakeLike(constant));
+}
+
 // A composite operator does what the operators that it calls do, so let those come here. They arrive here whole when
 // autograd is skipped, as in inference mode. A composite random operator is taken apart for deferred_init's sake: the
 // recorder, which is above, must see the draw itself.
@@ -204,7 +211,8 @@ bool FakeCall::tryDecompose() {
 
 void FakeCall::runOnMeta() {
   TORCH_CHECK(
-      !needsValues(op_, stack_), "`", op_.operator_name(), "` needs the values of its arguments, but at least one is a "
+      !needsValues(op_, stack_), "`", op_.operator_name(),
+      "` needs the values of its arguments, but at least one is a "
       "fake tensor, which has none. Run it on real tensors, or move it out of the code that runs on fake tensors.");
   refuseToWriteIntoRealTensors();
   const DeviceRules rules{op_, stack_};
@@ -222,10 +230,11 @@ void FakeCall::refuseToWriteIntoRealTensors() const {
       continue;
     }
     const auto visit = [&](const Tensor& tensor) {
-      TORCH_CHECK(
-          isFake(tensor), "`", op_.operator_name(), "` would write the result of fake tensors into the real tensor `",
-          arguments[i].name(), "` of shape ", tensor.sizes(), ". Make that tensor fake too, with "
-          "torchext.fake.fake_like(), or make the other arguments real.");
+      TORCH_CHECK(isFake(tensor), "`", op_.operator_name(),
+                  "` would write the result of fake tensors into the real tensor `", arguments[i].name(), "` of shape ",
+                  tensor.sizes(),
+                  ". Make that tensor fake too, with "
+                  "torchext.fake.fake_like(), or make the other arguments real.");
     };
     forEachTensor(torch::jit::peek(stack_, i, num_arguments_), visit);
   }
@@ -255,10 +264,10 @@ void FakeCall::convertArgumentsToMeta(const DeviceRules& rules) {
 }
 
 void FakeCall::callMetaKernel() {
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      op_.hasComputedKernelForDispatchKey(DispatchKey::Meta), "`", op_.operator_name(), "` has no Meta kernel, so its "
-      "result on fake tensors cannot be told. Register one with torch.library.register_fake(\"", op_.operator_name(),
-      "\").");
+  TORCH_CHECK_NOT_IMPLEMENTED(op_.hasComputedKernelForDispatchKey(DispatchKey::Meta), "`", op_.operator_name(),
+                              "` has no Meta kernel, so its "
+                              "result on fake tensors cannot be told. Register one with torch.library.register_fake(\"",
+                              op_.operator_name(), "\").");
   const c10::impl::ExcludeDispatchKeyGuard guard{kAboveMeta};
   op_.redispatchBoxed(DispatchKeySet{DispatchKey::Meta}, &stack_);
 }
@@ -291,14 +300,14 @@ Tensor FakeCall::toFake(const Tensor& meta, c10::Device device) {
   if (original.defined()) {
     return original;
   }
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      meta.layout() == c10::kStrided && meta.has_storage(), "`", op_.operator_name(), "` returns a tensor of layout ",
-      meta.layout(), ", but fake tensors are strided. Call it on real tensors.");
+  TORCH_CHECK_NOT_IMPLEMENTED(meta.layout() == c10::kStrided && meta.has_storage(), "`", op_.operator_name(),
+                              "` returns a tensor of layout ", meta.layout(),
+                              ", but fake tensors are strided. Call it on real tensors.");
   TensorImpl& meta_impl = *meta.unsafeGetTensorImpl();
   Storage storage = shadows_.originalOf(meta.storage(), device);
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      isFakeStorage(storage), "`", op_.operator_name(), "` returns a view of a real argument although another argument "
-      "is fake. Make all its arguments fake, with torchext.fake.fake_like(), or all real.");
+  TORCH_CHECK_NOT_IMPLEMENTED(isFakeStorage(storage), "`", op_.operator_name(),
+                              "` returns a view of a real argument although another argument "
+                              "is fake. Make all its arguments fake, with torchext.fake.fake_like(), or all real.");
   c10::intrusive_ptr<FakeTensorImpl> fake;
   if (const Tensor* base = shadows_.findTensorOn(storage)) {
     // Whether a view is an inference tensor is decided by its base.
@@ -334,11 +343,13 @@ void fakeFallback(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   FakeCall{op, keys, *stack}.run();
 }
 
+bool isLiftFresh(const OperatorHandle& op) {
+  return op.schema().name() == "aten::lift_fresh";
+}
+
 bool isFactory(const OperatorHandle& op, const Stack& stack) {
   const std::string& name = op.schema().name();
-  // A constant that `torch.tensor()` has just made. It excludes `Fake` and `DeferredInit` while it fills in the values
-  // (tensor_new.cpp), so this is where the constant becomes visible to them.
-  if (name == "aten::lift_fresh") {
+  if (isLiftFresh(op)) {
     return true;
   }
   if (takesTensorOptions(op.schema()) && (hasSuffix(name, "_like") || name.rfind("aten::new_", 0) == 0)) {
@@ -349,7 +360,7 @@ bool isFactory(const OperatorHandle& op, const Stack& stack) {
   const auto& returns = op.schema().returns();
   return !has_tensor && std::any_of(returns.begin(), returns.end(), [](const c10::Argument& result) {
     return result.type()->isSubtypeOf(*c10::TensorType::get()) ||
-        result.type()->isSubtypeOf(*c10::ListType::ofTensors());
+           result.type()->isSubtypeOf(*c10::ListType::ofTensors());
   });
 }
 
@@ -369,7 +380,7 @@ bool needsValues(const OperatorHandle& op, const Stack& stack) {
 void dropStaleKeys(const at::TensorBase& tensor) {
   // [class.protected] lets a derived class name the member of its base, and the pointer fits any TensorImpl.
   struct KeySet : TensorImpl {
-    static constexpr DispatchKeySet TensorImpl::*member() {
+    static constexpr DispatchKeySet TensorImpl::* member() {
       return &KeySet::key_set_;
     }
   };

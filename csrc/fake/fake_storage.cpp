@@ -74,9 +74,9 @@ Storage makeFakeStorage(std::size_t nbytes, c10::Device device) {
   auto context = std::make_unique<FakeStorageContext>();
   DataPtr data{nullptr, context.get(), &deleteContext, device};
   static_cast<void>(context.release());  // now owned by `data`
-  auto impl = c10::make_intrusive<StorageImpl>(
-      StorageImpl::use_byte_size_t{}, static_cast<int64_t>(nbytes), std::move(data), noMemoryAllocator(),
-      /*resizable=*/true);
+  auto impl = c10::make_intrusive<StorageImpl>(StorageImpl::use_byte_size_t{}, static_cast<int64_t>(nbytes),
+                                               std::move(data), noMemoryAllocator(),
+                                               /*resizable=*/true);
   impl->release_data_and_set_meta_custom_data_ptr_error_msg_(kNoData);
   return Storage{std::move(impl)};
 }

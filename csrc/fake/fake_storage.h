@@ -60,8 +60,8 @@ c10::DispatchKeySet provenanceKeys(const c10::Storage& storage) noexcept;
 //
 // Moves the memory of `real` into `fake`, and takes the `Fake` key and the provenance's keys from every tensor on it.
 // Nobody has to be told: the StorageImpl, the TensorImpls, their Python objects and all that hang on them (autograd
-// metadata, version counters, hooks, weak references, optimizer state) stay the objects that they are; from then on they
-// are ordinary dense tensors. `real` must be on the same device, at least as large, and referenced by nobody else.
+// metadata, version counters, hooks, weak references, optimizer state) stay the objects that they are; from then on
+// they are ordinary dense tensors. `real` must be on the same device, at least as large, and referenced by nobody else.
 void becomeReal(const c10::Storage& fake, c10::Storage real);
 
 }  // namespace torchext

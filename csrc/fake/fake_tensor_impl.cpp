@@ -23,7 +23,7 @@ namespace {
 // the interpreter when a mode is active.
 bool isDispatchModeActive() {
   return c10::impl::TorchDispatchModeTLS::any_modes_set() &&
-      !c10::impl::tls_is_dispatch_key_excluded(DispatchKey::Python);
+         !c10::impl::tls_is_dispatch_key_excluded(DispatchKey::Python);
 }
 
 }  // namespace
@@ -71,9 +71,8 @@ void FakeTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& sou
 }
 
 template <typename Version>
-c10::intrusive_ptr<TensorImpl> FakeTensorImpl::copyAndDetach(
-    Version&& version_counter,
-    bool allow_tensor_metadata_change) const {
+c10::intrusive_ptr<TensorImpl> FakeTensorImpl::copyAndDetach(Version&& version_counter,
+                                                             bool allow_tensor_metadata_change) const {
   if (!isFakeStorage(storage_) || isDispatchModeActive()) {
     return TensorImpl::shallow_copy_and_detach(std::forward<Version>(version_counter), allow_tensor_metadata_change);
   }
@@ -82,15 +81,13 @@ c10::intrusive_ptr<TensorImpl> FakeTensorImpl::copyAndDetach(
   return copy;
 }
 
-c10::intrusive_ptr<TensorImpl> FakeTensorImpl::shallow_copy_and_detach(
-    const VariableVersion& version_counter,
-    bool allow_tensor_metadata_change) const {
+c10::intrusive_ptr<TensorImpl> FakeTensorImpl::shallow_copy_and_detach(const VariableVersion& version_counter,
+                                                                       bool allow_tensor_metadata_change) const {
   return copyAndDetach(version_counter, allow_tensor_metadata_change);
 }
 
-c10::intrusive_ptr<TensorImpl> FakeTensorImpl::shallow_copy_and_detach(
-    VariableVersion&& version_counter,
-    bool allow_tensor_metadata_change) const {
+c10::intrusive_ptr<TensorImpl> FakeTensorImpl::shallow_copy_and_detach(VariableVersion&& version_counter,
+                                                                       bool allow_tensor_metadata_change) const {
   return copyAndDetach(std::move(version_counter), allow_tensor_metadata_change);
 }
 

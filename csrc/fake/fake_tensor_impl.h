@@ -33,13 +33,11 @@ class FakeTensorImpl final : public c10::TensorImpl {
 
   void shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& source) override;
 
-  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(
-      const c10::VariableVersion& version_counter,
-      bool allow_tensor_metadata_change) const override;
+  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& version_counter,
+                                                         bool allow_tensor_metadata_change) const override;
 
-  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(
-      c10::VariableVersion&& version_counter,
-      bool allow_tensor_metadata_change) const override;
+  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(c10::VariableVersion&& version_counter,
+                                                         bool allow_tensor_metadata_change) const override;
 
   void release_resources() override;
 
@@ -51,10 +49,9 @@ class FakeTensorImpl final : public c10::TensorImpl {
  private:
   friend void enrollResident(const c10::Storage& storage, FakeTensorImpl& impl);
   friend void strikeResident(FakeTensorImpl& impl) noexcept;
-  friend void setProvenance(
-      const c10::Storage& storage,
-      std::shared_ptr<class Provenance> provenance,
-      c10::DispatchKeySet keys);
+  friend void setProvenance(const c10::Storage& storage,
+                            std::shared_ptr<class Provenance> provenance,
+                            c10::DispatchKeySet keys);
   friend void becomeReal(const c10::Storage& fake, c10::Storage real);
 
   template <typename Version>

@@ -18,9 +18,9 @@ void checkTorchVersion() {
   const std::string built_for = TORCH_VERSION;
   const auto release = [](const std::string& version) { return version.substr(0, version.find('+')); };
   if (release(found) != release(built_for)) {
-    throw py::import_error(
-        "torchext was built for torch " + built_for + ", but torch " + found + " is installed. Build it again: "
-        "pip install --no-build-isolation --force-reinstall --no-deps torchext");
+    throw py::import_error("torchext was built for torch " + built_for + ", but torch " + found +
+                           " is installed. Build it again: "
+                           "pip install --no-build-isolation --force-reinstall --no-deps torchext");
   }
 }
 
