@@ -6,9 +6,9 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from types import ModuleType
 
 from setuptools import setup
-from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent
 OLDEST_TORCH, NEWEST_TORCH = (2, 11), (2, 15)
@@ -17,7 +17,7 @@ OLDEST_TORCH, NEWEST_TORCH = (2, 11), (2, 15)
 WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Wsign-conversion", "-Werror"]
 
 
-def import_torch_extension_tools():  # noqa: ANN201 - a module that may be missing
+def import_torch_extension_tools() -> tuple[ModuleType, ModuleType]:
     """Returns torch and its C++ extension tools, or ends the installation with one sentence."""
     try:
         import torch
@@ -64,10 +64,6 @@ def make_build() -> dict[str, object]:
     }
 
 
-class _NoBuild(build_ext):
-    """Stands in for the real build where only metadata is asked for."""
-
-
 if __name__ == "__main__":
     only_metadata = {"egg_info", "dist_info", "sdist", "--version"} & set(sys.argv[1:])
-    setup(**({"cmdclass": {"build_ext": _NoBuild}} if only_metadata else make_build()))
+    setup(**({} if only_metadata else make_build()))

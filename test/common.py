@@ -53,13 +53,13 @@ def assert_same_module(actual: Module, expected: Module) -> None:
     assert list(actual.state_dict()) == list(expected.state_dict())
 
 
-def assert_same_tensor(actual: Tensor, expected: Tensor, name: str = "tensor") -> None:
-    """Asserts equal bits and equal metadata."""
+def assert_same_tensor(actual: Tensor, expected: Tensor, name: str = "tensor", versions: bool = True) -> None:
+    """Asserts equal bits and equal metadata, version counters among it unless `versions` is false."""
     assert type(actual) is type(expected), f"{name}: is a {type(actual)}, expected a {type(expected)}"
     if is_lazy(expected):  # has neither a shape nor values yet
         assert (actual.dtype, actual.device) == (expected.dtype, expected.device)
         return
-    for what in ("shape", "dtype", "device", "layout", "requires_grad", "is_leaf", "_version"):
+    for what in ("shape", "dtype", "device", "layout", "requires_grad", "is_leaf", *(["_version"] if versions else [])):
         found, wanted = getattr(actual, what), getattr(expected, what)
         assert found == wanted, f"{name}: {what} is {found}, expected {wanted}"
     assert actual.stride() == expected.stride(), f"{name}: strides {actual.stride()} != {expected.stride()}"

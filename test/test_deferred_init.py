@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable
 
+import psutil
 import pytest
 import torch
 from common import assert_defers_exactly, assert_same_module, assert_same_tensor, build_both
@@ -655,8 +656,7 @@ class TestErrors:
 class TestMemory:
     @staticmethod
     def resident_bytes() -> int:
-        with open("/proc/self/statm") as statm:
-            return int(statm.read().split()[1]) * 4096
+        return psutil.Process().memory_info().rss
 
     def test_construction_costs_no_memory(self) -> None:
         before = self.resident_bytes()

@@ -33,19 +33,19 @@ def install() -> None:
             _patch_repr()
             _patch_deepcopy()
             _patch_reads()
-            if torch.torch_version.TorchVersion(torch.__version__) >= (2, 12):
+            if _C.built_for_torch >= "2.12":
                 _patch_trunc_normal()
             _installed = True
 
 
 def _patch_repr() -> None:
     """`Tensor.__repr__` formats values (`torch._tensor_str`) and cannot be extended."""
-    original = torch.Tensor.__repr__
+    original: Callable[..., str] = torch.Tensor.__repr__
 
     @wraps(original)
-    def __repr__(self: torch.Tensor, *, tensor_contents: str | None = None) -> str:
+    def __repr__(self: torch.Tensor, **kwargs: Any) -> str:
         if not _C.is_fake(self):
-            return original(self, tensor_contents=tensor_contents)
+            return original(self, **kwargs)
         parts = [
             f"size={tuple(self.shape)}",
             f"dtype={self.dtype}",
@@ -55,12 +55,12 @@ def _patch_repr() -> None:
         ]
         return f"tensor(..., {', '.join(parts)}, fake=True)"
 
-    torch.Tensor.__repr__ = __repr__  # type: ignore[method-assign]
+    torch.Tensor.__repr__ = __repr__  # type: ignore[assignment, method-assign]
 
 
 def _patch_deepcopy() -> None:
     """`Tensor.__deepcopy__` copies the storage's memory behind the dispatcher's back."""
-    original = torch.Tensor.__deepcopy__
+    original: Callable[..., torch.Tensor] = torch.Tensor.__deepcopy__
 
     @wraps(original)
     def __deepcopy__(self: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
@@ -68,8 +68,9 @@ def _patch_deepcopy() -> None:
             return original(self, memo)
         if not self.is_leaf:
             raise RuntimeError(
-                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment, "
-                f"but this fake tensor of shape {tuple(self.shape)} was computed from others; call detach() on it first."
+                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the "
+                f"moment, but this fake tensor of shape {tuple(self.shape)} was computed from others; call detach() on "
+                "it first."
             )
         storage = self.untyped_storage()
         key = storage._cdata
@@ -140,6 +141,7 @@ def _patch_trunc_normal() -> None:
             if _never_rejects(mean, std, a, b):
                 return tensor.normal_(mean, std, generator=generator)
             torch.ops.torchext.trunc_normal_(tensor, mean, std, a, b, generator=generator)
+            torch.autograd.graph.increment_version(tensor)
             return tensor
 
     torch.nn.init._no_grad_trunc_normal_ = _no_grad_trunc_normal_

@@ -148,9 +148,11 @@ bool RecordedCall::isConstant() const {
   return !has_deferred_ && isLiftFresh(op_);
 }
 
-// Writing a deferred tensor into a real one has to happen now: the real one shows it at once.
+// Writing a deferred tensor into a real one has to happen now: the real one shows it at once. And of an operator
+// without a Meta kernel only a real run can tell what it returns.
 bool RecordedCall::mustRunForReal() const {
-  return !has_unrecorded_fake_ && (needsValues(op_, stack_) || (has_deferred_ && writes_real_));
+  return !has_unrecorded_fake_ && (needsValues(op_, stack_) || (has_deferred_ && writes_real_) ||
+                                   !op_.hasComputedKernelForDispatchKey(DispatchKey::Meta));
 }
 
 // An operator that only makes views writes nothing: the views show what they show.
@@ -191,11 +193,19 @@ void RecordedCall::runAsFake() {
 void RecordedCall::record() {
   const std::optional<at::Generator> generator = this->generator();
   const std::vector<AboutToWrite> arguments = writtenArguments();
-  // Taken before the call, which may change the metadata of its arguments.
+  // Both taken before the call, which may change the metadata of its arguments.
   const auto node = std::make_shared<OpNode>(op_, stack_);
-  const Stack called =
-      generator ? Stack(stack_.end() - static_cast<std::ptrdiff_t>(num_arguments_), stack_.end()) : Stack{};
-  runAsFake();
+  const std::size_t bottom = stack_.size() - num_arguments_;
+  const Stack called(stack_.begin() + static_cast<std::ptrdiff_t>(bottom), stack_.end());
+  try {
+    runAsFake();
+  } catch (const c10::NotImplementedError&) {
+    // Has a Meta kernel, but one that only says this. What it has left on the stack goes.
+    stack_.erase(stack_.begin() + static_cast<std::ptrdiff_t>(bottom), stack_.end());
+    stack_.insert(stack_.end(), called.begin(), called.end());
+    runForReal();
+    return;
+  }
   if (generator) {
     node->setTape(skipDraws(*generator, called));
   }

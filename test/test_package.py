@@ -1,0 +1,146 @@
+"""The package itself: importing, building, and its promises about names."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import torchext
+from torchext import _C
+
+ROOT = Path(__file__).parent.parent
+
+
+def run_python(code: str) -> str:
+    """Runs `code` in a fresh interpreter and returns what it printed."""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+class TestImport:
+    def test_changes_nothing_for_who_does_not_use_it(self) -> None:
+        code = """
+import json, torch
+def state():
+    names = ["__repr__", "__deepcopy__", "tolist", "numpy", "__array__"]
+    return {
+        "methods": [id(getattr(torch.Tensor, n)) for n in names] + [id(torch.nn.init._no_grad_trunc_normal_)],
+        "included": str(torch._C._dispatch_tls_local_include_set()),
+        "excluded": str(torch._C._dispatch_tls_local_exclude_set()),
+        "keys": str(torch._C._dispatch_keys(torch.ones(1))),
+        "rng": torch.get_rng_state().tolist(),
+        "threads": torch.get_num_threads(),
+    }
+before = state()
+import torchext
+print(json.dumps([before, state()]))
+"""
+        before, after = json.loads(run_python(code))
+        assert after == before
+
+    def test_program_without_fakes_takes_the_same_route(self) -> None:
+        code = """
+import torch, torchext
+x = torch.ones(2, requires_grad=True)
+(x * 2).sum().backward()
+assert x.grad.tolist() == [2.0, 2.0]
+print(torch._C._dispatch_keys(x))
+"""
+        assert "Fake" not in run_python(code)
+
+    @pytest.mark.parametrize("key", ["Fake", "DeferredInit"])
+    def test_taken_key_is_an_import_error(self, key: str) -> None:
+        code = f"""
+import torch
+library = torch.library.Library("_", "IMPL")
+library.fallback(lambda op, *args, **kwargs: None, "{key}")
+try:
+    import torchext
+except ImportError as error:
+    print(error)
+"""
+        message = run_python(code)
+        assert f"the dispatch key `{key}` already has a fallback" in message
+        assert "can have only one" in message
+
+    def test_other_torch_version_is_an_import_error(self) -> None:
+        code = """
+import torch
+torch.__version__ = "2.0.1"
+try:
+    import torchext
+except ImportError as error:
+    print(error)
+"""
+        assert f"was built for torch {_C.built_for_torch}, but torch 2.0.1 is installed. Build it again" in run_python(
+            code
+        )
+
+
+class TestSetup:
+    def run_setup(self, monkeypatch: pytest.MonkeyPatch) -> str:
+        monkeypatch.setattr(sys, "argv", ["setup.py", "build_ext"])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(ROOT / "setup.py"), run_name="__main__")
+        return str(ended.value)
+
+    def test_without_torch_it_says_what_to_type(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "torch", None)
+        message = self.run_setup(monkeypatch)
+        assert "pip install torch" in message
+        assert "--no-build-isolation" in message
+        assert "\n" not in message
+
+    def test_without_a_compiler_it_says_what_to_type(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PATH", "/nonexistent")
+        monkeypatch.delenv("CXX", raising=False)
+        message = self.run_setup(monkeypatch)
+        assert "apt-get install g++" in message
+        assert "\n" not in message
+
+    def test_unsupported_torch_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch, "__version__", "2.3.0")
+        assert "torchext supports torch 2.11 to 2.15, but torch 2.3.0 is installed" in self.run_setup(monkeypatch)
+
+
+class TestNames:
+    def test_stub_lists_what_the_module_has(self) -> None:
+        tree = ast.parse((ROOT / "torchext" / "_C.pyi").read_text())
+        functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+        variables = {n.target.id for n in tree.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)}
+        assert functions.keys() | variables == {name for name in dir(_C) if not name.startswith("__")}
+
+    def test_stub_has_the_signatures_of_the_module(self) -> None:
+        tree = ast.parse((ROOT / "torchext" / "_C.pyi").read_text())
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef):
+                doc = getattr(_C, node.name).__doc__
+                assert doc.startswith(f"{node.name}(")
+                found = doc[len(node.name) + 1 : doc.index(") ->")]
+                assert len(node.args.args) == (found.count(":")), f"{node.name}: {doc}"
+
+    @pytest.mark.parametrize("module", [torchext, torchext.fake, torchext.deferred_init], ids=lambda m: m.__name__)
+    def test_public_names_exist_and_are_documented(self, module: object) -> None:
+        for name in module.__all__:  # type: ignore[attr-defined]
+            assert inspect.getdoc(getattr(module, name)), f"{name} has no docstring"
+
+    def test_signatures_are_torchdistx_ones(self) -> None:
+        from torchext import deferred_init, fake
+
+        def parameters(function: object) -> list[str]:
+            return list(inspect.signature(function).parameters)  # type: ignore[arg-type]
+
+        assert parameters(fake.fake_mode) == ["fake_cuda"]
+        assert parameters(fake.is_fake) == ["tensor"]
+        assert parameters(fake.meta_like) == ["fake"]
+        assert parameters(deferred_init.materialize_tensor) == ["tensor"]
+        assert parameters(deferred_init.materialize_module) == ["module", "buffers_only", "check_fn"]

@@ -1,0 +1,183 @@
+"""Random numbers: the same ones as eager construction, in any order, with the generator left where eager leaves it."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from common import assert_same_tensor, build_both
+from torch import Tensor, nn
+
+from torchext.deferred_init import deferred_init, materialize_tensor
+
+FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+FILLS: dict[str, tuple[Callable[[Tensor], Tensor], list[torch.dtype]]] = {
+    "uniform": (lambda t: t.uniform_(-1, 2), FLOATS),
+    "normal": (lambda t: t.normal_(1, 2), FLOATS),
+    "log_normal": (lambda t: t.log_normal_(0, 0.5), FLOATS),
+    "exponential": (lambda t: t.exponential_(2), FLOATS),
+    "cauchy": (lambda t: t.cauchy_(), FLOATS),
+    "geometric": (lambda t: t.geometric_(0.3), [*FLOATS, torch.int64]),
+    "bernoulli": (lambda t: t.bernoulli_(0.3), [*FLOATS, torch.int64, torch.bool]),
+    "bernoulli_tensor": (lambda t: t.bernoulli_(torch.full(t.shape, 0.4)), [torch.float32, torch.int64]),
+    "random": (lambda t: t.random_(), [*FLOATS, torch.int64, torch.int32, torch.uint8, torch.bool]),
+    "random_to": (lambda t: t.random_(100), [*FLOATS, torch.int64]),
+    "random_large_range": (lambda t: t.random_(0, 2**40), [torch.int64]),
+    "random_full_range": (lambda t: t.random_(-(2**63), None), [torch.int64]),
+    "complex_normal": (lambda t: t.normal_(), [torch.complex64, torch.complex128]),
+}
+# Around the chunk of 16 of `normal_fill`, the block of 624 of MT19937, and beyond.
+SIZES = [0, 1, 2, 3, 15, 16, 17, 31, 32, 33, 100, 623, 624, 625, 5000]
+
+
+def assert_same_results(build: Callable[[], list[Tensor]], versions: bool = True) -> None:
+    """Asserts equal bits for all results, materialized in a shuffled order."""
+    eager, deferred = build_both(build)
+    for i in random.Random(0).sample(range(len(deferred)), len(deferred)):
+        assert_same_tensor(materialize_tensor(deferred[i]), eager[i], f"result {i}", versions)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [(name, dtype) for name, (_, dtypes) in FILLS.items() for dtype in dtypes], ids=str
+)
+def test_fill_takes_the_draws_of_the_eager_one(name: str, dtype: torch.dtype) -> None:
+    fill = FILLS[name][0]
+
+    def build() -> list[Tensor]:
+        return [fill(torch.empty(size, dtype=dtype)) for size in SIZES] + [torch.rand(3)]
+
+    assert_same_results(build)
+
+
+@pytest.mark.parametrize("name", ["uniform", "normal", "exponential", "bernoulli", "random"])
+def test_fill_of_a_strided_view(name: str) -> None:
+    fill = FILLS[name][0]
+
+    def build() -> list[Tensor]:
+        whole = torch.zeros(40, 9)
+        fill(whole.t()[2:7])
+        fill(whole[::3, 1])
+        return [whole, torch.rand(3)]
+
+    assert_same_results(build)
+
+
+DRAWS: dict[str, Callable[[], Tensor]] = {
+    "randn": lambda: torch.randn(3, 7),
+    "rand": lambda: torch.rand(100, dtype=torch.float64),
+    "randint": lambda: torch.randint(0, 10, (50,)),
+    "randperm": lambda: torch.randperm(1000),
+    "randn_like": lambda: torch.randn_like(torch.zeros(33)),
+    "complex": lambda: torch.rand(20, dtype=torch.complex64),
+    "normal_tensor": lambda: torch.normal(torch.zeros(20), 1.0),
+    "normal_size": lambda: torch.normal(0.0, 1.0, (5, 5)),
+    "bernoulli": lambda: torch.bernoulli(torch.full((30,), 0.5)),
+    "multinomial": lambda: torch.multinomial(torch.ones(30), 10),
+    "poisson": lambda: torch.poisson(torch.full((30,), 3.0)),
+    "dropout": lambda: nn.functional.dropout(torch.ones(100)),
+    "rrelu": lambda: nn.functional.rrelu(torch.full((30,), -1.0), training=True),
+    "gumbel": lambda: torch.nn.functional.gumbel_softmax(torch.zeros(4, 5)),
+    "dirichlet": lambda: torch.distributions.Dirichlet(torch.ones(4)).sample(),
+    "trunc_normal_wide": lambda: nn.init.trunc_normal_(torch.empty(500), std=0.02, a=-2, b=2),
+    "orthogonal": lambda: nn.init.orthogonal_(torch.empty(6, 4)),
+    "sparse": lambda: nn.init.sparse_(torch.empty(10, 6), 0.3),
+}
+
+
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
+def test_draw_is_the_eager_one(draw: Callable[[], Tensor]) -> None:
+    assert_same_results(lambda: [torch.rand(5), draw(), torch.randn(3), draw(), torch.randn(20)])
+
+
+@pytest.mark.parametrize("bounds", [(-2, 2), (-0.5, 1), (2, 3)], ids=str)
+def test_rejection_sampling_draws_as_often_as_eager(bounds: tuple[float, float]) -> None:
+    def build() -> list[Tensor]:
+        return [nn.init.trunc_normal_(torch.empty(500), a=bounds[0], b=bounds[1]), torch.rand(3)]
+
+    # How often the eager loop writes depends on the values that it draws.
+    assert_same_results(build, versions=False)
+
+
+@pytest.mark.parametrize("skipped", [10**6, 2 * 10**6 + 3, 3 * 10**7 + 5])
+def test_long_distances_are_jumped(skipped: int) -> None:
+    def build() -> list[Tensor]:
+        torch.empty(skipped).uniform_()
+        return [torch.rand(1000)]
+
+    assert_same_results(build)
+
+
+def test_dropped_draws_count() -> None:
+    def build() -> list[Tensor]:
+        torch.randn(7)
+        first = torch.randn(7)
+        torch.randn(100)
+        return [first, torch.randn(7)]
+
+    assert_same_results(build)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
+def test_order_of_materializing_does_not_matter(order: tuple[int, ...]) -> None:
+    eager, deferred = build_both(lambda: [torch.randn(5), torch.randn(40), torch.rand(3)])
+    torch.rand(11)
+    for i in order:
+        state = torch.get_rng_state()
+        materialize_tensor(deferred[i])
+        assert torch.equal(torch.get_rng_state(), state), "materializing moved the generator"
+        assert_same_tensor(deferred[i], eager[i])
+
+
+def test_generator_given_by_the_user() -> None:
+    def build() -> list[Tensor]:
+        generator = torch.Generator().manual_seed(3)
+        first = torch.randn(50, generator=generator)
+        second = torch.empty(9).uniform_(generator=generator)
+        return [first, second, torch.randn(4), torch.rand(1, generator=generator)]
+
+    assert_same_results(build)
+
+
+def test_seeding_and_forking_inside_the_constructor() -> None:
+    def build() -> list[Tensor]:
+        first = torch.randn(20)
+        with torch.random.fork_rng():
+            torch.manual_seed(5)
+            second = torch.randn(20)
+        third = torch.randn(20)
+        torch.manual_seed(6)
+        return [first, second, third, torch.randn(20)]
+
+    assert_same_results(build)
+
+
+def test_state_can_be_saved_and_restored_inside_the_constructor() -> None:
+    def build() -> list[Tensor]:
+        torch.randn(3)
+        state = torch.get_rng_state()
+        first = torch.randn(20)
+        torch.set_rng_state(state)
+        return [first, torch.randn(20)]
+
+    assert_same_results(build)
+
+
+def test_program_goes_on_as_if_it_had_been_eager() -> None:
+    torch.manual_seed(1)
+    nn.Linear(10, 10)
+    wanted = torch.rand(5)
+    torch.manual_seed(1)
+    deferred_init(nn.Linear, 10, 10)
+    assert torch.equal(torch.rand(5), wanted)
+
+
+def test_real_draws_and_deferred_draws_share_the_tape() -> None:
+    def build() -> list[Tensor]:
+        first = torch.randn(20)
+        numbers = torch.empty(3, device="cpu").uniform_().tolist()
+        return [first, torch.full((2,), numbers[1]), torch.randn(20)]
+
+    assert_same_results(build)
