@@ -1,6 +1,9 @@
 # `make demo` and `make test` work on a machine with Python, g++ and make. An activated environment that has torch is used
 # as it is, but for what `pip` adds to it; otherwise a virtual environment with the torch of TORCH is made in .venv.
 
+SHELL := /bin/bash
+.SHELLFLAGS := -o pipefail -c
+
 TORCH ?= torch==2.13.0
 SYSTEM_PYTHON ?= python3
 JOBS ?= $(shell nproc)
@@ -77,7 +80,7 @@ $(STATE)/tools: pyproject.toml $(VENV)
 
 $(STATE)/built: $(STATE)/tools setup.py $(HEADERS) $(UNITS)
 	@echo "== compiling the extension"
-	MAX_JOBS=$(JOBS) $(PYTHON) setup.py --quiet build_ext --inplace
+	MAX_JOBS=$(JOBS) $(PYTHON) setup.py --quiet build_ext --inplace 2>&1 | sed -uE 's/^(\[[0-9]+\/[0-9]+\]) .* -c ([^ ]+) -o .*/\1 \2/'
 	@mkdir -p $(@D) && touch $@
 
 $(STATE)/tidy/%: % .clang-tidy $(HEADERS) $(STATE)/tools

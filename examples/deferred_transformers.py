@@ -6,6 +6,7 @@ parameter or buffer differs.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import sys
@@ -30,6 +31,14 @@ LLAMA_2_7B = transformers.LlamaConfig(
 )
 
 
+def give_back_freed_memory() -> None:
+    """Frees garbage, and returns free memory to the system, so that reusing it counts as using memory."""
+    gc.collect()
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):  # glibc
+        libc.malloc_trim(0)
+
+
 class Meter:
     """Measures how long a block takes and how far resident memory rises above where it was."""
 
@@ -40,7 +49,7 @@ class Meter:
     @contextmanager
     def measure(self) -> Iterator[None]:
         """Measures the block; a thread looks at the memory every two milliseconds."""
-        gc.collect()  # what the last block left is not this block's
+        give_back_freed_memory()
         process = psutil.Process()
         start_bytes = process.memory_info().rss
         done = threading.Event()
