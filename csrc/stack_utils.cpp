@@ -117,10 +117,4 @@ bool isWritten(const c10::Argument& argument) {
   return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
 }
 
-bool isFunctional(const c10::FunctionSchema& schema) {
-  const auto aliases = [](const c10::Argument& a) { return a.alias_info() != nullptr; };
-  return std::none_of(schema.arguments().begin(), schema.arguments().end(), isWritten) &&
-         std::none_of(schema.returns().begin(), schema.returns().end(), aliases);
-}
-
 }  // namespace torchext

@@ -31,7 +31,4 @@ int findArgument(const c10::FunctionSchema& schema, const char* name);
 // True when the operator writes into the argument, as declared in its schema.
 bool isWritten(const c10::Argument& argument);
 
-// True when the operator's results are new tensors only: no argument is written, no result aliases one.
-bool isFunctional(const c10::FunctionSchema& schema);
-
 }  // namespace torchext

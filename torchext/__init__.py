@@ -13,7 +13,7 @@ import torch as _torch  # loads the libraries that the extension module is linke
 try:
     from . import _C
 except ImportError as error:
-    if "torchext" not in str(error):
+    if not str(error).startswith("torchext "):  # the loader's own, not one of ours
         raise ImportError(
             f"torchext was not built for the installed torch {_torch.__version__} ({error}). Build it again: "
             "pip install --no-build-isolation --force-reinstall --no-deps torchext"

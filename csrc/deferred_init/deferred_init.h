@@ -17,7 +17,7 @@ TORCHEXT_API void leaveDeferredInit();
 // and outside of deferred_init.
 TORCHEXT_API bool isDeferred(const at::TensorBase& tensor);
 
-// See evaluate.h.
+// See materialize.h.
 TORCHEXT_API void materialize(at::ArrayRef<at::Tensor> tensors);
 TORCHEXT_API at::Tensor evaluate(const at::Tensor& deferred);
 

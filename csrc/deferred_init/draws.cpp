@@ -50,14 +50,13 @@ std::uint64_t countByTrial(const OperatorHandle& op, const Stack& stack, int64_t
   return static_cast<std::uint64_t>(left - impl.engine().data().left_);
 }
 
-std::uint64_t countAffine(const OperatorHandle& op, const Stack& stack, const Tensor& self) {
+std::uint64_t countAffine(const OperatorHandle& op, const Stack& stack, int64_t numel, c10::ScalarType dtype) {
   constexpr int64_t kSmall = 32;
-  const int64_t numel = self.numel();
   if (numel <= kSmall) {
-    return countByTrial(op, stack, numel, self.scalar_type());
+    return countByTrial(op, stack, numel, dtype);
   }
-  const auto small = countByTrial(op, stack, kSmall, self.scalar_type());
-  const auto slope = countByTrial(op, stack, kSmall + 1, self.scalar_type()) - small;
+  const auto small = countByTrial(op, stack, kSmall, dtype);
+  const auto slope = countByTrial(op, stack, kSmall + 1, dtype) - small;
   return small + static_cast<std::uint64_t>(numel - kSmall) * slope;
 }
 
@@ -69,6 +68,19 @@ std::uint64_t countChunkedNormals(const OperatorHandle& op, const Stack& stack, 
   const auto chunk = countByTrial(op, stack, kNormalChunk, dtype);
   const auto tail = countByTrial(op, stack, kNormalChunk + numel % kNormalChunk, dtype);
   return tail + static_cast<std::uint64_t>(numel / kNormalChunk - 1) * chunk;
+}
+
+// `native_dropout` fills a mask of booleans with `bernoulli_` (Dropout.cpp), and takes no generator.
+TapePosition takeDrawsOfDropout(const Stack& stack, const Generator& generator) {
+  static const auto bernoulli = c10::Dispatcher::singleton().findSchemaOrThrow("aten::bernoulli_", "float");
+  const Tensor& input = torch::jit::peek(stack, 0, 3).toTensor();
+  const double p = torch::jit::peek(stack, 1, 3).toDouble();
+  const bool trains = torch::jit::peek(stack, 2, 3).toOptional<bool>().value_or(true);
+  if (!trains || input.numel() == 0) {
+    return takeDraws(generator, 0);
+  }
+  const Stack fill{Tensor{}, 1 - p, c10::IValue{}};
+  return takeDraws(generator, countAffine(bernoulli, fill, input.numel(), c10::kBool));
 }
 
 }  // namespace
@@ -90,36 +102,31 @@ int generatorArgument(const c10::FunctionSchema& schema) {
   return found == arguments.end() ? -1 : static_cast<int>(found - arguments.begin());
 }
 
-bool skipDrawsOf(const OperatorHandle& op,
-                 const Stack& stack,
-                 const Generator& generator,
-                 std::optional<std::uint64_t>& draws) {
-  draws = std::nullopt;
+std::optional<TapePosition> takeDrawsOf(const OperatorHandle& op, const Stack& stack, const Generator& generator) {
   const std::string& name = op.schema().name();
+  if (name == "aten::native_dropout") {
+    return takeDrawsOfDropout(stack, generator);
+  }
   const bool is_normal = name == "aten::normal_";
   const bool is_log_normal = name == "aten::log_normal_";
   if (!is_normal && !is_log_normal && !isAffine(op)) {
-    return false;
+    return std::nullopt;
   }
   const Tensor& self = torch::jit::peek(stack, 0, op.schema().arguments().size()).toTensor();
   if (self.numel() == 0) {
-    draws = 0;
-    return true;
+    return takeDraws(generator, 0);
   }
   // `normal_` fills a complex tensor as a real one of twice the elements (`normal_impl_`, DistributionTemplates.h).
   const bool is_complex = self.is_complex();
   const auto dtype = is_complex ? c10::toRealValueType(self.scalar_type()) : self.scalar_type();
   const int64_t numel = self.numel() * (is_complex ? 2 : 1);
   if (is_normal && numel >= kNormalChunk && self.is_contiguous()) {
-    draws = countChunkedNormals(op, stack, numel, dtype);
-    skipDraws(generator, *draws);
-  } else if (is_normal || is_log_normal) {
-    skipNormals(generator, static_cast<std::uint64_t>(numel));
-  } else {
-    draws = countAffine(op, stack, self);
-    skipDraws(generator, *draws);
+    return takeDraws(generator, countChunkedNormals(op, stack, numel, dtype));
   }
-  return true;
+  if (is_normal || is_log_normal) {
+    return takeNormals(generator, static_cast<std::uint64_t>(numel));
+  }
+  return takeDraws(generator, countAffine(op, stack, numel, dtype));
 }
 
 }  // namespace torchext

@@ -3,9 +3,13 @@
 #include <atomic>
 #include <utility>
 
+#include <ATen/EmptyTensor.h>
+#include <ATen/ops/clone.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/TensorImpl.h>
 
 #include "../fake/fake.h"
+#include "../fake/op_traits.h"
 #include "../stack_utils.h"
 
 namespace torchext {
@@ -21,6 +25,30 @@ namespace {
 std::uint64_t nextNumber() {
   static std::atomic<std::uint64_t> next{0};
   return next.fetch_add(1, std::memory_order_relaxed);
+}
+
+// True when a change of `tensor` would not show in its version counter: inference tensors have none, and the memory
+// that `torch.from_numpy()` and its like share, which has no allocator, is changed by others.
+bool hasUnreliableVersion(const Tensor& tensor) {
+  return tensor.is_inference() || (tensor.has_storage() && tensor.storage().allocator() == nullptr);
+}
+
+// What the graph keeps of a real tensor: see TensorArgument.
+Tensor externalOf(const Tensor& tensor) {
+  constexpr std::size_t kSmallBytes = std::size_t{1} << 20U;
+  if (tensor.key_set().has(DispatchKey::Python)) {
+    return tensor;
+  }
+  if (!isFake(tensor) && hasUnreliableVersion(tensor) && tensor.nbytes() <= kSmallBytes) {
+    const RealDispatch guard;
+    return tensor.clone();
+  }
+  const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+  Tensor alias{impl.shallow_copy_and_detach(impl.version_counter(), /*allow_tensor_metadata_change=*/true)};
+  if (impl.is_wrapped_number()) {
+    alias.unsafeGetTensorImpl()->set_wrapped_number(true);
+  }
+  return alias;
 }
 
 // Stands in recorded arguments where a tensor was.
@@ -82,6 +110,13 @@ Tensor Geometry::makeTensor(Storage storage) const {
   return Tensor{std::move(impl)};
 }
 
+Tensor Geometry::makeEmptyTensor(c10::Device device) const {
+  const auto nbytes =
+      at::detail::computeStorageNbytes(sizes, strides, dtype.itemsize(), static_cast<std::size_t>(storage_offset));
+  const auto options = at::TensorOptions().dtype(c10::kByte).device(device);
+  return makeTensor(at::empty({static_cast<int64_t>(nbytes)}, options).storage());
+}
+
 StorageValue::StorageValue(std::shared_ptr<const OpNode> writer, std::size_t output)
     : writer_{std::move(writer)}, output_{output} {}
 
@@ -105,19 +140,30 @@ TensorArgument TensorArgument::of(const Tensor& tensor) {
   argument.value = valueOf(tensor);
   if (argument.value != nullptr) {
     argument.geometry = Geometry::of(tensor);
-  } else {
-    argument.external = tensor;
-    argument.external_version = tensor.is_inference() ? 0 : static_cast<std::uint32_t>(tensor._version());
+    return argument;
+  }
+  argument.external = externalOf(tensor);
+  if (!argument.external.is_inference()) {
+    argument.external_version = static_cast<std::uint32_t>(argument.external._version());
   }
   return argument;
 }
 
-OpNode::OpNode(c10::OperatorHandle op, const Stack& stack)
+TensorArgument TensorArgument::metadataOf(const Tensor& tensor) {
+  TensorArgument argument;
+  argument.geometry = Geometry::of(tensor);
+  argument.device = tensor.device();
+  return argument;
+}
+
+OpNode::OpNode(const c10::OperatorHandle& op, const Stack& stack)
     : number_{nextNumber()}, op_{op}, thread_state_{ThreadState::current()} {
   const auto count = op_.schema().arguments().size();
   arguments_.assign(stack.end() - static_cast<std::ptrdiff_t>(count), stack.end());
-  const auto take = [this](const Tensor& tensor) {
-    tensors_.push_back(TensorArgument::of(tensor));
+  const bool reads_metadata_only = isFactory(op_, arguments_);
+  const auto take = [&](const Tensor& tensor) {
+    tensors_.push_back(reads_metadata_only && tensor.layout() == c10::kStrided ? TensorArgument::metadataOf(tensor)
+                                                                               : TensorArgument::of(tensor));
     return placeholder();
   };
   mapTensors(arguments_, count, take);

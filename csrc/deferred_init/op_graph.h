@@ -56,6 +56,9 @@ struct Geometry {
 
   // A tensor on `storage`, which is real.
   at::Tensor makeTensor(c10::Storage storage) const;
+
+  // A real tensor with a storage of its own and arbitrary values.
+  at::Tensor makeEmptyTensor(c10::Device device) const;
 };
 
 // The bytes of one storage between two writes.
@@ -102,16 +105,20 @@ using StorageValuePtr = std::shared_ptr<StorageValue>;
 // The value that `tensor` shows, or null when its bytes were never recorded.
 StorageValuePtr valueOf(const at::TensorBase& tensor);
 
-// A tensor among the arguments of a recorded operator.
+// A tensor among the arguments of a recorded operator. One of `value`, `external` and `device` is set.
 struct TensorArgument {
-  // Null for a tensor that was real when the operator was recorded.
   StorageValuePtr value;
   Geometry geometry;
-  // The real tensor and its version then. It must not change until the operator is replayed.
+  // A tensor that was real when the operator was recorded, and its version then: it must not change until the operator
+  // is replayed. An alias of the user's tensor, with its version counter, so that the graph keeps no graph of autograd
+  // alive and sees no change of metadata; or a copy, of a small tensor whose version counter would not tell.
   at::Tensor external;
   std::uint32_t external_version = 0;
+  // Of a tensor that only lends its metadata, as the argument of `zeros_like` does.
+  std::optional<c10::Device> device;
 
   static TensorArgument of(const at::Tensor& tensor);
+  static TensorArgument metadataOf(const at::Tensor& tensor);
 };
 
 // A storage that a recorded operator writes.
@@ -119,15 +126,17 @@ struct WrittenStorage {
   // Among the tensor arguments when `is_argument`, else among the tensors that the operator returns.
   std::uint32_t position = 0;
   bool is_argument = false;
-  // Of a returned tensor, as its fake promised it.
+  // Of an argument: an `out` that had another size before.
+  bool was_resized = false;
+  // Of a returned tensor or a resized argument, as the fake promises it.
   Geometry geometry;
 };
 
 // A recorded call. Immutable once a value refers to it.
 class OpNode {
  public:
-  // A call of `op` with the values on top of `stack`, which it copies, in this thread's state.
-  OpNode(c10::OperatorHandle op, const torch::jit::Stack& stack);
+  // A call of `op` with the arguments on top of `stack`, which it copies, in this thread's state.
+  OpNode(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
   OpNode(const OpNode&) = delete;
   OpNode& operator=(const OpNode&) = delete;
   OpNode(OpNode&&) = delete;

@@ -40,6 +40,14 @@ ThreadState ThreadState::current() {
   return state;
 }
 
+AutocastCacheOff::AutocastCacheOff() : was_enabled_{at::autocast::is_autocast_cache_enabled()} {
+  at::autocast::set_autocast_cache_enabled(false);
+}
+
+AutocastCacheOff::~AutocastCacheOff() {
+  at::autocast::set_autocast_cache_enabled(was_enabled_);
+}
+
 RealDispatch::RealDispatch(const ThreadState& state)
     : previous_{ThreadState::current()}, keys_{state.keys.included_ - kSkipped, state.keys.excluded_ | kSkipped} {
   setDtypes(state);

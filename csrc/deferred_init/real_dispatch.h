@@ -19,6 +19,21 @@ struct ThreadState {
   static ThreadState current();
 };
 
+// While it lives, autocast casts without its cache. The cache maps a leaf to its cast for as long as the region lasts;
+// a fake cast must not be found when the leaf has become real, nor the cast of a leaf that replay has made up.
+class AutocastCacheOff {
+ public:
+  AutocastCacheOff();
+  AutocastCacheOff(const AutocastCacheOff&) = delete;
+  AutocastCacheOff& operator=(const AutocastCacheOff&) = delete;
+  AutocastCacheOff(AutocastCacheOff&&) = delete;
+  AutocastCacheOff& operator=(AutocastCacheOff&&) = delete;
+  ~AutocastCacheOff();
+
+ private:
+  bool was_enabled_;
+};
+
 // While it lives, operators called on this thread run for real: past `DeferredInit`, `Fake` and autograd, out of sight
 // of Python modes, in the given state. Restores everything.
 class RealDispatch {
@@ -35,6 +50,7 @@ class RealDispatch {
   ThreadState previous_;
   c10::impl::ForceDispatchKeyGuard keys_;
   c10::AutoGradMode grad_mode_{false};
+  AutocastCacheOff no_cache_;
 };
 
 }  // namespace torchext

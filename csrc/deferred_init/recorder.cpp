@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -9,16 +10,18 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/enum_tag.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <c10/util/irange.h>
 
 #include "../fake/device_rules.h"
 #include "../fake/fake.h"
-#include "../fake/fake_handler.h"
 #include "../fake/fake_storage.h"
+#include "../fake/op_traits.h"
+#include "../interpreter_lock.h"
 #include "../stack_utils.h"
 #include "draws.h"
-#include "evaluate.h"
 #include "op_graph.h"
+#include "real_call.h"
 #include "rng_tape.h"
 
 namespace torchext {
@@ -39,6 +42,7 @@ const DispatchKeySet kBelowDeferredInit{DispatchKeySet::FULL_AFTER, DispatchKey:
 // A storage that the call is about to write, and where it was.
 struct AboutToWrite {
   std::uint32_t position;  // of its tensor among the tensor arguments
+  Tensor tensor;
   c10::Storage storage;
   std::size_t nbytes;
 };
@@ -54,10 +58,12 @@ class RecordedCall {
  private:
   // What is known of the call.
   bool isComposite() const;
+  bool isPythonsFirst() const;
   void lookAtArguments();
   void lookAt(const Tensor& tensor, bool is_written);
   bool isAboutDeferred() const;
   bool isConstant() const;
+  bool isSharedMemory() const;
   bool mustRunForReal() const;
   bool leavesNothingToRecord() const;
 
@@ -71,13 +77,14 @@ class RecordedCall {
 
   std::vector<AboutToWrite> writtenArguments() const;
   std::optional<at::Generator> generator() const;
-  TapePosition skipDraws(const at::Generator& generator, const Stack& called) const;
+  TapePosition takeDraws(const at::Generator& generator, const Stack& called) const;
   void noteWritten(const std::shared_ptr<OpNode>& node, const std::vector<AboutToWrite>& arguments);
 
   const OperatorHandle& op_;
   const DispatchKeySet keys_;
   Stack& stack_;
   const std::size_t num_arguments_;
+  bool has_python_ = false;
   bool has_deferred_ = false;
   bool writes_deferred_ = false;
   bool writes_real_ = false;
@@ -86,12 +93,10 @@ class RecordedCall {
 };
 
 void RecordedCall::run() {
-  if (isComposite()) {
-    passOn();
-    return;
-  }
   lookAtArguments();
-  if (!isAboutDeferred()) {
+  if (isComposite() || isPythonsFirst()) {
+    passOn();
+  } else if (!isAboutDeferred()) {
     passOnBelow();
   } else if (isConstant()) {
     liftConstant();
@@ -113,16 +118,22 @@ bool RecordedCall::isComposite() const {
           op_.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd));
 }
 
+// A mode or a subclass of the user's decides what the call does; what it calls for that is recorded, not the call.
+bool RecordedCall::isPythonsFirst() const {
+  return has_python_ || (c10::impl::TorchDispatchModeTLS::any_modes_set() &&
+                         !c10::impl::tls_is_dispatch_key_excluded(DispatchKey::Python));
+}
+
 void RecordedCall::lookAtArguments() {
-  const auto& arguments = op_.schema().arguments();
   for (const auto i : c10::irange(num_arguments_)) {
-    const bool is_written = isWritten(arguments[i]);
+    const bool is_written = writesArgument(op_, stack_, i);
     forEachTensor(torch::jit::peek(stack_, i, num_arguments_),
                   [&](const Tensor& tensor) { lookAt(tensor, is_written); });
   }
 }
 
 void RecordedCall::lookAt(const Tensor& tensor, bool is_written) {
+  has_python_ = has_python_ || tensor.key_set().has(DispatchKey::Python);
   if (tensor.key_set().has(DispatchKey::Fake)) {
     dropStaleKeys(tensor);
   }
@@ -146,6 +157,13 @@ bool RecordedCall::isAboutDeferred() const {
 
 bool RecordedCall::isConstant() const {
   return !has_deferred_ && isLiftFresh(op_);
+}
+
+// The memory of `torch.from_numpy()`, `torch.frombuffer()` and DLPack has no allocator. It is shared with somebody who
+// may change it, and who sees what is written into it, so such a tensor stays real.
+bool RecordedCall::isSharedMemory() const {
+  const Tensor& constant = torch::jit::peek(stack_, 0, num_arguments_).toTensor();
+  return !constant.has_storage() || constant.storage().allocator() == nullptr;
 }
 
 // Writing a deferred tensor into a real one has to happen now: the real one shows it at once. And of an operator
@@ -176,6 +194,10 @@ void RecordedCall::passOnBelow() {
 }
 
 void RecordedCall::liftConstant() {
+  if (isSharedMemory()) {
+    passOnBelow();
+    return;
+  }
   const Tensor constant = torch::jit::pop(stack_).toTensor();
   torch::jit::push(stack_, deferConstant(constant));
 }
@@ -185,6 +207,7 @@ void RecordedCall::runForReal() {
 }
 
 void RecordedCall::runAsFake() {
+  const AutocastCacheOff no_cache;
   const c10::impl::ExcludeDispatchKeyGuard exclude{kDeferredInit};
   const c10::impl::IncludeDispatchKeyGuard include{kFake};
   op_.redispatchBoxed((keys_ & kBelowDeferredInit) | kFake, &stack_);
@@ -207,23 +230,22 @@ void RecordedCall::record() {
     return;
   }
   if (generator) {
-    node->setTape(skipDraws(*generator, called));
+    node->setTape(takeDraws(*generator, called));
   }
   noteWritten(node, arguments);
 }
 
 std::vector<AboutToWrite> RecordedCall::writtenArguments() const {
   std::vector<AboutToWrite> written;
-  const auto& arguments = op_.schema().arguments();
   std::uint32_t position = 0;
   for (const auto i : c10::irange(num_arguments_)) {
-    const bool is_written = isWritten(arguments[i]);
+    const bool is_written = writesArgument(op_, stack_, i);
     const auto visit = [&](const Tensor& tensor) {
       const auto writes_too = [&tensor](const AboutToWrite& other) {
         return isSameStorage(other.storage, tensor.storage());
       };
       if (is_written && valueOf(tensor) != nullptr && std::none_of(written.begin(), written.end(), writes_too)) {
-        written.push_back({position, tensor.storage(), tensor.storage().nbytes()});
+        written.push_back({position, tensor, tensor.storage(), tensor.storage().nbytes()});
       }
       ++position;
     };
@@ -250,27 +272,36 @@ std::optional<at::Generator> RecordedCall::generator() const {
   return is_on_cpu ? std::optional{at::detail::getDefaultCPUGenerator()} : std::nullopt;
 }
 
-// Moves the generator past the numbers that the operator would draw, and returns where they start.
-TapePosition RecordedCall::skipDraws(const at::Generator& generator, const Stack& called) const {
-  TapePosition position = tapePosition(generator);
-  if (!skipDrawsOf(op_, called, generator, position.length)) {
-    callInScratch(op_, called);
+// Moves the generator past the numbers that the operator would draw, and returns where they start. Two threads that
+// record do not come in between each other.
+TapePosition RecordedCall::takeDraws(const at::Generator& generator, const Stack& called) const {
+  static std::recursive_mutex mutex;
+  const InterpreterAwareLock<std::recursive_mutex> lock(mutex);
+  if (const auto position = takeDrawsOf(op_, called, generator)) {
+    return *position;
   }
+  TapePosition position = tapePosition(generator);
+  callInScratch(op_, called);
   return position;
 }
 
 void RecordedCall::noteWritten(const std::shared_ptr<OpNode>& node, const std::vector<AboutToWrite>& arguments) {
+  const bool changes_metadata_only = op_.hasTag(at::Tag::inplace_view);
   for (const AboutToWrite& argument : arguments) {
-    // `t_`, `set_`, `as_strided_` and their kin change metadata; of these only `resize_` may touch the storage.
-    if (!op_.hasTag(at::Tag::inplace_view) || argument.storage.nbytes() != argument.nbytes) {
-      const auto output = node->addWritten({argument.position, /*is_argument=*/true, {}});
-      setProvenance(argument.storage, std::make_shared<StorageValue>(node, output), kDeferredInit);
+    const bool was_resized = argument.tensor.storage().nbytes() != argument.nbytes;
+    // Of `t_`, `set_`, `as_strided_` and their kin only `resize_` may touch the storage.
+    if (changes_metadata_only && (!was_resized || !isSameStorage(argument.storage, argument.tensor.storage()))) {
+      continue;
     }
+    const auto output = node->addWritten({argument.position, /*is_argument=*/true,
+                                          was_resized && !changes_metadata_only, Geometry::of(argument.tensor)});
+    setProvenance(argument.storage, std::make_shared<StorageValue>(node, output), kDeferredInit);
   }
   std::uint32_t position = 0;
   const auto visit = [&](const Tensor& result) {
     if (isFake(result) && provenanceOf(result.storage()) == nullptr) {
-      const auto output = node->addWritten({position, /*is_argument=*/false, Geometry::of(result)});
+      const auto output =
+          node->addWritten({position, /*is_argument=*/false, /*was_resized=*/false, Geometry::of(result)});
       setProvenance(result.storage(), std::make_shared<StorageValue>(node, output), kDeferredInit);
     }
     ++position;

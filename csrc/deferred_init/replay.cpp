@@ -3,8 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include <ATen/EmptyTensor.h>
-#include <ATen/ops/empty.h>
+#include <ATen/ops/clone.h>
 #include <c10/util/irange.h>
 
 #include "../fake/fake.h"
@@ -29,16 +28,16 @@ Storage copyOf(const Storage& storage) {
   return asBytes(storage).clone().storage();
 }
 
-// A kernel that returns other strides than its Meta kernel promised has its result moved to where views expect it.
+// A kernel that returns other strides than its Meta kernel promised has its result moved to where views expect it. So
+// has one that returns a tensor of zeros without memory (`_efficientzerotensor`), which the fake promised to be
+// ordinary.
 Storage storageAsPromised(const Geometry& promised, const Tensor& result) {
-  if (promised.fits(result)) {
+  if (promised.fits(result) && !result._is_zerotensor()) {
     return result.storage();
   }
-  const auto nbytes = at::detail::computeStorageNbytes(promised.sizes, promised.strides, promised.dtype.itemsize(),
-                                                       static_cast<std::size_t>(promised.storage_offset));
-  const Storage storage = at::empty({static_cast<int64_t>(nbytes)}, result.options().dtype(at::kByte)).storage();
-  promised.makeTensor(storage).copy_(result);
-  return storage;
+  const Tensor moved = promised.makeEmptyTensor(result.device());
+  moved.copy_(result);
+  return moved.storage();
 }
 
 void checkUnchanged(const OpNode& node, const TensorArgument& argument) {
@@ -74,6 +73,7 @@ Replay::Replay(const std::vector<StorageValuePtr>& wanted) : wanted_{wanted} {
 // Walks back from the wanted values and counts who reads what.
 void Replay::plan() {
   std::vector<const StorageValue*> open;
+  open.reserve(wanted_.size());
   for (const StorageValuePtr& value : wanted_) {
     open.push_back(value.get());
   }
@@ -113,10 +113,17 @@ std::vector<Storage> Replay::run() {
   }
   const RealDispatch guard;
   std::vector<Storage> storages;
+  storages.reserve(wanted_.size());
   for (const StorageValuePtr& value : wanted_) {
     storages.push_back(value->writer() == nullptr ? copyOf(value->constant()) : storageOf(*value));
   }
   buffers_.clear();
+  // A kernel may keep what it returns.
+  for (Storage& storage : storages) {
+    if (storage.use_count() > 1) {
+      storage = copyOf(storage);
+    }
+  }
   return storages;
 }
 
@@ -158,6 +165,10 @@ std::vector<Tensor> Replay::makeArguments(const OpNode& node) {
   std::vector<Tensor> tensors;
   tensors.reserve(node.tensors().size());
   for (const TensorArgument& argument : node.tensors()) {
+    if (argument.device) {
+      tensors.push_back(argument.geometry.makeEmptyTensor(*argument.device));
+      continue;
+    }
     if (argument.value == nullptr) {
       checkUnchanged(node, argument);
       tensors.push_back(argument.external);
@@ -195,7 +206,8 @@ void Replay::keepWritten(const OpNode& node, const std::vector<Tensor>& argument
       continue;  // nobody asks for this one
     }
     if (written.is_argument) {
-      buffers[i].storage = arguments[written.position].storage();
+      const Tensor& argument = arguments[written.position];
+      buffers[i].storage = written.was_resized ? storageAsPromised(written.geometry, argument) : argument.storage();
       continue;
     }
     TORCH_INTERNAL_ASSERT(written.position < returned.size(), node.op().operator_name(),

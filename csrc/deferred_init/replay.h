@@ -17,8 +17,7 @@ class Replay {
  public:
   explicit Replay(const std::vector<StorageValuePtr>& wanted);
 
-  // Returns the storages with the wanted values, in order. A storage of a value that is wanted twice is returned twice,
-  // otherwise nobody else refers to it. Storages of constants are copies.
+  // Returns the storages with the wanted values, in order. Nobody else refers to them. No value may be wanted twice.
   std::vector<c10::Storage> run();
 
  private:

@@ -58,36 +58,38 @@ struct LastSeen {
 
 thread_local LastSeen last_seen;
 
-}  // namespace
-
-TapePosition tapePosition(Generator generator) {
-  const std::lock_guard<std::mutex> lock(generator.mutex());
-  const GeneratorState state = readState(cpuImpl(generator));
+TapePosition positionLocked(CPUGeneratorImpl& impl) {
+  const GeneratorState state = readState(impl);
   if (!last_seen.fits(state)) {
     last_seen = {std::make_shared<const GeneratorState>(state), 0, state.engine};
   }
   return {last_seen.base, last_seen.draws, std::nullopt};
 }
 
-void skipDraws(Generator generator, std::uint64_t draws) {
+}  // namespace
+
+TapePosition tapePosition(Generator generator) {
   const std::lock_guard<std::mutex> lock(generator.mutex());
-  CPUGeneratorImpl& impl = cpuImpl(generator);
-  const bool known = last_seen.fits(readState(impl));
-  skipLocked(impl, draws);
-  if (known) {
-    last_seen.draws += draws;
-    last_seen.engine = impl.engine().data();
-  }
+  return positionLocked(cpuImpl(generator));
 }
 
-void skipNormals(Generator generator, std::uint64_t count) {
-  constexpr std::uint64_t kDrawsOfPair = 4;  // two doubles, two draws each
-  if (count == 0) {
-    return;
-  }
+TapePosition takeDraws(Generator generator, std::uint64_t draws) {
   const std::lock_guard<std::mutex> lock(generator.mutex());
   CPUGeneratorImpl& impl = cpuImpl(generator);
-  if (impl.next_double_normal_sample().has_value()) {
+  TapePosition position = positionLocked(impl);
+  position.length = draws;
+  skipLocked(impl, draws);
+  last_seen.draws += draws;
+  last_seen.engine = impl.engine().data();
+  return position;
+}
+
+TapePosition takeNormals(Generator generator, std::uint64_t count) {
+  constexpr std::uint64_t kDrawsOfPair = 4;  // two doubles, two draws each
+  const std::lock_guard<std::mutex> lock(generator.mutex());
+  CPUGeneratorImpl& impl = cpuImpl(generator);
+  TapePosition position = positionLocked(impl);
+  if (count > 0 && impl.next_double_normal_sample().has_value()) {
     impl.set_next_double_normal_sample(std::nullopt);
     count -= 1;
   }
@@ -96,6 +98,7 @@ void skipNormals(Generator generator, std::uint64_t count) {
     const at::normal_distribution<double> normal(0, 1);
     normal(&impl);  // keeps the second value of the pair
   }
+  return position;
 }
 
 const Generator& TapeReader::moveTo(const TapePosition& position) {

@@ -39,11 +39,12 @@ struct TapePosition {
 // Where `generator`, a CPU generator, stands now.
 TapePosition tapePosition(at::Generator generator);
 
-// Moves `generator` as `draws` calls of `random()` would.
-void skipDraws(at::Generator generator, std::uint64_t draws);
+// Moves `generator` as `draws` calls of `random()` would. Returns where it stood.
+TapePosition takeDraws(at::Generator generator, std::uint64_t draws);
 
 // Moves `generator` as `count` calls of `at::normal_distribution<double>` would, the value that it keeps included.
-void skipNormals(at::Generator generator, std::uint64_t count);
+// Returns where it stood.
+TapePosition takeNormals(at::Generator generator, std::uint64_t count);
 
 // A private generator that reads a tape. Going forward from where the last operator ended costs nothing.
 class TapeReader {
@@ -58,7 +59,8 @@ class TapeReader {
 };
 
 // While it lives, the default CPU generator stands at a position of a tape, for operators that take no generator.
-// Restores the generator.
+// Restores the generator. Draws that other threads make from it meanwhile are lost, which is why operators that take a
+// generator are given one of their own instead.
 class DefaultGeneratorAt {
  public:
   explicit DefaultGeneratorAt(const TapePosition& position);

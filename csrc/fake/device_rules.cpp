@@ -21,8 +21,8 @@ constexpr std::array<std::string_view, 4> kTensorOptions{"dtype", "layout", "dev
 
 // Operators whose tensor arguments may be on different devices. `copy_` moves between devices by definition; the
 // indexing kernels move their index tensors to `self` (TensorAdvancedIndexing.cpp, `make_info`).
-constexpr std::array<std::string_view, 9> kMixesDevices{
-    "aten::copy_",      "aten::copy",      "aten::_copy_from",    "aten::index",           "aten::index.Tensor",
+constexpr std::array<std::string_view, 8> kMixesDevices{
+    "aten::copy_",      "aten::copy",      "aten::_copy_from",    "aten::index",
     "aten::index_put_", "aten::index_put", "aten::_unsafe_index", "aten::_index_put_impl_"};
 
 bool isCpuScalar(const at::Tensor& tensor) {

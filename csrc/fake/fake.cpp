@@ -43,7 +43,9 @@ Tensor metaLike(const Tensor& fake) {
   c10::Storage storage{c10::make_intrusive<c10::StorageImpl>(
       c10::StorageImpl::use_byte_size_t{}, static_cast<int64_t>(fake.storage().nbytes()),
       c10::DataPtr{nullptr, c10::kMeta}, c10::GetAllocator(c10::kMeta), /*resizable=*/true)};
-  const c10::DispatchKeySet keys{c10::computeDispatchKey(fake.scalar_type(), c10::kStrided, c10::kMeta)};
+  const c10::DispatchKeySet keys =
+      c10::DispatchKeySet{c10::computeDispatchKey(fake.scalar_type(), c10::kStrided, c10::kMeta)} |
+      (fake.key_set() & kLazyBits);
   auto impl = c10::make_intrusive<c10::TensorImpl>(std::move(storage), keys, fake.dtype());
   impl->set_sizes_and_strides(fake.sizes(), fake.strides(), fake.storage_offset());
   return Tensor{std::move(impl)};

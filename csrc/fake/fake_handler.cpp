@@ -1,12 +1,9 @@
 #include "fake_handler.h"
 
-#include <algorithm>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include <ATen/core/enum_tag.h>
-#include <c10/core/StorageImpl.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "../stack_utils.h"
@@ -14,6 +11,8 @@
 #include "fake.h"
 #include "fake_storage.h"
 #include "fake_tensor_impl.h"
+#include "op_traits.h"
+#include "shadows.h"
 
 namespace torchext {
 
@@ -33,95 +32,10 @@ const DispatchKeySet kBelowFake{DispatchKeySet::FULL_AFTER, DispatchKey::Fake};
 
 // `Meta` kernels allocate, view and write meta tensors. None of that is the user's: it must reach neither autograd nor
 // a mode.
-const DispatchKeySet kAboveMeta = kFake | DispatchKeySet{DispatchKey::DeferredInit} | c10::autograd_dispatch_keyset |
-                                  DispatchKeySet{DispatchKey::ADInplaceOrView};
-
-// The storages and tensors of one call, each beside its shadow on the meta device. Shadows live as long as the call.
-class Shadows {
- public:
-  // The shadow of `tensor`, the same one each time that it is asked for. For a real tensor too: it counts by its
-  // metadata.
-  Tensor of(const Tensor& tensor);
-
-  // The storage that stands for `storage` on the meta device.
-  Storage of(const Storage& storage);
-
-  // The tensor whose shadow `meta` is, or an undefined tensor.
-  Tensor originalOf(const TensorImpl& meta) const;
-
-  // A tensor among the arguments that lives on `storage`, or null.
-  const Tensor* findTensorOn(const Storage& storage) const;
-
-  // The storage whose shadow `meta` is; a new fake storage on `device` when there is none yet.
-  Storage originalOf(const Storage& meta, c10::Device device);
-
- private:
-  std::vector<std::pair<Tensor, Tensor>> tensors_;     // original, shadow
-  std::vector<std::pair<Storage, Storage>> storages_;  // original, shadow
-};
-
-Tensor Shadows::of(const Tensor& tensor) {
-  for (const auto& [original, shadow] : tensors_) {
-    if (original.is_same(tensor)) {
-      return shadow;
-    }
-  }
-  // A Python number in tensor's clothes. Meta kernels that are Python functions get it back as a number, and for that
-  // it must be on the CPU (`toPyObject()` in pybind_utils.cpp).
-  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
-    return tensor;
-  }
-  TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == c10::kStrided && tensor.has_storage(),
-                              "Fake tensors are strided, but an argument has the layout ", tensor.layout(),
-                              " and type ", tensor.toString(),
-                              "; convert it with `to_dense()` before it meets a fake tensor.");
-  constexpr DispatchKeySet kLazyBits{DispatchKey::Conjugate, DispatchKey::Negative};
-  DispatchKeySet keys{c10::computeDispatchKey(tensor.scalar_type(), c10::kStrided, c10::kMeta)};
-  keys = keys | (tensor.key_set() & kLazyBits);
-  auto impl = c10::make_intrusive<TensorImpl>(TensorImpl::VIEW, of(tensor.storage()), keys, tensor.dtype());
-  impl->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
-  impl->set_allow_tensor_metadata_change(tensor.unsafeGetTensorImpl()->allow_tensor_metadata_change());
-  return tensors_.emplace_back(tensor, Tensor{std::move(impl)}).second;
-}
-
-Storage Shadows::of(const Storage& storage) {
-  for (const auto& [original, shadow] : storages_) {
-    if (isSameStorage(original, storage)) {
-      return shadow;
-    }
-  }
-  Storage shadow{c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t{}, static_cast<int64_t>(storage.nbytes()), c10::DataPtr{nullptr, c10::kMeta},
-      c10::GetAllocator(c10::kMeta), storage.unsafeGetStorageImpl()->resizable())};
-  return storages_.emplace_back(storage, std::move(shadow)).second;
-}
-
-Tensor Shadows::originalOf(const TensorImpl& meta) const {
-  for (const auto& [original, shadow] : tensors_) {
-    if (shadow.unsafeGetTensorImpl() == &meta) {
-      return original;
-    }
-  }
-  return {};
-}
-
-const Tensor* Shadows::findTensorOn(const Storage& storage) const {
-  for (const auto& [original, shadow] : tensors_) {
-    if (isSameStorage(original.storage(), storage)) {
-      return &original;
-    }
-  }
-  return nullptr;
-}
-
-Storage Shadows::originalOf(const Storage& meta, c10::Device device) {
-  for (const auto& [original, shadow] : storages_) {
-    if (isSameStorage(shadow, meta)) {
-      return original;
-    }
-  }
-  return storages_.emplace_back(makeFakeStorage(meta.nbytes(), device), meta).first;
-}
+const DispatchKeySet kAboveMeta =
+    c10::autograd_dispatch_keyset |
+    DispatchKeySet({DispatchKey::Fake, DispatchKey::DeferredInit, DispatchKey::ADInplaceOrView, DispatchKey::Python,
+                    DispatchKey::PythonTLSSnapshot});
 
 // Handles one call: NOTE [Fake calls] in csrc/README.md names the steps.
 class FakeCall {
@@ -133,6 +47,7 @@ class FakeCall {
 
  private:
   void lookAtArguments();
+  bool isPythonsFirst() const;
   bool isAboutFakes() const;
   void runOnRealTensors();
   void liftConstant();
@@ -158,7 +73,9 @@ class FakeCall {
 
 void FakeCall::run() {
   lookAtArguments();
-  if (!isAboutFakes()) {
+  if (isPythonsFirst()) {
+    op_.redispatchBoxed(keys_ & kBelowFake, &stack_);
+  } else if (!isAboutFakes()) {
     runOnRealTensors();
   } else if (isLiftFresh(op_)) {
     liftConstant();
@@ -175,6 +92,11 @@ void FakeCall::lookAtArguments() {
     }
   };
   forEachTensor(stack_, num_arguments_, visit);
+}
+
+// Modes and subclasses of the user's see the operator before it is faked. Before 2.13 their key is below ours.
+bool FakeCall::isPythonsFirst() const {
+  return keys_.has(DispatchKey::Python) && kBelowFake.has(DispatchKey::Python);
 }
 
 bool FakeCall::isAboutFakes() const {
@@ -248,6 +170,8 @@ void FakeCall::convertArgumentsToMeta(const DeviceRules& rules) {
       value = c10::Device{c10::kMeta};
     } else if (value.isBool() && arguments[i].name() == "pin_memory") {
       value = false;  // there is nothing to pin, and the meta device refuses to
+    } else if (value.isGenerator()) {
+      value = IValue{};  // nothing is drawn, and Meta kernels that are Python functions refuse it
     } else if (value.isStorage()) {
       value = shadows_.of(value.toStorage());
     } else if (!value.isNone()) {
@@ -283,9 +207,11 @@ void FakeCall::updateWrittenFakes() {
       continue;  // a real tensor that was given fake `.data`: its kernels write data only
     }
     if (!isSameStorage(storage, fake.storage())) {
-      impl->moveTo(storage);
+      impl->moveTo(storage);  // which makes it a real tensor if the storage is real, as `torch.load()` does
     }
-    storage.unsafeGetStorageImpl()->set_nbytes(shadow.storage().nbytes());
+    if (isFakeStorage(storage)) {
+      storage.unsafeGetStorageImpl()->set_nbytes(shadow.storage().nbytes());
+    }
     impl->copyGeometry(*shadow.unsafeGetTensorImpl());
   }
 }
@@ -320,75 +246,10 @@ Tensor FakeCall::toFake(const Tensor& meta, c10::Device device) {
   return Tensor{std::move(fake)};
 }
 
-bool hasSuffix(const std::string& text, std::string_view suffix) {
-  return text.size() >= suffix.size() && text.compare(text.size() - suffix.size(), suffix.size(), suffix) == 0;
-}
-
-bool hasMaskIndex(const Stack& stack, const OperatorHandle& op) {
-  const int position = findArgument(op.schema(), "indices");
-  if (position < 0) {
-    return false;
-  }
-  bool found = false;
-  const auto visit = [&found](const Tensor& index) {
-    found = found || index.scalar_type() == c10::kBool || index.scalar_type() == c10::kByte;
-  };
-  forEachTensor(torch::jit::peek(stack, static_cast<std::size_t>(position), op.schema().arguments().size()), visit);
-  return found;
-}
-
 }  // namespace
 
 void fakeFallback(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   FakeCall{op, keys, *stack}.run();
-}
-
-bool isLiftFresh(const OperatorHandle& op) {
-  return op.schema().name() == "aten::lift_fresh";
-}
-
-bool isFactory(const OperatorHandle& op, const Stack& stack) {
-  const std::string& name = op.schema().name();
-  if (isLiftFresh(op)) {
-    return true;
-  }
-  if (takesTensorOptions(op.schema()) && (hasSuffix(name, "_like") || name.rfind("aten::new_", 0) == 0)) {
-    return true;
-  }
-  bool has_tensor = false;
-  forEachTensor(stack, op.schema().arguments().size(), [&has_tensor](const Tensor&) { has_tensor = true; });
-  const auto& returns = op.schema().returns();
-  return !has_tensor && std::any_of(returns.begin(), returns.end(), [](const c10::Argument& result) {
-    return result.type()->isSubtypeOf(*c10::TensorType::get()) ||
-           result.type()->isSubtypeOf(*c10::ListType::ofTensors());
-  });
-}
-
-bool needsValues(const OperatorHandle& op, const Stack& stack) {
-  if (op.hasTag(at::Tag::data_dependent_output)) {
-    return true;
-  }
-  if (!op.hasTag(at::Tag::dynamic_output_shape)) {
-    return false;
-  }
-  const std::string& name = op.schema().name();
-  // These are tagged because a mask makes their shape depend on values; index tensors of integers do not.
-  const bool indexes = name == "aten::index" || name == "aten::_unsafe_index";
-  return !indexes || hasMaskIndex(stack, op);
-}
-
-void dropStaleKeys(const at::TensorBase& tensor) {
-  // [class.protected] lets a derived class name the member of its base, and the pointer fits any TensorImpl.
-  struct KeySet : TensorImpl {
-    static constexpr DispatchKeySet TensorImpl::* member() {
-      return &KeySet::key_set_;
-    }
-  };
-  TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-  if (impl.has_storage() && !isFakeStorage(impl.storage())) {
-    DispatchKeySet& keys = impl.*KeySet::member();
-    keys = keys - DispatchKeySet({DispatchKey::Fake, DispatchKey::DeferredInit});
-  }
 }
 
 }  // namespace torchext

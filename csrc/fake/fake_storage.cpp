@@ -20,9 +20,10 @@ using c10::StorageImpl;
 namespace {
 
 constexpr const char* kNoData =
-    "This tensor is fake: it has a shape, a dtype and a device, but no data to read or write. If it was constructed by "
-    "torchext.deferred_init, call torchext.deferred_init.materialize_tensor() on it first; otherwise construct it "
-    "outside of torchext.fake.fake_mode().";
+    "This tensor is fake: it has a shape, a dtype and a device, but no data to read, write, share or save. If it was "
+    "constructed by deferred_init, call torchext.deferred_init.materialize_tensor() on it first; otherwise construct "
+    "it "
+    "outside of fake_mode().";
 
 struct FakeStorageContext {
   std::shared_ptr<Provenance> provenance;
@@ -44,8 +45,9 @@ FakeStorageContext* contextOf(const Storage& storage) noexcept {
   return data.get_deleter() == &deleteContext ? static_cast<FakeStorageContext*>(data.get_context()) : nullptr;
 }
 
-// Guards the lists of residents. Tensors come and go on any thread; nothing runs under this lock but pointer updates.
-std::mutex& residentsMutex() {
+// Guards all contexts, and whether a storage has one. Tensors come and go, and storages become real, on any thread;
+// nothing runs under this lock but pointer updates.
+std::mutex& contextMutex() {
   static std::mutex mutex;
   return mutex;
 }
@@ -73,7 +75,7 @@ c10::Allocator* noMemoryAllocator() {
 Storage makeFakeStorage(std::size_t nbytes, c10::Device device) {
   auto context = std::make_unique<FakeStorageContext>();
   DataPtr data{nullptr, context.get(), &deleteContext, device};
-  static_cast<void>(context.release());  // now owned by `data`
+  context.release();  // NOLINT(bugprone-unused-return-value): now owned by `data`
   auto impl = c10::make_intrusive<StorageImpl>(StorageImpl::use_byte_size_t{}, static_cast<int64_t>(nbytes),
                                                std::move(data), noMemoryAllocator(),
                                                /*resizable=*/true);
@@ -86,15 +88,18 @@ bool isFakeStorage(const Storage& storage) noexcept {
 }
 
 std::shared_ptr<Provenance> provenanceOf(const Storage& storage) {
+  const std::lock_guard<std::mutex> lock(contextMutex());
   const FakeStorageContext* context = contextOf(storage);
   return context == nullptr ? nullptr : context->provenance;
 }
 
 void setProvenance(const Storage& storage, std::shared_ptr<Provenance> provenance, DispatchKeySet keys) {
+  const std::lock_guard<std::mutex> lock(contextMutex());
   FakeStorageContext* context = contextOf(storage);
-  TORCH_INTERNAL_ASSERT(context != nullptr, "setProvenance() needs a fake storage.");
-  const std::lock_guard<std::mutex> lock(residentsMutex());
-  // The old provenance goes after the lock is released: its destructor may free tensors, which takes the lock.
+  if (context == nullptr) {
+    return;  // has become real meanwhile, on another thread
+  }
+  // The old provenance goes with the argument, after the lock: its destructor may free tensors, which takes the lock.
   std::swap(context->provenance, provenance);
   if (context->keys != keys) {
     context->keys = keys;
@@ -104,42 +109,52 @@ void setProvenance(const Storage& storage, std::shared_ptr<Provenance> provenanc
   }
 }
 
-DispatchKeySet provenanceKeys(const Storage& storage) noexcept {
-  const FakeStorageContext* context = contextOf(storage);
-  return context == nullptr ? DispatchKeySet{} : context->keys;
-}
-
-void becomeReal(const Storage& fake, Storage real) {
-  FakeStorageContext* context = contextOf(fake);
-  TORCH_INTERNAL_ASSERT(context != nullptr, "becomeReal() needs a fake storage.");
+void becomeReal(const Storage& fake, const Storage& real) {
   StorageImpl& impl = *fake.unsafeGetStorageImpl();
   StorageImpl& source = *real.unsafeGetStorageImpl();
   TORCH_INTERNAL_ASSERT(source.device() == impl.device() && real.use_count() == 1);
-
-  DataPtr memory = source.set_data_ptr(DataPtr{nullptr, source.device()});
-  {
-    const std::lock_guard<std::mutex> lock(residentsMutex());
-    const DispatchKeySet fake_keys = context->keys | DispatchKeySet{c10::DispatchKey::Fake};
-    while (context->residents != nullptr) {
-      FakeTensorImpl* resident = context->residents;
-      context->residents = resident->next_resident_;
-      resident->unlink();
-      resident->removeKeys(fake_keys);
-    }
+  std::shared_ptr<Provenance> provenance;  // freed after the lock is released, see setProvenance()
+  const std::lock_guard<std::mutex> lock(contextMutex());
+  FakeStorageContext* context = contextOf(fake);
+  if (context == nullptr) {
+    return;  // another thread was faster
+  }
+  std::swap(context->provenance, provenance);
+  const DispatchKeySet fake_keys = context->keys | DispatchKeySet{c10::DispatchKey::Fake};
+  while (context->residents != nullptr) {
+    FakeTensorImpl* resident = context->residents;
+    context->residents = resident->next_resident_;
+    resident->unlink();
+    resident->removeKeys(fake_keys);
   }
   impl.set_nbytes(source.nbytes());
   impl.set_allocator(source.allocator());
   impl.set_resizable(source.resizable());
   compat::allowDataAccess(impl);
-  impl.set_data_ptr_noswap(std::move(memory));  // deletes the context
+  // Deletes the context.
+  impl.set_data_ptr_noswap(source.set_data_ptr(DataPtr{nullptr, source.device()}));
+}
+
+void dropStaleKeys(const at::TensorBase& tensor) {
+  // [class.protected] lets a derived class name the member of its base, and the pointer fits any TensorImpl.
+  struct KeySet : c10::TensorImpl {
+    static constexpr DispatchKeySet c10::TensorImpl::* member() {
+      return &KeySet::key_set_;
+    }
+  };
+  c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+  if (impl.has_storage() && !isFakeStorage(impl.storage())) {
+    DispatchKeySet& keys = impl.*KeySet::member();
+    keys = keys - DispatchKeySet({c10::DispatchKey::Fake, c10::DispatchKey::DeferredInit});
+  }
 }
 
 void enrollResident(const Storage& storage, FakeTensorImpl& impl) {
+  const std::lock_guard<std::mutex> lock(contextMutex());
   FakeStorageContext* context = contextOf(storage);
   if (context == nullptr) {
     return;
   }
-  const std::lock_guard<std::mutex> lock(residentsMutex());
   impl.next_resident_ = context->residents;
   impl.link_ = &context->residents;
   if (impl.next_resident_ != nullptr) {
@@ -150,7 +165,7 @@ void enrollResident(const Storage& storage, FakeTensorImpl& impl) {
 }
 
 void strikeResident(FakeTensorImpl& impl) noexcept {
-  const std::lock_guard<std::mutex> lock(residentsMutex());
+  const std::lock_guard<std::mutex> lock(contextMutex());
   if (impl.link_ == nullptr) {
     return;
   }

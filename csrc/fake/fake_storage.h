@@ -16,6 +16,7 @@
 
 #include <memory>
 
+#include <ATen/core/TensorBase.h>
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/Storage.h>
 
@@ -49,19 +50,21 @@ inline bool isSameStorage(const c10::Storage& a, const c10::Storage& b) noexcept
 // What `setProvenance()` last set, or null. Null for a real storage.
 std::shared_ptr<Provenance> provenanceOf(const c10::Storage& storage);
 
-// Remembers how the bytes come about, and gives `keys` to every tensor on `storage`, now and later. `storage` must be
-// fake.
+// Remembers how the bytes come about, and gives `keys` to every tensor on `storage`, now and later. Does nothing to a
+// real storage.
 void setProvenance(const c10::Storage& storage, std::shared_ptr<Provenance> provenance, c10::DispatchKeySet keys);
-
-// The keys that tensors on `storage` carry on top of what their device and dtype ask for.
-c10::DispatchKeySet provenanceKeys(const c10::Storage& storage) noexcept;
 
 // NOTE [Becoming real]
 //
 // Moves the memory of `real` into `fake`, and takes the `Fake` key and the provenance's keys from every tensor on it.
 // Nobody has to be told: the StorageImpl, the TensorImpls, their Python objects and all that hang on them (autograd
 // metadata, version counters, hooks, weak references, optimizer state) stay the objects that they are; from then on
-// they are ordinary dense tensors. `real` must be on the same device, at least as large, and referenced by nobody else.
-void becomeReal(const c10::Storage& fake, c10::Storage real);
+// they are ordinary dense tensors. `real` must be on the same device and referenced by nobody else; it is left empty.
+// Does nothing when `fake` has become real on another thread meanwhile.
+void becomeReal(const c10::Storage& fake, const c10::Storage& real);
+
+// A tensor that has kept the keys although its storage has become real: one that is not a FakeTensorImpl and so is not
+// on the storage's list, because a real tensor was given fake `.data`. Takes the keys away. Does nothing to others.
+void dropStaleKeys(const at::TensorBase& tensor);
 
 }  // namespace torchext

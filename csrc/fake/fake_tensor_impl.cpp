@@ -48,7 +48,6 @@ void FakeTensorImpl::release_resources() {
 }
 
 void FakeTensorImpl::copyGeometry(const TensorImpl& source) {
-  constexpr DispatchKeySet kLazyBits{DispatchKey::Conjugate, DispatchKey::Negative};
   key_set_ = (key_set_ - kLazyBits) | (source.key_set() & kLazyBits);
   sizes_and_strides_.set_sizes(source.sizes());
   sizes_and_strides_.set_strides(source.strides());
@@ -61,7 +60,11 @@ void FakeTensorImpl::moveTo(Storage storage) {
   strikeResident(*this);
   storage_ = std::move(storage);
   device_opt_ = storage_.device();
-  enrollResident(storage_, *this);
+  removeKeys(DispatchKeySet({DispatchKey::Fake, DispatchKey::DeferredInit}));
+  if (isFakeStorage(storage_)) {
+    addKeys(DispatchKeySet{DispatchKey::Fake});
+    enrollResident(storage_, *this);
+  }
 }
 
 void FakeTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& source) {

@@ -28,7 +28,7 @@ class FakeTensorImpl final : public c10::TensorImpl {
   // Takes over sizes, strides, storage offset and the conjugate and negative bits of `source`.
   void copyGeometry(const c10::TensorImpl& source);
 
-  // Moves to another fake storage, as `Tensor.set_()` does.
+  // Moves to another storage, as `Tensor.set_()` does. On a real one it becomes an ordinary tensor.
   void moveTo(c10::Storage storage);
 
   void shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& source) override;
@@ -52,7 +52,7 @@ class FakeTensorImpl final : public c10::TensorImpl {
   friend void setProvenance(const c10::Storage& storage,
                             std::shared_ptr<class Provenance> provenance,
                             c10::DispatchKeySet keys);
-  friend void becomeReal(const c10::Storage& fake, c10::Storage real);
+  friend void becomeReal(const c10::Storage& fake, const c10::Storage& real);
 
   template <typename Version>
   c10::intrusive_ptr<TensorImpl> copyAndDetach(Version&& version_counter, bool allow_tensor_metadata_change) const;
@@ -74,6 +74,9 @@ class FakeTensorImpl final : public c10::TensorImpl {
   FakeTensorImpl* next_resident_ = nullptr;
   FakeTensorImpl** link_ = nullptr;
 };
+
+// The bits of a view that is to be conjugated or negated when it is read.
+constexpr c10::DispatchKeySet kLazyBits({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});
 
 // The keys of a new fake tensor of `dtype` on `device`, before autograd's and autocast's are added.
 c10::DispatchKeySet fakeBackendKeys(c10::ScalarType dtype, c10::Device device);

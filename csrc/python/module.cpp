@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 #include <torch/version.h>
 
+#include "../interpreter_lock.h"
 #include "../registration.h"
 
 namespace py = pybind11;
@@ -32,11 +33,21 @@ void registerOrRaiseImportError() {
   }
 }
 
+void runWithoutGil(c10::function_ref<void()> run) {
+  if (PyGILState_Check() == 0) {
+    run();
+    return;
+  }
+  const py::gil_scoped_release no_gil;
+  run();
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, module) {
   checkTorchVersion();
   registerOrRaiseImportError();
+  torchext::setInterpreterUnlocker(&runWithoutGil);
   module.attr("built_for_torch") = TORCH_VERSION;
   torchext::python::bindFake(module);
   torchext::python::bindDeferredInit(module);

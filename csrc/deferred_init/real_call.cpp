@@ -1,0 +1,183 @@
+#include "real_call.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <ATen/ops/empty_like.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/irange.h>
+
+#include "../fake/fake.h"
+#include "../fake/fake_storage.h"
+#include "../fake/fake_tensor_impl.h"
+#include "../fake/op_traits.h"
+#include "../stack_utils.h"
+#include "materialize.h"
+#include "op_graph.h"
+
+namespace torchext {
+
+using at::Tensor;
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+using c10::OperatorHandle;
+using c10::Storage;
+using torch::jit::Stack;
+
+namespace {
+
+constexpr DispatchKeySet kDeferredInit{DispatchKey::DeferredInit};
+constexpr DispatchKeySet kOurs({DispatchKey::DeferredInit, DispatchKey::Fake});
+
+// The deferred tensors of a call and real ones with the same values. Tensors that show one storage still do.
+class RealArguments {
+ public:
+  RealArguments(const Stack& stack, std::size_t count, bool keep_small);
+
+  // The real tensor in the place of `tensor`, or `tensor` itself when it is not deferred.
+  Tensor realOf(const Tensor& tensor) const;
+
+  // The tensor that `real` stands for, or an undefined one.
+  Tensor originalOf(const Tensor& real) const;
+
+  // True when `storage` is one of those that were computed for the call.
+  bool holds(const Storage& storage) const;
+
+ private:
+  struct Entry {
+    Tensor original;
+    Tensor real;
+  };
+  std::vector<Entry> entries_;
+};
+
+RealArguments::RealArguments(const Stack& stack, std::size_t count, bool keep_small) {
+  std::vector<StorageValuePtr> values;
+  std::vector<std::size_t> value_of_entry;
+  const auto collect = [&](const Tensor& tensor) {
+    if (StorageValuePtr value = valueOf(tensor)) {
+      const auto known = std::find(values.begin(), values.end(), value);
+      value_of_entry.push_back(static_cast<std::size_t>(known - values.begin()));
+      if (known == values.end()) {
+        values.push_back(std::move(value));
+      }
+      entries_.push_back({tensor, {}});
+    }
+  };
+  forEachTensor(stack, count, collect);
+  const std::vector<Storage> storages = computeValues(values, keep_small);
+  for (const auto i : c10::irange(entries_.size())) {
+    entries_[i].real = Geometry::of(entries_[i].original).makeTensor(storages[value_of_entry[i]]);
+  }
+}
+
+Tensor RealArguments::realOf(const Tensor& tensor) const {
+  const auto found = std::find_if(entries_.begin(), entries_.end(),
+                                  [&tensor](const Entry& entry) { return entry.original.is_same(tensor); });
+  return found == entries_.end() ? tensor : found->real;
+}
+
+Tensor RealArguments::originalOf(const Tensor& real) const {
+  const auto found =
+      std::find_if(entries_.begin(), entries_.end(), [&real](const Entry& entry) { return entry.real.is_same(real); });
+  return found == entries_.end() ? Tensor{} : found->original;
+}
+
+bool RealArguments::holds(const Storage& storage) const {
+  return std::any_of(entries_.begin(), entries_.end(),
+                     [&storage](const Entry& entry) { return isSameStorage(entry.real.storage(), storage); });
+}
+
+// The deferred tensors that the call writes; `writes_any` tells whether it writes anything, deferred or real.
+std::vector<Tensor> writtenDeferred(const OperatorHandle& op, const Stack& stack, bool& writes_any) {
+  std::vector<Tensor> written;
+  const std::size_t count = op.schema().arguments().size();
+  for (const auto i : c10::irange(count)) {
+    if (!writesArgument(op, stack, i)) {
+      continue;
+    }
+    writes_any = true;
+    forEachTensor(torch::jit::peek(stack, i, count), [&written](const Tensor& tensor) {
+      if (valueOf(tensor) != nullptr) {
+        written.push_back(tensor);
+      }
+    });
+  }
+  return written;
+}
+
+// An operator with an `out` argument may have resized it.
+void followMetadata(const Tensor& fake, const Tensor& real) {
+  if (auto* impl = dynamic_cast<FakeTensorImpl*>(fake.unsafeGetTensorImpl())) {
+    fake.storage().unsafeGetStorageImpl()->set_nbytes(real.storage().nbytes());
+    impl->copyGeometry(*real.unsafeGetTensorImpl());
+  }
+}
+
+bool isAmong(const Tensor& tensor, const Stack& values) {
+  bool found = false;
+  forEachTensor(values, values.size(), [&](const Tensor& value) { found = found || value.is_same(tensor); });
+  return found;
+}
+
+bool overwritesFirstArgument(const OperatorHandle& op) {
+  constexpr std::array<std::string_view, 2> kNames{"aten::bernoulli_", "torchext::trunc_normal_"};
+  return std::find(kNames.begin(), kNames.end(), op.schema().name()) != kNames.end();
+}
+
+}  // namespace
+
+void callForReal(const OperatorHandle& op, Stack& stack) {
+  const auto count = op.schema().arguments().size();
+  bool writes_any = false;
+  const std::vector<Tensor> written = writtenDeferred(op, stack, writes_any);
+  const RealArguments arguments{stack, count, /*keep_small=*/!writes_any};
+  {
+    // Through autograd and all: the call may write into real tensors, whose version counters and leaf checks matter.
+    const c10::impl::ExcludeDispatchKeyGuard guard{kOurs};
+    mapTensors(stack, count, [&arguments](const Tensor& tensor) { return arguments.realOf(tensor); });
+    const Stack called(stack.end() - static_cast<std::ptrdiff_t>(count), stack.end());
+    op.callBoxed(stack);
+    const auto to_deferred = [&](const Tensor& result) {
+      if (Tensor original = arguments.originalOf(result); original.defined()) {
+        return original;
+      }
+      if (isAmong(result, called) || !result.has_storage() || result.layout() != c10::kStrided ||
+          result.is_quantized()) {
+        return result;
+      }
+      return deferConstant(arguments.holds(result.storage()) ? result.clone() : result);
+    };
+    mapTensors(stack, op.schema().returns().size(), to_deferred);
+  }
+  for (const Tensor& tensor : written) {
+    const Tensor real = arguments.realOf(tensor);
+    followMetadata(tensor, real);
+    setProvenance(tensor.storage(), std::make_shared<StorageValue>(real.storage()), kDeferredInit);
+  }
+}
+
+void callInScratch(const OperatorHandle& op, const Stack& stack) {
+  const auto count = op.schema().arguments().size();
+  Stack scratch(stack.end() - static_cast<std::ptrdiff_t>(count), stack.end());
+  if (overwritesFirstArgument(op)) {
+    const RealDispatch guard;
+    const Tensor& self = scratch.front().toTensor();
+    scratch.front() = Geometry::of(self).makeEmptyTensor(self.device());
+  }
+  const RealArguments arguments{scratch, count, /*keep_small=*/false};
+  mapTensors(scratch, count, [&arguments](const Tensor& tensor) { return arguments.realOf(tensor); });
+  const RealDispatch guard;
+  op.callBoxed(scratch);
+}
+
+Tensor deferConstant(const Tensor& constant) {
+  Tensor deferred = fakeLike(constant);
+  setProvenance(deferred.storage(), std::make_shared<StorageValue>(constant.storage()), kDeferredInit);
+  return deferred;
+}
+
+}  // namespace torchext

@@ -1,0 +1,23 @@
+#pragma once
+
+// Operators that cannot wait: called with real values in the place of deferred tensors.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+namespace torchext {
+
+// Calls `op` as eager execution would, and replaces the arguments on `stack` by its results. What it writes into a
+// deferred argument becomes that argument's recorded value; new tensors come back as deferred constants; what it writes
+// into a real argument is written.
+void callForReal(const c10::OperatorHandle& op, torch::jit::Stack& stack);
+
+// Calls `op` for its effect on the generator alone, with copies of its deferred arguments. The first, if the operator
+// overwrites it whatever it holds, is not computed for that.
+void callInScratch(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
+
+// Returns a deferred tensor whose value is that of `constant`, which nobody else may write into.
+at::Tensor deferConstant(const at::Tensor& constant);
+
+}  // namespace torchext

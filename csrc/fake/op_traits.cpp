@@ -1,0 +1,108 @@
+#include "op_traits.h"
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <string_view>
+
+#include <ATen/core/enum_tag.h>
+
+#include "../stack_utils.h"
+#include "device_rules.h"
+
+namespace torchext {
+
+using at::Tensor;
+using c10::OperatorHandle;
+using torch::jit::Stack;
+
+namespace {
+
+bool hasSuffix(const std::string& text, std::string_view suffix) {
+  return text.size() >= suffix.size() && text.compare(text.size() - suffix.size(), suffix.size(), suffix) == 0;
+}
+
+bool hasMaskIndex(const Stack& stack, const OperatorHandle& op) {
+  const int position = findArgument(op.schema(), "indices");
+  if (position < 0) {
+    return false;
+  }
+  bool found = false;
+  const auto visit = [&found](const Tensor& index) {
+    found = found || index.scalar_type() == c10::kBool || index.scalar_type() == c10::kByte;
+  };
+  forEachTensor(torch::jit::peek(stack, static_cast<std::size_t>(position), op.schema().arguments().size()), visit);
+  return found;
+}
+
+// What the schema does not say: the running statistics that are updated when `condition`, an argument, is true, or
+// always when there is none.
+struct UndeclaredWrite {
+  std::string_view op;
+  std::string_view condition;
+};
+
+constexpr std::array<UndeclaredWrite, 6> kUndeclaredWrites{{
+    {"aten::native_batch_norm", "training"},
+    {"aten::cudnn_batch_norm", "training"},
+    {"aten::miopen_batch_norm", "training"},
+    {"aten::batch_norm_update_stats", ""},
+    {"aten::batch_norm_gather_stats", ""},
+    {"aten::batch_norm_gather_stats_with_counts", ""},
+}};
+
+bool writesRunningStatistics(const OperatorHandle& op, const Stack& stack) {
+  const auto& schema = op.schema();
+  const auto found = std::find_if(kUndeclaredWrites.begin(), kUndeclaredWrites.end(),
+                                  [&schema](const auto& entry) { return entry.op == schema.name(); });
+  if (found == kUndeclaredWrites.end()) {
+    return false;
+  }
+  const int condition = found->condition.empty() ? -1 : findArgument(schema, found->condition.data());
+  return condition < 0 ||
+         torch::jit::peek(stack, static_cast<std::size_t>(condition), schema.arguments().size()).toBool();
+}
+
+}  // namespace
+
+bool isLiftFresh(const OperatorHandle& op) {
+  return op.schema().name() == "aten::lift_fresh";
+}
+
+bool isFactory(const OperatorHandle& op, const Stack& stack) {
+  const std::string& name = op.schema().name();
+  if (isLiftFresh(op)) {
+    return true;
+  }
+  if (takesTensorOptions(op.schema()) && (hasSuffix(name, "_like") || name.rfind("aten::new_", 0) == 0)) {
+    return true;
+  }
+  bool has_tensor = false;
+  forEachTensor(stack, op.schema().arguments().size(), [&has_tensor](const Tensor&) { has_tensor = true; });
+  const auto& returns = op.schema().returns();
+  return !has_tensor && std::any_of(returns.begin(), returns.end(), [](const c10::Argument& result) {
+    return result.type()->isSubtypeOf(*c10::TensorType::get()) ||
+           result.type()->isSubtypeOf(*c10::ListType::ofTensors());
+  });
+}
+
+bool needsValues(const OperatorHandle& op, const Stack& stack) {
+  if (op.hasTag(at::Tag::data_dependent_output)) {
+    return true;
+  }
+  if (!op.hasTag(at::Tag::dynamic_output_shape)) {
+    return false;
+  }
+  const std::string& name = op.schema().name();
+  // These are tagged because a mask makes their shape depend on values; index tensors of integers do not.
+  const bool indexes = name == "aten::index" || name == "aten::_unsafe_index";
+  return !indexes || hasMaskIndex(stack, op);
+}
+
+bool writesArgument(const OperatorHandle& op, const Stack& stack, std::size_t position) {
+  const c10::Argument& argument = op.schema().arguments()[position];
+  return isWritten(argument) || ((argument.name() == "running_mean" || argument.name() == "running_var") &&
+                                 writesRunningStatistics(op, stack));
+}
+
+}  // namespace torchext

@@ -1,0 +1,25 @@
+#pragma once
+
+// What the two handlers have to know of an operator beyond its schema.
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+namespace torchext {
+
+// True for the operator that `torch.tensor()` calls last, with the constant that it has made. While it fills in the
+// values it excludes `Fake` and `DeferredInit` (tensor_new.cpp), so this is where the constant becomes visible to them.
+bool isLiftFresh(const c10::OperatorHandle& op);
+
+// True for an operator that makes new tensors from nothing but metadata: one without tensor arguments, or one like
+// `zeros_like` and `new_empty` that looks at no value of its argument.
+bool isFactory(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
+
+// True for an operator whose result, or the shape of whose result, cannot be told without the values of its arguments.
+bool needsValues(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
+
+// True when the call writes into its argument at `position`: as declared in the schema, or, for the running statistics
+// of batch normalization, as the kernels do without saying so.
+bool writesArgument(const c10::OperatorHandle& op, const torch::jit::Stack& stack, std::size_t position);
+
+}  // namespace torchext
