@@ -17,8 +17,8 @@ OLDEST_TORCH, NEWEST_TORCH = (2, 11), (2, 15)
 WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Wsign-conversion", "-Werror"]
 
 
-def import_torch_extension_tools() -> tuple[ModuleType, ModuleType]:
-    """Returns torch and its C++ extension tools, or ends the installation with one sentence."""
+def import_torch_extension_tools() -> ModuleType:
+    """Returns PyTorch's tools for C++ extensions, or ends the installation with one sentence."""
     try:
         import torch
         from torch.utils import cpp_extension
@@ -34,22 +34,22 @@ def import_torch_extension_tools() -> tuple[ModuleType, ModuleType]:
             f"torchext supports torch {oldest} to {newest}, but torch {torch.__version__} is installed: "
             f"type `pip install 'torch=={newest}.*'`"
         )
-    return torch, cpp_extension
+    return cpp_extension
 
 
 def check_compiler() -> None:
     """Ends the installation with one sentence when there is no C++ compiler."""
-    compiler = os.environ.get("CXX", "c++").split()[0]
-    if shutil.which(compiler) is None and shutil.which("g++") is None:
+    compiler = os.environ.get("CXX", "c++").split()[0]  # what PyTorch's build tools will call
+    if shutil.which(compiler) is None:
         sys.exit(
             f"torchext is compiled from C++ and no compiler `{compiler}` was found: "
-            "type `apt-get install g++` (or set CXX to a C++17 compiler)"
+            "type `apt-get install g++` (or set CXX to a C++ compiler)"
         )
 
 
 def make_build() -> dict[str, object]:
     """The arguments of `setup()` that need torch."""
-    _, cpp_extension = import_torch_extension_tools()
+    cpp_extension = import_torch_extension_tools()
     check_compiler()
     system_headers = [flag for path in cpp_extension.include_paths() for flag in ("-isystem", path)]
     extension = cpp_extension.CppExtension(

@@ -8,11 +8,13 @@ import threading
 import weakref
 from collections.abc import Callable
 
+import numpy as np
 import psutil
 import pytest
 import torch
 from common import assert_defers_exactly, assert_same_module, assert_same_tensor, build_both
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchext.deferred_init import deferred_init, is_deferred, materialize_module, materialize_tensor
 from torchext.fake import fake_mode, is_fake
@@ -189,6 +191,40 @@ class TestGraph:
 
         assert_tensors_defer_exactly(build)
 
+    def test_running_statistics_that_no_schema_declares_are_written(self) -> None:
+        def build() -> nn.Module:
+            module = nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d())
+            module(torch.randn(8, 3) + 3)
+            return module
+
+        assert_defers_exactly(build)
+
+    def test_out_argument_that_is_resized_keeps_the_order_of_its_values(self) -> None:
+        def build() -> Tensor:
+            return torch.add(torch.arange(6.0).view(2, 3).t(), 0, out=torch.empty(0))
+
+        assert torch.equal(materialize_tensor(deferred_init(build)), build())
+
+    def test_tensors_of_zeros_without_memory(self) -> None:
+        def build() -> list[Tensor]:
+            zeros = torch._efficientzerotensor(3)
+            return [zeros + torch.ones(3), zeros * 2]
+
+        for found, wanted in zip(deferred_init(build), build(), strict=True):
+            assert torch.equal(materialize_tensor(found), wanted.clone())
+
+    def test_likeness_does_not_depend_on_values(self) -> None:
+        real = torch.ones(2)
+        deferred = deferred_init(torch.zeros_like, real)
+        real.add_(1)
+        assert materialize_tensor(deferred).tolist() == [0.0, 0.0]
+
+    def test_memory_shared_with_numpy_is_not_trusted(self) -> None:
+        array = np.ones(3, dtype=np.float32)
+        deferred = deferred_init(lambda: torch.zeros(3) + torch.from_numpy(array))
+        array[:] = 7
+        assert materialize_tensor(deferred).tolist() == [1.0, 1.0, 1.0]
+
     def test_long_programs_neither_recurse_nor_keep_garbage(self) -> None:
         def build() -> Tensor:
             a = torch.zeros(1)
@@ -244,6 +280,25 @@ class TestState:
         tensor = deferred_init(build)
         assert not is_deferred(tensor)
         assert tensor.tolist() == [0.0, 1.0, 2.0]
+
+    def test_cast_of_a_fake_is_not_in_autocasts_cache_when_it_is_real(self) -> None:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            weight = deferred_init(lambda: nn.Parameter(torch.ones(2, 2)))
+            torch.mm(torch.ones(2, 2), weight)
+            materialize_tensor(weight)
+            assert not is_fake(torch.mm(torch.ones(2, 2), weight))
+
+    def test_user_mode_decides_what_an_operator_does(self) -> None:
+        class AddTen(TorchDispatchMode):
+            def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN204
+                result = func(*args, **(kwargs or {}))
+                return result + 10 if func.overloadpacket is torch.ops.aten.mul else result
+
+        def build() -> Tensor:
+            with AddTen():
+                return torch.ones(2) * 2
+
+        assert materialize_tensor(deferred_init(build)).tolist() == build().tolist() == [12.0, 12.0]
 
     def test_default_device_of_the_recording_counts(self) -> None:
         def build() -> Tensor:
@@ -310,6 +365,50 @@ class TestState:
         thread.start()
         thread.join()
         assert_same_module(deferred, eager)
+
+
+class TestThreads:
+    def test_reading_does_not_wait_with_the_interpreters_lock(self) -> None:
+        # These are replayed by a kernel in Python, those are read with the interpreter's lock held.
+        slow = deferred_init(lambda: [nn.init.trunc_normal_(torch.empty(500, 200), a=-1, b=1) for _ in range(5)])
+        read = deferred_init(lambda: [torch.full((), 2) + i for i in range(300)])
+        reader = threading.Thread(target=lambda: [torch.zeros(4000)[index] for index in read], daemon=True)
+        reader.start()
+        materialize_module(nn.ParameterList(slow))
+        reader.join(timeout=60)
+        assert not reader.is_alive()
+
+    def test_viewing_and_materializing_at_once(self) -> None:
+        tensors = deferred_init(lambda: [torch.ones(3) for _ in range(300)])
+
+        def view() -> None:
+            for tensor in tensors:
+                for _ in range(5):
+                    tensor.data  # noqa: B018
+
+        def materialize() -> None:
+            for tensor in tensors:
+                materialize_tensor(tensor)
+
+        threads = [threading.Thread(target=target) for target in (view, materialize, materialize)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not any(is_fake(tensor) for tensor in tensors)
+
+    def test_threads_do_not_get_the_same_numbers(self) -> None:
+        tensors: list[Tensor] = []
+
+        def draw() -> None:
+            tensors.extend(deferred_init(torch.randn, 20) for _ in range(200))
+
+        threads = [threading.Thread(target=draw) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len({tuple(materialize_tensor(tensor).tolist()) for tensor in tensors}) == 600
 
 
 class TestIdentity:
@@ -520,6 +619,72 @@ class TestReads:
         assert found == wanted
         assert torch.equal(materialize_tensor(found_u), wanted_u)
 
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda: torch.tensor([torch.rand(()), 2.0]),
+            lambda: torch.tensor(list(torch.rand(4))),
+            lambda: torch.tensor(torch.rand(3)),
+            lambda: torch.as_tensor([x * 2 for x in torch.rand(2)]),
+            lambda: torch.rand(3).new_tensor([1, 2]),
+            lambda: torch.arange(3).new_tensor(torch.rand(2) * 5),
+        ],
+        ids=["number", "list", "tensor", "as_tensor", "new_tensor", "new_tensor_of_tensor"],
+    )
+    @pytest.mark.filterwarnings("ignore:To copy construct from a tensor")
+    def test_tensors_are_made_from_deferred_values(self, make: Callable[[], Tensor]) -> None:
+        assert_tensors_defer_exactly(lambda: [torch.rand(1), make(), torch.rand(1)])
+
+    def test_array_shares_memory_with_its_tensor(self) -> None:
+        def build() -> tuple[Tensor, Tensor]:
+            tensor = torch.zeros(3)
+            tensor.numpy()[0] = 7
+            return tensor, tensor * 2
+
+        tensor, doubled = deferred_init(build)
+        assert materialize_tensor(tensor).tolist() == [7.0, 0.0, 0.0]
+        assert materialize_tensor(doubled).tolist() == [14.0, 0.0, 0.0]
+
+    def test_checkpoint_is_loaded_in_a_constructor(self, tmp_path: object) -> None:
+        path = f"{tmp_path}/state.pt"
+        torch.save({"weight": torch.randn(2, 3)}, path)
+
+        def build() -> nn.Module:
+            module = nn.Linear(3, 2, bias=False)
+            module.load_state_dict(torch.load(path))
+            return module
+
+        assert_defers_exactly(build)
+
+    @pytest.mark.parametrize(
+        "build",
+        [
+            lambda: nn.utils.parametrizations.orthogonal(nn.Linear(17, 33)),
+            lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(4, 5)),
+        ],
+        ids=["orthogonal", "spectral_norm"],
+    )
+    def test_operators_without_meta_kernel_run_at_once(self, build: Callable[[], nn.Module]) -> None:
+        assert_defers_exactly(build)
+
+    def test_sparse_tensors_are_real(self) -> None:
+        sparse = deferred_init(lambda: torch.eye(3).to_sparse())
+        assert torch.equal(sparse.to_dense(), torch.eye(3))
+
+    def test_out_argument_of_a_read_is_resized(self) -> None:
+        def build() -> Tensor:
+            return torch.nonzero(torch.tensor([0.0, 1.0]), out=torch.empty(0, dtype=torch.int64))
+
+        assert_tensors_defer_exactly(lambda: [build()])
+
+    def test_write_into_a_real_tensor_counts_as_one(self) -> None:
+        real = torch.zeros(3)
+        deferred_init(lambda: real.copy_(torch.ones(3)))
+        assert real._version == 1
+        leaf = nn.Parameter(torch.zeros(3))
+        with pytest.raises(RuntimeError, match="a leaf Variable that requires grad"):
+            deferred_init(lambda: leaf.copy_(torch.ones(3)))
+
     def test_write_into_a_real_tensor_happens_at_once(self) -> None:
         real = torch.zeros(3)
 
@@ -567,6 +732,15 @@ class TestModules:
 
     def test_copies_of_a_layer(self) -> None:
         assert_defers_exactly(lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 3))
+
+    def test_containers_may_contain_themselves(self) -> None:
+        tensor = deferred_init(torch.ones, 2)
+        table: dict[str, object] = {"tensor": tensor}
+        table["self"] = table
+        module = nn.Identity()
+        module.table = table
+        materialize_module(module)
+        assert not is_deferred(tensor)
 
     def test_buffers_only_leaves_parameters(self) -> None:
         module = deferred_init(nn.BatchNorm1d, 3)

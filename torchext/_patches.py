@@ -14,10 +14,11 @@ from functools import wraps
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from . import _C
 
-__all__ = ["install"]
+__all__ = ["ReadsInTensorFunctions", "install", "real_value"]
 
 _installed = False
 _lock = threading.Lock()
@@ -33,6 +34,7 @@ def install() -> None:
             _patch_repr()
             _patch_deepcopy()
             _patch_reads()
+            _patch_new_tensor()
             if _C.built_for_torch >= "2.12":
                 _patch_trunc_normal()
             _installed = True
@@ -93,18 +95,69 @@ def _patch_deepcopy() -> None:
 
 def _patch_reads() -> None:
     """`tolist()` and `numpy()` read the memory of the tensor without calling an operator."""
-    for name in ("tolist", "numpy", "__array__"):
-        setattr(torch.Tensor, name, _reading_real_values(getattr(torch.Tensor, name)))
+    tolist: Callable[..., Any] = torch.Tensor.tolist
+
+    @wraps(tolist)
+    def read(self: torch.Tensor) -> Any:
+        return tolist(real_value(self))
+
+    torch.Tensor.tolist = read  # type: ignore[assignment, method-assign]
+    for name in ("numpy", "__array__"):
+        setattr(torch.Tensor, name, _sharing_memory(getattr(torch.Tensor, name)))
 
 
-def _reading_real_values(original: Callable[..., Any]) -> Callable[..., Any]:
+def _sharing_memory(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes a deferred tensor real before `original` hands out an array that shares its memory."""
+
     @wraps(original)
-    def read(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def share(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if _C.is_deferred(self):
-            self = _C.evaluate(self).requires_grad_(self.requires_grad and self.is_floating_point())
+            _C.materialize([self])
         return original(self, *args, **kwargs)
 
-    return read
+    return share
+
+
+def real_value(data: Any) -> Any:
+    """Returns `data`, a tensor or nested lists and tuples, with real tensors in the place of deferred ones."""
+    if isinstance(data, torch.Tensor):
+        return _C.evaluate(data) if _C.is_deferred(data) else data
+    if type(data) in (list, tuple):
+        return type(data)(map(real_value, data))
+    return data
+
+
+class ReadsInTensorFunctions(TorchFunctionMode):
+    """Lets `torch.tensor([x, y])` read the values of deferred tensors.
+
+    `torch.tensor()` excludes the `Fake` and `DeferredInit` keys while it reads its argument (tensor_new.cpp), so the
+    dispatcher does not ask us. A mode is asked, on this thread, and leaves nothing behind.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Calls `func`, with real values in what it would read."""
+        reads = func is torch.tensor or (func is torch.as_tensor and not (args and isinstance(args[0], torch.Tensor)))
+        if reads and args:
+            args = (real_value(args[0]), *args[1:])
+        return func(*args, **(kwargs or {}))
+
+
+def _patch_new_tensor() -> None:
+    """`Tensor.new_tensor()` asks the highest dispatch key of `self` for its device (`legacyExtractDispatchKey()`)."""
+    original: Callable[..., torch.Tensor] = torch.Tensor.new_tensor
+
+    @wraps(original)
+    def new_tensor(self: torch.Tensor, data: Any, **kwargs: Any) -> torch.Tensor:
+        if not _C.is_fake(self):
+            return original(self, data, **kwargs)
+        options: dict[str, Any] = {"dtype": self.dtype, "device": self.device} | {
+            k: v for k, v in kwargs.items() if v is not None
+        }
+        return torch.tensor(real_value(data), **options)
+
+    torch.Tensor.new_tensor = new_tensor  # type: ignore[assignment, method-assign]
 
 
 def _patch_trunc_normal() -> None:

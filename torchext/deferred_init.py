@@ -38,19 +38,20 @@ def deferred_init(fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T
         tensor(..., size=(4, 4), dtype=torch.float32, device='cpu', requires_grad=True, fake=True)
     """
     _patches.install()
-    _C.enter_deferred_init()
-    try:
-        return fn(*args, **kwargs)
-    finally:
-        _C.leave_deferred_init()
+    with _patches.ReadsInTensorFunctions():
+        _C.enter_deferred_init()
+        try:
+            return fn(*args, **kwargs)
+        finally:
+            _C.leave_deferred_init()
 
 
 def is_deferred(obj: torch.Tensor | Module) -> bool:
     """Tells whether `obj` waits to be materialized.
 
     Args:
-        obj: A tensor, or a module. A module is deferred while any of its parameters and buffers, or of its
-            descendants', is.
+        obj: A tensor, or a module. A module is deferred while any of the tensors is that `materialize_module` would
+            make real.
 
     Raises:
         TypeError: `obj` is neither.
@@ -112,21 +113,19 @@ def materialize_module(
 
 
 def _tensors(module: Module, buffers_only: bool, check_fn: Callable[[Module], bool] | None) -> Iterator[torch.Tensor]:
-    """The tensors that `module` and its descendants hold; one that is held twice comes twice."""
+    """The tensors that `module` and its descendants hold; one that is held twice may come twice."""
     for part in module.modules():
         if check_fn is None or check_fn(part):
-            for tensor in _tensors_in(part.__dict__):
+            for tensor in _tensors_in(part.__dict__, seen=set()):
                 if not (buffers_only and isinstance(tensor, Parameter)):
                     yield tensor
 
 
-def _tensors_in(value: object) -> Iterator[torch.Tensor]:
+def _tensors_in(value: object, seen: set[int]) -> Iterator[torch.Tensor]:
     """The tensors in the containers that make up `value`. Does not look into other objects, such as child modules."""
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, dict):
-        for element in value.values():
-            yield from _tensors_in(element)
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        for element in value:
-            yield from _tensors_in(element)
+    elif isinstance(value, (dict, list, tuple, set, frozenset)) and id(value) not in seen:
+        seen.add(id(value))
+        for element in value.values() if isinstance(value, dict) else value:
+            yield from _tensors_in(element, seen)

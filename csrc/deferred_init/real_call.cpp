@@ -109,8 +109,11 @@ std::vector<Tensor> writtenDeferred(const OperatorHandle& op, const Stack& stack
   return written;
 }
 
-// An operator with an `out` argument may have resized it.
+// The version counter of `real` began at 0; and an operator with an `out` argument may have resized it.
 void followMetadata(const Tensor& fake, const Tensor& real) {
+  for (int64_t i = 0; !fake.is_inference() && i < real._version(); ++i) {
+    fake.unsafeGetTensorImpl()->bump_version();
+  }
   if (auto* impl = dynamic_cast<FakeTensorImpl*>(fake.unsafeGetTensorImpl())) {
     fake.storage().unsafeGetStorageImpl()->set_nbytes(real.storage().nbytes());
     impl->copyGeometry(*real.unsafeGetTensorImpl());
