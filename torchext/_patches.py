@@ -138,10 +138,26 @@ class ReadsInTensorFunctions(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Calls `func`, with real values in what it would read."""
-        reads = func is torch.tensor or (func is torch.as_tensor and not (args and isinstance(args[0], torch.Tensor)))
-        if reads and args:
+        kwargs = kwargs or {}
+        if func is torch.tensor and args:
+            return make_tensor(args[0], **kwargs)
+        if func is torch.as_tensor and args and not isinstance(args[0], torch.Tensor):
             args = (real_value(args[0]), *args[1:])
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def make_tensor(
+    data: Any,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | int | None = None,
+    requires_grad: bool = False,
+    **kwargs: Any,
+) -> torch.Tensor:
+    """`torch.tensor()` for data that may be, or hold, fake tensors: a fake is copied, the values of others are read."""
+    if isinstance(data, torch.Tensor) and _C.is_fake(data):
+        return data.detach().to(device=device, dtype=dtype, copy=True).requires_grad_(requires_grad)
+    return torch.tensor(real_value(data), dtype=dtype, device=device, requires_grad=requires_grad, **kwargs)
 
 
 def _patch_new_tensor() -> None:
@@ -152,10 +168,9 @@ def _patch_new_tensor() -> None:
     def new_tensor(self: torch.Tensor, data: Any, **kwargs: Any) -> torch.Tensor:
         if not _C.is_fake(self):
             return original(self, data, **kwargs)
-        options: dict[str, Any] = {"dtype": self.dtype, "device": self.device} | {
-            k: v for k, v in kwargs.items() if v is not None
-        }
-        return torch.tensor(real_value(data), **options)
+        given = {name: value for name, value in kwargs.items() if value is not None}
+        options: dict[str, Any] = {"dtype": self.dtype, "device": self.device} | given
+        return make_tensor(data, **options)
 
     torch.Tensor.new_tensor = new_tensor  # type: ignore[assignment, method-assign]
 
