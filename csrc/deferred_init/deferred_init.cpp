@@ -25,6 +25,14 @@ void leaveDeferredInit() {
   }
 }
 
+DeferredInitGuard::DeferredInitGuard() {
+  enterDeferredInit();
+}
+
+DeferredInitGuard::~DeferredInitGuard() {
+  leaveDeferredInit();
+}
+
 bool isDeferred(const at::TensorBase& tensor) {
   return valueOf(tensor) != nullptr;
 }

@@ -8,8 +8,18 @@
 
 namespace torchext {
 
-// While at least one is entered on a thread, tensors constructed on it are fake and their construction is recorded.
-// Nests.
+// While at least one lives on a thread, tensors constructed on it are fake and their construction is recorded. Nests.
+class TORCHEXT_API DeferredInitGuard {
+ public:
+  DeferredInitGuard();
+  DeferredInitGuard(const DeferredInitGuard&) = delete;
+  DeferredInitGuard& operator=(const DeferredInitGuard&) = delete;
+  DeferredInitGuard(DeferredInitGuard&&) = delete;
+  DeferredInitGuard& operator=(DeferredInitGuard&&) = delete;
+  ~DeferredInitGuard();
+};
+
+// What the guard does, for the context managers of other languages. The two must be called in pairs, on one thread.
 TORCHEXT_API void enterDeferredInit();
 TORCHEXT_API void leaveDeferredInit();
 

@@ -47,7 +47,7 @@ struct AboutToWrite {
   std::size_t nbytes;
 };
 
-// Handles one call.
+// Handles one call. csrc/README.md tells the steps.
 class RecordedCall {
  public:
   RecordedCall(const OperatorHandle& op, DispatchKeySet keys, Stack& stack)

@@ -88,4 +88,12 @@ void leaveFakeMode() {
   }
 }
 
+FakeModeGuard::FakeModeGuard() {
+  enterFakeMode();
+}
+
+FakeModeGuard::~FakeModeGuard() {
+  leaveFakeMode();
+}
+
 }  // namespace torchext

@@ -25,7 +25,18 @@ TORCHEXT_API at::Tensor storageBytes(const at::Tensor& fake);
 // autograd.
 TORCHEXT_API at::Tensor viewStorageLike(const at::Tensor& fake, const at::Tensor& like);
 
-// While at least one is entered on a thread, tensors constructed on it are fake. Nests.
+// While at least one lives on a thread, tensors constructed on it are fake. Nests.
+class TORCHEXT_API FakeModeGuard {
+ public:
+  FakeModeGuard();
+  FakeModeGuard(const FakeModeGuard&) = delete;
+  FakeModeGuard& operator=(const FakeModeGuard&) = delete;
+  FakeModeGuard(FakeModeGuard&&) = delete;
+  FakeModeGuard& operator=(FakeModeGuard&&) = delete;
+  ~FakeModeGuard();
+};
+
+// What the guard does, for the context managers of other languages. The two must be called in pairs, on one thread.
 TORCHEXT_API void enterFakeMode();
 TORCHEXT_API void leaveFakeMode();
 

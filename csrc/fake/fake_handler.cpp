@@ -37,7 +37,7 @@ const DispatchKeySet kAboveMeta =
     DispatchKeySet({DispatchKey::Fake, DispatchKey::DeferredInit, DispatchKey::ADInplaceOrView, DispatchKey::Python,
                     DispatchKey::PythonTLSSnapshot});
 
-// Handles one call: NOTE [Fake calls] in csrc/README.md names the steps.
+// Handles one call. csrc/README.md tells the steps.
 class FakeCall {
  public:
   FakeCall(const OperatorHandle& op, DispatchKeySet keys, Stack& stack)

@@ -38,27 +38,27 @@ bool hasMaskIndex(const Stack& stack, const OperatorHandle& op) {
 // What the schema does not say: the running statistics that are updated when `condition`, an argument, is true, or
 // always when there is none.
 struct UndeclaredWrite {
-  std::string_view op;
-  std::string_view condition;
+  const char* op;
+  const char* condition;  // or null
 };
 
 constexpr std::array<UndeclaredWrite, 6> kUndeclaredWrites{{
     {"aten::native_batch_norm", "training"},
     {"aten::cudnn_batch_norm", "training"},
     {"aten::miopen_batch_norm", "training"},
-    {"aten::batch_norm_update_stats", ""},
-    {"aten::batch_norm_gather_stats", ""},
-    {"aten::batch_norm_gather_stats_with_counts", ""},
+    {"aten::batch_norm_update_stats", nullptr},
+    {"aten::batch_norm_gather_stats", nullptr},
+    {"aten::batch_norm_gather_stats_with_counts", nullptr},
 }};
 
 bool writesRunningStatistics(const OperatorHandle& op, const Stack& stack) {
   const auto& schema = op.schema();
   const auto found = std::find_if(kUndeclaredWrites.begin(), kUndeclaredWrites.end(),
-                                  [&schema](const auto& entry) { return entry.op == schema.name(); });
+                                  [&schema](const auto& entry) { return schema.name() == entry.op; });
   if (found == kUndeclaredWrites.end()) {
     return false;
   }
-  const int condition = found->condition.empty() ? -1 : findArgument(schema, found->condition.data());
+  const int condition = found->condition == nullptr ? -1 : findArgument(schema, found->condition);
   return condition < 0 ||
          torch::jit::peek(stack, static_cast<std::size_t>(condition), schema.arguments().size()).toBool();
 }
