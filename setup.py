@@ -65,5 +65,6 @@ def make_build() -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    only_metadata = {"egg_info", "dist_info", "sdist", "--version"} & set(sys.argv[1:])
-    setup(**({} if only_metadata else make_build()))
+    # Asked for already when pip wants metadata, which is before it downloads what the metadata names.
+    needs_no_torch = {"sdist", "--version"} & set(sys.argv[1:])
+    setup(**({} if needs_no_torch else make_build()))
