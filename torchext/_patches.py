@@ -209,7 +209,9 @@ def _patch_trunc_normal() -> None:
             if _never_rejects(mean, std, a, b):
                 return tensor.normal_(mean, std, generator=generator)
             torch.ops.torchext.trunc_normal_(tensor, mean, std, a, b, generator=generator)
-            torch.autograd.graph.increment_version(tensor)
+            # The first draw, and the write of what was drawn again, which is not needed only if nothing was rejected.
+            for _ in range(2):
+                torch.autograd.graph.increment_version(tensor)
             return tensor
 
     torch.nn.init._no_grad_trunc_normal_ = _no_grad_trunc_normal_
