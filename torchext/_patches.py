@@ -14,6 +14,7 @@ from functools import wraps
 from typing import Any
 
 import torch
+import torch._meta_registrations
 from torch.overrides import TorchFunctionMode
 
 from . import _C
@@ -35,6 +36,7 @@ def install() -> None:
             _patch_deepcopy()
             _patch_reads()
             _patch_new_tensor()
+            _patch_device_hint()
             if _C.built_for_torch >= "2.12":
                 _patch_trunc_normal()
             _installed = True
@@ -173,6 +175,17 @@ def _patch_new_tensor() -> None:
         return make_tensor(data, **options)
 
     torch.Tensor.new_tensor = new_tensor  # type: ignore[assignment, method-assign]
+
+
+def _patch_device_hint() -> None:
+    """Meta kernels in Python ask `device_hint()` for the device of a FakeTensor, and take CUDA for any other."""
+    original: Callable[..., str] = torch._meta_registrations.device_hint
+
+    @wraps(original)
+    def device_hint(tensor: object) -> str:
+        return _C.meta_call_device() or original(tensor)
+
+    torch._meta_registrations.device_hint = device_hint
 
 
 def _patch_trunc_normal() -> None:

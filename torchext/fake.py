@@ -9,7 +9,18 @@ import torch
 
 from . import _C, _patches
 
-__all__ = ["fake_like", "fake_mode", "is_fake", "meta_like"]
+__all__ = ["DataDependentError", "UnsupportedOperatorError", "fake_like", "fake_mode", "is_fake", "meta_like"]
+
+
+class DataDependentError(RuntimeError):
+    """An operator needs the values of a fake tensor, which has none."""
+
+
+class UnsupportedOperatorError(NotImplementedError):
+    """PyTorch cannot tell what an operator makes of fake tensors: it has no Meta kernel, or none for the arguments."""
+
+
+_C.set_error_types(DataDependentError, UnsupportedOperatorError)
 
 
 @contextmanager

@@ -7,7 +7,9 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "../stack_utils.h"
+#include "device_hints.h"
 #include "device_rules.h"
+#include "errors.h"
 #include "fake.h"
 #include "fake_storage.h"
 #include "fake_tensor_impl.h"
@@ -54,12 +56,17 @@ class FakeCall {
   bool tryDecompose();
   void runOnMeta();
 
+  void checkCanBeFaked() const;
   void refuseToWriteIntoRealTensors() const;
   void convertArgumentsToMeta(const DeviceRules& rules);
-  void callMetaKernel();
+  void callMetaKernel(c10::Device device);
   void updateWrittenFakes();
   void convertOutputsToFake(c10::Device device);
   Tensor toFake(const Tensor& meta, c10::Device device);
+
+  std::ptrdiff_t numArguments() const noexcept {
+    return static_cast<std::ptrdiff_t>(num_arguments_);
+  }
 
   const OperatorHandle& op_;
   const DispatchKeySet keys_;
@@ -132,17 +139,36 @@ bool FakeCall::tryDecompose() {
 }
 
 void FakeCall::runOnMeta() {
-  TORCH_CHECK(
-      !needsValues(op_, stack_), "`", op_.operator_name(),
-      "` needs the values of its arguments, but at least one is a "
-      "fake tensor, which has none. Run it on real tensors, or move it out of the code that runs on fake tensors.");
+  checkCanBeFaked();
   refuseToWriteIntoRealTensors();
   const DeviceRules rules{op_, stack_};
   const c10::Device device = rules.outputDevice();
+  const Stack arguments = decidesByDevice(op_, device) ? Stack(stack_.end() - numArguments(), stack_.end()) : Stack{};
   convertArgumentsToMeta(rules);
-  callMetaKernel();
+  callMetaKernel(device);
+  if (!arguments.empty()) {
+    const c10::impl::ExcludeDispatchKeyGuard guard{kAboveMeta};
+    correctForDevice(op_, arguments, stack_);
+  }
   updateWrittenFakes();
   convertOutputsToFake(device);
+}
+
+void FakeCall::checkCanBeFaked() const {
+  if (needsValues(op_, stack_)) {
+    TORCHEXT_THROW(
+        DataDependentError,
+        c10::str("`", op_.operator_name(),
+                 "` needs the values of its arguments, but at least one is a fake tensor, which has none. Run "
+                 "it on real tensors, or move it out of the code that runs on fake tensors."));
+  }
+  if (!op_.hasComputedKernelForDispatchKey(DispatchKey::Meta)) {
+    TORCHEXT_THROW(UnsupportedOperatorError,
+                   c10::str("`", op_.operator_name(),
+                            "` has no Meta kernel, so its result on fake tensors cannot be told. Register one with "
+                            "torch.library.register_fake(\"",
+                            op_.operator_name(), "\")."));
+  }
 }
 
 void FakeCall::refuseToWriteIntoRealTensors() const {
@@ -187,13 +213,17 @@ void FakeCall::convertArgumentsToMeta(const DeviceRules& rules) {
   }
 }
 
-void FakeCall::callMetaKernel() {
-  TORCH_CHECK_NOT_IMPLEMENTED(op_.hasComputedKernelForDispatchKey(DispatchKey::Meta), "`", op_.operator_name(),
-                              "` has no Meta kernel, so its "
-                              "result on fake tensors cannot be told. Register one with torch.library.register_fake(\"",
-                              op_.operator_name(), "\").");
+void FakeCall::callMetaKernel(c10::Device device) {
+  const MetaCallOnDevice hint{device};
   const c10::impl::ExcludeDispatchKeyGuard guard{kAboveMeta};
-  op_.redispatchBoxed(DispatchKeySet{DispatchKey::Meta}, &stack_);
+  try {
+    op_.redispatchBoxed(DispatchKeySet{DispatchKey::Meta}, &stack_);
+  } catch (const c10::NotImplementedError& error) {
+    // A kernel is registered, but only says that there is none, or none for these arguments.
+    TORCHEXT_THROW(
+        UnsupportedOperatorError,
+        c10::str("`", op_.operator_name(), "` cannot be run on fake tensors: ", error.what_without_backtrace()));
+  }
 }
 
 // In-place operators may change more than data: `resize_`, `set_`, `t_` and their kin change the metadata of the
@@ -249,7 +279,18 @@ Tensor FakeCall::toFake(const Tensor& meta, c10::Device device) {
 }  // namespace
 
 void fakeFallback(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  FakeCall{op, keys, *stack}.run();
+  try {
+    FakeCall{op, keys, *stack}.run();
+  } catch (const DataDependentError& error) {
+    translateError(ErrorKind::kDataDependent, error);
+    throw;
+  } catch (const UnsupportedOperatorError& error) {
+    // The recorder, which excludes its key while it runs an operator as a fake one, runs it for real then.
+    if (!c10::impl::tls_is_dispatch_key_excluded(DispatchKey::DeferredInit)) {
+      translateError(ErrorKind::kUnsupportedOperator, error);
+    }
+    throw;
+  }
 }
 
 }  // namespace torchext

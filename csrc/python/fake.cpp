@@ -1,8 +1,12 @@
 #include <cstddef>
 #include <mutex>
+#include <optional>
+#include <string>
 
 #include <torch/csrc/utils/device_lazy_init.h>
 
+#include "../fake/device_hints.h"
+#include "../fake/errors.h"
 #include "../fake/fake.h"
 #include "../fake/fake_cuda.h"
 #include "bind.h"
@@ -45,6 +49,37 @@ void leaveFakeCuda() {
   }
 }
 
+// The exception classes of torchext.fake, held for the life of the process.
+struct ErrorTypes {
+  PyObject* data_dependent = nullptr;
+  PyObject* unsupported_operator = nullptr;
+};
+
+ErrorTypes& errorTypes() {
+  static ErrorTypes types;
+  return types;
+}
+
+void raisePythonError(ErrorKind kind, const std::string& message) {
+  const pybind11::gil_scoped_acquire gil;
+  PyObject* type = kind == ErrorKind::kDataDependent ? errorTypes().data_dependent : errorTypes().unsupported_operator;
+  PyErr_SetString(type, message.c_str());
+  python_error error;
+  error.persist();
+  throw error;
+}
+
+void setErrorTypes(const pybind11::object& data_dependent, const pybind11::object& unsupported_operator) {
+  errorTypes() = {data_dependent.inc_ref().ptr(), unsupported_operator.inc_ref().ptr()};
+  setErrorTranslator(&raisePythonError);
+}
+
+// The type of the device that the running Meta kernel computes for.
+std::optional<std::string> metaCallDevice() {
+  const auto device = deviceOfMetaCall();
+  return device ? std::optional{c10::DeviceTypeName(device->type(), /*lower_case=*/true)} : std::nullopt;
+}
+
 bool isFakeTensor(const at::Tensor& tensor) {
   return isFake(tensor);
 }
@@ -56,6 +91,8 @@ void bindFake(pybind11::module_& module) {
   bind(module, "leave_fake_mode", leaveFakeMode);
   bind(module, "enter_fake_cuda", enterFakeCuda);
   bind(module, "leave_fake_cuda", leaveFakeCuda);
+  bind(module, "meta_call_device", metaCallDevice);
+  module.def("set_error_types", &setErrorTypes);
   bind(module, "is_fake", isFakeTensor);
   bind(module, "fake_like", fakeLike);
   bind(module, "meta_like", metaLike);

@@ -1,0 +1,86 @@
+#include "device_hints.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+#include <ATen/ops/empty.h>
+
+#include "../stack_utils.h"
+
+namespace torchext {
+
+using at::Tensor;
+using c10::OperatorHandle;
+using torch::jit::Stack;
+
+namespace {
+
+thread_local std::optional<c10::Device> meta_call_device;
+
+// Return, after the normalized tensor, the mean and the inverse deviation that they have computed.
+constexpr std::array<std::string_view, 7> kNormalizations{
+    "aten::native_batch_norm",       "aten::_native_batch_norm_legit", "aten::_native_batch_norm_legit_no_training",
+    "aten::_batch_norm_with_update", "aten::_batch_norm_no_update",    "aten::native_layer_norm",
+    "aten::native_group_norm"};
+
+bool isTrue(const OperatorHandle& op, const Stack& arguments, const char* name) {
+  const int position = findArgument(op.schema(), name);
+  return position >= 0 && arguments[static_cast<std::size_t>(position)].toBool();
+}
+
+// In evaluation, the kernel of the CPU has nothing to save (`batch_norm_cpu`, Normalization.cpp).
+bool savesNothing(const OperatorHandle& op, const Stack& arguments) {
+  const std::string& name = op.schema().name();
+  if (name == "aten::_native_batch_norm_legit_no_training" || name == "aten::_batch_norm_no_update") {
+    return true;
+  }
+  return findArgument(op.schema(), "training") >= 0 && !isTrue(op, arguments, "training");
+}
+
+// The CPU computes statistics in the dtype of the input, unless parameters of float32 are mixed with a reduced input
+// (`is_mixed_type()` and `param_scalar_type()`, mixed_data_type.h).
+c10::ScalarType statisticsDtype(const Stack& arguments) {
+  const c10::ScalarType input = arguments.front().toTensor().scalar_type();
+  if (!c10::isReducedFloatingType(input)) {
+    return input;
+  }
+  bool is_mixed = false;
+  forEachTensor(arguments, arguments.size() - 1, [&is_mixed](const Tensor& parameter) {
+    is_mixed = is_mixed || parameter.scalar_type() == c10::kFloat;
+  });
+  return is_mixed ? c10::kFloat : input;
+}
+
+}  // namespace
+
+MetaCallOnDevice::MetaCallOnDevice(c10::Device device) : previous_{meta_call_device} {
+  meta_call_device = device;
+}
+
+MetaCallOnDevice::~MetaCallOnDevice() {
+  meta_call_device = previous_;
+}
+
+std::optional<c10::Device> deviceOfMetaCall() {
+  return meta_call_device;
+}
+
+bool decidesByDevice(const OperatorHandle& op, c10::Device device) {
+  return device.is_cpu() &&
+         std::find(kNormalizations.begin(), kNormalizations.end(), op.schema().name()) != kNormalizations.end();
+}
+
+void correctForDevice(const OperatorHandle& op, const Stack& arguments, Stack& results) {
+  constexpr std::size_t kMean = 1;
+  constexpr std::size_t kInverseDeviation = 2;
+  const auto dtype = statisticsDtype(arguments);
+  for (const std::size_t position : {kMean, kInverseDeviation}) {
+    c10::IValue& result = torch::jit::peek(results, position, op.schema().returns().size());
+    const Tensor& statistic = result.toTensor();
+    const c10::DimVector sizes = savesNothing(op, arguments) ? c10::DimVector{0} : c10::DimVector(statistic.sizes());
+    result = at::empty(sizes, statistic.options().dtype(dtype));
+  }
+}
+
+}  // namespace torchext
