@@ -24,6 +24,10 @@ constexpr std::array<std::string_view, 7> kNormalizations{
     "aten::_batch_norm_with_update", "aten::_batch_norm_no_update",    "aten::native_layer_norm",
     "aten::native_group_norm"};
 
+// Keeps the memory format of its argument on the CPU (`max_unpooling2d_forward_out_cpu`), which its Meta kernel leaves
+// out.
+constexpr std::string_view kUnpooling = "aten::max_unpool2d";
+
 bool isTrue(const OperatorHandle& op, const Stack& arguments, const char* name) {
   const int position = findArgument(op.schema(), name);
   return position >= 0 && arguments[static_cast<std::size_t>(position)].toBool();
@@ -52,7 +56,41 @@ c10::ScalarType statisticsDtype(const Stack& arguments) {
   return is_mixed ? c10::kFloat : input;
 }
 
+void correctStatistics(const OperatorHandle& op, const Stack& arguments, Stack& results) {
+  constexpr std::size_t kMean = 1;
+  constexpr std::size_t kInverseDeviation = 2;
+  const auto dtype = statisticsDtype(arguments);
+  for (const std::size_t position : {kMean, kInverseDeviation}) {
+    c10::IValue& result = torch::jit::peek(results, position, op.schema().returns().size());
+    const Tensor& statistic = result.toTensor();
+    const c10::DimVector sizes = savesNothing(op, arguments) ? c10::DimVector{0} : c10::DimVector(statistic.sizes());
+    result = at::empty(sizes, statistic.options().dtype(dtype));
+  }
+}
+
+void correctMemoryFormat(const Stack& arguments, Stack& results) {
+  const Tensor& result = results.back().toTensor();
+  const auto format = arguments.front().toTensor().suggest_memory_format();
+  results.back() = at::empty(result.sizes(), result.options().memory_format(format));
+}
+
+bool isNormalization(const OperatorHandle& op) {
+  return std::find(kNormalizations.begin(), kNormalizations.end(), op.schema().name()) != kNormalizations.end();
+}
+
 }  // namespace
+
+bool decidesByDevice(const OperatorHandle& op, c10::Device device) {
+  return device.is_cpu() && (isNormalization(op) || op.schema().name() == kUnpooling);
+}
+
+void correctForDevice(const OperatorHandle& op, const Stack& arguments, Stack& results) {
+  if (isNormalization(op)) {
+    correctStatistics(op, arguments, results);
+  } else {
+    correctMemoryFormat(arguments, results);
+  }
+}
 
 MetaCallOnDevice::MetaCallOnDevice(c10::Device device) : previous_{meta_call_device} {
   meta_call_device = device;
@@ -64,23 +102,6 @@ MetaCallOnDevice::~MetaCallOnDevice() {
 
 std::optional<c10::Device> deviceOfMetaCall() {
   return meta_call_device;
-}
-
-bool decidesByDevice(const OperatorHandle& op, c10::Device device) {
-  return device.is_cpu() &&
-         std::find(kNormalizations.begin(), kNormalizations.end(), op.schema().name()) != kNormalizations.end();
-}
-
-void correctForDevice(const OperatorHandle& op, const Stack& arguments, Stack& results) {
-  constexpr std::size_t kMean = 1;
-  constexpr std::size_t kInverseDeviation = 2;
-  const auto dtype = statisticsDtype(arguments);
-  for (const std::size_t position : {kMean, kInverseDeviation}) {
-    c10::IValue& result = torch::jit::peek(results, position, op.schema().returns().size());
-    const Tensor& statistic = result.toTensor();
-    const c10::DimVector sizes = savesNothing(op, arguments) ? c10::DimVector{0} : c10::DimVector(statistic.sizes());
-    result = at::empty(sizes, statistic.options().dtype(dtype));
-  }
 }
 
 }  // namespace torchext

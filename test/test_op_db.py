@@ -1,0 +1,236 @@
+"""Every operator of PyTorch's `op_db`, every sample: fakes have the metadata that the real results have.
+
+The exceptions are the tables below, and each entry of a table is checked to be needed.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing._internal.common_device_type import instantiate_device_type_tests, ops
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.common_utils import TestCase
+from torch.testing._internal.opinfo.core import OpInfo, SampleInput
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
+
+from torchext import _C
+from torchext.fake import DataDependentError, UnsupportedOperatorError, fake_like, fake_mode
+
+pytestmark = pytest.mark.skipif(
+    not _C.built_for_torch.startswith("2.13."), reason="Meta kernels, and so the tables, differ between releases"
+)
+
+DTYPES = (torch.float32, torch.int64, torch.complex64, torch.bool, torch.bfloat16)
+
+# The result, its shape, or a check of the arguments depends on values.
+NEEDS_VALUES = {
+    "__getitem__",  # with masks
+    "allclose",
+    "argwhere",
+    "bincount",
+    "combinations",
+    "corrcoef",  # checks the weights
+    "cov",  # checks the weights
+    "equal",
+    "istft",  # checks the window
+    "item",
+    "linalg.lstsq",
+    "masked_select",
+    "nanquantile",  # checks the quantiles
+    "narrow",  # with a tensor as start
+    "nn.functional.gaussian_nll_loss",  # checks the variances
+    "nn.functional.one_hot",
+    "nonzero",
+    "quantile",  # checks the quantiles
+    "repeat_interleave",
+    "unique",
+    "unique_consecutive",
+}
+
+# Composite operators that read the memory of their arguments without calling an operator.
+READS_MEMORY = {
+    "nn.functional.ctc_loss",  # with tensors of lengths
+    "nn.functional.max_pool1d",  # max_pool1d_impl (MaxPooling.cpp), where no gradient is asked for
+    "tensor_split",  # with a tensor of indices
+}
+
+# PyTorch has no Meta kernel.
+UNSUPPORTED = {"geqrf", "histogram", "histogramdd"}
+
+# The formula of the gradient looks at values.
+GRADIENT_NEEDS_VALUES = {
+    "cumprod",
+    "index_fill",
+    "index_put",
+    "linalg.eig",
+    "linalg.vander",
+    "masked.cumprod",
+    "masked.prod",
+    "masked_fill",
+    "max.reduction_no_dim",
+    "median",
+    "min.reduction_no_dim",
+    "nanmedian",
+    "prod",
+}
+
+# PyTorch has no Meta kernel for the gradient.
+GRADIENT_UNSUPPORTED = {
+    "nn.functional.fractional_max_pool3d",
+    "nn.functional.multi_margin_loss",
+    "nn.functional.multilabel_margin_loss",
+}
+
+# `_fft_c2c` and `_fft_r2c` lay out the gradient of one sample each otherwise than their Meta kernels.
+GRADIENT_STRIDES = {"fft.hfft", "fft.hfft2", "fft.hfftn", "fft.irfft", "fft.irfft2", "fft.irfftn"}
+
+EXPECTED_ERRORS: list[tuple[set[str], type[Exception]]] = [
+    (NEEDS_VALUES, DataDependentError),
+    (READS_MEMORY, RuntimeError),
+    (UNSUPPORTED, UnsupportedOperatorError),
+]
+EXPECTED_GRADIENT_ERRORS: list[tuple[set[str], type[Exception]]] = [
+    (GRADIENT_NEEDS_VALUES, DataDependentError),
+    (GRADIENT_UNSUPPORTED, UnsupportedOperatorError),
+]
+
+
+def full_name(op: OpInfo) -> str:
+    return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else str(op.name)
+
+
+class Call(NamedTuple):
+    """A call of an operator, ready to be made, and its tensor arguments."""
+
+    run: Callable[[], Any]
+    tensors: list[Tensor]
+
+
+def calls(op: OpInfo, dtype: torch.dtype) -> Iterator[tuple[Call, Call]]:
+    """Each sample twice, on real tensors and on fakes; samples that are not strided are left out."""
+    requires_grad = dtype is torch.float32 and op.supports_autograd
+    for sample in op.sample_inputs("cpu", dtype, requires_grad=requires_grad):
+        real = call_of(op, sample)
+        if any(tensor.layout != torch.strided for tensor in real.tensors):
+            continue
+        fakes: dict[int, Tensor] = {}
+
+        def to_fake(value: object, fakes: dict[int, Tensor] = fakes) -> object:
+            return fakes.setdefault(id(value), fake_like(value)) if isinstance(value, Tensor) else value
+
+        arguments, kwargs = tree_map(to_fake, ((sample.input, *sample.args), sample.kwargs))
+
+        def run_fake(arguments: Any = arguments, kwargs: Any = kwargs) -> Any:
+            with fake_mode():
+                return op(*arguments, **kwargs)
+
+        yield real, Call(run_fake, [fakes[id(tensor)] for tensor in real.tensors])
+
+
+def call_of(op: OpInfo, sample: SampleInput) -> Call:
+    arguments = (sample.input, *sample.args)
+    tensors = [value for value in tree_leaves((arguments, sample.kwargs)) if isinstance(value, Tensor)]
+    return Call(lambda: op(*arguments, **sample.kwargs), tensors)
+
+
+def metadata(value: object, arguments: list[Tensor]) -> object:
+    """All that a result shows but its values; strides of dimensions longer than 1 only."""
+    if not isinstance(value, Tensor):
+        return type(value)
+    strides = tuple(s for s, n in zip(value.stride(), value.shape, strict=True) if n > 1) if value.numel() else ()
+    storage = value.untyped_storage()._cdata
+    return {
+        "shape": tuple(value.shape),
+        "dtype": value.dtype,
+        "device": value.device,
+        "strides": strides,
+        "storage_offset": value.storage_offset(),
+        "requires_grad": value.requires_grad,
+        "conj": value.is_conj(),
+        "neg": value.is_neg(),
+        "is_view": value._is_view(),
+        "shares_storage_of": [i for i, a in enumerate(arguments) if a.untyped_storage()._cdata == storage],
+    }
+
+
+def gradients(result: object, arguments: list[Tensor]) -> list[Tensor | None]:
+    outputs = [t for t in tree_leaves(result) if isinstance(t, Tensor) and t.requires_grad]
+    inputs = [t for t in arguments if t.requires_grad]
+    if not outputs or not inputs:
+        return []
+    losses = [t.abs().sum() if t.is_complex() else t.sum() for t in outputs]
+    return list(torch.autograd.grad(losses, inputs, allow_unused=True))
+
+
+def expected_error(name: str, table: list[tuple[set[str], type[Exception]]]) -> type[Exception] | tuple[()]:
+    names_without_variant = {name, name.removesuffix(".grad_oriented")}
+    return next((error for names, error in table if names & names_without_variant), ())
+
+
+def is_strided(result: object) -> bool:
+    return all(t.layout == torch.strided for t in tree_leaves(result) if isinstance(t, Tensor))
+
+
+class TestOpDb(TestCase):
+    @ops(op_db, allowed_dtypes=DTYPES)
+    def test_fakes_have_the_metadata_of_real_results(self, device: str, dtype: torch.dtype, op: OpInfo) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of samples that provoke them
+            for real, fake in calls(op, dtype):
+                self.compare(op, real, fake)
+
+    def compare(self, op: OpInfo, real: Call, fake: Call) -> None:
+        try:
+            wanted = real.run()
+        except Exception:  # a sample that this build of PyTorch cannot run
+            return
+        if not is_strided(wanted):
+            return
+        try:
+            found = fake.run()
+        except expected_error(full_name(op), EXPECTED_ERRORS):
+            return
+        (found_leaves, found_spec), (wanted_leaves, wanted_spec) = tree_flatten(found), tree_flatten(wanted)
+        assert found_spec == wanted_spec
+        for found_leaf, wanted_leaf in zip(found_leaves, wanted_leaves, strict=True):
+            assert metadata(found_leaf, fake.tensors) == metadata(wanted_leaf, real.tensors)
+        self.compare_gradients(op, (wanted, real), (found, fake))
+
+    def compare_gradients(self, op: OpInfo, real: tuple[Any, Call], fake: tuple[Any, Call]) -> None:
+        if full_name(op) in GRADIENT_STRIDES:
+            return
+        try:
+            wanted = gradients(real[0], real[1].tensors)
+        except Exception:  # a sample whose gradient PyTorch cannot compute
+            return
+        try:
+            with fake_mode():
+                found = gradients(fake[0], fake[1].tensors)
+        except expected_error(full_name(op), EXPECTED_GRADIENT_ERRORS):
+            return
+        if is_strided(wanted):
+            assert [metadata(g, []) for g in found] == [metadata(g, []) for g in wanted]
+
+
+instantiate_device_type_tests(TestOpDb, globals(), only_for="cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "error"), [(name, error) for names, error in EXPECTED_ERRORS for name in sorted(names)], ids=str
+)
+def test_entry_of_the_table_is_needed(name: str, error: type[Exception]) -> None:
+    def raises(fake: Call) -> bool:
+        try:
+            fake.run()
+        except error:
+            return True
+        return False
+
+    candidates = [op for op in op_db if full_name(op) == name]
+    dtypes = [(op, dtype) for op in candidates for dtype in DTYPES if dtype in op.supported_dtypes("cpu")]
+    assert any(raises(fake) for op, dtype in dtypes for _, fake in calls(op, dtype))
