@@ -10,9 +10,15 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.parameter import is_lazy
 
-from torchext.deferred_init import deferred_init, is_deferred, materialize_module
+from torchext.deferred_init import deferred_init, is_deferred, materialize_module, materialize_tensor
 
-__all__ = ["assert_defers_exactly", "assert_same_module", "assert_same_tensor", "build_both"]
+__all__ = [
+    "assert_defers_exactly",
+    "assert_same_module",
+    "assert_same_tensor",
+    "assert_tensors_defer_exactly",
+    "build_both",
+]
 
 
 def build_both(fn: Callable[[], Any], seed: int = 0) -> tuple[Any, Any]:
@@ -37,6 +43,16 @@ def assert_defers_exactly(fn: Callable[[], Module], seed: int = 0) -> None:
     assert torch.equal(torch.get_rng_state(), state), "materializing moved the generator"
     assert not is_deferred(deferred)
     assert_same_module(deferred, eager)
+
+
+def assert_tensors_defer_exactly(fn: Callable[[], object]) -> None:
+    """Asserts that the tensors that `fn` returns are the same eagerly and deferred, materialized first to last."""
+    eager, deferred = (torch.utils._pytree.tree_leaves(built) for built in build_both(fn))
+    assert len(eager) == len(deferred)
+    for wanted, found in zip(eager, deferred, strict=True):
+        assert is_deferred(found)
+        assert materialize_tensor(found) is found
+        assert_same_tensor(found, wanted)
 
 
 def assert_same_module(actual: Module, expected: Module) -> None:

@@ -1,0 +1,158 @@
+"""A constructor may look at values, and calls operators that cannot wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from common import (
+    assert_defers_exactly,
+    assert_tensors_defer_exactly,
+)
+from torch import Tensor, nn
+
+from torchext.deferred_init import deferred_init, materialize_tensor
+
+
+class TestReads:
+    """A constructor may look at values."""
+
+    @pytest.mark.parametrize(
+        "read",
+        [
+            lambda t: t.sum().item(),
+            lambda t: t.tolist(),
+            lambda t: t.numpy().copy().tolist(),
+            lambda t: float(t[1]),
+            lambda t: int(t[1]),
+            lambda t: bool((t > 1).any()),
+            lambda t: t.nonzero().shape,
+            lambda t: t.unique().numel(),
+            lambda t: t[t > 1].shape,
+            lambda t: torch.equal(t, t.clone()),
+            lambda t: torch.allclose(t, t + 1e-9),
+            lambda t: [x.item() for x in torch.linspace(0, 1, 5)],
+            lambda t: torch.nn.functional.one_hot(t.long()).shape,
+            lambda t: torch.repeat_interleave(t, t.long()).shape,
+            lambda t: f"{t.max():.2f}",
+        ],
+        ids=[
+            "item",
+            "tolist",
+            "numpy",
+            "float",
+            "int",
+            "bool",
+            "nonzero",
+            "unique",
+            "mask",
+            "equal",
+            "allclose",
+            "linspace",
+            "one_hot",
+            "repeat",
+            "format",
+        ],
+    )
+    def test_read_gives_what_eager_gives(self, read: Callable[[Tensor], object]) -> None:
+        def build() -> object:
+            return read(torch.arange(4.0))
+
+        assert deferred_init(build) == build()
+
+    def test_results_of_reads_are_deferred_too(self) -> None:
+        def build() -> list[Tensor]:
+            t = torch.randn(8)
+            return [t[t > 0], t.nonzero(), t.unique() * 2]
+
+        assert_tensors_defer_exactly(build)
+
+    def test_random_values_can_be_read(self) -> None:
+        def build() -> tuple[float, Tensor]:
+            t = torch.rand(4)
+            u = torch.rand(4)
+            return t.sum().item(), u
+
+        torch.manual_seed(0)
+        wanted, wanted_u = build()
+        torch.manual_seed(0)
+        found, found_u = deferred_init(build)
+        assert found == wanted
+        assert torch.equal(materialize_tensor(found_u), wanted_u)
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda: torch.tensor([torch.rand(()), 2.0]),
+            lambda: torch.tensor(list(torch.rand(4))),
+            lambda: torch.tensor(torch.rand(3)),
+            lambda: torch.as_tensor([x * 2 for x in torch.rand(2)]),
+            lambda: torch.rand(3).new_tensor([1, 2]),
+            lambda: torch.arange(3).new_tensor(torch.rand(2) * 5),
+        ],
+        ids=["number", "list", "tensor", "as_tensor", "new_tensor", "new_tensor_of_tensor"],
+    )
+    @pytest.mark.filterwarnings("ignore:To copy construct from a tensor")
+    def test_tensors_are_made_from_deferred_values(self, make: Callable[[], Tensor]) -> None:
+        assert_tensors_defer_exactly(lambda: [torch.rand(1), make(), torch.rand(1)])
+
+    def test_array_shares_memory_with_its_tensor(self) -> None:
+        def build() -> tuple[Tensor, Tensor]:
+            tensor = torch.zeros(3)
+            tensor.numpy()[0] = 7
+            return tensor, tensor * 2
+
+        tensor, doubled = deferred_init(build)
+        assert materialize_tensor(tensor).tolist() == [7.0, 0.0, 0.0]
+        assert materialize_tensor(doubled).tolist() == [14.0, 0.0, 0.0]
+
+    def test_checkpoint_is_loaded_in_a_constructor(self, tmp_path: object) -> None:
+        path = f"{tmp_path}/state.pt"
+        torch.save({"weight": torch.randn(2, 3)}, path)
+
+        def build() -> nn.Module:
+            module = nn.Linear(3, 2, bias=False)
+            module.load_state_dict(torch.load(path))
+            return module
+
+        assert_defers_exactly(build)
+
+    @pytest.mark.parametrize(
+        "build",
+        [
+            lambda: nn.utils.parametrizations.orthogonal(nn.Linear(17, 33)),
+            lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(4, 5)),
+        ],
+        ids=["orthogonal", "spectral_norm"],
+    )
+    def test_operators_without_meta_kernel_run_at_once(self, build: Callable[[], nn.Module]) -> None:
+        assert_defers_exactly(build)
+
+    def test_sparse_tensors_are_real(self) -> None:
+        sparse = deferred_init(lambda: torch.eye(3).to_sparse())
+        assert torch.equal(sparse.to_dense(), torch.eye(3))
+
+    def test_out_argument_of_a_read_is_resized(self) -> None:
+        def build() -> Tensor:
+            return torch.nonzero(torch.tensor([0.0, 1.0]), out=torch.empty(0, dtype=torch.int64))
+
+        assert_tensors_defer_exactly(lambda: [build()])
+
+    def test_write_into_a_real_tensor_counts_as_one(self) -> None:
+        real = torch.zeros(3)
+        deferred_init(lambda: real.copy_(torch.ones(3)))
+        assert real._version == 1
+        leaf = nn.Parameter(torch.zeros(3))
+        with pytest.raises(RuntimeError, match="a leaf Variable that requires grad"):
+            deferred_init(lambda: leaf.copy_(torch.ones(3)))
+
+    def test_write_into_a_real_tensor_happens_at_once(self) -> None:
+        real = torch.zeros(3)
+
+        def build() -> None:
+            real[:] = torch.arange(3.0)
+            real.add_(torch.ones(3))
+
+        deferred_init(build)
+        assert real.tolist() == [1.0, 2.0, 3.0]
