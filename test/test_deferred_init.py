@@ -210,6 +210,9 @@ class TestModules:
         materialize_module(module)
         assert not is_deferred(tensor)
 
+    def test_copies_of_buffers(self) -> None:
+        assert_defers_exactly(lambda: torch.optim.swa_utils.AveragedModel(nn.Sequential(nn.BatchNorm1d(3))))
+
     def test_buffers_only_leaves_parameters(self) -> None:
         module = deferred_init(nn.BatchNorm1d, 3)
         materialize_module(module, buffers_only=True)

@@ -83,6 +83,8 @@ def _patch_deepcopy() -> None:
             # `storage` is kept too, so that its address is not given to another one meanwhile.
             memo[key] = (_C.storage_bytes(self).clone(), storage)
         result = _C.view_storage_like(memo[key][0], self)
+        if not result.is_inference():
+            torch.autograd.graph.increment_version(result)  # as the `set_()` of the original does
         if type(self) is not torch.Tensor:
             result = result.as_subclass(type(self))
         result.requires_grad_(self.requires_grad)
