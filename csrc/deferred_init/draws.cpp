@@ -8,6 +8,7 @@
 #include <ATen/core/enum_tag.h>
 #include <ATen/ops/empty.h>
 
+#include "../fake/op_traits.h"
 #include "../stack_utils.h"
 #include "real_dispatch.h"
 #include "rng_tape.h"
@@ -86,9 +87,7 @@ TapePosition takeDrawsOfDropout(const Stack& stack, const Generator& generator) 
 }  // namespace
 
 bool drawsNumbers(const OperatorHandle& op) {
-  return op.hasTag(at::Tag::nondeterministic_seeded) &&
-         !op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
-         !op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd);
+  return op.hasTag(at::Tag::nondeterministic_seeded) && !compositeKernelOf(op);
 }
 
 int generatorArgument(const c10::FunctionSchema& schema) {

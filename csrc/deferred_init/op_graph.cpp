@@ -135,6 +135,10 @@ StorageValuePtr valueOf(const at::TensorBase& tensor) {
   return isFake(tensor) ? std::dynamic_pointer_cast<StorageValue>(provenanceOf(tensor.storage())) : nullptr;
 }
 
+void setValue(const Storage& storage, StorageValuePtr value) {
+  setProvenance(storage, std::move(value), DispatchKeySet{DispatchKey::DeferredInit});
+}
+
 TensorArgument TensorArgument::of(const Tensor& tensor) {
   TensorArgument argument;
   argument.value = valueOf(tensor);

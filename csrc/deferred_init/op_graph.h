@@ -105,6 +105,9 @@ using StorageValuePtr = std::shared_ptr<StorageValue>;
 // The value that `tensor` shows, or null when its bytes were never recorded.
 StorageValuePtr valueOf(const at::TensorBase& tensor);
 
+// Lets `storage`, which is fake, have `value` from now on, and its tensors be deferred.
+void setValue(const c10::Storage& storage, StorageValuePtr value);
+
 // A tensor among the arguments of a recorded operator. One of `value`, `external` and `device` is set.
 struct TensorArgument {
   StorageValuePtr value;

@@ -6,7 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include <ATen/ops/empty_like.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/irange.h>
 
@@ -29,7 +28,6 @@ using torch::jit::Stack;
 
 namespace {
 
-constexpr DispatchKeySet kDeferredInit{DispatchKey::DeferredInit};
 constexpr DispatchKeySet kOurs({DispatchKey::DeferredInit, DispatchKey::Fake});
 
 // The deferred tensors of a call and real ones with the same values. Tensors that show one storage still do.
@@ -159,7 +157,7 @@ void callForReal(const OperatorHandle& op, Stack& stack) {
   for (const Tensor& tensor : written) {
     const Tensor real = arguments.realOf(tensor);
     followMetadata(tensor, real);
-    setProvenance(tensor.storage(), std::make_shared<StorageValue>(real.storage()), kDeferredInit);
+    setValue(tensor.storage(), std::make_shared<StorageValue>(real.storage()));
   }
 }
 
@@ -179,7 +177,7 @@ void callInScratch(const OperatorHandle& op, const Stack& stack) {
 
 Tensor deferConstant(const Tensor& constant) {
   Tensor deferred = fakeLike(constant);
-  setProvenance(deferred.storage(), std::make_shared<StorageValue>(constant.storage()), kDeferredInit);
+  setValue(deferred.storage(), std::make_shared<StorageValue>(constant.storage()));
   return deferred;
 }
 

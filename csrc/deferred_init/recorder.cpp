@@ -57,7 +57,6 @@ class RecordedCall {
 
  private:
   // What is known of the call.
-  bool isComposite() const;
   bool isPythonsFirst() const;
   void lookAtArguments();
   void lookAt(const Tensor& tensor, bool is_written);
@@ -93,8 +92,14 @@ class RecordedCall {
 };
 
 void RecordedCall::run() {
+  // A composite operator is recorded as what it is made of: the operators that it calls come here again. So a value
+  // that it reads (`is_nonzero`, `one_hot`) is read when it is needed, and what it draws is seen as a draw.
+  if (compositeKernelOf(op_)) {
+    passOn();
+    return;
+  }
   lookAtArguments();
-  if (isComposite() || isPythonsFirst()) {
+  if (isPythonsFirst()) {
     passOn();
   } else if (!isAboutDeferred()) {
     passOnBelow();
@@ -107,15 +112,6 @@ void RecordedCall::run() {
   } else {
     record();
   }
-}
-
-// A composite operator is recorded as what it is made of: the operators that it calls come here again. So a value that
-// it reads (`is_nonzero`, `one_hot`) is read when it is needed, and what it draws is seen as a draw. Random operators
-// like `randn` are composite below autograd.
-bool RecordedCall::isComposite() const {
-  return op_.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) ||
-         (op_.hasTag(at::Tag::nondeterministic_seeded) &&
-          op_.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd));
 }
 
 // A mode or a subclass of the user's decides what the call does; what it calls for that is recorded, not the call.
@@ -295,14 +291,14 @@ void RecordedCall::noteWritten(const std::shared_ptr<OpNode>& node, const std::v
     }
     const auto output = node->addWritten({argument.position, /*is_argument=*/true,
                                           was_resized && !changes_metadata_only, Geometry::of(argument.tensor)});
-    setProvenance(argument.storage, std::make_shared<StorageValue>(node, output), kDeferredInit);
+    setValue(argument.storage, std::make_shared<StorageValue>(node, output));
   }
   std::uint32_t position = 0;
   const auto visit = [&](const Tensor& result) {
     if (isFake(result) && provenanceOf(result.storage()) == nullptr) {
       const auto output =
           node->addWritten({position, /*is_argument=*/false, /*was_resized=*/false, Geometry::of(result)});
-      setProvenance(result.storage(), std::make_shared<StorageValue>(node, output), kDeferredInit);
+      setValue(result.storage(), std::make_shared<StorageValue>(node, output));
     }
     ++position;
   };

@@ -3,7 +3,6 @@
 #include <utility>
 #include <vector>
 
-#include <ATen/core/enum_tag.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "../stack_utils.h"
@@ -122,19 +121,13 @@ void FakeCall::liftConstant() {
 }
 
 // A composite operator does what the operators that it calls do, so let those come here. They arrive here whole when
-// autograd is skipped, as in inference mode. A composite random operator is taken apart for deferred_init's sake: the
-// recorder, which is above, must see the draw itself.
+// autograd is skipped, as in inference mode; the random ones always do.
 bool FakeCall::tryDecompose() {
-  const bool draws = op_.hasTag(at::Tag::nondeterministic_seeded);
-  DispatchKey composite = DispatchKey::Undefined;
-  if (op_.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd)) {
-    composite = DispatchKey::CompositeImplicitAutograd;
-  } else if (draws && op_.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd)) {
-    composite = DispatchKey::CompositeExplicitAutograd;
-  } else {
+  const auto composite = compositeKernelOf(op_);
+  if (!composite) {
     return false;
   }
-  op_.callBoxedForDispatchKey(composite, stack_);
+  op_.callBoxedForDispatchKey(*composite, stack_);
   return true;
 }
 

@@ -69,6 +69,17 @@ bool isLiftFresh(const OperatorHandle& op) {
   return op.schema().name() == "aten::lift_fresh";
 }
 
+std::optional<c10::DispatchKey> compositeKernelOf(const OperatorHandle& op) {
+  if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) {
+    return c10::DispatchKey::CompositeImplicitAutograd;
+  }
+  if (op.hasTag(at::Tag::nondeterministic_seeded) &&
+      op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd)) {
+    return c10::DispatchKey::CompositeExplicitAutograd;
+  }
+  return std::nullopt;
+}
+
 bool isFactory(const OperatorHandle& op, const Stack& stack) {
   const std::string& name = op.schema().name();
   if (isLiftFresh(op)) {

@@ -2,6 +2,8 @@
 
 // What the two handlers have to know of an operator beyond its schema.
 
+#include <optional>
+
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
@@ -10,6 +12,11 @@ namespace torchext {
 // True for the operator that `torch.tensor()` calls last, with the constant that it has made. While it fills in the
 // values it excludes `Fake` and `DeferredInit` (tensor_new.cpp), so this is where the constant becomes visible to them.
 bool isLiftFresh(const c10::OperatorHandle& op);
+
+// The key of the kernel by which an operator is composed of others, if it is: then those are what is faked and
+// recorded. Random operators like `randn` are composite below autograd; they are taken apart so that the draw itself is
+// seen.
+std::optional<c10::DispatchKey> compositeKernelOf(const c10::OperatorHandle& op);
 
 // True for an operator that makes new tensors from nothing but metadata: one without tensor arguments, or one like
 // `zeros_like` and `new_empty` that looks at no value of its argument.
