@@ -75,10 +75,14 @@ void forEachTensor(const IValue& value, TensorVisitor visit) {
   }
 }
 
-void forEachTensor(const Stack& stack, std::size_t count, TensorVisitor visit) {
-  for (auto position = stack.end() - static_cast<std::ptrdiff_t>(count); position != stack.end(); ++position) {
-    forEachTensor(*position, visit);
+void forEachTensor(c10::ArrayRef<IValue> values, TensorVisitor visit) {
+  for (const IValue& value : values) {
+    forEachTensor(value, visit);
   }
+}
+
+void forEachTensor(const Stack& stack, std::size_t count, TensorVisitor visit) {
+  forEachTensor(topOf(stack, count), visit);
 }
 
 IValue mapTensors(const IValue& value, TensorMapper map) {

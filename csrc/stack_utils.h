@@ -11,11 +11,17 @@ namespace torchext {
 using TensorVisitor = c10::function_ref<void(const at::Tensor&)>;
 using TensorMapper = c10::function_ref<at::Tensor(const at::Tensor&)>;
 
+// The last `count` values of `stack`.
+inline c10::ArrayRef<c10::IValue> topOf(const torch::jit::Stack& stack, std::size_t count) {
+  return c10::ArrayRef<c10::IValue>(stack).slice(stack.size() - count);
+}
+
 // Calls `visit` for each defined tensor in `value`, in order: plain tensors, lists of tensors, lists of optional
 // tensors, tuples and dictionaries of those.
 void forEachTensor(const c10::IValue& value, TensorVisitor visit);
 
-// The same for the last `count` values of `stack`.
+// The same for several values, and for the last `count` values of `stack`.
+void forEachTensor(c10::ArrayRef<c10::IValue> values, TensorVisitor visit);
 void forEachTensor(const torch::jit::Stack& stack, std::size_t count, TensorVisitor visit);
 
 // Returns `value` with each defined tensor replaced by what `map` makes of it. Compound values that hold tensors are

@@ -249,7 +249,7 @@ class TestDevices:
         assert (tensor.device, tensor.is_cuda) == (torch.device("cuda:0"), True)
 
     def test_tensor_options_decide_before_arguments(self) -> None:
-        with fake_mode(fake_cuda=True):
+        with fake_mode(fake_cuda=2):
             tensor = torch.ones(2, device="cuda")
             assert torch.empty_like(tensor, device="cpu").device.type == "cpu"
             assert torch.zeros_like(tensor).device.type == "cuda"

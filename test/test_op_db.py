@@ -34,7 +34,6 @@ NEEDS_VALUES = {
     "argwhere",
     "bincount",
     "combinations",
-    "corrcoef",  # checks the weights
     "cov",  # checks the weights
     "equal",
     "istft",  # checks the window
@@ -172,6 +171,11 @@ def expected_error(name: str, table: list[tuple[set[str], type[Exception]]]) -> 
     return next((error for names, error in table if name in names), ())
 
 
+def writes_its_arguments(op: OpInfo) -> bool:
+    """`resize_` and `resize_as_` change the metadata of the sample, so that a second call is another one."""
+    return op.name.endswith("_")
+
+
 def is_strided(result: object) -> bool:
     return all(t.layout == torch.strided for t in tree_leaves(result) if isinstance(t, Tensor))
 
@@ -191,15 +195,17 @@ class TestOpDb(TestCase):
             return
         if not is_strided(wanted):
             return
-        try:
-            found = fake.run()
-        except expected_error(full_name(op), EXPECTED_ERRORS):
-            return
-        (found_leaves, found_spec), (wanted_leaves, wanted_spec) = tree_flatten(found), tree_flatten(wanted)
-        assert found_spec == wanted_spec
-        for found_leaf, wanted_leaf in zip(found_leaves, wanted_leaves, strict=True):
-            assert metadata(found_leaf, fake.tensors) == metadata(wanted_leaf, real.tensors)
-        self.compare_gradients(op, (wanted, real), (found, fake))
+        # The second time the answers come from the cache, which has been filled by all samples before.
+        for _ in range(1 if writes_its_arguments(op) else 2):
+            try:
+                found = fake.run()
+            except expected_error(full_name(op), EXPECTED_ERRORS):
+                return
+            (found_leaves, found_spec), (wanted_leaves, wanted_spec) = tree_flatten(found), tree_flatten(wanted)
+            assert found_spec == wanted_spec
+            for found_leaf, wanted_leaf in zip(found_leaves, wanted_leaves, strict=True):
+                assert metadata(found_leaf, fake.tensors) == metadata(wanted_leaf, real.tensors)
+            self.compare_gradients(op, (wanted, real), (found, fake))
 
     def compare_gradients(self, op: OpInfo, real: tuple[Any, Call], fake: tuple[Any, Call]) -> None:
         if full_name(op) in GRADIENT_STRIDES:

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 
-from . import _C, _patches
+from . import _C, _fake_cuda, _patches
 
-__all__ = ["DataDependentError", "UnsupportedOperatorError", "fake_like", "fake_mode", "is_fake", "meta_like"]
+__all__ = [
+    "CacheInfo",
+    "DataDependentError",
+    "UnsupportedOperatorError",
+    "cache_clear",
+    "cache_info",
+    "fake_like",
+    "fake_mode",
+    "is_fake",
+    "meta_like",
+]
 
 
 class DataDependentError(RuntimeError):
@@ -24,14 +35,19 @@ _C.set_error_types(DataDependentError, UnsupportedOperatorError)
 
 
 @contextmanager
-def fake_mode(*, fake_cuda: bool = False) -> Iterator[None]:
+def fake_mode(*, fake_cuda: bool | int = False) -> Iterator[None]:
     """Makes every tensor that is constructed in the block fake.
 
     A fake tensor has a shape, strides, a dtype, a device and autograd's state, but no data. Operators on fake tensors
     compute all of that and nothing else. Blocks nest, and each thread has its own.
 
     Args:
-        fake_cuda: Lets fake tensors be on CUDA devices on a machine that has none. Has no effect where there are some.
+        fake_cuda: On a machine without CUDA devices, their number in the block (True is one): fake tensors may be on
+            them, and the functions of `torch.cuda` answer for them on this thread. A fake stays usable after the block.
+            Has no effect where there are CUDA devices.
+
+    Raises:
+        ValueError: `fake_cuda` is not a number of devices that there can be.
 
     Example:
         >>> with fake_mode():
@@ -39,15 +55,12 @@ def fake_mode(*, fake_cuda: bool = False) -> Iterator[None]:
         tensor(..., size=(4, 4), dtype=torch.float32, device='cpu', fake=True)
     """
     _patches.install()
-    if fake_cuda:
-        _C.enter_fake_cuda()
-    _C.enter_fake_mode()
-    try:
-        yield
-    finally:
-        _C.leave_fake_mode()
-        if fake_cuda:
-            _C.leave_fake_cuda()
+    with _fake_cuda.fake_cuda(fake_cuda):
+        _C.enter_fake_mode()
+        try:
+            yield
+        finally:
+            _C.leave_fake_mode()
 
 
 def is_fake(tensor: torch.Tensor) -> bool:
@@ -100,3 +113,36 @@ def fake_like(tensor: torch.Tensor) -> torch.Tensor:
         raise TypeError(f"fake_like() takes a tensor, but `tensor` is a {type(tensor).__name__}.")
     _patches.install()
     return _C.fake_like(tensor)
+
+
+class CacheInfo(NamedTuple):
+    """What the cache of metadata has done since the process began or it was cleared.
+
+    Attributes:
+        hits: Calls whose results were remembered.
+        misses: Calls whose results had to be found out.
+        uncacheable: Those of the misses that cannot be remembered, because they change the metadata of their arguments,
+            say.
+        currsize: How many calls are remembered now.
+        maxsize: How many can be. Those that were not asked for longest are forgotten first.
+    """
+
+    hits: int
+    misses: int
+    uncacheable: int
+    currsize: int
+    maxsize: int
+
+
+def cache_info() -> CacheInfo:
+    """Returns the statistics of the cache of metadata, which all threads share.
+
+    What a call on fake tensors returns depends on the operator, the metadata of its arguments and a few settings of the
+    process. The answer is remembered, so that only the first such call runs PyTorch's Meta kernel.
+    """
+    return CacheInfo(*_C.cache_info())
+
+
+def cache_clear() -> None:
+    """Forgets what the cache of metadata remembers, and sets its statistics to zero."""
+    _C.cache_clear()

@@ -148,7 +148,7 @@ bool RecordedCall::isAboutDeferred() const {
     return true;
   }
   return !has_unrecorded_fake_ && c10::impl::tls_is_dispatch_key_included(DispatchKey::DeferredInit) &&
-         isFactory(op_, stack_);
+         isFactory(op_, topOf(stack_, num_arguments_));
 }
 
 bool RecordedCall::isConstant() const {

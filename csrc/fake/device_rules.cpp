@@ -7,6 +7,7 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include "../stack_utils.h"
+#include "fake_cuda.h"
 
 namespace torchext {
 
@@ -54,6 +55,7 @@ DeviceRules::DeviceRules(const OperatorHandle& op, const Stack& arguments) : op_
 
 Device DeviceRules::outputDevice() const {
   if (const auto device = explicitDevice()) {
+    checkFakeCudaDevice(withIndex(*device));
     return withIndex(*device);
   }
   return commonDeviceOfTensors().value_or(Device{c10::kCPU});
@@ -85,6 +87,11 @@ std::optional<Device> DeviceRules::commonDeviceOfTensors() const {
   };
   forEachTensor(stack_, op_.schema().arguments().size(), visit);
   return common ? common : scalar;
+}
+
+bool DeviceRules::namesFakeDevice() const {
+  const auto device = explicitDevice();
+  return device && device->is_cuda() && fakeCudaDeviceCount() > 0;
 }
 
 bool DeviceRules::mixesDevices() const {

@@ -31,6 +31,9 @@ class DeviceRules {
     return device_argument_;
   }
 
+  // True when the device argument names a CUDA device that is not there: NOTE [CUDA without CUDA].
+  bool namesFakeDevice() const;
+
  private:
   std::optional<c10::Device> explicitDevice() const;
   std::optional<c10::Device> commonDeviceOfTensors() const;

@@ -1,12 +1,32 @@
 #include "fake_cuda.h"
 
+#include <algorithm>
+#include <atomic>
+
+#include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/util/Exception.h>
+#include <torch/library.h>
+
+#include "meta_call.h"
+#include "virtual_table.h"
 
 namespace torchext {
 
+using c10::DeviceIndex;
+
 namespace {
 
-// Stands in for the CUDA device on a build without CUDA: there is nothing to synchronize and no stream to switch.
+thread_local DeviceIndex visible_count = 0;
+thread_local DeviceIndex current_device = 0;
+
+// The largest number of devices that any block has had.
+std::atomic<DeviceIndex>& largestCount() {
+  static std::atomic<DeviceIndex> count{0};
+  return count;
+}
+
+// Stands in for the CUDA devices that are not there: there is nothing to synchronize and no stream to switch.
 class NoCudaGuard final : public c10::impl::DeviceGuardImplInterface {
  public:
   c10::DeviceType type() const override {
@@ -20,32 +40,38 @@ class NoCudaGuard final : public c10::impl::DeviceGuardImplInterface {
   }
 
   c10::Device getDevice() const override {
-    return {c10::kCUDA, current_};
+    return {c10::kCUDA, current_device};
   }
 
   void setDevice(c10::Device device) const override {
-    current_ = device.index();
+    uncheckedSetDevice(device);
   }
 
   void uncheckedSetDevice(c10::Device device) const noexcept override {
-    current_ = device.index();
+    current_device = device.index();
   }
 
-  c10::Stream getStream(c10::Device device) const override {
-    return c10::Stream{c10::Stream::DEFAULT, device};
+  // One for all devices: between different ones the engine would order the memory of gradients
+  // (`record_stream_any_impl` in input_buffer.cpp), and fakes have none.
+  c10::Stream getStream(c10::Device /*device*/) const override {
+    return c10::Stream{c10::Stream::DEFAULT, {c10::kCUDA, 0}};
+  }
+
+  c10::Stream getDefaultStream(c10::Device device) const override {
+    return getStream(device);
   }
 
   c10::Stream exchangeStream(c10::Stream stream) const override {
     return stream;
   }
 
-  c10::DeviceIndex deviceCount() const noexcept override {
-    return 1;
+  DeviceIndex deviceCount() const noexcept override {
+    return visible_count;
   }
 
   void record(void** /*event*/,
               const c10::Stream& /*stream*/,
-              c10::DeviceIndex /*device_index*/,
+              DeviceIndex /*device_index*/,
               c10::EventFlag /*flag*/) const override {}
 
   void block(void* /*event*/, const c10::Stream& /*stream*/) const override {}
@@ -54,24 +80,128 @@ class NoCudaGuard final : public c10::impl::DeviceGuardImplInterface {
     return true;
   }
 
- private:
-  static thread_local c10::DeviceIndex current_;
+  void synchronizeEvent(void* /*event*/) const override {}
+
+  bool queryStream(const c10::Stream& /*stream*/) const override {
+    return true;
+  }
+
+  void synchronizeStream(const c10::Stream& /*stream*/) const override {}
+
+  void synchronizeDevice(DeviceIndex /*device_index*/) const override {}
+
+  void recordDataPtrOnStream(const c10::DataPtr& /*data*/, const c10::Stream& /*stream*/) const override {}
 };
 
-thread_local c10::DeviceIndex NoCudaGuard::current_ = 0;
+// The two functions of PyTorch's CUDA hooks that the autograd engine asks.
+namespace hooks {
+
+using Hooks = at::CUDAHooksInterface;
+using IsBuilt = bool (*)(const Hooks*);
+using HasPrimaryContext = bool (*)(const Hooks*, DeviceIndex);
+
+IsBuilt original_is_built = nullptr;
+HasPrimaryContext original_has_primary_context = nullptr;
+
+bool isBuilt(const Hooks* hooks) {
+  return visible_count > 0 || original_is_built(hooks);
+}
+
+bool hasPrimaryContext(const Hooks* hooks, DeviceIndex device) {
+  return visible_count > 0 ? device < visible_count : original_has_primary_context(hooks, device);
+}
+
+void replace() {
+  constexpr std::size_t kCapacity = 64;
+  auto& object = const_cast<Hooks&>(at::detail::getCUDAHooks());  // NOLINT(cppcoreguidelines-pro-type-const-cast)
+  // Declared last in PyTorch 2.11 to 2.15.
+  const std::size_t count = slotOf(&Hooks::deviceSynchronize) + 1;
+  TORCH_INTERNAL_ASSERT(count <= kCapacity);
+  // Leaked: the hooks live as long as the process.
+  auto* table = new VirtualTable<kCapacity>{&object, count};
+  original_is_built = table->replace(slotOf(&Hooks::isBuilt), &isBuilt);
+  original_has_primary_context = table->replace(slotOf(&Hooks::hasPrimaryContext), &hasPrimaryContext);
+  table->installInto(&object);
+}
+
+}  // namespace hooks
+
+void allocateFake(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, torch::jit::Stack* stack) {
+  runOnMeta(op, *stack);
+}
+
+// Composite operators allocate on the device of their arguments, also where no block makes factories fake: then
+// `empty()` arrives here, at the backend that is not there.
+void registerAllocation() {
+  // On a build with CUDA this replaces kernels that could only fail, and PyTorch warns of it.
+  struct Ignore final : c10::WarningHandler {
+    void process(const c10::Warning& /*warning*/) override {}
+  } ignore;
+  const c10::WarningUtils::WarningHandlerGuard guard{&ignore};
+  // Leaked: fakes outlive the block that made them.
+  auto* library = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__);
+  for (const char* name : {"empty.memory_format", "empty_strided"}) {
+    library->impl(name, torch::CppFunction::makeFromBoxedFunction<&allocateFake>());
+  }
+}
+
+void standInForCuda() {
+  static const bool done = [] {
+    // Leaked: once registered it stays, because any thread may hold a pointer to it.
+    static const auto* guard = new NoCudaGuard;
+    const c10::impl::DeviceGuardImplRegistrar registrar{c10::kCUDA, guard};
+    hooks::replace();
+    registerAllocation();
+    return true;
+  }();
+  static_cast<void>(done);
+}
 
 }  // namespace
 
-bool ensureCudaGuard() {
-  // Asked once, before our own guard can be the answer.
+bool hasRealCuda() {
+  // Asked before our own guard can be the answer.
   static const bool has_devices =
       c10::impl::hasDeviceGuardImpl(c10::kCUDA) && c10::impl::getDeviceGuardImpl(c10::kCUDA)->deviceCount() > 0;
-  if (!has_devices) {
-    // Leaked: once registered it stays, because any thread may hold a pointer to it.
-    static const auto* guard = new NoCudaGuard;
-    static const c10::impl::DeviceGuardImplRegistrar registrar{c10::kCUDA, guard};
-  }
   return has_devices;
+}
+
+DeviceIndex fakeCudaDeviceCount() noexcept {
+  return visible_count;
+}
+
+FakeCudaGuard::FakeCudaGuard(DeviceIndex count) : previous_count_{visible_count} {
+  if (hasRealCuda()) {
+    return;
+  }
+  standInForCuda();
+  visible_count = count;
+  DeviceIndex largest = largestCount();
+  while (largest < count && !largestCount().compare_exchange_weak(largest, count)) {
+  }
+}
+
+FakeCudaGuard::~FakeCudaGuard() {
+  visible_count = previous_count_;
+  if (visible_count == 0) {
+    current_device = 0;
+  }
+}
+
+FakeCudaBackwardGuard::FakeCudaBackwardGuard()
+    : devices_{largestCount()}, multithreading_{c10::AutogradState::get_tls_state().get_multithreading_enabled()} {
+  c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
+}
+
+FakeCudaBackwardGuard::~FakeCudaBackwardGuard() {
+  c10::AutogradState::get_tls_state().set_multithreading_enabled(multithreading_);
+}
+
+void checkFakeCudaDevice(c10::Device device) {
+  TORCH_CHECK(!device.is_cuda() || visible_count == 0 || device.index() < visible_count,
+              "CUDA error: invalid device ordinal: ", device,
+              " is named, but fake_mode(fake_cuda=", static_cast<int>(visible_count),
+              ") has the devices cuda:0 to cuda:", static_cast<int>(visible_count) - 1, ".");
 }
 
 }  // namespace torchext

@@ -165,13 +165,17 @@ void enrollResident(const Storage& storage, FakeTensorImpl& impl) {
 }
 
 void strikeResident(FakeTensorImpl& impl) noexcept {
-  const std::lock_guard<std::mutex> lock(contextMutex());
   if (impl.link_ == nullptr) {
     return;
   }
-  *impl.link_ = impl.next_resident_;
+  const std::lock_guard<std::mutex> lock(contextMutex());
+  FakeTensorImpl** link = impl.link_;
+  if (link == nullptr) {
+    return;
+  }
+  *link = impl.next_resident_;
   if (impl.next_resident_ != nullptr) {
-    impl.next_resident_->link_ = impl.link_;
+    impl.next_resident_->link_ = link;
   }
   impl.unlink();
 }

@@ -94,6 +94,20 @@ c10::intrusive_ptr<TensorImpl> FakeTensorImpl::shallow_copy_and_detach(VariableV
   return copyAndDetach(std::move(version_counter), allow_tensor_metadata_change);
 }
 
+at::Tensor makeFakeTensor(Storage storage, const TensorImpl& form) {
+  const DispatchKeySet backend_keys = fakeBackendKeys(c10::typeMetaToScalarType(form.dtype()), storage.device());
+  auto fake = c10::make_intrusive<FakeTensorImpl>(std::move(storage), backend_keys, form.dtype());
+  fake->copyGeometry(form);
+  return at::Tensor{std::move(fake)};
+}
+
+at::Tensor makeFakeView(const at::Tensor& base, const TensorImpl& form) {
+  auto fake =
+      c10::make_intrusive<FakeTensorImpl>(TensorImpl::VIEW, Storage{base.storage()}, base.key_set(), form.dtype());
+  fake->copyGeometry(form);
+  return at::Tensor{std::move(fake)};
+}
+
 DispatchKeySet fakeBackendKeys(c10::ScalarType dtype, c10::Device device) {
   return DispatchKeySet{c10::computeDispatchKey(dtype, c10::kStrided, device), DispatchKey::Fake};
 }

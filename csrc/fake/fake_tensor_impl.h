@@ -1,5 +1,8 @@
 #pragma once
 
+#include <atomic>
+
+#include <ATen/core/Tensor.h>
 #include <c10/core/Storage.h>
 #include <c10/core/TensorImpl.h>
 
@@ -70,13 +73,21 @@ class FakeTensorImpl final : public c10::TensorImpl {
     link_ = nullptr;
   }
 
-  // The next tensor on the same storage, and the pointer that points here; both null when on no list.
+  // The next tensor on the same storage, and the pointer that points here; both null when on no list. That is also
+  // asked without the storages' lock: who finds null has been taken off, or was never put on.
   FakeTensorImpl* next_resident_ = nullptr;
-  FakeTensorImpl** link_ = nullptr;
+  std::atomic<FakeTensorImpl**> link_ = nullptr;
 };
 
 // The bits of a view that is to be conjugated or negated when it is read.
 constexpr c10::DispatchKeySet kLazyBits({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});
+
+// A fake tensor on `storage`, which is fake and shown by no argument of the call, with the dtype and geometry of
+// `form`.
+at::Tensor makeFakeTensor(c10::Storage storage, const c10::TensorImpl& form);
+
+// The same on the storage of `base`, as a view of it: whether a view is an inference tensor is decided by its base.
+at::Tensor makeFakeView(const at::Tensor& base, const c10::TensorImpl& form);
 
 // The keys of a new fake tensor of `dtype` on `device`, before autograd's and autocast's are added.
 c10::DispatchKeySet fakeBackendKeys(c10::ScalarType dtype, c10::Device device);

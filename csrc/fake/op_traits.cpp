@@ -69,6 +69,10 @@ bool isLiftFresh(const OperatorHandle& op) {
   return op.schema().name() == "aten::lift_fresh";
 }
 
+bool isPinMemory(const OperatorHandle& op) {
+  return op.schema().name() == "aten::_pin_memory";
+}
+
 std::optional<c10::DispatchKey> compositeKernelOf(const OperatorHandle& op) {
   if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) {
     return c10::DispatchKey::CompositeImplicitAutograd;
@@ -80,7 +84,7 @@ std::optional<c10::DispatchKey> compositeKernelOf(const OperatorHandle& op) {
   return std::nullopt;
 }
 
-bool isFactory(const OperatorHandle& op, const Stack& stack) {
+bool isFactory(const OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments) {
   const std::string& name = op.schema().name();
   if (isLiftFresh(op)) {
     return true;
@@ -89,7 +93,7 @@ bool isFactory(const OperatorHandle& op, const Stack& stack) {
     return true;
   }
   bool has_tensor = false;
-  forEachTensor(stack, op.schema().arguments().size(), [&has_tensor](const Tensor&) { has_tensor = true; });
+  forEachTensor(arguments, [&has_tensor](const Tensor&) { has_tensor = true; });
   const auto& returns = op.schema().returns();
   return !has_tensor && std::any_of(returns.begin(), returns.end(), [](const c10::Argument& result) {
     return result.type()->isSubtypeOf(*c10::TensorType::get()) ||

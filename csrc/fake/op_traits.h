@@ -13,6 +13,9 @@ namespace torchext {
 // values it excludes `Fake` and `DeferredInit` (tensor_new.cpp), so this is where the constant becomes visible to them.
 bool isLiftFresh(const c10::OperatorHandle& op);
 
+// True for the operator behind `Tensor.pin_memory()`, whose Meta kernel refuses whatever is not on the CPU.
+bool isPinMemory(const c10::OperatorHandle& op);
+
 // The key of the kernel by which an operator is composed of others, if it is: then those are what is faked and
 // recorded. Random operators like `randn` are composite below autograd; they are taken apart so that the draw itself is
 // seen.
@@ -20,7 +23,7 @@ std::optional<c10::DispatchKey> compositeKernelOf(const c10::OperatorHandle& op)
 
 // True for an operator that makes new tensors from nothing but metadata: one without tensor arguments, or one like
 // `zeros_like` and `new_empty` that looks at no value of its argument.
-bool isFactory(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
+bool isFactory(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
 
 // True for an operator whose result, or the shape of whose result, cannot be told without the values of its arguments.
 bool needsValues(const c10::OperatorHandle& op, const torch::jit::Stack& stack);

@@ -1,5 +1,7 @@
 #include "shadows.h"
 
+#include <algorithm>
+
 #include <c10/core/StorageImpl.h>
 
 #include "fake_storage.h"
@@ -13,10 +15,8 @@ using c10::Storage;
 using c10::TensorImpl;
 
 Tensor Shadows::of(const Tensor& tensor) {
-  for (const auto& [original, shadow] : tensors_) {
-    if (original.is_same(tensor)) {
-      return shadow;
-    }
+  if (const Tensor* known = tensors_.shadowOf(tensor.unsafeGetTensorImpl())) {
+    return *known;
   }
   // A Python number in tensor's clothes. Meta kernels that are Python functions get it back as a number, and for that
   // it must be on the CPU (`toPyObject()` in pybind_utils.cpp).
@@ -32,46 +32,50 @@ Tensor Shadows::of(const Tensor& tensor) {
   auto impl = c10::make_intrusive<TensorImpl>(TensorImpl::VIEW, of(tensor.storage()), keys, tensor.dtype());
   impl->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
   impl->set_allow_tensor_metadata_change(tensor.unsafeGetTensorImpl()->allow_tensor_metadata_change());
-  return tensors_.emplace_back(tensor, Tensor{std::move(impl)}).second;
+  Tensor shadow{std::move(impl)};
+  add(tensor, shadow);
+  return shadow;
 }
 
 Storage Shadows::of(const Storage& storage) {
-  for (const auto& [original, shadow] : storages_) {
-    if (isSameStorage(original, storage)) {
-      return shadow;
-    }
+  if (const Storage* known = storages_.shadowOf(storage.unsafeGetStorageImpl())) {
+    return *known;
   }
   Storage shadow{c10::make_intrusive<c10::StorageImpl>(
       c10::StorageImpl::use_byte_size_t{}, static_cast<int64_t>(storage.nbytes()), c10::DataPtr{nullptr, c10::kMeta},
       c10::GetAllocator(c10::kMeta), /*resizable=*/true)};
-  return storages_.emplace_back(storage, std::move(shadow)).second;
+  add(storage, shadow);
+  return shadow;
 }
 
 Tensor Shadows::originalOf(const TensorImpl& meta) const {
-  for (const auto& [original, shadow] : tensors_) {
-    if (shadow.unsafeGetTensorImpl() == &meta) {
-      return original;
-    }
-  }
-  return {};
+  const Tensor* original = tensors_.originalOf(&meta);
+  return original == nullptr ? Tensor{} : *original;
 }
 
 const Tensor* Shadows::findTensorOn(const Storage& storage) const {
-  for (const auto& [original, shadow] : tensors_) {
-    if (isSameStorage(original.storage(), storage)) {
-      return &original;
-    }
-  }
-  return nullptr;
+  const auto& tensors = tensors_.originals();
+  const auto found = std::find_if(tensors.begin(), tensors.end(), [&storage](const Tensor& tensor) {
+    return isSameStorage(tensor.storage(), storage);
+  });
+  return found == tensors.end() ? nullptr : &*found;
 }
 
 Storage Shadows::originalOf(const Storage& meta, c10::Device device) {
-  for (const auto& [original, shadow] : storages_) {
-    if (isSameStorage(shadow, meta)) {
-      return original;
-    }
+  if (const Storage* known = storages_.originalOf(meta.unsafeGetStorageImpl())) {
+    return *known;
   }
-  return storages_.emplace_back(makeFakeStorage(meta.nbytes(), device), meta).first;
+  Storage original = makeFakeStorage(meta.nbytes(), device);
+  add(original, meta);
+  return original;
+}
+
+void Shadows::add(const Tensor& original, const Tensor& shadow) {
+  tensors_.add(original, original.unsafeGetTensorImpl(), shadow, shadow.unsafeGetTensorImpl());
+}
+
+void Shadows::add(const Storage& original, const Storage& shadow) {
+  storages_.add(original, original.unsafeGetStorageImpl(), shadow, shadow.unsafeGetStorageImpl());
 }
 
 }  // namespace torchext

@@ -6,6 +6,8 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Storage.h>
 
+#include "pointer_numbers.h"
+
 namespace torchext {
 
 // The storages and tensors of one call, each beside its shadow on the meta device. Shadows live as long as the call.
@@ -28,8 +30,43 @@ class Shadows {
   c10::Storage originalOf(const c10::Storage& meta, c10::Device device);
 
  private:
-  std::vector<std::pair<at::Tensor, at::Tensor>> tensors_;       // original, shadow
-  std::vector<std::pair<c10::Storage, c10::Storage>> storages_;  // original, shadow
+  // Pairs of originals and shadows.
+  template <typename Value>
+  class Pairs {
+   public:
+    const Value* shadowOf(const void* original) const {
+      const std::size_t number = originals_.find(original);
+      return number == shadow_values_.size() ? nullptr : &shadow_values_[number];
+    }
+
+    const Value* originalOf(const void* shadow) const {
+      const std::size_t number = shadows_.find(shadow);
+      return number == original_values_.size() ? nullptr : &original_values_[number];
+    }
+
+    void add(Value original, const void* original_key, Value shadow, const void* shadow_key) {
+      originals_.add(original_key);
+      shadows_.add(shadow_key);
+      original_values_.push_back(std::move(original));
+      shadow_values_.push_back(std::move(shadow));
+    }
+
+    const std::vector<Value>& originals() const noexcept {
+      return original_values_;
+    }
+
+   private:
+    PointerNumbers originals_;
+    PointerNumbers shadows_;
+    std::vector<Value> original_values_;
+    std::vector<Value> shadow_values_;
+  };
+
+  void add(const at::Tensor& original, const at::Tensor& shadow);
+  void add(const c10::Storage& original, const c10::Storage& shadow);
+
+  Pairs<at::Tensor> tensors_;
+  Pairs<c10::Storage> storages_;
 };
 
 }  // namespace torchext

@@ -1,14 +1,20 @@
 #include <cstddef>
+#include <cstdint>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <tuple>
+#include <vector>
 
 #include <torch/csrc/utils/device_lazy_init.h>
+#include <torch/csrc/utils/tensor_new.h>
 
 #include "../fake/device_hints.h"
 #include "../fake/errors.h"
 #include "../fake/fake.h"
 #include "../fake/fake_cuda.h"
+#include "../fake/metadata_cache.h"
 #include "bind.h"
 #include "module.h"
 
@@ -16,11 +22,14 @@ namespace torchext::python {
 
 namespace {
 
-// PyTorch refuses to name a CUDA device on a build without CUDA before it looks at anything else
-// (`device_lazy_init()`). The switch is process-wide, so it is counted, and the last one to leave puts it back.
+// PyTorch refuses to name a CUDA device on a machine without one before it looks at anything else
+// (`device_lazy_init()`), and `torch.tensor()` moves what it has made to its device before it hands it to the
+// dispatcher (tensor_new.h). Both switches are process-wide, so they are counted, and the last one to leave puts them
+// back.
 struct CudaNaming {
   std::mutex mutex;
   std::size_t depth = 0;
+  bool lifted_cpu_tensors_only = false;
 };
 
 CudaNaming& cudaNaming() {
@@ -28,25 +37,55 @@ CudaNaming& cudaNaming() {
   return naming;
 }
 
-void enterFakeCuda() {
-  if (ensureCudaGuard()) {
-    return;
-  }
+void allowToNameCuda() {
   const std::lock_guard<std::mutex> lock(cudaNaming().mutex);
   if (cudaNaming().depth++ == 0) {
     torch::utils::set_requires_device_init(c10::kCUDA, false);
+    cudaNaming().lifted_cpu_tensors_only = torch::utils::only_lift_cpu_tensors();
+    torch::utils::set_only_lift_cpu_tensors(true);
   }
 }
 
-void leaveFakeCuda() {
-  if (ensureCudaGuard()) {
-    return;
-  }
+void forbidToNameCuda() {
   const std::lock_guard<std::mutex> lock(cudaNaming().mutex);
-  TORCH_CHECK(cudaNaming().depth > 0, "leave_fake_cuda() was called without enter_fake_cuda().");
   if (--cudaNaming().depth == 0) {
+    torch::utils::set_only_lift_cpu_tensors(cudaNaming().lifted_cpu_tensors_only);
     torch::utils::set_requires_device_init(c10::kCUDA, true);
   }
+}
+
+// The guards of this thread's blocks, the innermost last.
+std::vector<std::unique_ptr<FakeCudaGuard>>& fakeCudaBlocks() {
+  thread_local std::vector<std::unique_ptr<FakeCudaGuard>> blocks;
+  return blocks;
+}
+
+// Returns false, and does nothing, on a machine with CUDA devices.
+bool enterFakeCuda(std::int64_t count) {
+  if (hasRealCuda()) {
+    return false;
+  }
+  fakeCudaBlocks().push_back(std::make_unique<FakeCudaGuard>(static_cast<c10::DeviceIndex>(count)));
+  allowToNameCuda();
+  return true;
+}
+
+void leaveFakeCuda() {
+  TORCH_CHECK(!fakeCudaBlocks().empty(), "leave_fake_cuda() was called without enter_fake_cuda() on this thread.");
+  forbidToNameCuda();
+  fakeCudaBlocks().pop_back();
+}
+
+std::int64_t fakeCudaDevices() {
+  return fakeCudaDeviceCount();
+}
+
+// Calls `function` with a thread that is set up for a backward pass through fakes on CUDA.
+pybind11::object callBackward(const pybind11::function& function,
+                              const pybind11::args& args,
+                              const pybind11::kwargs& kwargs) {
+  const FakeCudaBackwardGuard guard;
+  return function(*args, **kwargs);
 }
 
 // The exception classes of torchext.fake, held for the life of the process.
@@ -84,6 +123,16 @@ bool isFakeTensor(const at::Tensor& tensor) {
   return isFake(tensor);
 }
 
+// As a tuple in the order of torchext.fake.CacheInfo.
+auto cacheInfo() {
+  const CacheInfo info = metadataCache().info();
+  return std::tuple{info.hits, info.misses, info.uncacheable, info.size, info.capacity};
+}
+
+void clearCache() {
+  metadataCache().clear();
+}
+
 }  // namespace
 
 void bindFake(pybind11::module_& module) {
@@ -91,8 +140,12 @@ void bindFake(pybind11::module_& module) {
   bind(module, "leave_fake_mode", leaveFakeMode);
   bind(module, "enter_fake_cuda", enterFakeCuda);
   bind(module, "leave_fake_cuda", leaveFakeCuda);
+  bind(module, "fake_cuda_devices", fakeCudaDevices);
+  module.def("call_backward", &callBackward);
   bind(module, "meta_call_device", metaCallDevice);
   module.def("set_error_types", &setErrorTypes);
+  bind(module, "cache_info", cacheInfo);
+  bind(module, "cache_clear", clearCache);
   bind(module, "is_fake", isFakeTensor);
   bind(module, "fake_like", fakeLike);
   bind(module, "meta_like", metaLike);

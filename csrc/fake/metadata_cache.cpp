@@ -1,0 +1,88 @@
+#include "metadata_cache.h"
+
+#include <iterator>
+#include <utility>
+
+namespace torchext {
+
+namespace {
+
+constexpr std::size_t kMaxEntries = 16384;
+// 32 MiB: calls of foreach operators on all parameters of a model have long keys.
+constexpr std::size_t kMaxWords = std::size_t{1} << 22U;
+
+}  // namespace
+
+std::shared_ptr<const ResultRecipe> MetadataCache::find(const CallKey& key) {
+  if (!key.isComplete()) {
+    return nullptr;
+  }
+  const View view{key.words(), key.hash()};
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = index_.find(view);
+  if (found == index_.end()) {
+    return nullptr;
+  }
+  ++info_.hits;
+  entries_.splice(entries_.begin(), entries_, found->second);
+  return found->second->recipe;
+}
+
+void MetadataCache::remember(const CallKey& key, std::shared_ptr<const ResultRecipe> recipe) {
+  Entries forgotten;  // freed after the lock: kernels that are Python functions take the interpreter's
+  const std::lock_guard<std::mutex> lock(mutex_);
+  ++info_.misses;
+  if (recipe == nullptr || key.words().size() > kMaxWords) {
+    ++info_.uncacheable;
+    return;
+  }
+  const View view{key.words(), key.hash()};
+  if (index_.count(view) != 0) {
+    return;  // another thread was faster
+  }
+  entries_.push_front({{key.words().begin(), key.words().end()}, view.hash, std::move(recipe)});
+  index_.emplace(View{entries_.front().words, view.hash}, entries_.begin());
+  num_words_ += key.words().size();
+  while (isTooLarge()) {
+    forgotten.splice(forgotten.end(), takeOldest());
+  }
+}
+
+CacheInfo MetadataCache::info() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  CacheInfo info = info_;
+  info.size = entries_.size();
+  info.capacity = kMaxEntries;
+  return info;
+}
+
+void MetadataCache::clear() {
+  Entries forgotten;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  index_.clear();
+  forgotten.swap(entries_);
+  num_words_ = 0;
+  info_ = {};
+}
+
+bool MetadataCache::isTooLarge() const noexcept {
+  return entries_.size() > kMaxEntries || num_words_ > kMaxWords;
+}
+
+MetadataCache::Entries MetadataCache::takeOldest() {
+  Entries taken;
+  const auto oldest = std::prev(entries_.end());
+  index_.erase(View{oldest->words, oldest->hash});
+  num_words_ -= oldest->words.size();
+  taken.splice(taken.begin(), entries_, oldest);
+  return taken;
+}
+
+MetadataCache& metadataCache() {
+  // Leaked: threads may run operators until the process ends, and kernels that are Python functions cannot be freed
+  // after the interpreter.
+  static auto* cache = new MetadataCache;
+  return *cache;
+}
+
+}  // namespace torchext

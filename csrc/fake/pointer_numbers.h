@@ -1,0 +1,56 @@
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include <c10/util/SmallVector.h>
+#include <c10/util/flat_hash_map.h>
+
+namespace torchext {
+
+// Numbers pointers in the order in which they are first seen. Calls have few tensors, but foreach operators have
+// thousands.
+class PointerNumbers {
+ public:
+  // The number of `pointer`, and whether it is new.
+  std::pair<std::size_t, bool> add(const void* pointer) {
+    const std::size_t known = find(pointer);
+    if (known != seen_.size()) {
+      return {known, false};
+    }
+    seen_.push_back(pointer);
+    if (seen_.size() > kFew) {
+      index();
+    }
+    return {known, true};
+  }
+
+  // The number of `pointer`, or how many there are if it has not been seen.
+  std::size_t find(const void* pointer) const {
+    if (numbers_ != nullptr) {
+      const auto found = numbers_->find(pointer);
+      return found == numbers_->end() ? seen_.size() : found->second;
+    }
+    return static_cast<std::size_t>(std::find(seen_.begin(), seen_.end(), pointer) - seen_.begin());
+  }
+
+ private:
+  using Numbers = ska::flat_hash_map<const void*, std::size_t>;
+  static constexpr std::size_t kFew = 16;
+
+  void index() {
+    if (numbers_ == nullptr) {
+      numbers_ = std::make_unique<Numbers>();
+    }
+    for (std::size_t i = numbers_->size(); i < seen_.size(); ++i) {
+      numbers_->emplace(seen_[i], i);
+    }
+  }
+
+  c10::SmallVector<const void*, kFew> seen_;
+  // Of all of them, once they are more than kFew.
+  std::unique_ptr<Numbers> numbers_;
+};
+
+}  // namespace torchext

@@ -1,0 +1,62 @@
+#pragma once
+
+// Lets single virtual functions of an object that somebody else has made be answered otherwise, as a subclass would
+// have done. The Itanium C++ ABI, which all compilers that PyTorch supports on Linux and macOS follow, says how.
+
+#include <array>
+#include <cstddef>
+#include <cstring>
+
+namespace torchext {
+
+// The place of a virtual member function in the table of its class (ABI, 2.3).
+template <typename Method>
+std::size_t slotOf(Method method) {
+  struct {
+    std::ptrdiff_t pointer;
+    std::ptrdiff_t adjustment;
+  } representation{};
+  static_assert(sizeof(method) == sizeof(representation));
+  std::memcpy(&representation, &method, sizeof(method));
+#if defined(__aarch64__)
+  const std::ptrdiff_t offset = representation.pointer;  // the mark of a virtual function is in the adjustment
+#else
+  const std::ptrdiff_t offset = representation.pointer - 1;
+#endif
+  return static_cast<std::size_t>(offset) / sizeof(void*);
+}
+
+// A copy of the table of an object's class, of which entries can be replaced. Must outlive the object.
+template <std::size_t kCapacity>
+class VirtualTable {
+ public:
+  // Copies the first `count` entries of the table of `object`, and what stands before them (ABI, 2.5.2).
+  VirtualTable(const void* object, std::size_t count) {
+    std::memcpy(&original_, object, sizeof(original_));
+    std::memcpy(static_cast<void*>(entries_.data()), original_ - kBeforeFirst, (kBeforeFirst + count) * sizeof(Entry));
+  }
+
+  // Replaces the entry at `slot` by `function`, which takes the object as its first argument, and returns the original.
+  template <typename Function>
+  Function replace(std::size_t slot, Function function) {
+    Entry& entry = entries_.at(kBeforeFirst + slot);
+    const auto original = reinterpret_cast<Function>(entry);
+    entry = reinterpret_cast<Entry>(function);
+    return original;
+  }
+
+  // Gives `object` this table. Calls that other threads have begun end as they would have.
+  void installInto(void* object) const {
+    const Entry* table = entries_.data() + kBeforeFirst;
+    std::memcpy(object, &table, sizeof(table));
+  }
+
+ private:
+  using Entry = void*;
+  static constexpr std::size_t kBeforeFirst = 2;  // the offset to the top, and the type information
+
+  const Entry* original_ = nullptr;
+  std::array<Entry, kBeforeFirst + kCapacity> entries_{};
+};
+
+}  // namespace torchext

@@ -1,0 +1,343 @@
+"""CUDA without CUDA: fakes on devices that are not there, and the functions of torch.cuda that answer for them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from torchext.fake import fake_like, fake_mode, is_fake
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA, where nothing is replaced")
+
+
+class ConvolutionNet(nn.Module):
+    """A small residual network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 7, 2, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(3, 2))
+        self.block = nn.Sequential(nn.Conv2d(8, 8, 3, 1, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, 1, 1))
+        self.head = nn.Linear(8, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        x = F.relu(x + self.block(x))
+        return self.head(F.adaptive_avg_pool2d(x, 1).flatten(1))
+
+
+class LSTMNet(nn.Module):
+    """A recurrent network with an embedding and dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, 8)
+        self.lstm = nn.LSTM(8, 16, 2, dropout=0.1, bidirectional=True, batch_first=True)
+        self.head = nn.Linear(32, 20)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.lstm(self.embedding(x))[0])
+
+
+def images() -> torch.Tensor:
+    return torch.ones(2, 3, 32, 32)
+
+
+def tokens() -> torch.Tensor:
+    return torch.ones(2, 7, dtype=torch.int64)
+
+
+def llama() -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, vocab_size=50
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+def vit() -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ViTConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, image_size=32, patch_size=8
+    )
+    return transformers.ViTForImageClassification(config)
+
+
+MODELS: list[tuple[Callable[[], nn.Module], Callable[[], torch.Tensor]]] = [
+    (ConvolutionNet, images),
+    (LSTMNet, tokens),
+    (llama, tokens),
+    (vit, images),
+]
+OPTIMIZERS = {
+    "adamw": lambda p: torch.optim.AdamW(p),
+    "adamw-foreach": lambda p: torch.optim.AdamW(p, foreach=True),
+    "adamw-fused": lambda p: torch.optim.AdamW(p, fused=True),
+    "adamw-capturable": lambda p: torch.optim.AdamW(p, capturable=True),
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+}
+
+
+def loss_of(output: object) -> torch.Tensor:
+    logits = getattr(output, "logits", output)
+    assert isinstance(logits, torch.Tensor)
+    return logits.float().square().mean()
+
+
+def metadata(tensor: torch.Tensor | None) -> object:
+    return None if tensor is None else (tensor.shape, tensor.dtype, tensor.stride(), tensor.requires_grad)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(("make", "data"), MODELS, ids=lambda f: f.__name__)
+def test_models_train(make: Callable[[], nn.Module], data: Callable[[], torch.Tensor], optimizer: str) -> None:
+    real = make()
+    loss_of(real(data())).backward()
+    with fake_mode(fake_cuda=True):
+        model = make().cuda()
+        opt = OPTIMIZERS[optimizer](model.parameters())
+        for _ in range(2):
+            opt.zero_grad()
+            loss = loss_of(model(data().cuda()))
+            loss.backward()
+            opt.step()
+    assert loss.device == torch.device("cuda:0")
+    for (name, found), wanted in zip(model.named_parameters(), real.parameters(), strict=True):
+        assert is_fake(found)
+        assert metadata(found) == metadata(wanted), name
+        assert metadata(found.grad) == metadata(wanted.grad), name
+        assert found.device == torch.device("cuda:0")
+        assert found.grad is None or found.grad.device == found.device
+    assert {int(state["step"]) for state in opt.state.values() if optimizer == "adamw"} <= {2}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("make", "data"), MODELS, ids=lambda f: f.__name__)
+def test_models_train_under_autocast(
+    make: Callable[[], nn.Module], data: Callable[[], torch.Tensor], dtype: torch.dtype
+) -> None:
+    with fake_mode(fake_cuda=True):
+        model, batch = make().cuda(), data().cuda()
+        with torch.autocast("cuda", dtype=dtype):
+            output = model(batch)
+        assert getattr(output, "logits", output).dtype == dtype
+        loss_of(output).backward()
+    assert {p.grad.dtype for p in model.parameters() if p.grad is not None} == {torch.float32}
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpointing_recomputes(use_reentrant: bool) -> None:
+    calls = []
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        calls.append(x.device)
+        return F.dropout(x.sin(), 0.5)
+
+    with fake_mode(fake_cuda=True):
+        x = torch.ones(3, device="cuda", requires_grad=True)
+        checkpoint(block, x, use_reentrant=use_reentrant).sum().backward()
+    assert calls == [torch.device("cuda:0")] * 2
+    assert x.grad is not None
+    assert x.grad.device == torch.device("cuda:0")
+
+
+def test_stages_on_several_devices_train() -> None:
+    with fake_mode(fake_cuda=8):
+        stages = [nn.Linear(4, 4).to(f"cuda:{i}") for i in range(8)]
+        x = torch.ones(2, 4)
+        for i, stage in enumerate(stages):
+            x = stage(x.to(f"cuda:{i}")).relu()
+        (x.sum().cpu() + x.cpu().mean()).backward()
+    assert [stage.weight.grad.device.index for stage in stages] == list(range(8))
+
+
+def test_functions_answer_for_the_fake_devices() -> None:
+    with fake_mode(fake_cuda=8):
+        assert torch.cuda.is_available()
+        assert torch.cuda.device_count() == 8
+        assert torch.cuda.current_device() == 0
+        torch.cuda.synchronize()
+        torch.cuda.synchronize("cuda:7")
+        torch.cuda.init()
+        torch.cuda.manual_seed_all(0)
+        torch.cuda.empty_cache()
+        assert torch.cuda.get_device_capability(3) == (9, 0)
+        assert torch.cuda.get_device_properties("cuda:1").total_memory > 0
+        assert torch.cuda.is_bf16_supported()
+        assert torch.accelerator.current_accelerator() == torch.device("cuda")
+        torch.cuda.set_rng_state(torch.cuda.get_rng_state())
+
+
+def test_current_device_is_where_cuda_is() -> None:
+    with fake_mode(fake_cuda=4):
+        with torch.cuda.device(2):
+            assert torch.cuda.current_device() == 2
+            assert torch.ones(1, device="cuda").device == torch.device("cuda:2")
+            assert torch.ones(1).cuda().device == torch.device("cuda:2")
+        torch.cuda.set_device("cuda:1")
+        assert torch.ones(1, device="cuda").device == torch.device("cuda:1")
+    with fake_mode(fake_cuda=4):
+        assert torch.cuda.current_device() == 0
+
+
+@pytest.mark.parametrize(
+    "name_it",
+    [
+        lambda: torch.ones(1, device="cuda:2"),
+        lambda: torch.ones(1).to("cuda:2"),
+        lambda: torch.ones(1).cuda(5),
+        lambda: torch.tensor([1.0], device="cuda:2"),
+        lambda: torch.cuda.set_device(2),
+        lambda: torch.cuda.synchronize("cuda:2"),
+        lambda: torch.cuda.get_device_name(2),
+    ],
+)
+def test_devices_that_are_not_there_are_refused(name_it: Callable[[], object]) -> None:
+    with fake_mode(fake_cuda=8):
+        torch.ones(1, device="cuda:2").to("cuda:7")
+    with fake_mode(fake_cuda=2), pytest.raises(RuntimeError, match="invalid device ordinal"):
+        name_it()
+
+
+@pytest.mark.parametrize("count", [-1, 65, 1000])
+def test_impossible_numbers_of_devices_are_refused(count: int) -> None:
+    with pytest.raises(ValueError, match="number of devices up to 64"), fake_mode(fake_cuda=count):
+        pass
+
+
+def test_constants_are_made_on_the_device() -> None:
+    with fake_mode(fake_cuda=2):
+        assert torch.tensor([1.0, 2.0], device="cuda").device == torch.device("cuda:0")
+        assert torch.as_tensor([[1]], device="cuda:1").shape == (1, 1)
+        assert torch.tensor(1.0).cuda().new_tensor([2.0]).device == torch.device("cuda:0")
+        assert torch.Tensor([1.0]).cuda().is_cuda
+
+
+def test_default_device_and_device_contexts() -> None:
+    with fake_mode(fake_cuda=2), torch.device("cuda:1"):
+        assert torch.ones(1).device == torch.device("cuda:1")
+        assert torch.tensor([1.0]).device == torch.device("cuda:1")
+        assert nn.Linear(2, 2).weight.device == torch.device("cuda:1")
+
+
+def test_real_tensors_and_modules_move_to_fake_devices() -> None:
+    tensor, model = torch.ones(2, 3), nn.Linear(3, 4)
+    values = model.weight.detach().clone()
+    with fake_mode(fake_cuda=True):
+        assert is_fake(tensor.cuda())
+        assert is_fake(tensor.to("cuda", torch.float16, non_blocking=True))
+        moved = fake_like(model, device="cuda")
+        assert moved(tensor.cuda()).shape == (2, 4)
+    assert torch.equal(model.weight, values)
+    assert not is_fake(tensor)
+
+
+def test_pinned_memory_is_a_copy() -> None:
+    with fake_mode(fake_cuda=True):
+        tensor = torch.ones(2, 3).t()
+        pinned = tensor.pin_memory()
+        assert (pinned.shape, pinned.stride(), pinned.device.type) == ((3, 2), (1, 3), "cpu")
+        assert pinned.untyped_storage()._cdata != tensor.untyped_storage()._cdata
+        assert torch.zeros(3, pin_memory=True).shape == (3,)
+
+
+class TestOutside:
+    def test_everything_is_as_before(self) -> None:
+        names = ("is_available", "device_count", "current_device", "synchronize", "get_rng_state", "_lazy_init")
+        before = [getattr(torch.cuda, name) for name in names]
+        with pytest.raises(ZeroDivisionError), fake_mode(fake_cuda=2), fake_mode(fake_cuda=4):
+            assert torch.cuda.device_count() == 4
+            1 / 0  # noqa: B018
+        assert [getattr(torch.cuda, name) for name in names] == before
+        assert not torch.cuda.is_available()
+        assert torch.accelerator.device_count() == 0
+        with pytest.raises((RuntimeError, AssertionError), match="CUDA|NVIDIA"):
+            torch.ones(1, device="cuda")
+        with pytest.raises((RuntimeError, AssertionError), match="CUDA|NVIDIA"):
+            torch.tensor([1.0], device="cuda")
+
+    def test_inner_block_ends_before_outer_one(self) -> None:
+        with fake_mode(fake_cuda=2):
+            with fake_mode(fake_cuda=4):
+                assert torch.cuda.device_count() == 4
+            with fake_mode():
+                assert torch.cuda.device_count() == 2
+            assert torch.cuda.device_count() == 2
+
+    def test_other_threads_see_nothing(self) -> None:
+        found: list[object] = []
+
+        def look() -> None:
+            found.extend([torch.cuda.is_available(), torch.cuda.device_count(), is_fake(torch.ones(1))])
+            weight = torch.ones(2, requires_grad=True)
+            (weight * 2).sum().backward()
+            found.append(weight.grad.tolist())
+
+        with fake_mode(fake_cuda=2):
+            thread = threading.Thread(target=look)
+            thread.start()
+            thread.join()
+            assert torch.cuda.device_count() == 2
+        assert found == [False, 0, False, [2.0, 2.0]]
+
+    def test_threads_have_devices_of_their_own(self) -> None:
+        errors: list[BaseException] = []
+        barrier = threading.Barrier(4)
+
+        def work(count: int) -> None:
+            try:
+                for _ in range(20):
+                    with fake_mode(fake_cuda=count):
+                        barrier.wait()
+                        assert torch.cuda.device_count() == count
+                        weight = torch.ones(2, device=f"cuda:{count - 1}", requires_grad=True)
+                        (weight * 2).sum().backward()
+                        assert weight.grad is not None
+                        assert weight.grad.device.index == count - 1
+            except BaseException as error:
+                errors.append(error)
+                barrier.abort()
+
+        threads = [threading.Thread(target=work, args=(count,)) for count in range(1, 5)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not errors
+
+    def test_fakes_go_on_working(self) -> None:
+        with fake_mode(fake_cuda=2):
+            model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU()).to("cuda:1")
+            optimizer = torch.optim.AdamW(model.parameters())
+            batch = torch.ones(3, 4, device="cuda:1")
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(batch).sum().backward()
+            optimizer.step()
+        assert model[0].weight.grad.device == torch.device("cuda:1")
+        (gradient,) = torch.autograd.grad(model(batch).sum(), model[0].bias)
+        assert gradient.device == torch.device("cuda:1")
+        assert is_fake(torch.linalg.matrix_rank(batch))
+
+    def test_real_tensors_train_as_ever(self) -> None:
+        with fake_mode(fake_cuda=True):
+            torch.ones(2, device="cuda", requires_grad=True).sum().backward()
+        weight = torch.ones(2, requires_grad=True)
+        (weight * 3).sum().backward()
+        assert weight.grad is not None
+        assert weight.grad.tolist() == [3.0, 3.0]
+
+    def test_backward_in_a_thread_of_its_own(self) -> None:
+        with fake_mode(fake_cuda=True):
+            weight = torch.ones(2, device="cuda", requires_grad=True)
+            loss = (weight * 2).sum()
+        thread = threading.Thread(target=loss.backward)
+        thread.start()
+        thread.join()
+        assert weight.grad is not None
+        assert weight.grad.is_cuda
