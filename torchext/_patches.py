@@ -18,6 +18,7 @@ import torch._meta_registrations
 from torch.overrides import TorchFunctionMode
 
 from . import _C
+from ._fake_copy import FakeCopy
 
 __all__ = ["ReadsInTensorFunctions", "install", "real_value"]
 
@@ -37,6 +38,8 @@ def install() -> None:
             _patch_reads()
             _patch_new_tensor()
             _patch_device_hint()
+            _patch_optimizer_state()
+            _patch_lazy_parameters()
             if _C.built_for_torch >= "2.12":
                 _patch_trunc_normal()
             _installed = True
@@ -68,6 +71,8 @@ def _patch_deepcopy() -> None:
 
     @wraps(original)
     def __deepcopy__(self: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+        if isinstance(memo, FakeCopy):
+            return memo.tensor(self)
         if not _C.is_fake(self) or id(self) in memo:
             return original(self, memo)
         if not self.is_leaf:
@@ -95,6 +100,18 @@ def _patch_deepcopy() -> None:
         return result
 
     torch.Tensor.__deepcopy__ = __deepcopy__  # type: ignore[method-assign]
+    for cls in (torch.nn.Parameter, torch.nn.UninitializedParameter):
+        cls.__deepcopy__ = _copying_to_fakes(cls.__deepcopy__)  # type: ignore[method-assign]
+
+
+def _copying_to_fakes(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """`Parameter` has a `__deepcopy__` of its own."""
+
+    @wraps(original)
+    def __deepcopy__(self: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+        return memo.tensor(self) if isinstance(memo, FakeCopy) else original(self, memo)
+
+    return __deepcopy__
 
 
 def _patch_reads() -> None:
@@ -188,6 +205,46 @@ def _patch_device_hint() -> None:
         return _C.meta_call_device() or original(tensor)
 
     torch._meta_registrations.device_hint = device_hint
+
+
+def _patch_optimizer_state() -> None:
+    """`Optimizer.load_state_dict()` takes over the tensors that it is given, and `step()` would write fakes into them.
+
+    Real steps stay real, because optimizers read them.
+    """
+    name = "_process_value_according_to_param_policy"
+    original: Callable[..., Any] = getattr(torch.optim.Optimizer, name)
+
+    @wraps(original)
+    def take_over(
+        param: torch.Tensor, value: torch.Tensor, param_id: int, param_groups: list[Any], key: object = None
+    ) -> Any:
+        taken = original(param, value, param_id, param_groups, key)
+        if not _C.is_fake(param) or _C.is_deferred(param) or _C.is_fake(taken):
+            return taken
+        return taken.clone() if key == "step" else FakeCopy(None).tensor(taken)
+
+    setattr(torch.optim.Optimizer, name, staticmethod(take_over))
+
+
+def _patch_lazy_parameters() -> None:
+    """A lazy parameter allocates with `torch.empty()` when the first input has told its shape."""
+    for cls in (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer):
+        cls.materialize = _fake_if_self_is(cls.materialize)  # type: ignore[method-assign]
+
+
+def _fake_if_self_is(original: Callable[..., None]) -> Callable[..., None]:
+    @wraps(original)
+    def run(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        if not _C.is_fake(self) or _C.is_deferred(self):
+            return original(self, *args, **kwargs)
+        _C.enter_fake_mode()
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            _C.leave_fake_mode()
+
+    return run
 
 
 def _patch_trunc_normal() -> None:
