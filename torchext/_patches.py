@@ -17,7 +17,7 @@ import torch
 import torch._meta_registrations
 from torch.overrides import TorchFunctionMode
 
-from . import _C
+from . import _C, _data_patches
 from ._fake_copy import FakeCopy
 
 __all__ = ["ReadsInTensorFunctions", "install", "real_value"]
@@ -36,6 +36,7 @@ def install() -> None:
             _patch_repr()
             _patch_deepcopy()
             _patch_reads()
+            _data_patches.install()
             _patch_new_tensor()
             _patch_device_hint()
             _patch_optimizer_state()
@@ -81,13 +82,7 @@ def _patch_deepcopy() -> None:
                 f"moment, but this fake tensor of shape {tuple(self.shape)} was computed from others; call detach() on "
                 "it first."
             )
-        storage = self.untyped_storage()
-        key = storage._cdata
-        if key not in memo:
-            # The bytes of the whole storage, copied by an operator, which is recorded if the storage is deferred.
-            # `storage` is kept too, so that its address is not given to another one meanwhile.
-            memo[key] = (_C.storage_bytes(self).clone(), storage)
-        result = _C.view_storage_like(memo[key][0], self)
+        result = _C.view_storage_like(_data_patches.copied_bytes(self.untyped_storage(), memo), self)
         if not result.is_inference():
             torch.autograd.graph.increment_version(result)  # as the `set_()` of the original does
         if type(self) is not torch.Tensor:
@@ -123,17 +118,19 @@ def _patch_reads() -> None:
         return tolist(real_value(self))
 
     torch.Tensor.tolist = read  # type: ignore[assignment, method-assign]
-    for name in ("numpy", "__array__"):
-        setattr(torch.Tensor, name, _sharing_memory(getattr(torch.Tensor, name)))
+    for name, error in (("numpy", RuntimeError), ("__array__", RuntimeError), ("__dlpack__", BufferError)):
+        setattr(torch.Tensor, name, _sharing_memory(getattr(torch.Tensor, name), error))
 
 
-def _sharing_memory(original: Callable[..., Any]) -> Callable[..., Any]:
+def _sharing_memory(original: Callable[..., Any], error: type[Exception]) -> Callable[..., Any]:
     """Makes a deferred tensor real before `original` hands out an array that shares its memory."""
 
     @wraps(original)
     def share(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if _C.is_deferred(self):
             _C.materialize([self])
+        if _C.is_fake(self):
+            raise error(_data_patches.no_data(f"{original.__name__}()", self))
         return original(self, *args, **kwargs)
 
     return share
@@ -250,7 +247,7 @@ def _fake_if_self_is(original: Callable[..., None]) -> Callable[..., None]:
 def _patch_trunc_normal() -> None:
     """Since 2.12 `trunc_normal_` draws again while `mask.any()`, which would compute the tensor to look at it."""
     original = torch.nn.init._no_grad_trunc_normal_
-    library = torch.library.Library("torchext", "DEF")
+    library = torch.library.Library("torchext", "FRAGMENT")
     library.define(
         "trunc_normal_(Tensor(a!) self, float mean, float std, float a, float b, *, Generator? generator=None)"
         " -> Tensor(a!)",
