@@ -116,6 +116,8 @@ def _patch_resize() -> None:
     def resize_(self: torch.UntypedStorage, size: int) -> Any:
         if not _C.is_storage_of_fakes(self):
             return original(self, size)
+        if size < 0:
+            raise RuntimeError(f"A storage cannot be resized to {size} bytes.")
         torch.ops.torchext.resize_storage_(_C.bytes_of_storage(self), size)
         return self
 
@@ -165,12 +167,17 @@ def _patch_storage_reads() -> None:
     for name in ("__getitem__", "__setitem__", "copy_", "fill_", "_share_cuda_", "is_pinned", "pin_memory", "tolist"):
         setattr(torch.UntypedStorage, name, _refusing(getattr(torch.UntypedStorage, name)))
     is_shared: Callable[..., bool] = torch.UntypedStorage.is_shared
+    filename: Callable[..., str | None] = torch.UntypedStorage._get_filename
     construct: Callable[..., torch.UntypedStorage] = torch.UntypedStorage.__new__
     show: Callable[..., str] = torch.UntypedStorage.__repr__
 
     @wraps(is_shared)
     def shared(self: torch.UntypedStorage) -> bool:
         return self.is_cuda if _C.is_storage_of_fakes(self) else is_shared(self)
+
+    @wraps(filename)
+    def get_filename(self: torch.UntypedStorage) -> str | None:
+        return None if _C.is_storage_of_fakes(self) else filename(self)
 
     def __new__(cls: type[torch.UntypedStorage], *args: Any, **kwargs: Any) -> torch.UntypedStorage:
         for argument in args:
@@ -185,6 +192,7 @@ def _patch_storage_reads() -> None:
         return f"...\n[{torch.typename(self)}(device={self.device}) of size {self.size()}, fake]"
 
     torch.UntypedStorage.is_shared = shared  # type: ignore[assignment, method-assign]
+    torch.UntypedStorage._get_filename = get_filename  # type: ignore[assignment, method-assign]
     torch.UntypedStorage.__new__ = __new__  # type: ignore[assignment, method-assign]
     torch.UntypedStorage.__repr__ = __repr__  # type: ignore[assignment, method-assign]
 

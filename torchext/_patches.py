@@ -191,6 +191,26 @@ def _patch_new_tensor() -> None:
         return make_tensor(data, **options)
 
     torch.Tensor.new_tensor = new_tensor  # type: ignore[assignment, method-assign]
+    torch.Tensor.new = _making_fakes(torch.Tensor.new)  # type: ignore[assignment, method-assign]
+
+
+def _making_fakes(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """`Tensor.new()`, the oldest of the factories, asks the highest dispatch key, too."""
+
+    @wraps(original)
+    def new(self: torch.Tensor, *args: Any, device: torch.device | str | int | None = None) -> torch.Tensor:
+        if not _C.is_fake(self):
+            return original(self, *args, **({} if device is None else {"device": device}))
+        device = self.device if device is None else device
+        if not args or isinstance(args[0], int | torch.Size):
+            return self.new_empty(*args or (0,), device=device)
+        if isinstance(args[0], torch.UntypedStorage | torch.TypedStorage):
+            return self.new_empty(0, device=device).set_(args[0])
+        if isinstance(args[0], torch.Tensor):
+            return torch.ops.aten.alias(args[0])
+        return make_tensor(args[0], dtype=self.dtype, device=device)
+
+    return new
 
 
 def _patch_device_hint() -> None:
