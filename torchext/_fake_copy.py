@@ -8,6 +8,7 @@ from collections import OrderedDict
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import Module
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
@@ -96,6 +97,8 @@ class FakeCopy(dict[int, Any]):
         _check_layout(tensor)
         if is_traceable_wrapper_subclass(tensor):
             return self._rewrap(tensor)
+        if isinstance(tensor, FakeTensor):
+            return self._from_fake_tensor(tensor)
         _check_storage(tensor)
         fake = self._view_of_base(tensor)
         if fake is None:
@@ -120,6 +123,13 @@ class FakeCopy(dict[int, Any]):
         result: torch.Tensor = type(tensor).__tensor_unflatten__(parts, context, tensor.size(), tensor.stride())
         return result.requires_grad_(tensor.requires_grad)
 
+    def _from_fake_tensor(self, tensor: FakeTensor) -> torch.Tensor:
+        """Copies a fake of PyTorch's, which is a subclass around a meta tensor."""
+        fake = _C.view_storage_like(self._bytes_of(tensor.untyped_storage(), tensor.device), tensor)
+        if getattr(tensor, "_is_param", False):
+            return torch.nn.Parameter(fake, tensor.requires_grad)
+        return fake.requires_grad_(tensor.requires_grad)
+
     def _bytes_of(self, storage: torch.UntypedStorage, device: torch.device | None = None) -> torch.Tensor:
         key = storage._cdata
         if key not in self._storages:
@@ -128,6 +138,8 @@ class FakeCopy(dict[int, Any]):
         return self._storages[key][0]
 
     def _copy_attributes(self, tensor: torch.Tensor, fake: torch.Tensor) -> None:
+        if isinstance(tensor, FakeTensor):
+            return  # they are FakeTensorMode's
         names = [] if type(tensor) is torch.Tensor else copyreg._slotnames(type(tensor))  # type: ignore[attr-defined]
         for name in names:
             if hasattr(tensor, name) and not hasattr(fake, name):
@@ -175,14 +187,13 @@ def _check_storage(tensor: torch.Tensor) -> None:
 
 
 def _stands_for_others(tensor: torch.Tensor) -> bool:
-    """Is `tensor` the outside of others, such as those of PyTorch's FakeTensorMode and of its wrapper subclasses?"""
+    """Is `tensor` the outside of others, made by `_make_wrapper_subclass()`?"""
     if not torch._C._has_storage(tensor):
         return True
     if type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__ or _C.is_fake(tensor):
         return False
-    storage = tensor.untyped_storage()
     try:
-        storage.data_ptr()
+        tensor.untyped_storage().data_ptr()
     except RuntimeError:
         return True
-    return storage.device != tensor.device
+    return False

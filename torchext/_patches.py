@@ -17,7 +17,7 @@ import torch
 import torch._meta_registrations
 from torch.overrides import TorchFunctionMode
 
-from . import _C, _data_patches
+from . import _C, _data_patches, _fake_tensor_mode
 from ._fake_copy import FakeCopy
 
 __all__ = ["ReadsInTensorFunctions", "install", "real_value"]
@@ -37,6 +37,7 @@ def install() -> None:
             _patch_deepcopy()
             _patch_reads()
             _data_patches.install()
+            _fake_tensor_mode.install()
             _patch_new_tensor()
             _patch_device_hint()
             _patch_optimizer_state()
@@ -207,7 +208,8 @@ def _making_fakes(original: Callable[..., torch.Tensor]) -> Callable[..., torch.
         if isinstance(args[0], torch.UntypedStorage | torch.TypedStorage):
             return self.new_empty(0, device=device).set_(args[0])
         if isinstance(args[0], torch.Tensor):
-            return torch.ops.aten.alias(args[0])
+            alias: torch.Tensor = torch.ops.aten.alias(args[0])
+            return alias
         return make_tensor(args[0], dtype=self.dtype, device=device)
 
     return new

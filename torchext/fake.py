@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from . import _C, _patches
 from ._fake_copy import FakeCopy
+from ._fake_tensor_mode import fakes_on_this_thread
 
 __all__ = ["DataDependentError", "UnsupportedOperatorError", "fake_like", "fake_mode", "is_fake", "meta_like"]
 
@@ -33,7 +34,8 @@ def fake_mode(*, fake_cuda: bool = False) -> Iterator[None]:
     """Makes every tensor that is constructed in the block fake.
 
     A fake tensor has a shape, strides, a dtype, a device and autograd's state, but no data. Operators on fake tensors
-    compute all of that and nothing else. Blocks nest, and each thread has its own.
+    compute all of that and nothing else. Blocks nest, and each thread has its own. Where blocks of PyTorch's
+    `FakeTensorMode` nest with them, the innermost decides.
 
     Args:
         fake_cuda: Lets fake tensors be on CUDA devices on a machine that has none. Has no effect where there are some.
@@ -46,11 +48,10 @@ def fake_mode(*, fake_cuda: bool = False) -> Iterator[None]:
     _patches.install()
     if fake_cuda:
         _C.enter_fake_cuda()
-    _C.enter_fake_mode()
     try:
-        yield
+        with fakes_on_this_thread():
+            yield
     finally:
-        _C.leave_fake_mode()
         if fake_cuda:
             _C.leave_fake_cuda()
 
@@ -97,7 +98,7 @@ def fake_like(obj: T, device: torch.device | str | int | None = None) -> T:
 
     Every tensor of the result is a leaf of autograd and belongs to no graph: one that was computed from others keeps
     its `requires_grad` and loses its `grad_fn`, as after `detach().requires_grad_()`. A deferred tensor becomes a fake
-    that cannot be materialized.
+    that cannot be materialized, a FakeTensor of PyTorch's a plain one, or a Parameter.
 
     Args:
         obj: A strided tensor, real or fake, or a module, or an optimizer, or a container of such that
