@@ -388,6 +388,18 @@ class TestModules:
         assert all(is_fake(fake_optimizer.state[parameter]["exp_avg"]) for parameter in parameters)
         assert not any(is_fake(state["exp_avg"]) for state in optimizer.state.values())
 
+    @pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.RAdam, torch.optim.SGD])
+    def test_a_copied_optimizer_steps(self, optimizer: type[torch.optim.Optimizer]) -> None:
+        real = Model()
+        first = optimizer(real.parameters(), lr=0.1)
+        real(torch.randn(3, 4)).sum().backward()
+        first.step()
+        counts = [float(state["step"]) for state in first.state.values() if "step" in state]
+        fake, second = fake_like((real, first))
+        second.step()
+        assert all(map(is_fake, fake.parameters()))
+        assert [float(state["step"]) for state in first.state.values() if "step" in state] == counts
+
     def test_modules_that_cannot_be_copied_are_named(self) -> None:
         real = Model()
         real.lock = threading.Lock()

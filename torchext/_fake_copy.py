@@ -49,6 +49,8 @@ class FakeCopy(dict[int, Any]):
             # A class of tensors may have a `__deepcopy__` of its own, which would copy memory.
             for tensor in (*module.parameters(), *module.buffers()):
                 self.tensor(tensor)
+        else:
+            self._keep_steps(module)
         try:
             return copy.deepcopy(module, self)
         except NotImplementedError:
@@ -79,6 +81,13 @@ class FakeCopy(dict[int, Any]):
     def storage(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
         """Copies a storage; tensors that share it will share the copy."""
         return self._bytes_of(storage).untyped_storage()
+
+    def _keep_steps(self, optimizer: Optimizer) -> None:
+        """`Optimizer.step()` reads how many steps there have been, so that real counts have to stay real."""
+        for state in optimizer.state.values():
+            step = state.get("step") if isinstance(state, dict) else None
+            if isinstance(step, torch.Tensor) and step.is_cpu and not _C.is_fake(step):
+                self[id(step)] = step.clone()
 
     def _leaf(self, leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):

@@ -104,7 +104,8 @@ def fake_like(obj: T, device: torch.device | str | int | None = None) -> T:
         obj: A strided tensor, real or fake, or a module, or an optimizer, or a container of such that
             `torch.utils._pytree` knows: list, tuple, dict, what `state_dict()` returns, a registered dataclass. Modules
             and optimizers are copied with `copy.deepcopy()`, with all that hangs on them but hooks of tensors. Other
-            objects in containers are passed through. Give `(model, optimizer)` to keep the two together.
+            objects in containers are passed through. Give `(model, optimizer)` to keep the two together; the counts of
+            steps in an optimizer stay real, because its `step()` reads them.
         device: Where the fakes are; by default, each where its original is. A CUDA device on a machine without one
             is possible inside of `fake_mode(fake_cuda=True)`.
 
