@@ -115,6 +115,7 @@ def fake_like(obj: T, device: torch.device | str | int | None = None) -> T:
     Raises:
         TypeError: `obj` is something else, or holds a module that cannot be copied.
         ValueError: `device` is the meta device, whose tensors need not be faked.
+        RuntimeError: There is no such `device`.
         NotImplementedError: A tensor in `obj` is sparse, nested or quantized, or a wrapper without
             `__tensor_flatten__`.
 
