@@ -317,7 +317,7 @@ class TestRefusals:
 
     def test_data_cannot_be_reached(self, fake: torch.Tensor) -> None:
         for read in (fake.data_ptr, fake.numpy, fake.tolist):
-            with pytest.raises(RuntimeError, match="This tensor is fake"):
+            with pytest.raises(RuntimeError, match="[Tt]his tensor is fake"):
                 read()
 
     def test_masks_are_values_and_integer_indices_are_not(self, fake: torch.Tensor) -> None:
@@ -350,8 +350,6 @@ class TestRefusals:
     def test_wrong_types_are_named(self) -> None:
         with pytest.raises(TypeError, match="takes a tensor, but `tensor` is a int"):
             is_fake(1)  # type: ignore[arg-type]
-        with pytest.raises(TypeError, match="takes a tensor, but `tensor` is a str"):
-            fake_like("x")  # type: ignore[arg-type]
 
 
 class TestConversions:

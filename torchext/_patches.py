@@ -17,7 +17,8 @@ import torch
 import torch._meta_registrations
 from torch.overrides import TorchFunctionMode
 
-from . import _C
+from . import _C, _data_patches, _fake_tensor_mode
+from ._fake_copy import FakeCopy
 
 __all__ = ["ReadsInTensorFunctions", "install", "real_value"]
 
@@ -35,8 +36,12 @@ def install() -> None:
             _patch_repr()
             _patch_deepcopy()
             _patch_reads()
+            _data_patches.install()
+            _fake_tensor_mode.install()
             _patch_new_tensor()
             _patch_device_hint()
+            _patch_optimizer_state()
+            _patch_lazy_parameters()
             if _C.built_for_torch >= "2.12":
                 _patch_trunc_normal()
             _installed = True
@@ -68,6 +73,8 @@ def _patch_deepcopy() -> None:
 
     @wraps(original)
     def __deepcopy__(self: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+        if isinstance(memo, FakeCopy):
+            return memo.tensor(self)
         if not _C.is_fake(self) or id(self) in memo:
             return original(self, memo)
         if not self.is_leaf:
@@ -76,13 +83,7 @@ def _patch_deepcopy() -> None:
                 f"moment, but this fake tensor of shape {tuple(self.shape)} was computed from others; call detach() on "
                 "it first."
             )
-        storage = self.untyped_storage()
-        key = storage._cdata
-        if key not in memo:
-            # The bytes of the whole storage, copied by an operator, which is recorded if the storage is deferred.
-            # `storage` is kept too, so that its address is not given to another one meanwhile.
-            memo[key] = (_C.storage_bytes(self).clone(), storage)
-        result = _C.view_storage_like(memo[key][0], self)
+        result = _C.view_storage_like(_data_patches.copied_bytes(self.untyped_storage(), memo), self)
         if not result.is_inference():
             torch.autograd.graph.increment_version(result)  # as the `set_()` of the original does
         if type(self) is not torch.Tensor:
@@ -95,6 +96,18 @@ def _patch_deepcopy() -> None:
         return result
 
     torch.Tensor.__deepcopy__ = __deepcopy__  # type: ignore[method-assign]
+    for cls in (torch.nn.Parameter, torch.nn.UninitializedParameter):
+        cls.__deepcopy__ = _copying_to_fakes(cls.__deepcopy__)  # type: ignore[method-assign]
+
+
+def _copying_to_fakes(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """`Parameter` has a `__deepcopy__` of its own."""
+
+    @wraps(original)
+    def __deepcopy__(self: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+        return memo.tensor(self) if isinstance(memo, FakeCopy) else original(self, memo)
+
+    return __deepcopy__
 
 
 def _patch_reads() -> None:
@@ -106,17 +119,19 @@ def _patch_reads() -> None:
         return tolist(real_value(self))
 
     torch.Tensor.tolist = read  # type: ignore[assignment, method-assign]
-    for name in ("numpy", "__array__"):
-        setattr(torch.Tensor, name, _sharing_memory(getattr(torch.Tensor, name)))
+    for name, error in (("numpy", RuntimeError), ("__array__", RuntimeError), ("__dlpack__", BufferError)):
+        setattr(torch.Tensor, name, _sharing_memory(getattr(torch.Tensor, name), error))
 
 
-def _sharing_memory(original: Callable[..., Any]) -> Callable[..., Any]:
+def _sharing_memory(original: Callable[..., Any], error: type[Exception]) -> Callable[..., Any]:
     """Makes a deferred tensor real before `original` hands out an array that shares its memory."""
 
     @wraps(original)
     def share(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if _C.is_deferred(self):
             _C.materialize([self])
+        if _C.is_fake(self):
+            raise error(_data_patches.no_data(f"{original.__name__}()", self))
         return original(self, *args, **kwargs)
 
     return share
@@ -177,6 +192,27 @@ def _patch_new_tensor() -> None:
         return make_tensor(data, **options)
 
     torch.Tensor.new_tensor = new_tensor  # type: ignore[assignment, method-assign]
+    torch.Tensor.new = _making_fakes(torch.Tensor.new)  # type: ignore[assignment, method-assign]
+
+
+def _making_fakes(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """`Tensor.new()`, the oldest of the factories, asks the highest dispatch key, too."""
+
+    @wraps(original)
+    def new(self: torch.Tensor, *args: Any, device: torch.device | str | int | None = None) -> torch.Tensor:
+        if not _C.is_fake(self):
+            return original(self, *args, **({} if device is None else {"device": device}))
+        device = self.device if device is None else device
+        if not args or isinstance(args[0], int | torch.Size):
+            return self.new_empty(*args or (0,), device=device)
+        if isinstance(args[0], torch.UntypedStorage | torch.TypedStorage):
+            return self.new_empty(0, device=device).set_(args[0])
+        if isinstance(args[0], torch.Tensor):
+            alias: torch.Tensor = torch.ops.aten.alias(args[0])
+            return alias
+        return make_tensor(args[0], dtype=self.dtype, device=device)
+
+    return new
 
 
 def _patch_device_hint() -> None:
@@ -190,10 +226,50 @@ def _patch_device_hint() -> None:
     torch._meta_registrations.device_hint = device_hint
 
 
+def _patch_optimizer_state() -> None:
+    """`Optimizer.load_state_dict()` takes over the tensors that it is given, and `step()` would write fakes into them.
+
+    Real steps stay real, because optimizers read them.
+    """
+    name = "_process_value_according_to_param_policy"
+    original: Callable[..., Any] = getattr(torch.optim.Optimizer, name)
+
+    @wraps(original)
+    def take_over(
+        param: torch.Tensor, value: torch.Tensor, param_id: int, param_groups: list[Any], key: object = None
+    ) -> Any:
+        taken = original(param, value, param_id, param_groups, key)
+        if not _C.is_fake(param) or _C.is_deferred(param) or _C.is_fake(taken):
+            return taken
+        return taken.clone() if key == "step" else FakeCopy(None).tensor(taken)
+
+    setattr(torch.optim.Optimizer, name, staticmethod(take_over))
+
+
+def _patch_lazy_parameters() -> None:
+    """A lazy parameter allocates with `torch.empty()` when the first input has told its shape."""
+    for cls in (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer):
+        cls.materialize = _fake_if_self_is(cls.materialize)  # type: ignore[method-assign]
+
+
+def _fake_if_self_is(original: Callable[..., None]) -> Callable[..., None]:
+    @wraps(original)
+    def run(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        if not _C.is_fake(self) or _C.is_deferred(self):
+            return original(self, *args, **kwargs)
+        _C.enter_fake_mode()
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            _C.leave_fake_mode()
+
+    return run
+
+
 def _patch_trunc_normal() -> None:
     """Since 2.12 `trunc_normal_` draws again while `mask.any()`, which would compute the tensor to look at it."""
     original = torch.nn.init._no_grad_trunc_normal_
-    library = torch.library.Library("torchext", "DEF")
+    library = torch.library.Library("torchext", "FRAGMENT")
     library.define(
         "trunc_normal_(Tensor(a!) self, float mean, float std, float a, float b, *, Generator? generator=None)"
         " -> Tensor(a!)",

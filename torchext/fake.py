@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
+from torch.utils import _pytree as pytree
 
 from . import _C, _fake_cuda, _patches
+from ._fake_copy import FakeCopy
+from ._fake_tensor_mode import fakes_on_this_thread
 
 __all__ = [
     "CacheInfo",
@@ -21,6 +24,8 @@ __all__ = [
     "is_fake",
     "meta_like",
 ]
+
+T = TypeVar("T")
 
 
 class DataDependentError(RuntimeError):
@@ -39,7 +44,8 @@ def fake_mode(*, fake_cuda: bool | int = False) -> Iterator[None]:
     """Makes every tensor that is constructed in the block fake.
 
     A fake tensor has a shape, strides, a dtype, a device and autograd's state, but no data. Operators on fake tensors
-    compute all of that and nothing else. Blocks nest, and each thread has its own.
+    compute all of that and nothing else. Blocks nest, and each thread has its own. Where blocks of PyTorch's
+    `FakeTensorMode` nest with them, the innermost decides.
 
     Args:
         fake_cuda: On a machine without CUDA devices, their number in the block (True is one): fake tensors may be on
@@ -55,12 +61,8 @@ def fake_mode(*, fake_cuda: bool | int = False) -> Iterator[None]:
         tensor(..., size=(4, 4), dtype=torch.float32, device='cpu', fake=True)
     """
     _patches.install()
-    with _fake_cuda.fake_cuda(fake_cuda):
-        _C.enter_fake_mode()
-        try:
-            yield
-        finally:
-            _C.leave_fake_mode()
+    with _fake_cuda.fake_cuda(fake_cuda), fakes_on_this_thread():
+        yield
 
 
 def is_fake(tensor: torch.Tensor) -> bool:
@@ -96,23 +98,79 @@ def meta_like(fake: torch.Tensor) -> torch.Tensor:
     return _C.meta_like(fake)
 
 
-def fake_like(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a fake tensor with the properties of `tensor`, which is left as it is.
+def fake_like(obj: T, device: torch.device | str | int | None = None) -> T:
+    """Returns what `obj` is, with fake tensors in the place of its tensors. `obj` is left as it is.
+
+    Classes, `requires_grad`, `grad`, attributes and lazy conjugation are kept. What is one tensor in `obj` is one in
+    the result; what shares a storage shares one there, with the same offsets and strides, and storages are as large
+    as they were. A view is a view of a fake base (`fake._base`) unless one of the two requires a gradient.
+
+    Every tensor of the result is a leaf of autograd and belongs to no graph: one that was computed from others keeps
+    its `requires_grad` and loses its `grad_fn`, as after `detach().requires_grad_()`. A deferred tensor becomes a fake
+    that cannot be materialized, a FakeTensor of PyTorch's a plain one, or a Parameter.
 
     Args:
-        tensor: A strided tensor, real or fake.
+        obj: A strided tensor, real or fake, or a module, or an optimizer, or a container of such that
+            `torch.utils._pytree` knows: list, tuple, dict, what `state_dict()` returns, a registered dataclass. Modules
+            and optimizers are copied with `copy.deepcopy()`, with all that hangs on them but hooks of tensors. Other
+            objects in containers are passed through. Give `(model, optimizer)` to keep the two together; the counts of
+            steps in an optimizer keep their values, because its `step()` reads them.
+        device: Where the fakes are; by default, each where its original is. A CUDA device on a machine without one
+            is possible inside of `fake_mode(fake_cuda=True)`.
 
     Returns:
-        A fake tensor with the shape, strides, dtype, device and `requires_grad` of `tensor`, a leaf of autograd.
+        A copy of `obj` that has cost no memory for tensors.
 
     Raises:
-        TypeError: `tensor` is no tensor.
-        NotImplementedError: `tensor` is not strided.
+        TypeError: `obj` is something else, or holds a module that cannot be copied.
+        ValueError: `device` is the meta device, whose tensors need not be faked.
+        RuntimeError: There is no such `device`.
+        NotImplementedError: A tensor in `obj` is sparse, nested or quantized, or a wrapper without
+            `__tensor_flatten__`.
+
+    Example:
+        >>> fake_like({"weight": torch.ones(4, 4), "step": 3})
+        {'weight': tensor(..., size=(4, 4), dtype=torch.float32, device='cpu', fake=True), 'step': 3}
     """
-    if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"fake_like() takes a tensor, but `tensor` is a {type(tensor).__name__}.")
     _patches.install()
-    return _C.fake_like(tensor)
+    if device is None and _is_plain(obj):
+        return _C.fake_like(obj)  # type: ignore[arg-type, return-value]
+    if pytree.tree_is_leaf(obj) and not isinstance(obj, torch.Tensor | torch.nn.Module | torch.optim.Optimizer):
+        raise TypeError(
+            f"fake_like() takes a tensor, a module, an optimizer, or a container of them that torch.utils._pytree "
+            f"knows, but `obj` is a {type(obj).__name__}."
+        )
+    result: T = FakeCopy(None if device is None else _device_to_fake(device)).tree(obj)
+    return result
+
+
+def _is_plain(obj: object) -> bool:
+    """Is there nothing to keep but what a tensor has on its own?"""
+    return (
+        type(obj) is torch.Tensor
+        and obj.layout is torch.strided
+        and not (obj._is_view() or obj.is_quantized or obj.is_nested or obj.__dict__)
+        and obj.is_leaf
+        and obj.grad is None
+    )
+
+
+def _device_to_fake(device: torch.device | str | int) -> torch.device:
+    """The device that `device` names on this machine, with an index."""
+    device = torch.device(device)
+    if device.type == "meta":
+        raise ValueError(
+            "fake_like() cannot put fakes on the meta device: a meta tensor has no data anyway. Use `.to('meta')`, or "
+            "torchext.fake.meta_like() for a fake tensor."
+        )
+    try:
+        with fake_mode():
+            return torch.empty(0, device=device).device
+    except (AssertionError, NotImplementedError, RuntimeError) as error:
+        raise RuntimeError(
+            f"fake_like() cannot put fakes on `{device}`, because this PyTorch or this machine has no such device. For "
+            "a CUDA device, call it inside of fake_mode(fake_cuda=True)."
+        ) from error
 
 
 class CacheInfo(NamedTuple):

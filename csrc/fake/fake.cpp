@@ -96,4 +96,30 @@ FakeModeGuard::~FakeModeGuard() {
   leaveFakeMode();
 }
 
+namespace {
+
+Tensor allBytes(c10::Storage storage) {
+  const auto nbytes = static_cast<std::int64_t>(storage.nbytes());
+  const c10::DispatchKeySet keys = fakeBackendKeys(c10::kByte, storage.device());
+  auto impl = c10::make_intrusive<FakeTensorImpl>(std::move(storage), keys, caffe2::TypeMeta::Make<std::uint8_t>());
+  impl->set_sizes_contiguous({nbytes});
+  return Tensor{std::move(impl)};
+}
+
+}  // namespace
+
+Tensor fakeBytes(std::int64_t nbytes, c10::Device device) {
+  TORCH_CHECK_VALUE(nbytes >= 0, "`nbytes` was expected not to be negative, but is ", nbytes, ".");
+  return allBytes(makeFakeStorage(static_cast<std::size_t>(nbytes), device));
+}
+
+bool isStorageOfFakes(const c10::Storage& storage) {
+  return isFakeStorage(storage);
+}
+
+Tensor bytesOfStorage(const c10::Storage& storage) {
+  TORCH_CHECK_VALUE(isFakeStorage(storage), "`storage` was expected to be that of fake tensors, but it has memory.");
+  return allBytes(storage);
+}
+
 }  // namespace torchext

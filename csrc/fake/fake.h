@@ -2,7 +2,10 @@
 
 // Fake tensors: what a program would do on a device, without the device and without memory. The public C++ API.
 
+#include <cstdint>
+
 #include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
 
 #include "../macros.h"
 
@@ -39,5 +42,14 @@ class TORCHEXT_API FakeModeGuard {
 // What the guard does, for the context managers of other languages. The two must be called in pairs, on one thread.
 TORCHEXT_API void enterFakeMode();
 TORCHEXT_API void leaveFakeMode();
+
+// A fake tensor of `nbytes` bytes on `device`, on a storage of its own. Asks neither the dispatcher nor a mode.
+TORCHEXT_API at::Tensor fakeBytes(std::int64_t nbytes, c10::Device device);
+
+// Has `storage` no memory because its tensors are fake?
+TORCHEXT_API bool isStorageOfFakes(const c10::Storage& storage);
+
+// The whole of `storage`, which must be that of fakes, as a fake tensor of bytes.
+TORCHEXT_API at::Tensor bytesOfStorage(const c10::Storage& storage);
 
 }  // namespace torchext

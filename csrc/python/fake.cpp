@@ -151,6 +151,9 @@ void bindFake(pybind11::module_& module) {
   bind(module, "meta_like", metaLike);
   bind(module, "storage_bytes", storageBytes);
   bind(module, "view_storage_like", viewStorageLike);
+  bind(module, "fake_bytes", fakeBytes);
+  bind(module, "is_storage_of_fakes", isStorageOfFakes);
+  bind(module, "bytes_of_storage", bytesOfStorage);
 }
 
 }  // namespace torchext::python

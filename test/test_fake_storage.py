@@ -1,0 +1,214 @@
+"""Storages, views and changes of metadata: each function does to a fake tensor what it does to a real one."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from torchext.deferred_init import deferred_init, is_deferred, materialize_tensor
+from torchext.fake import fake_like, is_fake
+
+
+def described(result: Any) -> Any:
+    """What two results have to have in common."""
+    if isinstance(result, torch.Tensor):
+        return (
+            type(result).__name__,
+            tuple(result.shape),
+            result.stride(),
+            result.storage_offset(),
+            result.dtype,
+            str(result.device),
+            result.requires_grad,
+            result.is_leaf,
+            result._is_view(),
+            result._base is not None,
+            result._version,
+            result.untyped_storage().nbytes(),
+            result.is_conj(),
+            result.is_neg(),
+            result.is_contiguous(),
+        )
+    if isinstance(result, torch.UntypedStorage):
+        return ("storage", result.nbytes(), str(result.device))
+    if isinstance(result, list | tuple):
+        return tuple(map(described, result))
+    return result
+
+
+def outcome(function: Callable[[torch.Tensor], Any], tensor: torch.Tensor) -> Any:
+    try:
+        return described(function(tensor))
+    except Exception as error:
+        return type(error)
+
+
+def after(function: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
+    """Looks at the tensor and at a view of it after the call, too."""
+
+    def run(tensor: torch.Tensor) -> Any:
+        view = tensor[1:]
+        return function(tensor), tensor, view
+
+    return run
+
+
+def set_data(tensor: torch.Tensor, data: torch.Tensor) -> None:
+    tensor.data = data
+
+
+def linear_like(tensor: torch.Tensor) -> nn.Linear:
+    real = copy.deepcopy(nn.Linear(4, 4))
+    return fake_like(real) if is_fake(tensor) else real
+
+
+def swapped(first: torch.Tensor, second: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.utils.swap_tensors(first, second)
+    return first, second
+
+
+def module_to(tensor: torch.Tensor) -> list[torch.Tensor]:
+    module = linear_like(tensor)
+    return [module.to(torch.float64).weight, module.half().bias, module.bfloat16().weight, module.to("meta").weight]
+
+
+def parametrized(tensor: torch.Tensor) -> list[torch.Tensor]:
+    module = nn.utils.parametrizations.weight_norm(linear_like(tensor))
+    return [module.weight, nn.utils.parametrize.remove_parametrizations(module, "weight").weight]
+
+
+FUNCTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "views": lambda t: [t.view(-1), t[1], t.t(), t.diagonal(), t.chunk(2), t.unfold(0, 2, 1), t.narrow(0, 1, 2)],
+    "more-views": lambda t: [t.select(0, 1), t.split(1), t.unbind(), t.view_as(t), t.movedim(0, 1), t.expand(2, 4, 4)],
+    "aliases": lambda t: [t.detach(), t.data, t.alias() if hasattr(t, "alias") else 0],
+    "storage": lambda t: (
+        t.untyped_storage(),
+        t.untyped_storage().size(),
+        len(t.untyped_storage()),
+        t.untyped_storage().resizable(),
+        t.untyped_storage().element_size(),
+        t.untyped_storage().is_cuda,
+        t.untyped_storage().is_shared(),
+        t.untyped_storage().filename,
+        t.untyped_storage() == t.untyped_storage(),
+        t.nbytes,
+    ),
+    "storage-of-view": lambda t: t.untyped_storage()._cdata == t.view(-1)[3:].untyped_storage()._cdata,
+    "set_-tensor": lambda t: t.new_empty(0).set_(t),
+    "set_-tensor-part": lambda t: t.new_empty(0).set_(t, 1, (2, 2), (2, 1)),
+    "set_-storage": lambda t: t.new_empty(0).set_(t.untyped_storage()),
+    "set_-storage-part": lambda t: t.new_empty(0).set_(t.untyped_storage(), 1, (2, 2), (2, 1)),
+    "set_-storage-sizes": lambda t: t.new_empty(0).set_(t.untyped_storage(), 1, (2, 2)),
+    "set_-storage-grow": after(lambda t: t.new_empty(0).set_(t.untyped_storage(), 1, (20, 20), (20, 1))),
+    "set_-storage-other-dtype": lambda t: t.new_empty(0, dtype=torch.int32).set_(t.untyped_storage()),
+    "set_-nothing": after(lambda t: t.set_()),
+    "set_-other-dtype": lambda t: t.new_empty(0, dtype=torch.int32).set_(t),
+    "is_set_to": lambda t: (t.is_set_to(t.detach()), t.is_set_to(t[1:]), t.is_set_to(t.clone())),
+    "resize_-grow": after(lambda t: t.resize_(8, 8)),
+    "resize_-shrink": after(lambda t: t.resize_(2, 2)),
+    "resize_-channels-last": after(lambda t: t.resize_(1, 2, 3, 4, memory_format=torch.channels_last)),
+    "resize_-zero": after(lambda t: t.resize_(0)),
+    "resize_-view": after(lambda t: t[1].resize_(20)),
+    "resize_-negative": after(lambda t: t.resize_(-1)),
+    "resize_-requires-grad": lambda t: t.requires_grad_().resize_(2),
+    "resize_as_": after(lambda t: t.resize_as_(t.new_empty(3, 3))),
+    "as_strided": lambda t: t.as_strided((2, 2), (1, 1), 3),
+    "as_strided-negative-stride": lambda t: t.as_strided((2,), (-1,)),
+    "as_strided-negative-offset": lambda t: t.as_strided((2,), (1,), -1),
+    "as_strided_": after(lambda t: t.as_strided_((2, 2), (1, 1), 3)),
+    "as_strided_-outside": after(lambda t: t.as_strided_((8, 8), (8, 1))),
+    "set-data": after(lambda t: set_data(t, t.new_ones(3))),
+    "set-data-dtype": after(lambda t: set_data(t, t.half())),
+    "set-data-no-gradient": lambda t: set_data(t.requires_grad_(), t.int()),
+    "base": lambda t: (t[1]._base is t, t[1][0]._base is t, t.detach()._base, t.view(-1)[1]._base is t),
+    "is_contiguous": lambda t: (
+        t.t().is_contiguous(),
+        t.t().contiguous(),
+        t.view(1, 2, 2, 4).is_contiguous(memory_format=torch.channels_last),
+        t.view(1, 2, 2, 4).contiguous(memory_format=torch.channels_last),
+        t.view(1, 2, 2, 4).to(memory_format=torch.channels_last).is_contiguous(memory_format=torch.channels_last),
+    ),
+    "t_": after(lambda t: t.t_()),
+    "swapaxes_": after(lambda t: t.swapaxes_(0, 1)),
+    "transpose_": after(lambda t: t.transpose_(0, 1)),
+    "squeeze_": after(lambda t: t.unsqueeze_(0).squeeze_()),
+    "squeeze_-dim": after(lambda t: t.unsqueeze_(0).squeeze_(0)),
+    "unsqueeze_": after(lambda t: t.unsqueeze_(2)),
+    "view-dtype": lambda t: [t.view(dtype) for dtype in (torch.int16, torch.int32, torch.float64, torch.uint8)],
+    "view-dtype-indivisible": lambda t: t[:, :3].view(torch.float64),
+    "view-impossible": lambda t: t.t().view(-1),
+    "view-wrong-size": lambda t: t.view(-1, 5),
+    "complex-views": lambda t: [torch.complex(t, t).conj().imag, torch.view_as_real(torch.complex(t, t))],
+    "storage-resize_": after(lambda t: t.untyped_storage().resize_(0)),
+    "storage-resize_-back": after(lambda t: t.untyped_storage().resize_(0).resize_(64)),
+    "storage-resize_-grow": after(lambda t: t.untyped_storage().resize_(128)),
+    "storage-resize_-negative": after(lambda t: t.untyped_storage().resize_(-1)),
+    "typed-storage-resize_": after(lambda t: t._typed_storage()._resize_(0)),
+    "swap_tensors": lambda t: swapped(t, t.new_ones(2)),
+    "swap_tensors-parameters": lambda t: swapped(nn.Parameter(t), nn.Parameter(t.new_ones(2))),
+    "to": lambda t: [t.to(torch.half), t.to("cpu"), t.to("cpu", torch.int64), t.to(t.int()), t.to("meta"), t.double()],
+    "to-same": lambda t: (t.to(torch.float32) is t, t.cpu() is t, t.to("cpu") is t, t.to(torch.float32, copy=True)),
+    "type": lambda t: [t.type(torch.int8), t.type("torch.DoubleTensor"), t.type(), t.type_as(t.half())],
+    "module-to": module_to,
+    "to_empty": lambda t: linear_like(t).to_empty(device="cpu").weight,
+    "weight_norm": parametrized,
+    "spectral_norm": lambda t: nn.utils.parametrizations.spectral_norm(linear_like(t)).weight,
+    "assign-item": after(lambda t: t.__setitem__(0, 1.0)),
+    "write-to-views": after(lambda t: (t[0].add_(1), t.t().zero_())),
+    "write-to-view-of-leaf": lambda t: t.requires_grad_()[0].add_(1),
+    "write-to-view-of-result": lambda t: ((b := t.requires_grad_() * 1)[0].mul_(2), b),
+    "versions": lambda t: (t._version, t.add_(1)._version, t.detach().add_(1)._version, t.data.add_(1)._version),
+    "set-grad": lambda t: setattr(t.requires_grad_(), "grad", t.new_ones(2)),
+    "integer-gradient": lambda t: t.int().requires_grad_(),
+    "new": lambda t: [
+        t.new(),
+        t.new(2, 3),
+        t.new(torch.Size([2])),
+        t.new([1, 2]),
+        t.new(t),
+        t.new(t.untyped_storage()),
+    ],
+    "flatten-and-back": lambda t: torch._utils._unflatten_dense_tensors(t.new_ones(32), [t, t]),
+    "parameters_to_vector": lambda t: nn.utils.parameters_to_vector([t, t.t().contiguous()]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
+def test_does_to_a_fake_what_it_does_to_a_real_tensor(function: Callable[[torch.Tensor], Any]) -> None:
+    real, fake = torch.ones(4, 4), fake_like(torch.ones(4, 4))
+    assert outcome(function, fake) == outcome(function, real)
+    assert is_fake(fake)
+
+
+def test_a_freed_storage_can_be_computed_with() -> None:
+    fake = fake_like(torch.ones(4, 4))
+    fake.untyped_storage().resize_(0)
+    assert (fake + 1).untyped_storage().nbytes() == 64
+
+
+def test_resizing_the_storage_of_a_deferred_tensor_is_recorded() -> None:
+    def make() -> torch.Tensor:
+        tensor = torch.ones(4)
+        tensor.untyped_storage().resize_(32)
+        return tensor
+
+    deferred = deferred_init(make)
+    assert is_deferred(deferred)
+    assert deferred.untyped_storage().nbytes() == 32
+    assert materialize_tensor(deferred).tolist() == [1.0, 1.0, 1.0, 1.0]
+    assert deferred.untyped_storage().nbytes() == 32
+
+
+def test_real_storages_are_resized_as_ever() -> None:
+    fake_like(torch.ones(1))
+    real = torch.ones(4)
+    real.untyped_storage().resize_(32)
+    assert real.untyped_storage().nbytes() == 32
+    assert real.tolist() == [1.0, 1.0, 1.0, 1.0]
+    assert real.new(2).shape == (2,)
