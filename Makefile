@@ -39,6 +39,7 @@ test: lint typecheck tidy unit ## Lint, type checks and the whole test suite
 unit: build ## The test suite and the quick examples
 	$(PYTHON) -m pytest test -n $(JOBS)
 	$(PYTHON) examples/quickstart.py
+	$(PYTHON) examples/eight_gpus.py
 
 lint: $(STATE)/tools ## Check the format and the style of all sources
 	$(PYTHON) -m ruff check .
@@ -61,6 +62,7 @@ sweep: build ## The long sweeps: every model and module constructor that is know
 
 bench: build ## Compare with PyTorch's own means
 	$(PYTHON) benchmarks/deferred_init.py
+	$(PYTHON) benchmarks/fake_dispatch.py
 
 build: $(STATE)/built ## Compile the extension in place
 

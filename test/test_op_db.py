@@ -111,10 +111,10 @@ class Call(NamedTuple):
     tensors: list[Tensor]
 
 
-def calls(op: OpInfo, dtype: torch.dtype) -> Iterator[tuple[Call, Call]]:
+def calls(op: OpInfo, dtype: torch.dtype, device: str = "cpu") -> Iterator[tuple[Call, Call]]:
     """Each sample twice, on real tensors and on fakes; samples that are not strided are left out."""
     requires_grad = dtype is torch.float32 and op.supports_autograd
-    for sample in op.sample_inputs("cpu", dtype, requires_grad=requires_grad):
+    for sample in op.sample_inputs(device, dtype, requires_grad=requires_grad):
         real = call_of(op, sample)
         if any(tensor.layout != torch.strided for tensor in real.tensors):
             continue
@@ -185,7 +185,7 @@ class TestOpDb(TestCase):
     def test_fakes_have_the_metadata_of_real_results(self, device: str, dtype: torch.dtype, op: OpInfo) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of samples that provoke them
-            for real, fake in calls(op, dtype):
+            for real, fake in calls(op, dtype, device):
                 self.compare(op, real, fake)
 
     def compare(self, op: OpInfo, real: Call, fake: Call) -> None:
@@ -223,6 +223,11 @@ class TestOpDb(TestCase):
             assert [metadata(g, []) for g in found] == [metadata(g, []) for g in wanted]
 
 
+class TestOpDbOnCuda(TestOpDb):
+    pytestmark = pytest.mark.cuda
+
+
+instantiate_device_type_tests(TestOpDbOnCuda, globals(), only_for="cuda")
 instantiate_device_type_tests(TestOpDb, globals(), only_for="cpu")
 
 

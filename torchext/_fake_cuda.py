@@ -140,6 +140,7 @@ ANSWERS: dict[str, Callable[..., Any]] = {
     "init": _do_nothing,
     "initial_seed": lambda: torch.initial_seed(),
     "is_available": lambda: True,
+    "is_current_stream_capturing": lambda: False,
     "is_bf16_supported": lambda including_emulation=True: True,
     "mem_get_info": _mem_get_info,
     "reset_accumulated_memory_stats": _do_nothing,
@@ -178,7 +179,7 @@ class _Functions:
 
     @staticmethod
     def _find() -> Iterator[tuple[ModuleType, str, Callable[..., Any]]]:
-        for module in (torch.cuda, torch.cuda.random, torch.cuda.memory):
+        for module in (torch.cuda, torch.cuda.graphs, torch.cuda.memory, torch.cuda.random):
             for name, answer in ANSWERS.items():
                 if name in vars(module):
                     yield module, name, answer

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
+import torch
+import torch.fx.experimental.proxy_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 
 from . import _C
@@ -87,6 +89,21 @@ def install() -> None:
         finally:
             _resume()
 
+    if hasattr(torch._C, "_is_fake_tensor"):
+        _patch_tracing()
     FakeTensorMode.__enter__ = __enter__  # type: ignore[assignment, method-assign]
     FakeTensorMode.__exit__ = __exit__  # type: ignore[method-assign]
     FakeTensorMode.from_tensor = from_tensor  # type: ignore[method-assign]
+
+
+def _patch_tracing() -> None:
+    """Since 2.15 `make_fx()` takes whatever has the `Fake` key for a tensor of a `FakeTensorMode`."""
+    original: Callable[..., torch.Tensor | None] = torch.fx.experimental.proxy_tensor.snapshot_fake
+
+    @wraps(original)
+    def snapshot_fake(val: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor | None:
+        if isinstance(val, FakeTensor) or not _C.is_fake(val):
+            return original(val, *args, **kwargs)
+        return val.detach()
+
+    torch.fx.experimental.proxy_tensor.snapshot_fake = snapshot_fake

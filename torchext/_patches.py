@@ -42,6 +42,8 @@ def install() -> None:
             _patch_device_hint()
             _patch_optimizer_state()
             _patch_lazy_parameters()
+            if _C.built_for_torch < "2.13":
+                _patch_calls_of_handlers()
             if _C.built_for_torch >= "2.12":
                 _patch_trunc_normal()
             _installed = True
@@ -264,6 +266,17 @@ def _fake_if_self_is(original: Callable[..., None]) -> Callable[..., None]:
             _C.leave_fake_mode()
 
     return run
+
+
+def _patch_calls_of_handlers() -> None:
+    """Before 2.13 the `Fake` key is above `Python`, so that handlers of `__torch_dispatch__` call operators below it."""
+    original: Callable[..., Any] = torch._ops.OpOverload.__call__
+
+    @wraps(original)
+    def __call__(self: torch._ops.OpOverload, /, *args: Any, **kwargs: Any) -> Any:
+        return _C.call_from_handler(original, self, *args, **kwargs)
+
+    torch._ops.OpOverload.__call__ = __call__  # type: ignore[method-assign]
 
 
 def _patch_trunc_normal() -> None:

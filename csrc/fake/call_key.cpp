@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstring>
 #include <iterator>
 
@@ -50,6 +49,12 @@ constexpr std::uint64_t word(Kind kind, std::uint64_t rest = 0) {
 template <typename Integer>
 std::uint64_t bits(Integer value) {
   return static_cast<std::uint64_t>(value);
+}
+
+std::uint64_t bitsOf(double value) {
+  std::uint64_t bits_of_value = 0;
+  std::memcpy(&bits_of_value, &value, sizeof(value));
+  return bits_of_value;
 }
 
 std::uint64_t deviceBits(c10::Device device) {
@@ -123,7 +128,7 @@ void CallKey::add(const IValue& value) {
   } else if (value.isInt()) {
     words_.append({word(Kind::kInt), bits(value.toInt())});
   } else if (value.isDouble()) {
-    words_.append({word(Kind::kDouble), std::bit_cast<std::uint64_t>(value.toDouble())});
+    words_.append({word(Kind::kDouble), bitsOf(value.toDouble())});
   } else if (value.isList()) {
     const auto elements = value.toListRef();
     words_.push_back(word(Kind::kList, elements.size()));
@@ -136,8 +141,7 @@ void CallKey::add(const IValue& value) {
     words_.push_back(word(Kind::kGenerator));  // Meta kernels draw nothing
   } else if (value.isComplexDouble()) {
     const auto number = value.toComplexDouble();
-    words_.append({word(Kind::kComplex), std::bit_cast<std::uint64_t>(number.real()),
-                   std::bit_cast<std::uint64_t>(number.imag())});
+    words_.append({word(Kind::kComplex), bitsOf(number.real()), bitsOf(number.imag())});
   } else {
     is_complete_ = false;
   }
@@ -195,7 +199,7 @@ std::size_t CallKey::hash() const noexcept {
   constexpr std::uint64_t kFactor = 0x9E3779B97F4A7C15;  // 2^64 divided by the golden ratio
   std::uint64_t hash = words_.size();
   for (const std::uint64_t part : words_) {
-    hash = (std::rotl(hash, 23) ^ part) * kFactor;
+    hash = ((hash << 23U | hash >> 41U) ^ part) * kFactor;
   }
   return hash ^ hash >> 32U;
 }

@@ -73,7 +73,15 @@ namespace {
 
 thread_local std::size_t fake_mode_depth = 0;
 
+const c10::DispatchKeySet kAbovePython{c10::DispatchKeySet::FULL_AFTER, DispatchKey::Python};
+
 }  // namespace
+
+bool isHiddenFromPythonHandler() {
+  // No operator excludes this key but PyTorch's handler of `Python`, with all others above it.
+  return kAbovePython.has(DispatchKey::Fake) && c10::impl::tls_is_dispatch_key_excluded(DispatchKey::Fake) &&
+         c10::impl::tls_is_dispatch_key_excluded(DispatchKey::TESTING_ONLY_GenericMode);
+}
 
 void enterFakeMode() {
   if (fake_mode_depth++ == 0) {

@@ -28,6 +28,10 @@ TORCHEXT_API at::Tensor storageBytes(const at::Tensor& fake);
 // autograd.
 TORCHEXT_API at::Tensor viewStorageLike(const at::Tensor& fake, const at::Tensor& like);
 
+// True where the `Fake` key hides from what runs on this thread because it is called by a handler of
+// `__torch_dispatch__`: PyTorch excludes all keys above `Python` for these, and before 2.13 `Fake` was one of them.
+TORCHEXT_API bool isHiddenFromPythonHandler();
+
 // While at least one lives on a thread, tensors constructed on it are fake. Nests.
 class TORCHEXT_API FakeModeGuard {
  public:

@@ -93,7 +93,8 @@ class NoCudaGuard final : public c10::impl::DeviceGuardImplInterface {
   void recordDataPtrOnStream(const c10::DataPtr& /*data*/, const c10::Stream& /*stream*/) const override {}
 };
 
-// The two functions of PyTorch's CUDA hooks that the autograd engine asks.
+// Functions of PyTorch's CUDA hooks. The autograd engine asks the first two. The last one would make recurrent networks
+// (`cudnn_is_acceptable()`) run cuDNN's kernels of a build that has them, which call CUDA.
 namespace hooks {
 
 using Hooks = at::CUDAHooksInterface;
@@ -111,6 +112,10 @@ bool hasPrimaryContext(const Hooks* hooks, DeviceIndex device) {
   return visible_count > 0 ? device < visible_count : original_has_primary_context(hooks, device);
 }
 
+bool compiledWithCuDNN(const Hooks* /*hooks*/) {
+  return false;
+}
+
 void replace() {
   constexpr std::size_t kCapacity = 64;
   auto& object = const_cast<Hooks&>(at::detail::getCUDAHooks());  // NOLINT(cppcoreguidelines-pro-type-const-cast)
@@ -121,6 +126,7 @@ void replace() {
   auto* table = new VirtualTable<kCapacity>{&object, count};
   original_is_built = table->replace(slotOf(&Hooks::isBuilt), &isBuilt);
   original_has_primary_context = table->replace(slotOf(&Hooks::hasPrimaryContext), &hasPrimaryContext);
+  table->replace(slotOf(&Hooks::compiledWithCuDNN), &compiledWithCuDNN);
   table->installInto(&object);
 }
 
@@ -145,24 +151,28 @@ void registerAllocation() {
   }
 }
 
+// Each time again: FakeTensorMode registers a guard of its own where it finds one without devices
+// (`ensureCUDADeviceGuardSet()`).
+void registerGuard() {
+  // Leaked: any thread may hold a pointer to it.
+  static const auto* guard = new NoCudaGuard;
+  c10::impl::device_guard_impl_registry[static_cast<std::size_t>(c10::kCUDA)] = guard;
+}
+
 void standInForCuda() {
   static const bool done = [] {
-    // Leaked: once registered it stays, because any thread may hold a pointer to it.
-    static const auto* guard = new NoCudaGuard;
-    const c10::impl::DeviceGuardImplRegistrar registrar{c10::kCUDA, guard};
     hooks::replace();
     registerAllocation();
     return true;
   }();
   static_cast<void>(done);
+  registerGuard();
 }
 
 }  // namespace
 
 bool hasRealCuda() {
-  // Asked before our own guard can be the answer.
-  static const bool has_devices =
-      c10::impl::hasDeviceGuardImpl(c10::kCUDA) && c10::impl::getDeviceGuardImpl(c10::kCUDA)->deviceCount() > 0;
+  static const bool has_devices = at::detail::getCUDAHooks().deviceCount() > 0;
   return has_devices;
 }
 

@@ -18,7 +18,7 @@ namespace torchext {
 //   * so are kernels of `empty` that make fakes, for operators that allocate while they run;
 //   * how many devices there are is a property of the thread, and 0 outside of a block, so that nobody else sees any;
 //   * the autograd engine asks which accelerator has been built in, and which devices have a context. A build without
-//     CUDA, or one that finds no driver, answers with an error; so two of the CUDA hooks' functions are answered here
+//     CUDA, or one that finds no driver, answers with an error; so these functions of the CUDA hooks are answered here
 //     while devices are visible on the thread;
 //   * the engine counts devices once, at the first backward of the process, to start a thread for each. Fakes need
 //   none:

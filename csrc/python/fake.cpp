@@ -7,6 +7,7 @@
 #include <tuple>
 #include <vector>
 
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/utils/device_lazy_init.h>
 #include <torch/csrc/utils/tensor_new.h>
 
@@ -88,6 +89,32 @@ pybind11::object callBackward(const pybind11::function& function,
   return function(*args, **kwargs);
 }
 
+// Lets operators that Python calls meet the `Fake` key again.
+class ShowFakeKey {
+ public:
+  ShowFakeKey() {
+    c10::impl::tls_set_dispatch_key_excluded(c10::DispatchKey::Fake, false);
+  }
+  ShowFakeKey(const ShowFakeKey&) = delete;
+  ShowFakeKey& operator=(const ShowFakeKey&) = delete;
+  ShowFakeKey(ShowFakeKey&&) = delete;
+  ShowFakeKey& operator=(ShowFakeKey&&) = delete;
+  ~ShowFakeKey() {
+    c10::impl::tls_set_dispatch_key_excluded(c10::DispatchKey::Fake, true);
+  }
+};
+
+// Calls `function`, an operator that may have been called by a handler of `__torch_dispatch__`.
+pybind11::object callFromHandler(const pybind11::function& function,
+                                 const pybind11::args& args,
+                                 const pybind11::kwargs& kwargs) {
+  std::optional<ShowFakeKey> show;
+  if (isHiddenFromPythonHandler()) {
+    show.emplace();
+  }
+  return function(*args, **kwargs);
+}
+
 // The exception classes of torchext.fake, held for the life of the process.
 struct ErrorTypes {
   PyObject* data_dependent = nullptr;
@@ -142,6 +169,7 @@ void bindFake(pybind11::module_& module) {
   bind(module, "leave_fake_cuda", leaveFakeCuda);
   bind(module, "fake_cuda_devices", fakeCudaDevices);
   module.def("call_backward", &callBackward);
+  module.def("call_from_handler", &callFromHandler);
   bind(module, "meta_call_device", metaCallDevice);
   module.def("set_error_types", &setErrorTypes);
   bind(module, "cache_info", cacheInfo);
