@@ -4,6 +4,7 @@
 #include <torch/library.h>
 
 #include "deferred_init/recorder.h"
+#include "fake/composites.h"
 #include "fake/fake_handler.h"
 
 namespace torchext {
@@ -32,8 +33,10 @@ void registerDispatchKeys() {
   static const bool registered = [] {
     checkFree(DispatchKey::Fake);
     checkFree(DispatchKey::DeferredInit);
+    checkFree(kCompositesKey);
     registerFallback(DispatchKey::Fake, torch::CppFunction::makeFromBoxedFunction<&fakeFallback>());
     registerFallback(DispatchKey::DeferredInit, torch::CppFunction::makeFromBoxedFunction<&deferredInitFallback>());
+    registerComposites();
     return true;
   }();
   static_cast<void>(registered);

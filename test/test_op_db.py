@@ -43,20 +43,15 @@ NEEDS_VALUES = {
     "masked_select",
     "nanquantile",  # checks the quantiles
     "narrow",  # with a tensor as start
+    "nn.functional.ctc_loss",  # with tensors of lengths
     "nn.functional.gaussian_nll_loss",  # checks the variances
     "nn.functional.one_hot",
     "nonzero",
     "quantile",  # checks the quantiles
     "repeat_interleave",
+    "tensor_split",  # with a tensor of indices
     "unique",
     "unique_consecutive",
-}
-
-# Composite operators that read the memory of their arguments without calling an operator.
-READS_MEMORY = {
-    "nn.functional.ctc_loss",  # with tensors of lengths
-    "nn.functional.max_pool1d",  # max_pool1d_impl (MaxPooling.cpp), where no gradient is asked for
-    "tensor_split",  # with a tensor of indices
 }
 
 # PyTorch has no Meta kernel.
@@ -86,12 +81,11 @@ GRADIENT_UNSUPPORTED = {
     "nn.functional.multilabel_margin_loss",
 }
 
-# `_fft_c2c` and `_fft_r2c` lay out the gradient of one sample each otherwise than their Meta kernels.
-GRADIENT_STRIDES = {"fft.hfft", "fft.hfft2", "fft.hfftn", "fft.irfft", "fft.irfft2", "fft.irfftn"}
+# Lets the argument grow when it is broadcast, which its Meta kernel refuses.
+GROWS_IN_PLACE = {"addbmm"}
 
 EXPECTED_ERRORS: list[tuple[set[str], type[Exception]]] = [
     (NEEDS_VALUES, DataDependentError),
-    (READS_MEMORY, RuntimeError),
     (UNSUPPORTED, UnsupportedOperatorError),
 ]
 EXPECTED_GRADIENT_ERRORS: list[tuple[set[str], type[Exception]]] = [
@@ -188,6 +182,36 @@ class TestOpDb(TestCase):
             for real, fake in calls(op, dtype, device):
                 self.compare(op, real, fake)
 
+    @ops([op for op in op_db if op.get_inplace() is not None], allowed_dtypes=(torch.float32, torch.int64))
+    def test_in_place_variants_change_what_the_real_ones_change(
+        self, device: str, dtype: torch.dtype, op: OpInfo
+    ) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of samples that provoke them
+            for sample in op.sample_inputs(device, dtype):
+                self.compare_in_place(op, sample)
+
+    def compare_in_place(self, op: OpInfo, sample: SampleInput) -> None:
+        def run(inputs: Any) -> object:
+            (input_, *args), kwargs = inputs
+            try:
+                result = op.get_inplace()(input_, *args, **kwargs)
+            except Exception:
+                return None
+            return result is input_, metadata(input_, []), input_._version
+
+        if not isinstance(sample.input, Tensor) or sample.input.layout is not torch.strided:
+            return
+        wanted = run(((sample.input.clone(), *sample.args), sample.kwargs))
+        for _ in range(2):
+            inputs = tree_map(
+                lambda value: fake_like(value) if isinstance(value, Tensor) else value,
+                ((sample.input.clone(), *sample.args), sample.kwargs),
+            )
+            found = run(inputs)
+            if wanted is not None and full_name(op) not in NEEDS_VALUES | GROWS_IN_PLACE:
+                assert found == wanted
+
     def compare(self, op: OpInfo, real: Call, fake: Call) -> None:
         try:
             wanted = real.run()
@@ -208,8 +232,6 @@ class TestOpDb(TestCase):
             self.compare_gradients(op, (wanted, real), (found, fake))
 
     def compare_gradients(self, op: OpInfo, real: tuple[Any, Call], fake: tuple[Any, Call]) -> None:
-        if full_name(op) in GRADIENT_STRIDES:
-            return
         try:
             wanted = gradients(real[0], real[1].tensors)
         except Exception:  # a sample whose gradient PyTorch cannot compute

@@ -269,7 +269,7 @@ def _fake_if_self_is(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _patch_calls_of_handlers() -> None:
-    """Before 2.13 the `Fake` key is above `Python`, so that handlers of `__torch_dispatch__` call operators below it."""
+    """Before 2.13 the `Fake` key is above `Python`, and handlers of `__torch_dispatch__` call operators below that."""
     original: Callable[..., Any] = torch._ops.OpOverload.__call__
 
     @wraps(original)

@@ -2,9 +2,14 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
 #include <string_view>
+#include <vector>
 
+#include <ATen/Context.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/WrapDimMinimal.h>
 
 #include "../stack_utils.h"
 
@@ -74,6 +79,44 @@ void correctMemoryFormat(const Stack& arguments, Stack& results) {
   results.back() = at::empty(result.sizes(), result.options().memory_format(format));
 }
 
+// With MKL, the batch dimensions of the result follow the order of the input's strides (`_exec_fft()`,
+// SpectralOps.cpp). Where strides are equal, as in the gradient of a sum, std::partition() decides, which the Meta
+// kernel does not imitate.
+void correctBatchOrder(const Stack& arguments, Stack& results) {
+  const Tensor& input = arguments.front().toTensor();
+  const Tensor& result = results.back().toTensor();
+  std::vector<bool> is_transformed(static_cast<std::size_t>(input.dim()));
+  int64_t stride = 1;
+  for (const int64_t dim : arguments[1].toIntVector()) {
+    is_transformed[static_cast<std::size_t>(c10::maybe_wrap_dim(dim, input.dim()))] = true;
+  }
+  std::vector<std::size_t> order(is_transformed.size());
+  std::iota(order.begin(), order.end(), 0);
+  const auto batch_end =
+      std::partition(order.begin(), order.end(), [&](std::size_t dim) { return !is_transformed[dim]; });
+  std::for_each(batch_end, order.end(), [&](std::size_t dim) { stride *= result.sizes()[dim]; });
+  std::sort(order.begin(), batch_end,
+            [&](std::size_t a, std::size_t b) { return input.strides()[a] > input.strides()[b]; });
+  c10::DimVector strides(result.strides());
+  for (auto dim = batch_end; dim != order.begin();) {
+    --dim;
+    strides[*dim] = stride;
+    stride *= result.sizes()[*dim];
+  }
+  results.back() = at::empty_strided(result.sizes(), strides, result.options());
+}
+
+bool hasEqualStrides(const Tensor& tensor) {
+  c10::DimVector strides(tensor.strides());
+  std::sort(strides.begin(), strides.end());
+  return std::adjacent_find(strides.begin(), strides.end()) != strides.end();
+}
+
+bool isFourier(const OperatorHandle& op) {
+  const std::string& name = op.schema().name();
+  return at::hasMKL() && (name == "aten::_fft_r2c" || name == "aten::_fft_c2c");
+}
+
 bool isNormalization(const OperatorHandle& op) {
   return std::find(kNormalizations.begin(), kNormalizations.end(), op.schema().name()) != kNormalizations.end();
 }
@@ -81,14 +124,16 @@ bool isNormalization(const OperatorHandle& op) {
 }  // namespace
 
 bool decidesByDevice(const OperatorHandle& op, c10::Device device) {
-  return device.is_cpu() && (isNormalization(op) || op.schema().name() == kUnpooling);
+  return device.is_cpu() && (isNormalization(op) || isFourier(op) || op.schema().name() == kUnpooling);
 }
 
 void correctForDevice(const OperatorHandle& op, const Stack& arguments, Stack& results) {
   if (isNormalization(op)) {
     correctStatistics(op, arguments, results);
-  } else {
+  } else if (!isFourier(op)) {
     correctMemoryFormat(arguments, results);
+  } else if (hasEqualStrides(arguments.front().toTensor())) {
+    correctBatchOrder(arguments, results);
   }
 }
 

@@ -29,8 +29,8 @@ class MetaCallOnDevice {
 std::optional<c10::Device> deviceOfMetaCall();
 
 // Some Meta kernels look at the device of their argument, which is "meta", and so decide as for CUDA (those of the
-// normalizations, about the statistics that they save), or do not follow the CPU. True when the results of `op` on
-// `device` have to be corrected.
+// normalizations, about the statistics that they save), or do not follow the CPU in the layout of their results. True
+// when the results of `op` on `device` have to be corrected.
 bool decidesByDevice(const c10::OperatorHandle& op, c10::Device device);
 
 // Corrects the `results` that such an operator has on the meta device for `arguments`.

@@ -73,13 +73,13 @@ namespace {
 
 thread_local std::size_t fake_mode_depth = 0;
 
-const c10::DispatchKeySet kAbovePython{c10::DispatchKeySet::FULL_AFTER, DispatchKey::Python};
+const c10::DispatchKeySet kBelowFake{c10::DispatchKeySet::FULL_AFTER, DispatchKey::Fake};
 
 }  // namespace
 
 bool isHiddenFromPythonHandler() {
   // No operator excludes this key but PyTorch's handler of `Python`, with all others above it.
-  return kAbovePython.has(DispatchKey::Fake) && c10::impl::tls_is_dispatch_key_excluded(DispatchKey::Fake) &&
+  return kBelowFake.has(DispatchKey::Python) && c10::impl::tls_is_dispatch_key_excluded(DispatchKey::Fake) &&
          c10::impl::tls_is_dispatch_key_excluded(DispatchKey::TESTING_ONLY_GenericMode);
 }
 

@@ -7,6 +7,7 @@
 #include <c10/util/Exception.h>
 
 #include "../torch_compat.h"
+#include "composites.h"
 #include "fake_storage_residents.h"
 #include "fake_tensor_impl.h"
 
@@ -120,7 +121,7 @@ void becomeReal(const Storage& fake, const Storage& real) {
     return;  // another thread was faster
   }
   std::swap(context->provenance, provenance);
-  const DispatchKeySet fake_keys = context->keys | DispatchKeySet{c10::DispatchKey::Fake};
+  const DispatchKeySet fake_keys = context->keys | kFakeKeys;
   while (context->residents != nullptr) {
     FakeTensorImpl* resident = context->residents;
     context->residents = resident->next_resident_;
@@ -145,7 +146,7 @@ void dropStaleKeys(const at::TensorBase& tensor) {
   c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
   if (impl.has_storage() && !isFakeStorage(impl.storage())) {
     DispatchKeySet& keys = impl.*KeySet::member();
-    keys = keys - DispatchKeySet({c10::DispatchKey::Fake, c10::DispatchKey::DeferredInit});
+    keys = keys - kFakeKeys - DispatchKeySet{c10::DispatchKey::DeferredInit};
   }
 }
 

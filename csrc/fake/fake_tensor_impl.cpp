@@ -6,6 +6,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
+#include "composites.h"
 #include "fake_storage.h"
 #include "fake_storage_residents.h"
 
@@ -60,9 +61,9 @@ void FakeTensorImpl::moveTo(Storage storage) {
   strikeResident(*this);
   storage_ = std::move(storage);
   device_opt_ = storage_.device();
-  removeKeys(DispatchKeySet({DispatchKey::Fake, DispatchKey::DeferredInit}));
+  removeKeys(kFakeKeys | DispatchKeySet{DispatchKey::DeferredInit});
   if (isFakeStorage(storage_)) {
-    addKeys(DispatchKeySet{DispatchKey::Fake});
+    addKeys(kFakeKeys);
     enrollResident(storage_, *this);
   }
 }
@@ -109,7 +110,7 @@ at::Tensor makeFakeView(const at::Tensor& base, const TensorImpl& form) {
 }
 
 DispatchKeySet fakeBackendKeys(c10::ScalarType dtype, c10::Device device) {
-  return DispatchKeySet{c10::computeDispatchKey(dtype, c10::kStrided, device), DispatchKey::Fake};
+  return DispatchKeySet{c10::computeDispatchKey(dtype, c10::kStrided, device)} | kFakeKeys;
 }
 
 }  // namespace torchext

@@ -1,0 +1,105 @@
+#include "composites.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+#include <tuple>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/max_pool1d_with_indices.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
+
+#include "../stack_utils.h"
+#include "errors.h"
+#include "fake.h"
+#include "fake_storage.h"
+
+namespace torchext {
+
+using at::Tensor;
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+using c10::OperatorHandle;
+using torch::jit::Stack;
+
+namespace {
+
+const DispatchKeySet kBelow{DispatchKeySet::FULL_AFTER, kCompositesKey};
+
+// Where nobody asks for a gradient, the composite kernel reads the memory of CPU tensors (`max_pool1d_impl()`,
+// MaxPooling.cpp). The operator that it calls otherwise returns the same.
+Tensor maxPool1d(const Tensor& self,
+                 c10::IntArrayRef kernel_size,
+                 c10::IntArrayRef stride,
+                 c10::IntArrayRef padding,
+                 c10::IntArrayRef dilation,
+                 bool ceil_mode) {
+  return std::get<0>(at::max_pool1d_with_indices(self, kernel_size, stride, padding, dilation, ceil_mode));
+}
+
+// Reads the memory of the argument called `name`, which may be a number that is known, but not a list.
+void refuseToRead(const OperatorHandle& op, const Stack& stack, const char* name) {
+  const auto position = static_cast<std::size_t>(findArgument(op.schema(), name));
+  const Tensor& tensor = torch::jit::peek(stack, position, op.schema().arguments().size()).toTensor();
+  if (isFake(tensor) && tensor.dim() > 0 && !tensor.key_set().has(DispatchKey::DeferredInit)) {
+    TORCHEXT_THROW(DataDependentError,
+                   c10::str("`", op.operator_name(), "` needs the values of its argument `", name,
+                            "`, but that is a fake tensor, which has none. Give it as a real tensor, or as numbers."));
+  }
+}
+
+void readsLengths(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  refuseToRead(op, *stack, "input_lengths");
+  refuseToRead(op, *stack, "target_lengths");
+  op.redispatchBoxed(keys & kBelow, stack);
+}
+
+void readsIndices(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  refuseToRead(op, *stack, "tensor_indices_or_sections");
+  op.redispatchBoxed(keys & kBelow, stack);
+}
+
+// Lets what a composite operator allocates be fake, also outside of fake_mode().
+void allocates(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  const c10::impl::IncludeDispatchKeyGuard guard{DispatchKeySet{DispatchKey::Fake}};
+  op.redispatchBoxed((keys & kBelow) | DispatchKeySet{DispatchKey::Fake}, stack);
+}
+
+// Make a tensor with the options of their argument and write into it.
+bool isAllocating(const c10::OperatorName& name) {
+  constexpr std::array<std::string_view, 4> kNames{"aten::linalg_norm", "aten::linalg_matrix_norm", "aten::linalg_cond",
+                                                   "aten::linalg_matrix_rank"};
+  return std::find(kNames.begin(), kNames.end(), name.name) != kNames.end();
+}
+
+// Raises a C++ error as the Python one that belongs to it.
+template <void (*kKernel)(const OperatorHandle&, DispatchKeySet, Stack*)>
+void translated(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  try {
+    kKernel(op, keys, stack);
+  } catch (const DataDependentError& error) {
+    translateError(ErrorKind::kDataDependent, error);
+    throw;
+  }
+}
+
+}  // namespace
+
+void registerComposites() {
+  // Leaked: kernels may be in flight until the process ends.
+  auto* fallback = new torch::Library(torch::Library::IMPL, "_", kCompositesKey, __FILE__, __LINE__);
+  fallback->fallback(torch::CppFunction::makeFallthrough());
+  auto* library = new torch::Library(torch::Library::IMPL, "aten", kCompositesKey, __FILE__, __LINE__);
+  library->impl("max_pool1d", &maxPool1d);
+  library->impl("ctc_loss.Tensor", torch::CppFunction::makeFromBoxedFunction<&translated<&readsLengths>>());
+  library->impl("tensor_split.tensor_indices_or_sections",
+                torch::CppFunction::makeFromBoxedFunction<&translated<&readsIndices>>());
+  for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    if (isAllocating(name)) {
+      library->impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&allocates>());
+    }
+  }
+}
+
+}  // namespace torchext
