@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <string_view>
 #include <tuple>
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/max_pool1d_with_indices.h>
+#include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
@@ -27,14 +30,18 @@ namespace {
 
 const DispatchKeySet kBelow{DispatchKeySet::FULL_AFTER, kCompositesKey};
 
-// Where nobody asks for a gradient, the composite kernel reads the memory of CPU tensors (`max_pool1d_impl()`,
-// MaxPooling.cpp). The operator that it calls otherwise returns the same.
+// On the CPU, where nobody asks for a gradient, the composite kernel reads the memory of its argument
+// (`max_pool1d_impl()`, MaxPooling.cpp). What it calls otherwise returns the same, but as a view.
 Tensor maxPool1d(const Tensor& self,
                  c10::IntArrayRef kernel_size,
                  c10::IntArrayRef stride,
                  c10::IntArrayRef padding,
                  c10::IntArrayRef dilation,
                  bool ceil_mode) {
+  std::optional<at::AutoDispatchBelowADInplaceOrView> untracked;
+  if (self.is_cpu() && !(self.requires_grad() && c10::GradMode::is_enabled())) {
+    untracked.emplace();
+  }
   return std::get<0>(at::max_pool1d_with_indices(self, kernel_size, stride, padding, dilation, ceil_mode));
 }
 
