@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from torchext import _C
 from torchext.deferred_init import deferred_init, is_deferred, materialize_tensor
 from torchext.fake import fake_like, is_fake
 
@@ -180,7 +181,11 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
 
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
 @pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
-def test_does_to_a_fake_what_it_does_to_a_real_tensor(function: Callable[[torch.Tensor], Any]) -> None:
+def test_does_to_a_fake_what_it_does_to_a_real_tensor(
+    function: Callable[[torch.Tensor], Any], request: pytest.FixtureRequest
+) -> None:
+    if "negative-stride" in request.node.name and _C.built_for_torch < "2.13":
+        pytest.skip("the Meta kernel replaces negative strides by others before 2.13")
     real, fake = torch.ones(4, 4), fake_like(torch.ones(4, 4))
     assert outcome(function, fake) == outcome(function, real)
     assert is_fake(fake)

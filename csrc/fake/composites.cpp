@@ -95,9 +95,9 @@ void translated(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
 
 void registerComposites() {
   // Leaked: kernels may be in flight until the process ends.
-  auto* fallback = new torch::Library(torch::Library::IMPL, "_", kCompositesKey, __FILE__, __LINE__);
+  static auto* fallback = new torch::Library(torch::Library::IMPL, "_", kCompositesKey, __FILE__, __LINE__);
   fallback->fallback(torch::CppFunction::makeFallthrough());
-  auto* library = new torch::Library(torch::Library::IMPL, "aten", kCompositesKey, __FILE__, __LINE__);
+  static auto* library = new torch::Library(torch::Library::IMPL, "aten", kCompositesKey, __FILE__, __LINE__);
   library->impl("max_pool1d", &maxPool1d);
   library->impl("ctc_loss.Tensor", torch::CppFunction::makeFromBoxedFunction<&translated<&readsLengths>>());
   library->impl("tensor_split.tensor_indices_or_sections",

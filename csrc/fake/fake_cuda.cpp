@@ -123,7 +123,7 @@ void replace() {
   const std::size_t count = slotOf(&Hooks::deviceSynchronize) + 1;
   TORCH_INTERNAL_ASSERT(count <= kCapacity);
   // Leaked: the hooks live as long as the process.
-  auto* table = new VirtualTable<kCapacity>{&object, count};
+  static auto* table = new VirtualTable<kCapacity>{&object, count};
   original_is_built = table->replace(slotOf(&Hooks::isBuilt), &isBuilt);
   original_has_primary_context = table->replace(slotOf(&Hooks::hasPrimaryContext), &hasPrimaryContext);
   table->replace(slotOf(&Hooks::compiledWithCuDNN), &compiledWithCuDNN);
@@ -145,7 +145,7 @@ void registerAllocation() {
   } ignore;
   const c10::WarningUtils::WarningHandlerGuard guard{&ignore};
   // Leaked: fakes outlive the block that made them.
-  auto* library = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__);
+  static auto* library = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__);
   for (const char* name : {"empty.memory_format", "empty_strided"}) {
     library->impl(name, torch::CppFunction::makeFromBoxedFunction<&allocateFake>());
   }

@@ -1,6 +1,5 @@
 #include "meta_call.h"
 
-#include <algorithm>
 #include <vector>
 
 #include <ATen/EmptyTensor.h>
@@ -62,8 +61,6 @@ class NoTorchFunction {
 // `as_strided()` checks this on all devices but the meta device (`checkInBoundsForStorage`, Resize.h).
 void checkInBounds(const TensorImpl& view, const Storage& storage) {
   TORCH_CHECK(view.storage_offset() >= 0, "Tensor: invalid storage offset ", view.storage_offset());
-  TORCH_CHECK(std::all_of(view.strides().begin(), view.strides().end(), [](int64_t stride) { return stride >= 0; }),
-              "as_strided: Negative strides are not supported at the moment, got strides: ", view.strides());
   const std::size_t itemsize = view.dtype().itemsize();
   const std::size_t needed = at::detail::computeStorageNbytes(view.sizes(), view.strides(), itemsize,
                                                               static_cast<std::size_t>(view.storage_offset()));

@@ -3,6 +3,7 @@
 // Lets single virtual functions of an object that somebody else has made be answered otherwise, as a subclass would
 // have done. The Itanium C++ ABI, which all compilers that PyTorch supports on Linux and macOS follow, says how.
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstring>
@@ -32,8 +33,9 @@ class VirtualTable {
  public:
   // Copies the first `count` entries of the table of `object`, and what stands before them (ABI, 2.5.2).
   VirtualTable(const void* object, std::size_t count) {
-    std::memcpy(&original_, object, sizeof(original_));
-    std::memcpy(static_cast<void*>(entries_.data()), original_ - kBeforeFirst, (kBeforeFirst + count) * sizeof(Entry));
+    const Entry* table = nullptr;
+    std::memcpy(static_cast<void*>(&table), object, sizeof(table));
+    std::copy_n(table - kBeforeFirst, kBeforeFirst + count, entries_.begin());
   }
 
   // Replaces the entry at `slot` by `function`, which takes the object as its first argument, and returns the original.
@@ -48,14 +50,13 @@ class VirtualTable {
   // Gives `object` this table. Calls that other threads have begun end as they would have.
   void installInto(void* object) const {
     const Entry* table = entries_.data() + kBeforeFirst;
-    std::memcpy(object, &table, sizeof(table));
+    std::memcpy(object, static_cast<const void*>(&table), sizeof(table));
   }
 
  private:
   using Entry = void*;
   static constexpr std::size_t kBeforeFirst = 2;  // the offset to the top, and the type information
 
-  const Entry* original_ = nullptr;
   std::array<Entry, kBeforeFirst + kCapacity> entries_{};
 };
 
