@@ -6,6 +6,7 @@ SHELL := /bin/bash
 
 TORCH ?= torch==2.13.0
 SYSTEM_PYTHON ?= python3
+PROGRAMS ?= 100000
 JOBS ?= $(shell nproc)
 
 ifeq ($(shell $(SYSTEM_PYTHON) -c 'import torch' 2>/dev/null && echo yes),yes)
@@ -25,7 +26,7 @@ STATE := build/state/$(shell $(SYSTEM_PYTHON) -c 'import torch, sys; print(torch
 
 export PYTHONPATH := $(CURDIR):$(PYTHONPATH)
 
-.PHONY: demo test unit lint tidy typecheck format sweep bench build clean help
+.PHONY: demo test unit lint tidy typecheck format sweep fuzz bench build clean help
 .NOTPARALLEL: demo test
 
 help: ## Show what can be made
@@ -59,6 +60,9 @@ format: $(STATE)/tools ## Format all sources
 
 sweep: build ## The long sweeps: every model and module constructor that is known
 	$(PYTHON) -m pytest test -n $(JOBS) --long
+
+fuzz: build ## Try PROGRAMS random programs, deferred against eager
+	$(PYTHON) -m pytest test/test_fuzz.py --programs $(PROGRAMS)
 
 bench: build ## Compare with PyTorch's own means
 	$(PYTHON) benchmarks/deferred_init.py

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <string>
 #include <string_view>
 
 #include <ATen/MemoryOverlap.h>
@@ -19,12 +20,25 @@ using torch::jit::Stack;
 
 namespace {
 
-// Elementwise, but not tagged so.
-constexpr std::array<std::string_view, 3> kElementwise{"aten::copy_", "aten::fill_", "aten::zero_"};
+// In-place operators that write one element several times without complaint, because they write the same each time
+// (`set_check_mem_overlap(false)`) or do not look.
+constexpr std::array<std::string_view, 12> kWritesRepeatedly{
+    "aten::addmv_",      "aten::baddbmm_",   "aten::conj_physical_", "aten::fill_",
+    "aten::index_fill_", "aten::index_put_", "aten::masked_fill_",   "aten::nan_to_num_",
+    "aten::threshold_",  "aten::tril_",      "aten::triu_",          "aten::zero_"};
 
 bool isElementwise(const OperatorHandle& op) {
-  return op.hasTag(at::Tag::pointwise) ||
-         std::find(kElementwise.begin(), kElementwise.end(), op.schema().name()) != kElementwise.end();
+  return op.hasTag(at::Tag::pointwise) || op.schema().name() == "aten::copy_";
+}
+
+// True for an operator of PyTorch's that refuses to write one element several times.
+bool refusesRepeatedWrites(const OperatorHandle& op) {
+  const std::string& name = op.schema().name();
+  if (name.rfind("aten::", 0) != 0 || op.hasTag(at::Tag::inplace_view) ||
+      std::find(kWritesRepeatedly.begin(), kWritesRepeatedly.end(), name) != kWritesRepeatedly.end()) {
+    return false;
+  }
+  return isElementwise(op) || (name.back() == '_' && name.rfind("aten::_", 0) != 0);
 }
 
 // The bytes that a tensor without gaps occupies.
@@ -50,8 +64,21 @@ bool overlapsPartially(const Tensor& a, const Tensor& b) {
   return first.begin < second.end && second.begin < first.end;
 }
 
-void checkWritten(const Tensor& written, const Stack& stack, std::size_t count) {
-  at::assert_no_internal_overlap(written);
+// `copy_impl()` in Copy.cpp does nothing then.
+bool copiesOntoItself(const OperatorHandle& op, const Stack& stack) {
+  if (op.schema().name() != "aten::copy_") {
+    return false;
+  }
+  const auto count = op.schema().arguments().size();
+  const Tensor& self = torch::jit::peek(stack, 0, count).toTensor();
+  const Tensor& source = torch::jit::peek(stack, 1, count).toTensor();
+  return self.has_storage() && source.has_storage() && isSameStorage(self.storage(), source.storage()) &&
+         self.storage_offset() == source.storage_offset() && self.sizes() == source.sizes() &&
+         self.strides() == source.strides() && self.scalar_type() == source.scalar_type() &&
+         self.is_conj() == source.is_conj() && self.is_neg() == source.is_neg();
+}
+
+void checkInputs(const Tensor& written, const Stack& stack, std::size_t count) {
   forEachTensor(stack, count, [&written](const Tensor& other) {
     TORCH_CHECK(!overlapsPartially(written, other),
                 "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single "
@@ -62,15 +89,24 @@ void checkWritten(const Tensor& written, const Stack& stack, std::size_t count) 
 }  // namespace
 
 void checkMemoryOverlap(const OperatorHandle& op, const Stack& stack) {
-  if (!isElementwise(op)) {
+  const bool refuses_repeated = refusesRepeatedWrites(op);
+  const bool is_elementwise = isElementwise(op);
+  if ((!refuses_repeated && !is_elementwise) || copiesOntoItself(op, stack)) {
     return;
   }
   const auto& arguments = op.schema().arguments();
   for (const auto i : c10::irange(arguments.size())) {
-    if (isWritten(arguments[i])) {
-      forEachTensor(torch::jit::peek(stack, i, arguments.size()),
-                    [&](const Tensor& written) { checkWritten(written, stack, arguments.size()); });
+    if (!isWritten(arguments[i])) {
+      continue;
     }
+    forEachTensor(torch::jit::peek(stack, i, arguments.size()), [&](const Tensor& written) {
+      if (refuses_repeated) {
+        at::assert_no_internal_overlap(written);
+      }
+      if (is_elementwise) {
+        checkInputs(written, stack, arguments.size());
+      }
+    });
   }
 }
 

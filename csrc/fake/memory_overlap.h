@@ -5,9 +5,9 @@
 
 namespace torchext {
 
-// Raises what the kernels of elementwise operators raise (`TensorIteratorBase::compute_mem_overlaps()`) when the call
-// on top of `stack` would write one element twice, or into memory that it reads elsewhere. Their Meta kernels mostly do
-// not look, and PyTorch's own functions for it compare data pointers. Calls of other operators pass.
+// Raises what kernels raise when the call on top of `stack` would write one element several times, or, elementwise,
+// into memory that it reads elsewhere (`TensorIteratorBase::compute_mem_overlaps()`). Meta kernels mostly do not look,
+// and PyTorch's own functions for it compare data pointers.
 void checkMemoryOverlap(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
 }  // namespace torchext
