@@ -1,11 +1,15 @@
 #include "registration.h"
 
+#include <pthread.h>
+
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
 #include "deferred_init/recorder.h"
 #include "fake/composites.h"
 #include "fake/fake_handler.h"
+#include "fake/fake_storage.h"
+#include "fake/metadata_cache.h"
 
 namespace torchext {
 
@@ -27,6 +31,17 @@ void registerFallback(DispatchKey key, torch::CppFunction&& fallback) {
       (new torch::Library(torch::Library::IMPL, "_", key, __FILE__, __LINE__))->fallback(std::move(fallback)));
 }
 
+// Threads do not survive a fork, but the locks that they held do, and workers of a DataLoader are forked.
+void lockBeforeFork() {
+  metadataCache().lock();
+  lockStorages();
+}
+
+void unlockAfterFork() {
+  unlockStorages();
+  metadataCache().unlock();
+}
+
 }  // namespace
 
 void registerDispatchKeys() {
@@ -37,6 +52,7 @@ void registerDispatchKeys() {
     registerFallback(DispatchKey::Fake, torch::CppFunction::makeFromBoxedFunction<&fakeFallback>());
     registerFallback(DispatchKey::DeferredInit, torch::CppFunction::makeFromBoxedFunction<&deferredInitFallback>());
     registerComposites();
+    pthread_atfork(&lockBeforeFork, &unlockAfterFork, &unlockAfterFork);
     return true;
   }();
   static_cast<void>(registered);

@@ -21,6 +21,9 @@ from ._fake_cuda import fake_cuda
 
 __all__ = ["copied_bytes", "install", "no_data"]
 
+# Data is often long lists of these.
+NO_TENSORS = frozenset({int, float, complex, bool, str, bytes, type(None)})
+
 REMEDY = (
     "If it was constructed by deferred_init, call torchext.deferred_init.materialize_tensor() or materialize_module() "
     "first; otherwise construct it outside of fake_mode()."
@@ -71,6 +74,8 @@ def _find_fake(obj: object, seen: set[int]) -> torch.Tensor | None:
     seen.add(id(obj))
     content = vars(obj) if isinstance(obj, Module) else obj
     for part in content.values() if isinstance(content, dict) else content:
+        if type(part) in NO_TENSORS:
+            continue
         fake = _find_fake(part, seen)
         if fake is not None:
             return fake

@@ -59,7 +59,7 @@ def fake_cuda(devices: bool | int) -> Iterator[None]:
         yield
     finally:
         _functions.put_back()
-        _C.leave_fake_cuda()
+        _C.leave_fake_cuda()  # last: raises on another thread
 
 
 def _index(device: Any = None) -> int:
@@ -214,9 +214,11 @@ def _replace_backward() -> None:
 
         @wraps(original)
         def _engine_run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
-            if any(_may_be_fake(output) for output in t_outputs):
+            if not any(_may_be_fake(output) for output in t_outputs):
+                return original(t_outputs, *args, **kwargs)
+            # Hooks and recomputed forwards may ask torch.cuda, also where the block has ended.
+            with fake_cuda(0 if _C.fake_cuda_devices() else _C.largest_fake_cuda_devices()):
                 return _C.call_backward(original, t_outputs, *args, **kwargs)
-            return original(t_outputs, *args, **kwargs)
 
         for module in (torch.autograd, torch.autograd.graph):
             module._engine_run_backward = _engine_run_backward  # type: ignore[attr-defined]

@@ -4,6 +4,8 @@
 #include <array>
 #include <cstring>
 #include <iterator>
+#include <string>
+#include <string_view>
 
 #include <ATen/Context.h>
 #include <c10/core/DefaultDtype.h>
@@ -61,6 +63,14 @@ std::uint64_t deviceBits(c10::Device device) {
   return bits(static_cast<std::uint8_t>(device.type())) | bits(static_cast<std::uint8_t>(device.index())) << 8U;
 }
 
+// The Meta kernels of PyTorch and ours look at nothing but what is in the key. Those of other libraries are anybody's.
+bool hasPureMetaKernel(const c10::OperatorHandle& op) {
+  constexpr std::array<std::string_view, 3> kNamespaces{"aten::", "prims::", "torchext::"};
+  const std::string& name = op.schema().name();
+  return std::any_of(kNamespaces.begin(), kNamespaces.end(),
+                     [&name](std::string_view prefix) { return name.compare(0, prefix.size(), prefix) == 0; });
+}
+
 // Tensors that are more than sizes and strides on a storage.
 constexpr DispatchKeySet kNotPlain({DispatchKey::Python, DispatchKey::ZeroTensor, DispatchKey::FuncTorchBatched,
                                     DispatchKey::FuncTorchGradWrapper, DispatchKey::Functionalize});
@@ -83,7 +93,7 @@ CallKey::CallKey(const c10::OperatorHandle& op, const Stack& stack) {
 // The schema stands for the operator, and the kernel for what is registered for it: while a copy of the kernel lives,
 // as it does in a cache's entry, neither can be replaced by another one at the same address.
 void CallKey::addOperator(const c10::OperatorHandle& op) {
-  is_complete_ = op.hasComputedKernelForDispatchKey(DispatchKey::Meta);
+  is_complete_ = hasPureMetaKernel(op) && op.hasComputedKernelForDispatchKey(DispatchKey::Meta);
   if (is_complete_) {
     words_.push_back(reinterpret_cast<std::uintptr_t>(&op.schema()));
     const KernelIdentity kernel = identityOf(metaKernelOf(op));
@@ -97,6 +107,7 @@ void CallKey::addGlobalState() {
       c10::GradMode::is_enabled(),
       c10::InferenceMode::is_enabled(),
       context.deterministicAlgorithms(),
+      context.deterministicAlgorithmsWarnOnly(),
       context.deterministicFillUninitializedMemory(),
       context.userEnabledMkldnn(),
       context.userEnabledCuDNN(),

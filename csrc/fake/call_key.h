@@ -20,6 +20,7 @@ namespace torchext {
 //   them
 //     are the same tensor or share a storage; of a Python number in tensor's clothes also the value;
 //   * its other arguments;
+//   * of a kernel that is not PyTorch's, anything: no key describes a call of it;
 //   * what the process and the thread are set to: default dtype, grad and inference mode, deterministic algorithms,
 //     which libraries may be used, and how many fake devices there are.
 //
@@ -32,8 +33,8 @@ class CallKey {
   // Describes a call of `op` with the arguments on top of `stack`.
   CallKey(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
-  // False when the call has an argument that cannot be described in words (a storage, a symbolic number, a tensor that
-  // is not strided): then the key is worth nothing.
+  // False when the operator is not PyTorch's, or the call has an argument that cannot be described in words (a storage,
+  // a symbolic number, a tensor that is not strided): then the key is worth nothing.
   bool isComplete() const noexcept {
     return is_complete_;
   }

@@ -26,6 +26,12 @@ std::atomic<DeviceIndex>& largestCount() {
   return count;
 }
 
+// How many guards there are in the process.
+std::atomic<int>& liveGuards() {
+  static std::atomic<int> count{0};
+  return count;
+}
+
 // Stands in for the CUDA devices that are not there: there is nothing to synchronize and no stream to switch.
 class NoCudaGuard final : public c10::impl::DeviceGuardImplInterface {
  public:
@@ -133,6 +139,9 @@ void replace() {
 }  // namespace hooks
 
 void allocateFake(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, torch::jit::Stack* stack) {
+  // While another thread is in a block, PyTorch lets this one name CUDA devices as well.
+  TORCH_CHECK_NOT_IMPLEMENTED(visible_count > 0 || liveGuards() == 0,
+                              "There is no CUDA device, and this thread is in no fake_mode(fake_cuda=...) block.");
   runOnMeta(op, *stack);
 }
 
@@ -176,30 +185,41 @@ bool hasRealCuda() {
   return has_devices;
 }
 
+DeviceIndex largestFakeCudaDeviceCount() noexcept {
+  return largestCount();
+}
+
 DeviceIndex fakeCudaDeviceCount() noexcept {
   return visible_count;
 }
 
-FakeCudaGuard::FakeCudaGuard(DeviceIndex count) : previous_count_{visible_count} {
+FakeCudaGuard::FakeCudaGuard(DeviceIndex count) : previous_count_{visible_count}, previous_device_{current_device} {
   if (hasRealCuda()) {
     return;
   }
   standInForCuda();
+  ++liveGuards();
   visible_count = count;
+  if (current_device >= count) {
+    current_device = 0;
+  }
   DeviceIndex largest = largestCount();
   while (largest < count && !largestCount().compare_exchange_weak(largest, count)) {
   }
 }
 
 FakeCudaGuard::~FakeCudaGuard() {
-  visible_count = previous_count_;
-  if (visible_count == 0) {
-    current_device = 0;
+  if (hasRealCuda()) {
+    return;
   }
+  --liveGuards();
+  visible_count = previous_count_;
+  current_device = previous_device_;
 }
 
 FakeCudaBackwardGuard::FakeCudaBackwardGuard()
-    : devices_{largestCount()}, multithreading_{c10::AutogradState::get_tls_state().get_multithreading_enabled()} {
+    : devices_{visible_count > 0 ? visible_count : largestCount().load()},
+      multithreading_{c10::AutogradState::get_tls_state().get_multithreading_enabled()} {
   c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
 }
 

@@ -33,6 +33,9 @@ TORCHEXT_API bool hasRealCuda();
 // The number of fake CUDA devices that this thread sees.
 TORCHEXT_API c10::DeviceIndex fakeCudaDeviceCount() noexcept;
 
+// The largest number that any thread has seen.
+TORCHEXT_API c10::DeviceIndex largestFakeCudaDeviceCount() noexcept;
+
 // While it lives, this thread sees `count` fake CUDA devices. Nests; the innermost counts.
 class TORCHEXT_API FakeCudaGuard {
  public:
@@ -45,6 +48,7 @@ class TORCHEXT_API FakeCudaGuard {
 
  private:
   c10::DeviceIndex previous_count_;
+  c10::DeviceIndex previous_device_;
 };
 
 // For the time of a backward pass through fakes: this thread sees all devices that any block has had, and runs the

@@ -150,6 +150,14 @@ void dropStaleKeys(const at::TensorBase& tensor) {
   }
 }
 
+void lockStorages() {
+  contextMutex().lock();
+}
+
+void unlockStorages() {
+  contextMutex().unlock();
+}
+
 void enrollResident(const Storage& storage, FakeTensorImpl& impl) {
   const std::lock_guard<std::mutex> lock(contextMutex());
   FakeStorageContext* context = contextOf(storage);

@@ -67,4 +67,8 @@ void becomeReal(const c10::Storage& fake, const c10::Storage& real);
 // on the storage's list, because a real tensor was given fake `.data`. Takes the keys away. Does nothing to others.
 void dropStaleKeys(const at::TensorBase& tensor);
 
+// Held while the process forks, so that the child does not find it locked by a thread that it does not have.
+void lockStorages();
+void unlockStorages();
+
 }  // namespace torchext

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -187,6 +188,34 @@ Stack runOnValues(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   return stack;
 }
 
+namespace {
+
+void forget(const std::vector<Tensor>& tensors) {
+  for (const Tensor& tensor : tensors) {
+    setProvenance(tensor.storage(), nullptr, {});
+  }
+}
+
+bool isAllOnCpu(ArrayRef<IValue> values) {
+  bool on_cpu = true;
+  forEachTensor(values, [&on_cpu](const Tensor& value) { on_cpu = on_cpu && value.is_cpu(); });
+  return on_cpu;
+}
+
+// Runs `op` on values, unless the kernel of the CPU cannot what the fakes' device can.
+std::optional<Stack> tryRunOnValues(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
+  try {
+    return runOnValues(op, arguments);
+  } catch (const c10::Error&) {
+    if (isAllOnCpu(arguments) && isAllOnCpu(results)) {
+      throw;
+    }
+    return std::nullopt;
+  }
+}
+
+}  // namespace
+
 void followValues(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
   const std::vector<Tensor> written = writtenKnown(op, arguments);
   std::vector<Tensor> made;
@@ -199,14 +228,16 @@ void followValues(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef
     return;
   }
   if (!canRunOnValues(op) || !areSmall(results) || !areValuesKnown(op, arguments)) {
-    for (const Tensor& tensor : written) {
-      setProvenance(tensor.storage(), nullptr, {});
-    }
+    forget(written);
     return;
   }
-  const Stack values = runOnValues(op, arguments);
+  const std::optional<Stack> values = tryRunOnValues(op, arguments, results);
+  if (!values) {
+    forget(written);
+    return;
+  }
   std::vector<Tensor> value_of_result;
-  forEachTensor(values, values.size(), [&](const Tensor& value) { value_of_result.push_back(value); });
+  forEachTensor(*values, values->size(), [&](const Tensor& value) { value_of_result.push_back(value); });
   std::size_t position = 0;
   forEachTensor(results, [&](const Tensor& result) {
     const Tensor& value = value_of_result.at(position++);

@@ -132,7 +132,7 @@ void MetaCall::checkCanBeFaked() const {
 void MetaCall::refuseToWriteIntoRealTensors() const {
   const auto& arguments = op_.schema().arguments();
   for (const auto i : c10::irange(num_arguments_)) {
-    if (!isWritten(arguments[i])) {
+    if (!writesArgument(op_, stack_, i)) {
       continue;
     }
     const auto visit = [&](const Tensor& tensor) {

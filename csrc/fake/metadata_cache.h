@@ -39,6 +39,14 @@ class MetadataCache {
   // Forgets all recipes and counts.
   void clear();
 
+  // Held while the process forks, as `lockStorages()`.
+  void lock() {
+    mutex_.lock();
+  }
+  void unlock() {
+    mutex_.unlock();
+  }
+
  private:
   struct Entry {
     std::vector<std::uint64_t> words;

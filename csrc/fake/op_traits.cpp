@@ -102,6 +102,9 @@ bool isFactory(const OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments) {
 }
 
 bool needsValues(const OperatorHandle& op, const Stack& stack) {
+  if (op.schema().name() == "aten::_pack_padded_sequence") {
+    return true;  // reads the lengths, and is not tagged so
+  }
   if (op.hasTag(at::Tag::data_dependent_output)) {
     return true;
   }

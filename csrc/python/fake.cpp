@@ -24,13 +24,10 @@ namespace torchext::python {
 namespace {
 
 // PyTorch refuses to name a CUDA device on a machine without one before it looks at anything else
-// (`device_lazy_init()`), and `torch.tensor()` moves what it has made to its device before it hands it to the
-// dispatcher (tensor_new.h). Both switches are process-wide, so they are counted, and the last one to leave puts them
-// back.
+// (`device_lazy_init()`). The switch is process-wide, so it is counted, and the last one to leave puts it back.
 struct CudaNaming {
   std::mutex mutex;
   std::size_t depth = 0;
-  bool lifted_cpu_tensors_only = false;
 };
 
 CudaNaming& cudaNaming() {
@@ -42,22 +39,45 @@ void allowToNameCuda() {
   const std::lock_guard<std::mutex> lock(cudaNaming().mutex);
   if (cudaNaming().depth++ == 0) {
     torch::utils::set_requires_device_init(c10::kCUDA, false);
-    cudaNaming().lifted_cpu_tensors_only = torch::utils::only_lift_cpu_tensors();
-    torch::utils::set_only_lift_cpu_tensors(true);
   }
 }
 
 void forbidToNameCuda() {
   const std::lock_guard<std::mutex> lock(cudaNaming().mutex);
   if (--cudaNaming().depth == 0) {
-    torch::utils::set_only_lift_cpu_tensors(cudaNaming().lifted_cpu_tensors_only);
     torch::utils::set_requires_device_init(c10::kCUDA, true);
   }
 }
 
-// The guards of this thread's blocks, the innermost last.
-std::vector<std::unique_ptr<FakeCudaGuard>>& fakeCudaBlocks() {
-  thread_local std::vector<std::unique_ptr<FakeCudaGuard>> blocks;
+// `torch.tensor()` moves what it has made to its device before it hands it to the dispatcher, unless it is told not to
+// on this thread (tensor_new.h).
+class LiftCpuTensorsOnly {
+ public:
+  LiftCpuTensorsOnly() : previous_{torch::utils::only_lift_cpu_tensors()} {
+    torch::utils::set_only_lift_cpu_tensors(true);
+  }
+  LiftCpuTensorsOnly(const LiftCpuTensorsOnly&) = delete;
+  LiftCpuTensorsOnly& operator=(const LiftCpuTensorsOnly&) = delete;
+  LiftCpuTensorsOnly(LiftCpuTensorsOnly&&) = delete;
+  LiftCpuTensorsOnly& operator=(LiftCpuTensorsOnly&&) = delete;
+  ~LiftCpuTensorsOnly() {
+    torch::utils::set_only_lift_cpu_tensors(previous_);
+  }
+
+ private:
+  bool previous_;
+};
+
+struct FakeCudaBlock {
+  explicit FakeCudaBlock(c10::DeviceIndex count) : devices{count} {}
+
+  FakeCudaGuard devices;
+  LiftCpuTensorsOnly lift;
+};
+
+// The blocks of this thread, the innermost last.
+std::vector<std::unique_ptr<FakeCudaBlock>>& fakeCudaBlocks() {
+  thread_local std::vector<std::unique_ptr<FakeCudaBlock>> blocks;
   return blocks;
 }
 
@@ -66,15 +86,21 @@ bool enterFakeCuda(std::int64_t count) {
   if (hasRealCuda()) {
     return false;
   }
-  fakeCudaBlocks().push_back(std::make_unique<FakeCudaGuard>(static_cast<c10::DeviceIndex>(count)));
+  fakeCudaBlocks().push_back(std::make_unique<FakeCudaBlock>(static_cast<c10::DeviceIndex>(count)));
   allowToNameCuda();
   return true;
 }
 
 void leaveFakeCuda() {
-  TORCH_CHECK(!fakeCudaBlocks().empty(), "leave_fake_cuda() was called without enter_fake_cuda() on this thread.");
   forbidToNameCuda();
+  TORCH_CHECK(!fakeCudaBlocks().empty(),
+              "fake_mode(fake_cuda=...) was left on another thread than it was entered on, which stays in it. Leave it "
+              "where it was entered; a generator that holds such a block must be closed there.");
   fakeCudaBlocks().pop_back();
+}
+
+std::int64_t largestFakeCudaDevices() {
+  return largestFakeCudaDeviceCount();
 }
 
 std::int64_t fakeCudaDevices() {
@@ -168,6 +194,7 @@ void bindFake(pybind11::module_& module) {
   bind(module, "enter_fake_cuda", enterFakeCuda);
   bind(module, "leave_fake_cuda", leaveFakeCuda);
   bind(module, "fake_cuda_devices", fakeCudaDevices);
+  bind(module, "largest_fake_cuda_devices", largestFakeCudaDevices);
   module.def("call_backward", &callBackward);
   module.def("call_from_handler", &callFromHandler);
   bind(module, "meta_call_device", metaCallDevice);
