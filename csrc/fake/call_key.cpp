@@ -58,7 +58,8 @@ std::uint64_t deviceBits(c10::Device device) {
 
 // Tensors that are more than sizes and strides on a storage.
 constexpr DispatchKeySet kNotPlain({DispatchKey::Python, DispatchKey::ZeroTensor, DispatchKey::FuncTorchBatched,
-                                    DispatchKey::FuncTorchGradWrapper, DispatchKey::Functionalize});
+                                    DispatchKey::FuncTorchGradWrapper, DispatchKey::Functionalize,
+                                    DispatchKey::NestedTensor});
 
 bool isPlain(const Tensor& tensor) {
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
