@@ -5,15 +5,20 @@ Each function runs on real tensors and on fakes of them, and the results are com
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
-from collections.abc import Callable
+import unittest
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.opinfo.core import OpInfo
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 
 from torchext.deferred_init import deferred_init, is_deferred
 from torchext.fake import (
@@ -100,7 +105,7 @@ def described(result: Any) -> Any:
         "dense_dim": result.dense_dim(),
         "nnz": result._nnz(),
         "is_coalesced": result.layout is torch.sparse_coo and result.is_coalesced(),
-        "members": [(tuple(m.shape), m.dtype, m.device, m.stride()) for m in members(result)],
+        "members": [(tuple(m.shape), m.dtype, m.device, m.stride() if m.numel() else ()) for m in members(result)],
     }
 
 
@@ -360,6 +365,45 @@ class TestOperators:
             assert sparse[0] is not sparse[1]
             assert [described(s) for s in sparse] == [described(sparse[0])] * 2
             assert sparse[0].shape == size
+
+
+# The operators of `op_db` that multiply sparse tensors or reduce over sparse dimensions, in some sample at least.
+UNKNOWN_ELEMENTS = {"mul", "sum", *(f"masked.{name}" for name in ("amax", "amin", "mean", "prod", "sum"))}
+
+
+@pytest.mark.parametrize(
+    "layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc], ids=str
+)
+@pytest.mark.filterwarnings("ignore")
+def test_sparse_samples_of_op_db_give_what_they_give_on_real_tensors(layout: torch.layout) -> None:
+    compared = 0
+    for op, arguments, kwargs in samples(layout):
+        try:
+            wanted = described(op(*arguments, **kwargs))
+        except Exception:  # a sample that this build of PyTorch cannot run
+            continue
+        fakes: dict[int, Tensor] = {}
+
+        def to_fake(value: object, fakes: dict[int, Tensor] = fakes) -> object:
+            return fakes.setdefault(id(value), fake_like(value)) if isinstance(value, Tensor) else value
+
+        fake_arguments, fake_kwargs = tree_map(to_fake, (arguments, kwargs))
+        try:
+            with fake_mode():
+                found = op(*fake_arguments, **fake_kwargs)
+        except (DataDependentError, UnsupportedOperatorError):
+            assert op.name in UNKNOWN_ELEMENTS
+            continue
+        assert described(found) == wanted
+        compared += 1
+    assert compared > 10
+
+
+def samples(layout: torch.layout) -> Iterator[tuple[OpInfo, tuple[Any, ...], dict[str, Any]]]:
+    for op in op_db:
+        with contextlib.suppress(NotImplementedError, unittest.SkipTest):  # an operator without such samples
+            for sample in op.sample_inputs_sparse(layout, "cpu", torch.float32):
+                yield op, (sample.input, *sample.args), sample.kwargs
 
 
 class TestElements:
