@@ -12,6 +12,7 @@
 #include "../stack_utils.h"
 #include "errors.h"
 #include "fake.h"
+#include "fake_cuda.h"
 #include "fake_storage.h"
 #include "meta_call.h"
 #include "recording.h"
@@ -213,10 +214,12 @@ bool SparseCall::hasOwnKernelOn(c10::DeviceType device) const {
   return op_.hasKernelForDispatchKey(keyOn(device));
 }
 
-// A build for the CPU only has the kernels for all devices, which for sparse tensors mostly say that there is another
-// one. `SparseCPU` and `SparseCUDA` mostly have the same.
+// Where there is no CUDA device its kernels are missing, or must not be called, since they set the device first; those
+// that are for all devices are there, and mostly say that there is another one. `SparseCPU` and `SparseCUDA` mostly
+// have the same.
 bool SparseCall::isForeign() const {
-  return !hasOwnKernelOn(device_.type()) && hasOwnKernelOn(c10::kCPU);
+  const bool is_missing = device_.is_cuda() ? !hasRealCuda() : !hasOwnKernelOn(device_.type());
+  return is_missing && hasOwnKernelOn(c10::kCPU);
 }
 
 // The kernels for the claimed device know what the operator refuses, so they are asked first, if there are any: those
@@ -290,10 +293,10 @@ void SparseCall::refuseToReadMemory() const {
 }
 
 void SparseCall::refuseDevice(const c10::Error& error) const {
-  TORCHEXT_THROW(UnsupportedOperatorError,
-                 c10::str("`", op_.operator_name(), "` has no kernel for tensors of layout ", nameOf(layout_), " on ",
-                          device_.type(), " in this build of PyTorch, and that for the CPU refuses them: ",
-                          error.what_without_backtrace()));
+  TORCHEXT_THROW(
+      UnsupportedOperatorError,
+      c10::str("`", op_.operator_name(), "` has no kernel for tensors of layout ", nameOf(layout_), " on ",
+               device_.type(), " here, and that for the CPU refuses them: ", error.what_without_backtrace()));
 }
 
 }  // namespace
