@@ -457,19 +457,18 @@ class TestLayouts:
     @pytest.mark.parametrize(
         ("make", "found"),
         [
-            (lambda: torch.eye(3).to_sparse(), "has the layout torch.sparse_coo"),
-            (lambda: torch.eye(3).to_sparse_csr(), "has the layout torch.sparse_csr"),
+            (lambda: torch.eye(3).to_mkldnn(), "has the layout torch._mkldnn"),
             (lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), "is quantized"),
             (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged), "is nested"),
         ],
-        ids=["sparse", "csr", "quantized", "nested"],
+        ids=["mkldnn", "quantized", "nested"],
     )
-    @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support", "ignore:.*quantize.*")
-    def test_others_than_strided_are_named(self, make: Callable[[], torch.Tensor], found: str) -> None:
+    @pytest.mark.filterwarnings("ignore:.*quantize.*")
+    def test_others_than_strided_and_sparse_are_named(self, make: Callable[[], torch.Tensor], found: str) -> None:
         module = nn.Linear(2, 2)
         module.hidden = [make()]
         for holder in (make(), [make()], module):
-            with pytest.raises(NotImplementedError, match=f"fake_like\\(\\) takes strided tensors, but.*{found}"):
+            with pytest.raises(NotImplementedError, match=f"takes strided and sparse tensors, but.*{found}"):
                 fake_like(holder)
 
     def test_wrappers_that_do_not_say_what_they_wrap_are_named(self) -> None:

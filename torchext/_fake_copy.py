@@ -104,6 +104,8 @@ class FakeCopy(dict[int, Any]):
 
     def _make(self, tensor: torch.Tensor) -> torch.Tensor:
         _check_layout(tensor)
+        if tensor.layout is not torch.strided:
+            return self._make_sparse(tensor)
         if is_traceable_wrapper_subclass(tensor):
             return self._rewrap(tensor)
         if isinstance(tensor, FakeTensor):
@@ -116,6 +118,13 @@ class FakeCopy(dict[int, Any]):
                 return torch.Tensor._make_subclass(type(tensor), fake, tensor.requires_grad)
         elif type(tensor) is not torch.Tensor:
             fake = fake.as_subclass(type(tensor))
+        return fake.requires_grad_(tensor.requires_grad)
+
+    def _make_sparse(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The copy of a sparse tensor, made of the copies of its indices and values."""
+        fake = _C.sparse_fake_of(tensor, [self.tensor(member) for member in _members(tensor.detach())])
+        if type(tensor) is not torch.Tensor:
+            return torch.Tensor._make_subclass(type(tensor), fake, tensor.requires_grad)
         return fake.requires_grad_(tensor.requires_grad)
 
     def _view_of_base(self, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -182,7 +191,8 @@ def _shows_the_same_way(view: torch.Tensor, base: torch.Tensor) -> bool:
     storage = view.untyped_storage()
     last = view.storage_offset() + sum((n - 1) * stride for n, stride in zip(view.size(), view.stride(), strict=True))
     return (
-        not is_traceable_wrapper_subclass(base)
+        base.layout is torch.strided  # the values of a compressed tensor are a view of it
+        and not is_traceable_wrapper_subclass(base)
         and view.dtype == base.dtype
         and (view.is_conj(), view.is_neg()) == (base.is_conj(), base.is_neg())
         and storage._cdata == base.untyped_storage()._cdata
@@ -190,13 +200,30 @@ def _shows_the_same_way(view: torch.Tensor, base: torch.Tensor) -> bool:
     )
 
 
+_COMPRESSED_BY_ROWS = (torch.sparse_csr, torch.sparse_bsr)
+_SPARSE = (torch.sparse_coo, *_COMPRESSED_BY_ROWS, torch.sparse_csc, torch.sparse_bsc)
+
+
+def _members(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The strided tensors that make up a sparse one."""
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    if tensor.layout in _COMPRESSED_BY_ROWS:
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+
+
 def _check_layout(tensor: torch.Tensor) -> None:
+    name = type(tensor).__name__
     if tensor.is_nested:
-        raise NotImplementedError(f"fake_like() takes strided tensors, but a {type(tensor).__name__} is nested.")
-    if tensor.is_quantized or tensor.layout is not torch.strided:
+        raise NotImplementedError(f"fake_like() takes strided and sparse tensors, but a {name} is nested.")
+    is_wrapper = isinstance(tensor, FakeTensor) or is_traceable_wrapper_subclass(tensor)
+    if tensor.layout is torch.strided and not tensor.is_quantized:
+        return
+    if tensor.layout not in _SPARSE or is_wrapper:
         found = "is quantized" if tensor.is_quantized else f"has the layout {tensor.layout}"
         raise NotImplementedError(
-            f"fake_like() takes strided tensors, but a {type(tensor).__name__} of shape {tuple(tensor.shape)} {found}."
+            f"fake_like() takes strided and sparse tensors, but a {name} of shape {tuple(tensor.shape)} {found}."
         )
 
 

@@ -7,6 +7,7 @@ Every patch hands real tensors to the original, unchanged.
 from __future__ import annotations
 
 import copy
+import importlib
 import math
 import threading
 from collections.abc import Callable
@@ -39,6 +40,8 @@ def install() -> None:
             _data_patches.install()
             _fake_tensor_mode.install()
             _patch_new_tensor()
+            _patch_sparse_constructors()
+            _patch_sparse_optimizers()
             _patch_device_hint()
             _patch_optimizer_state()
             _patch_lazy_parameters()
@@ -61,6 +64,7 @@ def _patch_repr() -> None:
             f"size={tuple(self.shape)}",
             f"dtype={self.dtype}",
             f"device='{self.device}'",
+            *([] if self.layout is torch.strided else [f"layout={self.layout}", f"nnz={self._nnz()}"]),
             *(["requires_grad=True"] if self.requires_grad and self.is_leaf else []),
             *([f"grad_fn=<{type(self.grad_fn).__name__}>"] if self.grad_fn is not None else []),
         ]
@@ -77,7 +81,8 @@ def _patch_deepcopy() -> None:
     def __deepcopy__(self: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
         if isinstance(memo, FakeCopy):
             return memo.tensor(self)
-        if not _C.is_fake(self) or id(self) in memo:
+        # A sparse tensor is cloned, or refused if it is compressed.
+        if not _C.is_fake(self) or self.layout is not torch.strided or id(self) in memo:
             return original(self, memo)
         if not self.is_leaf:
             raise RuntimeError(
@@ -205,6 +210,8 @@ def _making_fakes(original: Callable[..., torch.Tensor]) -> Callable[..., torch.
         if not _C.is_fake(self):
             return original(self, *args, **({} if device is None else {"device": device}))
         device = self.device if device is None else device
+        if self.layout is torch.sparse_coo and args and isinstance(args[0], torch.Tensor):
+            return torch.sparse_coo_tensor(*args, dtype=self.dtype, device=device)
         if not args or isinstance(args[0], int | torch.Size):
             return self.new_empty(*args or (0,), device=device)
         if isinstance(args[0], torch.UntypedStorage | torch.TypedStorage):
@@ -215,6 +222,53 @@ def _making_fakes(original: Callable[..., torch.Tensor]) -> Callable[..., torch.
         return make_tensor(args[0], dtype=self.dtype, device=device)
 
     return new
+
+
+def _patch_sparse_constructors() -> None:
+    """`torch.sparse_coo_tensor()` and its kin make real members of data that are no tensors."""
+    for name in ("coo", "csr", "csc", "bsr", "bsc", "compressed"):
+        setattr(torch, f"sparse_{name}_tensor", _lifting(getattr(torch, f"sparse_{name}_tensor")))
+
+
+def _lifting(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Makes what `original` returns fake in `fake_mode`, as `torch.tensor()` does, unless it was given tensors."""
+
+    @wraps(original)
+    def construct(*args: Any, **kwargs: Any) -> torch.Tensor:
+        is_given = any(isinstance(value, torch.Tensor) for value in (*args, *kwargs.values()))
+        if is_given or not torch._C._dispatch_tls_is_dispatch_key_included("Fake"):
+            return original(*args, **kwargs)
+        device = torch.empty(0, device=kwargs.get("device")).device
+        if device.type == "meta":
+            return original(*args, **kwargs)
+        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C._dispatch_key_parse("Fake"))):
+            constant = original(*args, **{**kwargs, "device": "cpu"})
+        return FakeCopy(device).tensor(constant)
+
+    return construct
+
+
+def _patch_sparse_optimizers() -> None:
+    """These coalesce gradients. How many elements they have then does not show in what is written."""
+    for module, name in (("torch.optim._functional", "sparse_adam"), ("torch.optim.adagrad", "adagrad")):
+        functions = importlib.import_module(module)  # `torch.optim` deletes the names of its modules
+        setattr(functions, name, _coalescing(getattr(functions, name)))
+
+
+def _coalescing(original: Callable[..., None]) -> Callable[..., None]:
+    @wraps(original)
+    def step(params: list[torch.Tensor], grads: list[torch.Tensor], *args: Any, **kwargs: Any) -> None:
+        return original(params, [_as_if_coalesced(grad) for grad in grads], *args, **kwargs)
+
+    return step
+
+
+def _as_if_coalesced(grad: torch.Tensor) -> torch.Tensor:
+    if not _C.is_fake(grad) or grad.layout is not torch.sparse_coo or grad.is_coalesced():
+        return grad
+    return torch.sparse_coo_tensor(
+        grad._indices(), grad._values(), grad.shape, is_coalesced=True, check_invariants=False
+    )
 
 
 def _patch_device_hint() -> None:

@@ -92,6 +92,7 @@ def meta_like(fake: torch.Tensor) -> torch.Tensor:
     Raises:
         TypeError: `fake` is no tensor.
         ValueError: `fake` is a real tensor.
+        NotImplementedError: `fake` is sparse.
     """
     if not is_fake(fake):
         raise ValueError("`fake` was expected to be a fake tensor, but it is a real one: use `fake.to('meta')`.")
@@ -110,7 +111,7 @@ def fake_like(obj: T, device: torch.device | str | int | None = None) -> T:
     that cannot be materialized, a FakeTensor of PyTorch's a plain one, or a Parameter.
 
     Args:
-        obj: A strided tensor, real or fake, or a module, or an optimizer, or a container of such that
+        obj: A strided or sparse tensor, real or fake, or a module, or an optimizer, or a container of such that
             `torch.utils._pytree` knows: list, tuple, dict, what `state_dict()` returns, a registered dataclass. Modules
             and optimizers are copied with `copy.deepcopy()`, with all that hangs on them but hooks of tensors. Other
             objects in containers are passed through. Give `(model, optimizer)` to keep the two together; the counts of
@@ -125,7 +126,7 @@ def fake_like(obj: T, device: torch.device | str | int | None = None) -> T:
         TypeError: `obj` is something else, or holds a module that cannot be copied.
         ValueError: `device` is the meta device, whose tensors need not be faked.
         RuntimeError: There is no such `device`.
-        NotImplementedError: A tensor in `obj` is sparse, nested or quantized, or a wrapper without
+        NotImplementedError: A tensor in `obj` is nested or quantized, or a wrapper without
             `__tensor_flatten__`.
 
     Example:

@@ -132,7 +132,10 @@ void StorageValue::fold(Storage constant) {
 }
 
 StorageValuePtr valueOf(const at::TensorBase& tensor) {
-  return isFake(tensor) ? std::dynamic_pointer_cast<StorageValue>(provenanceOf(tensor.storage())) : nullptr;
+  // NOTE [Sparse fakes]: they have no storage, and are not recorded.
+  return isFake(tensor) && tensor.has_storage()
+             ? std::dynamic_pointer_cast<StorageValue>(provenanceOf(tensor.storage()))
+             : nullptr;
 }
 
 void setValue(const Storage& storage, StorageValuePtr value) {

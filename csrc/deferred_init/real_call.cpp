@@ -146,7 +146,7 @@ void callForReal(const OperatorHandle& op, Stack& stack) {
       if (Tensor original = arguments.originalOf(result); original.defined()) {
         return original;
       }
-      if (isAmong(result, called) || !result.has_storage() || result.layout() != c10::kStrided ||
+      if (isAmong(result, called) || !result.has_storage() || result.layout() != c10::kStrided || result.is_nested() ||
           result.is_quantized()) {
         return result;
       }

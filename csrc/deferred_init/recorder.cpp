@@ -17,6 +17,7 @@
 #include "../fake/fake.h"
 #include "../fake/fake_storage.h"
 #include "../fake/op_traits.h"
+#include "../fake/recording.h"
 #include "../interpreter_lock.h"
 #include "../stack_utils.h"
 #include "draws.h"
@@ -204,6 +205,7 @@ void RecordedCall::runForReal() {
 
 void RecordedCall::runAsFake() {
   const AutocastCacheOff no_cache;
+  const RecordingGuard recording;
   const c10::impl::ExcludeDispatchKeyGuard exclude{kDeferredInit};
   const c10::impl::IncludeDispatchKeyGuard include{kFake};
   op_.redispatchBoxed((keys_ & kBelowDeferredInit) | kFake, &stack_);
@@ -295,7 +297,7 @@ void RecordedCall::noteWritten(const std::shared_ptr<OpNode>& node, const std::v
   }
   std::uint32_t position = 0;
   const auto visit = [&](const Tensor& result) {
-    if (isFake(result) && provenanceOf(result.storage()) == nullptr) {
+    if (isFake(result) && result.has_storage() && provenanceOf(result.storage()) == nullptr) {
       const auto output =
           node->addWritten({position, /*is_argument=*/false, /*was_resized=*/false, Geometry::of(result)});
       setValue(result.storage(), std::make_shared<StorageValue>(node, output));

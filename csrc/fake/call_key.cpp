@@ -73,7 +73,8 @@ bool hasPureMetaKernel(const c10::OperatorHandle& op) {
 
 // Tensors that are more than sizes and strides on a storage.
 constexpr DispatchKeySet kNotPlain({DispatchKey::Python, DispatchKey::ZeroTensor, DispatchKey::FuncTorchBatched,
-                                    DispatchKey::FuncTorchGradWrapper, DispatchKey::Functionalize});
+                                    DispatchKey::FuncTorchGradWrapper, DispatchKey::Functionalize,
+                                    DispatchKey::NestedTensor});
 
 bool isPlain(const Tensor& tensor) {
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();

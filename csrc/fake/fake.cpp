@@ -7,6 +7,7 @@
 
 #include "fake_storage.h"
 #include "fake_tensor_impl.h"
+#include "sparse_fakes.h"
 
 namespace torchext {
 
@@ -14,21 +15,50 @@ using at::Tensor;
 using c10::DispatchKey;
 
 bool isFake(const at::TensorBase& tensor) {
-  return tensor.defined() && tensor.key_set().has(DispatchKey::Fake) && tensor.has_storage() &&
-         isFakeStorage(tensor.storage());
+  if (!tensor.defined()) {
+    return false;
+  }
+  if (!tensor.has_storage()) {
+    return isSparseFake(tensor);
+  }
+  return tensor.key_set().has(DispatchKey::Fake) && isFakeStorage(tensor.storage());
 }
 
 namespace {
 
 void checkFake(const Tensor& fake) {
   TORCH_CHECK_VALUE(isFake(fake), "`fake` was expected to be a fake tensor, but it is a real one.");
+  TORCH_CHECK_NOT_IMPLEMENTED(fake.has_storage(), "`fake` was expected to be strided, but it has the layout ",
+                              fake.layout(), " and no storage. Look at its indices and values.");
+}
+
+}  // namespace
+
+namespace {
+
+Tensor sparseFakeLike(const Tensor& tensor) {
+  SparseMembers members = membersOf(tensor);
+  for (Tensor* member : {&members.indices, &members.plain_indices, &members.values}) {
+    if (member->defined()) {
+      *member = fakeLike(*member);
+    }
+  }
+  return sparseFakeOf(tensor, members).set_requires_grad(tensor.requires_grad());
 }
 
 }  // namespace
 
 Tensor fakeLike(const Tensor& tensor) {
+  if (isSparse(tensor)) {
+    return sparseFakeLike(tensor);
+  }
+  TORCH_CHECK_NOT_IMPLEMENTED(!tensor.is_nested() && !tensor.is_quantized(),
+                              "fake_like() takes a strided or sparse "
+                              "tensor, but `tensor` is ",
+                              tensor.is_nested() ? "nested." : "quantized.");
   TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == c10::kStrided && tensor.has_storage(),
-                              "fake_like() takes a strided tensor, but `tensor` has the layout ", tensor.layout(), ".");
+                              "fake_like() takes a strided or sparse tensor, but `tensor` has the layout ",
+                              tensor.layout(), ".");
   auto impl =
       c10::make_intrusive<FakeTensorImpl>(makeFakeStorage(tensor.storage().nbytes(), tensor.device()),
                                           fakeBackendKeys(tensor.scalar_type(), tensor.device()), tensor.dtype());
@@ -67,6 +97,19 @@ Tensor viewStorageLike(const Tensor& fake, const Tensor& like) {
       c10::make_intrusive<FakeTensorImpl>(storage, fakeBackendKeys(like.scalar_type(), storage.device()), like.dtype());
   impl->copyGeometry(*like.unsafeGetTensorImpl());
   return Tensor{std::move(impl)};
+}
+
+Tensor sparseFakeOf(const Tensor& like, at::ArrayRef<Tensor> members) {
+  TORCH_CHECK_VALUE(isSparse(like), "`like` was expected to be a sparse tensor, but its layout is ", like.layout(),
+                    ".");
+  const bool is_coo = like.layout() == c10::kSparse;
+  const std::size_t count = is_coo ? 2 : 3;
+  TORCH_CHECK_VALUE(members.size() == count, "`members` was expected to have ", count, " tensors, but has ",
+                    members.size(), ".");
+  for (const Tensor& member : members) {
+    checkFake(member);
+  }
+  return sparseFakeOf(like, SparseMembers{members.front(), is_coo ? Tensor{} : members[1], members.back()});
 }
 
 namespace {

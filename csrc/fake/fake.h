@@ -11,7 +11,8 @@
 
 namespace torchext {
 
-// True while the data of `tensor` does not exist. A fake that has become real (NOTE [Becoming real]) is not fake.
+// True while the data of `tensor` does not exist. A fake that has become real (NOTE [Becoming real]) is not fake. A
+// sparse tensor is fake when its values are: NOTE [Sparse fakes].
 TORCHEXT_API bool isFake(const at::TensorBase& tensor);
 
 // Returns a fake tensor with the shape, strides, dtype, device and `requires_grad` of `tensor`, which may be real.
@@ -31,6 +32,11 @@ TORCHEXT_API at::Tensor viewStorageLike(const at::Tensor& fake, const at::Tensor
 // True where the `Fake` key hides from what runs on this thread because it is called by a handler of
 // `__torch_dispatch__`: PyTorch excludes all keys above `Python` for these, and before 2.13 `Fake` was one of them.
 TORCHEXT_API bool isHiddenFromPythonHandler();
+
+// A fake with the layout, shape and properties of the sparse tensor `like`, which may be real, that is made up of
+// `members`, which must be fake: indices and values, or compressed indices, plain indices and values. It has their
+// dtype and device.
+TORCHEXT_API at::Tensor sparseFakeOf(const at::Tensor& like, at::ArrayRef<at::Tensor> members);
 
 // While at least one lives on a thread, tensors constructed on it are fake. Nests.
 class TORCHEXT_API FakeModeGuard {

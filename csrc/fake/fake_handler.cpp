@@ -17,7 +17,10 @@
 #include "meta_call.h"
 #include "metadata_cache.h"
 #include "op_traits.h"
+#include "other_layouts.h"
+#include "recording.h"
 #include "result_recipe.h"
+#include "sparse_call.h"
 
 namespace torchext {
 
@@ -56,6 +59,7 @@ class FakeCall {
   void liftConstant();
   void pinMemory();
   bool tryDecompose();
+  bool tryRunOnSparse();
   bool tryRunOnValues();
   void runOnMetaAndRemember(const CallKey& key);
 
@@ -94,8 +98,11 @@ void FakeCall::compute(const CallKey& key) {
     liftConstant();
   } else if (isPinMemory(op_)) {
     pinMemory();
-  } else if (!tryDecompose() && !tryRunOnValues()) {
-    runOnMetaAndRemember(key);
+  } else {
+    refuseOtherLayouts(op_, stack_);
+    if (!tryDecompose() && !tryRunOnSparse() && !tryRunOnValues()) {
+      runOnMetaAndRemember(key);
+    }
   }
 }
 
@@ -179,6 +186,15 @@ bool FakeCall::tryDecompose() {
   return true;
 }
 
+// NOTE [Sparse fakes]
+bool FakeCall::tryRunOnSparse() {
+  if (!isAboutSparse(op_, topOf(stack_, num_arguments_))) {
+    return false;
+  }
+  runOnSparse(op_, stack_);
+  return true;
+}
+
 // NOTE [Constants keep their values]
 bool FakeCall::tryRunOnValues() {
   if (!may_have_known_ || !needsValues(op_, stack_) || !areValuesKnown(op_, topOf(stack_, num_arguments_))) {
@@ -219,11 +235,13 @@ void fakeFallback(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   try {
     FakeCall{op, keys, *stack}.run();
   } catch (const DataDependentError& error) {
-    translateError(ErrorKind::kDataDependent, error);
+    if (!isInSparseKernel()) {
+      translateError(ErrorKind::kDataDependent, error);
+    }
     throw;
   } catch (const UnsupportedOperatorError& error) {
-    // The recorder, which excludes its key while it runs an operator as a fake one, runs it for real then.
-    if (!c10::impl::tls_is_dispatch_key_excluded(DispatchKey::DeferredInit)) {
+    // The recorder runs the operator for real then.
+    if (!isInSparseKernel() && !isRecording()) {
       translateError(ErrorKind::kUnsupportedOperator, error);
     }
     throw;

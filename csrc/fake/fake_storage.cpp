@@ -1,6 +1,7 @@
 #include "fake_storage.h"
 
 #include <mutex>
+#include <string_view>
 #include <utility>
 
 #include <c10/core/StorageImpl.h>
@@ -86,6 +87,10 @@ Storage makeFakeStorage(std::size_t nbytes, c10::Device device) {
 
 bool isFakeStorage(const Storage& storage) noexcept {
   return contextOf(storage) != nullptr;
+}
+
+bool isNoDataError(const c10::Error& error) {
+  return std::string_view{error.msg()}.find(kNoData) != std::string_view::npos;
 }
 
 std::shared_ptr<Provenance> provenanceOf(const Storage& storage) {

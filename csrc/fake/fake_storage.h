@@ -19,6 +19,7 @@
 #include <ATen/core/TensorBase.h>
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/Storage.h>
+#include <c10/util/Exception.h>
 
 #include "../macros.h"
 
@@ -53,6 +54,9 @@ std::shared_ptr<Provenance> provenanceOf(const c10::Storage& storage);
 // Remembers how the bytes come about, and gives `keys` to every tensor on `storage`, now and later. Does nothing to a
 // real storage.
 void setProvenance(const c10::Storage& storage, std::shared_ptr<Provenance> provenance, c10::DispatchKeySet keys);
+
+// True for the error that a fake storage raises when its data are asked for.
+bool isNoDataError(const c10::Error& error);
 
 // NOTE [Becoming real]
 //

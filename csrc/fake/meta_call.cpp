@@ -78,7 +78,6 @@ class MetaCall {
 
  private:
   void checkCanBeFaked() const;
-  void refuseToWriteIntoRealTensors() const;
   void convertArgumentsToMeta(const DeviceRules& rules);
   void callMetaKernel(c10::Device device);
   void updateWrittenFakes();
@@ -95,7 +94,7 @@ class MetaCall {
 
 void MetaCall::run() {
   checkCanBeFaked();
-  refuseToWriteIntoRealTensors();
+  refuseToWriteIntoRealTensors(op_, stack_);
   checkMemoryOverlap(op_, stack_);
   const DeviceRules rules{op_, stack_};
   const c10::Device device = rules.outputDevice();
@@ -126,23 +125,6 @@ void MetaCall::checkCanBeFaked() const {
                             "` has no Meta kernel, so its result on fake tensors cannot be told. Register one with "
                             "torch.library.register_fake(\"",
                             op_.operator_name(), "\")."));
-  }
-}
-
-void MetaCall::refuseToWriteIntoRealTensors() const {
-  const auto& arguments = op_.schema().arguments();
-  for (const auto i : c10::irange(num_arguments_)) {
-    if (!writesArgument(op_, stack_, i)) {
-      continue;
-    }
-    const auto visit = [&](const Tensor& tensor) {
-      TORCH_CHECK(isFake(tensor), "`", op_.operator_name(),
-                  "` would write the result of fake tensors into the real tensor `", arguments[i].name(), "` of shape ",
-                  tensor.sizes(),
-                  ". Make that tensor fake too, with "
-                  "torchext.fake.fake_like(), or make the other arguments real.");
-    };
-    forEachTensor(torch::jit::peek(stack_, i, num_arguments_), visit);
   }
 }
 
@@ -231,6 +213,24 @@ Tensor MetaCall::toFake(const Tensor& meta, c10::Device device) {
 }
 
 }  // namespace
+
+void refuseToWriteIntoRealTensors(const OperatorHandle& op, const Stack& stack) {
+  const auto& arguments = op.schema().arguments();
+  const std::size_t num_arguments = arguments.size();
+  for (const auto i : c10::irange(num_arguments)) {
+    if (!writesArgument(op, stack, i)) {
+      continue;
+    }
+    const auto visit = [&](const Tensor& tensor) {
+      TORCH_CHECK(isFake(tensor), "`", op.operator_name(),
+                  "` would write the result of fake tensors into the real tensor `", arguments[i].name(), "` of shape ",
+                  tensor.sizes(),
+                  ". Make that tensor fake too, with "
+                  "torchext.fake.fake_like(), or make the other arguments real.");
+    };
+    forEachTensor(torch::jit::peek(stack, i, num_arguments), visit);
+  }
+}
 
 void runOnMeta(const OperatorHandle& op, Stack& stack) {
   MetaCall{op, stack}.run();

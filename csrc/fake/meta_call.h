@@ -13,4 +13,7 @@ namespace torchext {
 // into a real tensor, and what the kernel raises.
 void runOnMeta(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
+// Raises c10::Error when the call of `op` with the arguments on top of `stack` would write into a real tensor.
+void refuseToWriteIntoRealTensors(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
+
 }  // namespace torchext

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 
+#include <ATen/EmptyTensor.h>
 #include <c10/core/StorageImpl.h>
 
 #include "fake_storage.h"
 #include "fake_tensor_impl.h"
+#include "sparse_fakes.h"
 
 namespace torchext {
 
@@ -13,6 +15,15 @@ using at::Tensor;
 using c10::DispatchKeySet;
 using c10::Storage;
 using c10::TensorImpl;
+
+namespace {
+
+// For operators that make of a sparse tensor what they make of a strided one: see sparse_remedies.cpp.
+Tensor standInOf(const Tensor& sparse) {
+  return at::detail::empty_meta(sparse.sizes(), sparse.scalar_type());
+}
+
+}  // namespace
 
 Tensor Shadows::of(const Tensor& tensor) {
   if (const Tensor* known = tensors_.shadowOf(tensor.unsafeGetTensorImpl())) {
@@ -23,10 +34,9 @@ Tensor Shadows::of(const Tensor& tensor) {
   if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
     return tensor;
   }
-  TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == c10::kStrided && tensor.has_storage(),
-                              "Fake tensors are strided, but an argument has the layout ", tensor.layout(),
-                              " and type ", tensor.toString(),
-                              "; convert it with `to_dense()` before it meets a fake tensor.");
+  if (isSparse(tensor)) {
+    return standInOf(tensor);
+  }
   DispatchKeySet keys{c10::computeDispatchKey(tensor.scalar_type(), c10::kStrided, c10::kMeta)};
   keys = keys | (tensor.key_set() & kLazyBits);
   auto impl = c10::make_intrusive<TensorImpl>(TensorImpl::VIEW, of(tensor.storage()), keys, tensor.dtype());

@@ -14,7 +14,7 @@ namespace torchext {
 class Shadows {
  public:
   // The shadow of `tensor`, the same one each time that it is asked for. For a real tensor too: it counts by its
-  // metadata.
+  // metadata. A sparse tensor has a strided stand-in, which is no shadow: its original cannot be asked for.
   at::Tensor of(const at::Tensor& tensor);
 
   // The storage that stands for `storage` on the meta device.

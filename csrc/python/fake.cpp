@@ -176,6 +176,10 @@ bool isFakeTensor(const at::Tensor& tensor) {
   return isFake(tensor);
 }
 
+at::Tensor makeSparseFake(const at::Tensor& like, const std::vector<at::Tensor>& members) {
+  return sparseFakeOf(like, members);
+}
+
 // As a tuple in the order of torchext.fake.CacheInfo.
 auto cacheInfo() {
   const CacheInfo info = metadataCache().info();
@@ -206,6 +210,7 @@ void bindFake(pybind11::module_& module) {
   bind(module, "meta_like", metaLike);
   bind(module, "storage_bytes", storageBytes);
   bind(module, "view_storage_like", viewStorageLike);
+  bind(module, "sparse_fake_of", makeSparseFake);
   bind(module, "fake_bytes", fakeBytes);
   bind(module, "is_storage_of_fakes", isStorageOfFakes);
   bind(module, "bytes_of_storage", bytesOfStorage);

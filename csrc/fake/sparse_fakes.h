@@ -1,0 +1,54 @@
+#pragma once
+
+// NOTE [Sparse fakes]
+//
+// A sparse tensor has no storage; it has members, which are strided tensors: indices and values. A sparse tensor is
+// fake when its values are. It is an object of PyTorch's own class (SparseTensorImpl, SparseCsrTensorImpl), with the
+// keys that a real one has and `Fake`, and all of its members are fake. So `_nnz()`, `sparse_dim()`, `is_coalesced()`
+// and the rest are what they are on a real one.
+//
+// PyTorch's sparse kernels are mostly made of operators on the members. Called on a sparse fake they compute the
+// metadata of what they would compute on a real one, because those operators are met by the `Fake` key: see
+// sparse_call.h. The tensors that the kernels make in between are fake by their members only; what leaves a call gets
+// the key.
+
+#include <string>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Layout.h>
+
+namespace torchext {
+
+// True for COO and the four compressed layouts.
+constexpr bool isSparseLayout(c10::Layout layout) noexcept {
+  return layout == c10::kSparse || layout == c10::kSparseCsr || layout == c10::kSparseCsc ||
+         layout == c10::kSparseBsr || layout == c10::kSparseBsc;
+}
+
+// What Python calls the layout: `torch.sparse_coo`.
+std::string nameOf(c10::Layout layout);
+
+// True for a sparse tensor, fake or not. False for a Python subclass that only claims a sparse layout.
+bool isSparse(const at::TensorBase& tensor) noexcept;
+
+// True for a sparse tensor whose values are fake, whether it carries the `Fake` key or not.
+bool isSparseFake(const at::TensorBase& tensor);
+
+// Gives the `Fake` key to a sparse tensor whose values are fake. Does nothing to others.
+void giveFakeKey(const at::Tensor& tensor);
+
+// The strided tensors that make up a sparse one.
+struct SparseMembers {
+  at::Tensor indices;        // of COO, or the compressed ones
+  at::Tensor plain_indices;  // undefined for COO
+  at::Tensor values;
+};
+
+SparseMembers membersOf(const at::Tensor& sparse);
+
+// A fake with the layout, shape and properties of the sparse tensor `like`, which may be real, that is made up of
+// `members`, which must be fake. It has their dtype and device, and shares their storages. Asks neither the dispatcher
+// nor a mode.
+at::Tensor sparseFakeOf(const at::Tensor& like, const SparseMembers& members);
+
+}  // namespace torchext
