@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import ParamSpec, TypeVar
+from collections.abc import Callable, Sequence
+from typing import ParamSpec, TypeAlias, TypeVar
 
 import torch
-from torch.nn import Module, Parameter
+from torch.nn import Module
 
 from . import _C, _patches
+from ._held_tensors import held_tensors
+from ._progress import progress_bar
 
 __all__ = ["deferred_init", "is_deferred", "materialize_module", "materialize_tensor"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Device: TypeAlias = torch.device | str | int
 
 
 def deferred_init(fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -59,30 +62,38 @@ def is_deferred(obj: torch.Tensor | Module) -> bool:
     if isinstance(obj, torch.Tensor):
         return _C.is_deferred(obj)
     if isinstance(obj, Module):
-        return any(_C.is_deferred(tensor) for tensor in _tensors(obj, buffers_only=False, check_fn=None))
+        return any(_C.is_deferred(held.tensor) for held in held_tensors(obj))
     raise TypeError(f"is_deferred() takes a tensor or a module, but `obj` is a {type(obj).__name__}.")
 
 
-def materialize_tensor(tensor: torch.Tensor) -> torch.Tensor:
+def materialize_tensor(
+    tensor: torch.Tensor,
+    *,
+    device: Device | None = None,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
     """Makes `tensor` real, in place.
 
     Whoever holds `tensor`, or a view of it, sees the real values afterwards.
 
     Args:
-        tensor: A deferred tensor. A real one is left as it is.
+        tensor: A deferred tensor. A real one is left as it is, and where it is.
+        device: Where to put it, if not on the device that it was recorded on. Its values are those of the recorded one.
+        dtype: What to convert it to, if it is floating point or complex. Others keep their dtype.
 
     Returns:
         `tensor`.
 
     Raises:
-        TypeError: `tensor` is no tensor.
-        ValueError: `tensor` is fake, but was not constructed by `deferred_init`.
+        TypeError: `tensor` is no tensor, or `dtype` neither floating point nor complex.
+        ValueError: `tensor` is fake, but was not constructed by `deferred_init`. Or `device` is one on which tensors
+            have no values. Or `dtype` is given and another tensor shows the same memory as another dtype.
         RuntimeError: A real tensor that a recorded operator reads has been changed in place since. `tensor` is as it
             was then.
     """
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"materialize_tensor() takes a tensor, but `tensor` is a {type(tensor).__name__}.")
-    _C.materialize([tensor])
+    _C.materialize([tensor], device=_device(device), dtype=dtype)
     return tensor
 
 
@@ -90,6 +101,10 @@ def materialize_module(
     module: Module,
     buffers_only: bool = False,
     check_fn: Callable[[Module], bool] | None = None,
+    *,
+    device: Device | None = None,
+    dtype: torch.dtype | None = None,
+    progress: bool = False,
 ) -> None:
     """Makes the tensors of `module` and its descendants real, in place.
 
@@ -97,35 +112,45 @@ def materialize_module(
     as plain attributes, or in lists and dictionaries among its attributes, are made real too. Either all of them
     become real, or, on an error, none.
 
+    With `device` or `dtype` the module becomes what `module.to(device, dtype)` would make of the real one: parameters
+    and buffers go there, plain attributes stay where they were recorded, unless they share their memory with one that
+    goes. Nothing is ever in memory twice but the one tensor at hand, with those that share its memory. For that the
+    tensors become real one after another: if that stops with an error, those before it are real and the others
+    deferred, and calling again goes on from there.
+
     Args:
-        module: The module to materialize. What is real already is left as it is.
+        module: The module to materialize. What is real already is left as it is, and where it is.
         buffers_only: Leave the parameters deferred.
         check_fn: Decides for each module, with its descendants asked separately, whether to materialize the tensors
             that it holds itself.
+        device: Where to put parameters and buffers, if not on the devices that they were recorded on.
+        dtype: What to convert floating point and complex parameters and buffers to.
+        progress: Show a bar while it lasts. Needs tqdm.
 
     Raises:
-        TypeError: `module` is no module.
+        TypeError: `module` is no module, or `dtype` neither floating point nor complex.
         ValueError, RuntimeError: As for `materialize_tensor`.
+        ImportError: `progress` is set and tqdm is not installed.
     """
     if not isinstance(module, Module):
         raise TypeError(f"materialize_module() takes a module, but `module` is a {type(module).__name__}.")
-    _C.materialize(list(_tensors(module, buffers_only, check_fn)))
+    placed: list[torch.Tensor] = []
+    others: list[torch.Tensor] = []
+    for held in held_tensors(module, buffers_only, check_fn):
+        (placed if held.is_registered else others).append(held.tensor)
+    if device is not None or dtype is not None:
+        # A gradient has to be where its parameter is.
+        placed += [t.grad for t in placed if t.is_leaf and t.grad is not None and _C.is_deferred(t.grad)]
+    total = _count_storages(placed + others) if progress else 0
+    with progress_bar(total, progress) as step:
+        _C.materialize(placed, others, _device(device), dtype, step)
 
 
-def _tensors(module: Module, buffers_only: bool, check_fn: Callable[[Module], bool] | None) -> Iterator[torch.Tensor]:
-    """The tensors that `module` and its descendants hold; one that is held twice may come twice."""
-    for part in module.modules():
-        if check_fn is None or check_fn(part):
-            for tensor in _tensors_in(part.__dict__, seen=set()):
-                if not (buffers_only and isinstance(tensor, Parameter)):
-                    yield tensor
+def _device(device: Device | None) -> torch.device | None:
+    return None if device is None else torch.device(device)
 
 
-def _tensors_in(value: object, seen: set[int]) -> Iterator[torch.Tensor]:
-    """The tensors in the containers that make up `value`. Does not look into other objects, such as child modules."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (dict, list, tuple, set, frozenset)) and id(value) not in seen:
-        seen.add(id(value))
-        for element in value.values() if isinstance(value, dict) else value:
-            yield from _tensors_in(element, seen)
+def _count_storages(tensors: Sequence[torch.Tensor]) -> int:
+    """How many things there are to materialize."""
+    with torch._C.DisableTorchFunctionSubclass():  # lazy parameters refuse to show their storage
+        return len({tensor.untyped_storage()._cdata for tensor in tensors if _C.is_deferred(tensor)})

@@ -179,6 +179,11 @@ class OpNode {
     return tape_;
   }
 
+  // The arguments, with a placeholder in the place of each tensor.
+  const torch::jit::Stack& arguments() const noexcept {
+    return arguments_;
+  }
+
   // The arguments, with `tensors[i]` in the place of the i-th tensor.
   torch::jit::Stack arguments(c10::ArrayRef<at::Tensor> tensors) const;
 

@@ -7,6 +7,7 @@
 #include <c10/util/irange.h>
 
 #include "../fake/fake.h"
+#include "../fake/fake_cuda.h"
 #include "../stack_utils.h"
 #include "draws.h"
 
@@ -58,6 +59,26 @@ void checkUnchanged(const OpNode& node, const TensorArgument& argument) {
               "any more. Materialize before changing the tensor, or pass `tensor.clone()` to the operator.");
 }
 
+// A fake device can be recorded on, but not computed on.
+void checkDevicesExist(const OpNode& node) {
+  const auto check = [&node](c10::Device device) {
+    TORCH_CHECK(
+        !device.is_cuda() || hasRealCuda(), "`", node.op().operator_name(), "` was recorded on ", device,
+        ", but this machine has no CUDA device to compute it on. Materialize where there is one, or construct the "
+        "model on the CPU and let materialize_module() place it.");
+  };
+  for (const TensorArgument& argument : node.tensors()) {
+    if (argument.device) {
+      check(*argument.device);
+    }
+  }
+  for (const c10::IValue& value : node.arguments()) {
+    if (value.isDevice()) {
+      check(value.toDevice());
+    }
+  }
+}
+
 std::vector<Tensor> flatten(const Stack& results) {
   std::vector<Tensor> tensors;
   forEachTensor(results, results.size(), [&tensors](const Tensor& tensor) { tensors.push_back(tensor); });
@@ -66,7 +87,7 @@ std::vector<Tensor> flatten(const Stack& results) {
 
 }  // namespace
 
-Replay::Replay(const std::vector<StorageValuePtr>& wanted) : wanted_{wanted} {
+Replay::Replay(const std::vector<StorageValuePtr>& wanted, Progress on_value) : wanted_{wanted}, on_value_{on_value} {
   plan();
 }
 
@@ -76,6 +97,7 @@ void Replay::plan() {
   open.reserve(wanted_.size());
   for (const StorageValuePtr& value : wanted_) {
     open.push_back(value.get());
+    wanted_of_node_[value->writer().get()] += 1;
   }
   while (!open.empty()) {
     const StorageValue& value = *open.back();
@@ -107,9 +129,19 @@ const Storage& Replay::storageOf(const StorageValue& value) {
   return value.writer() == nullptr ? value.constant() : bufferOf(value).storage;
 }
 
+// A constant, which no operator writes, is done before it begins.
+void Replay::reportWanted(const OpNode* node) {
+  const auto found = wanted_of_node_.find(node);
+  for (std::size_t i = 0; found != wanted_of_node_.end() && i < found->second; ++i) {
+    on_value_();
+  }
+}
+
 std::vector<Storage> Replay::run() {
+  reportWanted(nullptr);
   for (const OpNode* node : nodes_) {
     runNode(*node);
+    reportWanted(node);
   }
   const RealDispatch guard;
   std::vector<Storage> storages;
@@ -130,6 +162,7 @@ std::vector<Storage> Replay::run() {
 void Replay::runNode(const OpNode& node) {
   try {
     const RealDispatch guard{node.threadState()};
+    checkDevicesExist(node);
     const std::vector<Tensor> tensors = makeArguments(node);
     Stack stack = node.arguments(tensors);
     call(node, stack);

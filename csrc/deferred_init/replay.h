@@ -4,9 +4,15 @@
 #include <unordered_map>
 #include <vector>
 
+#include <c10/util/FunctionRef.h>
+
 #include "op_graph.h"
 
 namespace torchext {
+
+// Called when something has been done, by those who want to know.
+using Progress = c10::function_ref<void()>;
+inline void nobodyAsks() {}
 
 // Computes recorded values: NOTE [The graph of recorded operators]. One instance computes one set of values, once.
 //
@@ -15,7 +21,8 @@ namespace torchext {
 // operator at hand works on.
 class Replay {
  public:
-  explicit Replay(const std::vector<StorageValuePtr>& wanted);
+  // Calls `on_value` once for each wanted value that has been computed.
+  explicit Replay(const std::vector<StorageValuePtr>& wanted, Progress on_value = nobodyAsks);
 
   // Returns the storages with the wanted values, in order. Nobody else refers to them. No value may be wanted twice.
   std::vector<c10::Storage> run();
@@ -39,7 +46,12 @@ class Replay {
   void keepWritten(const OpNode& node, const std::vector<at::Tensor>& arguments, const torch::jit::Stack& results);
   void finishReads(const OpNode& node);
 
+  void reportWanted(const OpNode* node);
+
   std::vector<StorageValuePtr> wanted_;
+  Progress on_value_;
+  // How many wanted values an operator of the plan writes, if any.
+  std::unordered_map<const OpNode*, std::size_t> wanted_of_node_;
   // The operators to run, in the order of their recording.
   std::vector<const OpNode*> nodes_;
   // For each operator of the plan, what it writes.

@@ -109,6 +109,22 @@ void setProvenance(const Storage& storage, std::shared_ptr<Provenance> provenanc
   }
 }
 
+std::vector<at::Tensor> residentsOf(const Storage& storage) {
+  std::vector<at::Tensor> tensors;
+  const std::lock_guard<std::mutex> lock(contextMutex());
+  const FakeStorageContext* context = contextOf(storage);
+  for (FakeTensorImpl* impl = context == nullptr ? nullptr : context->residents; impl != nullptr;
+       impl = impl->next_resident_) {
+    // One that is about to die on another thread is on the list until it gets the lock, but cannot be had any more.
+    auto reference = c10::weak_intrusive_ptr<c10::TensorImpl>::reclaim(impl);
+    if (auto resident = reference.lock()) {
+      tensors.emplace_back(std::move(resident));
+    }
+    reference.release();  // NOLINT(bugprone-unused-return-value): it was not ours
+  }
+  return tensors;
+}
+
 void becomeReal(const Storage& fake, const Storage& real) {
   StorageImpl& impl = *fake.unsafeGetStorageImpl();
   StorageImpl& source = *real.unsafeGetStorageImpl();

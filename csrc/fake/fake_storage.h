@@ -15,8 +15,9 @@
 // data raises an error that says so, through StorageImpl's own check.
 
 #include <memory>
+#include <vector>
 
-#include <ATen/core/TensorBase.h>
+#include <ATen/core/Tensor.h>
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/Storage.h>
 
@@ -53,6 +54,9 @@ std::shared_ptr<Provenance> provenanceOf(const c10::Storage& storage);
 // Remembers how the bytes come about, and gives `keys` to every tensor on `storage`, now and later. Does nothing to a
 // real storage.
 void setProvenance(const c10::Storage& storage, std::shared_ptr<Provenance> provenance, c10::DispatchKeySet keys);
+
+// The fake tensors on `storage`, in no order. Empty for a real storage.
+std::vector<at::Tensor> residentsOf(const c10::Storage& storage);
 
 // NOTE [Becoming real]
 //

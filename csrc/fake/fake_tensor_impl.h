@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Storage.h>
@@ -55,6 +56,7 @@ class FakeTensorImpl final : public c10::TensorImpl {
   friend void setProvenance(const c10::Storage& storage,
                             std::shared_ptr<class Provenance> provenance,
                             c10::DispatchKeySet keys);
+  friend std::vector<at::Tensor> residentsOf(const c10::Storage& storage);
   friend void becomeReal(const c10::Storage& fake, const c10::Storage& real);
 
   template <typename Version>
