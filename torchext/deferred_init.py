@@ -2,24 +2,45 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
-from typing import ParamSpec, TypeAlias, TypeVar
+from contextlib import nullcontext
+from typing import Any, ParamSpec, TypeAlias, TypeVar, overload
 
 import torch
 from torch.nn import Module
 
 from . import _C, _patches
+from ._explain import Explanation, RecordedOperation, RecordedValue, explain, export_graph
 from ._held_tensors import held_tensors
 from ._progress import progress_bar
+from ._summary import summary
+from ._trace import tracing
 
-__all__ = ["deferred_init", "is_deferred", "materialize_module", "materialize_tensor"]
+__all__ = [
+    "Explanation",
+    "RecordedOperation",
+    "RecordedValue",
+    "deferred_init",
+    "explain",
+    "export_graph",
+    "is_deferred",
+    "materialize_module",
+    "materialize_tensor",
+    "summary",
+    "tracing",
+]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 Device: TypeAlias = torch.device | str | int
 
 
-def deferred_init(fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+@overload
+def deferred_init(fn: Callable[..., T], /, *args: Any, trace: bool, **kwargs: Any) -> T: ...
+@overload
+def deferred_init(fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+def deferred_init(fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
     """Calls `fn(*args, **kwargs)` and defers the initialization of the tensors that it constructs.
 
     They are fake, and all that is done to them is recorded, here and after the call. `materialize_tensor` and
@@ -29,7 +50,8 @@ def deferred_init(fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T
     Args:
         fn: Usually a `Module` class, but anything callable will do.
         *args: Positional arguments of `fn`.
-        **kwargs: Keyword arguments of `fn`.
+        **kwargs: Keyword arguments of `fn`. One of them is ours, unless `fn` names a parameter of its own so: with
+            `trace=True`, operators are recorded with the lines that they were recorded for, as under `tracing()`.
 
     Returns:
         What `fn` returns.
@@ -40,6 +62,9 @@ def deferred_init(fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T
         Parameter containing:
         tensor(..., size=(4, 4), dtype=torch.float32, device='cpu', requires_grad=True, fake=True)
     """
+    if kwargs.get("trace") is not None and not _has_parameter(fn, "trace"):
+        with tracing() if kwargs.pop("trace") else nullcontext():
+            return deferred_init(fn, *args, **kwargs)
     _patches.install()
     with _patches.ReadsInTensorFunctions():
         _C.enter_deferred_init()
@@ -47,6 +72,13 @@ def deferred_init(fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T
             return fn(*args, **kwargs)
         finally:
             _C.leave_deferred_init()
+
+
+def _has_parameter(fn: Callable[..., object], name: str) -> bool:
+    try:
+        return name in inspect.signature(fn).parameters
+    except (TypeError, ValueError):  # a builtin, which does not tell
+        return False
 
 
 def is_deferred(obj: torch.Tensor | Module) -> bool:

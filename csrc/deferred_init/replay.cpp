@@ -168,7 +168,8 @@ void Replay::runNode(const OpNode& node) {
     call(node, stack);
     keepWritten(node, tensors, stack);
   } catch (c10::Error& error) {
-    error.add_context(c10::str("while materializing what `", node.op().operator_name(), "` recorded"));
+    error.add_context(c10::str("while materializing what `", node.op().operator_name(), "` recorded",
+                               node.source().empty() ? "" : " at ", node.source()));
     throw;
   }
   finishReads(node);
