@@ -21,6 +21,7 @@ __all__ = [
     "Explanation",
     "RecordedOperation",
     "RecordedValue",
+    "defer_again",
     "deferred_init",
     "explain",
     "export_graph",
@@ -103,6 +104,7 @@ def materialize_tensor(
     *,
     device: Device | None = None,
     dtype: torch.dtype | None = None,
+    retain_graph: bool = False,
 ) -> torch.Tensor:
     """Makes `tensor` real, in place.
 
@@ -112,6 +114,7 @@ def materialize_tensor(
         tensor: A deferred tensor. A real one is left as it is, and where it is.
         device: Where to put it, if not on the device that it was recorded on. Its values are those of the recorded one.
         dtype: What to convert it to, if it is floating point or complex. Others keep their dtype.
+        retain_graph: Keep the recording, for `defer_again`.
 
     Returns:
         `tensor`.
@@ -125,7 +128,7 @@ def materialize_tensor(
     """
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"materialize_tensor() takes a tensor, but `tensor` is a {type(tensor).__name__}.")
-    _C.materialize([tensor], device=_device(device), dtype=dtype)
+    _C.materialize([tensor], device=_device(device), dtype=dtype, retain=retain_graph)
     return tensor
 
 
@@ -136,6 +139,7 @@ def materialize_module(
     *,
     device: Device | None = None,
     dtype: torch.dtype | None = None,
+    retain_graph: bool = False,
     progress: bool = False,
 ) -> None:
     """Makes the tensors of `module` and its descendants real, in place.
@@ -157,6 +161,7 @@ def materialize_module(
             that it holds itself.
         device: Where to put parameters and buffers, if not on the devices that they were recorded on.
         dtype: What to convert floating point and complex parameters and buffers to.
+        retain_graph: Keep the recording, for `defer_again`. Otherwise it is freed.
         progress: Show a bar while it lasts. Needs tqdm.
 
     Raises:
@@ -175,7 +180,48 @@ def materialize_module(
         placed += [t.grad for t in placed if t.is_leaf and t.grad is not None and _C.is_deferred(t.grad)]
     total = _count_storages(placed + others) if progress else 0
     with progress_bar(total, progress) as step:
-        _C.materialize(placed, others, _device(device), dtype, step)
+        _C.materialize(placed, others, _device(device), dtype, retain_graph, step)
+
+
+def defer_again(obj: torch.Tensor | Module) -> None:
+    """Drops the values of what was materialized with `retain_graph=True`, and defers it again.
+
+    The memory is freed. Tensors stay the objects that they are, and so do their ties and views. Materializing again
+    gives the recorded values, bit for bit, whatever has been done to the materialized ones. Either all tensors are
+    deferred, or, on an error, everything stays as it is. Gradients are not touched.
+
+    Args:
+        obj: A tensor, or a module. What is deferred already is left as it is, and so is what a module holds as plain
+            attributes and was not materialized with `retain_graph=True`.
+
+    Raises:
+        TypeError: `obj` is neither.
+        ValueError: Of a parameter or a buffer nothing was retained, or not of the data that it has now, because it was
+            given other data since (as by `module.half()`) or resized.
+        RuntimeError: The recorded values cannot be computed any more, because a real tensor that a recorded operator
+            reads has been changed in place.
+    """
+    if isinstance(obj, torch.Tensor):
+        _check_retained("The tensor", obj)
+        _C.defer_again([obj])
+        return
+    if not isinstance(obj, Module):
+        raise TypeError(f"defer_again() takes a tensor or a module, but `obj` is a {type(obj).__name__}.")
+    tensors = []
+    for held in held_tensors(obj):
+        if held.is_registered:
+            _check_retained(f"`{held.name}`", held.tensor)
+        if held.is_registered or _C.is_retained(held.tensor):
+            tensors.append(held.tensor)
+    _C.defer_again(tensors)
+
+
+def _check_retained(name: str, tensor: torch.Tensor) -> None:
+    if not (_C.is_deferred(tensor) or _C.is_retained(tensor)):
+        raise ValueError(
+            f"{name} of shape {tuple(tensor.shape)} cannot be deferred again, because nothing is kept of how its data "
+            "came about. Materialize with `retain_graph=True`, and give it no other data (as `module.half()` does)."
+        )
 
 
 def _device(device: Device | None) -> torch.device | None:

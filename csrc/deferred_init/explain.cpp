@@ -15,6 +15,7 @@
 #include <c10/util/irange.h>
 
 #include "op_graph.h"
+#include "retained.h"
 
 namespace torchext {
 
@@ -36,7 +37,7 @@ std::string shapeOf(const Geometry& geometry) {
 // The shortest decimal that is `number`, and that reads as a floating point number.
 std::string formatted(double number) {
   std::string text;
-  for (const int digits : {6, 15, 17}) {
+  for (const int digits : {6, 15, 16, 17}) {
     std::ostringstream out;
     out << std::setprecision(digits) << number;
     text = out.str();
@@ -172,7 +173,7 @@ class Explainer {
   Explanation run(at::ArrayRef<Tensor> tensors);
 
  private:
-  static std::vector<const OpNode*> operatorsBehind(const std::vector<StorageValuePtr>& values);
+  static std::vector<const OpNode*> operatorsBehind(const std::vector<Recording>& recordings);
   void explainNode(const OpNode& node);
   std::string describe(const TensorArgument& argument, std::vector<std::int64_t>& reads);
   ExplainedTensor show(const StorageValue& value, const Geometry& seen_as);
@@ -190,26 +191,28 @@ class Explainer {
 };
 
 Explanation Explainer::run(at::ArrayRef<Tensor> tensors) {
-  std::vector<StorageValuePtr> values;
+  std::vector<Recording> recordings;
   for (const Tensor& tensor : tensors) {
-    values.push_back(valueOf(tensor));
-    TORCH_CHECK_VALUE(values.back() != nullptr, "There is no record of how a tensor of shape ", tensor.sizes(),
-                      " comes about: only tensors that wait to be materialized can be explained.");
+    recordings.push_back(recordingOf(tensor));
+    TORCH_CHECK_VALUE(recordings.back().value != nullptr, "There is no record of how a tensor of shape ",
+                      tensor.sizes(),
+                      " comes about: only tensors can be explained that wait to be materialized, or that were "
+                      "materialized with `retain_graph=True`.");
   }
-  for (const OpNode* node : operatorsBehind(values)) {
+  for (const OpNode* node : operatorsBehind(recordings)) {
     explainNode(*node);
   }
-  for (const auto i : c10::irange(tensors.size())) {
-    explanation_.tensors.push_back(show(*values[i], Geometry::of(tensors[i])));
+  for (const Recording& recording : recordings) {
+    explanation_.tensors.push_back(show(*recording.value, recording.geometry));
   }
   return std::move(explanation_);
 }
 
 // In the order of their recording.
-std::vector<const OpNode*> Explainer::operatorsBehind(const std::vector<StorageValuePtr>& values) {
+std::vector<const OpNode*> Explainer::operatorsBehind(const std::vector<Recording>& recordings) {
   std::vector<const OpNode*> open;
-  for (const StorageValuePtr& value : values) {
-    open.push_back(value->writer().get());
+  for (const Recording& recording : recordings) {
+    open.push_back(recording.value->writer().get());
   }
   std::unordered_set<const OpNode*> known{nullptr};
   std::vector<const OpNode*> nodes;

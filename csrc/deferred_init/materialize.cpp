@@ -1,7 +1,6 @@
 #include "materialize.h"
 
 #include <algorithm>
-#include <mutex>
 #include <numeric>
 #include <unordered_map>
 #include <utility>
@@ -10,8 +9,8 @@
 
 #include "../fake/fake.h"
 #include "../fake/fake_storage.h"
-#include "../interpreter_lock.h"
 #include "replay.h"
+#include "retained.h"
 
 namespace torchext {
 
@@ -19,14 +18,6 @@ using at::Tensor;
 using c10::Storage;
 
 namespace {
-
-// One replay at a time: replaying may fold values. Recursive, because a kernel in Python may read a deferred tensor.
-using ReplayLock = InterpreterAwareLock<std::recursive_mutex>;
-
-std::recursive_mutex& replayMutex() {
-  static std::recursive_mutex mutex;
-  return mutex;
-}
 
 constexpr std::size_t kSmallBytes = std::size_t{1} << 20U;
 
@@ -79,30 +70,40 @@ void checkFits(const Storage& fake, const Storage& real) {
               ". Construct it with an explicit `device`, or materialize it where that device exists.");
 }
 
+// Makes the tensors of `pending` real with `real`, which holds the value that was recorded for them.
+void becomeRealWith(const Pending& pending, const Storage& real, bool retain) {
+  const auto retained = retain ? std::make_shared<Retained>(pending.fake, residentsOf(pending.fake)) : nullptr;
+  Storage current = pending.fake;
+  if (pending.move.isNeeded()) {
+    current = becomeRealElsewhere(pending.fake, real, pending.move, pending.tensors);
+  } else {
+    becomeReal(pending.fake, real);
+  }
+  if (retained != nullptr) {
+    Retained::attach(retained, current);
+  }
+}
+
 // Everything in one pass over the graph, or nothing.
-void materializeTogether(const std::vector<Pending>& storages, Progress on_done) {
+void materializeTogether(const std::vector<Pending>& storages, const MaterializeOptions& options) {
   std::vector<StorageValuePtr> values;
   values.reserve(storages.size());
   for (const Pending& pending : storages) {
     values.push_back(pending.value);
   }
-  const std::vector<Storage> real = Replay{values, on_done}.run();
+  const std::vector<Storage> real = Replay{values, options.on_done}.run();
   for (const auto i : c10::irange(storages.size())) {
     checkFits(storages[i].fake, real[i]);
   }
   for (const auto i : c10::irange(storages.size())) {
-    becomeReal(storages[i].fake, real[i]);
+    becomeRealWith(storages[i], real[i], options.retain);
   }
 }
 
-void materializeAlone(const Pending& pending) {
+void materializeAlone(const Pending& pending, bool retain) {
   const Storage real = std::move(computeValues({pending.value}, /*keep_small=*/false).front());
   checkFits(pending.fake, real);
-  if (pending.move.isNeeded()) {
-    becomeRealElsewhere(pending.fake, real, pending.move, pending.tensors);
-  } else {
-    becomeReal(pending.fake, real);
-  }
+  becomeRealWith(pending, real, retain);
 }
 
 }  // namespace
@@ -123,11 +124,11 @@ void materialize(at::ArrayRef<Tensor> placed, at::ArrayRef<Tensor> others, const
   }
   std::vector<Pending>& storages = request.storages();
   if (std::none_of(storages.begin(), storages.end(), [](const Pending& p) { return p.move.isNeeded(); })) {
-    materializeTogether(storages, options.on_done);
+    materializeTogether(storages, options);
     return;
   }
   for (Pending& pending : storages) {
-    materializeAlone(pending);
+    materializeAlone(pending, options.retain);
     pending = {};  // may have been the last that kept the recording alive
     options.on_done();
   }

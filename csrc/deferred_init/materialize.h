@@ -14,6 +14,8 @@ namespace torchext {
 
 struct MaterializeOptions {
   Placement placement;
+  // Keep the recording, so that the tensors can be deferred again: retained.h.
+  bool retain = false;
   // Called once for each storage that is done.
   Progress on_done = nobodyAsks;
 };

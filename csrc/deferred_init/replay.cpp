@@ -79,6 +79,28 @@ void checkDevicesExist(const OpNode& node) {
   }
 }
 
+// Are the real tensors that `node` reads as they were, and its devices there?
+void checkInputs(const OpNode& node) {
+  checkDevicesExist(node);
+  for (const TensorArgument& argument : node.tensors()) {
+    if (argument.external.defined()) {
+      checkUnchanged(node, argument);
+    }
+  }
+}
+
+// Lets errors name the operator, and the line that recorded it.
+template <typename Function>
+void naming(const OpNode& node, const Function& run) {
+  try {
+    run();
+  } catch (c10::Error& error) {
+    error.add_context(c10::str("while materializing what `", node.op().operator_name(), "` recorded",
+                               node.source().empty() ? "" : " at ", node.source()));
+    throw;
+  }
+}
+
 std::vector<Tensor> flatten(const Stack& results) {
   std::vector<Tensor> tensors;
   forEachTensor(results, results.size(), [&tensors](const Tensor& tensor) { tensors.push_back(tensor); });
@@ -86,6 +108,11 @@ std::vector<Tensor> flatten(const Stack& results) {
 }
 
 }  // namespace
+
+std::recursive_mutex& replayMutex() {
+  static std::recursive_mutex mutex;
+  return mutex;
+}
 
 Replay::Replay(const std::vector<StorageValuePtr>& wanted, Progress on_value) : wanted_{wanted}, on_value_{on_value} {
   plan();
@@ -159,19 +186,21 @@ std::vector<Storage> Replay::run() {
   return storages;
 }
 
+void Replay::check() const {
+  for (const OpNode* node : nodes_) {
+    naming(*node, [node] { checkInputs(*node); });
+  }
+}
+
 void Replay::runNode(const OpNode& node) {
-  try {
+  naming(node, [this, &node] {
     const RealDispatch guard{node.threadState()};
-    checkDevicesExist(node);
+    checkInputs(node);
     const std::vector<Tensor> tensors = makeArguments(node);
     Stack stack = node.arguments(tensors);
     call(node, stack);
     keepWritten(node, tensors, stack);
-  } catch (c10::Error& error) {
-    error.add_context(c10::str("while materializing what `", node.op().operator_name(), "` recorded",
-                               node.source().empty() ? "" : " at ", node.source()));
-    throw;
-  }
+  });
   finishReads(node);
 }
 
@@ -204,7 +233,6 @@ std::vector<Tensor> Replay::makeArguments(const OpNode& node) {
       continue;
     }
     if (argument.value == nullptr) {
-      checkUnchanged(node, argument);
       tensors.push_back(argument.external);
       continue;
     }

@@ -1,11 +1,13 @@
 #pragma once
 
 #include <cstdint>
+#include <mutex>
 #include <unordered_map>
 #include <vector>
 
 #include <c10/util/FunctionRef.h>
 
+#include "../interpreter_lock.h"
 #include "op_graph.h"
 
 namespace torchext {
@@ -13,6 +15,10 @@ namespace torchext {
 // Called when something has been done, by those who want to know.
 using Progress = c10::function_ref<void()>;
 inline void nobodyAsks() {}
+
+// One replay at a time: replaying may fold values. Recursive, because a kernel in Python may read a deferred tensor.
+using ReplayLock = InterpreterAwareLock<std::recursive_mutex>;
+std::recursive_mutex& replayMutex();
 
 // Computes recorded values: NOTE [The graph of recorded operators]. One instance computes one set of values, once.
 //
@@ -23,6 +29,9 @@ class Replay {
  public:
   // Calls `on_value` once for each wanted value that has been computed.
   explicit Replay(const std::vector<StorageValuePtr>& wanted, Progress on_value = nobodyAsks);
+
+  // Raises what `run()` would raise, as far as that can be told without computing anything.
+  void check() const;
 
   // Returns the storages with the wanted values, in order. Nobody else refers to them. No value may be wanted twice.
   std::vector<c10::Storage> run();

@@ -151,6 +151,27 @@ void becomeReal(const Storage& fake, const Storage& real) {
   impl.set_data_ptr_noswap(source.set_data_ptr(DataPtr{nullptr, source.device()}));
 }
 
+void becomeFakeAgain(const Storage& real, std::size_t nbytes, at::ArrayRef<at::Tensor> tensors) {
+  StorageImpl& impl = *real.unsafeGetStorageImpl();
+  auto context = std::make_unique<FakeStorageContext>();
+  DataPtr data{nullptr, context.get(), &deleteContext, impl.device()};
+  context.release();  // NOLINT(bugprone-unused-return-value): now owned by `data`
+  {
+    const std::lock_guard<std::mutex> lock(contextMutex());
+    TORCH_INTERNAL_ASSERT(contextOf(real) == nullptr);
+    std::swap(data, impl._mutable_data_ptr_no_checks());  // the memory is freed after the lock is released
+    impl.set_nbytes(nbytes);
+    impl.set_allocator(noMemoryAllocator());
+    impl.set_resizable(true);
+    impl.release_data_and_set_meta_custom_data_ptr_error_msg_(kNoData);
+  }
+  for (const at::Tensor& tensor : tensors) {
+    auto& resident = dynamic_cast<FakeTensorImpl&>(*tensor.unsafeGetTensorImpl());
+    resident.addKeys(DispatchKeySet{c10::DispatchKey::Fake});
+    enrollResident(real, resident);
+  }
+}
+
 void dropStaleKeys(const at::TensorBase& tensor) {
   // [class.protected] lets a derived class name the member of its base, and the pointer fits any TensorImpl.
   struct KeySet : c10::TensorImpl {

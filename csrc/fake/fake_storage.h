@@ -67,6 +67,10 @@ std::vector<at::Tensor> residentsOf(const c10::Storage& storage);
 // Does nothing when `fake` has become real on another thread meanwhile.
 void becomeReal(const c10::Storage& fake, const c10::Storage& real);
 
+// The way back: frees the memory of `real` and makes it a fake storage of `nbytes` bytes, with the fakes `tensors`.
+// They were fake when it became real, and show it still. Others that show it stay what they are, and find no data.
+void becomeFakeAgain(const c10::Storage& real, std::size_t nbytes, at::ArrayRef<at::Tensor> tensors);
+
 // A tensor that has kept the keys although its storage has become real: one that is not a FakeTensorImpl and so is not
 // on the storage's list, because a real tensor was given fake `.data`. Takes the keys away. Does nothing to others.
 void dropStaleKeys(const at::TensorBase& tensor);

@@ -1,6 +1,7 @@
 #include "../deferred_init/deferred_init.h"
 #include "../deferred_init/explain.h"
 #include "../deferred_init/materialize.h"
+#include "../deferred_init/retained.h"
 #include "../deferred_init/source_trace.h"
 
 #include <optional>
@@ -25,6 +26,7 @@ void materializeTensors(const Tensors& placed,
                         const Tensors& others,
                         const std::optional<at::Device>& device,
                         const std::optional<at::ScalarType>& dtype,
+                        bool retain,
                         const std::optional<pybind11::function>& on_done) {
   const auto report = [&on_done] {
     if (on_done) {
@@ -33,7 +35,11 @@ void materializeTensors(const Tensors& placed,
     }
   };
   const pybind11::gil_scoped_release no_gil;
-  materialize(placed, others, {{device, dtype}, report});
+  materialize(placed, others, {{device, dtype}, retain, report});
+}
+
+void deferAgainTensors(const Tensors& tensors) {
+  deferAgain(tensors);
 }
 
 // As a pair: the operations, as tuples in the order of the fields of torchext.deferred_init.RecordedOperation, and for
@@ -77,7 +83,10 @@ void bindDeferredInit(pybind11::module_& module) {
   bind(module, "is_deferred", isDeferredTensor);
   module.def("materialize", torch::wrap_pybind_function(materializeTensors), pybind11::arg("placed"),
              pybind11::arg("others") = Tensors{}, pybind11::arg("device") = pybind11::none(),
-             pybind11::arg("dtype") = pybind11::none(), pybind11::arg("on_done") = pybind11::none());
+             pybind11::arg("dtype") = pybind11::none(), pybind11::arg("retain") = false,
+             pybind11::arg("on_done") = pybind11::none());
+  bind(module, "defer_again", deferAgainTensors);
+  bind(module, "is_retained", isRetained);
   bind(module, "evaluate", evaluate);
   module.def("explain", torch::wrap_pybind_function(explainTensors));
   module.def("set_source_tracer", &setPythonSourceTracer);
