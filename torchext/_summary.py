@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 
 import torch
-from torch.nn import Module, Parameter
+from torch.nn import Module
 from torch.nn.parameter import is_lazy
 
 from . import _C
@@ -68,11 +68,12 @@ def _rows(module: Module) -> Iterator[tuple[str, ...]]:
 def _figures(held: Iterable[Held]) -> tuple[str, str, str]:
     """The columns that are counted: parameters, bytes and state."""
     tensors = list({id(item.tensor): item.tensor for item in held}.values())
-    parameters = sum(t.numel() for t in tensors if isinstance(t, Parameter) and not is_lazy(t))
+    parameters = {id(item.tensor): item.tensor for item in held if item.is_parameter}
+    elements = sum(t.numel() for t in parameters.values() if not is_lazy(t))
     # By storage: views show bytes that their base has too.
     storages = dict(map(_storage, tensors))
     states = sorted({_state(t) for t in tensors})
-    return f"{parameters:,}", _readable(sum(storages.values())), ", ".join(states)
+    return f"{elements:,}", _readable(sum(storages.values())), ", ".join(states)
 
 
 def _storage(tensor: torch.Tensor) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from torch.nn import Module
 
 from . import _C, _patches
 from ._explain import Explanation, RecordedOperation, RecordedValue, explain, export_graph
-from ._held_tensors import held_tensors
+from ._held_tensors import held_tensors, is_wrapper, parts_of
 from ._progress import progress_bar
 from ._summary import summary
 from ._trace import tracing
@@ -93,7 +93,7 @@ def is_deferred(obj: torch.Tensor | Module) -> bool:
         TypeError: `obj` is neither.
     """
     if isinstance(obj, torch.Tensor):
-        return _C.is_deferred(obj)
+        return any(map(_C.is_deferred, parts_of(obj)))
     if isinstance(obj, Module):
         return any(_C.is_deferred(held.tensor) for held in held_tensors(obj))
     raise TypeError(f"is_deferred() takes a tensor or a module, but `obj` is a {type(obj).__name__}.")
@@ -128,7 +128,12 @@ def materialize_tensor(
     """
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"materialize_tensor() takes a tensor, but `tensor` is a {type(tensor).__name__}.")
-    _C.materialize([tensor], device=_device(device), dtype=dtype, retain=retain_graph)
+    parts = list(parts_of(tensor))
+    if is_wrapper(tensor):
+        _check_wrappers_stay(parts, device, dtype)
+        _C.materialize([], parts, retain=retain_graph)
+    else:
+        _C.materialize(parts, device=_device(device), dtype=dtype, retain=retain_graph)
     return tensor
 
 
@@ -173,8 +178,11 @@ def materialize_module(
         raise TypeError(f"materialize_module() takes a module, but `module` is a {type(module).__name__}.")
     placed: list[torch.Tensor] = []
     others: list[torch.Tensor] = []
+    wrapped: list[torch.Tensor] = []
     for held in held_tensors(module, buffers_only, check_fn):
-        (placed if held.is_registered else others).append(held.tensor)
+        (wrapped if held.is_part else placed if held.is_registered else others).append(held.tensor)
+    _check_wrappers_stay(wrapped, device, dtype)
+    others += wrapped
     if device is not None or dtype is not None:
         # A gradient has to be where its parameter is.
         placed += [t.grad for t in placed if t.is_leaf and t.grad is not None and _C.is_deferred(t.grad)]
@@ -202,8 +210,10 @@ def defer_again(obj: torch.Tensor | Module) -> None:
             reads has been changed in place.
     """
     if isinstance(obj, torch.Tensor):
-        _check_retained("The tensor", obj)
-        _C.defer_again([obj])
+        parts = list(parts_of(obj))
+        for part in parts:
+            _check_retained("The tensor", part)
+        _C.defer_again(parts)
         return
     if not isinstance(obj, Module):
         raise TypeError(f"defer_again() takes a tensor or a module, but `obj` is a {type(obj).__name__}.")
@@ -222,6 +232,20 @@ def _check_retained(name: str, tensor: torch.Tensor) -> None:
             f"{name} of shape {tuple(tensor.shape)} cannot be deferred again, because nothing is kept of how its data "
             "came about. Materialize with `retain_graph=True`, and give it no other data (as `module.half()` does)."
         )
+
+
+def _check_wrappers_stay(parts: list[torch.Tensor], device: Device | None, dtype: torch.dtype | None) -> None:
+    """A wrapper says itself where its parts are (`DTensor` through its mesh), and would go on saying so."""
+    for part in filter(_C.is_deferred, parts):
+        to = _device(device) or part.device
+        is_there = to.type == part.device.type and to.index in (None, part.device.index)
+        keeps_dtype = dtype in (None, part.dtype) or not (part.is_floating_point() or part.is_complex())
+        if not (is_there and keeps_dtype):
+            raise ValueError(
+                f"A part of shape {tuple(part.shape)} of a DTensor, or of another tensor that wraps others, cannot be "
+                "materialized with another device or dtype. Convert the module before it is wrapped, or after it is "
+                "materialized."
+            )
 
 
 def _device(device: Device | None) -> torch.device | None:
