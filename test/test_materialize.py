@@ -313,17 +313,23 @@ class TestFailure:
 
 class TestMemory:
     @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ru_maxrss is in KiB on Linux only")
-    def test_memory_holds_one_tensor_twice_at_most(self) -> None:
-        code = """
+    @pytest.mark.parametrize(
+        "materialize",
+        ["materialize_module(module, dtype=torch.float16)", "materialize_module(module.half())"],
+        ids=["converted", "recorded_conversion"],
+    )
+    def test_memory_holds_one_tensor_twice_at_most(self, materialize: str) -> None:
+        code = f"""
 import resource, torch
 from torch import nn
 from torchext.deferred_init import deferred_init, materialize_module
 def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 def build(): return nn.ParameterList(torch.ones(2**22) for _ in range(12))
-materialize_module(deferred_init(lambda: nn.Linear(2, 2)), dtype=torch.float16)
+module = deferred_init(nn.Linear, 2, 2)
+{materialize}
 before = peak()
 module = deferred_init(build)
-materialize_module(module, dtype=torch.float16)
+{materialize}
 print((peak() - before) / 2**20)
 """
         result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -1,6 +1,7 @@
 #include "replay.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include <ATen/ops/clone.h>
@@ -101,6 +102,41 @@ void naming(const OpNode& node, const Function& run) {
   }
 }
 
+// Does `node` read a recorded value that it does not write over?
+bool readsWithoutWriting(const OpNode& node) {
+  const auto& written = node.written();
+  return std::any_of(node.tensors().begin(), node.tensors().end(), [&](const TensorArgument& argument) {
+    return argument.value != nullptr && argument.value->writer() != nullptr &&
+           std::none_of(written.begin(), written.end(), [&](const WrittenStorage& storage) {
+             return storage.is_argument && node.tensors()[storage.position].value == argument.value;
+           });
+  });
+}
+
+// Sets of numbers, each named by its smallest.
+class DisjointSets {
+ public:
+  explicit DisjointSets(std::size_t count) : parents_(count) {
+    std::iota(parents_.begin(), parents_.end(), std::size_t{0});
+  }
+
+  std::size_t firstOf(std::size_t i) {
+    while (parents_[i] != i) {
+      parents_[i] = parents_[parents_[i]];
+      i = parents_[i];
+    }
+    return i;
+  }
+
+  void unite(std::size_t a, std::size_t b) {
+    const auto [first, second] = std::minmax({firstOf(a), firstOf(b)});
+    parents_[second] = first;
+  }
+
+ private:
+  std::vector<std::size_t> parents_;
+};
+
 std::vector<Tensor> flatten(const Stack& results) {
   std::vector<Tensor> tensors;
   forEachTensor(results, results.size(), [&tensors](const Tensor& tensor) { tensors.push_back(tensor); });
@@ -146,6 +182,35 @@ void Replay::plan() {
     }
   }
   std::sort(nodes_.begin(), nodes_.end(), [](const OpNode* a, const OpNode* b) { return a->number() < b->number(); });
+  keepDerivationsTogether();
+}
+
+// What was recorded after construction (`module.half()`, the slicing of shards) makes a new storage of each old one. In
+// the order of recording all of the old ones would be in memory before the first new one. Any order will do that
+// computes values before they are read; so operators that are connected by what they read run together, when the first
+// of them is due. Where all of them write over what they read, as in ordinary construction, there is nothing to gain,
+// and the order of recording has random numbers drawn without moving back and forth on the tape.
+void Replay::keepDerivationsTogether() {
+  DisjointSets sets{nodes_.size()};
+  std::unordered_map<const OpNode*, std::size_t> place_of;
+  for (const auto i : c10::irange(nodes_.size())) {
+    place_of[nodes_[i]] = i;
+    for (const TensorArgument& argument : nodes_[i]->tensors()) {
+      if (argument.value != nullptr && argument.value->writer() != nullptr) {
+        sets.unite(i, place_of.at(argument.value->writer().get()));
+      }
+    }
+  }
+  std::vector<bool> derives(nodes_.size(), false);
+  for (const auto i : c10::irange(nodes_.size())) {
+    derives[sets.firstOf(i)] = derives[sets.firstOf(i)] || readsWithoutWriting(*nodes_[i]);
+  }
+  std::vector<std::pair<std::size_t, const OpNode*>> due;
+  for (const auto i : c10::irange(nodes_.size())) {
+    due.emplace_back(derives[sets.firstOf(i)] ? sets.firstOf(i) : i, nodes_[i]);
+  }
+  std::stable_sort(due.begin(), due.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::transform(due.begin(), due.end(), nodes_.begin(), [](const auto& entry) { return entry.second; });
 }
 
 Replay::Buffer& Replay::bufferOf(const StorageValue& value) {

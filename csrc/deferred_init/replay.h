@@ -23,8 +23,8 @@ std::recursive_mutex& replayMutex();
 // Computes recorded values: NOTE [The graph of recorded operators]. One instance computes one set of values, once.
 //
 // Nothing outside changes while it runs: not the graph, not a fake tensor, not a generator. An error leaves all as it
-// was. A buffer is freed after the last operator that needs it, so that memory holds the wanted values and what the
-// operator at hand works on.
+// was. A buffer is freed after the last operator that needs it, and operators that have nothing to do with each other
+// do not come in between, so that memory holds the wanted values and what the operators at hand work on.
 class Replay {
  public:
   // Calls `on_value` once for each wanted value that has been computed.
@@ -45,6 +45,7 @@ class Replay {
   };
 
   void plan();
+  void keepDerivationsTogether();
   Buffer& bufferOf(const StorageValue& value);
   const c10::Storage& storageOf(const StorageValue& value);
 
@@ -61,7 +62,7 @@ class Replay {
   Progress on_value_;
   // How many wanted values an operator of the plan writes, if any.
   std::unordered_map<const OpNode*, std::size_t> wanted_of_node_;
-  // The operators to run, in the order of their recording.
+  // The operators to run, in order.
   std::vector<const OpNode*> nodes_;
   // For each operator of the plan, what it writes.
   std::unordered_map<const OpNode*, std::vector<Buffer>> buffers_;
