@@ -128,10 +128,12 @@ class TestNames:
                 found = doc[len(node.name) + 1 : doc.index(") ->")]
                 assert len(node.args.args) == (found.count(":")), f"{node.name}: {doc}"
 
-    @pytest.mark.parametrize("module", [torchext, torchext.fake, torchext.deferred_init], ids=lambda m: m.__name__)
-    def test_public_names_exist_and_are_documented(self, module: object) -> None:
-        for name in module.__all__:  # type: ignore[attr-defined]
-            assert inspect.getdoc(getattr(module, name)), f"{name} has no docstring"
+    @pytest.mark.parametrize("name", torchext.__all__)
+    def test_public_names_exist_and_are_documented(self, name: str) -> None:
+        module = getattr(torchext, name)
+        assert inspect.getdoc(module)
+        for member in module.__all__:
+            assert inspect.getdoc(getattr(module, member)), f"{member} has no docstring"
 
     def test_signatures_are_torchdistx_ones(self) -> None:
         from torchext import deferred_init, fake
@@ -142,5 +144,5 @@ class TestNames:
         assert parameters(fake.fake_mode) == ["fake_cuda"]
         assert parameters(fake.is_fake) == ["tensor"]
         assert parameters(fake.meta_like) == ["fake"]
-        assert parameters(deferred_init.materialize_tensor) == ["tensor"]
-        assert parameters(deferred_init.materialize_module) == ["module", "buffers_only", "check_fn"]
+        assert parameters(deferred_init.materialize_tensor)[:1] == ["tensor"]
+        assert parameters(deferred_init.materialize_module)[:3] == ["module", "buffers_only", "check_fn"]

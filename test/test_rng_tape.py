@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from common import assert_same_tensor, build_both
 from torch import Tensor, nn
 
-from torchext.deferred_init import deferred_init, materialize_tensor
+from torchext.deferred_init import deferred_init, materialize_module, materialize_tensor
 
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 FILLS: dict[str, tuple[Callable[[Tensor], Tensor], list[torch.dtype]]] = {
@@ -184,3 +185,20 @@ def test_real_draws_and_deferred_draws_share_the_tape() -> None:
         return [first, torch.full((2,), numbers[1]), torch.randn(20)]
 
     assert_same_results(build)
+
+
+def test_stretches_of_the_tape_are_read_in_turn() -> None:
+    def build() -> nn.Module:
+        layers: Any = nn.ModuleList(nn.Linear(7, 9) for _ in range(6))
+        for fill in (nn.init.normal_, nn.init.xavier_uniform_, nn.init.orthogonal_):
+            for layer in layers[::2]:
+                fill(layer.weight)
+        for layer in layers:
+            layer.bias.data = layer.bias.data.bernoulli_(0.5) + layer.weight.data.sum()
+        result: nn.Module = layers.double()
+        return result
+
+    eager, deferred = build_both(build)
+    materialize_module(deferred)
+    for found, wanted in zip(deferred.parameters(), eager.parameters(), strict=True):
+        assert torch.equal(found, wanted)

@@ -20,7 +20,8 @@ except ImportError as error:
         ) from error
     raise
 
-__all__ = ["deferred_init", "fake"]
+__all__ = ["compat", "deferred_init", "fake"]
 
 fake = _import_module(".fake", __name__)
 deferred_init = _import_module(".deferred_init", __name__)
+compat = _import_module(".compat", __name__)

@@ -2,21 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import ParamSpec, TypeVar
+import inspect
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any, ParamSpec, TypeAlias, TypeVar, overload
 
 import torch
-from torch.nn import Module, Parameter
+from torch.nn import Module
 
 from . import _C, _patches
+from ._explain import Explanation, RecordedOperation, RecordedValue, explain, export_graph
+from ._held_tensors import held_tensors, is_wrapper, parts_of
+from ._progress import progress_bar
+from ._summary import summary
+from ._trace import tracing
 
-__all__ = ["deferred_init", "is_deferred", "materialize_module", "materialize_tensor"]
+__all__ = [
+    "Explanation",
+    "RecordedOperation",
+    "RecordedValue",
+    "defer_again",
+    "deferred_init",
+    "explain",
+    "export_graph",
+    "is_deferred",
+    "materialize_module",
+    "materialize_tensor",
+    "summary",
+    "tracing",
+]
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Device: TypeAlias = torch.device | str | int
 
 
-def deferred_init(fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+@overload
+def deferred_init(fn: Callable[..., T], /, *args: Any, trace: bool, **kwargs: Any) -> T: ...
+@overload
+def deferred_init(fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+def deferred_init(fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
     """Calls `fn(*args, **kwargs)` and defers the initialization of the tensors that it constructs.
 
     They are fake, and all that is done to them is recorded, here and after the call. `materialize_tensor` and
@@ -26,7 +51,8 @@ def deferred_init(fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T
     Args:
         fn: Usually a `Module` class, but anything callable will do.
         *args: Positional arguments of `fn`.
-        **kwargs: Keyword arguments of `fn`.
+        **kwargs: Keyword arguments of `fn`. One of them is ours, unless `fn` names a parameter of its own so: with
+            `trace=True`, operators are recorded with the lines that they were recorded for, as under `tracing()`.
 
     Returns:
         What `fn` returns.
@@ -37,6 +63,9 @@ def deferred_init(fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T
         Parameter containing:
         tensor(..., size=(4, 4), dtype=torch.float32, device='cpu', requires_grad=True, fake=True)
     """
+    if kwargs.get("trace") is not None and not _has_parameter(fn, "trace"):
+        with tracing() if kwargs.pop("trace") else nullcontext():
+            return deferred_init(fn, *args, **kwargs)
     _patches.install()
     with _patches.ReadsInTensorFunctions():
         _C.enter_deferred_init()
@@ -44,6 +73,13 @@ def deferred_init(fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T
             return fn(*args, **kwargs)
         finally:
             _C.leave_deferred_init()
+
+
+def _has_parameter(fn: Callable[..., object], name: str) -> bool:
+    try:
+        return name in inspect.signature(fn).parameters
+    except (TypeError, ValueError):  # a builtin, which does not tell
+        return False
 
 
 def is_deferred(obj: torch.Tensor | Module) -> bool:
@@ -57,32 +93,47 @@ def is_deferred(obj: torch.Tensor | Module) -> bool:
         TypeError: `obj` is neither.
     """
     if isinstance(obj, torch.Tensor):
-        return _C.is_deferred(obj)
+        return any(map(_C.is_deferred, parts_of(obj)))
     if isinstance(obj, Module):
-        return any(_C.is_deferred(tensor) for tensor in _tensors(obj, buffers_only=False, check_fn=None))
+        return any(_C.is_deferred(held.tensor) for held in held_tensors(obj))
     raise TypeError(f"is_deferred() takes a tensor or a module, but `obj` is a {type(obj).__name__}.")
 
 
-def materialize_tensor(tensor: torch.Tensor) -> torch.Tensor:
+def materialize_tensor(
+    tensor: torch.Tensor,
+    *,
+    device: Device | None = None,
+    dtype: torch.dtype | None = None,
+    retain_graph: bool = False,
+) -> torch.Tensor:
     """Makes `tensor` real, in place.
 
     Whoever holds `tensor`, or a view of it, sees the real values afterwards.
 
     Args:
-        tensor: A deferred tensor. A real one is left as it is.
+        tensor: A deferred tensor. A real one is left as it is, and where it is.
+        device: Where to put it, if not on the device that it was recorded on. Its values are those of the recorded one.
+        dtype: What to convert it to, if it is floating point or complex. Others keep their dtype.
+        retain_graph: Keep the recording, for `defer_again`.
 
     Returns:
         `tensor`.
 
     Raises:
-        TypeError: `tensor` is no tensor.
-        ValueError: `tensor` is fake, but was not constructed by `deferred_init`.
+        TypeError: `tensor` is no tensor, or `dtype` neither floating point nor complex.
+        ValueError: `tensor` is fake, but was not constructed by `deferred_init`. Or `device` is one on which tensors
+            have no values. Or `dtype` is given and another tensor shows the same memory as another dtype.
         RuntimeError: A real tensor that a recorded operator reads has been changed in place since. `tensor` is as it
             was then.
     """
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"materialize_tensor() takes a tensor, but `tensor` is a {type(tensor).__name__}.")
-    _C.materialize([tensor])
+    parts = list(parts_of(tensor))
+    if is_wrapper(tensor):
+        _check_wrappers_stay(parts, device, dtype)
+        _C.materialize([], parts, retain=retain_graph)
+    else:
+        _C.materialize(parts, device=_device(device), dtype=dtype, retain=retain_graph)
     return tensor
 
 
@@ -90,6 +141,11 @@ def materialize_module(
     module: Module,
     buffers_only: bool = False,
     check_fn: Callable[[Module], bool] | None = None,
+    *,
+    device: Device | None = None,
+    dtype: torch.dtype | None = None,
+    retain_graph: bool = False,
+    progress: bool = False,
 ) -> None:
     """Makes the tensors of `module` and its descendants real, in place.
 
@@ -97,35 +153,106 @@ def materialize_module(
     as plain attributes, or in lists and dictionaries among its attributes, are made real too. Either all of them
     become real, or, on an error, none.
 
+    With `device` or `dtype` the module becomes what `module.to(device, dtype)` would make of the real one: parameters
+    and buffers go there, plain attributes stay where they were recorded, unless they share their memory with one that
+    goes. Nothing is ever in memory twice but the one tensor at hand, with those that share its memory. For that the
+    tensors become real one after another: if that stops with an error, those before it are real and the others
+    deferred, and calling again goes on from there.
+
     Args:
-        module: The module to materialize. What is real already is left as it is.
+        module: The module to materialize. What is real already is left as it is, and where it is.
         buffers_only: Leave the parameters deferred.
         check_fn: Decides for each module, with its descendants asked separately, whether to materialize the tensors
             that it holds itself.
+        device: Where to put parameters and buffers, if not on the devices that they were recorded on.
+        dtype: What to convert floating point and complex parameters and buffers to.
+        retain_graph: Keep the recording, for `defer_again`. Otherwise it is freed.
+        progress: Show a bar while it lasts. Needs tqdm.
 
     Raises:
-        TypeError: `module` is no module.
+        TypeError: `module` is no module, or `dtype` neither floating point nor complex.
         ValueError, RuntimeError: As for `materialize_tensor`.
+        ImportError: `progress` is set and tqdm is not installed.
     """
     if not isinstance(module, Module):
         raise TypeError(f"materialize_module() takes a module, but `module` is a {type(module).__name__}.")
-    _C.materialize(list(_tensors(module, buffers_only, check_fn)))
+    placed: list[torch.Tensor] = []
+    others: list[torch.Tensor] = []
+    wrapped: list[torch.Tensor] = []
+    for held in held_tensors(module, buffers_only, check_fn):
+        (wrapped if held.is_part else placed if held.is_registered else others).append(held.tensor)
+    _check_wrappers_stay(wrapped, device, dtype)
+    others += wrapped
+    if device is not None or dtype is not None:
+        # A gradient has to be where its parameter is.
+        placed += [t.grad for t in placed if t.is_leaf and t.grad is not None and _C.is_deferred(t.grad)]
+    total = _count_storages(placed + others) if progress else 0
+    with progress_bar(total, progress) as step:
+        _C.materialize(placed, others, _device(device), dtype, retain_graph, step)
 
 
-def _tensors(module: Module, buffers_only: bool, check_fn: Callable[[Module], bool] | None) -> Iterator[torch.Tensor]:
-    """The tensors that `module` and its descendants hold; one that is held twice may come twice."""
-    for part in module.modules():
-        if check_fn is None or check_fn(part):
-            for tensor in _tensors_in(part.__dict__, seen=set()):
-                if not (buffers_only and isinstance(tensor, Parameter)):
-                    yield tensor
+def defer_again(obj: torch.Tensor | Module) -> None:
+    """Drops the values of what was materialized with `retain_graph=True`, and defers it again.
+
+    The memory is freed. Tensors stay the objects that they are, and so do their ties and views. Materializing again
+    gives the recorded values, bit for bit, whatever has been done to the materialized ones. Either all tensors are
+    deferred, or, on an error, everything stays as it is. Gradients are not touched.
+
+    Args:
+        obj: A tensor, or a module. What is deferred already is left as it is, and so is what a module holds as plain
+            attributes and was not materialized with `retain_graph=True`.
+
+    Raises:
+        TypeError: `obj` is neither.
+        ValueError: Of a parameter or a buffer nothing was retained, or not of the data that it has now, because it was
+            given other data since (as by `module.half()`) or resized.
+        RuntimeError: The recorded values cannot be computed any more, because a real tensor that a recorded operator
+            reads has been changed in place.
+    """
+    if isinstance(obj, torch.Tensor):
+        parts = list(parts_of(obj))
+        for part in parts:
+            _check_retained("The tensor", part)
+        _C.defer_again(parts)
+        return
+    if not isinstance(obj, Module):
+        raise TypeError(f"defer_again() takes a tensor or a module, but `obj` is a {type(obj).__name__}.")
+    tensors = []
+    for held in held_tensors(obj):
+        if held.is_registered:
+            _check_retained(f"`{held.name}`", held.tensor)
+        if held.is_registered or _C.is_retained(held.tensor):
+            tensors.append(held.tensor)
+    _C.defer_again(tensors)
 
 
-def _tensors_in(value: object, seen: set[int]) -> Iterator[torch.Tensor]:
-    """The tensors in the containers that make up `value`. Does not look into other objects, such as child modules."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (dict, list, tuple, set, frozenset)) and id(value) not in seen:
-        seen.add(id(value))
-        for element in value.values() if isinstance(value, dict) else value:
-            yield from _tensors_in(element, seen)
+def _check_retained(name: str, tensor: torch.Tensor) -> None:
+    if not (_C.is_deferred(tensor) or _C.is_retained(tensor)):
+        raise ValueError(
+            f"{name} of shape {tuple(tensor.shape)} cannot be deferred again, because nothing is kept of how its data "
+            "came about. Materialize with `retain_graph=True`, and give it no other data (as `module.half()` does)."
+        )
+
+
+def _check_wrappers_stay(parts: list[torch.Tensor], device: Device | None, dtype: torch.dtype | None) -> None:
+    """A wrapper says itself where its parts are (`DTensor` through its mesh), and would go on saying so."""
+    for part in filter(_C.is_deferred, parts):
+        to = _device(device) or part.device
+        is_there = to.type == part.device.type and to.index in (None, part.device.index)
+        keeps_dtype = dtype in (None, part.dtype) or not (part.is_floating_point() or part.is_complex())
+        if not (is_there and keeps_dtype):
+            raise ValueError(
+                f"A part of shape {tuple(part.shape)} of a DTensor, or of another tensor that wraps others, cannot be "
+                "materialized with another device or dtype. Convert the module before it is wrapped, or after it is "
+                "materialized."
+            )
+
+
+def _device(device: Device | None) -> torch.device | None:
+    return None if device is None else torch.device(device)
+
+
+def _count_storages(tensors: Sequence[torch.Tensor]) -> int:
+    """How many things there are to materialize."""
+    with torch._C.DisableTorchFunctionSubclass():  # lazy parameters refuse to show their storage
+        return len({tensor.untyped_storage()._cdata for tensor in tensors if _C.is_deferred(tensor)})

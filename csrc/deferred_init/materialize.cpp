@@ -1,16 +1,16 @@
 #include "materialize.h"
 
 #include <algorithm>
-#include <mutex>
 #include <numeric>
+#include <unordered_map>
 #include <utility>
 
 #include <c10/util/irange.h>
 
 #include "../fake/fake.h"
 #include "../fake/fake_storage.h"
-#include "../interpreter_lock.h"
 #include "replay.h"
+#include "retained.h"
 
 namespace torchext {
 
@@ -19,34 +19,49 @@ using c10::Storage;
 
 namespace {
 
-// One replay at a time: replaying may fold values. Recursive, because a kernel in Python may read a deferred tensor.
-using ReplayLock = InterpreterAwareLock<std::recursive_mutex>;
-
-std::recursive_mutex& replayMutex() {
-  static std::recursive_mutex mutex;
-  return mutex;
-}
-
 constexpr std::size_t kSmallBytes = std::size_t{1} << 20U;
 
-// The fake storages among those that `tensors` show, each once, with their recorded values.
-std::vector<std::pair<Storage, StorageValuePtr>> recordedStorages(at::ArrayRef<Tensor> tensors) {
-  std::vector<std::pair<Storage, StorageValuePtr>> storages;
-  for (const Tensor& tensor : tensors) {
-    if (!isFake(tensor)) {
-      continue;
-    }
+// A fake storage that is to become real.
+struct Pending {
+  Storage fake;
+  StorageValuePtr value;
+  Move move;
+  // Those that were asked for.
+  std::vector<Tensor> tensors;
+};
+
+// The fake storages of a request, in order, each once.
+class Request {
+ public:
+  void add(const Tensor& tensor, const Placement& placement);
+
+  std::vector<Pending>& storages() noexcept {
+    return storages_;
+  }
+
+ private:
+  std::vector<Pending> storages_;
+  std::unordered_map<const c10::StorageImpl*, std::size_t> places_;
+};
+
+void Request::add(const Tensor& tensor, const Placement& placement) {
+  if (!isFake(tensor)) {
+    return;
+  }
+  const Storage& storage = tensor.storage();
+  const auto [place, is_new] = places_.try_emplace(storage.unsafeGetStorageImpl(), storages_.size());
+  if (is_new) {
     StorageValuePtr value = valueOf(tensor);
     TORCH_CHECK_VALUE(value != nullptr, "A fake tensor of shape ", tensor.sizes(),
                       " cannot be materialized, because it was not constructed by deferred_init: there is no record of "
                       "how its values come about.");
-    const Storage& storage = tensor.storage();
-    const auto is_known = [&storage](const auto& entry) { return isSameStorage(entry.first, storage); };
-    if (std::none_of(storages.begin(), storages.end(), is_known)) {
-      storages.emplace_back(storage, std::move(value));
-    }
+    storages_.push_back({storage, std::move(value), {}, {}});
   }
-  return storages;
+  Pending& pending = storages_[place->second];
+  pending.tensors.push_back(tensor);
+  if (Move move = planMove(tensor, placement); move.isNeeded()) {
+    pending.move = move;
+  }
 }
 
 void checkFits(const Storage& fake, const Storage& real) {
@@ -55,22 +70,67 @@ void checkFits(const Storage& fake, const Storage& real) {
               ". Construct it with an explicit `device`, or materialize it where that device exists.");
 }
 
+// Makes the tensors of `pending` real with `real`, which holds the value that was recorded for them.
+void becomeRealWith(const Pending& pending, const Storage& real, bool retain) {
+  const auto retained = retain ? std::make_shared<Retained>(pending.fake, residentsOf(pending.fake)) : nullptr;
+  Storage current = pending.fake;
+  if (pending.move.isNeeded()) {
+    current = becomeRealElsewhere(pending.fake, real, pending.move, pending.tensors);
+  } else {
+    becomeReal(pending.fake, real);
+  }
+  if (retained != nullptr) {
+    Retained::attach(retained, current);
+  }
+}
+
+// Everything in one pass over the graph, or nothing.
+void materializeTogether(const std::vector<Pending>& storages, const MaterializeOptions& options) {
+  std::vector<StorageValuePtr> values;
+  values.reserve(storages.size());
+  for (const Pending& pending : storages) {
+    values.push_back(pending.value);
+  }
+  const std::vector<Storage> real = Replay{values, options.on_done}.run();
+  for (const auto i : c10::irange(storages.size())) {
+    checkFits(storages[i].fake, real[i]);
+  }
+  for (const auto i : c10::irange(storages.size())) {
+    becomeRealWith(storages[i], real[i], options.retain);
+  }
+}
+
+void materializeAlone(const Pending& pending, bool retain) {
+  const Storage real = std::move(computeValues({pending.value}, /*keep_small=*/false).front());
+  checkFits(pending.fake, real);
+  becomeRealWith(pending, real, retain);
+}
+
 }  // namespace
 
 void materialize(at::ArrayRef<Tensor> tensors) {
+  materialize(tensors, {}, {});
+}
+
+void materialize(at::ArrayRef<Tensor> placed, at::ArrayRef<Tensor> others, const MaterializeOptions& options) {
   const ReplayLock lock(replayMutex());
-  const auto recorded = recordedStorages(tensors);
-  std::vector<StorageValuePtr> values;
-  values.reserve(recorded.size());
-  for (const auto& [fake, value] : recorded) {
-    values.push_back(value);
+  const Placement placement = checkedPlacement(options.placement);
+  Request request;
+  for (const Tensor& tensor : placed) {
+    request.add(tensor, placement);
   }
-  const std::vector<Storage> storages = computeValues(values, /*keep_small=*/false);
-  for (const auto i : c10::irange(recorded.size())) {
-    checkFits(recorded[i].first, storages[i]);
+  for (const Tensor& tensor : others) {
+    request.add(tensor, {});
   }
-  for (const auto i : c10::irange(recorded.size())) {
-    becomeReal(recorded[i].first, storages[i]);
+  std::vector<Pending>& storages = request.storages();
+  if (std::none_of(storages.begin(), storages.end(), [](const Pending& p) { return p.move.isNeeded(); })) {
+    materializeTogether(storages, options);
+    return;
+  }
+  for (Pending& pending : storages) {
+    materializeAlone(pending, options.retain);
+    pending = {};  // may have been the last that kept the recording alive
+    options.on_done();
   }
 }
 

@@ -11,6 +11,7 @@
 #include "../fake/fake.h"
 #include "../fake/op_traits.h"
 #include "../stack_utils.h"
+#include "source_trace.h"
 
 namespace torchext {
 
@@ -164,7 +165,7 @@ TensorArgument TensorArgument::metadataOf(const Tensor& tensor) {
 }
 
 OpNode::OpNode(const c10::OperatorHandle& op, const Stack& stack)
-    : number_{nextNumber()}, op_{op}, thread_state_{ThreadState::current()} {
+    : number_{nextNumber()}, op_{op}, thread_state_{ThreadState::current()}, source_{currentSource()} {
   const auto count = op_.schema().arguments().size();
   arguments_.assign(stack.end() - static_cast<std::ptrdiff_t>(count), stack.end());
   const bool reads_metadata_only = isFactory(op_, arguments_);

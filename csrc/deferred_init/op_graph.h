@@ -27,6 +27,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -53,6 +54,9 @@ struct Geometry {
   static Geometry of(const at::Tensor& tensor);
 
   bool fits(const at::Tensor& tensor) const;
+
+  // True when both show the same bytes in the same order.
+  bool operator==(const Geometry& other) const = default;
 
   // A tensor on `storage`, which is real.
   at::Tensor makeTensor(c10::Storage storage) const;
@@ -179,6 +183,16 @@ class OpNode {
     return tape_;
   }
 
+  // The line that recorded the call, or empty: source_trace.h.
+  const std::string& source() const noexcept {
+    return source_;
+  }
+
+  // The arguments, with a placeholder in the place of each tensor.
+  const torch::jit::Stack& arguments() const noexcept {
+    return arguments_;
+  }
+
   // The arguments, with `tensors[i]` in the place of the i-th tensor.
   torch::jit::Stack arguments(c10::ArrayRef<at::Tensor> tensors) const;
 
@@ -191,6 +205,7 @@ class OpNode {
   std::vector<WrittenStorage> written_;
   ThreadState thread_state_;
   std::optional<TapePosition> tape_;
+  std::string source_;
 };
 
 }  // namespace torchext

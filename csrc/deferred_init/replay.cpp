@@ -1,12 +1,14 @@
 #include "replay.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include <ATen/ops/clone.h>
 #include <c10/util/irange.h>
 
 #include "../fake/fake.h"
+#include "../fake/fake_cuda.h"
 #include "../stack_utils.h"
 #include "draws.h"
 
@@ -58,6 +60,83 @@ void checkUnchanged(const OpNode& node, const TensorArgument& argument) {
               "any more. Materialize before changing the tensor, or pass `tensor.clone()` to the operator.");
 }
 
+// A fake device can be recorded on, but not computed on.
+void checkDevicesExist(const OpNode& node) {
+  const auto check = [&node](c10::Device device) {
+    TORCH_CHECK(
+        !device.is_cuda() || hasRealCuda(), "`", node.op().operator_name(), "` was recorded on ", device,
+        ", but this machine has no CUDA device to compute it on. Materialize where there is one, or construct the "
+        "model on the CPU and let materialize_module() place it.");
+  };
+  for (const TensorArgument& argument : node.tensors()) {
+    if (argument.device) {
+      check(*argument.device);
+    }
+  }
+  for (const c10::IValue& value : node.arguments()) {
+    if (value.isDevice()) {
+      check(value.toDevice());
+    }
+  }
+}
+
+// Are the real tensors that `node` reads as they were, and its devices there?
+void checkInputs(const OpNode& node) {
+  checkDevicesExist(node);
+  for (const TensorArgument& argument : node.tensors()) {
+    if (argument.external.defined()) {
+      checkUnchanged(node, argument);
+    }
+  }
+}
+
+// Lets errors name the operator, and the line that recorded it.
+template <typename Function>
+void naming(const OpNode& node, const Function& run) {
+  try {
+    run();
+  } catch (c10::Error& error) {
+    error.add_context(c10::str("while materializing what `", node.op().operator_name(), "` recorded",
+                               node.source().empty() ? "" : " at ", node.source()));
+    throw;
+  }
+}
+
+// Does `node` read a recorded value that it does not write over?
+bool readsWithoutWriting(const OpNode& node) {
+  const auto& written = node.written();
+  return std::any_of(node.tensors().begin(), node.tensors().end(), [&](const TensorArgument& argument) {
+    return argument.value != nullptr && argument.value->writer() != nullptr &&
+           std::none_of(written.begin(), written.end(), [&](const WrittenStorage& storage) {
+             return storage.is_argument && node.tensors()[storage.position].value == argument.value;
+           });
+  });
+}
+
+// Sets of numbers, each named by its smallest.
+class DisjointSets {
+ public:
+  explicit DisjointSets(std::size_t count) : parents_(count) {
+    std::iota(parents_.begin(), parents_.end(), std::size_t{0});
+  }
+
+  std::size_t firstOf(std::size_t i) {
+    while (parents_[i] != i) {
+      parents_[i] = parents_[parents_[i]];
+      i = parents_[i];
+    }
+    return i;
+  }
+
+  void unite(std::size_t a, std::size_t b) {
+    const auto [first, second] = std::minmax({firstOf(a), firstOf(b)});
+    parents_[second] = first;
+  }
+
+ private:
+  std::vector<std::size_t> parents_;
+};
+
 std::vector<Tensor> flatten(const Stack& results) {
   std::vector<Tensor> tensors;
   forEachTensor(results, results.size(), [&tensors](const Tensor& tensor) { tensors.push_back(tensor); });
@@ -66,7 +145,12 @@ std::vector<Tensor> flatten(const Stack& results) {
 
 }  // namespace
 
-Replay::Replay(const std::vector<StorageValuePtr>& wanted) : wanted_{wanted} {
+std::recursive_mutex& replayMutex() {
+  static std::recursive_mutex mutex;
+  return mutex;
+}
+
+Replay::Replay(const std::vector<StorageValuePtr>& wanted, Progress on_value) : wanted_{wanted}, on_value_{on_value} {
   plan();
 }
 
@@ -76,6 +160,7 @@ void Replay::plan() {
   open.reserve(wanted_.size());
   for (const StorageValuePtr& value : wanted_) {
     open.push_back(value.get());
+    wanted_of_node_[value->writer().get()] += 1;
   }
   while (!open.empty()) {
     const StorageValue& value = *open.back();
@@ -97,6 +182,35 @@ void Replay::plan() {
     }
   }
   std::sort(nodes_.begin(), nodes_.end(), [](const OpNode* a, const OpNode* b) { return a->number() < b->number(); });
+  keepDerivationsTogether();
+}
+
+// What was recorded after construction (`module.half()`, the slicing of shards) makes a new storage of each old one. In
+// the order of recording all of the old ones would be in memory before the first new one. Any order will do that
+// computes values before they are read; so operators that are connected by what they read run together, when the first
+// of them is due. Where all of them write over what they read, as in ordinary construction, there is nothing to gain,
+// and the order of recording has random numbers drawn without moving back and forth on the tape.
+void Replay::keepDerivationsTogether() {
+  DisjointSets sets{nodes_.size()};
+  std::unordered_map<const OpNode*, std::size_t> place_of;
+  for (const auto i : c10::irange(nodes_.size())) {
+    place_of[nodes_[i]] = i;
+    for (const TensorArgument& argument : nodes_[i]->tensors()) {
+      if (argument.value != nullptr && argument.value->writer() != nullptr) {
+        sets.unite(i, place_of.at(argument.value->writer().get()));
+      }
+    }
+  }
+  std::vector<bool> derives(nodes_.size(), false);
+  for (const auto i : c10::irange(nodes_.size())) {
+    derives[sets.firstOf(i)] = derives[sets.firstOf(i)] || readsWithoutWriting(*nodes_[i]);
+  }
+  std::vector<std::pair<std::size_t, const OpNode*>> due;
+  for (const auto i : c10::irange(nodes_.size())) {
+    due.emplace_back(derives[sets.firstOf(i)] ? sets.firstOf(i) : i, nodes_[i]);
+  }
+  std::stable_sort(due.begin(), due.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::transform(due.begin(), due.end(), nodes_.begin(), [](const auto& entry) { return entry.second; });
 }
 
 Replay::Buffer& Replay::bufferOf(const StorageValue& value) {
@@ -107,9 +221,19 @@ const Storage& Replay::storageOf(const StorageValue& value) {
   return value.writer() == nullptr ? value.constant() : bufferOf(value).storage;
 }
 
+// A constant, which no operator writes, is done before it begins.
+void Replay::reportWanted(const OpNode* node) {
+  const auto found = wanted_of_node_.find(node);
+  for (std::size_t i = 0; found != wanted_of_node_.end() && i < found->second; ++i) {
+    on_value_();
+  }
+}
+
 std::vector<Storage> Replay::run() {
+  reportWanted(nullptr);
   for (const OpNode* node : nodes_) {
     runNode(*node);
+    reportWanted(node);
   }
   const RealDispatch guard;
   std::vector<Storage> storages;
@@ -127,17 +251,21 @@ std::vector<Storage> Replay::run() {
   return storages;
 }
 
+void Replay::check() const {
+  for (const OpNode* node : nodes_) {
+    naming(*node, [node] { checkInputs(*node); });
+  }
+}
+
 void Replay::runNode(const OpNode& node) {
-  try {
+  naming(node, [this, &node] {
     const RealDispatch guard{node.threadState()};
+    checkInputs(node);
     const std::vector<Tensor> tensors = makeArguments(node);
     Stack stack = node.arguments(tensors);
     call(node, stack);
     keepWritten(node, tensors, stack);
-  } catch (c10::Error& error) {
-    error.add_context(c10::str("while materializing what `", node.op().operator_name(), "` recorded"));
-    throw;
-  }
+  });
   finishReads(node);
 }
 
@@ -170,7 +298,6 @@ std::vector<Tensor> Replay::makeArguments(const OpNode& node) {
       continue;
     }
     if (argument.value == nullptr) {
-      checkUnchanged(node, argument);
       tensors.push_back(argument.external);
       continue;
     }

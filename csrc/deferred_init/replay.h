@@ -1,21 +1,37 @@
 #pragma once
 
 #include <cstdint>
+#include <mutex>
 #include <unordered_map>
 #include <vector>
 
+#include <c10/util/FunctionRef.h>
+
+#include "../interpreter_lock.h"
 #include "op_graph.h"
 
 namespace torchext {
 
+// Called when something has been done, by those who want to know.
+using Progress = c10::function_ref<void()>;
+inline void nobodyAsks() {}
+
+// One replay at a time: replaying may fold values. Recursive, because a kernel in Python may read a deferred tensor.
+using ReplayLock = InterpreterAwareLock<std::recursive_mutex>;
+std::recursive_mutex& replayMutex();
+
 // Computes recorded values: NOTE [The graph of recorded operators]. One instance computes one set of values, once.
 //
 // Nothing outside changes while it runs: not the graph, not a fake tensor, not a generator. An error leaves all as it
-// was. A buffer is freed after the last operator that needs it, so that memory holds the wanted values and what the
-// operator at hand works on.
+// was. A buffer is freed after the last operator that needs it, and operators that have nothing to do with each other
+// do not come in between, so that memory holds the wanted values and what the operators at hand work on.
 class Replay {
  public:
-  explicit Replay(const std::vector<StorageValuePtr>& wanted);
+  // Calls `on_value` once for each wanted value that has been computed.
+  explicit Replay(const std::vector<StorageValuePtr>& wanted, Progress on_value = nobodyAsks);
+
+  // Raises what `run()` would raise, as far as that can be told without computing anything.
+  void check() const;
 
   // Returns the storages with the wanted values, in order. Nobody else refers to them. No value may be wanted twice.
   std::vector<c10::Storage> run();
@@ -29,6 +45,7 @@ class Replay {
   };
 
   void plan();
+  void keepDerivationsTogether();
   Buffer& bufferOf(const StorageValue& value);
   const c10::Storage& storageOf(const StorageValue& value);
 
@@ -39,8 +56,13 @@ class Replay {
   void keepWritten(const OpNode& node, const std::vector<at::Tensor>& arguments, const torch::jit::Stack& results);
   void finishReads(const OpNode& node);
 
+  void reportWanted(const OpNode* node);
+
   std::vector<StorageValuePtr> wanted_;
-  // The operators to run, in the order of their recording.
+  Progress on_value_;
+  // How many wanted values an operator of the plan writes, if any.
+  std::unordered_map<const OpNode*, std::size_t> wanted_of_node_;
+  // The operators to run, in order.
   std::vector<const OpNode*> nodes_;
   // For each operator of the plan, what it writes.
   std::unordered_map<const OpNode*, std::vector<Buffer>> buffers_;

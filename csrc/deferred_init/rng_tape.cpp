@@ -1,5 +1,6 @@
 #include "rng_tape.h"
 
+#include <algorithm>
 #include <mutex>
 
 #include <ATen/core/DistributionsHelper.h>
@@ -101,20 +102,38 @@ TapePosition takeNormals(Generator generator, std::uint64_t count) {
   return position;
 }
 
+TapeReader::Cursor* TapeReader::nearest(const TapePosition& position) {
+  Cursor* found = nullptr;
+  for (Cursor& cursor : cursors_) {
+    const bool is_on_the_way = cursor.position.base == position.base && cursor.position.draws <= position.draws;
+    if (is_on_the_way && (found == nullptr || found->position.draws < cursor.position.draws)) {
+      found = &cursor;
+    }
+  }
+  return found;
+}
+
+TapeReader::Cursor& TapeReader::leastRecentlyUsed() {
+  return *std::min_element(cursors_.begin(), cursors_.end(),
+                           [](const Cursor& a, const Cursor& b) { return a.last_use < b.last_use; });
+}
+
+// A cursor that would have to move is left for the operators that go on there, and another one takes its place on the
+// way, unless all others have been used since.
 const Generator& TapeReader::moveTo(const TapePosition& position) {
-  const std::lock_guard<std::mutex> lock(generator_.mutex());
-  CPUGeneratorImpl& impl = cpuImpl(generator_);
-  if (position_.base != position.base || position_.draws > position.draws) {
-    writeState(impl, *position.base);
-    position_ = {position.base, 0, std::nullopt};
+  Cursor* start = nearest(position);
+  const bool goes_on = start != nullptr && start->position.draws == position.draws;
+  Cursor& cursor = goes_on ? *start : leastRecentlyUsed();
+  CPUGeneratorImpl& impl = cpuImpl(cursor.generator);
+  if (&cursor != start) {
+    writeState(impl, start == nullptr ? *position.base : readState(cpuImpl(start->generator)));
+    cursor.position = {position.base, start == nullptr ? 0 : start->position.draws, std::nullopt};
   }
-  skipLocked(impl, position.draws - position_.draws);
-  if (position.length) {
-    position_.draws = position.draws + *position.length;
-  } else {
-    position_ = {};
-  }
-  return generator_;
+  skipLocked(impl, position.draws - cursor.position.draws);
+  cursor.position =
+      position.length ? TapePosition{position.base, position.draws + *position.length, std::nullopt} : TapePosition{};
+  cursor.last_use = ++uses_;
+  return cursor.generator;
 }
 
 DefaultGeneratorAt::DefaultGeneratorAt(const TapePosition& position) {

@@ -11,6 +11,7 @@
 //
 // MT19937, the generator of the CPU, can be moved without drawing: mt19937_jump.h.
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -46,16 +47,28 @@ TapePosition takeDraws(at::Generator generator, std::uint64_t draws);
 // Returns where it stood.
 TapePosition takeNormals(at::Generator generator, std::uint64_t count);
 
-// A private generator that reads a tape. Going forward from where the last operator ended costs nothing.
+// Private generators that read tapes. Going on where an operator ended costs nothing, and there are a few of them,
+// because what is drawn for one tensor comes from a few stretches: a constructor draws for each tensor in turn, and
+// then `init_weights()` again for each.
 class TapeReader {
  public:
-  // Returns the generator, placed at `position`.
+  // Returns a generator that is placed at `position`, to be used until the next call.
   const at::Generator& moveTo(const TapePosition& position);
 
  private:
-  at::Generator generator_ = at::detail::createCPUGenerator();
-  // Where the generator stands; `base` is null when that is not known.
-  TapePosition position_;
+  struct Cursor {
+    at::Generator generator = at::detail::createCPUGenerator();
+    // Where the generator stands; `base` is null when that is not known.
+    TapePosition position;
+    std::uint64_t last_use = 0;
+  };
+
+  // Of the cursors on the way to `position` the nearest, or null.
+  Cursor* nearest(const TapePosition& position);
+  Cursor& leastRecentlyUsed();
+
+  std::array<Cursor, 4> cursors_;
+  std::uint64_t uses_ = 0;
 };
 
 // While it lives, the default CPU generator stands at a position of a tape, for operators that take no generator.

@@ -115,6 +115,22 @@ void setProvenance(const Storage& storage, std::shared_ptr<Provenance> provenanc
   }
 }
 
+std::vector<at::Tensor> residentsOf(const Storage& storage) {
+  std::vector<at::Tensor> tensors;
+  const std::lock_guard<std::mutex> lock(contextMutex());
+  const FakeStorageContext* context = contextOf(storage);
+  for (FakeTensorImpl* impl = context == nullptr ? nullptr : context->residents; impl != nullptr;
+       impl = impl->next_resident_) {
+    // One that is about to die on another thread is on the list until it gets the lock, but cannot be had any more.
+    auto reference = c10::weak_intrusive_ptr<c10::TensorImpl>::reclaim(impl);
+    if (auto resident = reference.lock()) {
+      tensors.emplace_back(std::move(resident));
+    }
+    reference.release();  // NOLINT(bugprone-unused-return-value): it was not ours
+  }
+  return tensors;
+}
+
 void becomeReal(const Storage& fake, const Storage& real) {
   StorageImpl& impl = *fake.unsafeGetStorageImpl();
   StorageImpl& source = *real.unsafeGetStorageImpl();
@@ -139,6 +155,27 @@ void becomeReal(const Storage& fake, const Storage& real) {
   compat::allowDataAccess(impl);
   // Deletes the context.
   impl.set_data_ptr_noswap(source.set_data_ptr(DataPtr{nullptr, source.device()}));
+}
+
+void becomeFakeAgain(const Storage& real, std::size_t nbytes, at::ArrayRef<at::Tensor> tensors) {
+  StorageImpl& impl = *real.unsafeGetStorageImpl();
+  auto context = std::make_unique<FakeStorageContext>();
+  DataPtr data{nullptr, context.get(), &deleteContext, impl.device()};
+  context.release();  // NOLINT(bugprone-unused-return-value): now owned by `data`
+  {
+    const std::lock_guard<std::mutex> lock(contextMutex());
+    TORCH_INTERNAL_ASSERT(contextOf(real) == nullptr);
+    std::swap(data, impl._mutable_data_ptr_no_checks());  // the memory is freed after the lock is released
+    impl.set_nbytes(nbytes);
+    impl.set_allocator(noMemoryAllocator());
+    impl.set_resizable(true);
+    impl.release_data_and_set_meta_custom_data_ptr_error_msg_(kNoData);
+  }
+  for (const at::Tensor& tensor : tensors) {
+    auto& resident = dynamic_cast<FakeTensorImpl&>(*tensor.unsafeGetTensorImpl());
+    resident.addKeys(DispatchKeySet{c10::DispatchKey::Fake});
+    enrollResident(real, resident);
+  }
 }
 
 void dropStaleKeys(const at::TensorBase& tensor) {

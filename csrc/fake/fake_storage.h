@@ -15,8 +15,9 @@
 // data raises an error that says so, through StorageImpl's own check.
 
 #include <memory>
+#include <vector>
 
-#include <ATen/core/TensorBase.h>
+#include <ATen/core/Tensor.h>
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/Storage.h>
 #include <c10/util/Exception.h>
@@ -58,6 +59,9 @@ void setProvenance(const c10::Storage& storage, std::shared_ptr<Provenance> prov
 // True for the error that a fake storage raises when its data are asked for.
 bool isNoDataError(const c10::Error& error);
 
+// The fake tensors on `storage`, in no order. Empty for a real storage.
+std::vector<at::Tensor> residentsOf(const c10::Storage& storage);
+
 // NOTE [Becoming real]
 //
 // Moves the memory of `real` into `fake`, and takes the `Fake` key and the provenance's keys from every tensor on it.
@@ -66,6 +70,10 @@ bool isNoDataError(const c10::Error& error);
 // they are ordinary dense tensors. `real` must be on the same device and referenced by nobody else; it is left empty.
 // Does nothing when `fake` has become real on another thread meanwhile.
 void becomeReal(const c10::Storage& fake, const c10::Storage& real);
+
+// The way back: frees the memory of `real` and makes it a fake storage of `nbytes` bytes, with the fakes `tensors`.
+// They were fake when it became real, and show it still. Others that show it stay what they are, and find no data.
+void becomeFakeAgain(const c10::Storage& real, std::size_t nbytes, at::ArrayRef<at::Tensor> tensors);
 
 // A tensor that has kept the keys although its storage has become real: one that is not a FakeTensorImpl and so is not
 // on the storage's list, because a real tensor was given fake `.data`. Takes the keys away. Does nothing to others.

@@ -45,6 +45,7 @@ FakeTensorImpl::~FakeTensorImpl() {
 
 void FakeTensorImpl::release_resources() {
   strikeResident(*this);
+  retained_ = nullptr;
   TensorImpl::release_resources();
 }
 
@@ -59,6 +60,7 @@ void FakeTensorImpl::copyGeometry(const TensorImpl& source) {
 
 void FakeTensorImpl::moveTo(Storage storage) {
   strikeResident(*this);
+  retained_ = nullptr;
   storage_ = std::move(storage);
   device_opt_ = storage_.device();
   removeKeys(kFakeKeys | DispatchKeySet{DispatchKey::DeferredInit});
@@ -70,6 +72,7 @@ void FakeTensorImpl::moveTo(Storage storage) {
 
 void FakeTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& source) {
   strikeResident(*this);
+  retained_ = nullptr;
   TensorImpl::shallow_copy_from(source);
   enrollResident(storage_, *this);
 }

@@ -1,12 +1,17 @@
 #pragma once
 
 #include <atomic>
+#include <memory>
+#include <utility>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Storage.h>
 #include <c10/core/TensorImpl.h>
 
 namespace torchext {
+
+class Provenance;
 
 // A strided tensor on a fake storage: NOTE [The storage is what is fake]. It claims a real device and carries that
 // device's `Autograd*`, `ADInplaceOrView` and `Autocast*` keys plus `Fake`. Nothing is virtual that is plain on a real
@@ -34,6 +39,15 @@ class FakeTensorImpl final : public c10::TensorImpl {
   // Moves to another storage, as `Tensor.set_()` does. On a real one it becomes an ordinary tensor.
   void moveTo(c10::Storage storage);
 
+  // What is kept of how the bytes came about, after the tensor has become real: see becomeFakeAgain(). Null unless
+  // somebody has set it; dropped when the tensor is given other data.
+  const std::shared_ptr<Provenance>& retained() const noexcept {
+    return retained_;
+  }
+  void setRetained(std::shared_ptr<Provenance> retained) noexcept {
+    retained_ = std::move(retained);
+  }
+
   void shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& source) override;
 
   c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& version_counter,
@@ -53,9 +67,11 @@ class FakeTensorImpl final : public c10::TensorImpl {
   friend void enrollResident(const c10::Storage& storage, FakeTensorImpl& impl);
   friend void strikeResident(FakeTensorImpl& impl) noexcept;
   friend void setProvenance(const c10::Storage& storage,
-                            std::shared_ptr<class Provenance> provenance,
+                            std::shared_ptr<Provenance> provenance,
                             c10::DispatchKeySet keys);
+  friend std::vector<at::Tensor> residentsOf(const c10::Storage& storage);
   friend void becomeReal(const c10::Storage& fake, const c10::Storage& real);
+  friend void becomeFakeAgain(const c10::Storage& real, std::size_t nbytes, at::ArrayRef<at::Tensor> tensors);
 
   template <typename Version>
   c10::intrusive_ptr<TensorImpl> copyAndDetach(Version&& version_counter, bool allow_tensor_metadata_change) const;
@@ -77,6 +93,7 @@ class FakeTensorImpl final : public c10::TensorImpl {
   // asked without the storages' lock: who finds null has been taken off, or was never put on.
   FakeTensorImpl* next_resident_ = nullptr;
   std::atomic<FakeTensorImpl**> link_ = nullptr;
+  std::shared_ptr<Provenance> retained_;
 };
 
 // The bits of a view that is to be conjugated or negated when it is read.

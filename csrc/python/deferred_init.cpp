@@ -1,5 +1,11 @@
 #include "../deferred_init/deferred_init.h"
+#include "../deferred_init/explain.h"
+#include "../deferred_init/materialize.h"
+#include "../deferred_init/retained.h"
+#include "../deferred_init/source_trace.h"
 
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "bind.h"
@@ -13,8 +19,60 @@ bool isDeferredTensor(const at::Tensor& tensor) {
   return isDeferred(tensor);
 }
 
-void materializeTensors(const std::vector<at::Tensor>& tensors) {
-  materialize(tensors);
+using Tensors = std::vector<at::Tensor>;
+
+// The arguments of torchext.deferred_init.materialize_module(), taken apart. `on_done` is called once a storage.
+void materializeTensors(const Tensors& placed,
+                        const Tensors& others,
+                        const std::optional<at::Device>& device,
+                        const std::optional<at::ScalarType>& dtype,
+                        bool retain,
+                        const std::optional<pybind11::function>& on_done) {
+  const auto report = [&on_done] {
+    if (on_done) {
+      const pybind11::gil_scoped_acquire gil;
+      (*on_done)();
+    }
+  };
+  const pybind11::gil_scoped_release no_gil;
+  materialize(placed, others, {{device, dtype}, retain, report});
+}
+
+void deferAgainTensors(const Tensors& tensors) {
+  deferAgain(tensors);
+}
+
+// As a pair: the operations, as tuples in the order of the fields of torchext.deferred_init.RecordedOperation, and for
+// each tensor the number of the value that it shows, and how it shows it.
+pybind11::tuple explainTensors(const Tensors& tensors) {
+  const Explanation explanation = explain(tensors);
+  pybind11::list operations;
+  for (const ExplainedOperation& operation : explanation.operations) {
+    pybind11::list writes;
+    for (const ExplainedValue& value : operation.writes) {
+      writes.append(pybind11::make_tuple(value.number, value.shape, value.dtype));
+    }
+    operations.append(pybind11::make_tuple(operation.name, operation.call, operation.reads, writes,
+                                           operation.generator_offset, operation.draws, operation.source));
+  }
+  pybind11::list shown;
+  for (const ExplainedTensor& tensor : explanation.tensors) {
+    shown.append(pybind11::make_tuple(tensor.value, tensor.text));
+  }
+  return pybind11::make_tuple(operations, shown);
+}
+
+// torchext._trace.current_line(), held for the life of the process.
+PyObject* source_tracer = nullptr;
+
+std::string traceInPython() {
+  const pybind11::gil_scoped_acquire gil;
+  return pybind11::reinterpret_borrow<pybind11::function>(source_tracer)().cast<std::string>();
+}
+
+void setPythonSourceTracer(const pybind11::function& tracer) {
+  source_tracer = tracer.inc_ref().ptr();
+  setSourceTracer(&traceInPython);
 }
 
 }  // namespace
@@ -23,8 +81,17 @@ void bindDeferredInit(pybind11::module_& module) {
   bind(module, "enter_deferred_init", enterDeferredInit);
   bind(module, "leave_deferred_init", leaveDeferredInit);
   bind(module, "is_deferred", isDeferredTensor);
-  bind(module, "materialize", materializeTensors);
+  module.def("materialize", torch::wrap_pybind_function(materializeTensors), pybind11::arg("placed"),
+             pybind11::arg("others") = Tensors{}, pybind11::arg("device") = pybind11::none(),
+             pybind11::arg("dtype") = pybind11::none(), pybind11::arg("retain") = false,
+             pybind11::arg("on_done") = pybind11::none());
+  bind(module, "defer_again", deferAgainTensors);
+  bind(module, "is_retained", isRetained);
   bind(module, "evaluate", evaluate);
+  module.def("explain", torch::wrap_pybind_function(explainTensors));
+  module.def("set_source_tracer", &setPythonSourceTracer);
+  bind(module, "enter_tracing", enterTracing);
+  bind(module, "leave_tracing", leaveTracing);
 }
 
 }  // namespace torchext::python

@@ -1,0 +1,322 @@
+#include "explain.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <iomanip>
+#include <sstream>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include <ATen/core/jit_type.h>
+#include <c10/core/Layout.h>
+#include <c10/core/MemoryFormat.h>
+#include <c10/util/StringUtil.h>
+#include <c10/util/irange.h>
+
+#include "op_graph.h"
+#include "retained.h"
+
+namespace torchext {
+
+using at::Tensor;
+using c10::IValue;
+using c10::ScalarType;
+using c10::TypeKind;
+
+namespace {
+
+std::string nameOf(ScalarType dtype) {
+  return std::string{c10::getDtypeNames(dtype).first};
+}
+
+std::string shapeOf(const Geometry& geometry) {
+  return c10::str(nameOf(c10::typeMetaToScalarType(geometry.dtype)), "[", c10::Join(", ", geometry.sizes), "]");
+}
+
+// The shortest decimal that is `number`, and that reads as a floating point number.
+std::string formatted(double number) {
+  std::string text;
+  for (const int digits : {6, 15, 16, 17}) {
+    std::ostringstream out;
+    out << std::setprecision(digits) << number;
+    text = out.str();
+    if (std::strtod(text.c_str(), nullptr) == number) {
+      break;
+    }
+  }
+  return text.find_first_not_of("-0123456789") == std::string::npos ? text + ".0" : text;
+}
+
+// What numbers mean that schemas declare as enumerations, and the dispatcher passes as integers.
+TypeKind enumerationOf(const c10::Argument& argument) {
+  c10::TypePtr type = argument.real_type();
+  if (type->kind() == TypeKind::OptionalType) {
+    type = type->castRaw<c10::OptionalType>()->getElementType();
+  }
+  return type->kind();
+}
+
+std::string formatted(std::int64_t number, TypeKind meaning) {
+  if (meaning == TypeKind::ScalarTypeType) {
+    return nameOf(static_cast<ScalarType>(number));
+  }
+  if (meaning == TypeKind::LayoutType) {
+    return c10::str(static_cast<c10::Layout>(number));
+  }
+  if (meaning == TypeKind::MemoryFormatType) {
+    return c10::str(static_cast<c10::MemoryFormat>(number));
+  }
+  return std::to_string(number);
+}
+
+// A number, or a bool.
+std::string formatted(const IValue& number, TypeKind meaning) {
+  if (number.isBool()) {
+    return number.toBool() ? "True" : "False";
+  }
+  if (number.isInt()) {
+    return formatted(number.toInt(), meaning);
+  }
+  if (number.isDouble()) {
+    return formatted(number.toDouble());
+  }
+  const c10::complex<double> both = number.toComplexDouble();
+  return "complex(" + formatted(both.real()) + ", " + formatted(both.imag()) + ")";
+}
+
+// A Python number comes as a tensor to operators that take tensors only.
+std::string describeReal(const Tensor& tensor) {
+  if (!tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
+    return "real " + shapeOf(Geometry::of(tensor));
+  }
+  const RealDispatch guard;
+  return formatted(IValue(tensor.item()), TypeKind::NumberType);
+}
+
+// Writes the arguments of one call, asking for a text for each of its tensors in turn.
+class CallFormatter {
+ public:
+  CallFormatter(const OpNode& node, std::vector<std::string> tensors) : node_{node}, tensors_{std::move(tensors)} {}
+
+  std::string run();
+
+ private:
+  std::string format(const IValue& value, TypeKind meaning);
+  std::string formatAll(c10::ArrayRef<IValue> values);
+
+  const OpNode& node_;
+  std::vector<std::string> tensors_;
+  std::size_t next_tensor_ = 0;
+};
+
+// Arguments that have their default values are left out, as people do; then the next go by their names.
+std::string CallFormatter::run() {
+  std::vector<std::string> parts;
+  bool by_name = false;
+  for (const auto i : c10::irange(node_.arguments().size())) {
+    const c10::Argument& argument = node_.op().schema().arguments()[i];
+    const TypeKind meaning = enumerationOf(argument);
+    const std::string text = format(node_.arguments()[i], meaning);
+    // Python passes `pin_memory=False` to every factory.
+    const bool is_noise = argument.name() == "pin_memory" && text == "False";
+    if (is_noise || (argument.default_value() && text == format(*argument.default_value(), meaning))) {
+      by_name = true;
+      continue;
+    }
+    by_name = by_name || argument.kwarg_only();
+    parts.push_back(by_name ? argument.name() + "=" + text : text);
+  }
+  return c10::str(node_.op().operator_name(), "(", c10::Join(", ", parts), ")");
+}
+
+std::string CallFormatter::format(const IValue& value, TypeKind meaning) {
+  if (value.isTensor()) {
+    return value.toTensor().defined() ? tensors_[next_tensor_++] : "None";
+  }
+  if (value.isNone()) {
+    return "None";
+  }
+  if (value.isScalar()) {
+    return formatted(value, meaning);
+  }
+  if (value.isString()) {
+    return "'" + value.toStringRef() + "'";
+  }
+  if (value.isDevice()) {
+    return value.toDevice().str();
+  }
+  if (value.isGenerator()) {
+    return "generator on " + value.toGenerator().device().str();
+  }
+  if (value.isList()) {
+    return "[" + formatAll(value.toListRef()) + "]";
+  }
+  if (value.isTuple()) {
+    return "(" + formatAll(value.toTupleRef().elements()) + ")";
+  }
+  return "<" + value.tagKind() + ">";
+}
+
+std::string CallFormatter::formatAll(c10::ArrayRef<IValue> values) {
+  std::vector<std::string> parts;
+  parts.reserve(values.size());
+  for (const IValue& value : values) {
+    parts.push_back(format(value, TypeKind::AnyType));
+  }
+  return c10::Join(", ", parts);
+}
+
+// Makes one explanation.
+class Explainer {
+ public:
+  Explanation run(at::ArrayRef<Tensor> tensors);
+
+ private:
+  static std::vector<const OpNode*> operatorsBehind(const std::vector<Recording>& recordings);
+  void explainNode(const OpNode& node);
+  std::string describe(const TensorArgument& argument, std::vector<std::int64_t>& reads);
+  ExplainedTensor show(const StorageValue& value, const Geometry& seen_as);
+  Geometry wholeOf(const OpNode& node, const WrittenStorage& written);
+  ExplainedValue addValue(const Geometry& geometry);
+  std::int64_t numberOf(const StorageValue& value, const Geometry& seen_as);
+  std::int64_t addConstant(const StorageValue& value, const Geometry& seen_as);
+
+  // What an operator wrote, in the order of `OpNode::written()`.
+  std::unordered_map<const OpNode*, std::int64_t> first_of_node_;
+  std::unordered_map<const StorageValue*, std::int64_t> constants_;
+  // Of the values, by number.
+  std::vector<Geometry> geometries_;
+  Explanation explanation_;
+};
+
+Explanation Explainer::run(at::ArrayRef<Tensor> tensors) {
+  std::vector<Recording> recordings;
+  for (const Tensor& tensor : tensors) {
+    recordings.push_back(recordingOf(tensor));
+    TORCH_CHECK_VALUE(recordings.back().value != nullptr, "There is no record of how a tensor of shape ",
+                      tensor.sizes(),
+                      " comes about: only tensors can be explained that wait to be materialized, or that were "
+                      "materialized with `retain_graph=True`.");
+  }
+  for (const OpNode* node : operatorsBehind(recordings)) {
+    explainNode(*node);
+  }
+  for (const Recording& recording : recordings) {
+    explanation_.tensors.push_back(show(*recording.value, recording.geometry));
+  }
+  return std::move(explanation_);
+}
+
+// In the order of their recording.
+std::vector<const OpNode*> Explainer::operatorsBehind(const std::vector<Recording>& recordings) {
+  std::vector<const OpNode*> open;
+  for (const Recording& recording : recordings) {
+    open.push_back(recording.value->writer().get());
+  }
+  std::unordered_set<const OpNode*> known{nullptr};
+  std::vector<const OpNode*> nodes;
+  while (!open.empty()) {
+    const OpNode* node = open.back();
+    open.pop_back();
+    if (!known.insert(node).second) {
+      continue;
+    }
+    nodes.push_back(node);
+    for (const TensorArgument& argument : node->tensors()) {
+      if (argument.value != nullptr) {
+        open.push_back(argument.value->writer().get());
+      }
+    }
+  }
+  std::sort(nodes.begin(), nodes.end(), [](const OpNode* a, const OpNode* b) { return a->number() < b->number(); });
+  return nodes;
+}
+
+void Explainer::explainNode(const OpNode& node) {
+  ExplainedOperation operation;
+  operation.name = node.op().schema().name();
+  std::vector<std::string> tensors;
+  tensors.reserve(node.tensors().size());
+  for (const TensorArgument& argument : node.tensors()) {
+    tensors.push_back(describe(argument, operation.reads));
+  }
+  operation.call = CallFormatter{node, std::move(tensors)}.run();
+  first_of_node_[&node] = static_cast<std::int64_t>(geometries_.size());
+  for (const WrittenStorage& written : node.written()) {
+    operation.writes.push_back(addValue(wholeOf(node, written)));
+  }
+  if (node.tape()) {
+    operation.generator_offset = node.tape()->draws;
+    operation.draws = node.tape()->length;
+  }
+  operation.source = node.source();
+  explanation_.operations.push_back(std::move(operation));
+}
+
+std::string Explainer::describe(const TensorArgument& argument, std::vector<std::int64_t>& reads) {
+  if (argument.device) {
+    return "like " + shapeOf(argument.geometry);
+  }
+  if (argument.value == nullptr) {
+    return describeReal(argument.external);
+  }
+  ExplainedTensor tensor = show(*argument.value, argument.geometry);
+  reads.push_back(tensor.value);
+  return std::move(tensor.text);
+}
+
+ExplainedTensor Explainer::show(const StorageValue& value, const Geometry& seen_as) {
+  const std::int64_t number = numberOf(value, seen_as);
+  std::string text = c10::str("%", number);
+  if (geometries_[static_cast<std::size_t>(number)] != seen_as) {
+    text += " as " + shapeOf(seen_as);
+    if (seen_as.storage_offset != 0) {
+      text += c10::str(" at ", seen_as.storage_offset);
+    }
+  }
+  return {number, std::move(text)};
+}
+
+// Who writes through a view leaves the rest as it was: the value is still that of the whole.
+Geometry Explainer::wholeOf(const OpNode& node, const WrittenStorage& written) {
+  if (!written.is_argument || written.was_resized) {
+    return written.geometry;
+  }
+  const TensorArgument& argument = node.tensors()[written.position];
+  return geometries_[static_cast<std::size_t>(numberOf(*argument.value, argument.geometry))];
+}
+
+ExplainedValue Explainer::addValue(const Geometry& geometry) {
+  geometries_.push_back(geometry);
+  return {static_cast<std::int64_t>(geometries_.size()) - 1,
+          {geometry.sizes.begin(), geometry.sizes.end()},
+          c10::typeMetaToScalarType(geometry.dtype)};
+}
+
+std::int64_t Explainer::numberOf(const StorageValue& value, const Geometry& seen_as) {
+  if (value.writer() != nullptr) {
+    return first_of_node_.at(value.writer().get()) + static_cast<std::int64_t>(value.output());
+  }
+  const auto known = constants_.find(&value);
+  return known == constants_.end() ? addConstant(value, seen_as) : known->second;
+}
+
+std::int64_t Explainer::addConstant(const StorageValue& value, const Geometry& seen_as) {
+  ExplainedOperation operation;
+  operation.name = "constant";
+  operation.call = c10::str("constant(", value.constant().nbytes(), " bytes)");
+  operation.writes.push_back(addValue(seen_as));
+  const std::int64_t number = operation.writes.front().number;
+  constants_[&value] = number;
+  explanation_.operations.push_back(std::move(operation));
+  return number;
+}
+
+}  // namespace
+
+Explanation explain(at::ArrayRef<Tensor> tensors) {
+  return Explainer{}.run(tensors);
+}
+
+}  // namespace torchext

@@ -1,0 +1,55 @@
+#pragma once
+
+// Recorded operators for people to read.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+
+namespace torchext {
+
+// A value that an operator has left in a storage, as a tensor shows all of it that is known to be used.
+struct ExplainedValue {
+  // The values of an explanation are counted from 0, in the order in which they come about.
+  std::int64_t number = 0;
+  std::vector<std::int64_t> shape;
+  c10::ScalarType dtype = c10::ScalarType::Undefined;
+};
+
+struct ExplainedOperation {
+  // As in `aten::uniform_`; or `constant`, of values that nobody computed, such as those of `torch.tensor()`.
+  std::string name;
+  // The call with its arguments, without what it writes: `aten::uniform_(%0, -0.5, 0.5)`.
+  std::string call;
+  // The numbers of the values that it reads, in the order of its arguments.
+  std::vector<std::int64_t> reads;
+  std::vector<ExplainedValue> writes;
+  // Where on the tape of its generator it starts, in draws of 32 bits since the tape's last known state, and how many
+  // it takes, where that was told without running it. NOTE [The tape of a generator].
+  std::optional<std::uint64_t> generator_offset;
+  std::optional<std::uint64_t> draws;
+  // The line that recorded it, or empty when nobody traced.
+  std::string source;
+};
+
+// What a tensor shows: a value, and in words how, if not as it was written: `%1 as float32[2] at 2`.
+struct ExplainedTensor {
+  std::int64_t value = 0;
+  std::string text;
+};
+
+struct Explanation {
+  // In the order of their recording.
+  std::vector<ExplainedOperation> operations;
+  // One for each tensor.
+  std::vector<ExplainedTensor> tensors;
+};
+
+// Tells which recorded operators make `tensors`. Raises ValueError for one that nothing is recorded of.
+Explanation explain(at::ArrayRef<at::Tensor> tensors);
+
+}  // namespace torchext

@@ -1,0 +1,124 @@
+#include "place.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/ops/empty.h>
+#include <c10/core/InferenceMode.h>
+
+#include "../fake/fake_cuda.h"
+#include "../fake/fake_storage.h"
+#include "op_graph.h"
+#include "real_dispatch.h"
+
+namespace torchext {
+
+using at::Tensor;
+using c10::ScalarType;
+using c10::Storage;
+
+namespace {
+
+bool isConvertible(ScalarType dtype) {
+  return c10::isFloatingType(dtype) || c10::isComplexType(dtype);
+}
+
+// A tensor of no elements tells which device `cuda` is, and, in PyTorch's own words, that another one does not exist.
+c10::Device existingDevice(c10::Device device) {
+  TORCH_CHECK_VALUE(!device.is_meta(),
+                    "Tensors cannot be materialized on the device `meta`, where they have no values. Leave them "
+                    "deferred, or use torchext.fake.meta_like().");
+  TORCH_CHECK_VALUE(!device.is_cuda() || hasRealCuda(), "Tensors cannot be materialized on ", device,
+                    ", because this machine has no CUDA device.");
+  const RealDispatch guard;
+  return at::empty({0}, at::TensorOptions().dtype(c10::kByte).device(device)).device();
+}
+
+// The elements of `storage` as a tensor of one dimension. A rest that is no whole element is shown by no tensor.
+Tensor elementsOf(const Storage& storage, ScalarType dtype) {
+  const caffe2::TypeMeta type = c10::scalarTypeToTypeMeta(dtype);
+  const auto count = static_cast<int64_t>(storage.nbytes() / type.itemsize());
+  return Geometry{{count}, {1}, 0, type, false, false}.makeTensor(storage);
+}
+
+Storage moved(const Storage& real, const Move& move) {
+  const RealDispatch guard;
+  const ScalarType from = move.dtypes ? move.dtypes->first : ScalarType::Byte;
+  const ScalarType to = move.dtypes ? move.dtypes->second : ScalarType::Byte;
+  const auto options = at::TensorOptions().device(move.device.value_or(real.device())).dtype(to);
+  return elementsOf(real, from).to(options).storage();
+}
+
+// A tensor that shows `storage` as `tensor` shows its own.
+Tensor shownAs(const Tensor& tensor, const Storage& storage, const Move& move) {
+  Geometry geometry = Geometry::of(tensor);
+  if (move.dtypes) {
+    geometry.dtype = c10::scalarTypeToTypeMeta(move.dtypes->second);
+    // The real part of a conjugate is the real part.
+    geometry.is_conj = geometry.is_conj && c10::isComplexType(move.dtypes->second);
+  }
+  // Whether a tensor is an inference tensor is decided by the mode in which it is made.
+  const c10::InferenceMode mode{tensor.is_inference()};
+  return geometry.makeTensor(storage);
+}
+
+// The tensors on `fake`, with those of `tensors` that are on it, each once.
+std::vector<Tensor> tensorsOn(const Storage& fake, at::ArrayRef<Tensor> tensors) {
+  std::vector<Tensor> found = residentsOf(fake);
+  for (const Tensor& tensor : tensors) {
+    const auto is_it = [&tensor](const Tensor& other) { return other.is_same(tensor); };
+    if (isSameStorage(tensor.storage(), fake) && std::none_of(found.begin(), found.end(), is_it)) {
+      found.push_back(tensor);
+    }
+  }
+  return found;
+}
+
+}  // namespace
+
+Placement checkedPlacement(const Placement& placement) {
+  Placement checked = placement;
+  TORCH_CHECK_TYPE(!placement.dtype || isConvertible(*placement.dtype),
+                   "`dtype` was expected to be floating point or complex, but it is ",
+                   c10::toString(placement.dtype.value_or(ScalarType::Undefined)), ".");
+  if (placement.device) {
+    checked.device = existingDevice(*placement.device);
+  }
+  return checked;
+}
+
+Move planMove(const Tensor& tensor, const Placement& placement) {
+  Move move;
+  if (placement.device && *placement.device != tensor.device()) {
+    move.device = placement.device;
+  }
+  const ScalarType from = tensor.scalar_type();
+  if (!placement.dtype || *placement.dtype == from || !isConvertible(from)) {
+    return move;
+  }
+  for (const Tensor& other : residentsOf(tensor.storage())) {
+    TORCH_CHECK_VALUE(other.scalar_type() == from, "A tensor of shape ", tensor.sizes(), " and dtype ", from,
+                      " shares its memory with one of shape ", other.sizes(), " and dtype ", other.scalar_type(),
+                      ", so that it cannot be converted to ", *placement.dtype,
+                      " and go on sharing. Materialize them without `dtype`, and convert them afterwards.");
+  }
+  move.dtypes = {from, *placement.dtype};
+  return move;
+}
+
+Storage becomeRealElsewhere(const Storage& fake, const Storage& real, const Move& move, at::ArrayRef<Tensor> tensors) {
+  const Storage storage = moved(real, move);
+  const std::vector<Tensor> movers = tensorsOn(fake, tensors);
+  std::vector<Tensor> data;
+  data.reserve(movers.size());
+  for (const Tensor& tensor : movers) {
+    data.push_back(shownAs(tensor, storage, move));
+  }
+  for (std::size_t i = 0; i < movers.size(); ++i) {
+    // Lets go of the node that accumulates gradients, too, if that expects the old device or dtype.
+    movers[i].set_data(data[i]);
+  }
+  return storage;
+}
+
+}  // namespace torchext

@@ -1,0 +1,34 @@
+#pragma once
+
+// Which line of the user's program an operator was recorded for. The core does not know Python: it asks a function that
+// the bindings set, and only on threads that want to know, because it takes longer than recording does.
+
+#include <string>
+
+#include "../macros.h"
+
+namespace torchext {
+
+// Returns where the program stands, or an empty string when it cannot tell.
+using SourceTracer = std::string (*)();
+TORCHEXT_API void setSourceTracer(SourceTracer tracer);
+
+// While at least one lives on a thread, operators are recorded with their lines. Nests.
+class TORCHEXT_API TracingGuard {
+ public:
+  TracingGuard();
+  TracingGuard(const TracingGuard&) = delete;
+  TracingGuard& operator=(const TracingGuard&) = delete;
+  TracingGuard(TracingGuard&&) = delete;
+  TracingGuard& operator=(TracingGuard&&) = delete;
+  ~TracingGuard();
+};
+
+// What the guard does, for the context managers of other languages. The two must be called in pairs, on one thread.
+TORCHEXT_API void enterTracing();
+TORCHEXT_API void leaveTracing();
+
+// What the tracer says, or an empty string on a thread that does not trace.
+std::string currentSource();
+
+}  // namespace torchext

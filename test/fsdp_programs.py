@@ -1,0 +1,166 @@
+"""Programs of two processes for `test_fsdp.py`: `python fsdp_programs.py NAME` runs one, and fails if it does."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from common import build_both
+from torch import Tensor, nn
+
+from torchext.compat import install_as_torchdistx
+from torchext.deferred_init import defer_again, is_deferred, materialize_module, materialize_tensor, summary
+
+WORLD_SIZE = 2
+PROGRAMS: dict[str, Callable[[], None]] = {}
+
+
+def program(function: Callable[[], None]) -> Callable[[], None]:
+    PROGRAMS[function.__name__] = function
+    return function
+
+
+class Model(nn.Module):
+    """Sizes that two processes cannot share evenly, a buffer, and a tie."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(5, 7), nn.Tanh())
+        self.norm = nn.BatchNorm1d(7)
+        self.table = nn.Embedding(3, 7)
+        self.last = nn.Linear(7, 3)
+        self.last.weight = self.table.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.norm(self.first(x)))
+
+
+def build_the_same() -> tuple[Model, Model]:
+    return build_both(Model)
+
+
+def assert_trains_like(module: nn.Module, eager: nn.Module) -> None:
+    """Every process has the same input, so that the mean of the gradients is that of one process."""
+    x = torch.linspace(-1, 1, 20).view(4, 5)
+    for model in (module, eager):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        model(x).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    torch.testing.assert_close(module(x), eager(x))
+
+
+def wrap(module: nn.Module) -> nn.Module:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    return FullyShardedDataParallel(
+        module,
+        auto_wrap_policy=ModuleWrapPolicy({nn.Sequential}),
+        device_id=torch.device("cpu"),
+        use_orig_params=True,
+    )
+
+
+def assert_wraps_alike(module: nn.Module, eager: nn.Module) -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    wrapped, expected = wrap(module), wrap(eager)
+    assert not is_deferred(wrapped)
+    with FullyShardedDataParallel.summon_full_params(wrapped), FullyShardedDataParallel.summon_full_params(expected):
+        found, wanted = dict(wrapped.named_parameters()), dict(expected.named_parameters())
+        assert found.keys() == wanted.keys()
+        for name, parameter in found.items():
+            assert torch.equal(parameter, wanted[name]), name
+        buffers = dict(expected.named_buffers())
+        for name, buffer in wrapped.named_buffers():
+            assert torch.equal(buffer, buffers[name]), name
+    assert_trains_like(wrapped, expected)
+
+
+@program
+def fsdp1() -> None:
+    install_as_torchdistx()
+    eager, deferred = build_the_same()
+    assert_wraps_alike(deferred, eager)
+
+
+@program
+def fsdp1_that_was_imported_before() -> None:
+    import torch.distributed.fsdp._init_utils as fsdp
+
+    assert not fsdp._TORCHDISTX_AVAIL
+    fsdp1()
+
+
+@program
+def fully_shard() -> None:
+    eager, deferred = build_the_same()
+    shard(deferred)
+    assert is_deferred(deferred)
+    assert all(is_deferred(parameter) for parameter in deferred.parameters())
+    assert "DTensor" not in summary(deferred)
+    materialize_tensor(deferred.last.bias)
+    parameters = list(deferred.parameters())
+    materialize_module(deferred, retain_graph=True)
+    defer_again_but_for(deferred, deferred.last)
+    assert is_deferred(deferred)
+    materialize_module(deferred)
+
+    assert not is_deferred(deferred)
+    assert all(a is b for a, b in zip(deferred.parameters(), parameters, strict=True))
+    assert deferred.last.weight is deferred.table.weight
+    wanted = dict(eager.named_parameters())
+    for name, parameter in deferred.named_parameters():
+        whole = wanted[name].detach()
+        chunks = whole.chunk(WORLD_SIZE)
+        shard_of_rank = chunks[dist.get_rank()] if dist.get_rank() < len(chunks) else whole[:0]
+        assert torch.equal(parameter.to_local(), shard_of_rank), name
+        assert torch.equal(parameter.full_tensor(), whole), name
+    assert_trains_like(deferred, eager)
+
+
+def shard(module: Model) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard as shard_in_place
+
+    mesh = init_device_mesh("cpu", (WORLD_SIZE,))
+    shard_in_place(module.first, mesh=mesh)
+    shard_in_place(module, mesh=mesh)
+
+
+def defer_again_but_for(module: nn.Module, spared: nn.Module) -> None:
+    for child in module.children():
+        if child is not spared:
+            defer_again(child)
+
+
+@program
+def fully_sharded_parts_stay_on_their_mesh() -> None:
+    _, deferred = build_the_same()
+    shard(deferred)
+    for placement in ({"dtype": torch.float16}, {"device": "cuda"}):
+        with pytest.raises(ValueError, match="of a DTensor"):
+            materialize_module(deferred, **placement)
+    assert all(is_deferred(parameter) for parameter in deferred.parameters())
+    materialize_module(deferred, device="cpu", dtype=torch.float32)
+    assert not is_deferred(deferred)
+
+
+def run(rank: int, name: str, meeting_point: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{meeting_point}", rank=rank, world_size=WORLD_SIZE)
+    try:
+        PROGRAMS[name]()
+    finally:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(run, (sys.argv[1], str(Path(folder) / "meeting_point")), nprocs=WORLD_SIZE)

@@ -1,0 +1,413 @@
+"""Where materialized tensors go, how far it has come, and what is left when it fails."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from common import assert_same_module, assert_same_tensor, build_both
+from torch import Tensor, nn
+
+from torchext import _C
+from torchext.deferred_init import deferred_init, is_deferred, materialize_module, materialize_tensor
+from torchext.fake import fake_mode, is_fake
+
+
+class Model(nn.Module):
+    """One of everything: ties, buffers of several dtypes, an integer parameter, plain attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(6, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.head = nn.Linear(4, 6)
+        self.head.weight = self.embedding.weight
+        self.lookup = nn.Parameter(torch.arange(6), requires_grad=False)
+        self.register_buffer("phases", torch.polar(torch.ones(3), torch.arange(3.0)), persistent=False)
+        self.plain = torch.linspace(0, 1, 5)
+
+
+def pieces() -> list[Tensor]:
+    """A tensor, views of it, and an alias."""
+    whole = torch.rand(6, 4)
+    return [whole, whole[2:4], whole.t(), whole.detach(), whole.view(-1)[5:]]
+
+
+@pytest.fixture(params=[pytest.param("cuda", marks=pytest.mark.cuda)])
+def other_device(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+class TestDtype:
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
+    def test_module_is_what_to_makes_of_the_eager_one(self, dtype: torch.dtype) -> None:
+        eager, deferred = build_both(Model)
+        del eager.phases, deferred.phases
+        materialize_module(deferred, dtype=dtype)
+        same_but_versions(deferred, eager.to(dtype))
+        assert not is_deferred(deferred)
+
+    def test_complex_dtype_and_complex_tensors(self) -> None:
+        eager, deferred = build_both(Model)
+        materialize_module(deferred, dtype=torch.complex128)
+        with pytest.warns(UserWarning, match="Complex modules are a new feature"):
+            eager.to(torch.complex128)
+        same_but_versions(deferred, eager)
+
+    def test_integers_and_plain_attributes_keep_their_dtype(self) -> None:
+        module = deferred_init(Model)
+        del module.phases
+        materialize_module(module, dtype=torch.float16)
+        assert module.lookup.dtype == module.norm.num_batches_tracked.dtype == torch.int64
+        assert module.plain.dtype == torch.float32
+        assert module.norm.running_mean.dtype == torch.float16
+
+    def test_recorded_dtype_is_the_plain_way(self) -> None:
+        eager, deferred = build_both(lambda: nn.Linear(3, 3))
+        materialize_module(deferred, dtype=torch.float32, device="cpu")
+        assert_same_module(deferred, eager)
+
+    def test_views_and_aliases_go_on_sharing(self) -> None:
+        eager, deferred = build_both(pieces)
+        materialize_tensor(deferred[1], dtype=torch.float64)
+        assert not any(is_deferred(tensor) for tensor in deferred)
+        for found, wanted in zip(deferred, eager, strict=True):
+            assert found.dtype == torch.float64
+            assert found.stride() == wanted.stride()
+            assert torch.equal(found, wanted.double())
+        deferred[0].fill_(3)
+        assert all((tensor == 3).all() for tensor in deferred)
+
+    def test_conjugate_views_are_converted(self) -> None:
+        def build() -> list[Tensor]:
+            z = torch.complex(torch.arange(3.0), torch.ones(3))
+            return [z, z.conj()]
+
+        z, conjugate = deferred_init(build)
+        materialize_tensor(z, dtype=torch.complex128)
+        assert torch.equal(conjugate.resolve_conj(), build()[1].to(torch.complex128))
+
+    def test_views_of_another_dtype_forbid_it_before_anything_changes(self) -> None:
+        class Mixed(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.fine = nn.Parameter(torch.rand(2))
+                self.weight = nn.Parameter(torch.rand(4, 4))
+                self.bits = self.weight.data.view(torch.int32)
+
+        module = deferred_init(Mixed)
+        with pytest.raises(ValueError, match=r"\[4, 4\] and dtype Float shares its memory .* and dtype Int, so that"):
+            materialize_module(module, dtype=torch.float16)
+        assert is_deferred(module.fine)
+        assert is_deferred(module.weight)
+        materialize_module(module)
+        assert not is_deferred(module)
+
+    def test_dtype_that_modules_cannot_have_is_refused(self) -> None:
+        module = deferred_init(nn.Linear, 2, 2)
+        with pytest.raises(TypeError, match="`dtype` was expected to be floating point or complex, but it is Int"):
+            materialize_module(module, dtype=torch.int32)
+        assert is_deferred(module.weight)
+
+    def test_inference_tensors_stay_inference_tensors(self) -> None:
+        with torch.inference_mode():
+            tensor = deferred_init(torch.ones, 3)
+            view = tensor[1:]
+        materialize_tensor(tensor, dtype=torch.float64)
+        assert tensor.is_inference()
+        assert view.is_inference()
+        assert view.tolist() == [1.0, 1.0]
+
+    def test_real_tensor_with_deferred_data_is_converted_when_it_is_asked_for(self) -> None:
+        module = nn.Module()
+        module.weight = nn.Parameter(torch.zeros(1))
+        module.weight.data = deferred_init(torch.arange, 3.0)
+        materialize_module(module, dtype=torch.float64)
+        assert module.weight.dtype == torch.float64
+        assert module.weight.tolist() == [0.0, 1.0, 2.0]
+
+    def test_real_tensor_with_deferred_data_stays_deferred_when_nobody_asks(self) -> None:
+        real = torch.zeros(1)
+        deferred = deferred_init(torch.arange, 3.0)
+        real.data = deferred
+        materialize_tensor(deferred, dtype=torch.float64)
+        assert is_deferred(real)
+        assert materialize_tensor(real).tolist() == [0.0, 1.0, 2.0]
+        assert real.dtype == torch.float32
+
+
+class TestIdentity:
+    def test_every_holder_sees_the_converted_tensor(self) -> None:
+        module = deferred_init(nn.Linear, 3, 3)
+        weight, view, alias = module.weight, module.weight[0], module.weight.data
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        grads: list[Tensor] = []
+        weight.register_hook(grads.append)
+
+        materialize_module(module, dtype=torch.float64)
+
+        assert module.weight is weight
+        assert optimizer.param_groups[0]["params"][0] is weight
+        assert view.dtype == alias.dtype == torch.float64
+        assert alias.data_ptr() == view.data_ptr() == weight.data_ptr()
+        module(torch.ones(1, 3, dtype=torch.float64)).sum().backward()
+        before = weight.detach().clone()
+        optimizer.step()
+        assert grads[0].dtype == torch.float64
+        assert not torch.equal(before, weight)
+
+    def test_gradients_accumulate_though_the_accumulator_had_been_made(self) -> None:
+        module = deferred_init(nn.Linear, 3, 3)
+        module(torch.ones(1, 3)).sum().backward()  # makes the node, and a deferred gradient
+        module.zero_grad()
+        materialize_module(module, dtype=torch.float64)
+        module(torch.ones(1, 3, dtype=torch.float64)).sum().backward()
+        assert module.weight.grad.dtype == torch.float64
+
+    def test_deferred_gradient_goes_with_its_parameter(self) -> None:
+        module = deferred_init(nn.Linear, 3, 1)
+        module(torch.ones(1, 3)).sum().backward()
+        grad = module.weight.grad
+        materialize_module(module, dtype=torch.float64)
+        assert module.weight.grad is grad
+        assert grad.dtype == torch.float64
+        assert grad.tolist() == [[1.0, 1.0, 1.0]]
+
+    def test_buffers_only_and_check_fn_choose(self) -> None:
+        module = deferred_init(lambda: nn.Sequential(nn.BatchNorm1d(3), nn.BatchNorm1d(3)))
+        materialize_module(module, buffers_only=True, check_fn=lambda m: m is module[1], dtype=torch.float64)
+        assert is_deferred(module[0].running_mean)
+        assert is_deferred(module[1].weight)
+        assert module[1].running_mean.dtype == torch.float64
+
+    def test_what_is_real_stays_as_it_is(self) -> None:
+        module = deferred_init(nn.Linear, 2, 2)
+        materialize_tensor(module.weight)
+        materialize_module(module, dtype=torch.float64)
+        assert module.weight.dtype == torch.float32
+        assert module.bias.dtype == torch.float64
+
+
+class TestDevice:
+    def test_meta_is_refused(self) -> None:
+        module = deferred_init(nn.Linear, 2, 2)
+        with pytest.raises(ValueError, match="cannot be materialized on the device `meta`, where they have no values"):
+            materialize_module(module, device="meta")
+        assert is_deferred(module.weight)
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+    @pytest.mark.parametrize("is_faked", [False, True], ids=["absent", "faked"])
+    def test_device_that_does_not_exist_is_refused(self, is_faked: bool) -> None:
+        module = deferred_init(nn.Linear, 2, 2)
+
+        def move() -> None:
+            materialize_module(module, device="cuda")
+
+        def move_under_fake_cuda() -> None:
+            with fake_mode(fake_cuda=True):
+                move()
+
+        with pytest.raises(ValueError, match="cannot be materialized on cuda, because this machine has no CUDA device"):
+            (move_under_fake_cuda if is_faked else move)()
+        assert is_deferred(module.weight)
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+    @pytest.mark.parametrize(
+        "build",
+        [
+            lambda: torch.rand(3, device="cuda"),
+            lambda: torch.rand(3, device="cuda").cpu(),
+            lambda: torch.ones(3).to("cuda"),
+            lambda: torch.zeros_like(torch.ones(3, device="cuda")),
+        ],
+        ids=["factory", "moved_away", "moved_there", "like"],
+    )
+    @pytest.mark.parametrize("device", [None, "cpu"], ids=["as_recorded", "on_cpu"])
+    def test_what_was_recorded_on_fake_cuda_says_why_it_cannot_be_computed(
+        self, build: Callable[[], Tensor], device: str | None
+    ) -> None:
+        with fake_mode(fake_cuda=True):
+            tensor = deferred_init(build)
+        with pytest.raises(RuntimeError, match=r"`aten::.*` was recorded on cuda.*, but this machine has no CUDA dev"):
+            materialize_tensor(tensor, device=device)
+        assert is_deferred(tensor)
+
+    def test_module_lands_there_with_the_bits_of_the_recorded_device(self, other_device: str) -> None:
+        eager, deferred = build_both(Model)
+        weight, view = deferred.head.weight, deferred.head.weight[1:]
+        optimizer = torch.optim.SGD(deferred.parameters(), lr=0.1)
+        materialize_module(deferred, device=other_device)
+        same_but_versions(deferred, eager.to(other_device), cpu=True)
+        assert deferred.head.weight is weight is optimizer.param_groups[0]["params"][0]
+        assert view.device.type == other_device
+        assert view.data_ptr() == weight[1:].data_ptr()
+        assert deferred.plain.device.type == "cpu"
+
+    def test_module_is_moved_and_converted_at_once(self, other_device: str) -> None:
+        eager, deferred = build_both(lambda: nn.Linear(5, 5))
+        materialize_module(deferred, device=other_device, dtype=torch.bfloat16)
+        same_but_versions(deferred, eager.to(other_device, torch.bfloat16), cpu=True)
+
+    def test_moved_parameters_train(self, other_device: str) -> None:
+        module = deferred_init(nn.Linear, 3, 3)
+        module(torch.ones(1, 3)).sum().backward()  # makes the nodes that accumulate gradients, for the CPU
+        module.zero_grad()
+        materialize_module(module, device=other_device)
+        optimizer = torch.optim.AdamW(module.parameters())
+        before = module.weight.detach().clone()
+        with torch.autocast(other_device, dtype=torch.bfloat16):
+            output = module(torch.ones(1, 3, device=other_device))
+        assert output.dtype == torch.bfloat16
+        output.sum().backward()
+        optimizer.step()
+        assert not torch.equal(before, module.weight)
+
+    def test_the_recorded_device_by_another_name_copies_nothing(self, other_device: str) -> None:
+        tensor = deferred_init(torch.ones, 3, device=other_device)
+        storage = tensor.untyped_storage()._cdata
+        materialize_tensor(tensor, device=other_device)
+        assert tensor.untyped_storage()._cdata == storage
+        assert tensor.tolist() == [1.0, 1.0, 1.0]
+
+    def test_tensors_recorded_there_come_to_the_cpu(self, other_device: str) -> None:
+        tensor = deferred_init(torch.arange, 3.0, device=other_device)
+        assert materialize_tensor(tensor, device="cpu").numpy().tolist() == [0.0, 1.0, 2.0]
+
+
+class TestFailure:
+    def test_what_is_done_is_real_and_the_rest_deferred(self) -> None:
+        outside = torch.ones(2)
+
+        class Module(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.first = nn.Parameter(torch.rand(2))
+                self.broken = nn.Parameter(torch.zeros(2) + outside)
+                self.last = nn.Parameter(torch.rand(2))
+
+        module = deferred_init(Module)
+        first, last = _C.evaluate(module.first).double(), _C.evaluate(module.last).double()
+        outside.add_(1)
+        with pytest.raises(RuntimeError, match="changed in place since"):
+            materialize_module(module, dtype=torch.float64)
+        assert torch.equal(module.first, first)
+        assert is_deferred(module.broken)
+        assert is_deferred(module.last)
+        del module.broken
+        materialize_module(module, dtype=torch.float64)
+        assert torch.equal(module.last, last)
+
+    def test_plain_fake_is_found_before_anything_changes(self) -> None:
+        module = deferred_init(nn.Linear, 2, 2)
+        with fake_mode():
+            module.register_buffer("fake", torch.ones(1))
+        with pytest.raises(ValueError, match="was not constructed by deferred_init"):
+            materialize_module(module, dtype=torch.float64)
+        assert is_deferred(module.weight)
+        assert is_fake(module.fake)
+
+
+class TestMemory:
+    @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ru_maxrss is in KiB on Linux only")
+    @pytest.mark.parametrize(
+        "materialize",
+        ["materialize_module(module, dtype=torch.float16)", "materialize_module(module.half())"],
+        ids=["converted", "recorded_conversion"],
+    )
+    def test_memory_holds_one_tensor_twice_at_most(self, materialize: str) -> None:
+        code = f"""
+import resource, torch
+from torch import nn
+from torchext.deferred_init import deferred_init, materialize_module
+def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def build(): return nn.ParameterList(torch.ones(2**22) for _ in range(12))
+module = deferred_init(nn.Linear, 2, 2)
+{materialize}
+before = peak()
+module = deferred_init(build)
+{materialize}
+print((peak() - before) / 2**20)
+"""
+        result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert float(result.stdout) < 12 * 8 + 16 + 8 + 16  # all in half, one in float, one copy, and some
+
+
+class TestProgress:
+    @pytest.fixture
+    def bars(self, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+        """The bars that are shown, which count."""
+        tqdm = pytest.importorskip("tqdm.auto", reason="tqdm is not installed")
+        shown: list[Any] = []
+
+        class Bar:
+            def __init__(self, total: int, **kwargs: object) -> None:
+                self.total, self.done = total, 0
+                shown.append(self)
+
+            def __enter__(self) -> Bar:
+                return self
+
+            def __exit__(self, *args: object) -> None:
+                pass
+
+            def update(self) -> None:
+                self.done += 1
+
+        monkeypatch.setattr(tqdm, "tqdm", Bar)
+        return shown
+
+    @pytest.mark.parametrize("dtype", [None, torch.float64], ids=["as_recorded", "converted"])
+    def test_counts_what_becomes_real(self, bars: list[Any], dtype: torch.dtype | None) -> None:
+        module = deferred_init(Model)
+        del module.phases
+        materialize_tensor(module.head.bias)
+        materialize_module(module, dtype=dtype, progress=True)
+        assert [(bar.done, bar.total) for bar in bars] == [(8, 8)]
+
+    def test_lazy_parameters_are_counted_too(self, bars: list[Any]) -> None:
+        module = deferred_init(nn.LazyLinear, 3)
+        materialize_module(module, dtype=torch.float64, progress=True)
+        assert [(bar.done, bar.total) for bar in bars] == [(2, 2)]
+        assert module(torch.ones(1, 4, dtype=torch.float64)).shape == (1, 3)
+
+    def test_nothing_is_shown_unless_asked_for(self, bars: list[Any]) -> None:
+        materialize_module(deferred_init(Model))
+        assert not bars
+
+    def test_interrupting_leaves_everything_as_it_was(self, bars: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+        import tqdm.auto
+
+        def interrupt(bar: object) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(tqdm.auto.tqdm, "update", interrupt)
+        module = deferred_init(nn.Linear, 2, 2)
+        with pytest.raises(KeyboardInterrupt):
+            materialize_module(module, progress=True)
+        assert is_deferred(module.weight)
+
+    def test_missing_tqdm_says_what_to_type(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+        module = deferred_init(nn.Linear, 2, 2)
+        with pytest.raises(ImportError, match="pip install tqdm"):
+            materialize_module(module, progress=True)
+        assert is_deferred(module.weight)
+        materialize_module(module)
+
+
+def same_but_versions(actual: nn.Module, expected: nn.Module, cpu: bool = False) -> None:
+    """Asserts equal tensors; `Module.to()` and ours differ in the version counters that they leave."""
+    found, wanted = (
+        {**dict(m.named_parameters(remove_duplicate=False)), **dict(m.named_buffers(remove_duplicate=False))}
+        for m in (actual, expected)
+    )
+    assert found.keys() == wanted.keys()
+    for name, tensor in found.items():
+        assert tensor.device == wanted[name].device
+        sides = [t.detach().cpu() if cpu else t for t in (tensor, wanted[name])]
+        assert_same_tensor(sides[0], sides[1], name, strictly=False)
+    assert len({id(t) for t in found.values()}) == len({id(t) for t in wanted.values()})

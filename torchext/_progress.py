@@ -1,0 +1,33 @@
+"""Showing how far a long materialization has come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+__all__ = ["progress_bar"]
+
+
+@contextmanager
+def progress_bar(total: int, is_shown: bool) -> Iterator[Callable[[], object] | None]:
+    """Shows a bar of `total` steps while the block runs.
+
+    Args:
+        total: The number of steps.
+        is_shown: With false, nothing is shown and nothing imported.
+
+    Yields:
+        What is to be called for each step, or None when no bar is shown.
+
+    Raises:
+        ImportError: tqdm is not installed.
+    """
+    if not is_shown:
+        yield None
+        return
+    try:
+        from tqdm.auto import tqdm
+    except ImportError as error:
+        raise ImportError("`progress=True` shows its bar with tqdm. Install it: pip install tqdm") from error
+    with tqdm(total=total, desc="materializing", unit="tensor") as bar:
+        yield bar.update
