@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import threading
+from collections.abc import Callable
 
 import pytest
 import torch
 from expecttest import assert_expected_inline
 from torch import nn
 
-from torchext.fake import fake_like, fake_mode, is_fake, meta_like
+from torchext.fake import DataDependentError, fake_like, fake_mode, is_fake, meta_like
 
 
 @pytest.fixture
@@ -334,6 +335,35 @@ class TestRefusals:
         with pytest.raises(RuntimeError, match="into the real tensor `out`"):
             torch.add(fake, fake, out=real)
         assert torch.equal(real, torch.zeros(4, 4))
+
+    def test_running_statistics_of_real_modules_are_not_written(self, fake: torch.Tensor) -> None:
+        norm = nn.BatchNorm1d(4)
+        with pytest.raises(RuntimeError, match="into the real tensor `running_mean`"):
+            norm(fake)
+        assert torch.equal(norm.running_mean, torch.zeros(4))
+        assert is_fake(norm.eval()(fake))
+
+    def test_lengths_of_packed_sequences_are_values(self) -> None:
+        with fake_mode(), pytest.raises(DataDependentError, match="_pack_padded_sequence"):
+            nn.utils.rnn.pack_padded_sequence(torch.ones(2, 7, 3), torch.tensor([7, 5]), batch_first=True)
+
+    def test_composites_that_read_memory_name_what_they_need(self, fake: torch.Tensor) -> None:
+        with pytest.raises(DataDependentError, match="tensor_split.*`tensor_indices_or_sections`"):
+            torch.tensor_split(fake, fake_like(torch.tensor([1, 3])))
+        with pytest.raises(DataDependentError, match="ctc_loss.*`input_lengths`"):
+            nn.functional.ctc_loss(
+                fake_like(torch.ones(5, 2, 4)),
+                fake_like(torch.ones(2, 3, dtype=torch.int64)),
+                fake_like(torch.tensor([5, 5])),
+                fake_like(torch.tensor([3, 3])),
+            )
+        assert [t.shape[0] for t in torch.tensor_split(fake, torch.tensor([1, 3]))] == [1, 2, 1]
+
+    @pytest.mark.parametrize("compute", [torch.linalg.norm, torch.linalg.matrix_rank, torch.linalg.cond])
+    def test_composites_allocate_fakes_outside_of_the_mode(
+        self, compute: Callable[[torch.Tensor], torch.Tensor], fake: torch.Tensor
+    ) -> None:
+        assert is_fake(compute(fake))
 
     def test_other_layouts_are_named(self, fake: torch.Tensor) -> None:
         other = torch.eye(4).to_mkldnn()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -277,13 +278,23 @@ class TestOutside:
             weight = torch.ones(2, requires_grad=True)
             (weight * 2).sum().backward()
             found.append(weight.grad.tolist())
+            for name_it in (
+                lambda: torch.ones(1, device="cuda"),
+                lambda: torch.ones(1).cuda(),
+                lambda: torch.tensor(1.0, device="cuda"),
+                lambda: nn.Linear(2, 2).to("cuda"),
+            ):
+                try:
+                    found.append(name_it())
+                except (RuntimeError, AssertionError):
+                    found.append("refused")
 
         with fake_mode(fake_cuda=2):
             thread = threading.Thread(target=look)
             thread.start()
             thread.join()
             assert torch.cuda.device_count() == 2
-        assert found == [False, 0, False, [2.0, 2.0]]
+        assert found == [False, 0, False, [2.0, 2.0], *(["refused"] * 4)]
 
     def test_threads_have_devices_of_their_own(self) -> None:
         errors: list[BaseException] = []
@@ -295,6 +306,7 @@ class TestOutside:
                     with fake_mode(fake_cuda=count):
                         barrier.wait()
                         assert torch.cuda.device_count() == count
+                        assert torch.tensor(2.0, device="cuda").item() == 2.0
                         weight = torch.ones(2, device=f"cuda:{count - 1}", requires_grad=True)
                         (weight * 2).sum().backward()
                         assert weight.grad is not None
@@ -309,6 +321,68 @@ class TestOutside:
         for thread in threads:
             thread.join()
         assert not errors
+
+    def test_inner_block_has_a_current_device_of_its_own(self) -> None:
+        with fake_mode(fake_cuda=8):
+            torch.cuda.set_device(7)
+            with fake_mode(fake_cuda=2):
+                assert torch.cuda.current_device() == 0
+                assert torch.ones(1, device="cuda").device == torch.device("cuda:0")
+            assert torch.cuda.current_device() == 7
+
+    def test_backward_sees_the_devices_of_its_block(self) -> None:
+        counts: list[int] = []
+        with fake_mode(fake_cuda=8):
+            pass
+        with fake_mode(fake_cuda=2):
+            weight = torch.ones(2, device="cuda", requires_grad=True)
+            weight.register_hook(lambda grad: counts.append(torch.cuda.device_count()))
+            weight.sum().backward()
+        assert counts == [2]
+
+    def test_block_that_is_left_on_another_thread_says_so(self) -> None:
+        errors: list[Exception] = []
+        block = fake_mode(fake_cuda=2)
+
+        def enter() -> None:
+            block.__enter__()
+
+        thread = threading.Thread(target=enter)
+        thread.start()
+        thread.join()
+        with pytest.raises(RuntimeError, match="without enter_fake_mode|left on another thread"):
+            block.__exit__(None, None, None)
+        assert not errors
+        assert not torch.cuda.is_available()
+        with pytest.raises((RuntimeError, AssertionError), match="CUDA|NVIDIA"):
+            torch.ones(1, device="cuda")
+
+    def test_checkpoint_is_recomputed_as_in_the_block(self) -> None:
+        with fake_mode(fake_cuda=True):
+            layer = nn.Linear(4, 4, device="cuda")
+            x = torch.ones(2, 4, device="cuda", requires_grad=True)
+            with torch.autocast("cuda", dtype=torch.bfloat16):
+                loss = checkpoint(layer, x, use_reentrant=False).sum()
+        loss.backward()
+        assert x.grad is not None
+        assert x.grad.dtype == torch.float32
+
+    def test_backward_may_name_cuda(self) -> None:
+        class Named(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+                return x.clone()
+
+            @staticmethod
+            def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+                return grad * torch.ones(1, device="cuda")
+
+        with fake_mode(fake_cuda=True):
+            x = torch.ones(2, device="cuda", requires_grad=True)
+            loss = Named.apply(x).sum()  # type: ignore[no-untyped-call]
+        with fake_mode():
+            loss.backward()
+        assert x.grad is not None
 
     def test_fakes_go_on_working(self) -> None:
         with fake_mode(fake_cuda=2):

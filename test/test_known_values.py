@@ -156,6 +156,12 @@ def test_constants_on_fake_devices_have_values() -> None:
         assert step.to("cuda:0").cpu().item() == 1.0
 
 
+def test_devices_can_what_the_cpu_cannot() -> None:
+    with fake_mode(fake_cuda=True):
+        result = torch.ones(1, dtype=torch.bool, device="cuda").abs()
+        assert result.dtype == torch.bool
+
+
 def test_constants_of_deferred_init_are_its_own() -> None:
     from torchext.deferred_init import deferred_init, materialize_tensor
 

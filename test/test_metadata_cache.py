@@ -5,6 +5,8 @@ That cached answers equal the real ones is swept in `test_op_db.py`.
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 
@@ -135,6 +137,29 @@ class TestKeys:
         assert not torch.mm(fake, fake).requires_grad
         assert torch.mm(fake, weight).requires_grad
 
+    def test_deterministic_algorithms(self) -> None:
+        values, indices = torch.nn.functional.max_pool2d(fake_like(torch.ones(1, 1, 4, 4)), 2, return_indices=True)
+        unpool = torch.nn.functional.max_unpool2d
+        try:
+            for strict in (True, False, True):
+                torch.use_deterministic_algorithms(True, warn_only=not strict)
+                if strict:
+                    with pytest.raises(RuntimeError, match="does not have a deterministic implementation"):
+                        unpool(values, indices, 2)
+                else:
+                    with pytest.warns(UserWarning, match="does not have a deterministic implementation"):
+                        unpool(values, indices, 2)
+        finally:
+            torch.use_deterministic_algorithms(False)
+
+    def test_fakes_of_other_libraries_may_look_at_anything(self, fake: torch.Tensor) -> None:
+        rows = 2
+        with torch.library._scoped_library("torchext_test_anything", "DEF") as library:
+            library.define("f(Tensor x) -> Tensor")
+            torch.library.register_fake("torchext_test_anything::f", lambda x: x.new_empty(rows), lib=library)
+            for rows in (2, 3):
+                assert torch.ops.torchext_test_anything.f(fake).shape == (rows,)
+
     def test_kernels_that_are_registered_later(self, fake: torch.Tensor) -> None:
         name = "torchext_test_cache::f"
         with torch.library._scoped_library("torchext_test_cache", "DEF") as library:
@@ -190,6 +215,30 @@ class TestResults:
             results = torch._foreach_add(tensors, 1.0)
             assert [t.shape for t in results] == [t.shape for t in tensors]
             assert len({t.untyped_storage()._cdata for t in results}) == len(tensors)
+
+    @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+    def test_forks_while_threads_are_busy(self) -> None:
+        stop = threading.Event()
+
+        def work() -> None:
+            while not stop.is_set():
+                fake_like(torch.ones(3, 4)) + 1
+
+        threads = [threading.Thread(target=work) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in range(40):
+                child = os.fork()
+                if child == 0:
+                    signal.alarm(20)  # ends a child that hangs
+                    fake_like(torch.ones(3)) + 1
+                    os._exit(0)
+                assert os.waitpid(child, 0)[1] == 0
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
 
     def test_threads_share_the_cache(self, fake: torch.Tensor) -> None:
         errors: list[BaseException] = []
