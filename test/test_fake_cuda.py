@@ -132,6 +132,14 @@ def test_models_train_under_autocast(
     assert {p.grad.dtype for p in model.parameters() if p.grad is not None} == {torch.float32}
 
 
+def test_models_take_attention_masks() -> None:
+    with fake_mode(fake_cuda=True):
+        batch = tokens().cuda()
+        output = llama().cuda()(batch, attention_mask=torch.ones_like(batch), labels=batch)
+        output.loss.backward()
+    assert output.logits.device == torch.device("cuda:0")
+
+
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_checkpointing_recomputes(use_reentrant: bool) -> None:
     calls = []

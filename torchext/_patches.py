@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import importlib
 import math
+import sys
 import threading
 from collections.abc import Callable
 from functools import wraps
@@ -21,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from . import _C, _data_patches, _fake_tensor_mode
 from ._fake_copy import FakeCopy
 
-__all__ = ["ReadsInTensorFunctions", "install", "real_value"]
+__all__ = ["ReadsInTensorFunctions", "install", "real_value", "teach_transformers"]
 
 _installed = False
 _lock = threading.Lock()
@@ -50,6 +51,24 @@ def install() -> None:
             if _C.built_for_torch >= "2.12":
                 _patch_trunc_normal()
             _installed = True
+
+
+def teach_transformers() -> None:
+    """Where it sees a FakeTensor, transformers leaves out checks that read values, of attention masks say.
+
+    It may be imported at any time, so this is called for each block.
+    """
+    module: Any = sys.modules.get("transformers.utils.import_utils")
+    original = getattr(module, "is_fake_tensor", None)
+    if original is None or hasattr(original, "__wrapped__"):
+        return
+
+    @wraps(original)
+    def is_fake_tensor(x: Any) -> bool:
+        ours = isinstance(x, torch.Tensor) and _C.is_fake(x) and not _C.is_deferred(x)
+        return ours or bool(original(x))
+
+    module.is_fake_tensor = is_fake_tensor
 
 
 def _patch_repr() -> None:

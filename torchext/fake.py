@@ -61,6 +61,7 @@ def fake_mode(*, fake_cuda: bool | int = False) -> Iterator[None]:
         tensor(..., size=(4, 4), dtype=torch.float32, device='cpu', fake=True)
     """
     _patches.install()
+    _patches.teach_transformers()
     with _fake_cuda.fake_cuda(fake_cuda), fakes_on_this_thread():
         yield
 

@@ -211,6 +211,7 @@ Explanation Explainer::run(at::ArrayRef<Tensor> tensors) {
 // In the order of their recording.
 std::vector<const OpNode*> Explainer::operatorsBehind(const std::vector<Recording>& recordings) {
   std::vector<const OpNode*> open;
+  open.reserve(recordings.size());
   for (const Recording& recording : recordings) {
     open.push_back(recording.value->writer().get());
   }

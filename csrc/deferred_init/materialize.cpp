@@ -60,7 +60,7 @@ void Request::add(const Tensor& tensor, const Placement& placement) {
   Pending& pending = storages_[place->second];
   pending.tensors.push_back(tensor);
   if (Move move = planMove(tensor, placement); move.isNeeded()) {
-    pending.move = move;
+    pending.move = std::move(move);
   }
 }
 
