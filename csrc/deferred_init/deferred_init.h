@@ -27,8 +27,12 @@ TORCHEXT_API void leaveDeferredInit();
 // and outside of deferred_init.
 TORCHEXT_API bool isDeferred(const at::TensorBase& tensor);
 
-// See materialize.h.
+// Makes `tensors` real, in place: NOTE [Becoming real]. Every tensor that shows the same storages becomes real with
+// them. Real tensors are left alone; a fake that was never recorded is an error. On an error all tensors are as they
+// were.
 TORCHEXT_API void materialize(at::ArrayRef<at::Tensor> tensors);
+
+// Returns a real tensor with the value that `deferred` will have, and leaves `deferred` as it is.
 TORCHEXT_API at::Tensor evaluate(const at::Tensor& deferred);
 
 }  // namespace torchext

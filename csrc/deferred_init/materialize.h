@@ -6,6 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "deferred_init.h"
 #include "op_graph.h"
 #include "place.h"
 #include "replay.h"
@@ -20,22 +21,15 @@ struct MaterializeOptions {
   Progress on_done = nobodyAsks;
 };
 
-// Makes `tensors` real, in place: NOTE [Becoming real]. Every tensor that shows the same storages becomes real with
-// them. Real tensors are left alone; a fake that was never recorded is an error.
+// As `materialize(tensors)` of the public API, with options. `placed` go to the placement; `others` stay where they
+// were recorded, unless they share a storage with one of `placed`.
 //
 // If all is to be where it was recorded, that is one pass over the graph, and on an error all tensors are as they were.
 //
 // Otherwise, NOTE [Becoming real elsewhere], it goes storage by storage, so that memory never holds more than one of
 // them twice; what several have in common is computed for each of them. Whatever can be known beforehand is checked
 // before anything changes. On a later error each storage is either done or as it was.
-void materialize(at::ArrayRef<at::Tensor> tensors);
-
-// The same with options. `placed` go to the placement; `others` stay where they were recorded, unless they share a
-// storage with one of `placed`.
 void materialize(at::ArrayRef<at::Tensor> placed, at::ArrayRef<at::Tensor> others, const MaterializeOptions& options);
-
-// Returns a real tensor with the value that `deferred` will have, and leaves `deferred` as it is.
-at::Tensor evaluate(const at::Tensor& deferred);
 
 // Computes `values` into storages that nobody else refers to. With `keep_small`, what is small is kept in the graph
 // too, so that a constructor that reads values again and again does not compute them again and again; then the caller

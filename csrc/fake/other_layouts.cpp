@@ -12,7 +12,6 @@
 namespace torchext {
 
 using at::Tensor;
-using c10::IValue;
 using c10::OperatorHandle;
 using torch::jit::Stack;
 
