@@ -1,25 +1,70 @@
 """Compares deferred initialization with the other ways to construct a model.
 
-Prints tables of medians, all measured in one run. Construction: eager, `torch.device("meta")`, PyTorch's FakeTensorMode
-and torchext, on transformers' Llama-2-7B shape (eager with two of its layers, scaled). Materialization: against eager
-construction on about 1 B parameters.
+Prints tables of medians, all measured in one run:
+
+- Construction: torchext, `torch.device("meta")`, PyTorch's FakeTensorMode, accelerate's `init_empty_weights` and eager,
+  on transformers' Llama-2-7B shape, and on linear layers of the same shape, which really initialize. Eager with one of
+  the layers, scaled.
+- Recording: time and memory of one operator.
+- Materialization: against eager construction on about 1 B parameters, and its peak of resident memory.
+
+    python benchmarks/deferred_init.py [--repeats N] [--calls N] [--operators N]
+
+Needs `transformers` and `psutil`. The rows of one table are measured in turn, again and again, so that a noisy moment
+of the machine does not fall on one of them alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
+import multiprocessing
+import resource
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
+import psutil
 import torch
 import transformers
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from torchext.deferred_init import deferred_init, materialize_module
+from torchext.deferred_init import deferred_init, explain, is_deferred, materialize_module
+from torchext.fake import fake_mode
 
 LAYERS = 32
+MIB = 2**20
+T = TypeVar("T")
+Build = Callable[[int], nn.Module]
+
+# Operators on a tensor that is at hand.
+OPERATORS: dict[str, Callable[[Tensor], object]] = {
+    "add_": lambda x: x.add_(1.0),
+    "normal_": lambda x: x.normal_(),
+    "zeros": lambda x: torch.zeros(10, 10),
+    "view": lambda x: x.view(-1),
+}
+
+
+class Memory(NamedTuple):
+    """What materializing a model took, in bytes."""
+
+    model: int
+    largest: int
+    peak: int
+
+
+class Recording(NamedTuple):
+    """What a recording took."""
+
+    bytes: int
+    operators: int
+    tensors: int
 
 
 def llama(layers: int, hidden_size: int = 4096) -> nn.Module:
@@ -35,61 +80,247 @@ def llama(layers: int, hidden_size: int = 4096) -> nn.Module:
     return model
 
 
-def median_seconds(run: Callable[[], object], repeats: int) -> float:
-    """The median duration of `run`, after one call that is not counted."""
+def linears(layers: int, hidden_size: int = 4096) -> nn.Module:
+    """The matrices of a Llama as plain modules, whose constructors initialize them on whatever device."""
+    inner = hidden_size * 43 // 16
+    linear = partial(nn.Linear, bias=False)
+    attention = [(hidden_size, hidden_size)] * 4
+    shapes = [*attention, (hidden_size, inner), (hidden_size, inner), (inner, hidden_size)]
+    return nn.Sequential(
+        nn.Embedding(32000, hidden_size),
+        *(linear(*shape) for _ in range(layers) for shape in shapes),
+        linear(hidden_size, 32000),
+    )
+
+
+def seconds(run: Callable[[], object]) -> float:
+    """The duration of one call."""
+    gc.collect()
+    start = time.perf_counter()
     run()
-    seconds = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        run()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds)
+    return time.perf_counter() - start
 
 
-def construct_under(context: Callable[[], object]) -> None:
-    """Constructs the 7 B shape inside a context manager of PyTorch's."""
-    with context():  # type: ignore[attr-defined]
-        llama(LAYERS)
+def medians(runs: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, float]:
+    """The medians of what `runs` measure, in turn, after one round that is not counted."""
+    rounds = [{name: run() for name, run in runs.items()} for _ in range(repeats + 1)]
+    return {name: statistics.median(measured[name] for measured in rounds[1:]) for name in runs}
 
 
-def construction(repeats: int) -> None:
-    """Prints the table of construction times."""
-    eager = (median_seconds(lambda: llama(2), 1) - median_seconds(lambda: llama(1), 1)) * LAYERS
-    rows = {
-        "torchext": median_seconds(lambda: deferred_init(llama, LAYERS), repeats),
-        "meta device": median_seconds(lambda: construct_under(lambda: torch.device("meta")), repeats),
-        "FakeTensorMode": median_seconds(lambda: construct_under(FakeTensorMode), repeats),
-        "eager (decoder layers, scaled)": eager,
+def in_subprocess(fn: Callable[..., T], *args: object) -> T:
+    """Calls `fn` in a fresh process, whose memory nothing else has touched."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(fn, *args).result()
+
+
+def construct_under(context: Callable[[], AbstractContextManager[Any]], build: Build) -> None:
+    """Constructs the 7 B shape inside a context manager."""
+    with context():
+        build(LAYERS)
+
+
+def empty_weights() -> Callable[[], AbstractContextManager[Any]] | None:
+    """Accelerate's context manager, with buffers, as the others have it; or None, where it is not installed."""
+    try:
+        from accelerate import init_empty_weights
+    except ImportError:
+        return None
+    return partial(init_empty_weights, include_buffers=True)
+
+
+def construction(title: str, build: Build, repeats: int) -> None:
+    """Prints a table of construction times."""
+    contexts: dict[str, Callable[[], AbstractContextManager[Any]] | None] = {
+        "meta device": lambda: torch.device("meta"),
+        "FakeTensorMode": FakeTensorMode,
+        "accelerate, init_empty_weights": empty_weights(),
     }
-    print(f"\nConstruction of the Llama-2-7B shape, medians of {repeats}\n")
+    runs = {"torchext": lambda: seconds(lambda: deferred_init(build, LAYERS))}
+    for name, context in contexts.items():
+        if context is not None:
+            runs[name] = partial(seconds, partial(construct_under, context, build))
+    measured = medians(runs, repeats)
+    # The difference is one layer.
+    eager = medians({str(layers): partial(seconds, partial(build, layers)) for layers in (1, 2)}, 3)
+    measured["eager (one layer, scaled)"] = (eager["2"] - eager["1"]) * LAYERS
+    print(f"\nConstruction of {title}, medians of {repeats}\n")
     print(f"{'':32}{'seconds':>9}{'ratio':>9}")
-    for name, seconds in rows.items():
-        print(f"{name:32}{seconds:9.3f}{seconds / rows['torchext']:9.2f}")
+    for name in ["torchext", *contexts, "eager (one layer, scaled)"]:
+        print_row(name, measured.get(name), measured["torchext"])
+
+
+def print_row(name: str, value: float | None, unit: float) -> None:
+    """Prints a duration and its ratio to another, or dashes."""
+    columns = f"{'-':>9}{'-':>9}" if value is None else f"{value:9.3f}{value / unit:9.2f}"
+    print(f"{name:32}{columns}")
+
+
+def microseconds(operator: Callable[[Tensor], object], tensor: Tensor, calls: int) -> float:
+    """The duration of one call."""
+
+    def run() -> None:
+        for _ in range(calls):
+            operator(tensor)
+
+    return seconds(run) / calls * 1e6
+
+
+def microseconds_fake(operator: Callable[[Tensor], object], calls: int) -> float:
+    """The duration of one call on a fake."""
+    with fake_mode():
+        return microseconds(operator, torch.zeros(10, 10), calls)
+
+
+def microseconds_deferred(operator: Callable[[Tensor], object], calls: int) -> float:
+    """The duration of one recorded call."""
+    return deferred_init(lambda: microseconds(operator, torch.zeros(10, 10), calls))
+
+
+def recording_time(calls: int, repeats: int) -> None:
+    """Prints the table of single operators."""
+    print(f"\nOne operator, microseconds, medians of {repeats} times {calls} calls\n")
+    print(f"{'':12}{'real':>9}{'fake':>9}{'recorded':>10}{'recording':>11}{'recorded / real':>17}")
+    for name, operator in OPERATORS.items():
+        runs = {
+            "real": partial(microseconds, operator, torch.zeros(10, 10), calls),
+            "fake": partial(microseconds_fake, operator, calls),
+            "recorded": partial(microseconds_deferred, operator, calls),
+        }
+        real, fake, recorded = medians(runs, repeats).values()
+        print(f"{name:12}{real:9.2f}{fake:9.2f}{recorded:10.2f}{recorded - fake:11.2f}{recorded / real:17.2f}")
+
+
+def resident() -> int:
+    """Resident memory of this process, in bytes."""
+    gc.collect()
+    size: int = psutil.Process().memory_info().rss
+    return size
+
+
+def recorded_in_place(name: str, operators: int, tensors: int) -> Recording:
+    """Measures a recording of `operators` in-place operators, spread over `tensors` tensors."""
+    operator = OPERATORS[name]
+    deferred_init(lambda: operator(torch.empty(10)))
+    before = resident()
+
+    def record() -> list[Tensor]:
+        held = [torch.empty(10) for _ in range(tensors)]
+        for tensor in held:
+            for _ in range(operators // tensors):
+                operator(tensor)
+        return held
+
+    held = deferred_init(record)
+    return Recording(resident() - before, operators + len(held), len(held))
+
+
+def recorded_model(build: Build) -> Recording:
+    """Measures a 7 B shape that is deferred: modules, fake tensors and their recording."""
+    deferred_init(build, 1)
+    before = resident()
+    model = deferred_init(build, LAYERS)
+    taken = resident() - before
+    tensors = [*model.parameters(), *model.buffers()]
+    return Recording(taken, count_operators(tensors), len(tensors))
+
+
+def bytes_on_meta(build: Build) -> int:
+    """Measures the 7 B shape on the meta device, which records nothing."""
+    with torch.device("meta"):
+        build(1)
+        before = resident()
+        model = build(LAYERS)
+    taken = resident() - before
+    del model
+    return taken
+
+
+def above_meta(build: Build) -> Recording:
+    """Measures how much more memory the deferred 7 B shape takes than the one on the meta device."""
+    recording = in_subprocess(recorded_model, build)
+    return recording._replace(bytes=recording.bytes - in_subprocess(bytes_on_meta, build))
+
+
+def count_operators(tensors: list[Tensor]) -> int:
+    """How many operators were recorded for these tensors."""
+    return sum(len(explain(tensor)) for tensor in tensors if is_deferred(tensor))
+
+
+def recording_memory(operators: int) -> None:
+    """Prints the table of the memory of recordings."""
+    rows = {
+        **{
+            f"`{name}`, {what}": in_subprocess(recorded_in_place, name, operators, tensors)
+            for name in ("normal_", "add_")
+            for what, tensors in {"all on one tensor": 1, "four a tensor": operators // 4}.items()
+        },
+        "Llama-2-7B shape, transformers": above_meta(llama),
+        "Llama-2-7B shape, linear layers": above_meta(linears),
+    }
+    print("\nResident memory of recordings, bytes; of models, above the same model on the meta device\n")
+    print(f"{'':34}{'operators':>10}{'tensors':>9}{'MiB':>7}{'/ operator':>12}{'/ tensor':>10}")
+    for name, row in rows.items():
+        print(
+            f"{name:34}{row.operators:10}{row.tensors:9}{row.bytes / MIB:7.1f}"
+            f"{row.bytes / row.operators:12.0f}{row.bytes / row.tensors:10.0f}"
+        )
 
 
 def materialization(repeats: int) -> None:
     """Prints the table of materialization times."""
-
-    def build() -> nn.Module:
-        return llama(16, 2048)
-
-    numel = sum(parameter.numel() for parameter in deferred_init(build).parameters())
-    eager = median_seconds(build, repeats)
-    deferred = median_seconds(lambda: materialize_module(deferred_init(build)), repeats)
+    rows = {
+        "eager construction": lambda: seconds(one_billion),
+        "deferred and materialized": lambda: seconds(lambda: materialize_module(deferred_init(one_billion))),
+    }
+    measured = medians(rows, repeats)
+    numel = sum(parameter.numel() for parameter in deferred_init(one_billion).parameters())
     print(f"\nA Llama of {numel / 1e9:.2f} B parameters, medians of {repeats}\n")
     print(f"{'':32}{'seconds':>9}{'ratio':>9}")
-    print(f"{'eager construction':32}{eager:9.3f}{eager / eager:9.2f}")
-    print(f"{'deferred and materialized':32}{deferred:9.3f}{deferred / eager:9.2f}")
+    for name, value in measured.items():
+        print_row(name, value, measured["eager construction"])
+
+
+def one_billion() -> nn.Module:
+    """A Llama of about 1 B parameters."""
+    return llama(16, 2048)
+
+
+def peak_of_materializing() -> Memory:
+    """Measures how far resident memory rises while a model becomes real."""
+    materialize_module(deferred_init(llama, 1, 64))  # what is loaded at first use
+    model = deferred_init(one_billion)
+    before = resident()
+    materialize_module(model)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+    sizes = [tensor.nbytes for tensor in (*model.parameters(), *model.buffers())]
+    return Memory(sum(sizes), max(sizes), peak)
+
+
+def materialization_memory() -> None:
+    """Prints the peak of materializing."""
+    memory = in_subprocess(peak_of_materializing)
+    target = memory.model + memory.largest
+    print("\nPeak of resident memory while that model is materialized, MiB\n")
+    print(f"{'model':32}{memory.model / MIB:9.1f}")
+    print(f"{'model and its largest tensor':32}{target / MIB:9.1f}")
+    print(f"{'peak':32}{memory.peak / MIB:9.1f}{memory.peak / target:9.2f}")
 
 
 def main() -> None:
-    """Runs both comparisons."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Runs all comparisons."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
-    repeats = parser.parse_args().repeats
+    parser.add_argument("--calls", type=int, default=20_000, help="calls of one operator in one measurement")
+    parser.add_argument("--operators", type=int, default=200_000, help="operators to record for their memory")
+    options = parser.parse_args()
+    repeats = options.repeats
     transformers.logging.set_verbosity_error()
     print(f"torch {torch.__version__}, transformers {transformers.__version__}, {torch.get_num_threads()} threads")
-    construction(repeats)
+    recording_memory(options.operators)
+    materialization_memory()
+    construction("the Llama-2-7B shape (transformers)", llama, repeats)
+    construction("the Llama-2-7B shape (linear layers)", linears, repeats)
+    recording_time(options.calls, repeats)
     materialization(max(3, repeats // 2))
 
 

@@ -35,11 +35,17 @@ def build_both(fn: Callable[[], Any], seed: int = 0) -> tuple[Any, Any]:
     return eager, deferred
 
 
-def assert_defers_exactly(fn: Callable[[], Module], seed: int = 0) -> None:
-    """Asserts that `materialize(deferred_init(fn))` equals `fn()`, bit for bit."""
+def assert_defers_exactly(fn: Callable[[], Module], seed: int = 0, in_reverse: bool = False) -> None:
+    """Asserts that `materialize(deferred_init(fn))` equals `fn()`, bit for bit.
+
+    If `in_reverse`, parameters and buffers are materialized one at a time, from last to first.
+    """
     eager, deferred = build_both(fn, seed)
     state = torch.get_rng_state()
-    materialize_module(deferred)
+    if in_reverse:
+        for tensor in reversed([*deferred.parameters(), *deferred.buffers()]):
+            materialize_tensor(tensor)
+    materialize_module(deferred)  # in reverse: what is held as plain attributes
     assert torch.equal(torch.get_rng_state(), state), "materializing moved the generator"
     assert not is_deferred(deferred)
     assert_same_module(deferred, eager)

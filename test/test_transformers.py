@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 from common import assert_defers_exactly
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -40,69 +41,61 @@ SMALL = {
     "num_local_experts": 2,
 }
 
-ARCHITECTURES = [
-    "llama",
-    "bert",
-    "vit",
-    "gpt2",
-    "t5",
-    "whisper",
-    "mixtral",
-    "mamba",
-    "swin",
-    "wav2vec2",
-    "convnext",
-    "deberta-v2",
-]
+# By family: those of every day, and those that only `make sweep` adds.
+ARCHITECTURES = {
+    "text": (
+        ["bert", "deberta-v2", "gpt2", "llama"],
+        [
+            *("albert", "bloom", "distilbert", "electra", "falcon", "gemma2", "gpt_neox", "mistral", "opt", "phi"),
+            *("qwen2", "roberta", "xlnet"),
+        ],
+    ),
+    "vision": (
+        ["convnext", "swin", "vit"],
+        ["beit", "deit", "dinov2", "mobilevit", "regnet", "resnet", "segformer", "videomae"],
+    ),
+    "detection": (["yolos"], ["d_fine", "mask2former", "owlvit", "rt_detr"]),
+    "audio": (["wav2vec2"], ["audio-spectrogram-transformer", "hubert", "wavlm"]),
+    "text and vision": (["clip"], ["blip", "siglip"]),
+    "encoder and decoder": (["t5", "whisper"], ["bart", "pegasus"]),
+    "mixture of experts": (["mixtral"], ["olmoe", "qwen2_moe", "switch_transformers"]),
+    "state space": (["mamba"], ["falcon_mamba", "jamba", "mamba2", "rwkv"]),
+}
 
-# Families that the ones above do not cover, for `make sweep`.
-MORE_ARCHITECTURES = [
-    "albert",
-    "bart",
-    "beit",
-    "blip",
-    "bloom",
-    "clip",
-    "deit",
-    "dinov2",
-    "distilbert",
-    "electra",
-    "falcon",
-    "gemma2",
-    "gpt_neox",
-    "hubert",
-    "jamba",
-    "mistral",
-    "opt",
-    "pegasus",
-    "phi",
-    "qwen2",
-    "regnet",
-    "resnet",
-    "roberta",
-    "rwkv",
-    "segformer",
-    "siglip",
-    "xlnet",
-]
+
+def every_architecture() -> list[ParameterSet]:
+    """One set of parameters for each architecture, named after it."""
+    return [
+        pytest.param(name, marks=[pytest.mark.long] if is_long else [], id=name)
+        for families in ARCHITECTURES.values()
+        for is_long, names in enumerate(families)
+        for name in names
+    ]
 
 
 def small_config(model_type: str) -> object:
     config = transformers.AutoConfig.for_model(model_type)
-    for name, value in SMALL.items():
-        if isinstance(getattr(config, name, None), int):
-            with suppress(AttributeError):  # a property that follows from others
-                setattr(config, name, value)
+    for part in (config, getattr(config, "text_config", None), getattr(config, "vision_config", None)):
+        for name, value in SMALL.items():
+            if isinstance(getattr(part, name, None), int):
+                with suppress(AttributeError):  # a property that follows from others
+                    setattr(part, name, value)
     config.pad_token_id = 0 if config.to_dict().get("pad_token_id") is not None else None
     return config
 
 
-@pytest.mark.parametrize(
-    "model_type", [*ARCHITECTURES, *(pytest.param(name, marks=pytest.mark.long) for name in MORE_ARCHITECTURES)]
-)
-def test_materializes_identical_to_eager(model_type: str) -> None:
+def test_architectures_are_many() -> None:
+    everyday = [name for names, _ in ARCHITECTURES.values() for name in names]
+    swept = [name for _, names in ARCHITECTURES.values() for name in names]
+    assert len(set(everyday)) >= 12
+    assert len({*everyday, *swept}) == len(everyday) + len(swept) >= 30
+
+
+@pytest.mark.parametrize("in_reverse", [False, True], ids=["in_order", "in_reverse"])
+@pytest.mark.parametrize("model_type", every_architecture())
+def test_materializes_identical_to_eager(model_type: str, in_reverse: bool) -> None:
     config = small_config(model_type)
-    assert_defers_exactly(lambda: transformers.AutoModel.from_config(config))
+    assert_defers_exactly(lambda: transformers.AutoModel.from_config(config), in_reverse=in_reverse)
 
 
 @pytest.mark.parametrize("head", ["AutoModelForCausalLM", "AutoModelForMaskedLM"])
