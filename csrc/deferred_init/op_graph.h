@@ -56,7 +56,14 @@ struct Geometry {
   bool fits(const at::Tensor& tensor) const;
 
   // True when both show the same bytes in the same order.
-  bool operator==(const Geometry& other) const = default;
+  bool operator==(const Geometry& other) const {
+    return sizes == other.sizes && strides == other.strides && storage_offset == other.storage_offset &&
+           dtype == other.dtype && is_conj == other.is_conj && is_neg == other.is_neg;
+  }
+
+  bool operator!=(const Geometry& other) const {
+    return !(*this == other);
+  }
 
   // A tensor on `storage`, which is real.
   at::Tensor makeTensor(c10::Storage storage) const;
