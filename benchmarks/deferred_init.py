@@ -317,6 +317,7 @@ def main() -> None:
     repeats = options.repeats
     transformers.logging.set_verbosity_error()
     print(f"torch {torch.__version__}, transformers {transformers.__version__}, {torch.get_num_threads()} threads")
+    # First, for a subprocess starts with the peak of the process that starts it.
     recording_memory(options.operators)
     materialization_memory()
     construction("the Llama-2-7B shape (transformers)", llama, repeats)
