@@ -197,14 +197,14 @@ def resident() -> int:
     return size
 
 
-def recorded_in_place(name: str, operators: int, tensors: int) -> Recording:
-    """Measures a recording of `operators` in-place operators, spread over `tensors` tensors."""
+def recorded_in_place(name: str, numel: int, operators: int, tensors: int) -> Recording:
+    """Measures a recording of `operators` in-place operators, spread over `tensors` tensors of `numel` elements."""
     operator = OPERATORS[name]
-    deferred_init(lambda: operator(torch.empty(10)))
+    deferred_init(lambda: operator(torch.empty(numel)))
     before = resident()
 
     def record() -> list[Tensor]:
-        held = [torch.empty(10) for _ in range(tensors)]
+        held = [torch.empty(numel) for _ in range(tensors)]
         for tensor in held:
             for _ in range(operators // tensors):
                 operator(tensor)
@@ -250,9 +250,10 @@ def recording_memory(operators: int) -> None:
     """Prints the table of the memory of recordings."""
     rows = {
         **{
-            f"`{name}`, {what}": in_subprocess(recorded_in_place, name, operators, tensors)
-            for name in ("normal_", "add_")
-            for what, tensors in {"all on one tensor": 1, "four a tensor": operators // 4}.items()
+            f"`{name}` of {numel}, {what}": in_subprocess(recorded_in_place, name, numel, operators, tensors)
+            # Fewer than 16 normally distributed values are drawn in another way, whose leftover is kept.
+            for name, numel in (("normal_", 100), ("normal_", 10), ("add_", 100))
+            for what, tensors in {"one tensor": 1, "four a tensor": operators // 4}.items()
         },
         "Llama-2-7B shape, transformers": above_meta(llama),
         "Llama-2-7B shape, linear layers": above_meta(linears),
@@ -316,6 +317,7 @@ def main() -> None:
     repeats = options.repeats
     transformers.logging.set_verbosity_error()
     print(f"torch {torch.__version__}, transformers {transformers.__version__}, {torch.get_num_threads()} threads")
+    # First, for a subprocess starts with the peak of the process that starts it.
     recording_memory(options.operators)
     materialization_memory()
     construction("the Llama-2-7B shape (transformers)", llama, repeats)
