@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from torchext.fake import DataDependentError, fake_like, fake_mode, is_fake
 
@@ -162,6 +163,14 @@ def test_devices_can_what_the_cpu_cannot() -> None:
         assert result.dtype == torch.bool
 
 
+def test_constants_are_followed_in_the_handler_of_a_dispatch_mode() -> None:
+    with fake_mode(), FlopCounterMode(display=False):
+        counter = torch.zeros(1)
+        counter += 2
+        assert counter.item() == 2.0
+        assert torch.tensor(3.0).mul(counter).item() == 6.0
+
+
 def test_constants_of_deferred_init_are_its_own() -> None:
     from torchext.deferred_init import deferred_init, materialize_tensor
 
@@ -175,14 +184,13 @@ def test_constants_of_deferred_init_are_its_own() -> None:
     assert materialize_tensor(tensor).tolist() == [1.5, 1.5]
 
 
-def test_writes_inside_deferred_init_make_constants_unknown() -> None:
+def test_writes_inside_deferred_init_are_followed() -> None:
     from torchext.deferred_init import deferred_init
 
     with fake_mode():
         counter = torch.zeros(1)
     deferred_init(lambda: counter.add_(1))
-    with pytest.raises(DataDependentError, match=UNKNOWN):
-        counter.item()
+    assert counter.item() == 1.0
 
 
 @pytest.mark.parametrize("foreach", [False, True])

@@ -3,6 +3,8 @@
 #include <ATen/autocast_mode.h>
 #include <c10/core/DefaultDtype.h>
 
+#include "../fake/hidden_keys.h"
+
 namespace torchext {
 
 using c10::DispatchKey;
@@ -14,10 +16,8 @@ constexpr std::array<c10::DeviceType, 2> kAutocastDevices{c10::kCPU, c10::kCUDA}
 
 // Taken from both sets of the recorded state, then excluded.
 const DispatchKeySet kSkipped =
-    c10::autograd_dispatch_keyset |
-    DispatchKeySet({DispatchKey::Fake, DispatchKey::DeferredInit, DispatchKey::ADInplaceOrView, DispatchKey::Python,
-                    DispatchKey::PythonTLSSnapshot, DispatchKey::FuncTorchDynamicLayerFrontMode,
-                    DispatchKey::FuncTorchDynamicLayerBackMode, DispatchKey::FuncTorchVmapMode});
+    kHiddenFromUsers | DispatchKeySet({DispatchKey::FuncTorchDynamicLayerFrontMode,
+                                       DispatchKey::FuncTorchDynamicLayerBackMode, DispatchKey::FuncTorchVmapMode});
 
 // Sets the part of the state that no guard of PyTorch covers. The default dtype is written only when it differs: other
 // threads read it without a lock.

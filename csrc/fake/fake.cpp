@@ -81,15 +81,6 @@ Tensor metaLike(const Tensor& fake) {
   return Tensor{std::move(impl)};
 }
 
-Tensor storageBytes(const Tensor& fake) {
-  checkFake(fake);
-  const c10::Storage& storage = fake.storage();
-  auto impl = c10::make_intrusive<FakeTensorImpl>(storage, fakeBackendKeys(c10::kByte, storage.device()),
-                                                  caffe2::TypeMeta::Make<std::uint8_t>());
-  impl->set_sizes_contiguous({static_cast<int64_t>(storage.nbytes())});
-  return Tensor{std::move(impl)};
-}
-
 Tensor viewStorageLike(const Tensor& fake, const Tensor& like) {
   checkFake(fake);
   const c10::Storage& storage = fake.storage();

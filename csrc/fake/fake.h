@@ -22,9 +22,6 @@ TORCHEXT_API at::Tensor fakeLike(const at::Tensor& tensor);
 // fake.
 TORCHEXT_API at::Tensor metaLike(const at::Tensor& fake);
 
-// The whole storage of `fake` as a fake tensor of bytes, detached from autograd.
-TORCHEXT_API at::Tensor storageBytes(const at::Tensor& fake);
-
 // A fake tensor that shows the storage of `fake` with the dtype, shape, strides and offset of `like`, detached from
 // autograd.
 TORCHEXT_API at::Tensor viewStorageLike(const at::Tensor& fake, const at::Tensor& like);

@@ -15,7 +15,9 @@
 #include "../stack_utils.h"
 #include "fake.h"
 #include "fake_storage.h"
+#include "hidden_keys.h"
 #include "op_traits.h"
+#include "recording.h"
 
 namespace torchext {
 
@@ -29,12 +31,6 @@ using c10::Storage;
 using torch::jit::Stack;
 
 namespace {
-
-// Values are computed behind the back of autograd, modes and our own handlers.
-const DispatchKeySet kAboveValues =
-    c10::autograd_dispatch_keyset |
-    DispatchKeySet({DispatchKey::Fake, DispatchKey::DeferredInit, DispatchKey::ADInplaceOrView, DispatchKey::Python,
-                    DispatchKey::PythonTLSSnapshot});
 
 // The bytes of a fake storage.
 class KnownValue final : public Provenance {
@@ -95,11 +91,7 @@ bool isEmptyFactory(const OperatorHandle& op) {
   return name.rfind("aten::empty", 0) == 0 || name.rfind("aten::new_empty", 0) == 0;
 }
 
-// The recorder of deferred_init excludes its key while it runs an operator as a fake one.
-bool isRecording() {
-  return c10::impl::tls_is_dispatch_key_excluded(DispatchKey::DeferredInit);
-}
-
+// What deferred_init records has its values in the recording.
 bool canRunOnValues(const OperatorHandle& op) {
   return !isRecording() && op.schema().name().rfind("aten::", 0) == 0 && !op.hasTag(at::Tag::nondeterministic_seeded) &&
          op.hasComputedKernelForDispatchKey(DispatchKey::CPU) && !isEmptyFactory(op);
@@ -155,7 +147,7 @@ void rememberValue(const Tensor& fake, const Tensor& value) {
   if (!mayBeKnown(fake)) {
     return;
   }
-  const c10::impl::ExcludeDispatchKeyGuard guard{kAboveValues};
+  const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
   const Tensor bytes = at::empty({static_cast<int64_t>(fake.storage().nbytes())}, c10::kByte);
   showBytes(bytes.storage(), fake).copy_(value);
   setProvenance(fake.storage(), std::make_shared<KnownValue>(bytes.storage()), {});
@@ -171,7 +163,7 @@ bool areValuesKnown(const OperatorHandle& op, ArrayRef<IValue> arguments) {
 }
 
 Stack runOnValues(const OperatorHandle& op, ArrayRef<IValue> arguments) {
-  const c10::impl::ExcludeDispatchKeyGuard guard{kAboveValues};
+  const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
   const bool is_factory = isFactory(op, arguments);
   Stack stack;
   for (const auto i : c10::irange(arguments.size())) {

@@ -14,6 +14,7 @@
 #include "fake.h"
 #include "fake_storage.h"
 #include "fake_tensor_impl.h"
+#include "hidden_keys.h"
 #include "memory_overlap.h"
 #include "op_traits.h"
 #include "shadows.h"
@@ -30,13 +31,6 @@ using c10::TensorImpl;
 using torch::jit::Stack;
 
 namespace {
-
-// `Meta` kernels allocate, view and write meta tensors. None of that is the user's: it must reach neither autograd nor
-// a mode.
-const DispatchKeySet kAboveMeta =
-    c10::autograd_dispatch_keyset |
-    DispatchKeySet({DispatchKey::Fake, DispatchKey::DeferredInit, DispatchKey::ADInplaceOrView, DispatchKey::Python,
-                    DispatchKey::PythonTLSSnapshot});
 
 // Meta kernels in Python call functions of torch, which are not the user's either: a TorchFunctionMode must not see
 // them.
@@ -104,7 +98,7 @@ void MetaCall::run() {
   convertArgumentsToMeta(rules);
   callMetaKernel(device);
   if (!arguments.empty()) {
-    const c10::impl::ExcludeDispatchKeyGuard guard{kAboveMeta};
+    const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
     correctForDevice(op_, arguments, stack_);
   }
   updateWrittenFakes();
@@ -156,7 +150,7 @@ void MetaCall::convertArgumentsToMeta(const DeviceRules& rules) {
 void MetaCall::callMetaKernel(c10::Device device) {
   const MetaCallOnDevice hint{device};
   const NoTorchFunction no_torch_function;
-  const c10::impl::ExcludeDispatchKeyGuard guard{kAboveMeta};
+  const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
   try {
     op_.redispatchBoxed(DispatchKeySet{DispatchKey::Meta}, &stack_);
   } catch (const c10::NotImplementedError& error) {

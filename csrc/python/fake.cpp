@@ -208,7 +208,6 @@ void bindFake(pybind11::module_& module) {
   bind(module, "is_fake", isFakeTensor);
   bind(module, "fake_like", fakeLike);
   bind(module, "meta_like", metaLike);
-  bind(module, "storage_bytes", storageBytes);
   bind(module, "view_storage_like", viewStorageLike);
   bind(module, "sparse_fake_of", makeSparseFake);
   bind(module, "fake_bytes", fakeBytes);
