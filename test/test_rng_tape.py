@@ -12,7 +12,7 @@ import torch
 from common import assert_same_tensor, build_both
 from torch import Tensor, nn
 
-from torchext.deferred_init import deferred_init, materialize_module, materialize_tensor
+from torchext.deferred_init import deferred_init, explain, materialize_module, materialize_tensor
 
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 FILLS: dict[str, tuple[Callable[[Tensor], Tensor], list[torch.dtype]]] = {
@@ -122,6 +122,28 @@ def test_dropped_draws_count() -> None:
         return [first, torch.randn(7)]
 
     assert_same_results(build)
+
+
+def test_second_values_of_pairs_are_kept_between_fills() -> None:
+    def build() -> list[Tensor]:
+        # Odd sizes, and strided targets, draw pairs and keep what is left over for the next such fill.
+        sizes = [1, 3, 5, 1, 7, 2, 1, 16, 3, 40, 1, 1]
+        fills = [torch.empty(size).normal_() for size in sizes]
+        strided = [torch.empty(size, 2).t()[0].normal_(2, 3) for size in (1, 17, 3)]
+        torch.manual_seed(1)  # forgets it
+        return [*fills, *strided, torch.empty(3).log_normal_(), torch.empty(3, dtype=torch.complex64).normal_()]
+
+    assert_same_results(build)
+
+
+def test_small_fills_share_the_base_of_their_tape() -> None:
+    def build() -> list[Tensor]:
+        torch.manual_seed(3)
+        return [torch.empty(size).normal_() for size in (3, 1, 5)]
+
+    # Two pairs of four draws each, of which the second fill takes the last value, and three pairs.
+    fills = [operation for t in deferred_init(build) for operation in explain(t) if operation.draws]
+    assert [(fill.generator_offset, fill.draws) for fill in fills] == [(0, 8), (8, 12)]
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)

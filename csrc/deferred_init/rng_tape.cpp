@@ -18,25 +18,34 @@ CPUGeneratorImpl& cpuImpl(const Generator& generator) {
   return *generator.get<CPUGeneratorImpl>();
 }
 
-// The caller holds the generator's mutex.
-GeneratorState readState(CPUGeneratorImpl& impl) {
-  return {impl.engine().data(), impl.next_float_normal_sample(), impl.next_double_normal_sample()};
+// In all of this the caller holds the generator's mutex.
+
+at::mt19937_data_pod engineOf(CPUGeneratorImpl& impl) {
+  return impl.engine().data();
 }
 
-void writeState(CPUGeneratorImpl& impl, const GeneratorState& state) {
+void setEngine(CPUGeneratorImpl& impl, const at::mt19937_data_pod& data) {
   at::mt19937 engine;
-  engine.set_data(state.engine);
+  engine.set_data(data);
   impl.set_engine(engine);
-  impl.set_next_float_normal_sample(state.next_float_normal);
-  impl.set_next_double_normal_sample(state.next_double_normal);
+}
+
+KeptNormals keptNormals(CPUGeneratorImpl& impl) {
+  return {impl.next_float_normal_sample(), impl.next_double_normal_sample()};
+}
+
+void setKeptNormals(CPUGeneratorImpl& impl, const KeptNormals& kept) {
+  impl.set_next_float_normal_sample(kept.of_float);
+  impl.set_next_double_normal_sample(kept.of_double);
 }
 
 void skipLocked(CPUGeneratorImpl& impl, std::uint64_t draws) {
-  at::mt19937 engine = impl.engine();
-  at::mt19937_data_pod data = engine.data();
+  if (draws == 0) {
+    return;
+  }
+  at::mt19937_data_pod data = engineOf(impl);
   advance(data, draws);
-  engine.set_data(data);
-  impl.set_engine(engine);
+  setEngine(impl, data);
 }
 
 bool isSame(const at::mt19937_data_pod& a, const at::mt19937_data_pod& b) {
@@ -44,27 +53,28 @@ bool isSame(const at::mt19937_data_pod& a, const at::mt19937_data_pod& b) {
          a.state_ == b.state_;
 }
 
-// Where this thread last left a generator. While the next operator finds it there, its position is told by the same
-// base; when somebody has moved or seeded the generator meanwhile, the tape starts anew.
+// Where this thread last left the engine of a generator. While the next operator finds it there, its position is told
+// by the same base; when somebody has moved or seeded the generator meanwhile, the tape starts anew.
 struct LastSeen {
-  std::shared_ptr<const GeneratorState> base;
+  std::shared_ptr<const at::mt19937_data_pod> base;
   std::uint64_t draws = 0;
   at::mt19937_data_pod engine{};
-
-  bool fits(const GeneratorState& state) const {
-    return base != nullptr && isSame(engine, state.engine) && base->next_float_normal == state.next_float_normal &&
-           base->next_double_normal == state.next_double_normal;
-  }
 };
 
 thread_local LastSeen last_seen;
 
 TapePosition positionLocked(CPUGeneratorImpl& impl) {
-  const GeneratorState state = readState(impl);
-  if (!last_seen.fits(state)) {
-    last_seen = {std::make_shared<const GeneratorState>(state), 0, state.engine};
+  const at::mt19937_data_pod engine = engineOf(impl);
+  if (last_seen.base == nullptr || !isSame(last_seen.engine, engine)) {
+    last_seen = {std::make_shared<const at::mt19937_data_pod>(engine), 0, engine};
   }
-  return {last_seen.base, last_seen.draws, std::nullopt};
+  return {last_seen.base, last_seen.draws, keptNormals(impl), std::nullopt};
+}
+
+// To be called when the generator has moved on from the last position by `draws`.
+void sawMove(CPUGeneratorImpl& impl, std::uint64_t draws) {
+  last_seen.draws += draws;
+  last_seen.engine = engineOf(impl);
 }
 
 }  // namespace
@@ -80,8 +90,7 @@ TapePosition takeDraws(Generator generator, std::uint64_t draws) {
   TapePosition position = positionLocked(impl);
   position.length = draws;
   skipLocked(impl, draws);
-  last_seen.draws += draws;
-  last_seen.engine = impl.engine().data();
+  sawMove(impl, draws);
   return position;
 }
 
@@ -94,19 +103,21 @@ TapePosition takeNormals(Generator generator, std::uint64_t count) {
     impl.set_next_double_normal_sample(std::nullopt);
     count -= 1;
   }
+  position.length = (count + 1) / 2 * kDrawsOfPair;
   skipLocked(impl, count / 2 * kDrawsOfPair);
   if (count % 2 == 1) {
     const at::normal_distribution<double> normal(0, 1);
     normal(&impl);  // keeps the second value of the pair
   }
+  sawMove(impl, *position.length);
   return position;
 }
 
 TapeReader::Cursor* TapeReader::nearest(const TapePosition& position) {
   Cursor* found = nullptr;
   for (Cursor& cursor : cursors_) {
-    const bool is_on_the_way = cursor.position.base == position.base && cursor.position.draws <= position.draws;
-    if (is_on_the_way && (found == nullptr || found->position.draws < cursor.position.draws)) {
+    const bool is_on_the_way = cursor.base == position.base && cursor.draws <= position.draws;
+    if (is_on_the_way && (found == nullptr || found->draws < cursor.draws)) {
       found = &cursor;
     }
   }
@@ -122,16 +133,17 @@ TapeReader::Cursor& TapeReader::leastRecentlyUsed() {
 // way, unless all others have been used since.
 const Generator& TapeReader::moveTo(const TapePosition& position) {
   Cursor* start = nearest(position);
-  const bool goes_on = start != nullptr && start->position.draws == position.draws;
+  const bool goes_on = start != nullptr && start->draws == position.draws;
   Cursor& cursor = goes_on ? *start : leastRecentlyUsed();
   CPUGeneratorImpl& impl = cpuImpl(cursor.generator);
   if (&cursor != start) {
-    writeState(impl, start == nullptr ? *position.base : readState(cpuImpl(start->generator)));
-    cursor.position = {position.base, start == nullptr ? 0 : start->position.draws, std::nullopt};
+    setEngine(impl, start == nullptr ? *position.base : engineOf(cpuImpl(start->generator)));
+    cursor.draws = start == nullptr ? 0 : start->draws;
   }
-  skipLocked(impl, position.draws - cursor.position.draws);
-  cursor.position =
-      position.length ? TapePosition{position.base, position.draws + *position.length, std::nullopt} : TapePosition{};
+  skipLocked(impl, position.draws - cursor.draws);
+  setKeptNormals(impl, position.kept);
+  cursor.base = position.length ? position.base : nullptr;
+  cursor.draws = position.draws + position.length.value_or(0);
   cursor.last_use = ++uses_;
   return cursor.generator;
 }
@@ -140,15 +152,18 @@ DefaultGeneratorAt::DefaultGeneratorAt(const TapePosition& position) {
   Generator generator = at::detail::getDefaultCPUGenerator();
   const std::lock_guard<std::mutex> lock(generator.mutex());
   CPUGeneratorImpl& impl = cpuImpl(generator);
-  previous_ = readState(impl);
-  writeState(impl, *position.base);
+  previous_engine_ = engineOf(impl);
+  previous_kept_ = keptNormals(impl);
+  setEngine(impl, *position.base);
   skipLocked(impl, position.draws);
+  setKeptNormals(impl, position.kept);
 }
 
 DefaultGeneratorAt::~DefaultGeneratorAt() {
   Generator generator = at::detail::getDefaultCPUGenerator();
   const std::lock_guard<std::mutex> lock(generator.mutex());
-  writeState(cpuImpl(generator), previous_);
+  setEngine(cpuImpl(generator), previous_engine_);
+  setKeptNormals(cpuImpl(generator), previous_kept_);
 }
 
 }  // namespace torchext

@@ -21,18 +21,17 @@
 
 namespace torchext {
 
-// All that determines the draws of a CPU generator from here on.
-struct GeneratorState {
-  at::mt19937_data_pod engine;
-  // The second values of Box-Muller pairs, kept by `at::normal_distribution` for the next call.
-  std::optional<float> next_float_normal;
-  std::optional<double> next_double_normal;
+// The second values of Box-Muller pairs, which `at::normal_distribution` leaves in a generator for its next call.
+struct KeptNormals {
+  std::optional<float> of_float;
+  std::optional<double> of_double;
 };
 
-// A place on a tape: `draws` 32-bit draws after `base`, which many places share.
+// A place on a tape: `draws` 32-bit draws after `base`, which many places share, with `kept` in the generator.
 struct TapePosition {
-  std::shared_ptr<const GeneratorState> base;
+  std::shared_ptr<const at::mt19937_data_pod> base;
   std::uint64_t draws = 0;
+  KeptNormals kept;
   // How many draws the operator takes that starts here, where that could be told without running it.
   std::optional<std::uint64_t> length;
 };
@@ -58,8 +57,9 @@ class TapeReader {
  private:
   struct Cursor {
     at::Generator generator = at::detail::createCPUGenerator();
-    // Where the generator stands; `base` is null when that is not known.
-    TapePosition position;
+    // Where the engine of the generator stands; `base` is null when that is not known.
+    std::shared_ptr<const at::mt19937_data_pod> base;
+    std::uint64_t draws = 0;
     std::uint64_t last_use = 0;
   };
 
@@ -84,7 +84,8 @@ class DefaultGeneratorAt {
   ~DefaultGeneratorAt();
 
  private:
-  GeneratorState previous_;
+  at::mt19937_data_pod previous_engine_;
+  KeptNormals previous_kept_;
 };
 
 }  // namespace torchext
