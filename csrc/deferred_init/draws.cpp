@@ -17,6 +17,7 @@ namespace torchext {
 
 using at::Generator;
 using at::Tensor;
+using c10::IValue;
 using c10::OperatorHandle;
 using torch::jit::Stack;
 
@@ -34,8 +35,8 @@ bool isAffine(const OperatorHandle& op) {
          op.schema().overload_name() != "Tensor";
 }
 
-// Counts the draws that `op` takes to fill `numel` elements of `dtype`, by filling them with a generator of its own.
-std::uint64_t countByTrial(const OperatorHandle& op, const Stack& stack, int64_t numel, c10::ScalarType dtype) {
+// Fills `numel` elements of `dtype` with a generator of its own, and counts.
+std::uint64_t tryOut(const OperatorHandle& op, const Stack& stack, int64_t numel, c10::ScalarType dtype) {
   const auto count = op.schema().arguments().size();
   Stack trial(stack.end() - static_cast<std::ptrdiff_t>(count), stack.end());
   const Generator generator = at::detail::createCPUGenerator();
@@ -49,6 +50,44 @@ std::uint64_t countByTrial(const OperatorHandle& op, const Stack& stack, int64_t
     op.callBoxed(trial);
   }
   return static_cast<std::uint64_t>(left - impl.engine().data().left_);
+}
+
+// A trial and what came of it. `numbers` are the arguments between the tensor and the generator.
+struct Trial {
+  const c10::FunctionSchema* schema = nullptr;
+  int64_t numel = 0;
+  c10::ScalarType dtype = c10::kFloat;
+  Stack numbers;
+  std::uint64_t draws = 0;
+
+  bool is(const c10::FunctionSchema& other_schema,
+          int64_t other_numel,
+          c10::ScalarType other_dtype,
+          c10::ArrayRef<IValue> other_numbers) const {
+    return schema == &other_schema && numel == other_numel && dtype == other_dtype &&
+           std::equal(numbers.begin(), numbers.end(), other_numbers.begin(), other_numbers.end());
+  }
+};
+
+// Counts the draws that `op` takes to fill `numel` elements of `dtype`. A trial costs more than all other recording,
+// and a model repeats its layers, so the last ones are remembered.
+std::uint64_t countByTrial(const OperatorHandle& op, const Stack& stack, int64_t numel, c10::ScalarType dtype) {
+  constexpr std::size_t kRemembered = 16;
+  thread_local std::array<Trial, kRemembered> trials{};
+  thread_local std::size_t next = 0;
+  const auto& schema = op.schema();
+  const std::size_t self = stack.size() - schema.arguments().size();
+  const auto count = static_cast<std::size_t>(generatorArgument(schema)) - 1;
+  const auto numbers = c10::ArrayRef<IValue>(stack).slice(self + 1, count);
+  const auto known = std::find_if(trials.begin(), trials.end(),
+                                  [&](const Trial& trial) { return trial.is(schema, numel, dtype, numbers); });
+  if (known != trials.end()) {
+    return known->draws;
+  }
+  const std::uint64_t draws = tryOut(op, stack, numel, dtype);
+  trials[next] = Trial{&schema, numel, dtype, numbers.vec(), draws};
+  next = (next + 1) % kRemembered;
+  return draws;
 }
 
 std::uint64_t countAffine(const OperatorHandle& op, const Stack& stack, int64_t numel, c10::ScalarType dtype) {
@@ -80,7 +119,7 @@ TapePosition takeDrawsOfDropout(const Stack& stack, const Generator& generator) 
   if (!trains || input.numel() == 0) {
     return takeDraws(generator, 0);
   }
-  const Stack fill{Tensor{}, 1 - p, c10::IValue{}};
+  const Stack fill{Tensor{}, 1 - p, IValue{}};
   return takeDraws(generator, countAffine(bernoulli, fill, input.numel(), c10::kBool));
 }
 
