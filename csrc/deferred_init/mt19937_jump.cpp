@@ -27,8 +27,7 @@ constexpr std::size_t kDegree = 19937;  // of the characteristic polynomial
 
 using Words = std::array<std::uint32_t, kN>;
 
-// ---- Walking
-// ----------------------------------------------------------------------------------------------------------
+// ---- Walking ----
 
 inline std::uint32_t twist(std::uint32_t upper, std::uint32_t lower) {
   const std::uint32_t mixed = (upper & kUpperMask) | (lower & kLowerMask);
@@ -48,8 +47,7 @@ void nextBlock(std::uint32_t* x) {
   x[kN - 1] = x[kM - 1] ^ twist(x[kN - 1], x[0]);
 }
 
-// ---- Polynomials over GF(2)
-// -------------------------------------------------------------------------------------------
+// ---- Polynomials over GF(2) ----
 
 constexpr std::size_t kWordBits = 64;
 constexpr std::size_t kPolynomialWords = (kDegree + kWordBits - 1) / kWordBits;
@@ -157,52 +155,102 @@ Polynomial power(std::uint64_t exponent) {
   return result;
 }
 
-// The exponents of t^exponent, remembered: a model repeats its layers, so it repeats its distances.
-std::shared_ptr<const std::vector<std::uint32_t>> powerExponents(std::uint64_t exponent) {
+// ---- Windows ----
+
+// Four neighbouring exponents of a polynomial that begin with one that it has: the lowest, counted from the start of
+// its block of kN exponents, and which of the next three follow.
+struct Window {
+  std::uint16_t lowest;
+  std::uint16_t pattern;  // bit k is set when lowest + 1 + k follows
+};
+
+constexpr std::size_t kWindowBits = 4;
+constexpr std::size_t kPatterns = std::size_t{1} << (kWindowBits - 1);
+
+// The windows of a polynomial, block by block.
+using Windows = std::array<std::vector<Window>, (kDegree + kN - 1) / kN>;
+
+bool hasExponent(const Polynomial& p, std::size_t exponent) {
+  return exponent < kDegree && ((p[exponent / kWordBits] >> (exponent % kWordBits)) & 1U) != 0U;
+}
+
+Windows windowsOf(const Polynomial& p) {
+  Windows windows;
+  std::size_t exponent = 0;
+  while (exponent < kDegree) {
+    if (!hasExponent(p, exponent)) {
+      ++exponent;
+      continue;
+    }
+    std::uint16_t pattern = 0;
+    for (std::size_t k = 0; k + 1 < kWindowBits; ++k) {
+      pattern = static_cast<std::uint16_t>(pattern | (hasExponent(p, exponent + 1 + k) ? 1U << k : 0U));
+    }
+    windows[exponent / kN].push_back({static_cast<std::uint16_t>(exponent % kN), pattern});
+    exponent += kWindowBits;
+  }
+  return windows;
+}
+
+// The windows of t^exponent, remembered: a model repeats its layers, so it repeats its distances.
+std::shared_ptr<const Windows> powerWindows(std::uint64_t exponent) {
   constexpr std::size_t kMaxRemembered = 64;
   static std::mutex mutex;
-  static std::map<std::uint64_t, std::shared_ptr<const std::vector<std::uint32_t>>> remembered;
+  static std::map<std::uint64_t, std::shared_ptr<const Windows>> remembered;
   const std::lock_guard<std::mutex> lock(mutex);
   if (const auto found = remembered.find(exponent); found != remembered.end()) {
     return found->second;
   }
-  const Polynomial p = power(exponent);
-  auto exponents = std::make_shared<std::vector<std::uint32_t>>();
-  for (std::size_t i = 0; i < kDegree; ++i) {
-    if (((p[i / kWordBits] >> (i % kWordBits)) & 1U) != 0U) {
-      exponents->push_back(static_cast<std::uint32_t>(i));
-    }
-  }
+  auto windows = std::make_shared<const Windows>(windowsOf(power(exponent)));
   if (remembered.size() == kMaxRemembered) {
     remembered.erase(remembered.begin());
   }
-  remembered.emplace(exponent, exponents);
-  return exponents;
+  remembered.emplace(exponent, windows);
+  return windows;
 }
 
-// ---- Jumping
-// ----------------------------------------------------------------------------------------------------------
+// ---- Jumping ----
 
-// x[j] = sum over e in exponents of sequence[e + j], for 0 <= j < kN. Done in pieces whose sums stay in registers; the
-// exponents are many, so each of them costs one load per vector.
+// For each pattern, the sums of the words of two blocks that the windows of the first one ask for. They fit into a
+// first-level cache, which is what the size of the windows is chosen for.
+using PatternSums = std::array<std::array<std::uint32_t, 2 * kN>, kPatterns>;
+
+// Reads kWindowBits - 1 words beyond the two blocks.
 TORCHEXT_SIMD_CLONES
-void addWindows(const std::uint32_t* sequence, const std::vector<std::uint32_t>& exponents, std::uint32_t* x) {
+void sumPatterns(const std::uint32_t* blocks, PatternSums& sums) {
+  std::copy_n(blocks, 2 * kN, sums[0].data());
+  for (std::size_t k = 0; k + 1 < kWindowBits; ++k) {
+    const std::size_t bit = std::size_t{1} << k;
+    for (std::size_t pattern = bit; pattern < 2 * bit; ++pattern) {
+      const std::uint32_t* without = sums[pattern - bit].data();
+      std::uint32_t* with = sums[pattern].data();
+      for (std::size_t i = 0; i < 2 * kN; ++i) {
+        with[i] = without[i] ^ blocks[i + k + 1];
+      }
+    }
+  }
+}
+
+// Adds to x[j] the sum over the windows w of sums[w.pattern][w.lowest + j], for 0 <= j < kN. Done in pieces that stay
+// in registers, so that a window costs one load per vector.
+TORCHEXT_SIMD_CLONES
+void addWindows(const PatternSums& sums, const std::vector<Window>& windows, std::uint32_t* x) {
   using Vector = std::uint32_t __attribute__((vector_size(32), aligned(4), may_alias));
   constexpr std::size_t kLanes = sizeof(Vector) / sizeof(std::uint32_t);
   constexpr std::size_t kPiece = 6 * kLanes;
   static_assert(kN % kPiece == 0);
   for (std::size_t piece = 0; piece < kN; piece += kPiece) {
-    Vector s0{}, s1{}, s2{}, s3{}, s4{}, s5{};
-    for (const std::uint32_t exponent : exponents) {
-      const auto* window = reinterpret_cast<const Vector*>(sequence + exponent + piece);
-      s0 ^= window[0];
-      s1 ^= window[1];
-      s2 ^= window[2];
-      s3 ^= window[3];
-      s4 ^= window[4];
-      s5 ^= window[5];
-    }
     auto* out = reinterpret_cast<Vector*>(x + piece);
+    Vector s0 = out[0], s1 = out[1], s2 = out[2], s3 = out[3], s4 = out[4], s5 = out[5];
+    for (const Window& window : windows) {
+      const auto* words = reinterpret_cast<const Vector*>(sums[window.pattern].data() + window.lowest + piece);
+      s0 ^= words[0];
+      s1 ^= words[1];
+      s2 ^= words[2];
+      s3 ^= words[3];
+      s4 ^= words[4];
+      s5 ^= words[5];
+    }
     out[0] = s0;
     out[1] = s1;
     out[2] = s2;
@@ -215,16 +263,20 @@ void addWindows(const std::uint32_t* sequence, const std::vector<std::uint32_t>&
 // Every word after the seed block is a linear function of the state, so the words themselves obey the recurrence that
 // the characteristic polynomial describes: the word n places on is a sum of words that the next 33 blocks hold.
 void jumpBlocks(Words& x, std::uint64_t blocks) {
-  constexpr std::size_t kBlocks = (kDegree + kN - 1) / kN + 1;
-  const auto exponents = powerExponents(blocks * kN);
-  std::vector<std::uint32_t> sequence(kBlocks * kN);
+  const auto windows = powerWindows(blocks * kN);
+  std::vector<std::uint32_t> sequence((windows->size() + 2) * kN);
   std::copy(x.begin(), x.end(), sequence.begin());
-  for (std::size_t i = 1; i < kBlocks; ++i) {
+  for (std::size_t i = 1; i < windows->size() + 2; ++i) {
     std::uint32_t* block = sequence.data() + i * kN;
     std::copy_n(block - kN, kN, block);
     nextBlock(block);
   }
-  addWindows(sequence.data(), *exponents, x.data());
+  x.fill(0);
+  PatternSums sums;
+  for (std::size_t i = 0; i < windows->size(); ++i) {
+    sumPatterns(sequence.data() + i * kN, sums);
+    addWindows(sums, (*windows)[i], x.data());
+  }
 }
 
 void advanceBlocks(Words& x, std::uint64_t blocks) {
