@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from common import (
     assert_defers_exactly,
@@ -208,6 +209,15 @@ class TestGraph:
         deferred = deferred_init(lambda: torch.zeros(3) + torch.from_numpy(array))
         array[:] = 7
         assert materialize_tensor(deferred).tolist() == [1.0, 1.0, 1.0]
+
+    @pytest.mark.parametrize("number", [2, 2**62 + 1, 2.5, float("nan"), -0.0, True, 1.5 + 2j], ids=repr)
+    @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.bfloat16, torch.float64], ids=str)
+    def test_python_numbers_promote_as_they_do_eagerly(self, number: complex, dtype: torch.dtype) -> None:
+        def build() -> list[Tensor]:
+            tensor = torch.ones(3, dtype=dtype)
+            return [tensor + number, number * tensor.to(torch.float32), tensor.eq(number), tensor[0] * number]
+
+        assert_tensors_defer_exactly(build)
 
     def test_long_programs_neither_recurse_nor_keep_garbage(self) -> None:
         def build() -> Tensor:

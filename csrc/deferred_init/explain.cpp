@@ -85,15 +85,6 @@ std::string formatted(const IValue& number, TypeKind meaning) {
   return "complex(" + formatted(both.real()) + ", " + formatted(both.imag()) + ")";
 }
 
-// A Python number comes as a tensor to operators that take tensors only.
-std::string describeReal(const Tensor& tensor) {
-  if (!tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
-    return "real " + shapeOf(Geometry::of(tensor));
-  }
-  const RealDispatch guard;
-  return formatted(IValue(tensor.item()), TypeKind::NumberType);
-}
-
 // Writes the arguments of one call, asking for a text for each of its tensors in turn.
 class CallFormatter {
  public:
@@ -259,8 +250,11 @@ std::string Explainer::describe(const TensorArgument& argument, std::vector<std:
   if (argument.device) {
     return "like " + shapeOf(argument.geometry);
   }
+  if (argument.number) {
+    return formatted(IValue(*argument.number), TypeKind::NumberType);
+  }
   if (argument.value == nullptr) {
-    return describeReal(argument.external);
+    return "real " + shapeOf(Geometry::of(argument.external));
   }
   ExplainedTensor tensor = show(*argument.value, argument.geometry);
   reads.push_back(tensor.value);

@@ -52,6 +52,25 @@ Tensor externalOf(const Tensor& tensor) {
   return alias;
 }
 
+// The Python number that `tensor` wraps, in one of the types that `c10::scalar_to_tensor` gives them.
+std::optional<c10::Scalar> wrappedNumber(const Tensor& tensor) {
+  if (!tensor.unsafeGetTensorImpl()->is_wrapped_number() || isFake(tensor) || !tensor.is_cpu()) {
+    return std::nullopt;
+  }
+  switch (tensor.scalar_type()) {
+    case c10::kDouble:
+      return *tensor.const_data_ptr<double>();
+    case c10::kLong:
+      return *tensor.const_data_ptr<int64_t>();
+    case c10::kBool:
+      return *tensor.const_data_ptr<bool>();
+    case c10::kComplexDouble:
+      return *tensor.const_data_ptr<c10::complex<double>>();
+    default:
+      return std::nullopt;
+  }
+}
+
 // Stands in recorded arguments where a tensor was.
 const Tensor& placeholder() {
   static const Tensor tensor{c10::make_intrusive<c10::TensorImpl>(
@@ -148,6 +167,10 @@ TensorArgument TensorArgument::of(const Tensor& tensor) {
   argument.value = valueOf(tensor);
   if (argument.value != nullptr) {
     argument.geometry = Geometry::of(tensor);
+    return argument;
+  }
+  argument.number = wrappedNumber(tensor);
+  if (argument.number) {
     return argument;
   }
   argument.external = externalOf(tensor);

@@ -33,6 +33,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
+#include <c10/core/Scalar.h>
 
 #include "../fake/fake_storage.h"
 #include "real_dispatch.h"
@@ -119,10 +120,12 @@ StorageValuePtr valueOf(const at::TensorBase& tensor);
 // Lets `storage`, which is fake, have `value` from now on, and its tensors be deferred.
 void setValue(const c10::Storage& storage, StorageValuePtr value);
 
-// A tensor among the arguments of a recorded operator. One of `value`, `external` and `device` is set.
+// A tensor among the arguments of a recorded operator. One of `value`, `number`, `external` and `device` is set.
 struct TensorArgument {
   StorageValuePtr value;
   Geometry geometry;
+  // A Python number, which reaches an operator that takes a tensor as a "wrapped number".
+  std::optional<c10::Scalar> number;
   // A tensor that was real when the operator was recorded, and its version then: it must not change until the operator
   // is replayed. An alias of the user's tensor, with its version counter, so that the graph keeps no graph of autograd
   // alive and sees no change of metadata; or a copy, of a small tensor whose version counter would not tell.

@@ -4,6 +4,7 @@
 #include <numeric>
 #include <utility>
 
+#include <ATen/ScalarOps.h>
 #include <ATen/ops/clone.h>
 #include <c10/util/irange.h>
 
@@ -295,6 +296,10 @@ std::vector<Tensor> Replay::makeArguments(const OpNode& node) {
   for (const TensorArgument& argument : node.tensors()) {
     if (argument.device) {
       tensors.push_back(argument.geometry.makeEmptyTensor(*argument.device));
+      continue;
+    }
+    if (argument.number) {
+      tensors.push_back(at::native::wrapped_scalar_tensor(*argument.number));
       continue;
     }
     if (argument.value == nullptr) {
