@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 from common import assert_same_tensor, build_both
 from torch import Tensor, nn
 
+from torchext import _rejection
 from torchext.deferred_init import deferred_init, explain, materialize_module, materialize_tensor
 
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -103,6 +106,44 @@ def test_rejection_sampling_draws_as_often_as_eager(bounds: tuple[float, float])
 
     # How often the eager loop writes depends on the values that it draws.
     assert_same_results(build, strictly=False)
+
+
+@pytest.mark.parametrize("numel", [64, 128, 130, 200, 1000, 1024])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("bounds", [(-2, 2), (-0.5, 1), (2, 3)], ids=str)
+def test_rejection_sampling_goes_chunk_by_chunk(
+    bounds: tuple[float, float], dtype: torch.dtype, numel: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_rejection, "CHUNK", 64)
+
+    def build() -> list[Tensor]:
+        torch.empty(3).normal_()  # keeps a value, which the others must neither take nor lose
+        sampled = nn.init.trunc_normal_(torch.empty(numel, dtype=dtype), a=bounds[0], b=bounds[1])
+        return [sampled, torch.empty(3).normal_(), torch.rand(3)]
+
+    assert_same_results(build, strictly=False)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ru_maxrss is in KiB on Linux only")
+def test_rejection_sampling_takes_no_memory_but_its_chunks() -> None:
+    code = """
+import resource, torch
+from torch import nn
+from torchext.deferred_init import deferred_init, materialize_tensor
+def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def build(numel): return nn.init.trunc_normal_(torch.empty(numel))
+materialize_tensor(deferred_init(build, 2**23))
+peaks = [peak()]
+tensor = deferred_init(build, 2**25)
+peaks.append(peak())
+materialize_tensor(tensor)
+peaks.append(peak())
+print((peaks[1] - peaks[0]) / 2**20, (peaks[2] - peaks[0]) / 2**20)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    recording, materializing = map(float, result.stdout.split())
+    assert recording < 64  # the tensor takes 128, and eager construction three times that
+    assert materializing < 128 + 64
 
 
 @pytest.mark.parametrize("skipped", [10**6, 2 * 10**6 + 3, 3 * 10**7 + 5])

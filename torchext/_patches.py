@@ -12,14 +12,14 @@ import math
 import sys
 import threading
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
 import torch._meta_registrations
 from torch.overrides import TorchFunctionMode
 
-from . import _C, _data_patches, _fake_tensor_mode
+from . import _C, _data_patches, _fake_tensor_mode, _rejection
 from ._fake_copy import FakeCopy
 
 __all__ = ["ReadsInTensorFunctions", "install", "real_value", "teach_transformers"]
@@ -362,10 +362,26 @@ def _patch_trunc_normal() -> None:
         tags=(torch.Tag.nondeterministic_seeded,),
     )
 
+    library.define(
+        "trunc_normal_draws(int numel, ScalarType dtype, float mean, float std, float a, float b, Generator generator)"
+        " -> int"
+    )
+
     def run(
         self: torch.Tensor, mean: float, std: float, a: float, b: float, *, generator: torch.Generator | None = None
     ) -> torch.Tensor:
-        return original(self, mean, std, a, b, generator)
+        if generator is None or not self.is_contiguous() or self.numel() < 2 * _rejection.CHUNK:
+            return original(self, mean, std, a, b, generator)
+        _rejection.sample(partial(sample, mean, std, a, b), self, generator)
+        return self
+
+    def draws(
+        numel: int, dtype: torch.dtype, mean: float, std: float, a: float, b: float, generator: torch.Generator
+    ) -> int:
+        return _rejection.count_draws(partial(sample, mean, std, a, b), numel, dtype, generator)
+
+    def sample(mean: float, std: float, a: float, b: float, tensor: torch.Tensor, generator: torch.Generator) -> object:
+        return original(tensor, mean, std, a, b, generator)
 
     def fake(
         self: torch.Tensor, mean: float, std: float, a: float, b: float, *, generator: torch.Generator | None = None
@@ -374,6 +390,7 @@ def _patch_trunc_normal() -> None:
 
     for key in ("CPU", "CUDA"):
         library.impl("trunc_normal_", run, key)
+    library.impl("trunc_normal_draws", draws, "CompositeExplicitAutograd")
     library.impl("trunc_normal_", fake, "Meta")
 
     @wraps(original)

@@ -123,6 +123,54 @@ TapePosition takeDrawsOfDropout(const Stack& stack, const Generator& generator) 
   return takeDraws(generator, countAffine(bernoulli, fill, input.numel(), c10::kBool));
 }
 
+// `trunc_normal_` draws again what it rejects, so it has to draw in order to count: torchext/_rejection.py. Not so for
+// a target that `normal_` fills number by number, because then what is left of a pair matters.
+std::optional<TapePosition> takeDrawsOfTruncNormal(const Stack& stack, const Generator& generator) {
+  static const auto count = c10::Dispatcher::singleton().findSchemaOrThrow("torchext::trunc_normal_draws", "");
+  const auto arguments = c10::ArrayRef<IValue>(stack).slice(stack.size() - 6);
+  const Tensor& self = arguments[0].toTensor();
+  if (self.numel() < kNormalChunk || !self.is_contiguous()) {
+    return std::nullopt;
+  }
+  Stack counted{self.numel(), self.scalar_type()};
+  counted.insert(counted.end(), arguments.begin() + 1, arguments.begin() + 5);
+  counted.emplace_back(generator);
+  {
+    const RealDispatch guard;
+    count.callBoxed(counted);
+  }
+  return takeDraws(generator, static_cast<std::uint64_t>(counted.front().toInt()));
+}
+
+bool isNormal(std::string_view name) {
+  return name == "aten::normal_" || name == "aten::log_normal_";
+}
+
+// What a fill has to know of the tensor that it fills.
+struct Target {
+  int64_t numel;
+  c10::ScalarType dtype;
+  bool is_contiguous;
+};
+
+TapePosition takeDrawsOfFill(const OperatorHandle& op, const Stack& stack, Target target, const Generator& generator) {
+  if (target.numel == 0) {
+    return takeDraws(generator, 0);
+  }
+  // `normal_` fills a complex tensor as a real one of twice the elements (`normal_impl_`, DistributionTemplates.h).
+  const bool is_complex = c10::isComplexType(target.dtype);
+  const auto dtype = is_complex ? c10::toRealValueType(target.dtype) : target.dtype;
+  const int64_t numel = target.numel * (is_complex ? 2 : 1);
+  const std::string& name = op.schema().name();
+  if (name == "aten::normal_" && numel >= kNormalChunk && target.is_contiguous) {
+    return takeDraws(generator, countChunkedNormals(op, stack, numel, dtype));
+  }
+  if (isNormal(name)) {
+    return takeNormals(generator, static_cast<std::uint64_t>(numel));
+  }
+  return takeDraws(generator, countAffine(op, stack, numel, dtype));
+}
+
 }  // namespace
 
 bool drawsNumbers(const OperatorHandle& op) {
@@ -145,26 +193,32 @@ std::optional<TapePosition> takeDrawsOf(const OperatorHandle& op, const Stack& s
   if (name == "aten::native_dropout") {
     return takeDrawsOfDropout(stack, generator);
   }
-  const bool is_normal = name == "aten::normal_";
-  const bool is_log_normal = name == "aten::log_normal_";
-  if (!is_normal && !is_log_normal && !isAffine(op)) {
+  if (name == "torchext::trunc_normal_") {
+    return takeDrawsOfTruncNormal(stack, generator);
+  }
+  if (!isNormal(name) && !isAffine(op)) {
     return std::nullopt;
   }
   const Tensor& self = torch::jit::peek(stack, 0, op.schema().arguments().size()).toTensor();
-  if (self.numel() == 0) {
-    return takeDraws(generator, 0);
-  }
-  // `normal_` fills a complex tensor as a real one of twice the elements (`normal_impl_`, DistributionTemplates.h).
-  const bool is_complex = self.is_complex();
-  const auto dtype = is_complex ? c10::toRealValueType(self.scalar_type()) : self.scalar_type();
-  const int64_t numel = self.numel() * (is_complex ? 2 : 1);
-  if (is_normal && numel >= kNormalChunk && self.is_contiguous()) {
-    return takeDraws(generator, countChunkedNormals(op, stack, numel, dtype));
-  }
-  if (is_normal || is_log_normal) {
-    return takeNormals(generator, static_cast<std::uint64_t>(numel));
-  }
-  return takeDraws(generator, countAffine(op, stack, numel, dtype));
+  return takeDrawsOfFill(op, stack, {self.numel(), self.scalar_type(), self.is_contiguous()}, generator);
+}
+
+std::uint64_t skipFill(const std::string& name,
+                       int64_t numel,
+                       c10::ScalarType dtype,
+                       const std::vector<double>& numbers,
+                       const Generator& generator) {
+  TORCH_CHECK_VALUE(generator.device().is_cpu(), "skip_fill() takes a CPU generator, found one on ", generator.device(),
+                    ".");
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(("aten::" + name).c_str(), "");
+  TORCH_CHECK_VALUE(isNormal(op.schema().name()) || isAffine(op), "skip_fill() cannot tell how many numbers `",
+                    op.operator_name(), "` draws.");
+  TORCH_CHECK_VALUE(numbers.size() + 2 == op.schema().arguments().size(), "skip_fill() takes as many numbers as `",
+                    op.operator_name(), "`, found ", numbers.size(), ".");
+  Stack stack{Tensor{}};
+  stack.insert(stack.end(), numbers.begin(), numbers.end());
+  stack.emplace_back();
+  return takeDrawsOfFill(op, stack, {numel, dtype, /*is_contiguous=*/true}, generator).length.value();
 }
 
 }  // namespace torchext

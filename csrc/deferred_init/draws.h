@@ -1,6 +1,9 @@
 #pragma once
 
+#include <cstdint>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include <ATen/core/Generator.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -22,5 +25,14 @@ int generatorArgument(const c10::FunctionSchema& schema);
 std::optional<TapePosition> takeDrawsOf(const c10::OperatorHandle& op,
                                         const torch::jit::Stack& stack,
                                         const at::Generator& generator);
+
+// Moves `generator` as `aten::<name>`, an operator that fills a tensor in place, would if it filled a contiguous one of
+// `numel` elements, given `numbers` between the tensor and the generator. Returns by how many draws. Raises ValueError
+// for an operator of which that is not known.
+std::uint64_t skipFill(const std::string& name,
+                       int64_t numel,
+                       c10::ScalarType dtype,
+                       const std::vector<double>& numbers,
+                       const at::Generator& generator);
 
 }  // namespace torchext

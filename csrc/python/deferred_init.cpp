@@ -1,4 +1,5 @@
 #include "../deferred_init/deferred_init.h"
+#include "../deferred_init/draws.h"
 #include "../deferred_init/explain.h"
 #include "../deferred_init/materialize.h"
 #include "../deferred_init/retained.h"
@@ -88,6 +89,7 @@ void bindDeferredInit(pybind11::module_& module) {
   bind(module, "defer_again", deferAgainTensors);
   bind(module, "is_retained", isRetained);
   bind(module, "evaluate", evaluate);
+  bind(module, "skip_fill", skipFill);
   module.def("explain", torch::wrap_pybind_function(explainTensors));
   module.def("set_source_tracer", &setPythonSourceTracer);
   bind(module, "enter_tracing", enterTracing);
