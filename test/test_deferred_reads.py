@@ -68,6 +68,15 @@ class TestReads:
 
         assert_tensors_defer_exactly(build)
 
+    def test_composites_that_read_memory_are_given_values(self) -> None:
+        def build() -> list[Tensor]:
+            x, lengths = torch.randn(6, 2, 4), torch.full((2,), 3) + 1
+            loss = nn.functional.ctc_loss(x, torch.tensor([[1, 2], [3, 1]]), lengths, lengths // 2, reduction="none")
+            parts = [*x.tensor_split(lengths.cumsum(0)[:1] // 2), *x.tensor_split(lengths[0] // 2)]
+            return [loss, *(part.clone() for part in parts)]
+
+        assert_tensors_defer_exactly(build)
+
     def test_random_values_can_be_read(self) -> None:
         def build() -> tuple[float, Tensor]:
             t = torch.rand(4)

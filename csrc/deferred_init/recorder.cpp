@@ -21,6 +21,7 @@
 #include "../interpreter_lock.h"
 #include "../stack_utils.h"
 #include "draws.h"
+#include "materialize.h"
 #include "op_graph.h"
 #include "real_call.h"
 #include "rng_tape.h"
@@ -68,6 +69,7 @@ class RecordedCall {
   bool leavesNothingToRecord() const;
 
   // What can be done with it.
+  void computeReadArguments();
   void passOn();
   void passOnBelow();
   void liftConstant();
@@ -96,6 +98,7 @@ void RecordedCall::run() {
   // A composite operator is recorded as what it is made of: the operators that it calls come here again. So a value
   // that it reads (`is_nonzero`, `one_hot`) is read when it is needed, and what it draws is seen as a draw.
   if (compositeKernelOf(op_)) {
+    computeReadArguments();
     passOn();
     return;
   }
@@ -179,6 +182,17 @@ bool RecordedCall::leavesNothingToRecord() const {
   const auto is_view = [](const c10::Argument& result) { return result.alias_info() != nullptr; };
   return !schema.returns().empty() && std::all_of(schema.returns().begin(), schema.returns().end(), is_view) &&
          std::none_of(schema.arguments().begin(), schema.arguments().end(), isWritten);
+}
+
+// A few composites read memory.
+void RecordedCall::computeReadArguments() {
+  for (const char* name : argumentsReadByComposite(op_)) {
+    IValue& argument =
+        torch::jit::peek(stack_, static_cast<std::size_t>(findArgument(op_.schema(), name)), num_arguments_);
+    if (valueOf(argument.toTensor()) != nullptr) {
+      argument = evaluate(argument.toTensor());
+    }
+  }
 }
 
 void RecordedCall::passOn() {

@@ -17,6 +17,7 @@
 #include "errors.h"
 #include "fake.h"
 #include "fake_storage.h"
+#include "op_traits.h"
 
 namespace torchext {
 
@@ -45,7 +46,7 @@ Tensor maxPool1d(const Tensor& self,
   return std::get<0>(at::max_pool1d_with_indices(self, kernel_size, stride, padding, dilation, ceil_mode));
 }
 
-// Reads the memory of the argument called `name`, which may be a number that is known, but not a list.
+// The argument called `name` may be a number that is known, but not a list. Deferred ones can be computed.
 void refuseToRead(const OperatorHandle& op, const Stack& stack, const char* name) {
   const auto position = static_cast<std::size_t>(findArgument(op.schema(), name));
   const Tensor& tensor = torch::jit::peek(stack, position, op.schema().arguments().size()).toTensor();
@@ -56,14 +57,10 @@ void refuseToRead(const OperatorHandle& op, const Stack& stack, const char* name
   }
 }
 
-void readsLengths(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  refuseToRead(op, *stack, "input_lengths");
-  refuseToRead(op, *stack, "target_lengths");
-  op.redispatchBoxed(keys & kBelow, stack);
-}
-
-void readsIndices(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  refuseToRead(op, *stack, "tensor_indices_or_sections");
+void readsMemory(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  for (const char* name : argumentsReadByComposite(op)) {
+    refuseToRead(op, *stack, name);
+  }
   op.redispatchBoxed(keys & kBelow, stack);
 }
 
@@ -99,9 +96,9 @@ void registerComposites() {
   fallback->fallback(torch::CppFunction::makeFallthrough());
   static auto* library = new torch::Library(torch::Library::IMPL, "aten", kCompositesKey, __FILE__, __LINE__);
   library->impl("max_pool1d", &maxPool1d);
-  library->impl("ctc_loss.Tensor", torch::CppFunction::makeFromBoxedFunction<&translated<&readsLengths>>());
+  library->impl("ctc_loss.Tensor", torch::CppFunction::makeFromBoxedFunction<&translated<&readsMemory>>());
   library->impl("tensor_split.tensor_indices_or_sections",
-                torch::CppFunction::makeFromBoxedFunction<&translated<&readsIndices>>());
+                torch::CppFunction::makeFromBoxedFunction<&translated<&readsMemory>>());
   for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
     if (isAllocating(name)) {
       library->impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&allocates>());
