@@ -7,18 +7,43 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import Module, Parameter
 from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchext.deferred_init import deferred_init, is_deferred, materialize_module, materialize_tensor
 
 __all__ = [
+    "BuiltOn",
+    "RecordOperators",
     "assert_defers_exactly",
     "assert_same_module",
     "assert_same_tensor",
     "assert_tensors_defer_exactly",
     "build_both",
 ]
+
+
+class BuiltOn(Module):
+    """Between two ordinary parameters one that is computed from `outside`, which it cannot be once that has changed."""
+
+    def __init__(self, outside: Tensor) -> None:
+        super().__init__()
+        self.first = Parameter(torch.rand(2))
+        self.broken = Parameter(torch.zeros(2) + outside)
+        self.last = Parameter(torch.rand(2))
+
+
+class RecordOperators(TorchDispatchMode):
+    """Notes the names of the operators that it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
 
 
 def build_both(fn: Callable[[], Any], seed: int = 0) -> tuple[Any, Any]:

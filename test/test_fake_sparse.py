@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 import torch
+from common import RecordOperators
 from torch import Tensor, nn
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from torchext.deferred_init import deferred_init, is_deferred
@@ -341,17 +341,8 @@ class TestOperators:
             assert described(fake) == described(fake_like(uncoalesced()))
 
     def test_modes_see_the_calls_that_they_see_on_real_tensors(self) -> None:
-        class Log(TorchDispatchMode):
-            def __init__(self) -> None:
-                super().__init__()
-                self.seen: list[str] = []
-
-            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                self.seen.append(str(func))
-                return func(*args, **(kwargs or {}))
-
         def run(sparse: Tensor, dense: Tensor) -> list[str]:
-            with Log() as log:
+            with RecordOperators() as log:
                 backward_of_mm(sparse, dense)
                 backward_of_to_dense(sparse)
             return log.seen

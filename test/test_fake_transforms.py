@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from common import RecordOperators
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.func import (
@@ -146,16 +147,6 @@ class TestTransforms:
     def test_inference_mode_makes_inference_tensors(self) -> None:
         with torch.inference_mode():
             assert (fake(3) * 2).is_inference()
-
-
-class RecordOperators(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append(str(func))
-        return func(*args, **(kwargs or {}))
 
 
 class RecordFunctions(TorchFunctionMode):

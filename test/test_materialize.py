@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from common import assert_same_module, assert_same_tensor, build_both
+from common import BuiltOn, assert_same_module, assert_same_tensor, build_both
 from torch import Tensor, nn
 
 from torchext import _C
@@ -281,15 +281,7 @@ class TestDevice:
 class TestFailure:
     def test_what_is_done_is_real_and_the_rest_deferred(self) -> None:
         outside = torch.ones(2)
-
-        class Module(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.first = nn.Parameter(torch.rand(2))
-                self.broken = nn.Parameter(torch.zeros(2) + outside)
-                self.last = nn.Parameter(torch.rand(2))
-
-        module = deferred_init(Module)
+        module = deferred_init(BuiltOn, outside)
         first, last = _C.evaluate(module.first).double(), _C.evaluate(module.last).double()
         outside.add_(1)
         with pytest.raises(RuntimeError, match="changed in place since"):
