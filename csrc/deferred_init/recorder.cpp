@@ -56,6 +56,9 @@ class RecordedCall {
 
   void run();
 
+  // For a call that did not come here on its own. False, and nothing done, when it is not about deferred tensors.
+  bool tryRunForHandler();
+
  private:
   // What is known of the call.
   bool isPythonsFirst() const;
@@ -68,6 +71,7 @@ class RecordedCall {
   bool leavesNothingToRecord() const;
 
   // What can be done with it.
+  void handle();
   void passOn();
   void passOnBelow();
   void liftConstant();
@@ -104,7 +108,26 @@ void RecordedCall::run() {
     passOn();
   } else if (!isAboutDeferred()) {
     passOnBelow();
-  } else if (isConstant()) {
+  } else {
+    handle();
+  }
+}
+
+// The `Fake` handler decomposes composite operators, and their parts come here again. Factories come only if the
+// handler has entered fake_mode().
+bool RecordedCall::tryRunForHandler() {
+  if (compositeKernelOf(op_)) {
+    return false;
+  }
+  lookAtArguments();
+  if (has_deferred_) {
+    handle();
+  }
+  return has_deferred_;
+}
+
+void RecordedCall::handle() {
+  if (isConstant()) {
     liftConstant();
   } else if (mustRunForReal()) {
     runForReal();
@@ -311,6 +334,10 @@ void RecordedCall::noteWritten(const std::shared_ptr<OpNode>& node, const std::v
 
 void deferredInitFallback(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   RecordedCall{op, keys, *stack}.run();
+}
+
+bool recordForHandler(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  return RecordedCall{op, keys, *stack}.tryRunForHandler();
 }
 
 }  // namespace torchext
