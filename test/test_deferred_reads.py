@@ -129,6 +129,49 @@ class TestReads:
     def test_operators_without_meta_kernel_run_at_once(self, build: Callable[[], nn.Module]) -> None:
         assert_defers_exactly(build)
 
+    @pytest.mark.parametrize(
+        "build",
+        [
+            lambda: list(torch.randn(7).tensor_split(torch.tensor([2, 4])))[1:2],
+            lambda: [torch.quasirandom.SobolEngine(3, scramble=True).draw(4)],
+            lambda: [torch.quasirandom.SobolEngine(3, scramble=True, seed=1).sobolstate],
+            lambda: [
+                nn.functional.ctc_loss(
+                    torch.randn(5, 2, 4).log_softmax(2),
+                    torch.tensor([[1, 2], [3, 1]]),
+                    torch.tensor([5, 5]),
+                    torch.tensor([2, 1]),
+                )
+            ],
+        ],
+        ids=["tensor_split", "sobol", "sobol_state", "ctc_loss"],
+    )
+    def test_composites_read_the_memory_of_their_arguments(self, build: Callable[[], list[Tensor]]) -> None:
+        assert_tensors_defer_exactly(lambda: [*build(), torch.rand(1)])
+
+    def test_views_of_composites_that_read_memory_are_views(self) -> None:
+        def build() -> Tensor:
+            base = torch.zeros(4)
+            base.tensor_split(torch.tensor([1]))[1].fill_(1)
+            return base
+
+        assert materialize_tensor(deferred_init(build)).tolist() == [0.0, 1.0, 1.0, 1.0]
+
+    def test_custom_operators_without_a_fake_run_at_once(self) -> None:
+        @torch.library.custom_op("torchext_test::reads_memory", mutates_args=())
+        def reads_memory(x: Tensor) -> Tensor:
+            return torch.from_numpy(x.numpy() * 2)
+
+        assert_tensors_defer_exactly(lambda: [reads_memory(torch.randn(3)), torch.rand(1)])
+
+    def test_error_of_a_custom_operator_is_its_own(self) -> None:
+        @torch.library.custom_op("torchext_test::raises", mutates_args=())
+        def raises(x: Tensor) -> Tensor:
+            raise ValueError(f"no good: {x.tolist()}")
+
+        with pytest.raises(ValueError, match=r"no good: \[1.0\]"):
+            deferred_init(lambda: raises(torch.ones(1)))
+
     def test_sparse_tensors_are_real(self) -> None:
         sparse = deferred_init(lambda: torch.eye(3).to_sparse())
         assert torch.equal(sparse.to_dense(), torch.eye(3))
