@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import pickle
 from collections.abc import Callable
 
 import pytest
@@ -13,6 +15,14 @@ from common import (
 from torch import Tensor, nn
 
 from torchext.deferred_init import deferred_init, materialize_tensor
+
+
+def saved_and_loaded(module: nn.Module, is_new: bool) -> nn.Module:
+    file = io.BytesIO()
+    torch.save(module, file, _use_new_zipfile_serialization=is_new)
+    file.seek(0)
+    result: nn.Module = torch.load(file, weights_only=False)
+    return result
 
 
 class TestReads:
@@ -199,3 +209,55 @@ class TestReads:
 
         deferred_init(build)
         assert real.tolist() == [1.0, 2.0, 3.0]
+
+
+class TestMemory:
+    """A constructor that asks for memory gets it; the tensors that share it become real."""
+
+    @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+    @pytest.mark.parametrize(
+        "use",
+        [
+            lambda t: t[0].data_ptr() - t[1].data_ptr(),
+            lambda t: t.untyped_storage().data_ptr() == t.T.untyped_storage().data_ptr(),
+            lambda t: t.untyped_storage().tolist(),
+            lambda t: t._typed_storage().tolist(),
+            lambda t: t.untyped_storage().fill_(0).nbytes(),
+            lambda t: t.untyped_storage().copy_(torch.rand_like(t).untyped_storage()).nbytes(),
+            lambda t: t.share_memory_().is_shared(),
+            lambda t: t.apply_(lambda x: x + 1).shape,
+            lambda t: t.map_(torch.rand_like(t), lambda x, y: x + y).shape,
+        ],
+        ids=["data_ptr", "storage", "tolist", "typed", "fill", "copy", "share", "apply", "map"],
+    )
+    def test_memory_of_a_tensor_is_used(self, use: Callable[[Tensor], object]) -> None:
+        told: list[object] = []
+
+        def build() -> nn.Module:
+            module = nn.Linear(4, 4)
+            told.append(use(module.weight.detach()))
+            return nn.ModuleList([module, nn.Linear(2, 2)])
+
+        assert_defers_exactly(build)
+        assert told[0] == told[1]
+
+    @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+    @pytest.mark.parametrize(
+        "copied",
+        [
+            lambda module: pickle.loads(pickle.dumps(module)),
+            lambda module: saved_and_loaded(module, is_new=True),
+            lambda module: saved_and_loaded(module, is_new=False),
+        ],
+        ids=["pickle", "save", "legacy"],
+    )
+    def test_module_is_copied_by_way_of_a_file(self, copied: Callable[[nn.Module], nn.Module]) -> None:
+        def build() -> nn.Module:
+            module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+            return nn.ModuleList([module, copied(module), nn.Linear(2, 2)])
+
+        assert_defers_exactly(build)
+
+    def test_afterwards_memory_is_refused(self) -> None:
+        with pytest.raises(RuntimeError, match="This tensor is fake"):
+            deferred_init(torch.ones, 2).data_ptr()
