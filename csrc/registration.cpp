@@ -10,6 +10,7 @@
 #include "fake/fake_handler.h"
 #include "fake/fake_storage.h"
 #include "fake/metadata_cache.h"
+#include "fake/recording.h"
 
 namespace torchext {
 
@@ -51,6 +52,7 @@ void registerDispatchKeys() {
     checkFree(kCompositesKey);
     registerFallback(DispatchKey::Fake, torch::CppFunction::makeFromBoxedFunction<&fakeFallback>());
     registerFallback(DispatchKey::DeferredInit, torch::CppFunction::makeFromBoxedFunction<&deferredInitFallback>());
+    setHandlersRecorder(&recordForHandler);
     registerComposites();
     pthread_atfork(&lockBeforeFork, &unlockAfterFork, &unlockAfterFork);
     return true;

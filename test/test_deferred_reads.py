@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import pickle
 from collections.abc import Callable
 
 import pytest
@@ -13,6 +15,14 @@ from common import (
 from torch import Tensor, nn
 
 from torchext.deferred_init import deferred_init, materialize_tensor
+
+
+def saved_and_loaded(module: nn.Module, is_new: bool) -> nn.Module:
+    file = io.BytesIO()
+    torch.save(module, file, _use_new_zipfile_serialization=is_new)
+    file.seek(0)
+    result: nn.Module = torch.load(file, weights_only=False)
+    return result
 
 
 class TestReads:
@@ -138,6 +148,49 @@ class TestReads:
     def test_operators_without_meta_kernel_run_at_once(self, build: Callable[[], nn.Module]) -> None:
         assert_defers_exactly(build)
 
+    @pytest.mark.parametrize(
+        "build",
+        [
+            lambda: list(torch.randn(7).tensor_split(torch.tensor([2, 4])))[1:2],
+            lambda: [torch.quasirandom.SobolEngine(3, scramble=True).draw(4)],
+            lambda: [torch.quasirandom.SobolEngine(3, scramble=True, seed=1).sobolstate],
+            lambda: [
+                nn.functional.ctc_loss(
+                    torch.randn(5, 2, 4).log_softmax(2),
+                    torch.tensor([[1, 2], [3, 1]]),
+                    torch.tensor([5, 5]),
+                    torch.tensor([2, 1]),
+                )
+            ],
+        ],
+        ids=["tensor_split", "sobol", "sobol_state", "ctc_loss"],
+    )
+    def test_composites_read_the_memory_of_their_arguments(self, build: Callable[[], list[Tensor]]) -> None:
+        assert_tensors_defer_exactly(lambda: [*build(), torch.rand(1)])
+
+    def test_views_of_composites_that_read_memory_are_views(self) -> None:
+        def build() -> Tensor:
+            base = torch.zeros(4)
+            base.tensor_split(torch.tensor([1]))[1].fill_(1)
+            return base
+
+        assert materialize_tensor(deferred_init(build)).tolist() == [0.0, 1.0, 1.0, 1.0]
+
+    def test_custom_operators_without_a_fake_run_at_once(self) -> None:
+        @torch.library.custom_op("torchext_test::reads_memory", mutates_args=())
+        def reads_memory(x: Tensor) -> Tensor:
+            return torch.from_numpy(x.numpy() * 2)
+
+        assert_tensors_defer_exactly(lambda: [reads_memory(torch.randn(3)), torch.rand(1)])
+
+    def test_error_of_a_custom_operator_is_its_own(self) -> None:
+        @torch.library.custom_op("torchext_test::raises", mutates_args=())
+        def raises(x: Tensor) -> Tensor:
+            raise ValueError(f"no good: {x.tolist()}")
+
+        with pytest.raises(ValueError, match=r"no good: \[1.0\]"):
+            deferred_init(lambda: raises(torch.ones(1)))
+
     def test_sparse_tensors_are_real(self) -> None:
         sparse = deferred_init(lambda: torch.eye(3).to_sparse())
         assert torch.equal(sparse.to_dense(), torch.eye(3))
@@ -165,3 +218,55 @@ class TestReads:
 
         deferred_init(build)
         assert real.tolist() == [1.0, 2.0, 3.0]
+
+
+class TestMemory:
+    """A constructor that asks for memory gets it; the tensors that share it become real."""
+
+    @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+    @pytest.mark.parametrize(
+        "use",
+        [
+            lambda t: t[0].data_ptr() - t[1].data_ptr(),
+            lambda t: t.untyped_storage().data_ptr() == t.T.untyped_storage().data_ptr(),
+            lambda t: t.untyped_storage().tolist(),
+            lambda t: t._typed_storage().tolist(),
+            lambda t: t.untyped_storage().fill_(0).nbytes(),
+            lambda t: t.untyped_storage().copy_(torch.rand_like(t).untyped_storage()).nbytes(),
+            lambda t: t.share_memory_().is_shared(),
+            lambda t: t.apply_(lambda x: x + 1).shape,
+            lambda t: t.map_(torch.rand_like(t), lambda x, y: x + y).shape,
+        ],
+        ids=["data_ptr", "storage", "tolist", "typed", "fill", "copy", "share", "apply", "map"],
+    )
+    def test_memory_of_a_tensor_is_used(self, use: Callable[[Tensor], object]) -> None:
+        told: list[object] = []
+
+        def build() -> nn.Module:
+            module = nn.Linear(4, 4)
+            told.append(use(module.weight.detach()))
+            return nn.ModuleList([module, nn.Linear(2, 2)])
+
+        assert_defers_exactly(build)
+        assert told[0] == told[1]
+
+    @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+    @pytest.mark.parametrize(
+        "copied",
+        [
+            lambda module: pickle.loads(pickle.dumps(module)),
+            lambda module: saved_and_loaded(module, is_new=True),
+            lambda module: saved_and_loaded(module, is_new=False),
+        ],
+        ids=["pickle", "save", "legacy"],
+    )
+    def test_module_is_copied_by_way_of_a_file(self, copied: Callable[[nn.Module], nn.Module]) -> None:
+        def build() -> nn.Module:
+            module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+            return nn.ModuleList([module, copied(module), nn.Linear(2, 2)])
+
+        assert_defers_exactly(build)
+
+    def test_afterwards_memory_is_refused(self) -> None:
+        with pytest.raises(RuntimeError, match="This tensor is fake"):
+            deferred_init(torch.ones, 2).data_ptr()

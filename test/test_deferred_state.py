@@ -14,6 +14,7 @@ from common import (
 )
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from torchext.deferred_init import deferred_init, is_deferred, materialize_module, materialize_tensor
 from torchext.fake import fake_mode, is_fake
@@ -82,6 +83,46 @@ class TestState:
                 return torch.ones(2) * 2
 
         assert materialize_tensor(deferred_init(build)).tolist() == build().tolist() == [12.0, 12.0]
+
+    def test_handler_of_a_mode_is_recorded(self) -> None:
+        class Nothing(TorchDispatchMode):
+            def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN204
+                return func(*args, **(kwargs or {}))
+
+        def build() -> list[Tensor]:
+            tensor = torch.randn(3)
+            with Nothing():  # type: ignore[no-untyped-call]
+                tensor.add_(1)
+                tensor[:1].normal_()
+                doubled = tensor * 2
+                shape = tensor[tensor > doubled.sum().item()].shape
+            return [tensor, doubled, torch.rand(shape), torch.rand(1)]
+
+        assert_tensors_defer_exactly(build)
+
+    def test_handler_of_a_subclass_is_recorded(self) -> None:
+        class Wrapper(Tensor):
+            wrapped: Tensor
+
+            @staticmethod
+            def __new__(cls: type[Wrapper], inner: Tensor) -> Wrapper:
+                wrapper: Wrapper = Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)  # type: ignore[attr-defined]
+                wrapper.wrapped = inner
+                return wrapper
+
+            @classmethod
+            def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def, override] # noqa: ANN001, ANN206
+                unwrapped = tree_map_only(Wrapper, lambda wrapper: wrapper.wrapped, (args, kwargs or {}))
+                return tree_map_only(Tensor, Wrapper, func(*unwrapped[0], **unwrapped[1]))
+
+        def build() -> list[Tensor]:
+            wrapper = Wrapper(torch.randn(3))
+            wrapper.mul_(2)
+            sum_ = wrapper + 1
+            assert isinstance(sum_, Wrapper)
+            return [wrapper.wrapped, sum_.wrapped, torch.rand(1)]
+
+        assert_tensors_defer_exactly(build)
 
     def test_default_device_of_the_recording_counts(self) -> None:
         def build() -> Tensor:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import collections
+import functools
 import subprocess
 import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -403,3 +406,84 @@ def same_but_versions(actual: nn.Module, expected: nn.Module, cpu: bool = False)
         sides = [t.detach().cpu() if cpu else t for t in (tensor, wanted[name])]
         assert_same_tensor(sides[0], sides[1], name, strictly=False)
     assert len({id(t) for t in found.values()}) == len({id(t) for t in wanted.values()})
+
+
+class Schedule:
+    """Holds tensors in slots and in attributes."""
+
+    __slots__ = ("__dict__", "betas", "unset")
+
+    def __init__(self) -> None:
+        self.betas = torch.linspace(0, 1, 4)
+        self.owner: object = self
+
+
+class Holder:
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    def read(self) -> Tensor:
+        return self.tensor
+
+
+class TestTensorsInOtherObjects:
+    """A model may hold tensors in objects that are neither modules nor containers."""
+
+    @pytest.mark.parametrize(
+        "hold",
+        [
+            lambda t: torch.distributions.Normal(t, torch.ones(2)),
+            lambda t: {"sampler": [types.SimpleNamespace(table={"t": t})]},
+            lambda t: functools.partial(torch.add, t),
+            lambda t: lambda x: x + t,
+            lambda t: Holder(t).read,
+            lambda t: collections.deque([t]),
+            lambda t: types.SimpleNamespace(inner=types.SimpleNamespace(t=t)),
+            lambda t: [nn.ParameterList([t])],
+        ],
+        ids=["distribution", "nested", "partial", "closure", "method", "deque", "namespace", "hidden_module"],
+    )
+    def test_materializes_what_objects_hold(self, hold: Callable[[Tensor], object]) -> None:
+        tensor = None
+
+        def build() -> nn.Module:
+            nonlocal tensor
+            module = nn.Sequential(nn.Linear(2, 2))
+            tensor = torch.randn(2)
+            module[0].held = hold(tensor)  # type: ignore[assignment]
+            return module
+
+        module = deferred_init(build)
+        assert is_fake(tensor)  # type: ignore[arg-type]
+        materialize_module(module)
+        assert not is_fake(tensor)  # type: ignore[arg-type]
+
+    def test_materializes_slots_and_attributes_of_tensors(self) -> None:
+        def build() -> nn.Module:
+            module = nn.Linear(2, 2)
+            module.schedule = Schedule()  # type: ignore[assignment]
+            module.weight.scale = torch.ones(2)  # type: ignore[attr-defined]
+            return module
+
+        module = deferred_init(build)
+        materialize_module(module)
+        assert not is_fake(module.schedule.betas)
+        assert not is_fake(module.weight.scale)
+
+    def test_parent_that_a_child_refers_to_stays_deferred(self) -> None:
+        def build() -> nn.Module:
+            module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+            module[0].parent = [module]  # type: ignore[assignment]
+            return module
+
+        child, sibling = deferred_init(build).children()
+        materialize_module(child)
+        assert not is_deferred(child)
+        assert is_deferred(sibling)
+
+    def test_fakes_in_other_objects_are_left_alone(self) -> None:
+        module = deferred_init(nn.Linear, 2, 2)
+        with fake_mode():
+            module.other = types.SimpleNamespace(t=torch.ones(2))  # type: ignore[assignment]
+        materialize_module(module)
+        assert is_fake(module.other.t)

@@ -2,6 +2,9 @@
 
 PyTorch refuses most of it by itself, because a fake storage refuses to show its data pointer. Patched is what would end
 the process, leave a broken file behind or blame something else, and what can do without data.
+
+A constructor that asks for memory while `deferred_init` runs it gets memory: the deferred tensors that share it become
+real then and there. Afterwards it is more likely a mistake to ask, and refused.
 """
 
 from __future__ import annotations
@@ -21,6 +24,12 @@ from ._fake_cuda import fake_cuda
 
 __all__ = ["copied_bytes", "install", "no_data"]
 
+# What reads or writes memory, or hands it out.
+METHODS_OF_STORAGES = (
+    *("__getitem__", "__setitem__", "copy_", "data_ptr", "fill_", "tolist", "_byteswap", "_write_file"),
+    *("is_pinned", "pin_memory", "share_memory_", "_share_cuda_", "_share_fd_cpu_", "_share_filename_cpu_"),
+)
+
 # Data is often long lists of these.
 NO_TENSORS = frozenset({int, float, complex, bool, str, bytes, type(None)})
 
@@ -37,6 +46,7 @@ def install() -> None:
     _patch_resize()
     _patch_storage_copies()
     _patch_storage_reads()
+    _patch_tensor_memory()
     _patch_is_set_to()
 
 
@@ -44,6 +54,16 @@ def no_data(what: str, tensor: torch.Tensor) -> str:
     """The message for `what` cannot be done with a fake `tensor`."""
     shape = tuple(tensor.shape)
     return f"{what} needs the data of a tensor of shape {shape}, but this tensor is fake and has none. {REMEDY}"
+
+
+def _has_data(tensor: torch.Tensor) -> bool:
+    """Tells whether `tensor` has memory, or will have it when it is asked for."""
+    return not _C.is_fake(tensor) or (_C.is_deferred(tensor) and _is_constructing())
+
+
+def _is_constructing() -> bool:
+    """Tells whether this thread is in a block of `deferred_init`."""
+    return torch._C._dispatch_tls_is_dispatch_key_included("DeferredInit")
 
 
 def _patch_save() -> None:
@@ -65,10 +85,10 @@ def _find_fake(obj: object, seen: set[int]) -> torch.Tensor | None:
     """A fake tensor in the containers and modules that make up `obj`. Does not look into other objects."""
     if isinstance(obj, torch.Tensor):
         if not is_traceable_wrapper_subclass(obj):
-            return obj if _C.is_fake(obj) else None
+            return None if _has_data(obj) else obj
         obj = [getattr(obj, name) for name in obj.__tensor_flatten__()[0]]
     if isinstance(obj, torch.UntypedStorage):
-        return _C.bytes_of_storage(obj) if _C.is_storage_of_fakes(obj) else None
+        return _find_fake(_C.bytes_of_storage(obj), seen) if _C.is_storage_of_fakes(obj) else None
     if not isinstance(obj, dict | list | tuple | set | frozenset | Module) or id(obj) in seen:
         return None
     seen.add(id(obj))
@@ -170,8 +190,8 @@ def _patch_storage_reads() -> None:
     `is_shared()` lets it escape through a function without exceptions, and `UntypedStorage(sequence)` does not look at
     whether it could read an element.
     """
-    for name in ("__getitem__", "__setitem__", "copy_", "fill_", "_share_cuda_", "is_pinned", "pin_memory", "tolist"):
-        setattr(torch.UntypedStorage, name, _refusing(getattr(torch.UntypedStorage, name)))
+    for name in METHODS_OF_STORAGES:
+        setattr(torch.UntypedStorage, name, _with_memory(getattr(torch.UntypedStorage, name)))
     is_shared: Callable[..., bool] = torch.UntypedStorage.is_shared
     filename: Callable[..., str | None] = torch.UntypedStorage._get_filename
     construct: Callable[..., torch.UntypedStorage] = torch.UntypedStorage.__new__
@@ -188,7 +208,7 @@ def _patch_storage_reads() -> None:
     def __new__(cls: type[torch.UntypedStorage], *args: Any, **kwargs: Any) -> torch.UntypedStorage:
         for argument in args:
             if isinstance(argument, torch.UntypedStorage):
-                _refuse(argument)
+                _ask_for_memory(argument)
         return construct(cls, *args, **kwargs)
 
     @wraps(show)
@@ -203,20 +223,44 @@ def _patch_storage_reads() -> None:
     torch.UntypedStorage.__repr__ = __repr__  # type: ignore[assignment, method-assign]
 
 
-def _refusing(original: Callable[..., Any]) -> Callable[..., Any]:
+def _with_memory(original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def use(self: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
-        _refuse(self)
+        _ask_for_memory(self)
+        for argument in args:  # of `copy_`
+            if isinstance(argument, torch.UntypedStorage):
+                _ask_for_memory(argument)
         return original(self, *args, **kwargs)
 
     return use
 
 
-def _refuse(storage: torch.UntypedStorage) -> None:
-    if _C.is_storage_of_fakes(storage):
+def _ask_for_memory(storage: torch.UntypedStorage) -> None:
+    if not _C.is_storage_of_fakes(storage):
+        return
+    all_bytes = _C.bytes_of_storage(storage)
+    if not _has_data(all_bytes):
         raise RuntimeError(
             f"This storage of {storage.nbytes()} bytes is that of fake tensors and has no data. {REMEDY}"
         )
+    _C.materialize([all_bytes])
+
+
+def _patch_tensor_memory() -> None:
+    """Constructors compare addresses, hand them to libraries, and call Python for each element."""
+    for name in ("data_ptr", "apply_", "map_", "map2_"):
+        setattr(torch.Tensor, name, _of_memory(getattr(torch.Tensor, name)))
+
+
+def _of_memory(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def use(self: torch.Tensor, *args: Any) -> Any:
+        deferred = [tensor for tensor in (self, *args) if isinstance(tensor, torch.Tensor) and _C.is_deferred(tensor)]
+        if deferred and _is_constructing():
+            _C.materialize(deferred)
+        return original(self, *args)
+
+    return use
 
 
 def _patch_is_set_to() -> None:

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator
+from functools import cache, partial
+from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from typing import NamedTuple, cast
 
 import torch
 from torch.nn import Module, Parameter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass as is_wrapper
 
+from . import _C
+
 __all__ = ["Held", "held_tensors", "is_wrapper", "parts_of"]
+
+
+# What holds no tensors. Most of what modules hold is of these.
+LEAVES = (
+    *(int, float, complex, str, bytes, type(None), type, ModuleType, BuiltinFunctionType),
+    *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, torch.Generator),
+)
 
 
 class Held(NamedTuple):
@@ -36,14 +48,24 @@ def held_tensors(
         buffers_only: Leave out the parameters.
         check_fn: Decides for each module whether to look at what it holds itself.
     """
+    reach = _Reach(module)
     for prefix, module_part in module.named_modules():
         if check_fn is None or check_fn(module_part):
-            for tensor, name, is_registered in _held_by(module_part):
-                is_parameter = isinstance(tensor, Parameter)
-                if not (buffers_only and is_parameter):
-                    full_name = f"{prefix}.{name}" if prefix else name
-                    for part in parts_of(tensor):
-                        yield Held(part, full_name, is_registered, is_parameter, part is not tensor)
+            for tensor, name, is_registered in _held_by(module_part, reach):
+                full_name = f"{prefix}.{name}" if prefix else name
+                yield from _parts_held(tensor, full_name, is_registered, buffers_only)
+    # Found on the way, and may lead to others.
+    for hidden, name in reach.hidden_modules:
+        if check_fn is None or check_fn(hidden):
+            for tensor, _, _ in _held_by(hidden, reach):
+                yield from _parts_held(tensor, name, is_registered=False, buffers_only=buffers_only)
+
+
+def _parts_held(tensor: torch.Tensor, name: str, is_registered: bool, buffers_only: bool) -> Iterator[Held]:
+    is_parameter = isinstance(tensor, Parameter)
+    if not (buffers_only and is_parameter):
+        for part in parts_of(tensor):
+            yield Held(part, name, is_registered, is_parameter, part is not tensor)
 
 
 def parts_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -57,19 +79,110 @@ def parts_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         yield tensor
 
 
-def _held_by(module: Module) -> Iterator[tuple[torch.Tensor, str, bool]]:
+def _held_by(module: Module, reach: _Reach) -> Iterator[tuple[torch.Tensor, str, bool]]:
     for attribute, value in vars(module).items():
         if attribute in ("_parameters", "_buffers"):
-            yield from ((tensor, name, True) for name, tensor in value.items() if tensor is not None)
+            for name, tensor in value.items():
+                if tensor is not None:
+                    yield tensor, name, True
+                    yield from ((other, name, False) for other in reach.tensors_on(tensor, name))
         else:
-            yield from ((tensor, attribute, False) for tensor in _tensors_in(value, seen=set()))
+            yield from ((tensor, attribute, False) for tensor in reach.tensors_in(value, attribute))
 
 
-def _tensors_in(value: object, seen: set[int]) -> Iterator[torch.Tensor]:
-    """The tensors in the containers that make up `value`. Does not look into other objects, such as child modules."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (dict, list, tuple, set, frozenset)) and id(value) not in seen:
-        seen.add(id(value))
-        for element in value.values() if isinstance(value, dict) else value:
-            yield from _tensors_in(element, seen)
+class _Reach:
+    """What can be reached from a module: looks into containers, and into objects that are no modules, each once.
+
+    Models hold tensors in distributions, schedules, samplers and other objects of their own.
+    """
+
+    def __init__(self, root: Module) -> None:
+        self._root = root
+        self._modules = set(map(id, root.modules()))
+        self._seen: dict[int, object] = {}  # kept, so that no address is given to another object
+        self.hidden_modules: list[tuple[Module, str]] = []
+        """Modules that are no descendants, but held in a list, say, with the names of the attributes."""
+
+    def tensors_on(self, tensor: torch.Tensor, name: str) -> Iterator[torch.Tensor]:
+        """The deferred tensors that are held by attributes of `tensor`."""
+        attributes = _attributes(tensor)
+        if attributes and id(tensor) not in self._seen:
+            self._seen[id(tensor)] = tensor
+            for value in attributes:
+                yield from filter(_is_deferred, self.tensors_in(value, name))
+
+    def tensors_in(self, value: object, name: str) -> Iterator[torch.Tensor]:
+        """The tensors in the containers that make up `value`, and the deferred ones in other objects in them."""
+        stack = [(value, False)]
+        while stack:
+            value, is_in_object = stack.pop()
+            if isinstance(value, LEAVES):
+                continue
+            if isinstance(value, torch.Tensor):
+                if not is_in_object or _is_deferred(value):
+                    yield value
+                yield from self.tensors_on(value, name)
+            elif isinstance(value, Module):
+                self._meet(value, name)
+            elif id(value) not in self._seen:
+                self._seen[id(value)] = value
+                is_container = isinstance(value, (dict, list, tuple, set, frozenset, deque))
+                is_in_object = is_in_object or not is_container
+                stack.extend((part, is_in_object) for part in reversed(list(_content(value))))
+
+    def _meet(self, module: Module, name: str) -> None:
+        """A module that the root is a part of is only referred to, by a part of it, and is not held by it."""
+        if id(module) not in self._modules:
+            self._modules.add(id(module))
+            if all(part is not self._root for part in module.modules()):
+                self.hidden_modules += [(part, name) for part in module.modules()]
+                self._modules.update(map(id, module.modules()))
+
+
+def _is_deferred(tensor: torch.Tensor) -> bool:
+    return any(map(_C.is_deferred, parts_of(tensor)))
+
+
+def _content(value: object) -> Iterator[object]:
+    """What `value` holds, itself no module and no tensor."""
+    if isinstance(value, dict):
+        yield from list(value.values())
+    elif isinstance(value, (list, tuple, set, frozenset, deque)):
+        yield from list(value)
+    elif isinstance(value, partial):
+        yield from (value.func, value.args, value.keywords)
+    elif isinstance(value, MethodType):
+        yield value.__self__
+    elif isinstance(value, FunctionType):
+        for cell in value.__closure__ or ():
+            try:
+                yield cell.cell_contents
+            except ValueError:  # is still empty
+                continue
+    yield from _attributes(value)
+
+
+def _attributes(value: object) -> list[object]:
+    """Values of attributes, without calling any code of the class."""
+    try:
+        found = list(object.__getattribute__(value, "__dict__").values())
+    except AttributeError:
+        found = []
+    for slot in _slots(cast("Hashable", type(value))):  # mypy looks for the `__hash__` of its instances
+        try:
+            found.append(slot.__get__(value))
+        except AttributeError:  # is not set
+            continue
+    return found
+
+
+@cache
+def _slots(cls: Hashable) -> tuple[MemberDescriptorType, ...]:
+    assert isinstance(cls, type)
+    return tuple(
+        member
+        for base in cls.__mro__
+        if "__slots__" in vars(base)
+        for member in vars(base).values()
+        if isinstance(member, MemberDescriptorType)
+    )

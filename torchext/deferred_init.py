@@ -150,8 +150,9 @@ def materialize_module(
     """Makes the tensors of `module` and its descendants real, in place.
 
     Tied parameters stay tied, and every parameter and buffer stays the object that it is. Tensors that a module holds
-    as plain attributes, or in lists and dictionaries among its attributes, are made real too. Either all of them
-    become real, or, on an error, none.
+    as plain attributes are made real too, also in containers, in other objects such as distributions, and in modules
+    that are not registered, but held in a list, say. A module that `module` is a part of, and only refers to, is left
+    as it is. Either all of them become real, or, on an error, none.
 
     With `device` or `dtype` the module becomes what `module.to(device, dtype)` would make of the real one: parameters
     and buffers go there, plain attributes stay where they were recorded, unless they share their memory with one that

@@ -1,6 +1,7 @@
 #include "recorder.h"
 
 #include <algorithm>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -20,8 +21,8 @@
 #include "../fake/recording.h"
 #include "../interpreter_lock.h"
 #include "../stack_utils.h"
+#include "deferred_init.h"
 #include "draws.h"
-#include "materialize.h"
 #include "op_graph.h"
 #include "real_call.h"
 #include "rng_tape.h"
@@ -49,13 +50,34 @@ struct AboutToWrite {
   std::size_t nbytes;
 };
 
+// Those of PyTorch have Meta kernels that raise errors for good reasons.
+bool isCustom(const OperatorHandle& op) {
+  const auto name_space = op.operator_name().getNamespace();
+  return name_space.has_value() && *name_space != "aten" && *name_space != "prims";
+}
+
+// True when all fakes in `arguments` are deferred.
+bool haveRecords(const Stack& arguments) {
+  bool have = true;
+  forEachTensor(arguments, arguments.size(),
+                [&have](const Tensor& tensor) { have = have && (!isFake(tensor) || valueOf(tensor) != nullptr); });
+  return have;
+}
+
 // Handles one call. csrc/README.md tells the steps.
 class RecordedCall {
  public:
   RecordedCall(const OperatorHandle& op, DispatchKeySet keys, Stack& stack)
-      : op_{op}, keys_{keys}, stack_{stack}, num_arguments_{op.schema().arguments().size()} {}
+      : op_{op},
+        keys_{keys},
+        stack_{stack},
+        num_arguments_{op.schema().arguments().size()},
+        bottom_{stack.size() - num_arguments_} {}
 
   void run();
+
+  // For a call that did not come here on its own. False, and nothing done, when it is not about deferred tensors.
+  bool tryRunForHandler();
 
  private:
   // What is known of the call.
@@ -69,14 +91,20 @@ class RecordedCall {
   bool leavesNothingToRecord() const;
 
   // What can be done with it.
-  void computeReadArguments();
+  void handle();
+  void decompose();
+  bool tryDecompose(const Stack& called);
   void passOn();
   void passOnBelow();
   void liftConstant();
   void runForReal();
   void runAsFake();
+  bool tryRunAsFake();
   void record();
 
+  Stack arguments() const;
+  void putBack(const Stack& arguments);
+  bool evaluateIndices();
   std::vector<AboutToWrite> writtenArguments() const;
   std::optional<at::Generator> generator() const;
   TapePosition takeDraws(const at::Generator& generator, const Stack& called) const;
@@ -86,6 +114,7 @@ class RecordedCall {
   const DispatchKeySet keys_;
   Stack& stack_;
   const std::size_t num_arguments_;
+  const std::size_t bottom_;  // where the arguments begin
   bool has_python_ = false;
   bool has_deferred_ = false;
   bool writes_deferred_ = false;
@@ -98,8 +127,7 @@ void RecordedCall::run() {
   // A composite operator is recorded as what it is made of: the operators that it calls come here again. So a value
   // that it reads (`is_nonzero`, `one_hot`) is read when it is needed, and what it draws is seen as a draw.
   if (compositeKernelOf(op_)) {
-    computeReadArguments();
-    passOn();
+    decompose();
     return;
   }
   lookAtArguments();
@@ -107,7 +135,26 @@ void RecordedCall::run() {
     passOn();
   } else if (!isAboutDeferred()) {
     passOnBelow();
-  } else if (isConstant()) {
+  } else {
+    handle();
+  }
+}
+
+// The `Fake` handler decomposes composite operators, and their parts come here again. Factories come only if the
+// handler has entered fake_mode().
+bool RecordedCall::tryRunForHandler() {
+  if (compositeKernelOf(op_)) {
+    return false;
+  }
+  lookAtArguments();
+  if (has_deferred_) {
+    handle();
+  }
+  return has_deferred_;
+}
+
+void RecordedCall::handle() {
+  if (isConstant()) {
     liftConstant();
   } else if (mustRunForReal()) {
     runForReal();
@@ -116,6 +163,65 @@ void RecordedCall::run() {
   } else {
     record();
   }
+}
+
+// The kernel of a composite operator may do more than call operators: read the memory of an argument. Mostly those are
+// indices or lengths (`tensor_split`, `ctc_loss`), so the rest is left to be recorded. Otherwise (`_sobol_engine_draw`)
+// all of it is run at once.
+void RecordedCall::decompose() {
+  const Stack called = arguments();
+  if (tryDecompose(called)) {
+    return;
+  }
+  putBack(called);
+  if (evaluateIndices() && tryDecompose(called)) {
+    return;
+  }
+  putBack(called);
+  runForReal();
+}
+
+// False when the kernel reads the memory of a deferred tensor.
+bool RecordedCall::tryDecompose(const Stack& called) {
+  try {
+    passOn();
+    return true;
+  } catch (const c10::Error& error) {
+    if (!isNoDataError(error) || !haveRecords(called)) {
+      throw;
+    }
+    return false;
+  }
+}
+
+// Puts real tensors in the place of deferred ones that are integers and of which the results are no views.
+bool RecordedCall::evaluateIndices() {
+  bool has_any = false;
+  for (const auto i : c10::irange(num_arguments_)) {
+    if (op_.schema().arguments()[i].alias_info() != nullptr) {
+      continue;
+    }
+    IValue& argument = torch::jit::peek(stack_, i, num_arguments_);
+    argument = mapTensors(argument, [&has_any](const Tensor& tensor) {
+      if (!c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/true) || !isFake(tensor) ||
+          valueOf(tensor) == nullptr) {
+        return tensor;
+      }
+      has_any = true;
+      return evaluate(tensor);
+    });
+  }
+  return has_any;
+}
+
+Stack RecordedCall::arguments() const {
+  return topOf(stack_, num_arguments_).vec();
+}
+
+// In the place of what a call that has failed has left of them.
+void RecordedCall::putBack(const Stack& arguments) {
+  stack_.resize(bottom_);
+  stack_.insert(stack_.end(), arguments.begin(), arguments.end());
 }
 
 // A mode or a subclass of the user's decides what the call does; what it calls for that is recorded, not the call.
@@ -184,17 +290,6 @@ bool RecordedCall::leavesNothingToRecord() const {
          std::none_of(schema.arguments().begin(), schema.arguments().end(), isWritten);
 }
 
-// A few composites read memory.
-void RecordedCall::computeReadArguments() {
-  for (const char* name : argumentsReadByComposite(op_)) {
-    IValue& argument =
-        torch::jit::peek(stack_, static_cast<std::size_t>(findArgument(op_.schema(), name)), num_arguments_);
-    if (valueOf(argument.toTensor()) != nullptr) {
-      argument = evaluate(argument.toTensor());
-    }
-  }
-}
-
 void RecordedCall::passOn() {
   op_.redispatchBoxed(keys_ & kBelowDeferredInit, &stack_);
 }
@@ -225,26 +320,38 @@ void RecordedCall::runAsFake() {
   op_.redispatchBoxed((keys_ & kBelowDeferredInit) | kFake, &stack_);
 }
 
-void RecordedCall::record() {
-  const std::optional<at::Generator> generator = this->generator();
-  const std::vector<AboutToWrite> arguments = writtenArguments();
-  // Both taken before the call, which may change the metadata of its arguments.
-  const auto node = std::make_shared<OpNode>(op_, stack_);
-  const std::size_t bottom = stack_.size() - num_arguments_;
-  const Stack called(stack_.begin() + static_cast<std::ptrdiff_t>(bottom), stack_.end());
+// False when there is a Meta kernel, but one that only says that there is none.
+bool RecordedCall::tryRunAsFake() {
   try {
     runAsFake();
+    return true;
   } catch (const c10::NotImplementedError&) {
-    // Has a Meta kernel, but one that only says this. What it has left on the stack goes.
-    stack_.erase(stack_.begin() + static_cast<std::ptrdiff_t>(bottom), stack_.end());
-    stack_.insert(stack_.end(), called.begin(), called.end());
+    return false;
+  } catch (const std::exception&) {
+    // That of a custom operator raises what it likes: `torch.library.custom_op` registers one in any case, which asks
+    // for `register_fake`. If the call is at fault, running it for real tells so.
+    if (!isCustom(op_)) {
+      throw;
+    }
+    return false;
+  }
+}
+
+void RecordedCall::record() {
+  const std::optional<at::Generator> generator = this->generator();
+  const std::vector<AboutToWrite> written = writtenArguments();
+  // Both taken before the call, which may change the metadata of its arguments.
+  const auto node = std::make_shared<OpNode>(op_, stack_);
+  const Stack called = arguments();
+  if (!tryRunAsFake()) {
+    putBack(called);
     runForReal();
     return;
   }
   if (generator) {
     node->setTape(takeDraws(*generator, called));
   }
-  noteWritten(node, arguments);
+  noteWritten(node, written);
 }
 
 std::vector<AboutToWrite> RecordedCall::writtenArguments() const {
@@ -325,6 +432,10 @@ void RecordedCall::noteWritten(const std::shared_ptr<OpNode>& node, const std::v
 
 void deferredInitFallback(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   RecordedCall{op, keys, *stack}.run();
+}
+
+bool recordForHandler(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  return RecordedCall{op, keys, *stack}.tryRunForHandler();
 }
 
 }  // namespace torchext

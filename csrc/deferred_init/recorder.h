@@ -9,4 +9,7 @@ namespace torchext {
 // csrc/README.md.
 void deferredInitFallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
+// A `HandlersRecorder`: NOTE [Calls of handlers] in fake/recording.h.
+bool recordForHandler(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
+
 }  // namespace torchext

@@ -17,7 +17,6 @@
 #include "errors.h"
 #include "fake.h"
 #include "fake_storage.h"
-#include "op_traits.h"
 
 namespace torchext {
 
@@ -46,7 +45,7 @@ Tensor maxPool1d(const Tensor& self,
   return std::get<0>(at::max_pool1d_with_indices(self, kernel_size, stride, padding, dilation, ceil_mode));
 }
 
-// The argument called `name` may be a number that is known, but not a list. Deferred ones can be computed.
+// Reads the memory of the argument called `name`, which may be a number that is known, but not a list.
 void refuseToRead(const OperatorHandle& op, const Stack& stack, const char* name) {
   const auto position = static_cast<std::size_t>(findArgument(op.schema(), name));
   const Tensor& tensor = torch::jit::peek(stack, position, op.schema().arguments().size()).toTensor();
@@ -57,10 +56,14 @@ void refuseToRead(const OperatorHandle& op, const Stack& stack, const char* name
   }
 }
 
-void readsMemory(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  for (const char* name : argumentsReadByComposite(op)) {
-    refuseToRead(op, *stack, name);
-  }
+void readsLengths(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  refuseToRead(op, *stack, "input_lengths");
+  refuseToRead(op, *stack, "target_lengths");
+  op.redispatchBoxed(keys & kBelow, stack);
+}
+
+void readsIndices(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  refuseToRead(op, *stack, "tensor_indices_or_sections");
   op.redispatchBoxed(keys & kBelow, stack);
 }
 
@@ -96,9 +99,9 @@ void registerComposites() {
   fallback->fallback(torch::CppFunction::makeFallthrough());
   static auto* library = new torch::Library(torch::Library::IMPL, "aten", kCompositesKey, __FILE__, __LINE__);
   library->impl("max_pool1d", &maxPool1d);
-  library->impl("ctc_loss.Tensor", torch::CppFunction::makeFromBoxedFunction<&translated<&readsMemory>>());
+  library->impl("ctc_loss.Tensor", torch::CppFunction::makeFromBoxedFunction<&translated<&readsLengths>>());
   library->impl("tensor_split.tensor_indices_or_sections",
-                torch::CppFunction::makeFromBoxedFunction<&translated<&readsMemory>>());
+                torch::CppFunction::makeFromBoxedFunction<&translated<&readsIndices>>());
   for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
     if (isAllocating(name)) {
       library->impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&allocates>());

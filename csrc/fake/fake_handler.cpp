@@ -82,6 +82,9 @@ void FakeCall::run() {
     op_.redispatchBoxed(keys_ & kBelowFake, &stack_);
     return;
   }
+  if (tryRecordForHandler(op_, keys_, &stack_)) {
+    return;
+  }
   const CallKey key{op_, stack_};
   lookAtArguments(key);
   if (!has_fake_ && !isFakeMode()) {

@@ -117,19 +117,6 @@ bool needsValues(const OperatorHandle& op, const Stack& stack) {
   return !indexes || hasMaskIndex(stack, op);
 }
 
-c10::ArrayRef<const char*> argumentsReadByComposite(const OperatorHandle& op) {
-  static constexpr std::array<const char*, 1> kOfTensorSplit{"tensor_indices_or_sections"};
-  static constexpr std::array<const char*, 2> kOfCtcLoss{"input_lengths", "target_lengths"};
-  const auto& [name, overload] = op.operator_name();
-  if (name == "aten::tensor_split" && overload == "tensor_indices_or_sections") {
-    return kOfTensorSplit;
-  }
-  if (name == "aten::ctc_loss" && overload == "Tensor") {
-    return kOfCtcLoss;
-  }
-  return {};
-}
-
 bool writesArgument(const OperatorHandle& op, const Stack& stack, std::size_t position) {
   const c10::Argument& argument = op.schema().arguments()[position];
   return isWritten(argument) || ((argument.name() == "running_mean" || argument.name() == "running_var") &&

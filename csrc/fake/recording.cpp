@@ -1,10 +1,16 @@
 #include "recording.h"
 
+#include <atomic>
+
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
 namespace torchext {
 
 namespace {
 
 thread_local int depth = 0;
+
+std::atomic<HandlersRecorder> handlers_recorder{nullptr};
 
 }  // namespace
 
@@ -18,6 +24,18 @@ RecordingGuard::~RecordingGuard() {
 
 bool isRecording() noexcept {
   return depth > 0;
+}
+
+void setHandlersRecorder(HandlersRecorder recorder) {
+  handlers_recorder = recorder;
+}
+
+bool tryRecordForHandler(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  if (isRecording() || !c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::DeferredInit)) {
+    return false;
+  }
+  const HandlersRecorder recorder = handlers_recorder;
+  return recorder != nullptr && recorder(op, keys, stack);
 }
 
 }  // namespace torchext

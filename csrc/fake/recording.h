@@ -1,5 +1,8 @@
 #pragma once
 
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
 namespace torchext {
 
 // Lives while the recorder of deferred_init runs an operator as a fake one on this thread. It catches what the `Fake`
@@ -17,5 +20,18 @@ class RecordingGuard {
 };
 
 bool isRecording() noexcept;
+
+// NOTE [Calls of handlers]
+//
+// While a handler of `__torch_dispatch__` runs, be it of a mode or of a subclass, `pythonFallback()` excludes all keys
+// above `Python` on the thread (PythonFallbackKernel.cpp), and `DeferredInit` is one of them. What the handler calls
+// comes to the `Fake` handler without having been recorded. That one hands it up to the recorder first.
+
+// Handles a call about deferred tensors, and returns true; leaves any other alone, and returns false.
+using HandlersRecorder = bool (*)(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
+void setHandlersRecorder(HandlersRecorder recorder);
+
+// Lets the recorder handle a call that has passed it by. False when it has not, or when the recorder returns so.
+bool tryRecordForHandler(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
 }  // namespace torchext
