@@ -55,6 +55,7 @@ class RecordedCall {
       : op_{op}, keys_{keys}, stack_{stack}, num_arguments_{op.schema().arguments().size()} {}
 
   void run();
+  RecorderOutcome decide();
 
  private:
   // What is known of the call.
@@ -93,26 +94,47 @@ class RecordedCall {
 };
 
 void RecordedCall::run() {
+  switch (decide()) {
+    case RecorderOutcome::kPassesOn:
+      passOn();
+      break;
+    case RecorderOutcome::kPassesOnBelow:
+      passOnBelow();
+      break;
+    case RecorderOutcome::kLifts:
+      liftConstant();
+      break;
+    case RecorderOutcome::kRunsForReal:
+      runForReal();
+      break;
+    case RecorderOutcome::kRunsAsFake:
+      runAsFake();
+      break;
+    case RecorderOutcome::kRecords:
+      record();
+  }
+}
+
+RecorderOutcome RecordedCall::decide() {
   // A composite operator is recorded as what it is made of: the operators that it calls come here again. So a value
   // that it reads (`is_nonzero`, `one_hot`) is read when it is needed, and what it draws is seen as a draw.
   if (compositeKernelOf(op_)) {
-    passOn();
-    return;
+    return RecorderOutcome::kPassesOn;
   }
   lookAtArguments();
   if (isPythonsFirst()) {
-    passOn();
-  } else if (!isAboutDeferred()) {
-    passOnBelow();
-  } else if (isConstant()) {
-    liftConstant();
-  } else if (mustRunForReal()) {
-    runForReal();
-  } else if (leavesNothingToRecord()) {
-    runAsFake();
-  } else {
-    record();
+    return RecorderOutcome::kPassesOn;
   }
+  if (!isAboutDeferred()) {
+    return RecorderOutcome::kPassesOnBelow;
+  }
+  if (isConstant()) {
+    return isSharedMemory() ? RecorderOutcome::kPassesOnBelow : RecorderOutcome::kLifts;
+  }
+  if (mustRunForReal()) {
+    return RecorderOutcome::kRunsForReal;
+  }
+  return leavesNothingToRecord() ? RecorderOutcome::kRunsAsFake : RecorderOutcome::kRecords;
 }
 
 // A mode or a subclass of the user's decides what the call does; what it calls for that is recorded, not the call.
@@ -191,10 +213,6 @@ void RecordedCall::passOnBelow() {
 }
 
 void RecordedCall::liftConstant() {
-  if (isSharedMemory()) {
-    passOnBelow();
-    return;
-  }
   const Tensor constant = torch::jit::pop(stack_).toTensor();
   torch::jit::push(stack_, deferConstant(constant));
 }
@@ -308,6 +326,11 @@ void RecordedCall::noteWritten(const std::shared_ptr<OpNode>& node, const std::v
 }
 
 }  // namespace
+
+RecorderOutcome foreseeRecorder(const OperatorHandle& op, DispatchKeySet keys, const Stack& arguments) {
+  Stack stack = arguments;
+  return RecordedCall{op, keys, stack}.decide();
+}
 
 void deferredInitFallback(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   RecordedCall{op, keys, *stack}.run();
