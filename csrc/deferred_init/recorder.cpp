@@ -4,6 +4,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -48,6 +49,13 @@ struct AboutToWrite {
   std::size_t nbytes;
 };
 
+// Writing to an inference tensor outside of inference mode is an error that is raised by counting the version, which
+// PyTorch's kernels do after they have written (`ADInplaceOrViewType.cpp`): the real tensor has its new value then.
+bool isRaisedAfterWriting(const c10::Error& error) {
+  return std::string_view{error.what_without_backtrace()}.find("Inplace update to inference tensor") !=
+         std::string_view::npos;
+}
+
 // Handles one call. csrc/README.md tells the steps.
 class RecordedCall {
  public:
@@ -79,7 +87,11 @@ class RecordedCall {
   std::vector<AboutToWrite> writtenArguments() const;
   std::optional<at::Generator> generator() const;
   TapePosition takeDraws(const at::Generator& generator, const Stack& called) const;
-  void noteWritten(const std::shared_ptr<OpNode>& node, const std::vector<AboutToWrite>& arguments);
+  void noteDraws(const std::shared_ptr<OpNode>& node,
+                 const std::optional<at::Generator>& generator,
+                 const Stack& called) const;
+  void noteWrittenArguments(const std::shared_ptr<OpNode>& node, const std::vector<AboutToWrite>& arguments) const;
+  void noteResults(const std::shared_ptr<OpNode>& node) const;
 
   const OperatorHandle& op_;
   const DispatchKeySet keys_;
@@ -244,11 +256,24 @@ void RecordedCall::record() {
     stack_.insert(stack_.end(), called.begin(), called.end());
     runForReal();
     return;
+  } catch (const c10::Error& error) {
+    if (isRaisedAfterWriting(error)) {
+      noteDraws(node, generator, called);
+      noteWrittenArguments(node, arguments);
+    }
+    throw;
   }
+  noteDraws(node, generator, called);
+  noteWrittenArguments(node, arguments);
+  noteResults(node);
+}
+
+void RecordedCall::noteDraws(const std::shared_ptr<OpNode>& node,
+                             const std::optional<at::Generator>& generator,
+                             const Stack& called) const {
   if (generator) {
     node->setTape(takeDraws(*generator, called));
   }
-  noteWritten(node, arguments);
 }
 
 std::vector<AboutToWrite> RecordedCall::writtenArguments() const {
@@ -301,7 +326,8 @@ TapePosition RecordedCall::takeDraws(const at::Generator& generator, const Stack
   return position;
 }
 
-void RecordedCall::noteWritten(const std::shared_ptr<OpNode>& node, const std::vector<AboutToWrite>& arguments) {
+void RecordedCall::noteWrittenArguments(const std::shared_ptr<OpNode>& node,
+                                        const std::vector<AboutToWrite>& arguments) const {
   const bool changes_metadata_only = op_.hasTag(at::Tag::inplace_view);
   for (const AboutToWrite& argument : arguments) {
     const bool was_resized = argument.tensor.storage().nbytes() != argument.nbytes;
@@ -313,6 +339,9 @@ void RecordedCall::noteWritten(const std::shared_ptr<OpNode>& node, const std::v
                                           was_resized && !changes_metadata_only, Geometry::of(argument.tensor)});
     setValue(argument.storage, std::make_shared<StorageValue>(node, output));
   }
+}
+
+void RecordedCall::noteResults(const std::shared_ptr<OpNode>& node) const {
   std::uint32_t position = 0;
   const auto visit = [&](const Tensor& result) {
     if (isFake(result) && result.has_storage() && provenanceOf(result.storage()) == nullptr) {
