@@ -10,6 +10,7 @@
 #include "fake/fake_handler.h"
 #include "fake/fake_storage.h"
 #include "fake/metadata_cache.h"
+#include "fake/resize.h"
 
 namespace torchext {
 
@@ -52,6 +53,7 @@ void registerDispatchKeys() {
     registerFallback(DispatchKey::Fake, torch::CppFunction::makeFromBoxedFunction<&fakeFallback>());
     registerFallback(DispatchKey::DeferredInit, torch::CppFunction::makeFromBoxedFunction<&deferredInitFallback>());
     registerComposites();
+    registerResize();
     pthread_atfork(&lockBeforeFork, &unlockAfterFork, &unlockAfterFork);
     return true;
   }();

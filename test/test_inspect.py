@@ -138,6 +138,8 @@ CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "view-requires-grad": lambda: (aten.t.default, normal().requires_grad_()),
     "detach": lambda: (aten.detach.default, normal().requires_grad_()),
     "resize": lambda: (aten.resize_.default, normal(), [3]),
+    "resize-fake": lambda: (aten.resize_.default, fake_like(normal()), [3]),
+    "resize-to-same-size-fake": lambda: (aten.resize_.default, fake_like(normal()), [2, 2]),
     "copy": lambda: (aten.copy_.default, normal(), normal()),
     "out": lambda: (aten.add.out, normal(), normal()),
     "composite": lambda: (aten.linear.default, normal(), normal()),
@@ -289,6 +291,7 @@ def test_fallbacks_tell_what_they_would_do() -> None:
         known = torch.tensor(3.0)
         assert "values, which are known" in comment("Fake", aten._local_scalar_dense, known)
         assert "composite" in comment("Fake", aten.rand, [2])
+    assert "this size already" in comment("Fake", aten.resize_, fake_like(normal()), [2, 2])
     with torch.inference_mode():
         assert "composite" in comment("Fake", aten.linear, fake_like(normal()), fake_like(normal()))
     assert "records" in comment("DeferredInit", aten.neg_, deferred())

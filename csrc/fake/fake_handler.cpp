@@ -19,6 +19,7 @@
 #include "op_traits.h"
 #include "other_layouts.h"
 #include "recording.h"
+#include "resize.h"
 #include "result_recipe.h"
 #include "sparse_call.h"
 
@@ -111,6 +112,9 @@ FakeOutcome FakeCall::foresee() {
 
 // As `MetaCall::checkCanBeFaked()` decides.
 FakeOutcome FakeCall::foreseeMeta() const {
+  if (isResizeToSameSize(op_, stack_)) {
+    return FakeOutcome::kDoesNothing;
+  }
   if (needsValues(op_, stack_)) {
     return FakeOutcome::kLacksValues;
   }

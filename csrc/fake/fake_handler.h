@@ -19,6 +19,7 @@ enum class FakeOutcome : std::uint8_t {
   kDecomposes,    // runs the operator's composite kernel
   kRunsOnSparse,  // NOTE [Sparse fakes]
   kRunsOnValues,  // NOTE [Constants keep their values]
+  kDoesNothing,   // NOTE [Resizing to the same size]
   kLacksValues,   // raises an error, because it needs values and they are not known
   kLacksMeta,     // raises an error, because the operator has no Meta kernel
   kRunsOnMeta,

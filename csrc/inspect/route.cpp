@@ -228,6 +228,9 @@ void Walk::followFake(const TableEntry& entry) {
     case FakeOutcome::kRunsOnValues:
       end(key, entry, RouteTurn::kComputes, "runs on the values, which are known");
       break;
+    case FakeOutcome::kDoesNothing:
+      end(key, entry, RouteTurn::kComputes, "the argument has this size already");
+      break;
     case FakeOutcome::kLacksValues:
       end(key, entry, RouteTurn::kRaises, "needs the values of fake tensors");
       break;
