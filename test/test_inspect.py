@@ -327,6 +327,28 @@ def test_kernels_from_python_are_marked() -> None:
     assert not route(aten.neg, normal())[-1].is_python
 
 
+def test_route_that_falls_through_everything_ends_in_an_error() -> None:
+    with torch.library._scoped_library("torchext_test_inspect", "FRAGMENT") as library:
+        library.define("through(int x) -> Tensor")
+        library.impl("through", torch.library.fallthrough_kernel, "CompositeImplicitAutograd")
+        op = torch.ops.torchext_test_inspect.through
+        assert (route(op, 1)[-1].key, route(op, 1)[-1].turn) == ("Undefined", "raises")
+        with pytest.raises(RuntimeError, match="fallthrough_kernel was executed"):
+            op(1)
+
+
+def test_inspecting_calls_no_operator() -> None:
+    class Refusing(TorchDispatchMode):
+        def __torch_dispatch__(self, *args: Any, **kwargs: Any) -> Any:
+            raise AssertionError
+
+    tensor = normal()
+    with Refusing():
+        route(aten.add, tensor, 2)
+        route("aten::add.Tensor", tensor, 2)
+        tensor_state(tensor)
+
+
 def test_overload_is_the_one_that_pytorch_chooses() -> None:
     tensor = normal()
     assert route(aten.add, tensor, tensor).operator == "aten::add.Tensor"

@@ -136,6 +136,8 @@ void Walk::visit(DispatchKey key) {
   const TableEntry entry = tableEntry(op_, key);
   if (!entry.kernel.isValid() || entry.origin == "none") {
     end(key, entry, RouteTurn::kRaises, firstSentence(missingKernelMessage(op_, key)));
+  } else if (entry.kernel.isFallthrough() && key == DispatchKey::Undefined) {
+    end(key, entry, RouteTurn::kRaises, "the kernel falls through, but there is no key below");
   } else if (entry.kernel.isFallthrough()) {
     skip(key, entry);
   } else {
@@ -247,7 +249,7 @@ void Walk::followRecorder(const TableEntry& entry) {
   constexpr DispatchKey key = DispatchKey::DeferredInit;
   switch (foreseeRecorder(op_, keys_, arguments_)) {
     case RecorderOutcome::kPassesOn:
-      passOn(key, entry);
+      passOn(key, entry, "what the kernels below call comes here again");
       break;
     case RecorderOutcome::kPassesOnBelow:
       passOn(key, entry, "the call is not about deferred tensors");
