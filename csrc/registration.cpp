@@ -11,6 +11,7 @@
 #include "fake/fake_storage.h"
 #include "fake/metadata_cache.h"
 #include "fake/recording.h"
+#include "resize.h"
 
 namespace torchext {
 
@@ -54,6 +55,7 @@ void registerDispatchKeys() {
     registerFallback(DispatchKey::DeferredInit, torch::CppFunction::makeFromBoxedFunction<&deferredInitFallback>());
     setHandlersRecorder(&recordForHandler);
     registerComposites();
+    registerResize();
     pthread_atfork(&lockBeforeFork, &unlockAfterFork, &unlockAfterFork);
     return true;
   }();

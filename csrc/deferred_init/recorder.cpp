@@ -5,6 +5,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -21,7 +22,7 @@
 #include "../fake/recording.h"
 #include "../interpreter_lock.h"
 #include "../stack_utils.h"
-#include "deferred_init.h"
+#include "composite_call.h"
 #include "draws.h"
 #include "op_graph.h"
 #include "real_call.h"
@@ -56,12 +57,11 @@ bool isCustom(const OperatorHandle& op) {
   return name_space.has_value() && *name_space != "aten" && *name_space != "prims";
 }
 
-// True when all fakes in `arguments` are deferred.
-bool haveRecords(const Stack& arguments) {
-  bool have = true;
-  forEachTensor(arguments, arguments.size(),
-                [&have](const Tensor& tensor) { have = have && (!isFake(tensor) || valueOf(tensor) != nullptr); });
-  return have;
+// Writing to an inference tensor outside of inference mode is an error that is raised by counting the version, which
+// PyTorch's kernels do after they have written (`ADInplaceOrViewType.cpp`): the real tensor has its new value then.
+bool isRaisedAfterWriting(const c10::Error& error) {
+  return std::string_view{error.what_without_backtrace()}.find("Inplace update to inference tensor") !=
+         std::string_view::npos;
 }
 
 // Handles one call. csrc/README.md tells the steps.
@@ -76,11 +76,15 @@ class RecordedCall {
 
   void run();
 
+  // What run() would do.
+  RecorderOutcome decide();
+
   // For a call that did not come here on its own. False, and nothing done, when it is not about deferred tensors.
   bool tryRunForHandler();
 
  private:
   // What is known of the call.
+  RecorderOutcome decideHowToRecord() const;
   bool isPythonsFirst() const;
   void lookAtArguments();
   void lookAt(const Tensor& tensor, bool is_written);
@@ -91,9 +95,7 @@ class RecordedCall {
   bool leavesNothingToRecord() const;
 
   // What can be done with it.
-  void handle();
-  void decompose();
-  bool tryDecompose(const Stack& called);
+  void carryOut(RecorderOutcome outcome);
   void passOn();
   void passOnBelow();
   void liftConstant();
@@ -103,12 +105,14 @@ class RecordedCall {
   void record();
 
   Stack arguments() const;
-  void putBack(const Stack& arguments);
-  bool evaluateIndices();
   std::vector<AboutToWrite> writtenArguments() const;
   std::optional<at::Generator> generator() const;
   TapePosition takeDraws(const at::Generator& generator, const Stack& called) const;
-  void noteWritten(const std::shared_ptr<OpNode>& node, const std::vector<AboutToWrite>& arguments);
+  void noteDraws(const std::shared_ptr<OpNode>& node,
+                 const std::optional<at::Generator>& generator,
+                 const Stack& called) const;
+  void noteWrittenArguments(const std::shared_ptr<OpNode>& node, const std::vector<AboutToWrite>& arguments) const;
+  void noteResults(const std::shared_ptr<OpNode>& node) const;
 
   const OperatorHandle& op_;
   const DispatchKeySet keys_;
@@ -124,20 +128,7 @@ class RecordedCall {
 };
 
 void RecordedCall::run() {
-  // A composite operator is recorded as what it is made of: the operators that it calls come here again. So a value
-  // that it reads (`is_nonzero`, `one_hot`) is read when it is needed, and what it draws is seen as a draw.
-  if (compositeKernelOf(op_)) {
-    decompose();
-    return;
-  }
-  lookAtArguments();
-  if (isPythonsFirst()) {
-    passOn();
-  } else if (!isAboutDeferred()) {
-    passOnBelow();
-  } else {
-    handle();
-  }
+  carryOut(decide());
 }
 
 // The `Fake` handler decomposes composite operators, and their parts come here again. Factories come only if the
@@ -148,80 +139,61 @@ bool RecordedCall::tryRunForHandler() {
   }
   lookAtArguments();
   if (has_deferred_) {
-    handle();
+    carryOut(decideHowToRecord());
   }
   return has_deferred_;
 }
 
-void RecordedCall::handle() {
+void RecordedCall::carryOut(RecorderOutcome outcome) {
+  switch (outcome) {
+    case RecorderOutcome::kDecomposes:
+      callComposite(op_, keys_ & kBelowDeferredInit, stack_);
+      break;
+    case RecorderOutcome::kPassesOn:
+      passOn();
+      break;
+    case RecorderOutcome::kPassesOnBelow:
+      passOnBelow();
+      break;
+    case RecorderOutcome::kLifts:
+      liftConstant();
+      break;
+    case RecorderOutcome::kRunsForReal:
+      runForReal();
+      break;
+    case RecorderOutcome::kRunsAsFake:
+      runAsFake();
+      break;
+    case RecorderOutcome::kRecords:
+      record();
+  }
+}
+
+RecorderOutcome RecordedCall::decide() {
+  // A composite operator is recorded as what it is made of: the operators that it calls come here again. So a value
+  // that it reads (`is_nonzero`, `one_hot`) is read when it is needed, and what it draws is seen as a draw.
+  if (compositeKernelOf(op_)) {
+    return RecorderOutcome::kDecomposes;
+  }
+  lookAtArguments();
+  if (isPythonsFirst()) {
+    return RecorderOutcome::kPassesOn;
+  }
+  return isAboutDeferred() ? decideHowToRecord() : RecorderOutcome::kPassesOnBelow;
+}
+
+RecorderOutcome RecordedCall::decideHowToRecord() const {
   if (isConstant()) {
-    liftConstant();
-  } else if (mustRunForReal()) {
-    runForReal();
-  } else if (leavesNothingToRecord()) {
-    runAsFake();
-  } else {
-    record();
+    return isSharedMemory() ? RecorderOutcome::kPassesOnBelow : RecorderOutcome::kLifts;
   }
-}
-
-// The kernel of a composite operator may do more than call operators: read the memory of an argument. Mostly those are
-// indices or lengths (`tensor_split`, `ctc_loss`), so the rest is left to be recorded. Otherwise (`_sobol_engine_draw`)
-// all of it is run at once.
-void RecordedCall::decompose() {
-  const Stack called = arguments();
-  if (tryDecompose(called)) {
-    return;
+  if (mustRunForReal()) {
+    return RecorderOutcome::kRunsForReal;
   }
-  putBack(called);
-  if (evaluateIndices() && tryDecompose(called)) {
-    return;
-  }
-  putBack(called);
-  runForReal();
-}
-
-// False when the kernel reads the memory of a deferred tensor.
-bool RecordedCall::tryDecompose(const Stack& called) {
-  try {
-    passOn();
-    return true;
-  } catch (const c10::Error& error) {
-    if (!isNoDataError(error) || !haveRecords(called)) {
-      throw;
-    }
-    return false;
-  }
-}
-
-// Puts real tensors in the place of deferred ones that are integers and of which the results are no views.
-bool RecordedCall::evaluateIndices() {
-  bool has_any = false;
-  for (const auto i : c10::irange(num_arguments_)) {
-    if (op_.schema().arguments()[i].alias_info() != nullptr) {
-      continue;
-    }
-    IValue& argument = torch::jit::peek(stack_, i, num_arguments_);
-    argument = mapTensors(argument, [&has_any](const Tensor& tensor) {
-      if (!c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/true) || !isFake(tensor) ||
-          valueOf(tensor) == nullptr) {
-        return tensor;
-      }
-      has_any = true;
-      return evaluate(tensor);
-    });
-  }
-  return has_any;
+  return leavesNothingToRecord() ? RecorderOutcome::kRunsAsFake : RecorderOutcome::kRecords;
 }
 
 Stack RecordedCall::arguments() const {
   return topOf(stack_, num_arguments_).vec();
-}
-
-// In the place of what a call that has failed has left of them.
-void RecordedCall::putBack(const Stack& arguments) {
-  stack_.resize(bottom_);
-  stack_.insert(stack_.end(), arguments.begin(), arguments.end());
 }
 
 // A mode or a subclass of the user's decides what the call does; what it calls for that is recorded, not the call.
@@ -300,10 +272,6 @@ void RecordedCall::passOnBelow() {
 }
 
 void RecordedCall::liftConstant() {
-  if (isSharedMemory()) {
-    passOnBelow();
-    return;
-  }
   const Tensor constant = torch::jit::pop(stack_).toTensor();
   torch::jit::push(stack_, deferConstant(constant));
 }
@@ -343,15 +311,31 @@ void RecordedCall::record() {
   // Both taken before the call, which may change the metadata of its arguments.
   const auto node = std::make_shared<OpNode>(op_, stack_);
   const Stack called = arguments();
-  if (!tryRunAsFake()) {
-    putBack(called);
-    runForReal();
-    return;
+  try {
+    if (!tryRunAsFake()) {
+      stack_.resize(bottom_);  // what the call has left there goes
+      stack_.insert(stack_.end(), called.begin(), called.end());
+      runForReal();
+      return;
+    }
+  } catch (const c10::Error& error) {
+    if (isRaisedAfterWriting(error)) {
+      noteDraws(node, generator, called);
+      noteWrittenArguments(node, written);
+    }
+    throw;
   }
+  noteDraws(node, generator, called);
+  noteWrittenArguments(node, written);
+  noteResults(node);
+}
+
+void RecordedCall::noteDraws(const std::shared_ptr<OpNode>& node,
+                             const std::optional<at::Generator>& generator,
+                             const Stack& called) const {
   if (generator) {
     node->setTape(takeDraws(*generator, called));
   }
-  noteWritten(node, written);
 }
 
 std::vector<AboutToWrite> RecordedCall::writtenArguments() const {
@@ -404,7 +388,8 @@ TapePosition RecordedCall::takeDraws(const at::Generator& generator, const Stack
   return position;
 }
 
-void RecordedCall::noteWritten(const std::shared_ptr<OpNode>& node, const std::vector<AboutToWrite>& arguments) {
+void RecordedCall::noteWrittenArguments(const std::shared_ptr<OpNode>& node,
+                                        const std::vector<AboutToWrite>& arguments) const {
   const bool changes_metadata_only = op_.hasTag(at::Tag::inplace_view);
   for (const AboutToWrite& argument : arguments) {
     const bool was_resized = argument.tensor.storage().nbytes() != argument.nbytes;
@@ -416,6 +401,9 @@ void RecordedCall::noteWritten(const std::shared_ptr<OpNode>& node, const std::v
                                           was_resized && !changes_metadata_only, Geometry::of(argument.tensor)});
     setValue(argument.storage, std::make_shared<StorageValue>(node, output));
   }
+}
+
+void RecordedCall::noteResults(const std::shared_ptr<OpNode>& node) const {
   std::uint32_t position = 0;
   const auto visit = [&](const Tensor& result) {
     if (isFake(result) && result.has_storage() && provenanceOf(result.storage()) == nullptr) {
@@ -429,6 +417,11 @@ void RecordedCall::noteWritten(const std::shared_ptr<OpNode>& node, const std::v
 }
 
 }  // namespace
+
+RecorderOutcome foreseeRecorder(const OperatorHandle& op, DispatchKeySet keys, const Stack& arguments) {
+  Stack stack = arguments;
+  return RecordedCall{op, keys, stack}.decide();
+}
 
 void deferredInitFallback(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   RecordedCall{op, keys, *stack}.run();

@@ -1,0 +1,109 @@
+#include "composite_call.h"
+
+#include <c10/util/irange.h>
+
+#include "../fake/fake.h"
+#include "../fake/fake_storage.h"
+#include "../stack_utils.h"
+#include "deferred_init.h"
+#include "op_graph.h"
+#include "real_call.h"
+
+namespace torchext {
+
+using at::Tensor;
+using c10::DispatchKeySet;
+using c10::IValue;
+using c10::OperatorHandle;
+using torch::jit::Stack;
+
+namespace {
+
+// True when all fakes in `arguments` are deferred.
+bool haveRecords(const Stack& arguments) {
+  bool have = true;
+  forEachTensor(arguments, arguments.size(),
+                [&have](const Tensor& tensor) { have = have && (!isFake(tensor) || valueOf(tensor) != nullptr); });
+  return have;
+}
+
+bool isDeferredIndex(const Tensor& tensor) {
+  return c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/true) && valueOf(tensor) != nullptr;
+}
+
+// Puts real tensors in the place of deferred ones that are integers and of which the results are no views. Tells
+// whether there are any.
+bool computeIndices(const OperatorHandle& op, Stack& arguments) {
+  bool has_any = false;
+  for (const auto i : c10::irange(arguments.size())) {
+    if (op.schema().arguments()[i].alias_info() != nullptr) {
+      continue;
+    }
+    arguments[i] = mapTensors(arguments[i], [&has_any](const Tensor& tensor) {
+      if (!isDeferredIndex(tensor)) {
+        return tensor;
+      }
+      has_any = true;
+      return evaluate(tensor);
+    });
+  }
+  return has_any;
+}
+
+// A call that can be made more than once.
+class Composite {
+ public:
+  Composite(const OperatorHandle& op, DispatchKeySet below, Stack& stack)
+      : op_{op},
+        below_{below},
+        stack_{stack},
+        bottom_{stack.size() - op.schema().arguments().size()},
+        arguments_(stack.begin() + static_cast<std::ptrdiff_t>(bottom_), stack.end()) {}
+
+  void run() {
+    if (tryCall() || (computeIndices(op_, arguments_) && tryAgain())) {
+      return;
+    }
+    putBack();
+    callForReal(op_, stack_);
+  }
+
+ private:
+  // False when the kernel reads the memory of a deferred tensor.
+  bool tryCall() {
+    try {
+      op_.redispatchBoxed(below_, &stack_);
+      return true;
+    } catch (const c10::Error& error) {
+      if (!isNoDataError(error) || !haveRecords(arguments_)) {
+        throw;
+      }
+      return false;
+    }
+  }
+
+  bool tryAgain() {
+    putBack();
+    return tryCall();
+  }
+
+  // In the place of what a call that has failed has left of the arguments.
+  void putBack() {
+    stack_.resize(bottom_);
+    stack_.insert(stack_.end(), arguments_.begin(), arguments_.end());
+  }
+
+  const OperatorHandle& op_;
+  const DispatchKeySet below_;
+  Stack& stack_;
+  const std::size_t bottom_;
+  Stack arguments_;
+};
+
+}  // namespace
+
+void callComposite(const OperatorHandle& op, DispatchKeySet below, Stack& stack) {
+  Composite{op, below, stack}.run();
+}
+
+}  // namespace torchext
