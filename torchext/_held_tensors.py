@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterator
 from functools import cache, partial
 from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType
@@ -22,6 +22,7 @@ LEAVES = (
     *(int, float, complex, str, bytes, type(None), type, ModuleType, BuiltinFunctionType),
     *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, torch.Generator),
 )
+LEAF_TYPES = frozenset(LEAVES) | {bool}  # for a quick look
 
 
 class Held(NamedTuple):
@@ -86,7 +87,7 @@ def _held_by(module: Module, reach: _Reach) -> Iterator[tuple[torch.Tensor, str,
                 if tensor is not None:
                     yield tensor, name, True
                     yield from ((other, name, False) for other in reach.tensors_on(tensor, name))
-        else:
+        elif type(value) not in LEAF_TYPES and not (type(value) is OrderedDict and not value):  # no hooks
             yield from ((tensor, attribute, False) for tensor in reach.tensors_in(value, attribute))
 
 
@@ -116,7 +117,7 @@ class _Reach:
         stack = [(value, False)]
         while stack:
             value, is_in_object = stack.pop()
-            if isinstance(value, LEAVES):
+            if type(value) in LEAF_TYPES or isinstance(value, LEAVES):
                 continue
             if isinstance(value, torch.Tensor):
                 if not is_in_object or _is_deferred(value):
