@@ -84,6 +84,8 @@ def test_route_of_each_kind_of_operator(
         assert route(*calls[kind]).keys == keys
 
 
+# Keys for which Python may register kernels. Not `Meta`: after a kernel of PyTorch's was replaced there, and put back,
+# PyTorch 2.11's FakeTensorMode does not find it any more.
 RUNTIME_KEYS = (
     "PythonTLSSnapshot",
     "AutocastCPU",
@@ -99,7 +101,6 @@ RUNTIME_KEYS = (
     "SparseCPU",
     "QuantizedCPU",
     "CPU",
-    "Meta",
 )
 
 
@@ -113,7 +114,7 @@ def kernels_that_report(op: torch._ops.OpOverload[..., Any]) -> Iterator[list[st
         key: torch.library.get_kernel(name, key)
         for key in RUNTIME_KEYS
         for line in table
-        if line.startswith(f"{key}: ") and "fallthrough" not in line and not (key == "Meta" and "[math" in line)
+        if line.startswith(f"{key}: ") and "fallthrough" not in line
     }
 
     def reporting(key: str) -> Callable[..., Any]:
