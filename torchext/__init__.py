@@ -20,8 +20,9 @@ except ImportError as error:
         ) from error
     raise
 
-__all__ = ["compat", "deferred_init", "fake"]
+__all__ = ["compat", "deferred_init", "fake", "inference"]
 
 fake = _import_module(".fake", __name__)
 deferred_init = _import_module(".deferred_init", __name__)
+inference = _import_module(".inference", __name__)
 compat = _import_module(".compat", __name__)

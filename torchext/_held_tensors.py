@@ -9,7 +9,7 @@ import torch
 from torch.nn import Module, Parameter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass as is_wrapper
 
-__all__ = ["Held", "held_tensors", "is_wrapper", "parts_of"]
+__all__ = ["Held", "held_tensors", "is_wrapper", "parts_of", "tensors_in"]
 
 
 class Held(NamedTuple):
@@ -62,14 +62,14 @@ def _held_by(module: Module) -> Iterator[tuple[torch.Tensor, str, bool]]:
         if attribute in ("_parameters", "_buffers"):
             yield from ((tensor, name, True) for name, tensor in value.items() if tensor is not None)
         else:
-            yield from ((tensor, attribute, False) for tensor in _tensors_in(value, seen=set()))
+            yield from ((tensor, attribute, False) for tensor in tensors_in(value, seen=set()))
 
 
-def _tensors_in(value: object, seen: set[int]) -> Iterator[torch.Tensor]:
-    """The tensors in the containers that make up `value`. Does not look into other objects, such as child modules."""
+def tensors_in(value: object, seen: set[int]) -> Iterator[torch.Tensor]:
+    """Yields the tensors in the containers that make up `value`, not those of other objects, such as child modules."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (dict, list, tuple, set, frozenset)) and id(value) not in seen:
         seen.add(id(value))
         for element in value.values() if isinstance(value, dict) else value:
-            yield from _tensors_in(element, seen)
+            yield from tensors_in(element, seen)

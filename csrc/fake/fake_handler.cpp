@@ -53,6 +53,7 @@ class FakeCall {
   void lookAt(const Tensor& tensor);
   bool isPythonsFirst() const;
   bool isAboutFakes() const;
+  void countVersions() const;
   void runOnRealTensors();
   bool tryRemembered(const CallKey& key);
   void compute(const CallKey& key);
@@ -84,6 +85,7 @@ void FakeCall::run() {
   }
   const CallKey key{op_, stack_};
   lookAtArguments(key);
+  countVersions();
   if (!has_fake_ && !isFakeMode()) {
     runOnRealTensors();
   } else if (!tryRemembered(key)) {
@@ -145,6 +147,16 @@ bool FakeCall::tryRemembered(const CallKey& key) {
   torch::jit::drop(stack_, num_arguments_);
   std::move(results.begin(), results.end(), std::back_inserter(stack_));
   return true;
+}
+
+// The versions of what the foreach operators write are not counted by the kernel of `ADInplaceOrView`, but by what real
+// kernels call for each tensor. This refuses inference tensors outside of inference mode, too, as it does there.
+void FakeCall::countVersions() const {
+  if (!has_fake_ || !writesForeach(op_) || c10::impl::tls_is_dispatch_key_excluded(DispatchKey::ADInplaceOrView)) {
+    return;
+  }
+  forEachTensor(torch::jit::peek(stack_, 0, num_arguments_),
+                [](const Tensor& written) { written.unsafeGetTensorImpl()->bump_version(); });
 }
 
 // Kernels allocate their results with factories of their own, which must not be fake then.

@@ -1,0 +1,139 @@
+// The blocks of torchext.inference. They are entered and left by plain CPython types, because a call by way of pybind11
+// takes longer than all that there is to do.
+
+#include <string>
+#include <vector>
+
+#include "../inference/inference_mode.h"
+#include "../inference/mode_blocks.h"
+#include "../inference/to_normal.h"
+#include "bind.h"
+#include "module.h"
+
+namespace torchext::python {
+
+namespace {
+
+// The state of the threads that are inside is not here: see mode_blocks.h. So one object can be entered again while it
+// is open, and on several threads at once.
+struct Block {
+  PyObject_HEAD BlockOwner owner;
+  ModeBlock kind;
+};
+
+Block* asBlock(PyObject* self) {
+  return reinterpret_cast<Block*>(self);
+}
+
+PyObject* newBlock(PyTypeObject* type, ModeBlock kind) {
+  PyObject* self = type->tp_alloc(type, 0);
+  if (self != nullptr) {
+    asBlock(self)->owner = newBlockOwner();
+    asBlock(self)->kind = kind;
+  }
+  return self;
+}
+
+void deallocateBlock(PyObject* self) {
+  abandonModeBlocks(asBlock(self)->owner);
+  PyTypeObject* type = Py_TYPE(self);
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+PyObject* enterBlock(PyObject* self, PyObject* /*unused*/) {
+  HANDLE_TH_ERRORS
+  enterModeBlock(asBlock(self)->owner, asBlock(self)->kind);
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+// The arguments tell of an exception, which is none of our business.
+PyObject* leaveBlock(PyObject* self, PyObject* const* /*unused*/, Py_ssize_t /*unused*/) {
+  HANDLE_TH_ERRORS
+  leaveModeBlock(asBlock(self)->owner);
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+// As `type(function)` with a function in the place of the mode, the class decorates it: `@inference_mode`.
+PyObject* decorate(PyTypeObject* type, PyObject* function) {
+  PyObject* block = PyObject_CallNoArgs(reinterpret_cast<PyObject*>(type));
+  if (block == nullptr) {
+    return nullptr;
+  }
+  PyObject* decorated = PyObject_CallOneArg(block, function);
+  Py_DECREF(block);
+  return decorated;
+}
+
+PyObject* newInferenceBlock(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+  PyObject* mode = Py_True;
+  constexpr const char* kNames[] = {"mode", nullptr};
+  // The signature has been without `const` before Python 3.13.
+  if ((PyTuple_GET_SIZE(args) != 0 || kwargs != nullptr) &&
+      PyArg_ParseTupleAndKeywords(args, kwargs, "|O:inference_mode", const_cast<char**>(kNames), &mode) == 0) {
+    return nullptr;
+  }
+  if (PyBool_Check(mode)) {
+    return newBlock(type, mode == Py_True ? ModeBlock::kInference : ModeBlock::kNoInference);
+  }
+  if (PyCallable_Check(mode) != 0) {
+    return decorate(type, mode);
+  }
+  return PyErr_Format(PyExc_TypeError,
+                      "inference_mode() takes True, False or a function to decorate, but `mode` is a %s.",
+                      Py_TYPE(mode)->tp_name);
+}
+
+PyObject* newNormalTensorsBlock(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+  if (PyTuple_GET_SIZE(args) != 0 || (kwargs != nullptr && PyDict_GET_SIZE(kwargs) != 0)) {
+    return PyErr_Format(PyExc_TypeError, "normal_tensors() takes no arguments.");
+  }
+  return newBlock(type, ModeBlock::kNormalTensors);
+}
+
+template <typename Function>
+void* asSlot(Function function) {
+  return reinterpret_cast<void*>(function);
+}
+
+// `name` is kept by the type, which before Python 3.11 does not copy it.
+void addType(pybind11::module_& module, const char* attribute, const char* name, newfunc make) {
+  static PyMethodDef methods[] = {
+      {"__enter__", &enterBlock, METH_NOARGS, nullptr},
+      {"__exit__", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&leaveBlock)), METH_FASTCALL, nullptr},
+      {nullptr, nullptr, 0, nullptr}};
+  PyType_Slot slots[] = {{Py_tp_new, asSlot(make)},
+                         {Py_tp_dealloc, asSlot(&deallocateBlock)},
+                         {Py_tp_methods, static_cast<void*>(methods)},
+                         {0, nullptr}};
+  PyType_Spec spec{name, static_cast<int>(sizeof(Block)), 0,
+                   static_cast<unsigned int>(Py_TPFLAGS_DEFAULT) | Py_TPFLAGS_BASETYPE,
+                   static_cast<PyType_Slot*>(slots)};
+  PyObject* type = PyType_FromSpec(&spec);
+  if (type == nullptr) {
+    throw pybind11::error_already_set();
+  }
+  module.attr(attribute) = pybind11::reinterpret_steal<pybind11::object>(type);
+}
+
+std::vector<std::string> checkDispatchState() {
+  return check_dispatch_state();
+}
+
+void makeTensorsNormal(const std::vector<at::Tensor>& tensors) {
+  makeNormal(tensors);
+}
+
+}  // namespace
+
+void bindInference(pybind11::module_& module) {
+  addType(module, "InferenceBlock", "torchext._C.InferenceBlock", &newInferenceBlock);
+  addType(module, "NormalTensorsBlock", "torchext._C.NormalTensorsBlock", &newNormalTensorsBlock);
+  bind(module, "check_dispatch_state", checkDispatchState);
+  bind(module, "is_inference_mode_enabled", InferenceMode::is_enabled);
+  bind(module, "make_normal", makeTensorsNormal);
+}
+
+}  // namespace torchext::python
