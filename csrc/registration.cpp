@@ -10,6 +10,7 @@
 #include "fake/fake_handler.h"
 #include "fake/fake_storage.h"
 #include "fake/metadata_cache.h"
+#include "inference/origins.h"
 
 namespace torchext {
 
@@ -49,8 +50,10 @@ void registerDispatchKeys() {
     checkFree(DispatchKey::Fake);
     checkFree(DispatchKey::DeferredInit);
     checkFree(kCompositesKey);
+    checkFree(kOriginsKey);
     registerFallback(DispatchKey::Fake, torch::CppFunction::makeFromBoxedFunction<&fakeFallback>());
     registerFallback(DispatchKey::DeferredInit, torch::CppFunction::makeFromBoxedFunction<&deferredInitFallback>());
+    registerFallback(kOriginsKey, torch::CppFunction::makeFromBoxedFunction<&originsFallback>());
     registerComposites();
     pthread_atfork(&lockBeforeFork, &unlockAfterFork, &unlockAfterFork);
     return true;

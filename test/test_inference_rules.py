@@ -422,6 +422,22 @@ class TestDeferredInit:
         materialize_module(deferred, **place)
         assert all(is_inference_tensor(parameter) for parameter in deferred.parameters())
 
+    def test_what_cannot_wait_counts_versions_as_eager(self) -> None:
+        def write(make: Callable[..., Tensor]) -> list[int]:
+            normal, real = make(torch.zeros, 2), torch.zeros(2)
+            with inference_mode():
+                torch._foreach_add_([normal, real], 1)
+            return [normal._version, real._version]
+
+        assert write(deferred_init) == write(lambda function, *args: function(*args)) == [1, 1]
+
+    def test_what_cannot_wait_refuses_inference_tensors_outside(self) -> None:
+        with inference_mode():
+            deferred = deferred_init(torch.zeros, 2)
+        with pytest.raises(RuntimeError, match=CHANGED):
+            torch._foreach_add_([torch.zeros(2), deferred], 1)
+        assert materialize_tensor(deferred).tolist() == [0.0, 0.0]
+
     def test_constants_read_inside_have_values(self) -> None:
         def make() -> Tensor:
             with inference_mode():

@@ -13,14 +13,18 @@ from torch.utils import _pytree as pytree
 from . import _C
 from ._held_tensors import is_wrapper, tensors_in
 from ._in_block import in_block
+from ._origins import Origin, origin, trace_origins
 
 __all__ = [
+    "Origin",
     "check_dispatch_state",
     "inference_mode",
     "is_inference_mode_enabled",
     "is_inference_tensor",
     "normal_tensors",
+    "origin",
     "to_normal",
+    "trace_origins",
 ]
 
 T = TypeVar("T")
@@ -42,6 +46,10 @@ class inference_mode(_C.InferenceBlock):  # noqa: N801 - PyTorch's name
     Args:
         mode: Whether the mode is on in the block. `inference_mode(False)` inside of the mode returns to training, with
             gradients on.
+        trace: Remember, for each inference tensor that an operator makes in the block, the line of the program that
+            called the operator: see `origin()`. The errors of PyTorch that inference tensors cannot be saved for
+            backward, changed or asked for their version name these lines in a note, from then on and anywhere. Every
+            operator takes some microseconds longer meanwhile.
 
     Raises:
         TypeError: `mode` is neither a bool nor a function.

@@ -7,6 +7,7 @@
 
 #include <c10/util/Exception.h>
 
+#include "origins.h"
 #include "thread_mode.h"
 
 namespace torchext {
@@ -54,10 +55,13 @@ BlockOwner newBlockOwner() noexcept {
   return next.fetch_add(1, std::memory_order_relaxed);
 }
 
-void enterModeBlock(BlockOwner owner, ModeBlock kind) {
+void enterModeBlock(BlockOwner owner, ModeBlock kind, bool is_traced) {
   OpenBlocks& blocks = openBlocks();
   blocks.push_back({owner, ThreadMode::current()});
   modeOf(kind, blocks.back().previous).makeCurrent();
+  if (is_traced || areBlocksTraced()) {
+    traceOriginsHere();
+  }
 }
 
 void leaveModeBlock(BlockOwner owner) {

@@ -17,8 +17,9 @@ enum class ModeBlock : std::uint8_t { kInference, kNoInference, kNormalTensors }
 using BlockOwner = std::uint64_t;
 TORCHEXT_API BlockOwner newBlockOwner() noexcept;
 
-// The owner may enter any number of blocks, on any thread.
-TORCHEXT_API void enterModeBlock(BlockOwner owner, ModeBlock kind);
+// The owner may enter any number of blocks, on any thread. If `is_traced`, or if all are, the block is one of
+// NOTE [Origins of inference tensors].
+TORCHEXT_API void enterModeBlock(BlockOwner owner, ModeBlock kind, bool is_traced = false);
 
 // Leaves the owner's innermost block on this thread. Raises when there is none, and changes nothing. Raises, too, when
 // another's block, entered later, is still open: that one stays in force until it is left, and then the thread is as it

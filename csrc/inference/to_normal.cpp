@@ -16,6 +16,8 @@
 #include "../fake/fake_tensor_impl.h"
 #include "../fake/sparse_fakes.h"
 #include "inference_mode.h"
+#include "open_tensor_impl.h"
+#include "origins.h"
 
 namespace torchext {
 
@@ -25,17 +27,9 @@ using c10::TensorImpl;
 
 namespace {
 
-// A class may name a protected member of its base in any object of the base ([class.protected] is about the class that
-// is named). PyTorch has no function that gives a tensor keys.
-class OpenTensorImpl : public TensorImpl {
- public:
-  static c10::DispatchKeySet& keysOf(TensorImpl& impl) {
-    return impl.*(&OpenTensorImpl::key_set_);
-  }
-};
-
 // What TensorImpl's constructor does outside of inference mode.
 void giveAutograd(TensorImpl& impl, const c10::VariableVersion& version) {
+  forgetOrigin(impl);
   c10::DispatchKeySet& keys = OpenTensorImpl::keysOf(impl);
   keys = keys | c10::getAutogradRelatedKeySetFromBackend(keys.highestBackendKey());
   impl.set_version_counter(version);

@@ -6,6 +6,7 @@
 
 #include "../inference/inference_mode.h"
 #include "../inference/mode_blocks.h"
+#include "../inference/origins.h"
 #include "../inference/to_normal.h"
 #include "bind.h"
 #include "module.h"
@@ -19,17 +20,19 @@ namespace {
 struct Block {
   PyObject_HEAD BlockOwner owner;
   ModeBlock kind;
+  bool is_traced;
 };
 
 Block* asBlock(PyObject* self) {
   return reinterpret_cast<Block*>(self);
 }
 
-PyObject* newBlock(PyTypeObject* type, ModeBlock kind) {
+PyObject* newBlock(PyTypeObject* type, ModeBlock kind, bool is_traced = false) {
   PyObject* self = type->tp_alloc(type, 0);
   if (self != nullptr) {
     asBlock(self)->owner = newBlockOwner();
     asBlock(self)->kind = kind;
+    asBlock(self)->is_traced = is_traced;
   }
   return self;
 }
@@ -43,7 +46,7 @@ void deallocateBlock(PyObject* self) {
 
 PyObject* enterBlock(PyObject* self, PyObject* /*unused*/) {
   HANDLE_TH_ERRORS
-  enterModeBlock(asBlock(self)->owner, asBlock(self)->kind);
+  enterModeBlock(asBlock(self)->owner, asBlock(self)->kind, asBlock(self)->is_traced);
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
@@ -57,8 +60,8 @@ PyObject* leaveBlock(PyObject* self, PyObject* const* /*unused*/, Py_ssize_t /*u
 }
 
 // As `type(function)` with a function in the place of the mode, the class decorates it: `@inference_mode`.
-PyObject* decorate(PyTypeObject* type, PyObject* function) {
-  PyObject* block = PyObject_CallNoArgs(reinterpret_cast<PyObject*>(type));
+PyObject* decorate(PyTypeObject* type, PyObject* function, bool is_traced) {
+  PyObject* block = newBlock(type, ModeBlock::kInference, is_traced);
   if (block == nullptr) {
     return nullptr;
   }
@@ -67,19 +70,33 @@ PyObject* decorate(PyTypeObject* type, PyObject* function) {
   return decorated;
 }
 
+// torchext._origins.install(), held for the life of the process.
+PyObject* tracing_installer = nullptr;
+
+bool prepareToTrace() {
+  PyObject* done = PyObject_CallNoArgs(tracing_installer);
+  Py_XDECREF(done);
+  return done != nullptr;
+}
+
 PyObject* newInferenceBlock(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   PyObject* mode = Py_True;
-  constexpr const char* kNames[] = {"mode", nullptr};
+  int is_traced = 0;
+  constexpr const char* kNames[] = {"mode", "trace", nullptr};
   // The signature has been without `const` before Python 3.13.
   if ((PyTuple_GET_SIZE(args) != 0 || kwargs != nullptr) &&
-      PyArg_ParseTupleAndKeywords(args, kwargs, "|O:inference_mode", const_cast<char**>(kNames), &mode) == 0) {
+      PyArg_ParseTupleAndKeywords(args, kwargs, "|O$p:inference_mode", const_cast<char**>(kNames), &mode, &is_traced) ==
+          0) {
+    return nullptr;
+  }
+  if (is_traced != 0 && !prepareToTrace()) {
     return nullptr;
   }
   if (PyBool_Check(mode)) {
-    return newBlock(type, mode == Py_True ? ModeBlock::kInference : ModeBlock::kNoInference);
+    return newBlock(type, mode == Py_True ? ModeBlock::kInference : ModeBlock::kNoInference, is_traced != 0);
   }
   if (PyCallable_Check(mode) != 0) {
-    return decorate(type, mode);
+    return decorate(type, mode, is_traced != 0);
   }
   return PyErr_Format(PyExc_TypeError,
                       "inference_mode() takes True, False or a function to decorate, but `mode` is a %s.",
@@ -126,6 +143,30 @@ void makeTensorsNormal(const std::vector<at::Tensor>& tensors) {
   makeNormal(tensors);
 }
 
+void setTracingInstaller(const pybind11::function& installer) {
+  tracing_installer = installer.inc_ref().ptr();
+}
+
+std::string originOfTensor(const at::Tensor& tensor) {
+  return originOf(tensor);
+}
+
+// The error that PyTorch would make of `error`, with a note, which Python has since 3.11.
+void raisePythonErrorWithNote(const c10::Error& error, const std::string& note) {
+  const pybind11::gil_scoped_acquire gil;
+  const pybind11::object type = pybind11::reinterpret_borrow<pybind11::object>(PyExc_RuntimeError);
+  if (!pybind11::hasattr(type, "add_note")) {
+    return;
+  }
+  const char* message = torch::get_cpp_stacktraces_enabled() ? error.what() : error.what_without_backtrace();
+  const pybind11::object raised = type(torch::processErrorMsg(message));
+  raised.attr("add_note")(note);
+  PyErr_SetObject(type.ptr(), raised.ptr());
+  python_error translated;
+  translated.persist();
+  throw translated;
+}
+
 }  // namespace
 
 void bindInference(pybind11::module_& module) {
@@ -134,6 +175,11 @@ void bindInference(pybind11::module_& module) {
   bind(module, "check_dispatch_state", checkDispatchState);
   bind(module, "is_inference_mode_enabled", InferenceMode::is_enabled);
   bind(module, "make_normal", makeTensorsNormal);
+  bind(module, "origin_of", originOfTensor);
+  bind(module, "trace_origins_here", traceOriginsHere);
+  bind(module, "trace_origins_in_blocks", traceOriginsInBlocks);
+  module.def("set_tracing_installer", &setTracingInstaller);
+  setNoteRaiser(&raisePythonErrorWithNote);
 }
 
 }  // namespace torchext::python
