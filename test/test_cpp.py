@@ -45,7 +45,7 @@ def library(tmp_path: Path) -> ctypes.CDLL:
     return loaded
 
 
-def tests(library: ctypes.CDLL) -> Iterator[tuple[int, str]]:
+def named_tests(library: ctypes.CDLL) -> Iterator[tuple[int, str]]:
     for index in itertools.count():
         name = library.test_name(index)
         if name is None:
@@ -55,6 +55,6 @@ def tests(library: ctypes.CDLL) -> Iterator[tuple[int, str]]:
 
 # One test here for all of them there, so that only one process compiles them.
 def test_guards_of_inference_mode(library: ctypes.CDLL) -> None:
-    results = {name: library.run_test(index).decode() for index, name in tests(library)}
+    results = {name: library.run_test(index).decode() for index, name in named_tests(library)}
     assert len(results) == 7
     assert {name: message for name, message in results.items() if message} == {}
