@@ -10,6 +10,7 @@
 #include "fake/fake_handler.h"
 #include "fake/fake_storage.h"
 #include "fake/metadata_cache.h"
+#include "fake/resize.h"
 #include "inference/origins.h"
 
 namespace torchext {
@@ -55,6 +56,7 @@ void registerDispatchKeys() {
     registerFallback(DispatchKey::DeferredInit, torch::CppFunction::makeFromBoxedFunction<&deferredInitFallback>());
     registerFallback(kOriginsKey, torch::CppFunction::makeFromBoxedFunction<&originsFallback>());
     registerComposites();
+    registerResize();
     pthread_atfork(&lockBeforeFork, &unlockAfterFork, &unlockAfterFork);
     return true;
   }();

@@ -334,3 +334,21 @@ class TestMemory:
         rounds(1000)
         gc.collect()
         assert self.resident_bytes() - before < 2**21
+
+
+def test_a_write_that_is_refused_after_it_was_made_is_recorded() -> None:
+    def make() -> torch.Tensor:
+        with torch.inference_mode():
+            return torch.ones(4)
+
+    def write(tensor: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(0)
+        with pytest.raises(RuntimeError, match="Inplace update to inference tensor"):
+            tensor.add_(1)
+        with pytest.raises(RuntimeError, match="Inplace update to inference tensor"):
+            tensor[:2].uniform_()
+        return torch.rand(2)
+
+    real, deferred = make(), deferred_init(make)
+    assert torch.equal(write(real), write(deferred))
+    assert torch.equal(materialize_tensor(deferred), real)

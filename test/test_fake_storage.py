@@ -113,6 +113,8 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
     "resize_-grow": after(lambda t: t.resize_(8, 8)),
     "resize_-shrink": after(lambda t: t.resize_(2, 2)),
     "resize_-channels-last": after(lambda t: t.resize_(1, 2, 3, 4, memory_format=torch.channels_last)),
+    "resize_-same": after(lambda t: (t.resize_(4, 4), t.t().resize_(4, 4), t[0].resize_(4))),
+    "resize_-same-format": after(lambda t: t.view(1, 2, 2, 4).resize_(1, 2, 2, 4, memory_format=torch.channels_last)),
     "resize_-zero": after(lambda t: t.resize_(0)),
     "resize_-view": after(lambda t: t[1].resize_(20)),
     "resize_-negative": after(lambda t: t.resize_(-1)),

@@ -29,6 +29,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from torchext.deferred_init import deferred_init
 from torchext.fake import fake_like, fake_mode, is_fake
 
 Make = Callable[..., Any]
@@ -334,3 +335,16 @@ class TestFakeTensorMode:
         assert pair[1].stride() == (1, 4)
         assert pair[1].untyped_storage()._cdata == pair[0].untyped_storage()._cdata
         assert is_fake(ours(fake(1, 2)))
+
+
+def test_modes_see_a_resize_that_changes_nothing() -> None:
+    class Seeing(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    seen: list[Any] = []
+    for tensor in (fake_like(torch.ones(2, 2)), deferred_init(torch.ones, 2, 2)):
+        with Seeing():
+            assert tensor.resize_(2, 2) is tensor
+    assert seen == [torch.ops.aten.resize_.default] * 2

@@ -4,6 +4,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -48,6 +49,13 @@ struct AboutToWrite {
   std::size_t nbytes;
 };
 
+// Writing to an inference tensor outside of inference mode is an error that is raised by counting the version, which
+// PyTorch's kernels do after they have written (`ADInplaceOrViewType.cpp`): the real tensor has its new value then.
+bool isRaisedAfterWriting(const c10::Error& error) {
+  return std::string_view{error.what_without_backtrace()}.find("Inplace update to inference tensor") !=
+         std::string_view::npos;
+}
+
 // Handles one call. csrc/README.md tells the steps.
 class RecordedCall {
  public:
@@ -55,6 +63,7 @@ class RecordedCall {
       : op_{op}, keys_{keys}, stack_{stack}, num_arguments_{op.schema().arguments().size()} {}
 
   void run();
+  RecorderOutcome decide();
 
  private:
   // What is known of the call.
@@ -78,7 +87,11 @@ class RecordedCall {
   std::vector<AboutToWrite> writtenArguments() const;
   std::optional<at::Generator> generator() const;
   TapePosition takeDraws(const at::Generator& generator, const Stack& called) const;
-  void noteWritten(const std::shared_ptr<OpNode>& node, const std::vector<AboutToWrite>& arguments);
+  void noteDraws(const std::shared_ptr<OpNode>& node,
+                 const std::optional<at::Generator>& generator,
+                 const Stack& called) const;
+  void noteWrittenArguments(const std::shared_ptr<OpNode>& node, const std::vector<AboutToWrite>& arguments) const;
+  void noteResults(const std::shared_ptr<OpNode>& node) const;
 
   const OperatorHandle& op_;
   const DispatchKeySet keys_;
@@ -93,26 +106,47 @@ class RecordedCall {
 };
 
 void RecordedCall::run() {
+  switch (decide()) {
+    case RecorderOutcome::kPassesOn:
+      passOn();
+      break;
+    case RecorderOutcome::kPassesOnBelow:
+      passOnBelow();
+      break;
+    case RecorderOutcome::kLifts:
+      liftConstant();
+      break;
+    case RecorderOutcome::kRunsForReal:
+      runForReal();
+      break;
+    case RecorderOutcome::kRunsAsFake:
+      runAsFake();
+      break;
+    case RecorderOutcome::kRecords:
+      record();
+  }
+}
+
+RecorderOutcome RecordedCall::decide() {
   // A composite operator is recorded as what it is made of: the operators that it calls come here again. So a value
   // that it reads (`is_nonzero`, `one_hot`) is read when it is needed, and what it draws is seen as a draw.
   if (compositeKernelOf(op_)) {
-    passOn();
-    return;
+    return RecorderOutcome::kPassesOn;
   }
   lookAtArguments();
   if (isPythonsFirst()) {
-    passOn();
-  } else if (!isAboutDeferred()) {
-    passOnBelow();
-  } else if (isConstant()) {
-    liftConstant();
-  } else if (mustRunForReal()) {
-    runForReal();
-  } else if (leavesNothingToRecord()) {
-    runAsFake();
-  } else {
-    record();
+    return RecorderOutcome::kPassesOn;
   }
+  if (!isAboutDeferred()) {
+    return RecorderOutcome::kPassesOnBelow;
+  }
+  if (isConstant()) {
+    return isSharedMemory() ? RecorderOutcome::kPassesOnBelow : RecorderOutcome::kLifts;
+  }
+  if (mustRunForReal()) {
+    return RecorderOutcome::kRunsForReal;
+  }
+  return leavesNothingToRecord() ? RecorderOutcome::kRunsAsFake : RecorderOutcome::kRecords;
 }
 
 // A mode or a subclass of the user's decides what the call does; what it calls for that is recorded, not the call.
@@ -191,10 +225,6 @@ void RecordedCall::passOnBelow() {
 }
 
 void RecordedCall::liftConstant() {
-  if (isSharedMemory()) {
-    passOnBelow();
-    return;
-  }
   const Tensor constant = torch::jit::pop(stack_).toTensor();
   torch::jit::push(stack_, deferConstant(constant));
 }
@@ -226,11 +256,24 @@ void RecordedCall::record() {
     stack_.insert(stack_.end(), called.begin(), called.end());
     runForReal();
     return;
+  } catch (const c10::Error& error) {
+    if (isRaisedAfterWriting(error)) {
+      noteDraws(node, generator, called);
+      noteWrittenArguments(node, arguments);
+    }
+    throw;
   }
+  noteDraws(node, generator, called);
+  noteWrittenArguments(node, arguments);
+  noteResults(node);
+}
+
+void RecordedCall::noteDraws(const std::shared_ptr<OpNode>& node,
+                             const std::optional<at::Generator>& generator,
+                             const Stack& called) const {
   if (generator) {
     node->setTape(takeDraws(*generator, called));
   }
-  noteWritten(node, arguments);
 }
 
 std::vector<AboutToWrite> RecordedCall::writtenArguments() const {
@@ -283,7 +326,8 @@ TapePosition RecordedCall::takeDraws(const at::Generator& generator, const Stack
   return position;
 }
 
-void RecordedCall::noteWritten(const std::shared_ptr<OpNode>& node, const std::vector<AboutToWrite>& arguments) {
+void RecordedCall::noteWrittenArguments(const std::shared_ptr<OpNode>& node,
+                                        const std::vector<AboutToWrite>& arguments) const {
   const bool changes_metadata_only = op_.hasTag(at::Tag::inplace_view);
   for (const AboutToWrite& argument : arguments) {
     const bool was_resized = argument.tensor.storage().nbytes() != argument.nbytes;
@@ -295,6 +339,9 @@ void RecordedCall::noteWritten(const std::shared_ptr<OpNode>& node, const std::v
                                           was_resized && !changes_metadata_only, Geometry::of(argument.tensor)});
     setValue(argument.storage, std::make_shared<StorageValue>(node, output));
   }
+}
+
+void RecordedCall::noteResults(const std::shared_ptr<OpNode>& node) const {
   std::uint32_t position = 0;
   const auto visit = [&](const Tensor& result) {
     if (isFake(result) && result.has_storage() && provenanceOf(result.storage()) == nullptr) {
@@ -308,6 +355,11 @@ void RecordedCall::noteWritten(const std::shared_ptr<OpNode>& node, const std::v
 }
 
 }  // namespace
+
+RecorderOutcome foreseeRecorder(const OperatorHandle& op, DispatchKeySet keys, const Stack& arguments) {
+  Stack stack = arguments;
+  return RecordedCall{op, keys, stack}.decide();
+}
 
 void deferredInitFallback(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   RecordedCall{op, keys, *stack}.run();

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdint>
+
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
@@ -8,5 +10,18 @@ namespace torchext {
 // The backend fallback of the `DeferredInit` key: records the operator and lets it go on as a fake one. See
 // csrc/README.md.
 void deferredInitFallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
+
+// What the fallback would make of a call.
+enum class RecorderOutcome : std::uint8_t {
+  kPassesOn,       // to the keys below; what it calls comes here again
+  kPassesOnBelow,  // goes on to the keys below without `DeferredInit`: the call is not about deferred tensors
+  kLifts,          // keeps the bytes of the constant that is its argument
+  kRunsForReal,    // computes its deferred arguments, and runs it on them at once
+  kRunsAsFake,     // goes on to the keys below and to `Fake`
+  kRecords,        // notes the call, and goes on as a fake one
+};
+RecorderOutcome foreseeRecorder(const c10::OperatorHandle& op,
+                                c10::DispatchKeySet keys,
+                                const torch::jit::Stack& arguments);
 
 }  // namespace torchext

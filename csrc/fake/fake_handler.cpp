@@ -19,6 +19,7 @@
 #include "op_traits.h"
 #include "other_layouts.h"
 #include "recording.h"
+#include "resize.h"
 #include "result_recipe.h"
 #include "sparse_call.h"
 
@@ -47,6 +48,7 @@ class FakeCall {
       : op_{op}, keys_{keys}, stack_{stack}, num_arguments_{op.schema().arguments().size()} {}
 
   void run();
+  FakeOutcome foresee();
 
  private:
   void lookAtArguments(const CallKey& key);
@@ -55,13 +57,17 @@ class FakeCall {
   bool isAboutFakes() const;
   void countVersions() const;
   void runOnRealTensors();
+  FakeOutcome foreseeMeta() const;
+  FakeOutcome decide() const;
+  FakeOutcome decideHowToFake() const;
+  bool canRunOnValues() const;
   bool tryRemembered(const CallKey& key);
   void compute(const CallKey& key);
+  void computeAsFake(const CallKey& key);
   void liftConstant();
   void pinMemory();
-  bool tryDecompose();
-  bool tryRunOnSparse();
-  bool tryRunOnValues();
+  void decompose();
+  void runOnKnownValues();
   void runOnMetaAndRemember(const CallKey& key);
 
   void followValues(c10::ArrayRef<IValue> arguments, c10::ArrayRef<IValue> results) const;
@@ -93,6 +99,57 @@ void FakeCall::run() {
   }
 }
 
+// Nothing is looked up in the cache for this: asking it would change what it holds.
+FakeOutcome FakeCall::foresee() {
+  if (isPythonsFirst()) {
+    return FakeOutcome::kPassesOn;
+  }
+  forEachTensor(stack_, num_arguments_, [this](const Tensor& tensor) {
+    has_fake_ = has_fake_ || isFake(tensor);
+    may_have_known_ = may_have_known_ || (isFake(tensor) && mayBeKnown(tensor));
+  });
+  const FakeOutcome outcome = decide();
+  return outcome == FakeOutcome::kRunsOnMeta ? foreseeMeta() : outcome;
+}
+
+// As `MetaCall::checkCanBeFaked()` decides.
+FakeOutcome FakeCall::foreseeMeta() const {
+  if (isResizeToSameSize(op_, stack_)) {
+    return FakeOutcome::kDoesNothing;
+  }
+  if (needsValues(op_, stack_)) {
+    return FakeOutcome::kLacksValues;
+  }
+  return op_.hasComputedKernelForDispatchKey(DispatchKey::Meta) ? FakeOutcome::kRunsOnMeta : FakeOutcome::kLacksMeta;
+}
+
+FakeOutcome FakeCall::decide() const {
+  if (!isAboutFakes()) {
+    return FakeOutcome::kRunsReal;
+  }
+  if (isLiftFresh(op_)) {
+    return FakeOutcome::kLifts;
+  }
+  return isPinMemory(op_) ? FakeOutcome::kPins : decideHowToFake();
+}
+
+// A composite operator does what the operators that it calls do, so let those come here. They arrive here whole when
+// autograd is skipped, as in inference mode; the random ones always do.
+FakeOutcome FakeCall::decideHowToFake() const {
+  if (compositeKernelOf(op_)) {
+    return FakeOutcome::kDecomposes;
+  }
+  if (isAboutSparse(op_, topOf(stack_, num_arguments_))) {
+    return FakeOutcome::kRunsOnSparse;
+  }
+  return canRunOnValues() ? FakeOutcome::kRunsOnValues : FakeOutcome::kRunsOnMeta;
+}
+
+// NOTE [Constants keep their values]
+bool FakeCall::canRunOnValues() const {
+  return may_have_known_ && needsValues(op_, stack_) && areValuesKnown(op_, topOf(stack_, num_arguments_));
+}
+
 void FakeCall::compute(const CallKey& key) {
   if (!isAboutFakes()) {
     runOnRealTensors();
@@ -102,9 +159,23 @@ void FakeCall::compute(const CallKey& key) {
     pinMemory();
   } else {
     refuseOtherLayouts(op_, stack_);
-    if (!tryDecompose() && !tryRunOnSparse() && !tryRunOnValues()) {
+    computeAsFake(key);
+  }
+}
+
+void FakeCall::computeAsFake(const CallKey& key) {
+  switch (decideHowToFake()) {
+    case FakeOutcome::kDecomposes:
+      decompose();
+      break;
+    case FakeOutcome::kRunsOnSparse:
+      runOnSparse(op_, stack_);
+      break;
+    case FakeOutcome::kRunsOnValues:
+      runOnKnownValues();
+      break;
+    default:
       runOnMetaAndRemember(key);
-    }
   }
 }
 
@@ -187,31 +258,13 @@ void FakeCall::pinMemory() {
   torch::jit::push(stack_, at::empty_strided(self.sizes(), self.strides(), self.options()));
 }
 
-// A composite operator does what the operators that it calls do, so let those come here. They arrive here whole when
-// autograd is skipped, as in inference mode; the random ones always do.
-bool FakeCall::tryDecompose() {
-  const auto composite = compositeKernelOf(op_);
-  if (!composite) {
-    return false;
+void FakeCall::decompose() {
+  if (const auto composite = compositeKernelOf(op_)) {
+    op_.callBoxedForDispatchKey(*composite, stack_);
   }
-  op_.callBoxedForDispatchKey(*composite, stack_);
-  return true;
 }
 
-// NOTE [Sparse fakes]
-bool FakeCall::tryRunOnSparse() {
-  if (!isAboutSparse(op_, topOf(stack_, num_arguments_))) {
-    return false;
-  }
-  runOnSparse(op_, stack_);
-  return true;
-}
-
-// NOTE [Constants keep their values]
-bool FakeCall::tryRunOnValues() {
-  if (!may_have_known_ || !needsValues(op_, stack_) || !areValuesKnown(op_, topOf(stack_, num_arguments_))) {
-    return false;
-  }
+void FakeCall::runOnKnownValues() {
   Stack values = runOnValues(op_, topOf(stack_, num_arguments_));
   mapTensors(values, values.size(), [](const Tensor& value) {
     Tensor fake = fakeLike(value);
@@ -220,7 +273,6 @@ bool FakeCall::tryRunOnValues() {
   });
   torch::jit::drop(stack_, num_arguments_);
   std::move(values.begin(), values.end(), std::back_inserter(stack_));
-  return true;
 }
 
 void FakeCall::runOnMetaAndRemember(const CallKey& key) {
@@ -242,6 +294,11 @@ void FakeCall::followValues(c10::ArrayRef<IValue> arguments, c10::ArrayRef<IValu
 }
 
 }  // namespace
+
+FakeOutcome foreseeFake(const OperatorHandle& op, DispatchKeySet keys, const Stack& arguments) {
+  Stack stack = arguments;
+  return FakeCall{op, keys, stack}.foresee();
+}
 
 void fakeFallback(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   try {

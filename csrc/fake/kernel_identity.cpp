@@ -22,6 +22,10 @@ const c10::impl::OperatorEntry& entryOf(const OperatorHandle& op);
 
 }  // namespace
 
+const c10::impl::OperatorEntry& operatorEntry(const OperatorHandle& op) {
+  return entryOf(op);
+}
+
 const KernelFunction& metaKernelOf(const OperatorHandle& op) {
   return entryOf(op).lookup(c10::DispatchKeySet{c10::DispatchKey::Meta});
 }

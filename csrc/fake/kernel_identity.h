@@ -7,6 +7,9 @@
 
 namespace torchext {
 
+// What the dispatcher knows of `op`, its dispatch table above all.
+const c10::impl::OperatorEntry& operatorEntry(const c10::OperatorHandle& op);
+
 // The kernel that `op` has for the `Meta` key now. Libraries that are loaded or unloaded change it. There must be one.
 const c10::KernelFunction& metaKernelOf(const c10::OperatorHandle& op);
 

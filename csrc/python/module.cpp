@@ -52,4 +52,5 @@ PYBIND11_MODULE(_C, module) {
   torchext::python::bindFake(module);
   torchext::python::bindDeferredInit(module);
   torchext::python::bindInference(module);
+  torchext::python::bindInspect(module);
 }

@@ -8,5 +8,6 @@ namespace torchext::python {
 void bindFake(pybind11::module_& module);
 void bindDeferredInit(pybind11::module_& module);
 void bindInference(pybind11::module_& module);
+void bindInspect(pybind11::module_& module);
 
 }  // namespace torchext::python

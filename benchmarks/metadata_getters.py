@@ -1,0 +1,82 @@
+"""What C++ pays to ask a fake tensor for its metadata, beside a real one. It should be the same: the ratio is 1.0.
+
+Prints a table in nanoseconds. The loops are in C++ and are compiled for this script (metadata_getters.cpp); that needs
+`ninja` and a compiler.
+
+    python benchmarks/metadata_getters.py [--calls N] [--repeats N]
+
+The columns of one row are measured in turn, again and again, so that a noisy moment of the machine does not fall on one
+of them alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from torch.utils import cpp_extension
+
+from torchext.deferred_init import deferred_init
+from torchext.fake import fake_like
+
+# Those of the table in the proposal to make getters of TensorImpl non-virtual, and some more that programs ask often.
+GETTERS = {
+    "dim()": "dim",
+    "numel()": "numel",
+    "size(0)": "size",
+    "sizes()": "sizes",
+    "strides()": "strides",
+    "scalar_type()": "dtype",
+    "device()": "device",
+    "is_contiguous()": "is_contiguous",
+    "requires_grad()": "requires_grad",
+    "resize_(sizes())": "resize_",
+}
+SHAPES = ((0,), (64, 2048))
+
+
+def measure(loops: ModuleType, getter: str, shape: tuple[int, ...], calls: int, repeats: int) -> list[float]:
+    """The median nanoseconds of a call on a real, a fake and a deferred tensor."""
+    real = torch.ones(shape)
+    tensors = (real, fake_like(real), deferred_init(torch.ones, shape))
+    loop = getattr(loops, getter)
+    samples: list[list[float]] = [[] for _ in tensors]
+    for _ in range(repeats):
+        for tensor, times in zip(tensors, samples, strict=True):
+            loop(tensor, calls // 100)
+            times.append(loop(tensor, calls))
+    return [statistics.median(times) for times in samples]
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--calls", type=int, default=200_000, help="calls that one measurement repeats")
+    parser.add_argument("--repeats", type=int, default=15, help="measurements of which the median is taken")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    source = Path(__file__).with_suffix(".cpp")
+    loops = cpp_extension.load(name=source.stem, sources=[str(source)], extra_cflags=["-O3"])
+    print("One call from C++, nanoseconds (medians)\n")
+    print(
+        "call".ljust(18)
+        + "shape".ljust(12)
+        + "".join(name.rjust(12) for name in ("real", "fake", "deferred", "fake/real"))
+    )
+    for name, getter in GETTERS.items():
+        for shape in SHAPES:
+            calls = options.calls // 100 if getter == "resize_" else options.calls
+            real, fake, deferred = measure(loops, getter, shape, calls, options.repeats)
+            print(
+                name.ljust(18)
+                + str(list(shape)).ljust(12)
+                + f"{real:12.2f}{fake:12.2f}{deferred:12.2f}{fake / real:12.2f}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

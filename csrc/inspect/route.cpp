@@ -1,0 +1,343 @@
+#include "route.h"
+
+#include <algorithm>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include <ATen/core/dispatch/DispatchKeyExtractor.h>
+#include <c10/core/TensorOptions.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include "../deferred_init/recorder.h"
+#include "../fake/composites.h"
+#include "../fake/fake_handler.h"
+#include "../stack_utils.h"
+#include "dispatch_table.h"
+
+namespace torchext {
+
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+using c10::OperatorHandle;
+using torch::jit::Stack;
+
+namespace {
+
+DispatchKeySet below(DispatchKey key) {
+  return {DispatchKeySet::FULL_AFTER, key};
+}
+
+// Backends and what is below `BackendSelect` beside them: sparse, quantized, nested. Their kernels end a route.
+bool isBackend(DispatchKey key) {
+  return c10::toFunctionalityKey(key) < DispatchKey::BackendSelect;
+}
+
+bool isAutograd(DispatchKey key) {
+  return key == DispatchKey::AutogradOther || c10::toFunctionalityKey(key) == DispatchKey::AutogradFunctionality ||
+         key == DispatchKey::AutogradNestedTensor;
+}
+
+bool isAutocast(DispatchKey key) {
+  return !isBackend(key) && c10::autocast_dispatch_keyset.has(key);
+}
+
+bool isFuncTorch(DispatchKey key) {
+  switch (key) {
+    case DispatchKey::FuncTorchDynamicLayerFrontMode:
+    case DispatchKey::FuncTorchDynamicLayerBackMode:
+    case DispatchKey::FuncTorchBatched:
+    case DispatchKey::FuncTorchVmapMode:
+    case DispatchKey::BatchedNestedTensor:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// Keys of views that are to be conjugated, negated or filled with zeros when they are read.
+bool isLazy(DispatchKey key) {
+  return key == DispatchKey::Conjugate || key == DispatchKey::Negative || key == DispatchKey::ZeroTensor;
+}
+
+// A kernel that is registered for one of these aliases is made of calls of other operators, and differentiable, batched
+// and so on because those are. `CompositeExplicitAutograd` is not among them: its kernels are those of a backend.
+bool isComposite(std::string_view origin) {
+  return origin == "CompositeImplicitAutograd" || origin == "CompositeImplicitAutogradNestedTensor" ||
+         origin == "FuncTorchBatchedDecomposition";
+}
+
+std::string firstSentence(const std::string& message) {
+  return message.substr(0, std::min(message.find(". "), message.find('\n')));
+}
+
+// Follows one call: NOTE [Following a call].
+class Walk {
+ public:
+  Walk(const OperatorHandle& op, const Stack& arguments);
+
+  std::vector<RouteStep> run();
+
+ private:
+  // The set of keys with which the dispatcher begins, but with those that fall through.
+  DispatchKeySet keysAtStart() const;
+
+  void visit(DispatchKey key);
+  void note(DispatchKey key, const TableEntry& entry, RouteTurn turn, std::string comment = {});
+  void skip(DispatchKey key, const TableEntry& entry);
+
+  // What kernels do with the call.
+  void follow(DispatchKey key, const TableEntry& entry);
+  FakeOutcome foreseeFakeOnTheWay() const;
+  void followFake(const TableEntry& entry);
+  void followRecorder(const TableEntry& entry);
+  void followComposites(const TableEntry& entry);
+  void followBackendSelect(const TableEntry& entry);
+  void passOn(DispatchKey key, const TableEntry& entry, std::string comment = {});
+  void end(DispatchKey key, const TableEntry& entry, RouteTurn turn, std::string comment = {});
+
+  std::optional<DispatchKey> selectedBackend() const;
+  bool hasTensors() const;
+
+  const OperatorHandle& op_;
+  const Stack& arguments_;
+  // Of the tensor arguments and of the thread.
+  const DispatchKeySet all_keys_;
+  // What kernels on the way have included in the thread's keys, and excluded from them.
+  DispatchKeySet included_;
+  DispatchKeySet excluded_;
+  // Those that have been reported as falling through: keys may be visited twice.
+  DispatchKeySet skipped_;
+  // What the next kernel will get.
+  DispatchKeySet keys_;
+  bool has_ended_ = false;
+  std::vector<RouteStep> steps_;
+};
+
+// A new extractor, unlike the operator's own, knows of no key that falls through.
+Walk::Walk(const OperatorHandle& op, const Stack& arguments)
+    : op_{op},
+      arguments_{arguments},
+      all_keys_{c10::DispatchKeyExtractor::make(op.schema()).getDispatchKeySetBoxed(&arguments)},
+      keys_{all_keys_} {}
+
+DispatchKeySet Walk::keysAtStart() const {
+  return (all_keys_ | included_) - excluded_;
+}
+
+std::vector<RouteStep> Walk::run() {
+  while (!has_ended_) {
+    visit(keys_.highestPriorityTypeId());
+  }
+  return std::move(steps_);
+}
+
+void Walk::visit(DispatchKey key) {
+  const TableEntry entry = tableEntry(op_, key);
+  if (!entry.kernel.isValid() || entry.origin == "none") {
+    end(key, entry, RouteTurn::kRaises, firstSentence(missingKernelMessage(op_, key)));
+  } else if (entry.kernel.isFallthrough()) {
+    skip(key, entry);
+  } else {
+    follow(key, entry);
+  }
+}
+
+void Walk::note(DispatchKey key, const TableEntry& entry, RouteTurn turn, std::string comment) {
+  steps_.push_back({key, turn, entry.origin, entry.source, entry.is_python, std::move(comment)});
+}
+
+void Walk::skip(DispatchKey key, const TableEntry& entry) {
+  if (!skipped_.has(key)) {
+    skipped_ = skipped_.add(key);
+    note(key, entry, RouteTurn::kSkipped);
+  }
+  keys_ = keys_ & below(key);
+}
+
+void Walk::follow(DispatchKey key, const TableEntry& entry) {
+  // The few kernels for lazy views that are no fallback find the result by other means, as `mul_zerotensor()` does.
+  if (isComposite(entry.origin) || (isLazy(key) && entry.origin != "fallback")) {
+    end(key, entry, RouteTurn::kDecomposes);
+  } else if (key == DispatchKey::Undefined || isBackend(key)) {
+    end(key, entry, RouteTurn::kComputes);
+  } else if (key == DispatchKey::Fake) {
+    followFake(entry);
+  } else if (key == DispatchKey::DeferredInit) {
+    followRecorder(entry);
+  } else if (key == kCompositesKey) {
+    followComposites(entry);
+  } else if (key == DispatchKey::BackendSelect) {
+    followBackendSelect(entry);
+  } else if (isAutocast(key)) {
+    note(key, entry, RouteTurn::kStartsOver, "casts the arguments");
+    excluded_ = excluded_.add(key);
+    keys_ = keysAtStart();
+  } else if (isFuncTorch(key)) {
+    end(key, entry, RouteTurn::kDecomposes, "the innermost transform of torch.func takes the call from here");
+  } else if (key == DispatchKey::Functionalize) {
+    end(key, entry, RouteTurn::kDecomposes, "makes the call without mutations on the wrapped tensors");
+  } else if (key == DispatchKey::Python) {
+    end(key, entry, RouteTurn::kCallsPython, "a __torch_dispatch__ takes the call from here");
+  } else if (key == DispatchKey::PythonDispatcher) {
+    end(key, entry, RouteTurn::kCallsPython, "the dispatcher that is written in Python takes the call from here");
+  } else {
+    passOn(key, entry);
+  }
+}
+
+void Walk::passOn(DispatchKey key, const TableEntry& entry, std::string comment) {
+  note(key, entry, RouteTurn::kPassesOn, std::move(comment));
+  // The kernels of all keys of autograd mask with `after_autograd_keyset`.
+  keys_ = keys_ & below(isAutograd(key) ? DispatchKey::AutogradOther : key);
+}
+
+void Walk::end(DispatchKey key, const TableEntry& entry, RouteTurn turn, std::string comment) {
+  note(key, entry, turn, std::move(comment));
+  has_ended_ = true;
+}
+
+FakeOutcome Walk::foreseeFakeOnTheWay() const {
+  const c10::impl::IncludeDispatchKeyGuard include{included_};
+  const c10::impl::ExcludeDispatchKeyGuard exclude{excluded_};
+  return foreseeFake(op_, keys_, arguments_);
+}
+
+void Walk::followFake(const TableEntry& entry) {
+  constexpr DispatchKey key = DispatchKey::Fake;
+  switch (foreseeFakeOnTheWay()) {
+    case FakeOutcome::kPassesOn:
+      passOn(key, entry);
+      break;
+    case FakeOutcome::kRunsReal:
+      passOn(key, entry, "the call is not about fake tensors");
+      excluded_ = excluded_.add(key);
+      break;
+    case FakeOutcome::kLifts:
+      end(key, entry, RouteTurn::kComputes, "makes a fake of the constant");
+      break;
+    case FakeOutcome::kPins:
+      end(key, entry, RouteTurn::kComputes, "copies the metadata");
+      break;
+    case FakeOutcome::kDecomposes:
+      end(key, entry, RouteTurn::kDecomposes, "runs the composite kernel");
+      break;
+    case FakeOutcome::kRunsOnSparse:
+      end(key, entry, RouteTurn::kDecomposes, "runs the sparse kernel on fake members");
+      break;
+    case FakeOutcome::kRunsOnValues:
+      end(key, entry, RouteTurn::kComputes, "runs on the values, which are known");
+      break;
+    case FakeOutcome::kDoesNothing:
+      end(key, entry, RouteTurn::kComputes, "the argument has this size already");
+      break;
+    case FakeOutcome::kLacksValues:
+      end(key, entry, RouteTurn::kRaises, "needs the values of fake tensors");
+      break;
+    case FakeOutcome::kLacksMeta:
+      end(key, entry, RouteTurn::kRaises, "the operator has no Meta kernel");
+      break;
+    case FakeOutcome::kRunsOnMeta:
+      note(key, entry, RouteTurn::kPassesOn, "asks the Meta kernel for the metadata, unless they are remembered");
+      keys_ = DispatchKeySet{DispatchKey::Meta};
+  }
+}
+
+void Walk::followRecorder(const TableEntry& entry) {
+  constexpr DispatchKey key = DispatchKey::DeferredInit;
+  switch (foreseeRecorder(op_, keys_, arguments_)) {
+    case RecorderOutcome::kPassesOn:
+      passOn(key, entry);
+      break;
+    case RecorderOutcome::kPassesOnBelow:
+      passOn(key, entry, "the call is not about deferred tensors");
+      excluded_ = excluded_.add(key);
+      break;
+    case RecorderOutcome::kLifts:
+      end(key, entry, RouteTurn::kComputes, "keeps the bytes of the constant");
+      break;
+    case RecorderOutcome::kRunsForReal:
+      end(key, entry, RouteTurn::kDecomposes, "makes the call now, on the values of the deferred arguments");
+      break;
+    case RecorderOutcome::kRunsAsFake:
+    case RecorderOutcome::kRecords:
+      passOn(key, entry, "records the call if it writes");
+      excluded_ = excluded_.add(key);
+      included_ = included_.add(DispatchKey::Fake);
+      keys_ = keys_ | included_;
+  }
+}
+
+// NOTE [Composites that look at memory]
+void Walk::followComposites(const TableEntry& entry) {
+  if (op_.operator_name().name == "aten::max_pool1d") {
+    end(kCompositesKey, entry, RouteTurn::kDecomposes);
+  } else {
+    passOn(kCompositesKey, entry);
+  }
+}
+
+// The generated kernels make the set of keys anew, with the backend that `dtype`, `layout` and `device` name; the keys
+// of tensor arguments and of the thread are in it only when there are such arguments.
+void Walk::followBackendSelect(const TableEntry& entry) {
+  constexpr DispatchKey key = DispatchKey::BackendSelect;
+  const auto backend = selectedBackend();
+  if (!backend) {
+    end(key, entry, RouteTurn::kDecomposes, "chooses the backend by a rule of its own");
+    return;
+  }
+  note(key, entry, RouteTurn::kPassesOn, "chooses the backend by dtype, layout and device");
+  keys_ = DispatchKeySet{*backend};
+  if (hasTensors()) {
+    keys_ = (keys_ | keysAtStart()) & below(key);
+  }
+}
+
+std::optional<DispatchKey> Walk::selectedBackend() const {
+  const auto argument = [this](const char* name) -> const c10::IValue* {
+    const int position = findArgument(op_.schema(), name);
+    return position < 0 ? nullptr : &arguments_.at(static_cast<std::size_t>(position));
+  };
+  const c10::IValue* dtype = argument("dtype");
+  const c10::IValue* layout = argument("layout");
+  const c10::IValue* device = argument("device");
+  if (dtype == nullptr || layout == nullptr || device == nullptr) {
+    return std::nullopt;
+  }
+  return c10::computeDispatchKey(dtype->toOptional<c10::ScalarType>(), layout->toOptional<c10::Layout>(),
+                                 device->toOptional<c10::Device>());
+}
+
+bool Walk::hasTensors() const {
+  bool has_tensors = false;
+  forEachTensor(arguments_, arguments_.size(), [&](const at::Tensor& /*tensor*/) { has_tensors = true; });
+  return has_tensors;
+}
+
+}  // namespace
+
+std::vector<RouteStep> routeOf(const OperatorHandle& op, const Stack& arguments) {
+  return Walk{op, arguments}.run();
+}
+
+const char* toString(RouteTurn turn) noexcept {
+  switch (turn) {
+    case RouteTurn::kSkipped:
+      return "skipped";
+    case RouteTurn::kPassesOn:
+      return "passes on";
+    case RouteTurn::kStartsOver:
+      return "starts over";
+    case RouteTurn::kDecomposes:
+      return "decomposes";
+    case RouteTurn::kComputes:
+      return "computes";
+    case RouteTurn::kCallsPython:
+      return "calls Python";
+    case RouteTurn::kRaises:
+      return "raises";
+  }
+  return "";
+}
+
+}  // namespace torchext

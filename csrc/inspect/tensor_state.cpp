@@ -1,0 +1,80 @@
+#include "tensor_state.h"
+
+#include <algorithm>
+
+#include <torch/csrc/autograd/variable.h>
+
+#include "../deferred_init/deferred_init.h"
+#include "../fake/fake.h"
+
+namespace torchext {
+
+using at::Tensor;
+using torch::autograd::CreationMeta;
+
+namespace {
+
+std::vector<c10::DispatchKey> keysOf(const Tensor& tensor) {
+  std::vector<c10::DispatchKey> keys;
+  for (const c10::DispatchKey key : tensor.key_set()) {
+    keys.push_back(key);
+  }
+  std::reverse(keys.begin(), keys.end());
+  return keys;
+}
+
+std::optional<std::int64_t> versionOf(const c10::TensorImpl& impl) {
+  const c10::VariableVersion& version = impl.version_counter();
+  return version.enabled() ? std::optional<std::int64_t>{version.current_version()} : std::nullopt;
+}
+
+// Wrappers of torch.func and the like raise an error when they are asked for their storage in the usual way.
+std::optional<std::uintptr_t> storageOf(const c10::TensorImpl& impl) {
+  const c10::Storage& storage = impl.unsafe_storage();
+  if (!storage) {
+    return std::nullopt;
+  }
+  return reinterpret_cast<std::uintptr_t>(storage.unsafeGetStorageImpl());  // NOLINT(performance-no-int-to-ptr)
+}
+
+const char* nameOf(CreationMeta creation) {
+  switch (creation) {
+    case CreationMeta::DEFAULT:
+      return "DEFAULT";
+    case CreationMeta::IN_CUSTOM_FUNCTION:
+      return "IN_CUSTOM_FUNCTION";
+    case CreationMeta::MULTI_OUTPUT_NODE:
+      return "MULTI_OUTPUT_NODE";
+    case CreationMeta::NO_GRAD_MODE:
+      return "NO_GRAD_MODE";
+    case CreationMeta::INFERENCE_MODE:
+      return "INFERENCE_MODE";
+  }
+  return "unknown";
+}
+
+std::optional<std::string> creationMetadataOf(const Tensor& tensor) {
+  const auto* view = torch::autograd::impl::get_view_autograd_meta(tensor);
+  return view != nullptr && view->has_bw_view() ? std::optional<std::string>{nameOf(view->get_creation_meta())}
+                                                : std::nullopt;
+}
+
+}  // namespace
+
+TensorState stateOf(const Tensor& tensor) {
+  const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+  const auto creation = creationMetadataOf(tensor);
+  return {keysOf(tensor),
+          versionOf(impl),
+          impl.autograd_meta() != nullptr,
+          storageOf(impl),
+          isFake(tensor),
+          isDeferred(tensor),
+          tensor.is_inference(),
+          tensor.requires_grad(),
+          tensor.is_leaf(),
+          creation.has_value(),
+          creation};
+}
+
+}  // namespace torchext

@@ -1,0 +1,231 @@
+"""What the dispatcher would do with a call, and what a tensor is to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import PurePath
+from typing import Any, overload
+
+import torch
+from torch._library.custom_ops import CustomOpDef
+from torch._ops import OpOverload, OpOverloadPacket
+
+from . import _C
+
+__all__ = ["Route", "RouteStep", "TensorState", "route", "tensor_state"]
+
+
+@dataclass(frozen=True)
+class RouteStep:
+    """A dispatch key that a call visits, and what becomes of the call there."""
+
+    key: str
+    """The key, such as `AutogradCPU`. `Undefined` is where calls arrive that no key is left for."""
+    origin: str
+    """The key that the kernel was registered for: the same, or an alias key such as `CompositeImplicitAutograd`.
+    `fallback` for the kernel that serves all operators, `none` where there is no kernel."""
+    turn: str
+    """What becomes of the call. *skipped*: the key falls through, no kernel runs. *passes on*: the kernel hands the
+    call to the keys below. *starts over*: it makes the call again, without its key. *decomposes*: it calls other
+    operators, each with a route of its own. *computes*: it makes the results. *calls Python*: it hands the call to a
+    mode or a subclass. *raises*: there is no kernel, or a fallback of torchext's refuses the call."""
+    is_python: bool
+    """Whether the kernel is written in Python."""
+    source: str
+    """Where the kernel was registered, as `file:line`."""
+    comment: str
+    """What is special about this kernel or this call, the message of the error that is raised, or nothing."""
+
+    @property
+    def is_fallthrough(self) -> bool:
+        """Whether no kernel runs, because all calls of the operator pass this key by."""
+        return self.turn == "skipped"
+
+    @property
+    def runs(self) -> bool:
+        """Whether there is a kernel, and it runs."""
+        return self.turn != "skipped" and self.origin != "none"
+
+
+class Route(Sequence[RouteStep]):
+    """The dispatch keys that a call visits, in order. Prints as a table."""
+
+    def __init__(self, operator: str, steps: Sequence[RouteStep]) -> None:
+        self._operator = operator
+        self._steps = tuple(steps)
+
+    @property
+    def operator(self) -> str:
+        """The overload that is called, such as `aten::add.Tensor`."""
+        return self._operator
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys whose kernels run."""
+        return tuple(step.key for step in self._steps if step.runs)
+
+    @overload
+    def __getitem__(self, index: int) -> RouteStep: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[RouteStep]: ...
+    def __getitem__(self, index: int | slice) -> RouteStep | Sequence[RouteStep]:
+        return self._steps[index]
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Route) and (self._operator, self._steps) == (other._operator, other._steps)
+
+    def __hash__(self) -> int:
+        return hash((self._operator, self._steps))
+
+    def __str__(self) -> str:
+        return "\n".join([self._operator, *_table([_row(step) for step in self._steps])])
+
+    __repr__ = __str__
+
+
+def _row(step: RouteStep) -> tuple[str, ...]:
+    kernel = {step.key: "kernel", "fallback": "fallback", "none": "no kernel"}.get(step.origin, step.origin)
+    if step.is_python:
+        kernel += " (Python)"
+    return step.key, kernel, step.turn, step.comment or PurePath(step.source).name
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
+
+
+def route(
+    op: OpOverload[..., Any] | OpOverloadPacket[..., Any] | CustomOpDef | str, /, *args: Any, **kwargs: Any
+) -> Route:
+    """Tells which dispatch keys the call `op(*args, **kwargs)` would visit on this thread now. Runs no operator.
+
+    Args:
+        op: What to call: an overload (`torch.ops.aten.add.Tensor`), an operator of which PyTorch chooses the overload
+            by the arguments (`torch.ops.aten.add`), or the name of either (`"aten::add.Tensor"`).
+        *args: As in the call.
+        **kwargs: As in the call.
+
+    Returns:
+        The steps of the call, from the first key that the dispatcher finds to the kernel that computes, or to where
+        the call is handed to something that cannot be foreseen.
+
+    Raises:
+        TypeError: `op` is something else, or the arguments do not match its schema.
+        ValueError: There is no operator of that name.
+
+    Example:
+        >>> print(route(torch.ops.aten.add_.Tensor, torch.ones(2), 1))
+        aten::add_.Tensor
+          AutogradCPU      Autograd  passes on  VariableType_8.cpp:9410
+          ADInplaceOrView  kernel    passes on  ADInplaceOrViewType_0.cpp:5032
+          BackendSelect    fallback  skipped    BackendSelectFallbackKernel.cpp:3
+          CPU              kernel    computes   RegisterCPU_0.cpp:1297
+    """
+    name, overload_name = _resolve(op, args, kwargs)
+    try:
+        steps = _C.route(name, overload_name, args, kwargs)
+    except TypeError as error:
+        raise TypeError(
+            f"route() was given arguments that `{_joined(name, overload_name)}` does not take: {error}"
+        ) from None
+    return Route(_joined(name, overload_name), [RouteStep(*step) for step in steps])
+
+
+def _joined(name: str, overload_name: str) -> str:
+    return f"{name}.{overload_name}" if overload_name else name
+
+
+def _resolve(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, str]:
+    """The name and the overload that a call of `op` means."""
+    if isinstance(op, CustomOpDef):
+        op = op._opoverload
+    if isinstance(op, OpOverload):
+        return op._schema.name, op._schema.overload_name
+    if isinstance(op, OpOverloadPacket):
+        return op._qualified_op_name, _resolve_overload(op._qualified_op_name, args, kwargs)
+    if not isinstance(op, str):
+        raise TypeError(
+            f"route() takes an operator of the dispatcher, such as torch.ops.aten.add, torch.ops.aten.add.Tensor or "
+            f'"aten::add.Tensor", but `op` is {op!r}. What functions of torch call is shown by a TorchDispatchMode.'
+        )
+    name, _, overload_name = op.partition(".")
+    if "::" not in name:
+        raise ValueError(f'route() takes names such as "aten::add.Tensor", with a namespace, but `op` is "{op}".')
+    if overload_name == "default":
+        return name, ""
+    return name, overload_name or _resolve_overload(name, args, kwargs)
+
+
+def _resolve_overload(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    schemas = torch._C._jit_get_schemas_for_operator(name)
+    if not schemas:
+        raise ValueError(f"The dispatcher has no operator `{name}`.")
+    try:
+        overload_name: str = torch._C._jit_resolve_packet(name, *args, **kwargs)
+    except RuntimeError:
+        overloads = "".join(f"\n  {schema}" for schema in schemas if _C.has_operator(name, schema.overload_name))
+        raise TypeError(f"route() was given arguments that no overload of `{name}` takes:{overloads}") from None
+    return "" if overload_name == "default" else overload_name
+
+
+@dataclass(frozen=True)
+class TensorState:
+    """What a tensor is, beside its shape and its values. Prints as a table."""
+
+    keys: tuple[str, ...]
+    """Its dispatch keys, in the order in which a call visits them."""
+    version: int | None
+    """How often its memory was written to. None for an inference tensor, which does not count."""
+    has_autograd_metadata: bool
+    """Whether autograd has made a record for it. A tensor has none until something must be remembered: that it requires
+    a gradient, a `grad_fn`, a `grad`, hooks, a name, or that it is a view."""
+    storage: int | None
+    """The same number for tensors that share their storage, and another one for others, while one of them lives. It is
+    no address of data. None for tensors without a storage, such as sparse ones."""
+    fake: bool
+    deferred: bool
+    inference: bool
+    requires_grad: bool
+    is_leaf: bool
+    is_view: bool
+    creation_metadata: str | None
+    """Of a view that autograd knows: under which circumstances it was made, by the name of PyTorch's `CreationMeta`:
+    `DEFAULT`, `NO_GRAD_MODE`, `INFERENCE_MODE`, `MULTI_OUTPUT_NODE`, `IN_CUSTOM_FUNCTION`. All but the first restrict
+    writing in place. None for what is no view."""
+
+    def __str__(self) -> str:
+        rows = [(field.name, _cell(getattr(self, field.name))) for field in fields(self)]
+        return "\n".join(["tensor state", *_table(rows)])
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(value)
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
+def tensor_state(tensor: torch.Tensor) -> TensorState:
+    """Tells what `tensor` is to the dispatcher and to autograd. Calls no operator, and changes nothing.
+
+    Args:
+        tensor: Any tensor: real, fake, deferred, sparse, of a subclass, or wrapped by a transform of `torch.func`. Of a
+            wrapper, its own state is told, not that of what it wraps.
+
+    Raises:
+        TypeError: `tensor` is no tensor.
+
+    Example:
+        >>> state = tensor_state(torch.ones(2))
+        >>> state.keys, state.version, state.has_autograd_metadata
+        (('AutogradCPU', 'ADInplaceOrView', 'CPU'), 0, False)
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"tensor_state() takes a tensor, but `tensor` is a {type(tensor).__name__}.")
+    return TensorState(*_C.tensor_state(tensor))
