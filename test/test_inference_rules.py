@@ -21,6 +21,7 @@ from torch.nn.utils import parameters_to_vector
 from torchext.deferred_init import deferred_init, materialize_module, materialize_tensor
 from torchext.fake import fake_mode
 from torchext.inference import inference_mode, is_inference_tensor
+from torchext.inspect import route
 
 SAVED = "Inference tensors cannot be saved for backward"
 CHANGED = "Inplace update to inference tensor outside InferenceMode is not allowed"
@@ -228,6 +229,51 @@ class TestTable:
     def test_has_every_cell(self) -> None:
         cells = {(w, o, t) for w in ("inside", "outside") for o in OPERATORS for t in TENSORS}
         assert set(TABLE) == cells
+
+
+# The kernels that a call goes through above the backend's, as the RFC argues.
+ROUTES: dict[tuple[str, str, str], list[str]] = {
+    ("inside", "functional", "normal"): [],
+    ("inside", "functional", "inference"): [],
+    ("inside", "view", "normal"): ["ADInplaceOrView"],
+    ("inside", "view", "inference"): [],
+    ("inside", "in-place", "normal"): ["ADInplaceOrView"],
+    ("inside", "in-place", "inference"): [],
+    ("outside", "functional", "normal"): ["Autograd"],
+    ("outside", "functional", "inference"): [],
+    ("outside", "view", "normal"): ["Autograd", "ADInplaceOrView"],
+    ("outside", "view", "inference"): ["ADInplaceOrView"],
+    ("outside", "in-place", "normal"): ["Autograd", "ADInplaceOrView"],
+    ("outside", "in-place", "inference"): ["ADInplaceOrView"],  # where it is refused
+}
+CALLS: dict[str, tuple[Any, ...]] = {
+    "functional": (torch.ops.aten.neg.default,),
+    "view": (torch.ops.aten.view.default, [-1]),
+    "in-place": (torch.ops.aten.neg_.default,),
+}
+
+
+@pytest.mark.parametrize(
+    "world",
+    [
+        CPU,
+        World("cpu", "fake"),
+        World("fake cuda", "fake"),
+        pytest.param(World("cuda", "real"), marks=pytest.mark.cuda),
+    ],
+    ids=world_id,
+)
+@pytest.mark.parametrize("mode", [inference_mode, torch.inference_mode], ids=["ours", "PyTorch's"])
+@pytest.mark.parametrize(("where", "operator", "tensor"), ROUTES, ids=["-".join(cell) for cell in ROUTES])
+def test_route(world: World, mode: Mode, where: str, operator: str, tensor: str) -> None:
+    op, *args = CALLS[operator]
+    backend = "CPU" if world.device == "cpu" else "CUDA"
+    with world.entered():
+        argument = make_tensor(world, tensor, mode)
+        with mode() if where == "inside" else nullcontext():
+            found = route(op, argument, *args).keys
+    above = [f"Autograd{backend}" if key == "Autograd" else key for key in ROUTES[where, operator, tensor]]
+    assert [*found] == [*above, *([backend] if world.kind == "real" else ["Fake", "Meta"])]
 
 
 @in_every_world
