@@ -37,9 +37,11 @@ void registerFallback(DispatchKey key, torch::CppFunction&& fallback) {
 void lockBeforeFork() {
   metadataCache().lock();
   lockStorages();
+  lockOrigins();
 }
 
 void unlockAfterFork() {
+  unlockOrigins();
   unlockStorages();
   metadataCache().unlock();
 }

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
 import inspect
+import pickle
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, aclosing
@@ -194,6 +196,14 @@ class TestBlocks:
         thread.join()
         with pytest.raises(RuntimeError, match=NOT_OPEN):
             mode.__exit__(None, None, None)
+
+    def test_objects_can_be_copied(self) -> None:
+        for block in (inference_mode(False), inference_mode(), inference_mode(trace=True)):
+            for other in (copy.deepcopy(block), pickle.loads(pickle.dumps(block))):
+                assert type(other) is inference_mode
+                assert repr(other) == repr(block)
+                assert (other.mode, other.trace) == (block.mode, block.trace)
+        assert isinstance(copy.copy(normal_tensors()), normal_tensors)
 
     def test_arguments_are_checked(self) -> None:
         with pytest.raises(TypeError, match="takes True, False or a function to decorate, but `mode` is a int"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import warnings
 from collections.abc import Callable, Iterator
@@ -71,6 +72,12 @@ class inference_mode(_C.InferenceBlock):  # noqa: N801 - PyTorch's name
         """Decorates `function`."""
         return _decorated(self, function)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return functools.partial(inference_mode, trace=self.trace), (self.mode,)
+
+    def __repr__(self) -> str:
+        return f"inference_mode({self.mode}{', trace=True' if self.trace else ''})"
+
 
 class normal_tensors(_C.NormalTensorsBlock):  # noqa: N801 - as inference_mode
     """Lets tensors that are allocated in a block inside of inference mode be normal ones, without gradient.
@@ -97,6 +104,12 @@ class normal_tensors(_C.NormalTensorsBlock):  # noqa: N801 - as inference_mode
     def __call__(self, function: Function) -> Function:
         """Decorates `function`."""
         return _decorated(self, function)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return normal_tensors, ()
+
+    def __repr__(self) -> str:
+        return "normal_tensors()"
 
 
 def _decorated(block: inference_mode | normal_tensors, function: Function) -> Function:

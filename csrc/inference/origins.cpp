@@ -40,11 +40,15 @@ struct Origin final : c10::BackendMeta {
 
 using OriginPtr = c10::intrusive_ptr<c10::BackendMeta>;
 
+std::mutex& originsMutex() {
+  static auto* mutex = new std::mutex;
+  return *mutex;
+}
+
 // The one mark of each line. Leaked, since tensors may live until the process ends.
 OriginPtr originAt(const std::string& line) {
-  static auto* mutex = new std::mutex;
   static auto* origins = new std::unordered_map<std::string, OriginPtr>;
-  const InterpreterAwareLock<std::mutex> lock(*mutex);
+  const InterpreterAwareLock<std::mutex> lock(originsMutex());
   OriginPtr& origin = (*origins)[line];
   if (origin == nullptr) {
     origin = c10::make_intrusive<Origin>(line);
@@ -210,6 +214,14 @@ void traceOriginsInBlocks(bool enabled) {
 
 bool areBlocksTraced() noexcept {
   return are_blocks_traced.load(std::memory_order_relaxed);
+}
+
+void lockOrigins() {
+  originsMutex().lock();
+}
+
+void unlockOrigins() {
+  originsMutex().unlock();
 }
 
 void setNoteRaiser(NoteRaiser raiser) {

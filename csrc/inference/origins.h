@@ -44,6 +44,10 @@ bool areBlocksTraced() noexcept;
 using NoteRaiser = void (*)(const c10::Error& error, const std::string& note);
 void setNoteRaiser(NoteRaiser raiser);
 
+// Held while the process forks, so that the child does not find it locked by a thread that it does not have.
+void lockOrigins();
+void unlockOrigins();
+
 // The fallback of `kOriginsKey`.
 void originsFallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 

@@ -74,6 +74,9 @@ PyObject* decorate(PyTypeObject* type, PyObject* function, bool is_traced) {
 PyObject* tracing_installer = nullptr;
 
 bool prepareToTrace() {
+  if (tracing_installer == nullptr) {
+    return true;
+  }
   PyObject* done = PyObject_CallNoArgs(tracing_installer);
   Py_XDECREF(done);
   return done != nullptr;
@@ -110,13 +113,22 @@ PyObject* newNormalTensorsBlock(PyTypeObject* type, PyObject* args, PyObject* kw
   return newBlock(type, ModeBlock::kNormalTensors);
 }
 
+PyObject* modeOf(PyObject* self, void* /*unused*/) {
+  return PyBool_FromLong(asBlock(self)->kind == ModeBlock::kInference ? 1 : 0);
+}
+
+PyObject* traceOf(PyObject* self, void* /*unused*/) {
+  return PyBool_FromLong(asBlock(self)->is_traced ? 1 : 0);
+}
+
 template <typename Function>
 void* asSlot(Function function) {
   return reinterpret_cast<void*>(function);
 }
 
 // `name` is kept by the type, which before Python 3.11 does not copy it.
-void addType(pybind11::module_& module, const char* attribute, const char* name, newfunc make) {
+void addType(
+    pybind11::module_& module, const char* attribute, const char* name, newfunc make, PyGetSetDef* properties) {
   static PyMethodDef methods[] = {
       {"__enter__", &enterBlock, METH_NOARGS, nullptr},
       {"__exit__", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&leaveBlock)), METH_FASTCALL, nullptr},
@@ -124,6 +136,7 @@ void addType(pybind11::module_& module, const char* attribute, const char* name,
   PyType_Slot slots[] = {{Py_tp_new, asSlot(make)},
                          {Py_tp_dealloc, asSlot(&deallocateBlock)},
                          {Py_tp_methods, static_cast<void*>(methods)},
+                         {Py_tp_getset, static_cast<void*>(properties)},
                          {0, nullptr}};
   PyType_Spec spec{name, static_cast<int>(sizeof(Block)), 0,
                    static_cast<unsigned int>(Py_TPFLAGS_DEFAULT) | Py_TPFLAGS_BASETYPE,
@@ -170,8 +183,14 @@ void raisePythonErrorWithNote(const c10::Error& error, const std::string& note) 
 }  // namespace
 
 void bindInference(pybind11::module_& module) {
-  addType(module, "InferenceBlock", "torchext._C.InferenceBlock", &newInferenceBlock);
-  addType(module, "NormalTensorsBlock", "torchext._C.NormalTensorsBlock", &newNormalTensorsBlock);
+  static PyGetSetDef properties[] = {{"mode", &modeOf, nullptr, nullptr, nullptr},
+                                     {"trace", &traceOf, nullptr, nullptr, nullptr},
+                                     {nullptr, nullptr, nullptr, nullptr, nullptr}};
+  static PyGetSetDef no_properties[] = {{nullptr, nullptr, nullptr, nullptr, nullptr}};
+  addType(module, "InferenceBlock", "torchext._C.InferenceBlock", &newInferenceBlock,
+          static_cast<PyGetSetDef*>(properties));
+  addType(module, "NormalTensorsBlock", "torchext._C.NormalTensorsBlock", &newNormalTensorsBlock,
+          static_cast<PyGetSetDef*>(no_properties));
   bind(module, "check_dispatch_state", checkDispatchState);
   bind(module, "is_inference_mode_enabled", InferenceMode::is_enabled);
   bind(module, "make_normal", makeTensorsNormal);
