@@ -21,6 +21,7 @@ PIP := $(PYTHON) -m pip --disable-pip-version-check
 BIN = $(shell $(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("scripts"))')
 HEADERS := $(wildcard csrc/*.h csrc/*/*.h)
 UNITS := $(wildcard csrc/*.cpp csrc/*/*.cpp)
+CPP_TESTS := $(wildcard test/cpp/*.cpp)
 LOOPS := $(wildcard benchmarks/*.cpp)
 # What has been done is remembered here, by the version of Python and torch that it was done for.
 STATE := build/state/$(shell $(SYSTEM_PYTHON) -c 'import torch, sys; print(torch.__version__, *sys.version_info[:2], sep="-")' 2>/dev/null || echo venv)
@@ -46,7 +47,7 @@ unit: build ## The test suite and the quick examples
 lint: $(STATE)/tools ## Check the format and the style of all sources
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
-	$(BIN)/clang-format --dry-run -Werror $(HEADERS) $(UNITS) $(LOOPS)
+	$(BIN)/clang-format --dry-run -Werror $(HEADERS) $(UNITS) $(LOOPS) $(CPP_TESTS)
 
 typecheck: $(STATE)/tools ## Check the types of all Python sources
 	$(PYTHON) -m mypy
@@ -57,7 +58,7 @@ tidy: ## Check the C++ sources with clang-tidy; what has passed and not changed 
 format: $(STATE)/tools ## Format all sources
 	$(PYTHON) -m ruff check --fix-only .
 	$(PYTHON) -m ruff format .
-	$(BIN)/clang-format -i $(HEADERS) $(UNITS) $(LOOPS)
+	$(BIN)/clang-format -i $(HEADERS) $(UNITS) $(LOOPS) $(CPP_TESTS)
 
 sweep: build ## The long sweeps: every model and module constructor that is known
 	$(PYTHON) -m pytest test -n $(JOBS) --long
@@ -68,6 +69,7 @@ fuzz: build ## Try PROGRAMS random programs, deferred against eager
 bench: build ## Compare with PyTorch's own means
 	$(PYTHON) benchmarks/deferred_init.py
 	$(PYTHON) benchmarks/fake_dispatch.py
+	$(PYTHON) benchmarks/inference_mode.py
 	$(PYTHON) benchmarks/metadata_getters.py
 
 build: $(STATE)/built ## Compile the extension in place

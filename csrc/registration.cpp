@@ -11,6 +11,7 @@
 #include "fake/fake_storage.h"
 #include "fake/metadata_cache.h"
 #include "fake/recording.h"
+#include "inference/origins.h"
 #include "resize.h"
 
 namespace torchext {
@@ -37,9 +38,11 @@ void registerFallback(DispatchKey key, torch::CppFunction&& fallback) {
 void lockBeforeFork() {
   metadataCache().lock();
   lockStorages();
+  lockOrigins();
 }
 
 void unlockAfterFork() {
+  unlockOrigins();
   unlockStorages();
   metadataCache().unlock();
 }
@@ -51,9 +54,11 @@ void registerDispatchKeys() {
     checkFree(DispatchKey::Fake);
     checkFree(DispatchKey::DeferredInit);
     checkFree(kCompositesKey);
+    checkFree(kOriginsKey);
     registerFallback(DispatchKey::Fake, torch::CppFunction::makeFromBoxedFunction<&fakeFallback>());
     registerFallback(DispatchKey::DeferredInit, torch::CppFunction::makeFromBoxedFunction<&deferredInitFallback>());
     setHandlersRecorder(&recordForHandler);
+    registerFallback(kOriginsKey, torch::CppFunction::makeFromBoxedFunction<&originsFallback>());
     registerComposites();
     registerResize();
     pthread_atfork(&lockBeforeFork, &unlockAfterFork, &unlockAfterFork);

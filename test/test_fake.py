@@ -212,6 +212,13 @@ class TestKeys:
         assert not view.is_inference()
         assert is_fake(composite)
 
+    def test_foreach_operators_count_versions(self, fake: torch.Tensor) -> None:
+        for tensor in (fake, torch.ones(2)):
+            before = tensor._version
+            torch._foreach_add_([tensor], 1)
+            torch._foreach_mul_([tensor, tensor], 2)
+            assert tensor._version == before + 3
+
     def test_detach_and_data_share_storage(self, fake: torch.Tensor) -> None:
         for alias in (fake.detach(), fake.data):
             assert is_fake(alias)

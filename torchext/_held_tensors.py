@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass as is_wra
 
 from . import _C
 
-__all__ = ["Held", "held_tensors", "is_wrapper", "parts_of"]
+__all__ = ["Held", "held_tensors", "is_wrapper", "parts_of", "tensors_in"]
 
 
 # What holds no tensors. Most of what modules hold is of these.
@@ -78,6 +78,16 @@ def parts_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
                 yield from parts_of(part)
     else:
         yield tensor
+
+
+def tensors_in(value: object, seen: set[int]) -> Iterator[torch.Tensor]:
+    """Yields the tensors in the containers that make up `value`, not those of other objects, such as child modules."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (dict, list, tuple, set, frozenset)) and id(value) not in seen:
+        seen.add(id(value))
+        for element in value.values() if isinstance(value, dict) else value:
+            yield from tensors_in(element, seen)
 
 
 def _held_by(module: Module, reach: _Reach) -> Iterator[tuple[torch.Tensor, str, bool]]:

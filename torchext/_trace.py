@@ -12,10 +12,11 @@ import torch
 
 from . import _C
 
-__all__ = ["tracing"]
+__all__ = ["set_source_tracer", "tracing"]
 
-# A line in a model's constructor says more than the one in `torch/nn/modules/linear.py` that it leads to.
-_NOT_THE_USERS = tuple(str(Path(file).parent) + os.sep for file in (torch.__file__, __file__))
+# A line in a model's constructor says more than the one in `torch/nn/modules/linear.py` that it leads to, or one that
+# torch.fx has generated.
+_NOT_THE_USERS = (*(str(Path(file).parent) + os.sep for file in (torch.__file__, __file__)), "<eval_with_key>")
 
 
 @contextmanager
@@ -31,12 +32,17 @@ def tracing() -> Iterator[None]:
         ...     model = deferred_init(torch.nn.Linear, 4, 4)
         ...     model.half()
     """
-    _C.set_source_tracer(_current_line)
+    set_source_tracer()
     _C.enter_tracing()
     try:
         yield
     finally:
         _C.leave_tracing()
+
+
+def set_source_tracer() -> None:
+    """Tells the core how to find the line of the program that it stands in."""
+    _C.set_source_tracer(_current_line)
 
 
 def _current_line() -> str:

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/irange.h>
 
@@ -68,6 +69,8 @@ RealArguments::RealArguments(const Stack& stack, std::size_t count, bool keep_sm
   forEachTensor(stack, count, collect);
   const std::vector<Storage> storages = computeValues(values, keep_small);
   for (const auto i : c10::irange(entries_.size())) {
+    // Whether versions are counted, and whether a write is refused, is decided by what the tensor is, not by the mode.
+    const c10::InferenceMode mode{entries_[i].original.is_inference()};
     entries_[i].real = Geometry::of(entries_[i].original).makeTensor(storages[value_of_entry[i]]);
   }
 }

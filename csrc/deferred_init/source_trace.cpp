@@ -37,9 +37,10 @@ TracingGuard::~TracingGuard() {
 }
 
 std::string currentSource() {
-  if (depth == 0) {
-    return {};
-  }
+  return depth == 0 ? std::string{} : sourceHere();
+}
+
+std::string sourceHere() {
   const SourceTracer tracer = current_tracer;
   return tracer == nullptr ? std::string{} : tracer();
 }

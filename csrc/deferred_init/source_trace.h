@@ -31,4 +31,7 @@ TORCHEXT_API void leaveTracing();
 // What the tracer says, or an empty string on a thread that does not trace.
 std::string currentSource();
 
+// What the tracer says, on any thread.
+std::string sourceHere();
+
 }  // namespace torchext

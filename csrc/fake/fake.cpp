@@ -5,6 +5,7 @@
 #include <c10/core/StorageImpl.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include "composites.h"
 #include "fake_storage.h"
 #include "fake_tensor_impl.h"
 #include "sparse_fakes.h"
@@ -112,9 +113,9 @@ const c10::DispatchKeySet kBelowFake{c10::DispatchKeySet::FULL_AFTER, DispatchKe
 }  // namespace
 
 bool isHiddenFromPythonHandler() {
-  // No operator excludes this key but PyTorch's handler of `Python`, with all others above it.
+  // Nobody excludes the key of composites but PyTorch's handler of `Python`, with all others above it.
   return kBelowFake.has(DispatchKey::Python) && c10::impl::tls_is_dispatch_key_excluded(DispatchKey::Fake) &&
-         c10::impl::tls_is_dispatch_key_excluded(DispatchKey::TESTING_ONLY_GenericMode);
+         c10::impl::tls_is_dispatch_key_excluded(kCompositesKey);
 }
 
 void enterFakeMode() {

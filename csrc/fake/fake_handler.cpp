@@ -55,6 +55,7 @@ class FakeCall {
   void lookAt(const Tensor& tensor);
   bool isPythonsFirst() const;
   bool isAboutFakes() const;
+  void countVersions() const;
   void runOnRealTensors();
   FakeOutcome foreseeMeta() const;
   FakeOutcome decide() const;
@@ -93,6 +94,7 @@ void FakeCall::run() {
   }
   const CallKey key{op_, stack_};
   lookAtArguments(key);
+  countVersions();
   if (!has_fake_ && !isFakeMode()) {
     runOnRealTensors();
   } else if (!tryRemembered(key)) {
@@ -219,6 +221,16 @@ bool FakeCall::tryRemembered(const CallKey& key) {
   torch::jit::drop(stack_, num_arguments_);
   std::move(results.begin(), results.end(), std::back_inserter(stack_));
   return true;
+}
+
+// The versions of what the foreach operators write are not counted by the kernel of `ADInplaceOrView`, but by what real
+// kernels call for each tensor. This refuses inference tensors outside of inference mode, too, as it does there.
+void FakeCall::countVersions() const {
+  if (!has_fake_ || !writesForeach(op_) || c10::impl::tls_is_dispatch_key_excluded(DispatchKey::ADInplaceOrView)) {
+    return;
+  }
+  forEachTensor(torch::jit::peek(stack_, 0, num_arguments_),
+                [](const Tensor& written) { written.unsafeGetTensorImpl()->bump_version(); });
 }
 
 // Kernels allocate their results with factories of their own, which must not be fake then.

@@ -117,6 +117,10 @@ bool needsValues(const OperatorHandle& op, const Stack& stack) {
   return !indexes || hasMaskIndex(stack, op);
 }
 
+bool writesForeach(const OperatorHandle& op) {
+  return op.schema().name().rfind("aten::_foreach_", 0) == 0 && isWritten(op.schema().arguments().front());
+}
+
 bool writesArgument(const OperatorHandle& op, const Stack& stack, std::size_t position) {
   const c10::Argument& argument = op.schema().arguments()[position];
   return isWritten(argument) || ((argument.name() == "running_mean" || argument.name() == "running_var") &&

@@ -28,6 +28,9 @@ bool isFactory(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> argumen
 // True for an operator whose result, or the shape of whose result, cannot be told without the values of its arguments.
 bool needsValues(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
+// True for `_foreach_add_` and its kin, which write into the tensors of the list that is their first argument.
+bool writesForeach(const c10::OperatorHandle& op);
+
 // True when the call writes into its argument at `position`: as declared in the schema, or, for the running statistics
 // of batch normalization, as the kernels do without saying so.
 bool writesArgument(const c10::OperatorHandle& op, const torch::jit::Stack& stack, std::size_t position);

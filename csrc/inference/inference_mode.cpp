@@ -1,0 +1,81 @@
+#include "inference_mode.h"
+
+#include <c10/core/DispatchKeySet.h>
+
+namespace torchext {
+
+using c10::AutogradState;
+using c10::DispatchKey;
+
+InferenceMode::InferenceMode(bool enabled) : previous_{ThreadMode::current()} {
+  previous_.inference(enabled).makeCurrent();
+}
+
+InferenceMode::~InferenceMode() {
+  previous_.makeCurrent();
+}
+
+bool InferenceMode::is_enabled() {
+  return AutogradState::get_tls_state().get_inference_mode();
+}
+
+NormalTensors::NormalTensors() : previous_{ThreadMode::current()} {
+  previous_.normalTensors().makeCurrent();
+}
+
+NormalTensors::~NormalTensors() {
+  previous_.makeCurrent();
+}
+
+namespace {
+
+// What the sentences below are about. Autograd is excluded when none of its keys can be met; it may be in part when
+// somebody has excluded the key of a single backend.
+struct KeyFacts {
+  explicit KeyFacts(const c10::impl::LocalDispatchKeySet& keys)
+      : autograd_excluded{(c10::autograd_dispatch_keyset - keys.excluded_).empty()},
+        autograd_included{keys.included_.has_any(c10::autograd_dispatch_keyset)},
+        tracking_included{keys.included_.has(DispatchKey::ADInplaceOrView)},
+        tracking_excluded{keys.excluded_.has(DispatchKey::ADInplaceOrView)} {}
+
+  bool autograd_excluded;
+  bool autograd_included;
+  bool tracking_included;
+  bool tracking_excluded;
+};
+
+}  // namespace
+
+std::vector<std::string> check_dispatch_state() {
+  const ThreadMode mode = ThreadMode::current();
+  const KeyFacts keys{mode.keys};
+  const bool is_inference = mode.autograd.get_inference_mode();
+  std::vector<std::string> illegal;
+  const auto report = [&illegal](bool found, const char* sentence) {
+    if (found) {
+      illegal.emplace_back(sentence);
+    }
+  };
+  report(
+      !keys.tracking_included && !keys.autograd_excluded,
+      "`ADInplaceOrView` is not included although `Autograd` is not excluded: inference tensors can be changed outside "
+      "of inference mode.");
+  report(keys.tracking_excluded && !keys.autograd_excluded,
+         "`ADInplaceOrView` is excluded although `Autograd` is not: views and versions of what autograd saves are not "
+         "tracked.");
+  report(keys.autograd_included, "An `Autograd` key is included: autograd runs for inference tensors, too.");
+  report(is_inference && !keys.autograd_excluded,
+         "Inference mode is on, but `Autograd` is not excluded: normal tensors record gradients.");
+  report(
+      is_inference && keys.tracking_included,
+      "Inference mode is on, but `ADInplaceOrView` is included: views and versions of inference tensors are tracked.");
+  report(
+      is_inference && mode.autograd.get_grad_mode(),
+      "Inference mode is on, and so is grad mode: what only asks for grad mode believes that gradients are recorded.");
+  report(!is_inference && !keys.tracking_included && keys.autograd_excluded,
+         "The keys are those of inference mode, but inference mode is off: new tensors are normal, and their versions "
+         "are not counted.");
+  return illegal;
+}
+
+}  // namespace torchext

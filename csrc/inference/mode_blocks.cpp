@@ -1,0 +1,90 @@
+#include "mode_blocks.h"
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+#include <vector>
+
+#include <c10/util/Exception.h>
+
+#include "origins.h"
+#include "thread_mode.h"
+
+namespace torchext {
+
+namespace {
+
+struct OpenBlock {
+  BlockOwner owner;
+  ThreadMode previous;
+};
+
+using OpenBlocks = std::vector<OpenBlock>;
+
+// The innermost last.
+OpenBlocks& openBlocks() {
+  thread_local OpenBlocks blocks;
+  return blocks;
+}
+
+OpenBlocks::iterator innermostOf(OpenBlocks& blocks, BlockOwner owner) {
+  const auto found =
+      std::find_if(blocks.rbegin(), blocks.rend(), [owner](const OpenBlock& block) { return block.owner == owner; });
+  return found == blocks.rend() ? blocks.end() : std::prev(found.base());
+}
+
+// Whoever is inside of `block` goes back, in the end, to where `block` would have gone.
+void leave(OpenBlocks& blocks, OpenBlocks::iterator block) {
+  const auto next = std::next(block);
+  if (next == blocks.end()) {
+    block->previous.makeCurrent();
+  } else {
+    next->previous = std::move(block->previous);
+  }
+  blocks.erase(block);
+}
+
+ThreadMode modeOf(ModeBlock kind, const ThreadMode& current) {
+  return kind == ModeBlock::kNormalTensors ? current.normalTensors() : current.inference(kind == ModeBlock::kInference);
+}
+
+}  // namespace
+
+BlockOwner newBlockOwner() noexcept {
+  static std::atomic<BlockOwner> next{0};
+  return next.fetch_add(1, std::memory_order_relaxed);
+}
+
+void enterModeBlock(BlockOwner owner, ModeBlock kind, bool is_traced) {
+  OpenBlocks& blocks = openBlocks();
+  blocks.push_back({owner, ThreadMode::current()});
+  modeOf(kind, blocks.back().previous).makeCurrent();
+  if (is_traced || areBlocksTraced()) {
+    traceOriginsHere();
+  }
+}
+
+void leaveModeBlock(BlockOwner owner) {
+  OpenBlocks& blocks = openBlocks();
+  const auto block = innermostOf(blocks, owner);
+  TORCH_CHECK(
+      block != blocks.end(),
+      "A block of inference_mode() or normal_tensors() was left that is not open on this thread. Leave each block "
+      "once, on the thread that entered it; a generator that holds one must be closed there.");
+  const bool is_innermost = std::next(block) == blocks.end();
+  leave(blocks, block);
+  TORCH_CHECK(
+      is_innermost,
+      "A block of inference_mode() or normal_tensors() was left while one that was entered later on this thread "
+      "is still open, which stays in force. Coroutines that take turns cannot hold such blocks across `await`: "
+      "decorate the `async def` with inference_mode instead.");
+}
+
+void abandonModeBlocks(BlockOwner owner) {
+  OpenBlocks& blocks = openBlocks();
+  for (auto block = innermostOf(blocks, owner); block != blocks.end(); block = innermostOf(blocks, owner)) {
+    leave(blocks, block);
+  }
+}
+
+}  // namespace torchext

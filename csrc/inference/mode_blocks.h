@@ -1,0 +1,32 @@
+#pragma once
+
+// Inference mode for other languages, whose blocks are entered by one call and left by another. Guards cannot be torn
+// apart; these can: a block may be left twice, or on another thread, or while a later one is still open, as happens
+// when coroutines that hold blocks take turns on a thread. So the states to go back to are kept here, by thread, and
+// not in the objects of those languages.
+
+#include <cstdint>
+
+#include "../macros.h"
+
+namespace torchext {
+
+enum class ModeBlock : std::uint8_t { kInference, kNoInference, kNormalTensors };
+
+// Who enters and leaves; never the same for two objects in the life of the process.
+using BlockOwner = std::uint64_t;
+TORCHEXT_API BlockOwner newBlockOwner() noexcept;
+
+// The owner may enter any number of blocks, on any thread. If `is_traced`, or if all are, the block is one of
+// NOTE [Origins of inference tensors].
+TORCHEXT_API void enterModeBlock(BlockOwner owner, ModeBlock kind, bool is_traced = false);
+
+// Leaves the owner's innermost block on this thread. Raises when there is none, and changes nothing. Raises, too, when
+// another's block, entered later, is still open: that one stays in force until it is left, and then the thread is as it
+// was before both.
+TORCHEXT_API void leaveModeBlock(BlockOwner owner);
+
+// Leaves all blocks of the owner that are open on this thread, for an owner that dies in them.
+TORCHEXT_API void abandonModeBlocks(BlockOwner owner);
+
+}  // namespace torchext

@@ -1,0 +1,131 @@
+#include "to_normal.h"
+
+#include <algorithm>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include <ATen/ops/clone.h>
+#include <c10/core/Storage.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/core/TensorImpl.h>
+
+#include "../fake/fake.h"
+#include "../fake/fake_storage.h"
+#include "../fake/fake_tensor_impl.h"
+#include "../fake/sparse_fakes.h"
+#include "inference_mode.h"
+#include "open_tensor_impl.h"
+#include "origins.h"
+
+namespace torchext {
+
+using at::Tensor;
+using c10::Storage;
+using c10::TensorImpl;
+
+namespace {
+
+// What TensorImpl's constructor does outside of inference mode.
+void giveAutograd(TensorImpl& impl, const c10::VariableVersion& version) {
+  forgetOrigin(impl);
+  c10::DispatchKeySet& keys = OpenTensorImpl::keysOf(impl);
+  keys = keys | c10::getAutogradRelatedKeySetFromBackend(keys.highestBackendKey());
+  impl.set_version_counter(version);
+}
+
+// The whole of `storage` as a tensor of bytes.
+Tensor asBytes(const Storage& storage) {
+  if (isFakeStorage(storage)) {
+    return bytesOfStorage(storage);
+  }
+  const c10::DispatchKeySet keys{c10::computeDispatchKey(c10::kByte, c10::kStrided, storage.device())};
+  auto impl = c10::make_intrusive<TensorImpl>(Storage{storage}, keys, caffe2::TypeMeta::Make<std::uint8_t>());
+  impl->set_sizes_contiguous({static_cast<std::int64_t>(storage.nbytes())});
+  return Tensor{std::move(impl)};
+}
+
+// A Python subclass that wraps others claims a storage of some size, but has no memory.
+bool hasMemory(const Storage& storage) {
+  return isFakeStorage(storage) ||
+         (storage.nbytes() != 0 && storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get() != nullptr);
+}
+
+void moveTo(TensorImpl& impl, const Storage& storage) {
+  if (auto* fake = dynamic_cast<FakeTensorImpl*>(&impl)) {
+    fake->moveTo(storage);
+  } else {
+    impl.set_storage_keep_dtype(storage);
+  }
+}
+
+// The inference tensors among those given and the members of sparse ones, by what they share.
+class InferenceTensors {
+ public:
+  void add(const Tensor& tensor);
+  void makeNormal();
+
+ private:
+  void becomeNormalTogether(const Storage& storage, const std::vector<Tensor>& tensors) const;
+
+  std::unordered_set<const TensorImpl*> seen_;
+  std::vector<Tensor> without_storage_;
+  std::unordered_map<const c10::StorageImpl*, std::vector<Tensor>> by_storage_;
+};
+
+void InferenceTensors::add(const Tensor& tensor) {
+  if (!tensor.defined() || !tensor.is_inference() || !seen_.insert(tensor.unsafeGetTensorImpl()).second) {
+    return;
+  }
+  if (isSparse(tensor)) {
+    const SparseMembers members = membersOf(tensor);
+    add(members.indices);
+    add(members.plain_indices);
+    add(members.values);
+    without_storage_.push_back(tensor);
+    return;
+  }
+  TORCH_CHECK_NOT_IMPLEMENTED(tensor.has_storage(),
+                              "to_normal() takes strided and sparse tensors, but one has the "
+                              "layout ",
+                              tensor.layout(),
+                              ". Make a normal tensor of it with `clone()` outside of "
+                              "inference mode.");
+  by_storage_[tensor.storage().unsafeGetStorageImpl()].push_back(tensor);
+}
+
+void InferenceTensors::makeNormal() {
+  for (const Tensor& tensor : without_storage_) {
+    giveAutograd(*tensor.unsafeGetTensorImpl(), c10::VariableVersion{0});
+  }
+  for (const auto& [impl, tensors] : by_storage_) {
+    becomeNormalTogether(tensors.front().storage(), tensors);
+  }
+}
+
+void InferenceTensors::becomeNormalTogether(const Storage& storage, const std::vector<Tensor>& tensors) const {
+  const bool is_theirs_alone = storage.use_count() <= tensors.size();
+  const Storage own = is_theirs_alone || !hasMemory(storage) ? storage : asBytes(storage).clone().storage();
+  const c10::VariableVersion version{0};
+  for (const Tensor& tensor : tensors) {
+    TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+    if (!isSameStorage(own, impl.storage())) {
+      moveTo(impl, own);
+    }
+    giveAutograd(impl, version);
+  }
+}
+
+}  // namespace
+
+void makeNormal(at::ArrayRef<Tensor> tensors) {
+  const NormalTensors guard;
+  InferenceTensors inference;
+  for (const Tensor& tensor : tensors) {
+    inference.add(tensor);
+  }
+  inference.makeNormal();
+}
+
+}  // namespace torchext
