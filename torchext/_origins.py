@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -125,12 +126,13 @@ def _patch_version() -> None:
 
 def _patch_custom_functions() -> None:
     """What `ctx.save_for_backward()` was given is looked at after the operators of `forward()`."""
-    original: Callable[..., Any] = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
+    # A class method, which is written in Python before 2.15 and in C since.
+    original: Any = inspect.getattr_static(torch.autograd.Function, "apply")
 
-    @functools.wraps(original)
+    @functools.wraps(torch.autograd.Function.apply)
     def apply(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
         try:
-            return original(cls, *args, **kwargs)
+            return original.__get__(None, cls)(*args, **kwargs)
         except RuntimeError as error:
             _add_note(error, args)
             raise
