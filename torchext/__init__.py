@@ -20,8 +20,9 @@ except ImportError as error:
         ) from error
     raise
 
-__all__ = ["compat", "deferred_init", "fake"]
+__all__ = ["amp", "compat", "deferred_init", "fake"]
 
 fake = _import_module(".fake", __name__)
 deferred_init = _import_module(".deferred_init", __name__)
 compat = _import_module(".compat", __name__)
+amp = _import_module(".amp", __name__)

@@ -51,4 +51,5 @@ PYBIND11_MODULE(_C, module) {
   module.attr("built_for_torch") = TORCH_VERSION;
   torchext::python::bindFake(module);
   torchext::python::bindDeferredInit(module);
+  torchext::python::bindAmp(module);
 }

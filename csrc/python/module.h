@@ -7,5 +7,6 @@ namespace torchext::python {
 // Each adds the functions of one feature to the module `torchext._C`.
 void bindFake(pybind11::module_& module);
 void bindDeferredInit(pybind11::module_& module);
+void bindAmp(pybind11::module_& module);
 
 }  // namespace torchext::python
