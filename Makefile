@@ -67,6 +67,7 @@ fuzz: build ## Try PROGRAMS random programs, deferred against eager
 bench: build ## Compare with PyTorch's own means
 	$(PYTHON) benchmarks/deferred_init.py
 	$(PYTHON) benchmarks/fake_dispatch.py
+	$(PYTHON) benchmarks/amp.py
 
 build: $(STATE)/built ## Compile the extension in place
 

@@ -5,6 +5,8 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
+#include "amp/amp_handler.h"
+#include "amp/amp_tensor.h"
 #include "deferred_init/recorder.h"
 #include "fake/composites.h"
 #include "fake/fake_handler.h"
@@ -49,8 +51,10 @@ void registerDispatchKeys() {
     checkFree(DispatchKey::Fake);
     checkFree(DispatchKey::DeferredInit);
     checkFree(kCompositesKey);
+    checkFree(kAmpKey);
     registerFallback(DispatchKey::Fake, torch::CppFunction::makeFromBoxedFunction<&fakeFallback>());
     registerFallback(DispatchKey::DeferredInit, torch::CppFunction::makeFromBoxedFunction<&deferredInitFallback>());
+    registerFallback(kAmpKey, torch::CppFunction::makeFromBoxedFunction<&ampFallback>());
     registerComposites();
     pthread_atfork(&lockBeforeFork, &unlockAfterFork, &unlockAfterFork);
     return true;

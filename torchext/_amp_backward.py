@@ -26,10 +26,16 @@ LIBRARIES = tuple(str(Path(module.__file__ or "").parent) for module in (torch, 
 
 _lock = threading.Lock()
 _warned: set[tuple[str, int]] = set()
+_is_installed = False
 
 
 def install() -> None:
-    """Lets each backward pass look where it is. Called once, when autocast is first used."""
+    """Lets each backward pass look where it is, for good. Called when autocast is first used."""
+    global _is_installed
+    with _lock:
+        if _is_installed:
+            return
+        _is_installed = True
     original = torch.autograd.graph._engine_run_backward
 
     @wraps(original)

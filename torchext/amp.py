@@ -1,7 +1,8 @@
 """Autocast: operators that choose the precision that they run in, on PyTorch's own `Autocast*` keys and kernels.
 
-There are four ways to have it, and docs/autocast.md tells when to take which: the context manager `autocast()`, the
-decorators `autocast`, `float` and `half`.
+There are four ways to have it, and docs/autocast.md tells when to take which: the context manager `autocast()`; the
+decorators `autocast`, `float` and `half`; AmpTensors, which `wrap()` makes; and regions that clean up behind
+themselves, `autocast(self_cleaning=True)`.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from typing import Any, TypeVar
 
 from . import _C, _amp_backward
 from ._amp_decorators import Autocasting, InFloat32, InLowerPrecision, decorate
+from ._amp_identity import AmpTensor, is_amp, unwrap, wrap
 
-__all__ = ["autocast", "float", "half"]
+__all__ = ["AmpTensor", "autocast", "float", "half", "is_amp", "unwrap", "wrap"]
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -42,7 +44,9 @@ class autocast(_C.AutocastRegion):  # noqa: N801 - a function to its users, as t
             `torch.get_autocast_dtype(device_type)` says.
         enabled: Whether operators autocast.
         cache: Whether the casts of weights are remembered, so that each is cast once.
-        self_cleaning: Not yet.
+        self_cleaning: Whether what operators make inside is an AmpTensor (`is_amp()`) that the next operator that does
+            not autocast casts to float32: then the results are ordinary tensors, and no operator meets a mixture of
+            dtypes. Views of it stay what it is, and so does what is written in place, which keeps its dtype.
 
     Raises:
         TypeError: An argument is of another type.

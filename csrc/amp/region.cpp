@@ -7,10 +7,11 @@
 #include <ATen/Context.h>
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/autocast_mode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
-#include <c10/util/irange.h>
 
 #include "../fake/fake_cuda.h"
+#include "amp_tensor.h"
 
 namespace torchext {
 
@@ -31,6 +32,7 @@ struct OpenRegion {
   RegionOwner owner;
   DeviceType device_type;
   bool is_enabled;
+  bool is_self_cleaning;
   Previous previous;
 };
 
@@ -54,6 +56,14 @@ void setDtype(DeviceType device_type, ScalarType dtype) {
     autocast::set_autocast_dtype(device_type, dtype);
     autocast::clear_cache();
   }
+}
+
+// Inside of self-cleaning regions the fallback of AmpTensors meets every operator, whatever its arguments are.
+void lookAtAllOperators() {
+  const auto& regions = openRegions();
+  const bool is_inside =
+      std::any_of(regions.begin(), regions.end(), [](const OpenRegion& open) { return open.is_self_cleaning; });
+  c10::impl::tls_set_dispatch_key_included(kAmpKey, is_inside);
 }
 
 void restore(const OpenRegion& region) {
@@ -96,7 +106,11 @@ void enterRegion(RegionOwner owner, const RegionOptions& options) {
   const DeviceType device_type = options.device_type;
   const Previous previous{autocast::is_autocast_enabled(device_type), autocast::is_autocast_cache_enabled(),
                           autocast::get_autocast_dtype(device_type)};
-  openRegions().push_back({owner, device_type, options.is_enabled, previous});
+  const bool is_self_cleaning = options.is_self_cleaning && options.is_enabled;
+  openRegions().push_back({owner, device_type, options.is_enabled, is_self_cleaning, previous});
+  if (is_self_cleaning) {
+    lookAtAllOperators();
+  }
   autocast::set_autocast_enabled(device_type, options.is_enabled);
   if (options.dtype) {
     setDtype(device_type, *options.dtype);
@@ -120,6 +134,9 @@ void leaveRegion(RegionOwner owner) {
   } else {
     OpenRegion* const end = regions.data() + regions.size();
     handOver(left, end - (regions.end() - later), end);
+  }
+  if (left.is_self_cleaning) {
+    lookAtAllOperators();
   }
   if (autocast::decrement_nesting() == 0) {
     autocast::clear_cache();

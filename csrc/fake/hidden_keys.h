@@ -2,6 +2,8 @@
 
 #include <c10/core/DispatchKeySet.h>
 
+#include "../amp/amp_tensor.h"
+
 namespace torchext {
 
 // What runs for our own purposes (a Meta kernel, a look at values, a replay) allocates, views and writes tensors. None
@@ -9,6 +11,6 @@ namespace torchext {
 inline const c10::DispatchKeySet kHiddenFromUsers =
     c10::autograd_dispatch_keyset |
     c10::DispatchKeySet({c10::DispatchKey::Fake, c10::DispatchKey::DeferredInit, c10::DispatchKey::ADInplaceOrView,
-                         c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot});
+                         c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot, kAmpKey});
 
 }  // namespace torchext

@@ -7,6 +7,7 @@
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/DynamicTypes.h>
 
+#include "../amp/amp_tensor.h"
 #include "../amp/region.h"
 #include "bind.h"
 #include "module.h"
@@ -247,6 +248,18 @@ std::string deviceTypeNameInUse() {
   return nameOf(deviceTypeInUse());
 }
 
+bool isAmpTensor(const at::Tensor& tensor) {
+  return isAmp(tensor);
+}
+
+void wrapTensor(const at::Tensor& tensor) {
+  makeAmp(tensor);
+}
+
+void unwrapTensor(const at::Tensor& tensor) {
+  makeOrdinary(tensor);
+}
+
 bool isInRegion() {
   return isInEnabledRegion();
 }
@@ -269,6 +282,9 @@ void bindAmp(pybind11::module_& module) {
   addRegionType(module);
   bind(module, "autocast_device_type_in_use", deviceTypeNameInUse);
   bind(module, "is_in_enabled_region", isInRegion);
+  bind(module, "is_amp", isAmpTensor);
+  bind(module, "wrap_amp", wrapTensor);
+  bind(module, "unwrap_amp", unwrapTensor);
   module.def("call_in_backward", &callInBackward);
   module.def("set_backward_installer", &setBackwardInstaller);
 }
