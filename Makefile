@@ -71,6 +71,7 @@ bench: build ## Compare with PyTorch's own means
 	$(PYTHON) benchmarks/fake_dispatch.py
 	$(PYTHON) benchmarks/inference_mode.py
 	$(PYTHON) benchmarks/metadata_getters.py
+	$(PYTHON) benchmarks/amp.py
 
 build: $(STATE)/built ## Compile the extension in place
 

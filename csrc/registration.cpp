@@ -11,8 +11,8 @@
 #include "fake/fake_storage.h"
 #include "fake/metadata_cache.h"
 #include "fake/recording.h"
-#include "inference/origins.h"
 #include "resize.h"
+#include "tensor_marks.h"
 
 namespace torchext {
 
@@ -38,11 +38,11 @@ void registerFallback(DispatchKey key, torch::CppFunction&& fallback) {
 void lockBeforeFork() {
   metadataCache().lock();
   lockStorages();
-  lockOrigins();
+  lockMarks();
 }
 
 void unlockAfterFork() {
-  unlockOrigins();
+  unlockMarks();
   unlockStorages();
   metadataCache().unlock();
 }
@@ -54,11 +54,11 @@ void registerDispatchKeys() {
     checkFree(DispatchKey::Fake);
     checkFree(DispatchKey::DeferredInit);
     checkFree(kCompositesKey);
-    checkFree(kOriginsKey);
+    checkFree(kMarksKey);
     registerFallback(DispatchKey::Fake, torch::CppFunction::makeFromBoxedFunction<&fakeFallback>());
     registerFallback(DispatchKey::DeferredInit, torch::CppFunction::makeFromBoxedFunction<&deferredInitFallback>());
+    registerFallback(kMarksKey, torch::CppFunction::makeFromBoxedFunction<&marksFallback>());
     setHandlersRecorder(&recordForHandler);
-    registerFallback(kOriginsKey, torch::CppFunction::makeFromBoxedFunction<&originsFallback>());
     registerComposites();
     registerResize();
     pthread_atfork(&lockBeforeFork, &unlockAfterFork, &unlockAfterFork);

@@ -20,10 +20,11 @@ except ImportError as error:
         ) from error
     raise
 
-__all__ = ["compat", "deferred_init", "fake", "inference", "inspect"]
+__all__ = ["amp", "compat", "deferred_init", "fake", "inference", "inspect"]
 
 fake = _import_module(".fake", __name__)
 deferred_init = _import_module(".deferred_init", __name__)
 inference = _import_module(".inference", __name__)
 compat = _import_module(".compat", __name__)
 inspect = _import_module(".inspect", __name__)
+amp = _import_module(".amp", __name__)

@@ -2,7 +2,7 @@
 
 #include <c10/core/DispatchKeySet.h>
 
-#include "../inference/origins.h"
+#include "../tensor_marks.h"
 
 namespace torchext {
 
@@ -11,6 +11,6 @@ namespace torchext {
 inline const c10::DispatchKeySet kHiddenFromUsers =
     c10::autograd_dispatch_keyset |
     c10::DispatchKeySet({c10::DispatchKey::Fake, c10::DispatchKey::DeferredInit, c10::DispatchKey::ADInplaceOrView,
-                         c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot, kOriginsKey});
+                         c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot, kMarksKey});
 
 }  // namespace torchext

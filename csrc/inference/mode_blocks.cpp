@@ -16,6 +16,7 @@ namespace {
 
 struct OpenBlock {
   BlockOwner owner;
+  bool is_traced;
   ThreadMode previous;
 };
 
@@ -57,7 +58,7 @@ BlockOwner newBlockOwner() noexcept {
 
 void enterModeBlock(BlockOwner owner, ModeBlock kind, bool is_traced) {
   OpenBlocks& blocks = openBlocks();
-  blocks.push_back({owner, ThreadMode::current()});
+  blocks.push_back({owner, is_traced, ThreadMode::current()});
   modeOf(kind, blocks.back().previous).makeCurrent();
   if (is_traced || areBlocksTraced()) {
     traceOriginsHere();
@@ -78,6 +79,11 @@ void leaveModeBlock(BlockOwner owner) {
       "A block of inference_mode() or normal_tensors() was left while one that was entered later on this thread "
       "is still open, which stays in force. Coroutines that take turns cannot hold such blocks across `await`: "
       "decorate the `async def` with inference_mode instead.");
+}
+
+bool isTracedBlockOpen() {
+  const OpenBlocks& blocks = openBlocks();
+  return std::any_of(blocks.begin(), blocks.end(), [](const OpenBlock& block) { return block.is_traced; });
 }
 
 void abandonModeBlocks(BlockOwner owner) {

@@ -15,9 +15,9 @@
 #include "../fake/fake_storage.h"
 #include "../fake/fake_tensor_impl.h"
 #include "../fake/sparse_fakes.h"
+#include "../open_tensor_impl.h"
+#include "../tensor_marks.h"
 #include "inference_mode.h"
-#include "open_tensor_impl.h"
-#include "origins.h"
 
 namespace torchext {
 
@@ -29,7 +29,7 @@ namespace {
 
 // What TensorImpl's constructor does outside of inference mode.
 void giveAutograd(TensorImpl& impl, const c10::VariableVersion& version) {
-  forgetOrigin(impl);
+  setOriginMark(impl, {});
   c10::DispatchKeySet& keys = OpenTensorImpl::keysOf(impl);
   keys = keys | c10::getAutogradRelatedKeySetFromBackend(keys.highestBackendKey());
   impl.set_version_counter(version);

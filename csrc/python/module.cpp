@@ -53,4 +53,5 @@ PYBIND11_MODULE(_C, module) {
   torchext::python::bindDeferredInit(module);
   torchext::python::bindInference(module);
   torchext::python::bindInspect(module);
+  torchext::python::bindAmp(module);
 }

@@ -1,0 +1,349 @@
+#include "amp_handler.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <ATen/autocast_mode.h>
+#include <ATen/core/enum_tag.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/irange.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include "../stack_utils.h"
+#include "amp_tensor.h"
+#include "region.h"
+
+namespace torchext {
+
+namespace autocast = at::autocast;
+using at::Tensor;
+using c10::DeviceType;
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+using c10::IValue;
+using c10::OperatorHandle;
+using torch::jit::Stack;
+
+namespace {
+
+const DispatchKeySet kBelowAmp{DispatchKeySet::FULL_AFTER, kMarksKey};
+
+// PyTorch keeps nothing that tells a formula of autograd's from what a hook recomputes: torch.utils.checkpoint runs the
+// forward pass again inside of the backward pass. But it does so where gradients are recorded, in regions of its own,
+// and formulas run outside of regions.
+bool isInBackwardFormula() {
+  return torch::autograd::get_current_graph_task_id() != -1 && !(c10::GradMode::is_enabled() && regionDepth() > 0);
+}
+
+// Of the regions that are open those that torch.utils.checkpoint opens, one for the CPU and one for another device,
+// only repeat what was in force around the forward pass, where identity is not seen.
+bool isRegionDeciding() {
+  constexpr int kRegionsOfCheckpoint = 2;
+  const bool is_recomputing = torch::autograd::get_current_graph_task_id() != -1;
+  return regionDepth() > (is_recomputing ? kRegionsOfCheckpoint : 0);
+}
+
+bool isAutocastingFor(const Tensor& tensor) {
+  const DeviceType device_type = tensor.device().type();
+  return autocast::is_autocast_available(device_type) && autocast::is_autocast_enabled(device_type);
+}
+
+// Of what autocast casts; it never touches double.
+bool isCastable(const Tensor& tensor) {
+  return tensor.is_floating_point() && tensor.scalar_type() != at::kDouble;
+}
+
+// The state of the thread in which the call of a wrapped tensor goes on: with autocast for its devices, and without
+// remembering casts, because there is no region at whose end to forget them.
+class IdentityAutocast {
+ public:
+  explicit IdentityAutocast(DispatchKeySet autocast_keys) : keys_{stateWith(autocast_keys)} {
+    autocast::set_autocast_cache_enabled(false);
+  }
+  IdentityAutocast(const IdentityAutocast&) = delete;
+  IdentityAutocast& operator=(const IdentityAutocast&) = delete;
+  IdentityAutocast(IdentityAutocast&&) = delete;
+  IdentityAutocast& operator=(IdentityAutocast&&) = delete;
+  ~IdentityAutocast() {
+    autocast::set_autocast_cache_enabled(was_caching_);
+  }
+
+ private:
+  static c10::impl::LocalDispatchKeySet stateWith(DispatchKeySet autocast_keys) {
+    auto state = c10::impl::tls_local_dispatch_key_set();
+    state.excluded_ = (state.excluded_ - autocast_keys).add(kMarksKey);
+    return state;
+  }
+
+  c10::impl::ForceDispatchKeyGuard keys_;
+  bool was_caching_ = autocast::is_autocast_cache_enabled();
+};
+
+// Handles one call. csrc/README.md tells the steps.
+class AmpCall {
+ public:
+  AmpCall(const OperatorHandle& op, DispatchKeySet keys, Stack& stack)
+      : op_{op}, keys_{keys}, stack_{stack}, num_arguments_{op.schema().arguments().size()} {}
+
+  void run();
+
+ private:
+  struct Cleaned {
+    Tensor original;
+    Tensor in_float32;
+  };
+
+  // What is known of the call.
+  void lookAtArguments();
+  void lookAt(const Tensor& tensor);
+  bool isUnclean(const Tensor& tensor) const;
+  bool isNothingToClean() const;
+  bool isViewOnly() const;
+  bool isAboutMetadata() const;
+  bool isWriteAlone() const;
+  bool isArgumentsStorage(const Tensor& result) const;
+
+  // What can be done with it.
+  void passOn();
+  void autocastByIdentity();
+  void clean();
+  IValue cleanArgument(const IValue& value, bool is_written);
+  void writeBack();
+
+  // What its results are.
+  void markAlike();
+  void markMadeInside();
+  void markAsArguments(at::ScalarType dtype);
+  template <typename Visitor>
+  void forEachResult(Visitor visit) const;
+
+  const OperatorHandle& op_;
+  const DispatchKeySet keys_;
+  Stack& stack_;
+  const std::size_t num_arguments_;
+  // The keys of autocast on the devices of wrapped arguments; empty when there is none.
+  DispatchKeySet wrapped_;
+  bool has_wrapped_ = false;
+  bool has_to_be_cleaned_ = false;
+  // Of an argument that is to be cleaned, and Undefined when there is none.
+  at::ScalarType unclean_ = at::ScalarType::Undefined;
+  // What the call writes, and all its arguments: kept where results are compared with them.
+  std::vector<Tensor> written_;
+  std::vector<Tensor> arguments_;
+  std::vector<Cleaned> cleaned_;
+};
+
+void AmpCall::run() {
+  lookAtArguments();
+  if (isInBackwardFormula()) {
+    passOn();
+    markAlike();
+  } else if (has_wrapped_ && !isRegionDeciding()) {
+    autocastByIdentity();
+    markAlike();
+  } else if (unclean_ != at::ScalarType::Undefined && !isNothingToClean()) {
+    clean();
+    markAlike();
+  } else {
+    passOn();
+    markAlike();
+    markMadeInside();
+    markAsArguments(unclean_);
+  }
+}
+
+void AmpCall::lookAtArguments() {
+  const bool keeps_arguments = isInSelfCleaningRegion();
+  const auto& arguments = op_.schema().arguments();
+  for (const auto i : c10::irange(num_arguments_)) {
+    const bool is_written = isWritten(arguments[i]);
+    forEachTensor(torch::jit::peek(stack_, i, num_arguments_), [&](const Tensor& tensor) {
+      lookAt(tensor);
+      if (is_written) {
+        written_.push_back(tensor);
+      }
+      if (keeps_arguments) {
+        arguments_.push_back(tensor);
+      }
+    });
+  }
+}
+
+void AmpCall::lookAt(const Tensor& tensor) {
+  if (!isAmp(tensor)) {
+    return;
+  }
+  if (!isToBeCleaned(tensor)) {
+    has_wrapped_ = true;
+    if (autocast::is_autocast_available(tensor.device().type())) {
+      wrapped_ = wrapped_.add(autocast::get_autocast_dispatch_key_from_device_type(tensor.device().type()));
+    }
+    return;
+  }
+  has_to_be_cleaned_ = true;
+  if (isUnclean(tensor)) {
+    unclean_ = tensor.scalar_type();
+  }
+}
+
+bool AmpCall::isUnclean(const Tensor& tensor) const {
+  return isToBeCleaned(tensor) && isCastable(tensor) && !isAutocastingFor(tensor);
+}
+
+bool AmpCall::isNothingToClean() const {
+  return isViewOnly() || isAboutMetadata() || isWriteAlone();
+}
+
+// A view is of the same memory, also for who writes into it. Of these operators some make a copy when they have to
+// (`reshape`, `contiguous`, `to`).
+bool AmpCall::isViewOnly() const {
+  const auto& returns = op_.schema().returns();
+  const auto is_view = [](const c10::Argument& result) {
+    return result.alias_info() != nullptr && !result.alias_info()->isWrite();
+  };
+  return !returns.empty() && std::all_of(returns.begin(), returns.end(), is_view) &&
+         op_.operator_name().name != "aten::view_as_complex";  // there are no complex numbers of the lower precisions
+}
+
+// `copy.deepcopy()` makes the tensor that it gives the copied storage with `new_empty`.
+bool AmpCall::isAboutMetadata() const {
+  return op_.hasTag(at::Tag::inplace_view) || op_.operator_name().name == "aten::new_empty" ||
+         (op_.schema().returns().empty() && written_.size() <= 1 &&
+          op_.schema().arguments()[0].type()->kind() == c10::TypeKind::TensorType);
+}
+
+// There is nothing that the dtype of what is written could not fit to.
+bool AmpCall::isWriteAlone() const {
+  if (written_.empty()) {
+    return false;
+  }
+  std::size_t count = 0;
+  forEachTensor(stack_, num_arguments_, [&count](const Tensor&) { ++count; });
+  return count == 1 || op_.operator_name().name == "aten::copy_";
+}
+
+void AmpCall::passOn() {
+  const c10::impl::ExcludeDispatchKeyGuard guard{kMarksKey};
+  op_.redispatchBoxed(keys_ & kBelowAmp, &stack_);
+}
+
+void AmpCall::autocastByIdentity() {
+  const IdentityAutocast guard{wrapped_};
+  DispatchKeySet keys = keys_ & kBelowAmp;
+  for (const DispatchKey key : wrapped_) {
+    // Most operators fall through the key, which a redispatch must not be told to do.
+    if (op_.hasKernelForDispatchKey(key)) {
+      keys = keys.add(key);
+    }
+  }
+  op_.redispatchBoxed(keys, &stack_);
+}
+
+void AmpCall::clean() {
+  const c10::impl::ExcludeDispatchKeyGuard guard{kMarksKey};
+  for (const auto i : c10::irange(num_arguments_)) {
+    IValue& argument = torch::jit::peek(stack_, i, num_arguments_);
+    argument = cleanArgument(argument, isWritten(op_.schema().arguments()[i]));
+  }
+  op_.redispatchBoxed(keys_ & kBelowAmp, &stack_);
+  writeBack();
+}
+
+// Others in a lower precision come along: few operators take a mixture.
+IValue AmpCall::cleanArgument(const IValue& value, bool is_written) {
+  return mapTensors(value, [this, is_written](const Tensor& tensor) {
+    if (!isUnclean(tensor) && (tensor.scalar_type() != unclean_ || isAutocastingFor(tensor))) {
+      return tensor;
+    }
+    Tensor in_float32 = tensor.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
+    makeOrdinary(in_float32);
+    if (is_written) {
+      cleaned_.push_back({tensor, in_float32});
+    }
+    return in_float32;
+  });
+}
+
+// What is written keeps its dtype, and is what it was.
+void AmpCall::writeBack() {
+  for (const Cleaned& cleaned : cleaned_) {
+    if (cleaned.original.sizes() != cleaned.in_float32.sizes()) {
+      cleaned.original.resize_(cleaned.in_float32.sizes());  // as `out=` is
+    }
+    cleaned.original.copy_(cleaned.in_float32);
+  }
+  if (!cleaned_.empty()) {
+    mapTensors(stack_, op_.schema().returns().size(), [this](const Tensor& result) {
+      const auto found = std::find_if(cleaned_.begin(), cleaned_.end(),
+                                      [&result](const Cleaned& cleaned) { return cleaned.in_float32.is_same(result); });
+      return found == cleaned_.end() ? result : found->original;
+    });
+  }
+}
+
+template <typename Visitor>
+void AmpCall::forEachResult(Visitor visit) const {
+  forEachTensor(stack_, op_.schema().returns().size(), visit);
+}
+
+// The results of a call with a wrapped argument are wrapped, also what it has written. What shows the key without a
+// wrapped argument is a view of one that is to be cleaned: the kernels of views copy the keys, and not the mark.
+void AmpCall::markAlike() {
+  const auto mark = [this](const Tensor& tensor) {
+    if (!canBeAmp(tensor)) {
+      makeOrdinary(tensor);  // the view of an AmpTensor in another dtype
+    } else if (has_wrapped_) {
+      makeAmp(tensor);
+    } else if (has_to_be_cleaned_ && tensor.key_set().has(kMarksKey)) {
+      markToBeCleaned(tensor);
+    }
+  };
+  forEachResult(mark);
+  if (has_wrapped_) {
+    std::for_each(written_.begin(), written_.end(), mark);
+  }
+}
+
+// Views of what was there before are as that is, and so is what the call has written.
+void AmpCall::markMadeInside() {
+  if (has_wrapped_ || !isInSelfCleaningRegion()) {
+    return;
+  }
+  forEachResult([this](const Tensor& result) {
+    if (canBeAmp(result) && isAutocastingFor(result) && !isArgumentsStorage(result)) {
+      markToBeCleaned(result);
+    }
+  });
+}
+
+bool AmpCall::isArgumentsStorage(const Tensor& result) const {
+  return std::any_of(arguments_.begin(), arguments_.end(), [&result](const Tensor& argument) {
+    return argument.is_same(result) ||
+           (argument.has_storage() && result.has_storage() &&
+            argument.storage().unsafeGetStorageImpl() == result.storage().unsafeGetStorageImpl());
+  });
+}
+
+// What a view operator has had to copy is to be cleaned as the argument is, unless it was asked for in another dtype.
+void AmpCall::markAsArguments(at::ScalarType dtype) {
+  if (dtype == at::ScalarType::Undefined || has_wrapped_) {
+    return;
+  }
+  forEachResult([dtype](const Tensor& result) {
+    if (!isAmp(result) && result.scalar_type() == dtype) {
+      markToBeCleaned(result);
+    }
+  });
+}
+
+}  // namespace
+
+void ampFallback(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  AmpCall{op, keys, *stack}.run();
+}
+
+}  // namespace torchext

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "../tensor_marks.h"
+
+namespace torchext {
+
+// NOTE [The identity of AmpTensors]
+//
+// That a tensor is an AmpTensor is a mark on it, NOTE [Marked tensors] in tensor_marks.h: any operator that meets one
+// is met by amp_handler.h, all others know nothing of it. The handler gives it to results. The key of marked tensors is
+// above autograd, autocast and our own keys: what is fake or deferred is so below, and casts are recorded as any other
+// operator is.
+
+// NOTE [Results that are to be cleaned]
+//
+// What operators make inside of a self-cleaning region is an AmpTensor of a second kind. The first kind, which a user
+// has wrapped, asks for autocast where no region is open; this one asks for the opposite: to be cast to float32 by the
+// next operator that does not autocast.
+
+// Can a tensor of this dtype be an AmpTensor? Those that can require a gradient can.
+inline bool canBeAmp(const at::TensorBase& tensor) {
+  return tensor.is_floating_point() || tensor.is_complex();
+}
+
+inline bool isAmp(const at::TensorBase& tensor) {
+  return ampMarkOf(*tensor.unsafeGetTensorImpl()) != AmpMark::kNone;
+}
+
+// Of the second kind?
+inline bool isToBeCleaned(const at::TensorBase& tensor) {
+  return ampMarkOf(*tensor.unsafeGetTensorImpl()) == AmpMark::kToBeCleaned;
+}
+
+// Makes `tensor` an AmpTensor of the first kind, whatever it was. In place, as `requires_grad_()`: no other thread may
+// look at the tensor.
+inline void makeAmp(const at::TensorBase& tensor) {
+  setAmpMark(*tensor.unsafeGetTensorImpl(), AmpMark::kWrapped);
+}
+
+// The same for the second kind.
+inline void markToBeCleaned(const at::TensorBase& tensor) {
+  setAmpMark(*tensor.unsafeGetTensorImpl(), AmpMark::kToBeCleaned);
+}
+
+// Makes `tensor` an ordinary one.
+inline void makeOrdinary(const at::TensorBase& tensor) {
+  setAmpMark(*tensor.unsafeGetTensorImpl(), AmpMark::kNone);
+}
+
+}  // namespace torchext

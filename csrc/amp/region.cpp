@@ -1,0 +1,201 @@
+#include "region.h"
+
+#include <algorithm>
+#include <atomic>
+#include <vector>
+
+#include <ATen/Context.h>
+#include <ATen/DeviceAccelerator.h>
+#include <ATen/autocast_mode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/Exception.h>
+
+#include "../fake/fake_cuda.h"
+#include "../tensor_marks.h"
+
+namespace torchext {
+
+namespace autocast = at::autocast;
+using c10::DeviceType;
+using c10::ScalarType;
+
+namespace {
+
+// What a region has found on the thread.
+struct Previous {
+  bool is_enabled;
+  bool is_caching;
+  ScalarType dtype;
+};
+
+struct OpenRegion {
+  RegionOwner owner;
+  DeviceType device_type;
+  bool is_enabled;
+  bool is_self_cleaning;
+  Previous previous;
+};
+
+thread_local int depth_around_backward = 0;
+
+// PyTorch has no function that only tells.
+int nesting() noexcept {
+  autocast::increment_nesting();
+  return autocast::decrement_nesting();
+}
+
+std::vector<OpenRegion>& openRegions() {
+  thread_local std::vector<OpenRegion> regions;
+  return regions;
+}
+
+// PyTorch remembers one cast of a weight, whatever dtype it is to: a region of another dtype would be given the casts
+// of the region around it.
+void setDtype(DeviceType device_type, ScalarType dtype) {
+  if (autocast::get_autocast_dtype(device_type) != dtype) {
+    autocast::set_autocast_dtype(device_type, dtype);
+    autocast::clear_cache();
+  }
+}
+
+// Inside of self-cleaning regions every operator is met, whatever its arguments are. The key may be included already:
+// NOTE [Marked tensors].
+void meetAllOperators() {
+  thread_local bool was_included = false;
+  thread_local bool is_included = false;
+  if (is_included == isInSelfCleaningRegion()) {
+    return;
+  }
+  is_included = !is_included;
+  if (is_included) {
+    was_included = c10::impl::tls_is_dispatch_key_included(kMarksKey);
+  }
+  c10::impl::tls_set_dispatch_key_included(kMarksKey, is_included || was_included);
+}
+
+void restore(const OpenRegion& region) {
+  autocast::set_autocast_enabled(region.device_type, region.previous.is_enabled);
+  setDtype(region.device_type, region.previous.dtype);
+  autocast::set_autocast_cache_enabled(region.previous.is_caching);
+}
+
+// `left` ends while regions that began after it go on: the next one finds what `left` has found.
+void handOver(const OpenRegion& left, OpenRegion* begin, OpenRegion* end) {
+  if (begin != end) {
+    begin->previous.is_caching = left.previous.is_caching;
+  }
+  const auto next =
+      std::find_if(begin, end, [&left](const OpenRegion& later) { return later.device_type == left.device_type; });
+  if (next != end) {
+    next->previous.is_enabled = left.previous.is_enabled;
+    next->previous.dtype = left.previous.dtype;
+  } else {
+    autocast::set_autocast_enabled(left.device_type, left.previous.is_enabled);
+    setDtype(left.device_type, left.previous.dtype);
+  }
+}
+
+DeviceType findAccelerator() {
+  const auto accelerator = at::getAccelerator(/*checked=*/false);
+  const bool is_usable = accelerator && autocast::is_autocast_available(*accelerator) &&
+                         at::globalContext().getAcceleratorHooksInterface(accelerator).isAvailable();
+  return is_usable ? *accelerator : c10::kCPU;
+}
+
+}  // namespace
+
+RegionOwner newRegionOwner() noexcept {
+  static std::atomic<RegionOwner> last{0};
+  return ++last;
+}
+
+void enterRegion(RegionOwner owner, const RegionOptions& options) {
+  const DeviceType device_type = options.device_type;
+  const Previous previous{autocast::is_autocast_enabled(device_type), autocast::is_autocast_cache_enabled(),
+                          autocast::get_autocast_dtype(device_type)};
+  const bool is_self_cleaning = options.is_self_cleaning && options.is_enabled;
+  openRegions().push_back({owner, device_type, options.is_enabled, is_self_cleaning, previous});
+  if (is_self_cleaning) {
+    meetAllOperators();
+  }
+  autocast::set_autocast_enabled(device_type, options.is_enabled);
+  if (options.dtype) {
+    setDtype(device_type, *options.dtype);
+  }
+  autocast::set_autocast_cache_enabled(options.is_caching);
+  autocast::increment_nesting();
+}
+
+void leaveRegion(RegionOwner owner) {
+  auto& regions = openRegions();
+  const auto found =
+      std::find_if(regions.rbegin(), regions.rend(), [owner](const OpenRegion& open) { return open.owner == owner; });
+  TORCH_CHECK(found != regions.rend(),
+              "A region of torchext.amp.autocast was left that is not open on this thread. Leave it once for each time "
+              "that it was entered, and on the same thread; `with` does.");
+  const auto position = std::prev(found.base());
+  const OpenRegion left = *position;
+  const auto later = regions.erase(position);
+  if (later == regions.end()) {
+    restore(left);
+  } else {
+    OpenRegion* const end = regions.data() + regions.size();
+    handOver(left, end - (regions.end() - later), end);
+  }
+  if (left.is_self_cleaning) {
+    meetAllOperators();
+  }
+  if (autocast::decrement_nesting() == 0) {
+    autocast::clear_cache();
+  }
+}
+
+AutocastRegion::AutocastRegion(const RegionOptions& options) : owner_{newRegionOwner()} {
+  enterRegion(owner_, options);
+}
+
+AutocastRegion::~AutocastRegion() {
+  leaveRegion(owner_);
+}
+
+bool isInSelfCleaningRegion() noexcept {
+  const auto& regions = openRegions();
+  return std::any_of(regions.begin(), regions.end(), [](const OpenRegion& open) { return open.is_self_cleaning; });
+}
+
+bool canAutocast(DeviceType device_type) noexcept {
+  return autocast::is_autocast_available(device_type);
+}
+
+DeviceType deviceTypeInUse() {
+  if (fakeCudaDeviceCount() > 0) {
+    return c10::kCUDA;
+  }
+  static const DeviceType accelerator = findAccelerator();
+  return accelerator;
+}
+
+bool isAutocasting(DeviceType device_type) {
+  return autocast::is_autocast_enabled(device_type);
+}
+
+int regionDepth() noexcept {
+  return nesting() - depth_around_backward;
+}
+
+BackwardGuard::BackwardGuard() noexcept : previous_depth_{depth_around_backward} {
+  depth_around_backward = nesting();
+}
+
+BackwardGuard::~BackwardGuard() {
+  depth_around_backward = previous_depth_;
+}
+
+bool isInEnabledRegion() noexcept {
+  const auto& regions = openRegions();
+  return std::any_of(regions.begin(), regions.end(), [](const OpenRegion& open) {
+    return open.is_enabled && autocast::is_autocast_enabled(open.device_type);
+  });
+}
+
+}  // namespace torchext

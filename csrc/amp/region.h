@@ -1,0 +1,90 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include <c10/core/DeviceType.h>
+#include <c10/core/ScalarType.h>
+
+#include "../macros.h"
+
+namespace torchext {
+
+// NOTE [Autocast regions]
+//
+// A region sets the thread's state that `torch.autocast` sets: whether the `Autocast*` key of a device type is met, to
+// which dtype its kernels cast, whether they remember the casts of weights, and how deep regions are nested. PyTorch's
+// kernels do the rest, and each of the two kinds of regions sees the other.
+//
+// What is open on a thread is kept here, not in the Python objects, so that one object can be entered again while it is
+// open, and on several threads at once. A region may be left before one that was entered after it, as generators do
+// that are closed late: then the later one takes over what is to be restored.
+
+struct RegionOptions {
+  c10::DeviceType device_type;
+  // As it is on the thread, if absent.
+  std::optional<c10::ScalarType> dtype;
+  bool is_enabled = true;
+  bool is_caching = true;
+  // What operators make inside is cast back when it is met outside: NOTE [Results that are to be cleaned].
+  bool is_self_cleaning = false;
+};
+
+// Tells whose region is to be left. Never used twice.
+using RegionOwner = std::uint64_t;
+TORCHEXT_API RegionOwner newRegionOwner() noexcept;
+
+// The device type must be one that autocasts: canAutocast().
+TORCHEXT_API void enterRegion(RegionOwner owner, const RegionOptions& options);
+
+// Leaves the last region that `owner` has entered on this thread. Raises when there is none.
+TORCHEXT_API void leaveRegion(RegionOwner owner);
+
+// The same for C++.
+class TORCHEXT_API AutocastRegion {
+ public:
+  explicit AutocastRegion(const RegionOptions& options);
+  AutocastRegion(const AutocastRegion&) = delete;
+  AutocastRegion& operator=(const AutocastRegion&) = delete;
+  AutocastRegion(AutocastRegion&&) = delete;
+  AutocastRegion& operator=(AutocastRegion&&) = delete;
+  ~AutocastRegion();
+
+ private:
+  RegionOwner owner_;
+};
+
+// Can tensors on `device_type` be autocast at all?
+TORCHEXT_API bool canAutocast(c10::DeviceType device_type) noexcept;
+
+// The accelerator that is in use on this thread, the fake one in `fake_mode(fake_cuda=...)`, or the CPU.
+TORCHEXT_API c10::DeviceType deviceTypeInUse();
+
+// Do operators autocast on this thread, for tensors on `device_type`?
+TORCHEXT_API bool isAutocasting(c10::DeviceType device_type);
+
+// Is a self-cleaning region open on this thread? Whether it decides is another question: others may be open inside.
+bool isInSelfCleaningRegion() noexcept;
+
+// How many regions are open on this thread, ours and `torch.autocast`'s, for any device type, enabled or not. Those
+// that are around a running backward pass do not count in it.
+TORCHEXT_API int regionDepth() noexcept;
+
+// Lives around a backward pass.
+class TORCHEXT_API BackwardGuard {
+ public:
+  BackwardGuard() noexcept;
+  BackwardGuard(const BackwardGuard&) = delete;
+  BackwardGuard& operator=(const BackwardGuard&) = delete;
+  BackwardGuard(BackwardGuard&&) = delete;
+  BackwardGuard& operator=(BackwardGuard&&) = delete;
+  ~BackwardGuard();
+
+ private:
+  int previous_depth_;
+};
+
+// Is one of ours open on this thread that makes operators autocast now?
+TORCHEXT_API bool isInEnabledRegion() noexcept;
+
+}  // namespace torchext

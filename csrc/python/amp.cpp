@@ -1,0 +1,292 @@
+// The regions of torchext.amp. They are entered and left by a plain CPython type, because a call by way of pybind11
+// takes longer than all that there is to do.
+
+#include <optional>
+#include <string>
+
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/DynamicTypes.h>
+
+#include "../amp/amp_tensor.h"
+#include "../amp/region.h"
+#include "bind.h"
+#include "module.h"
+
+namespace torchext::python {
+
+namespace {
+
+struct Region {
+  PyObject_HEAD RegionOwner owner;
+  // Found out when the region is entered, if absent: a decorator is made before there is a fake device.
+  std::optional<c10::DeviceType> device_type;
+  std::optional<c10::ScalarType> dtype;
+  bool is_enabled;
+  bool is_caching;
+  bool is_self_cleaning;
+};
+
+// torchext._amp_backward.install(), held for the life of the process; null once it has been called.
+PyObject* backward_installer = nullptr;
+
+Region* asRegion(PyObject* self) {
+  return reinterpret_cast<Region*>(self);
+}
+
+std::string nameOf(c10::DeviceType device_type) {
+  return c10::DeviceTypeName(device_type, /*lower_case=*/true);
+}
+
+std::string deviceTypesThatAutocast() {
+  std::string names;
+  for (int i = 0; i < c10::COMPILE_TIME_MAX_DEVICE_TYPES; ++i) {
+    const auto device_type = static_cast<c10::DeviceType>(i);
+    if (canAutocast(device_type)) {
+      names += (names.empty() ? "'" : ", '") + nameOf(device_type) + "'";
+    }
+  }
+  return names;
+}
+
+std::optional<c10::DeviceType> deviceTypeNamed(const char* name) {
+  for (int i = 0; i < c10::COMPILE_TIME_MAX_DEVICE_TYPES; ++i) {
+    const auto device_type = static_cast<c10::DeviceType>(i);
+    if (canAutocast(device_type) && nameOf(device_type) == name) {
+      return device_type;
+    }
+  }
+  return std::nullopt;
+}
+
+// Each returns false with a Python error.
+bool readDeviceType(PyObject* given, std::optional<c10::DeviceType>& device_type) {
+  if (given == Py_None) {
+    return true;
+  }
+  const char* name = PyUnicode_Check(given) ? PyUnicode_AsUTF8(given) : nullptr;
+  if (name == nullptr) {
+    PyErr_Format(PyExc_TypeError,
+                 "autocast() takes the type of a device as a string, as `tensor.device.type` is, None, or a function "
+                 "to decorate, but `device_type` is a %s.",
+                 Py_TYPE(given)->tp_name);
+    return false;
+  }
+  device_type = deviceTypeNamed(name);
+  if (!device_type) {
+    PyErr_Format(PyExc_ValueError, "autocast() knows no device type '%s'. Those that autocast are %s.", name,
+                 deviceTypesThatAutocast().c_str());
+    return false;
+  }
+  return true;
+}
+
+bool readDtype(PyObject* given, std::optional<c10::ScalarType>& dtype) {
+  if (given == Py_None) {
+    return true;
+  }
+  if (!THPDtype_Check(given)) {
+    PyErr_Format(PyExc_TypeError, "autocast() takes torch.bfloat16, torch.float16 or None, but `dtype` is a %s.",
+                 Py_TYPE(given)->tp_name);
+    return false;
+  }
+  const c10::ScalarType type = reinterpret_cast<THPDtype*>(given)->scalar_type;
+  if (type != c10::kBFloat16 && type != c10::kHalf) {
+    PyErr_Format(PyExc_ValueError,
+                 "autocast() casts to torch.bfloat16 or torch.float16, but `dtype` is %S. To compute in full "
+                 "precision, use `enabled=False`.",
+                 given);
+    return false;
+  }
+  dtype = type;
+  return true;
+}
+
+bool installBackward() {
+  if (backward_installer == nullptr) {
+    return true;
+  }
+  PyObject* const installer = backward_installer;
+  backward_installer = nullptr;
+  PyObject* done = PyObject_CallNoArgs(installer);
+  Py_XDECREF(done);
+  Py_DECREF(installer);
+  return done != nullptr;
+}
+
+PyObject* allocate(PyTypeObject* type) {
+  PyObject* self = type->tp_alloc(type, 0);
+  if (self != nullptr) {
+    Region* region = asRegion(self);
+    region->owner = newRegionOwner();
+    new (&region->device_type) std::optional<c10::DeviceType>;
+    new (&region->dtype) std::optional<c10::ScalarType>;
+    region->is_enabled = true;
+    region->is_caching = true;
+    region->is_self_cleaning = false;
+  }
+  return self;
+}
+
+// As `autocast(function)`, the class decorates the function: `@autocast`.
+PyObject* decorate(PyTypeObject* type, PyObject* function) {
+  PyObject* region = allocate(type);
+  if (region == nullptr) {
+    return nullptr;
+  }
+  PyObject* decorated = PyObject_CallOneArg(region, function);
+  Py_DECREF(region);
+  return decorated;
+}
+
+PyObject* newRegion(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+  PyObject* device_type = Py_None;
+  PyObject* dtype = Py_None;
+  int is_enabled = 1;
+  int is_caching = 1;
+  int is_self_cleaning = 0;
+  constexpr const char* kNames[] = {"device_type", "dtype", "enabled", "cache", "self_cleaning", nullptr};
+  // The signature has been without `const` before Python 3.13.
+  if (PyArg_ParseTupleAndKeywords(args, kwargs, "|O$Oppp:autocast", const_cast<char**>(kNames), &device_type, &dtype,
+                                  &is_enabled, &is_caching, &is_self_cleaning) == 0 ||
+      !installBackward()) {
+    return nullptr;
+  }
+  if (device_type != Py_None && !PyUnicode_Check(device_type) && PyCallable_Check(device_type) != 0) {
+    return decorate(type, device_type);
+  }
+  PyObject* self = allocate(type);
+  if (self == nullptr) {
+    return nullptr;
+  }
+  Region* region = asRegion(self);
+  region->is_enabled = is_enabled != 0;
+  region->is_caching = is_caching != 0;
+  region->is_self_cleaning = is_self_cleaning != 0;
+  if (!readDeviceType(device_type, region->device_type) || !readDtype(dtype, region->dtype)) {
+    Py_DECREF(self);
+    return nullptr;
+  }
+  return self;
+}
+
+void deallocate(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+PyObject* enter(PyObject* self, PyObject* /*unused*/) {
+  HANDLE_TH_ERRORS
+  const Region& region = *asRegion(self);
+  enterRegion(region.owner, {region.device_type ? *region.device_type : deviceTypeInUse(), region.dtype,
+                             region.is_enabled, region.is_caching, region.is_self_cleaning});
+  Py_INCREF(self);
+  return self;
+  END_HANDLE_TH_ERRORS
+}
+
+// The arguments tell of an exception, which is none of our business.
+PyObject* leave(PyObject* self, PyObject* const* /*unused*/, Py_ssize_t /*unused*/) {
+  HANDLE_TH_ERRORS
+  leaveRegion(asRegion(self)->owner);
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+// The arguments with which the region was made, in their order.
+PyObject* arguments(PyObject* self, PyObject* /*unused*/) {
+  HANDLE_TH_ERRORS
+  const Region& region = *asRegion(self);
+  const auto device_type = region.device_type ? std::optional{nameOf(*region.device_type)} : std::nullopt;
+  pybind11::object dtype = pybind11::none();
+  if (region.dtype) {
+    dtype =
+        pybind11::reinterpret_borrow<pybind11::object>(reinterpret_cast<PyObject*>(torch::getTHPDtype(*region.dtype)));
+  }
+  return pybind11::make_tuple(device_type, dtype, region.is_enabled, region.is_caching, region.is_self_cleaning)
+      .release()
+      .ptr();
+  END_HANDLE_TH_ERRORS
+}
+
+// Does the region make operators autocast where none around it does?
+PyObject* isOutermost(PyObject* self, PyObject* /*unused*/) {
+  HANDLE_TH_ERRORS
+  const Region& region = *asRegion(self);
+  return PyBool_FromLong(
+      static_cast<long>(!isAutocasting(region.device_type ? *region.device_type : deviceTypeInUse())));
+  END_HANDLE_TH_ERRORS
+}
+
+template <typename Function>
+void* asSlot(Function function) {
+  return reinterpret_cast<void*>(function);
+}
+
+void addRegionType(pybind11::module_& module) {
+  static PyMethodDef methods[] = {
+      {"__enter__", &enter, METH_NOARGS, nullptr},
+      {"__exit__", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&leave)), METH_FASTCALL, nullptr},
+      {"_arguments", &arguments, METH_NOARGS, nullptr},
+      {"_is_outermost", &isOutermost, METH_NOARGS, nullptr},
+      {nullptr, nullptr, 0, nullptr}};
+  PyType_Slot slots[] = {{Py_tp_new, asSlot(&newRegion)},
+                         {Py_tp_dealloc, asSlot(&deallocate)},
+                         {Py_tp_methods, static_cast<void*>(methods)},
+                         {0, nullptr}};
+  PyType_Spec spec{"torchext._C.AutocastRegion", static_cast<int>(sizeof(Region)), 0,
+                   static_cast<unsigned int>(Py_TPFLAGS_DEFAULT) | Py_TPFLAGS_BASETYPE,
+                   static_cast<PyType_Slot*>(slots)};
+  PyObject* type = PyType_FromSpec(&spec);
+  if (type == nullptr) {
+    throw pybind11::error_already_set();
+  }
+  module.attr("AutocastRegion") = pybind11::reinterpret_steal<pybind11::object>(type);
+}
+
+std::string deviceTypeNameInUse() {
+  return nameOf(deviceTypeInUse());
+}
+
+bool isAmpTensor(const at::Tensor& tensor) {
+  return isAmp(tensor);
+}
+
+void wrapTensor(const at::Tensor& tensor) {
+  makeAmp(tensor);
+}
+
+void unwrapTensor(const at::Tensor& tensor) {
+  makeOrdinary(tensor);
+}
+
+bool isInRegion() {
+  return isInEnabledRegion();
+}
+
+// Calls `function`, which runs a backward pass.
+pybind11::object callInBackward(const pybind11::function& function,
+                                const pybind11::args& args,
+                                const pybind11::kwargs& kwargs) {
+  const BackwardGuard guard;
+  return function(*args, **kwargs);
+}
+
+void setBackwardInstaller(const pybind11::function& installer) {
+  backward_installer = installer.inc_ref().ptr();
+}
+
+}  // namespace
+
+void bindAmp(pybind11::module_& module) {
+  addRegionType(module);
+  bind(module, "autocast_device_type_in_use", deviceTypeNameInUse);
+  bind(module, "is_in_enabled_region", isInRegion);
+  bind(module, "is_amp", isAmpTensor);
+  bind(module, "wrap_amp", wrapTensor);
+  bind(module, "unwrap_amp", unwrapTensor);
+  module.def("call_in_backward", &callInBackward);
+  module.def("set_backward_installer", &setBackwardInstaller);
+}
+
+}  // namespace torchext::python

@@ -1,0 +1,128 @@
+#include "tensor_marks.h"
+
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include "amp/amp_handler.h"
+#include "amp/region.h"
+#include "inference/origins.h"
+#include "interpreter_lock.h"
+#include "open_tensor_impl.h"
+#include "stack_utils.h"
+
+namespace torchext {
+
+using at::Tensor;
+using c10::DispatchKeySet;
+using c10::OperatorHandle;
+using c10::TensorImpl;
+using torch::jit::Stack;
+
+namespace {
+
+using TensorMarksPtr = c10::intrusive_ptr<TensorMarks>;
+
+std::mutex& marksMutex() {
+  static auto* mutex = new std::mutex;
+  return *mutex;
+}
+
+// There are no more than lines in the program. Leaked, since tensors may live until the process ends.
+TensorMarksPtr sharedMarks(const std::string& origin, AmpMark amp) {
+  static auto* all = new std::map<std::pair<std::string, AmpMark>, TensorMarksPtr>;
+  const InterpreterAwareLock<std::mutex> lock(marksMutex());
+  TensorMarksPtr& marks = (*all)[{origin, amp}];
+  if (marks == nullptr) {
+    marks = c10::make_intrusive<TensorMarks>(origin, amp);
+  }
+  return marks;
+}
+
+// The same for tensors without an origin, which are most of those that are marked in haste. Null for no marks.
+const TensorMarksPtr& marksWithoutOrigin(AmpMark amp) {
+  static const TensorMarksPtr none;
+  static const TensorMarksPtr wrapped = sharedMarks({}, AmpMark::kWrapped);
+  static const TensorMarksPtr to_be_cleaned = sharedMarks({}, AmpMark::kToBeCleaned);
+  if (amp == AmpMark::kNone) {
+    return none;
+  }
+  return amp == AmpMark::kWrapped ? wrapped : to_be_cleaned;
+}
+
+void setMarks(TensorImpl& impl, const std::string& origin, AmpMark amp) {
+  if (impl.get_backend_meta() != nullptr && marksOf(impl) == nullptr) {
+    return;
+  }
+  TensorMarksPtr marks = origin.empty() ? marksWithoutOrigin(amp) : sharedMarks(origin, amp);
+  DispatchKeySet& keys = OpenTensorImpl::keysOf(impl);
+  keys = marks == nullptr ? keys.remove(kMarksKey) : keys.add(kMarksKey);
+  if (marks != nullptr || impl.get_backend_meta() != nullptr) {
+    impl.set_backend_meta(std::move(marks));
+  }
+}
+
+// Which features a call is about.
+struct Concerned {
+  bool origins = false;
+  bool amp = false;
+};
+
+Concerned concernedBy(const OperatorHandle& op, const Stack& stack) {
+  Concerned concerned{isTracingOrigins(), isInSelfCleaningRegion()};
+  forEachTensor(stack, op.schema().arguments().size(), [&concerned](const Tensor& tensor) {
+    if (const TensorMarks* marks = marksOf(*tensor.unsafeGetTensorImpl())) {
+      concerned.origins = concerned.origins || !marks->origin.empty();
+      concerned.amp = concerned.amp || marks->amp != AmpMark::kNone;
+    }
+  });
+  return concerned;
+}
+
+void callMarked(const OperatorHandle& op, DispatchKeySet keys, Stack& stack, bool is_about_amp) {
+  if (is_about_amp) {
+    ampFallback(op, keys, &stack);
+    return;
+  }
+  const c10::impl::ExcludeDispatchKeyGuard guard{kMarksKey};
+  op.redispatchBoxed(keys & DispatchKeySet{DispatchKeySet::FULL_AFTER, kMarksKey}, &stack);
+}
+
+}  // namespace
+
+const TensorMarks* marksOf(const TensorImpl& impl) {
+  return dynamic_cast<const TensorMarks*>(const_cast<TensorImpl&>(impl).get_backend_meta());
+}
+
+void setOriginMark(TensorImpl& impl, const std::string& origin) {
+  setMarks(impl, origin, ampMarkOf(impl));
+}
+
+void setAmpMark(TensorImpl& impl, AmpMark amp) {
+  setMarks(impl, originMarkOf(impl), amp);
+}
+
+void lockMarks() {
+  marksMutex().lock();
+}
+
+void unlockMarks() {
+  marksMutex().unlock();
+}
+
+void marksFallback(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  const Concerned concerned = concernedBy(op, *stack);
+  if (concerned.origins) {
+    originsFallback(op, keys, stack);
+  } else {
+    callMarked(op, keys, *stack, concerned.amp);
+  }
+}
+
+void callBelowOrigins(const OperatorHandle& op, DispatchKeySet keys, Stack& stack) {
+  callMarked(op, keys, stack, concernedBy(op, stack).amp);
+}
+
+}  // namespace torchext

@@ -1,0 +1,434 @@
+"""AmpTensors: what makes one, what keeps it one, and what operators do that meet one."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint
+
+from torchext import amp
+from torchext.deferred_init import deferred_init, materialize_module
+from torchext.fake import fake_mode
+
+BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+
+
+def block() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 4))
+
+
+def gradients(net: nn.Module) -> list[Tensor]:
+    return [p.grad for p in net.parameters()]
+
+
+class TestWrap:
+    def test_is_in_place_and_returns_its_argument(self) -> None:
+        x = torch.ones(2)
+        assert amp.wrap(x) is x
+        assert amp.is_amp(x)
+        assert amp.unwrap(x) is x
+        assert not amp.is_amp(x)
+
+    def test_class_tells_without_being_one(self) -> None:
+        x = amp.wrap(torch.ones(2))
+        assert isinstance(x, amp.AmpTensor)
+        assert type(x) is Tensor
+        assert not isinstance(torch.ones(2), amp.AmpTensor)
+        assert not isinstance(3, amp.AmpTensor)
+        with pytest.raises(TypeError, match="use torchext.amp.wrap"):
+            amp.AmpTensor(torch.ones(2))
+
+    def test_wraps_the_floating_parameters_of_a_module(self) -> None:
+        net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+        net.count = nn.Parameter(torch.ones(1, dtype=torch.int64), requires_grad=False)
+        assert amp.wrap(net) is net
+        assert all(amp.is_amp(p) == p.is_floating_point() for p in net.parameters())
+        assert not any(map(amp.is_amp, net.buffers()))
+        amp.unwrap(net)
+        assert not any(map(amp.is_amp, net.parameters()))
+
+    def test_module_needs_no_region(self) -> None:
+        net, x = block(), torch.ones(3, 4)
+        with torch.autocast("cpu"):
+            wanted = net(x)
+        wanted.float().sum().backward()
+        wanted_gradients = gradients(net)
+        wrapped = amp.wrap(block())
+        result = wrapped(x)
+        result.float().sum().backward()
+        assert result.dtype is BF16
+        assert torch.equal(result, wanted)
+        assert all(map(torch.equal, gradients(wrapped), wanted_gradients))
+
+    @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.uint8])
+    def test_refuses_dtypes_that_have_no_precision(self, dtype: torch.dtype) -> None:
+        with pytest.raises(TypeError, match=f"floating and complex dtypes.*but `obj` is of {dtype}"):
+            amp.wrap(torch.ones(2, dtype=dtype))
+
+    @pytest.mark.parametrize("function", [amp.wrap, amp.unwrap, amp.is_amp])
+    def test_refuses_what_is_no_tensor(self, function: Callable[..., Any]) -> None:
+        with pytest.raises(TypeError, match=rf"{function.__name__}\(\) takes a tensor.*is a list"):
+            function([torch.ones(1)])
+
+
+KEPT: dict[str, Callable[[Tensor], Tensor]] = {
+    "view": lambda x: x.view(-1),
+    "slice": lambda x: x[1:, 0],
+    "transpose": lambda x: x.t(),
+    "detach": lambda x: x.detach(),
+    "data": lambda x: x.data,
+    "deepcopy": lambda x: copy.deepcopy(x),
+    "clone": lambda x: x.clone(),
+    "to float64": lambda x: x.to(FP64),
+    "to half": lambda x: x.half(),
+    "to complex and back": lambda x: torch.fft.ifft(torch.fft.fft(x)).real,
+    "split": lambda x: x.split(1)[1],
+    "in-place": lambda x: x.mul_(2),
+    "written into a plain tensor": lambda x: torch.zeros(2, 2).add_(x),
+    "out": lambda x: torch.add(x, 1, out=torch.zeros(2, 2)),
+    "list": lambda x: torch.stack([torch.ones(2, 2), x]),
+    "Parameter": lambda x: nn.Parameter(x),
+    "tuple": lambda x: torch.max(x, 0).values,
+    "no_grad": torch.no_grad()(lambda x: x + 1),
+    "inference mode": torch.inference_mode()(lambda x: x + 1),
+    "foreach": lambda x: torch._foreach_add([torch.ones(2, 2), x], 1)[0],
+}
+
+LOST: dict[str, Callable[[Tensor], Any]] = {
+    "integers": lambda x: x.long(),
+    "view as integers": lambda x: x.view(torch.int32),
+    "indices": lambda x: torch.max(x, 0).indices,
+    "numbers": lambda x: torch.tensor(x.sum().item()),
+    "unwrapped": lambda x: amp.unwrap(x.clone()),
+}
+
+
+class TestPropagation:
+    @pytest.mark.parametrize("how", KEPT)
+    def test_is_kept_by(self, how: str) -> None:
+        x = amp.wrap(torch.ones(2, 2))
+        assert amp.is_amp(KEPT[how](x))
+
+    @pytest.mark.parametrize("how", LOST)
+    def test_is_lost_by(self, how: str) -> None:
+        assert not amp.is_amp(LOST[how](amp.wrap(torch.ones(2, 2))))
+
+    def test_views_and_bases_are_told_apart(self) -> None:
+        base = torch.ones(2, 2)
+        view = base.view(-1)
+        amp.wrap(view)
+        assert not amp.is_amp(base)
+
+    def test_gradients_have_it(self) -> None:
+        w = amp.wrap(torch.ones(2, 2, requires_grad=True))
+        (torch.ones(2, 2) @ w).float().sum().backward()
+        assert w.grad.dtype is FP32
+        assert amp.is_amp(w.grad)
+
+    def test_modules_keep_it(self) -> None:
+        net = amp.wrap(block())
+        assert all(map(amp.is_amp, net.state_dict().values()))
+        assert all(map(amp.is_amp, copy.deepcopy(net).parameters()))
+        assert all(map(amp.is_amp, net.double().float().parameters()))
+        net.load_state_dict(block().state_dict())
+        assert all(map(amp.is_amp, net.parameters()))
+
+    def test_integers_in_the_same_call_are_left_alone(self) -> None:
+        index = torch.zeros(1, dtype=torch.int64)
+        assert amp.is_amp(amp.wrap(torch.ones(2, 2))[index])
+        assert not amp.is_amp(index)
+
+    def test_fakes_have_it(self) -> None:
+        with fake_mode(fake_cuda=True):
+            layer = amp.wrap(nn.Linear(2, 2, device="cuda"))
+            result = layer(torch.ones(1, 2, device="cuda"))
+        assert result.dtype is FP16
+        assert amp.is_amp(result)
+
+    def test_deferred_tensors_have_it_before_and_after(self) -> None:
+        layer = amp.wrap(deferred_init(nn.Linear, 2, 2))
+        assert layer(torch.ones(1, 2)).dtype is BF16
+        materialize_module(layer)
+        assert all(map(amp.is_amp, layer.parameters()))
+        assert layer(torch.ones(1, 2)).dtype is BF16
+
+    def test_subclasses_have_it(self) -> None:
+        class Sub(Tensor):
+            pass
+
+        x = amp.wrap(torch.ones(2, 2).as_subclass(Sub))
+        result = x @ x
+        assert type(result) is Sub
+        assert result.dtype is BF16
+        assert amp.is_amp(result)
+
+
+class TestRegionsDecide:
+    @pytest.mark.parametrize("region", [amp.autocast, torch.autocast])
+    def test_in_place_of_identity(self, region: Any) -> None:
+        net, x = amp.wrap(block()), torch.ones(1, 4)
+        with region("cpu", enabled=False):
+            assert net(x).dtype is FP32
+        with region("cpu", dtype=FP16):
+            assert net(x).dtype is FP16
+        assert net(x).dtype is BF16
+
+    def test_float_decorator_computes_in_float32(self) -> None:
+        net = amp.wrap(block())
+        assert amp.float(net.forward)(torch.ones(1, 4)).dtype is FP32
+
+
+class TestTraining:
+    def test_casts_follow_the_optimizer(self) -> None:
+        layer = amp.wrap(nn.Linear(1, 1, bias=False))
+        nn.init.constant_(layer.weight, 1.0)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
+        assert layer(torch.ones(1, 1)).item() == 1.0
+        layer(torch.ones(1, 1)).sum().backward()
+        optimizer.step()
+        assert layer(torch.ones(1, 1)).item() == 0.0
+
+    @pytest.mark.parametrize("use_reentrant", [True, False])
+    @pytest.mark.parametrize("around", ["nothing", "disabled region"])
+    def test_checkpoint_recomputes_in_the_same_dtypes(self, use_reentrant: bool, around: str) -> None:
+        net, plain = amp.wrap(block()), amp.wrap(block())
+        x, y = torch.ones(3, 4, requires_grad=True), torch.ones(3, 4, requires_grad=True)
+        result = checkpoint(net, x, use_reentrant=use_reentrant)
+        assert result.dtype is BF16
+        with amp.autocast("cpu", enabled=around == "nothing") if around != "nothing" else torch.enable_grad():
+            result.float().sum().backward()
+        plain(y).float().sum().backward()
+        assert torch.equal(x.grad, y.grad)
+        assert all(map(torch.equal, gradients(net), gradients(plain)))
+
+    def test_second_derivatives(self) -> None:
+        w = amp.wrap(torch.full((2, 2), 3.0, requires_grad=True))
+        loss = (w @ w).float().sum()
+        (grad,) = torch.autograd.grad(loss, w, create_graph=True)
+        grad.sum().backward()
+        assert w.grad.tolist() == [[4.0, 4.0], [4.0, 4.0]]
+
+    def test_grad_of_torch_func(self) -> None:
+        net, x = amp.wrap(block()), torch.ones(3, 4)
+
+        def loss(parameters: dict[str, Tensor]) -> Tensor:
+            result = torch.func.functional_call(net, parameters, (x,))
+            assert result.dtype is BF16
+            return result.float().sum()
+
+        found = torch.func.grad(loss)({k: v.detach() for k, v in net.named_parameters()})
+        net(x).float().sum().backward()
+        assert all(map(torch.equal, found.values(), gradients(net)))
+
+    def test_vmap_autocasts_as_a_region_does(self) -> None:
+        w, x = torch.ones(4, 4), torch.ones(3, 4, 4)
+        with torch.autocast("cpu"):
+            wanted = torch.vmap(lambda row: torch.mm(row, w))(x)
+        found = torch.vmap(lambda row: torch.mm(row, amp.wrap(w)))(x)
+        assert found.dtype is wanted.dtype is BF16
+
+    def test_threads_need_no_region_of_their_own(self) -> None:
+        net, found = amp.wrap(block()), []
+        threads = [threading.Thread(target=lambda: found.append(net(torch.ones(1, 4)).dtype)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found == [BF16] * 4
+
+
+def mixed_program(region: Any) -> Tensor:
+    """Goes on after the region with what was made in it, and with tensors in float32."""
+    x, w = torch.ones(2, 2), torch.ones(2, 2)
+    with region:
+        y = x @ w
+    return torch.mm(y, w)
+
+
+class TestSelfCleaning:
+    def test_program_that_fails_after_other_regions(self) -> None:
+        with pytest.raises(RuntimeError, match="same dtype"):
+            mixed_program(amp.autocast("cpu"))
+        result = mixed_program(amp.autocast("cpu", self_cleaning=True))
+        assert result.dtype is FP32
+        assert not amp.is_amp(result)
+
+    def test_what_is_made_inside_carries_the_identity(self) -> None:
+        before = torch.ones(2, 2)
+        with amp.autocast("cpu", self_cleaning=True):
+            made = [before @ before, torch.ones(2), before.clone(), before.to(BF16), before.half(), before + 1]
+            kept = [before.view(-1), before.add_(1), torch.dropout(before, 0.5, False), before.detach(), before.float()]
+        assert [amp.is_amp(t) for t in made] == [True] * len(made)
+        assert [amp.is_amp(t) for t in kept] == [False] * len(kept)
+        assert not amp.is_amp(before)
+
+    def test_results_inside_are_those_of_other_regions(self) -> None:
+        net, x = block(), torch.ones(3, 4)
+        with amp.autocast("cpu"):
+            wanted = net(x)
+        with amp.autocast("cpu", self_cleaning=True):
+            found = net(x)
+        assert found.dtype is wanted.dtype
+        assert torch.equal(found, wanted)
+
+    def test_views_stay_views_and_lower(self) -> None:
+        with amp.autocast("cpu", self_cleaning=True):
+            y = torch.ones(2, 2) @ torch.ones(2, 2)
+        y[0] = 5
+        assert y.tolist() == [[5.0, 5.0], [2.0, 2.0]]
+        for view in (y.t(), y.view(-1), y[0], y.t().contiguous(), y.t().reshape(-1), copy.deepcopy(y)):
+            assert view.dtype is BF16
+            assert amp.is_amp(view)
+        y.t().fill_(3)
+        assert y.tolist() == [[3.0, 3.0], [3.0, 3.0]]
+        assert y.to(FP32).dtype is FP32
+        assert not amp.is_amp(y.float())
+        assert not amp.is_amp(y.to(FP16))
+
+    def test_written_arguments_keep_dtype_and_identity(self) -> None:
+        with amp.autocast("cpu", self_cleaning=True):
+            y = torch.ones(2, 2) @ torch.ones(2, 2)
+            out = torch.ones(1, dtype=BF16)
+        plain = torch.full((2, 2), 3.0)
+        assert y.addmm_(plain, plain) is y
+        assert y.tolist() == [[20.0, 20.0], [20.0, 20.0]]
+        assert (y.dtype, amp.is_amp(y)) == (BF16, True)
+        with pytest.warns(UserWarning, match="resized"):
+            assert torch.mm(plain, plain, out=out) is out
+        assert (out.dtype, out.tolist()) == (BF16, [[18.0, 18.0], [18.0, 18.0]])
+        y.requires_grad_().retain_grad()
+
+    @pytest.mark.parametrize("view", [lambda y: y.t(), lambda y: y[:], lambda y: y.data, lambda y: y.view(2, 2)])
+    def test_views_are_cleaned_too(self, view: Callable[[Tensor], Tensor]) -> None:
+        with amp.autocast("cpu", self_cleaning=True):
+            y = torch.ones(2, 2) @ torch.ones(2, 2)
+            inside = view(y)
+        for x in (inside, view(y)):
+            result = torch.mm(x, torch.ones(2, 2))
+            assert result.dtype is FP32
+            assert not amp.is_amp(result)
+
+    def test_what_else_is_lower_comes_along(self) -> None:
+        with amp.autocast("cpu", self_cleaning=True):
+            y = torch.ones(2, 2) @ torch.ones(2, 2)
+        lower = torch.ones(2, 2, dtype=BF16)
+        assert torch.mm(y, lower).dtype is FP32
+        assert lower.addmm_(y, torch.ones(2, 2)) is lower
+        assert (lower.dtype, lower.tolist(), amp.is_amp(lower)) == (BF16, [[5.0, 5.0], [5.0, 5.0]], False)
+        assert torch.view_as_complex(y).dtype is torch.complex64
+
+    def test_lists_are_cleaned(self) -> None:
+        with amp.autocast("cpu", self_cleaning=True):
+            y = torch.ones(2, 2) @ torch.ones(2, 2)
+        joined = torch.cat([y, torch.ones(2, 2)])
+        assert joined.dtype is FP32
+        assert not amp.is_amp(joined)
+
+    def test_gradients_flow_through_the_cast(self) -> None:
+        net, plain, x = block(), block(), torch.ones(3, 4)
+        with amp.autocast("cpu", self_cleaning=True):
+            y = net(x)
+        nn.functional.mse_loss(y, x).backward()
+        with amp.autocast("cpu"):
+            y = plain(x)
+        nn.functional.mse_loss(y.float(), x).backward()
+        assert all(map(torch.equal, gradients(net), gradients(plain)))
+        assert not any(map(amp.is_amp, gradients(net)))
+
+    @pytest.mark.parametrize("use_reentrant", [True, False])
+    def test_checkpoint_inside_and_after(self, use_reentrant: bool) -> None:
+        net, x = block(), torch.ones(3, 4, requires_grad=True)
+        with amp.autocast("cpu", self_cleaning=True):
+            y = checkpoint(net, x, use_reentrant=use_reentrant)
+        z = checkpoint(net, y, use_reentrant=use_reentrant)
+        assert (y.dtype, z.dtype) == (BF16, FP32)
+        z.sum().backward()
+        assert x.grad.dtype is FP32
+
+    def test_later_regions_take_the_results_as_they_are(self) -> None:
+        with amp.autocast("cpu", self_cleaning=True):
+            y = torch.ones(2, 2) @ torch.ones(2, 2)
+        with amp.autocast("cpu"):
+            assert torch.relu(y).dtype is BF16
+        with amp.autocast("cpu", enabled=False):
+            assert torch.relu(y).dtype is FP32
+
+    def test_disabled_inside_cleans(self) -> None:
+        x = torch.ones(2, 2)
+        with amp.autocast("cpu", self_cleaning=True):
+            y = x @ x
+            with amp.autocast("cpu", enabled=False):
+                z = torch.mm(y, x)
+            assert (y.dtype, z.dtype, amp.is_amp(z)) == (BF16, FP32, False)
+
+    def test_float64_and_integers_are_left_alone(self) -> None:
+        with amp.autocast("cpu", self_cleaning=True):
+            double, count = torch.ones(2, dtype=FP64) * 2, torch.ones(2, dtype=torch.int64) * 2
+        assert not amp.is_amp(count)
+        assert (double * 2).dtype is FP64
+        assert not amp.is_amp(double * 2)
+
+    def test_wrapped_tensors_stay_wrapped(self) -> None:
+        net, x = amp.wrap(block()), torch.ones(1, 4)
+        with amp.autocast("cpu", self_cleaning=True):
+            y = net(x)
+        assert net(y).dtype is BF16
+
+    def test_ends_with_its_region_and_is_the_threads_own(self) -> None:
+        found = []
+        with amp.autocast("cpu", self_cleaning=True), amp.autocast("cpu", self_cleaning=True):
+            thread = threading.Thread(target=lambda: found.append(amp.is_amp(torch.ones(1))))
+            thread.start()
+            thread.join()
+        assert found == [False]
+        assert not amp.is_amp(torch.ones(1))
+
+    def test_is_kept_by_a_wrap_of_the_users(self) -> None:
+        with amp.autocast("cpu", self_cleaning=True):
+            y = torch.ones(2, 2) @ torch.ones(2, 2)
+        amp.wrap(y)
+        assert torch.mm(y, torch.ones(2, 2)).dtype is BF16
+
+    def test_on_fakes_and_in_deferred_init(self) -> None:
+        with fake_mode(fake_cuda=True):
+            x = torch.ones(2, 2, device="cuda")
+            with amp.autocast("cuda", self_cleaning=True):
+                y = x @ x
+            z = torch.mm(y, x)
+        assert (y.dtype, z.dtype) == (FP16, FP32)
+
+        class Net(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                with amp.autocast("cpu", self_cleaning=True):
+                    y = torch.ones(2, 2) @ torch.full((2, 2), 1 / 3)
+                self.weight = nn.Parameter(torch.mm(y, torch.ones(2, 2)))
+
+        net = deferred_init(Net)
+        materialize_module(net)
+        assert torch.equal(net.weight, Net().weight)
+
+    def test_decorator_returns_float32(self) -> None:
+        @amp.autocast("cpu", self_cleaning=True)
+        def function(x: Tensor, kept: list[Tensor]) -> Tensor:
+            kept.append(x @ x)
+            return x @ x
+
+        kept: list[Tensor] = []
+        assert function(torch.ones(2, 2), kept).dtype is FP32
+        assert torch.mm(kept[0], torch.ones(2, 2)).dtype is FP32
+
+
+def test_nothing_is_left_of_the_key_on_the_thread() -> None:
+    with pytest.raises(RuntimeError, match="inside"), amp.autocast("cpu", self_cleaning=True):
+        raise RuntimeError("inside")
+    leaves = pytree.tree_leaves([torch.ones(1), torch.ones(1) + 1])
+    assert not any(map(amp.is_amp, leaves))

@@ -1,0 +1,78 @@
+"""Tells who runs a backward pass inside of an autocast region.
+
+The operators of a backward pass run in the dtypes that those of the forward pass ran in. Inside of a region they would
+autocast for themselves: the autograd engine takes the thread's state along. PyTorch's documentation warns of it and
+PyTorch does not.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import warnings
+from functools import wraps
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from . import _C
+
+__all__ = ["install"]
+
+# Whose frames are no lines of the user's program.
+LIBRARIES = tuple(str(Path(module.__file__ or "").parent) for module in (torch, sys.modules[__package__]))
+
+_lock = threading.Lock()
+_warned: set[tuple[str, int]] = set()
+_is_installed = False
+
+
+def install() -> None:
+    """Lets each backward pass look where it is, for good. Called when autocast is first used."""
+    global _is_installed
+    with _lock:
+        if _is_installed:
+            return
+        _is_installed = True
+    original = torch.autograd.graph._engine_run_backward
+
+    @wraps(original)
+    def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
+        if _C.is_in_enabled_region() and not _is_transformed():
+            _warn()
+        return _C.call_in_backward(original, *args, **kwargs)
+
+    for module in (torch.autograd, torch.autograd.graph):
+        module._engine_run_backward = _engine_run_backward  # type: ignore[attr-defined]
+
+
+def _is_transformed() -> bool:
+    """Is this within `torch.func.grad`, where forward and backward are one call, and there is no line between them?"""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def _warn() -> None:
+    """Warns once for each line of the user's program."""
+    frame = _users_frame()
+    line = (frame.f_code.co_filename, frame.f_lineno)
+    with _lock:
+        if line in _warned:
+            return
+        _warned.add(line)
+    warnings.warn_explicit(
+        f"{line[0]}:{line[1]} runs backward() inside of an autocast region: the operators of the backward pass run in "
+        "the dtypes of the forward pass, and those that the region casts as well may run in others. Leave the region "
+        "before it.",
+        UserWarning,
+        *line,
+    )
+
+
+def _users_frame() -> FrameType:
+    """The innermost frame that is not of PyTorch or of this package; the outermost if all are."""
+    frame = sys._getframe(1)
+    while frame.f_code.co_filename.startswith(LIBRARIES) and frame.f_back is not None:
+        frame = frame.f_back
+    return frame

@@ -1,0 +1,51 @@
+"""Casting what goes into a function and what comes out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+__all__ = ["to_float32", "to_lower_precision"]
+
+T = TypeVar("T")
+
+
+def to_float32(tree: T) -> T:
+    """Returns `tree` with its floating tensors in float32, but for those in float64, which autocast never touches."""
+    return _map(tree, lambda tensor: torch.float32)
+
+
+def to_lower_precision(tree: T) -> T:
+    """Returns `tree` with its floating tensors in the dtype to which operators cast them now.
+
+    Tensors on devices for which none do, and those in float64, are left as they are.
+    """
+    return _map(tree, _lower_dtype)
+
+
+def _lower_dtype(tensor: Tensor) -> torch.dtype:
+    device_type = tensor.device.type
+    if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
+        return torch.get_autocast_dtype(device_type)
+    return tensor.dtype
+
+
+def _map(tree: T, dtype_of: Callable[[Tensor], torch.dtype]) -> T:
+    def cast(leaf: object) -> object:
+        if not isinstance(leaf, Tensor) or not leaf.is_floating_point() or leaf.dtype is torch.float64:
+            return leaf
+        dtype = dtype_of(leaf)
+        return leaf if leaf.dtype is dtype else leaf.to(dtype)
+
+    if isinstance(tree, Tensor):
+        return cast(tree)  # type: ignore[return-value]
+    leaves, structure = pytree.tree_flatten(tree)
+    done = [cast(leaf) for leaf in leaves]
+    if all(new is old for new, old in zip(done, leaves, strict=True)):
+        return tree  # the very object: who compares, or keeps more in it than the leaves, sees no difference
+    result: T = pytree.tree_unflatten(done, structure)
+    return result

@@ -1,0 +1,129 @@
+"""AmpTensors: tensors whose operators autocast, wherever they are used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch._functorch import eager_transforms
+
+from . import _C, _amp_backward
+
+__all__ = ["AmpTensor", "is_amp", "unwrap", "wrap"]
+
+T = TypeVar("T", bound=Tensor | nn.Module)
+
+
+class _AmpTensorMeta(torch._C._TensorMeta):
+    def __instancecheck__(cls, instance: object) -> bool:  # noqa: N805 - ruff knows no metaclass of PyTorch's
+        return isinstance(instance, Tensor) and _C.is_amp(instance)
+
+
+class AmpTensor(Tensor, metaclass=_AmpTensorMeta):
+    """The class of tensors for which `is_amp()` is true: `isinstance(x, AmpTensor)`.
+
+    It has no instances of its own: an AmpTensor keeps its class, because to be one is something that a tensor has, as
+    `requires_grad` is. `wrap()` makes one of any tensor.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> AmpTensor:
+        """Refuses: there are no instances."""
+        raise TypeError("AmpTensor cannot be instantiated: use torchext.amp.wrap(tensor).")
+
+
+def wrap(obj: T) -> T:
+    """Makes an AmpTensor of a tensor, or of each parameter of a module, in place.
+
+    Every operator that has an AmpTensor among its arguments autocasts, to the dtype of
+    `torch.get_autocast_dtype(device_type)`, and its floating and complex results are AmpTensors. So wrapping a module
+    makes its whole forward pass autocast, with no region. Inside of regions these decide, disabled ones too.
+
+    Views, `detach()`, what is written in place, `copy.deepcopy()`, `state_dict()` and gradients of AmpTensors are
+    AmpTensors as well; what is pickled is not. The operators of a backward pass do not autocast. Buffers are left as
+    they are: operators on them meet a parameter or the results of one.
+
+    Args:
+        obj: A tensor, real, fake or deferred, or a module.
+
+    Returns:
+        `obj` itself.
+
+    Raises:
+        TypeError: `obj` is something else, or a tensor that is neither floating nor complex.
+    """
+    if isinstance(obj, Tensor):
+        _check_dtype(obj)
+    _for_each_tensor("wrap", obj, _C.wrap_amp)
+    _amp_backward.install()
+    _teach_torch_func()
+    return obj
+
+
+def unwrap(obj: T) -> T:
+    """Makes an ordinary tensor of an AmpTensor, or of each parameter of a module, in place.
+
+    Args:
+        obj: A tensor, whether it is an AmpTensor or not, or a module.
+
+    Returns:
+        `obj` itself.
+
+    Raises:
+        TypeError: `obj` is something else.
+    """
+    _for_each_tensor("unwrap", obj, _C.unwrap_amp)
+    return obj
+
+
+def is_amp(tensor: Tensor) -> bool:
+    """Tells whether `tensor` is an AmpTensor: wrapped, computed from such, or made inside of a self-cleaning region.
+
+    Raises:
+        TypeError: `tensor` is no tensor.
+    """
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"is_amp() takes a tensor, but `tensor` is a {type(tensor).__name__}.")
+    return _C.is_amp(tensor)
+
+
+def _teach_torch_func() -> None:
+    """Lets the wrappers in which `torch.func.grad` and its kin put their arguments be what those are.
+
+    A wrapper takes over only the keys that PyTorch knows of. Without ours, operators would meet the identity below the
+    transform, after autograd has recorded them in the dtype that they had.
+    """
+    original = vars(eager_transforms)["_wrap_for_grad"]
+    if getattr(original, "_knows_amp", False):
+        return
+
+    @wraps(original)
+    def _wrap_for_grad(tensor: Tensor, level: int) -> Tensor:
+        wrapper: Tensor = original(tensor, level)
+        if _C.is_amp(tensor):
+            _C.wrap_amp(wrapper)
+        return wrapper
+
+    _wrap_for_grad._knows_amp = True  # type: ignore[attr-defined]
+    eager_transforms._wrap_for_grad = _wrap_for_grad  # type: ignore[attr-defined]
+
+
+def _check_dtype(tensor: Tensor) -> None:
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        raise TypeError(
+            f"wrap() takes tensors of floating and complex dtypes, which autocast has to do with, but `obj` is of "
+            f"{tensor.dtype}."
+        )
+
+
+def _for_each_tensor(caller: str, obj: object, function: Callable[[Tensor], None]) -> None:
+    if isinstance(obj, Tensor):
+        function(obj)
+    elif isinstance(obj, nn.Module):
+        for parameter in obj.parameters():
+            if parameter.is_floating_point() or parameter.is_complex():
+                function(parameter)
+    else:
+        raise TypeError(f"{caller}() takes a tensor or a module, but `obj` is a {type(obj).__name__}.")
