@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchext import _C
+from torchext import _C, amp
 from torchext.deferred_init import deferred_init, materialize_tensor
 from torchext.fake import fake_like, fake_mode
+from torchext.inference import inference_mode
 from torchext.inspect import Route, route, tensor_state
 
 aten = torch.ops.aten
@@ -558,3 +559,28 @@ def test_what_is_no_tensor_is_an_error() -> None:
 def test_bindings_know_which_operators_there_are() -> None:
     assert _C.has_operator("aten::add", "Tensor")
     assert not _C.has_operator("aten::add", "int")
+
+
+class TestMarkedTensors:
+    def test_amp_tensor_makes_a_call_autocast(self) -> None:
+        x, w = torch.ones(2, 2), amp.wrap(torch.ones(2, 2))
+        found = route(torch.ops.aten.mm.default, x, w)
+        assert found.keys == ("TESTING_ONLY_GenericMode", "AutocastCPU", "AutogradCPU", "CPU")
+        assert "because an argument is an AmpTensor" in str(found)
+        with amp.autocast("cpu", enabled=False):
+            assert "AutocastCPU" not in route(torch.ops.aten.mm.default, x, w).keys
+        assert "AutocastCPU" not in route(torch.ops.aten.neg.default, w).keys
+
+    def test_what_a_self_cleaning_region_has_made_is_cast(self) -> None:
+        with amp.autocast("cpu", self_cleaning=True):
+            y = torch.ones(2, 2).mm(torch.ones(2, 2))
+            inside = route(torch.ops.aten.mm.default, y, y)
+        outside = route(torch.ops.aten.mm.default, y, y)
+        assert inside.keys == ("TESTING_ONLY_GenericMode", "AutocastCPU", "AutogradCPU", "CPU")
+        assert outside.keys == ("TESTING_ONLY_GenericMode", "AutogradCPU", "CPU")
+        assert "casts to float32" in str(outside)
+
+    def test_traced_inference_tensors_are_met(self) -> None:
+        with inference_mode(trace=True):
+            z = torch.ones(2)
+            assert route(torch.ops.aten.neg.default, z).keys == ("TESTING_ONLY_GenericMode", "CPU")

@@ -91,6 +91,14 @@ class AmpCall {
 
   void run();
 
+  // What run() would do.
+  AmpOutcome decide();
+
+  // The keys of autocast on the devices of wrapped arguments; empty when there is none. To be asked after decide().
+  DispatchKeySet autocastKeys() const {
+    return wrapped_;
+  }
+
  private:
   struct Cleaned {
     Tensor original;
@@ -138,22 +146,36 @@ class AmpCall {
 };
 
 void AmpCall::run() {
+  switch (decide()) {
+    case AmpOutcome::kPassesOnInBackward:
+      passOn();
+      markAlike();
+      break;
+    case AmpOutcome::kAutocasts:
+      autocastByIdentity();
+      markAlike();
+      break;
+    case AmpOutcome::kCleans:
+      clean();
+      markAlike();
+      break;
+    case AmpOutcome::kPassesOn:
+      passOn();
+      markAlike();
+      markMadeInside();
+      markAsArguments(unclean_);
+  }
+}
+
+AmpOutcome AmpCall::decide() {
   lookAtArguments();
   if (isInBackwardFormula()) {
-    passOn();
-    markAlike();
-  } else if (has_wrapped_ && !isRegionDeciding()) {
-    autocastByIdentity();
-    markAlike();
-  } else if (unclean_ != at::ScalarType::Undefined && !isNothingToClean()) {
-    clean();
-    markAlike();
-  } else {
-    passOn();
-    markAlike();
-    markMadeInside();
-    markAsArguments(unclean_);
+    return AmpOutcome::kPassesOnInBackward;
   }
+  if (has_wrapped_ && !isRegionDeciding()) {
+    return AmpOutcome::kAutocasts;
+  }
+  return unclean_ != at::ScalarType::Undefined && !isNothingToClean() ? AmpOutcome::kCleans : AmpOutcome::kPassesOn;
 }
 
 void AmpCall::lookAtArguments() {
@@ -341,6 +363,13 @@ void AmpCall::markAsArguments(at::ScalarType dtype) {
 }
 
 }  // namespace
+
+ForeseenAmp foreseeAmp(const OperatorHandle& op, DispatchKeySet keys, const Stack& arguments) {
+  Stack stack = arguments;
+  AmpCall call{op, keys, stack};
+  const AmpOutcome outcome = call.decide();
+  return {outcome, outcome == AmpOutcome::kAutocasts ? call.autocastKeys() : DispatchKeySet{}};
+}
 
 void ampFallback(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   AmpCall{op, keys, *stack}.run();

@@ -9,10 +9,12 @@
 #include <c10/core/TensorOptions.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include "../amp/amp_handler.h"
 #include "../deferred_init/recorder.h"
 #include "../fake/composites.h"
 #include "../fake/fake_handler.h"
 #include "../stack_utils.h"
+#include "../tensor_marks.h"
 #include "dispatch_table.h"
 
 namespace torchext {
@@ -91,6 +93,7 @@ class Walk {
   FakeOutcome foreseeFakeOnTheWay() const;
   void followFake(const TableEntry& entry);
   void followRecorder(const TableEntry& entry);
+  void followMarks(const TableEntry& entry);
   void followComposites(const TableEntry& entry);
   void followBackendSelect(const TableEntry& entry);
   void passOn(DispatchKey key, const TableEntry& entry, std::string comment = {});
@@ -167,6 +170,8 @@ void Walk::follow(DispatchKey key, const TableEntry& entry) {
     followFake(entry);
   } else if (key == DispatchKey::DeferredInit) {
     followRecorder(entry);
+  } else if (key == kMarksKey) {
+    followMarks(entry);
   } else if (key == kCompositesKey) {
     followComposites(entry);
   } else if (key == DispatchKey::BackendSelect) {
@@ -268,6 +273,26 @@ void Walk::followRecorder(const TableEntry& entry) {
       excluded_ = excluded_.add(key);
       included_ = included_.add(DispatchKey::Fake);
       keys_ = keys_ | included_;
+  }
+}
+
+// NOTE [Marked tensors]
+void Walk::followMarks(const TableEntry& entry) {
+  const ForeseenAmp foreseen = foreseeAmp(op_, keys_, arguments_);
+  switch (foreseen.outcome) {
+    case AmpOutcome::kPassesOn:
+    case AmpOutcome::kPassesOnInBackward:
+      passOn(kMarksKey, entry, "marks the results");
+      break;
+    case AmpOutcome::kAutocasts:
+      passOn(kMarksKey, entry, "autocasts, because an argument is an AmpTensor");
+      break;
+    case AmpOutcome::kCleans:
+      passOn(kMarksKey, entry, "casts to float32 what a self-cleaning region has made");
+  }
+  excluded_ = excluded_.add(kMarksKey);
+  for (const DispatchKey key : foreseen.autocast_keys) {
+    keys_ = keys_.add(key);
   }
 }
 
