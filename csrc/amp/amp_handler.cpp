@@ -15,6 +15,7 @@
 
 #include "../stack_utils.h"
 #include "amp_tensor.h"
+#include "policy_probe.h"
 #include "region.h"
 
 namespace torchext {
@@ -339,6 +340,9 @@ void AmpCall::markAsArguments(at::ScalarType dtype) {
 }  // namespace
 
 void ampFallback(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  if (isAskingKernel()) {
+    lookAtAskedCall(op, *stack);
+  }
   AmpCall{op, keys, *stack}.run();
 }
 
