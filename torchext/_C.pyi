@@ -1,11 +1,12 @@
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
 _Result = TypeVar("_Result")
+_Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
 built_for_torch: str
 
@@ -55,15 +56,18 @@ def enter_tracing() -> None: ...
 def leave_tracing() -> None: ...
 
 class AutocastRegion:
+    @overload
     def __new__(
         cls,
-        device_type: str | Callable[..., Any] | None = None,
+        device_type: str | None = None,
         *,
         dtype: torch.dtype | None = None,
         enabled: bool = True,
         cache: bool = True,
         self_cleaning: bool = False,
     ) -> Self: ...
+    @overload
+    def __new__(cls, device_type: _Decorated) -> _Decorated: ...  # type: ignore[misc]
     def __enter__(self) -> Self: ...
     def __exit__(self, *exception: object) -> None: ...
     def _arguments(self) -> tuple[str | None, torch.dtype | None, bool, bool, bool]: ...

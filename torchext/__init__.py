@@ -7,6 +7,7 @@ Importing this package registers the fallbacks of the `Fake` and `DeferredInit` 
 from __future__ import annotations
 
 from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 import torch as _torch  # loads the libraries that the extension module is linked against
 
@@ -25,4 +26,7 @@ __all__ = ["amp", "compat", "deferred_init", "fake"]
 fake = _import_module(".fake", __name__)
 deferred_init = _import_module(".deferred_init", __name__)
 compat = _import_module(".compat", __name__)
-amp = _import_module(".amp", __name__)
+if _TYPE_CHECKING:
+    from . import amp
+else:
+    amp = _import_module(".amp", __name__)

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch._ops import OpOverload, OpOverloadPacket
 from torch._library.custom_ops import CustomOpDef
+from torch._ops import OpOverload, OpOverloadPacket
 
 from . import _C
 

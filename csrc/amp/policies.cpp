@@ -19,7 +19,6 @@ using at::Tensor;
 using c10::DeviceType;
 using c10::DispatchKey;
 using c10::DispatchKeySet;
-using c10::IValue;
 using c10::OperatorHandle;
 using c10::OperatorName;
 using torch::jit::Stack;
@@ -131,11 +130,12 @@ void addKernel(const OperatorHandle& op, CastPolicy policy, DeviceType device_ty
   if (policy == CastPolicy::kFallthrough) {
     return;
   }
-  const OperatorName& name = op.operator_name();
+  const std::string& name = op.operator_name().name;
+  const std::string name_space = name.substr(0, name.find("::"));
   const DispatchKey key = autocast::get_autocast_dispatch_key_from_device_type(device_type);
   // Leaked: the registration lives as long as the process.
-  auto* library = new torch::Library(torch::Library::IMPL, std::string{*name.getNamespace()}, key, __FILE__, __LINE__);
-  library->impl(c10::toString(name).c_str(), kernelOf(policy));
+  auto* library = new torch::Library(torch::Library::IMPL, name_space, key, __FILE__, __LINE__);
+  library->impl(c10::toString(op.operator_name()).c_str(), kernelOf(policy));
 }
 
 }  // namespace
