@@ -43,6 +43,8 @@ unit: build ## The test suite and the quick examples
 	$(PYTHON) -m pytest test -n $(JOBS)
 	$(PYTHON) examples/quickstart.py
 	$(PYTHON) examples/eight_gpus.py
+	$(PYTHON) examples/amp_training.py
+	$(PYTHON) examples/amp_dtypes.py
 
 lint: $(STATE)/tools ## Check the format and the style of all sources
 	$(PYTHON) -m ruff check .

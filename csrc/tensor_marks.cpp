@@ -7,6 +7,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "amp/amp_handler.h"
+#include "amp/policy_probe.h"
 #include "amp/region.h"
 #include "inference/origins.h"
 #include "interpreter_lock.h"
@@ -71,7 +72,7 @@ struct Concerned {
 };
 
 Concerned concernedBy(const OperatorHandle& op, const Stack& stack) {
-  Concerned concerned{isTracingOrigins(), isInSelfCleaningRegion()};
+  Concerned concerned{isTracingOrigins(), isInSelfCleaningRegion() || isAskingKernel()};
   forEachTensor(stack, op.schema().arguments().size(), [&concerned](const Tensor& tensor) {
     if (const TensorMarks* marks = marksOf(*tensor.unsafeGetTensorImpl())) {
       concerned.origins = concerned.origins || !marks->origin.empty();

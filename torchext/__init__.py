@@ -7,6 +7,7 @@ Importing this package registers the fallbacks of the `Fake` and `DeferredInit` 
 from __future__ import annotations
 
 from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 import torch as _torch  # loads the libraries that the extension module is linked against
 
@@ -27,4 +28,7 @@ deferred_init = _import_module(".deferred_init", __name__)
 inference = _import_module(".inference", __name__)
 compat = _import_module(".compat", __name__)
 inspect = _import_module(".inspect", __name__)
-amp = _import_module(".amp", __name__)
+if _TYPE_CHECKING:
+    from . import amp
+else:
+    amp = _import_module(".amp", __name__)

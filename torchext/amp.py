@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 from . import _C, _amp_backward
 from ._amp_decorators import Autocasting, InFloat32, InLowerPrecision, decorate
 from ._amp_identity import AmpTensor, is_amp, unwrap, wrap
+from ._amp_policies import policy, register_policy
 
-__all__ = ["AmpTensor", "autocast", "float", "half", "is_amp", "unwrap", "wrap"]
+__all__ = ["AmpTensor", "autocast", "float", "half", "is_amp", "policy", "register_policy", "unwrap", "wrap"]
 
 T = TypeVar("T", bound=Callable[..., Any])
 

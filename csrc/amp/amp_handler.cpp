@@ -15,6 +15,7 @@
 
 #include "../stack_utils.h"
 #include "amp_tensor.h"
+#include "policy_probe.h"
 #include "region.h"
 
 namespace torchext {
@@ -36,7 +37,8 @@ const DispatchKeySet kBelowAmp{DispatchKeySet::FULL_AFTER, kMarksKey};
 // forward pass again inside of the backward pass. But it does so where gradients are recorded, in regions of its own,
 // and formulas run outside of regions.
 bool isInBackwardFormula() {
-  return torch::autograd::get_current_graph_task_id() != -1 && !(c10::GradMode::is_enabled() && regionDepth() > 0);
+  const bool is_recomputing = c10::GradMode::is_enabled() && regionDepth() > 0;
+  return torch::autograd::get_current_graph_task_id() != -1 && !is_recomputing;
 }
 
 // Of the regions that are open those that torch.utils.checkpoint opens, one for the CPU and one for another device,
@@ -372,6 +374,9 @@ ForeseenAmp foreseeAmp(const OperatorHandle& op, DispatchKeySet keys, const Stac
 }
 
 void ampFallback(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  if (isAskingKernel()) {
+    lookAtAskedCall(op, *stack);
+  }
   AmpCall{op, keys, *stack}.run();
 }
 

@@ -8,6 +8,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/SmallVector.h>
 
+#include "../amp/policy_probe.h"
 #include "../amp/region.h"
 #include "../deferred_init/source_trace.h"
 #include "../fake/op_traits.h"
@@ -158,7 +159,7 @@ void traceOriginsHere() {
 
 bool isTracingOrigins() {
   return c10::impl::tls_is_dispatch_key_included(kMarksKey) &&
-         (!isInSelfCleaningRegion() || areBlocksTraced() || isTracedBlockOpen());
+         (!(isInSelfCleaningRegion() || isAskingKernel()) || areBlocksTraced() || isTracedBlockOpen());
 }
 
 void traceOriginsInBlocks(bool enabled) {

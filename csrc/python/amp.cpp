@@ -1,13 +1,18 @@
 // The regions of torchext.amp. They are entered and left by a plain CPython type, because a call by way of pybind11
 // takes longer than all that there is to do.
 
+#include <algorithm>
+#include <array>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/DynamicTypes.h>
 
 #include "../amp/amp_tensor.h"
+#include "../amp/policies.h"
 #include "../amp/region.h"
 #include "bind.h"
 #include "module.h"
@@ -260,6 +265,34 @@ void unwrapTensor(const at::Tensor& tensor) {
   makeOrdinary(tensor);
 }
 
+// By their values in CastPolicy.
+constexpr std::array<const char*, 5> kPolicyNames{"lower_precision", "float32", "promote", "fallthrough", "banned"};
+
+c10::DeviceType existingDeviceType(const std::string& name) {
+  const auto device_type = deviceTypeNamed(name.c_str());
+  TORCH_INTERNAL_ASSERT(device_type);
+  return *device_type;
+}
+
+void registerPolicyByName(const std::vector<std::pair<std::string, std::string>>& operators,
+                          const std::string& policy,
+                          const std::vector<std::string>& device_types) {
+  std::vector<c10::OperatorName> names;
+  for (const auto& [name, overload] : operators) {
+    names.emplace_back(name, overload);
+  }
+  std::vector<c10::DeviceType> types;
+  for (const std::string& device_type : device_types) {
+    types.push_back(existingDeviceType(device_type));
+  }
+  const auto* const found = std::find(kPolicyNames.begin(), kPolicyNames.end(), policy);
+  registerPolicy(names, static_cast<CastPolicy>(found - kPolicyNames.begin()), types);
+}
+
+std::string policyByName(const std::string& name, const std::string& overload, const std::string& device_type) {
+  return kPolicyNames.at(static_cast<std::size_t>(policyOf({name, overload}, existingDeviceType(device_type))));
+}
+
 bool isInRegion() {
   return isInEnabledRegion();
 }
@@ -285,6 +318,8 @@ void bindAmp(pybind11::module_& module) {
   bind(module, "is_amp", isAmpTensor);
   bind(module, "wrap_amp", wrapTensor);
   bind(module, "unwrap_amp", unwrapTensor);
+  bind(module, "register_policy", registerPolicyByName);
+  bind(module, "policy", policyByName);
   module.def("call_in_backward", &callInBackward);
   module.def("set_backward_installer", &setBackwardInstaller);
 }

@@ -1,0 +1,177 @@
+#include "policies.h"
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include <ATen/autocast_mode.h>
+#include <torch/library.h>
+
+#include "../stack_utils.h"
+#include "policy_probe.h"
+
+namespace torchext {
+
+namespace autocast = at::autocast;
+using at::ScalarType;
+using at::Tensor;
+using c10::DeviceType;
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+using c10::OperatorHandle;
+using c10::OperatorName;
+using torch::jit::Stack;
+
+namespace {
+
+struct Registered {
+  std::mutex mutex;
+  std::map<std::pair<std::string, DeviceType>, CastPolicy> policies;
+};
+
+Registered& registered() {
+  static auto* all = new Registered;
+  return *all;
+}
+
+std::pair<std::string, DeviceType> entryOf(const OperatorName& name, DeviceType device_type) {
+  return {c10::toString(name), device_type};
+}
+
+DeviceType deviceTypeOf(DispatchKey key) {
+  const auto& all = autocast::_AUTOCAST_SUPPORTED_DEVICES;
+  const auto* found = std::find_if(all.begin(), all.end(), [key](DeviceType device_type) {
+    return autocast::get_autocast_dispatch_key_from_device_type(device_type) == key;
+  });
+  TORCH_INTERNAL_ASSERT(found != all.end());
+  return *found;
+}
+
+// The widest of the dtypes that autocast casts between. Two lower ones that differ have float32 in common.
+ScalarType widestDtype(const Stack& stack, std::size_t count, DeviceType device_type) {
+  auto widest = ScalarType::Undefined;
+  forEachTensor(stack, count, [&widest, device_type](const Tensor& tensor) {
+    const ScalarType dtype = tensor.scalar_type();
+    const bool is_one = dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16;
+    if (is_one && autocast::is_eligible(tensor, device_type)) {
+      widest = widest == ScalarType::Undefined ? dtype : c10::promoteTypes(widest, dtype);
+    }
+  });
+  return widest;
+}
+
+template <CastPolicy kPolicy>
+ScalarType targetDtype(const Stack& stack, std::size_t count, DeviceType device_type) {
+  if (kPolicy == CastPolicy::kLowerPrecision) {
+    return autocast::get_autocast_dtype(device_type);
+  }
+  return kPolicy == CastPolicy::kFloat32 ? at::kFloat : widestDtype(stack, count, device_type);
+}
+
+// The kernel of an `Autocast*` key for operators that follow the policy.
+template <CastPolicy kPolicy>
+void castAndRun(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  const DispatchKey key = keys.highestPriorityTypeId();
+  const DeviceType device_type = deviceTypeOf(key);
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast{key};
+  const std::size_t count = op.schema().arguments().size();
+  const ScalarType dtype = targetDtype<kPolicy>(*stack, count, device_type);
+  if (dtype != ScalarType::Undefined) {
+    mapTensors(*stack, count, [dtype, device_type](const Tensor& tensor) {
+      return autocast::cached_cast(dtype, tensor, device_type);
+    });
+  }
+  op.redispatchBoxed(keys & DispatchKeySet{DispatchKeySet::FULL_AFTER, key}, stack);
+}
+
+torch::CppFunction kernelOf(CastPolicy policy) {
+  switch (policy) {
+    case CastPolicy::kLowerPrecision:
+      return torch::CppFunction::makeFromBoxedFunction<&castAndRun<CastPolicy::kLowerPrecision>>();
+    case CastPolicy::kFloat32:
+      return torch::CppFunction::makeFromBoxedFunction<&castAndRun<CastPolicy::kFloat32>>();
+    case CastPolicy::kPromote:
+      return torch::CppFunction::makeFromBoxedFunction<&castAndRun<CastPolicy::kPromote>>();
+    default:
+      TORCH_INTERNAL_ASSERT(false);
+  }
+}
+
+OperatorHandle findOperator(const OperatorName& name) {
+  const auto op = c10::Dispatcher::singleton().findSchema(name);
+  TORCH_CHECK_VALUE(op.has_value(), "There is no operator `", name,
+                    "`. Define it first, with torch.library or TORCH_LIBRARY, and give its name with the namespace and "
+                    "the overload, as in 'aten::add.Tensor'.");
+  return *op;
+}
+
+void checkFree(const OperatorHandle& op, DeviceType device_type) {
+  const auto& policies = registered().policies;
+  const auto name = c10::DeviceTypeName(device_type, /*lower_case=*/true);
+  TORCH_CHECK_VALUE(policies.count(entryOf(op.operator_name(), device_type)) == 0, "`", op.operator_name(),
+                    "` has a policy for '", name, "' already. It is registered once for the process.");
+  TORCH_CHECK_VALUE(!op.hasKernelForDispatchKey(autocast::get_autocast_dispatch_key_from_device_type(device_type)), "`",
+                    op.operator_name(), "` is treated by autocast on '", name,
+                    "' already, by PyTorch or by torch.library.register_autocast(): torchext.amp.policy() tells how. "
+                    "Register a policy for operators that are not.");
+}
+
+void checkWritesNothing(const OperatorHandle& op) {
+  for (const c10::Argument& argument : op.schema().arguments()) {
+    TORCH_CHECK_VALUE(!isWritten(argument), "`", op.operator_name(), "` writes into its argument `", argument.name(),
+                      "`, and would write into a cast of it. Register a policy for an operator that returns what it "
+                      "computes.");
+  }
+}
+
+void addKernel(const OperatorHandle& op, CastPolicy policy, DeviceType device_type) {
+  // Most operators fall through: that is what having no kernel means.
+  if (policy == CastPolicy::kFallthrough) {
+    return;
+  }
+  const std::string& name = op.operator_name().name;
+  const std::string name_space = name.substr(0, name.find("::"));
+  const DispatchKey key = autocast::get_autocast_dispatch_key_from_device_type(device_type);
+  // Leaked: the registration lives as long as the process.
+  auto* library = new torch::Library(torch::Library::IMPL, name_space, key, __FILE__, __LINE__);
+  library->impl(c10::toString(op.operator_name()).c_str(), kernelOf(policy));
+}
+
+}  // namespace
+
+void registerPolicy(const std::vector<OperatorName>& operators,
+                    CastPolicy policy,
+                    const std::vector<DeviceType>& device_types) {
+  const std::lock_guard<std::mutex> lock(registered().mutex);
+  for (const OperatorName& name : operators) {
+    const OperatorHandle op = findOperator(name);
+    if (policy != CastPolicy::kFallthrough) {
+      checkWritesNothing(op);
+    }
+    for (const DeviceType device_type : device_types) {
+      checkFree(op, device_type);
+    }
+  }
+  for (const OperatorName& name : operators) {
+    for (const DeviceType device_type : device_types) {
+      addKernel(findOperator(name), policy, device_type);
+      registered().policies.emplace(entryOf(name, device_type), policy);
+    }
+  }
+}
+
+CastPolicy policyOf(const OperatorName& name, DeviceType device_type) {
+  const OperatorHandle op = findOperator(name);
+  {
+    const std::lock_guard<std::mutex> lock(registered().mutex);
+    const auto& policies = registered().policies;
+    const auto found = policies.find(entryOf(name, device_type));
+    if (found != policies.end()) {
+      return found->second;
+    }
+  }
+  return askKernel(op, device_type);
+}
+
+}  // namespace torchext

@@ -1,0 +1,64 @@
+"""Writes docs/autocast_policies.md, the table of how autocast treats each operator; `--check` only compares."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import torch
+
+from torchext import amp
+
+PAGE = Path(__file__).with_suffix(".md")
+ORDER = ("lower_precision", "float32", "promote", "banned")
+
+
+def release() -> str:
+    """Of PyTorch, without the patch: policies differ between releases."""
+    return ".".join(torch.__version__.split(".")[:2])
+
+
+def operators(device_type: str) -> list[str]:
+    """Those of PyTorch's own that autocast treats."""
+    names = torch._C._dispatch_get_registrations_for_dispatch_key(f"Autocast{device_type.upper()}")
+    return sorted(name.removeprefix("aten::") for name in names if name.startswith("aten::"))
+
+
+def page() -> str:
+    """The text of the page."""
+    found: dict[str, dict[str, str]] = defaultdict(dict)
+    for device_type in ("cpu", "cuda"):
+        for op in operators(device_type):
+            overload = op if "." in op else f"{op}.default"
+            found[op][device_type] = amp.policy(f"aten::{overload}", device_type)
+    lines = [
+        "# How autocast treats PyTorch's operators",
+        "",
+        f"Of PyTorch {release()}, made by `python docs/autocast_policies.py`, which asks the kernels (`amp.policy()`).",
+        "What is not listed falls through: it runs in the dtypes that it is given, or as the operators it is made of.",
+        "",
+        "| operator | cpu | cuda |",
+        "| --- | --- | --- |",
+    ]
+    for op in sorted(found, key=lambda op: (ORDER.index(next(iter(found[op].values()))), op)):
+        cells = " | ".join(found[op].get(device_type, "") for device_type in ("cpu", "cuda"))
+        lines.append(f"| `{op}` | {cells} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Writes or checks."""
+    if "--check" not in sys.argv:
+        PAGE.write_text(page())
+        return
+    text = PAGE.read_text()
+    if not re.search(rf"^Of PyTorch {re.escape(release())},", text, re.MULTILINE):
+        print(f"{PAGE.name} is about another release of PyTorch than {release()}: nothing to compare")
+    elif text != page():
+        sys.exit(f"{PAGE.name} is not up to date: run `python docs/autocast_policies.py`")
+
+
+if __name__ == "__main__":
+    main()
