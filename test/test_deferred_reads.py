@@ -183,6 +183,18 @@ class TestReads:
 
         assert_tensors_defer_exactly(lambda: [reads_memory(torch.randn(3)), torch.rand(1)])
 
+    def test_interrupt_in_the_fake_of_a_custom_operator_is_no_missing_fake(self) -> None:
+        @torch.library.custom_op("torchext_test::is_interrupted", mutates_args=())
+        def run(x: Tensor) -> Tensor:
+            return x.clone()
+
+        @run.register_fake
+        def _(x: Tensor) -> Tensor:
+            raise KeyboardInterrupt("in a fake")
+
+        with pytest.raises(KeyboardInterrupt, match="in a fake"):
+            deferred_init(lambda: run(torch.ones(2)))
+
     def test_error_of_a_custom_operator_is_its_own(self) -> None:
         @torch.library.custom_op("torchext_test::raises", mutates_args=())
         def raises(x: Tensor) -> Tensor:

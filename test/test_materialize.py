@@ -7,7 +7,7 @@ import functools
 import subprocess
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -426,6 +426,38 @@ class Holder:
         return self.tensor
 
 
+class LooksLikeNothing:
+    """As proxies do that stand for an object that is made later."""
+
+    @property
+    def __class__(self) -> Any:
+        raise RuntimeError("not bound")
+
+
+class Unhashable(type):
+    __hash__ = None  # type: ignore[assignment]
+
+
+class OfUnhashableClass(metaclass=Unhashable):
+    pass
+
+
+class WithoutReadableDict:
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]
+        raise RuntimeError("not readable")
+
+
+class ListOfItsOwn(list[Tensor]):
+    def __iter__(self) -> Iterator[Tensor]:
+        raise RuntimeError("iterated")
+
+
+class DictOfItsOwn(dict[str, Tensor]):
+    def values(self) -> Any:
+        raise RuntimeError("iterated")
+
+
 class TestTensorsInOtherObjects:
     """A model may hold tensors in objects that are neither modules nor containers."""
 
@@ -457,6 +489,21 @@ class TestTensorsInOtherObjects:
         assert is_fake(tensor)  # type: ignore[arg-type]
         materialize_module(module)
         assert not is_fake(tensor)  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("cls", [LooksLikeNothing, OfUnhashableClass, WithoutReadableDict])
+    def test_calls_no_code_of_objects(self, cls: type) -> None:
+        def build() -> nn.Module:
+            module = nn.Linear(2, 2)
+            module.held = [cls()]  # type: ignore[assignment]
+            return module
+
+        module = deferred_init(build)
+        materialize_module(module)
+        assert not is_fake(module.weight)
+
+    @pytest.mark.parametrize("hold", [lambda t: ListOfItsOwn([t]), lambda t: DictOfItsOwn(t=t)], ids=["list", "dict"])
+    def test_materializes_what_containers_hold_that_iterate_differently(self, hold: Callable[[Tensor], object]) -> None:
+        self.test_materializes_what_objects_hold(hold)
 
     def test_materializes_slots_and_attributes_of_tensors(self) -> None:
         def build() -> nn.Module:

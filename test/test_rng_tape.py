@@ -6,6 +6,7 @@ import itertools
 import random
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -124,6 +125,21 @@ def test_rejection_sampling_goes_chunk_by_chunk(
     assert_same_results(build, strictly=False)
 
 
+@pytest.mark.parametrize("numel", [5, 100, 500])
+def test_sampler_warns_as_often_as_eager(numel: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_rejection, "CHUNK", 64)
+
+    def build() -> Tensor:
+        return nn.init.trunc_normal_(torch.empty(numel), mean=3, a=-1, b=0.9)
+
+    with pytest.warns(UserWarning, match="more than 2 std from") as warned:
+        sampled = deferred_init(build)
+    assert len(warned) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        materialize_tensor(sampled)
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ru_maxrss is in KiB on Linux only")
 def test_rejection_sampling_takes_no_memory_but_its_chunks() -> None:
     code = """
@@ -153,6 +169,11 @@ def test_long_distances_are_jumped(skipped: int) -> None:
         return [torch.rand(1000)]
 
     assert_same_results(build)
+
+
+def test_fill_that_refuses_complex_numbers_refuses_them_at_once() -> None:
+    with pytest.raises(NotImplementedError, match="not implemented for 'ComplexFloat'"):
+        deferred_init(lambda: torch.zeros(4, dtype=torch.complex64).random_())
 
 
 def test_dropped_draws_count() -> None:

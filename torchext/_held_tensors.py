@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Iterator
-from functools import cache, partial
-from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType
-from typing import NamedTuple, cast
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import (
+    BuiltinFunctionType,
+    FunctionType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+)
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 import torch
 from torch.nn import Module, Parameter
@@ -22,7 +29,9 @@ LEAVES = (
     *(int, float, complex, str, bytes, type(None), type, ModuleType, BuiltinFunctionType),
     *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, torch.Generator),
 )
-LEAF_TYPES = frozenset(LEAVES) | {bool}  # for a quick look
+LEAF_TYPES = frozenset(map(id, (*LEAVES, bool)))  # for a quick look; a class need not be hashable
+
+CONTAINERS: tuple[type[Any], ...] = (dict, list, tuple, set, frozenset, deque)
 
 
 class Held(NamedTuple):
@@ -97,26 +106,29 @@ def _held_by(module: Module, reach: _Reach) -> Iterator[tuple[torch.Tensor, str,
                 if tensor is not None:
                     yield tensor, name, True
                     yield from ((other, name, False) for other in reach.tensors_on(tensor, name))
-        elif type(value) not in LEAF_TYPES and not (type(value) is OrderedDict and not value):  # no hooks
+        elif id(type(value)) not in LEAF_TYPES and not (type(value) is OrderedDict and not value):  # no hooks
             yield from ((tensor, attribute, False) for tensor in reach.tensors_in(value, attribute))
 
 
 class _Reach:
     """What can be reached from a module: looks into containers, and into objects that are no modules, each once.
 
-    Models hold tensors in distributions, schedules, samplers and other objects of their own.
+    Models hold tensors in distributions, schedules, samplers and other objects of their own. No code of those objects
+    is called, because it may compute, raise, or count what it is asked: not even `isinstance()`, which looks at
+    `__class__`, a property of lazy objects and proxies.
     """
 
     def __init__(self, root: Module) -> None:
         self._root = root
         self._modules = set(map(id, root.modules()))
         self._seen: dict[int, object] = {}  # kept, so that no address is given to another object
+        self._descriptors: dict[int, _Descriptors] = {}  # by the addresses of their classes, which need not be hashable
         self.hidden_modules: list[tuple[Module, str]] = []
         """Modules that are no descendants, but held in a list, say, with the names of the attributes."""
 
     def tensors_on(self, tensor: torch.Tensor, name: str) -> Iterator[torch.Tensor]:
         """The deferred tensors that are held by attributes of `tensor`."""
-        attributes = _attributes(tensor)
+        attributes = self._attributes(tensor)
         if attributes and id(tensor) not in self._seen:
             self._seen[id(tensor)] = tensor
             for value in attributes:
@@ -127,19 +139,19 @@ class _Reach:
         stack = [(value, False)]
         while stack:
             value, is_in_object = stack.pop()
-            if type(value) in LEAF_TYPES or isinstance(value, LEAVES):
+            if id(type(value)) in LEAF_TYPES or _is_one_of(value, LEAVES):
                 continue
-            if isinstance(value, torch.Tensor):
+            if _is(value, torch.Tensor):
                 if not is_in_object or _is_deferred(value):
                     yield value
                 yield from self.tensors_on(value, name)
-            elif isinstance(value, Module):
+            elif _is(value, Module):
                 self._meet(value, name)
             elif id(value) not in self._seen:
                 self._seen[id(value)] = value
-                is_container = isinstance(value, (dict, list, tuple, set, frozenset, deque))
-                is_in_object = is_in_object or not is_container
-                stack.extend((part, is_in_object) for part in reversed(list(_content(value))))
+                is_in_object = is_in_object or not _is_one_of(value, CONTAINERS)
+                content = [*_content(value), *self._attributes(value)]
+                stack.extend((part, is_in_object) for part in reversed(content))
 
     def _meet(self, module: Module, name: str) -> None:
         """A module that the root is a part of is only referred to, by a part of it, and is not held by it."""
@@ -149,51 +161,76 @@ class _Reach:
                 self.hidden_modules += [(part, name) for part in module.modules()]
                 self._modules.update(map(id, module.modules()))
 
+    def _attributes(self, value: object) -> list[object]:
+        cls = type(value)
+        if id(cls) not in self._descriptors:
+            self._descriptors[id(cls)] = _Descriptors.of(cls)
+        return self._descriptors[id(cls)].values_of(value)
+
 
 def _is_deferred(tensor: torch.Tensor) -> bool:
     return any(map(_C.is_deferred, parts_of(tensor)))
 
 
+T = TypeVar("T")
+
+
+def _is(value: object, cls: type[T]) -> TypeGuard[T]:
+    return issubclass(type(value), cls)
+
+
+def _is_one_of(value: object, classes: tuple[type, ...]) -> bool:
+    return issubclass(type(value), classes)
+
+
 def _content(value: object) -> Iterator[object]:
-    """What `value` holds, itself no module and no tensor."""
-    if isinstance(value, dict):
-        yield from list(value.values())
-    elif isinstance(value, (list, tuple, set, frozenset, deque)):
-        yield from list(value)
-    elif isinstance(value, partial):
+    """What `value` holds beside its attributes, itself no module and no tensor."""
+    if _is(value, dict):
+        yield from list(dict.values(value))
+    elif _is_one_of(value, CONTAINERS):
+        [cls] = [container for container in CONTAINERS if _is(value, container)]
+        yield from list(cls.__iter__(value))
+    elif _is(value, partial):
         yield from (value.func, value.args, value.keywords)
-    elif isinstance(value, MethodType):
+    elif _is(value, MethodType):
         yield value.__self__
-    elif isinstance(value, FunctionType):
+    elif _is(value, FunctionType):
         for cell in value.__closure__ or ():
             try:
                 yield cell.cell_contents
             except ValueError:  # is still empty
                 continue
-    yield from _attributes(value)
 
 
-def _attributes(value: object) -> list[object]:
-    """Values of attributes, without calling any code of the class."""
-    try:
-        found = list(object.__getattribute__(value, "__dict__").values())
-    except AttributeError:
-        found = []
-    for slot in _slots(cast("Hashable", type(value))):  # mypy looks for the `__hash__` of its instances
-        try:
-            found.append(slot.__get__(value))
-        except AttributeError:  # is not set
-            continue
-    return found
+class _Descriptors(NamedTuple):
+    """Where the instances of a class keep their attributes."""
 
+    cls: type
+    of_dict: GetSetDescriptorType | MemberDescriptorType | None
+    of_slots: tuple[MemberDescriptorType, ...]
 
-@cache
-def _slots(cls: Hashable) -> tuple[MemberDescriptorType, ...]:
-    assert isinstance(cls, type)
-    return tuple(
-        member
-        for base in cls.__mro__
-        if "__slots__" in vars(base)
-        for member in vars(base).values()
-        if isinstance(member, MemberDescriptorType)
-    )
+    @classmethod
+    def of(cls, owner: type) -> _Descriptors:
+        """Those of `owner`, but for what classes define themselves under these names."""
+        bases = [type.__getattribute__(base, "__dict__") for base in type.__getattribute__(owner, "__mro__")]
+        kinds = (GetSetDescriptorType, MemberDescriptorType)
+        dicts = (base["__dict__"] for base in bases if _is_one_of(base.get("__dict__"), kinds))
+        slots = (
+            member
+            for base in bases
+            if "__slots__" in base
+            for member in base.values()
+            if type(member) is MemberDescriptorType
+        )
+        return cls(owner, next(dicts, None), tuple(slots))
+
+    def values_of(self, value: object) -> list[object]:
+        """The values of the attributes that are set."""
+        attributes: dict[str, object] = {} if self.of_dict is None else self.of_dict.__get__(value)
+        found = list(attributes.values())
+        for slot in self.of_slots:
+            try:
+                found.append(slot.__get__(value))
+            except AttributeError:  # is not set
+                continue
+        return found

@@ -13,14 +13,19 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import partial, wraps
-from typing import Any
+from types import FunctionType, SimpleNamespace
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 import torch._meta_registrations
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from . import _C, _data_patches, _fake_tensor_mode, _rejection
 from ._fake_copy import FakeCopy
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 __all__ = ["ReadsInTensorFunctions", "install", "real_value", "teach_transformers"]
 
@@ -355,6 +360,7 @@ def _patch_calls_of_handlers() -> None:
 def _patch_trunc_normal() -> None:
     """Since 2.12 `trunc_normal_` draws again while `mask.any()`, which would compute the tensor to look at it."""
     original = torch.nn.init._no_grad_trunc_normal_
+    quiet = _without_warnings(original)
     library = torch.library.Library("torchext", "FRAGMENT")
     library.define(
         "trunc_normal_(Tensor(a!) self, float mean, float std, float a, float b, *, Generator? generator=None)"
@@ -371,7 +377,7 @@ def _patch_trunc_normal() -> None:
         self: torch.Tensor, mean: float, std: float, a: float, b: float, *, generator: torch.Generator | None = None
     ) -> torch.Tensor:
         if generator is None or not self.is_contiguous() or self.numel() < 2 * _rejection.CHUNK:
-            return original(self, mean, std, a, b, generator)
+            return quiet(self, mean, std, a, b, generator)
         _rejection.sample(partial(sample, mean, std, a, b), self, generator)
         return self
 
@@ -381,7 +387,7 @@ def _patch_trunc_normal() -> None:
         return _rejection.count_draws(partial(sample, mean, std, a, b), numel, dtype, generator)
 
     def sample(mean: float, std: float, a: float, b: float, tensor: torch.Tensor, generator: torch.Generator) -> object:
-        return original(tensor, mean, std, a, b, generator)
+        return quiet(tensor, mean, std, a, b, generator)
 
     def fake(
         self: torch.Tensor, mean: float, std: float, a: float, b: float, *, generator: torch.Generator | None = None
@@ -402,6 +408,8 @@ def _patch_trunc_normal() -> None:
         with torch.no_grad():
             if _never_rejects(mean, std, a, b):
                 return tensor.normal_(mean, std, generator=generator)
+            if not a - 2 * std <= mean <= b + 2 * std:
+                _call_on_nothing(original, mean, std, a, b)  # warns
             torch.ops.torchext.trunc_normal_(tensor, mean, std, a, b, generator=generator)
             # The first draw, and the write of what was drawn again, which is not needed only if nothing was rejected.
             for _ in range(2):
@@ -410,6 +418,28 @@ def _patch_trunc_normal() -> None:
 
     torch.nn.init._no_grad_trunc_normal_ = _no_grad_trunc_normal_
     _libraries.append(library)
+
+
+def _without_warnings(function: Callable[P, R]) -> Callable[P, R]:
+    """A copy of `function` that warns nobody: it may run often for what the user has called once.
+
+    Not so by `warnings.catch_warnings()`, which hushes all threads.
+    """
+    if type(function) is not FunctionType:
+        return function
+    names = {**function.__globals__, "warnings": SimpleNamespace(warn=lambda *args, **kwargs: None)}
+    copy = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return cast("Callable[P, R]", copy)
+
+
+def _call_on_nothing(function: Callable[..., Any], *args: Any) -> None:
+    """Calls `function` with a real tensor without elements, of which modes of the user's see nothing."""
+    ours = torch._C.DispatchKeySet(torch._C._dispatch_key_parse("Fake")).add(
+        torch._C._dispatch_key_parse("DeferredInit")
+    )
+    with torch._C.DisableTorchFunction(), _disable_current_modes(), torch._C._ExcludeDispatchKeyGuard(ours):
+        function(torch.empty(0), *args)
 
 
 # A `torch.library.Library` takes its operators back when it is freed.

@@ -157,11 +157,12 @@ TapePosition takeDrawsOfFill(const OperatorHandle& op, const Stack& stack, Targe
   if (target.numel == 0) {
     return takeDraws(generator, 0);
   }
-  // `normal_` fills a complex tensor as a real one of twice the elements (`normal_impl_`, DistributionTemplates.h).
-  const bool is_complex = c10::isComplexType(target.dtype);
+  const std::string& name = op.schema().name();
+  // These two fill a complex tensor as a real one of twice the elements (DistributionTemplates.h). What refuses one is
+  // left to refuse it in the trial.
+  const bool is_complex = c10::isComplexType(target.dtype) && (isNormal(name) || name == "aten::uniform_");
   const auto dtype = is_complex ? c10::toRealValueType(target.dtype) : target.dtype;
   const int64_t numel = target.numel * (is_complex ? 2 : 1);
-  const std::string& name = op.schema().name();
   if (name == "aten::normal_" && numel >= kNormalChunk && target.is_contiguous) {
     return takeDraws(generator, countChunkedNormals(op, stack, numel, dtype));
   }

@@ -21,6 +21,7 @@
 #include "../fake/op_traits.h"
 #include "../fake/recording.h"
 #include "../interpreter_lock.h"
+#include "../interrupts.h"
 #include "../stack_utils.h"
 #include "composite_call.h"
 #include "draws.h"
@@ -295,10 +296,10 @@ bool RecordedCall::tryRunAsFake() {
     return true;
   } catch (const c10::NotImplementedError&) {
     return false;
-  } catch (const std::exception&) {
+  } catch (const std::exception& error) {
     // That of a custom operator raises what it likes: `torch.library.custom_op` registers one in any case, which asks
     // for `register_fake`. If the call is at fault, running it for real tells so.
-    if (!isCustom(op_)) {
+    if (!isCustom(op_) || isInterrupt(error)) {
       throw;
     }
     return false;
