@@ -26,12 +26,6 @@ DispatchKeySet& keysOf(const at::TensorBase& tensor) {
   return tensor.unsafeGetTensorImpl()->*KeySet::member();
 }
 
-void removeMark(const at::TensorBase& tensor) {
-  if (isToBeCleaned(tensor)) {
-    tensor.unsafeGetTensorImpl()->set_backend_meta(nullptr);
-  }
-}
-
 }  // namespace
 
 const c10::BackendMeta* cleaningMark() {
@@ -39,22 +33,30 @@ const c10::BackendMeta* cleaningMark() {
   return mark;
 }
 
+// Each writes only what changes: arguments that come back as results may be other threads' too.
 void makeAmp(const at::TensorBase& tensor) {
-  removeMark(tensor);
-  keysOf(tensor) = keysOf(tensor) | DispatchKeySet{kAmpKey};
+  if (isToBeCleaned(tensor)) {
+    tensor.unsafeGetTensorImpl()->set_backend_meta(nullptr);
+  } else if (!isAmp(tensor)) {
+    keysOf(tensor) = keysOf(tensor).add(kAmpKey);
+  }
 }
 
 void markToBeCleaned(const at::TensorBase& tensor) {
   // What is somebody else's stays: then the tensor is none of ours.
   if (tensor.unsafeGetTensorImpl()->get_backend_meta() == nullptr) {
     tensor.unsafeGetTensorImpl()->set_backend_meta(sharedMark());
-    keysOf(tensor) = keysOf(tensor) | DispatchKeySet{kAmpKey};
+    keysOf(tensor) = keysOf(tensor).add(kAmpKey);
   }
 }
 
 void makeOrdinary(const at::TensorBase& tensor) {
-  removeMark(tensor);
-  keysOf(tensor) = keysOf(tensor) - DispatchKeySet{kAmpKey};
+  if (isToBeCleaned(tensor)) {
+    tensor.unsafeGetTensorImpl()->set_backend_meta(nullptr);
+  }
+  if (isAmp(tensor)) {
+    keysOf(tensor) = keysOf(tensor).remove(kAmpKey);
+  }
 }
 
 }  // namespace torchext
