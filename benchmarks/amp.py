@@ -83,13 +83,13 @@ def compare_regions(turns: int) -> None:
 
 def compare_operators(turns: int) -> None:
     """Operators that autocast leaves alone."""
-    x, weight = torch.ones(8, 8), torch.ones(8, 8, requires_grad=True)
+    x, weight, buffer = torch.ones(8, 8), torch.ones(8, 8, requires_grad=True), torch.ones(8, 8)
     operators: dict[str, Work] = {
         "add": lambda: x + x,
         "relu": lambda: torch.relu(x),
         "view": lambda: x.view(64),
         "mul of a weight": lambda: weight * x,
-        "add_": lambda: x.add_(0),
+        "add_": lambda: buffer.add_(0),
     }
     for name, work in operators.items():
         compare(f"{name} in a region, by outside", inside(work), outside(work), 20, turns)
