@@ -53,7 +53,12 @@ const TensorMarksPtr& marksWithoutOrigin(AmpMark amp) {
   return amp == AmpMark::kWrapped ? wrapped : to_be_cleaned;
 }
 
+// Writes only what changes: arguments that come back as results may be other threads' too.
 void setMarks(TensorImpl& impl, const std::string& origin, AmpMark amp) {
+  const bool has_key = impl.key_set().has(kMarksKey);
+  if (originMarkOf(impl) == origin && ampMarkOf(impl) == amp && has_key == (marksOf(impl) != nullptr)) {
+    return;
+  }
   if (impl.get_backend_meta() != nullptr && marksOf(impl) == nullptr) {
     return;
   }

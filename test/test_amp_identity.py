@@ -325,6 +325,17 @@ class TestSelfCleaning:
         assert (lower.dtype, lower.tolist(), amp.is_amp(lower)) == (BF16, [[5.0, 5.0], [5.0, 5.0]], False)
         assert torch.view_as_complex(y).dtype is torch.complex64
 
+    def test_what_is_in_float32_costs_no_cast(self) -> None:
+        with amp.autocast("cpu", self_cleaning=True):
+            lower = torch.ones(2, 2) @ torch.ones(2, 2)
+            full = lower.float()
+        assert amp.is_amp(full)
+        result = torch.mm(full, torch.ones(2, 2))
+        assert (result.dtype, amp.is_amp(result)) == (FP32, False)
+        assert torch.mm(lower, full).dtype is torch.mm(full, lower).dtype is FP32
+        full.add_(lower)
+        assert amp.is_amp(full)
+
     def test_lists_are_cleaned(self) -> None:
         with amp.autocast("cpu", self_cleaning=True):
             y = torch.ones(2, 2) @ torch.ones(2, 2)

@@ -19,7 +19,7 @@ from torchext.inference import inference_mode
 
 # Their results are whatever was in memory.
 UNINITIALIZED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
-SAMPLES = 4
+SAMPLES = 2
 
 Mode = Callable[[], AbstractContextManager[Any]]
 

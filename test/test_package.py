@@ -57,7 +57,7 @@ print(torch._C._dispatch_keys(x))
 """
         assert "Fake" not in run_python(code)
 
-    @pytest.mark.parametrize("key", ["Fake", "DeferredInit"])
+    @pytest.mark.parametrize("key", ["Fake", "DeferredInit", "TESTING_ONLY_GenericMode"])
     def test_taken_key_is_an_import_error(self, key: str) -> None:
         code = f"""
 import torch

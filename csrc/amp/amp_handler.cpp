@@ -54,9 +54,9 @@ bool isAutocastingFor(const Tensor& tensor) {
   return autocast::is_autocast_available(device_type) && autocast::is_autocast_enabled(device_type);
 }
 
-// Of what autocast casts; it never touches double.
-bool isCastable(const Tensor& tensor) {
-  return tensor.is_floating_point() && tensor.scalar_type() != at::kDouble;
+// Autocast never touches double, and what is in float32 is clean.
+bool isLower(const Tensor& tensor) {
+  return tensor.is_floating_point() && tensor.scalar_type() != at::kDouble && tensor.scalar_type() != at::kFloat;
 }
 
 // The state of the thread in which the call of a wrapped tensor goes on: with autocast for its devices, and without
@@ -215,7 +215,7 @@ void AmpCall::lookAt(const Tensor& tensor) {
 }
 
 bool AmpCall::isUnclean(const Tensor& tensor) const {
-  return isToBeCleaned(tensor) && isCastable(tensor) && !isAutocastingFor(tensor);
+  return isToBeCleaned(tensor) && isLower(tensor) && !isAutocastingFor(tensor);
 }
 
 bool AmpCall::isNothingToClean() const {
@@ -283,8 +283,7 @@ IValue AmpCall::cleanArgument(const IValue& value, bool is_written) {
     if (!isUnclean(tensor) && (tensor.scalar_type() != unclean_ || isAutocastingFor(tensor))) {
       return tensor;
     }
-    Tensor in_float32 = tensor.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
-    makeOrdinary(in_float32);
+    Tensor in_float32 = tensor.to(at::kFloat);
     if (is_written) {
       cleaned_.push_back({tensor, in_float32});
     }

@@ -146,6 +146,7 @@ std::optional<Answer> ask(const OperatorHandle& op, DeviceType device_type, Scal
   try {
     op.redispatchBoxed(DispatchKeySet{autocast::get_autocast_dispatch_key_from_device_type(device_type)}, &stack);
   } catch (const Answered&) {
+    return answer;
   } catch (const c10::Error&) {
     return std::nullopt;
   }

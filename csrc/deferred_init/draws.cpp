@@ -219,7 +219,7 @@ std::uint64_t skipFill(const std::string& name,
   Stack stack{Tensor{}};
   stack.insert(stack.end(), numbers.begin(), numbers.end());
   stack.emplace_back();
-  return takeDrawsOfFill(op, stack, {numel, dtype, /*is_contiguous=*/true}, generator).length.value();
+  return takeDrawsOfFill(op, stack, {numel, dtype, /*is_contiguous=*/true}, generator).length.value_or(0);
 }
 
 }  // namespace torchext

@@ -278,10 +278,12 @@ void registerPolicyByName(const std::vector<std::pair<std::string, std::string>>
                           const std::string& policy,
                           const std::vector<std::string>& device_types) {
   std::vector<c10::OperatorName> names;
+  names.reserve(operators.size());
   for (const auto& [name, overload] : operators) {
     names.emplace_back(name, overload);
   }
   std::vector<c10::DeviceType> types;
+  types.reserve(device_types.size());
   for (const std::string& device_type : device_types) {
     types.push_back(existingDeviceType(device_type));
   }
