@@ -29,7 +29,10 @@ STATE := build/state/$(shell $(SYSTEM_PYTHON) -c 'import torch, sys; print(torch
 export PYTHONPATH := $(CURDIR):$(PYTHONPATH)
 
 .PHONY: demo test unit lint tidy typecheck format sweep fuzz bench build clean help
-.NOTPARALLEL: demo test
+# Not for the checks of single files, which a make of their own runs: before GNU make 4.4 this counts for all targets.
+ifndef IN_PARALLEL
+.NOTPARALLEL:
+endif
 
 help: ## Show what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -54,8 +57,8 @@ lint: $(STATE)/tools ## Check the format and the style of all sources
 typecheck: $(STATE)/tools ## Check the types of all Python sources
 	$(PYTHON) -m mypy
 
-tidy: ## Check the C++ sources with clang-tidy; what has passed and not changed is not checked again
-	@$(MAKE) --no-print-directory -j $(JOBS) $(UNITS:%=$(STATE)/tidy/%)
+tidy: $(STATE)/tools ## Check the C++ sources with clang-tidy; what has passed and not changed is not checked again
+	@$(MAKE) --no-print-directory -j $(JOBS) IN_PARALLEL=1 TIDY_INCLUDES='$(TIDY_INCLUDES)' $(UNITS:%=$(STATE)/tidy/%)
 
 format: $(STATE)/tools ## Format all sources
 	$(PYTHON) -m ruff check --fix-only .

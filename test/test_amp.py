@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchext import amp
 from torchext.fake import fake_mode
+from torchext.inspect import route
 
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 
@@ -617,3 +618,11 @@ class TestAutogradFunctions:
             assert kernel(x, torch.ones(2, 2)).dtype is BF16
         full = amp.float(outside_the_dispatcher)
         assert full(x, torch.ones(2, 2)).dtype is FP32
+
+
+def test_operators_without_a_policy_fall_through_the_key() -> None:
+    x = torch.ones(2)
+    with amp.autocast("cpu"):
+        [step] = [step for step in route(torch.ops.aten.neg.default, x) if step.key == "AutocastCPU"]
+        assert not step.runs
+        assert "AutocastCPU" in route(torch.ops.aten.mm.default, x[None], x[:, None]).keys
