@@ -18,6 +18,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from torchext import amp
 from torchext.deferred_init import deferred_init, materialize_module, materialize_tensor
 from torchext.fake import fake_mode
 from torchext.inference import Origin, inference_mode, normal_tensors, origin, to_normal, trace_origins
@@ -337,3 +338,14 @@ def test_deferred_tensors_recorded_under_tracing_replay_outside() -> None:
     with inference_mode(trace=True):
         tensor = deferred_init(lambda: torch.ones(2).mul_(3))
     assert materialize_tensor(tensor).tolist() == [3.0, 3.0]
+
+
+def test_a_view_of_a_traced_tensor_is_not_cleaned_up_because_another_argument_is() -> None:
+    with inference_mode(trace=True):
+        traced = torch.ones(2, 2, dtype=torch.bfloat16)
+    with amp.autocast("cpu", self_cleaning=True):
+        to_be_cleaned = torch.ones(2, 2) @ torch.ones(2, 2)
+        view = traced.view_as(to_be_cleaned)
+    assert (to_be_cleaned + 1).dtype == torch.float32
+    assert (view + 1).dtype == torch.bfloat16
+    assert origin(view) == origin(traced)
