@@ -349,3 +349,13 @@ def test_a_view_of_a_traced_tensor_is_not_cleaned_up_because_another_argument_is
     assert (to_be_cleaned + 1).dtype == torch.float32
     assert (view + 1).dtype == torch.bfloat16
     assert origin(view) == origin(traced)
+
+
+def test_views_of_amp_tensors_in_another_dtype_keep_the_origin() -> None:
+    with inference_mode(trace=True):
+        traced = amp.wrap(torch.ones(2))
+    assert isinstance(traced, amp.AmpTensor)
+    with inference_mode():  # outside, PyTorch makes a normal tensor of such a view
+        view = traced.view(torch.int32)
+    assert not isinstance(view, amp.AmpTensor)
+    assert origin(view) == origin(traced) is not None
