@@ -359,3 +359,24 @@ def test_views_of_amp_tensors_in_another_dtype_keep_the_origin() -> None:
         view = traced.view(torch.int32)
     assert not isinstance(view, amp.AmpTensor)
     assert origin(view) == origin(traced) is not None
+
+
+def test_a_region_that_outlives_the_traced_block_leaves_no_key_behind() -> None:
+    def in_region() -> Iterator[None]:
+        with amp.autocast("cpu", self_cleaning=True):
+            yield
+
+    before = str(torch._C._dispatch_tls_local_include_set())
+    with inference_mode(trace=True):
+        region = in_region()
+        next(region)
+    assert list(region) == []
+    assert str(torch._C._dispatch_tls_local_include_set()) == before
+
+
+def test_tracing_goes_on_after_a_region_in_the_block() -> None:
+    with inference_mode(trace=True):
+        with amp.autocast("cpu", self_cleaning=True):
+            pass
+        after = torch.ones(1)
+    assert origin(after) is not None
