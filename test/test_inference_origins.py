@@ -18,6 +18,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from torchext import amp
 from torchext.deferred_init import deferred_init, materialize_module, materialize_tensor
 from torchext.fake import fake_mode
 from torchext.inference import Origin, inference_mode, normal_tensors, origin, to_normal, trace_origins
@@ -337,3 +338,45 @@ def test_deferred_tensors_recorded_under_tracing_replay_outside() -> None:
     with inference_mode(trace=True):
         tensor = deferred_init(lambda: torch.ones(2).mul_(3))
     assert materialize_tensor(tensor).tolist() == [3.0, 3.0]
+
+
+def test_a_view_of_a_traced_tensor_is_not_cleaned_up_because_another_argument_is() -> None:
+    with inference_mode(trace=True):
+        traced = torch.ones(2, 2, dtype=torch.bfloat16)
+    with amp.autocast("cpu", self_cleaning=True):
+        to_be_cleaned = torch.ones(2, 2) @ torch.ones(2, 2)
+        view = traced.view_as(to_be_cleaned)
+    assert (to_be_cleaned + 1).dtype == torch.float32
+    assert (view + 1).dtype == torch.bfloat16
+    assert origin(view) == origin(traced)
+
+
+def test_views_of_amp_tensors_in_another_dtype_keep_the_origin() -> None:
+    with inference_mode(trace=True):
+        traced = amp.wrap(torch.ones(2))
+    assert isinstance(traced, amp.AmpTensor)
+    with inference_mode():  # outside, PyTorch makes a normal tensor of such a view
+        view = traced.view(torch.int32)
+    assert not isinstance(view, amp.AmpTensor)
+    assert origin(view) == origin(traced) is not None
+
+
+def test_a_region_that_outlives_the_traced_block_leaves_no_key_behind() -> None:
+    def in_region() -> Iterator[None]:
+        with amp.autocast("cpu", self_cleaning=True):
+            yield
+
+    before = str(torch._C._dispatch_tls_local_include_set())
+    with inference_mode(trace=True):
+        region = in_region()
+        next(region)
+    assert list(region) == []
+    assert str(torch._C._dispatch_tls_local_include_set()) == before
+
+
+def test_tracing_goes_on_after_a_region_in_the_block() -> None:
+    with inference_mode(trace=True):
+        with amp.autocast("cpu", self_cleaning=True):
+            pass
+        after = torch.ones(1)
+    assert origin(after) is not None

@@ -10,6 +10,7 @@
 #include <ATen/core/enum_tag.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/SmallVector.h>
 #include <c10/util/irange.h>
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -116,6 +117,7 @@ class AmpCall {
   bool isAboutMetadata() const;
   bool isWriteAlone() const;
   bool isArgumentsStorage(const Tensor& result) const;
+  bool isViewOfToBeCleaned(const Tensor& result) const;
 
   // What can be done with it.
   void passOn();
@@ -138,7 +140,8 @@ class AmpCall {
   // The keys of autocast on the devices of wrapped arguments; empty when there is none.
   DispatchKeySet wrapped_;
   bool has_wrapped_ = false;
-  bool has_to_be_cleaned_ = false;
+  // The memory of arguments that are to be cleaned.
+  c10::SmallVector<const c10::StorageImpl*, 2> to_be_cleaned_;
   // Of an argument that is to be cleaned, and Undefined when there is none.
   at::ScalarType unclean_ = at::ScalarType::Undefined;
   // What the call writes, and all its arguments: kept where results are compared with them.
@@ -208,7 +211,9 @@ void AmpCall::lookAt(const Tensor& tensor) {
     }
     return;
   }
-  has_to_be_cleaned_ = true;
+  if (tensor.has_storage()) {
+    to_be_cleaned_.push_back(tensor.storage().unsafeGetStorageImpl());
+  }
   if (isUnclean(tensor)) {
     unclean_ = tensor.scalar_type();
   }
@@ -314,14 +319,15 @@ void AmpCall::forEachResult(Visitor visit) const {
 }
 
 // The results of a call with a wrapped argument are wrapped, also what it has written. What shows the key without a
-// wrapped argument is a view of one that is to be cleaned: the kernels of views copy the keys, and not the mark.
+// wrapped argument is a view of one that is to be cleaned: the kernels of views copy the keys, and not the mark. Or it
+// is a view of a tensor with an origin, which need not be an AmpTensor (`traced.view_as(to_be_cleaned)`).
 void AmpCall::markAlike() {
   const auto mark = [this](const Tensor& tensor) {
     if (!canBeAmp(tensor)) {
       makeOrdinary(tensor);  // the view of an AmpTensor in another dtype
     } else if (has_wrapped_) {
       makeAmp(tensor);
-    } else if (has_to_be_cleaned_ && tensor.key_set().has(kMarksKey)) {
+    } else if (tensor.key_set().has(kMarksKey) && isViewOfToBeCleaned(tensor)) {
       markToBeCleaned(tensor);
     }
   };
@@ -349,6 +355,11 @@ bool AmpCall::isArgumentsStorage(const Tensor& result) const {
            (argument.has_storage() && result.has_storage() &&
             argument.storage().unsafeGetStorageImpl() == result.storage().unsafeGetStorageImpl());
   });
+}
+
+bool AmpCall::isViewOfToBeCleaned(const Tensor& result) const {
+  return result.has_storage() && std::find(to_be_cleaned_.begin(), to_be_cleaned_.end(),
+                                           result.storage().unsafeGetStorageImpl()) != to_be_cleaned_.end();
 }
 
 // What a view operator has had to copy is to be cleaned as the argument is, unless it was asked for in another dtype.

@@ -11,6 +11,8 @@
 #include <c10/util/Exception.h>
 
 #include "../fake/fake_cuda.h"
+#include "../inference/inference_mode.h"
+#include "../inference/mode_blocks.h"
 #include "../tensor_marks.h"
 
 namespace torchext {
@@ -59,7 +61,8 @@ void setDtype(DeviceType device_type, ScalarType dtype) {
 }
 
 // Inside of self-cleaning regions every operator is met, whatever its arguments are. The key may be included already:
-// NOTE [Marked tensors].
+// NOTE [Marked tensors]. It stays so only where tracing can go on: a generator's region may outlive the traced block
+// that it began in, which has taken the key out when it was left.
 void meetAllOperators() {
   thread_local bool was_included = false;
   thread_local bool is_included = false;
@@ -70,7 +73,8 @@ void meetAllOperators() {
   if (is_included) {
     was_included = c10::impl::tls_is_dispatch_key_included(kMarksKey);
   }
-  c10::impl::tls_set_dispatch_key_included(kMarksKey, is_included || was_included);
+  c10::impl::tls_set_dispatch_key_included(
+      kMarksKey, is_included || (was_included && (InferenceMode::is_enabled() || isTracedBlockOpen())));
 }
 
 void restore(const OpenRegion& region) {

@@ -130,11 +130,12 @@ void OriginsCall::markResults() {
   });
 }
 
-// Nobody traces, so only views, which carry the key of their base, are marked, and as their base is.
+// Nobody traces, so only views are marked, and as their base is. Not all have the key of their base: the view of an
+// AmpTensor in another dtype has just lost it.
 void OriginsCall::markAliases() {
   forEachTensor(stack_, op_.schema().returns().size(), [this](const Tensor& result) {
     TensorImpl& impl = *result.unsafeGetTensorImpl();
-    if (!impl.key_set().has(kMarksKey) || !originMarkOf(impl).empty() || !result.has_storage()) {
+    if (!impl.is_inference() || !originMarkOf(impl).empty() || !result.has_storage()) {
       return;
     }
     const auto* storage = result.storage().unsafeGetStorageImpl();
