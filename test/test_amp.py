@@ -373,6 +373,36 @@ class TestAutocastDecorator:
         holder = Holder()
         assert holder.method().dtype is holder.of_class().dtype is holder.static().dtype is FP32
 
+    @pytest.mark.parametrize("way", [amp.autocast, amp.autocast("cpu"), amp.float, amp.half])
+    def test_decorates_class_methods(self, way: Any) -> None:
+        class Holder:
+            @way
+            @classmethod
+            def of_class(cls) -> Tensor:
+                return product()
+
+        assert Holder.of_class().dtype is FP32
+
+    def test_options_come_with_the_function(self) -> None:
+        def dtype() -> torch.dtype:
+            return product().dtype
+
+        assert amp.autocast(dtype, dtype=torch.float16, enabled=False)() is FP32
+        with pytest.raises(ValueError, match="casts to torch.bfloat16 or torch.float16"):
+            amp.autocast(dtype, dtype=torch.float64)
+
+    def test_objects_that_are_called_run_as_the_functions_of_their_class(self) -> None:
+        class Waits:
+            async def __call__(self) -> torch.dtype:
+                return product().dtype
+
+        class Yields:
+            def __call__(self) -> Any:
+                yield product().dtype
+
+        assert asyncio.run(amp.autocast("cpu")(Waits())()) is BF16
+        assert list(amp.autocast("cpu")(Yields())()) == [BF16]
+
     def test_generators_autocast_while_they_run_and_not_while_they_wait(self) -> None:
         received = []
 
@@ -593,6 +623,22 @@ class TestAutogradFunctions:
             "half": {"forward": (BF16, BF16), "backward": (BF16, BF16)},
         }
         assert seen == wanted[way]
+
+    def test_backward_by_its_other_name(self) -> None:
+        @amp.autocast("cpu")
+        class Product(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, x: Tensor) -> Tensor:
+                return x @ x
+
+            @staticmethod
+            def vjp(ctx: Any, grad: Tensor) -> Tensor:
+                assert product().dtype is BF16
+                return grad
+
+        x = torch.ones(2, 2, requires_grad=True)
+        Product.apply(x).sum().backward()
+        assert x.grad.tolist() == [[1.0, 1.0], [1.0, 1.0]]
 
     def test_outermost_function_returns_float32(self) -> None:
         @amp.autocast("cpu")

@@ -343,6 +343,12 @@ class TestSelfCleaning:
         assert joined.dtype is FP32
         assert not amp.is_amp(joined)
 
+    def test_what_a_list_has_twice_is_written_twice(self) -> None:
+        with amp.autocast("cpu", self_cleaning=True):
+            y = torch.ones(2, 2) @ torch.ones(2, 2)
+        torch._foreach_add_([y, y], [torch.ones(2, 2), torch.ones(2, 2)])
+        assert y.tolist() == [[4.0, 4.0], [4.0, 4.0]]
+
     def test_gradients_flow_through_the_cast(self) -> None:
         net, plain, x = block(), block(), torch.ones(3, 4)
         with amp.autocast("cpu", self_cleaning=True):

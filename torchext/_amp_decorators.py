@@ -111,7 +111,7 @@ def decorate(target: T, way: Way) -> T:
     if isinstance(target, type) and issubclass(target, nn.Module):
         target.forward = decorate(target.forward, way)
         return target
-    if isinstance(target, type) or not callable(target):
+    if isinstance(target, type) or not (callable(target) or isinstance(target, classmethod)):
         what = f"the class {target.__name__}" if isinstance(target, type) else f"a {type(target).__name__}"
         raise TypeError(
             "torchext.amp decorates functions, methods, modules, and classes that derive from torch.nn.Module or "
@@ -124,14 +124,15 @@ def _decorate_function(function: T, way: Way) -> T:
     """Returns a function of the same kind."""
     if isinstance(function, staticmethod | classmethod):
         return type(function)(decorate(function.__func__, way))
-    if inspect.iscoroutinefunction(function):
+    if _is_kind(inspect.iscoroutinefunction, function):
         return _decorate_coroutine(function, way)  # type: ignore[return-value]
-    if inspect.isgeneratorfunction(function):
+    if _is_kind(inspect.isgeneratorfunction, function):
         return _decorate_generator(function, way)  # type: ignore[return-value]
-    if inspect.isasyncgenfunction(function):
+    if _is_kind(inspect.isasyncgenfunction, function):
+        name = getattr(function, "__qualname__", None) or repr(function)
         raise TypeError(
-            f"torchext.amp does not decorate asynchronous generators, such as {function.__qualname__}: decorate the "
-            "functions that it calls."
+            f"torchext.amp does not decorate asynchronous generators, such as {name}: decorate the functions that it "
+            "calls."
         )
 
     @wraps(function)
@@ -143,6 +144,11 @@ def _decorate_function(function: T, way: Way) -> T:
         return call.cast_out(result)
 
     return wrapper  # type: ignore[return-value]
+
+
+def _is_kind(check: Callable[[object], bool], function: Callable[..., Any]) -> bool:
+    """Is it so of the function, or of what its class calls, if it is an object that can be called?"""
+    return check(function) or check(type(function).__call__)
 
 
 def _decorate_generator(function: Callable[..., Any], way: Way) -> Callable[..., Any]:
@@ -230,7 +236,10 @@ def _make_one(base: type[nn.Module], way: Way) -> nn.Module:
 def _decorate_autograd_function(cls: type[torch.autograd.Function], way: Way) -> None:
     """Its backward runs as its forward did: autocasting to the same dtype or not, on arguments cast in the same way."""
     has_context = cls.setup_context is torch.autograd.Function.setup_context
-    forward, setup_context, backward = cls.forward, cls.setup_context, cls.backward
+    forward, setup_context = cls.forward, cls.setup_context
+    # PyTorch refuses functions that have both.
+    backward_name = "backward" if cls.vjp is torch.autograd.Function.vjp else "vjp"
+    backward = getattr(cls, backward_name)
 
     @wraps(forward)
     def wrapped_forward(*args: Any, **kwargs: Any) -> Any:
@@ -254,7 +263,7 @@ def _decorate_autograd_function(cls: type[torch.autograd.Function], way: Way) ->
             return backward(ctx, *way.call().cast_in(grads))
 
     cls.forward = staticmethod(wrapped_forward)  # type: ignore[method-assign]
-    cls.backward = staticmethod(wrapped_backward)  # type: ignore[method-assign]
+    setattr(cls, backward_name, staticmethod(wrapped_backward))
     if not has_context:
         cls.setup_context = staticmethod(wrapped_setup_context)  # type: ignore[method-assign]
 

@@ -288,11 +288,14 @@ IValue AmpCall::cleanArgument(const IValue& value, bool is_written) {
     if (!isUnclean(tensor) && (tensor.scalar_type() != unclean_ || isAutocastingFor(tensor))) {
       return tensor;
     }
-    Tensor in_float32 = tensor.to(at::kFloat);
-    if (is_written) {
-      cleaned_.push_back({tensor, in_float32});
+    if (!is_written) {
+      return tensor.to(at::kFloat);
     }
-    return in_float32;
+    // What a list has twice is written twice.
+    const auto found = std::find_if(cleaned_.begin(), cleaned_.end(),
+                                    [&tensor](const Cleaned& cleaned) { return cleaned.original.is_same(tensor); });
+    return found == cleaned_.end() ? cleaned_.emplace_back(Cleaned{tensor, tensor.to(at::kFloat)}).in_float32
+                                   : found->in_float32;
   });
 }
 

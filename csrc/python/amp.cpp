@@ -132,12 +132,14 @@ PyObject* allocate(PyTypeObject* type) {
   return self;
 }
 
-// As `autocast(function)`, the class decorates the function: `@autocast`.
-PyObject* decorate(PyTypeObject* type, PyObject* function) {
-  PyObject* region = allocate(type);
-  if (region == nullptr) {
-    return nullptr;
-  }
+// `@autocast` above `@classmethod` is given what is no function yet.
+bool isToDecorate(PyObject* given) {
+  return PyCallable_Check(given) != 0 || PyObject_TypeCheck(given, &PyClassMethod_Type) ||
+         PyObject_TypeCheck(given, &PyStaticMethod_Type);
+}
+
+// As `autocast(function)`, the class decorates the function: `@autocast`. Takes over `region`.
+PyObject* decorate(PyObject* region, PyObject* function) {
   PyObject* decorated = PyObject_CallOneArg(region, function);
   Py_DECREF(region);
   return decorated;
@@ -156,9 +158,7 @@ PyObject* newRegion(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
       !installBackward()) {
     return nullptr;
   }
-  if (device_type != Py_None && !PyUnicode_Check(device_type) && PyCallable_Check(device_type) != 0) {
-    return decorate(type, device_type);
-  }
+  PyObject* const function = isToDecorate(device_type) ? std::exchange(device_type, Py_None) : nullptr;
   PyObject* self = allocate(type);
   if (self == nullptr) {
     return nullptr;
@@ -171,7 +171,7 @@ PyObject* newRegion(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
     Py_DECREF(self);
     return nullptr;
   }
-  return self;
+  return function == nullptr ? self : decorate(self, function);
 }
 
 void deallocate(PyObject* self) {
