@@ -451,6 +451,7 @@ def test_blocks_held_across_await_are_told_of() -> None:
 
 
 class TestCompiled:
+    @pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace the builtin")  # of 2.11
     def test_block_in_a_compiled_function(self) -> None:
         @torch.compile(backend="eager")
         def run(x: Tensor) -> Tensor:
