@@ -55,11 +55,10 @@ const TensorMarksPtr& marksWithoutOrigin(AmpMark amp) {
 
 // Writes only what changes: arguments that come back as results may be other threads' too.
 void setMarks(TensorImpl& impl, const std::string& origin, AmpMark amp) {
-  const bool has_key = impl.key_set().has(kMarksKey);
-  if (originMarkOf(impl) == origin && ampMarkOf(impl) == amp && has_key == (marksOf(impl) != nullptr)) {
-    return;
-  }
-  if (impl.get_backend_meta() != nullptr && marksOf(impl) == nullptr) {
+  const bool is_marked = marksOf(impl) != nullptr;
+  const bool is_right = originMarkOf(impl) == origin && ampMarkOf(impl) == amp;
+  const bool is_a_backends = impl.get_backend_meta() != nullptr && !is_marked;
+  if (is_a_backends || (is_right && impl.key_set().has(kMarksKey) == is_marked)) {
     return;
   }
   TensorMarksPtr marks = origin.empty() ? marksWithoutOrigin(amp) : sharedMarks(origin, amp);
@@ -87,13 +86,9 @@ Concerned concernedBy(const OperatorHandle& op, const Stack& stack) {
   return concerned;
 }
 
-void callMarked(const OperatorHandle& op, DispatchKeySet keys, Stack& stack, bool is_about_amp) {
-  if (is_about_amp) {
-    ampFallback(op, keys, &stack);
-    return;
-  }
+void passOn(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   const c10::impl::ExcludeDispatchKeyGuard guard{kMarksKey};
-  op.redispatchBoxed(keys & DispatchKeySet{DispatchKeySet::FULL_AFTER, kMarksKey}, &stack);
+  op.redispatchBoxed(keys & DispatchKeySet{DispatchKeySet::FULL_AFTER, kMarksKey}, stack);
 }
 
 }  // namespace
@@ -120,15 +115,12 @@ void unlockMarks() {
 
 void marksFallback(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   const Concerned concerned = concernedBy(op, *stack);
+  const MarkedCall call = concerned.amp ? &ampFallback : &passOn;
   if (concerned.origins) {
-    originsFallback(op, keys, stack);
+    originsFallback(op, keys, stack, call);
   } else {
-    callMarked(op, keys, *stack, concerned.amp);
+    call(op, keys, stack);
   }
-}
-
-void callBelowOrigins(const OperatorHandle& op, DispatchKeySet keys, Stack& stack) {
-  callMarked(op, keys, stack, concernedBy(op, stack).amp);
 }
 
 }  // namespace torchext

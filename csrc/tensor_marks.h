@@ -58,7 +58,7 @@ void unlockMarks();
 // The fallback of `kMarksKey`: hands the call to the features that it is about.
 void marksFallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
-// For the feature that comes first: makes the call as the other one does it, or passes it on to the keys below.
-void callBelowOrigins(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack& stack);
+// How a call goes on below the feature that comes first: as the other one does it, or with the keys below.
+using MarkedCall = void (*)(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
 }  // namespace torchext

@@ -7,22 +7,17 @@ PyTorch does not.
 
 from __future__ import annotations
 
-import sys
 import threading
 import warnings
 from functools import wraps
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
 
 from . import _C
+from ._trace import users_frame
 
 __all__ = ["install"]
-
-# Whose frames are no lines of the user's program.
-LIBRARIES = tuple(str(Path(module.__file__ or "").parent) for module in (torch, sys.modules[__package__]))
 
 _lock = threading.Lock()
 _warned: set[tuple[str, int]] = set()
@@ -55,7 +50,9 @@ def _is_transformed() -> bool:
 
 def _warn() -> None:
     """Warns once for each line of the user's program."""
-    frame = _users_frame()
+    frame = users_frame()
+    if frame is None:
+        return  # a thread that a library has started
     line = (frame.f_code.co_filename, frame.f_lineno)
     with _lock:
         if line in _warned:
@@ -68,11 +65,3 @@ def _warn() -> None:
         UserWarning,
         *line,
     )
-
-
-def _users_frame() -> FrameType:
-    """The innermost frame that is not of PyTorch or of this package; the outermost if all are."""
-    frame = sys._getframe(1)
-    while frame.f_code.co_filename.startswith(LIBRARIES) and frame.f_back is not None:
-        frame = frame.f_back
-    return frame

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
-import types
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from functools import partial, wraps
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from functools import wraps
 from typing import Any, TypeVar
 
 import torch
@@ -15,52 +12,21 @@ from torch import nn
 
 from . import _C
 from ._amp_casts import to_float32, to_lower_precision
+from ._calls import Call, Way, call_in_way
 
-__all__ = ["Autocasting", "InFloat32", "InLowerPrecision", "Way", "decorate"]
+__all__ = ["Autocasting", "InFloat32", "InLowerPrecision", "decorate"]
 
 T = TypeVar("T", bound=Callable[..., Any])
 State = dict[str, tuple[bool, torch.dtype]]
 
 
-class Way(ABC):
-    """A way to run functions. One object serves any number of calls, on any threads."""
-
-    @abstractmethod
-    def call(self) -> Call:
-        """What is to be done about one call, as the thread is now."""
-
-
-class Call:
-    """What is to be done about one call of a function.
-
-    Attributes:
-        guard: Makes what the function, or a piece of it, is to run in.
-        cast_in: Casts its arguments. Runs within the guard.
-        cast_out: Casts its results. Runs after it.
-    """
-
-    def __init__(
-        self,
-        guard: Callable[[], AbstractContextManager[object]] = nullcontext,
-        cast_in: Callable[[Any], Any] | None = None,
-        cast_out: Callable[[Any], Any] | None = None,
-    ) -> None:
-        self.guard = guard
-        self.cast_in = cast_in or _as_it_is
-        self.cast_out = cast_out or _as_it_is
-
-
-def _as_it_is(value: Any) -> Any:
-    return value
-
-
-class Autocasting(Way):
+class Autocasting:
     """Runs functions in `region`, and casts to float32 what they return to where operators do not autocast."""
 
     def __init__(self, region: _C.AutocastRegion) -> None:
         self.region = region
 
-    def call(self) -> Call:
+    def __call__(self) -> Call:
         if not self.region._arguments()[2]:
             return Call(self.enter)
         return Call(self.enter, cast_out=to_float32) if self.region._is_outermost() else Call()
@@ -69,17 +35,17 @@ class Autocasting(Way):
         return self.region
 
 
-class InFloat32(Way):
+class InFloat32:
     """Runs functions without autocast on float32, and has them return float32."""
 
-    def call(self) -> Call:
+    def __call__(self) -> Call:
         return Call(_no_autocast, cast_in=to_float32, cast_out=to_float32)
 
 
-class InLowerPrecision(Way):
+class InLowerPrecision:
     """Runs functions on the lower precision, where operators autocast."""
 
-    def call(self) -> Call:
+    def __call__(self) -> Call:
         return Call(cast_in=to_lower_precision)
 
 
@@ -117,89 +83,9 @@ def decorate(target: T, way: Way) -> T:
             "torchext.amp decorates functions, methods, modules, and classes that derive from torch.nn.Module or "
             f"torch.autograd.Function, but this is {what}."
         )
-    return _decorate_function(target, way)
-
-
-def _decorate_function(function: T, way: Way) -> T:
-    """Returns a function of the same kind."""
-    if isinstance(function, staticmethod | classmethod):
-        return type(function)(decorate(function.__func__, way))
-    if _is_kind(inspect.iscoroutinefunction, function):
-        return _decorate_coroutine(function, way)  # type: ignore[return-value]
-    if _is_kind(inspect.isgeneratorfunction, function):
-        return _decorate_generator(function, way)  # type: ignore[return-value]
-    if _is_kind(inspect.isasyncgenfunction, function):
-        name = getattr(function, "__qualname__", None) or repr(function)
-        raise TypeError(
-            f"torchext.amp does not decorate asynchronous generators, such as {name}: decorate the functions that it "
-            "calls."
-        )
-
-    @wraps(function)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        call = way.call()
-        with call.guard():
-            args, kwargs = call.cast_in((args, kwargs))
-            result = function(*args, **kwargs)
-        return call.cast_out(result)
-
-    return wrapper  # type: ignore[return-value]
-
-
-def _is_kind(check: Callable[[object], bool], function: Callable[..., Any]) -> bool:
-    """Is it so of the function, or of what its class calls, if it is an object that can be called?"""
-    return check(function) or check(type(function).__call__)
-
-
-def _decorate_generator(function: Callable[..., Any], way: Way) -> Callable[..., Any]:
-    """What it yields is what it gives out, and what it returns too. The thread's state is its own between the two."""
-
-    @wraps(function)
-    def wrapper(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-        call = way.call()
-        with call.guard():
-            args, kwargs = call.cast_in((args, kwargs))
-            steps = function(*args, **kwargs)
-        return call.cast_out((yield from _run_in_steps(steps, call.guard, call.cast_out)))
-
-    return wrapper
-
-
-def _decorate_coroutine(function: Callable[..., Any], way: Way) -> Callable[..., Any]:
-    """Other coroutines run on the same thread while it waits, and are none of its business."""
-
-    @types.coroutine
-    def run(call: Call, args: Any, kwargs: Any) -> Generator[Any, Any, Any]:
-        with call.guard():
-            args, kwargs = call.cast_in((args, kwargs))
-        return call.cast_out((yield from _run_in_steps(function(*args, **kwargs), call.guard, _as_it_is)))
-
-    @wraps(function)
-    async def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return await run(way.call(), args, kwargs)
-
-    return wrapper
-
-
-def _run_in_steps(
-    steps: Any, guard: Callable[[], AbstractContextManager[object]], cast_out: Callable[[Any], Any]
-) -> Generator[Any, Any, Any]:
-    """Runs a generator or a coroutine with the guard around each of its steps."""
-    step = partial(steps.send, None)
-    while True:
-        try:
-            with guard():
-                item = step()
-        except StopIteration as end:
-            return end.value
-        try:
-            step = partial(steps.send, (yield cast_out(item)))
-        except GeneratorExit:
-            with guard():
-                steps.close()
-            raise
-        except BaseException as error:
-            step = partial(steps.throw, error)
+    if isinstance(target, staticmethod | classmethod):
+        return type(target)(decorate(target.__func__, way))
+    return call_in_way(way, target)
 
 
 def _decorate_module(module: nn.Module, way: Way) -> None:
@@ -243,7 +129,7 @@ def _decorate_autograd_function(cls: type[torch.autograd.Function], way: Way) ->
 
     @wraps(forward)
     def wrapped_forward(*args: Any, **kwargs: Any) -> Any:
-        call = way.call()
+        call = way()
         with call.guard():
             if has_context:
                 args[0]._amp_state = _autocast_state()
@@ -253,14 +139,14 @@ def _decorate_autograd_function(cls: type[torch.autograd.Function], way: Way) ->
 
     @wraps(setup_context)
     def wrapped_setup_context(ctx: Any, inputs: Any, output: Any) -> Any:
-        with way.call().guard():
+        with way().guard():
             ctx._amp_state = _autocast_state()
         return setup_context(ctx, inputs, output)
 
     @wraps(backward)
     def wrapped_backward(ctx: Any, *grads: Any) -> Any:
         with _in_state(ctx._amp_state):
-            return backward(ctx, *way.call().cast_in(grads))
+            return backward(ctx, *way().cast_in(grads))
 
     cls.forward = staticmethod(wrapped_forward)  # type: ignore[method-assign]
     setattr(cls, backward_name, staticmethod(wrapped_backward))

@@ -7,12 +7,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 import torch
 
 from . import _C
 
-__all__ = ["set_source_tracer", "tracing"]
+__all__ = ["set_source_tracer", "tracing", "users_frame"]
 
 # A line in a model's constructor says more than the one in `torch/nn/modules/linear.py` that it leads to, or one that
 # torch.fx has generated.
@@ -45,8 +46,14 @@ def set_source_tracer() -> None:
     _C.set_source_tracer(_current_line)
 
 
-def _current_line() -> str:
-    frame = sys._getframe(1)
+def users_frame() -> FrameType | None:
+    """The innermost frame of the user's program, which is neither PyTorch's nor torchext's; None if there is none."""
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
+    return frame
+
+
+def _current_line() -> str:
+    frame = users_frame()
     return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"

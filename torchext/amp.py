@@ -35,7 +35,7 @@ class autocast(_C.AutocastRegion):  # noqa: N801 - a function to its users, as t
     As a decorator, `@autocast` or `@autocast("cuda", dtype=...)`, it runs a function in such a region. Where operators
     do not autocast for the device type yet, the floating tensors that the function returns, in any container that
     `torch.utils._pytree` knows, are cast to float32; where they do, the function goes with the flow. Methods,
-    generators, coroutines, modules and their classes, and classes of autograd functions can be decorated: the
+    generators, `async def` functions, modules and their classes, and classes of autograd functions can be decorated: the
     `backward` of the last runs as its `forward` did.
 
     Args:
@@ -85,9 +85,8 @@ def _float(function: T) -> T:
     cast. Those in float64, and what is no floating tensor, are passed on.
 
     Args:
-        function: A function, a method, a generator, a coroutine, a module or a class of modules (its `forward`), or a
-            class of autograd functions (its `forward` and `backward`). Parameters of modules are no arguments: they are
-            left as they are.
+        function: A function of any kind, a module or a class of modules (its `forward`), or a class of autograd
+            functions (its `forward` and `backward`). Parameters of modules are no arguments: they are left as they are.
 
     Raises:
         TypeError: `function` is something else.
@@ -102,8 +101,8 @@ def _half(function: T) -> T:
     operators do not autocast for the device of an argument it is left as it is; so are those in float64.
 
     Args:
-        function: A function, a method, a generator, a coroutine, a module or a class of modules (its `forward`), or a
-            class of autograd functions (its `forward` and `backward`).
+        function: A function of any kind, a module or a class of modules (its `forward`), or a class of autograd
+            functions (its `forward` and `backward`).
 
     Raises:
         TypeError: `function` is something else.

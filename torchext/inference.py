@@ -12,8 +12,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from . import _C
+from ._calls import call_in_block
 from ._held_tensors import is_wrapper, tensors_in
-from ._in_block import in_block
 from ._origins import Origin, origin, trace_origins
 
 __all__ = [
@@ -116,14 +116,14 @@ def _decorated(block: inference_mode | normal_tensors, function: Function) -> Fu
     if not callable(function):
         raise TypeError(f"{type(block).__name__} decorates functions, but this is a {type(function).__name__}.")
     if not inspect.isclass(function):
-        return in_block(block, function)
+        return call_in_block(block, function)
     warnings.warn(
         f"Decorating a class with {type(block).__name__} makes a function of it, whose calls construct objects in the "
         "block; their methods are not in it. PyTorch will refuse to do this: decorate `__init__` and the methods.",
         FutureWarning,
         stacklevel=3,
     )
-    return cast("Function", in_block(block, lambda *args, **kwargs: function(*args, **kwargs)))
+    return cast("Function", call_in_block(block, lambda *args, **kwargs: function(*args, **kwargs)))
 
 
 def is_inference_mode_enabled() -> bool:

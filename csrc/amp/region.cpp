@@ -1,7 +1,6 @@
 #include "region.h"
 
 #include <algorithm>
-#include <atomic>
 #include <vector>
 
 #include <ATen/Context.h>
@@ -31,7 +30,7 @@ struct Previous {
 };
 
 struct OpenRegion {
-  RegionOwner owner;
+  BlockOwner owner;
   DeviceType device_type;
   bool is_enabled;
   bool is_self_cleaning;
@@ -108,12 +107,7 @@ DeviceType findAccelerator() {
 
 }  // namespace
 
-RegionOwner newRegionOwner() noexcept {
-  static std::atomic<RegionOwner> last{0};
-  return ++last;
-}
-
-void enterRegion(RegionOwner owner, const RegionOptions& options) {
+void enterRegion(BlockOwner owner, const RegionOptions& options) {
   const DeviceType device_type = options.device_type;
   const Previous previous{autocast::is_autocast_enabled(device_type), autocast::is_autocast_cache_enabled(),
                           autocast::get_autocast_dtype(device_type)};
@@ -130,14 +124,12 @@ void enterRegion(RegionOwner owner, const RegionOptions& options) {
   autocast::increment_nesting();
 }
 
-void leaveRegion(RegionOwner owner) {
+void leaveRegion(BlockOwner owner) {
   auto& regions = openRegions();
-  const auto found =
-      std::find_if(regions.rbegin(), regions.rend(), [owner](const OpenRegion& open) { return open.owner == owner; });
-  TORCH_CHECK(found != regions.rend(),
+  const auto position = innermostOf(regions, owner);
+  TORCH_CHECK(position != regions.end(),
               "A region of torchext.amp.autocast was left that is not open on this thread. Leave it once for each time "
               "that it was entered, and on the same thread; `with` does.");
-  const auto position = std::prev(found.base());
   const OpenRegion left = *position;
   const auto later = regions.erase(position);
   if (later == regions.end()) {
@@ -154,7 +146,7 @@ void leaveRegion(RegionOwner owner) {
   }
 }
 
-AutocastRegion::AutocastRegion(const RegionOptions& options) : owner_{newRegionOwner()} {
+AutocastRegion::AutocastRegion(const RegionOptions& options) : owner_{newBlockOwner()} {
   enterRegion(owner_, options);
 }
 

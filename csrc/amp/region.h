@@ -1,12 +1,12 @@
 #pragma once
 
-#include <cstdint>
 #include <optional>
 
 #include <c10/core/DeviceType.h>
 #include <c10/core/ScalarType.h>
 
 #include "../macros.h"
+#include "../open_blocks.h"
 
 namespace torchext {
 
@@ -16,9 +16,8 @@ namespace torchext {
 // which dtype its kernels cast, whether they remember the casts of weights, and how deep regions are nested. PyTorch's
 // kernels do the rest, and each of the two kinds of regions sees the other.
 //
-// What is open on a thread is kept here, not in the Python objects, so that one object can be entered again while it is
-// open, and on several threads at once. A region may be left before one that was entered after it, as generators do
-// that are closed late: then the later one takes over what is to be restored.
+// What is open on a thread is kept as open_blocks.h tells. Where a region is left before one that was entered after it,
+// the later one takes over what is to be restored.
 
 struct RegionOptions {
   c10::DeviceType device_type;
@@ -30,15 +29,11 @@ struct RegionOptions {
   bool is_self_cleaning = false;
 };
 
-// Tells whose region is to be left. Never used twice.
-using RegionOwner = std::uint64_t;
-TORCHEXT_API RegionOwner newRegionOwner() noexcept;
-
 // The device type must be one that autocasts: canAutocast().
-TORCHEXT_API void enterRegion(RegionOwner owner, const RegionOptions& options);
+TORCHEXT_API void enterRegion(BlockOwner owner, const RegionOptions& options);
 
 // Leaves the last region that `owner` has entered on this thread. Raises when there is none.
-TORCHEXT_API void leaveRegion(RegionOwner owner);
+TORCHEXT_API void leaveRegion(BlockOwner owner);
 
 // The same for C++.
 class TORCHEXT_API AutocastRegion {
@@ -51,7 +46,7 @@ class TORCHEXT_API AutocastRegion {
   ~AutocastRegion();
 
  private:
-  RegionOwner owner_;
+  BlockOwner owner_;
 };
 
 // Can tensors on `device_type` be autocast at all?

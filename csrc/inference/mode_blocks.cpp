@@ -1,7 +1,6 @@
 #include "mode_blocks.h"
 
 #include <algorithm>
-#include <atomic>
 #include <utility>
 #include <vector>
 
@@ -28,12 +27,6 @@ OpenBlocks& openBlocks() {
   return blocks;
 }
 
-OpenBlocks::iterator innermostOf(OpenBlocks& blocks, BlockOwner owner) {
-  const auto found =
-      std::find_if(blocks.rbegin(), blocks.rend(), [owner](const OpenBlock& block) { return block.owner == owner; });
-  return found == blocks.rend() ? blocks.end() : std::prev(found.base());
-}
-
 // Whoever is inside of `block` goes back, in the end, to where `block` would have gone.
 void leave(OpenBlocks& blocks, OpenBlocks::iterator block) {
   const auto next = std::next(block);
@@ -50,11 +43,6 @@ ThreadMode modeOf(ModeBlock kind, const ThreadMode& current) {
 }
 
 }  // namespace
-
-BlockOwner newBlockOwner() noexcept {
-  static std::atomic<BlockOwner> next{0};
-  return next.fetch_add(1, std::memory_order_relaxed);
-}
 
 void enterModeBlock(BlockOwner owner, ModeBlock kind, bool is_traced) {
   OpenBlocks& blocks = openBlocks();

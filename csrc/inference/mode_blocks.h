@@ -1,21 +1,15 @@
 #pragma once
 
-// Inference mode for other languages, whose blocks are entered by one call and left by another. Guards cannot be torn
-// apart; these can: a block may be left twice, or on another thread, or while a later one is still open, as happens
-// when coroutines that hold blocks take turns on a thread. So the states to go back to are kept here, by thread, and
-// not in the objects of those languages.
+// Inference mode for other languages: open_blocks.h.
 
 #include <cstdint>
 
 #include "../macros.h"
+#include "../open_blocks.h"
 
 namespace torchext {
 
 enum class ModeBlock : std::uint8_t { kInference, kNoInference, kNormalTensors };
-
-// Who enters and leaves; never the same for two objects in the life of the process.
-using BlockOwner = std::uint64_t;
-TORCHEXT_API BlockOwner newBlockOwner() noexcept;
 
 // The owner may enter any number of blocks, on any thread. If `is_traced`, or if all are, the block is one of
 // NOTE [Origins of inference tensors].

@@ -13,7 +13,6 @@
 #include "../deferred_init/source_trace.h"
 #include "../fake/op_traits.h"
 #include "../stack_utils.h"
-#include "../tensor_marks.h"
 #include "mode_blocks.h"
 
 namespace torchext {
@@ -38,7 +37,8 @@ bool isAboutInferenceTensors(const c10::Error& error) {
 // Handles one call.
 class OriginsCall {
  public:
-  OriginsCall(const OperatorHandle& op, DispatchKeySet keys, Stack& stack) : op_{op}, keys_{keys}, stack_{stack} {}
+  OriginsCall(const OperatorHandle& op, DispatchKeySet keys, Stack& stack, MarkedCall below)
+      : op_{op}, keys_{keys}, stack_{stack}, below_{below} {}
 
   void run();
 
@@ -58,6 +58,7 @@ class OriginsCall {
   const OperatorHandle& op_;
   const DispatchKeySet keys_;
   Stack& stack_;
+  const MarkedCall below_;
   c10::SmallVector<Argument, 4> arguments_;
 };
 
@@ -82,7 +83,7 @@ void OriginsCall::lookAtArguments() {
 // What kernels call is not met again: its errors come by here, and what it allocates is not seen by the program.
 void OriginsCall::call() {
   try {
-    callBelowOrigins(op_, keys_, stack_);
+    below_(op_, keys_, &stack_);
   } catch (c10::Error& error) {
     if (!isAboutInferenceTensors(error)) {
       throw;
@@ -175,8 +176,8 @@ void setNoteRaiser(NoteRaiser raiser) {
   note_raiser = raiser;
 }
 
-void originsFallback(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  OriginsCall{op, keys, *stack}.run();
+void originsFallback(const OperatorHandle& op, DispatchKeySet keys, Stack* stack, MarkedCall below) {
+  OriginsCall{op, keys, *stack, below}.run();
 }
 
 }  // namespace torchext

@@ -19,6 +19,7 @@
 #include <c10/util/Exception.h>
 
 #include "../macros.h"
+#include "../tensor_marks.h"
 
 namespace torchext {
 
@@ -40,7 +41,10 @@ bool areBlocksTraced() noexcept;
 using NoteRaiser = void (*)(const c10::Error& error, const std::string& note);
 void setNoteRaiser(NoteRaiser raiser);
 
-// Handles a call on a thread that traces, or with arguments that have an origin.
-void originsFallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
+// Handles a call on a thread that traces, or with arguments that have an origin, which `below` makes.
+void originsFallback(const c10::OperatorHandle& op,
+                     c10::DispatchKeySet keys,
+                     torch::jit::Stack* stack,
+                     MarkedCall below);
 
 }  // namespace torchext

@@ -1,6 +1,3 @@
-// The regions of torchext.amp. They are entered and left by a plain CPython type, because a call by way of pybind11
-// takes longer than all that there is to do.
-
 #include <algorithm>
 #include <array>
 #include <optional>
@@ -15,6 +12,7 @@
 #include "../amp/policies.h"
 #include "../amp/region.h"
 #include "bind.h"
+#include "block_type.h"
 #include "module.h"
 
 namespace torchext::python {
@@ -22,7 +20,7 @@ namespace torchext::python {
 namespace {
 
 struct Region {
-  PyObject_HEAD RegionOwner owner;
+  PyObject_HEAD BlockOwner owner;
   // Found out when the region is entered, if absent: a decorator is made before there is a fake device.
   std::optional<c10::DeviceType> device_type;
   std::optional<c10::ScalarType> dtype;
@@ -31,8 +29,8 @@ struct Region {
   bool is_self_cleaning;
 };
 
-// torchext._amp_backward.install(), held for the life of the process; null once it has been called.
-PyObject* backward_installer = nullptr;
+// torchext._amp_backward.install().
+Installer backward_installer;
 
 Region* asRegion(PyObject* self) {
   return reinterpret_cast<Region*>(self);
@@ -106,23 +104,11 @@ bool readDtype(PyObject* given, std::optional<c10::ScalarType>& dtype) {
   return true;
 }
 
-bool installBackward() {
-  if (backward_installer == nullptr) {
-    return true;
-  }
-  PyObject* const installer = backward_installer;
-  backward_installer = nullptr;
-  PyObject* done = PyObject_CallNoArgs(installer);
-  Py_XDECREF(done);
-  Py_DECREF(installer);
-  return done != nullptr;
-}
-
 PyObject* allocate(PyTypeObject* type) {
   PyObject* self = type->tp_alloc(type, 0);
   if (self != nullptr) {
     Region* region = asRegion(self);
-    region->owner = newRegionOwner();
+    region->owner = newBlockOwner();
     new (&region->device_type) std::optional<c10::DeviceType>;
     new (&region->dtype) std::optional<c10::ScalarType>;
     region->is_enabled = true;
@@ -138,13 +124,6 @@ bool isToDecorate(PyObject* given) {
          PyObject_TypeCheck(given, &PyStaticMethod_Type);
 }
 
-// As `autocast(function)`, the class decorates the function: `@autocast`. Takes over `region`.
-PyObject* decorate(PyObject* region, PyObject* function) {
-  PyObject* decorated = PyObject_CallOneArg(region, function);
-  Py_DECREF(region);
-  return decorated;
-}
-
 PyObject* newRegion(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   PyObject* device_type = Py_None;
   PyObject* dtype = Py_None;
@@ -155,7 +134,7 @@ PyObject* newRegion(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   // The signature has been without `const` before Python 3.13.
   if (PyArg_ParseTupleAndKeywords(args, kwargs, "|O$Oppp:autocast", const_cast<char**>(kNames), &device_type, &dtype,
                                   &is_enabled, &is_caching, &is_self_cleaning) == 0 ||
-      !installBackward()) {
+      !backward_installer.run()) {
     return nullptr;
   }
   PyObject* const function = isToDecorate(device_type) ? std::exchange(device_type, Py_None) : nullptr;
@@ -171,13 +150,7 @@ PyObject* newRegion(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
     Py_DECREF(self);
     return nullptr;
   }
-  return function == nullptr ? self : decorate(self, function);
-}
-
-void deallocate(PyObject* self) {
-  PyTypeObject* type = Py_TYPE(self);
-  type->tp_free(self);
-  Py_DECREF(type);
+  return function == nullptr ? self : decorateWith(self, function);
 }
 
 PyObject* enter(PyObject* self, PyObject* /*unused*/) {
@@ -223,30 +196,15 @@ PyObject* isOutermost(PyObject* self, PyObject* /*unused*/) {
   END_HANDLE_TH_ERRORS
 }
 
-template <typename Function>
-void* asSlot(Function function) {
-  return reinterpret_cast<void*>(function);
-}
-
 void addRegionType(pybind11::module_& module) {
-  static PyMethodDef methods[] = {
-      {"__enter__", &enter, METH_NOARGS, nullptr},
-      {"__exit__", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&leave)), METH_FASTCALL, nullptr},
-      {"_arguments", &arguments, METH_NOARGS, nullptr},
-      {"_is_outermost", &isOutermost, METH_NOARGS, nullptr},
-      {nullptr, nullptr, 0, nullptr}};
-  PyType_Slot slots[] = {{Py_tp_new, asSlot(&newRegion)},
-                         {Py_tp_dealloc, asSlot(&deallocate)},
-                         {Py_tp_methods, static_cast<void*>(methods)},
-                         {0, nullptr}};
-  PyType_Spec spec{"torchext._C.AutocastRegion", static_cast<int>(sizeof(Region)), 0,
-                   static_cast<unsigned int>(Py_TPFLAGS_DEFAULT) | Py_TPFLAGS_BASETYPE,
-                   static_cast<PyType_Slot*>(slots)};
-  PyObject* type = PyType_FromSpec(&spec);
-  if (type == nullptr) {
-    throw pybind11::error_already_set();
-  }
-  module.attr("AutocastRegion") = pybind11::reinterpret_steal<pybind11::object>(type);
+  static PyMethodDef methods[] = {{"__enter__", &enter, METH_NOARGS, nullptr},
+                                  exitMethod(&leave),
+                                  {"_arguments", &arguments, METH_NOARGS, nullptr},
+                                  {"_is_outermost", &isOutermost, METH_NOARGS, nullptr},
+                                  {nullptr, nullptr, 0, nullptr}};
+  addBlockType(module, "AutocastRegion",
+               {"torchext._C.AutocastRegion", static_cast<int>(sizeof(Region)), &newRegion, &freeBlock,
+                static_cast<PyMethodDef*>(methods)});
 }
 
 std::string deviceTypeNameInUse() {
@@ -299,16 +257,8 @@ bool isInRegion() {
   return isInEnabledRegion();
 }
 
-// Calls `function`, which runs a backward pass.
-pybind11::object callInBackward(const pybind11::function& function,
-                                const pybind11::args& args,
-                                const pybind11::kwargs& kwargs) {
-  const BackwardGuard guard;
-  return function(*args, **kwargs);
-}
-
 void setBackwardInstaller(const pybind11::function& installer) {
-  backward_installer = installer.inc_ref().ptr();
+  backward_installer.set(installer);
 }
 
 }  // namespace
@@ -322,7 +272,7 @@ void bindAmp(pybind11::module_& module) {
   bind(module, "unwrap_amp", unwrapTensor);
   bind(module, "register_policy", registerPolicyByName);
   bind(module, "policy", policyByName);
-  module.def("call_in_backward", &callInBackward);
+  module.def("call_in_backward", &callInside<BackwardGuard>);
   module.def("set_backward_installer", &setBackwardInstaller);
 }
 

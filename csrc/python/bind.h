@@ -14,4 +14,13 @@ void bind(pybind11::module_& module, const char* name, Function function) {
   module.def(name, torch::wrap_pybind_function_no_gil(function));
 }
 
+// Calls a function of Python's inside of a guard.
+template <typename Guard>
+pybind11::object callInside(const pybind11::function& function,
+                            const pybind11::args& args,
+                            const pybind11::kwargs& kwargs) {
+  const Guard guard;
+  return function(*args, **kwargs);
+}
+
 }  // namespace torchext::python

@@ -107,14 +107,6 @@ std::int64_t fakeCudaDevices() {
   return fakeCudaDeviceCount();
 }
 
-// Calls `function` with a thread that is set up for a backward pass through fakes on CUDA.
-pybind11::object callBackward(const pybind11::function& function,
-                              const pybind11::args& args,
-                              const pybind11::kwargs& kwargs) {
-  const FakeCudaBackwardGuard guard;
-  return function(*args, **kwargs);
-}
-
 // Lets operators that Python calls meet the `Fake` key again.
 class ShowFakeKey {
  public:
@@ -199,7 +191,7 @@ void bindFake(pybind11::module_& module) {
   bind(module, "leave_fake_cuda", leaveFakeCuda);
   bind(module, "fake_cuda_devices", fakeCudaDevices);
   bind(module, "largest_fake_cuda_devices", largestFakeCudaDevices);
-  module.def("call_backward", &callBackward);
+  module.def("call_backward", &callInside<FakeCudaBackwardGuard>);
   module.def("call_from_handler", &callFromHandler);
   bind(module, "meta_call_device", metaCallDevice);
   module.def("set_error_types", &setErrorTypes);

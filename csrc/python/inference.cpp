@@ -1,6 +1,3 @@
-// The blocks of torchext.inference. They are entered and left by plain CPython types, because a call by way of pybind11
-// takes longer than all that there is to do.
-
 #include <string>
 #include <vector>
 
@@ -9,6 +6,7 @@
 #include "../inference/origins.h"
 #include "../inference/to_normal.h"
 #include "bind.h"
+#include "block_type.h"
 #include "module.h"
 
 namespace torchext::python {
@@ -40,9 +38,7 @@ PyObject* newBlock(PyTypeObject* type, ModeBlock kind, bool is_traced = false) {
 
 void deallocateBlock(PyObject* self) {
   abandonModeBlocks(asBlock(self)->owner);
-  PyTypeObject* type = Py_TYPE(self);
-  type->tp_free(self);
-  Py_DECREF(type);
+  freeBlock(self);
 }
 
 PyObject* enterBlock(PyObject* self, PyObject* /*unused*/) {
@@ -60,28 +56,8 @@ PyObject* leaveBlock(PyObject* self, PyObject* const* /*unused*/, Py_ssize_t /*u
   END_HANDLE_TH_ERRORS
 }
 
-// As `type(function)` with a function in the place of the mode, the class decorates it: `@inference_mode`.
-PyObject* decorate(PyTypeObject* type, PyObject* function, bool is_traced) {
-  PyObject* block = newBlock(type, ModeBlock::kInference, is_traced);
-  if (block == nullptr) {
-    return nullptr;
-  }
-  PyObject* decorated = PyObject_CallOneArg(block, function);
-  Py_DECREF(block);
-  return decorated;
-}
-
-// torchext._origins.install(), held for the life of the process.
-PyObject* tracing_installer = nullptr;
-
-bool prepareToTrace() {
-  if (tracing_installer == nullptr) {
-    return true;
-  }
-  PyObject* done = PyObject_CallNoArgs(tracing_installer);
-  Py_XDECREF(done);
-  return done != nullptr;
-}
+// torchext._origins.install().
+Installer tracing_installer;
 
 PyObject* newInferenceBlock(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   PyObject* mode = Py_True;
@@ -93,14 +69,14 @@ PyObject* newInferenceBlock(PyTypeObject* type, PyObject* args, PyObject* kwargs
           0) {
     return nullptr;
   }
-  if (is_traced != 0 && !prepareToTrace()) {
+  if (is_traced != 0 && !tracing_installer.run()) {
     return nullptr;
   }
   if (PyBool_Check(mode)) {
     return newBlock(type, mode == Py_True ? ModeBlock::kInference : ModeBlock::kNoInference, is_traced != 0);
   }
   if (PyCallable_Check(mode) != 0) {
-    return decorate(type, mode, is_traced != 0);
+    return decorateWith(newBlock(type, ModeBlock::kInference, is_traced != 0), mode);
   }
   return PyErr_Format(PyExc_TypeError,
                       "inference_mode() takes True, False or a function to decorate, but `mode` is a %s.",
@@ -122,31 +98,19 @@ PyObject* traceOf(PyObject* self, void* /*unused*/) {
   return PyBool_FromLong(asBlock(self)->is_traced ? 1 : 0);
 }
 
-template <typename Function>
-void* asSlot(Function function) {
-  return reinterpret_cast<void*>(function);
-}
-
-// `name` is kept by the type, which before Python 3.11 does not copy it.
-void addType(
-    pybind11::module_& module, const char* attribute, const char* name, newfunc make, PyGetSetDef* properties) {
+void addTypes(pybind11::module_& module) {
   static PyMethodDef methods[] = {
-      {"__enter__", &enterBlock, METH_NOARGS, nullptr},
-      {"__exit__", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&leaveBlock)), METH_FASTCALL, nullptr},
-      {nullptr, nullptr, 0, nullptr}};
-  PyType_Slot slots[] = {{Py_tp_new, asSlot(make)},
-                         {Py_tp_dealloc, asSlot(&deallocateBlock)},
-                         {Py_tp_methods, static_cast<void*>(methods)},
-                         {Py_tp_getset, static_cast<void*>(properties)},
-                         {0, nullptr}};
-  PyType_Spec spec{name, static_cast<int>(sizeof(Block)), 0,
-                   static_cast<unsigned int>(Py_TPFLAGS_DEFAULT) | Py_TPFLAGS_BASETYPE,
-                   static_cast<PyType_Slot*>(slots)};
-  PyObject* type = PyType_FromSpec(&spec);
-  if (type == nullptr) {
-    throw pybind11::error_already_set();
-  }
-  module.attr(attribute) = pybind11::reinterpret_steal<pybind11::object>(type);
+      {"__enter__", &enterBlock, METH_NOARGS, nullptr}, exitMethod(&leaveBlock), {nullptr, nullptr, 0, nullptr}};
+  static PyGetSetDef properties[] = {{"mode", &modeOf, nullptr, nullptr, nullptr},
+                                     {"trace", &traceOf, nullptr, nullptr, nullptr},
+                                     {nullptr, nullptr, nullptr, nullptr, nullptr}};
+  constexpr int kSize = sizeof(Block);
+  addBlockType(module, "InferenceBlock",
+               {"torchext._C.InferenceBlock", kSize, &newInferenceBlock, &deallocateBlock,
+                static_cast<PyMethodDef*>(methods), static_cast<PyGetSetDef*>(properties)});
+  addBlockType(module, "NormalTensorsBlock",
+               {"torchext._C.NormalTensorsBlock", kSize, &newNormalTensorsBlock, &deallocateBlock,
+                static_cast<PyMethodDef*>(methods)});
 }
 
 std::vector<std::string> checkDispatchState() {
@@ -158,7 +122,7 @@ void makeTensorsNormal(const std::vector<at::Tensor>& tensors) {
 }
 
 void setTracingInstaller(const pybind11::function& installer) {
-  tracing_installer = installer.inc_ref().ptr();
+  tracing_installer.set(installer);
 }
 
 std::string originOfTensor(const at::Tensor& tensor) {
@@ -184,14 +148,7 @@ void raisePythonErrorWithNote(const c10::Error& error, const std::string& note) 
 }  // namespace
 
 void bindInference(pybind11::module_& module) {
-  static PyGetSetDef properties[] = {{"mode", &modeOf, nullptr, nullptr, nullptr},
-                                     {"trace", &traceOf, nullptr, nullptr, nullptr},
-                                     {nullptr, nullptr, nullptr, nullptr, nullptr}};
-  static PyGetSetDef no_properties[] = {{nullptr, nullptr, nullptr, nullptr, nullptr}};
-  addType(module, "InferenceBlock", "torchext._C.InferenceBlock", &newInferenceBlock,
-          static_cast<PyGetSetDef*>(properties));
-  addType(module, "NormalTensorsBlock", "torchext._C.NormalTensorsBlock", &newNormalTensorsBlock,
-          static_cast<PyGetSetDef*>(no_properties));
+  addTypes(module);
   bind(module, "check_dispatch_state", checkDispatchState);
   bind(module, "is_inference_mode_enabled", InferenceMode::is_enabled);
   bind(module, "make_normal", makeTensorsNormal);

@@ -1,0 +1,92 @@
+#pragma once
+
+// Plain CPython types for blocks: a call by way of pybind11 takes longer than all that there is to do to enter one.
+
+#include <utility>
+
+#include <pybind11/pybind11.h>
+
+namespace torchext::python {
+
+// What a type consists of. `name` and what the pointers lead to must live as long as the process.
+struct BlockType {
+  const char* name;  // with the module
+  int size;
+  newfunc make;
+  destructor deallocate;
+  PyMethodDef* methods;
+  PyGetSetDef* properties = nullptr;
+};
+
+template <typename Function>
+void* asSlot(Function function) {
+  return reinterpret_cast<void*>(function);
+}
+
+// `__exit__` as a method table takes it. The arguments, which tell of an exception, come in an array.
+using LeaveFunction = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);
+inline PyMethodDef exitMethod(LeaveFunction leave) {
+  return {"__exit__", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(leave)), METH_FASTCALL, nullptr};
+}
+
+// Makes the type, from which Python can derive, an attribute of the module.
+inline void addBlockType(pybind11::module_& module, const char* attribute, const BlockType& block) {
+  static PyGetSetDef none[] = {{nullptr, nullptr, nullptr, nullptr, nullptr}};
+  PyGetSetDef* const properties = block.properties == nullptr ? static_cast<PyGetSetDef*>(none) : block.properties;
+  PyType_Slot slots[] = {{Py_tp_new, asSlot(block.make)},
+                         {Py_tp_dealloc, asSlot(block.deallocate)},
+                         {Py_tp_methods, static_cast<void*>(block.methods)},
+                         {Py_tp_getset, static_cast<void*>(properties)},
+                         {0, nullptr}};
+  PyType_Spec spec{block.name, block.size, 0, static_cast<unsigned int>(Py_TPFLAGS_DEFAULT) | Py_TPFLAGS_BASETYPE,
+                   static_cast<PyType_Slot*>(slots)};
+  PyObject* type = PyType_FromSpec(&spec);
+  if (type == nullptr) {
+    throw pybind11::error_already_set();
+  }
+  module.attr(attribute) = pybind11::reinterpret_steal<pybind11::object>(type);
+}
+
+inline void freeBlock(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+// For a class that decorates where it is given a function in the place of its first argument, `@block`: calls `block`,
+// which may be null with a Python error, and is taken over.
+inline PyObject* decorateWith(PyObject* block, PyObject* function) {
+  if (block == nullptr) {
+    return nullptr;
+  }
+  PyObject* decorated = PyObject_CallOneArg(block, function);
+  Py_DECREF(block);
+  return decorated;
+}
+
+// A function of Python's that prepares a feature when it is first used. Held for the life of the process.
+class Installer {
+ public:
+  void set(const pybind11::function& function) {
+    function_ = function.inc_ref().ptr();
+  }
+
+  // Calls the function, once. False with a Python error.
+  bool run() {
+    if (function_ == nullptr) {
+      return true;
+    }
+    PyObject* const done = PyObject_CallNoArgs(function_);
+    if (done == nullptr) {
+      return false;
+    }
+    Py_DECREF(done);
+    Py_CLEAR(function_);
+    return true;
+  }
+
+ private:
+  PyObject* function_ = nullptr;
+};
+
+}  // namespace torchext::python
