@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 from torchext import amp
@@ -141,6 +140,17 @@ class TestPropagation:
         net.load_state_dict(block().state_dict())
         assert all(map(amp.is_amp, net.parameters()))
 
+    def test_lazy_modules_have_it_once_they_are_initialized(self) -> None:
+        net = amp.wrap(nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.LazyLinear(2)))
+        copied, unwrapped = copy.deepcopy(net), amp.unwrap(copy.deepcopy(net))
+        x = torch.ones(2, 3)
+        for module in (net, copied):
+            assert module(x).dtype is BF16
+            assert all(map(amp.is_amp, module.parameters()))
+        assert unwrapped(x).dtype is FP32
+        assert not any(map(amp.is_amp, unwrapped.parameters()))
+        assert not net[0]._forward_pre_hooks
+
     def test_integers_in_the_same_call_are_left_alone(self) -> None:
         index = torch.zeros(1, dtype=torch.int64)
         assert amp.is_amp(amp.wrap(torch.ones(2, 2))[index])
@@ -225,8 +235,16 @@ class TestTraining:
             return result.float().sum()
 
         found = torch.func.grad(loss)({k: v.detach() for k, v in net.named_parameters()})
+        assert all(map(amp.is_amp, found.values()))
         net(x).float().sum().backward()
         assert all(map(torch.equal, found.values(), gradients(net)))
+
+    def test_results_of_torch_func_have_it(self) -> None:
+        x = amp.wrap(torch.ones(2, 2))
+        value, tangent = torch.func.jvp(lambda x: x @ x, (x,), (torch.ones(2, 2),))
+        gradient = torch.func.grad(lambda x: (x @ x).float().sum())(x)
+        assert all(map(amp.is_amp, [value, tangent, gradient]))
+        assert not amp.is_amp(torch.func.grad(lambda x: (x @ x).sum())(torch.ones(2, 2)))
 
     def test_vmap_autocasts_as_a_region_does(self) -> None:
         w, x = torch.ones(4, 4), torch.ones(3, 4, 4)
@@ -243,209 +261,3 @@ class TestTraining:
         for thread in threads:
             thread.join()
         assert found == [BF16] * 4
-
-
-def mixed_program(region: Any) -> Tensor:
-    """Goes on after the region with what was made in it, and with tensors in float32."""
-    x, w = torch.ones(2, 2), torch.ones(2, 2)
-    with region:
-        y = x @ w
-    return torch.mm(y, w)
-
-
-class TestSelfCleaning:
-    def test_program_that_fails_after_other_regions(self) -> None:
-        with pytest.raises(RuntimeError, match="same dtype"):
-            mixed_program(amp.autocast("cpu"))
-        result = mixed_program(amp.autocast("cpu", self_cleaning=True))
-        assert result.dtype is FP32
-        assert not amp.is_amp(result)
-
-    def test_what_is_made_inside_carries_the_identity(self) -> None:
-        before = torch.ones(2, 2)
-        with amp.autocast("cpu", self_cleaning=True):
-            made = [before @ before, torch.ones(2), before.clone(), before.to(BF16), before.half(), before + 1]
-            kept = [before.view(-1), before.add_(1), torch.dropout(before, 0.5, False), before.detach(), before.float()]
-        assert [amp.is_amp(t) for t in made] == [True] * len(made)
-        assert [amp.is_amp(t) for t in kept] == [False] * len(kept)
-        assert not amp.is_amp(before)
-
-    def test_results_inside_are_those_of_other_regions(self) -> None:
-        net, x = block(), torch.ones(3, 4)
-        with amp.autocast("cpu"):
-            wanted = net(x)
-        with amp.autocast("cpu", self_cleaning=True):
-            found = net(x)
-        assert found.dtype is wanted.dtype
-        assert torch.equal(found, wanted)
-
-    def test_views_stay_views_and_lower(self) -> None:
-        with amp.autocast("cpu", self_cleaning=True):
-            y = torch.ones(2, 2) @ torch.ones(2, 2)
-        y[0] = 5
-        assert y.tolist() == [[5.0, 5.0], [2.0, 2.0]]
-        for view in (y.t(), y.view(-1), y[0], y.t().contiguous(), y.t().reshape(-1), copy.deepcopy(y)):
-            assert view.dtype is BF16
-            assert amp.is_amp(view)
-        y.t().fill_(3)
-        assert y.tolist() == [[3.0, 3.0], [3.0, 3.0]]
-        assert y.to(FP32).dtype is FP32
-        assert not amp.is_amp(y.float())
-        assert not amp.is_amp(y.to(FP16))
-
-    def test_written_arguments_keep_dtype_and_identity(self) -> None:
-        with amp.autocast("cpu", self_cleaning=True):
-            y = torch.ones(2, 2) @ torch.ones(2, 2)
-            out = torch.ones(1, dtype=BF16)
-        plain = torch.full((2, 2), 3.0)
-        assert y.addmm_(plain, plain) is y
-        assert y.tolist() == [[20.0, 20.0], [20.0, 20.0]]
-        assert (y.dtype, amp.is_amp(y)) == (BF16, True)
-        with pytest.warns(UserWarning, match="resized"):
-            assert torch.mm(plain, plain, out=out) is out
-        assert (out.dtype, out.tolist()) == (BF16, [[18.0, 18.0], [18.0, 18.0]])
-        y.requires_grad_().retain_grad()
-
-    @pytest.mark.parametrize("view", [lambda y: y.t(), lambda y: y[:], lambda y: y.data, lambda y: y.view(2, 2)])
-    def test_views_are_cleaned_too(self, view: Callable[[Tensor], Tensor]) -> None:
-        with amp.autocast("cpu", self_cleaning=True):
-            y = torch.ones(2, 2) @ torch.ones(2, 2)
-            inside = view(y)
-        for x in (inside, view(y)):
-            result = torch.mm(x, torch.ones(2, 2))
-            assert result.dtype is FP32
-            assert not amp.is_amp(result)
-
-    def test_what_else_is_lower_comes_along(self) -> None:
-        with amp.autocast("cpu", self_cleaning=True):
-            y = torch.ones(2, 2) @ torch.ones(2, 2)
-        lower = torch.ones(2, 2, dtype=BF16)
-        assert torch.mm(y, lower).dtype is FP32
-        assert lower.addmm_(y, torch.ones(2, 2)) is lower
-        assert (lower.dtype, lower.tolist(), amp.is_amp(lower)) == (BF16, [[5.0, 5.0], [5.0, 5.0]], False)
-        assert torch.view_as_complex(y).dtype is torch.complex64
-
-    def test_what_is_in_float32_costs_no_cast(self) -> None:
-        with amp.autocast("cpu", self_cleaning=True):
-            lower = torch.ones(2, 2) @ torch.ones(2, 2)
-            full = lower.float()
-        assert amp.is_amp(full)
-        result = torch.mm(full, torch.ones(2, 2))
-        assert (result.dtype, amp.is_amp(result)) == (FP32, False)
-        assert torch.mm(lower, full).dtype is torch.mm(full, lower).dtype is FP32
-        full.add_(lower)
-        assert amp.is_amp(full)
-
-    def test_lists_are_cleaned(self) -> None:
-        with amp.autocast("cpu", self_cleaning=True):
-            y = torch.ones(2, 2) @ torch.ones(2, 2)
-        joined = torch.cat([y, torch.ones(2, 2)])
-        assert joined.dtype is FP32
-        assert not amp.is_amp(joined)
-
-    def test_what_a_list_has_twice_is_written_twice(self) -> None:
-        with amp.autocast("cpu", self_cleaning=True):
-            y = torch.ones(2, 2) @ torch.ones(2, 2)
-        torch._foreach_add_([y, y], [torch.ones(2, 2), torch.ones(2, 2)])
-        assert y.tolist() == [[4.0, 4.0], [4.0, 4.0]]
-
-    def test_gradients_flow_through_the_cast(self) -> None:
-        net, plain, x = block(), block(), torch.ones(3, 4)
-        with amp.autocast("cpu", self_cleaning=True):
-            y = net(x)
-        nn.functional.mse_loss(y, x).backward()
-        with amp.autocast("cpu"):
-            y = plain(x)
-        nn.functional.mse_loss(y.float(), x).backward()
-        assert all(map(torch.equal, gradients(net), gradients(plain)))
-        assert not any(map(amp.is_amp, gradients(net)))
-
-    @pytest.mark.parametrize("use_reentrant", [True, False])
-    def test_checkpoint_inside_and_after(self, use_reentrant: bool) -> None:
-        net, x = block(), torch.ones(3, 4, requires_grad=True)
-        with amp.autocast("cpu", self_cleaning=True):
-            y = checkpoint(net, x, use_reentrant=use_reentrant)
-        z = checkpoint(net, y, use_reentrant=use_reentrant)
-        assert (y.dtype, z.dtype) == (BF16, FP32)
-        z.sum().backward()
-        assert x.grad.dtype is FP32
-
-    def test_later_regions_take_the_results_as_they_are(self) -> None:
-        with amp.autocast("cpu", self_cleaning=True):
-            y = torch.ones(2, 2) @ torch.ones(2, 2)
-        with amp.autocast("cpu"):
-            assert torch.relu(y).dtype is BF16
-        with amp.autocast("cpu", enabled=False):
-            assert torch.relu(y).dtype is FP32
-
-    def test_disabled_inside_cleans(self) -> None:
-        x = torch.ones(2, 2)
-        with amp.autocast("cpu", self_cleaning=True):
-            y = x @ x
-            with amp.autocast("cpu", enabled=False):
-                z = torch.mm(y, x)
-            assert (y.dtype, z.dtype, amp.is_amp(z)) == (BF16, FP32, False)
-
-    def test_float64_and_integers_are_left_alone(self) -> None:
-        with amp.autocast("cpu", self_cleaning=True):
-            double, count = torch.ones(2, dtype=FP64) * 2, torch.ones(2, dtype=torch.int64) * 2
-        assert not amp.is_amp(count)
-        assert (double * 2).dtype is FP64
-        assert not amp.is_amp(double * 2)
-
-    def test_wrapped_tensors_stay_wrapped(self) -> None:
-        net, x = amp.wrap(block()), torch.ones(1, 4)
-        with amp.autocast("cpu", self_cleaning=True):
-            y = net(x)
-        assert net(y).dtype is BF16
-
-    def test_ends_with_its_region_and_is_the_threads_own(self) -> None:
-        found = []
-        with amp.autocast("cpu", self_cleaning=True), amp.autocast("cpu", self_cleaning=True):
-            thread = threading.Thread(target=lambda: found.append(amp.is_amp(torch.ones(1))))
-            thread.start()
-            thread.join()
-        assert found == [False]
-        assert not amp.is_amp(torch.ones(1))
-
-    def test_is_kept_by_a_wrap_of_the_users(self) -> None:
-        with amp.autocast("cpu", self_cleaning=True):
-            y = torch.ones(2, 2) @ torch.ones(2, 2)
-        amp.wrap(y)
-        assert torch.mm(y, torch.ones(2, 2)).dtype is BF16
-
-    def test_on_fakes_and_in_deferred_init(self) -> None:
-        with fake_mode(fake_cuda=True):
-            x = torch.ones(2, 2, device="cuda")
-            with amp.autocast("cuda", self_cleaning=True):
-                y = x @ x
-            z = torch.mm(y, x)
-        assert (y.dtype, z.dtype) == (FP16, FP32)
-
-        class Net(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                with amp.autocast("cpu", self_cleaning=True):
-                    y = torch.ones(2, 2) @ torch.full((2, 2), 1 / 3)
-                self.weight = nn.Parameter(torch.mm(y, torch.ones(2, 2)))
-
-        net = deferred_init(Net)
-        materialize_module(net)
-        assert torch.equal(net.weight, Net().weight)
-
-    def test_decorator_returns_float32(self) -> None:
-        @amp.autocast("cpu", self_cleaning=True)
-        def function(x: Tensor, kept: list[Tensor]) -> Tensor:
-            kept.append(x @ x)
-            return x @ x
-
-        kept: list[Tensor] = []
-        assert function(torch.ones(2, 2), kept).dtype is FP32
-        assert torch.mm(kept[0], torch.ones(2, 2)).dtype is FP32
-
-
-def test_nothing_is_left_of_the_key_on_the_thread() -> None:
-    with pytest.raises(RuntimeError, match="inside"), amp.autocast("cpu", self_cleaning=True):
-        raise RuntimeError("inside")
-    leaves = pytree.tree_leaves([torch.ones(1), torch.ones(1) + 1])
-    assert not any(map(amp.is_amp, leaves))

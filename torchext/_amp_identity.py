@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch._functorch import eager_transforms
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from . import _C, _amp_backward
 
@@ -57,6 +58,8 @@ def wrap(obj: T) -> T:
     if isinstance(obj, Tensor):
         _check_dtype(obj)
     _for_each_tensor("wrap", obj, _C.wrap_amp)
+    if isinstance(obj, nn.Module):
+        _wrap_when_initialized(obj)
     _amp_backward.install()
     _teach_torch_func()
     return obj
@@ -75,6 +78,8 @@ def unwrap(obj: T) -> T:
         TypeError: `obj` is something else.
     """
     _for_each_tensor("unwrap", obj, _C.unwrap_amp)
+    if isinstance(obj, nn.Module):
+        _forget_to_wrap(obj)
     return obj
 
 
@@ -89,25 +94,52 @@ def is_amp(tensor: Tensor) -> bool:
     return _C.is_amp(tensor)
 
 
+def _wrap_when_initialized(module: nn.Module) -> None:
+    """Lets lazy modules wrap their parameters when they get them.
+
+    `UninitializedParameter.materialize()` replaces the data, and with it the mark.
+    """
+    _forget_to_wrap(module)
+    for part in module.modules():
+        if isinstance(part, LazyModuleMixin) and part.has_uninitialized_params():
+            part.register_forward_pre_hook(_wrap_initialized)
+
+
+def _forget_to_wrap(module: nn.Module) -> None:
+    for part in module.modules():
+        for key in [key for key, hook in part._forward_pre_hooks.items() if hook is _wrap_initialized]:
+            del part._forward_pre_hooks[key]
+
+
+def _wrap_initialized(module: nn.Module, args: Any) -> None:
+    """Runs once, after the hook of `LazyModuleMixin`, which was there before."""
+    _for_each_tensor("wrap", module, _C.wrap_amp)
+    _forget_to_wrap(module)
+
+
 def _teach_torch_func() -> None:
     """Lets the wrappers in which `torch.func.grad` and its kin put their arguments be what those are.
 
-    A wrapper takes over only the keys that PyTorch knows of. Without ours, operators would meet the identity below the
-    transform, after autograd has recorded them in the dtype that they had.
+    And what they take out of those be what the wrappers have become. A wrapper takes over only the keys that PyTorch
+    knows of. Without ours, operators would meet the identity below the transform, after autograd has recorded them in
+    the dtype that they had.
     """
-    original = vars(eager_transforms)["_wrap_for_grad"]
-    if getattr(original, "_knows_amp", False):
-        return
+    for name in ("_wrap_for_grad", "_unwrap_for_grad"):
+        original = vars(eager_transforms)[name]
+        if not hasattr(original, "_knows_amp"):
+            setattr(eager_transforms, name, _keeping_identity(original))
 
+
+def _keeping_identity(original: Callable[[Tensor, int], Tensor]) -> Callable[[Tensor, int], Tensor]:
     @wraps(original)
-    def _wrap_for_grad(tensor: Tensor, level: int) -> Tensor:
-        wrapper: Tensor = original(tensor, level)
-        if _C.is_amp(tensor):
-            _C.wrap_amp(wrapper)
-        return wrapper
+    def function(tensor: Tensor, level: int) -> Tensor:
+        result = original(tensor, level)
+        if result is not tensor and _C.is_amp(tensor):
+            _C.wrap_amp(result)
+        return result
 
-    _wrap_for_grad._knows_amp = True  # type: ignore[attr-defined]
-    eager_transforms._wrap_for_grad = _wrap_for_grad  # type: ignore[attr-defined]
+    function._knows_amp = True  # type: ignore[attr-defined]
+    return function
 
 
 def _check_dtype(tensor: Tensor) -> None:

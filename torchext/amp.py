@@ -35,8 +35,8 @@ class autocast(_C.AutocastRegion):  # noqa: N801 - a function to its users, as t
     As a decorator, `@autocast` or `@autocast("cuda", dtype=...)`, it runs a function in such a region. Where operators
     do not autocast for the device type yet, the floating tensors that the function returns, in any container that
     `torch.utils._pytree` knows, are cast to float32; where they do, the function goes with the flow. Methods,
-    generators, `async def` functions, modules and their classes, and classes of autograd functions can be decorated: the
-    `backward` of the last runs as its `forward` did.
+    generators, `async def` functions, modules and their classes, and classes of autograd functions can be decorated:
+    the `backward` of the last runs as its `forward` did.
 
     Args:
         device_type: The type of the devices, as `tensor.device.type` is. By default the accelerator that is in use, the

@@ -12,8 +12,10 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/SmallVector.h>
 #include <c10/util/irange.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include "../fake/op_traits.h"
 #include "../stack_utils.h"
 #include "amp_tensor.h"
 #include "policy_probe.h"
@@ -37,9 +39,16 @@ const DispatchKeySet kBelowAmp{DispatchKeySet::FULL_AFTER, kMarksKey};
 // PyTorch keeps nothing that tells a formula of autograd's from what a hook recomputes: torch.utils.checkpoint runs the
 // forward pass again inside of the backward pass. But it does so where gradients are recorded, in regions of its own,
 // and formulas run outside of regions.
-bool isInBackwardFormula() {
+bool isInBackward() {
   const bool is_recomputing = c10::GradMode::is_enabled() && regionDepth() > 0;
   return torch::autograd::get_current_graph_task_id() != -1 && !is_recomputing;
+}
+
+// PyTorch's own formulas fit to what their operators have saved. A user's autograd function and a hook take what the
+// program holds, in whatever dtype that is. All formulas of derivatives.yaml are TraceableFunctions.
+bool isInUsersBackward() {
+  const auto node = torch::autograd::get_current_node();
+  return dynamic_cast<const torch::autograd::TraceableFunction*>(node.get()) == nullptr;
 }
 
 // Of the regions that are open those that torch.utils.checkpoint opens, one for the CPU and one for another device,
@@ -111,7 +120,9 @@ class AmpCall {
   // What is known of the call.
   void lookAtArguments();
   void lookAt(const Tensor& tensor);
+  void keepArguments();
   bool isUnclean(const Tensor& tensor) const;
+  bool isMixture() const;
   bool isNothingToClean() const;
   bool isViewOnly() const;
   bool isAboutMetadata() const;
@@ -129,7 +140,7 @@ class AmpCall {
   // What its results are.
   void markAlike();
   void markMadeInside();
-  void markAsArguments(at::ScalarType dtype);
+  void markAsArguments();
   template <typename Visitor>
   void forEachResult(Visitor visit) const;
 
@@ -144,7 +155,7 @@ class AmpCall {
   c10::SmallVector<const c10::StorageImpl*, 2> to_be_cleaned_;
   // Of an argument that is to be cleaned, and Undefined when there is none.
   at::ScalarType unclean_ = at::ScalarType::Undefined;
-  // What the call writes, and all its arguments: kept where results are compared with them.
+  // What the call writes, and all its arguments, the latter only where results are compared with them.
   std::vector<Tensor> written_;
   std::vector<Tensor> arguments_;
   std::vector<Cleaned> cleaned_;
@@ -165,16 +176,17 @@ void AmpCall::run() {
       markAlike();
       break;
     case AmpOutcome::kPassesOn:
+      keepArguments();
       passOn();
       markAlike();
       markMadeInside();
-      markAsArguments(unclean_);
+      markAsArguments();
   }
 }
 
 AmpOutcome AmpCall::decide() {
   lookAtArguments();
-  if (isInBackwardFormula()) {
+  if (isInBackward() && !(isInUsersBackward() && isMixture())) {
     return AmpOutcome::kPassesOnInBackward;
   }
   if (has_wrapped_ && !isRegionDeciding()) {
@@ -184,7 +196,6 @@ AmpOutcome AmpCall::decide() {
 }
 
 void AmpCall::lookAtArguments() {
-  const bool keeps_arguments = isInSelfCleaningRegion();
   const auto& arguments = op_.schema().arguments();
   for (const auto i : c10::irange(num_arguments_)) {
     const bool is_written = isWritten(arguments[i]);
@@ -192,9 +203,6 @@ void AmpCall::lookAtArguments() {
       lookAt(tensor);
       if (is_written) {
         written_.push_back(tensor);
-      }
-      if (keeps_arguments) {
-        arguments_.push_back(tensor);
       }
     });
   }
@@ -219,6 +227,25 @@ void AmpCall::lookAt(const Tensor& tensor) {
   }
 }
 
+void AmpCall::keepArguments() {
+  if (isInSelfCleaningRegion() || unclean_ != at::ScalarType::Undefined) {
+    forEachTensor(stack_, num_arguments_, [this](const Tensor& tensor) { arguments_.push_back(tensor); });
+  }
+}
+
+// Are there arguments in different floating dtypes, of those that autocast casts?
+bool AmpCall::isMixture() const {
+  auto first = at::ScalarType::Undefined;
+  bool is_mixture = false;
+  forEachTensor(stack_, num_arguments_, [&](const Tensor& tensor) {
+    if (isLower(tensor) || tensor.scalar_type() == at::kFloat) {
+      is_mixture = is_mixture || (first != at::ScalarType::Undefined && tensor.scalar_type() != first);
+      first = tensor.scalar_type();
+    }
+  });
+  return is_mixture;
+}
+
 bool AmpCall::isUnclean(const Tensor& tensor) const {
   return isToBeCleaned(tensor) && isLower(tensor) && !isAutocastingFor(tensor);
 }
@@ -238,9 +265,10 @@ bool AmpCall::isViewOnly() const {
          op_.operator_name().name != "aten::view_as_complex";  // there are no complex numbers of the lower precisions
 }
 
-// `copy.deepcopy()` makes the tensor that it gives the copied storage with `new_empty`.
+// What `zeros_like` and its kin make takes part in what the argument does, as the state of an optimizer with the
+// gradients of a parameter, which are in the dtype of that.
 bool AmpCall::isAboutMetadata() const {
-  return op_.hasTag(at::Tag::inplace_view) || op_.operator_name().name == "aten::new_empty" ||
+  return op_.hasTag(at::Tag::inplace_view) || isFactory(op_, torch::jit::last(stack_, num_arguments_)) ||
          (op_.schema().returns().empty() && written_.size() <= 1 &&
           op_.schema().arguments()[0].type()->kind() == c10::TypeKind::TensorType);
 }
@@ -366,12 +394,13 @@ bool AmpCall::isViewOfToBeCleaned(const Tensor& result) const {
 }
 
 // What a view operator has had to copy is to be cleaned as the argument is, unless it was asked for in another dtype.
-void AmpCall::markAsArguments(at::ScalarType dtype) {
-  if (dtype == at::ScalarType::Undefined || has_wrapped_) {
+// Views of other arguments are as those are (`ordinary.view_as(to_be_cleaned)`).
+void AmpCall::markAsArguments() {
+  if (unclean_ == at::ScalarType::Undefined || has_wrapped_) {
     return;
   }
-  forEachResult([dtype](const Tensor& result) {
-    if (!isAmp(result) && result.scalar_type() == dtype) {
+  forEachResult([this](const Tensor& result) {
+    if (!isAmp(result) && result.scalar_type() == unclean_ && !isArgumentsStorage(result)) {
       markToBeCleaned(result);
     }
   });

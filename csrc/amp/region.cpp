@@ -12,6 +12,7 @@
 #include "../fake/fake_cuda.h"
 #include "../inference/inference_mode.h"
 #include "../inference/mode_blocks.h"
+#include "../inference/origins.h"
 #include "../tensor_marks.h"
 
 namespace torchext {
@@ -73,7 +74,8 @@ void meetAllOperators() {
     was_included = c10::impl::tls_is_dispatch_key_included(kMarksKey);
   }
   c10::impl::tls_set_dispatch_key_included(
-      kMarksKey, is_included || (was_included && (InferenceMode::is_enabled() || isTracedBlockOpen())));
+      kMarksKey,
+      is_included || isTracedBlockOpen() || ((was_included || areBlocksTraced()) && InferenceMode::is_enabled()));
 }
 
 void restore(const OpenRegion& region) {

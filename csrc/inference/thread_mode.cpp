@@ -2,6 +2,10 @@
 
 #include <c10/core/DispatchKeySet.h>
 
+#include "../amp/region.h"
+#include "../tensor_marks.h"
+#include "origins.h"
+
 namespace torchext {
 
 using c10::AutogradState;
@@ -11,6 +15,9 @@ using c10::impl::LocalDispatchKeySet;
 using c10::impl::PODLocalDispatchKeySet;
 
 namespace {
+
+// What inference mode and the tracing of origins include.
+const DispatchKeySet kIncluded({DispatchKey::ADInplaceOrView, kMarksKey});
 
 LocalDispatchKeySet keySets(DispatchKeySet included, DispatchKeySet excluded) {
   PODLocalDispatchKeySet sets{};
@@ -29,6 +36,12 @@ LocalDispatchKeySet inferenceKeys(const LocalDispatchKeySet& keys, bool enabled)
 
 }  // namespace
 
+ThreadMode ThreadMode::current() {
+  const LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
+  const DispatchKeySet included = isTracingOrigins() ? keys.included_ : keys.included_.remove(kMarksKey);
+  return {AutogradState::get_tls_state(), keySets(included, keys.excluded_)};
+}
+
 // A new AutogradState, not a changed copy: the flags beyond these four are at their defaults inside c10::InferenceMode.
 ThreadMode ThreadMode::inference(bool enabled) const {
   return {AutogradState{/*grad_mode=*/!enabled, /*inference_mode=*/enabled, /*fw_grad_mode=*/!enabled,
@@ -44,7 +57,11 @@ ThreadMode ThreadMode::normalTensors() const {
 
 void ThreadMode::makeCurrent() const {
   AutogradState::set_tls_state(autograd);
-  c10::impl::_force_tls_local_dispatch_key_set(keys);
+  const LocalDispatchKeySet now = c10::impl::tls_local_dispatch_key_set();
+  const DispatchKeySet marks = isInSelfCleaningRegion() ? DispatchKeySet{kMarksKey} : DispatchKeySet{};
+  c10::impl::_force_tls_local_dispatch_key_set(
+      keySets((now.included_ - kIncluded) | (keys.included_ & kIncluded) | marks,
+              (now.excluded_ - c10::autograd_dispatch_keyset) | (keys.excluded_ & c10::autograd_dispatch_keyset)));
 }
 
 }  // namespace torchext

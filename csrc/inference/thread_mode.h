@@ -14,14 +14,13 @@ namespace torchext {
 // count its versions. All of it is what `c10::InferenceMode` sets, so that either may be asked and either nested in the
 // other.
 //
-// This is that state, to be saved and put back.
+// This is that state, to be saved and put back, and whether the thread traces origins of inference tensors. The other
+// keys are left as they are then: a region of autocast that was open when the state was saved may have been left.
 struct ThreadMode {
   c10::AutogradState autograd;
   c10::impl::LocalDispatchKeySet keys;
 
-  static ThreadMode current() {
-    return {c10::AutogradState::get_tls_state(), c10::impl::tls_local_dispatch_key_set()};
-  }
+  static ThreadMode current();
 
   // The same state with inference mode on or off. As in PyTorch, "off" is training: gradients are on, whatever they
   // were before.

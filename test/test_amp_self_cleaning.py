@@ -1,0 +1,324 @@
+"""Self-cleaning regions: what is made in them, and what operators do that meet it afterwards."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint
+
+from torchext import amp
+from torchext.deferred_init import deferred_init, materialize_module
+from torchext.fake import fake_mode
+from torchext.inference import inference_mode, origin
+from torchext.inspect import route
+
+BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+
+
+def block() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 4))
+
+
+def gradients(net: nn.Module) -> list[Tensor]:
+    return [p.grad for p in net.parameters()]
+
+
+def made_inside() -> Tensor:
+    """A matrix in bfloat16 that is to be cleaned."""
+    with amp.autocast("cpu", self_cleaning=True):
+        return torch.ones(2, 2) @ torch.ones(2, 2)
+
+
+def mixed_program(region: Any) -> Tensor:
+    """Goes on after the region with what was made in it, and with tensors in float32."""
+    x, w = torch.ones(2, 2), torch.ones(2, 2)
+    with region:
+        y = x @ w
+    return torch.mm(y, w)
+
+
+class TestSelfCleaning:
+    def test_program_that_fails_after_other_regions(self) -> None:
+        with pytest.raises(RuntimeError, match="same dtype"):
+            mixed_program(amp.autocast("cpu"))
+        result = mixed_program(amp.autocast("cpu", self_cleaning=True))
+        assert result.dtype is FP32
+        assert not amp.is_amp(result)
+
+    def test_what_is_made_inside_carries_the_identity(self) -> None:
+        before = torch.ones(2, 2)
+        with amp.autocast("cpu", self_cleaning=True):
+            made = [before @ before, torch.ones(2), before.clone(), before.to(BF16), before.half(), before + 1]
+            kept = [before.view(-1), before.add_(1), torch.dropout(before, 0.5, False), before.detach(), before.float()]
+        assert [amp.is_amp(t) for t in made] == [True] * len(made)
+        assert [amp.is_amp(t) for t in kept] == [False] * len(kept)
+        assert not amp.is_amp(before)
+
+    def test_results_inside_are_those_of_other_regions(self) -> None:
+        net, x = block(), torch.ones(3, 4)
+        with amp.autocast("cpu"):
+            wanted = net(x)
+        with amp.autocast("cpu", self_cleaning=True):
+            found = net(x)
+        assert found.dtype is wanted.dtype
+        assert torch.equal(found, wanted)
+
+    def test_views_stay_views_and_lower(self) -> None:
+        y = made_inside()
+        y[0] = 5
+        assert y.tolist() == [[5.0, 5.0], [2.0, 2.0]]
+        for view in (y.t(), y.view(-1), y[0], y.t().contiguous(), y.t().reshape(-1), copy.deepcopy(y)):
+            assert view.dtype is BF16
+            assert amp.is_amp(view)
+        y.t().fill_(3)
+        assert y.tolist() == [[3.0, 3.0], [3.0, 3.0]]
+        assert y.to(FP32).dtype is FP32
+        assert not amp.is_amp(y.float())
+        assert not amp.is_amp(y.to(FP16))
+
+    def test_written_arguments_keep_dtype_and_identity(self) -> None:
+        with amp.autocast("cpu", self_cleaning=True):
+            y = torch.ones(2, 2) @ torch.ones(2, 2)
+            out = torch.ones(1, dtype=BF16)
+        plain = torch.full((2, 2), 3.0)
+        assert y.addmm_(plain, plain) is y
+        assert y.tolist() == [[20.0, 20.0], [20.0, 20.0]]
+        assert (y.dtype, amp.is_amp(y)) == (BF16, True)
+        with pytest.warns(UserWarning, match="resized"):
+            assert torch.mm(plain, plain, out=out) is out
+        assert (out.dtype, out.tolist()) == (BF16, [[18.0, 18.0], [18.0, 18.0]])
+        y.requires_grad_().retain_grad()
+
+    @pytest.mark.parametrize("view", [lambda y: y.t(), lambda y: y[:], lambda y: y.data, lambda y: y.view(2, 2)])
+    def test_views_are_cleaned_too(self, view: Callable[[Tensor], Tensor]) -> None:
+        with amp.autocast("cpu", self_cleaning=True):
+            y = torch.ones(2, 2) @ torch.ones(2, 2)
+            inside = view(y)
+        for x in (inside, view(y)):
+            result = torch.mm(x, torch.ones(2, 2))
+            assert result.dtype is FP32
+            assert not amp.is_amp(result)
+
+    def test_what_else_is_lower_comes_along(self) -> None:
+        y = made_inside()
+        lower = torch.ones(2, 2, dtype=BF16)
+        assert torch.mm(y, lower).dtype is FP32
+        assert lower.addmm_(y, torch.ones(2, 2)) is lower
+        assert (lower.dtype, lower.tolist(), amp.is_amp(lower)) == (BF16, [[5.0, 5.0], [5.0, 5.0]], False)
+        assert torch.view_as_complex(y).dtype is torch.complex64
+
+    def test_what_is_in_float32_costs_no_cast(self) -> None:
+        with amp.autocast("cpu", self_cleaning=True):
+            lower = torch.ones(2, 2) @ torch.ones(2, 2)
+            full = lower.float()
+        assert amp.is_amp(full)
+        result = torch.mm(full, torch.ones(2, 2))
+        assert (result.dtype, amp.is_amp(result)) == (FP32, False)
+        assert torch.mm(lower, full).dtype is torch.mm(full, lower).dtype is FP32
+        full.add_(lower)
+        assert amp.is_amp(full)
+
+    def test_views_of_other_tensors_are_as_those_are(self) -> None:
+        y, plain = made_inside(), torch.ones(2, 2, dtype=BF16)
+        assert not amp.is_amp(plain.view_as(y))
+        assert amp.is_amp(y.view_as(plain))
+
+    def test_lists_are_cleaned(self) -> None:
+        y = made_inside()
+        joined = torch.cat([y, torch.ones(2, 2)])
+        assert joined.dtype is FP32
+        assert not amp.is_amp(joined)
+
+    def test_what_a_list_has_twice_is_written_twice(self) -> None:
+        y = made_inside()
+        torch._foreach_add_([y, y], [torch.ones(2, 2), torch.ones(2, 2)])
+        assert y.tolist() == [[4.0, 4.0], [4.0, 4.0]]
+
+    def test_gradients_flow_through_the_cast(self) -> None:
+        net, plain, x = block(), block(), torch.ones(3, 4)
+        with amp.autocast("cpu", self_cleaning=True):
+            y = net(x)
+        nn.functional.mse_loss(y, x).backward()
+        with amp.autocast("cpu"):
+            y = plain(x)
+        nn.functional.mse_loss(y.float(), x).backward()
+        assert all(map(torch.equal, gradients(net), gradients(plain)))
+        assert not any(map(amp.is_amp, gradients(net)))
+
+    @pytest.mark.parametrize("use_reentrant", [True, False])
+    def test_checkpoint_inside_and_after(self, use_reentrant: bool) -> None:
+        net, x = block(), torch.ones(3, 4, requires_grad=True)
+        with amp.autocast("cpu", self_cleaning=True):
+            y = checkpoint(net, x, use_reentrant=use_reentrant)
+        z = checkpoint(net, y, use_reentrant=use_reentrant)
+        assert (y.dtype, z.dtype) == (BF16, FP32)
+        z.sum().backward()
+        assert x.grad.dtype is FP32
+
+    def test_later_regions_take_the_results_as_they_are(self) -> None:
+        y = made_inside()
+        with amp.autocast("cpu"):
+            assert torch.relu(y).dtype is BF16
+        with amp.autocast("cpu", enabled=False):
+            assert torch.relu(y).dtype is FP32
+
+    def test_disabled_inside_cleans(self) -> None:
+        x = torch.ones(2, 2)
+        with amp.autocast("cpu", self_cleaning=True):
+            y = x @ x
+            with amp.autocast("cpu", enabled=False):
+                z = torch.mm(y, x)
+            assert (y.dtype, z.dtype, amp.is_amp(z)) == (BF16, FP32, False)
+
+    def test_float64_and_integers_are_left_alone(self) -> None:
+        with amp.autocast("cpu", self_cleaning=True):
+            double, count = torch.ones(2, dtype=FP64) * 2, torch.ones(2, dtype=torch.int64) * 2
+        assert not amp.is_amp(count)
+        assert (double * 2).dtype is FP64
+        assert not amp.is_amp(double * 2)
+
+    def test_wrapped_tensors_stay_wrapped(self) -> None:
+        net, x = amp.wrap(block()), torch.ones(1, 4)
+        with amp.autocast("cpu", self_cleaning=True):
+            y = net(x)
+        assert net(y).dtype is BF16
+
+    def test_ends_with_its_region_and_is_the_threads_own(self) -> None:
+        found = []
+        with amp.autocast("cpu", self_cleaning=True), amp.autocast("cpu", self_cleaning=True):
+            thread = threading.Thread(target=lambda: found.append(amp.is_amp(torch.ones(1))))
+            thread.start()
+            thread.join()
+        assert found == [False]
+        assert not amp.is_amp(torch.ones(1))
+
+    def test_is_kept_by_a_wrap_of_the_users(self) -> None:
+        y = made_inside()
+        amp.wrap(y)
+        assert torch.mm(y, torch.ones(2, 2)).dtype is BF16
+
+    def test_on_fakes_and_in_deferred_init(self) -> None:
+        with fake_mode(fake_cuda=True):
+            x = torch.ones(2, 2, device="cuda")
+            with amp.autocast("cuda", self_cleaning=True):
+                y = x @ x
+            z = torch.mm(y, x)
+        assert (y.dtype, z.dtype) == (FP16, FP32)
+
+        class Net(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                with amp.autocast("cpu", self_cleaning=True):
+                    y = torch.ones(2, 2) @ torch.full((2, 2), 1 / 3)
+                self.weight = nn.Parameter(torch.mm(y, torch.ones(2, 2)))
+
+        net = deferred_init(Net)
+        materialize_module(net)
+        assert torch.equal(net.weight, Net().weight)
+
+    def test_decorator_returns_float32(self) -> None:
+        @amp.autocast("cpu", self_cleaning=True)
+        def function(x: Tensor, kept: list[Tensor]) -> Tensor:
+            kept.append(x @ x)
+            return x @ x
+
+        kept: list[Tensor] = []
+        assert function(torch.ones(2, 2), kept).dtype is FP32
+        assert torch.mm(kept[0], torch.ones(2, 2)).dtype is FP32
+
+
+class TestBackwardOfUsers:
+    """Formulas of the user's, which meet what they have saved before it could be cleaned."""
+
+    @pytest.mark.parametrize("kind", ["to be cleaned", "wrapped"])
+    def test_autograd_functions_meet_no_mixture(self, kind: str) -> None:
+        class Product(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+                ctx.save_for_backward(x, w)
+                return x @ w
+
+            @staticmethod
+            def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+                x, w = ctx.saved_tensors
+                return grad @ w.t(), x.t() @ grad
+
+        w = torch.full((2, 2), 3.0, requires_grad=True)
+        if kind == "wrapped":
+            x = amp.wrap(torch.full((2, 2), 2.0, dtype=BF16, requires_grad=True))
+        else:
+            x = made_inside().requires_grad_()
+        Product.apply(x, w).sum().backward()
+        assert (x.grad.dtype, w.grad.dtype) == (BF16, FP32)
+        assert x.grad.tolist() == [[6.0, 6.0], [6.0, 6.0]]
+        assert w.grad.tolist() == [[4.0, 4.0], [4.0, 4.0]]
+
+    def test_formulas_of_pytorch_are_left_alone(self) -> None:
+        x, norm = torch.randn(3, 4, generator=torch.Generator().manual_seed(0)), nn.LayerNorm(4)
+        results = []
+        for self_cleaning in (False, True):
+            leaf = x.clone().requires_grad_()
+            with amp.autocast("cpu", self_cleaning=self_cleaning):
+                y = norm(leaf @ torch.ones(4, 4))  # the kernel takes weights in float32 with an argument in bfloat16
+            results.append(torch.autograd.grad(y.float().square().sum(), [leaf, norm.weight]))
+        assert all(map(torch.equal, *results))
+
+
+class TestLeaves:
+    """Parameters made of what a region has made."""
+
+    @pytest.mark.parametrize("foreach", [False, True], ids=["one by one", "foreach"])
+    @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Adagrad", "NAdam", "RMSprop", "Rprop", "Adafactor"])
+    def test_are_optimized(self, name: str, foreach: bool) -> None:
+        parameter = nn.Parameter(made_inside().detach())
+        options: dict[str, Any] = {"momentum": 0.9} if name == "SGD" else {}
+        optimizer = getattr(torch.optim, name)([parameter], lr=0.1, foreach=foreach, **options)
+        for _ in range(3):
+            optimizer.zero_grad()
+            (parameter @ torch.ones(2, 2)).sum().backward()
+            optimizer.step()
+        assert parameter.dtype is parameter.grad.dtype is BF16
+        assert bool((parameter < 2).all())
+
+    @pytest.mark.parametrize("make", [torch.zeros_like, torch.empty_like, lambda y: y.new_ones(2, 2)])
+    def test_tensors_like_them_are_as_they_are(self, make: Callable[[Tensor], Tensor]) -> None:
+        like = make(made_inside())
+        assert like.dtype is BF16
+        assert torch.mm(like, torch.ones(2, 2)).dtype is FP32
+        assert not amp.is_amp(torch.zeros_like(like, dtype=FP32))
+
+
+def test_nothing_is_left_of_the_key_on_the_thread() -> None:
+    with pytest.raises(RuntimeError, match="inside"), amp.autocast("cpu", self_cleaning=True):
+        raise RuntimeError("inside")
+    leaves = pytree.tree_leaves([torch.ones(1), torch.ones(1) + 1])
+    assert not any(map(amp.is_amp, leaves))
+
+
+def is_met(x: Tensor) -> bool:
+    """Does the key of marked tensors take part in calls on `x`, a tensor without marks?"""
+    return "TESTING_ONLY_GenericMode" in str(route("aten::relu", x))
+
+
+@pytest.mark.parametrize("trace", [False, True], ids=["not traced", "traced"])
+def test_region_and_block_of_inference_mode_are_left_in_any_order(trace: bool) -> None:
+    x = torch.ones(2, 2)
+    region, inference = amp.autocast("cpu", self_cleaning=True), inference_mode(trace=trace)
+    for first, second in ((region, inference), (inference, region)):
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        assert is_met(x) == (trace or first is inference)
+        assert amp.is_amp(x @ x) == (first is inference)
+        assert (origin(x @ x) is not None) == (trace and first is region)
+        second.__exit__(None, None, None)
+        assert (x @ x).dtype is FP32
+        assert not is_met(x)
