@@ -105,6 +105,13 @@ void setAmpMark(TensorImpl& impl, AmpMark amp) {
   setMarks(impl, originMarkOf(impl), amp);
 }
 
+Tensor withoutMarks(const Tensor& tensor) {
+  const TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+  Tensor plain{impl.shallow_copy_and_detach(/*version_counter=*/0, /*allow_tensor_metadata_change=*/true)};
+  setMarks(*plain.unsafeGetTensorImpl(), {}, AmpMark::kNone);
+  return plain;
+}
+
 void lockMarks() {
   marksMutex().lock();
 }

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <string>
 
+#include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <c10/core/DispatchKeySet.h>
@@ -50,6 +51,9 @@ inline AmpMark ampMarkOf(const c10::TensorImpl& impl) {
 // of a backend.
 void setOriginMark(c10::TensorImpl& impl, const std::string& origin);
 void setAmpMark(c10::TensorImpl& impl, AmpMark amp);
+
+// The same tensor for those who know of no marks: of the same memory, detached.
+at::Tensor withoutMarks(const at::Tensor& tensor);
 
 // Held while the process forks, so that the child does not find it locked by a thread that it does not have.
 void lockMarks();

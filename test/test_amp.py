@@ -201,6 +201,7 @@ class TestRegion:
         [
             ({"device_type": "gpu"}, ValueError, "no device type 'gpu'. Those that autocast are 'cpu', 'cuda'"),
             ({"device_type": "meta"}, ValueError, "no device type 'meta'"),
+            ({"device_type": "cpu\0"}, ValueError, r"no device type 'cpu\\x00'"),
             ({"device_type": "cuda:0"}, ValueError, "no device type 'cuda:0'"),
             ({"device_type": 1}, TypeError, "`device_type` is a int"),
             ({"dtype": FP32}, ValueError, "torch.bfloat16 or torch.float16, but `dtype` is torch.float32"),
@@ -273,6 +274,13 @@ class TestBackwardInRegion:
             with amp.autocast("cpu", enabled=False):
                 loss.backward(retain_graph=True)
         loss.backward()
+
+    def test_is_quiet_where_torch_compile_traces(self) -> None:
+        layer = torch.compile(nn.Linear(2, 2), backend="aot_eager")
+        with warnings.catch_warnings(), amp.autocast("cpu"):
+            warnings.filterwarnings("error", message=".*runs backward")
+            result = layer(torch.ones(2, 2))
+        assert result.dtype is BF16
 
     def test_is_quiet_in_torch_func(self) -> None:
         with amp.autocast("cpu"):
@@ -480,6 +488,21 @@ class Net(nn.Module):
         return result
 
 
+class WithArguments(nn.Module):
+    def __new__(cls, scale: int) -> WithArguments:
+        return super().__new__(cls)
+
+    def __init__(self, scale: int) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def __getnewargs__(self) -> tuple[int]:
+        return (self.scale,)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * (x @ x)
+
+
 class TestModules:
     def test_classes(self) -> None:
         @amp.autocast("cpu")
@@ -509,6 +532,22 @@ class TestModules:
         net.seen = twin.seen = None
         assert twin(torch.ones(1, 2)).dtype is FP32
         assert (net.seen, twin.seen) == (None, FP16)
+
+    def test_instances_that_are_decorated_twice_or_lazy_are_copied(self) -> None:
+        x = torch.full((2, 4), 1 / 3)
+        lazy, twice = amp.autocast("cpu")(nn.LazyLinear(3)), amp.float(amp.autocast("cpu")(nn.Linear(4, 3)))
+        lazy(x)
+        for module in (lazy, twice):
+            for copied in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+                assert torch.equal(copied(x), module(x))
+        with torch.autocast("cpu"):
+            assert torch.equal(lazy(x), nn.functional.linear(x, lazy.weight, lazy.bias).float())
+
+    def test_instances_whose_class_takes_arguments_are_copied(self) -> None:
+        module = amp.autocast("cpu")(WithArguments(3))
+        copied = copy.deepcopy(module)
+        assert copied.scale == 3
+        assert torch.equal(copied(torch.full((2, 2), 1 / 3)), module(torch.full((2, 2), 1 / 3)))
 
     def test_instance_with_a_forward_of_its_own(self) -> None:
         net = Net()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -151,6 +152,18 @@ class TestPropagation:
         assert not any(map(amp.is_amp, unwrapped.parameters()))
         assert not net[0]._forward_pre_hooks
 
+    def test_arguments_that_are_handed_back_stay_what_they_are(self) -> None:
+        target = torch.zeros(2, 2)
+        nn.functional.mse_loss(amp.wrap(torch.ones(2, 2)), target)  # by broadcast_tensors
+        assert not amp.is_amp(target)
+        assert torch.broadcast_tensors(target, amp.wrap(torch.ones(2, 2)))[0] is target
+
+    @pytest.mark.parametrize("make", [lambda x: x.new(2), lambda x: x.new_tensor([1.0]), lambda x: x.new_ones(2)])
+    def test_factories_of_a_tensor_hand_it_on(self, make: Callable[[Tensor], Tensor]) -> None:
+        found = make(amp.wrap(torch.ones(2, 2)))
+        assert amp.is_amp(found)
+        assert found.device.type == "cpu"
+
     def test_integers_in_the_same_call_are_left_alone(self) -> None:
         index = torch.zeros(1, dtype=torch.int64)
         assert amp.is_amp(amp.wrap(torch.ones(2, 2))[index])
@@ -181,6 +194,26 @@ class TestPropagation:
         assert amp.is_amp(result)
 
 
+class TestModules:
+    @pytest.mark.parametrize("module", [nn.RNN, nn.LSTM, nn.GRU])
+    def test_recurrent_ones_take_the_lower_precision(self, module: Callable[..., nn.Module]) -> None:
+        net = nn.Sequential(nn.Linear(4, 4), module(4, 3))
+        x = torch.ones(2, 3, 4)
+        with torch.autocast("cpu"):
+            wanted = net(x)[0]
+        found = amp.wrap(net)(x)[0]
+        assert found.dtype is wanted.dtype is BF16
+        assert torch.equal(found, wanted)
+        with pytest.raises(ValueError, match="does not match weight dtype"):
+            module(4, 3)(x.double())
+
+    def test_higher_order_operators_run_what_they_are_given(self) -> None:
+        x = amp.wrap(torch.ones(2, 2))
+        result = torch.cond(torch.tensor(True), lambda x: x @ x, lambda x: x.t() @ x, (x,))
+        assert result.dtype is BF16
+        assert amp.is_amp(result)
+
+
 class TestRegionsDecide:
     @pytest.mark.parametrize("region", [amp.autocast, torch.autocast])
     def test_in_place_of_identity(self, region: Any) -> None:
@@ -190,6 +223,45 @@ class TestRegionsDecide:
         with region("cpu", dtype=FP16):
             assert net(x).dtype is FP16
         assert net(x).dtype is BF16
+
+    @pytest.mark.parametrize("create_graph", [False, True])
+    def test_in_the_backward_of_autograd_functions(self, create_graph: bool) -> None:
+        seen = []
+
+        @amp.float
+        class Product(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+                ctx.save_for_backward(w)
+                return x @ w
+
+            @staticmethod
+            def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+                (w,) = ctx.saved_tensors
+                seen.append((grad @ w).dtype)
+                return grad @ w.t(), None
+
+        x = torch.ones(2, 2, requires_grad=True)
+        result = Product.apply(x, amp.wrap(torch.ones(2, 2)))
+        torch.autograd.grad(result.sum(), x, create_graph=create_graph)
+        assert seen == [FP32]
+
+    @pytest.mark.parametrize("use_reentrant", [True, False])
+    @pytest.mark.parametrize("enabled", [None, True, False])
+    def test_in_what_checkpoint_recomputes(self, enabled: bool | None, use_reentrant: bool) -> None:
+        seen = []
+        layer = amp.wrap(nn.Linear(2, 2))
+
+        def function(x: Tensor) -> Tensor:
+            y: Tensor = layer(x)
+            seen.append(y.dtype)
+            return y * y
+
+        x = torch.ones(2, 2, requires_grad=True)
+        with nullcontext() if enabled is None else torch.autocast("cpu", enabled=enabled):
+            y = checkpoint(function, x, use_reentrant=use_reentrant)
+        y.sum().backward()
+        assert seen == [FP32 if enabled is False else BF16] * 2
 
     def test_float_decorator_computes_in_float32(self) -> None:
         net = amp.wrap(block())

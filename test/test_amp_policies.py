@@ -140,17 +140,19 @@ class TestRegister:
             ("aten::mm.default", "lower", "cpu", ValueError, "no policy 'lower'. Those that can be .* lower_precision"),
             ("aten::mm.default", "banned", "cpu", ValueError, "no policy 'banned'"),
             ("aten::mm.default", "float32", "meta", ValueError, r"\('cpu', 'cuda'\), but 'meta' was given"),
+            ("aten::mm.default", "float32", None, TypeError, "`device_types` names devices, .* but it is a NoneType"),
             ("aten::mm.default", "float32", "cpu", ValueError, "`aten::mm` is treated by autocast on 'cpu' already"),
+            ("aten::view", "float32", "cpu", ValueError, "`aten::view` returns a view of its argument `self`"),
         ],
         ids=str,
     )
-    def test_refuses(self, op: Any, policy: str, devices: str, error: type[Exception], message: str) -> None:
+    def test_refuses(self, op: Any, policy: str, devices: Any, error: type[Exception], message: str) -> None:
         with pytest.raises(error, match=message):
             amp.register_policy(op, policy, device_types=devices)
 
     def test_refuses_to_register_twice(self) -> None:
         name, _ = define()
-        amp.register_policy(name, "float32", device_types=["cpu"])
+        amp.register_policy(name, "float32", device_types=["cpu", "cpu"])
         with pytest.raises(ValueError, match=f"`{name}` has a policy for 'cpu' already"):
             amp.register_policy(name, "promote")
         assert amp.policy(name, "cuda") == "fallthrough"

@@ -131,6 +131,29 @@ class TestSelfCleaning:
         assert not amp.is_amp(plain.view_as(y))
         assert amp.is_amp(y.view_as(plain))
 
+    @pytest.mark.parametrize("is_written", [False, True])
+    def test_operators_that_return_nothing_are_cleaned(self, is_written: bool) -> None:
+        @torch.library.custom_op(f"torchext_test::accumulate_{is_written}", mutates_args={"total"})
+        def accumulate(total: Tensor, x: Tensor) -> None:
+            assert total.dtype is x.dtype is FP32
+            total.add_(x)
+
+        y, plain = made_inside(), torch.ones(2, 2)
+        accumulate(*((y, plain) if is_written else (plain, y)))
+        assert (y if is_written else plain).tolist() == [[3.0, 3.0], [3.0, 3.0]]
+        assert y.dtype is BF16
+
+    @pytest.mark.parametrize("module", [nn.RNN, nn.LSTM, nn.GRU])
+    def test_recurrent_modules_clean(self, module: Callable[..., nn.Module]) -> None:
+        assert module(2, 3)(made_inside())[0].dtype is FP32
+
+    def test_constructors_run_inside(self) -> None:
+        with amp.autocast("cpu", self_cleaning=True):
+            weight = nn.init.trunc_normal_(torch.empty(2, 2))  # by Tensor.new() of its release
+            batch = torch.utils.data.default_collate([torch.ones(2), torch.ones(2)])
+            assert (weight.new_tensor([1.0]).dtype, batch.dtype) == (FP32, FP32)
+        assert amp.is_amp(made_inside().new_tensor([1.0]))
+
     def test_lists_are_cleaned(self) -> None:
         y = made_inside()
         joined = torch.cat([y, torch.ones(2, 2)])

@@ -151,6 +151,12 @@ class TestOrigin:
             assert (tensor @ tensor).dtype == torch.bfloat16
         assert repr(tensor) == "tensor([[0., 1.],\n        [2., 3.]])"
 
+    def test_factories_of_a_traced_tensor_find_its_device(self) -> None:
+        with inference_mode(trace=True):
+            x = torch.ones(2)
+        assert x.new_tensor([1.0]).device == x.new(2).device == x.device
+        assert torch.equal(torch.cond(torch.tensor(True), lambda x: x + 1, lambda x: x - 1, (x,)), x + 1)
+
     def test_decorated_functions_trace(self) -> None:
         @inference_mode(trace=True)
         def generate() -> Iterator[Tensor]:

@@ -35,7 +35,7 @@ def install() -> None:
 
     @wraps(original)
     def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
-        if _C.is_in_enabled_region() and not _is_transformed():
+        if _C.is_in_enabled_region() and not _is_of_a_transform():
             _warn()
         return _C.call_in_backward(original, *args, **kwargs)
 
@@ -43,9 +43,13 @@ def install() -> None:
         module._engine_run_backward = _engine_run_backward  # type: ignore[attr-defined]
 
 
-def _is_transformed() -> bool:
-    """Is this within `torch.func.grad`, where forward and backward are one call, and there is no line between them?"""
-    return torch._C._functorch.peek_interpreter_stack() is not None
+def _is_of_a_transform() -> bool:
+    """Is there no line of the program between forward and backward?
+
+    In `torch.func.grad` they are one call, and `torch.compile` traces both when the first is called.
+    """
+    is_compiling = torch._guards.TracingContext.try_get() is not None
+    return is_compiling or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _warn() -> None:

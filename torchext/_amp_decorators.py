@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
@@ -17,7 +17,7 @@ from ._calls import Call, Way, call_in_way
 __all__ = ["Autocasting", "InFloat32", "InLowerPrecision", "decorate"]
 
 T = TypeVar("T", bound=Callable[..., Any])
-State = dict[str, tuple[bool, torch.dtype]]
+State = dict[str, tuple[bool, torch.dtype | None]]
 
 
 class Autocasting:
@@ -47,14 +47,6 @@ class InLowerPrecision:
 
     def __call__(self) -> Call:
         return Call(cast_in=to_lower_precision)
-
-
-def _no_autocast() -> ExitStack:
-    """On no device."""
-    stack = ExitStack()
-    for device_type in {"cpu", _C.autocast_device_type_in_use()}:
-        stack.enter_context(_C.AutocastRegion(device_type, enabled=False))
-    return stack
 
 
 def decorate(target: T, way: Way) -> T:
@@ -96,27 +88,40 @@ def _decorate_module(module: nn.Module, way: Way) -> None:
     """
     if "forward" in vars(module):
         module.forward = decorate(module.forward, way)
-    else:
-        module.__class__ = _class_of_one(type(module), way)
+        return
+    cls = type(module)
+    original, ways = vars(cls).get("_amp_original", (cls, ()))
+    module.__class__ = _class_of_one(original, (*ways, way))
 
 
-def _class_of_one(base: type[nn.Module], way: Way) -> type[nn.Module]:
+def _class_of_one(original: type[nn.Module], ways: tuple[Way, ...]) -> type[nn.Module]:
+    forward = original.forward
+    for way in ways:
+        forward = decorate(forward, way)
+
     def reduce(self: nn.Module, protocol: Any) -> Any:
-        return _make_one, (base, way), self.__getstate__() if hasattr(self, "__getstate__") else vars(self)
+        make, args, *rest = cast("tuple[Any, ...]", original.__reduce_ex__(self, protocol))
+        return _remake_one, (ways, make, *(original if arg is type(self) else arg for arg in args)), *rest
 
-    members = {
-        "forward": decorate(base.forward, way),
+    members: dict[str, Any] = {
+        "forward": forward,
         "__reduce_ex__": reduce,
-        "__module__": base.__module__,
-        "__qualname__": base.__qualname__,
-        "__doc__": base.__doc__,
+        "__module__": original.__module__,
+        "__qualname__": original.__qualname__,
+        "__doc__": original.__doc__,
+        "_amp_original": (original, ways),
     }
-    return type(base.__name__, (base,), members)
+    initialized = getattr(original, "cls_to_become", None)
+    if initialized is not None:  # what a lazy module becomes
+        members["cls_to_become"] = _class_of_one(initialized, ways)
+    return type(original.__name__, (original,), members)
 
 
-def _make_one(base: type[nn.Module], way: Way) -> nn.Module:
-    cls = _class_of_one(base, way)
-    return cls.__new__(cls)
+def _remake_one(ways: tuple[Way, ...], make: Callable[..., nn.Module], *args: Any) -> nn.Module:
+    module = make(*args)
+    for way in ways:
+        _decorate_module(module, way)
+    return module
 
 
 def _decorate_autograd_function(cls: type[torch.autograd.Function], way: Way) -> None:
@@ -154,10 +159,14 @@ def _decorate_autograd_function(cls: type[torch.autograd.Function], way: Way) ->
         cls.setup_context = staticmethod(wrapped_setup_context)  # type: ignore[method-assign]
 
 
+def _device_types() -> set[str]:
+    """Those for which a function runs in a state of its own."""
+    return {"cpu", _C.autocast_device_type_in_use()}
+
+
 def _autocast_state() -> State:
     """Whether operators autocast now, and to what."""
-    device_types = {"cpu", _C.autocast_device_type_in_use()}
-    return {d: (torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in device_types}
+    return {d: (torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in _device_types()}
 
 
 def _in_state(state: State) -> ExitStack:
@@ -165,3 +174,7 @@ def _in_state(state: State) -> ExitStack:
     for device_type, (is_enabled, dtype) in state.items():
         stack.enter_context(_C.AutocastRegion(device_type, dtype=dtype, enabled=is_enabled))
     return stack
+
+
+def _no_autocast() -> ExitStack:
+    return _in_state(dict.fromkeys(_device_types(), (False, None)))

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch._functorch import eager_transforms
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from . import _C, _amp_backward
+from . import _C, _amp_patches
 
 __all__ = ["AmpTensor", "is_amp", "unwrap", "wrap"]
 
@@ -60,8 +58,7 @@ def wrap(obj: T) -> T:
     _for_each_tensor("wrap", obj, _C.wrap_amp)
     if isinstance(obj, nn.Module):
         _wrap_when_initialized(obj)
-    _amp_backward.install()
-    _teach_torch_func()
+    _amp_patches.install()
     return obj
 
 
@@ -115,31 +112,6 @@ def _wrap_initialized(module: nn.Module, args: Any) -> None:
     """Runs once, after the hook of `LazyModuleMixin`, which was there before."""
     _for_each_tensor("wrap", module, _C.wrap_amp)
     _forget_to_wrap(module)
-
-
-def _teach_torch_func() -> None:
-    """Lets the wrappers in which `torch.func.grad` and its kin put their arguments be what those are.
-
-    And what they take out of those be what the wrappers have become. A wrapper takes over only the keys that PyTorch
-    knows of. Without ours, operators would meet the identity below the transform, after autograd has recorded them in
-    the dtype that they had.
-    """
-    for name in ("_wrap_for_grad", "_unwrap_for_grad"):
-        original = vars(eager_transforms)[name]
-        if not hasattr(original, "_knows_amp"):
-            setattr(eager_transforms, name, _keeping_identity(original))
-
-
-def _keeping_identity(original: Callable[[Tensor, int], Tensor]) -> Callable[[Tensor, int], Tensor]:
-    @wraps(original)
-    def function(tensor: Tensor, level: int) -> Tensor:
-        result = original(tensor, level)
-        if result is not tensor and _C.is_amp(tensor):
-            _C.wrap_amp(result)
-        return result
-
-    function._knows_amp = True  # type: ignore[attr-defined]
-    return function
 
 
 def _check_dtype(tensor: Tensor) -> None:

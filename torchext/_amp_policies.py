@@ -33,14 +33,16 @@ def register_policy(op: Operator, policy: str, device_types: Iterable[str] = DEV
         device_types: For tensors on which devices: "cpu", "cuda".
 
     Raises:
-        TypeError: `op` is no operator.
-        ValueError: There is no such operator, policy or device type, or the operator writes into an argument, or has a
-            policy already, from PyTorch, from `torch.library.register_autocast` or from here. Nothing is registered
-            then.
+        TypeError: `op` is no operator, or `device_types` are no names.
+        ValueError: There is no such operator, policy or device type, or the operator writes into an argument or returns
+            a view of one, or has a policy already, from PyTorch, from `torch.library.register_autocast` or from here.
+            Nothing is registered then.
     """
     if policy not in POLICIES:
         raise ValueError(f"There is no policy {policy!r}. Those that can be registered are {', '.join(POLICIES)}.")
-    types = [device_types] if isinstance(device_types, str) else list(device_types)
+    if not isinstance(device_types, Iterable):
+        raise TypeError(f"`device_types` names devices, as ('cpu', 'cuda'), but it is a {type(device_types).__name__}.")
+    types = list(dict.fromkeys([device_types] if isinstance(device_types, str) else device_types))
     for device_type in types:
         _check_device_type(device_type)
     _C.register_policy(_overloads(op), policy, types)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from . import _C, _trace
+from . import _C, _marks_patches, _trace
 
 __all__ = ["Origin", "origin", "trace_origins"]
 
@@ -88,6 +88,7 @@ def install() -> None:
     with _lock:
         if not _installed:
             _trace.set_source_tracer()
+            _marks_patches.install()
             _patch_version()
             _patch_custom_functions()
             _installed = True

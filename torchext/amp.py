@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from . import _C, _amp_backward
+from . import _C, _amp_backward, _amp_patches
 from ._amp_decorators import Autocasting, InFloat32, InLowerPrecision, decorate
 from ._amp_identity import AmpTensor, is_amp, unwrap, wrap
 from ._amp_policies import policy, register_policy
@@ -20,6 +20,7 @@ __all__ = ["AmpTensor", "autocast", "float", "half", "is_amp", "policy", "regist
 T = TypeVar("T", bound=Callable[..., Any])
 
 _C.set_backward_installer(_amp_backward.install)
+_C.set_identity_installer(_amp_patches.install)
 
 
 class autocast(_C.AutocastRegion):  # noqa: N801 - a function to its users, as torch.autocast is

@@ -8,16 +8,14 @@
 
 #include <ATen/autocast_mode.h>
 #include <ATen/core/enum_tag.h>
-#include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/SmallVector.h>
 #include <c10/util/irange.h>
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/graph_task.h>
 
 #include "../fake/op_traits.h"
 #include "../stack_utils.h"
 #include "amp_tensor.h"
+#include "backward.h"
 #include "policy_probe.h"
 #include "region.h"
 
@@ -36,29 +34,6 @@ namespace {
 
 const DispatchKeySet kBelowAmp{DispatchKeySet::FULL_AFTER, kMarksKey};
 
-// PyTorch keeps nothing that tells a formula of autograd's from what a hook recomputes: torch.utils.checkpoint runs the
-// forward pass again inside of the backward pass. But it does so where gradients are recorded, in regions of its own,
-// and formulas run outside of regions.
-bool isInBackward() {
-  const bool is_recomputing = c10::GradMode::is_enabled() && regionDepth() > 0;
-  return torch::autograd::get_current_graph_task_id() != -1 && !is_recomputing;
-}
-
-// PyTorch's own formulas fit to what their operators have saved. A user's autograd function and a hook take what the
-// program holds, in whatever dtype that is. All formulas of derivatives.yaml are TraceableFunctions.
-bool isInUsersBackward() {
-  const auto node = torch::autograd::get_current_node();
-  return dynamic_cast<const torch::autograd::TraceableFunction*>(node.get()) == nullptr;
-}
-
-// Of the regions that are open those that torch.utils.checkpoint opens, one for the CPU and one for another device,
-// only repeat what was in force around the forward pass, where identity is not seen.
-bool isRegionDeciding() {
-  constexpr int kRegionsOfCheckpoint = 2;
-  const bool is_recomputing = torch::autograd::get_current_graph_task_id() != -1;
-  return regionDepth() > (is_recomputing ? kRegionsOfCheckpoint : 0);
-}
-
 bool isAutocastingFor(const Tensor& tensor) {
   const DeviceType device_type = tensor.device().type();
   return autocast::is_autocast_available(device_type) && autocast::is_autocast_enabled(device_type);
@@ -67,6 +42,10 @@ bool isAutocastingFor(const Tensor& tensor) {
 // Autocast never touches double, and what is in float32 is clean.
 bool isLower(const Tensor& tensor) {
   return tensor.is_floating_point() && tensor.scalar_type() != at::kDouble && tensor.scalar_type() != at::kFloat;
+}
+
+bool isOfPyTorch(const OperatorHandle& op) {
+  return op.operator_name().name.rfind("aten::", 0) == 0;
 }
 
 // The state of the thread in which the call of a wrapped tensor goes on: with autocast for its devices, and without
@@ -125,8 +104,9 @@ class AmpCall {
   bool isMixture() const;
   bool isNothingToClean() const;
   bool isViewOnly() const;
-  bool isAboutMetadata() const;
+  bool isAboutTensorItself() const;
   bool isWriteAlone() const;
+  bool isArgument(const Tensor& result) const;
   bool isArgumentsStorage(const Tensor& result) const;
   bool isViewOfToBeCleaned(const Tensor& result) const;
 
@@ -157,12 +137,14 @@ class AmpCall {
   at::ScalarType unclean_ = at::ScalarType::Undefined;
   // What the call writes, and all its arguments, the latter only where results are compared with them.
   std::vector<Tensor> written_;
-  std::vector<Tensor> arguments_;
+  c10::SmallVector<Tensor, 4> arguments_;
   std::vector<Cleaned> cleaned_;
 };
 
 void AmpCall::run() {
-  switch (decide()) {
+  const AmpOutcome outcome = decide();
+  keepArguments();
+  switch (outcome) {
     case AmpOutcome::kPassesOnInBackward:
       passOn();
       markAlike();
@@ -176,7 +158,6 @@ void AmpCall::run() {
       markAlike();
       break;
     case AmpOutcome::kPassesOn:
-      keepArguments();
       passOn();
       markAlike();
       markMadeInside();
@@ -228,7 +209,7 @@ void AmpCall::lookAt(const Tensor& tensor) {
 }
 
 void AmpCall::keepArguments() {
-  if (isInSelfCleaningRegion() || unclean_ != at::ScalarType::Undefined) {
+  if (has_wrapped_ || isInSelfCleaningRegion() || unclean_ != at::ScalarType::Undefined) {
     forEachTensor(stack_, num_arguments_, [this](const Tensor& tensor) { arguments_.push_back(tensor); });
   }
 }
@@ -250,8 +231,11 @@ bool AmpCall::isUnclean(const Tensor& tensor) const {
   return isToBeCleaned(tensor) && isLower(tensor) && !isAutocastingFor(tensor);
 }
 
+// What `zeros_like` and its kin make takes part in what the argument does, as the state of an optimizer with the
+// gradients of a parameter, which are in the dtype of that: factories leave nothing to clean.
 bool AmpCall::isNothingToClean() const {
-  return isViewOnly() || isAboutMetadata() || isWriteAlone();
+  return isViewOnly() || isFactory(op_, torch::jit::last(stack_, num_arguments_)) || isAboutTensorItself() ||
+         isWriteAlone();
 }
 
 // A view is of the same memory, also for who writes into it. Of these operators some make a copy when they have to
@@ -265,12 +249,11 @@ bool AmpCall::isViewOnly() const {
          op_.operator_name().name != "aten::view_as_complex";  // there are no complex numbers of the lower precisions
 }
 
-// What `zeros_like` and its kin make takes part in what the argument does, as the state of an optimizer with the
-// gradients of a parameter, which are in the dtype of that.
-bool AmpCall::isAboutMetadata() const {
-  return op_.hasTag(at::Tag::inplace_view) || isFactory(op_, torch::jit::last(stack_, num_arguments_)) ||
+// Changes of metadata and autograd's own operators (`_backward`, `retain_grad`, `set_data`), which return nothing.
+bool AmpCall::isAboutTensorItself() const {
+  return op_.hasTag(at::Tag::inplace_view) ||
          (op_.schema().returns().empty() && written_.size() <= 1 &&
-          op_.schema().arguments()[0].type()->kind() == c10::TypeKind::TensorType);
+          op_.schema().arguments()[0].type()->kind() == c10::TypeKind::TensorType && isOfPyTorch(op_));
 }
 
 // There is nothing that the dtype of what is written could not fit to.
@@ -362,10 +345,21 @@ void AmpCall::markAlike() {
       markToBeCleaned(tensor);
     }
   };
-  forEachResult(mark);
+  forEachResult([this, &mark](const Tensor& result) {
+    if (!isArgument(result)) {
+      mark(result);
+    }
+  });
   if (has_wrapped_) {
     std::for_each(written_.begin(), written_.end(), mark);
   }
+}
+
+// Operators hand an argument back as it is, be it an AmpTensor or not, where there is nothing to do: one of
+// `broadcast_tensors`, which losses call, that has the shape already.
+bool AmpCall::isArgument(const Tensor& result) const {
+  return std::any_of(arguments_.begin(), arguments_.end(),
+                     [&result](const Tensor& argument) { return argument.is_same(result); });
 }
 
 // Views of what was there before are as that is, and so is what the call has written.

@@ -39,9 +39,17 @@ inline void makeAmp(const at::TensorBase& tensor) {
   setAmpMark(*tensor.unsafeGetTensorImpl(), AmpMark::kWrapped);
 }
 
-// The same for the second kind.
+// Makes it one of the second kind.
 inline void markToBeCleaned(const at::TensorBase& tensor) {
   setAmpMark(*tensor.unsafeGetTensorImpl(), AmpMark::kToBeCleaned);
+}
+
+// Makes `tensor`, which has been made of `like` or of its metadata by other means than an operator, what that is.
+inline void makeAmpLike(const at::TensorBase& tensor, const at::TensorBase& like) {
+  const bool is_cleaned = isToBeCleaned(like) && tensor.scalar_type() != like.scalar_type();
+  if (isAmp(like) && canBeAmp(tensor) && !is_cleaned) {
+    setAmpMark(*tensor.unsafeGetTensorImpl(), ampMarkOf(*like.unsafeGetTensorImpl()));
+  }
 }
 
 // Makes `tensor` an ordinary one.

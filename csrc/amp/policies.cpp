@@ -117,10 +117,12 @@ void checkFree(const OperatorHandle& op, DeviceType device_type) {
                     "Register a policy for operators that are not.");
 }
 
-void checkWritesNothing(const OperatorHandle& op) {
+// What is cast is another tensor.
+void checkSharesNothing(const OperatorHandle& op) {
   for (const c10::Argument& argument : op.schema().arguments()) {
-    TORCH_CHECK_VALUE(!isWritten(argument), "`", op.operator_name(), "` writes into its argument `", argument.name(),
-                      "`, and would write into a cast of it. Register a policy for an operator that returns what it "
+    TORCH_CHECK_VALUE(argument.alias_info() == nullptr, "`", op.operator_name(), "` ",
+                      isWritten(argument) ? "writes into" : "returns a view of", " its argument `", argument.name(),
+                      "`, and would do that with a cast of it. Register a policy for an operator that returns what it "
                       "computes.");
   }
 }
@@ -147,7 +149,7 @@ void registerPolicy(const std::vector<OperatorName>& operators,
   for (const OperatorName& name : operators) {
     const OperatorHandle op = findOperator(name);
     if (policy != CastPolicy::kFallthrough) {
-      checkWritesNothing(op);
+      checkSharesNothing(op);
     }
     for (const DeviceType device_type : device_types) {
       checkFree(op, device_type);

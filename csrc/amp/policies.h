@@ -20,7 +20,8 @@ enum class CastPolicy : std::uint8_t {
 
 // Lets the operators follow `policy` for tensors on the device types, for the rest of the process. Arguments in double
 // are left as they are, as PyTorch's policies do. Raises a ValueError, and registers nothing, when an operator is
-// unknown, writes into its arguments, or is treated already, by PyTorch or by an earlier registration.
+// unknown, writes into its arguments or returns views of them, or is treated already, by PyTorch or by an earlier
+// registration.
 TORCHEXT_API void registerPolicy(const std::vector<c10::OperatorName>& operators,
                                  CastPolicy policy,
                                  const std::vector<c10::DeviceType>& device_types);

@@ -38,14 +38,6 @@ struct OpenRegion {
   Previous previous;
 };
 
-thread_local int depth_around_backward = 0;
-
-// PyTorch has no function that only tells.
-int nesting() noexcept {
-  autocast::increment_nesting();
-  return autocast::decrement_nesting();
-}
-
 std::vector<OpenRegion>& openRegions() {
   thread_local std::vector<OpenRegion> regions;
   return regions;
@@ -177,16 +169,10 @@ bool isAutocasting(DeviceType device_type) {
   return autocast::is_autocast_enabled(device_type);
 }
 
+// PyTorch has no function that only tells.
 int regionDepth() noexcept {
-  return nesting() - depth_around_backward;
-}
-
-BackwardGuard::BackwardGuard() noexcept : previous_depth_{depth_around_backward} {
-  depth_around_backward = nesting();
-}
-
-BackwardGuard::~BackwardGuard() {
-  depth_around_backward = previous_depth_;
+  autocast::increment_nesting();
+  return autocast::decrement_nesting();
 }
 
 bool isInEnabledRegion() noexcept {

@@ -61,23 +61,8 @@ TORCHEXT_API bool isAutocasting(c10::DeviceType device_type);
 // Is a self-cleaning region open on this thread? Whether it decides is another question: others may be open inside.
 bool isInSelfCleaningRegion() noexcept;
 
-// How many regions are open on this thread, ours and `torch.autocast`'s, for any device type, enabled or not. Those
-// that are around a running backward pass do not count in it.
-TORCHEXT_API int regionDepth() noexcept;
-
-// Lives around a backward pass.
-class TORCHEXT_API BackwardGuard {
- public:
-  BackwardGuard() noexcept;
-  BackwardGuard(const BackwardGuard&) = delete;
-  BackwardGuard& operator=(const BackwardGuard&) = delete;
-  BackwardGuard(BackwardGuard&&) = delete;
-  BackwardGuard& operator=(BackwardGuard&&) = delete;
-  ~BackwardGuard();
-
- private:
-  int previous_depth_;
-};
+// How many regions are open on this thread, ours and `torch.autocast`'s, for any device type, enabled or not.
+int regionDepth() noexcept;
 
 // Is one of ours open on this thread that makes operators autocast now?
 TORCHEXT_API bool isInEnabledRegion() noexcept;

@@ -9,6 +9,7 @@
 #include <torch/csrc/DynamicTypes.h>
 
 #include "../amp/amp_tensor.h"
+#include "../amp/backward.h"
 #include "../amp/policies.h"
 #include "../amp/region.h"
 #include "bind.h"
@@ -29,8 +30,9 @@ struct Region {
   bool is_self_cleaning;
 };
 
-// torchext._amp_backward.install().
+// torchext._amp_backward.install() and torchext._amp_patches.install().
 Installer backward_installer;
+Installer identity_installer;
 
 Region* asRegion(PyObject* self) {
   return reinterpret_cast<Region*>(self);
@@ -51,7 +53,7 @@ std::string deviceTypesThatAutocast() {
   return names;
 }
 
-std::optional<c10::DeviceType> deviceTypeNamed(const char* name) {
+std::optional<c10::DeviceType> deviceTypeNamed(const std::string& name) {
   for (int i = 0; i < c10::COMPILE_TIME_MAX_DEVICE_TYPES; ++i) {
     const auto device_type = static_cast<c10::DeviceType>(i);
     if (canAutocast(device_type) && nameOf(device_type) == name) {
@@ -66,7 +68,8 @@ bool readDeviceType(PyObject* given, std::optional<c10::DeviceType>& device_type
   if (given == Py_None) {
     return true;
   }
-  const char* name = PyUnicode_Check(given) ? PyUnicode_AsUTF8(given) : nullptr;
+  Py_ssize_t size = 0;
+  const char* name = PyUnicode_Check(given) ? PyUnicode_AsUTF8AndSize(given, &size) : nullptr;
   if (name == nullptr) {
     PyErr_Format(PyExc_TypeError,
                  "autocast() takes the type of a device as a string, as `tensor.device.type` is, None, or a function "
@@ -74,9 +77,9 @@ bool readDeviceType(PyObject* given, std::optional<c10::DeviceType>& device_type
                  Py_TYPE(given)->tp_name);
     return false;
   }
-  device_type = deviceTypeNamed(name);
+  device_type = deviceTypeNamed({name, static_cast<std::size_t>(size)});
   if (!device_type) {
-    PyErr_Format(PyExc_ValueError, "autocast() knows no device type '%s'. Those that autocast are %s.", name,
+    PyErr_Format(PyExc_ValueError, "autocast() knows no device type %R. Those that autocast are %s.", given,
                  deviceTypesThatAutocast().c_str());
     return false;
   }
@@ -134,7 +137,7 @@ PyObject* newRegion(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   // The signature has been without `const` before Python 3.13.
   if (PyArg_ParseTupleAndKeywords(args, kwargs, "|O$Oppp:autocast", const_cast<char**>(kNames), &device_type, &dtype,
                                   &is_enabled, &is_caching, &is_self_cleaning) == 0 ||
-      !backward_installer.run()) {
+      !backward_installer.run() || (is_self_cleaning != 0 && !identity_installer.run())) {
     return nullptr;
   }
   PyObject* const function = isToDecorate(device_type) ? std::exchange(device_type, Py_None) : nullptr;
@@ -219,6 +222,10 @@ void wrapTensor(const at::Tensor& tensor) {
   makeAmp(tensor);
 }
 
+void makeTensorAmpLike(const at::Tensor& tensor, const at::Tensor& like) {
+  makeAmpLike(tensor, like);
+}
+
 void unwrapTensor(const at::Tensor& tensor) {
   makeOrdinary(tensor);
 }
@@ -227,7 +234,7 @@ void unwrapTensor(const at::Tensor& tensor) {
 constexpr std::array<const char*, 5> kPolicyNames{"lower_precision", "float32", "promote", "fallthrough", "banned"};
 
 c10::DeviceType existingDeviceType(const std::string& name) {
-  const auto device_type = deviceTypeNamed(name.c_str());
+  const auto device_type = deviceTypeNamed(name);
   TORCH_INTERNAL_ASSERT(device_type);
   return *device_type;
 }
@@ -257,8 +264,25 @@ bool isInRegion() {
   return isInEnabledRegion();
 }
 
+// Calls `function`, which computes again what it has computed before.
+pybind11::object callRecomputing(bool has_region_decided,
+                                 const pybind11::function& function,
+                                 const pybind11::args& args,
+                                 const pybind11::kwargs& kwargs) {
+  const RecomputationGuard guard{has_region_decided};
+  return function(*args, **kwargs);
+}
+
+bool doesRegionDecide() {
+  return isRegionDeciding();
+}
+
 void setBackwardInstaller(const pybind11::function& installer) {
   backward_installer.set(installer);
+}
+
+void setIdentityInstaller(const pybind11::function& installer) {
+  identity_installer.set(installer);
 }
 
 }  // namespace
@@ -269,11 +293,15 @@ void bindAmp(pybind11::module_& module) {
   bind(module, "is_in_enabled_region", isInRegion);
   bind(module, "is_amp", isAmpTensor);
   bind(module, "wrap_amp", wrapTensor);
+  bind(module, "make_amp_like", makeTensorAmpLike);
   bind(module, "unwrap_amp", unwrapTensor);
   bind(module, "register_policy", registerPolicyByName);
   bind(module, "policy", policyByName);
+  bind(module, "is_region_deciding", doesRegionDecide);
   module.def("call_in_backward", &callInside<BackwardGuard>);
+  module.def("call_recomputing", &callRecomputing);
   module.def("set_backward_installer", &setBackwardInstaller);
+  module.def("set_identity_installer", &setIdentityInstaller);
 }
 
 }  // namespace torchext::python

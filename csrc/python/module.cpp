@@ -70,5 +70,6 @@ PYBIND11_MODULE(_C, module) {
   torchext::python::bindDeferredInit(module);
   torchext::python::bindInference(module);
   torchext::python::bindInspect(module);
+  torchext::python::bindMarks(module);
   torchext::python::bindAmp(module);
 }

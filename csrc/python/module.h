@@ -9,6 +9,7 @@ void bindFake(pybind11::module_& module);
 void bindDeferredInit(pybind11::module_& module);
 void bindInference(pybind11::module_& module);
 void bindInspect(pybind11::module_& module);
+void bindMarks(pybind11::module_& module);
 void bindAmp(pybind11::module_& module);
 
 }  // namespace torchext::python

@@ -1,0 +1,56 @@
+"""The few places where PyTorch's Python code has to know about the key that marked tensors carry.
+
+Tensors are marked as AmpTensors and with the lines that made inference tensors: NOTE [Marked tensors] in
+csrc/tensor_marks.h. Nothing is patched before the first use of either.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor, _ops
+
+from . import _C
+
+__all__ = ["install"]
+
+_installed = False
+_lock = threading.Lock()
+
+
+def install() -> None:
+    """Installs the patches, once per process."""
+    global _installed
+    with _lock:
+        if not _installed:
+            for name in ("new", "new_tensor"):
+                setattr(Tensor, name, _without_marks(getattr(Tensor, name)))
+            _patch_higher_order_operators()
+            _installed = True
+
+
+def _without_marks(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The oldest factories ask the highest key of `self` for the device (`legacyExtractDispatchKey()`)."""
+
+    @wraps(original)
+    def factory(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if not _C.is_marked(self):
+            return original(self, *args, **kwargs)
+        plain = _C.without_marks(self)
+        result = original(plain if type(self) is Tensor else plain.as_subclass(type(self)), *args, **kwargs)
+        _C.make_amp_like(result, self)
+        return result
+
+    return factory
+
+
+def _patch_higher_order_operators() -> None:
+    """`torch.cond` and its kin choose a Python function by the highest key that they do not fall through."""
+    key: Any = torch._C._parse_dispatch_key("TESTING_ONLY_GenericMode")
+    _ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(key)
+    for op in _ops._higher_order_ops.values():
+        op.fallthrough(key)
