@@ -21,7 +21,7 @@ TORCHEXT_API BlockOwner newBlockOwner() noexcept;
 // The last of `blocks`, whose members `owner` tell who entered them, that `owner` has entered; the end if there is
 // none.
 template <typename Block>
-typename std::vector<Block>::iterator innermostOf(std::vector<Block>& blocks, BlockOwner owner) {
+auto innermostOf(std::vector<Block>& blocks, BlockOwner owner) {
   const auto found =
       std::find_if(blocks.rbegin(), blocks.rend(), [owner](const Block& block) { return block.owner == owner; });
   return found == blocks.rend() ? blocks.end() : std::prev(found.base());

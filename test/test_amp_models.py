@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from torchext import amp
 from torchext.deferred_init import deferred_init, materialize_module
 from torchext.fake import fake_mode
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 

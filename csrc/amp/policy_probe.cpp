@@ -159,6 +159,10 @@ CastPolicy askKernel(const OperatorHandle& op, DeviceType device_type) {
   if (!op.hasKernelForDispatchKey(autocast::get_autocast_dispatch_key_from_device_type(device_type))) {
     return CastPolicy::kFallthrough;
   }
+  // AutocastRNN.cpp rearranges the weights, which takes arguments that fit together and cuDNN.
+  if (op.operator_name().name == "aten::_cudnn_rnn" || op.operator_name().name == "aten::miopen_rnn") {
+    return CastPolicy::kLowerPrecision;
+  }
   // Casts run on fakes, and are none of the user's.
   const DispatchKeySet reached({c10::DispatchKey::Fake, kMarksKey});
   const c10::impl::ForceDispatchKeyGuard state{c10::default_included_set,
