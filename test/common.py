@@ -1,13 +1,13 @@
-"""What several test modules share: comparing what deferred construction makes with what eager construction makes."""
+"""What several test modules share: comparing deferred with eager construction, and models."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.nn import Module, Parameter
+from torch.nn import GELU, LayerNorm, Linear, Module, Parameter, Sequential
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -21,6 +21,8 @@ __all__ = [
     "assert_same_tensor",
     "assert_tensors_defer_exactly",
     "build_both",
+    "feed_forward",
+    "gradients",
 ]
 
 
@@ -136,3 +138,16 @@ def _groups(tensors: dict[str, Tensor], by_storage: bool = False) -> set[frozens
         key = tensor.untyped_storage()._cdata if by_storage and not is_lazy(tensor) else id(tensor)
         groups.setdefault(key, set()).add(name)
     return {frozenset(group) for group in groups.values()}
+
+
+def feed_forward() -> Module:
+    """A small network of layers of which autocast treats some and others not, always with the same weights."""
+    torch.manual_seed(0)
+    return Sequential(Linear(4, 8), LayerNorm(8), GELU(), Linear(8, 4))
+
+
+def gradients(net: Module) -> list[Tensor]:
+    """Those of all parameters, each of which must have one."""
+    found = [parameter.grad for parameter in net.parameters()]
+    assert all(grad is not None for grad in found)
+    return cast("list[Tensor]", found)

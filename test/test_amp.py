@@ -436,6 +436,19 @@ class TestAutocastDecorator:
             generator.throw(ValueError)
         assert received == ["sent"]
 
+    def test_generators_that_begin_in_a_region_autocast_outside_too(self) -> None:
+        @amp.autocast("cpu")
+        def generate() -> Any:
+            while True:
+                yield product(), product().dtype
+
+        with amp.autocast("cpu"):
+            generator = generate()
+            y, dtype = next(generator)
+        assert y.dtype is dtype is BF16
+        y, dtype = next(generator)
+        assert (y.dtype, dtype) == (FP32, BF16)
+
     def test_coroutines_autocast_while_they_run_and_not_while_they_wait(self) -> None:
         @amp.autocast("cpu")
         async def compute() -> Tensor:
@@ -503,6 +516,11 @@ class WithArguments(nn.Module):
         return self.scale * (x @ x)
 
 
+class WithReduce(WithArguments):
+    def __reduce__(self) -> Any:
+        return type(self), (self.scale,)
+
+
 class TestModules:
     def test_classes(self) -> None:
         @amp.autocast("cpu")
@@ -543,11 +561,23 @@ class TestModules:
         with torch.autocast("cpu"):
             assert torch.equal(lazy(x), nn.functional.linear(x, lazy.weight, lazy.bias).float())
 
+    def test_lazy_classes_stay_decorated(self) -> None:
+        @amp.autocast("cpu")
+        class Layer(nn.LazyLinear):
+            pass
+
+        layer, x = Layer(3), torch.full((2, 4), 1 / 3)
+        assert torch.equal(layer(x), layer(x))
+
+    def test_scripted_ones_are_refused(self) -> None:
+        with pytest.raises(TypeError, match="does not decorate scripted modules"):
+            amp.float(torch.jit.script(nn.ReLU()))
+
     def test_instances_whose_class_takes_arguments_are_copied(self) -> None:
         module = amp.autocast("cpu")(WithArguments(3))
-        copied = copy.deepcopy(module)
-        assert copied.scale == 3
-        assert torch.equal(copied(torch.full((2, 2), 1 / 3)), module(torch.full((2, 2), 1 / 3)))
+        for copied in (copy.deepcopy(module), pickle.loads(pickle.dumps(amp.autocast("cpu")(WithReduce(3))))):
+            assert copied.scale == 3
+            assert torch.equal(copied(torch.full((2, 2), 1 / 3)), module(torch.full((2, 2), 1 / 3)))
 
     def test_instance_with_a_forward_of_its_own(self) -> None:
         net = Net()
@@ -642,7 +672,7 @@ class TestAutogradFunctions:
             def backward(ctx: Any, grad: Tensor) -> Any:
                 x, w = ctx.saved_tensors
                 seen["backward"] = grad.dtype, (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
-                return grad.float() @ w.float().t(), x.float().t() @ grad.float()
+                return grad @ w.t(), x.t() @ grad
 
         class WithSetup(torch.autograd.Function):
             @staticmethod

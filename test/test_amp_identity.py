@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from common import feed_forward, gradients
 from torch import Tensor, nn
+from torch.distributed import _composable as composable
+from torch.nn.modules.lazy import LazyModuleMixin
 from torch.utils.checkpoint import checkpoint
 
 from torchext import amp
@@ -18,15 +21,6 @@ from torchext.deferred_init import deferred_init, materialize_module
 from torchext.fake import fake_mode
 
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
-
-
-def block() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 4))
-
-
-def gradients(net: nn.Module) -> list[Tensor]:
-    return [p.grad for p in net.parameters()]
 
 
 class TestWrap:
@@ -56,12 +50,12 @@ class TestWrap:
         assert not any(map(amp.is_amp, net.parameters()))
 
     def test_module_needs_no_region(self) -> None:
-        net, x = block(), torch.ones(3, 4)
+        net, x = feed_forward(), torch.ones(3, 4)
         with torch.autocast("cpu"):
             wanted = net(x)
         wanted.float().sum().backward()
         wanted_gradients = gradients(net)
-        wrapped = amp.wrap(block())
+        wrapped = amp.wrap(feed_forward())
         result = wrapped(x)
         result.float().sum().backward()
         assert result.dtype is BF16
@@ -99,7 +93,7 @@ KEPT: dict[str, Callable[[Tensor], Tensor]] = {
     "tuple": lambda x: torch.max(x, 0).values,
     "no_grad": torch.no_grad()(lambda x: x + 1),
     "inference mode": torch.inference_mode()(lambda x: x + 1),
-    "foreach": lambda x: torch._foreach_add([torch.ones(2, 2), x], 1)[0],
+    "foreach": lambda x: torch._foreach_add([torch.ones(2, 2), x], 1)[1],
 }
 
 LOST: dict[str, Callable[[Tensor], Any]] = {
@@ -134,11 +128,11 @@ class TestPropagation:
         assert amp.is_amp(w.grad)
 
     def test_modules_keep_it(self) -> None:
-        net = amp.wrap(block())
+        net = amp.wrap(feed_forward())
         assert all(map(amp.is_amp, net.state_dict().values()))
         assert all(map(amp.is_amp, copy.deepcopy(net).parameters()))
         assert all(map(amp.is_amp, net.double().float().parameters()))
-        net.load_state_dict(block().state_dict())
+        net.load_state_dict(feed_forward().state_dict())
         assert all(map(amp.is_amp, net.parameters()))
 
     def test_lazy_modules_have_it_once_they_are_initialized(self) -> None:
@@ -158,11 +152,60 @@ class TestPropagation:
         assert not amp.is_amp(target)
         assert torch.broadcast_tensors(target, amp.wrap(torch.ones(2, 2)))[0] is target
 
+    def test_other_elements_of_lists_stay_what_they_are(self) -> None:
+        wrapped, other = amp.wrap(torch.ones(2)), torch.ones(2)
+        torch._foreach_add_([wrapped, other], [torch.ones(2), torch.ones(2)])
+        assert [amp.is_amp(x) for x in (wrapped, other)] == [True, False]
+        assert [amp.is_amp(x) for x in torch._foreach_mul([wrapped, other], 2)] == [True, False]
+        assert all(map(amp.is_amp, torch._foreach_mul([wrapped, other], amp.wrap(torch.tensor(2.0)))))
+
+    def test_what_is_written_into_a_view_reaches_the_base(self) -> None:
+        base = torch.zeros(4, 2)
+        base[:2] = amp.wrap(torch.ones(2, 2))
+        assert amp.is_amp(base)
+
+    @pytest.mark.parametrize("around", [nullcontext, fake_mode])
     @pytest.mark.parametrize("make", [lambda x: x.new(2), lambda x: x.new_tensor([1.0]), lambda x: x.new_ones(2)])
-    def test_factories_of_a_tensor_hand_it_on(self, make: Callable[[Tensor], Tensor]) -> None:
-        found = make(amp.wrap(torch.ones(2, 2)))
+    def test_factories_of_a_tensor_hand_it_on(
+        self, make: Callable[[Tensor], Tensor], around: Callable[[], Any]
+    ) -> None:
+        with around():
+            found = make(amp.wrap(torch.ones(2, 2)))
         assert amp.is_amp(found)
         assert found.device.type == "cpu"
+
+    def test_factories_of_subclasses_see_their_attributes(self) -> None:
+        class Tagged(Tensor):
+            tag: str
+
+            @classmethod
+            def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                if func is Tensor.new_tensor:
+                    assert args[0].tag == "a"
+                return super().__torch_function__(func, types, args, kwargs or {})
+
+        x = amp.wrap(torch.ones(2).as_subclass(Tagged))
+        x.tag = "a"
+        assert type(x.new_tensor([1.0])) is Tagged
+
+    def test_lazy_modules_in_lazy_modules_have_it(self) -> None:
+        class Scaled(LazyModuleMixin, nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.scale = nn.UninitializedParameter()
+                self.child = nn.LazyLinear(3)
+
+            def initialize_parameters(self, x: Tensor) -> None:
+                self.scale.materialize((x.shape[-1],))
+                nn.init.ones_(self.scale)
+
+            def forward(self, x: Tensor) -> Tensor:
+                result: Tensor = self.child(x * self.scale)
+                return result
+
+        net = amp.wrap(Scaled())
+        net(torch.ones(2, 4))
+        assert all(map(amp.is_amp, net.parameters()))
 
     def test_integers_in_the_same_call_are_left_alone(self) -> None:
         index = torch.zeros(1, dtype=torch.int64)
@@ -205,7 +248,7 @@ class TestModules:
         assert found.dtype is wanted.dtype is BF16
         assert torch.equal(found, wanted)
         with pytest.raises(ValueError, match="does not match weight dtype"):
-            module(4, 3)(x.double())
+            net[1](x.double())
 
     def test_higher_order_operators_run_what_they_are_given(self) -> None:
         x = amp.wrap(torch.ones(2, 2))
@@ -217,7 +260,7 @@ class TestModules:
 class TestRegionsDecide:
     @pytest.mark.parametrize("region", [amp.autocast, torch.autocast])
     def test_in_place_of_identity(self, region: Any) -> None:
-        net, x = amp.wrap(block()), torch.ones(1, 4)
+        net, x = amp.wrap(feed_forward()), torch.ones(1, 4)
         with region("cpu", enabled=False):
             assert net(x).dtype is FP32
         with region("cpu", dtype=FP16):
@@ -263,8 +306,14 @@ class TestRegionsDecide:
         y.sum().backward()
         assert seen == [FP32 if enabled is False else BF16] * 2
 
+    def test_in_what_composable_checkpoint_recomputes(self) -> None:
+        net = amp.wrap(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
+        composable.checkpoint(net)
+        net(torch.ones(2, 2, requires_grad=True)).float().sum().backward()
+        assert all(grad.dtype is FP32 for grad in gradients(net))
+
     def test_float_decorator_computes_in_float32(self) -> None:
-        net = amp.wrap(block())
+        net = amp.wrap(feed_forward())
         assert amp.float(net.forward)(torch.ones(1, 4)).dtype is FP32
 
 
@@ -281,7 +330,7 @@ class TestTraining:
     @pytest.mark.parametrize("use_reentrant", [True, False])
     @pytest.mark.parametrize("around", ["nothing", "disabled region"])
     def test_checkpoint_recomputes_in_the_same_dtypes(self, use_reentrant: bool, around: str) -> None:
-        net, plain = amp.wrap(block()), amp.wrap(block())
+        net, plain = amp.wrap(feed_forward()), amp.wrap(feed_forward())
         x, y = torch.ones(3, 4, requires_grad=True), torch.ones(3, 4, requires_grad=True)
         result = checkpoint(net, x, use_reentrant=use_reentrant)
         assert result.dtype is BF16
@@ -299,7 +348,7 @@ class TestTraining:
         assert w.grad.tolist() == [[4.0, 4.0], [4.0, 4.0]]
 
     def test_grad_of_torch_func(self) -> None:
-        net, x = amp.wrap(block()), torch.ones(3, 4)
+        net, x = amp.wrap(feed_forward()), torch.ones(3, 4)
 
         def loss(parameters: dict[str, Tensor]) -> Tensor:
             result = torch.func.functional_call(net, parameters, (x,))
@@ -318,18 +367,87 @@ class TestTraining:
         assert all(map(amp.is_amp, [value, tangent, gradient]))
         assert not amp.is_amp(torch.func.grad(lambda x: (x @ x).sum())(torch.ones(2, 2)))
 
+    def test_functions_in_torch_func_hand_it_on(self) -> None:
+        class Product(torch.autograd.Function):
+            @staticmethod
+            def forward(x: Tensor, w: Tensor) -> Tensor:
+                return x @ w
+
+            @staticmethod
+            def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+                ctx.save_for_backward(*inputs)
+
+            @staticmethod
+            def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+                x, w = ctx.saved_tensors
+                return grad @ w.t(), x.t() @ grad
+
+        def loss(x: Tensor) -> Tensor:
+            y = Product.apply(x, w)
+            assert amp.is_amp(y)
+            return (y @ torch.ones(2, 2)).float().sum()
+
+        w = amp.wrap(torch.ones(2, 2))
+        assert torch.func.grad(loss)(torch.ones(2, 2)).tolist() == [[4.0, 4.0], [4.0, 4.0]]
+
+    def test_recomputation_by_hand_autocasts(self) -> None:
+        layer, seen = amp.wrap(nn.Linear(2, 2)), []
+
+        class Recomputed(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, x: Tensor) -> Tensor:
+                ctx.save_for_backward(x)
+                return layer(x)
+
+            @staticmethod
+            def backward(ctx: Any, grad: Tensor) -> Tensor:
+                (x,) = ctx.saved_tensors
+                with torch.enable_grad():
+                    y = layer(x.detach().requires_grad_())
+                seen.append(y.dtype)
+                torch.autograd.backward(y, grad)
+                return grad
+
+        Recomputed.apply(torch.ones(2, 2, requires_grad=True)).float().sum().backward()
+        assert seen == [BF16]
+
     def test_vmap_autocasts_as_a_region_does(self) -> None:
         w, x = torch.ones(4, 4), torch.ones(3, 4, 4)
         with torch.autocast("cpu"):
             wanted = torch.vmap(lambda row: torch.mm(row, w))(x)
         found = torch.vmap(lambda row: torch.mm(row, amp.wrap(w)))(x)
         assert found.dtype is wanted.dtype is BF16
+        assert amp.is_amp(found)
 
     def test_threads_need_no_region_of_their_own(self) -> None:
-        net, found = amp.wrap(block()), []
+        net, found = amp.wrap(feed_forward()), []
         threads = [threading.Thread(target=lambda: found.append(net(torch.ones(1, 4)).dtype)) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         assert found == [BF16] * 4
+
+
+COMPILED: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
+    "grad": (torch.func.grad(lambda x: (x * x).sum()), (2,)),
+    "vmap of jacrev": (torch.func.vmap(torch.func.jacrev(lambda x: x * x)), (2, 2)),
+    "new_tensor": (lambda x: x.new_tensor([1.0]) + x, (2,)),
+    "checkpoint": (lambda x: checkpoint(torch.sin, x, use_reentrant=False), (2,)),
+}
+
+
+class TestOthers:
+    """What knows nothing of AmpTensors goes on as before once there have been some."""
+
+    @pytest.mark.parametrize("name", COMPILED)
+    def test_compiles_as_one_graph(self, name: str) -> None:
+        amp.wrap(torch.ones(1))
+        function, shape = COMPILED[name]
+        x = torch.ones(shape)
+        assert torch.equal(torch.compile(function, backend="eager", fullgraph=True)(x), function(x))
+
+    def test_recurrent_modules_are_exported(self) -> None:
+        amp.wrap(torch.ones(1))
+        program = torch.export.export(nn.LSTM(4, 4), (torch.ones(2, 3, 4),), strict=True)
+        assert program.graph_signature.user_outputs

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from common import feed_forward, gradients
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 from torchext import amp
@@ -20,15 +20,6 @@ from torchext.inference import inference_mode, origin
 from torchext.inspect import route
 
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
-
-
-def block() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 4))
-
-
-def gradients(net: nn.Module) -> list[Tensor]:
-    return [p.grad for p in net.parameters()]
 
 
 def made_inside() -> Tensor:
@@ -63,7 +54,7 @@ class TestSelfCleaning:
         assert not amp.is_amp(before)
 
     def test_results_inside_are_those_of_other_regions(self) -> None:
-        net, x = block(), torch.ones(3, 4)
+        net, x = feed_forward(), torch.ones(3, 4)
         with amp.autocast("cpu"):
             wanted = net(x)
         with amp.autocast("cpu", self_cleaning=True):
@@ -166,7 +157,7 @@ class TestSelfCleaning:
         assert y.tolist() == [[4.0, 4.0], [4.0, 4.0]]
 
     def test_gradients_flow_through_the_cast(self) -> None:
-        net, plain, x = block(), block(), torch.ones(3, 4)
+        net, plain, x = feed_forward(), feed_forward(), torch.ones(3, 4)
         with amp.autocast("cpu", self_cleaning=True):
             y = net(x)
         nn.functional.mse_loss(y, x).backward()
@@ -178,13 +169,42 @@ class TestSelfCleaning:
 
     @pytest.mark.parametrize("use_reentrant", [True, False])
     def test_checkpoint_inside_and_after(self, use_reentrant: bool) -> None:
-        net, x = block(), torch.ones(3, 4, requires_grad=True)
+        net, x = feed_forward(), torch.ones(3, 4, requires_grad=True)
         with amp.autocast("cpu", self_cleaning=True):
             y = checkpoint(net, x, use_reentrant=use_reentrant)
         z = checkpoint(net, y, use_reentrant=use_reentrant)
         assert (y.dtype, z.dtype) == (BF16, FP32)
         z.sum().backward()
         assert x.grad.dtype is FP32
+
+    @pytest.mark.parametrize("use_reentrant", [True, False])
+    def test_disabled_region_in_what_checkpoint_recomputes_cleans(self, use_reentrant: bool) -> None:
+        def function(x: Tensor) -> Tensor:
+            y = x @ w
+            with amp.autocast("cpu", enabled=False):
+                return torch.mm(y, w)
+
+        x, w = torch.ones(2, 2, requires_grad=True), torch.ones(2, 2, requires_grad=True)
+        with amp.autocast("cpu", self_cleaning=True):
+            y = checkpoint(function, x, use_reentrant=use_reentrant)
+        y.sum().backward()
+        assert x.grad.tolist() == [[4.0, 4.0], [4.0, 4.0]]
+
+    def test_transforms_hand_it_on(self) -> None:
+        with amp.autocast("cpu", self_cleaning=True):
+            y = torch.vmap(lambda row: torch.mm(row, torch.ones(2, 2)))(torch.ones(3, 2, 2))
+        assert torch.mm(y[0], torch.ones(2, 2)).dtype is FP32
+
+    def test_compiled_code_runs_inside(self) -> None:
+        net = nn.Sequential(nn.LayerNorm(2), nn.Linear(2, 2))
+        compiled, x = torch.compile(net, backend="aot_eager"), torch.eye(2)
+        with torch.autocast("cpu"):
+            wanted = compiled(x @ x)
+        with amp.autocast("cpu", self_cleaning=True):
+            found = compiled(x @ x)
+        assert found.dtype is wanted.dtype is BF16
+        assert torch.equal(found, wanted)
+        assert torch.mm(found, torch.ones(2, 2)).dtype is FP32
 
     def test_later_regions_take_the_results_as_they_are(self) -> None:
         y = made_inside()
@@ -209,7 +229,7 @@ class TestSelfCleaning:
         assert not amp.is_amp(double * 2)
 
     def test_wrapped_tensors_stay_wrapped(self) -> None:
-        net, x = amp.wrap(block()), torch.ones(1, 4)
+        net, x = amp.wrap(feed_forward()), torch.ones(1, 4)
         with amp.autocast("cpu", self_cleaning=True):
             y = net(x)
         assert net(y).dtype is BF16
@@ -319,13 +339,6 @@ class TestLeaves:
         assert not amp.is_amp(torch.zeros_like(like, dtype=FP32))
 
 
-def test_nothing_is_left_of_the_key_on_the_thread() -> None:
-    with pytest.raises(RuntimeError, match="inside"), amp.autocast("cpu", self_cleaning=True):
-        raise RuntimeError("inside")
-    leaves = pytree.tree_leaves([torch.ones(1), torch.ones(1) + 1])
-    assert not any(map(amp.is_amp, leaves))
-
-
 def is_met(x: Tensor) -> bool:
     """Does the key of marked tensors take part in calls on `x`, a tensor without marks?"""
     return "TESTING_ONLY_GenericMode" in str(route("aten::relu", x))
@@ -345,3 +358,16 @@ def test_region_and_block_of_inference_mode_are_left_in_any_order(trace: bool) -
         second.__exit__(None, None, None)
         assert (x @ x).dtype is FP32
         assert not is_met(x)
+
+
+def fail_inside(x: Tensor) -> None:
+    with amp.autocast("cpu", self_cleaning=True):
+        assert is_met(x)
+        raise ValueError("inside")
+
+
+def test_nothing_is_left_of_the_key_on_the_thread() -> None:
+    x = torch.ones(1)
+    with pytest.raises(ValueError, match="inside"):
+        fail_inside(x)
+    assert not is_met(x)

@@ -15,29 +15,28 @@ from typing import Any
 import torch
 
 from . import _C
+from ._once import once
 from ._trace import users_frame
 
 __all__ = ["install"]
 
 _lock = threading.Lock()
 _warned: set[tuple[str, int]] = set()
-_is_installed = False
+
+# The position of `create_graph` in the arguments of `_engine_run_backward()` behind the outputs.
+CREATE_GRAPH = 2
 
 
+@once
 def install() -> None:
     """Lets each backward pass look where it is, for good. Called when autocast is first used."""
-    global _is_installed
-    with _lock:
-        if _is_installed:
-            return
-        _is_installed = True
     original = torch.autograd.graph._engine_run_backward
 
     @wraps(original)
-    def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
+    def _engine_run_backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
         if _C.is_in_enabled_region() and not _is_of_a_transform():
             _warn()
-        return _C.call_in_backward(original, *args, **kwargs)
+        return _C.call_in_backward(bool(args[CREATE_GRAPH]), original, outputs, *args, **kwargs)
 
     for module in (torch.autograd, torch.autograd.graph):
         module._engine_run_backward = _engine_run_backward  # type: ignore[attr-defined]

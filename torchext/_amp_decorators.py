@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import wraps
 from typing import Any, TypeVar, cast
 
@@ -27,12 +27,14 @@ class Autocasting:
         self.region = region
 
     def __call__(self) -> Call:
-        if not self.region._arguments()[2]:
-            return Call(self.enter)
-        return Call(self.enter, cast_out=to_float32) if self.region._is_outermost() else Call()
+        is_enabled = self.region._arguments()[2]
+        return Call(self._where_needed, cast_out=self._cast_out) if is_enabled else Call(lambda: self.region)
 
-    def enter(self) -> AbstractContextManager[object]:
-        return self.region
+    def _where_needed(self) -> AbstractContextManager[object]:
+        return self.region if self.region._is_outermost() else nullcontext()
+
+    def _cast_out(self, results: Any) -> Any:
+        return to_float32(results) if self.region._is_outermost() else results
 
 
 class InFloat32:
@@ -60,6 +62,8 @@ def decorate(target: T, way: Way) -> T:
     Raises:
         TypeError: `target` is something else.
     """
+    if isinstance(target, torch.jit.ScriptModule):
+        raise TypeError("torchext.amp does not decorate scripted modules: decorate what calls them.")
     if isinstance(target, nn.Module):
         _decorate_module(target, way)
         return target
@@ -68,6 +72,9 @@ def decorate(target: T, way: Way) -> T:
         return target
     if isinstance(target, type) and issubclass(target, nn.Module):
         target.forward = decorate(target.forward, way)
+        initialized = getattr(target, "cls_to_become", None)
+        if initialized is not None:  # what a lazy module becomes
+            target.cls_to_become = _class_of_one(initialized, (way,))  # type: ignore[attr-defined]
         return target
     if isinstance(target, type) or not (callable(target) or isinstance(target, classmethod)):
         what = f"the class {target.__name__}" if isinstance(target, type) else f"a {type(target).__name__}"
@@ -101,7 +108,7 @@ def _class_of_one(original: type[nn.Module], ways: tuple[Way, ...]) -> type[nn.M
 
     def reduce(self: nn.Module, protocol: Any) -> Any:
         make, args, *rest = cast("tuple[Any, ...]", original.__reduce_ex__(self, protocol))
-        return _remake_one, (ways, make, *(original if arg is type(self) else arg for arg in args)), *rest
+        return _remake_one, (ways, *(original if part is type(self) else part for part in (make, *args))), *rest
 
     members: dict[str, Any] = {
         "forward": forward,
@@ -134,18 +141,16 @@ def _decorate_autograd_function(cls: type[torch.autograd.Function], way: Way) ->
 
     @wraps(forward)
     def wrapped_forward(*args: Any, **kwargs: Any) -> Any:
-        call = way()
-        with call.guard():
-            if has_context:
-                args[0]._amp_state = _autocast_state()
-            args, kwargs = call.cast_in((args, kwargs))
-            result = forward(*args, **kwargs)
-        return call.cast_out(result)
+        if has_context:
+            args[0]._amp_state = _autocast_state()
+        return forward(*args, **kwargs)
 
     @wraps(setup_context)
     def wrapped_setup_context(ctx: Any, inputs: Any, output: Any) -> Any:
-        with way().guard():
+        call = way()
+        with call.guard():
             ctx._amp_state = _autocast_state()
+            inputs = call.cast_in(inputs)
         return setup_context(ctx, inputs, output)
 
     @wraps(backward)
@@ -153,7 +158,7 @@ def _decorate_autograd_function(cls: type[torch.autograd.Function], way: Way) ->
         with _in_state(ctx._amp_state):
             return backward(ctx, *way().cast_in(grads))
 
-    cls.forward = staticmethod(wrapped_forward)  # type: ignore[method-assign]
+    cls.forward = staticmethod(call_in_way(way, wrapped_forward))  # type: ignore[method-assign]
     setattr(cls, backward_name, staticmethod(wrapped_backward))
     if not has_context:
         cls.setup_context = staticmethod(wrapped_setup_context)  # type: ignore[method-assign]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -104,14 +104,19 @@ def _wrap_when_initialized(module: nn.Module) -> None:
 
 def _forget_to_wrap(module: nn.Module) -> None:
     for part in module.modules():
-        for key in [key for key, hook in part._forward_pre_hooks.items() if hook is _wrap_initialized]:
-            del part._forward_pre_hooks[key]
+        _remove_hook(part)
+
+
+def _remove_hook(module: nn.Module) -> None:
+    for key in [key for key, hook in module._forward_pre_hooks.items() if hook is _wrap_initialized]:
+        del module._forward_pre_hooks[key]
 
 
 def _wrap_initialized(module: nn.Module, args: Any) -> None:
     """Runs once, after the hook of `LazyModuleMixin`, which was there before."""
-    _for_each_tensor("wrap", module, _C.wrap_amp)
-    _forget_to_wrap(module)
+    for parameter in _castable_parameters(module, recurse=False):
+        _C.wrap_amp(parameter)
+    _remove_hook(module)
 
 
 def _check_dtype(tensor: Tensor) -> None:
@@ -122,12 +127,15 @@ def _check_dtype(tensor: Tensor) -> None:
         )
 
 
+def _castable_parameters(module: nn.Module, recurse: bool = True) -> Iterator[nn.Parameter]:
+    return (p for p in module.parameters(recurse) if p.is_floating_point() or p.is_complex())
+
+
 def _for_each_tensor(caller: str, obj: object, function: Callable[[Tensor], None]) -> None:
     if isinstance(obj, Tensor):
         function(obj)
     elif isinstance(obj, nn.Module):
-        for parameter in obj.parameters():
-            if parameter.is_floating_point() or parameter.is_complex():
-                function(parameter)
+        for parameter in _castable_parameters(obj):
+            function(parameter)
     else:
         raise TypeError(f"{caller}() takes a tensor or a module, but `obj` is a {type(obj).__name__}.")

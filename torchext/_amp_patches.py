@@ -1,56 +1,63 @@
 """The few places where PyTorch's Python code has to know about AmpTensors.
 
-Nothing is patched before the first of them is made. Every patch hands other tensors to the original, unchanged.
+Nothing is patched before the first of them is made. Every patch hands other tensors to the original, unchanged, and all
+of them where `torch.compile` traces, whose tensors are no AmpTensors.
 """
 
 from __future__ import annotations
 
-import threading
+import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._functorch import eager_transforms
+from torch._functorch import autograd_function, eager_transforms, vmap
+from torch.compiler import is_compiling
 from torch.utils import checkpoint
 
 from . import _C, _amp_backward, _marks_patches
+from ._once import once
 
 __all__ = ["install"]
 
-_installed = False
-_lock = threading.Lock()
+# Of dtypes that autocast casts.
+CASTABLE = (torch.float32, torch.bfloat16, torch.float16)
 
 
+@once
 def install() -> None:
-    """Installs the patches, once per process."""
-    global _installed
+    """Installs the patches."""
     _amp_backward.install()
     _marks_patches.install()
-    with _lock:
-        if not _installed:
-            _patch_torch_func()
-            _patch_recurrent_modules()
-            _patch_checkpoint()
-            _installed = True
+    _patch_torch_func()
+    _patch_recurrent_modules()
+    _patch_checkpoint()
+    _patch_reentrant_checkpoint()
 
 
 def _patch_torch_func() -> None:
-    """`torch.func.grad` and its kin put their arguments in wrappers, which are to be what those are, and take them out.
+    """Transforms of functions put arguments in wrappers, which are to be what those are, and take results out of them.
 
     A wrapper takes over only the keys that PyTorch knows of. Without ours, operators would meet the identity below the
     transform, after autograd has recorded them in the dtype that they had.
     """
-    for name in ("_wrap_for_grad", "_unwrap_for_grad"):
-        setattr(eager_transforms, name, _keeping_identity(vars(eager_transforms)[name]))
+    for module, names in (
+        (eager_transforms, ("_wrap_for_grad", "_unwrap_for_grad")),
+        (autograd_function, ("_wrap_for_grad", "_unwrap_for_grad")),
+        (vmap, ("_add_batch_dim", "_remove_batch_dim")),
+    ):
+        for name in names:
+            setattr(module, name, _keeping_identity(vars(module)[name]))
 
 
-def _keeping_identity(original: Callable[[Tensor, int], Tensor]) -> Callable[[Tensor, int], Tensor]:
+def _keeping_identity(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @wraps(original)
-    def function(tensor: Tensor, level: int) -> Tensor:
-        result = original(tensor, level)
-        if result is not tensor:
+    def function(tensor: Tensor, *args: Any) -> Tensor:
+        result = original(tensor, *args)
+        if not is_compiling() and result is not tensor:
             _C.make_amp_like(result, tensor)
         return result
 
@@ -63,12 +70,16 @@ def _patch_recurrent_modules() -> None:
 
     @wraps(original)
     def check_input(self: nn.RNNBase, tensor: Tensor, batch_sizes: Tensor | None) -> None:
-        weight: Any = self._flat_weights[0]
-        if _C.is_amp(tensor) or _C.is_amp(weight):
-            tensor = torch.empty(tensor.shape, dtype=weight.dtype, device="meta")
+        if not is_compiling() and _will_be_cast(tensor, self._flat_weights[0]):
+            tensor = torch.empty(tensor.shape, dtype=self._flat_weights[0].dtype, device="meta")  # type: ignore[union-attr]
         original(self, tensor, batch_sizes)
 
     nn.RNNBase.check_input = check_input  # type: ignore[assignment, method-assign]
+
+
+def _will_be_cast(tensor: Tensor, weight: Any) -> bool:
+    is_castable = tensor.dtype in CASTABLE and weight.dtype in CASTABLE
+    return is_castable and (_C.is_amp(tensor) or _C.is_amp(weight))
 
 
 def _patch_checkpoint() -> None:
@@ -80,14 +91,21 @@ def _patch_checkpoint() -> None:
 
     @wraps(original)
     def generator(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return original(_recomputing(function), *args, **kwargs)
+        return original(function if is_compiling() else _recomputing(function), *args, **kwargs)
 
-    setattr(checkpoint, name, generator)
-    original_forward: Callable[..., Any] = checkpoint.CheckpointFunction.forward
+    # FSDP2's has it by name.
+    for module in (checkpoint, sys.modules.get("torch.distributed._composable.checkpoint_activation")):
+        if module is not None:
+            setattr(module, name, generator)
 
-    @wraps(original_forward)
+
+def _patch_reentrant_checkpoint() -> None:
+    """The same for `use_reentrant=True`."""
+    original: Callable[..., Any] = checkpoint.CheckpointFunction.forward
+
+    @wraps(original)
     def forward(ctx: Any, run_function: Callable[..., Any], *args: Any) -> Any:
-        outputs = original_forward(ctx, run_function, *args)
+        outputs = original(ctx, run_function, *args)
         ctx.run_function = _recomputing(run_function)
         return outputs
 
@@ -95,10 +113,22 @@ def _patch_checkpoint() -> None:
 
 
 def _recomputing(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`checkpoint` enters regions like those that it was called in, but they are PyTorch's."""
     has_region_decided = _C.is_region_deciding()
+    is_self_cleaning = _C.is_in_self_cleaning_region()
 
     @wraps(function)
     def recompute(*args: Any, **kwargs: Any) -> Any:
-        return _C.call_recomputing(has_region_decided, function, *args, **kwargs)
+        with _self_cleaning_again() if is_self_cleaning else nullcontext():
+            return _C.call_recomputing(has_region_decided, function, *args, **kwargs)
 
     return recompute
+
+
+def _self_cleaning_again() -> AbstractContextManager[object]:
+    """The innermost region once more, but cleaning up behind itself; none, if operators do not autocast."""
+    for device_type in (_C.autocast_device_type_in_use(), "cpu"):
+        if torch.is_autocast_enabled(device_type):
+            dtype, is_caching = torch.get_autocast_dtype(device_type), torch.is_autocast_cache_enabled()
+            return _C.AutocastRegion(device_type, dtype=dtype, cache=is_caching, self_cleaning=True)
+    return nullcontext()

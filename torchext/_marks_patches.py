@@ -1,36 +1,31 @@
 """The few places where PyTorch's Python code has to know about the key that marked tensors carry.
 
 Tensors are marked as AmpTensors and with the lines that made inference tensors: NOTE [Marked tensors] in
-csrc/tensor_marks.h. Nothing is patched before the first use of either.
+csrc/tensor_marks.h. Nothing is patched before the first use of either. Where `torch.compile` traces there are no marks.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor, _ops
+from torch.compiler import is_compiling
 
 from . import _C
+from ._once import once
 
 __all__ = ["install"]
 
-_installed = False
-_lock = threading.Lock()
 
-
+@once
 def install() -> None:
-    """Installs the patches, once per process."""
-    global _installed
-    with _lock:
-        if not _installed:
-            for name in ("new", "new_tensor"):
-                setattr(Tensor, name, _without_marks(getattr(Tensor, name)))
-            _patch_higher_order_operators()
-            _installed = True
+    """Installs the patches."""
+    for name in ("new", "new_tensor"):
+        setattr(Tensor, name, _without_marks(getattr(Tensor, name)))
+    _patch_higher_order_operators()
 
 
 def _without_marks(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -38,10 +33,13 @@ def _without_marks(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     @wraps(original)
     def factory(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if not _C.is_marked(self):
+        if is_compiling() or not _C.is_marked(self):
             return original(self, *args, **kwargs)
         plain = _C.without_marks(self)
-        result = original(plain if type(self) is Tensor else plain.as_subclass(type(self)), *args, **kwargs)
+        if type(self) is not Tensor:
+            plain = plain.as_subclass(type(self))
+            vars(plain).update(vars(self))
+        result = original(plain, *args, **kwargs)
         _C.make_amp_like(result, self)
         return result
 

@@ -5,18 +5,15 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-import threading
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
 
 from . import _C, _marks_patches, _trace
+from ._once import once
 
 __all__ = ["Origin", "origin", "trace_origins"]
-
-_installed = False
-_lock = threading.Lock()
 
 
 class Origin(NamedTuple):
@@ -80,18 +77,13 @@ def trace_origins(enabled: bool = True) -> None:
         _C.trace_origins_here()
 
 
+@once
 def install() -> None:
-    """Prepares this process to trace, once."""
-    global _installed
-    if _installed:
-        return
-    with _lock:
-        if not _installed:
-            _trace.set_source_tracer()
-            _marks_patches.install()
-            _patch_version()
-            _patch_custom_functions()
-            _installed = True
+    """Prepares this process to trace."""
+    _trace.set_source_tracer()
+    _marks_patches.install()
+    _patch_version()
+    _patch_custom_functions()
 
 
 _C.set_tracing_installer(install)

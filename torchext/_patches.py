@@ -10,7 +10,6 @@ import copy
 import importlib
 import math
 import sys
-import threading
 from collections.abc import Callable
 from functools import partial, wraps
 from types import FunctionType, SimpleNamespace
@@ -23,39 +22,32 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from . import _C, _data_patches, _fake_tensor_mode, _rejection
 from ._fake_copy import FakeCopy
+from ._once import once
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 __all__ = ["ReadsInTensorFunctions", "install", "real_value", "teach_transformers"]
 
-_installed = False
-_lock = threading.Lock()
 
-
+@once
 def install() -> None:
-    """Installs the patches, once per process."""
-    global _installed
-    if _installed:
-        return
-    with _lock:
-        if not _installed:
-            _patch_repr()
-            _patch_deepcopy()
-            _patch_reads()
-            _data_patches.install()
-            _fake_tensor_mode.install()
-            _patch_new_tensor()
-            _patch_sparse_constructors()
-            _patch_sparse_optimizers()
-            _patch_device_hint()
-            _patch_optimizer_state()
-            _patch_lazy_parameters()
-            if _C.built_for_torch < "2.13":
-                _patch_calls_of_handlers()
-            if _C.built_for_torch >= "2.12":
-                _patch_trunc_normal()
-            _installed = True
+    """Installs the patches."""
+    _patch_repr()
+    _patch_deepcopy()
+    _patch_reads()
+    _data_patches.install()
+    _fake_tensor_mode.install()
+    _patch_new_tensor()
+    _patch_sparse_constructors()
+    _patch_sparse_optimizers()
+    _patch_device_hint()
+    _patch_optimizer_state()
+    _patch_lazy_parameters()
+    if _C.built_for_torch < "2.13":
+        _patch_calls_of_handlers()
+    if _C.built_for_torch >= "2.12":
+        _patch_trunc_normal()
 
 
 def teach_transformers() -> None:
@@ -220,7 +212,9 @@ def _patch_new_tensor() -> None:
             return original(self, data, **kwargs)
         given = {name: value for name, value in kwargs.items() if value is not None}
         options: dict[str, Any] = {"dtype": self.dtype, "device": self.device} | given
-        return make_tensor(data, **options)
+        result = make_tensor(data, **options)
+        _C.make_amp_like(result, self)
+        return result
 
     torch.Tensor.new_tensor = new_tensor  # type: ignore[assignment, method-assign]
     torch.Tensor.new = _making_fakes(torch.Tensor.new)  # type: ignore[assignment, method-assign]
@@ -233,19 +227,24 @@ def _making_fakes(original: Callable[..., torch.Tensor]) -> Callable[..., torch.
     def new(self: torch.Tensor, *args: Any, device: torch.device | str | int | None = None) -> torch.Tensor:
         if not _C.is_fake(self):
             return original(self, *args, **({} if device is None else {"device": device}))
-        device = self.device if device is None else device
-        if self.layout is torch.sparse_coo and args and isinstance(args[0], torch.Tensor):
-            return torch.sparse_coo_tensor(*args, dtype=self.dtype, device=device)
-        if not args or isinstance(args[0], int | torch.Size):
-            return self.new_empty(*args or (0,), device=device)
-        if isinstance(args[0], torch.UntypedStorage | torch.TypedStorage):
-            return self.new_empty(0, device=device).set_(args[0])
-        if isinstance(args[0], torch.Tensor):
-            alias: torch.Tensor = torch.ops.aten.alias(args[0])
-            return alias
-        return make_tensor(args[0], dtype=self.dtype, device=device)
+        made = _new_fake(self, args, self.device if device is None else device)
+        _C.make_amp_like(made, self)
+        return made
 
     return new
+
+
+def _new_fake(like: torch.Tensor, args: tuple[Any, ...], device: torch.device | str | int) -> torch.Tensor:
+    if like.layout is torch.sparse_coo and args and isinstance(args[0], torch.Tensor):
+        return torch.sparse_coo_tensor(*args, dtype=like.dtype, device=device)
+    if not args or isinstance(args[0], int | torch.Size):
+        return like.new_empty(*args or (0,), device=device)
+    if isinstance(args[0], torch.UntypedStorage | torch.TypedStorage):
+        return like.new_empty(0, device=device).set_(args[0])
+    if isinstance(args[0], torch.Tensor):
+        alias: torch.Tensor = torch.ops.aten.alias(args[0])
+        return alias
+    return make_tensor(args[0], dtype=like.dtype, device=device)
 
 
 def _patch_sparse_constructors() -> None:

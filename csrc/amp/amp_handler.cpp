@@ -1,29 +1,25 @@
 #include "amp_handler.h"
 
 #include <algorithm>
-#include <array>
-#include <string_view>
-#include <utility>
 #include <vector>
 
 #include <ATen/autocast_mode.h>
 #include <ATen/core/enum_tag.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <c10/util/SmallVector.h>
 #include <c10/util/irange.h>
 
 #include "../fake/op_traits.h"
 #include "../stack_utils.h"
-#include "amp_tensor.h"
+#include "../tensor_marks.h"
+#include "amp_arguments.h"
+#include "amp_results.h"
 #include "backward.h"
 #include "policy_probe.h"
-#include "region.h"
 
 namespace torchext {
 
 namespace autocast = at::autocast;
 using at::Tensor;
-using c10::DeviceType;
 using c10::DispatchKey;
 using c10::DispatchKeySet;
 using c10::IValue;
@@ -33,16 +29,6 @@ using torch::jit::Stack;
 namespace {
 
 const DispatchKeySet kBelowAmp{DispatchKeySet::FULL_AFTER, kMarksKey};
-
-bool isAutocastingFor(const Tensor& tensor) {
-  const DeviceType device_type = tensor.device().type();
-  return autocast::is_autocast_available(device_type) && autocast::is_autocast_enabled(device_type);
-}
-
-// Autocast never touches double, and what is in float32 is clean.
-bool isLower(const Tensor& tensor) {
-  return tensor.is_floating_point() && tensor.scalar_type() != at::kDouble && tensor.scalar_type() != at::kFloat;
-}
 
 bool isOfPyTorch(const OperatorHandle& op) {
   return op.operator_name().name.rfind("aten::", 0) == 0;
@@ -78,16 +64,14 @@ class IdentityAutocast {
 class AmpCall {
  public:
   AmpCall(const OperatorHandle& op, DispatchKeySet keys, Stack& stack)
-      : op_{op}, keys_{keys}, stack_{stack}, num_arguments_{op.schema().arguments().size()} {}
+      : op_{op}, keys_{keys}, stack_{stack}, num_arguments_{op.schema().arguments().size()}, arguments_{op, stack} {}
 
   void run();
 
-  // What run() would do.
-  AmpOutcome decide();
-
-  // The keys of autocast on the devices of wrapped arguments; empty when there is none. To be asked after decide().
+  // What run() would do, and with which keys of autocast.
+  AmpOutcome decide() const;
   DispatchKeySet autocastKeys() const {
-    return wrapped_;
+    return arguments_.autocast_keys;
   }
 
  private:
@@ -96,139 +80,53 @@ class AmpCall {
     Tensor in_float32;
   };
 
-  // What is known of the call.
-  void lookAtArguments();
-  void lookAt(const Tensor& tensor);
-  void keepArguments();
-  bool isUnclean(const Tensor& tensor) const;
-  bool isMixture() const;
   bool isNothingToClean() const;
   bool isViewOnly() const;
   bool isAboutTensorItself() const;
   bool isWriteAlone() const;
-  bool isArgument(const Tensor& result) const;
-  bool isArgumentsStorage(const Tensor& result) const;
-  bool isViewOfToBeCleaned(const Tensor& result) const;
 
-  // What can be done with it.
   void passOn();
   void autocastByIdentity();
   void clean();
   IValue cleanArgument(const IValue& value, bool is_written);
   void writeBack();
 
-  // What its results are.
-  void markAlike();
-  void markMadeInside();
-  void markAsArguments();
-  template <typename Visitor>
-  void forEachResult(Visitor visit) const;
-
   const OperatorHandle& op_;
   const DispatchKeySet keys_;
   Stack& stack_;
   const std::size_t num_arguments_;
-  // The keys of autocast on the devices of wrapped arguments; empty when there is none.
-  DispatchKeySet wrapped_;
-  bool has_wrapped_ = false;
-  // The memory of arguments that are to be cleaned.
-  c10::SmallVector<const c10::StorageImpl*, 2> to_be_cleaned_;
-  // Of an argument that is to be cleaned, and Undefined when there is none.
-  at::ScalarType unclean_ = at::ScalarType::Undefined;
-  // What the call writes, and all its arguments, the latter only where results are compared with them.
-  std::vector<Tensor> written_;
-  c10::SmallVector<Tensor, 4> arguments_;
+  const AmpArguments arguments_;
+  // What the call writes, cast for it.
   std::vector<Cleaned> cleaned_;
 };
 
 void AmpCall::run() {
-  const AmpOutcome outcome = decide();
-  keepArguments();
-  switch (outcome) {
+  switch (decide()) {
+    case AmpOutcome::kPassesOn:
+      passOn();
+      markResultsOfOthers(op_, stack_, arguments_);
+      return;
     case AmpOutcome::kPassesOnInBackward:
       passOn();
-      markAlike();
       break;
     case AmpOutcome::kAutocasts:
       autocastByIdentity();
-      markAlike();
       break;
     case AmpOutcome::kCleans:
       clean();
-      markAlike();
-      break;
-    case AmpOutcome::kPassesOn:
-      passOn();
-      markAlike();
-      markMadeInside();
-      markAsArguments();
   }
+  markResults(op_, stack_, arguments_);
 }
 
-AmpOutcome AmpCall::decide() {
-  lookAtArguments();
-  if (isInBackward() && !(isInUsersBackward() && isMixture())) {
+AmpOutcome AmpCall::decide() const {
+  if (isInBackward() && !(isInUsersBackward() && arguments_.is_mixture)) {
     return AmpOutcome::kPassesOnInBackward;
   }
-  if (has_wrapped_ && !isRegionDeciding()) {
+  if (arguments_.has_wrapped && !isRegionDeciding()) {
     return AmpOutcome::kAutocasts;
   }
-  return unclean_ != at::ScalarType::Undefined && !isNothingToClean() ? AmpOutcome::kCleans : AmpOutcome::kPassesOn;
-}
-
-void AmpCall::lookAtArguments() {
-  const auto& arguments = op_.schema().arguments();
-  for (const auto i : c10::irange(num_arguments_)) {
-    const bool is_written = isWritten(arguments[i]);
-    forEachTensor(torch::jit::peek(stack_, i, num_arguments_), [&](const Tensor& tensor) {
-      lookAt(tensor);
-      if (is_written) {
-        written_.push_back(tensor);
-      }
-    });
-  }
-}
-
-void AmpCall::lookAt(const Tensor& tensor) {
-  if (!isAmp(tensor)) {
-    return;
-  }
-  if (!isToBeCleaned(tensor)) {
-    has_wrapped_ = true;
-    if (autocast::is_autocast_available(tensor.device().type())) {
-      wrapped_ = wrapped_.add(autocast::get_autocast_dispatch_key_from_device_type(tensor.device().type()));
-    }
-    return;
-  }
-  if (tensor.has_storage()) {
-    to_be_cleaned_.push_back(tensor.storage().unsafeGetStorageImpl());
-  }
-  if (isUnclean(tensor)) {
-    unclean_ = tensor.scalar_type();
-  }
-}
-
-void AmpCall::keepArguments() {
-  if (has_wrapped_ || isInSelfCleaningRegion() || unclean_ != at::ScalarType::Undefined) {
-    forEachTensor(stack_, num_arguments_, [this](const Tensor& tensor) { arguments_.push_back(tensor); });
-  }
-}
-
-// Are there arguments in different floating dtypes, of those that autocast casts?
-bool AmpCall::isMixture() const {
-  auto first = at::ScalarType::Undefined;
-  bool is_mixture = false;
-  forEachTensor(stack_, num_arguments_, [&](const Tensor& tensor) {
-    if (isLower(tensor) || tensor.scalar_type() == at::kFloat) {
-      is_mixture = is_mixture || (first != at::ScalarType::Undefined && tensor.scalar_type() != first);
-      first = tensor.scalar_type();
-    }
-  });
-  return is_mixture;
-}
-
-bool AmpCall::isUnclean(const Tensor& tensor) const {
-  return isToBeCleaned(tensor) && isLower(tensor) && !isAutocastingFor(tensor);
+  return arguments_.unclean != at::ScalarType::Undefined && !isNothingToClean() ? AmpOutcome::kCleans
+                                                                                : AmpOutcome::kPassesOn;
 }
 
 // What `zeros_like` and its kin make takes part in what the argument does, as the state of an optimizer with the
@@ -252,18 +150,13 @@ bool AmpCall::isViewOnly() const {
 // Changes of metadata and autograd's own operators (`_backward`, `retain_grad`, `set_data`), which return nothing.
 bool AmpCall::isAboutTensorItself() const {
   return op_.hasTag(at::Tag::inplace_view) ||
-         (op_.schema().returns().empty() && written_.size() <= 1 &&
+         (op_.schema().returns().empty() && arguments_.written.size() <= 1 &&
           op_.schema().arguments()[0].type()->kind() == c10::TypeKind::TensorType && isOfPyTorch(op_));
 }
 
 // There is nothing that the dtype of what is written could not fit to.
 bool AmpCall::isWriteAlone() const {
-  if (written_.empty()) {
-    return false;
-  }
-  std::size_t count = 0;
-  forEachTensor(stack_, num_arguments_, [&count](const Tensor&) { ++count; });
-  return count == 1 || op_.operator_name().name == "aten::copy_";
+  return !arguments_.written.empty() && (arguments_.all.size() == 1 || op_.operator_name().name == "aten::copy_");
 }
 
 void AmpCall::passOn() {
@@ -272,9 +165,9 @@ void AmpCall::passOn() {
 }
 
 void AmpCall::autocastByIdentity() {
-  const IdentityAutocast guard{wrapped_};
+  const IdentityAutocast guard{arguments_.autocast_keys};
   DispatchKeySet keys = keys_ & kBelowAmp;
-  for (const DispatchKey key : wrapped_) {
+  for (const DispatchKey key : arguments_.autocast_keys) {
     // Most operators fall through the key, which a redispatch must not be told to do.
     if (op_.hasKernelForDispatchKey(key)) {
       keys = keys.add(key);
@@ -296,7 +189,7 @@ void AmpCall::clean() {
 // Others in a lower precision come along: few operators take a mixture.
 IValue AmpCall::cleanArgument(const IValue& value, bool is_written) {
   return mapTensors(value, [this, is_written](const Tensor& tensor) {
-    if (!isUnclean(tensor) && (tensor.scalar_type() != unclean_ || isAutocastingFor(tensor))) {
+    if (!isUnclean(tensor) && (tensor.scalar_type() != arguments_.unclean || isAutocastingFor(tensor))) {
       return tensor;
     }
     if (!is_written) {
@@ -327,84 +220,11 @@ void AmpCall::writeBack() {
   }
 }
 
-template <typename Visitor>
-void AmpCall::forEachResult(Visitor visit) const {
-  forEachTensor(stack_, op_.schema().returns().size(), visit);
-}
-
-// The results of a call with a wrapped argument are wrapped, also what it has written. What shows the key without a
-// wrapped argument is a view of one that is to be cleaned: the kernels of views copy the keys, and not the mark. Or it
-// is a view of a tensor with an origin, which need not be an AmpTensor (`traced.view_as(to_be_cleaned)`).
-void AmpCall::markAlike() {
-  const auto mark = [this](const Tensor& tensor) {
-    if (!canBeAmp(tensor)) {
-      makeOrdinary(tensor);  // the view of an AmpTensor in another dtype
-    } else if (has_wrapped_) {
-      makeAmp(tensor);
-    } else if (tensor.key_set().has(kMarksKey) && isViewOfToBeCleaned(tensor)) {
-      markToBeCleaned(tensor);
-    }
-  };
-  forEachResult([this, &mark](const Tensor& result) {
-    if (!isArgument(result)) {
-      mark(result);
-    }
-  });
-  if (has_wrapped_) {
-    std::for_each(written_.begin(), written_.end(), mark);
-  }
-}
-
-// Operators hand an argument back as it is, be it an AmpTensor or not, where there is nothing to do: one of
-// `broadcast_tensors`, which losses call, that has the shape already.
-bool AmpCall::isArgument(const Tensor& result) const {
-  return std::any_of(arguments_.begin(), arguments_.end(),
-                     [&result](const Tensor& argument) { return argument.is_same(result); });
-}
-
-// Views of what was there before are as that is, and so is what the call has written.
-void AmpCall::markMadeInside() {
-  if (has_wrapped_ || !isInSelfCleaningRegion()) {
-    return;
-  }
-  forEachResult([this](const Tensor& result) {
-    if (canBeAmp(result) && isAutocastingFor(result) && !isArgumentsStorage(result)) {
-      markToBeCleaned(result);
-    }
-  });
-}
-
-bool AmpCall::isArgumentsStorage(const Tensor& result) const {
-  return std::any_of(arguments_.begin(), arguments_.end(), [&result](const Tensor& argument) {
-    return argument.is_same(result) ||
-           (argument.has_storage() && result.has_storage() &&
-            argument.storage().unsafeGetStorageImpl() == result.storage().unsafeGetStorageImpl());
-  });
-}
-
-bool AmpCall::isViewOfToBeCleaned(const Tensor& result) const {
-  return result.has_storage() && std::find(to_be_cleaned_.begin(), to_be_cleaned_.end(),
-                                           result.storage().unsafeGetStorageImpl()) != to_be_cleaned_.end();
-}
-
-// What a view operator has had to copy is to be cleaned as the argument is, unless it was asked for in another dtype.
-// Views of other arguments are as those are (`ordinary.view_as(to_be_cleaned)`).
-void AmpCall::markAsArguments() {
-  if (unclean_ == at::ScalarType::Undefined || has_wrapped_) {
-    return;
-  }
-  forEachResult([this](const Tensor& result) {
-    if (!isAmp(result) && result.scalar_type() == unclean_ && !isArgumentsStorage(result)) {
-      markToBeCleaned(result);
-    }
-  });
-}
-
 }  // namespace
 
 ForeseenAmp foreseeAmp(const OperatorHandle& op, DispatchKeySet keys, const Stack& arguments) {
   Stack stack = arguments;
-  AmpCall call{op, keys, stack};
+  const AmpCall call{op, keys, stack};
   const AmpOutcome outcome = call.decide();
   return {outcome, outcome == AmpOutcome::kAutocasts ? call.autocastKeys() : DispatchKeySet{}};
 }

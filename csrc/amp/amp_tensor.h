@@ -39,7 +39,7 @@ inline void makeAmp(const at::TensorBase& tensor) {
   setAmpMark(*tensor.unsafeGetTensorImpl(), AmpMark::kWrapped);
 }
 
-// Makes it one of the second kind.
+// Makes `tensor` an AmpTensor of the second kind.
 inline void markToBeCleaned(const at::TensorBase& tensor) {
   setAmpMark(*tensor.unsafeGetTensorImpl(), AmpMark::kToBeCleaned);
 }

@@ -1,8 +1,9 @@
 #include "backward.h"
 
-#include <utility>
+#include <atomic>
 #include <vector>
 
+#include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -11,6 +12,9 @@
 namespace torchext {
 
 namespace {
+
+// In the whole process: a thread of the autograd engine does not know for whom it works.
+std::atomic<int> passes_that_create_graphs{0};
 
 // What lives around this moment on a thread: a backward pass, or what it computes again.
 struct Surroundings {
@@ -26,17 +30,24 @@ std::vector<Surroundings>& surroundings() {
   return all;
 }
 
+// The engine turns grad mode on only for a pass that creates a graph.
+bool isRecomputingByHand() {
+  return c10::GradMode::is_enabled() && passes_that_create_graphs == 0 && isInUsersBackward();
+}
+
 }  // namespace
 
-BackwardGuard::BackwardGuard() noexcept {
+BackwardGuard::BackwardGuard(bool creates_graph) : creates_graph_{creates_graph} {
   surroundings().push_back({false, false, regionDepth()});
+  passes_that_create_graphs += creates_graph_ ? 1 : 0;
 }
 
 BackwardGuard::~BackwardGuard() {
+  passes_that_create_graphs -= creates_graph_ ? 1 : 0;
   surroundings().pop_back();
 }
 
-RecomputationGuard::RecomputationGuard(bool has_region_decided) noexcept {
+RecomputationGuard::RecomputationGuard(bool has_region_decided) {
   surroundings().push_back({true, has_region_decided, regionDepth()});
 }
 
@@ -44,12 +55,15 @@ RecomputationGuard::~RecomputationGuard() {
   surroundings().pop_back();
 }
 
-bool isInBackward() noexcept {
+bool isInBackward() {
+  if (torch::autograd::get_current_graph_task_id() == -1) {
+    return false;
+  }
   const auto& all = surroundings();
-  return torch::autograd::get_current_graph_task_id() != -1 && (all.empty() || !all.back().is_recomputation);
+  const bool is_recomputation = !all.empty() && all.back().is_recomputation;
+  return !is_recomputation && !isRecomputingByHand();
 }
 
-// All formulas of derivatives.yaml are TraceableFunctions.
 bool isInUsersBackward() {
   const auto node = torch::autograd::get_current_node();
   return dynamic_cast<const torch::autograd::TraceableFunction*>(node.get()) == nullptr;

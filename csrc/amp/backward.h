@@ -3,9 +3,10 @@
 // NOTE [AmpTensors in a backward pass]
 //
 // The operators of a backward pass run in the dtypes that those of the forward pass ran in, so that there identity
-// neither casts nor cleans. Two things that run in it are none of its formulas: what torch.utils.checkpoint computes
-// again, which is a forward pass, and what a user has written, which takes what the program holds in whatever dtype
-// that is. PyTorch tells neither apart from a formula, so Python does, by the guards below.
+// neither casts nor cleans. Two things that run in it are none of its formulas. What is computed again is a forward
+// pass: PyTorch does not tell that torch.utils.checkpoint does so, and Python does, by a guard; others do it in an
+// autograd function of theirs, where they have to turn grad mode on. And what a user has written takes what the program
+// holds, in whatever dtype that is: it is known by its node in the graph.
 
 #include "../macros.h"
 
@@ -14,19 +15,23 @@ namespace torchext {
 // Lives around a backward pass.
 class TORCHEXT_API BackwardGuard {
  public:
-  BackwardGuard() noexcept;
+  // `creates_graph`: what the pass computes is recorded, so that it can be differentiated in turn.
+  explicit BackwardGuard(bool creates_graph);
   BackwardGuard(const BackwardGuard&) = delete;
   BackwardGuard& operator=(const BackwardGuard&) = delete;
   BackwardGuard(BackwardGuard&&) = delete;
   BackwardGuard& operator=(BackwardGuard&&) = delete;
   ~BackwardGuard();
+
+ private:
+  bool creates_graph_;
 };
 
 // Lives around what is computed again, inside of the regions that repeat the state of the forward pass.
 class TORCHEXT_API RecomputationGuard {
  public:
   // `has_region_decided`: what isRegionDeciding() was in the forward pass.
-  explicit RecomputationGuard(bool has_region_decided) noexcept;
+  explicit RecomputationGuard(bool has_region_decided);
   RecomputationGuard(const RecomputationGuard&) = delete;
   RecomputationGuard& operator=(const RecomputationGuard&) = delete;
   RecomputationGuard(RecomputationGuard&&) = delete;
@@ -35,10 +40,10 @@ class TORCHEXT_API RecomputationGuard {
 };
 
 // Is this thread in a backward pass, and not in what is computed again?
-bool isInBackward() noexcept;
+bool isInBackward();
 
-// Is the function of the backward pass that runs now a user's, and none of PyTorch's own formulas? To be asked in a
-// backward pass. Hooks count to the function that they come before or after.
+// Is what runs now none of the formulas of derivatives.yaml? To be asked in a backward pass. Hooks count to the
+// function that they come before or after.
 bool isInUsersBackward();
 
 // Is a region open on this thread, ours or `torch.autocast`'s, enabled or not, that decides in the place of identity?

@@ -102,7 +102,7 @@ class Arguments {
       case TypeKind::BoolType:
         return false;
       case TypeKind::StringType:
-        return std::string{};
+        return std::string{"dimname::x"};  // what the name of a dimension is, too
       case TypeKind::ListType:
         return makeList(*type.castRaw<c10::ListType>()->getElementType());
       default:

@@ -35,6 +35,8 @@ struct OpenRegion {
   DeviceType device_type;
   bool is_enabled;
   bool is_self_cleaning;
+  // How many regions are open, this and those around it.
+  int depth;
   Previous previous;
 };
 
@@ -106,7 +108,7 @@ void enterRegion(BlockOwner owner, const RegionOptions& options) {
   const Previous previous{autocast::is_autocast_enabled(device_type), autocast::is_autocast_cache_enabled(),
                           autocast::get_autocast_dtype(device_type)};
   const bool is_self_cleaning = options.is_self_cleaning && options.is_enabled;
-  openRegions().push_back({owner, device_type, options.is_enabled, is_self_cleaning, previous});
+  openRegions().push_back({owner, device_type, options.is_enabled, is_self_cleaning, regionDepth() + 1, previous});
   if (is_self_cleaning) {
     meetAllOperators();
   }
@@ -151,6 +153,12 @@ AutocastRegion::~AutocastRegion() {
 bool isInSelfCleaningRegion() noexcept {
   const auto& regions = openRegions();
   return std::any_of(regions.begin(), regions.end(), [](const OpenRegion& open) { return open.is_self_cleaning; });
+}
+
+bool isSelfCleaningInForce(DeviceType device_type) noexcept {
+  const auto& regions = openRegions();
+  return !regions.empty() && regions.back().is_self_cleaning && regions.back().device_type == device_type &&
+         regions.back().depth == regionDepth();
 }
 
 bool canAutocast(DeviceType device_type) noexcept {

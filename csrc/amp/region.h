@@ -59,7 +59,11 @@ TORCHEXT_API c10::DeviceType deviceTypeInUse();
 TORCHEXT_API bool isAutocasting(c10::DeviceType device_type);
 
 // Is a self-cleaning region open on this thread? Whether it decides is another question: others may be open inside.
-bool isInSelfCleaningRegion() noexcept;
+TORCHEXT_API bool isInSelfCleaningRegion() noexcept;
+
+// Is a self-cleaning region for `device_type` the innermost of all regions on this thread? Operators may all the same
+// not autocast: what torch.compile has made runs without.
+bool isSelfCleaningInForce(c10::DeviceType device_type) noexcept;
 
 // How many regions are open on this thread, ours and `torch.autocast`'s, for any device type, enabled or not.
 int regionDepth() noexcept;

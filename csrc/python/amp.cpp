@@ -127,6 +127,10 @@ bool isToDecorate(PyObject* given) {
          PyObject_TypeCheck(given, &PyStaticMethod_Type);
 }
 
+bool prepare(const Region& region) {
+  return backward_installer.run() && (!region.is_self_cleaning || identity_installer.run());
+}
+
 PyObject* newRegion(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   PyObject* device_type = Py_None;
   PyObject* dtype = Py_None;
@@ -136,8 +140,7 @@ PyObject* newRegion(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   constexpr const char* kNames[] = {"device_type", "dtype", "enabled", "cache", "self_cleaning", nullptr};
   // The signature has been without `const` before Python 3.13.
   if (PyArg_ParseTupleAndKeywords(args, kwargs, "|O$Oppp:autocast", const_cast<char**>(kNames), &device_type, &dtype,
-                                  &is_enabled, &is_caching, &is_self_cleaning) == 0 ||
-      !backward_installer.run() || (is_self_cleaning != 0 && !identity_installer.run())) {
+                                  &is_enabled, &is_caching, &is_self_cleaning) == 0) {
     return nullptr;
   }
   PyObject* const function = isToDecorate(device_type) ? std::exchange(device_type, Py_None) : nullptr;
@@ -150,6 +153,10 @@ PyObject* newRegion(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   region->is_caching = is_caching != 0;
   region->is_self_cleaning = is_self_cleaning != 0;
   if (!readDeviceType(device_type, region->device_type) || !readDtype(dtype, region->dtype)) {
+    Py_DECREF(self);
+    return nullptr;
+  }
+  if (!prepare(*region)) {
     Py_DECREF(self);
     return nullptr;
   }
@@ -273,6 +280,19 @@ pybind11::object callRecomputing(bool has_region_decided,
   return function(*args, **kwargs);
 }
 
+// Calls `function`, which runs a backward pass.
+pybind11::object callInBackward(bool creates_graph,
+                                const pybind11::function& function,
+                                const pybind11::args& args,
+                                const pybind11::kwargs& kwargs) {
+  const BackwardGuard guard{creates_graph};
+  return function(*args, **kwargs);
+}
+
+bool isInSelfCleaning() {
+  return isInSelfCleaningRegion();
+}
+
 bool doesRegionDecide() {
   return isRegionDeciding();
 }
@@ -298,7 +318,8 @@ void bindAmp(pybind11::module_& module) {
   bind(module, "register_policy", registerPolicyByName);
   bind(module, "policy", policyByName);
   bind(module, "is_region_deciding", doesRegionDecide);
-  module.def("call_in_backward", &callInside<BackwardGuard>);
+  module.def("call_in_backward", &callInBackward);
+  bind(module, "is_in_self_cleaning_region", isInSelfCleaning);
   module.def("call_recomputing", &callRecomputing);
   module.def("set_backward_installer", &setBackwardInstaller);
   module.def("set_identity_installer", &setIdentityInstaller);

@@ -64,7 +64,7 @@ inline PyObject* decorateWith(PyObject* block, PyObject* function) {
   return decorated;
 }
 
-// A function of Python's that prepares a feature when it is first used. Held for the life of the process.
+// A function of Python's that prepares a feature when it is first used, and is held until then.
 class Installer {
  public:
   void set(const pybind11::function& function) {

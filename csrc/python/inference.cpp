@@ -16,8 +16,7 @@ namespace {
 // The state of the threads that are inside is not here: see mode_blocks.h. So one object can be entered again while it
 // is open, and on several threads at once.
 struct Block {
-  PyObject ob_base;  // what PyObject_HEAD says
-  BlockOwner owner;
+  PyObject_HEAD BlockOwner owner;
   ModeBlock kind;
   bool is_traced;
 };

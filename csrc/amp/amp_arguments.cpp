@@ -1,0 +1,108 @@
+#include "amp_arguments.h"
+
+#include <algorithm>
+
+#include <ATen/autocast_mode.h>
+#include <c10/util/irange.h>
+
+#include "../stack_utils.h"
+#include "amp_tensor.h"
+#include "region.h"
+
+namespace torchext {
+
+namespace autocast = at::autocast;
+using at::ScalarType;
+using at::Tensor;
+using c10::IValue;
+using c10::OperatorHandle;
+using torch::jit::Stack;
+
+namespace {
+
+// Autocast never touches double, and what is in float32 is clean.
+bool isLower(const Tensor& tensor) {
+  return tensor.is_floating_point() && tensor.scalar_type() != at::kDouble && tensor.scalar_type() != at::kFloat;
+}
+
+bool isWrapped(const Tensor& tensor) {
+  return isAmp(tensor) && !isToBeCleaned(tensor);
+}
+
+// One operator for each element of its lists, which are all of one length.
+bool isElementwise(const OperatorHandle& op) {
+  const std::string& name = op.operator_name().name;
+  const bool is_named_so = name.rfind("aten::_foreach_", 0) == 0 || name.rfind("aten::_fused_", 0) == 0;
+  return is_named_so && op.schema().arguments().front().type()->kind() == c10::TypeKind::ListType;
+}
+
+// By element; a tensor that is in no list takes part in all.
+std::vector<bool> wrappedElements(const Stack& stack, std::size_t count) {
+  const auto arguments = topOf(stack, count);
+  std::vector<bool> elements(arguments.front().toListRef().size());
+  for (const IValue& argument : arguments) {
+    if (argument.isTensor() && argument.toTensor().defined() && isWrapped(argument.toTensor())) {
+      return std::vector<bool>(elements.size(), true);
+    }
+    std::size_t i = 0;
+    if (argument.isTensorList()) {
+      forEachTensor(argument, [&](const Tensor& tensor) {
+        if (i < elements.size()) {
+          elements[i] = elements[i] || isWrapped(tensor);
+        }
+        ++i;
+      });
+    }
+  }
+  return elements;
+}
+
+}  // namespace
+
+AmpArguments::AmpArguments(const OperatorHandle& op, const Stack& stack) {
+  const auto& schema = op.schema().arguments();
+  for (const auto i : c10::irange(schema.size())) {
+    const bool is_written = isWritten(schema[i]);
+    forEachTensor(torch::jit::peek(stack, i, schema.size()), [&](const Tensor& tensor) {
+      lookAt(tensor);
+      all.push_back(tensor);
+      if (is_written) {
+        written.push_back(tensor);
+      }
+    });
+  }
+  if (has_wrapped && isElementwise(op)) {
+    has_wrapped_at = wrappedElements(stack, schema.size());
+  }
+}
+
+void AmpArguments::lookAt(const Tensor& tensor) {
+  const auto is_castable = [](const Tensor& x) { return isLower(x) || x.scalar_type() == at::kFloat; };
+  const auto* const other = std::find_if(all.begin(), all.end(), is_castable);
+  is_mixture =
+      is_mixture || (is_castable(tensor) && other != all.end() && other->scalar_type() != tensor.scalar_type());
+  if (isWrapped(tensor)) {
+    has_wrapped = true;
+    if (autocast::is_autocast_available(tensor.device().type())) {
+      autocast_keys = autocast_keys.add(autocast::get_autocast_dispatch_key_from_device_type(tensor.device().type()));
+    }
+  }
+  if (isToBeCleaned(tensor) && tensor.has_storage()) {
+    to_be_cleaned.push_back(tensor.storage().unsafeGetStorageImpl());
+  }
+  if (isUnclean(tensor)) {
+    unclean = tensor.scalar_type();
+  }
+}
+
+bool isAutocastingFor(const Tensor& tensor) {
+  const c10::DeviceType device_type = tensor.device().type();
+  return autocast::is_autocast_available(device_type) &&
+         (autocast::is_autocast_enabled(device_type) || isSelfCleaningInForce(device_type));
+}
+
+bool isUnclean(const Tensor& tensor) {
+  return isToBeCleaned(tensor) && isLower(tensor) && !isAutocastingFor(tensor);
+}
+
+}  // namespace torchext

@@ -1,0 +1,18 @@
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+#include "amp_arguments.h"
+
+namespace torchext {
+
+// Marks what a call has returned, and what it has written, by what its arguments were: wrapped, to be cleaned, or
+// neither.
+void markResults(const c10::OperatorHandle& op, const torch::jit::Stack& stack, const AmpArguments& arguments);
+
+// The same for a call that neither autocasts by identity nor cleans: what a self-cleaning region makes is to be
+// cleaned.
+void markResultsOfOthers(const c10::OperatorHandle& op, const torch::jit::Stack& stack, const AmpArguments& arguments);
+
+}  // namespace torchext
