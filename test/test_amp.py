@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchext import amp
+from torchext.deferred_init import deferred_init, materialize_tensor
 from torchext.fake import fake_mode
 from torchext.inspect import route
 
@@ -183,13 +184,24 @@ class TestRegion:
             assert product(device="cuda").dtype is FP16
             assert product(device="cpu").dtype is FP32
 
-    @pytest.mark.parametrize("kinds", ["fake", "real"])
+    @pytest.mark.parametrize("kinds", ["fake", "real", "deferred"])
     def test_works_on(self, kinds: str) -> None:
-        with fake_mode() if kinds == "fake" else torch.no_grad(), amp.autocast("cpu"):
-            assert product().dtype is BF16
-            assert product(FP64).dtype is FP64
-            with torch.inference_mode():
-                assert product().dtype is BF16
+        @amp.autocast("cpu")
+        def decorated() -> list[Tensor]:
+            return [product(), product(FP64)]
+
+        def run() -> list[Tensor]:
+            with amp.autocast("cpu"):
+                made = [product(), product(FP64)]
+                with torch.inference_mode():
+                    assert product().dtype is BF16
+            return made + decorated()
+
+        with fake_mode() if kinds == "fake" else torch.no_grad():
+            made = deferred_init(run) if kinds == "deferred" else run()
+        assert [x.dtype for x in made] == [BF16, FP64, FP32, FP64]
+        if kinds == "deferred":
+            assert all(map(torch.equal, map(materialize_tensor, made), run()))
 
     def test_is_shown_and_pickled_with_its_arguments(self) -> None:
         region = amp.autocast("cpu", dtype=FP16, cache=False)
@@ -532,6 +544,19 @@ class TestModules:
         assert net.seen is BF16
         assert isinstance(net, Net)
         Net()(torch.ones(1, 2))
+
+    @pytest.mark.parametrize("is_class", [True, False], ids=["class", "instance"])
+    @pytest.mark.parametrize("way", [amp.float, amp.half])
+    def test_take_what_they_ask_for(self, way: Any, is_class: bool) -> None:
+        class Kernel(nn.Module):
+            def forward(self, x: Tensor) -> tuple[torch.dtype, Tensor]:
+                return x.dtype, x * 2
+
+        kernel = way(Kernel)() if is_class else way(Kernel())
+        wanted = FP32 if way is amp.float else BF16
+        with amp.autocast("cpu"):
+            dtype, result = kernel(torch.ones(2, dtype=BF16 if way is amp.float else FP32))
+        assert dtype is result.dtype is wanted
 
     def test_instances_and_no_others(self) -> None:
         net, other = Net(), Net()

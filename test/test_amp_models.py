@@ -183,26 +183,43 @@ class TestTools:
         replica.weight, replica.bias = torch.ones(2, 2), torch.ones(2)
         assert replica(torch.ones(1, 2)).tolist() == [[3.0, 3.0]]
 
-    @pytest.mark.parametrize("block", [torch.no_grad, torch.inference_mode])
-    def test_without_gradients(self, block: Any) -> None:
+    def test_threads_have_self_cleaning_regions_of_their_own(self) -> None:
         model = nn.Linear(2, 2)
-        with block(), amp.autocast("cpu"):
-            assert model(torch.ones(1, 2)).dtype is BF16
-        with amp.autocast("cpu"), block():
-            assert model(torch.ones(1, 2)).dtype is BF16
 
-    def test_torch_func_in_a_region(self) -> None:
+        def run(x: Tensor) -> tuple[torch.dtype, torch.dtype]:
+            with amp.autocast("cpu", self_cleaning=True):
+                y = model(x)
+            return y.dtype, torch.mm(y, torch.ones(2, 2)).dtype
+
+        with ThreadPoolExecutor(4) as pool:
+            assert set(pool.map(run, [torch.ones(1, 2)] * 20)) == {(BF16, FP32)}
+
+    @pytest.mark.parametrize("self_cleaning", [False, True])
+    @pytest.mark.parametrize("block", [torch.no_grad, torch.inference_mode])
+    def test_without_gradients(self, block: Any, self_cleaning: bool) -> None:
+        model, region = nn.Linear(2, 2), amp.autocast("cpu", self_cleaning=self_cleaning)
+        with block(), region:
+            assert model(torch.ones(1, 2)).dtype is BF16
+        with region, block():
+            y = model(torch.ones(1, 2))
+        assert (y.dtype, amp.is_amp(y)) == (BF16, self_cleaning)
+        with block():
+            assert amp.autocast("cpu")(model)(torch.ones(1, 2)).dtype is FP32
+            assert torch.relu(y).dtype is (FP32 if self_cleaning else BF16)
+
+    @pytest.mark.parametrize("self_cleaning", [False, True])
+    def test_torch_func_in_a_region(self, self_cleaning: bool) -> None:
         model, x = nn.Linear(3, 3), torch.ones(2, 3)
         parameters = {name: p.detach() for name, p in model.named_parameters()}
 
         def loss(parameters: Any, x: Tensor) -> Tensor:
             return torch.func.functional_call(model, parameters, (x,)).float().pow(2).sum()
 
-        for region in (amp.autocast, torch.autocast):
-            with region("cpu"):
+        for region in (torch.autocast("cpu"), amp.autocast("cpu", self_cleaning=self_cleaning)):
+            with region:
                 gradients = torch.func.grad(loss)(parameters, x)
                 each = torch.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, x)
-            if region is amp.autocast:
+            if isinstance(region, torch.autocast):
                 wanted, wanted_each = gradients, each
         assert all(map(torch.equal, gradients.values(), wanted.values()))
         assert all(map(torch.equal, each.values(), wanted_each.values()))

@@ -122,6 +122,15 @@ class TestRegister:
         with pytest.raises(ValueError, match="quantized::batch_norm` has a policy for 'cpu' already"):
             amp.register_policy("quantized::batch_norm", "float32")
 
+    @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch is built without oneDNN")
+    def test_operators_of_cpp_libraries_cast(self) -> None:
+        amp.register_policy("mkldnn::_linear_pointwise", "float32", device_types=["cpu"])
+        x, w = torch.ones(2, 4, dtype=BF16), torch.ones(3, 4)
+        with amp.autocast("cpu"):
+            result = torch.ops.mkldnn._linear_pointwise(x, w, None, "none", [], "")
+        assert result.dtype is FP32
+        assert result.tolist() == [[4.0] * 3] * 2
+
     def test_registers_all_overloads_or_nothing(self) -> None:
         name, _ = define()
         torch.library.define(f"{name}.out", "(Tensor x, *, Tensor(a!) out) -> Tensor(a!)")
