@@ -13,13 +13,14 @@ namespace torchext {
 
 namespace {
 
-// In the whole process: a thread of the autograd engine does not know for whom it works.
+// In the whole process: for the threads of the autograd engine, which do not know for whom they work.
 std::atomic<int> passes_that_create_graphs{0};
 
 // What lives around this moment on a thread: a backward pass, or what it computes again.
 struct Surroundings {
   bool is_recomputation;
   bool has_region_decided;
+  bool creates_graph;
   // The regions that are open around it.
   int depth;
 };
@@ -32,13 +33,15 @@ std::vector<Surroundings>& surroundings() {
 
 // The engine turns grad mode on only for a pass that creates a graph.
 bool isRecomputingByHand() {
-  return c10::GradMode::is_enabled() && passes_that_create_graphs == 0 && isInUsersBackward();
+  const auto& all = surroundings();
+  const bool creates_graph = all.empty() ? passes_that_create_graphs > 0 : all.back().creates_graph;
+  return c10::GradMode::is_enabled() && !creates_graph && isInUsersBackward();
 }
 
 }  // namespace
 
 BackwardGuard::BackwardGuard(bool creates_graph) : creates_graph_{creates_graph} {
-  surroundings().push_back({false, false, regionDepth()});
+  surroundings().push_back({false, false, creates_graph, regionDepth()});
   passes_that_create_graphs += creates_graph_ ? 1 : 0;
 }
 
@@ -48,7 +51,7 @@ BackwardGuard::~BackwardGuard() {
 }
 
 RecomputationGuard::RecomputationGuard(bool has_region_decided) {
-  surroundings().push_back({true, has_region_decided, regionDepth()});
+  surroundings().push_back({true, has_region_decided, false, regionDepth()});
 }
 
 RecomputationGuard::~RecomputationGuard() {

@@ -102,7 +102,7 @@ class Arguments {
       case TypeKind::BoolType:
         return false;
       case TypeKind::StringType:
-        return std::string{"dimname::x"};  // what the name of a dimension is, too
+        return nameOfDimension();
       case TypeKind::ListType:
         return makeList(*type.castRaw<c10::ListType>()->getElementType());
       default:
@@ -120,11 +120,18 @@ class Arguments {
         return c10::List<double>({1.0});
       case TypeKind::BoolType:
         return c10::List<bool>({false});
+      case TypeKind::StringType:
+        return c10::List<std::string>({nameOfDimension()});
       case TypeKind::NumberType:
         return c10::List<at::Scalar>();
       default:
         return c10::List<std::int64_t>({1, 1});
     }
+  }
+
+  // A schema does not tell it from another string.
+  static std::string nameOfDimension() {
+    return "dimname::x";
   }
 
   Tensor tensor() {
