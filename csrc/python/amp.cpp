@@ -127,6 +127,7 @@ bool isToDecorate(PyObject* given) {
          PyObject_TypeCheck(given, &PyStaticMethod_Type);
 }
 
+// False with a Python error.
 bool prepare(const Region& region) {
   return backward_installer.run() && (!region.is_self_cleaning || identity_installer.run());
 }
@@ -152,11 +153,7 @@ PyObject* newRegion(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   region->is_enabled = is_enabled != 0;
   region->is_caching = is_caching != 0;
   region->is_self_cleaning = is_self_cleaning != 0;
-  if (!readDeviceType(device_type, region->device_type) || !readDtype(dtype, region->dtype)) {
-    Py_DECREF(self);
-    return nullptr;
-  }
-  if (!prepare(*region)) {
+  if (!readDeviceType(device_type, region->device_type) || !readDtype(dtype, region->dtype) || !prepare(*region)) {
     Py_DECREF(self);
     return nullptr;
   }
