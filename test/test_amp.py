@@ -727,6 +727,34 @@ class TestAutogradFunctions:
         }
         assert seen == wanted[way]
 
+    @pytest.mark.parametrize("has_context", [True, False], ids=["ctx", "setup_context"])
+    def test_can_be_differentiated_twice(self, has_context: bool) -> None:
+        class WithContext(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+                ctx.save_for_backward(x, w)
+                return x * w
+
+            @staticmethod
+            def backward(ctx: Any, grad: Tensor) -> Any:
+                x, w = ctx.saved_tensors
+                return grad * w, grad * x
+
+        class WithSetup(WithContext):
+            @staticmethod
+            def forward(x: Tensor, w: Tensor) -> Tensor:  # type: ignore[override]
+                return x * w
+
+            @staticmethod
+            def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+                ctx.save_for_backward(*inputs)
+
+        function = amp.float(WithContext if has_context else WithSetup)
+        x, w = (torch.full((2,), value, dtype=BF16, requires_grad=True) for value in (3.0, 5.0))
+        (grad,) = torch.autograd.grad(function.apply(x, w).square().sum(), x, create_graph=True)
+        found = torch.autograd.grad(grad.sum(), [x, w])
+        assert [g.tolist() for g in found] == [[50.0, 50.0], [60.0, 60.0]]
+
     def test_backward_by_its_other_name(self) -> None:
         @amp.autocast("cpu")
         class Product(torch.autograd.Function):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -34,6 +35,15 @@ def mixed_program(region: Any) -> Tensor:
     with region:
         y = x @ w
     return torch.mm(y, w)
+
+
+# What may be open between a self-cleaning region and compiled code.
+COMPILED_IN: dict[str, Any] = {
+    "nothing": nullcontext(),
+    "PyTorch's": torch.autocast("cpu"),
+    "ours": amp.autocast("cpu"),
+    "another device's": torch.autocast("cuda", enabled=False),
+}
 
 
 class TestSelfCleaning:
@@ -195,16 +205,52 @@ class TestSelfCleaning:
             y = torch.vmap(lambda row: torch.mm(row, torch.ones(2, 2)))(torch.ones(3, 2, 2))
         assert torch.mm(y[0], torch.ones(2, 2)).dtype is FP32
 
-    def test_compiled_code_runs_inside(self) -> None:
+    def test_functions_in_vmap_hand_it_on(self) -> None:
+        class Product(torch.autograd.Function):
+            generate_vmap_rule = True
+
+            @staticmethod
+            def forward(x: Tensor) -> Tensor:
+                return x @ torch.ones(2, 2)
+
+            @staticmethod
+            def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+                pass
+
+        with amp.autocast("cpu", self_cleaning=True):
+            y = torch.vmap(Product.apply)(torch.ones(3, 2, 2))
+        assert torch.mm(y[0], torch.ones(2, 2)).dtype is FP32
+
+    @pytest.mark.parametrize("use_reentrant", [True, False])
+    def test_checkpoint_in_a_disabled_region_inside(self, use_reentrant: bool) -> None:
+        def function(x: Tensor) -> Tensor:
+            with amp.autocast("cpu"):
+                y = x @ w
+            return torch.mm(y, w)
+
+        x, w = torch.ones(2, 2, requires_grad=True), torch.ones(2, 2, requires_grad=True)
+        with amp.autocast("cpu", self_cleaning=True), amp.autocast("cpu", enabled=False):
+            y = checkpoint(function, x, use_reentrant=use_reentrant)
+        y.sum().backward()
+        assert x.grad.tolist() == [[4.0, 4.0], [4.0, 4.0]]
+
+    @pytest.mark.parametrize("inner", COMPILED_IN)
+    def test_compiled_code_runs_inside(self, inner: str) -> None:
         net = nn.Sequential(nn.LayerNorm(2), nn.Linear(2, 2))
         compiled, x = torch.compile(net, backend="aot_eager"), torch.eye(2)
         with torch.autocast("cpu"):
             wanted = compiled(x @ x)
-        with amp.autocast("cpu", self_cleaning=True):
+        with amp.autocast("cpu", self_cleaning=True), COMPILED_IN[inner]:
             found = compiled(x @ x)
         assert found.dtype is wanted.dtype is BF16
         assert torch.equal(found, wanted)
         assert torch.mm(found, torch.ones(2, 2)).dtype is FP32
+
+    def test_autocast_that_is_switched_off_by_hand_cleans(self) -> None:
+        with amp.autocast("cpu", self_cleaning=True):
+            y = torch.ones(2, 2) @ torch.ones(2, 2)
+            torch.set_autocast_enabled("cpu", False)
+            assert torch.mm(y, torch.ones(2, 2)).dtype is FP32
 
     def test_later_regions_take_the_results_as_they_are(self) -> None:
         y = made_inside()

@@ -36,7 +36,8 @@ def install() -> None:
     def _engine_run_backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
         if _C.is_in_enabled_region() and not _is_of_a_transform():
             _warn()
-        return _C.call_in_backward(bool(args[CREATE_GRAPH]), original, outputs, *args, **kwargs)
+        creates_graph = args[CREATE_GRAPH] if len(args) > CREATE_GRAPH else kwargs.get("create_graph", False)
+        return _C.call_in_backward(bool(creates_graph), original, outputs, *args, **kwargs)
 
     for module in (torch.autograd, torch.autograd.graph):
         module._engine_run_backward = _engine_run_backward  # type: ignore[attr-defined]

@@ -139,6 +139,11 @@ def _decorate_autograd_function(cls: type[torch.autograd.Function], way: Way) ->
     backward_name = "backward" if cls.vjp is torch.autograd.Function.vjp else "vjp"
     backward = getattr(cls, backward_name)
 
+    def recorded() -> Call:
+        """Both run without grad mode, but what they save is to be differentiated a second time."""
+        call = way()
+        return Call(call.guard, torch.enable_grad()(call.cast_in), call.cast_out)
+
     @wraps(forward)
     def wrapped_forward(*args: Any, **kwargs: Any) -> Any:
         if has_context:
@@ -147,7 +152,7 @@ def _decorate_autograd_function(cls: type[torch.autograd.Function], way: Way) ->
 
     @wraps(setup_context)
     def wrapped_setup_context(ctx: Any, inputs: Any, output: Any) -> Any:
-        call = way()
+        call = recorded()
         with call.guard():
             ctx._amp_state = _autocast_state()
             inputs = call.cast_in(inputs)
@@ -158,7 +163,7 @@ def _decorate_autograd_function(cls: type[torch.autograd.Function], way: Way) ->
         with _in_state(ctx._amp_state):
             return backward(ctx, *way().cast_in(grads))
 
-    cls.forward = staticmethod(call_in_way(way, wrapped_forward))  # type: ignore[method-assign]
+    cls.forward = staticmethod(call_in_way(recorded, wrapped_forward))  # type: ignore[method-assign]
     setattr(cls, backward_name, staticmethod(wrapped_backward))
     if not has_context:
         cls.setup_context = staticmethod(wrapped_setup_context)  # type: ignore[method-assign]

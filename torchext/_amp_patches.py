@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import wraps
 from typing import Any
 
@@ -36,6 +36,7 @@ def install() -> None:
     _patch_recurrent_modules()
     _patch_checkpoint()
     _patch_reentrant_checkpoint()
+    _patch_compiled_code()
 
 
 def _patch_torch_func() -> None:
@@ -46,19 +47,21 @@ def _patch_torch_func() -> None:
     """
     for module, names in (
         (eager_transforms, ("_wrap_for_grad", "_unwrap_for_grad")),
-        (autograd_function, ("_wrap_for_grad", "_unwrap_for_grad")),
+        (autograd_function, ("_wrap_for_grad", "_unwrap_for_grad", "_add_batch_dim")),
         (vmap, ("_add_batch_dim", "_remove_batch_dim")),
+        (torch._C._functorch, ("_unwrap_batched",)),
     ):
         for name in names:
             setattr(module, name, _keeping_identity(vars(module)[name]))
 
 
-def _keeping_identity(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _keeping_identity(original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
-    def function(tensor: Tensor, *args: Any) -> Tensor:
+    def function(tensor: Tensor, *args: Any) -> Any:
         result = original(tensor, *args)
-        if not is_compiling() and result is not tensor:
-            _C.make_amp_like(result, tensor)
+        made = result[0] if isinstance(result, tuple) else result  # with the dimension that was the batch's
+        if not is_compiling() and made is not tensor:
+            _C.make_amp_like(made, tensor)
         return result
 
     return function
@@ -125,10 +128,33 @@ def _recomputing(function: Callable[..., Any]) -> Callable[..., Any]:
     return recompute
 
 
-def _self_cleaning_again() -> AbstractContextManager[object]:
-    """The innermost region once more, but cleaning up behind itself; none, if operators do not autocast."""
-    for device_type in (_C.autocast_device_type_in_use(), "cpu"):
-        if torch.is_autocast_enabled(device_type):
-            dtype, is_caching = torch.get_autocast_dtype(device_type), torch.is_autocast_cache_enabled()
-            return _C.AutocastRegion(device_type, dtype=dtype, cache=is_caching, self_cleaning=True)
-    return nullcontext()
+def _self_cleaning_again() -> ExitStack:
+    """A self-cleaning region for what operators autocast to now, and a disabled one in it, if they do not."""
+    in_use = _C.autocast_device_type_in_use()
+    enabled = [device_type for device_type in (in_use, "cpu") if torch.is_autocast_enabled(device_type)]
+    device_type = enabled[0] if enabled else in_use
+    dtype, is_caching = torch.get_autocast_dtype(device_type), torch.is_autocast_cache_enabled()
+    stack = ExitStack()
+    stack.enter_context(_C.AutocastRegion(device_type, dtype=dtype, cache=is_caching, self_cleaning=True))
+    if not enabled:
+        stack.enter_context(_C.AutocastRegion(device_type, enabled=False))
+    return stack
+
+
+def _patch_compiled_code() -> None:
+    """What AOTAutograd compiles switches autocast off for itself: NOTE [Compiled code in regions]."""
+    original: Any = torch._C._DisableAutocast
+
+    class DisableAutocast:
+        def __init__(self) -> None:
+            self.guard = original()
+
+        def __enter__(self) -> None:
+            _C.enter_compiled_code()
+            self.guard.__enter__()
+
+        def __exit__(self, *error: Any) -> None:
+            self.guard.__exit__(*error)
+            _C.leave_compiled_code()
+
+    torch._C._DisableAutocast = DisableAutocast  # type: ignore[assignment, misc]

@@ -12,19 +12,24 @@ __all__ = ["once"]
 def once(function: Callable[[], None]) -> Callable[[], None]:
     """Returns a function that calls `function` the first time only. Other threads wait until that is done.
 
-    If it fails, the next call tries again.
+    If it fails, the next call tries again. While it runs, calls by itself do nothing.
     """
     lock = threading.RLock()
-    is_done = False
+    is_done = is_running = False
 
     @wraps(function)
     def run() -> None:
-        nonlocal is_done
+        nonlocal is_done, is_running
         if is_done:
             return
         with lock:
-            if not is_done:
+            if is_done or is_running:
+                return
+            is_running = True
+            try:
                 function()
                 is_done = True
+            finally:
+                is_running = False
 
     return run

@@ -32,14 +32,20 @@ bool isWrapped(const Tensor& tensor) {
 // One operator for each element of its lists, which are all of one length.
 bool isElementwise(const OperatorHandle& op) {
   const std::string& name = op.operator_name().name;
-  const bool is_named_so = name.rfind("aten::_foreach_", 0) == 0 || name.rfind("aten::_fused_", 0) == 0;
-  return is_named_so && op.schema().arguments().front().type()->kind() == c10::TypeKind::ListType;
+  const auto& arguments = op.schema().arguments();
+  const auto is_named = [&name](const char* prefix) { return name.rfind(prefix, 0) == 0; };
+  const auto is_list = [](const c10::Argument& argument) {
+    return argument.type()->isSubtypeOf(*c10::ListType::ofTensors());
+  };
+  return (is_named("aten::_foreach_") || is_named("aten::_fused_") || is_named("aten::_amp_foreach_")) &&
+         std::any_of(arguments.begin(), arguments.end(), is_list);
 }
 
 // By element; a tensor that is in no list takes part in all.
-std::vector<bool> wrappedElements(const Stack& stack, std::size_t count) {
-  const auto arguments = topOf(stack, count);
-  std::vector<bool> elements(arguments.front().toListRef().size());
+std::vector<bool> wrappedElements(c10::ArrayRef<IValue> arguments) {
+  const auto* const list =
+      std::find_if(arguments.begin(), arguments.end(), [](const IValue& argument) { return argument.isTensorList(); });
+  std::vector<bool> elements(list->toListRef().size());
   for (const IValue& argument : arguments) {
     if (argument.isTensor() && argument.toTensor().defined() && isWrapped(argument.toTensor())) {
       return std::vector<bool>(elements.size(), true);
@@ -61,18 +67,21 @@ std::vector<bool> wrappedElements(const Stack& stack, std::size_t count) {
 
 AmpArguments::AmpArguments(const OperatorHandle& op, const Stack& stack) {
   const auto& schema = op.schema().arguments();
+  const bool is_elementwise = isElementwise(op);
   for (const auto i : c10::irange(schema.size())) {
     const bool is_written = isWritten(schema[i]);
-    forEachTensor(torch::jit::peek(stack, i, schema.size()), [&](const Tensor& tensor) {
+    const IValue& argument = torch::jit::peek(stack, i, schema.size());
+    forEachTensor(argument, [&](const Tensor& tensor) {
       lookAt(tensor);
       all.push_back(tensor);
-      if (is_written) {
+      // What is written besides the elements is about all of them, as whether GradScaler has found infinity.
+      if (is_written && !(is_elementwise && argument.isTensor())) {
         written.push_back(tensor);
       }
     });
   }
-  if (has_wrapped && isElementwise(op)) {
-    has_wrapped_at = wrappedElements(stack, schema.size());
+  if (has_wrapped && is_elementwise) {
+    has_wrapped_at = wrappedElements(topOf(stack, schema.size()));
   }
 }
 
@@ -98,7 +107,7 @@ void AmpArguments::lookAt(const Tensor& tensor) {
 bool isAutocastingFor(const Tensor& tensor) {
   const c10::DeviceType device_type = tensor.device().type();
   return autocast::is_autocast_available(device_type) &&
-         (autocast::is_autocast_enabled(device_type) || isSelfCleaningInForce(device_type));
+         (autocast::is_autocast_enabled(device_type) || isAutocastingAroundCompiledCode(device_type));
 }
 
 bool isUnclean(const Tensor& tensor) {

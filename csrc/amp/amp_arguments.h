@@ -15,14 +15,14 @@ namespace torchext {
 struct AmpArguments {
   AmpArguments(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
-  // All tensors, and those that the call writes.
+  // All tensors, and those that the call writes; of an operator on lists only those in lists.
   c10::SmallVector<at::Tensor, 4> all;
   c10::SmallVector<at::Tensor, 2> written;
   // Is any of them wrapped? And the keys of autocast on the devices of those.
   bool has_wrapped = false;
   c10::DispatchKeySet autocast_keys;
-  // For operators that are one for each element of lists (`_foreach_add_`): does element i meet a wrapped tensor? Empty
-  // for all other operators, and where nothing is wrapped.
+  // For operators that are one for each element of lists (`_foreach_add_`, `_fused_adam_`): does element i meet a
+  // wrapped tensor? Empty for all other operators, and where nothing is wrapped.
   std::vector<bool> has_wrapped_at;
   // The dtype of one that isUnclean(), and Undefined when there is none.
   at::ScalarType unclean = at::ScalarType::Undefined;
@@ -35,7 +35,7 @@ struct AmpArguments {
   void lookAt(const at::Tensor& tensor);
 };
 
-// Do operators autocast here for the device of `tensor`?
+// Do operators autocast here for the device of `tensor`, or around the compiled code that runs here?
 bool isAutocastingFor(const at::Tensor& tensor);
 
 // Is `tensor` to be cleaned, and not in float32 yet, and do operators not autocast for it?

@@ -35,14 +35,18 @@ struct OpenRegion {
   DeviceType device_type;
   bool is_enabled;
   bool is_self_cleaning;
-  // How many regions are open, this and those around it.
-  int depth;
   Previous previous;
 };
 
 std::vector<OpenRegion>& openRegions() {
   thread_local std::vector<OpenRegion> regions;
   return regions;
+}
+
+// The keys that were excluded where compiled code was entered, once for each of its parts that run inside of another.
+std::vector<c10::DispatchKeySet>& excludedAroundCompiledCode() {
+  thread_local std::vector<c10::DispatchKeySet> excluded;
+  return excluded;
 }
 
 // PyTorch remembers one cast of a weight, whatever dtype it is to: a region of another dtype would be given the casts
@@ -108,7 +112,7 @@ void enterRegion(BlockOwner owner, const RegionOptions& options) {
   const Previous previous{autocast::is_autocast_enabled(device_type), autocast::is_autocast_cache_enabled(),
                           autocast::get_autocast_dtype(device_type)};
   const bool is_self_cleaning = options.is_self_cleaning && options.is_enabled;
-  openRegions().push_back({owner, device_type, options.is_enabled, is_self_cleaning, regionDepth() + 1, previous});
+  openRegions().push_back({owner, device_type, options.is_enabled, is_self_cleaning, previous});
   if (is_self_cleaning) {
     meetAllOperators();
   }
@@ -155,10 +159,19 @@ bool isInSelfCleaningRegion() noexcept {
   return std::any_of(regions.begin(), regions.end(), [](const OpenRegion& open) { return open.is_self_cleaning; });
 }
 
-bool isSelfCleaningInForce(DeviceType device_type) noexcept {
-  const auto& regions = openRegions();
-  return !regions.empty() && regions.back().is_self_cleaning && regions.back().device_type == device_type &&
-         regions.back().depth == regionDepth();
+void enterCompiledCode() {
+  auto& excluded = excludedAroundCompiledCode();
+  excluded.push_back(excluded.empty() ? c10::impl::tls_local_dispatch_key_set().excluded_ : excluded.back());
+}
+
+void leaveCompiledCode() noexcept {
+  excludedAroundCompiledCode().pop_back();
+}
+
+bool isAutocastingAroundCompiledCode(DeviceType device_type) {
+  const auto& excluded = excludedAroundCompiledCode();
+  return !excluded.empty() && canAutocast(device_type) &&
+         !excluded.back().has(autocast::get_autocast_dispatch_key_from_device_type(device_type));
 }
 
 bool canAutocast(DeviceType device_type) noexcept {

@@ -61,9 +61,15 @@ TORCHEXT_API bool isAutocasting(c10::DeviceType device_type);
 // Is a self-cleaning region open on this thread? Whether it decides is another question: others may be open inside.
 TORCHEXT_API bool isInSelfCleaningRegion() noexcept;
 
-// Is a self-cleaning region for `device_type` the innermost of all regions on this thread? Operators may all the same
-// not autocast: what torch.compile has made runs without.
-bool isSelfCleaningInForce(c10::DeviceType device_type) noexcept;
+// NOTE [Compiled code in regions]
+//
+// What AOTAutograd has compiled has the casts of its region in it, and runs without autocast, whatever regions are
+// open. To self-cleaning regions it is to look as if it ran with what is in force around it.
+TORCHEXT_API void enterCompiledCode();
+TORCHEXT_API void leaveCompiledCode() noexcept;
+
+// Do operators autocast around the compiled code that runs on this thread? False where none runs.
+bool isAutocastingAroundCompiledCode(c10::DeviceType device_type);
 
 // How many regions are open on this thread, ours and `torch.autocast`'s, for any device type, enabled or not.
 int regionDepth() noexcept;

@@ -286,6 +286,14 @@ pybind11::object callInBackward(bool creates_graph,
   return function(*args, **kwargs);
 }
 
+void enterCompiled() {
+  enterCompiledCode();
+}
+
+void leaveCompiled() {
+  leaveCompiledCode();
+}
+
 bool isInSelfCleaning() {
   return isInSelfCleaningRegion();
 }
@@ -315,6 +323,8 @@ void bindAmp(pybind11::module_& module) {
   bind(module, "register_policy", registerPolicyByName);
   bind(module, "policy", policyByName);
   bind(module, "is_region_deciding", doesRegionDecide);
+  bind(module, "enter_compiled_code", enterCompiled);
+  bind(module, "leave_compiled_code", leaveCompiled);
   module.def("call_in_backward", &callInBackward);
   bind(module, "is_in_self_cleaning_region", isInSelfCleaning);
   module.def("call_recomputing", &callRecomputing);
