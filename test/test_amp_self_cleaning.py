@@ -166,6 +166,12 @@ class TestSelfCleaning:
         torch._foreach_add_([y, y], [torch.ones(2, 2), torch.ones(2, 2)])
         assert y.tolist() == [[4.0, 4.0], [4.0, 4.0]]
 
+    def test_nothing_is_lost_of_what_two_views_write(self) -> None:
+        y = made_inside().view(-1)
+        torch._foreach_add_([y[:3], y[1:]], 1)
+        assert y.tolist() == [3.0, 4.0, 4.0, 3.0]
+        assert amp.is_amp(y)
+
     def test_gradients_flow_through_the_cast(self) -> None:
         net, plain, x = feed_forward(), feed_forward(), torch.ones(3, 4)
         with amp.autocast("cpu", self_cleaning=True):

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/enum_tag.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -84,6 +85,7 @@ class AmpCall {
   bool isViewOnly() const;
   bool isAboutTensorItself() const;
   bool isWriteAlone() const;
+  bool isWritingThroughTwo() const;
 
   void passOn();
   void autocastByIdentity();
@@ -133,7 +135,7 @@ AmpOutcome AmpCall::decide() const {
 // gradients of a parameter, which are in the dtype of that: factories leave nothing to clean.
 bool AmpCall::isNothingToClean() const {
   return isViewOnly() || isFactory(op_, torch::jit::last(stack_, num_arguments_)) || isAboutTensorItself() ||
-         isWriteAlone();
+         isWriteAlone() || isWritingThroughTwo();
 }
 
 // A view is of the same memory, also for who writes into it. Of these operators some make a copy when they have to
@@ -157,6 +159,21 @@ bool AmpCall::isAboutTensorItself() const {
 // There is nothing that the dtype of what is written could not fit to.
 bool AmpCall::isWriteAlone() const {
   return !arguments_.written.empty() && (arguments_.all.size() == 1 || op_.operator_name().name == "aten::copy_");
+}
+
+// Of the casts of two views of the same elements each would get a part of what is written.
+bool AmpCall::isWritingThroughTwo() const {
+  const auto& written = arguments_.written;
+  for (const Tensor& one : written) {
+    const bool has_other = std::any_of(written.begin(), written.end(), [&one](const Tensor& other) {
+      return !other.is_same(one) && other.has_storage() && one.has_storage() && other.is_alias_of(one) &&
+             at::get_overlap_status(one, other) != at::MemOverlapStatus::No;
+    });
+    if (has_other) {
+      return true;
+    }
+  }
+  return false;
 }
 
 void AmpCall::passOn() {
