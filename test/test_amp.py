@@ -755,38 +755,23 @@ class TestAutogradFunctions:
         found = torch.autograd.grad(grad.sum(), [x, w])
         assert [g.tolist() for g in found] == [[50.0, 50.0], [60.0, 60.0]]
 
-    def test_backward_by_its_other_name(self) -> None:
-        @amp.autocast("cpu")
+    @pytest.mark.parametrize("name", ["backward", "vjp"])
+    def test_outermost_function_returns_float32_and_autocasts_backward(self, name: str) -> None:
         class Product(torch.autograd.Function):
             @staticmethod
             def forward(ctx: Any, x: Tensor) -> Tensor:
                 return x @ x
 
-            @staticmethod
-            def vjp(ctx: Any, grad: Tensor) -> Tensor:
-                assert product().dtype is BF16
-                return grad
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            assert product().dtype is BF16
+            return grad
 
+        setattr(Product, name, staticmethod(backward))
         x = torch.ones(2, 2, requires_grad=True)
-        Product.apply(x).sum().backward()
-        assert x.grad.tolist() == [[1.0, 1.0], [1.0, 1.0]]
-
-    def test_outermost_function_returns_float32(self) -> None:
-        @amp.autocast("cpu")
-        class Product(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx: Any, x: Tensor) -> Tensor:
-                return x @ x
-
-            @staticmethod
-            def backward(ctx: Any, grad: Tensor) -> Tensor:
-                assert product().dtype is BF16
-                return grad
-
-        x = torch.ones(2, 2, requires_grad=True)
-        result = Product.apply(x)
+        result = amp.autocast("cpu")(Product).apply(x)
         assert result.dtype is FP32
         result.sum().backward()
+        assert x.grad.tolist() == [[1.0, 1.0], [1.0, 1.0]]
 
     def test_kernels_that_the_dispatcher_never_sees(self) -> None:
         kernel = amp.half(outside_the_dispatcher)

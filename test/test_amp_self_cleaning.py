@@ -150,7 +150,7 @@ class TestSelfCleaning:
 
     def test_constructors_run_inside(self) -> None:
         with amp.autocast("cpu", self_cleaning=True):
-            weight = nn.init.trunc_normal_(torch.empty(2, 2))  # by Tensor.new() of its release
+            weight = nn.init.trunc_normal_(torch.empty(2, 2))  # asks for a tensor like it
             batch = torch.utils.data.default_collate([torch.ones(2), torch.ones(2)])
             assert (weight.new_tensor([1.0]).dtype, batch.dtype) == (FP32, FP32)
         assert amp.is_amp(made_inside().new_tensor([1.0]))

@@ -121,7 +121,7 @@ void AmpCall::run() {
 }
 
 AmpOutcome AmpCall::decide() const {
-  if (isInBackward() && !(isInUsersBackward() && arguments_.is_mixture)) {
+  if (isInBackward() && !(arguments_.is_mixture && isInUsersBackward())) {
     return AmpOutcome::kPassesOnInBackward;
   }
   if (arguments_.has_wrapped && !isRegionDeciding()) {

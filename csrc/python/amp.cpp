@@ -264,44 +264,6 @@ std::string policyByName(const std::string& name, const std::string& overload, c
   return kPolicyNames.at(static_cast<std::size_t>(policyOf({name, overload}, existingDeviceType(device_type))));
 }
 
-bool isInRegion() {
-  return isInEnabledRegion();
-}
-
-// Calls `function`, which computes again what it has computed before.
-pybind11::object callRecomputing(bool has_region_decided,
-                                 const pybind11::function& function,
-                                 const pybind11::args& args,
-                                 const pybind11::kwargs& kwargs) {
-  const RecomputationGuard guard{has_region_decided};
-  return function(*args, **kwargs);
-}
-
-// Calls `function`, which runs a backward pass.
-pybind11::object callInBackward(bool creates_graph,
-                                const pybind11::function& function,
-                                const pybind11::args& args,
-                                const pybind11::kwargs& kwargs) {
-  const BackwardGuard guard{creates_graph};
-  return function(*args, **kwargs);
-}
-
-void enterCompiled() {
-  enterCompiledCode();
-}
-
-void leaveCompiled() {
-  leaveCompiledCode();
-}
-
-bool isInSelfCleaning() {
-  return isInSelfCleaningRegion();
-}
-
-bool doesRegionDecide() {
-  return isRegionDeciding();
-}
-
 void setBackwardInstaller(const pybind11::function& installer) {
   backward_installer.set(installer);
 }
@@ -315,19 +277,19 @@ void setIdentityInstaller(const pybind11::function& installer) {
 void bindAmp(pybind11::module_& module) {
   addRegionType(module);
   bind(module, "autocast_device_type_in_use", deviceTypeNameInUse);
-  bind(module, "is_in_enabled_region", isInRegion);
+  bind(module, "is_in_enabled_region", isInEnabledRegion);
   bind(module, "is_amp", isAmpTensor);
   bind(module, "wrap_amp", wrapTensor);
   bind(module, "make_amp_like", makeTensorAmpLike);
   bind(module, "unwrap_amp", unwrapTensor);
   bind(module, "register_policy", registerPolicyByName);
   bind(module, "policy", policyByName);
-  bind(module, "is_region_deciding", doesRegionDecide);
-  bind(module, "enter_compiled_code", enterCompiled);
-  bind(module, "leave_compiled_code", leaveCompiled);
-  module.def("call_in_backward", &callInBackward);
-  bind(module, "is_in_self_cleaning_region", isInSelfCleaning);
-  module.def("call_recomputing", &callRecomputing);
+  bind(module, "is_region_deciding", isRegionDeciding);
+  bind(module, "enter_compiled_code", enterCompiledCode);
+  bind(module, "leave_compiled_code", leaveCompiledCode);
+  module.def("call_in_backward", &callInside<BackwardGuard, bool>);
+  bind(module, "is_in_self_cleaning_region", isInSelfCleaningRegion);
+  module.def("call_recomputing", &callInside<RecomputationGuard, bool>);
   module.def("set_backward_installer", &setBackwardInstaller);
   module.def("set_identity_installer", &setIdentityInstaller);
 }
