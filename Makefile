@@ -73,6 +73,7 @@ fuzz: build ## Try PROGRAMS random programs, deferred against eager
 
 bench: build ## Compare with PyTorch's own means
 	$(PYTHON) benchmarks/deferred_init.py
+	$(PYTHON) benchmarks/external_tensors.py
 	$(PYTHON) benchmarks/fake_dispatch.py
 	$(PYTHON) benchmarks/inference_mode.py
 	$(PYTHON) benchmarks/metadata_getters.py

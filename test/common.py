@@ -23,6 +23,7 @@ __all__ = [
     "build_both",
     "feed_forward",
     "gradients",
+    "too_large_to_copy",
 ]
 
 
@@ -34,6 +35,11 @@ class BuiltOn(Module):
         self.first = Parameter(torch.rand(2))
         self.broken = Parameter(torch.zeros(2) + outside)
         self.last = Parameter(torch.rand(2))
+
+
+def too_large_to_copy() -> Tensor:
+    """Two ones, so far apart that a recording does not copy them (csrc/deferred_init/external_tensor.h)."""
+    return torch.ones(2, 2**18)[:, 0]
 
 
 class RecordOperators(TorchDispatchMode):

@@ -8,7 +8,7 @@ import weakref
 import psutil
 import pytest
 import torch
-from common import BuiltOn, assert_same_tensor, build_both
+from common import BuiltOn, assert_same_tensor, build_both, too_large_to_copy
 from torch import Tensor, nn
 
 from torchext.deferred_init import (
@@ -245,7 +245,7 @@ class TestErrors:
         assert tensor[:3].tolist() == [1.0, 1.0, 1.0]
 
     def test_values_that_could_not_come_back_are_not_dropped(self) -> None:
-        outside = torch.ones(2)
+        outside = too_large_to_copy()
         module = deferred_init(BuiltOn, outside)
         materialize_module(module, retain_graph=True)
         outside.add_(1)

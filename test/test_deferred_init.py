@@ -16,6 +16,7 @@ from common import (
     assert_same_module,
     assert_same_tensor,
     build_both,
+    too_large_to_copy,
 )
 from torch import Tensor, nn
 
@@ -239,7 +240,7 @@ class TestModules:
 
 class TestErrors:
     def test_changed_external_tensor_is_named(self) -> None:
-        real = torch.ones(2)
+        real = too_large_to_copy()
         deferred = deferred_init(lambda: torch.zeros(2) + real)
         real.mul_(3)
         with pytest.raises(RuntimeError, match=r"`aten::add.Tensor` was recorded with a real tensor of shape \[2\]"):
@@ -247,7 +248,7 @@ class TestErrors:
         assert is_deferred(deferred)
 
     def test_failed_materialization_leaves_the_module_as_it_was(self) -> None:
-        outside = torch.ones(2)
+        outside = too_large_to_copy()
         module = deferred_init(BuiltOn, outside)
         outside.add_(1)
         with pytest.raises(RuntimeError, match="changed in place since"):

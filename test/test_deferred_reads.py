@@ -183,6 +183,15 @@ class TestReads:
 
         assert_tensors_defer_exactly(lambda: [reads_memory(torch.randn(3)), torch.rand(1)])
 
+    def test_what_a_custom_operator_returns_of_a_real_argument_stays_the_users(self) -> None:
+        with torch.library._scoped_library("torchext_test", "FRAGMENT") as library:
+            library.define("first_row(Tensor(a) x, Tensor y) -> Tensor(a)")
+            library.impl("first_row", lambda x, y: x[0], "CPU")
+            real = torch.zeros(2, 3)
+            row = deferred_init(lambda: torch.ops.torchext_test.first_row(real, torch.ones(1)))
+        row.add_(1)
+        assert real.tolist() == [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0]]
+
     def test_interrupt_in_the_fake_of_a_custom_operator_is_no_missing_fake(self) -> None:
         @torch.library.custom_op("torchext_test::is_interrupted", mutates_args=())
         def run(x: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 import torch
+from common import too_large_to_copy
 from expecttest import TestCase
 from torch import Tensor, nn
 
@@ -264,7 +265,7 @@ class TestTracing:
         assert explain(deferred_init(build, trace=True))[0].source is not None
 
     def test_error_names_the_line(self) -> None:
-        real = torch.ones(2)
+        real = too_large_to_copy()
         deferred = deferred_init(lambda: torch.zeros(2) + real, trace=True)  # culprit
         real.add_(1)
         where = re.escape(line_of("culprit"))

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from common import BuiltOn, assert_same_module, assert_same_tensor, build_both
+from common import BuiltOn, assert_same_module, assert_same_tensor, build_both, too_large_to_copy
 from torch import Tensor, nn
 
 from torchext import _C
@@ -283,7 +283,7 @@ class TestDevice:
 
 class TestFailure:
     def test_what_is_done_is_real_and_the_rest_deferred(self) -> None:
-        outside = torch.ones(2)
+        outside = too_large_to_copy()
         module = deferred_init(BuiltOn, outside)
         first, last = _C.evaluate(module.first).double(), _C.evaluate(module.last).double()
         outside.add_(1)

@@ -254,7 +254,8 @@ std::string Explainer::describe(const TensorArgument& argument, std::vector<std:
     return formatted(IValue(*argument.number), TypeKind::NumberType);
   }
   if (argument.value == nullptr) {
-    return "real " + shapeOf(Geometry::of(argument.external));
+    const at::Tensor& tensor = argument.external->tensor();
+    return c10::str("real ", nameOf(tensor.scalar_type()), "[", c10::Join(", ", tensor.sizes()), "]");
   }
   ExplainedTensor tensor = show(*argument.value, argument.geometry);
   reads.push_back(tensor.value);

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include <ATen/EmptyTensor.h>
-#include <ATen/ops/clone.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/TensorImpl.h>
 
@@ -26,30 +25,6 @@ namespace {
 std::uint64_t nextNumber() {
   static std::atomic<std::uint64_t> next{0};
   return next.fetch_add(1, std::memory_order_relaxed);
-}
-
-// True when a change of `tensor` would not show in its version counter: inference tensors have none, and the memory
-// that `torch.from_numpy()` and its like share, which has no allocator, is changed by others.
-bool hasUnreliableVersion(const Tensor& tensor) {
-  return tensor.is_inference() || (tensor.has_storage() && tensor.storage().allocator() == nullptr);
-}
-
-// What the graph keeps of a real tensor: see TensorArgument.
-Tensor externalOf(const Tensor& tensor) {
-  constexpr std::size_t kSmallBytes = std::size_t{1} << 20U;
-  if (tensor.key_set().has(DispatchKey::Python)) {
-    return tensor;
-  }
-  if (!isFake(tensor) && hasUnreliableVersion(tensor) && tensor.nbytes() <= kSmallBytes) {
-    const RealDispatch guard;
-    return tensor.clone();
-  }
-  const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-  Tensor alias{impl.shallow_copy_and_detach(impl.version_counter(), /*allow_tensor_metadata_change=*/true)};
-  if (impl.is_wrapped_number()) {
-    alias.unsafeGetTensorImpl()->set_wrapped_number(true);
-  }
-  return alias;
 }
 
 // The Python number that `tensor` wraps, in one of the types that `c10::scalar_to_tensor` gives them.
@@ -173,10 +148,7 @@ TensorArgument TensorArgument::of(const Tensor& tensor) {
   if (argument.number) {
     return argument;
   }
-  argument.external = externalOf(tensor);
-  if (!argument.external.is_inference()) {
-    argument.external_version = static_cast<std::uint32_t>(argument.external._version());
-  }
+  argument.external = std::make_shared<const ExternalTensor>(tensor);
   return argument;
 }
 

@@ -36,6 +36,7 @@
 #include <c10/core/Scalar.h>
 
 #include "../fake/fake_storage.h"
+#include "external_tensor.h"
 #include "real_dispatch.h"
 #include "rng_tape.h"
 
@@ -126,11 +127,8 @@ struct TensorArgument {
   Geometry geometry;
   // A Python number, which reaches an operator that takes a tensor as a "wrapped number".
   std::optional<c10::Scalar> number;
-  // A tensor that was real when the operator was recorded, and its version then: it must not change until the operator
-  // is replayed. An alias of the user's tensor, with its version counter, so that the graph keeps no graph of autograd
-  // alive and sees no change of metadata; or a copy, of a small tensor whose version counter would not tell.
-  at::Tensor external;
-  std::uint32_t external_version = 0;
+  // A tensor that was real when the operator was recorded: NOTE [The value at recording time].
+  std::shared_ptr<const ExternalTensor> external;
   // Of a tensor that only lends its metadata, as the argument of `zeros_like` does.
   std::optional<c10::Device> device;
 

@@ -121,9 +121,13 @@ void followMetadata(const Tensor& fake, const Tensor& real) {
   }
 }
 
-bool isAmong(const Tensor& tensor, const Stack& values) {
+// Is `tensor` one of `values`, or does it show the memory of one?
+bool showsOneOf(const Tensor& tensor, const Stack& values) {
   bool found = false;
-  forEachTensor(values, values.size(), [&](const Tensor& value) { found = found || value.is_same(tensor); });
+  forEachTensor(values, values.size(), [&](const Tensor& value) {
+    found = found || value.is_same(tensor) ||
+            (value.has_storage() && tensor.has_storage() && isSameStorage(value.storage(), tensor.storage()));
+  });
   return found;
 }
 
@@ -149,11 +153,13 @@ void callForReal(const OperatorHandle& op, Stack& stack) {
       if (Tensor original = arguments.originalOf(result); original.defined()) {
         return original;
       }
-      if (isAmong(result, called) || !result.has_storage() || result.layout() != c10::kStrided || result.is_nested() ||
-          result.is_quantized()) {
+      if (!result.has_storage() || result.layout() != c10::kStrided || result.is_nested() || result.is_quantized()) {
         return result;
       }
-      return deferConstant(arguments.holds(result.storage()) ? result.clone() : result);
+      if (arguments.holds(result.storage())) {
+        return deferConstant(result.clone());
+      }
+      return showsOneOf(result, called) ? result : deferConstant(result);
     };
     mapTensors(stack, op.schema().returns().size(), to_deferred);
   }

@@ -103,6 +103,8 @@ class RecordedCall {
   void runForReal();
   void runAsFake();
   bool tryRunAsFake();
+  void runWithoutRecording();
+  void runForRealAfterAll(const Stack& called);
   void record();
 
   Stack arguments() const;
@@ -163,7 +165,7 @@ void RecordedCall::carryOut(RecorderOutcome outcome) {
       runForReal();
       break;
     case RecorderOutcome::kRunsAsFake:
-      runAsFake();
+      runWithoutRecording();
       break;
     case RecorderOutcome::kRecords:
       record();
@@ -306,6 +308,24 @@ bool RecordedCall::tryRunAsFake() {
   }
 }
 
+// A fake that nobody recorded has no values to run for real on.
+void RecordedCall::runWithoutRecording() {
+  if (has_unrecorded_fake_) {
+    runAsFake();
+    return;
+  }
+  const Stack called = arguments();
+  if (!tryRunAsFake()) {
+    runForRealAfterAll(called);
+  }
+}
+
+void RecordedCall::runForRealAfterAll(const Stack& called) {
+  stack_.resize(bottom_);  // what the call has left there goes
+  stack_.insert(stack_.end(), called.begin(), called.end());
+  runForReal();
+}
+
 void RecordedCall::record() {
   const std::optional<at::Generator> generator = this->generator();
   const std::vector<AboutToWrite> written = writtenArguments();
@@ -314,9 +334,7 @@ void RecordedCall::record() {
   const Stack called = arguments();
   try {
     if (!tryRunAsFake()) {
-      stack_.resize(bottom_);  // what the call has left there goes
-      stack_.insert(stack_.end(), called.begin(), called.end());
-      runForReal();
+      runForRealAfterAll(called);
       return;
     }
   } catch (const c10::Error& error) {

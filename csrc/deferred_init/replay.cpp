@@ -43,24 +43,6 @@ Storage storageAsPromised(const Geometry& promised, const Tensor& result) {
   return moved.storage();
 }
 
-void checkUnchanged(const OpNode& node, const TensorArgument& argument) {
-  const Tensor& tensor = argument.external;
-  TORCH_CHECK(
-      !isFake(tensor), "`", node.op().operator_name(), "` was recorded with a fake tensor of shape ", tensor.sizes(),
-      " that was not constructed by deferred_init, so its result cannot be computed. Construct that tensor inside "
-      "deferred_init, or make it real before it is used.");
-  if (tensor.is_inference()) {
-    return;
-  }
-  TORCH_CHECK(static_cast<std::uint32_t>(tensor._version()) == argument.external_version, "`",
-              node.op().operator_name(), "` was recorded with a real tensor of shape ", tensor.sizes(),
-              " that has been changed in place since (its version "
-              "was ",
-              argument.external_version, " and is ", tensor._version(),
-              "), so the recorded result cannot be computed "
-              "any more. Materialize before changing the tensor, or pass `tensor.clone()` to the operator.");
-}
-
 // A fake device can be recorded on, but not computed on.
 void checkDevicesExist(const OpNode& node) {
   const auto check = [&node](c10::Device device) {
@@ -85,8 +67,8 @@ void checkDevicesExist(const OpNode& node) {
 void checkInputs(const OpNode& node) {
   checkDevicesExist(node);
   for (const TensorArgument& argument : node.tensors()) {
-    if (argument.external.defined()) {
-      checkUnchanged(node, argument);
+    if (argument.external != nullptr) {
+      argument.external->check(node.op().operator_name());
     }
   }
 }
@@ -303,7 +285,7 @@ std::vector<Tensor> Replay::makeArguments(const OpNode& node) {
       continue;
     }
     if (argument.value == nullptr) {
-      tensors.push_back(argument.external);
+      tensors.push_back(argument.external->tensor());
       continue;
     }
     const auto copied = std::find_if(writable.begin(), writable.end(),

@@ -1,0 +1,67 @@
+"""What it costs that a recorded operator keeps the value of a real tensor, beside what eager construction pays.
+
+A large real tensor is copied into a new one, eagerly and deferred. Eager loading reads and writes it
+once. Recording reads it once, to take a digest; materializing reads it again, to compare, and then copies. The
+physical limit is the speed at which memory can be read; `sum()` of the same bytes is shown beside it.
+
+    python benchmarks/external_tensors.py [--mebibytes N] [--repeats N]
+
+The columns are measured in turn, again and again; medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from torchext.deferred_init import deferred_init, materialize_tensor
+
+
+def seconds(run: Callable[[], object]) -> float:
+    """How long `run()` takes."""
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def load(source: Tensor) -> Tensor:
+    """What a constructor does with a checkpoint."""
+    return torch.empty_like(source).copy_(source)
+
+
+def measure(source: Tensor) -> dict[str, float]:
+    """Seconds of one turn."""
+    deferred: list[Tensor] = []
+    return {
+        "read (sum)": seconds(lambda: source.view(torch.int64).sum()),
+        "eager": seconds(lambda: load(source)),
+        "record": seconds(lambda: deferred.append(deferred_init(load, source))),
+        "materialize": seconds(lambda: materialize_tensor(deferred[0])),
+    }
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mebibytes", type=int, default=512, help="size of the tensor that is read")
+    parser.add_argument("--repeats", type=int, default=9, help="turns of which the median is taken")
+    options = parser.parse_args()
+    source = torch.rand(options.mebibytes * 2**18)
+    measure(source)  # pages are touched for the first time
+    turns = [measure(source) for _ in range(options.repeats)]
+    medians = {name: statistics.median(turn[name] for turn in turns) for name in turns[0]}
+    print(f"{options.mebibytes} MiB, {torch.get_num_threads()} threads, medians of {options.repeats}")
+    for name, duration in medians.items():
+        rate = source.nbytes / duration / 1e9
+        print(f"{name:12} {duration:7.3f} s  {rate:6.1f} GB/s  {duration / medians['eager']:5.2f} of eager")
+    both = medians["record"] + medians["materialize"]
+    print(f"{'both':12} {both:7.3f} s               {both / medians['eager']:5.2f} of eager")
+
+
+if __name__ == "__main__":
+    main()
