@@ -16,6 +16,7 @@
 #include "fake_tensor_impl.h"
 #include "hidden_keys.h"
 #include "memory_overlap.h"
+#include "meta_kernel.h"
 #include "op_traits.h"
 #include "shadows.h"
 
@@ -152,7 +153,7 @@ void MetaCall::callMetaKernel(c10::Device device) {
   const NoTorchFunction no_torch_function;
   const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
   try {
-    op_.redispatchBoxed(DispatchKeySet{DispatchKey::Meta}, &stack_);
+    callMetadataKernel(op_, stack_);
   } catch (const c10::NotImplementedError& error) {
     // A kernel is registered, but only says that there is none, or none for these arguments.
     TORCHEXT_THROW(

@@ -1,0 +1,81 @@
+#include "meta_kernel.h"
+
+#include <algorithm>
+#include <string>
+
+#include <ATen/ops/empty_like.h>
+#include <c10/core/DefaultDtype.h>
+
+#include "../stack_utils.h"
+#include "op_traits.h"
+
+namespace torchext {
+
+using at::Tensor;
+using c10::DispatchKey;
+using c10::OperatorHandle;
+using torch::jit::Stack;
+
+namespace {
+
+// The decomposition makes float32 of integers, and not the default dtype.
+bool isComposedOperator(const OperatorHandle& op) {
+  return op.schema().name() == "aten::ldexp" && op.schema().overload_name() == "Tensor" &&
+         op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd);
+}
+
+// `_refs.pow` makes int64 of two booleans, which stay booleans eagerly (`TORCH_META_FUNC2(pow, Tensor_Scalar)`).
+bool isPowerOfBooleans(const OperatorHandle& op, const Stack& stack) {
+  if (op.schema().name() != "aten::pow" || op.schema().overload_name() != "Tensor_Scalar") {
+    return false;
+  }
+  const auto arguments = topOf(stack, op.schema().arguments().size());
+  return arguments[0].toTensor().scalar_type() == c10::kBool && arguments[1].isBool();
+}
+
+// What factories infer (`full` of a complex number under a default dtype of float16) and refuse (`arange` to NaN) is up
+// to their C++, which allocates and fills on any device.
+bool isComposedFactory(const OperatorHandle& op, const Stack& stack) {
+  return op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) &&
+         !op.hasKernelForDispatchKey(DispatchKey::CPU) && isFactory(op, topOf(stack, op.schema().arguments().size()));
+}
+
+bool isRangeBetweenTensors(const OperatorHandle& op) {
+  const std::string& name = op.schema().name();
+  return (name == "aten::linspace" || name == "aten::logspace") && !op.schema().overload_name().empty();
+}
+
+bool hasComplex(c10::ArrayRef<c10::IValue> arguments) {
+  bool has_any = false;
+  forEachTensor(arguments, [&has_any](const Tensor& tensor) { has_any = has_any || tensor.is_complex(); });
+  return has_any || std::any_of(arguments.begin(), arguments.end(),
+                                [](const c10::IValue& value) { return value.isComplexDouble(); });
+}
+
+// Eagerly, the bounds are read before the dtype is inferred (`linspace()`, TensorFactories.cpp).
+void inferDtype(const OperatorHandle& op, Stack& stack) {
+  const std::size_t count = op.schema().arguments().size();
+  c10::IValue& dtype = torch::jit::peek(stack, static_cast<std::size_t>(findArgument(op.schema(), "dtype")), count);
+  if (dtype.isNone() && hasComplex(topOf(stack, count))) {
+    dtype = c10::typeMetaToScalarType(c10::get_default_complex_dtype());
+  }
+}
+
+}  // namespace
+
+void callMetadataKernel(const OperatorHandle& op, Stack& stack) {
+  if (isRangeBetweenTensors(op)) {
+    inferDtype(op, stack);
+  }
+  if (isPowerOfBooleans(op, stack)) {
+    const Tensor self = topOf(stack, op.schema().arguments().size()).front().toTensor();
+    torch::jit::drop(stack, op.schema().arguments().size());
+    torch::jit::push(stack, at::empty_like(self));
+  } else if (isComposedFactory(op, stack) || isComposedOperator(op)) {
+    op.callBoxedForDispatchKey(DispatchKey::CompositeExplicitAutograd, stack);
+  } else {
+    op.redispatchBoxed(c10::DispatchKeySet{DispatchKey::Meta}, &stack);
+  }
+}
+
+}  // namespace torchext
