@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import pickle
+from collections import deque
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from common import (
@@ -23,6 +25,41 @@ def saved_and_loaded(module: nn.Module, is_new: bool) -> nn.Module:
     file.seek(0)
     result: nn.Module = torch.load(file, weights_only=False)
     return result
+
+
+class Pair:
+    """A sequence that is neither a list nor a tuple."""
+
+    def __init__(self, *elements: object) -> None:
+        self.elements = elements
+
+    def __len__(self) -> int:
+        return len(self.elements)
+
+    def __getitem__(self, i: int) -> object:
+        return self.elements[i]
+
+
+OTHER_READS: dict[str, Callable[[], Tensor]] = {
+    "keyword": lambda: torch.tensor(data=[torch.rand(()), 2.0]),
+    "nested": lambda: torch.tensor([[(torch.rand(()),)], [(2.0,)]]),
+    "sequence": lambda: torch.tensor(Pair(torch.rand(()), Pair(2.0)[0])),
+    "sequences": lambda: torch.tensor([Pair(1, torch.rand(())), Pair(torch.rand(()), 2)]),
+    "deque": lambda: torch.as_tensor(deque([torch.rand(()), 2.0])),
+    "integers": lambda: torch.tensor([torch.arange(5)[3], 7]),
+    "booleans": lambda: torch.tensor([torch.rand(()) > 0.5, True]),
+    "complex": lambda: torch.tensor([torch.rand(()) * 1j, 1.0]),
+    "asarray": lambda: torch.asarray([torch.rand(4)[0], 1.0]),
+    "asarray of keyword": lambda: torch.asarray(obj=(torch.rand(()),), dtype=torch.float64),
+    "Tensor": lambda: torch.Tensor([1, torch.rand(4)[3]]),
+    "Tensor of lists": lambda: torch.Tensor([[1, 2], [torch.rand(4)[3], torch.arange(3)[1]]]),
+    "FloatTensor": lambda: torch.FloatTensor([torch.rand(4)[3]]),
+    "LongTensor": lambda: torch.LongTensor([torch.arange(4)[3], 1]),
+    "new": lambda: torch.rand(3).new([torch.rand(()), 2.0]),
+    "array": lambda: torch.tensor(np.array([torch.rand(4)[0], torch.rand(4)[1]]).tolist()),
+    "text": lambda: torch.tensor([float(x) for x in str(torch.rand(3))[8:-2].split(",")]),
+    "formatted": lambda: torch.tensor(float(f"{torch.rand(3)[1]:.3f}")),
+}
 
 
 class TestReads:
@@ -109,12 +146,41 @@ class TestReads:
             lambda: torch.as_tensor([x * 2 for x in torch.rand(2)]),
             lambda: torch.rand(3).new_tensor([1, 2]),
             lambda: torch.arange(3).new_tensor(torch.rand(2) * 5),
+            *OTHER_READS.values(),
         ],
-        ids=["number", "list", "tensor", "as_tensor", "new_tensor", "new_tensor_of_tensor"],
+        ids=["number", "list", "tensor", "as_tensor", "new_tensor", "new_tensor_of_tensor", *OTHER_READS],
     )
     @pytest.mark.filterwarnings("ignore:To copy construct from a tensor")
     def test_tensors_are_made_from_deferred_values(self, make: Callable[[], Tensor]) -> None:
         assert_tensors_defer_exactly(lambda: [torch.rand(1), make(), torch.rand(1)])
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda: torch.rand(3),
+            lambda: torch.rand(3, 2, dtype=torch.float64)[1:],
+            lambda: nn.Parameter(torch.rand(2)),
+            lambda: torch.rand(2, requires_grad=True) * 2,
+            lambda: torch.arange(1000),
+            lambda: torch.rand(2, 0),
+            lambda: torch.rand(()) * 1j,
+            lambda: torch.tensor(3.0),
+            lambda: (torch.rand(3) * 1j).conj().imag,
+        ],
+        ids=["vector", "view", "parameter", "result", "integers", "empty", "complex", "constant", "negated"],
+    )
+    @pytest.mark.parametrize(
+        "show", [str, repr, "{}".format, lambda t: f"{t!r:>50}"], ids=["str", "repr", "format", "f"]
+    )
+    def test_tensors_are_printed_as_eagerly(self, make: Callable[[], Tensor], show: Callable[[Tensor], str]) -> None:
+        def build() -> str:
+            torch.manual_seed(0)
+            return show(make())
+
+        assert deferred_init(build) == build()
+
+    def test_large_tensors_are_not_computed_to_be_printed(self) -> None:
+        assert deferred_init(lambda: str(torch.rand(1001))).startswith("tensor(..., size=(1001,)")
 
     def test_array_shares_memory_with_its_tensor(self) -> None:
         def build() -> tuple[Tensor, Tensor]:

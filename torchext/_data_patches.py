@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.serialization
+import torch.utils.dlpack
 from torch.nn import Module
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -250,6 +251,8 @@ def _patch_tensor_memory() -> None:
     """Constructors compare addresses, hand them to libraries, and call Python for each element."""
     for name in ("data_ptr", "apply_", "map_", "map2_"):
         setattr(torch.Tensor, name, _of_memory(getattr(torch.Tensor, name)))
+    to_dlpack = _of_memory(torch._C._to_dlpack)
+    torch.to_dlpack = torch.utils.dlpack.to_dlpack = to_dlpack  # type: ignore[attr-defined]
 
 
 def _of_memory(original: Callable[..., Any]) -> Callable[..., Any]:

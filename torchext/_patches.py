@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import importlib
 import math
+import operator
 import sys
 from collections.abc import Callable
 from functools import partial, wraps
@@ -76,6 +77,8 @@ def _patch_repr() -> None:
     def __repr__(self: torch.Tensor, **kwargs: Any) -> str:
         if not _C.is_fake(self):
             return original(self, **kwargs)
+        if _shows_values(self):
+            return original(self, **{"tensor_contents": _formatted_values(self), **kwargs})
         parts = [
             f"size={tuple(self.shape)}",
             f"dtype={self.dtype}",
@@ -87,6 +90,31 @@ def _patch_repr() -> None:
         return f"tensor(..., {', '.join(parts)}, fake=True)"
 
     torch.Tensor.__repr__ = __repr__  # type: ignore[assignment, method-assign]
+
+
+def _shows_values(tensor: torch.Tensor) -> bool:
+    """A constructor may look at what it prints: it gets what is not more than PyTorch prints in full."""
+    return (
+        _C.is_deferred(tensor)
+        and torch._C._dispatch_tls_is_dispatch_key_included("DeferredInit")
+        and tensor.numel() <= torch._tensor_str.PRINT_OPTS.threshold
+    )
+
+
+def _formatted_values(tensor: torch.Tensor) -> str:
+    cls = type(tensor)
+    if tensor.numel() == 0:
+        return "[]"
+    prefix = "tensor(" if cls in (torch.Tensor, torch.nn.Parameter) else f"{cls.__name__}("
+    real = _C.evaluate(tensor)
+    ours = torch._C.DispatchKeySet(KEYS[0]).add(KEYS[1])
+    with (
+        torch.no_grad(),
+        torch._C.DisableTorchFunction(),
+        _disable_current_modes(),
+        torch._C._ExcludeDispatchKeyGuard(ours),
+    ):
+        return str(torch._tensor_str._tensor_str(real, len(prefix)))
 
 
 def _patch_deepcopy() -> None:
@@ -161,19 +189,47 @@ def _sharing_memory(original: Callable[..., Any], error: type[Exception]) -> Cal
 
 
 def real_value(data: Any) -> Any:
-    """Returns `data`, a tensor or nested lists and tuples, with real tensors in the place of deferred ones."""
+    """Returns `data`, a tensor or nested sequences, with real tensors in the place of deferred ones.
+
+    What PyTorch reads otherwise than element by element (`internal_new_from_data()`, tensor_new.cpp) is left as it is.
+    """
     if isinstance(data, torch.Tensor):
         return _C.evaluate(data) if _C.is_deferred(data) else data
     if type(data) in (list, tuple):
         return type(data)(map(real_value, data))
-    return data
+    if type(data) in NUMBERS or not _is_sequence(data):
+        return data
+    elements = [data[i] for i in range(len(data))]
+    values = [real_value(element) for element in elements]
+    return values if any(map(operator.is_not, values, elements)) else data
+
+
+NUMBERS = frozenset({int, float, complex, bool, str, bytes, range})
+MEMORY = ("__cuda_array_interface__", "__array_interface__", "__dlpack__")
+
+
+def _is_sequence(data: object) -> bool:
+    cls = type(data)
+    if isinstance(data, dict | str | bytes | bytearray | memoryview | torch.UntypedStorage | torch.TypedStorage):
+        return False
+    return hasattr(cls, "__getitem__") and hasattr(cls, "__len__") and not any(hasattr(data, name) for name in MEMORY)
+
+
+# The factories that read elements and can be asked for by a mode, and how they call what they read.
+DATA_OF_FACTORIES: dict[Callable[..., Any], str] = {torch.tensor: "data", torch.as_tensor: "data", torch.asarray: "obj"}
+# What reads an element (`store_scalar()`, python_scalars.h).
+READS_OF_ELEMENTS = frozenset(
+    getattr(torch.Tensor, name) for name in ("item", "__float__", "__int__", "__index__", "__bool__", "__complex__")
+)
+KEYS = tuple(torch._C._dispatch_key_parse(name) for name in ("DeferredInit", "Fake"))
 
 
 class ReadsInTensorFunctions(TorchFunctionMode):
-    """Lets `torch.tensor([x, y])` read the values of deferred tensors.
+    """Lets `torch.tensor([x, y])`, `torch.asarray()`, `torch.Tensor()` and their kin read values of deferred tensors.
 
-    `torch.tensor()` excludes the `Fake` and `DeferredInit` keys while it reads its argument (tensor_new.cpp), so the
-    dispatcher does not ask us. A mode is asked, on this thread, and leaves nothing behind.
+    All of them exclude the `Fake` and `DeferredInit` keys while they read their argument (tensor_new.cpp), so the
+    dispatcher does not ask us. A mode is asked, on this thread, and leaves nothing behind: about the first two as such,
+    about the constructors of tensor types only when they read an element.
     """
 
     def __torch_function__(
@@ -181,11 +237,43 @@ class ReadsInTensorFunctions(TorchFunctionMode):
     ) -> Any:
         """Calls `func`, with real values in what it would read."""
         kwargs = kwargs or {}
-        if func is torch.tensor and args:
-            return make_tensor(args[0], **kwargs)
-        if func is torch.as_tensor and args and not isinstance(args[0], torch.Tensor):
-            args = (real_value(args[0]), *args[1:])
+        if func in DATA_OF_FACTORIES:
+            return _make_of_real_values(func, args, kwargs)
+        if func in READS_OF_ELEMENTS and torch._C._dispatch_tls_is_dispatch_key_excluded("DeferredInit"):
+            return _read_with_keys(func, args)
         return func(*args, **kwargs)
+
+
+def _make_of_real_values(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    name = DATA_OF_FACTORIES[func]
+    if not args and name not in kwargs:
+        return func(**kwargs)  # raises
+    rest = {key: value for key, value in kwargs.items() if args or key != name}
+    data = args[0] if args else kwargs[name]
+    if isinstance(data, torch.UntypedStorage | torch.TypedStorage) and _C.is_storage_of_fakes(_untyped(data)):
+        return _make_on_storage(func, data, rest)
+    if func is torch.tensor:
+        return make_tensor(data, *args[1:], **rest)
+    return func(data if isinstance(data, torch.Tensor) else real_value(data), *args[1:], **rest)
+
+
+def _make_on_storage(func: Callable[..., Any], storage: Any, kwargs: dict[str, Any]) -> torch.Tensor:
+    """What `func` makes shares the memory of a storage. What it infers and refuses is tried out on another one."""
+    other: Any = torch.UntypedStorage(16)  # at least one element of any dtype
+    if isinstance(storage, torch.TypedStorage):
+        other = torch.TypedStorage(wrap_storage=other, dtype=storage.dtype, _internal=True)
+    form = func(other, **kwargs)
+    made = torch.empty(0, dtype=form.dtype, device=_untyped(storage).device).set_(_untyped(storage))
+    return made.to(form.device).requires_grad_(form.requires_grad)
+
+
+def _untyped(storage: torch.UntypedStorage | torch.TypedStorage) -> torch.UntypedStorage:
+    return storage._untyped_storage if isinstance(storage, torch.TypedStorage) else storage
+
+
+def _read_with_keys(func: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    with torch._C._SetExcludeDispatchKeyGuard(KEYS[0], False), torch._C._SetExcludeDispatchKeyGuard(KEYS[1], False):
+        return func(*args)
 
 
 def make_tensor(

@@ -131,6 +131,12 @@ bool showsOneOf(const Tensor& tensor, const Stack& values) {
   return found;
 }
 
+// The memory of a file (`torch.from_file()`) has no allocator. It is seen by others, so that the tensor stays real.
+// What a custom operator returns is its caller's alone.
+bool isMemoryOfOthers(const OperatorHandle& op, const Tensor& result) {
+  return op.schema().name().rfind("aten::", 0) == 0 && result.storage().allocator() == nullptr;
+}
+
 bool overwritesFirstArgument(const OperatorHandle& op) {
   constexpr std::array<std::string_view, 2> kNames{"aten::bernoulli_", "torchext::trunc_normal_"};
   return std::find(kNames.begin(), kNames.end(), op.schema().name()) != kNames.end();
@@ -153,7 +159,8 @@ void callForReal(const OperatorHandle& op, Stack& stack) {
       if (Tensor original = arguments.originalOf(result); original.defined()) {
         return original;
       }
-      if (!result.has_storage() || result.layout() != c10::kStrided || result.is_nested() || result.is_quantized()) {
+      if (!result.has_storage() || result.layout() != c10::kStrided || result.is_nested() || result.is_quantized() ||
+          isMemoryOfOthers(op, result)) {
         return result;
       }
       if (arguments.holds(result.storage())) {

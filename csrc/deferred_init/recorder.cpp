@@ -240,11 +240,17 @@ bool RecordedCall::isConstant() const {
   return !has_deferred_ && isLiftFresh(op_);
 }
 
-// The memory of `torch.from_numpy()`, `torch.frombuffer()` and DLPack has no allocator. It is shared with somebody who
-// may change it, and who sees what is written into it, so such a tensor stays real.
+// Shared memory belongs to somebody who may change it, and who sees what is written into it, so such a tensor stays
+// real. That of `torch.from_numpy()`, `torch.frombuffer()` and DLPack has no allocator; `torch.tensor(storage)` puts
+// the constant on the storage that it was given (`internal_new_from_data()`, tensor_new.cpp), which the caller holds
+// too.
 bool RecordedCall::isSharedMemory() const {
   const Tensor& constant = torch::jit::peek(stack_, 0, num_arguments_).toTensor();
-  return !constant.has_storage() || constant.storage().allocator() == nullptr;
+  if (!constant.has_storage()) {
+    return true;
+  }
+  const c10::Storage& storage = constant.storage();
+  return storage.allocator() == nullptr || storage.use_count() > 1;
 }
 
 // Writing a deferred tensor into a real one has to happen now: the real one shows it at once. And of an operator
