@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import threading
 import warnings
-from functools import wraps
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from . import _C
 from ._once import once
+from ._patching import patch
 from ._trace import users_frame
 
 __all__ = ["install"]
@@ -30,17 +31,18 @@ CREATE_GRAPH = 2
 @once
 def install() -> None:
     """Lets each backward pass look where it is, for good. Called when autocast is first used."""
-    original = torch.autograd.graph._engine_run_backward
 
-    @wraps(original)
-    def _engine_run_backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if _C.is_in_enabled_region() and not _is_of_a_transform():
-            _warn()
-        creates_graph = args[CREATE_GRAPH] if len(args) > CREATE_GRAPH else kwargs.get("create_graph", False)
-        return _C.call_in_backward(bool(creates_graph), original, outputs, *args, **kwargs)
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def _engine_run_backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            if _C.is_in_enabled_region() and not _is_of_a_transform():
+                _warn()
+            creates_graph = args[CREATE_GRAPH] if len(args) > CREATE_GRAPH else kwargs.get("create_graph", False)
+            is_number = isinstance(creates_graph, int)  # the engine refuses others
+            return _C.call_in_backward(is_number and bool(creates_graph), original, outputs, *args, **kwargs)
 
-    for module in (torch.autograd, torch.autograd.graph):
-        module._engine_run_backward = _engine_run_backward  # type: ignore[attr-defined]
+        return _engine_run_backward
+
+    patch(torch.autograd.graph, "_engine_run_backward", make, "does not tell that a backward pass begins")
 
 
 def _is_of_a_transform() -> bool:

@@ -6,7 +6,6 @@ of them where `torch.compile` traces, whose tensors are no AmpTensors.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from functools import wraps
@@ -14,12 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._functorch import autograd_function, eager_transforms, vmap
 from torch.compiler import is_compiling
 from torch.utils import checkpoint
 
 from . import _C, _amp_backward, _marks_patches
 from ._once import once
+from ._patching import patch
 
 __all__ = ["install"]
 
@@ -45,22 +44,16 @@ def _patch_torch_func() -> None:
     A wrapper takes over only the keys that PyTorch knows of. Without ours, operators would meet the identity below the
     transform, after autograd has recorded them in the dtype that they had.
     """
-    for module, names in (
-        (eager_transforms, ("_wrap_for_grad", "_unwrap_for_grad")),
-        (autograd_function, ("_wrap_for_grad", "_unwrap_for_grad", "_add_batch_dim")),
-        (vmap, ("_add_batch_dim", "_remove_batch_dim")),
-        (torch._C._functorch, ("_unwrap_batched",)),
-    ):
-        for name in names:
-            setattr(module, name, _keeping_identity(vars(module)[name]))
+    for name in ("_wrap_for_grad", "_unwrap_for_grad", "_add_batch_dim", "_remove_batch_dim", "_unwrap_batched"):
+        patch(torch._C._functorch, name, _keeping_identity, "hands on only the keys that PyTorch knows of")
 
 
 def _keeping_identity(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def function(tensor: Tensor, *args: Any) -> Any:
-        result = original(tensor, *args)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        tensor = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
         made = result[0] if isinstance(result, tuple) else result  # with the dimension that was the batch's
-        if not is_compiling() and made is not tensor:
+        if tensor is not None and not is_compiling() and made is not tensor:
             _C.make_amp_like(made, tensor)
         return result
 
@@ -69,18 +62,22 @@ def _keeping_identity(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _patch_recurrent_modules() -> None:
     """RNN, LSTM and GRU want an input in the dtype of their weights, unless they are in a region of autocast."""
-    original: Any = nn.RNNBase.check_input
 
-    @wraps(original)
-    def check_input(self: nn.RNNBase, tensor: Tensor, batch_sizes: Tensor | None) -> None:
-        if not is_compiling() and _will_be_cast(tensor, self._flat_weights[0]):
-            tensor = torch.empty(tensor.shape, dtype=self._flat_weights[0].dtype, device="meta")  # type: ignore[union-attr]
-        original(self, tensor, batch_sizes)
+    def make(original: Callable[..., None]) -> Callable[..., None]:
+        def check_input(self: nn.RNNBase, tensor: Tensor, batch_sizes: Tensor | None) -> None:
+            if not is_compiling() and isinstance(self, nn.RNNBase) and _will_be_cast(tensor, self._flat_weights[0]):
+                tensor = torch.empty(tensor.shape, dtype=self._flat_weights[0].dtype, device="meta")  # type: ignore[union-attr]
+            original(self, tensor, batch_sizes)
 
-    nn.RNNBase.check_input = check_input  # type: ignore[assignment, method-assign]
+        return check_input
+
+    patch(nn.RNNBase, "check_input", make, "wants the dtype of the weights, unless a region of autocast is open")
 
 
-def _will_be_cast(tensor: Tensor, weight: Any) -> bool:
+def _will_be_cast(tensor: Any, weight: Any) -> bool:
+    """Not everything that an RNN is given need be a tensor: `__torch_function__` is a protocol for any class."""
+    if not (isinstance(tensor, Tensor) and isinstance(weight, Tensor)):
+        return False
     is_castable = tensor.dtype in CASTABLE and weight.dtype in CASTABLE
     return is_castable and (_C.is_amp(tensor) or _C.is_amp(weight))
 
@@ -90,29 +87,28 @@ def _patch_checkpoint() -> None:
     # Called by the other since 2.15.
     implementation = "_checkpoint_without_reentrant_generator_impl"
     name = implementation if hasattr(checkpoint, implementation) else "_checkpoint_without_reentrant_generator"
-    original: Callable[..., Any] = getattr(checkpoint, name)
 
-    @wraps(original)
-    def generator(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return original(function if is_compiling() else _recomputing(function), *args, **kwargs)
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def generator(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            return original(function if is_compiling() else _recomputing(function), *args, **kwargs)
 
-    # FSDP2's has it by name.
-    for module in (checkpoint, sys.modules.get("torch.distributed._composable.checkpoint_activation")):
-        if module is not None:
-            setattr(module, name, generator)
+        return generator
+
+    patch(checkpoint, name, make, "computes again without the marks of the forward pass")
 
 
 def _patch_reentrant_checkpoint() -> None:
     """The same for `use_reentrant=True`."""
-    original: Callable[..., Any] = checkpoint.CheckpointFunction.forward
 
-    @wraps(original)
-    def forward(ctx: Any, run_function: Callable[..., Any], *args: Any) -> Any:
-        outputs = original(ctx, run_function, *args)
-        ctx.run_function = _recomputing(run_function)
-        return outputs
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(ctx: Any, run_function: Callable[..., Any], *args: Any) -> Any:
+            outputs = original(ctx, run_function, *args)
+            ctx.run_function = _recomputing(run_function)
+            return outputs
 
-    checkpoint.CheckpointFunction.forward = staticmethod(forward)  # type: ignore[method-assign]
+        return forward
+
+    patch(checkpoint.CheckpointFunction, "forward", make, "computes again without the marks of the forward pass")
 
 
 def _recomputing(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -143,18 +139,26 @@ def _self_cleaning_again() -> ExitStack:
 
 def _patch_compiled_code() -> None:
     """What AOTAutograd compiles switches autocast off for itself: NOTE [Compiled code in regions]."""
-    original: Any = torch._C._DisableAutocast
 
-    class DisableAutocast:
-        def __init__(self) -> None:
-            self.guard = original()
-
-        def __enter__(self) -> None:
+    def make_enter(original: Callable[..., Any]) -> Callable[..., Any]:
+        def enter(*args: Any, **kwargs: Any) -> Any:
             _C.enter_compiled_code()
-            self.guard.__enter__()
+            try:
+                return original(*args, **kwargs)
+            except BaseException:
+                _C.leave_compiled_code()
+                raise
 
-        def __exit__(self, *error: Any) -> None:
-            self.guard.__exit__(*error)
+        return enter
+
+    def make_exit(original: Callable[..., Any]) -> Callable[..., Any]:
+        def leave(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
             _C.leave_compiled_code()
+            return result
 
-    torch._C._DisableAutocast = DisableAutocast  # type: ignore[assignment, misc]
+        return leave
+
+    guard = torch._C._DisableAutocast
+    patch(guard, "__enter__", make_enter, "compiled code switches autocast off for itself")
+    patch(guard, "__exit__", make_exit, "compiled code switches autocast off for itself")

@@ -10,18 +10,18 @@ real then and there. Afterwards it is more likely a mistake to ask, and refused.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from functools import partial
 from typing import Any
 
 import torch
 import torch.serialization
-import torch.utils.dlpack
 from torch.nn import Module
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from . import _C
 from ._fake_copy import FakeCopy
 from ._fake_cuda import fake_cuda
+from ._patching import patch
 
 __all__ = ["copied_bytes", "install", "no_data"]
 
@@ -69,17 +69,17 @@ def _is_constructing() -> bool:
 
 def _patch_save() -> None:
     """`torch.save()` opens its file before it meets the first tensor, and closes it properly when that raises."""
-    original: Callable[..., None] = torch.serialization.save
 
-    @wraps(original)
-    def save(obj: object, *args: Any, **kwargs: Any) -> None:
-        fake = _find_fake(obj, set())
-        if fake is not None:
-            raise RuntimeError(no_data("torch.save()", fake))
-        return original(obj, *args, **kwargs)
+    def make(original: Callable[..., None]) -> Callable[..., None]:
+        def save(obj: object, *args: Any, **kwargs: Any) -> None:
+            fake = _find_fake(obj, set())
+            if fake is not None:
+                raise RuntimeError(no_data("torch.save()", fake))
+            return original(obj, *args, **kwargs)
 
-    torch.serialization.save = save
-    torch.save = save
+        return save
+
+    patch(torch.serialization, "save", make, "leaves a broken file behind")
 
 
 def _find_fake(obj: object, seen: set[int]) -> torch.Tensor | None:
@@ -105,21 +105,22 @@ def _find_fake(obj: object, seen: set[int]) -> torch.Tensor | None:
 
 def _patch_rebuilding() -> None:
     """`copy.copy()` puts a new tensor on the old storage, as unpickling does. On a fake storage it has to be fake."""
-    original: Callable[..., torch.Tensor] = torch._utils._rebuild_tensor
 
-    @wraps(original)
-    def rebuild(storage: torch.TypedStorage, *args: Any) -> torch.Tensor:
-        if not _C.is_storage_of_fakes(storage._untyped_storage):
-            return original(storage, *args)
-        device = storage._untyped_storage.device
-        with fake_cuda(device.index + 1 if device.type == "cuda" else 0):
-            _C.enter_fake_mode()
-            try:
+    def make(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def rebuild(storage: torch.TypedStorage, *args: Any) -> torch.Tensor:
+            if not _is_of_fakes(getattr(storage, "_untyped_storage", None)):
                 return original(storage, *args)
-            finally:
-                _C.leave_fake_mode()
+            device = storage._untyped_storage.device
+            with fake_cuda(device.index + 1 if device.type == "cuda" else 0):
+                _C.enter_fake_mode()
+                try:
+                    return original(storage, *args)
+                finally:
+                    _C.leave_fake_mode()
 
-    torch._utils._rebuild_tensor = rebuild
+        return rebuild
+
+    patch(torch._utils, "_rebuild_tensor", make, "makes a real tensor, whatever the storage is")
 
 
 def _patch_resize() -> None:
@@ -129,26 +130,27 @@ def _patch_resize() -> None:
     """
     library = torch.library.Library("torchext", "FRAGMENT")
     library.define("resize_storage_(Tensor(a!) bytes, int nbytes) -> Tensor(a!)")
-    original: Callable[..., Any] = torch.UntypedStorage.resize_
 
     def run(all_bytes: torch.Tensor, nbytes: int) -> torch.Tensor:
-        original(all_bytes.untyped_storage(), nbytes)
+        all_bytes.untyped_storage().resize_(nbytes)
         return all_bytes
 
     for key in ("CPU", "CUDA", "Meta"):
         library.impl("resize_storage_", run, key)
     _libraries.append(library)
 
-    @wraps(original)
-    def resize_(self: torch.UntypedStorage, size: int) -> Any:
-        if not _C.is_storage_of_fakes(self):
-            return original(self, size)
-        if size < 0:
-            raise RuntimeError(f"A storage cannot be resized to {size} bytes.")
-        torch.ops.torchext.resize_storage_(_C.bytes_of_storage(self), size)
-        return self
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def resize_(self: torch.UntypedStorage, size: int) -> Any:
+            if not _is_of_fakes(self) or not isinstance(size, int):
+                return original(self, size)
+            if size < 0:
+                raise RuntimeError(f"A storage cannot be resized to {size} bytes.")
+            torch.ops.torchext.resize_storage_(_C.bytes_of_storage(self), size)
+            return self
 
-    torch.UntypedStorage.resize_ = resize_  # type: ignore[assignment, method-assign]
+        return resize_
+
+    patch(torch.UntypedStorage, "resize_", make, "asks the allocator for memory")
 
 
 # A `torch.library.Library` takes its operators back when it is freed.
@@ -168,21 +170,20 @@ def copied_bytes(storage: torch.UntypedStorage, memo: dict[int, Any]) -> torch.T
 
 def _patch_storage_copies() -> None:
     """Copies of storages are filled by `UntypedStorage.copy_()`."""
-    clone: Callable[..., torch.UntypedStorage] = torch.UntypedStorage.clone
-    deepcopy: Callable[..., torch.UntypedStorage] = torch.UntypedStorage.__deepcopy__
 
-    @wraps(clone)
-    def cloned(self: torch.UntypedStorage) -> torch.UntypedStorage:
-        return copied_bytes(self, {}).untyped_storage() if _C.is_storage_of_fakes(self) else clone(self)
+    def make_clone(original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda self: copied_bytes(self, {}).untyped_storage() if _is_of_fakes(self) else original(self)
 
-    @wraps(deepcopy)
-    def __deepcopy__(self: torch.UntypedStorage, memo: dict[int, Any]) -> torch.UntypedStorage:
-        if isinstance(memo, FakeCopy):
-            return memo.storage(self)
-        return copied_bytes(self, memo).untyped_storage() if _C.is_storage_of_fakes(self) else deepcopy(self, memo)
+    def make_deepcopy(original: Callable[..., Any]) -> Callable[..., Any]:
+        def __deepcopy__(self: torch.UntypedStorage, memo: dict[int, Any]) -> Any:
+            if isinstance(memo, FakeCopy):
+                return memo.storage(self)
+            return copied_bytes(self, memo).untyped_storage() if _is_of_fakes(self) else original(self, memo)
 
-    torch.UntypedStorage.clone = cloned  # type: ignore[assignment]
-    torch.UntypedStorage.__deepcopy__ = __deepcopy__  # type: ignore[assignment]
+        return __deepcopy__
+
+    patch(torch.UntypedStorage, "clone", make_clone, "copies memory")
+    patch(torch.UntypedStorage, "__deepcopy__", make_deepcopy, "copies memory")
 
 
 def _patch_storage_reads() -> None:
@@ -191,49 +192,43 @@ def _patch_storage_reads() -> None:
     `is_shared()` lets it escape through a function without exceptions, and `UntypedStorage(sequence)` does not look at
     whether it could read an element.
     """
+    storage = torch.UntypedStorage
     for name in METHODS_OF_STORAGES:
-        setattr(torch.UntypedStorage, name, _with_memory(getattr(torch.UntypedStorage, name)))
-    is_shared: Callable[..., bool] = torch.UntypedStorage.is_shared
-    filename: Callable[..., str | None] = torch.UntypedStorage._get_filename
-    construct: Callable[..., torch.UntypedStorage] = torch.UntypedStorage.__new__
-    show: Callable[..., str] = torch.UntypedStorage.__repr__
+        patch(storage, name, _with_memory, "reads memory, and does not turn the refusal into an exception")
+    for name in ("is_shared", "_get_filename", "__repr__"):
+        make = partial(_answering_for_fakes, answer=ANSWERS_FOR_STORAGES[name])
+        patch(storage, name, make, "lets the refusal escape through a function without exceptions")
+    patch(storage, "__new__", _with_memory, "does not look at whether it could read an element")
 
-    @wraps(is_shared)
-    def shared(self: torch.UntypedStorage) -> bool:
-        return self.is_cuda if _C.is_storage_of_fakes(self) else is_shared(self)
 
-    @wraps(filename)
-    def get_filename(self: torch.UntypedStorage) -> str | None:
-        return None if _C.is_storage_of_fakes(self) else filename(self)
+ANSWERS_FOR_STORAGES: dict[str, Callable[[torch.UntypedStorage], Any]] = {
+    "is_shared": lambda storage: storage.is_cuda,
+    "_get_filename": lambda storage: None,
+    "__repr__": lambda storage: (
+        f"...\n[{torch.typename(storage)}(device={storage.device}) of size {storage.size()}, fake]"
+    ),
+}
 
-    def __new__(cls: type[torch.UntypedStorage], *args: Any, **kwargs: Any) -> torch.UntypedStorage:
-        for argument in args:
-            if isinstance(argument, torch.UntypedStorage):
-                _ask_for_memory(argument)
-        return construct(cls, *args, **kwargs)
 
-    @wraps(show)
-    def __repr__(self: torch.UntypedStorage) -> str:
-        if not _C.is_storage_of_fakes(self):
-            return show(self)
-        return f"...\n[{torch.typename(self)}(device={self.device}) of size {self.size()}, fake]"
+def _answering_for_fakes(original: Callable[..., Any], answer: Callable[..., Any]) -> Callable[..., Any]:
+    def function(self: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
+        return answer(self) if _is_of_fakes(self) else original(self, *args, **kwargs)
 
-    torch.UntypedStorage.is_shared = shared  # type: ignore[assignment, method-assign]
-    torch.UntypedStorage._get_filename = get_filename  # type: ignore[assignment, method-assign]
-    torch.UntypedStorage.__new__ = __new__  # type: ignore[assignment, method-assign]
-    torch.UntypedStorage.__repr__ = __repr__  # type: ignore[assignment, method-assign]
+    return function
 
 
 def _with_memory(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def use(self: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
-        _ask_for_memory(self)
-        for argument in args:  # of `copy_`
+    def use(*args: Any, **kwargs: Any) -> Any:
+        for argument in (*args, *kwargs.values()):  # the storage itself, and the other one of `copy_`
             if isinstance(argument, torch.UntypedStorage):
                 _ask_for_memory(argument)
-        return original(self, *args, **kwargs)
+        return original(*args, **kwargs)
 
     return use
+
+
+def _is_of_fakes(storage: object) -> bool:
+    return isinstance(storage, torch.UntypedStorage) and _C.is_storage_of_fakes(storage)
 
 
 def _ask_for_memory(storage: torch.UntypedStorage) -> None:
@@ -250,33 +245,34 @@ def _ask_for_memory(storage: torch.UntypedStorage) -> None:
 def _patch_tensor_memory() -> None:
     """Constructors compare addresses, hand them to libraries, and call Python for each element."""
     for name in ("data_ptr", "apply_", "map_", "map2_"):
-        setattr(torch.Tensor, name, _of_memory(getattr(torch.Tensor, name)))
-    to_dlpack = _of_memory(torch._C._to_dlpack)
-    torch.to_dlpack = torch.utils.dlpack.to_dlpack = to_dlpack  # type: ignore[attr-defined]
+        patch(torch.Tensor, name, _of_memory, "uses memory without calling an operator")
+    patch(torch._C, "_to_dlpack", _of_memory, "uses memory without calling an operator")
 
 
 def _of_memory(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def use(self: torch.Tensor, *args: Any) -> Any:
-        deferred = [tensor for tensor in (self, *args) if isinstance(tensor, torch.Tensor) and _C.is_deferred(tensor)]
+    def use(*args: Any, **kwargs: Any) -> Any:
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+        deferred = list(filter(_C.is_deferred, tensors))
         if deferred and _is_constructing():
             _C.materialize(deferred)
-        return original(self, *args)
+        return original(*args, **kwargs)
 
     return use
 
 
 def _patch_is_set_to() -> None:
     """`aten::is_set_to` has no Meta kernel, and compares storages, of which shadows have others."""
-    original: Callable[..., bool] = torch.Tensor.is_set_to
 
-    @wraps(original)
-    def is_set_to(self: torch.Tensor, tensor: torch.Tensor) -> bool:
-        if not (_C.is_fake(self) or _C.is_fake(tensor)):
-            return original(self, tensor)
-        return _place(self) == _place(tensor)
+    def make(original: Callable[..., bool]) -> Callable[..., bool]:
+        def is_set_to(*args: Any, **kwargs: Any) -> bool:
+            tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+            if len(tensors) != 2 or not any(map(_C.is_fake, tensors)):
+                return original(*args, **kwargs)
+            return _place(tensors[0]) == _place(tensors[1])
 
-    torch.Tensor.is_set_to = is_set_to  # type: ignore[assignment, method-assign]
+        return is_set_to
+
+    patch(torch.Tensor, "is_set_to", make, "compares storages, and has no Meta kernel")
 
 
 def _place(tensor: torch.Tensor) -> tuple[object, ...]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
 
 from . import _C
+from ._patching import Patch, patch
 
 __all__ = ["fake_cuda"]
 
@@ -158,30 +159,33 @@ class _Functions:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._depth = 0
-        self._originals: list[tuple[ModuleType, str, Callable[..., Any]]] = []
+        self._patches: list[Patch] = []
 
     def replace(self) -> None:
         with self._lock:
             self._depth += 1
             if self._depth == 1:
                 for module, name, answer in self._find():
-                    original = getattr(module, name)
-                    self._originals.append((module, name, original))
-                    setattr(module, name, _answering(original, answer))
+                    make = partial(_answering, answer=answer)
+                    reason = "asks for CUDA devices that are not there"
+                    self._patches.append(patch(module, name, make, reason, is_traced=True))
 
     def put_back(self) -> None:
         with self._lock:
             self._depth -= 1
             if self._depth == 0:
-                for module, name, original in self._originals:
-                    setattr(module, name, original)
-                self._originals.clear()
+                for done in self._patches:
+                    done.give_back()
+                self._patches.clear()
 
     @staticmethod
     def _find() -> Iterator[tuple[ModuleType, str, Callable[..., Any]]]:
+        found: set[int] = set()  # modules have functions of others by name
         for module in (torch.cuda, torch.cuda.graphs, torch.cuda.memory, torch.cuda.random):
             for name, answer in ANSWERS.items():
-                if name in vars(module):
+                function = vars(module).get(name)
+                if function is not None and id(function) not in found:
+                    found.add(id(function))
                     yield module, name, answer
         # PyTorch's own kernels stand for those of cuDNN.
         yield torch.backends.cudnn, "is_acceptable", lambda tensor: False
@@ -193,7 +197,6 @@ _functions = _Functions()
 def _answering(original: Callable[..., Any], answer: Callable[..., Any]) -> Callable[..., Any]:
     """Calls `answer` on threads that see fake devices, and `original` on others."""
 
-    @wraps(original)
     def function(*args: Any, **kwargs: Any) -> Any:
         return (answer if _C.fake_cuda_devices() else original)(*args, **kwargs)
 
@@ -210,19 +213,19 @@ def _replace_backward() -> None:
     with _backward_lock:
         if _backward_is_replaced:
             return
-        original: Callable[..., Any] = torch.autograd.graph._engine_run_backward
-
-        @wraps(original)
-        def _engine_run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
-            if not any(_may_be_fake(output) for output in t_outputs):
-                return original(t_outputs, *args, **kwargs)
-            # Hooks and recomputed forwards may ask torch.cuda, also where the block has ended.
-            with fake_cuda(0 if _C.fake_cuda_devices() else _C.largest_fake_cuda_devices()):
-                return _C.call_backward(original, t_outputs, *args, **kwargs)
-
-        for module in (torch.autograd, torch.autograd.graph):
-            module._engine_run_backward = _engine_run_backward  # type: ignore[attr-defined]
+        patch(torch.autograd.graph, "_engine_run_backward", _seeing_fakes, "looks for the devices of fakes")
         _backward_is_replaced = True
+
+
+def _seeing_fakes(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _engine_run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(t_outputs, (tuple, list)) or not any(map(_may_be_fake, t_outputs)):
+            return original(t_outputs, *args, **kwargs)
+        # Hooks and recomputed forwards may ask torch.cuda, also where the block has ended.
+        with fake_cuda(0 if _C.fake_cuda_devices() else _C.largest_fake_cuda_devices()):
+            return _C.call_backward(original, t_outputs, *args, **kwargs)
+
+    return _engine_run_backward
 
 
 def _may_be_fake(output: Any) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ import torch.fx.experimental.proxy_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 
 from . import _C
+from ._patching import patch
 
 __all__ = ["fakes_on_this_thread", "install"]
 
@@ -66,44 +66,52 @@ def _resume() -> None:
 
 def install() -> None:
     """Suspends our mode in the blocks of `FakeTensorMode`, and where it converts tensors."""
-    enter: Callable[..., FakeTensorMode] = FakeTensorMode.__enter__
-    leave: Callable[..., None] = FakeTensorMode.__exit__
-    convert: Callable[..., FakeTensor] = FakeTensorMode.from_tensor
+    reason = "calls Meta kernels whose factories our mode makes fake"
+    patch(FakeTensorMode, "__enter__", _suspending, reason)
+    patch(FakeTensorMode, "__exit__", _resuming, reason)
+    patch(FakeTensorMode, "from_tensor", _suspending_meanwhile, reason)
+    if hasattr(torch._C, "_is_fake_tensor"):
+        _patch_tracing()
 
-    @wraps(enter)
+
+def _suspending(original: Callable[..., FakeTensorMode]) -> Callable[..., FakeTensorMode]:
     def __enter__(self: FakeTensorMode) -> FakeTensorMode:
-        entered = enter(self)
+        entered = original(self)
         _suspend()
         return entered
 
-    @wraps(leave)
+    return __enter__
+
+
+def _resuming(original: Callable[..., None]) -> Callable[..., None]:
     def __exit__(self: FakeTensorMode, *error: Any) -> None:
         _resume()
-        leave(self, *error)
+        original(self, *error)
 
-    @wraps(convert)
+    return __exit__
+
+
+def _suspending_meanwhile(original: Callable[..., FakeTensor]) -> Callable[..., FakeTensor]:
     def from_tensor(self: FakeTensorMode, *args: Any, **kwargs: Any) -> FakeTensor:
         _suspend()
         try:
-            return convert(self, *args, **kwargs)
+            return original(self, *args, **kwargs)
         finally:
             _resume()
 
-    if hasattr(torch._C, "_is_fake_tensor"):
-        _patch_tracing()
-    FakeTensorMode.__enter__ = __enter__  # type: ignore[assignment, method-assign]
-    FakeTensorMode.__exit__ = __exit__  # type: ignore[method-assign]
-    FakeTensorMode.from_tensor = from_tensor  # type: ignore[method-assign]
+    return from_tensor
 
 
 def _patch_tracing() -> None:
     """Since 2.15 `make_fx()` takes whatever has the `Fake` key for a tensor of a `FakeTensorMode`."""
-    original: Callable[..., torch.Tensor | None] = torch.fx.experimental.proxy_tensor.snapshot_fake
 
-    @wraps(original)
-    def snapshot_fake(val: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor | None:
-        if isinstance(val, FakeTensor) or not _C.is_fake(val):
-            return original(val, *args, **kwargs)
-        return val.detach()
+    def make(original: Callable[..., torch.Tensor | None]) -> Callable[..., torch.Tensor | None]:
+        def snapshot_fake(val: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor | None:
+            if isinstance(val, FakeTensor) or not _C.is_fake(val):
+                return original(val, *args, **kwargs)
+            return val.detach()
 
-    torch.fx.experimental.proxy_tensor.snapshot_fake = snapshot_fake
+        return snapshot_fake
+
+    module = torch.fx.experimental.proxy_tensor
+    patch(module, "snapshot_fake", make, "takes whatever has the Fake key for a FakeTensor of PyTorch's")

@@ -7,7 +7,6 @@ csrc/tensor_marks.h. Nothing is patched before the first use of either. Where `t
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch.compiler import is_compiling
 
 from . import _C
 from ._once import once
+from ._patching import patch
 
 __all__ = ["install"]
 
@@ -24,16 +24,15 @@ __all__ = ["install"]
 def install() -> None:
     """Installs the patches."""
     for name in ("new", "new_tensor"):
-        setattr(Tensor, name, _without_marks(getattr(Tensor, name)))
+        patch(Tensor, name, _without_marks, "asks the highest key of `self` for the device")
     _patch_higher_order_operators()
 
 
 def _without_marks(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The oldest factories ask the highest key of `self` for the device (`legacyExtractDispatchKey()`)."""
 
-    @wraps(original)
     def factory(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if is_compiling() or not _C.is_marked(self):
+        if is_compiling() or not isinstance(self, Tensor) or not _C.is_marked(self):
             return original(self, *args, **kwargs)
         plain = _C.without_marks(self)
         if type(self) is not Tensor:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
 
 from . import _C, _marks_patches, _trace
 from ._once import once
+from ._patching import Patch, patch
 
 __all__ = ["Origin", "origin", "trace_origins"]
 
@@ -89,48 +88,44 @@ def install() -> None:
 _C.set_tracing_installer(install)
 
 
-_enter_of_pytorch = torch.inference_mode.__enter__
+_patches_of_mode: list[Patch] = []
 
 
 def _patch_mode_of_pytorch(enabled: bool) -> None:
-    @functools.wraps(_enter_of_pytorch)
-    def enter(self: torch.inference_mode) -> None:
-        _enter_of_pytorch(self)
-        if self.mode:
-            _C.trace_origins_here()  # until PyTorch's guard puts the thread's keys back
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def enter(self: torch.inference_mode) -> None:
+            original(self)
+            if self.mode:
+                _C.trace_origins_here()  # until PyTorch's guard puts the thread's keys back
 
-    torch.inference_mode.__enter__ = enter if enabled else _enter_of_pytorch  # type: ignore[method-assign]
+        return enter
+
+    if enabled and not _patches_of_mode:
+        _patches_of_mode.append(patch(torch.inference_mode, "__enter__", make, "does not tell that a block begins"))
+    elif not enabled and _patches_of_mode:
+        _patches_of_mode.pop().give_back()
 
 
 def _patch_version() -> None:
     """`Tensor._version` is no operator."""
-    original: Any = torch.Tensor._version
-
-    def _version(self: torch.Tensor) -> int:
-        try:
-            version: int = original.__get__(self)
-        except RuntimeError as error:
-            _add_note(error, [self])
-            raise
-        return version
-
-    torch.Tensor._version = property(_version)  # type: ignore[assignment]
+    patch(torch.Tensor, "_version", _noting, "raises errors about inference tensors without calling an operator")
 
 
 def _patch_custom_functions() -> None:
     """What `ctx.save_for_backward()` was given is looked at after the operators of `forward()`."""
     # A class method, which is written in Python before 2.15 and in C since.
-    original: Any = inspect.getattr_static(torch.autograd.Function, "apply")
+    patch(torch.autograd.Function, "apply", _noting, "raises errors about what was saved after forward() has returned")
 
-    @functools.wraps(torch.autograd.Function.apply)
-    def apply(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
+
+def _noting(original: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
         try:
-            return original.__get__(None, cls)(*args, **kwargs)
+            return original(*args, **kwargs)
         except RuntimeError as error:
             _add_note(error, args)
             raise
 
-    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
+    return call
 
 
 def _add_note(error: RuntimeError, values: Iterable[Any]) -> None:

@@ -12,7 +12,7 @@ import math
 import operator
 import sys
 from collections.abc import Callable
-from functools import partial, wraps
+from functools import partial
 from types import FunctionType, SimpleNamespace
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from . import _C, _data_patches, _fake_tensor_mode, _rejection
 from ._fake_copy import FakeCopy
 from ._once import once
+from ._patching import patch
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -57,39 +58,61 @@ def teach_transformers() -> None:
     It may be imported at any time, so this is called for each block.
     """
     module: Any = sys.modules.get("transformers.utils.import_utils")
-    original = getattr(module, "is_fake_tensor", None)
-    if original is None or hasattr(original, "__wrapped__"):
+    if hasattr(module, "is_fake_tensor"):
+        _patch_transformers(module)
+
+
+_patched_transformers: set[int] = set()
+
+
+def _patch_transformers(module: Any) -> None:
+    if id(module) in _patched_transformers:
         return
+    _patched_transformers.add(id(module))
 
-    @wraps(original)
-    def is_fake_tensor(x: Any) -> bool:
-        ours = isinstance(x, torch.Tensor) and _C.is_fake(x) and not _C.is_deferred(x)
-        return ours or bool(original(x))
+    def make(original: Callable[..., bool]) -> Callable[..., bool]:
+        def is_fake_tensor(x: Any) -> bool:
+            ours = isinstance(x, torch.Tensor) and _C.is_fake(x) and not _C.is_deferred(x)
+            return ours or bool(original(x))
 
-    module.is_fake_tensor = is_fake_tensor
+        return is_fake_tensor
+
+    patch(module, "is_fake_tensor", make, "transformers reads values of masks unless they are fake")
 
 
 def _patch_repr() -> None:
     """`Tensor.__repr__` formats values (`torch._tensor_str`) and cannot be extended."""
-    original: Callable[..., str] = torch.Tensor.__repr__
 
-    @wraps(original)
-    def __repr__(self: torch.Tensor, **kwargs: Any) -> str:
-        if not _C.is_fake(self):
+    def make(original: Callable[..., str]) -> Callable[..., str]:
+        def __repr__(self: torch.Tensor, **kwargs: Any) -> str:
+            if not _is_fake(self):
+                return original(self, **kwargs)
+            if not _shows_values(self):
+                return _repr_of_fake(self)
+            if kwargs.get("tensor_contents") is None:
+                kwargs["tensor_contents"] = _formatted_values(self)
             return original(self, **kwargs)
-        if _shows_values(self):
-            return original(self, **{"tensor_contents": _formatted_values(self), **kwargs})
-        parts = [
-            f"size={tuple(self.shape)}",
-            f"dtype={self.dtype}",
-            f"device='{self.device}'",
-            *([] if self.layout is torch.strided else [f"layout={self.layout}", f"nnz={self._nnz()}"]),
-            *(["requires_grad=True"] if self.requires_grad and self.is_leaf else []),
-            *([f"grad_fn=<{type(self.grad_fn).__name__}>"] if self.grad_fn is not None else []),
-        ]
-        return f"tensor(..., {', '.join(parts)}, fake=True)"
 
-    torch.Tensor.__repr__ = __repr__  # type: ignore[assignment, method-assign]
+        return __repr__
+
+    patch(torch.Tensor, "__repr__", make, "formats values, and cannot be extended")
+
+
+def _is_fake(obj: object) -> bool:
+    """Methods of tensors may be called with what is not a tensor, by mistake."""
+    return isinstance(obj, torch.Tensor) and _C.is_fake(obj)
+
+
+def _repr_of_fake(fake: torch.Tensor) -> str:
+    parts = [
+        f"size={tuple(fake.shape)}",
+        f"dtype={fake.dtype}",
+        f"device='{fake.device}'",
+        *([] if fake.layout is torch.strided else [f"layout={fake.layout}", f"nnz={fake._nnz()}"]),
+        *(["requires_grad=True"] if fake.requires_grad and fake.is_leaf else []),
+        *([f"grad_fn=<{type(fake.grad_fn).__name__}>"] if fake.grad_fn is not None else []),
+    ]
+    return f"tensor(..., {', '.join(parts)}, fake=True)"
 
 
 def _shows_values(tensor: torch.Tensor) -> bool:
@@ -119,42 +142,46 @@ def _formatted_values(tensor: torch.Tensor) -> str:
 
 def _patch_deepcopy() -> None:
     """`Tensor.__deepcopy__` copies the storage's memory behind the dispatcher's back."""
-    original: Callable[..., torch.Tensor] = torch.Tensor.__deepcopy__
 
-    @wraps(original)
-    def __deepcopy__(self: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
-        if isinstance(memo, FakeCopy):
-            return memo.tensor(self)
-        # A sparse tensor is cloned, or refused if it is compressed.
-        if not _C.is_fake(self) or self.layout is not torch.strided or id(self) in memo:
-            return original(self, memo)
-        if not self.is_leaf:
-            raise RuntimeError(
-                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the "
-                f"moment, but this fake tensor of shape {tuple(self.shape)} was computed from others; call detach() on "
-                "it first."
-            )
-        result = _C.view_storage_like(_data_patches.copied_bytes(self.untyped_storage(), memo), self)
-        if not result.is_inference():
-            torch.autograd.graph.increment_version(result)  # as the `set_()` of the original does
-        if type(self) is not torch.Tensor:
-            result = result.as_subclass(type(self))
-        result.requires_grad_(self.requires_grad)
-        memo[id(self)] = result
-        if self.grad is not None:
-            result.grad = copy.deepcopy(self.grad, memo)
-        result.__dict__.update(copy.deepcopy(self.__dict__, memo))
-        return result
+    def make(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def __deepcopy__(self: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+            if isinstance(memo, FakeCopy):
+                return memo.tensor(self)
+            # A sparse tensor is cloned, or refused if it is compressed.
+            if not _is_fake(self) or self.layout is not torch.strided or id(self) in memo:
+                return original(self, memo)
+            return _deepcopy_of_fake(self, memo)
 
-    torch.Tensor.__deepcopy__ = __deepcopy__  # type: ignore[method-assign]
+        return __deepcopy__
+
+    patch(torch.Tensor, "__deepcopy__", make, "copies the memory of the storage")
     for cls in (torch.nn.Parameter, torch.nn.UninitializedParameter):
-        cls.__deepcopy__ = _copying_to_fakes(cls.__deepcopy__)  # type: ignore[method-assign]
+        patch(cls, "__deepcopy__", _copying_to_fakes, "the same, for parameters")
+
+
+def _deepcopy_of_fake(fake: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+    if not fake.is_leaf:
+        raise RuntimeError(
+            "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the "
+            f"moment, but this fake tensor of shape {tuple(fake.shape)} was computed from others; call detach() on "
+            "it first."
+        )
+    result = _C.view_storage_like(_data_patches.copied_bytes(fake.untyped_storage(), memo), fake)
+    if not result.is_inference():
+        torch.autograd.graph.increment_version(result)  # as the `set_()` of the original does
+    if type(fake) is not torch.Tensor:
+        result = result.as_subclass(type(fake))
+    result.requires_grad_(fake.requires_grad)
+    memo[id(fake)] = result
+    if fake.grad is not None:
+        result.grad = copy.deepcopy(fake.grad, memo)
+    result.__dict__.update(copy.deepcopy(fake.__dict__, memo))
+    return result
 
 
 def _copying_to_fakes(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """`Parameter` has a `__deepcopy__` of its own."""
 
-    @wraps(original)
     def __deepcopy__(self: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
         return memo.tensor(self) if isinstance(memo, FakeCopy) else original(self, memo)
 
@@ -163,26 +190,24 @@ def _copying_to_fakes(original: Callable[..., torch.Tensor]) -> Callable[..., to
 
 def _patch_reads() -> None:
     """`tolist()` and `numpy()` read the memory of the tensor without calling an operator."""
-    tolist: Callable[..., Any] = torch.Tensor.tolist
 
-    @wraps(tolist)
-    def read(self: torch.Tensor) -> Any:
-        return tolist(real_value(self))
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda self: original(real_value(self))
 
-    torch.Tensor.tolist = read  # type: ignore[assignment, method-assign]
+    patch(torch.Tensor, "tolist", make, "reads memory without calling an operator")
     for name, error in (("numpy", RuntimeError), ("__array__", RuntimeError), ("__dlpack__", BufferError)):
-        setattr(torch.Tensor, name, _sharing_memory(getattr(torch.Tensor, name), error))
+        make_sharing = partial(_sharing_memory, name=name, error=error)
+        patch(torch.Tensor, name, make_sharing, "shares memory without calling an operator")
 
 
-def _sharing_memory(original: Callable[..., Any], error: type[Exception]) -> Callable[..., Any]:
+def _sharing_memory(original: Callable[..., Any], name: str, error: type[Exception]) -> Callable[..., Any]:
     """Makes a deferred tensor real before `original` hands out an array that shares its memory."""
 
-    @wraps(original)
     def share(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if _C.is_deferred(self):
+        if _is_fake(self) and _C.is_deferred(self):
             _C.materialize([self])
-        if _C.is_fake(self):
-            raise error(_data_patches.no_data(f"{original.__name__}()", self))
+        if _is_fake(self):
+            raise error(_data_patches.no_data(f"{name}()", self))
         return original(self, *args, **kwargs)
 
     return share
@@ -292,30 +317,38 @@ def make_tensor(
 
 def _patch_new_tensor() -> None:
     """`Tensor.new_tensor()` asks the highest dispatch key of `self` for its device (`legacyExtractDispatchKey()`)."""
-    original: Callable[..., torch.Tensor] = torch.Tensor.new_tensor
+    reason = "asks the highest dispatch key for the device (legacyExtractDispatchKey)"
+    patch(torch.Tensor, "new_tensor", _lifting_data, reason)
+    patch(torch.Tensor, "new", _making_fakes, reason)
 
-    @wraps(original)
-    def new_tensor(self: torch.Tensor, data: Any, **kwargs: Any) -> torch.Tensor:
-        if not _C.is_fake(self):
-            return original(self, data, **kwargs)
-        given = {name: value for name, value in kwargs.items() if value is not None}
+
+def _lifting_data(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def new_tensor(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        data = kwargs["data"] if "data" in kwargs else args[0] if args else None
+        if not _is_fake(self) or len(args) + ("data" in kwargs) != 1 or not kwargs.keys() <= NEW_TENSOR_OPTIONS:
+            return original(self, *args, **kwargs)  # which refuses them
+        given = {name: value for name, value in kwargs.items() if value is not None and name != "data"}
         options: dict[str, Any] = {"dtype": self.dtype, "device": self.device} | given
         result = make_tensor(data, **options)
         _C.make_amp_like(result, self)
         return result
 
-    torch.Tensor.new_tensor = new_tensor  # type: ignore[assignment, method-assign]
-    torch.Tensor.new = _making_fakes(torch.Tensor.new)  # type: ignore[assignment, method-assign]
+    return new_tensor
+
+
+NEW_TENSOR_OPTIONS = {"data", "dtype", "device", "requires_grad", "pin_memory", "names"}
 
 
 def _making_fakes(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """`Tensor.new()`, the oldest of the factories, asks the highest dispatch key, too."""
 
-    @wraps(original)
-    def new(self: torch.Tensor, *args: Any, device: torch.device | str | int | None = None) -> torch.Tensor:
-        if not _C.is_fake(self):
-            return original(self, *args, **({} if device is None else {"device": device}))
-        made = _new_fake(self, args, self.device if device is None else device)
+    def new(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if not _is_fake(self):
+            return original(self, *args, **kwargs)
+        options = dict(kwargs)
+        device = options.pop("device", None)
+        given = (*args, *options.values())  # `size`, `data`, `other`, or `indices`, `values` and `size`
+        made = _new_fake(self, given, self.device if device is None else device)
         _C.make_amp_like(made, self)
         return made
 
@@ -338,13 +371,12 @@ def _new_fake(like: torch.Tensor, args: tuple[Any, ...], device: torch.device | 
 def _patch_sparse_constructors() -> None:
     """`torch.sparse_coo_tensor()` and its kin make real members of data that are no tensors."""
     for name in ("coo", "csr", "csc", "bsr", "bsc", "compressed"):
-        setattr(torch, f"sparse_{name}_tensor", _lifting(getattr(torch, f"sparse_{name}_tensor")))
+        patch(torch, f"sparse_{name}_tensor", _lifting, "makes real members of data that are no tensors")
 
 
 def _lifting(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """Makes what `original` returns fake in `fake_mode`, as `torch.tensor()` does, unless it was given tensors."""
 
-    @wraps(original)
     def construct(*args: Any, **kwargs: Any) -> torch.Tensor:
         is_given = any(isinstance(value, torch.Tensor) for value in (*args, *kwargs.values()))
         if is_given or not torch._C._dispatch_tls_is_dispatch_key_included("Fake"):
@@ -363,11 +395,10 @@ def _patch_sparse_optimizers() -> None:
     """These coalesce gradients. How many elements they have then does not show in what is written."""
     for module, name in (("torch.optim._functional", "sparse_adam"), ("torch.optim.adagrad", "adagrad")):
         functions = importlib.import_module(module)  # `torch.optim` deletes the names of its modules
-        setattr(functions, name, _coalescing(getattr(functions, name)))
+        patch(functions, name, _coalescing, "coalesces gradients, whose number of elements then does not show")
 
 
 def _coalescing(original: Callable[..., None]) -> Callable[..., None]:
-    @wraps(original)
     def step(params: list[torch.Tensor], grads: list[torch.Tensor], *args: Any, **kwargs: Any) -> None:
         return original(params, [_as_if_coalesced(grad) for grad in grads], *args, **kwargs)
 
@@ -384,13 +415,12 @@ def _as_if_coalesced(grad: torch.Tensor) -> torch.Tensor:
 
 def _patch_device_hint() -> None:
     """Meta kernels in Python ask `device_hint()` for the device of a FakeTensor, and take CUDA for any other."""
-    original: Callable[..., str] = torch._meta_registrations.device_hint
 
-    @wraps(original)
-    def device_hint(tensor: object) -> str:
-        return _C.meta_call_device() or original(tensor)
+    def make(original: Callable[..., str]) -> Callable[..., str]:
+        return lambda tensor: _C.meta_call_device() or original(tensor)
 
-    torch._meta_registrations.device_hint = device_hint
+    reason = "takes CUDA for the device of whatever is no FakeTensor of PyTorch's"
+    patch(torch._meta_registrations, "device_hint", make, reason)
 
 
 def _patch_optimizer_state() -> None:
@@ -398,31 +428,31 @@ def _patch_optimizer_state() -> None:
 
     Real steps stay real, because optimizers read them.
     """
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def take_over(
+            param: torch.Tensor, value: torch.Tensor, param_id: int, param_groups: list[Any], key: object = None
+        ) -> Any:
+            taken = original(param, value, param_id, param_groups, key)
+            if not _C.is_fake(param) or _C.is_deferred(param) or _C.is_fake(taken):
+                return taken
+            return taken.clone() if key == "step" else FakeCopy(None).tensor(taken)
+
+        return take_over
+
     name = "_process_value_according_to_param_policy"
-    original: Callable[..., Any] = getattr(torch.optim.Optimizer, name)
-
-    @wraps(original)
-    def take_over(
-        param: torch.Tensor, value: torch.Tensor, param_id: int, param_groups: list[Any], key: object = None
-    ) -> Any:
-        taken = original(param, value, param_id, param_groups, key)
-        if not _C.is_fake(param) or _C.is_deferred(param) or _C.is_fake(taken):
-            return taken
-        return taken.clone() if key == "step" else FakeCopy(None).tensor(taken)
-
-    setattr(torch.optim.Optimizer, name, staticmethod(take_over))
+    patch(torch.optim.Optimizer, name, make, "takes over real tensors, into which step() would write fakes")
 
 
 def _patch_lazy_parameters() -> None:
     """A lazy parameter allocates with `torch.empty()` when the first input has told its shape."""
-    for cls in (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer):
-        cls.materialize = _fake_if_self_is(cls.materialize)  # type: ignore[method-assign]
+    cls = torch.nn.UninitializedParameter
+    patch(cls, "materialize", _fake_if_self_is, "allocates with torch.empty(), whatever the parameter is")
 
 
 def _fake_if_self_is(original: Callable[..., None]) -> Callable[..., None]:
-    @wraps(original)
     def run(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-        if not _C.is_fake(self) or _C.is_deferred(self):
+        if not _is_fake(self) or _C.is_deferred(self):
             return original(self, *args, **kwargs)
         _C.enter_fake_mode()
         try:
@@ -435,13 +465,14 @@ def _fake_if_self_is(original: Callable[..., None]) -> Callable[..., None]:
 
 def _patch_calls_of_handlers() -> None:
     """Before 2.13 the `Fake` key is above `Python`, and handlers of `__torch_dispatch__` call operators below that."""
-    original: Callable[..., Any] = torch._ops.OpOverload.__call__
 
-    @wraps(original)
-    def __call__(self: torch._ops.OpOverload, /, *args: Any, **kwargs: Any) -> Any:
-        return _C.call_from_handler(original, self, *args, **kwargs)
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def __call__(self: torch._ops.OpOverload, /, *args: Any, **kwargs: Any) -> Any:
+            return _C.call_from_handler(original, self, *args, **kwargs)
 
-    torch._ops.OpOverload.__call__ = __call__  # type: ignore[method-assign]
+        return __call__
+
+    patch(torch._ops.OpOverload, "__call__", make, "handlers of __torch_dispatch__ call operators below the Fake key")
 
 
 def _patch_trunc_normal() -> None:
@@ -486,11 +517,15 @@ def _patch_trunc_normal() -> None:
     library.impl("trunc_normal_draws", draws, "CompositeExplicitAutograd")
     library.impl("trunc_normal_", fake, "Meta")
 
-    @wraps(original)
+    patch(torch.nn.init, "_no_grad_trunc_normal_", _recorded_trunc_normal, "reads whether it must draw again")
+    _libraries.append(library)
+
+
+def _recorded_trunc_normal(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def _no_grad_trunc_normal_(
         tensor: torch.Tensor, mean: float, std: float, a: float, b: float, generator: torch.Generator | None = None
     ) -> torch.Tensor:
-        if not _C.is_fake(tensor):
+        if not _is_fake(tensor):
             return original(tensor, mean, std, a, b, generator)
         with torch.no_grad():
             if _never_rejects(mean, std, a, b):
@@ -503,8 +538,7 @@ def _patch_trunc_normal() -> None:
                 torch.autograd.graph.increment_version(tensor)
             return tensor
 
-    torch.nn.init._no_grad_trunc_normal_ = _no_grad_trunc_normal_
-    _libraries.append(library)
+    return _no_grad_trunc_normal_
 
 
 def _without_warnings(function: Callable[P, R]) -> Callable[P, R]:

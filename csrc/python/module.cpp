@@ -72,4 +72,5 @@ PYBIND11_MODULE(_C, module) {
   torchext::python::bindInspect(module);
   torchext::python::bindMarks(module);
   torchext::python::bindAmp(module);
+  torchext::python::bindPatching(module);
 }

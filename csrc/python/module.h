@@ -11,5 +11,6 @@ void bindInference(pybind11::module_& module);
 void bindInspect(pybind11::module_& module);
 void bindMarks(pybind11::module_& module);
 void bindAmp(pybind11::module_& module);
+void bindPatching(pybind11::module_& module);
 
 }  // namespace torchext::python

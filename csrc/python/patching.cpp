@@ -1,0 +1,286 @@
+#include <array>
+#include <cstddef>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <pybind11/pybind11.h>
+
+#include "module.h"
+
+namespace torchext::python {
+
+namespace {
+
+// NOTE [Replaced C functions]
+//
+// A function that C has given to Python is an object that points to a definition of it. To replace the function, the
+// object is changed; it stays the object that it is, with its name, its documentation and its kind, for whoever holds
+// it, pickles it or looks it up in a table.
+//
+// - A method of a C type (a `method_descriptor`) is given another `PyMethodDef`, also for `tensor.method`, which makes
+//   a function of the definition. CPython does not tell what a definition points to which definition it was, so each
+//   replaced method has a trampoline of its own. The calling convention stays that of the original, by which CPython
+//   has chosen how to call the object when that was made; it also raises the errors for wrong numbers of arguments.
+// - A builtin, as pybind11 makes them, too, is compared and hashed by the C function that its definition points to,
+//   which must stay. So it is given another function for vectorcalls, which is told what is called.
+// - A property (a `getset_descriptor`) is given another `PyGetSetDef`, which has room for a pointer to the slot.
+//
+// torchext/_patching.py decides what is replaced.
+
+struct Slot {
+  PyObject* function = nullptr;  // the object, held for good
+  PyObject* original = nullptr;  // another object of the same definition, which is not replaced with it
+  PyObject* called = nullptr;  // the replacement; the original where there is none, for methods that were bound before
+  bool passes_self = false;    // of methods: the first argument
+  PyMethodDef* original_definition = nullptr;
+  PyMethodDef definition{};
+  vectorcallfunc original_vectorcall = nullptr;
+  PyGetSetDef* original_property = nullptr;
+  PyGetSetDef property{};
+};
+
+constexpr std::size_t kSlots = 128;
+
+// Slots are never moved or freed: calls may be in flight.
+std::array<Slot, kSlots>& slots() {
+  static auto* all = new std::array<Slot, kSlots>;
+  return *all;
+}
+
+// The arguments in an array that CPython may write in front of, as `PY_VECTORCALL_ARGUMENTS_OFFSET` says.
+PyObject* callReplacement(
+    const Slot& slot, PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* keyword_names) {
+  const auto keywords = keyword_names == nullptr ? 0 : PyTuple_GET_SIZE(keyword_names);
+  std::vector<PyObject*> all{nullptr};
+  all.reserve(static_cast<std::size_t>(count + keywords) + 2);
+  if (slot.passes_self) {
+    all.push_back(self);
+  }
+  all.insert(all.end(), args, args + count + keywords);
+  const auto positional = all.size() - 1 - static_cast<std::size_t>(keywords);
+  PyObject* const called = slot.called;
+  Py_INCREF(called);  // may be given back meanwhile
+  PyObject* result =
+      PyObject_Vectorcall(called, all.data() + 1, positional | PY_VECTORCALL_ARGUMENTS_OFFSET, keyword_names);
+  Py_DECREF(called);
+  return result;
+}
+
+PyObject* callReplacement(const Slot& slot, PyObject* self, PyObject* args, PyObject* kwargs) {
+  PyObject* all = args;
+  if (slot.passes_self) {
+    const Py_ssize_t count = PyTuple_GET_SIZE(args);
+    all = PyTuple_New(count + 1);
+    if (all == nullptr) {
+      return nullptr;
+    }
+    Py_INCREF(self);
+    PyTuple_SET_ITEM(all, 0, self);
+    for (Py_ssize_t i = 0; i < count; ++i) {
+      PyObject* const argument = PyTuple_GET_ITEM(args, i);
+      Py_INCREF(argument);
+      PyTuple_SET_ITEM(all, i + 1, argument);
+    }
+  } else {
+    Py_INCREF(all);
+  }
+  PyObject* const called = slot.called;
+  Py_INCREF(called);
+  PyObject* result = PyObject_Call(called, all, kwargs);
+  Py_DECREF(called);
+  Py_DECREF(all);
+  return result;
+}
+
+// By calling convention.
+template <std::size_t kIndex>
+struct Trampoline {
+  static PyObject* variableWithKeywords(PyObject* self, PyObject* args, PyObject* kwargs) {
+    return callReplacement(slots()[kIndex], self, args, kwargs);
+  }
+  static PyObject* variable(PyObject* self, PyObject* args) {
+    return callReplacement(slots()[kIndex], self, args, nullptr);
+  }
+  static PyObject* none(PyObject* self, PyObject* /*unused*/) {
+    return callReplacement(slots()[kIndex], self, nullptr, 0, nullptr);
+  }
+  static PyObject* one(PyObject* self, PyObject* argument) {
+    return callReplacement(slots()[kIndex], self, &argument, 1, nullptr);
+  }
+  static PyObject* fast(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+    return callReplacement(slots()[kIndex], self, args, count, nullptr);
+  }
+  static PyObject* fastWithKeywords(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+    return callReplacement(slots()[kIndex], self, args, count, names);
+  }
+};
+
+template <typename Function>
+PyCFunction asMethod(Function function) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+}
+
+constexpr int kConventions = METH_VARARGS | METH_KEYWORDS | METH_NOARGS | METH_O | METH_FASTCALL;
+
+// Null for a convention that is not among them.
+template <std::size_t kIndex>
+PyCFunction trampolineFor(int flags) {
+  switch (flags & (kConventions | METH_METHOD)) {
+    case METH_VARARGS | METH_KEYWORDS:
+      return asMethod(&Trampoline<kIndex>::variableWithKeywords);
+    case METH_VARARGS:
+      return asMethod(&Trampoline<kIndex>::variable);
+    case METH_NOARGS:
+      return asMethod(&Trampoline<kIndex>::none);
+    case METH_O:
+      return asMethod(&Trampoline<kIndex>::one);
+    case METH_FASTCALL:
+      return asMethod(&Trampoline<kIndex>::fast);
+    case METH_FASTCALL | METH_KEYWORDS:
+      return asMethod(&Trampoline<kIndex>::fastWithKeywords);
+    default:
+      return nullptr;
+  }
+}
+
+template <std::size_t... kIndices>
+PyCFunction trampoline(std::size_t slot, int flags, std::index_sequence<kIndices...> /*unused*/) {
+  using Choose = PyCFunction (*)(int);
+  static constexpr std::array<Choose, sizeof...(kIndices)> kChoices{&trampolineFor<kIndices>...};
+  return kChoices.at(slot)(flags);
+}
+
+PyObject* getProperty(PyObject* self, void* slot) {
+  return callReplacement(*static_cast<const Slot*>(slot), nullptr, &self, 1, nullptr);
+}
+
+bool isBuiltin(PyObject* function) {
+  return PyObject_TypeCheck(function, &PyCFunction_Type);
+}
+
+bool isMethod(PyObject* function) {
+  return PyObject_TypeCheck(function, &PyMethodDescr_Type) || PyObject_TypeCheck(function, &PyClassMethodDescr_Type);
+}
+
+bool isProperty(PyObject* function) {
+  return PyObject_TypeCheck(function, &PyGetSetDescr_Type);
+}
+
+// Where the object points to its definition.
+PyMethodDef*& definitionOf(PyObject* function) {
+  return isBuiltin(function) ? reinterpret_cast<PyCFunctionObject*>(function)->m_ml
+                             : reinterpret_cast<PyMethodDescrObject*>(function)->d_method;
+}
+
+vectorcallfunc& vectorcallOf(PyObject* function) {
+  return reinterpret_cast<PyCFunctionObject*>(function)->vectorcall;
+}
+
+PyGetSetDef*& propertyOf(PyObject* function) {
+  return reinterpret_cast<PyGetSetDescrObject*>(function)->d_getset;
+}
+
+PyObject* makeOriginal(PyObject* function) {
+  if (isProperty(function)) {
+    return PyDescr_NewGetSet(PyDescr_TYPE(function), propertyOf(function));
+  }
+  if (PyObject_TypeCheck(function, &PyClassMethodDescr_Type)) {
+    return PyDescr_NewClassMethod(PyDescr_TYPE(function), definitionOf(function));
+  }
+  if (isMethod(function)) {
+    return PyDescr_NewMethod(PyDescr_TYPE(function), definitionOf(function));
+  }
+  const auto* const builtin = reinterpret_cast<PyCFunctionObject*>(function);
+  return PyCFunction_NewEx(builtin->m_ml, builtin->m_self, builtin->m_module);
+}
+
+void fill(Slot& slot, std::size_t index, PyObject* function) {
+  if (isProperty(function)) {
+    slot.original_property = propertyOf(function);
+    slot.property = *slot.original_property;
+    slot.property.get = &getProperty;
+    slot.property.closure = &slot;
+  } else {
+    slot.original_definition = definitionOf(function);
+    slot.definition = *slot.original_definition;
+    slot.passes_self = isMethod(function);
+    if (isBuiltin(function)) {
+      // CPython's instructions for single calling conventions look for these very flags, and would not make a
+      // vectorcall. This one has no meaning for a function that exists.
+      slot.definition.ml_flags |= METH_COEXIST;
+      slot.original_vectorcall = vectorcallOf(function);
+    } else {
+      slot.definition.ml_meth = trampoline(index, slot.definition.ml_flags, std::make_index_sequence<kSlots>{});
+    }
+    if (slot.definition.ml_meth == nullptr) {
+      throw pybind11::type_error("The function has a calling convention that no trampoline has.");
+    }
+  }
+  slot.original = makeOriginal(function);
+  if (slot.original == nullptr) {
+    throw pybind11::error_already_set();
+  }
+  slot.called = slot.original;
+  Py_INCREF(slot.called);
+  Py_INCREF(function);
+  slot.function = function;
+}
+
+void checkReplaceable(PyObject* function) {
+  if (!isMethod(function) && !isProperty(function) && !isBuiltin(function)) {
+    throw pybind11::type_error(std::string("A function of C was expected, but this is a ") +
+                               Py_TYPE(function)->tp_name + ".");
+  }
+}
+
+// Two threads do not come here at once: torchext/_patching.py has a lock.
+Slot& slotOf(PyObject* function) {
+  checkReplaceable(function);
+  std::size_t index = 0;
+  for (; index < kSlots && slots().at(index).function != nullptr; ++index) {
+    if (slots().at(index).function == function) {
+      return slots().at(index);
+    }
+  }
+  if (index == kSlots) {
+    throw pybind11::value_error("There are no slots left for replaced functions: raise kSlots in patching.cpp.");
+  }
+  fill(slots().at(index), index, function);
+  return slots().at(index);
+}
+
+PyObject* callBuiltin(PyObject* function, PyObject* const* args, std::size_t count, PyObject* keyword_names) {
+  return callReplacement(slotOf(function), nullptr, args, PyVectorcall_NARGS(count), keyword_names);
+}
+
+// What calls the original, whether it is replaced or not.
+pybind11::object originalOf(const pybind11::object& function) {
+  return pybind11::reinterpret_borrow<pybind11::object>(slotOf(function.ptr()).original);
+}
+
+// `None` puts the original back.
+void replaceFunction(const pybind11::object& function, const pybind11::object& replacement) {
+  Slot& slot = slotOf(function.ptr());
+  const bool is_replaced = !replacement.is_none();
+  PyObject* const previous = std::exchange(slot.called, is_replaced ? replacement.ptr() : slot.original);
+  Py_INCREF(slot.called);
+  if (slot.original_property != nullptr) {
+    propertyOf(slot.function) = is_replaced ? &slot.property : slot.original_property;
+  } else {
+    definitionOf(slot.function) = is_replaced ? &slot.definition : slot.original_definition;
+    if (isBuiltin(slot.function)) {
+      vectorcallOf(slot.function) = is_replaced ? &callBuiltin : slot.original_vectorcall;
+    }
+  }
+  Py_DECREF(previous);
+}
+
+}  // namespace
+
+void bindPatching(pybind11::module_& module) {
+  module.def("original_of", &originalOf);
+  module.def("replace_function", &replaceFunction);
+}
+
+}  // namespace torchext::python
