@@ -412,7 +412,7 @@ def scripted() -> dict[str, str]:
             for name in ("RNN", "LSTM", "GRU")
         },
     }
-    return {name: _fact(make) for name, make in made.items()}
+    return {name: outcome(make) for name, make in made.items()}
 
 
 class Recurrent(torch.nn.Module):

@@ -20,6 +20,7 @@ OTHER_OBJECTS = {
 }
 
 
+@functools.cache
 def run(*args: str) -> dict[str, Any]:
     done = subprocess.run([sys.executable, "-W", "ignore", PROGRAM, *args], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
