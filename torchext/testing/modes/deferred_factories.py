@@ -1,0 +1,57 @@
+"""Tensors that tests make by factory functions are deferred and materialized at once, and so are their modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import Any
+
+import torch
+from torch.utils._device import _device_constructors
+
+from torchext.deferred_init import deferred_init, is_deferred, materialize_tensor
+
+from . import deferred
+from .callers import is_called_by_tests
+from .replacing import replace_everywhere
+
+__all__ = ["enter"]
+
+
+def enter(is_control: bool) -> None:
+    """Enters the mode."""
+    deferred.enter(is_control)
+    for factory in _factories():
+        replace_everywhere(factory, _replacement(factory, _call if is_control else _defer))
+
+
+def _factories() -> Iterator[Callable[..., Any]]:
+    """The functions for which PyTorch itself says that they make tensors, and those that make one like another."""
+    yield from _device_constructors()
+    for name in dir(torch):
+        if name.endswith("_like"):
+            yield getattr(torch, name)
+
+
+def _replacement(factory: Callable[..., Any], defer: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(factory)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        if deferred.thread.is_constructing or torch.compiler.is_compiling() or not is_called_by_tests():
+            return factory(*args, **kwargs)
+        return defer(factory, *args, **kwargs)
+
+    operator = torch.jit._builtins._find_builtin(factory)
+    if operator is not None:  # so that TorchScript does not compile `make`
+        torch.jit._builtins._register_builtin(make, operator)
+    return make
+
+
+def _call(factory: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return factory(*args, **kwargs)
+
+
+def _defer(factory: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    result = deferred_init(lambda: factory(*args, **kwargs))
+    if isinstance(result, torch.Tensor) and is_deferred(result):
+        materialize_tensor(result)
+    return result
