@@ -47,6 +47,14 @@ def check_compiler() -> None:
         )
 
 
+def find_sources() -> list[str]:
+    """Our C++ files. One calls functions of PyTorch that a build without process groups does not have."""
+    from torch import distributed
+
+    sources = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("csrc/**/*.cpp"))
+    return [path for path in sources if distributed.is_available() or Path(path).name != "process_groups.cpp"]
+
+
 def make_build() -> dict[str, object]:
     """The arguments of `setup()` that need torch."""
     cpp_extension = import_torch_extension_tools()
@@ -54,7 +62,7 @@ def make_build() -> dict[str, object]:
     system_headers = [flag for path in cpp_extension.include_paths() for flag in ("-isystem", path)]
     extension = cpp_extension.CppExtension(
         name="torchext._C",
-        sources=sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("csrc/**/*.cpp")),
+        sources=find_sources(),
         depends=sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("csrc/**/*.h")),
         extra_compile_args=[*system_headers, *WARNINGS, "-O3", "-g0", "-fvisibility=hidden"],
     )

@@ -423,3 +423,13 @@ class TestOutside:
         thread.join()
         assert weight.grad is not None
         assert weight.grad.is_cuda
+
+
+def test_accelerator_is_what_the_thread_sees() -> None:
+    def accelerators() -> tuple[Any, ...]:
+        return torch._C._get_accelerator(), torch.accelerator.current_accelerator(), torch.accelerator.is_available()
+
+    assert accelerators() == (torch.device("cpu"), None, False)
+    with fake_mode(fake_cuda=2):
+        assert accelerators() == (torch.device("cuda"), torch.device("cuda"), True)
+    assert accelerators() == (torch.device("cpu"), None, False)

@@ -115,6 +115,19 @@ def test_what_is_made_of_anything_else_is_unknown(make: Callable[[], torch.Tenso
         make().item()
 
 
+def test_value_is_forgotten_when_a_custom_operator_writes_it() -> None:
+    library = torch.library.Library("torchext_test_known_values", "FRAGMENT")
+    library.define("scale_(Tensor(a!) x, float factor) -> ()")
+    library.impl("scale_", lambda x, factor: x.mul_(factor), "CPU")
+    library.impl("scale_", lambda x, factor: None, "Meta")
+    with fake_mode():
+        tensor = torch.tensor(5.0)
+        torch.ops.torchext_test_known_values.scale_(tensor, 2.0)
+        with pytest.raises(DataDependentError, match=UNKNOWN):
+            tensor.item()
+    library._destroy()
+
+
 def test_random_constants_draw_nothing() -> None:
     state = torch.get_rng_state()
     with fake_mode():

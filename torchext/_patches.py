@@ -46,6 +46,7 @@ def install() -> None:
     _patch_device_hint()
     _patch_optimizer_state()
     _patch_lazy_parameters()
+    _C.watch_nested_lists()
     if _C.built_for_torch < "2.13":
         _patch_calls_of_handlers()
     if _C.built_for_torch >= "2.12":

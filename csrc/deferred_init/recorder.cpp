@@ -15,6 +15,7 @@
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <c10/util/irange.h>
 
+#include "../fake/collectives.h"
 #include "../fake/device_rules.h"
 #include "../fake/fake.h"
 #include "../fake/fake_storage.h"
@@ -161,6 +162,12 @@ void RecordedCall::carryOut(RecorderOutcome outcome) {
     case RecorderOutcome::kLifts:
       liftConstant();
       break;
+    case RecorderOutcome::kRefuses:
+      refuseCollective(op_, topOf(stack_, num_arguments_));
+      break;
+    case RecorderOutcome::kSynchronizes:
+      synchronizeForReal(op_, stack_);
+      break;
     case RecorderOutcome::kRunsForReal:
       runForReal();
       break;
@@ -188,6 +195,16 @@ RecorderOutcome RecordedCall::decide() {
 RecorderOutcome RecordedCall::decideHowToRecord() const {
   if (isConstant()) {
     return isSharedMemory() ? RecorderOutcome::kPassesOnBelow : RecorderOutcome::kLifts;
+  }
+  switch (communicationOf(op_)) {
+    case Communication::kNone:
+      break;
+    case Communication::kWaits:
+      return RecorderOutcome::kRunsAsFake;  // nobody has sent anything that a deferred tensor would have to wait for
+    case Communication::kSynchronizes:
+      return RecorderOutcome::kSynchronizes;
+    case Communication::kCollective:
+      return RecorderOutcome::kRefuses;
   }
   if (mustRunForReal()) {
     return RecorderOutcome::kRunsForReal;

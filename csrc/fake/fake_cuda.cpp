@@ -99,15 +99,18 @@ class NoCudaGuard final : public c10::impl::DeviceGuardImplInterface {
   void recordDataPtrOnStream(const c10::DataPtr& /*data*/, const c10::Stream& /*stream*/) const override {}
 };
 
-// Functions of PyTorch's CUDA hooks. The autograd engine asks the first two. The last one would make recurrent networks
+// Functions of PyTorch's CUDA hooks. The autograd engine asks the first two, `torch._C._get_accelerator()` the third
+// (the default mesh of `fully_shard()` is on what it names). The last one would make recurrent networks
 // (`cudnn_is_acceptable()`) run cuDNN's kernels of a build that has them, which call CUDA.
 namespace hooks {
 
 using Hooks = at::CUDAHooksInterface;
 using IsBuilt = bool (*)(const Hooks*);
+using IsAvailable = bool (*)(const Hooks*);
 using HasPrimaryContext = bool (*)(const Hooks*, DeviceIndex);
 
 IsBuilt original_is_built = nullptr;
+IsAvailable original_is_available = nullptr;
 HasPrimaryContext original_has_primary_context = nullptr;
 
 bool isBuilt(const Hooks* hooks) {
@@ -116,6 +119,10 @@ bool isBuilt(const Hooks* hooks) {
 
 bool hasPrimaryContext(const Hooks* hooks, DeviceIndex device) {
   return visible_count > 0 ? device < visible_count : original_has_primary_context(hooks, device);
+}
+
+bool isAvailable(const Hooks* hooks) {
+  return visible_count > 0 || original_is_available(hooks);
 }
 
 bool compiledWithCuDNN(const Hooks* /*hooks*/) {
@@ -132,6 +139,7 @@ void replace() {
   static auto* table = new VirtualTable<kCapacity>{&object, count};
   original_is_built = table->replace(slotOf(&Hooks::isBuilt), &isBuilt);
   original_has_primary_context = table->replace(slotOf(&Hooks::hasPrimaryContext), &hasPrimaryContext);
+  original_is_available = table->replace(slotOf(&Hooks::isAvailable), &isAvailable);
   table->replace(slotOf(&Hooks::compiledWithCuDNN), &compiledWithCuDNN);
   table->installInto(&object);
 }

@@ -10,6 +10,7 @@
 #include "../resize.h"
 #include "../stack_utils.h"
 #include "call_key.h"
+#include "collectives.h"
 #include "device_rules.h"
 #include "errors.h"
 #include "fake.h"
@@ -60,6 +61,7 @@ class FakeCall {
   FakeOutcome foreseeMeta() const;
   FakeOutcome decide() const;
   FakeOutcome decideHowToFake() const;
+  FakeOutcome decideHowToCommunicate() const;
   bool canRunOnValues() const;
   bool tryRemembered(const CallKey& key);
   void compute(const CallKey& key);
@@ -142,10 +144,27 @@ FakeOutcome FakeCall::decideHowToFake() const {
   if (compositeKernelOf(op_)) {
     return FakeOutcome::kDecomposes;
   }
+  if (has_fake_ && communicationOf(op_) != Communication::kNone) {
+    return decideHowToCommunicate();
+  }
   if (isAboutSparse(op_, topOf(stack_, num_arguments_))) {
     return FakeOutcome::kRunsOnSparse;
   }
   return canRunOnValues() ? FakeOutcome::kRunsOnValues : FakeOutcome::kRunsOnMeta;
+}
+
+FakeOutcome FakeCall::decideHowToCommunicate() const {
+  switch (foreseeCollective(op_, topOf(stack_, num_arguments_))) {
+    case CollectiveOutcome::kRefused:
+      return FakeOutcome::kRefuses;
+    case CollectiveOutcome::kRunsKernel:
+      return FakeOutcome::kCommunicates;
+    case CollectiveOutcome::kRunsReal:
+      return FakeOutcome::kSynchronizes;
+    case CollectiveOutcome::kRunsOnMeta:
+      break;
+  }
+  return FakeOutcome::kRunsOnMeta;
 }
 
 // NOTE [Constants keep their values]
@@ -170,6 +189,15 @@ void FakeCall::computeAsFake(const CallKey& key) {
   switch (decideHowToFake()) {
     case FakeOutcome::kDecomposes:
       decompose();
+      break;
+    case FakeOutcome::kRefuses:
+      refuseCollective(op_, topOf(stack_, num_arguments_));
+      break;
+    case FakeOutcome::kSynchronizes:
+      synchronizeForReal(op_, stack_);
+      break;
+    case FakeOutcome::kCommunicates:
+      runCollective(op_, keys_ & kBelowFake, stack_);
       break;
     case FakeOutcome::kRunsOnSparse:
       runOnSparse(op_, stack_);

@@ -16,6 +16,9 @@ enum class FakeOutcome : std::uint8_t {
   kRunsReal,      // goes on to the keys below without `Fake`: the call is not about fakes
   kLifts,         // makes a fake of the constant that is its argument
   kPins,          // copies its argument
+  kRefuses,       // raises an error: NOTE [Collectives]
+  kSynchronizes,  // waits for other processes, with a real tensor
+  kCommunicates,  // runs PyTorch's kernel of the collective
   kDecomposes,    // runs the operator's composite kernel
   kRunsOnSparse,  // NOTE [Sparse fakes]
   kRunsOnValues,  // NOTE [Constants keep their values]

@@ -208,6 +208,14 @@ std::optional<Stack> tryRunOnValues(const OperatorHandle& op, ArrayRef<IValue> a
 
 }  // namespace
 
+void forgetValues(const IValue& tensors) {
+  forEachTensor(tensors, [](const Tensor& tensor) {
+    if (isFake(tensor) && knownBytes(tensor)) {
+      setProvenance(tensor.storage(), nullptr, {});
+    }
+  });
+}
+
 void followValues(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
   const std::vector<Tensor> written = writtenKnown(op, arguments);
   std::vector<Tensor> made;

@@ -36,6 +36,9 @@ bool areValuesKnown(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> ar
 // Runs `op` on the values of `arguments`, which are known, and returns what it returns, on the CPU.
 torch::jit::Stack runOnValues(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
 
+// Takes the values away that are known of the fakes in `tensors`, which has been written by somebody else.
+void forgetValues(const c10::IValue& tensors);
+
 // To be called after `op` has been run as a fake call that made `results`: runs it on values too if they are known, and
 // otherwise forgets the values of what it has written.
 void followValues(const c10::OperatorHandle& op,

@@ -226,6 +226,16 @@ void Walk::followFake(const TableEntry& entry) {
     case FakeOutcome::kPins:
       end(key, entry, RouteTurn::kComputes, "copies the metadata");
       break;
+    case FakeOutcome::kRefuses:
+      end(key, entry, RouteTurn::kRaises, "fakes have no values to send to other processes");
+      break;
+    case FakeOutcome::kSynchronizes:
+      end(key, entry, RouteTurn::kDecomposes, "makes the call now, on a real tensor");
+      break;
+    case FakeOutcome::kCommunicates:
+      passOn(key, entry, "the collective runs on the fakes");
+      included_ = included_.add(key);
+      break;
     case FakeOutcome::kDecomposes:
       end(key, entry, RouteTurn::kDecomposes, "runs the composite kernel");
       break;
@@ -263,6 +273,12 @@ void Walk::followRecorder(const TableEntry& entry) {
       break;
     case RecorderOutcome::kLifts:
       end(key, entry, RouteTurn::kComputes, "keeps the bytes of the constant");
+      break;
+    case RecorderOutcome::kRefuses:
+      end(key, entry, RouteTurn::kRaises, "deferred tensors have no values to send to other processes");
+      break;
+    case RecorderOutcome::kSynchronizes:
+      end(key, entry, RouteTurn::kDecomposes, "makes the call now, on a real tensor");
       break;
     case RecorderOutcome::kRunsForReal:
       end(key, entry, RouteTurn::kDecomposes, "makes the call now, on the values of the deferred arguments");

@@ -11,6 +11,7 @@
 #include <torch/csrc/utils/device_lazy_init.h>
 #include <torch/csrc/utils/tensor_new.h>
 
+#include "../fake/collectives.h"
 #include "../fake/device_hints.h"
 #include "../fake/errors.h"
 #include "../fake/fake.h"
@@ -197,6 +198,7 @@ void bindFake(pybind11::module_& module) {
   module.def("set_error_types", &setErrorTypes);
   bind(module, "cache_info", cacheInfo);
   bind(module, "cache_clear", clearCache);
+  bind(module, "watch_nested_lists", watchNestedLists);
   bind(module, "is_fake", isFakeTensor);
   bind(module, "fake_like", fakeLike);
   bind(module, "meta_like", metaLike);
