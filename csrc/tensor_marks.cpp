@@ -13,6 +13,7 @@
 #include "interpreter_lock.h"
 #include "open_tensor_impl.h"
 #include "stack_utils.h"
+#include "take_key.h"
 
 namespace torchext {
 
@@ -61,6 +62,9 @@ void setMarks(TensorImpl& impl, const std::string& origin, AmpMark amp) {
   if (is_a_backends || (is_right && impl.key_set().has(kMarksKey) == is_marked)) {
     return;
   }
+  if (!origin.empty() || amp != AmpMark::kNone) {
+    takeMarksKey();
+  }
   TensorMarksPtr marks = origin.empty() ? marksWithoutOrigin(amp) : sharedMarks(origin, amp);
   DispatchKeySet& keys = OpenTensorImpl::keysOf(impl);
   keys = marks == nullptr ? keys.remove(kMarksKey) : keys.add(kMarksKey);
@@ -92,6 +96,11 @@ void passOn(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
 }
 
 }  // namespace
+
+void takeMarksKey() {
+  static LazyKey key{kMarksKey, "AmpTensors, self-cleaning regions and the origins of inference tensors need"};
+  key.take([] { registerFallback(kMarksKey, torch::CppFunction::makeFromBoxedFunction<&marksFallback>()); });
+}
 
 const TensorMarks* marksOf(const TensorImpl& impl) {
   return dynamic_cast<const TensorMarks*>(const_cast<TensorImpl&>(impl).get_backend_meta());

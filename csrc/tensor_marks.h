@@ -33,6 +33,10 @@ struct TensorMarks final : c10::BackendMeta {
   const AmpMark amp;
 };
 
+// Takes the key, for good. Cheap when that has been done. To be called before anything carries or includes the key;
+// raises when another library has taken it.
+void takeMarksKey();
+
 // Null when there are none, or when the tensor's metadata is that of a backend.
 const TensorMarks* marksOf(const c10::TensorImpl& impl);
 

@@ -57,7 +57,7 @@ print(torch._C._dispatch_keys(x))
 """
         assert "Fake" not in run_python(code)
 
-    @pytest.mark.parametrize("key", ["Fake", "DeferredInit", "TESTING_ONLY_GenericMode"])
+    @pytest.mark.parametrize("key", ["Fake", "DeferredInit"])
     def test_taken_key_is_an_import_error(self, key: str) -> None:
         code = f"""
 import torch
@@ -69,8 +69,70 @@ except ImportError as error:
     print(error)
 """
         message = run_python(code)
-        assert f"the dispatch key `{key}` already has a fallback" in message
+        assert f"torchext cannot be imported: torchext needs the dispatch key `{key}`" in message
+        assert "already has a fallback" in message
         assert "can have only one" in message
+
+    @pytest.mark.parametrize("key", ["TESTING_ONLY_GenericMode", "TESTING_ONLY_GenericWrapper"])
+    def test_keys_for_tests_are_free_after_the_import(self, key: str) -> None:
+        code = f"""
+import torch, torchext
+library = torch.library.Library("_", "IMPL")
+library.fallback(lambda op, *args, **kwargs: None, "{key}")
+"""
+        run_python(code)
+
+    @pytest.mark.parametrize(
+        ("key", "usage", "calls"),
+        [
+            (
+                "TESTING_ONLY_GenericMode",
+                "AmpTensors, self-cleaning regions and the origins of inference tensors need",
+                [
+                    "amp.wrap(torch.ones(1))",
+                    "amp.autocast('cpu', self_cleaning=True).__enter__()",
+                    "inference.inference_mode(trace=True).__enter__()",
+                    "inference.trace_origins()",
+                    "amp.policy('aten::mm', 'cpu')",
+                ],
+            ),
+            (
+                "TESTING_ONLY_GenericWrapper",
+                "Fake and deferred tensors need",
+                [
+                    "fake.fake_mode().__enter__()",
+                    "fake.fake_like(torch.ones(1))",
+                    "fake.fake_like(torch.nn.Linear(1, 1))",
+                    "deferred_init.deferred_init(torch.ones, 1)",
+                ],
+            ),
+        ],
+    )
+    def test_key_for_tests_that_is_taken_is_an_error_of_the_first_use(
+        self, key: str, usage: str, calls: list[str]
+    ) -> None:
+        code = f"""
+import torch
+library = torch.library.Library("_", "IMPL")
+library.fallback(lambda op, *args, **kwargs: None, "{key}")
+import torchext
+from torchext import amp, deferred_init, fake, inference
+for call in {calls!r}:
+    try:
+        eval(call)
+        print("nothing raised by", call)
+    except RuntimeError as error:
+        print(error)
+    assert str(torch._C._dispatch_tls_local_include_set()).count("TESTING") == 0
+with amp.autocast("cpu"), inference.inference_mode():
+    torch.ones(2, 2) @ torch.ones(2, 2)
+library._destroy()
+for call in {calls!r}[-1:]:
+    eval(call)
+"""
+        lines = run_python(code).splitlines()
+        assert len(lines) == len(calls)
+        assert all(f"{usage} the dispatch key `{key}`, which already has a fallback" in line for line in lines), lines
 
     def test_other_torch_version_is_an_import_error(self) -> None:
         code = """

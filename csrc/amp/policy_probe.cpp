@@ -148,6 +148,7 @@ class Arguments {
 std::optional<Answer> ask(const OperatorHandle& op, DeviceType device_type, ScalarType first, ScalarType others) {
   Stack stack = Arguments{device_type, first, others}.of(op.schema());
   Answer answer;
+  takeMarksKey();
   const QuestionGuard guard{op.operator_name().name, answer};
   const c10::impl::IncludeDispatchKeyGuard include{kMarksKey};
   try {

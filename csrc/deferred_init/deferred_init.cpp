@@ -2,6 +2,7 @@
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include "../fake/composites.h"
 #include "op_graph.h"
 
 namespace torchext {
@@ -13,6 +14,7 @@ thread_local std::size_t depth = 0;
 }  // namespace
 
 void enterDeferredInit() {
+  takeCompositesKey();
   if (depth++ == 0) {
     c10::impl::tls_set_dispatch_key_included(c10::DispatchKey::DeferredInit, true);
   }

@@ -14,6 +14,7 @@
 #include <torch/library.h>
 
 #include "../stack_utils.h"
+#include "../take_key.h"
 #include "errors.h"
 #include "fake.h"
 #include "fake_storage.h"
@@ -93,10 +94,11 @@ void translated(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
 
 }  // namespace
 
+namespace {
+
 void registerComposites() {
+  registerFallback(kCompositesKey, torch::CppFunction::makeFallthrough());
   // Leaked: kernels may be in flight until the process ends.
-  static auto* fallback = new torch::Library(torch::Library::IMPL, "_", kCompositesKey, __FILE__, __LINE__);
-  fallback->fallback(torch::CppFunction::makeFallthrough());
   static auto* library = new torch::Library(torch::Library::IMPL, "aten", kCompositesKey, __FILE__, __LINE__);
   library->impl("max_pool1d", &maxPool1d);
   library->impl("ctc_loss.Tensor", torch::CppFunction::makeFromBoxedFunction<&translated<&readsLengths>>());
@@ -107,6 +109,13 @@ void registerComposites() {
       library->impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&allocates>());
     }
   }
+}
+
+}  // namespace
+
+void takeCompositesKey() {
+  static LazyKey key{kCompositesKey, "Fake and deferred tensors need"};
+  key.take(registerComposites);
 }
 
 }  // namespace torchext

@@ -119,6 +119,7 @@ bool isHiddenFromPythonHandler() {
 }
 
 void enterFakeMode() {
+  takeCompositesKey();
   if (fake_mode_depth++ == 0) {
     c10::impl::tls_set_dispatch_key_included(DispatchKey::Fake, true);
   }

@@ -75,6 +75,7 @@ c10::Allocator* noMemoryAllocator() {
 }  // namespace
 
 Storage makeFakeStorage(std::size_t nbytes, c10::Device device) {
+  takeCompositesKey();
   auto context = std::make_unique<FakeStorageContext>();
   DataPtr data{nullptr, context.get(), &deleteContext, device};
   context.release();  // NOLINT(bugprone-unused-return-value): now owned by `data`

@@ -6,6 +6,7 @@
 
 #include <c10/util/Exception.h>
 
+#include "../tensor_marks.h"
 #include "origins.h"
 #include "thread_mode.h"
 
@@ -45,6 +46,9 @@ ThreadMode modeOf(ModeBlock kind, const ThreadMode& current) {
 }  // namespace
 
 void enterModeBlock(BlockOwner owner, ModeBlock kind, bool is_traced) {
+  if (is_traced) {
+    takeMarksKey();
+  }
   OpenBlocks& blocks = openBlocks();
   blocks.push_back({owner, is_traced, ThreadMode::current()});
   modeOf(kind, blocks.back().previous).makeCurrent();

@@ -13,6 +13,7 @@
 #include "../deferred_init/source_trace.h"
 #include "../fake/op_traits.h"
 #include "../stack_utils.h"
+#include "../tensor_marks.h"
 #include "mode_blocks.h"
 
 namespace torchext {
@@ -156,6 +157,7 @@ std::string originOf(const at::TensorBase& tensor) {
 }
 
 void traceOriginsHere() {
+  takeMarksKey();
   c10::impl::tls_set_dispatch_key_included(kMarksKey, true);
 }
 
@@ -165,6 +167,9 @@ bool isTracingOrigins() {
 }
 
 void traceOriginsInBlocks(bool enabled) {
+  if (enabled) {
+    takeMarksKey();
+  }
   are_blocks_traced = enabled;
 }
 

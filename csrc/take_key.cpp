@@ -1,0 +1,54 @@
+#include "take_key.h"
+
+#include <mutex>
+#include <utility>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include "interpreter_lock.h"
+
+namespace torchext {
+
+using c10::DispatchKey;
+
+namespace {
+
+std::mutex& keysMutex() {
+  static auto* mutex = new std::mutex;
+  return *mutex;
+}
+
+}  // namespace
+
+void LazyKey::takeSlowly(c10::function_ref<void()> take) {
+  const InterpreterAwareLock<std::mutex> lock(keysMutex());
+  if (is_taken_.load(std::memory_order_relaxed)) {
+    return;
+  }
+  checkKeyIsFree(key_, usage_);
+  take();
+  is_taken_.store(true, std::memory_order_release);
+}
+
+void checkKeyIsFree(DispatchKey key, const char* usage) {
+  TORCH_CHECK(!c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(key), usage, " the dispatch key `",
+              c10::toString(key),
+              "`, which already has a fallback, registered by another library or by this version of PyTorch, and can "
+              "have only one. Use torchext in a process that does not load that library.");
+}
+
+void registerFallback(DispatchKey key, torch::CppFunction&& fallback) {
+  // Leaked: kernels may be in flight until the process ends.
+  static_cast<void>(
+      (new torch::Library(torch::Library::IMPL, "_", key, __FILE__, __LINE__))->fallback(std::move(fallback)));
+}
+
+void lockKeys() {
+  keysMutex().lock();
+}
+
+void unlockKeys() {
+  keysMutex().unlock();
+}
+
+}  // namespace torchext
