@@ -81,6 +81,16 @@ def compare_regions(turns: int) -> None:
     )
 
 
+def compare_decorators(turns: int) -> None:
+    """Calling a function that does nothing."""
+
+    def nothing(x: Tensor) -> Tensor:
+        return x
+
+    x, ours, theirs = torch.ones(2), amp.autocast("cpu")(nothing), torch.autocast("cpu")(nothing)
+    compare("a decorated function, by torch.autocast's", lambda: ours(x), lambda: theirs(x), 2000, turns)
+
+
 def compare_operators(turns: int) -> None:
     """Operators that autocast leaves alone."""
     x, weight, buffer = torch.ones(8, 8), torch.ones(8, 8, requires_grad=True), torch.ones(8, 8)
@@ -160,6 +170,7 @@ def main() -> None:
     torch.set_num_threads(1)
     print(f"torch {torch.__version__}\n{'':58} {'us':>10} {'peer, us':>10} {'ratio':>8}")
     compare_regions(turns)
+    compare_decorators(turns)
     compare_operators(turns)
     compare_ways(turns)
 

@@ -8,7 +8,8 @@ import gc
 import pickle
 import threading
 import warnings
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -216,8 +217,6 @@ class TestRegion:
             ({"device_type": "cpu\0"}, ValueError, r"no device type 'cpu\\x00'"),
             ({"device_type": "cuda:0"}, ValueError, "no device type 'cuda:0'"),
             ({"device_type": 1}, TypeError, "`device_type` is a int"),
-            ({"dtype": FP32}, ValueError, "torch.bfloat16 or torch.float16, but `dtype` is torch.float32"),
-            ({"dtype": torch.int8}, ValueError, "but `dtype` is torch.int8"),
             ({"dtype": "bfloat16"}, TypeError, "`dtype` is a str"),
             ({"cach": True}, TypeError, "cach"),
         ],
@@ -226,6 +225,39 @@ class TestRegion:
     def test_refuses(self, arguments: dict[str, Any], error: type[Exception], message: str) -> None:
         with pytest.raises(error, match=message):
             amp.autocast(**arguments)
+
+    @pytest.mark.parametrize("around", [None, "disabled", "uncached", "float32"])
+    @pytest.mark.parametrize("cache", [None, True, False])
+    @pytest.mark.parametrize("enabled", [True, False])
+    @pytest.mark.parametrize("dtype", [None, BF16, FP16, FP32, FP64, torch.int8, torch.complex64])
+    @pytest.mark.parametrize("device_type", ["cpu", "cuda", "xpu", "mps"])
+    def test_arguments_have_the_state_and_the_warnings_of_pytorch(
+        self, device_type: str, dtype: Any, enabled: bool, cache: bool | None, around: str | None
+    ) -> None:
+        def state() -> tuple[object, ...]:
+            product = torch.ones(2, 2) @ torch.ones(2, 2)
+            enabled_for = torch.is_autocast_enabled(device_type), torch.is_autocast_enabled("cpu")
+            return *enabled_for, torch.get_autocast_dtype(device_type), torch.is_autocast_cache_enabled(), product.dtype
+
+        def look(make: Callable[[], Any]) -> tuple[Any, Any]:
+            with warnings.catch_warnings(record=True) as caught, AROUND[around]():
+                warnings.simplefilter("always")
+                with make():
+                    inside = state()
+                return inside, [(str(w.message), w.category, w.filename) for w in caught if w.filename == __file__]
+
+        if device_type == "cuda" and enabled and not torch.cuda.is_available():
+            pytest.skip("PyTorch disables it on a machine without CUDA; here there may be fake devices")
+        expected = look(lambda: torch.autocast(device_type, dtype=dtype, enabled=enabled, cache_enabled=cache))
+        assert look(lambda: amp.autocast(device_type, dtype=dtype, enabled=enabled, cache=cache)) == expected
+
+
+AROUND: dict[str | None, Callable[[], Any]] = {
+    None: nullcontext,
+    "disabled": lambda: torch.autocast("cpu", enabled=False),
+    "uncached": lambda: torch.autocast("cpu", cache_enabled=False),
+    "float32": lambda: torch.autocast("cpu", dtype=FP32, enabled=False),
+}
 
 
 class TestWeightCache:
@@ -408,8 +440,20 @@ class TestAutocastDecorator:
             return product().dtype
 
         assert amp.autocast(dtype, dtype=torch.float16, enabled=False)() is FP32
-        with pytest.raises(ValueError, match="casts to torch.bfloat16 or torch.float16"):
-            amp.autocast(dtype, dtype=torch.float64)
+        with pytest.warns(UserWarning, match="only supports dtypes of torch.bfloat16, torch.float16"):
+            assert amp.autocast(dtype, dtype=torch.float64)() is FP32
+
+    def test_a_plain_function_is_called_with_what_it_is_given(self) -> None:
+        @amp.autocast("cpu")
+        def show(*args: Any, **kwargs: Any) -> Any:
+            return args, kwargs, torch.is_autocast_enabled("cpu"), product()
+
+        assert show(1, key=2)[:3] == ((1,), {"key": 2}, True)
+        assert show()[3].dtype is FP32
+        with amp.autocast("cpu"):
+            assert show()[3].dtype is BF16
+        assert show.__name__ == "show"
+        assert not torch.is_autocast_enabled("cpu")
 
     def test_objects_that_are_called_run_as_the_functions_of_their_class(self) -> None:
         class Waits:

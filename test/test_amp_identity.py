@@ -6,6 +6,7 @@ import copy
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -86,8 +87,6 @@ KEPT: dict[str, Callable[[Tensor], Tensor]] = {
     "to complex and back": lambda x: torch.fft.ifft(torch.fft.fft(x)).real,
     "split": lambda x: x.split(1)[1],
     "in-place": lambda x: x.mul_(2),
-    "written into a plain tensor": lambda x: torch.zeros(2, 2).add_(x),
-    "out": lambda x: torch.add(x, 1, out=torch.zeros(2, 2)),
     "list": lambda x: torch.stack([torch.ones(2, 2), x]),
     "Parameter": lambda x: nn.Parameter(x),
     "tuple": lambda x: torch.max(x, 0).values,
@@ -102,6 +101,24 @@ LOST: dict[str, Callable[[Tensor], Any]] = {
     "indices": lambda x: torch.max(x, 0).indices,
     "numbers": lambda x: torch.tensor(x.sum().item()),
     "unwrapped": lambda x: amp.unwrap(x.clone()),
+}
+
+
+# What writes `x` into an ordinary tensor.
+WRITTEN: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "add_": lambda target, x: target.add_(x),
+    "copy_": lambda target, x: target.copy_(x),
+    "index": lambda target, x: target.__setitem__(0, x[0]),
+    "slice": lambda target, x: target.__setitem__(slice(0, 1), x[:1]),
+    "list": lambda target, x: target.__setitem__([0], x[0]),
+    "view": lambda target, x: target.view(-1).mul_(x.view(-1)),
+    "out": lambda target, x: torch.add(x, 1, out=target),
+    "out of a product": lambda target, x: torch.mm(x, x, out=target),
+    "scatter_": lambda target, x: target.scatter_(0, torch.zeros(2, 2, dtype=torch.int64), x),
+    "foreach": lambda target, x: torch._foreach_add_([target], [x]),
+    "foreach copy": lambda target, x: torch._foreach_copy_([target], [x]),
+    "lerp_": lambda target, x: target.lerp_(x, 0.5),
+    "addcmul_": lambda target, x: target.addcmul_(x, x),
 }
 
 
@@ -168,10 +185,70 @@ class TestPropagation:
         scaler.update()
         assert not amp.is_amp(scaler._scale)
 
-    def test_what_is_written_into_a_view_reaches_the_base(self) -> None:
-        base = torch.zeros(4, 2)
-        base[:2] = amp.wrap(torch.ones(2, 2))
-        assert amp.is_amp(base)
+    @pytest.mark.parametrize("how", WRITTEN)
+    @pytest.mark.parametrize("around", [nullcontext, fake_mode])
+    def test_what_is_written_into_stays_as_it_is(self, how: str, around: Callable[[], Any]) -> None:
+        with around(), torch.no_grad():
+            x = amp.wrap(torch.ones(2, 2))
+            plain, wrapped = torch.zeros(2, 2), amp.wrap(torch.zeros(2, 2))
+            for target in (plain, wrapped):
+                WRITTEN[how](target, x)
+        assert not amp.is_amp(plain)
+        assert amp.is_amp(wrapped)
+
+    @pytest.mark.parametrize("options", [{"foreach": True}, {"foreach": False}, {"fused": True}], ids=str)
+    def test_unwrapped_model_stays_so_when_its_optimizer_steps(self, options: dict[str, bool]) -> None:
+        net, x = amp.wrap(nn.Linear(2, 2)), torch.ones(1, 2)
+        optimizer = torch.optim.AdamW(net.parameters(), **options)
+        for _ in range(3):
+            net(x).float().sum().backward()
+            optimizer.step()
+            if amp.is_amp(net.weight):
+                amp.unwrap(net)
+        assert net(x).dtype is FP32
+        assert not amp.is_amp(net(x))
+
+    def test_unwraps_optimizers(self) -> None:
+        net = amp.wrap(nn.Linear(2, 2))
+        optimizer = torch.optim.Adam(net.parameters())
+        net(torch.ones(1, 2)).float().sum().backward()
+        optimizer.step()
+        state = [value for values in optimizer.state.values() for value in values.values()]
+        assert any(map(amp.is_amp, state))
+        assert amp.unwrap(optimizer) is optimizer
+        assert not any(map(amp.is_amp, [*state, *net.parameters(), *(p.grad for p in net.parameters())]))
+        with pytest.raises(TypeError, match="wrap\\(\\) takes a tensor or a module, but `obj` is a Adam"):
+            amp.wrap(optimizer)  # type: ignore[type-var]
+
+    def test_unwraps_what_a_module_holds_in_attributes_and_objects(self) -> None:
+        net = amp.wrap(nn.Linear(2, 2))
+        net.register_buffer("kept", amp.wrap(torch.ones(2)))
+        net.cache = SimpleNamespace(keys=[net(torch.ones(1, 2)).detach()], values={"v": amp.wrap(torch.ones(1))})
+        amp.unwrap(net)
+        assert not any(map(amp.is_amp, [net.kept, *net.cache.keys, *net.cache.values.values(), net.weight]))
+
+    def test_average_of_a_wrapped_model_and_a_copy_of_its_state_are_ordinary(self) -> None:
+        net, average, other = amp.wrap(nn.Linear(2, 2)), nn.Linear(2, 2), nn.Linear(2, 2)
+        with torch.no_grad():
+            torch._foreach_lerp_(list(average.parameters()), list(net.parameters()), 0.5)
+            average.weight.lerp_(net.weight, 0.5)
+        other.load_state_dict(net.state_dict())
+        assert not any(map(amp.is_amp, [*average.parameters(), *other.parameters()]))
+
+    def test_optimizer_that_loads_the_state_of_a_wrapped_one_leaves_its_model_ordinary(self) -> None:
+        wrapped, plain = amp.wrap(nn.Linear(2, 2)), nn.Linear(2, 2)
+        first, second = (torch.optim.Adam(net.parameters()) for net in (wrapped, plain))
+        for net, optimizer in ((wrapped, first), (plain, second)):
+            net(torch.ones(1, 2)).float().sum().backward()
+            optimizer.step()
+        second.load_state_dict(first.state_dict())
+        second.step()
+        assert not any(map(amp.is_amp, plain.parameters()))
+
+    def test_sum_of_losses_is_ordinary(self) -> None:
+        total = torch.zeros(())
+        total += amp.wrap(torch.ones(()))
+        assert not amp.is_amp(total)
 
     @pytest.mark.parametrize("around", [nullcontext, fake_mode])
     @pytest.mark.parametrize("make", [lambda x: x.new(2), lambda x: x.new_tensor([1.0]), lambda x: x.new_ones(2)])

@@ -101,7 +101,7 @@ class AutocastRegion:
         *,
         dtype: torch.dtype | None = None,
         enabled: bool = True,
-        cache: bool = True,
+        cache: bool | None = None,
         self_cleaning: bool = False,
     ) -> Self: ...
     @overload

@@ -16,6 +16,9 @@ T = TypeVar("T")
 
 def to_float32(tree: T) -> T:
     """Returns `tree` with its floating tensors in float32, but for those in float64, which autocast never touches."""
+    if isinstance(tree, Tensor):  # mostly
+        is_cast = tree.dtype is not torch.float32 and tree.dtype is not torch.float64 and tree.is_floating_point()
+        return tree.float() if is_cast else tree  # type: ignore[return-value]
     return _map(tree, lambda tensor: torch.float32)
 
 

@@ -30,6 +30,20 @@ class Autocasting:
         is_enabled = self.region._arguments()[2]
         return Call(self._where_needed, cast_out=self._cast_out) if is_enabled else Call(lambda: self.region)
 
+    def plain(self, function: T) -> T:
+        """What a plain function becomes: without an object for each call."""
+        region, is_outermost = self.region, self.region._is_outermost
+        is_enabled = region._arguments()[2]
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if is_enabled and not is_outermost():
+                return function(*args, **kwargs)
+            with region:
+                result = function(*args, **kwargs)
+            return to_float32(result) if is_enabled else result
+
+        return cast("T", run)
+
     def _where_needed(self) -> AbstractContextManager[object]:
         return self.region if self.region._is_outermost() else nullcontext()
 
@@ -84,7 +98,7 @@ def decorate(target: T, way: Way) -> T:
         )
     if isinstance(target, staticmethod | classmethod):
         return type(target)(decorate(target.__func__, way))
-    return call_in_way(way, target)
+    return call_in_way(way, target, getattr(way, "plain", None))
 
 
 def _decorate_module(module: nn.Module, way: Way) -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
+from torch.optim import Optimizer
 
 from . import _C, _amp_patches
+from ._held_tensors import reachable_tensors
 
 __all__ = ["AmpTensor", "is_amp", "unwrap", "wrap"]
 
 T = TypeVar("T", bound=Tensor | nn.Module)
+U = TypeVar("U", bound=Tensor | nn.Module | Optimizer)
 
 
 class _AmpTensorMeta(torch._C._TensorMeta):
@@ -40,9 +43,10 @@ def wrap(obj: T) -> T:
     `torch.get_autocast_dtype(device_type)`, and its floating and complex results are AmpTensors. So wrapping a module
     makes its whole forward pass autocast, with no region. Inside of regions these decide, disabled ones too.
 
-    Views, `detach()`, what is written in place, `copy.deepcopy()`, `state_dict()` and gradients of AmpTensors are
-    AmpTensors as well; what is pickled is not. The operators of a backward pass do not autocast. Buffers are left as
-    they are: operators on them meet a parameter or the results of one.
+    Views, `detach()`, `copy.deepcopy()`, `state_dict()` and gradients of AmpTensors are AmpTensors as well; what is
+    pickled is not, and neither is an ordinary tensor that an AmpTensor is written into, in place or as `out=`. The
+    operators of a backward pass do not autocast. Buffers are left as they are: operators on them meet a parameter or
+    the results of one. So is the state of optimizers: what they make for a wrapped parameter is an AmpTensor.
 
     Args:
         obj: A tensor, real, fake or deferred, or a module.
@@ -55,18 +59,25 @@ def wrap(obj: T) -> T:
     """
     if isinstance(obj, Tensor):
         _check_dtype(obj)
-    _for_each_tensor("wrap", obj, _C.wrap_amp)
-    if isinstance(obj, nn.Module):
+        _C.wrap_amp(obj)
+    elif isinstance(obj, nn.Module):
+        for parameter in _castable_parameters(obj):
+            _C.wrap_amp(parameter)
         _wrap_when_initialized(obj)
+    else:
+        raise TypeError(f"wrap() takes a tensor or a module, but `obj` is a {type(obj).__name__}.")
     _amp_patches.install()
     return obj
 
 
-def unwrap(obj: T) -> T:
-    """Makes an ordinary tensor of an AmpTensor, or of each parameter of a module, in place.
+def unwrap(obj: U) -> U:
+    """Makes an ordinary tensor of an AmpTensor, or of each that a module or an optimizer holds, in place.
+
+    Gradients become ordinary along with their tensors.
 
     Args:
-        obj: A tensor, whether it is an AmpTensor or not, or a module.
+        obj: A tensor, whether it is an AmpTensor or not, or a module: its parameters and buffers, and what it holds in
+            attributes, containers and other objects. Or an optimizer: its parameters and its state.
 
     Returns:
         `obj` itself.
@@ -74,7 +85,12 @@ def unwrap(obj: T) -> T:
     Raises:
         TypeError: `obj` is something else.
     """
-    _for_each_tensor("unwrap", obj, _C.unwrap_amp)
+    if not isinstance(obj, Tensor | nn.Module | Optimizer):
+        raise TypeError(f"unwrap() takes a tensor, a module or an optimizer, but `obj` is a {type(obj).__name__}.")
+    for tensor in [obj] if isinstance(obj, Tensor) else reachable_tensors(obj, _C.is_amp):
+        _C.unwrap_amp(tensor)
+        if tensor.is_leaf and tensor.grad is not None:
+            _C.unwrap_amp(tensor.grad)
     if isinstance(obj, nn.Module):
         _forget_to_wrap(obj)
     return obj
@@ -129,13 +145,3 @@ def _check_dtype(tensor: Tensor) -> None:
 
 def _castable_parameters(module: nn.Module, recurse: bool = True) -> Iterator[nn.Parameter]:
     return (p for p in module.parameters(recurse) if p.is_floating_point() or p.is_complex())
-
-
-def _for_each_tensor(caller: str, obj: object, function: Callable[[Tensor], None]) -> None:
-    if isinstance(obj, Tensor):
-        function(obj)
-    elif isinstance(obj, nn.Module):
-        for parameter in _castable_parameters(obj):
-            function(parameter)
-    else:
-        raise TypeError(f"{caller}() takes a tensor or a module, but `obj` is a {type(obj).__name__}.")

@@ -54,7 +54,7 @@ class Resumable(Protocol):
     def close(self) -> None: ...
 
 
-def call_in_way(way: Way, function: Function) -> Function:
+def call_in_way(way: Way, function: Function, plain: Callable[[Function], Function] | None = None) -> Function:
     """Returns a function of the same kind as `function`, each call of which runs as `way` tells.
 
     A generator, a coroutine and an asynchronous generator are inside of the guard while they run, and not while they
@@ -63,6 +63,7 @@ def call_in_way(way: Way, function: Function) -> Function:
     Args:
         way: Tells what is to be done about a call, when it begins.
         function: Anything that can be called.
+        plain: Does the same for functions that are neither generators nor coroutines, in less time.
     """
     if _is_kind(inspect.isasyncgenfunction, function):
         wrapper = _asynchronous_generator(way, function)
@@ -71,7 +72,7 @@ def call_in_way(way: Way, function: Function) -> Function:
     elif _is_kind(inspect.isgeneratorfunction, function):
         wrapper = _generator(way, function)
     else:
-        wrapper = _plain(way, function)
+        wrapper = _plain(way, function) if plain is None else plain(function)
     return cast("Function", update_wrapper(wrapper, function))
 
 

@@ -43,16 +43,18 @@ class autocast(_C.AutocastRegion):  # noqa: N801 - a function to its users, as t
         device_type: The type of the devices, as `tensor.device.type` is. By default the accelerator that is in use, the
             fake one inside of `fake_mode(fake_cuda=...)`, or else the CPU.
         dtype: `torch.bfloat16` or `torch.float16`, to which operators that gain from it cast. By default what
-            `torch.get_autocast_dtype(device_type)` says.
+            `torch.get_autocast_dtype(device_type)` says. With another dtype the region is disabled, with a warning, on
+            all devices but CUDA.
         enabled: Whether operators autocast.
-        cache: Whether the casts of weights are remembered, so that each is cast once.
+        cache: Whether the casts of weights are remembered, so that each is cast once. By default as around the region;
+            outside of all they are.
         self_cleaning: Whether what operators make inside is an AmpTensor (`is_amp()`) that the next operator that does
             not autocast casts to float32: then the results are ordinary tensors, and no operator meets a mixture of
             dtypes. Views of it stay what it is, and so does what is written in place, which keeps its dtype.
 
     Raises:
         TypeError: An argument is of another type.
-        ValueError: There is no such device type, or autocast does not cast to `dtype`.
+        ValueError: There is no such device type.
 
     Example:
         >>> with autocast("cpu"):
@@ -75,7 +77,7 @@ class autocast(_C.AutocastRegion):  # noqa: N801 - a function to its users, as t
         return f"autocast({device_type!r}, {dtype=}, {enabled=}, {cache=}, {self_cleaning=})"
 
 
-def _make_region(device_type: Any, dtype: Any, enabled: bool, cache: bool, self_cleaning: bool) -> autocast:
+def _make_region(device_type: Any, dtype: Any, enabled: bool, cache: bool | None, self_cleaning: bool) -> autocast:
     return autocast(device_type, dtype=dtype, enabled=enabled, cache=cache, self_cleaning=self_cleaning)
 
 

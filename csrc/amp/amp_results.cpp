@@ -63,15 +63,19 @@ void markResult(const AmpArguments& arguments, const Tensor& result, std::size_t
   }
 }
 
-// As with `requires_grad`, what is written into a view makes an AmpTensor of its base.
-void markWritten(const AmpArguments& arguments, const Tensor& written, std::size_t element) {
-  if (!meetsWrapped(arguments, element) || !canBeAmp(written)) {
-    return;
+// A write into a tensor that nobody has wrapped leaves it an ordinary one: a model that was unwrapped stays so when an
+// optimizer writes its state into it, which was made of wrapped parameters; so does a model that is the average of
+// wrapped ones, or has loaded their state. Collectives move whole tensors into memory that stands for them, from which
+// FSDP makes the parameters that a module computes with.
+bool isMovingTensors(const OperatorHandle& op) {
+  const auto name_space = op.operator_name().getNamespace();
+  return name_space && (*name_space == "c10d" || *name_space == "_c10d_functional" || *name_space == "fsdp");
+}
+
+void markMoved(const AmpArguments& arguments, const Tensor& written, std::size_t element) {
+  if (meetsWrapped(arguments, element) && canBeAmp(written)) {
+    makeAmp(written);
   }
-  if (!isAmp(written) && written.is_view()) {
-    makeAmp(written._base());
-  }
-  makeAmp(written);
 }
 
 // Views of what was there before are as that is, and so is what the call has written.
@@ -94,9 +98,11 @@ void markLikeUnclean(const AmpArguments& arguments, const Tensor& result) {
 void markResults(const OperatorHandle& op, const Stack& stack, const AmpArguments& arguments) {
   std::size_t element = 0;
   forEachResult(op, stack, [&](const Tensor& result) { markResult(arguments, result, element++); });
-  element = 0;
-  for (const Tensor& written : arguments.written) {
-    markWritten(arguments, written, element++);
+  if (isMovingTensors(op)) {
+    element = 0;
+    for (const Tensor& written : arguments.written) {
+      markMoved(arguments, written, element++);
+    }
   }
 }
 

@@ -108,19 +108,23 @@ DeviceType findAccelerator() {
 }  // namespace
 
 void enterRegion(BlockOwner owner, const RegionOptions& options) {
+  if (options.is_self_cleaning) {
+    takeMarksKey();
+  }
   const DeviceType device_type = options.device_type;
   const Previous previous{autocast::is_autocast_enabled(device_type), autocast::is_autocast_cache_enabled(),
                           autocast::get_autocast_dtype(device_type)};
-  const bool is_self_cleaning = options.is_self_cleaning && options.is_enabled;
-  openRegions().push_back({owner, device_type, options.is_enabled, is_self_cleaning, previous});
+  const bool is_enabled = options.is_enabled && canAutocastTo(device_type, options.dtype);
+  const bool is_self_cleaning = options.is_self_cleaning && is_enabled;
+  openRegions().push_back({owner, device_type, is_enabled, is_self_cleaning, previous});
   if (is_self_cleaning) {
     meetAllOperators();
   }
-  autocast::set_autocast_enabled(device_type, options.is_enabled);
+  autocast::set_autocast_enabled(device_type, is_enabled);
   if (options.dtype) {
     setDtype(device_type, *options.dtype);
   }
-  autocast::set_autocast_cache_enabled(options.is_caching);
+  autocast::set_autocast_cache_enabled(options.is_caching.value_or(previous.is_caching));
   autocast::increment_nesting();
 }
 
@@ -176,6 +180,11 @@ bool isAutocastingAroundCompiledCode(DeviceType device_type) {
 
 bool canAutocast(DeviceType device_type) noexcept {
   return autocast::is_autocast_available(device_type);
+}
+
+bool canAutocastTo(DeviceType device_type, std::optional<ScalarType> dtype) {
+  const ScalarType target = dtype ? *dtype : autocast::get_autocast_dtype(device_type);
+  return device_type == c10::kCUDA || target == at::kBFloat16 || target == at::kHalf;
 }
 
 DeviceType deviceTypeInUse() {

@@ -23,8 +23,10 @@ struct RegionOptions {
   c10::DeviceType device_type;
   // As it is on the thread, if absent.
   std::optional<c10::ScalarType> dtype;
+  // Without effect where canAutocastTo() is false.
   bool is_enabled = true;
-  bool is_caching = true;
+  // As it is on the thread, if absent.
+  std::optional<bool> is_caching;
   // What operators make inside is cast back when it is met outside: NOTE [Results that are to be cleaned].
   bool is_self_cleaning = false;
 };
@@ -51,6 +53,10 @@ class TORCHEXT_API AutocastRegion {
 
 // Can tensors on `device_type` be autocast at all?
 TORCHEXT_API bool canAutocast(c10::DeviceType device_type) noexcept;
+
+// Can operators on `device_type` autocast to `dtype`, or to the dtype that is set on this thread? On all devices but
+// CUDA `torch.autocast` disables itself where they cannot.
+TORCHEXT_API bool canAutocastTo(c10::DeviceType device_type, std::optional<c10::ScalarType> dtype);
 
 // The accelerator that is in use on this thread, the fake one in `fake_mode(fake_cuda=...)`, or the CPU.
 TORCHEXT_API c10::DeviceType deviceTypeInUse();

@@ -26,7 +26,7 @@ struct Region {
   std::optional<c10::DeviceType> device_type;
   std::optional<c10::ScalarType> dtype;
   bool is_enabled;
-  bool is_caching;
+  std::optional<bool> is_caching;
   bool is_self_cleaning;
 };
 
@@ -95,16 +95,30 @@ bool readDtype(PyObject* given, std::optional<c10::ScalarType>& dtype) {
                  Py_TYPE(given)->tp_name);
     return false;
   }
-  const c10::ScalarType type = reinterpret_cast<THPDtype*>(given)->scalar_type;
-  if (type != c10::kBFloat16 && type != c10::kHalf) {
-    PyErr_Format(PyExc_ValueError,
-                 "autocast() casts to torch.bfloat16 or torch.float16, but `dtype` is %S. To compute in full "
-                 "precision, use `enabled=False`.",
-                 given);
-    return false;
-  }
-  dtype = type;
+  dtype = reinterpret_cast<THPDtype*>(given)->scalar_type;
   return true;
+}
+
+bool readCache(PyObject* given, std::optional<bool>& is_caching) {
+  if (given == Py_None) {
+    return true;
+  }
+  const int is_true = PyObject_IsTrue(given);
+  is_caching = is_true == 1;
+  return is_true != -1;
+}
+
+// Disables a region that cannot autocast to its dtype, with the words of `torch.autocast`. False with a Python error.
+bool checkDtype(Region& region) {
+  const c10::DeviceType device_type = region.device_type ? *region.device_type : deviceTypeInUse();
+  if (!region.is_enabled || canAutocastTo(device_type, region.dtype)) {
+    return true;
+  }
+  region.is_enabled = false;
+  const std::string name = c10::DeviceTypeName(device_type, /*lower_case=*/false);
+  const std::string message = "In " + name + " autocast, but the target dtype is not supported. Disabling autocast.\n" +
+                              name + " Autocast only supports dtypes of torch.bfloat16, torch.float16 currently.";
+  return PyErr_WarnEx(PyExc_UserWarning, message.c_str(), 1) == 0;
 }
 
 PyObject* allocate(PyTypeObject* type) {
@@ -114,8 +128,8 @@ PyObject* allocate(PyTypeObject* type) {
     region->owner = newBlockOwner();
     new (&region->device_type) std::optional<c10::DeviceType>;
     new (&region->dtype) std::optional<c10::ScalarType>;
+    new (&region->is_caching) std::optional<bool>;
     region->is_enabled = true;
-    region->is_caching = true;
     region->is_self_cleaning = false;
   }
   return self;
@@ -136,11 +150,11 @@ PyObject* newRegion(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   PyObject* device_type = Py_None;
   PyObject* dtype = Py_None;
   int is_enabled = 1;
-  int is_caching = 1;
+  PyObject* is_caching = Py_None;
   int is_self_cleaning = 0;
   constexpr const char* kNames[] = {"device_type", "dtype", "enabled", "cache", "self_cleaning", nullptr};
   // The signature has been without `const` before Python 3.13.
-  if (PyArg_ParseTupleAndKeywords(args, kwargs, "|O$Oppp:autocast", const_cast<char**>(kNames), &device_type, &dtype,
+  if (PyArg_ParseTupleAndKeywords(args, kwargs, "|O$OpOp:autocast", const_cast<char**>(kNames), &device_type, &dtype,
                                   &is_enabled, &is_caching, &is_self_cleaning) == 0) {
     return nullptr;
   }
@@ -151,9 +165,9 @@ PyObject* newRegion(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   }
   Region* region = asRegion(self);
   region->is_enabled = is_enabled != 0;
-  region->is_caching = is_caching != 0;
   region->is_self_cleaning = is_self_cleaning != 0;
-  if (!readDeviceType(device_type, region->device_type) || !readDtype(dtype, region->dtype) || !prepare(*region)) {
+  if (!readDeviceType(device_type, region->device_type) || !readDtype(dtype, region->dtype) ||
+      !readCache(is_caching, region->is_caching) || !checkDtype(*region) || !prepare(*region)) {
     Py_DECREF(self);
     return nullptr;
   }
