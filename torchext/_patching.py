@@ -62,6 +62,7 @@ class Patch:
         """Takes this replacement away; others of the same function stay."""
         with _lock:
             patches.remove(self)
+            self._target.patches.remove(self)
             _install(self._target)
 
     def __repr__(self) -> str:
@@ -88,6 +89,7 @@ def patch(owner: Any, name: str, make: Make, reason: str, *, is_traced: bool = F
         target.is_traced = target.is_traced or is_traced
         done = Patch(owner, name, make, reason, target)
         patches.append(done)
+        target.patches.append(done)
         _install(target)
     return done
 
@@ -98,6 +100,7 @@ class _Target(Protocol):
     function: Any
     original: Function
     is_traced: bool
+    patches: list[Patch]
 
     def replace(self, replacement: Function | None) -> None:
         """Lets `replacement` be called, or the original if it is None."""
@@ -106,6 +109,8 @@ class _Target(Protocol):
 class _PythonFunction:
     def __init__(self, function: FunctionType) -> None:
         self.is_traced = False
+        self.patches: list[Patch] = []
+        self._forwarding: dict[bool, CodeType] = {}  # by `is_traced`; takes long to make
         self.function = function
         self._code = function.__code__
         self.original: Function = _copy_of(function)
@@ -120,12 +125,16 @@ class _PythonFunction:
         replacements[self._index] = replacement
         # Where the code finds this module. Others have it by the same name.
         self.function.__globals__[MODULE] = sys.modules[__name__]
-        self.function.__code__ = _forwarding_code(self.function, self._code, self._index, self.is_traced)
+        if self.is_traced not in self._forwarding:
+            code = _forwarding_code(self.function, self._code, self._index, self.is_traced)
+            self._forwarding[self.is_traced] = code
+        self.function.__code__ = self._forwarding[self.is_traced]
 
 
 class _CFunction:
     def __init__(self, function: object) -> None:
         self.is_traced = False
+        self.patches: list[Patch] = []
         self.function = function
         self.original: Function = _C.original_of(function)
         if isinstance(function, GetSetDescriptorType):
@@ -138,6 +147,7 @@ class _CFunction:
 class _Attribute:
     def __init__(self, owner: Any, name: str) -> None:
         self.is_traced = True
+        self.patches: list[Patch] = []
         self.function = None
         self._owner = owner
         self._name = name
@@ -171,7 +181,9 @@ C_FUNCTIONS = (BuiltinFunctionType, MethodDescriptorType, ClassMethodDescriptorT
 
 
 def _target_of(owner: Any, name: str) -> _Target:
-    found = inspect.getattr_static(owner, name, None)
+    found = vars(owner).get(name)
+    if found is None:
+        found = inspect.getattr_static(owner, name, None)
     if found is None:  # a module that answers for another one, as `torch.backends.cudnn`
         found = getattr(owner, name)
     found = getattr(found, "__func__", found)  # of static methods, of class methods, and of those of pybind11
@@ -189,9 +201,8 @@ def _target_of(owner: Any, name: str) -> _Target:
 
 def _install(target: _Target) -> None:
     function: Function | None = None
-    for made in patches:
-        if made._target is target:
-            function = made._make(target.original if function is None else function)
+    for made in target.patches:
+        function = made._make(target.original if function is None else function)
     target.replace(function)
 
 
