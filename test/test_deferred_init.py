@@ -6,6 +6,7 @@ import copy
 import gc
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import psutil
 import pytest
@@ -20,6 +21,8 @@ from common import (
 )
 from torch import Tensor, nn
 
+import torchext
+from torchext import _data_patches
 from torchext.deferred_init import deferred_init, is_deferred, materialize_module, materialize_tensor
 from torchext.fake import fake_mode, is_fake
 
@@ -347,3 +350,50 @@ def test_a_write_that_is_refused_after_it_was_made_is_recorded() -> None:
     real, deferred = make(), deferred_init(make)
     assert torch.equal(write(real), write(deferred))
     assert torch.equal(materialize_tensor(deferred), real)
+
+
+class PartOfItself(torch.Tensor):
+    """A wrapper, to be swapped with its part."""
+
+    @staticmethod
+    def __new__(cls: Any, part: torch.Tensor) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, part.shape, dtype=part.dtype)
+
+    def __init__(self, part: torch.Tensor) -> None:
+        self.part = part
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["part"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: Any, context: None, size: Any, stride: Any) -> Any:
+        return PartOfItself(inner["part"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        raise NotImplementedError("is not called")
+
+
+class TestWrapperThatIsAPartOfItself:
+    @pytest.fixture
+    def wrapper(self) -> torch.Tensor:
+        part = torch.ones(2)
+        torch.utils.swap_tensors(PartOfItself(part), part)
+        assert type(part) is PartOfItself
+        assert part.part is part
+        return part
+
+    def test_is_not_deferred(self, wrapper: torch.Tensor) -> None:
+        assert not is_deferred(wrapper)
+        module: Any = torch.nn.Module()
+        module.held = [wrapper]
+        assert not is_deferred(module)
+        materialize_tensor(wrapper)
+        materialize_module(module)
+
+    def test_is_refused_by_fake_like(self, wrapper: torch.Tensor) -> None:
+        with pytest.raises(TypeError, match="PartOfItself of shape .* that is a part of itself"):
+            torchext.fake.fake_like(wrapper)
+
+    def test_is_searched_for_fakes_once(self, wrapper: torch.Tensor) -> None:
+        assert _data_patches._find_fake([wrapper], set()) is None

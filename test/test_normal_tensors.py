@@ -36,6 +36,47 @@ def keys(tensor: Tensor) -> str:
     return str(torch._C._dispatch_keys(tensor))
 
 
+class Cache:
+    """Holds tensors as caches of keys and values do, in attributes, slots and lists of objects."""
+
+    class Layer:
+        """Has no `__dict__`."""
+
+        __slots__ = ("keys",)
+
+        def __init__(self) -> None:
+            self.keys = torch.ones(2)
+
+    def __init__(self) -> None:
+        self.layers = [self.Layer(), self.Layer()]
+        self.seen = {"tokens": torch.ones(1)}
+
+    def tensors(self) -> list[torch.Tensor]:
+        return [*(layer.keys for layer in self.layers), self.seen["tokens"]]
+
+
+class SwappedWrapper(torch.Tensor):
+    """Wraps another tensor, in the least way that PyTorch knows."""
+
+    @staticmethod
+    def __new__(cls: Any, part: torch.Tensor) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, part.shape, dtype=part.dtype)
+
+    def __init__(self, part: torch.Tensor) -> None:
+        self.part = part
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["part"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: Any, context: None, size: Any, stride: Any) -> Any:
+        return SwappedWrapper(inner["part"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise NotImplementedError("is not called")
+
+
 class TestNormalTensors:
     @pytest.mark.parametrize("kind", KINDS)
     def test_allocates_what_no_grad_allocates(self, kind: str) -> None:
@@ -291,8 +332,55 @@ class TestToNormal:
         assert view._base is tensor
 
     def test_takes_what_holds_tensors(self) -> None:
-        with pytest.raises(TypeError, match="to_normal\\(\\) takes a tensor, a module, an optimizer, or a container"):
+        with pytest.raises(TypeError, match="to_normal\\(\\) takes a tensor, .* is a str in which no tensor was found"):
             to_normal("tensor")
+
+    @pytest.mark.parametrize("obj", [3, None, object(), torch.float32, torch.ones], ids=repr)
+    def test_objects_without_tensors_are_refused(self, obj: object) -> None:
+        with pytest.raises(TypeError, match="in which no tensor was found"):
+            to_normal(obj)
+
+    def test_iterators_are_refused(self) -> None:
+        with pytest.raises(TypeError, match="is a list_iterator in which no tensor was found"):
+            to_normal(iter([torch.ones(1)]))
+
+    @pytest.mark.parametrize("where", ["alone", "in an output", "in a module", "in a closure"])
+    def test_objects_are_looked_into(self, where: str) -> None:
+        with inference_mode():
+            cache = Cache()
+        module = torch.nn.Linear(1, 1)
+        module.cache = cache
+        whole = {
+            "alone": cache,
+            "in an output": {"logits": torch.ones(1), "past": (cache, 3)},
+            "in a module": module,
+            "in a closure": [lambda: cache],
+        }
+        assert to_normal(whole[where]) is whole[where]
+        assert not any(tensor.is_inference() for tensor in cache.tensors())
+
+    def test_cache_in_the_output_of_a_transformer_becomes_normal(self) -> None:
+        transformers = pytest.importorskip("transformers")
+        config = transformers.LlamaConfig(
+            hidden_size=8, intermediate_size=8, num_hidden_layers=2, num_attention_heads=2, vocab_size=16
+        )
+        model = transformers.LlamaForCausalLM(config).eval()
+        with inference_mode():
+            output = model(torch.tensor([[1, 2, 3]]), use_cache=True)
+        to_normal(output)
+        assert not output.logits.is_inference()
+        assert not any(layer.keys.is_inference() for layer in output.past_key_values.layers)
+        model(torch.tensor([[4]]), past_key_values=output.past_key_values, use_cache=True).logits.sum().backward()
+
+    @pytest.mark.parametrize("obj", [lambda x: x, lambda x: [x]], ids=["alone", "in a list"])
+    def test_wrapper_that_is_swapped_with_its_part_ends(self, obj: Any) -> None:
+        with inference_mode():
+            wrapper = SwappedWrapper(torch.ones(2))
+        part = wrapper.part
+        torch.utils.swap_tensors(wrapper, part)
+        assert type(part) is SwappedWrapper
+        assert part.part is part
+        to_normal(obj(part))
 
     def test_other_layouts_are_refused(self) -> None:
         with inference_mode():

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 import torch.serialization
 from torch.nn import Module
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from . import _C
 from ._fake_copy import FakeCopy
 from ._fake_cuda import fake_cuda
+from ._held_tensors import inner_tensors, is_wrapper
 from ._patching import patch
 
 __all__ = ["copied_bytes", "install", "no_data"]
@@ -85,9 +85,12 @@ def _patch_save() -> None:
 def _find_fake(obj: object, seen: set[int]) -> torch.Tensor | None:
     """A fake tensor in the containers and modules that make up `obj`. Does not look into other objects."""
     if isinstance(obj, torch.Tensor):
-        if not is_traceable_wrapper_subclass(obj):
+        if not is_wrapper(obj):
             return None if _has_data(obj) else obj
-        obj = [getattr(obj, name) for name in obj.__tensor_flatten__()[0]]
+        if id(obj) in seen:
+            return None
+        seen.add(id(obj))
+        obj = inner_tensors(obj)
     if isinstance(obj, torch.UntypedStorage):
         return _find_fake(_C.bytes_of_storage(obj), seen) if _C.is_storage_of_fakes(obj) else None
     if not isinstance(obj, dict | list | tuple | set | frozenset | Module) or id(obj) in seen:

@@ -32,6 +32,8 @@ class FakeCopy(dict[int, Any]):
         self._storages: dict[int, tuple[torch.Tensor, torch.UntypedStorage]] = {}
         # Kept for the same reason.
         self._originals: list[torch.Tensor] = []
+        # Whose parts are being copied.
+        self._wrappers: list[torch.Tensor] = []
 
     def tree(self, obj: Any) -> Any:
         """Copies a pytree. Leaves other than tensors, modules and optimizers are left as they are."""
@@ -136,8 +138,17 @@ class FakeCopy(dict[int, Any]):
 
     def _rewrap(self, tensor: Any) -> torch.Tensor:
         """Copies a tensor that consists of other tensors and has no memory itself."""
+        if any(tensor is wrapper for wrapper in self._wrappers):
+            raise TypeError(
+                f"fake_like() cannot copy a {type(tensor).__name__} of shape {tuple(tensor.shape)} that is a part of "
+                "itself, as torch.utils.swap_tensors() makes it of a wrapper and its part."
+            )
         names, context = tensor.__tensor_flatten__()
-        parts = {name: self.tensor(getattr(tensor, name)) for name in names}
+        self._wrappers.append(tensor)
+        try:
+            parts = {name: self.tensor(getattr(tensor, name)) for name in names}
+        finally:
+            self._wrappers.pop()
         result: torch.Tensor = type(tensor).__tensor_unflatten__(parts, context, tensor.size(), tensor.stride())
         return result.requires_grad_(tensor.requires_grad)
 

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass as is_wra
 
 from . import _C
 
-__all__ = ["Held", "held_tensors", "is_wrapper", "parts_of", "tensors_in"]
+__all__ = ["Held", "held_tensors", "inner_tensors", "is_wrapper", "parts_of", "reachable_tensors"]
 
 
 # What holds no tensors. Most of what modules hold is of these.
@@ -58,7 +58,7 @@ def held_tensors(
         buffers_only: Leave out the parameters.
         check_fn: Decides for each module whether to look at what it holds itself.
     """
-    reach = _Reach(module)
+    reach = _Reach(module, _is_deferred)
     for prefix, module_part in module.named_modules():
         if check_fn is None or check_fn(module_part):
             for tensor, name, is_registered in _held_by(module_part, reach):
@@ -78,25 +78,42 @@ def _parts_held(tensor: torch.Tensor, name: str, is_registered: bool, buffers_on
             yield Held(part, name, is_registered, is_parameter, part is not tensor)
 
 
-def parts_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yields the tensors with data that `tensor` is made of: itself, unless it is a wrapper of others."""
-    if is_wrapper(tensor):
-        for name in tensor.__tensor_flatten__()[0]:
-            part = getattr(tensor, name)
-            if isinstance(part, torch.Tensor):  # some of what `DTensor` names is not
-                yield from parts_of(part)
-    else:
+def parts_of(tensor: torch.Tensor, around: tuple[torch.Tensor, ...] = ()) -> Iterator[torch.Tensor]:
+    """Yields the tensors with data that `tensor` is made of: itself, unless it is a wrapper of others.
+
+    Args:
+        tensor: Any tensor.
+        around: The wrappers that it is a part of. A wrapper that `torch.utils.swap_tensors()` has swapped with its part
+            is a part of itself, and has no data.
+    """
+    if not is_wrapper(tensor):
         yield tensor
+    elif not any(tensor is wrapper for wrapper in around):
+        for part in inner_tensors(tensor):
+            yield from parts_of(part, (*around, tensor))
 
 
-def tensors_in(value: object, seen: set[int]) -> Iterator[torch.Tensor]:
-    """Yields the tensors in the containers that make up `value`, not those of other objects, such as child modules."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (dict, list, tuple, set, frozenset)) and id(value) not in seen:
-        seen.add(id(value))
-        for element in value.values() if isinstance(value, dict) else value:
-            yield from tensors_in(element, seen)
+def inner_tensors(wrapper: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors that a wrapper names as its parts."""
+    parts = [getattr(wrapper, name) for name in wrapper.__tensor_flatten__()[0]]  # type: ignore[attr-defined]
+    return [part for part in parts if isinstance(part, torch.Tensor)]  # some of what `DTensor` names is not
+
+
+def reachable_tensors(obj: object, is_wanted: Callable[[torch.Tensor], bool]) -> Iterator[torch.Tensor]:
+    """Yields the tensors in the containers that make up `obj`, in modules, and those that are wanted in other objects.
+
+    Args:
+        obj: Anything. No code of its own is called: see `_Reach`.
+        is_wanted: Chooses among the tensors that are found in attributes of objects.
+    """
+    reach = _Reach(obj, is_wanted)
+    if isinstance(obj, Module):
+        for module in obj.modules():
+            yield from (tensor for tensor, _, _ in _held_by(module, reach))
+    else:
+        yield from reach.tensors_in(obj, "")
+    for hidden, _ in reach.hidden_modules:  # found on the way, and may lead to others
+        yield from (tensor for tensor, _, _ in _held_by(hidden, reach))
 
 
 def _held_by(module: Module, reach: _Reach) -> Iterator[tuple[torch.Tensor, str, bool]]:
@@ -111,38 +128,39 @@ def _held_by(module: Module, reach: _Reach) -> Iterator[tuple[torch.Tensor, str,
 
 
 class _Reach:
-    """What can be reached from a module: looks into containers, and into objects that are no modules, each once.
+    """What can be reached from a module or an object: looks into containers and into objects, each once.
 
     Models hold tensors in distributions, schedules, samplers and other objects of their own. No code of those objects
     is called, because it may compute, raise, or count what it is asked: not even `isinstance()`, which looks at
     `__class__`, a property of lazy objects and proxies.
     """
 
-    def __init__(self, root: Module) -> None:
+    def __init__(self, root: object, is_wanted: Callable[[torch.Tensor], bool]) -> None:
         self._root = root
-        self._modules = set(map(id, root.modules()))
+        self._is_wanted = is_wanted
+        self._modules = set(map(id, root.modules())) if isinstance(root, Module) else set()
         self._seen: dict[int, object] = {}  # kept, so that no address is given to another object
         self._descriptors: dict[int, _Descriptors] = {}  # by the addresses of their classes, which need not be hashable
         self.hidden_modules: list[tuple[Module, str]] = []
         """Modules that are no descendants, but held in a list, say, with the names of the attributes."""
 
     def tensors_on(self, tensor: torch.Tensor, name: str) -> Iterator[torch.Tensor]:
-        """The deferred tensors that are held by attributes of `tensor`."""
+        """The tensors that are wanted and held by attributes of `tensor`."""
         attributes = self._attributes(tensor)
         if attributes and id(tensor) not in self._seen:
             self._seen[id(tensor)] = tensor
             for value in attributes:
-                yield from filter(_is_deferred, self.tensors_in(value, name))
+                yield from filter(self._is_wanted, self.tensors_in(value, name))
 
     def tensors_in(self, value: object, name: str) -> Iterator[torch.Tensor]:
-        """The tensors in the containers that make up `value`, and the deferred ones in other objects in them."""
+        """The tensors in the containers that make up `value`, and those that are wanted in other objects in them."""
         stack = [(value, False)]
         while stack:
             value, is_in_object = stack.pop()
             if id(type(value)) in LEAF_TYPES or _is_one_of(value, LEAVES):
                 continue
             if _is(value, torch.Tensor):
-                if not is_in_object or _is_deferred(value):
+                if not is_in_object or self._is_wanted(value):
                     yield value
                 yield from self.tensors_on(value, name)
             elif _is(value, Module):

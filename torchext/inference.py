@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from . import _C
 from ._calls import call_in_block
-from ._held_tensors import is_wrapper, tensors_in
+from ._held_tensors import LEAVES, inner_tensors, is_wrapper, reachable_tensors
 from ._origins import Origin, origin, trace_origins
 
 __all__ = [
@@ -167,14 +167,17 @@ def to_normal(obj: T) -> T:
     after `detach()`. Gradients become normal along with their tensors. What is normal is left alone.
 
     Args:
-        obj: A tensor, a module, an optimizer, or a container of such that `torch.utils._pytree` knows. Fake and
-            deferred tensors are made normal, too; a deferred one is normal when it is materialized.
+        obj: A tensor, a module, an optimizer, another object that holds tensors, such as a cache of keys and values, or
+            a container of such, such as the output of a model. Objects are looked into as `materialize_module` does:
+            attributes, slots, containers, closures and the objects in them; not iterators, and not what their code
+            would compute. Fake and deferred tensors are made normal, too; a deferred one is normal when it is
+            materialized.
 
     Returns:
         `obj`.
 
     Raises:
-        TypeError: `obj` is something else.
+        TypeError: `obj` is an object in which no tensor is found.
         NotImplementedError: A tensor is neither strided nor sparse.
 
     Example:
@@ -183,33 +186,32 @@ def to_normal(obj: T) -> T:
         >>> to_normal(model)(torch.ones(2)).requires_grad
         True
     """
-    if pytree.tree_is_leaf(obj) and not isinstance(obj, torch.Tensor | torch.nn.Module | torch.optim.Optimizer):
+    tensors = list(_tensors_of(obj))
+    is_surely_right = isinstance(obj, torch.Tensor | torch.nn.Module | torch.optim.Optimizer)
+    if not tensors and not is_surely_right and pytree.tree_is_leaf(obj):
         raise TypeError(
-            f"to_normal() takes a tensor, a module, an optimizer, or a container of them that torch.utils._pytree "
-            f"knows, but `obj` is a {type(obj).__name__}."
+            f"to_normal() takes a tensor, a module, an optimizer, another object that holds tensors, or a container of "
+            f"them, but `obj` is a {type(obj).__name__} in which no tensor was found."
         )
-    _C.make_normal([part for tensor in _tensors_of(obj) for part in _parts_of(tensor)])
+    _C.make_normal([part for tensor in tensors for part in _parts_of(tensor)])
     return obj
 
 
 def _tensors_of(obj: object) -> Iterator[torch.Tensor]:
     for leaf in pytree.tree_leaves(obj):
-        if isinstance(leaf, torch.nn.Module):
-            for module in leaf.modules():
-                yield from tensors_in(vars(module), seen=set())
-        elif isinstance(leaf, torch.optim.Optimizer):
-            yield from tensors_in([leaf.param_groups, *leaf.state.values()], seen=set())
-        elif isinstance(leaf, torch.Tensor):
+        if isinstance(leaf, torch.Tensor):
             yield leaf
+        elif not issubclass(type(leaf), LEAVES):
+            yield from reachable_tensors(leaf, torch.Tensor.is_inference)
 
 
-def _parts_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+def _parts_of(tensor: torch.Tensor, around: tuple[torch.Tensor, ...] = ()) -> Iterator[torch.Tensor]:
     """A tensor, its gradient, and, if it is a wrapper such as a `DTensor`, what it is made of."""
+    if any(tensor is other for other in around):  # `torch.utils.swap_tensors()` can make a wrapper a part of itself
+        return
     yield tensor
     if tensor.is_leaf and tensor.grad is not None:
-        yield from _parts_of(tensor.grad)
+        yield from _parts_of(tensor.grad, (*around, tensor))
     if is_wrapper(tensor):
-        for name in tensor.__tensor_flatten__()[0]:
-            part = getattr(tensor, name)
-            if isinstance(part, torch.Tensor):
-                yield from _parts_of(part)
+        for part in inner_tensors(tensor):
+            yield from _parts_of(part, (*around, tensor))
