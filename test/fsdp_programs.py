@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from common import build_both
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from torchext.compat import install_as_torchdistx
 from torchext.deferred_init import defer_again, is_deferred, materialize_module, materialize_tensor, summary
@@ -151,6 +153,62 @@ def fully_sharded_parts_stay_on_their_mesh() -> None:
     assert all(is_deferred(parameter) for parameter in deferred.parameters())
     materialize_module(deferred, device="cpu", dtype=torch.float32)
     assert not is_deferred(deferred)
+
+
+def assert_has_values(module: nn.Module, values: dict[str, Tensor]) -> None:
+    assert is_deferred(module)
+    materialize_module(module)
+    for name, tensor in module.state_dict().items():
+        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        assert torch.equal(whole, values[name]), name
+
+
+def other_values() -> dict[str, Tensor]:
+    torch.manual_seed(17)
+    return Model().state_dict()
+
+
+@program
+def sharded_modules_load_whole_state_dicts() -> None:
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
+    values = other_values()
+    for from_rank_0 in (False, True):
+        _, deferred = build_the_same()
+        shard(deferred)
+        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=from_rank_0)
+        given = {} if from_rank_0 and dist.get_rank() > 0 else dict(values)
+        set_model_state_dict(deferred, given, options=options)
+        assert_has_values(deferred, values)
+
+
+@program
+def sharded_modules_load_checkpoints() -> None:
+    import torch.distributed.checkpoint as checkpoint
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+
+    values = other_values()
+    saved = Model()
+    saved.load_state_dict(values)
+    shard(saved)
+    folder = [tempfile.mkdtemp()]
+    dist.broadcast_object_list(folder)
+    checkpoint.save({"model": get_model_state_dict(saved)}, checkpoint_id=folder[0])
+
+    _, deferred = build_the_same()
+    shard(deferred)
+    state = {"model": get_model_state_dict(deferred)}
+    checkpoint.load(state, checkpoint_id=folder[0])
+    set_model_state_dict(deferred, state["model"])
+    assert_has_values(deferred, values)
+
+    _, deferred = build_the_same()
+    shard(deferred)
+    with pytest.raises(checkpoint.CheckpointException, match=r"materialize_module\(\)"):
+        checkpoint.save({"model": get_model_state_dict(deferred)}, checkpoint_id=tempfile.mkdtemp())
+    dist.barrier()
+    if dist.get_rank() == 0:
+        shutil.rmtree(folder[0])
 
 
 def run(rank: int, name: str, meeting_point: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import pytest
 import torch
@@ -22,6 +23,8 @@ from torchext.deferred_init import deferred_init, is_deferred, materialize_modul
 from torchext.fake import DataDependentError, fake_like, fake_mode, is_fake
 
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this build of PyTorch has no gloo")
+
+T = TypeVar("T")
 
 DEFERRED = "would communicate with other processes about a deferred tensor"
 SIZES = {"fake": 8, "gloo": 1}
@@ -363,3 +366,59 @@ def test_custom_operator_with_a_group_is_refused_on_deferred_tensors(world: int)
     assert is_fake(exchange(fake(2), "a registry of its own"))
     assert torch.equal(exchange(torch.ones(2), group().group_name), torch.ones(2))
     library._destroy()
+
+
+def in_fake_mode(function: Callable[[], T]) -> T:
+    with fake_mode():
+        return function()
+
+
+def exchange_objects(world: int) -> tuple[object, ...]:
+    broadcast, gathered, scattered = [{"a": 1}], [None] * world, [None]
+    dist.broadcast_object_list(broadcast)
+    dist.all_gather_object(gathered, {"b": 2})
+    dist.scatter_object_list(scattered, [str(rank) for rank in range(world)])
+    return broadcast, gathered, scattered
+
+
+@pytest.mark.parametrize("block", [in_fake_mode, deferred_init])
+def test_objects_are_exchanged_in_a_block(world: int, block: Callable[[Callable[[], object]], object]) -> None:
+    assert block(lambda: exchange_objects(world)) == exchange_objects(world)
+
+
+@pytest.mark.parametrize("block", [in_fake_mode, deferred_init])
+def test_meshes_of_devices_made_in_a_block_are_real(world: int, block: Callable[[Callable[[], T]], T]) -> None:
+    def make() -> DeviceMesh:
+        mesh = init_device_mesh("cpu", (world // 2 or 1, min(world, 2)), mesh_dim_names=("a", "b"))
+        mesh["a"]._flatten("c")
+        return mesh
+
+    mesh = block(make)
+    assert not is_fake(mesh.mesh)
+    assert mesh.mesh.tolist() == make().mesh.tolist()
+    assert mesh["b"].mesh.tolist() == make()["b"].mesh.tolist()
+
+
+@of_fake_backend
+def test_default_mesh_of_fully_shard_is_on_the_fake_devices(world: int) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has CUDA, where no devices are faked")
+    with fake_mode(fake_cuda=world):
+        module = mlp().cuda()
+        fully_shard(module)
+        weight = module[0].weight  # type: ignore[index]
+        assert weight.device_mesh.device_type == "cuda"
+        assert weight.to_local().device.type == "cuda"
+
+
+@of_fake_backend
+def test_fully_sharded_module_of_fakes_trains(world: int) -> None:
+    with fake_mode():
+        module = mlp()
+        fully_shard(module, mesh=mesh_of(world))
+        optimizer = torch.optim.AdamW(module.parameters())
+        module(torch.ones(2, 8)).sum().backward()
+        optimizer.step()
+        gradient = module[0].weight.grad.to_local()  # type: ignore[index]
+    assert is_fake(gradient)
+    assert gradient.shape == (8 // world, 8)

@@ -433,3 +433,10 @@ def test_accelerator_is_what_the_thread_sees() -> None:
     with fake_mode(fake_cuda=2):
         assert accelerators() == (torch.device("cuda"), torch.device("cuda"), True)
     assert accelerators() == (torch.device("cpu"), None, False)
+
+
+def test_module_of_the_accelerator_is_what_the_thread_sees() -> None:
+    assert torch.get_device_module() is torch.cpu
+    with fake_mode(fake_cuda=2):
+        assert torch.get_device_module() is torch.cuda
+    assert torch.get_device_module() is torch.cpu

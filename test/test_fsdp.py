@@ -36,3 +36,8 @@ def test_every_shard_of_fully_shard_is_that_of_the_eager_module() -> None:
 
 def test_sharded_tensors_cannot_be_placed_off_their_mesh() -> None:
     run_program("fully_sharded_parts_stay_on_their_mesh")
+
+
+@pytest.mark.parametrize("name", ["sharded_modules_load_whole_state_dicts", "sharded_modules_load_checkpoints"])
+def test_deferred_sharded_modules_load(name: str) -> None:
+    run_program(name)

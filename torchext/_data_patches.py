@@ -18,6 +18,7 @@ import torch.serialization
 from torch.nn import Module
 
 from . import _C
+from ._addresses import address_to_compare
 from ._fake_copy import FakeCopy
 from ._fake_cuda import fake_cuda
 from ._held_tensors import inner_tensors, is_wrapper
@@ -27,7 +28,7 @@ __all__ = ["copied_bytes", "install", "no_data"]
 
 # What reads or writes memory, or hands it out.
 METHODS_OF_STORAGES = (
-    *("__getitem__", "__setitem__", "copy_", "data_ptr", "fill_", "tolist", "_byteswap", "_write_file"),
+    *("__getitem__", "__setitem__", "copy_", "fill_", "tolist", "_byteswap", "_write_file"),
     *("is_pinned", "pin_memory", "share_memory_", "_share_cuda_", "_share_fd_cpu_", "_share_filename_cpu_"),
 )
 
@@ -196,6 +197,7 @@ def _patch_storage_reads() -> None:
     whether it could read an element.
     """
     storage = torch.UntypedStorage
+    patch(torch.UntypedStorage, "data_ptr", _with_address, "reads memory")
     for name in METHODS_OF_STORAGES:
         patch(storage, name, _with_memory, "reads memory, and does not turn the refusal into an exception")
     for name in ("is_shared", "_get_filename", "__repr__"):
@@ -230,6 +232,18 @@ def _with_memory(original: Callable[..., Any]) -> Callable[..., Any]:
     return use
 
 
+def _with_address(original: Callable[..., int]) -> Callable[..., int]:
+    def data_ptr(self: torch.UntypedStorage) -> int:
+        if _is_of_fakes(self):
+            address = address_to_compare(self)
+            if address is not None:
+                return address
+            _ask_for_memory(self)
+        return original(self)
+
+    return data_ptr
+
+
 def _is_of_fakes(storage: object) -> bool:
     return isinstance(storage, torch.UntypedStorage) and _C.is_storage_of_fakes(storage)
 
@@ -247,9 +261,24 @@ def _ask_for_memory(storage: torch.UntypedStorage) -> None:
 
 def _patch_tensor_memory() -> None:
     """Constructors compare addresses, hand them to libraries, and call Python for each element."""
-    for name in ("data_ptr", "apply_", "map_", "map2_"):
+    patch(torch.Tensor, "data_ptr", _with_address_of_tensor, "reads memory")
+    for name in ("apply_", "map_", "map2_"):
         patch(torch.Tensor, name, _of_memory, "uses memory without calling an operator")
     patch(torch._C, "_to_dlpack", _of_memory, "uses memory without calling an operator")
+
+
+def _with_address_of_tensor(original: Callable[..., int]) -> Callable[..., int]:
+    of_memory = _of_memory(original)
+
+    def data_ptr(self: torch.Tensor) -> int:
+        if isinstance(self, torch.Tensor) and _C.is_fake(self) and self.layout is torch.strided:
+            address = address_to_compare(self.untyped_storage(), int(self.storage_offset()) * self.element_size())
+            if address is not None:
+                return address
+        found: int = of_memory(self)
+        return found
+
+    return data_ptr
 
 
 def _of_memory(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -56,9 +56,12 @@ def fake_cuda(devices: bool | int) -> Iterator[None]:
         return
     _replace_backward()
     _functions.replace()
+    # Remembers what the accelerator is (`functools.cache`).
+    torch.get_device_module.cache_clear()
     try:
         yield
     finally:
+        torch.get_device_module.cache_clear()
         _functions.put_back()
         _C.leave_fake_cuda()  # last: raises on another thread
 

@@ -21,7 +21,7 @@ import torch._meta_registrations
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from . import _C, _data_patches, _fake_tensor_mode, _rejection
+from . import _C, _data_patches, _distributed_patches, _fake_tensor_mode, _rejection
 from ._fake_copy import FakeCopy
 from ._once import once
 from ._patching import patch
@@ -40,6 +40,7 @@ def install() -> None:
     _patch_reads()
     _data_patches.install()
     _fake_tensor_mode.install()
+    _distributed_patches.install()
     _patch_new_tensor()
     _patch_sparse_constructors()
     _patch_sparse_optimizers()

@@ -1,0 +1,48 @@
+"""Addresses that are only compared: what asks for them need not be given memory.
+
+Libraries find tied weights by the addresses of their memory. Fakes have none, but they know which of them share it.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+__all__ = ["address_to_compare"]
+
+# Functions that compare the addresses of storages and tensors, and hand them to nobody who would look behind them.
+COMPARING: dict[str, frozenset[str]] = {
+    # Is the local tensor still the shard? Asked when a state dict has been loaded, and before the first forward pass.
+    "torch.distributed.fsdp._fully_shard._fsdp_param": frozenset({"reset_sharded_param"}),
+    # Which tensors of a state dict share memory?
+    "safetensors.torch": frozenset({"_end_ptr", "_filter_shared_not_shared", "_is_complete", "storage_ptr"}),
+    "huggingface_hub.serialization._torch": frozenset({"_end_ptr", "_filter_shared_not_shared", "storage_ptr"}),
+    "transformers.modeling_utils": frozenset({"_end_ptr", "_find_disjoint", "_find_identical"}),
+    "transformers.pytorch_utils": frozenset({"id_tensor_storage"}),
+    "accelerate.utils.modeling": frozenset({"id_tensor_storage", "set_module_tensor_to_device"}),
+    # Which weights are tied to one that is on the disk?
+    "accelerate.big_modeling": frozenset({"dispatch_model"}),
+    "accelerate.hooks": frozenset({"init_hook"}),
+}
+
+# `TypedStorage` asks the storage that it wraps.
+PASSING_ON = "torch.storage"
+
+
+def address_to_compare(storage: torch.UntypedStorage, offset: int = 0) -> int | None:
+    """A number that stands for an address in `storage`, if the function that asks will only compare it.
+
+    Called by the replacement of a method, which that function has called.
+
+    Args:
+        storage: A storage without memory.
+        offset: In bytes.
+    """
+    frame = sys._getframe(2)
+    while frame.f_globals.get("__name__") == PASSING_ON and frame.f_back is not None:
+        frame = frame.f_back
+    if frame.f_code.co_name not in COMPARING.get(frame.f_globals.get("__name__", ""), ()):
+        return None
+    address: int = storage._cdata + offset
+    return address
