@@ -18,6 +18,7 @@
 #include "errors.h"
 #include "fake.h"
 #include "fake_storage.h"
+#include "refusals.h"
 
 namespace torchext {
 
@@ -31,6 +32,22 @@ namespace {
 
 const DispatchKeySet kBelow{DispatchKeySet::FULL_AFTER, kCompositesKey};
 
+Tensor maxPool1dWithIndices(const Tensor& self,
+                            c10::IntArrayRef kernel_size,
+                            c10::IntArrayRef stride,
+                            c10::IntArrayRef padding,
+                            c10::IntArrayRef dilation,
+                            bool ceil_mode) {
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::max_pool1d", "");
+  try {
+    return std::get<0>(at::max_pool1d_with_indices(self, kernel_size, stride, padding, dilation, ceil_mode));
+  } catch (const c10::Error&) {
+    const Stack arguments{self, kernel_size.vec(), stride.vec(), padding.vec(), dilation.vec(), ceil_mode};
+    refuseAsReal(op, arguments);  // which says it in other words
+    throw;
+  }
+}
+
 // On the CPU, where nobody asks for a gradient, the composite kernel reads the memory of its argument
 // (`max_pool1d_impl()`, MaxPooling.cpp). What it calls otherwise returns the same, but as a view.
 Tensor maxPool1d(const Tensor& self,
@@ -43,7 +60,7 @@ Tensor maxPool1d(const Tensor& self,
   if (self.is_cpu() && !(self.requires_grad() && c10::GradMode::is_enabled())) {
     untracked.emplace();
   }
-  return std::get<0>(at::max_pool1d_with_indices(self, kernel_size, stride, padding, dilation, ceil_mode));
+  return maxPool1dWithIndices(self, kernel_size, stride, padding, dilation, ceil_mode);
 }
 
 // Reads the memory of the argument called `name`, which may be a number that is known, but not a list.

@@ -56,7 +56,7 @@ class FakeCall {
   void lookAt(const Tensor& tensor);
   bool isPythonsFirst() const;
   bool isAboutFakes() const;
-  void countVersions() const;
+  static void countVersions(const IValue& written_by_foreach);
   void runOnRealTensors();
   FakeOutcome foreseeMeta() const;
   FakeOutcome decide() const;
@@ -96,12 +96,13 @@ void FakeCall::run() {
   }
   const CallKey key{op_, stack_};
   lookAtArguments(key);
-  countVersions();
+  const IValue written = has_fake_ && writesForeach(op_) ? torch::jit::peek(stack_, 0, num_arguments_) : IValue{};
   if (!has_fake_ && !isFakeMode()) {
     runOnRealTensors();
   } else if (!tryRemembered(key)) {
     compute(key);
   }
+  countVersions(written);
 }
 
 // Nothing is looked up in the cache for this: asking it would change what it holds.
@@ -253,12 +254,10 @@ bool FakeCall::tryRemembered(const CallKey& key) {
 
 // The versions of what the foreach operators write are not counted by the kernel of `ADInplaceOrView`, but by what real
 // kernels call for each tensor. This refuses inference tensors outside of inference mode, too, as it does there.
-void FakeCall::countVersions() const {
-  if (!has_fake_ || !writesForeach(op_) || c10::impl::tls_is_dispatch_key_excluded(DispatchKey::ADInplaceOrView)) {
-    return;
+void FakeCall::countVersions(const IValue& written_by_foreach) {
+  if (!c10::impl::tls_is_dispatch_key_excluded(DispatchKey::ADInplaceOrView)) {
+    forEachTensor(written_by_foreach, [](const Tensor& written) { written.unsafeGetTensorImpl()->bump_version(); });
   }
-  forEachTensor(torch::jit::peek(stack_, 0, num_arguments_),
-                [](const Tensor& written) { written.unsafeGetTensorImpl()->bump_version(); });
 }
 
 // Kernels allocate their results with factories of their own, which must not be fake then.

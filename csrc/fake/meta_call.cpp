@@ -1,5 +1,6 @@
 #include "meta_call.h"
 
+#include <exception>
 #include <vector>
 
 #include <ATen/EmptyTensor.h>
@@ -7,6 +8,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/irange.h>
 
+#include "../interrupts.h"
 #include "../stack_utils.h"
 #include "device_hints.h"
 #include "device_rules.h"
@@ -18,6 +20,7 @@
 #include "memory_overlap.h"
 #include "meta_kernel.h"
 #include "op_traits.h"
+#include "refusals.h"
 #include "shadows.h"
 
 namespace torchext {
@@ -72,6 +75,7 @@ class MetaCall {
   void run();
 
  private:
+  c10::Device checkAndCallMetaKernel(const Stack& arguments);
   void checkCanBeFaked() const;
   void convertArgumentsToMeta(const DeviceRules& rules);
   void callMetaKernel(c10::Device device);
@@ -88,22 +92,34 @@ class MetaCall {
 };
 
 void MetaCall::run() {
-  checkCanBeFaked();
-  refuseToWriteIntoRealTensors(op_, stack_);
-  checkMemoryOverlap(op_, stack_);
-  const DeviceRules rules{op_, stack_};
-  const c10::Device device = rules.outputDevice();
-  const Stack arguments = decidesByDevice(op_, device)
-                              ? Stack(stack_.end() - static_cast<std::ptrdiff_t>(num_arguments_), stack_.end())
-                              : Stack{};
-  convertArgumentsToMeta(rules);
-  callMetaKernel(device);
-  if (!arguments.empty()) {
+  const Stack arguments(stack_.end() - static_cast<std::ptrdiff_t>(num_arguments_), stack_.end());
+  const c10::Device device = checkAndCallMetaKernel(arguments);
+  refuseAsReal(op_, arguments, topOf(stack_, op_.schema().returns().size()));
+  if (decidesByDevice(op_, device)) {
     const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
     correctForDevice(op_, arguments, stack_);
   }
   updateWrittenFakes();
   convertOutputsToFake(device);
+}
+
+// NOTE [Refusing what real tensors refuse]
+c10::Device MetaCall::checkAndCallMetaKernel(const Stack& arguments) {
+  try {
+    checkCanBeFaked();
+    refuseToWriteIntoRealTensors(op_, stack_);
+    checkMemoryOverlap(op_, stack_);
+    const DeviceRules rules{op_, stack_};
+    const c10::Device device = rules.outputDevice();
+    convertArgumentsToMeta(rules);
+    callMetaKernel(device);
+    return device;
+  } catch (const std::exception& error) {
+    if (!isInterrupt(error)) {
+      refuseAsReal(op_, arguments);
+    }
+    throw;
+  }
 }
 
 void MetaCall::checkCanBeFaked() const {

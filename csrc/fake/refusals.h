@@ -1,0 +1,33 @@
+#pragma once
+
+// NOTE [Refusing what real tensors refuse]
+//
+// A Meta kernel checks less than the kernel that it stands for, and other things in other words. What real tensors
+// refuse is known best by their own kernel, which checks before it computes. So a call that has not been made before is
+// tried out on stand-ins: small real tensors of the same shapes, strides and dtypes (stand_ins.h). What the kernel
+// raises, the fake call raises.
+//
+//   * Values do not exist, so an error must come whatever they are: it counts when it is the same for all fills.
+//   * A call that is too large is tried out with its sizes divided. An error counts when the same call passes with
+//     common dtypes: then it is about dtypes, which sizes do not matter to. Otherwise the call is tried out as it is,
+//     if that is affordable.
+//   * When the Meta kernel has raised, the call is known to be wrong, and may be larger: the kernel will not compute.
+//   * Only kernels of PyTorch's for the CPU are run, and none that would draw from a generator of the user's.
+//
+// Calls that are remembered have passed: they are not tried out again.
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+namespace torchext {
+
+// Raises what a call of `op` on real tensors like `arguments` would raise, if that is known not to depend on values.
+// `results` are those of the Meta kernel.
+void refuseAsReal(const c10::OperatorHandle& op,
+                  c10::ArrayRef<c10::IValue> arguments,
+                  c10::ArrayRef<c10::IValue> results);
+
+// The same for a call that cannot be faked, whose error may be that of real tensors.
+void refuseAsReal(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
+
+}  // namespace torchext

@@ -1,0 +1,201 @@
+"""Calls that real tensors refuse: samples of PyTorch's `op_db` with one argument changed, and what comes of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.testing._internal.opinfo.core import OpInfo, SampleInput
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from torchext.fake import DataDependentError, UnsupportedOperatorError, fake_like, fake_mode
+
+__all__ = ["Call", "Difference", "calls_of", "compare", "error_calls_of", "mutations"]
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int32, torch.bool, torch.complex64)
+
+
+class Call(NamedTuple):
+    """A call of an operator: its arguments as leaves of a tree, and what has been changed about them."""
+
+    function: Callable[..., Any]
+    leaves: list[Any]
+    spec: TreeSpec
+    change: str
+
+    def run(self, convert: Callable[[Tensor], Tensor]) -> Any:
+        converted: dict[int, Tensor] = {}
+
+        def of(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor):
+                return leaf
+            if id(leaf) not in converted:
+                converted[id(leaf)] = convert(leaf)
+            return converted[id(leaf)]
+
+        arguments, kwargs = tree_unflatten([of(leaf) for leaf in self.leaves], self.spec)
+        return self.function(*arguments, **kwargs)
+
+    def __str__(self) -> str:
+        def show(leaf: Any) -> str:
+            if not isinstance(leaf, Tensor):
+                return repr(leaf)
+            return f"{str(leaf.dtype)[6:]}{list(leaf.shape)}{'@meta' if leaf.is_meta else ''}"
+
+        return f"{self.change}: {', '.join(map(show, self.leaves))}"
+
+
+class Outcome(NamedTuple):
+    error: type[BaseException] | None
+    line: str
+    result: Any
+
+
+class Difference(NamedTuple):
+    """How a fake call differs from a real one."""
+
+    kind: str
+    call: str
+    wanted: str
+    found: str
+
+
+def call_of(op: Callable[..., Any], sample: SampleInput, change: str = "as it is") -> Call:
+    leaves, spec = tree_flatten(((sample.input, *sample.args), sample.kwargs))
+    return Call(op, leaves, spec, change)
+
+
+def is_plain(call: Call) -> bool:
+    return all(
+        leaf.layout is torch.strided and not leaf.is_quantized and not leaf.is_nested
+        for leaf in call.leaves
+        if isinstance(leaf, Tensor)
+    )
+
+
+def changes_of(tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    for dtype in DTYPES:
+        if dtype is not tensor.dtype:
+            yield f"to {str(dtype)[6:]}", tensor.to(dtype)
+    yield "one dimension more", tensor.unsqueeze(0)
+    if tensor.dim():
+        yield "longer in the first dimension", torch.cat([tensor, tensor[:1]]) if len(tensor) else tensor
+        yield "emptied", tensor[:0]
+        if tensor.numel():
+            yield "without dimensions", tensor.flatten()[0]
+    if tensor.dim() > 1:
+        yield "longer in the last dimension", torch.cat([tensor, tensor[..., :1]], -1)
+        yield "transposed", tensor.transpose(0, -1)
+    yield "on the meta device", tensor.to("meta")
+
+
+def mutations(call: Call) -> Iterator[Call]:
+    for position, leaf in enumerate(call.leaves):
+
+        def with_leaf(change: str, value: Any, position: int = position) -> Call:
+            leaves = list(call.leaves)
+            leaves[position] = value
+            return call._replace(leaves=leaves, change=f"{change} #{position}")
+
+        if isinstance(leaf, Tensor) and not leaf.is_meta:
+            with torch.no_grad():
+                for change, changed in changes_of(leaf.detach()):
+                    yield with_leaf(change, changed)
+        elif isinstance(leaf, int) and not isinstance(leaf, bool):
+            yield with_leaf("larger", leaf + 10)
+            yield with_leaf("smaller", leaf - 10)
+
+
+def outcome(run: Callable[[], Any]) -> Outcome:
+    try:
+        return Outcome(None, "", run())
+    except Exception as error:
+        return Outcome(type(error), next(iter(str(error).splitlines()), ""), None)
+
+
+def depends_on_values(call: Call) -> bool:
+    """Does the call succeed when all values are 0, or 1?"""
+    return any(outcome(partial(call.run, fill)).error is None for fill in (torch.zeros_like, torch.ones_like))
+
+
+def clone(tensor: Tensor) -> Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+def metadata(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return type(value)
+    strides = tuple(s for s, n in zip(value.stride(), value.shape, strict=True) if n > 1) if value.numel() else ()
+    return (tuple(value.shape), value.dtype, value.device, strides, value.is_conj(), value.is_neg())
+
+
+def as_seen(result: Any) -> Any:
+    leaves, spec = tree_flatten(result)
+    if any(isinstance(leaf, Tensor) and (leaf.layout is not torch.strided) for leaf in leaves):
+        return None
+    return [metadata(leaf) for leaf in leaves], spec
+
+
+def run_fake(call: Call) -> Outcome:
+    def run() -> Any:
+        with fake_mode():
+            return call.run(lambda tensor: tensor if tensor.is_meta else fake_like(tensor))
+
+    return outcome(run)
+
+
+def is_written(call: Call) -> bool:
+    return getattr(call.function, "name", "").endswith("_")
+
+
+def compare(call: Call) -> Difference | None:
+    """How the fake call differs from the real one, or None when it does not."""
+    random.seed(0)
+    torch.manual_seed(0)
+    real = outcome(lambda: call.run(clone if is_written(call) else lambda tensor: tensor))
+    fake = run_fake(call)
+
+    def difference(kind: str) -> Difference:
+        def show(one: Outcome) -> str:
+            return f"{one.error.__name__}: {one.line}" if one.error else str(as_seen(one.result))
+
+        return Difference(kind, str(call), show(real), show(fake))
+
+    if any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in call.leaves):
+        # Which operators take tensors on the meta device among others, and how they refuse them, differs between those
+        # of C++ and those of Python. Ours refuse to mix them.
+        return difference("accepted") if real.error and not fake.error else None
+    if real.error is None:
+        if fake.error in (DataDependentError, UnsupportedOperatorError):
+            return None  # which test_op_db.py looks at
+        if fake.error is not None:
+            return difference("refused too much")
+        wanted = as_seen(real.result)
+        return None if wanted is None or wanted == as_seen(fake.result) else difference("another result")
+    if fake.error is None:
+        return None if depends_on_values(call) else difference("accepted")
+    if fake.error is not real.error:
+        return None if depends_on_values(call) else difference("another class")
+    if fake.line != real.line:
+        return None if depends_on_values(call) else difference("other words")
+    return None
+
+
+def calls_of(op: OpInfo, dtype: torch.dtype) -> Iterator[Call]:
+    for sample in op.sample_inputs("cpu", dtype):
+        call = call_of(op, sample)
+        if is_plain(call):
+            yield call
+
+
+def error_calls_of(op: OpInfo) -> Iterator[Call]:
+    """The calls that PyTorch's own tests expect to be refused."""
+    if op.error_inputs_func is not None:
+        for error_input in op.error_inputs("cpu"):
+            call = call_of(op, error_input.sample_input, "error input")
+            if is_plain(call):
+                yield call

@@ -1,0 +1,358 @@
+"""What real tensors refuse, fakes and deferred tensors refuse: with the same class of error and in the same words."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from refusals import Difference, calls_of, compare, error_calls_of, mutations
+from torch import Tensor, nn
+from torch.testing._internal.common_device_type import instantiate_device_type_tests, ops
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.common_utils import TestCase
+from torch.testing._internal.opinfo.core import OpInfo
+
+from torchext import _C
+from torchext.deferred_init import deferred_init, materialize_module, materialize_tensor
+from torchext.fake import cache_info, fake_like, fake_mode
+
+BF16 = torch.bfloat16
+
+
+def assign(value: Tensor, rows: int = 3) -> Tensor:
+    x = torch.ones(rows, 3)
+    x[torch.zeros(2, dtype=torch.int64)] = value
+    return x
+
+
+# Each refused by eager PyTorch.
+PROGRAMS: dict[str, Callable[[], Any]] = {
+    "bfloat16 linear": lambda: nn.Linear(8, 8, dtype=BF16)(torch.ones(2, 8)),
+    "large bfloat16 linear": lambda: nn.Linear(2048, 4096, dtype=BF16)(torch.ones(1, 128, 2048)),
+    "mm of two dtypes": lambda: torch.ones(3, 3) @ torch.ones(3, 3).double(),
+    "mm of two shapes": lambda: torch.ones(3, 4) @ torch.ones(3, 4),
+    "bmm of two dtypes": lambda: torch.ones(2, 3, 3) @ torch.ones(2, 3, 3).double(),
+    "bfloat16 LayerNorm": lambda: nn.LayerNorm(8, dtype=BF16)(torch.ones(2, 8)),
+    "large bfloat16 LayerNorm": lambda: nn.LayerNorm(4096, dtype=BF16)(torch.ones(2, 128, 4096)),
+    "bfloat16 GroupNorm": lambda: nn.GroupNorm(2, 4, dtype=BF16)(torch.ones(4, 4)),
+    "bfloat16 BatchNorm": lambda: nn.BatchNorm1d(4, dtype=BF16)(torch.ones(4, 4)),
+    "BatchNorm of other channels": lambda: nn.BatchNorm1d(4)(torch.ones(4, 5)),
+    "bfloat16 convolution": lambda: nn.functional.conv2d(torch.ones(1, 3, 8, 8), torch.ones(4, 3, 3, 3, dtype=BF16)),
+    "transposed convolution": lambda: nn.functional.conv_transpose2d(torch.ones(1, 3, 8, 8), torch.ones(4, 3, 3, 3)),
+    "large transposed convolution": lambda: nn.functional.conv_transpose2d(
+        torch.ones(1, 64, 128, 128), torch.ones(80, 64, 3, 3)
+    ),
+    "int32 targets": lambda: nn.functional.cross_entropy(torch.ones(3, 3), torch.zeros(3, dtype=torch.int32)),
+    "many int32 targets": lambda: nn.functional.cross_entropy(
+        torch.ones(300, 3200), torch.zeros(300, dtype=torch.int32)
+    ),
+    "float indices of an embedding": lambda: nn.Embedding(4, 4)(torch.ones(4)),
+    "assignment of another shape": lambda: assign(torch.ones(7)),
+    "large assignment of another shape": lambda: assign(torch.ones(7), 2_000_000),
+    "indices of two dimensions": lambda: torch.ones(3, 3).index_select(0, torch.zeros(2, 2, dtype=torch.int64)),
+    "max of nothing": lambda: torch.ones(0).max(),
+    "argmax of nothing": lambda: torch.ones(0, 3).argmax(0),
+    "full argmax of nothing": lambda: torch.ones(0).argmax(),
+    "complex of two dtypes": lambda: torch.complex(torch.ones(2), torch.ones(2).double()),
+    "softmax beyond the dimensions": lambda: torch.ones(3).softmax(3),
+    "softmax of integers": lambda: torch.ones(3, dtype=torch.int64).softmax(0),
+    "stack of nothing": lambda: torch.stack([]),
+    "cat of other shapes": lambda: torch.cat([torch.ones(3, 3), torch.ones(4, 4)]),
+    "grid of three coordinates": lambda: nn.functional.grid_sample(
+        torch.ones(1, 3, 8, 8), torch.ones(1, 4, 4, 3), align_corners=False
+    ),
+    "attention of two dtypes": lambda: nn.functional.scaled_dot_product_attention(
+        torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 4, dtype=BF16), torch.ones(1, 2, 3, 4)
+    ),
+    "negative power of integers": lambda: torch.ones(3, dtype=torch.int64) ** -1,
+    "dropout of integers": lambda: nn.functional.dropout(torch.ones(3, dtype=torch.int64)),
+    "normal_ of integers": lambda: torch.ones(3, dtype=torch.int64).normal_(),
+    "orthogonal_ of bfloat16": lambda: nn.init.orthogonal_(torch.ones(4, 4, dtype=BF16)),
+    "float mask": lambda: torch.ones(3).masked_fill(torch.ones(3), 1.0),
+    "float index": lambda: torch.ones(3)[torch.ones(3)],
+    "pooling of too little": lambda: nn.functional.max_pool2d(torch.ones(1, 1, 2, 2), 5),
+    "foreach of two shapes": lambda: torch._foreach_add_([torch.ones(3)], [torch.ones(4)]),
+    "integers summed in place with floats": lambda: torch.ones(3, dtype=torch.int64).add_(1.5),
+    "fused Adam of two dtypes": lambda: torch._fused_adamw_(
+        *([torch.ones(3)], [torch.ones(3)], [torch.ones(3)], [torch.ones(3, dtype=BF16)], [], [torch.tensor(1.0)]),
+        lr=0.1, beta1=0.9, beta2=0.9, weight_decay=0.1, eps=0.1, amsgrad=False, maximize=False,
+    ),
+}  # fmt: skip
+
+
+def error_of(program: Callable[[], Any]) -> tuple[type[Exception], str]:
+    with pytest.raises(Exception) as error:  # noqa: PT011 - whatever eager PyTorch raises
+        program()
+    return error.type, str(error.value).splitlines()[0]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_fakes_refuse_what_real_tensors_refuse(name: str) -> None:
+    wanted = error_of(PROGRAMS[name])
+    for _ in range(2):
+        with fake_mode():
+            assert error_of(PROGRAMS[name]) == wanted
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_deferred_tensors_refuse_what_real_ones_refuse(name: str) -> None:
+    wanted = error_of(PROGRAMS[name])
+    assert error_of(lambda: deferred_init(PROGRAMS[name])) == wanted
+
+
+class Orthogonal(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(4, 4, dtype=BF16))
+        try:
+            nn.init.orthogonal_(self.weight)
+        except RuntimeError:
+            nn.init.xavier_uniform_(self.weight)
+
+
+def test_a_constructor_takes_the_branch_that_it_takes_eagerly() -> None:
+    torch.manual_seed(0)
+    eager, state = Orthogonal(), torch.random.get_rng_state()
+    torch.manual_seed(0)
+    deferred = deferred_init(Orthogonal)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    materialize_module(deferred)
+    assert torch.equal(deferred.weight, eager.weight)
+
+
+def refused_calls(x: Tensor) -> list[int]:
+    """Writes into `x` of shape (3, 3) what does not fit into it; the versions of `x` afterwards."""
+    calls: list[Callable[[], object]] = [
+        lambda: x.add_(torch.ones(4)),
+        lambda: x.mul_(1j),
+        lambda: x.addmm_(torch.ones(3, 3), torch.ones(3, 3).double()),
+        lambda: x.copy_(torch.ones(4)),
+        lambda: x.normal_(std=-1.0),
+        lambda: x.index_add_(0, torch.zeros(2, 2, dtype=torch.int64), torch.ones(2, 3)),
+        lambda: torch.mm(torch.ones(3, 3), torch.ones(3, 3).double(), out=x),
+        lambda: torch._foreach_add_([x, x], [torch.ones(4), torch.ones(4)]),
+    ]
+    versions = []
+    for call in calls:
+        with pytest.raises((RuntimeError, IndexError)):
+            call()
+        versions.append(x._version)
+    return versions
+
+
+def test_a_refused_call_leaves_nothing_behind() -> None:
+    torch.manual_seed(0)
+    real = torch.ones(3, 3)
+    wanted, state = refused_calls(real), torch.random.get_rng_state()
+    torch.manual_seed(0)
+    with fake_mode():
+        fake = torch.ones(3, 3)
+        found = refused_calls(fake)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert found == wanted
+    assert (fake.shape, fake.stride(), fake.dtype) == (real.shape, real.stride(), real.dtype)
+
+
+def test_a_refused_call_is_not_recorded() -> None:
+    def program() -> Tensor:
+        x = torch.ones(3, 3)
+        refused_calls(x)
+        return x + torch.rand(3, 3)
+
+    torch.manual_seed(0)
+    wanted, state = program(), torch.random.get_rng_state()
+    torch.manual_seed(0)
+    deferred = deferred_init(program)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert torch.equal(materialize_tensor(deferred), wanted)
+
+
+# What a kernel may or may not refuse once it sees the values.
+ACCEPTED: dict[str, Callable[[], Any]] = {
+    "integers divided": lambda: torch.zeros(3, dtype=torch.int64) // torch.zeros(3, dtype=torch.int64),
+    "singular matrix": lambda: torch.linalg.inv(torch.zeros(3, 3)),
+    "index that is too large": lambda: torch.ones(3)[torch.full((3,), 7)],
+    "target that is too large": lambda: nn.functional.nll_loss(torch.ones(3, 3), torch.full((3,), 7)),
+    "negative probabilities": lambda: torch.bernoulli(torch.full((3,), -1.0)),
+    "no probabilities": lambda: torch.multinomial(torch.zeros(3), 1),
+    "pivots": lambda: torch.linalg.lu_solve(*torch.linalg.lu_factor(torch.ones(3, 3)), torch.ones(3, 1)),
+    "unpacked pivots": lambda: torch.lu_unpack(torch.ones(3, 3), torch.zeros(3, dtype=torch.int32)),
+    "lengths": lambda: torch.segment_reduce(torch.ones(6), "sum", lengths=torch.full((2,), 3)),
+    "much memory": lambda: torch.ones(2**20, 2**20).sum(1).expand(2**20, -1).contiguous(),
+    "much work": lambda: torch.ones(2**20, 2**20) @ torch.ones(2**20, 2**20),
+    "depthwise convolution": lambda: nn.Conv2d(4096, 4096, 3, groups=1024)(torch.ones(8, 4096, 999, 999)),
+    "large recurrent network": lambda: nn.LSTM(1024, 1024)(torch.ones(512, 8, 1024)),
+    "large heads": lambda: nn.MultiheadAttention(4096, 32)(*[torch.ones(512, 8, 4096)] * 3),
+    "large pooling": lambda: nn.functional.max_pool2d(torch.ones(8, 512, 512, 512), 100),
+    "large window": lambda: nn.functional.unfold(torch.ones(8, 64, 512, 512), 33),
+    "large Fourier transform": lambda: torch.fft.irfft(torch.ones(1000, 4097, dtype=torch.complex64), 8192),
+}
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_fakes_accept_what_depends_on_values_or_is_large(name: str) -> None:
+    with fake_mode():
+        assert ACCEPTED[name]() is not None
+
+
+def test_what_has_passed_is_not_tried_out_again() -> None:
+    x = fake_like(torch.ones(5, 7))
+    x.mul(2)
+    before = cache_info()
+    x.mul(2)
+    after = cache_info()
+    assert (after.hits, after.misses) == (before.hits + 1, before.misses)
+
+
+def test_kernels_of_the_users_are_not_run() -> None:
+    seen = []
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of overriding a kernel
+            library.impl("erfinv", lambda x: seen.append(x), "CPU")
+        fake_like(torch.ones(3)).erfinv()
+    finally:
+        library._destroy()
+    assert seen == []
+
+
+# On CUDA devices that are not there, what kernels for CUDA refuse: the words are those of PyTorch's sources.
+REFUSED_ON_CUDA = {
+    "bfloat16 linear": (RuntimeError, "mat1 and mat2 must have the same dtype, but got Float and BFloat16"),
+    "mm of two dtypes": (RuntimeError, "expected mat1 and mat2 to have the same dtype, but got: float != double"),
+    "bmm of two dtypes": (RuntimeError, "expected scalar type Float but found Double"),
+    "bfloat16 LayerNorm": (RuntimeError, "expected scalar type Float but found BFloat16"),
+    "bfloat16 convolution": (
+        RuntimeError,
+        "Input type (torch.cuda.FloatTensor) and weight type (torch.cuda.BFloat16Tensor) should be the same",
+    ),
+    "transposed convolution": (
+        RuntimeError,
+        (
+            "Given transposed=1, weight of size [4, 3, 3, 3], expected input[1, 3, 8, 8] to have 4 channels, "
+            "but got 3 channels instead"
+        ),
+    ),
+    "int32 targets": (RuntimeError, "expected target dtype to be Long or Byte, but got Int"),
+    "softmax beyond the dimensions": (
+        IndexError,
+        "Dimension out of range (expected to be in range of [-1, 0], but got 3)",
+    ),
+}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="real CUDA devices are not faked")
+@pytest.mark.parametrize("name", REFUSED_ON_CUDA)
+def test_fakes_on_cuda_refuse_what_kernels_for_cuda_refuse(name: str) -> None:
+    with fake_mode(fake_cuda=1), torch.device("cuda"):
+        assert error_of(PROGRAMS[name]) == REFUSED_ON_CUDA[name]
+
+
+def test_fakes_on_cuda_accept_what_only_kernels_for_the_cpu_refuse() -> None:
+    with fake_mode(fake_cuda=1):
+        x = torch.ones(4, 4, dtype=torch.float16, device="cuda")
+        assert torch.linalg.vector_norm(x).shape == ()
+        assert x.half().erfinv().shape == (4, 4)
+        assert nn.BatchNorm1d(4, device="cuda")(x).dtype is torch.float16
+
+
+VALUES = "reads values before it checks the rest, or its kernel expects values that no stand-in has"
+LOOSE = "the real kernel does not check what the Meta kernel does"
+RESULT = "the Meta kernel promotes dtypes differently, or keeps another layout"
+OPTIONS = "has the options of a factory, so that it may ask for any amount of memory: not tried out"
+META = "a number on the meta device counts as one that mixes with any device"
+FALLBACK = "autograd's function of PyTorch's own looks at its input with another kernel"
+
+# The differences that remain, by operator: of which kinds they are, and why.
+DIFFERENCES: dict[str, tuple[set[str], str]] = {
+    "linalg.lu_factor": ({"accepted"}, VALUES),
+    "__getitem__": ({"accepted"}, VALUES),
+    "index_put": ({"accepted"}, VALUES),
+    "gather": ({"accepted"}, VALUES),
+    "scatter": ({"accepted"}, VALUES),
+    "scatter_add": ({"accepted"}, VALUES),
+    "scatter_reduce.sum": ({"accepted"}, VALUES),
+    "scatter_reduce.prod": ({"accepted"}, VALUES),
+    "scatter_reduce.mean": ({"accepted"}, VALUES),
+    "scatter_reduce.amin": ({"accepted"}, VALUES),
+    "scatter_reduce.amax": ({"accepted"}, VALUES),
+    "multinomial": ({"accepted"}, VALUES),
+    "narrow": ({"another class"}, VALUES),
+    "tensor_split": ({"another class"}, VALUES),
+    "to_sparse": ({"another class"}, VALUES),
+    "nn.functional.ctc_loss": ({"another class"}, VALUES),
+    "nn.functional.gaussian_nll_loss": ({"another class"}, VALUES),
+    "nn.functional.embedding_bag": ({"accepted"}, VALUES),
+    "_segment_reduce.lengths": ({"accepted", "another class", "other words"}, VALUES),
+    "_segment_reduce.offsets": ({"accepted", "another class", "other words"}, VALUES),
+    "nn.functional.linear_cross_entropy": ({"accepted"}, VALUES),
+    "nn.functional.multilabel_margin_loss": ({"accepted", "other words"}, VALUES),
+    "addr": ({"another result"}, RESULT),
+    "nn.functional.soft_margin_loss": ({"another result"}, RESULT),
+    "nn.functional.batch_norm": ({"another result"}, RESULT),
+    "nn.functional.huber_loss": ({"another result"}, RESULT),
+    "native_dropout_backward": ({"another result"}, RESULT),
+    "nn.functional.pixel_unshuffle": ({"another result"}, RESULT),
+    "normal": ({"another result"}, RESULT),
+    "native_group_norm": ({"another result"}, LOOSE),
+    "native_batch_norm": ({"another result"}, LOOSE),
+    "_native_batch_norm_legit": ({"another result"}, LOOSE),
+    "_batch_norm_with_update": ({"another result"}, LOOSE),
+    "linspace": ({"other words"}, OPTIONS),
+    "logspace": ({"other words"}, OPTIONS),
+    "zeros": ({"other words"}, OPTIONS),
+    "linspace.tensor_overload": ({"accepted", "other words"}, OPTIONS),
+    "logspace.tensor_overload": ({"accepted", "other words"}, OPTIONS),
+    "empty_strided": ({"accepted"}, OPTIONS),
+    "nn.functional.linear_cross_entropy.chunked": ({"accepted"}, FALLBACK),
+    "nn.functional.linear_cross_entropy.chunked_none": ({"accepted"}, FALLBACK),
+    "nn.functional.max_pool1d": ({"accepted"}, FALLBACK),
+    "copysign": ({"accepted"}, META),
+    "div.floor_rounding": ({"accepted"}, META),
+    "floor_divide": ({"accepted"}, META),
+    "corrcoef": ({"accepted"}, META),
+    "cov": ({"accepted"}, META),
+    "nn.functional.multi_margin_loss": ({"accepted"}, META),
+    "index_fill": ({"accepted"}, META),
+    "index_copy": ({"accepted"}, META),
+    "index_add": ({"accepted"}, META),
+}
+
+
+def full_name(op: OpInfo) -> str:
+    return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else str(op.name)
+
+
+@pytest.mark.skipif(not _C.built_for_torch.startswith("2.13."), reason="the table is that of one release")
+class TestRefusals(TestCase):
+    @pytest.mark.long
+    @ops(op_db, allowed_dtypes=(torch.float32,))
+    def test_what_pytorchs_own_tests_expect_to_be_refused_is(self, device: str, dtype: torch.dtype, op: OpInfo) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of samples that provoke them
+            found = [difference for call in error_calls_of(op) if (difference := compare(call))]
+        allowed = DIFFERENCES.get(full_name(op), (set(), ""))[0]
+        assert [one for one in found if one.kind not in allowed] == []
+
+    @pytest.mark.long
+    @ops(op_db, allowed_dtypes=(torch.float32,))
+    def test_samples_with_one_argument_changed_are_refused_as_real_ones(
+        self, device: str, dtype: torch.dtype, op: OpInfo
+    ) -> None:
+        if full_name(op) == "lu_unpack":
+            self.skipTest("PyTorch crashes when there are too few pivots")
+        found: list[Difference] = []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of samples that provoke them
+            for sample in itertools.islice(calls_of(op, dtype), 2):
+                found += [difference for call in mutations(sample) if (difference := compare(call))]
+        allowed = DIFFERENCES.get(full_name(op), (set(), ""))[0]
+        assert {one.kind for one in found} - {"refused too much"} <= allowed, found
+
+
+instantiate_device_type_tests(TestRefusals, globals(), only_for="cpu")
