@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+import gc
+import weakref
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import (
     BuiltinFunctionType,
+    CodeType,
+    FrameType,
     FunctionType,
     GetSetDescriptorType,
     MemberDescriptorType,
     MethodType,
     ModuleType,
+    TracebackType,
 )
 from typing import Any, NamedTuple, TypeGuard, TypeVar
 
@@ -26,12 +31,17 @@ __all__ = ["Held", "held_tensors", "inner_tensors", "is_wrapper", "parts_of", "r
 
 # What holds no tensors. Most of what modules hold is of these.
 LEAVES = (
-    *(int, float, complex, str, bytes, type(None), type, ModuleType, BuiltinFunctionType),
+    *(int, float, complex, str, bytes, type(None), type, ModuleType),
+    *(CodeType, FrameType, TracebackType),
     *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, torch.Generator),
 )
 LEAF_TYPES = frozenset(map(id, (*LEAVES, bool)))  # for a quick look; a class need not be hashable
 
 CONTAINERS: tuple[type[Any], ...] = (dict, list, tuple, set, frozenset, deque)
+
+# Where types are written in C: read-only views, iterators, generators, caches. Those tell the garbage collector what
+# they refer to.
+MODULES_IN_C = frozenset({"builtins", "types", "itertools", "functools", "collections", "operator", "_operator"})
 
 
 class Held(NamedTuple):
@@ -46,6 +56,8 @@ class Held(NamedTuple):
     is_parameter: bool
     is_part: bool
     """Whether it is a part of a wrapper."""
+    whole: torch.Tensor
+    """What the module holds: the tensor itself, or the wrapper."""
 
 
 def held_tensors(
@@ -75,7 +87,7 @@ def _parts_held(tensor: torch.Tensor, name: str, is_registered: bool, buffers_on
     is_parameter = isinstance(tensor, Parameter)
     if not (buffers_only and is_parameter):
         for part in parts_of(tensor):
-            yield Held(part, name, is_registered, is_parameter, part is not tensor)
+            yield Held(part, name, is_registered, is_parameter, part is not tensor, tensor)
 
 
 def parts_of(tensor: torch.Tensor, around: tuple[torch.Tensor, ...] = ()) -> Iterator[torch.Tensor]:
@@ -204,20 +216,32 @@ def _is_one_of(value: object, classes: tuple[type, ...]) -> bool:
 def _content(value: object) -> Iterator[object]:
     """What `value` holds beside its attributes, itself no module and no tensor."""
     if _is(value, dict):
+        yield from [key for key in dict.keys(value) if type(key) is not str]
         yield from list(dict.values(value))
+        if _is(value, defaultdict):
+            yield vars(defaultdict)["default_factory"].__get__(value)
     elif _is_one_of(value, CONTAINERS):
         [cls] = [container for container in CONTAINERS if _is(value, container)]
         yield from list(cls.__iter__(value))
     elif _is(value, partial):
         yield from (value.func, value.args, value.keywords)
-    elif _is(value, MethodType):
+    elif _is(value, MethodType) or _is(value, BuiltinFunctionType):
         yield value.__self__
     elif _is(value, FunctionType):
+        yield from (value.__defaults__, value.__kwdefaults__)
         for cell in value.__closure__ or ():
             try:
                 yield cell.cell_contents
             except ValueError:  # is still empty
                 continue
+    elif _is(value, weakref.ref):
+        yield from filter(_is_tensor, (weakref.ref.__call__(value),))
+    elif type.__getattribute__(type(value), "__module__") in MODULES_IN_C:
+        yield from gc.get_referents(value)
+
+
+def _is_tensor(value: object) -> bool:
+    return _is(value, torch.Tensor)
 
 
 class _Descriptors(NamedTuple):

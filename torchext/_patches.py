@@ -21,7 +21,7 @@ import torch._meta_registrations
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from . import _C, _data_patches, _distributed_patches, _fake_tensor_mode, _rejection
+from . import _C, _companions, _data_patches, _distributed_patches, _fake_tensor_mode, _rejection
 from ._fake_copy import FakeCopy
 from ._once import once
 from ._patching import patch
@@ -46,6 +46,7 @@ def install() -> None:
     _patch_sparse_optimizers()
     _patch_device_hint()
     _patch_optimizer_state()
+    _companions.install()
     _patch_lazy_parameters()
     _C.watch_nested_lists()
     if _C.built_for_torch < "2.13":

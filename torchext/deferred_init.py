@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from typing import Any, ParamSpec, TypeAlias, TypeVar, overload
+from typing import Any, NamedTuple, ParamSpec, TypeAlias, TypeVar, overload
 
 import torch
 from torch.nn import Module
+from torch.optim import Optimizer
 
 from . import _C, _patches
+from ._companions import companions, state_of
 from ._explain import Explanation, RecordedOperation, RecordedValue, explain, export_graph
-from ._held_tensors import held_tensors, is_wrapper, parts_of
+from ._held_tensors import Held, held_tensors, is_wrapper, parts_of
 from ._progress import progress_bar
 from ._summary import summary
 from ._trace import tracing
@@ -131,17 +133,43 @@ def materialize_tensor(
     parts = list(parts_of(tensor))
     if is_wrapper(tensor):
         _check_wrappers_stay(parts, device, dtype)
-        _C.materialize([], parts, retain=retain_graph)
+        tensors = _Tensors([], [], parts)
     else:
-        _C.materialize(parts, device=_device(device), dtype=dtype, retain=retain_graph)
+        tensors = _Tensors(parts, [], [])
+    tensors.add(companions([tensor]))
+    tensors.materialize(device, dtype, retain_graph)
     return tensor
 
 
+@overload
 def materialize_module(
     module: Module,
     buffers_only: bool = False,
     check_fn: Callable[[Module], bool] | None = None,
     *,
+    optimizer: Optimizer | Sequence[Optimizer] = (),
+    device: Device | None = None,
+    dtype: torch.dtype | None = None,
+    retain_graph: bool = False,
+    progress: bool = False,
+) -> None: ...
+@overload
+def materialize_module(
+    module: Module,
+    optimizer: Optimizer | Sequence[Optimizer],
+    /,
+    *,
+    device: Device | None = None,
+    dtype: torch.dtype | None = None,
+    retain_graph: bool = False,
+    progress: bool = False,
+) -> None: ...
+def materialize_module(
+    module: Module,
+    buffers_only: bool | Optimizer | Sequence[Optimizer] = False,
+    check_fn: Callable[[Module], bool] | None = None,
+    *,
+    optimizer: Optimizer | Sequence[Optimizer] = (),
     device: Device | None = None,
     dtype: torch.dtype | None = None,
     retain_graph: bool = False,
@@ -154,6 +182,10 @@ def materialize_module(
     that are not registered, but held in a list, say. A module that `module` is a part of, and only refers to, is left
     as it is. Either all of them become real, or, on an error, none.
 
+    Gradients become real with their parameters, and so does the state that optimizers keep for them, if they were given
+    the parameters while these were deferred. Other optimizers, and what an optimizer keeps beside that, as a learning
+    rate that is a tensor, are to be handed over.
+
     With `device` or `dtype` the module becomes what `module.to(device, dtype)` would make of the real one: parameters
     and buffers go there, plain attributes stay where they were recorded, unless they share their memory with one that
     goes. Nothing is ever in memory twice but the one tensor at hand, with those that share its memory. For that the
@@ -162,9 +194,10 @@ def materialize_module(
 
     Args:
         module: The module to materialize. What is real already is left as it is, and where it is.
-        buffers_only: Leave the parameters deferred.
+        buffers_only: Leave the parameters deferred. An optimizer in this place is taken for `optimizer`.
         check_fn: Decides for each module, with its descendants asked separately, whether to materialize the tensors
             that it holds itself.
+        optimizer: One or more of which to make real all state but that for parameters that stay deferred.
         device: Where to put parameters and buffers, if not on the devices that they were recorded on.
         dtype: What to convert floating point and complex parameters and buffers to.
         retain_graph: Keep the recording, for `defer_again`. Otherwise it is freed.
@@ -177,19 +210,42 @@ def materialize_module(
     """
     if not isinstance(module, Module):
         raise TypeError(f"materialize_module() takes a module, but `module` is a {type(module).__name__}.")
-    placed: list[torch.Tensor] = []
-    others: list[torch.Tensor] = []
-    wrapped: list[torch.Tensor] = []
-    for held in held_tensors(module, buffers_only, check_fn):
-        (wrapped if held.is_part else placed if held.is_registered else others).append(held.tensor)
-    _check_wrappers_stay(wrapped, device, dtype)
-    others += wrapped
-    if device is not None or dtype is not None:
-        # A gradient has to be where its parameter is.
-        placed += [t.grad for t in placed if t.is_leaf and t.grad is not None and _C.is_deferred(t.grad)]
-    total = _count_storages(placed + others) if progress else 0
-    with progress_bar(total, progress) as step:
-        _C.materialize(placed, others, _device(device), dtype, retain_graph, step)
+    if isinstance(buffers_only, Optimizer | Sequence):
+        optimizer = buffers_only
+        buffers_only = False
+    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
+    for one in optimizers:
+        if not isinstance(one, Optimizer):
+            raise TypeError(f"materialize_module() takes optimizers, but `optimizer` has a {type(one).__name__}.")
+    tensors = _Tensors([], [], [])
+    held = list(held_tensors(module, buffers_only, check_fn))
+    tensors.add(held)
+    _check_wrappers_stay(tensors.wrapped, device, dtype)
+    wholes = list({id(part.whole): part.whole for part in held}.values())
+    tensors.add(companions(wholes))
+    for one in optimizers:
+        tensors.add(state_of(one, wholes))
+    tensors.materialize(device, dtype, retain_graph, progress)
+
+
+class _Tensors(NamedTuple):
+    """What is to be made real: in the place that was asked for, or where it was recorded."""
+
+    placed: list[torch.Tensor]
+    others: list[torch.Tensor]
+    wrapped: list[torch.Tensor]
+
+    def add(self, tensors: Iterable[Held]) -> None:
+        for held in tensors:
+            (self.wrapped if held.is_part else self.placed if held.is_registered else self.others).append(held.tensor)
+
+    def materialize(
+        self, device: Device | None, dtype: torch.dtype | None, retain_graph: bool, progress: bool = False
+    ) -> None:
+        others = self.others + self.wrapped
+        total = _count_storages(self.placed + others) if progress else 0
+        with progress_bar(total, progress) as step:
+            _C.materialize(self.placed, others, _device(device), dtype, retain_graph, step)
 
 
 def defer_again(obj: torch.Tensor | Module) -> None:

@@ -103,6 +103,14 @@ class StorageValue final : public Provenance {
     return constant_;
   }
 
+  // How many times in a row the same elements have been written after construction, up to this value.
+  std::uint32_t repeats() const noexcept {
+    return repeats_;
+  }
+  void setRepeats(std::uint32_t repeats) noexcept {
+    repeats_ = repeats;
+  }
+
   // Turns a value that has been computed into a constant, and lets go of the operators that led to it. The caller sees
   // to it that nobody replays the graph meanwhile.
   void fold(c10::Storage constant);
@@ -110,6 +118,7 @@ class StorageValue final : public Provenance {
  private:
   std::shared_ptr<const OpNode> writer_;
   std::size_t output_ = 0;
+  std::uint32_t repeats_ = 0;
   c10::Storage constant_;
 };
 

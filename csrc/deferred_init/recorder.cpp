@@ -66,6 +66,28 @@ bool isRaisedAfterWriting(const c10::Error& error) {
          std::string_view::npos;
 }
 
+// Loops over the rows of a parameter write other elements each time, constructors may write as often as they like, and
+// what is read begins anew when it is small: only a program that updates a deferred tensor in every step comes so far.
+constexpr std::uint32_t kEndlessRepeats = 300;
+
+std::uint32_t repeatsAfterConstruction(const c10::Storage& storage, const Geometry& written) {
+  if (c10::impl::tls_is_dispatch_key_included(DispatchKey::DeferredInit)) {
+    return 0;
+  }
+  const auto before = std::dynamic_pointer_cast<StorageValue>(provenanceOf(storage));
+  const bool writes_again = before != nullptr && before->writer() != nullptr &&
+                            before->writer()->written()[before->output()].geometry == written;
+  return writes_again ? before->repeats() + 1 : 1;
+}
+
+void warnOfGrowth(const OperatorHandle& op) {
+  TORCH_WARN(
+      "`", op.operator_name(), "` wrote a deferred tensor, which has been written ", kEndlessRepeats,
+      " times now since deferred_init, in every step of a loop it seems. Each write is kept, and all of them are "
+      "replayed when a real tensor needs the value. Materialize the tensor before the loop: with its module, or "
+      "by materialize_tensor(); if it is the state of an optimizer, by materialize_module(module, optimizer).");
+}
+
 // Handles one call. csrc/README.md tells the steps.
 class RecordedCall {
  public:
@@ -433,6 +455,7 @@ TapePosition RecordedCall::takeDraws(const at::Generator& generator, const Stack
 void RecordedCall::noteWrittenArguments(const std::shared_ptr<OpNode>& node,
                                         const std::vector<AboutToWrite>& arguments) const {
   const bool changes_metadata_only = op_.hasTag(at::Tag::inplace_view);
+  bool grows = false;
   for (const AboutToWrite& argument : arguments) {
     const bool was_resized = argument.tensor.storage().nbytes() != argument.nbytes;
     // Of `t_`, `set_`, `as_strided_` and their kin only `resize_` may touch the storage.
@@ -441,7 +464,13 @@ void RecordedCall::noteWrittenArguments(const std::shared_ptr<OpNode>& node,
     }
     const auto output = node->addWritten({argument.position, /*is_argument=*/true,
                                           was_resized && !changes_metadata_only, Geometry::of(argument.tensor)});
-    setValue(argument.storage, std::make_shared<StorageValue>(node, output));
+    const auto value = std::make_shared<StorageValue>(node, output);
+    value->setRepeats(repeatsAfterConstruction(argument.storage, node->written()[output].geometry));
+    setValue(argument.storage, value);
+    grows = grows || value->repeats() == kEndlessRepeats;
+  }
+  if (grows) {
+    warnOfGrowth(op_);
   }
 }
 

@@ -1,0 +1,261 @@
+"""Training deferred modules, before and after materialization, is training eager ones, bit for bit."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import inspect
+import io
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+from torch.optim import SGD, Adagrad, AdamW, Optimizer
+
+from torchext.deferred_init import deferred_init, is_deferred, materialize_module, materialize_tensor
+
+OPTIONS = ("foreach", "fused", "capturable", "differentiable", "amsgrad", "centered", "maximize", "nesterov")
+
+
+def optimizers() -> Iterator[Any]:
+    """Every optimizer of PyTorch with each of its options, as far as the CPU has them."""
+    for name, cls in vars(torch.optim).items():
+        if not (isinstance(cls, type) and issubclass(cls, Optimizer)) or cls is Optimizer:
+            continue
+        known = inspect.signature(cls).parameters
+        # The state that SGD keeps, and an end to what LBFGS reads: each of its reads is computed from the beginning.
+        always = {"SGD": {"momentum": 0.9}, "LBFGS": {"max_iter": 2}}.get(name, {})
+        settings = [{}, *({option: True} for option in OPTIONS if option in known)]
+        settings += [{"foreach": False}] if "foreach" in known else []
+        for setting in settings:
+            yield pytest.param(cls, always | setting, id="-".join([name, *(f"{k}={v}" for k, v in setting.items())]))
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+
+
+def parameters_for(cls: type[Optimizer], model: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in model.parameters() if cls.__name__ != "Muon" or parameter.dim() == 2]
+
+
+def train(model: nn.Module, optimizer: Optimizer, steps: int) -> None:
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(torch.full((3, 4), 0.5)).square().sum()
+        loss.backward()
+        if type(optimizer).__name__ == "SparseAdam":
+            for parameter in model.parameters():
+                parameter.grad = parameter.grad.to_sparse()
+        return loss
+
+    for _ in range(steps):
+        if type(optimizer).__name__ == "LBFGS":
+            optimizer.step(closure)
+        else:
+            closure()
+            optimizer.step()
+
+
+def values(model: nn.Module, optimizer: Optimizer) -> list[torch.Tensor]:
+    state = torch.utils._pytree.tree_leaves(optimizer.state_dict())
+    return [*model.parameters(), *(value for value in state if isinstance(value, torch.Tensor))]
+
+
+def assert_same(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
+    assert not any(map(is_deferred, found))
+    assert len(found) == len(wanted)
+    assert all(map(torch.equal, found, wanted))
+
+
+@pytest.mark.parametrize(("cls", "options"), list(optimizers()))
+@pytest.mark.parametrize("is_trained", [False, True], ids=["made before", "trained before"])
+def test_every_optimizer_trains_as_eagerly(cls: type[Optimizer], options: dict[str, Any], is_trained: bool) -> None:
+    def run(build: Callable[[], nn.Module]) -> list[torch.Tensor]:
+        model = build()
+        optimizer = cls(parameters_for(cls, model), lr=0.01, **options)
+        train(model, optimizer, 3 if is_trained else 0)
+        materialize_module(model)
+        assert not any(map(is_deferred, values(model, optimizer)))
+        train(model, optimizer, 2)
+        return values(model, optimizer)
+
+    try:
+        wanted = run(make_model)
+    except (AssertionError, RuntimeError) as error:
+        pytest.skip(f"the CPU refuses these options: {error}")
+    assert_same(run(lambda: deferred_init(make_model)), wanted)
+
+
+def trained(adopt: Callable[[nn.Module, Optimizer], None], make: Callable[..., Optimizer] = Adagrad) -> None:
+    """Compares a training that follows `adopt`, which is to make everything real."""
+    wanted = make_model()
+    expected = make(wanted.parameters(), lr=0.1)
+    train(wanted, expected, 3)
+    model = deferred_init(make_model)
+    optimizer = make(model.parameters(), lr=0.1)
+    adopt(model, optimizer)
+    train(model, optimizer, 3)
+    assert_same(values(model, optimizer), values(wanted, expected))
+
+
+class TestState:
+    """State that was made before materialization becomes real with its parameter."""
+
+    def test_with_the_module(self) -> None:
+        trained(lambda model, optimizer: materialize_module(model))
+
+    def test_with_single_tensors(self) -> None:
+        def adopt(model: nn.Module, optimizer: Optimizer) -> None:
+            for parameter in model.parameters():
+                materialize_tensor(parameter)
+                assert not is_deferred(optimizer.state[parameter]["sum"])
+
+        trained(adopt)
+
+    def test_with_modules_one_after_another(self) -> None:
+        def adopt(model: nn.Module, optimizer: Optimizer) -> None:
+            materialize_module(model[0])
+            assert not is_deferred(optimizer.state[model[0].weight]["sum"])
+            assert is_deferred(optimizer.state[model[2].weight]["sum"])
+            materialize_module(model)
+
+        trained(adopt)
+
+    def test_that_checkpoints_have_made(self) -> None:
+        def adopt(model: nn.Module, optimizer: Optimizer) -> None:
+            get_optimizer_state_dict(model, optimizer)
+            materialize_module(model)
+            for state in optimizer.state.values():
+                state["step"].zero_()  # the first step was that of the checkpoint
+            assert not any(map(is_deferred, values(model, optimizer)))
+
+        trained(adopt, AdamW)
+
+    def test_of_a_module_that_is_real_already(self) -> None:
+        def adopt(model: nn.Module, optimizer: Optimizer) -> None:
+            saved = {parameter: state.pop("sum") for parameter, state in optimizer.state.items()}
+            materialize_module(model)
+            for parameter, state in optimizer.state.items():
+                state["sum"] = saved[parameter]
+            materialize_module(model)
+
+        trained(adopt)
+
+    @pytest.mark.parametrize(
+        "hand_over",
+        [
+            lambda model, optimizer: materialize_module(model, optimizer),
+            lambda model, optimizer: materialize_module(model, [optimizer]),
+            lambda model, optimizer: materialize_module(model, optimizer=optimizer),
+            lambda model, optimizer: materialize_module(model, False, None, optimizer=[optimizer]),
+        ],
+        ids=["positional", "list", "keyword", "keyword list"],
+    )
+    def test_of_an_optimizer_that_is_handed_over(self, hand_over: Callable[..., None]) -> None:
+        def adopt(model: nn.Module, optimizer: Optimizer) -> None:
+            hand_over(model, optimizer)
+            assert not is_deferred(optimizer.param_groups[0]["lr"])
+
+        def make(parameters: Any, lr: float) -> Optimizer:
+            return deferred_init(lambda: AdamW(parameters, lr=torch.tensor(lr), foreach=False))
+
+        trained(adopt, make)
+
+    def test_of_copied_and_loaded_optimizers(self) -> None:
+        model = deferred_init(make_model)
+        both = nn.ModuleDict({"model": model})
+        both.optimizer = Adagrad(model.parameters())
+        copied = copy.deepcopy(both)
+        materialize_module(copied.model)
+        assert not any(map(is_deferred, values(copied.model, copied.optimizer)))
+        assert is_deferred(model)
+
+    def test_for_parameters_that_stay_deferred(self) -> None:
+        model = deferred_init(make_model)
+        optimizer = Adagrad(model.parameters())
+        materialize_module(model, buffers_only=True)
+        materialize_module(model[0], optimizer)
+        assert [is_deferred(optimizer.state[parameter]["sum"]) for parameter in model.parameters()] == [
+            *(False, False),
+            *(True, True),
+        ]
+
+    def test_goes_where_its_parameter_goes(self) -> None:
+        model = deferred_init(make_model)
+        optimizer = Adagrad(model.parameters())
+        materialize_module(model, dtype=torch.float64)
+        assert {state["sum"].dtype for state in optimizer.state.values()} == {torch.float64}
+        assert {state["step"].dtype for state in optimizer.state.values()} == {torch.float32}
+
+    def test_is_not_kept_by_what_watches_it(self) -> None:
+        optimizer = Adagrad(deferred_init(make_model).parameters())
+        gone = weakref.ref(optimizer)
+        del optimizer
+        gc.collect()
+        assert gone() is None
+
+    def test_is_saved_after_materialization(self) -> None:
+        model = deferred_init(make_model)
+        optimizer = Adagrad(model.parameters())
+        materialize_module(model)
+        torch.save(optimizer.state_dict(), io.BytesIO())
+
+    def test_takes_optimizers_only(self) -> None:
+        with pytest.raises(TypeError, match="takes optimizers, but `optimizer` has a Linear"):
+            materialize_module(nn.Linear(1, 1), optimizer=[nn.Linear(1, 1)])  # type: ignore[list-item]
+
+
+def test_gradients_become_real_with_their_parameters() -> None:
+    def run(model: nn.Module) -> list[torch.Tensor]:
+        model(torch.ones(2, 4)).sum().backward()
+        materialize_module(model)
+        return [parameter.grad for parameter in model.parameters()]
+
+    assert_same(run(deferred_init(make_model)), run(make_model()))
+
+
+class TestGrowingRecordings:
+    """A recording that grows by the step is warned of, once, and no other."""
+
+    def test_is_warned_of(self) -> None:
+        average = deferred_init(torch.zeros, 3)
+
+        def step(count: int) -> None:
+            for _ in range(count):
+                average.lerp_(torch.ones(3), 0.1)
+
+        with pytest.warns(UserWarning, match=r"`aten::lerp_.Scalar` .* 300 times .* materialize_module") as warned:
+            step(400)
+        assert len(warned) == 1
+
+    @pytest.mark.parametrize(
+        "write",
+        [
+            lambda rows: deferred_init(lambda: [rows.add_(1) for _ in range(1000)]),
+            lambda rows: [row.normal_().mul_(0.5) for row in rows],
+            lambda rows: [row.copy_(torch.ones(2)) for row in rows],
+            lambda rows: [rows[0, 0].item() for _ in range(400) if rows.add_(1) is rows],
+        ],
+        ids=["constructor", "rows", "loading", "reading"],
+    )
+    def test_others_are_not(self, write: Callable[[torch.Tensor], object]) -> None:
+        rows = deferred_init(torch.zeros, 400, 2)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            write(rows)
+
+    def test_training_with_real_state_records_nothing(self) -> None:
+        model = deferred_init(make_model)
+        optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
+        train(model, optimizer, 1)
+        materialize_module(model)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            train(model, optimizer, 301)

@@ -1,0 +1,98 @@
+"""What becomes real with a parameter: its gradient, and what optimizers keep for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import wraps
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch.optim import Optimizer
+
+from . import _C
+from ._held_tensors import Held, parts_of, reachable_tensors
+from ._patching import patch
+
+__all__ = ["companions", "install", "state_of"]
+
+# Optimizers that were given deferred parameters. They make state in their constructor (Adagrad), for
+# `torch.distributed.checkpoint`, or in steps on deferred parameters. It would stay deferred, and every step would be
+# recorded and replayed from the first one on.
+_optimizers: WeakSet[Optimizer] = WeakSet()
+
+
+def install() -> None:
+    """Watches for optimizers of deferred parameters."""
+    patch(Optimizer, "add_param_group", _watching_groups, "is told of the parameters whose state is to become real")
+    patch(Optimizer, "__setstate__", _watching_state, "makes copies of optimizers, and loaded ones")
+
+
+def _watching_groups(original: Callable[..., None]) -> Callable[..., None]:
+    @wraps(original)
+    def add_param_group(self: Optimizer, param_group: dict[str, Any]) -> None:
+        original(self, param_group)
+        _watch(self)
+
+    return add_param_group
+
+
+def _watching_state(original: Callable[..., None]) -> Callable[..., None]:
+    @wraps(original)
+    def __setstate__(self: Optimizer, state: dict[str, Any]) -> None:
+        original(self, state)
+        _watch(self)
+
+    return __setstate__
+
+
+def _watch(optimizer: Optimizer) -> None:
+    groups = getattr(optimizer, "param_groups", ())
+    if any(_is_deferred(param) for group in groups for param in group.get("params", ())):
+        _optimizers.add(optimizer)
+
+
+def companions(tensors: Iterable[torch.Tensor]) -> Iterator[Held]:
+    """Yields what is deferred and has to become real with `tensors`.
+
+    All of it goes where its tensor goes, but for the counts of steps, as with `Optimizer.load_state_dict()`.
+    """
+    optimizers = list(_optimizers)
+    for tensor in tensors:
+        if tensor.is_leaf and tensor.grad is not None:
+            yield from _deferred_in(tensor.grad, "grad", goes_along=True)
+        for optimizer in optimizers:
+            yield from _state_for(optimizer, tensor)
+
+
+def state_of(optimizer: Optimizer, materialized: Iterable[torch.Tensor]) -> Iterator[Held]:
+    """Yields what `optimizer` keeps that is deferred, as `companions()` does.
+
+    Args:
+        optimizer: The optimizer.
+        materialized: What is about to become real. State for other parameters that are deferred is left out.
+    """
+    known = set(map(id, materialized))
+    for param in list(optimizer.state):
+        if id(param) in known or not _is_deferred(param):
+            yield from _state_for(optimizer, param)
+    for group in optimizer.param_groups:
+        options = {name: value for name, value in group.items() if name != "params"}
+        yield from _deferred_in(options, "option", goes_along=False)
+
+
+def _state_for(optimizer: Optimizer, param: Any) -> Iterator[Held]:
+    state = optimizer.state.get(param)
+    if isinstance(state, dict):
+        for name, value in state.items():
+            yield from _deferred_in(value, name, goes_along=name != "step")
+
+
+def _deferred_in(value: object, name: Any, goes_along: bool) -> Iterator[Held]:
+    for tensor in reachable_tensors(value, _is_deferred):
+        for part in filter(_C.is_deferred, parts_of(tensor)):
+            yield Held(part, str(name), goes_along, False, part is not tensor, tensor)
+
+
+def _is_deferred(param: object) -> bool:
+    return isinstance(param, torch.Tensor) and any(map(_C.is_deferred, parts_of(param)))
