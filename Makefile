@@ -7,6 +7,7 @@ SHELL := /bin/bash
 TORCH ?= torch==2.13.0
 SYSTEM_PYTHON ?= python3
 PROGRAMS ?= 100000
+SEED ?= $(shell date +%s)
 JOBS ?= $(shell nproc)
 
 ifeq ($(shell $(SYSTEM_PYTHON) -c 'import torch' 2>/dev/null && echo yes),yes)
@@ -69,7 +70,7 @@ sweep: build ## The long sweeps: every model and module constructor that is know
 	$(PYTHON) -m pytest test -n $(JOBS) --long
 
 fuzz: build ## Try PROGRAMS random programs, deferred against eager
-	$(PYTHON) -m pytest test/test_fuzz.py --programs $(PROGRAMS)
+	$(PYTHON) -m pytest test/test_fuzz.py -k many -n $(JOBS) --programs $(PROGRAMS) --fuzz-seed $(SEED)
 
 bench: build ## Compare with PyTorch's own means
 	$(PYTHON) benchmarks/deferred_init.py

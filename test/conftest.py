@@ -6,24 +6,40 @@ import hypothesis
 import pytest
 import torch
 
+PROGRAMS_A_TEST = 5000
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--programs", type=int, help="how many random programs to try, not those of every day (`make fuzz`)"
+        "--programs",
+        type=int,
+        default=0,
+        help="how many random programs to try beside the usual ones (`make fuzz`)",
     )
+    parser.addoption("--fuzz-seed", type=int, default=0, help="where the seeds of these programs begin")
     parser.addoption("--long", action="store_true", help="also run the long sweeps (`make sweep`)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    programs = config.getoption("--programs")
-    everyday = {"max_examples": 2000, "derandomize": True, "database": None}
     hypothesis.settings.register_profile(
-        "programs",
+        "everyday",
         deadline=None,
         suppress_health_check=list(hypothesis.HealthCheck),
-        **(everyday if programs is None else {"max_examples": programs, "print_blob": True}),
+        max_examples=2000,
+        derandomize=True,
+        database=None,
     )
-    hypothesis.settings.load_profile("programs")
+    hypothesis.settings.load_profile("everyday")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Deals out the programs of `--programs` to tests that may run in parallel. Each run has seeds of its own."""
+    if "fuzz_seed" not in metafunc.fixturenames:
+        return
+    programs, first = metafunc.config.getoption("--programs"), metafunc.config.getoption("--fuzz-seed")
+    counts = [min(PROGRAMS_A_TEST, programs - done) for done in range(0, programs, PROGRAMS_A_TEST)]
+    cases = [(first + number, count) for number, count in enumerate(counts)]
+    metafunc.parametrize(("fuzz_seed", "fuzz_count"), cases, ids=[str(seed) for seed, _ in cases])
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
