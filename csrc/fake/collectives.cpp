@@ -215,13 +215,13 @@ void registerForNestedLists(torch::Library& library) {
 
 // `BackendSelect` is the one key that each call carries, whatever its tensors are.
 void watchNestedLists() {
-  static const bool done = [] {
-    // Leaked: kernels may be in flight until the process ends.
-    registerForNestedLists(
-        *new torch::Library(torch::Library::IMPL, "c10d", DispatchKey::BackendSelect, __FILE__, __LINE__));
-    return true;
+  // Leaked: kernels may be in flight until the process ends.
+  static const auto* library = [] {
+    auto* made = new torch::Library(torch::Library::IMPL, "c10d", DispatchKey::BackendSelect, __FILE__, __LINE__);
+    registerForNestedLists(*made);
+    return made;
   }();
-  static_cast<void>(done);
+  static_cast<void>(library);
 }
 
 }  // namespace torchext
