@@ -84,6 +84,45 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
 }  # fmt: skip
 
 
+NAN = float("nan")
+
+# Factories, which have no tensors to be wrong.
+FACTORIES: dict[str, Callable[[], Any]] = {
+    "arange to nan": lambda: torch.arange(0, NAN),
+    "arange from nan": lambda: torch.arange(NAN, 1, dtype=torch.int8),
+    "arange to infinity": lambda: torch.arange(0, float("inf")),
+    "arange away from its end": lambda: torch.arange(0, 5, -1),
+    "arange in steps of nothing": lambda: torch.arange(0, 5, 0),
+    "arange of bool": lambda: torch.arange(0, 5, dtype=torch.bool),
+    "arange of complex numbers": lambda: torch.arange(0, 5, dtype=torch.complex64),
+    "linspace of negative length": lambda: torch.linspace(0, 1, -1),
+    "eye of negative size": lambda: torch.eye(2, -1),
+    "empty of negative size": lambda: torch.empty(3, -1),
+    "negative strides": lambda: torch.empty_strided((2,), (-1,)),
+    "full of negative size": lambda: torch.full((-1,), 1.0),
+    "nan in integers": lambda: torch.full((2,), NAN, dtype=torch.int8),
+    "nan in many integers": lambda: torch.full((2**22, 3), NAN, dtype=torch.int8),
+    "nan in integers like others": lambda: torch.full_like(torch.ones(2, dtype=torch.int8), NAN),
+    "nan in new integers": lambda: torch.ones(2, dtype=torch.int8).new_full((2,), NAN),
+    "imaginary number in real ones": lambda: torch.full((2,), 1j, dtype=torch.float32),
+    "number beyond the dtype": lambda: torch.full((2,), 300, dtype=torch.uint8),
+    "randint of an empty range": lambda: torch.randint(5, 5, (2,)),
+    "randint beyond the dtype": lambda: torch.randint(0, 300, (2,), dtype=torch.uint8),
+    "rand of integers": lambda: torch.rand(2, dtype=torch.int32),
+    "randn of integers": lambda: torch.randn(2, dtype=torch.int64),
+    "randperm of negative length": lambda: torch.randperm(-1),
+    "randperm beyond the dtype": lambda: torch.randperm(300, dtype=torch.uint8),
+    "normal of negative deviation": lambda: torch.normal(0.0, -1.0, (2,)),
+    "tril_indices of negative size": lambda: torch.tril_indices(-1, 2),
+    "triu_indices of floats": lambda: torch.triu_indices(2, 2, dtype=torch.float32),
+    "window of negative length": lambda: torch.hann_window(-1),
+    "window of integers": lambda: torch.hann_window(3, dtype=torch.int64),
+    "pinned memory without an accelerator": lambda: torch.full((2,), 1.0, pin_memory=True),
+}
+if torch.accelerator.is_available():
+    del FACTORIES["pinned memory without an accelerator"]
+
+
 def error_of(program: Callable[[], Any]) -> tuple[type[Exception], str]:
     with pytest.raises(Exception) as error:  # noqa: PT011 - whatever eager PyTorch raises
         program()
@@ -102,6 +141,23 @@ def test_fakes_refuse_what_real_tensors_refuse(name: str) -> None:
 def test_deferred_tensors_refuse_what_real_ones_refuse(name: str) -> None:
     wanted = error_of(PROGRAMS[name])
     assert error_of(lambda: deferred_init(PROGRAMS[name])) == wanted
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+def test_factories_refuse_what_they_refuse_eagerly(name: str) -> None:
+    wanted, state = error_of(FACTORIES[name]), torch.random.get_rng_state()
+    with fake_mode():
+        assert error_of(FACTORIES[name]) == wanted
+    torch.manual_seed(0)
+    assert error_of(lambda: deferred_init(FACTORIES[name])) == wanted
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_factories_make_what_fits_in_no_memory() -> None:
+    with fake_mode():
+        assert torch.full((2**40,), 1, dtype=torch.int8).numel() == 2**40
+        assert torch.eye(2**20).numel() == 2**40
+        assert torch.arange(2**40).numel() == 2**40
 
 
 class Orthogonal(nn.Module):

@@ -5,11 +5,13 @@
 #include <exception>
 #include <mutex>
 #include <new>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_set>
 #include <utility>
+#include <vector>
 
 #include <ATen/core/enum_tag.h>
 #include <ATen/native/ConvUtils.h>
@@ -77,6 +79,11 @@ bool canStandIn(const IValue& value) {
   return can;
 }
 
+// Opens a file, and makes it if there is none.
+bool hasEffects(const OperatorHandle& op) {
+  return op.schema().name() == "aten::from_file";
+}
+
 // Those that make tensors of nothing are asked for sizes that nobody has to have memory for.
 bool makesTensorsOfNothing(const OperatorHandle& op) {
   const auto& arguments = op.schema().arguments();
@@ -134,8 +141,7 @@ bool mixesDevices(ArrayRef<IValue> arguments) {
 bool canBeTriedOut(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   return isKernelOfPyTorchs(op) && !op.hasTag(at::Tag::inplace_view) &&
          (!op.hasTag(at::Tag::nondeterministic_seeded) || takesGenerator(op)) && !expectsValues(op) &&
-         !makesTensorsOfNothing(op) && std::all_of(arguments.begin(), arguments.end(), canStandIn) &&
-         !mixesDevices(arguments);
+         !hasEffects(op) && std::all_of(arguments.begin(), arguments.end(), canStandIn) && !mixesDevices(arguments);
 }
 
 class NoWarnings final : public c10::WarningHandler {
@@ -340,6 +346,39 @@ void checkShapesOfConvolution(ArrayRef<IValue> arguments) {
                                   bias ? at::OptionalSymIntArrayRef(bias->sym_sizes()) : std::nullopt);
 }
 
+// The arguments of a factory that is asked for no more than one element, if its argument `size` tells how many there
+// are. What is wrong with the other arguments is wrong with them then, too.
+std::optional<Stack> withSmallSize(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  const int position = findArgument(op.schema(), "size");
+  if (position < 0 || !arguments[static_cast<std::size_t>(position)].isIntList()) {
+    return std::nullopt;
+  }
+  Stack small = arguments.vec();
+  std::vector<int64_t> sizes = small[static_cast<std::size_t>(position)].toIntVector();
+  std::transform(sizes.begin(), sizes.end(), sizes.begin(), [](int64_t size) { return std::min<int64_t>(size, 1); });
+  small[static_cast<std::size_t>(position)] = std::move(sizes);
+  return small;
+}
+
+// How many elements it is asked for, if its argument `size` tells.
+double countRequested(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  const int position = findArgument(op.schema(), "size");
+  if (position < 0 || !arguments[static_cast<std::size_t>(position)].isIntList()) {
+    return 0;
+  }
+  const std::vector<int64_t> sizes = arguments[static_cast<std::size_t>(position)].toIntVector();
+  return std::accumulate(sizes.begin(), sizes.end(), 1.0,
+                         [](double count, int64_t size) { return count * static_cast<double>(size); });
+}
+
+void refuseFactory(const OperatorHandle& op, ArrayRef<IValue> arguments, double size) {
+  if (size <= kCheap) {
+    raise(op, arguments, refusalOf(op, arguments, {}));
+  } else if (const auto small = withSmallSize(op, arguments)) {
+    raise(op, *small, refusalOf(op, *small, {}));
+  }
+}
+
 // The state of the thread in which kernels are tried out.
 class Trial {
  public:
@@ -363,7 +402,9 @@ void refuseAsReal(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef
   }
   const Trial trial;
   const double size = countElements(arguments, 1) + countElements(results, 1);
-  if (size <= kCheap) {
+  if (makesTensorsOfNothing(op)) {
+    refuseFactory(op, arguments, size);
+  } else if (size <= kCheap) {
     raise(op, arguments, refusalOf(op, arguments, {}));
   } else {
     refuseScaled(op, arguments, size);
@@ -371,7 +412,8 @@ void refuseAsReal(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef
 }
 
 void refuseAsReal(const OperatorHandle& op, ArrayRef<IValue> arguments) {
-  if (canBeTriedOut(op, arguments) && countElements(arguments, 1) <= kAffordable) {
+  if (canBeTriedOut(op, arguments) &&
+      std::max(countElements(arguments, 1), countRequested(op, arguments)) <= kAffordable) {
     const Trial trial;
     raise(op, arguments, refusalOf(op, arguments, {}));
   }

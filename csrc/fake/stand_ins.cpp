@@ -15,6 +15,7 @@
 #include <c10/util/irange.h>
 
 #include "../stack_utils.h"
+#include "fake_cuda.h"
 #include "fake_storage.h"
 #include "fake_tensor_impl.h"
 #include "pointer_numbers.h"
@@ -228,7 +229,8 @@ IValue StandIns::of(const IValue& value, const c10::Argument& argument) {
     return value.isNone() || value.toGenerator().device().is_cpu() ? IValue{at::detail::createCPUGenerator()} : value;
   }
   if (value.isBool() && argument.name() == "pin_memory") {
-    return false;
+    // Without an accelerator nothing can be pinned; one that is not there has no allocator for it.
+    return value.toBool() && fakeCudaDeviceCount() == 0;
   }
   if (value.isInt()) {
     return scale_.ofNumber(value.toInt());
