@@ -41,45 +41,25 @@ NEEDS_VALUES = {
     "linalg.lstsq",
     "linalg.lstsq.grad_oriented",
     "masked_select",
-    "nanquantile",  # checks the quantiles
     "narrow",  # with a tensor as start
     "nn.functional.ctc_loss",  # with tensors of lengths
     "nn.functional.gaussian_nll_loss",  # checks the variances
-    "nn.functional.one_hot",
+    "nn.functional.one_hot",  # without a number of classes
     "nonzero",
-    "quantile",  # checks the quantiles
-    "repeat_interleave",
+    "repeat_interleave",  # without an output_size
     "tensor_split",  # with a tensor of indices
     "unique",
     "unique_consecutive",
 }
 
-# PyTorch has no Meta kernel.
-UNSUPPORTED = {"geqrf", "histogram", "histogramdd"}
+# PyTorch has no Meta kernel, and the kernel of the CPU cannot be asked: none.
+UNSUPPORTED: set[str] = set()
 
 # The formula of the gradient looks at values.
-GRADIENT_NEEDS_VALUES = {
-    "cumprod",
-    "index_fill",
-    "index_put",
-    "linalg.eig",
-    "linalg.vander",
-    "masked.cumprod",
-    "masked.prod",
-    "masked_fill",
-    "max.reduction_no_dim",
-    "median",
-    "min.reduction_no_dim",
-    "nanmedian",
-    "prod",
-}
+GRADIENT_NEEDS_VALUES = {"index_fill", "index_put", "linalg.eig"}
 
-# PyTorch has no Meta kernel for the gradient.
-GRADIENT_UNSUPPORTED = {
-    "nn.functional.fractional_max_pool3d",
-    "nn.functional.multi_margin_loss",
-    "nn.functional.multilabel_margin_loss",
-}
+# PyTorch has no Meta kernel for the gradient, and the kernel of the CPU cannot be asked: none.
+GRADIENT_UNSUPPORTED: set[str] = set()
 
 # Lets the argument grow when it is broadcast, which its Meta kernel refuses.
 GROWS_IN_PLACE = {"addbmm"}

@@ -9,6 +9,7 @@ real then and there. Afterwards it is more likely a mistake to ask, and refused.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -50,6 +51,7 @@ def install() -> None:
     _patch_storage_reads()
     _patch_tensor_memory()
     _patch_is_set_to()
+    _patch_profiler()
 
 
 def no_data(what: str, tensor: torch.Tensor) -> str:
@@ -204,6 +206,18 @@ def _patch_storage_reads() -> None:
         make = partial(_answering_for_fakes, answer=ANSWERS_FOR_STORAGES[name])
         patch(storage, name, make, "lets the refusal escape through a function without exceptions")
     patch(storage, "__new__", _with_memory, "does not look at whether it could read an element")
+    patch(torch.TypedStorage, "__str__", _showing_fakes, "shows the elements")
+
+
+def _showing_fakes(original: Callable[..., str]) -> Callable[..., str]:
+    def show(self: torch.TypedStorage) -> str:
+        storage = self._untyped_storage
+        if not _C.is_storage_of_fakes(storage):
+            return original(self)
+        size = storage.nbytes() // self._element_size()
+        return f"...\n[{torch.typename(self)}(dtype={self.dtype}, device={storage.device}) of size {size}, fake]"
+
+    return show
 
 
 ANSWERS_FOR_STORAGES: dict[str, Callable[[torch.UntypedStorage], Any]] = {
@@ -309,3 +323,22 @@ def _patch_is_set_to() -> None:
 
 def _place(tensor: torch.Tensor) -> tuple[object, ...]:
     return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.size(), tensor.stride()
+
+
+def _patch_profiler() -> None:
+    """To record the shape of a tensor the profiler asks for its memory, and prints the refusal of each fake."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def config(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if (self.record_shapes or self.with_flops) and torch._C._dispatch_tls_is_dispatch_key_included("Fake"):
+                warnings.warn(
+                    "The profiler records neither shapes nor FLOPs in fake_mode(), because it looks at the memory of "
+                    "tensors for that. Pass record_shapes=False and with_flops=False.",
+                    stacklevel=3,
+                )
+                self.record_shapes = self.with_flops = False
+            return original(self, *args, **kwargs)
+
+        return config
+
+    patch(torch.autograd.profiler.profile, "config", make, "looks at the memory of tensors to record their shapes")

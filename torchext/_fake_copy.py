@@ -8,6 +8,7 @@ from collections import OrderedDict
 from typing import Any
 
 import torch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import Module
 from torch.optim import Optimizer
@@ -105,6 +106,8 @@ class FakeCopy(dict[int, Any]):
         return leaf
 
     def _make(self, tensor: torch.Tensor) -> torch.Tensor:
+        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            return self._rewrap_for_transform(tensor)
         _check_layout(tensor)
         if tensor.layout is not torch.strided:
             return self._make_sparse(tensor)
@@ -121,6 +124,19 @@ class FakeCopy(dict[int, Any]):
         elif type(tensor) is not torch.Tensor:
             fake = fake.as_subclass(type(tensor))
         return fake.requires_grad_(tensor.requires_grad)
+
+    def _rewrap_for_transform(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Copies what `torch.func.vmap` or `grad` has made of an argument, as one that belongs to the same level."""
+        functorch = torch._C._functorch
+        inner = functorch.get_unwrapped(tensor)
+        level = functorch.maybe_get_level(tensor)
+        with temporarily_clear_interpreter_stack():
+            fake = self.tensor(inner)
+        if functorch.is_batchedtensor(tensor):
+            return functorch._add_batch_dim(fake, functorch.maybe_get_bdim(tensor), level)
+        if functorch.is_gradtrackingtensor(tensor):
+            return functorch._wrap_for_grad(fake, level)
+        raise NotImplementedError("fake_like() cannot copy a tensor of torch.func.functionalize().")
 
     def _make_sparse(self, tensor: torch.Tensor) -> torch.Tensor:
         """The copy of a sparse tensor, made of the copies of its indices and values."""

@@ -21,7 +21,16 @@ import torch._meta_registrations
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from . import _C, _companions, _data_patches, _distributed_patches, _fake_tensor_mode, _rejection
+from . import (
+    _C,
+    _companions,
+    _data_patches,
+    _distributed_patches,
+    _fake_tensor_mode,
+    _higher_order,
+    _meta_functions,
+    _rejection,
+)
 from ._fake_copy import FakeCopy
 from ._once import once
 from ._patching import patch
@@ -41,6 +50,8 @@ def install() -> None:
     _data_patches.install()
     _fake_tensor_mode.install()
     _distributed_patches.install()
+    _higher_order.install()
+    _meta_functions.install()
     _patch_new_tensor()
     _patch_sparse_constructors()
     _patch_sparse_optimizers()

@@ -150,6 +150,7 @@ def _is_plain(obj: object) -> bool:
     """Is there nothing to keep but what a tensor has on its own?"""
     return (
         type(obj) is torch.Tensor
+        and not torch._C._functorch.is_functorch_wrapped_tensor(obj)
         and obj.layout is torch.strided
         and not (obj._is_view() or obj.is_quantized or obj.is_nested or obj.__dict__)
         and obj.is_leaf

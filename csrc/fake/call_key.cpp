@@ -187,7 +187,7 @@ void CallKey::addTensor(const Tensor& tensor) {
   };
   append(impl.sizes());
   append(impl.strides());
-  if (impl.is_wrapped_number()) {
+  if (impl.is_wrapped_number() && !isFake(tensor)) {
     addNumberOf(tensor);
   }
 }

@@ -19,6 +19,7 @@
 #include "fake.h"
 #include "fake_storage.h"
 #include "refusals.h"
+#include "value_shortcuts.h"
 
 namespace torchext {
 
@@ -126,6 +127,7 @@ void registerComposites() {
       library->impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&allocates>());
     }
   }
+  registerValueShortcuts();
 }
 
 }  // namespace

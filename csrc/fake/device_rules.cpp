@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <string>
 #include <string_view>
 
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -20,11 +21,29 @@ namespace {
 
 constexpr std::array<std::string_view, 4> kTensorOptions{"dtype", "layout", "device", "pin_memory"};
 
-// Operators whose tensor arguments may be on different devices. `copy_` moves between devices by definition; the
-// indexing kernels move their index tensors to `self` (TensorAdvancedIndexing.cpp, `make_info`).
-constexpr std::array<std::string_view, 8> kMixesDevices{
-    "aten::copy_",      "aten::copy",      "aten::_copy_from",    "aten::index",
-    "aten::index_put_", "aten::index_put", "aten::_unsafe_index", "aten::_index_put_impl_"};
+// Operators whose tensor arguments may be on different devices. `copy_` moves between devices by definition, and so do
+// operators that clone their first argument and copy into a view of it; the indexing kernels move their index tensors
+// to `self` (TensorAdvancedIndexing.cpp, `make_info`); `resize_as_` looks at a shape.
+constexpr std::array<std::string_view, 15> kMixesDevices{"aten::copy_",
+                                                         "aten::copy",
+                                                         "aten::_copy_from",
+                                                         "aten::_foreach_copy_",
+                                                         "aten::_foreach_copy",
+                                                         "aten::as_strided_scatter",
+                                                         "aten::diagonal_scatter",
+                                                         "aten::select_scatter",
+                                                         "aten::slice_scatter",
+                                                         "aten::index",
+                                                         "aten::index_put_",
+                                                         "aten::index_put",
+                                                         "aten::_unsafe_index",
+                                                         "aten::_index_put_impl_",
+                                                         "aten::resize_as_"};
+
+// Operators that look at no value on the meta device, and ask for no device there: weights on it may be looked up with
+// indices on the CPU.
+constexpr std::array<std::string_view, 3> kLooksUpInMeta{"aten::embedding", "aten::_embedding_bag",
+                                                         "aten::_embedding_bag_forward_only"};
 
 bool isCpuScalar(const at::Tensor& tensor) {
   return tensor.dim() == 0 && tensor.is_cpu();
@@ -95,7 +114,12 @@ bool DeviceRules::namesFakeDevice() const {
 }
 
 bool DeviceRules::mixesDevices() const {
-  return std::find(kMixesDevices.begin(), kMixesDevices.end(), op_.schema().name()) != kMixesDevices.end();
+  const std::string& name = op_.schema().name();
+  if (std::find(kLooksUpInMeta.begin(), kLooksUpInMeta.end(), name) != kLooksUpInMeta.end()) {
+    const c10::IValue& weight = torch::jit::peek(stack_, 0, op_.schema().arguments().size());
+    return weight.isTensor() && weight.toTensor().is_meta();
+  }
+  return std::find(kMixesDevices.begin(), kMixesDevices.end(), name) != kMixesDevices.end();
 }
 
 }  // namespace torchext

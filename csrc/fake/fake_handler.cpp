@@ -123,7 +123,7 @@ FakeOutcome FakeCall::foreseeMeta() const {
   if (isResizeToSameSize(op_, stack_)) {
     return FakeOutcome::kDoesNothing;
   }
-  if (needsValues(op_, stack_)) {
+  if (lacksValues(op_, stack_)) {
     return FakeOutcome::kLacksValues;
   }
   return op_.hasComputedKernelForDispatchKey(DispatchKey::Meta) ? FakeOutcome::kRunsOnMeta : FakeOutcome::kLacksMeta;
@@ -236,8 +236,9 @@ bool FakeCall::isPythonsFirst() const {
 }
 
 bool FakeCall::isAboutFakes() const {
-  return has_fake_ || (isFakeMode() &&
-                       (isFactory(op_, topOf(stack_, num_arguments_)) || DeviceRules(op_, stack_).namesFakeDevice()));
+  const auto arguments = topOf(stack_, num_arguments_);
+  return has_fake_ || (isFakeMode() && (isFactory(op_, arguments) || isAboutNumbers(arguments) ||
+                                        DeviceRules(op_, stack_).namesFakeDevice()));
 }
 
 bool FakeCall::tryRemembered(const CallKey& key) {
@@ -318,7 +319,8 @@ void FakeCall::runOnMetaAndRemember(const CallKey& key) {
 }
 
 void FakeCall::followValues(c10::ArrayRef<IValue> arguments, c10::ArrayRef<IValue> results) const {
-  if (may_have_known_ || (isFakeMode() && haveOneElement(results) && isFactory(op_, arguments))) {
+  if (may_have_known_ ||
+      (isFakeMode() && haveOneElement(results) && (isFactory(op_, arguments) || isAboutNumbers(arguments)))) {
     torchext::followValues(op_, arguments, results);
   }
 }

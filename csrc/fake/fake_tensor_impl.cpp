@@ -106,8 +106,8 @@ at::Tensor makeFakeTensor(Storage storage, const TensorImpl& form) {
 }
 
 at::Tensor makeFakeView(const at::Tensor& base, const TensorImpl& form) {
-  auto fake =
-      c10::make_intrusive<FakeTensorImpl>(TensorImpl::VIEW, Storage{base.storage()}, base.key_set(), form.dtype());
+  auto fake = c10::make_intrusive<FakeTensorImpl>(TensorImpl::VIEW, Storage{base.storage()},
+                                                  base.key_set() - kWithoutValues, form.dtype());
   fake->copyGeometry(form);
   return at::Tensor{std::move(fake)};
 }

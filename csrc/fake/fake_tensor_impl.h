@@ -99,6 +99,9 @@ class FakeTensorImpl final : public c10::TensorImpl {
 // The bits of a view that is to be conjugated or negated when it is read.
 constexpr c10::DispatchKeySet kLazyBits({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});
 
+// What an alias carries to be taken for a tensor that may have no memory: NOTE [Shortcuts that read values].
+constexpr c10::DispatchKeySet kWithoutValues{c10::BackendComponent::MetaBit};
+
 // A fake tensor on `storage`, which is fake and shown by no argument of the call, with the dtype and geometry of
 // `form`.
 at::Tensor makeFakeTensor(c10::Storage storage, const c10::TensorImpl& form);

@@ -1,6 +1,9 @@
 #include "meta_call.h"
 
 #include <exception>
+#include <iterator>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include <ATen/EmptyTensor.h>
@@ -20,8 +23,10 @@
 #include "memory_overlap.h"
 #include "meta_kernel.h"
 #include "op_traits.h"
+#include "recording.h"
 #include "refusals.h"
 #include "shadows.h"
+#include "zeros_call.h"
 
 namespace torchext {
 
@@ -70,15 +75,19 @@ void checkInBounds(const TensorImpl& view, const Storage& storage) {
 class MetaCall {
  public:
   MetaCall(const OperatorHandle& op, Stack& stack)
-      : op_{op}, stack_{stack}, num_arguments_{op.schema().arguments().size()} {}
+      : op_{op},
+        stack_{stack},
+        num_arguments_{op.schema().arguments().size()},
+        bottom_{stack.size() - num_arguments_} {}
 
   void run();
 
  private:
-  c10::Device checkAndCallMetaKernel(const Stack& arguments);
+  std::optional<c10::Device> checkAndCallMetaKernel(const Stack& arguments);
   void checkCanBeFaked() const;
   void convertArgumentsToMeta(const DeviceRules& rules);
   void callMetaKernel(c10::Device device);
+  void runOnZeros(Stack arguments, c10::Device device, const c10::Error& reason);
   void updateWrittenFakes();
   void convertOutputsToFake(c10::Device device);
   Tensor toFake(const Tensor& meta, c10::Device device);
@@ -86,6 +95,7 @@ class MetaCall {
   const OperatorHandle& op_;
   Stack& stack_;
   const std::size_t num_arguments_;
+  const std::size_t bottom_;  // where the arguments begin
   Shadows shadows_;
   // The fake arguments that the operator writes into, by data or by metadata.
   std::vector<Tensor> written_;
@@ -93,18 +103,22 @@ class MetaCall {
 
 void MetaCall::run() {
   const Stack arguments(stack_.end() - static_cast<std::ptrdiff_t>(num_arguments_), stack_.end());
-  const c10::Device device = checkAndCallMetaKernel(arguments);
+  const std::optional<c10::Device> device = checkAndCallMetaKernel(arguments);
+  if (!device) {
+    return;
+  }
   refuseAsReal(op_, arguments, topOf(stack_, op_.schema().returns().size()));
-  if (decidesByDevice(op_, device)) {
+  if (decidesByDevice(op_, *device)) {
     const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
     correctForDevice(op_, arguments, stack_);
   }
   updateWrittenFakes();
-  convertOutputsToFake(device);
+  convertOutputsToFake(*device);
 }
 
-// NOTE [Refusing what real tensors refuse]
-c10::Device MetaCall::checkAndCallMetaKernel(const Stack& arguments) {
+// NOTE [Refusing what real tensors refuse]. Returns nothing when there is no Meta kernel, and the results are on the
+// stack already.
+std::optional<c10::Device> MetaCall::checkAndCallMetaKernel(const Stack& arguments) {
   try {
     checkCanBeFaked();
     refuseToWriteIntoRealTensors(op_, stack_);
@@ -112,7 +126,13 @@ c10::Device MetaCall::checkAndCallMetaKernel(const Stack& arguments) {
     const DeviceRules rules{op_, stack_};
     const c10::Device device = rules.outputDevice();
     convertArgumentsToMeta(rules);
-    callMetaKernel(device);
+    try {
+      callMetaKernel(device);
+    } catch (const c10::NotImplementedError& error) {
+      // A kernel is registered, but only says that there is none, or none for these arguments.
+      runOnZeros(arguments, device, error);
+      return std::nullopt;
+    }
     return device;
   } catch (const std::exception& error) {
     if (!isInterrupt(error)) {
@@ -123,7 +143,7 @@ c10::Device MetaCall::checkAndCallMetaKernel(const Stack& arguments) {
 }
 
 void MetaCall::checkCanBeFaked() const {
-  if (needsValues(op_, stack_)) {
+  if (lacksValues(op_, stack_)) {
     TORCHEXT_THROW(
         DataDependentError,
         c10::str("`", op_.operator_name(),
@@ -168,14 +188,18 @@ void MetaCall::callMetaKernel(c10::Device device) {
   const MetaCallOnDevice hint{device};
   const NoTorchFunction no_torch_function;
   const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
-  try {
-    callMetadataKernel(op_, stack_);
-  } catch (const c10::NotImplementedError& error) {
-    // A kernel is registered, but only says that there is none, or none for these arguments.
+  callMetadataKernel(op_, stack_);
+}
+
+// NOTE [Asking the kernel of the CPU]. The recorder runs such an operator for real, on the values that there are.
+void MetaCall::runOnZeros(Stack arguments, c10::Device device, const c10::Error& reason) {
+  if (isRecording() || !tryRunOnZeros(op_, arguments, device)) {
     TORCHEXT_THROW(
         UnsupportedOperatorError,
-        c10::str("`", op_.operator_name(), "` cannot be run on fake tensors: ", error.what_without_backtrace()));
+        c10::str("`", op_.operator_name(), "` cannot be run on fake tensors: ", reason.what_without_backtrace()));
   }
+  stack_.resize(bottom_);
+  std::move(arguments.begin(), arguments.end(), std::back_inserter(stack_));
 }
 
 // In-place operators may change more than data: `resize_`, `set_`, `t_` and their kin change the metadata of the

@@ -101,6 +101,17 @@ bool isFactory(const OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments) {
   });
 }
 
+// One number alone is a conversion inside of an operator.
+bool isAboutNumbers(c10::ArrayRef<c10::IValue> arguments) {
+  std::size_t numbers = 0;
+  bool are_numbers = true;
+  forEachTensor(arguments, [&](const Tensor& tensor) {
+    are_numbers = are_numbers && tensor.unsafeGetTensorImpl()->is_wrapped_number();
+    ++numbers;
+  });
+  return are_numbers && numbers > 1;
+}
+
 bool needsValues(const OperatorHandle& op, const Stack& stack) {
   if (op.schema().name() == "aten::_pack_padded_sequence") {
     return true;  // reads the lengths, and is not tagged so
@@ -115,6 +126,14 @@ bool needsValues(const OperatorHandle& op, const Stack& stack) {
   // These are tagged because a mask makes their shape depend on values; index tensors of integers do not.
   const bool indexes = name == "aten::index" || name == "aten::_unsafe_index";
   return !indexes || hasMaskIndex(stack, op);
+}
+
+bool lacksValues(const OperatorHandle& op, const Stack& stack) {
+  const int size = findArgument(op.schema(), "output_size");
+  const bool is_told =
+      size >= 0 && op.hasTag(at::Tag::dynamic_output_shape) &&
+      !torch::jit::peek(stack, static_cast<std::size_t>(size), op.schema().arguments().size()).isNone();
+  return !is_told && needsValues(op, stack);
 }
 
 bool writesForeach(const OperatorHandle& op) {

@@ -25,8 +25,14 @@ std::optional<c10::DispatchKey> compositeKernelOf(const c10::OperatorHandle& op)
 // `zeros_like` and `new_empty` that looks at no value of its argument.
 bool isFactory(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
 
+// True for a call about Python numbers alone, as `torch.add(3, 2)`, which makes a tensor of them.
+bool isAboutNumbers(c10::ArrayRef<c10::IValue> arguments);
+
 // True for an operator whose result, or the shape of whose result, cannot be told without the values of its arguments.
 bool needsValues(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
+
+// True when that is so and the call does not say what the values would: `repeat_interleave(output_size=)` does.
+bool lacksValues(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
 // True for `_foreach_add_` and its kin, which write into the tensors of the list that is their first argument.
 bool writesForeach(const c10::OperatorHandle& op);

@@ -3,10 +3,14 @@
 #include <algorithm>
 
 #include <ATen/EmptyTensor.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/StorageImpl.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include "fake.h"
 #include "fake_storage.h"
 #include "fake_tensor_impl.h"
+#include "hidden_keys.h"
 #include "sparse_fakes.h"
 
 namespace torchext {
@@ -23,6 +27,14 @@ Tensor standInOf(const Tensor& sparse) {
   return at::detail::empty_meta(sparse.sizes(), sparse.scalar_type());
 }
 
+// The tangent of a Python number in forward AD (`2 * dual`) is a zero that counts as a number, too.
+Tensor zeroNumberLike(const Tensor& fake) {
+  const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+  Tensor zero = at::zeros(fake.sizes(), at::TensorOptions(fake.scalar_type()).device(c10::kCPU));
+  zero.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return zero;
+}
+
 }  // namespace
 
 Tensor Shadows::of(const Tensor& tensor) {
@@ -32,7 +44,7 @@ Tensor Shadows::of(const Tensor& tensor) {
   // A Python number in tensor's clothes. Meta kernels that are Python functions get it back as a number, and for that
   // it must be on the CPU (`toPyObject()` in pybind_utils.cpp).
   if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
-    return tensor;
+    return isFake(tensor) ? zeroNumberLike(tensor) : tensor;
   }
   if (isSparse(tensor)) {
     return standInOf(tensor);

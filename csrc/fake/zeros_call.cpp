@@ -1,0 +1,215 @@
+#include "zeros_call.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <iterator>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/enum_tag.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/irange.h>
+
+#include "../stack_utils.h"
+#include "fake.h"
+#include "fake_storage.h"
+#include "fake_tensor_impl.h"
+#include "hidden_keys.h"
+#include "op_traits.h"
+
+namespace torchext {
+
+using at::Tensor;
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+using c10::IValue;
+using c10::OperatorHandle;
+using c10::Storage;
+using torch::jit::Stack;
+
+namespace {
+
+// `calloc()` takes large blocks from the kernel, which hands out pages of zeros when they are first written.
+Storage makeZeroStorage(std::size_t nbytes) {
+  void* zeros = std::calloc(std::max<std::size_t>(nbytes, 1), 1);
+  TORCH_CHECK_WITH(OutOfMemoryError, zeros != nullptr, "cannot allocate ", nbytes, " bytes of zeros");
+  return Storage{c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t{}, static_cast<std::int64_t>(nbytes),
+      c10::DataPtr{zeros, zeros, &std::free, c10::Device{c10::kCPU}}, nullptr, /*resizable=*/false)};
+}
+
+// The tensor arguments of a call, each with a real tensor of the same geometry on the CPU.
+class ZeroArguments {
+ public:
+  Tensor zerosFor(const Tensor& tensor);
+
+  // The argument that `real` stands for, or an undefined tensor.
+  Tensor originalOf(const Tensor& real) const;
+
+  // An argument on whose storage `real` is, or null.
+  const Tensor* baseOf(const Tensor& real) const;
+
+  // True when a view of an argument that is not fake is among `results`.
+  bool areRealOnesShownBy(const Stack& results) const;
+
+  // True when the call has changed neither shape nor storage of an argument.
+  bool haveKeptTheirGeometry() const;
+
+ private:
+  struct Entry {
+    Tensor original;
+    Tensor zeros;
+    Storage storage;  // the one that `zeros` was made on
+  };
+  Storage storageFor(const Tensor& tensor) const;
+
+  std::vector<Entry> entries_;
+};
+
+Storage ZeroArguments::storageFor(const Tensor& tensor) const {
+  const auto found = std::find_if(entries_.begin(), entries_.end(), [&tensor](const Entry& entry) {
+    return isSameStorage(entry.original.storage(), tensor.storage());
+  });
+  return found == entries_.end() ? makeZeroStorage(tensor.storage().nbytes()) : found->storage;
+}
+
+Tensor ZeroArguments::zerosFor(const Tensor& tensor) {
+  for (const Entry& entry : entries_) {
+    if (entry.original.is_same(tensor)) {
+      return entry.zeros;
+    }
+  }
+  Storage storage = storageFor(tensor);
+  const DispatchKeySet keys{c10::computeDispatchKey(tensor.scalar_type(), c10::kStrided, c10::kCPU)};
+  auto impl =
+      c10::make_intrusive<c10::TensorImpl>(Storage{storage}, keys | (tensor.key_set() & kLazyBits), tensor.dtype());
+  impl->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
+  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
+    impl->set_wrapped_number(true);
+  }
+  entries_.push_back({tensor, Tensor{std::move(impl)}, std::move(storage)});
+  return entries_.back().zeros;
+}
+
+Tensor ZeroArguments::originalOf(const Tensor& real) const {
+  const auto found =
+      std::find_if(entries_.begin(), entries_.end(), [&real](const Entry& entry) { return entry.zeros.is_same(real); });
+  return found == entries_.end() ? Tensor{} : found->original;
+}
+
+const Tensor* ZeroArguments::baseOf(const Tensor& real) const {
+  const auto found = std::find_if(entries_.begin(), entries_.end(),
+                                  [&real](const Entry& entry) { return isSameStorage(entry.storage, real.storage()); });
+  return found == entries_.end() ? nullptr : &found->original;
+}
+
+bool ZeroArguments::areRealOnesShownBy(const Stack& results) const {
+  bool are_shown = false;
+  forEachTensor(results, results.size(), [&](const Tensor& result) {
+    const Tensor* base = baseOf(result);
+    are_shown = are_shown || (base != nullptr && !isFake(*base));
+  });
+  return are_shown;
+}
+
+bool ZeroArguments::haveKeptTheirGeometry() const {
+  return std::all_of(entries_.begin(), entries_.end(), [](const Entry& entry) {
+    return entry.zeros.sizes() == entry.original.sizes() && entry.zeros.strides() == entry.original.strides() &&
+           entry.zeros.storage_offset() == entry.original.storage_offset() &&
+           isSameStorage(entry.zeros.storage(), entry.storage);
+  });
+}
+
+bool isPytorchs(const OperatorHandle& op) {
+  constexpr std::array<std::string_view, 3> kNamespaces{"aten", "prims", "quantized"};
+  const auto name_space = op.operator_name().getNamespace();
+  return name_space.has_value() && std::find(kNamespaces.begin(), kNamespaces.end(), *name_space) != kNamespaces.end();
+}
+
+bool areSmallAndStrided(const OperatorHandle& op, const Stack& stack) {
+  std::size_t nbytes = 0;
+  bool are_strided = true;
+  forEachTensor(stack, op.schema().arguments().size(), [&](const Tensor& tensor) {
+    are_strided = are_strided && tensor.layout() == c10::kStrided && tensor.has_storage() && !tensor.is_quantized();
+    nbytes += are_strided ? tensor.storage().nbytes() : 0;
+  });
+  return are_strided && nbytes <= kMaxZeroBytes;
+}
+
+// What draws numbers would move the user's generator.
+bool mayRunOnZeros(const OperatorHandle& op, const Stack& stack) {
+  return isPytorchs(op) && !needsValues(op, stack) && !op.hasTag(at::Tag::nondeterministic_seeded) &&
+         !op.hasTag(at::Tag::inplace_view) && op.hasComputedKernelForDispatchKey(DispatchKey::CPU) &&
+         areSmallAndStrided(op, stack);
+}
+
+Stack withZeros(const OperatorHandle& op, const Stack& stack, ZeroArguments& zeros) {
+  const auto arguments = topOf(stack, op.schema().arguments().size());
+  Stack real;
+  for (const auto i : c10::irange(arguments.size())) {
+    if (arguments[i].isDevice()) {
+      real.emplace_back(c10::Device{c10::kCPU});
+    } else if (arguments[i].isBool() && op.schema().arguments()[i].name() == "pin_memory") {
+      real.emplace_back(false);
+    } else {
+      real.push_back(mapTensors(arguments[i], [&zeros](const Tensor& tensor) { return zeros.zerosFor(tensor); }));
+    }
+  }
+  return real;
+}
+
+// Numbers and truth values that a kernel returns are read from its arguments.
+bool areTensors(const OperatorHandle& op, const Stack& results) {
+  bool are_strided = true;
+  forEachTensor(results, results.size(), [&are_strided](const Tensor& result) {
+    are_strided = are_strided && result.layout() == c10::kStrided && result.has_storage() && !result.is_quantized();
+  });
+  const auto& returns = op.schema().returns();
+  return are_strided && std::all_of(returns.begin(), returns.end(), [](const c10::Argument& result) {
+           return result.type()->isSubtypeOf(*c10::TensorType::get()) ||
+                  result.type()->isSubtypeOf(*c10::ListType::ofTensors());
+         });
+}
+
+// False when zeros are no matrix that the operator can be applied to.
+bool tryCall(const OperatorHandle& op, Stack& stack) {
+  const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+  try {
+    op.redispatchBoxed(DispatchKeySet{DispatchKey::CPU}, &stack);
+    return true;
+  } catch (const c10::LinAlgError&) {
+    return false;
+  }
+}
+
+Tensor toFake(const Tensor& real, const ZeroArguments& zeros, c10::Device device) {
+  if (Tensor original = zeros.originalOf(real); original.defined()) {
+    return original;
+  }
+  if (const Tensor* base = zeros.baseOf(real)) {
+    return makeFakeView(*base, *real.unsafeGetTensorImpl());
+  }
+  return makeFakeTensor(makeFakeStorage(real.storage().nbytes(), device), *real.unsafeGetTensorImpl());
+}
+
+}  // namespace
+
+bool tryRunOnZeros(const OperatorHandle& op, Stack& stack, c10::Device device) {
+  if (!mayRunOnZeros(op, stack)) {
+    return false;
+  }
+  ZeroArguments zeros;
+  Stack real = withZeros(op, stack, zeros);
+  if (!tryCall(op, real) || !zeros.haveKeptTheirGeometry() || !areTensors(op, real) || zeros.areRealOnesShownBy(real)) {
+    return false;
+  }
+  mapTensors(real, real.size(), [&](const Tensor& result) { return toFake(result, zeros, device); });
+  torch::jit::drop(stack, op.schema().arguments().size());
+  std::move(real.begin(), real.end(), std::back_inserter(stack));
+  return true;
+}
+
+}  // namespace torchext

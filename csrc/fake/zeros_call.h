@@ -1,0 +1,24 @@
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <c10/core/Device.h>
+
+namespace torchext {
+
+// NOTE [Asking the kernel of the CPU]
+//
+// A few dozen operators of PyTorch have no Meta kernel (`geqrf`, `histogram`, the backward of some losses). What their
+// results look like does not depend on values, or they would be tagged so. So their kernel for the CPU is run once on
+// zeros, whichever device the fakes claim, and the answer is remembered like that of a Meta kernel. `FakeTensorMode`
+// does the same (`run_fallback_kernel`), and so decides what is allowed here: PyTorch's own operators only.
+//
+// The zeros of the arguments take no memory until something is written there, but results and time are real. Calls on
+// arguments of more than kMaxZeroBytes are left alone.
+constexpr std::size_t kMaxZeroBytes = std::size_t{1} << 30U;
+
+// Replaces the arguments of a call of `op` on top of `stack` by fake results on `device`. Returns false, and leaves the
+// stack as it is, when that is not allowed or tells nothing. Raises what the kernel raises.
+bool tryRunOnZeros(const c10::OperatorHandle& op, torch::jit::Stack& stack, c10::Device device);
+
+}  // namespace torchext
