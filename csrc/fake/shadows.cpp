@@ -27,15 +27,17 @@ Tensor standInOf(const Tensor& sparse) {
   return at::detail::empty_meta(sparse.sizes(), sparse.scalar_type());
 }
 
-// The tangent of a Python number in forward AD (`2 * dual`) is a zero that counts as a number, too.
-Tensor zeroNumberLike(const Tensor& fake) {
+}  // namespace
+
+Tensor realNumber(const Tensor& number) {
+  if (!isFake(number)) {
+    return number;
+  }
   const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
-  Tensor zero = at::zeros(fake.sizes(), at::TensorOptions(fake.scalar_type()).device(c10::kCPU));
+  Tensor zero = at::zeros(number.sizes(), at::TensorOptions(number.scalar_type()).device(c10::kCPU));
   zero.unsafeGetTensorImpl()->set_wrapped_number(true);
   return zero;
 }
-
-}  // namespace
 
 Tensor Shadows::of(const Tensor& tensor) {
   if (const Tensor* known = tensors_.shadowOf(tensor.unsafeGetTensorImpl())) {
@@ -44,7 +46,7 @@ Tensor Shadows::of(const Tensor& tensor) {
   // A Python number in tensor's clothes. Meta kernels that are Python functions get it back as a number, and for that
   // it must be on the CPU (`toPyObject()` in pybind_utils.cpp).
   if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
-    return isFake(tensor) ? zeroNumberLike(tensor) : tensor;
+    return realNumber(tensor);
   }
   if (isSparse(tensor)) {
     return standInOf(tensor);

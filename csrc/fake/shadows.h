@@ -10,6 +10,10 @@
 
 namespace torchext {
 
+// A real tensor with the value of `number`, a Python number in tensor's clothes. One that is fake is a zero: the
+// tangent of a number in forward AD (`2 * dual`).
+at::Tensor realNumber(const at::Tensor& number);
+
 // The storages and tensors of one call, each beside its shadow on the meta device. Shadows live as long as the call.
 class Shadows {
  public:

@@ -19,6 +19,7 @@
 #include "fake_storage.h"
 #include "fake_tensor_impl.h"
 #include "pointer_numbers.h"
+#include "shadows.h"
 
 namespace torchext {
 
@@ -179,7 +180,7 @@ class StandIns {
 
 Tensor StandIns::of(const Tensor& tensor, Fill fill_with) {
   if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
-    return tensor;
+    return realNumber(tensor);
   }
   const auto [number, is_new] = tensors_.add(tensor.unsafeGetTensorImpl());
   if (is_new) {
