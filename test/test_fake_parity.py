@@ -393,7 +393,7 @@ def test_matrices_of_groups_are_multiplied_in_the_dtypes_of_the_cpu(dtype: torch
     [
         ((2, 8, 5), torch.float32, "16 bytes"),
         ((2, 7, 8), torch.float32, "contraction"),
-        ((2, 8, 8), torch.int32, "BF16"),
+        ((2, 8, 8), torch.int32, "Float32"),
     ],
     ids=["strides", "shape", "dtype"],
 )

@@ -107,7 +107,9 @@ void MetaCall::run() {
   if (!device) {
     return;
   }
-  refuseAsReal(op_, arguments, topOf(stack_, op_.schema().returns().size()));
+  if (!needsValues(op_, arguments)) {  // which stand-ins do not have
+    refuseAsReal(op_, arguments, topOf(stack_, op_.schema().returns().size()));
+  }
   if (decidesByDevice(op_, *device)) {
     const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
     correctForDevice(op_, arguments, stack_);
