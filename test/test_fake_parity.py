@@ -14,9 +14,11 @@ from common import assert_same_tensor
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
+from torch.testing._internal.common_device_type import instantiate_device_type_tests, ops
 from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.common_utils import TestCase
 from torch.testing._internal.opinfo.core import OpInfo
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from torchext import _C
 from torchext.deferred_init import deferred_init, is_deferred, materialize_tensor
@@ -55,6 +57,20 @@ def forward(op: OpInfo, args: Any, kwargs: Any) -> Any:
 def backward(op: OpInfo, args: Any, kwargs: Any) -> Any:
     tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
     return test_op_db.gradients(op(*args, **kwargs), tensors)
+
+
+def jvp(op: OpInfo, args: Any, kwargs: Any) -> Any:
+    """Primals and tangents of what the operator makes of dual numbers."""
+
+    def dual(value: object) -> object:
+        if isinstance(value, Tensor) and value.requires_grad:
+            return forward_ad.make_dual(value, torch.ones_like(value))
+        return value
+
+    with forward_ad.dual_level():
+        args, kwargs = tree_map(dual, (args, kwargs))
+        results = [leaf for leaf in tree_leaves(op(*args, **kwargs)) if isinstance(leaf, Tensor)]
+        return [tuple(forward_ad.unpack_dual(result)) for result in results]
 
 
 def outcome(run: Callable[[], Any]) -> Any:
@@ -119,6 +135,38 @@ def test_exception_of_the_suite_is_one_of_theirs(op: OpInfo, how: Callable[..., 
 
 
 # Forward AD.
+
+
+# Why there is no tangent, or another one.
+OTHER_TANGENTS = {
+    "masked.prod": "as prod",
+    "nanquantile": "as quantile",
+    "prod": "of one element needs no gradient, because the way of tensor subclasses leaves the division out",
+    "quantile": "calls `lerp_`, whose Meta function shows a dual number in an error where autograd is left",
+}
+
+
+@only_2_13
+class TestForwardAd(TestCase):
+    @ops(
+        [op for op in op_db if op.supports_forward_ad and test_op_db.full_name(op) not in OTHER_TANGENTS],
+        allowed_dtypes=(torch.float32,),
+    )
+    def test_tangents_have_the_metadata_of_real_ones(self, device: str, dtype: torch.dtype, op: OpInfo) -> None:
+        expected: tuple[type[Exception], ...] = (DataDependentError, UnsupportedOperatorError)
+        is_exempt = test_op_db.full_name(op) in (test_op_db.NEEDS_VALUES | test_op_db.UNSUPPORTED)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of samples that provoke them
+            for arguments in samples(op, dtype, requires_grad=True):
+                wanted = outcome(lambda arguments=arguments: jvp(op, *arguments))
+                if isinstance(wanted, Exception):
+                    continue
+                found = ours(jvp, op, arguments)
+                if not (is_exempt and isinstance(found, expected)):
+                    assert found == wanted
+
+
+instantiate_device_type_tests(TestForwardAd, globals(), only_for="cpu")
 
 
 def number_programs() -> dict[str, Callable[[Tensor], Tensor]]:
