@@ -7,9 +7,12 @@ import subprocess
 import sys
 from functools import cached_property
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
+
+from torchext.testing.modes.replacing import replace_everywhere
 
 ROOT = Path(__file__).parent.parent
 
@@ -205,6 +208,107 @@ def test_x_stops_at_the_first_difference(tmp_path: Path) -> None:
         "test_suite.py::test_passes_without_torchext_only: failed: AssertionError: torchext is here"
     ]
     assert result.report["modes"]["installed"]["compared"] == 1
+
+
+CRASHES = """
+import os, sys
+HAS_TORCHEXT = "torchext" in sys.modules
+def test_a():
+    if HAS_TORCHEXT: os.abort()
+def test_b(): assert not HAS_TORCHEXT
+def test_c():
+    if HAS_TORCHEXT: os._exit(0)
+def test_d(): assert not HAS_TORCHEXT
+"""
+
+
+@pytest.mark.parametrize(
+    ("argument", "different"),
+    [
+        ("-x", ["a"]),
+        ("--maxfail=2", ["a", "b"]),
+        ("--maxfail=3", ["a", "b", "c"]),
+        ("--maxfail=4", ["a", "b", "c", "d"]),
+    ],
+)
+def test_maxfail_counts_crashes_and_what_failed_in_processes_before(
+    tmp_path: Path, argument: str, different: list[str]
+) -> None:
+    result = run(tmp_path, CRASHES, "--torchext=installed", "--torchext-reruns=0", argument)
+    report = result.report["modes"]["installed"]
+    assert list(report["differences"]) == [f"test_suite.py::test_{name}" for name in different]
+    assert report["compared"] == len(different)
+
+
+HANGS = """
+import sys, time
+import pytest
+HAS_TORCHEXT = "torchext" in sys.modules
+def test_hangs():
+    if HAS_TORCHEXT: time.sleep(1000)
+@pytest.fixture
+def hangs():
+    yield
+    if HAS_TORCHEXT: time.sleep(1000)
+def test_fails_and_its_fixture_hangs(hangs): assert not HAS_TORCHEXT
+def test_after_these(): pass
+"""
+
+
+@pytest.mark.parametrize("ini", ["[pytest]", "[pytest]\nfaulthandler_timeout = 900"], ids=["", "faulthandler_timeout"])
+def test_test_that_hangs_is_ended_when_pytest_uses_the_timer_too(tmp_path: Path, ini: str) -> None:
+    (tmp_path / "pytest.ini").write_text(ini)
+    result = run(tmp_path, HANGS, "--torchext=installed", "--torchext-reruns=0", "--torchext-timeout=5")
+    assert result.report["modes"]["installed"]["outcomes"] == {
+        "test_suite.py::test_hangs": "timed out",
+        "test_suite.py::test_fails_and_its_fixture_hangs": "timed out",
+        "test_suite.py::test_after_these": "passed",
+    }
+
+
+@pytest.mark.parametrize("workers", [(), ("-n1",)], ids=["", "xdist"])
+def test_suite_runs_when_the_folder_of_a_script_is_not_on_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: tuple[str, ...]
+) -> None:
+    if workers:
+        pytest.importorskip("xdist")
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    result = run(tmp_path, "def test_a(): pass", "--torchext=installed", *workers)
+    assert result.exit_code == 0
+    assert result.report["modes"]["installed"]["outcomes"] == {"test_suite.py::test_a": "passed"}
+
+
+@pytest.mark.parametrize(
+    ("suite", "exit_code", "message"),
+    [
+        ("import not_there", 5, "no test was collected, so nothing was compared"),
+        ("def test_a(): assert False", 1, "no test passed without torchext, so nothing was compared"),
+        ("import os\ndef test_a(): os.abort()", 1, "no test passed without torchext, so nothing was compared"),
+    ],
+    ids=["collection error", "failure", "crash"],
+)
+def test_exit_code_is_not_zero_when_nothing_passes_in_the_baseline(
+    tmp_path: Path, suite: str, exit_code: int, message: str
+) -> None:
+    result = run(tmp_path, suite, "--torchext=installed")
+    assert result.exit_code == exit_code
+    assert f"== torchext: {message} ==" in result.process.stdout
+    assert result.report["modes"] == {}
+
+
+@pytest.mark.parametrize(
+    ("module", "is_replaced"),
+    [("torchextras", True), ("torchext_tests.a", True), ("torchext", False), ("torchext.amp", False)],
+)
+def test_names_are_replaced_in_all_modules_but_those_of_torchext(
+    monkeypatch: pytest.MonkeyPatch, module: str, is_replaced: bool
+) -> None:
+    original, replacement = object(), object()
+    user = ModuleType(module)
+    user.__dict__["name"] = original
+    monkeypatch.setitem(sys.modules, module, user)
+    replace_everywhere(original, replacement)
+    assert user.__dict__["name"] is (replacement if is_replaced else original)
 
 
 def test_workers_of_xdist_are_in_the_mode_and_may_crash(tmp_path: Path) -> None:

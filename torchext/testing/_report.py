@@ -16,7 +16,17 @@ from ._suite import Outcome, SuiteRun
 
 __all__ = ["lines_of", "write_json"]
 
-_COLUMNS = ("file", "tests", "pass without", "compared", "pass", "differ", "unstable", "by replacing", "skipped")
+_COLUMNS = (
+    "file",
+    "tests",
+    "pass without",
+    "compared",
+    "pass",
+    "differ",
+    "unstable",
+    "fails in control run",
+    "skipped",
+)
 
 
 def lines_of(comparison: Comparison) -> Iterator[str]:
@@ -24,7 +34,10 @@ def lines_of(comparison: Comparison) -> Iterator[str]:
     yield from _aligned(_table(comparison))
     for title, tests in (
         ("unstable: they failed without torchext, too, when they were run again", comparison.unstable),
-        ("by replacing: they fail with functions in PyTorch's places that only hand on", comparison.by_replacing),
+        (
+            "fails in control run: they fail with functions in PyTorch's places that only hand on",
+            comparison.by_replacing,
+        ),
         (f"different: they pass without torchext, and do not in mode {comparison.mode}", comparison.differences),
     ):
         if tests:

@@ -59,6 +59,10 @@ class SuiteRun:
         known = self.outcomes.get(nodeid, outcome)
         self.outcomes[nodeid] = min(known, outcome, key=lambda each: _OUTCOMES.index(each.outcome))
 
+    def count_bad(self) -> int:
+        """How many tests have failed, in any way."""
+        return sum(not outcome.is_good and outcome.outcome != "skipped" for outcome in self.outcomes.values())
+
 
 @dataclass
 class Suite:
@@ -87,14 +91,19 @@ class Suite:
             mode: One of MODES, or None, for PyTorch as it is.
             only: The node ids of the tests to run; by default all that pytest collects.
             is_control: See `Job`.
-            stop_after: See `Job`.
+            stop_after: How many failures, crashes and timeouts end the run; 0 for any number.
         """
         run = SuiteRun()
         left = None if only is None else list(only)
         while left is None or left:
             with tempfile.TemporaryDirectory(prefix="torchext_suite_") as folder:
-                job = Job(folder, mode, is_control, left, self.timeout, stop_after, self.is_module_call)
+                may_fail = stop_after and stop_after - run.count_bad()
+                job = Job(folder, mode, is_control, left, self.timeout, may_fail, self.is_module_call)
                 left = self._run_process(job).add_to(run)
+            # A process counts its own failures, and not the test that ends it.
+            if 0 < stop_after <= run.count_bad():
+                run.was_stopped = True
+                break
         return run
 
     def _run_process(self, job: Job) -> _Process:

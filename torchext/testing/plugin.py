@@ -50,7 +50,7 @@ def _run(config: pytest.Config, modes: list[str]) -> int:
     suite = Suite(
         arguments,
         str(config.invocation_params.dir),
-        is_module_call=Path(sys.argv[0]).name == "__main__.py",
+        is_module_call=Path(sys.argv[0]).name == "__main__.py" and not getattr(sys.flags, "safe_path", False),
         timeout=config.getoption("--torchext-timeout"),
     )
     report = config.getoption("--torchext-report")
@@ -60,6 +60,10 @@ def _run(config: pytest.Config, modes: list[str]) -> int:
     if baseline.exit_code:
         return baseline.exit_code
     comparisons: list[Comparison] = []
+    if not any(outcome.is_good for outcome in baseline.outcomes.values()):
+        if report:
+            _report.write_json(Path(report), arguments, baseline, comparisons)
+        return _code_without_comparison(baseline)
     for mode in modes:
         comparison = compare(
             suite,
@@ -85,6 +89,14 @@ def _tell_of_baseline(baseline: SuiteRun) -> None:
         print(f"  not collected: {nodeid}: {outcome.error}")
     if baseline.trouble:
         print(baseline.trouble)
+
+
+def _code_without_comparison(baseline: SuiteRun) -> int:
+    if not baseline.outcomes:
+        _tell("no test was collected, so nothing was compared")
+        return pytest.ExitCode.NO_TESTS_COLLECTED
+    _tell("no test passed without torchext, so nothing was compared")
+    return pytest.ExitCode.TESTS_FAILED
 
 
 def _tell(what: str) -> None:

@@ -11,6 +11,7 @@ import faulthandler
 import json
 import os
 import sys
+import time
 from collections.abc import Generator, Iterable
 from importlib import import_module
 from pathlib import Path
@@ -167,6 +168,7 @@ class _Runner:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.clock: TextIO | None = None
+        self.deadline: float | None = None
         if job.timeout:
             self.clock = Path(job.folder, f"clock.{os.getpid()}").open("w+")  # noqa: SIM115 - open as long as the process is
         if job.mode is not None:
@@ -190,12 +192,30 @@ class _Runner:
         self.clock.truncate()
         self.clock.write(item.nodeid + "\n")
         self.clock.flush()
-        # In C, on a thread of its own: a test that holds the interpreter's lock is ended, too.
-        faulthandler.dump_traceback_later(self.job.timeout, exit=True, file=self.clock)
+        self.deadline = time.monotonic() + self.job.timeout
+        self._watch()
         try:
             return (yield)
         finally:
+            self.deadline = None
             faulthandler.cancel_dump_traceback_later()
+
+    def pytest_runtest_logstart(self) -> None:
+        # faulthandler has one timer. pytest, if `faulthandler_timeout` is set, has just used it for a timeout that ends
+        # nothing.
+        self._watch()
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_exception_interact(self) -> None:
+        # pytest cancels the timer here, and the teardown of the test that has failed may hang.
+        self._watch()
+
+    def _watch(self) -> None:
+        if self.deadline is None:
+            return
+        left = max(self.deadline - time.monotonic(), 0.001)
+        # In C, on a thread of its own: a test that holds the interpreter's lock is ended, too.
+        faulthandler.dump_traceback_later(left, exit=True, file=self.clock)  # type: ignore[arg-type]
 
 
 def _enter_mode(mode: str, is_control: bool) -> None:
@@ -281,7 +301,15 @@ def _error_of(report: pytest.TestReport | pytest.CollectReport) -> dict[str, str
     return {"error": next(filter(str.strip, message.splitlines()), ""), "text": text[-_LONGEST_TEXT:]}
 
 
+def _move_own_folder_to_the_end_of_path() -> None:
+    own = Path(__file__).resolve().parent
+    # Python puts it in front, but not with -P or PYTHONSAFEPATH.
+    if sys.path and Path(sys.path[0]).resolve() == own:
+        del sys.path[0]
+    sys.path.append(str(own))
+
+
 if __name__ == "__main__":
     # As the module that workers of xdist find by its name, not as the script.
-    sys.path[:] = [*sys.path[1:], sys.path[0]]
+    _move_own_folder_to_the_end_of_path()
     sys.exit(import_module("torchext_recorder").main(sys.argv[1:]))

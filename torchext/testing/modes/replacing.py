@@ -12,6 +12,6 @@ def replace_everywhere(original: object, replacement: object) -> None:
     """Lets every name in a module that has been imported, and every attribute of `torch._C` mean `replacement`."""
     for module in list(sys.modules.values()):
         names: dict[str, Any] = getattr(module, "__dict__", {})
-        if not (names.get("__name__") or "").startswith("torchext"):
+        if str(names.get("__name__")).partition(".")[0] != "torchext":
             for name in [name for name, value in list(names.items()) if value is original]:
                 setattr(module, name, replacement)
