@@ -32,7 +32,6 @@ namespace torchext {
 
 using at::Tensor;
 using c10::DispatchKey;
-using c10::DispatchKeySet;
 using c10::IValue;
 using c10::OperatorHandle;
 using c10::Storage;
