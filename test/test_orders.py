@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from common import assert_same_module, assert_same_tensor, build_both
+from common import assert_same_module, assert_same_tensor, build_both, too_large_to_copy
 from torch import Tensor, nn
 
 from torchext.deferred_init import is_deferred, materialize_module, materialize_tensor
@@ -123,7 +123,7 @@ def test_what_nobody_asked_for_stays_deferred(share: int) -> None:
 
 @pytest.mark.parametrize("materialize", ORDERS, ids=lambda order: order.__name__)
 def test_second_try_after_an_error_gives_the_same_bits(materialize: Callable[[Model], Any]) -> None:
-    outside = torch.ones(2)
+    outside = too_large_to_copy()
     eager, deferred = build_both(lambda: Model(outside))
     outside.add_(1)
     with pytest.raises(RuntimeError, match=r"`aten::add.Tensor` was recorded with a real tensor"):
