@@ -4,11 +4,13 @@
 
 #include <torch/library.h>
 
+#include "deferred_init/external_tensor.h"
 #include "deferred_init/recorder.h"
 #include "fake/fake_handler.h"
 #include "fake/fake_storage.h"
 #include "fake/metadata_cache.h"
 #include "fake/recording.h"
+#include "fake/refusals.h"
 #include "resize.h"
 #include "take_key.h"
 #include "tensor_marks.h"
@@ -25,9 +27,13 @@ void lockBeforeFork() {
   metadataCache().lock();
   lockStorages();
   lockMarks();
+  lockRefusals();
+  lockSharedCopies();
 }
 
 void unlockAfterFork() {
+  unlockSharedCopies();
+  unlockRefusals();
   unlockMarks();
   unlockStorages();
   metadataCache().unlock();

@@ -335,7 +335,7 @@ class TestToNormal:
         with pytest.raises(TypeError, match="to_normal\\(\\) takes a tensor, .* is a str in which no tensor was found"):
             to_normal("tensor")
 
-    @pytest.mark.parametrize("obj", [3, None, object(), torch.float32, torch.ones], ids=repr)
+    @pytest.mark.parametrize("obj", [3, None, object(), torch.float32, torch.ones], ids=lambda obj: type(obj).__name__)
     def test_objects_without_tensors_are_refused(self, obj: object) -> None:
         with pytest.raises(TypeError, match="in which no tensor was found"):
             to_normal(obj)

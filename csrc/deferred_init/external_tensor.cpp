@@ -11,6 +11,7 @@
 #include <ATen/ops/empty.h>
 
 #include "../fake/fake.h"
+#include "../interpreter_lock.h"
 #include "op_graph.h"
 #include "real_dispatch.h"
 
@@ -65,6 +66,14 @@ class SharedCopies {
   // A storage that holds `bytes` from `offset` on.
   Storage of(const Tensor& bytes, std::size_t offset);
 
+  void lock() {
+    mutex_.lock();
+  }
+
+  void unlock() {
+    mutex_.unlock();
+  }
+
  private:
   using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
@@ -84,7 +93,7 @@ bool SharedCopies::holds(const Storage& storage, const Tensor& bytes, std::size_
 
 Storage SharedCopies::of(const Tensor& bytes, std::size_t offset) {
   const std::uint64_t key = digestOf(bytes).low ^ offset;
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const InterpreterAwareLock<std::mutex> lock(mutex_);
   const auto [begin, end] = copies_.equal_range(key);
   for (auto entry = begin; entry != end; ++entry) {
     if (Storage known{entry->second.lock()}; known && holds(known, bytes, offset)) {
@@ -144,6 +153,14 @@ Tensor aliasOf(const Tensor& tensor) {
 }
 
 }  // namespace
+
+void lockSharedCopies() {
+  sharedCopies().lock();
+}
+
+void unlockSharedCopies() {
+  sharedCopies().unlock();
+}
 
 ExternalTensor::ExternalTensor(const Tensor& tensor) {
   if (!showsMemory(tensor)) {

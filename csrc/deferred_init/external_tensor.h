@@ -48,4 +48,8 @@ class ExternalTensor {
   std::optional<Digest> digest_;
 };
 
+// Held while the process forks, so that the child does not find it locked by a thread that it does not have.
+void lockSharedCopies();
+void unlockSharedCopies();
+
 }  // namespace torchext

@@ -135,6 +135,8 @@ std::optional<c10::Device> MetaCall::checkAndCallMetaKernel(const Stack& argumen
       return std::nullopt;
     }
     return device;
+  } catch (const DataDependentError&) {
+    throw;  // the kernel would compute
   } catch (const std::exception& error) {
     if (!isInterrupt(error)) {
       refuseAsReal(op_, arguments);

@@ -55,7 +55,11 @@ bool hasComplex(c10::ArrayRef<c10::IValue> arguments) {
 // Eagerly, the bounds are read before the dtype is inferred (`linspace()`, TensorFactories.cpp).
 void inferDtype(const OperatorHandle& op, Stack& stack) {
   const std::size_t count = op.schema().arguments().size();
-  c10::IValue& dtype = torch::jit::peek(stack, static_cast<std::size_t>(findArgument(op.schema(), "dtype")), count);
+  const int position = findArgument(op.schema(), "dtype");
+  if (position < 0) {
+    return;  // has an `out`
+  }
+  c10::IValue& dtype = torch::jit::peek(stack, static_cast<std::size_t>(position), count);
   if (dtype.isNone() && hasComplex(topOf(stack, count))) {
     dtype = c10::typeMetaToScalarType(c10::get_default_complex_dtype());
   }

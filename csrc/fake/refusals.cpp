@@ -44,9 +44,19 @@ constexpr double kCheap = 32768;          // for a call that will most probably 
 constexpr double kAffordable = 33554432;  // for a call that will most probably be refused
 constexpr int64_t kLargestDivisor = 1099511627776;
 
-// Their kernels expect values that no fill has: lengths that add up to a size; pivots, of which there must be enough.
-constexpr std::array<std::string_view, 3> kExpectsValues{"aten::segment_reduce", "aten::_segment_reduce_backward",
-                                                         "aten::lu_unpack"};
+// Their kernels expect values that no fill has: lengths that add up to a size; pivots, of which there must be enough;
+// zero points between two numbers that are arguments.
+constexpr std::array<std::string_view, 5> kExpectsValues{"aten::segment_reduce", "aten::_segment_reduce_backward",
+                                                         "aten::lu_unpack", "aten::fake_quantize_per_channel_affine",
+                                                         "aten::fake_quantize_per_channel_affine_cachemask"};
+
+// Their kernels want strides that are a multiple of some bytes, which sizes that are divided are not.
+constexpr std::array<std::string_view, 4> kChecksAlignment{"aten::_grouped_mm", "aten::_scaled_grouped_mm",
+                                                           "aten::_scaled_mm", "aten::_scaled_mm_v2"};
+
+bool checksAlignment(const OperatorHandle& op) {
+  return std::find(kChecksAlignment.begin(), kChecksAlignment.end(), op.schema().name()) != kChecksAlignment.end();
+}
 
 bool expectsValues(const OperatorHandle& op) {
   return std::find(kExpectsValues.begin(), kExpectsValues.end(), op.schema().name()) != kExpectsValues.end();
@@ -153,7 +163,15 @@ class NoWarnings final : public c10::WarningHandler {
 struct Refusal {
   std::exception_ptr error;
   std::string message;
-  std::string message_and_origin;
+
+  // Looking up the names of functions for this takes milliseconds.
+  std::string messageAndOrigin() const {
+    try {
+      std::rethrow_exception(error);
+    } catch (const std::exception& raised) {
+      return raised.what();
+    }
+  }
 };
 
 bool isOutOfMemory(const std::string& message) {
@@ -166,12 +184,11 @@ std::optional<Refusal> tryOut(const OperatorHandle& op, ArrayRef<IValue> argumen
     op.redispatchBoxed(DispatchKeySet{DispatchKey::CPU}, &stack);
   } catch (const c10::Error& error) {
     std::string message = error.what_without_backtrace();
-    return isOutOfMemory(message) ? std::nullopt
-                                  : std::optional{Refusal{std::current_exception(), std::move(message), error.what()}};
+    return isOutOfMemory(message) ? std::nullopt : std::optional{Refusal{std::current_exception(), std::move(message)}};
   } catch (const std::bad_alloc&) {
     return std::nullopt;
   } catch (const std::exception& error) {
-    return Refusal{std::current_exception(), error.what(), error.what()};
+    return Refusal{std::current_exception(), error.what()};
   }
   return std::nullopt;
 }
@@ -218,9 +235,9 @@ constexpr std::array<std::string_view, 7> kSharedChecks{"raised from meta at", "
                                                         "/ReduceAllOps.cpp"};
 
 bool isShared(const Refusal& refusal) {
-  return std::any_of(kSharedChecks.begin(), kSharedChecks.end(), [&refusal](std::string_view origin) {
-    return refusal.message_and_origin.find(origin) != std::string::npos;
-  });
+  const std::string text = refusal.messageAndOrigin();
+  return std::any_of(kSharedChecks.begin(), kSharedChecks.end(),
+                     [&text](std::string_view origin) { return text.find(origin) != std::string::npos; });
 }
 
 // Checks of dtypes that kernels for CUDA make too, in other words.
@@ -288,6 +305,14 @@ class Passed {
     hashes_.insert(hash);
   }
 
+  void lock() {
+    mutex_.lock();
+  }
+
+  void unlock() {
+    mutex_.unlock();
+  }
+
  private:
   static constexpr std::size_t kMax = 16384;
   std::mutex mutex_;
@@ -310,7 +335,7 @@ int64_t divisorFor(ArrayRef<IValue> arguments) {
 }
 
 void refuseScaled(const OperatorHandle& op, ArrayRef<IValue> arguments, double size) {
-  const int64_t divisor = isBackward(op) ? 0 : divisorFor(arguments);
+  const int64_t divisor = isBackward(op) || checksAlignment(op) ? 0 : divisorFor(arguments);
   if (divisor == 0) {
     return;
   }
@@ -417,6 +442,14 @@ void refuseAsReal(const OperatorHandle& op, ArrayRef<IValue> arguments) {
     const Trial trial;
     raise(op, arguments, refusalOf(op, arguments, {}));
   }
+}
+
+void lockRefusals() {
+  passed().lock();
+}
+
+void unlockRefusals() {
+  passed().unlock();
 }
 
 }  // namespace torchext

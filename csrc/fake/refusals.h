@@ -30,4 +30,8 @@ void refuseAsReal(const c10::OperatorHandle& op,
 // The same for a call that cannot be faked, whose error may be that of real tensors.
 void refuseAsReal(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
 
+// Held while the process forks, so that the child does not find it locked by a thread that it does not have.
+void lockRefusals();
+void unlockRefusals();
+
 }  // namespace torchext
