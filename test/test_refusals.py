@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -412,3 +414,18 @@ class TestRefusals(TestCase):
 
 
 instantiate_device_type_tests(TestRefusals, globals(), only_for="cpu")
+
+
+def test_buffers_of_kernels_are_not_made_up() -> None:
+    """The backward of a recurrent layer writes into a workspace, whose size only its forward knows."""
+    code = """
+import torch
+from torchext.fake import cache_clear, fake_mode
+for _ in range(3):
+    with fake_mode():
+        layer = torch.nn.LSTM(2, 2)
+        layer(torch.randn(3, 2))[0].sum().backward()
+    cache_clear()
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr

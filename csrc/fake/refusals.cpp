@@ -46,8 +46,8 @@ constexpr int64_t kLargestDivisor = 1099511627776;
 
 // Their kernels expect values that no fill has: lengths that add up to a size; pivots, of which there must be enough;
 // zero points between two numbers that are arguments.
-constexpr std::array<std::string_view, 5> kExpectsValues{"aten::segment_reduce", "aten::_segment_reduce_backward",
-                                                         "aten::lu_unpack", "aten::fake_quantize_per_channel_affine",
+constexpr std::array<std::string_view, 4> kExpectsValues{"aten::segment_reduce", "aten::lu_unpack",
+                                                         "aten::fake_quantize_per_channel_affine",
                                                          "aten::fake_quantize_per_channel_affine_cachemask"};
 
 // Their kernels want strides that are a multiple of some bytes, which sizes that are divided are not.
@@ -62,13 +62,17 @@ bool expectsValues(const OperatorHandle& op) {
   return std::find(kExpectsValues.begin(), kExpectsValues.end(), op.schema().name()) != kExpectsValues.end();
 }
 
+// What is computed forwards tells kernels of gradients, and libraries behind a kernel, more than sizes: buffers of
+// their own, which Meta kernels make of any size, and positions. They trust it, and write where it leads them.
+bool trustsArguments(const OperatorHandle& op) {
+  const std::string& name = op.schema().name();
+  return name.find("_backward") != std::string::npos || name.find("mkldnn_rnn") != std::string::npos ||
+         name.find("fbgemm") != std::string::npos || name.find("pack") != std::string::npos;
+}
+
 // Of the calls with all sizes divided these are often wrong, because sizes depend on each other and on numbers.
 bool isConvolution(const OperatorHandle& op) {
   return op.schema().name() == "aten::convolution";
-}
-
-bool isBackward(const OperatorHandle& op) {
-  return op.schema().name().find("_backward") != std::string::npos;
 }
 
 bool isPlain(const Tensor& tensor) {
@@ -151,7 +155,8 @@ bool mixesDevices(ArrayRef<IValue> arguments) {
 bool canBeTriedOut(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   return isKernelOfPyTorchs(op) && !op.hasTag(at::Tag::inplace_view) &&
          (!op.hasTag(at::Tag::nondeterministic_seeded) || takesGenerator(op)) && !expectsValues(op) &&
-         !hasEffects(op) && std::all_of(arguments.begin(), arguments.end(), canStandIn) && !mixesDevices(arguments);
+         !hasEffects(op) && !trustsArguments(op) && std::all_of(arguments.begin(), arguments.end(), canStandIn) &&
+         !mixesDevices(arguments);
 }
 
 class NoWarnings final : public c10::WarningHandler {
@@ -335,7 +340,7 @@ int64_t divisorFor(ArrayRef<IValue> arguments) {
 }
 
 void refuseScaled(const OperatorHandle& op, ArrayRef<IValue> arguments, double size) {
-  const int64_t divisor = isBackward(op) || checksAlignment(op) ? 0 : divisorFor(arguments);
+  const int64_t divisor = checksAlignment(op) ? 0 : divisorFor(arguments);
   if (divisor == 0) {
     return;
   }
