@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -540,3 +541,18 @@ class TestOthers:
         net, x = nn.LSTM(4, 4), torch.ones(2, 3, 4)
         program = torch.export.export(net, (x,), strict=True)
         assert torch.equal(program.module()(x)[0], net(x)[0])
+
+
+def test_unwrapping_leaves_alone_what_a_cache_holds_for_others() -> None:
+    @functools.lru_cache
+    def get(name: str) -> nn.Module:
+        return nn.Linear(2, 2)
+
+    class Calls(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.make = get
+
+    other = amp.wrap(get("other"))
+    amp.unwrap(Calls())
+    assert amp.is_amp(other.weight)

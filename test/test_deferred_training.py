@@ -259,3 +259,13 @@ class TestGrowingRecordings:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             train(model, optimizer, 301)
+
+
+def test_optimizers_in_two_places_are_refused() -> None:
+    model = deferred_init(nn.Linear, 2, 2)
+    first, second = (torch.optim.SGD(model.parameters()) for _ in range(2))
+    with pytest.raises(TypeError, match="takes optimizers in one place"):
+        materialize_module(model, first, optimizer=[second])
+    with pytest.raises(TypeError, match="takes optimizers, but was given a str"):
+        materialize_module(model, optimizer="SGD")
+    materialize_module(model, optimizer=None)

@@ -638,3 +638,10 @@ class TestOtherLayouts:
         nested = deferred_init(lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]))
         assert not is_fake(nested)
         assert [part.tolist() for part in nested.unbind()] == [[1.0, 1.0], [1.0, 1.0, 1.0]]
+
+
+def test_new_takes_its_keywords_in_any_order() -> None:
+    indices, values = torch.tensor([[0, 1], [1, 0]]), torch.ones(2)
+    real = torch.sparse_coo_tensor(indices, values, (2, 2))
+    fake = fake_like(real).new(values=fake_like(values), indices=fake_like(indices), size=(2, 2))
+    assert fake.shape == real.new(values=values, indices=indices, size=(2, 2)).shape

@@ -209,3 +209,22 @@ class TestNames:
         assert parameters(fake.meta_like) == ["fake"]
         assert parameters(deferred_init.materialize_tensor)[:1] == ["tensor"]
         assert parameters(deferred_init.materialize_module)[:3] == ["module", "buffers_only", "check_fn"]
+
+
+def test_importing_again_leaves_real_tensors_alone() -> None:
+    code = """
+import sys, torch
+from torchext.fake import fake_mode
+with fake_mode():
+    pass
+for name in [name for name in sys.modules if name.split(".")[0] == "torchext" and name != "torchext._C"]:
+    del sys.modules[name]
+from torchext.fake import fake_mode
+try:
+    with fake_mode():
+        pass
+except RuntimeError:  # operators are registered once
+    pass
+print(repr(torch.ones(2)))
+"""
+    assert run_python(code) == "tensor([1., 1.])\n"

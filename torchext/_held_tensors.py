@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import sys
 import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
@@ -12,6 +14,7 @@ from types import (
     CodeType,
     FrameType,
     FunctionType,
+    GeneratorType,
     GetSetDescriptorType,
     MemberDescriptorType,
     MethodType,
@@ -39,8 +42,10 @@ LEAF_TYPES = frozenset(map(id, (*LEAVES, bool)))  # for a quick look; a class ne
 
 CONTAINERS: tuple[type[Any], ...] = (dict, list, tuple, set, frozenset, deque)
 
+LRU_CACHE = type(functools.lru_cache(len))
+
 # Where types are written in C: read-only views, iterators, generators, caches. Those tell the garbage collector what
-# they refer to.
+# they refer to; but before Python 3.11 generators do not tell their variables.
 MODULES_IN_C = frozenset({"builtins", "types", "itertools", "functools", "collections", "operator", "_operator"})
 
 
@@ -70,7 +75,7 @@ def held_tensors(
         buffers_only: Leave out the parameters.
         check_fn: Decides for each module whether to look at what it holds itself.
     """
-    reach = _Reach(module, _is_deferred)
+    reach = _Reach(module, _is_deferred, into_caches=True)
     for prefix, module_part in module.named_modules():
         if check_fn is None or check_fn(module_part):
             for tensor, name, is_registered in _held_by(module_part, reach):
@@ -147,9 +152,10 @@ class _Reach:
     `__class__`, a property of lazy objects and proxies.
     """
 
-    def __init__(self, root: object, is_wanted: Callable[[torch.Tensor], bool]) -> None:
+    def __init__(self, root: object, is_wanted: Callable[[torch.Tensor], bool], into_caches: bool = False) -> None:
         self._root = root
         self._is_wanted = is_wanted
+        self._into_caches = into_caches
         self._modules = set(map(id, root.modules())) if isinstance(root, Module) else set()
         self._seen: dict[int, object] = {}  # kept, so that no address is given to another object
         self._descriptors: dict[int, _Descriptors] = {}  # by the addresses of their classes, which need not be hashable
@@ -180,7 +186,7 @@ class _Reach:
             elif id(value) not in self._seen:
                 self._seen[id(value)] = value
                 is_in_object = is_in_object or not _is_one_of(value, CONTAINERS)
-                content = [*_content(value), *self._attributes(value)]
+                content = [*_content(value, self._into_caches), *self._attributes(value)]
                 stack.extend((part, is_in_object) for part in reversed(content))
 
     def _meet(self, module: Module, name: str) -> None:
@@ -213,7 +219,7 @@ def _is_one_of(value: object, classes: tuple[type, ...]) -> bool:
     return issubclass(type(value), classes)
 
 
-def _content(value: object) -> Iterator[object]:
+def _content(value: Any, into_caches: bool) -> Iterator[object]:
     """What `value` holds beside its attributes, itself no module and no tensor."""
     if _is(value, dict):
         yield from [key for key in dict.keys(value) if type(key) is not str]
@@ -236,6 +242,11 @@ def _content(value: object) -> Iterator[object]:
                 continue
     elif _is(value, weakref.ref):
         yield from filter(_is_tensor, (weakref.ref.__call__(value),))
+    elif _is(value, LRU_CACHE):
+        # What it remembers for others is not held by who calls it.
+        yield from gc.get_referents(value) if into_caches else (value.__wrapped__,)
+    elif sys.version_info < (3, 11) and _is(value, GeneratorType):
+        yield from () if value.gi_frame is None else value.gi_frame.f_locals.values()
     elif type.__getattribute__(type(value), "__module__") in MODULES_IN_C:
         yield from gc.get_referents(value)
 

@@ -361,7 +361,9 @@ def _making_fakes(original: Callable[..., torch.Tensor]) -> Callable[..., torch.
             return original(self, *args, **kwargs)
         options = dict(kwargs)
         device = options.pop("device", None)
-        given = (*args, *options.values())  # `size`, `data`, `other`, or `indices`, `values` and `size`
+        # `size`, `data`, `other` or `storage`; or `indices`, `values` and `size`, in whatever order they are given.
+        names = sorted(options, key=lambda name: {"indices": 0, "values": 1}.get(name, 2))
+        given = (*args, *(options[name] for name in names))
         made = _new_fake(self, given, self.device if device is None else device)
         _C.make_amp_like(made, self)
         return made

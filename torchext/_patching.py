@@ -88,9 +88,13 @@ def patch(owner: Any, name: str, make: Make, reason: str, *, is_traced: bool = F
         target = _target_of(owner, name)
         target.is_traced = target.is_traced or is_traced
         done = Patch(owner, name, make, reason, target)
-        patches.append(done)
         target.patches.append(done)
-        _install(target)
+        try:
+            _install(target)
+        except BaseException:
+            target.patches.remove(done)
+            raise
+        patches.append(done)
     return done
 
 
@@ -170,9 +174,10 @@ class _Attribute:
 _lock = threading.RLock()
 _targets: dict[object, _Target] = {}
 
-# By the index of a `_PythonFunction`. Read by the code that it is given.
-replacements: list[Function] = []
-originals: list[Function] = []
+# By the index of a `_PythonFunction`. Read by the code that it is given, which outlives this module if that is imported
+# again; so the lists are those of the first import.
+replacements: list[Function] = vars(_C).setdefault("_replacements", [])
+originals: list[Function] = vars(_C).setdefault("_originals", [])
 is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 
 MODULE = "__torchext_patching__"

@@ -211,12 +211,11 @@ def materialize_module(
     if not isinstance(module, Module):
         raise TypeError(f"materialize_module() takes a module, but `module` is a {type(module).__name__}.")
     if isinstance(buffers_only, Optimizer | Sequence):
+        if optimizer:
+            raise TypeError("materialize_module() takes optimizers in one place, but they were given in two.")
         optimizer = buffers_only
         buffers_only = False
-    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
-    for one in optimizers:
-        if not isinstance(one, Optimizer):
-            raise TypeError(f"materialize_module() takes optimizers, but `optimizer` has a {type(one).__name__}.")
+    optimizers = _optimizers(optimizer)
     tensors = _Tensors([], [], [])
     held = list(held_tensors(module, buffers_only, check_fn))
     tensors.add(held)
@@ -226,6 +225,14 @@ def materialize_module(
     for one in optimizers:
         tensors.add(state_of(one, wholes))
     tensors.materialize(device, dtype, retain_graph, progress)
+
+
+def _optimizers(given: Optimizer | Sequence[Optimizer] | None) -> Sequence[Optimizer]:
+    optimizers = [given] if isinstance(given, Optimizer) else given or ()
+    for one in optimizers if isinstance(optimizers, Sequence) else [optimizers]:
+        if not isinstance(one, Optimizer):
+            raise TypeError(f"materialize_module() takes optimizers, but was given a {type(one).__name__}.")
+    return optimizers
 
 
 class _Tensors(NamedTuple):

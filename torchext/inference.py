@@ -169,9 +169,9 @@ def to_normal(obj: T) -> T:
     Args:
         obj: A tensor, a module, an optimizer, another object that holds tensors, such as a cache of keys and values, or
             a container of such, such as the output of a model. Objects are looked into as `materialize_module` does:
-            attributes, slots, containers, closures and the objects in them; not iterators, and not what their code
-            would compute. Fake and deferred tensors are made normal, too; a deferred one is normal when it is
-            materialized.
+            attributes, slots, containers, iterators, closures and the objects in them; not caches of functions,
+            and not what their code would compute. Fake and deferred tensors are made normal, too; a deferred one is
+            normal when it is materialized.
 
     Returns:
         `obj`.
