@@ -19,7 +19,6 @@ namespace torchext {
 
 using at::Tensor;
 using c10::DispatchKey;
-using c10::DispatchKeySet;
 using c10::Storage;
 
 namespace {
