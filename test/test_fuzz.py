@@ -179,7 +179,7 @@ def ask_for_collective(machine: Machine, a: Tensor, b: Tensor, n: int) -> None:
         lambda: dist.all_gather([torch.empty_like(a)], a),
         lambda: funcol.all_reduce(a, "sum", dist.group.WORLD),
     )
-    if is_deferred(a):
+    if is_deferred(a) and not a.is_conj():  # PyTorch looks at conjugate ones in Python first
         with pytest.raises(RuntimeError, match="about a deferred tensor"):
             collectives[n % len(collectives)]()
 
