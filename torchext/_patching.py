@@ -176,8 +176,8 @@ _targets: dict[object, _Target] = {}
 
 # By the index of a `_PythonFunction`. Read by the code that it is given, which outlives this module if that is imported
 # again; so the lists are those of the first import.
-replacements: list[Function] = vars(_C).setdefault("_replacements", [])
-originals: list[Function] = vars(_C).setdefault("_originals", [])
+replacements: list[Function] = vars(_C).setdefault("__replacements__", [])
+originals: list[Function] = vars(_C).setdefault("__originals__", [])
 is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 
 MODULE = "__torchext_patching__"
