@@ -121,11 +121,11 @@ PyCFunction asMethod(Function function) {
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
 }
 
-constexpr int kConventions = METH_VARARGS | METH_KEYWORDS | METH_NOARGS | METH_O | METH_FASTCALL;
+constexpr unsigned kConventions = METH_VARARGS | METH_KEYWORDS | METH_NOARGS | METH_O | METH_FASTCALL;
 
 // Null for a convention that is not among them.
 template <std::size_t kIndex>
-PyCFunction trampolineFor(int flags) {
+PyCFunction trampolineFor(unsigned flags) {
   switch (flags & (kConventions | METH_METHOD)) {
     case METH_VARARGS | METH_KEYWORDS:
       return asMethod(&Trampoline<kIndex>::variableWithKeywords);
@@ -145,8 +145,8 @@ PyCFunction trampolineFor(int flags) {
 }
 
 template <std::size_t... kIndices>
-PyCFunction trampoline(std::size_t slot, int flags, std::index_sequence<kIndices...> /*unused*/) {
-  using Choose = PyCFunction (*)(int);
+PyCFunction trampoline(std::size_t slot, unsigned flags, std::index_sequence<kIndices...> /*unused*/) {
+  using Choose = PyCFunction (*)(unsigned);
   static constexpr std::array<Choose, sizeof...(kIndices)> kChoices{&trampolineFor<kIndices>...};
   return kChoices.at(slot)(flags);
 }
@@ -208,7 +208,7 @@ void fill(Slot& slot, std::size_t index, PyObject* function) {
     if (isBuiltin(function)) {
       // CPython's instructions for single calling conventions look for these very flags, and would not make a
       // vectorcall. This one has no meaning for a function that exists.
-      slot.definition.ml_flags |= METH_COEXIST;
+      slot.definition.ml_flags = static_cast<int>(static_cast<unsigned>(slot.definition.ml_flags) | METH_COEXIST);
       slot.original_vectorcall = vectorcallOf(function);
     } else {
       slot.definition.ml_meth = trampoline(index, slot.definition.ml_flags, std::make_index_sequence<kSlots>{});
