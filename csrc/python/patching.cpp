@@ -211,7 +211,8 @@ void fill(Slot& slot, std::size_t index, PyObject* function) {
       slot.definition.ml_flags = static_cast<int>(static_cast<unsigned>(slot.definition.ml_flags) | METH_COEXIST);
       slot.original_vectorcall = vectorcallOf(function);
     } else {
-      slot.definition.ml_meth = trampoline(index, slot.definition.ml_flags, std::make_index_sequence<kSlots>{});
+      slot.definition.ml_meth =
+          trampoline(index, static_cast<unsigned>(slot.definition.ml_flags), std::make_index_sequence<kSlots>{});
     }
     if (slot.definition.ml_meth == nullptr) {
       throw pybind11::type_error("The function has a calling convention that no trampoline has.");
