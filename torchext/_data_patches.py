@@ -211,9 +211,9 @@ def _patch_storage_reads() -> None:
 
 def _showing_fakes(original: Callable[..., str]) -> Callable[..., str]:
     def show(self: torch.TypedStorage) -> str:
-        storage = self._untyped_storage
-        if not _C.is_storage_of_fakes(storage):
+        if not isinstance(self, torch.TypedStorage) or not _is_of_fakes(self._untyped_storage):
             return original(self)
+        storage = self._untyped_storage
         size = storage.nbytes() // self._element_size()
         return f"...\n[{torch.typename(self)}(dtype={self.dtype}, device={storage.device}) of size {size}, fake]"
 
@@ -329,8 +329,9 @@ def _patch_profiler() -> None:
     """To record the shape of a tensor the profiler asks for its memory, and prints the refusal of each fake."""
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def config(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if (self.record_shapes or self.with_flops) and torch._C._dispatch_tls_is_dispatch_key_included("Fake"):
+        def config(self: torch.autograd.profiler.profile, *args: Any, **kwargs: Any) -> Any:
+            is_of_shapes = isinstance(self, torch.autograd.profiler.profile) and (self.record_shapes or self.with_flops)
+            if is_of_shapes and torch._C._dispatch_tls_is_dispatch_key_included("Fake"):
                 warnings.warn(
                     "The profiler records neither shapes nor FLOPs in fake_mode(), because it looks at the memory of "
                     "tensors for that. Pass record_shapes=False and with_flops=False.",

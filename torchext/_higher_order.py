@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from functools import partial
+from functools import partial, wraps
 from types import FunctionType, MethodType
 from typing import Any, cast
 
@@ -90,7 +90,7 @@ def _is_met_at(key: Any) -> bool:
     Those for autograd differentiate what `torch.compile` makes of the functions: it turns tensors that these have
     closed over into arguments. Called as they are, autograd differentiates them as any other code.
     """
-    return bool(key == _FAKE or _torch._to_functionality_key(key) == _AUTOGRAD)
+    return isinstance(key, _torch.DispatchKey) and (key == _FAKE or _torch._to_functionality_key(key) == _AUTOGRAD)
 
 
 def _run_on_fakes(
@@ -184,6 +184,7 @@ def _not_compiling(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _eager_on_our_thread(original: Callable[[], AbstractContextManager[Any]]) -> Callable[..., Any]:
     @contextmanager
+    @wraps(original)  # the name for errors
     def setup_compilation_env() -> Iterator[Any]:
         with original() as backend, set_stance("force_eager") if _is_on_our_thread() else nullcontext():
             yield backend

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, NoReturn
 
 import torch
@@ -56,6 +57,7 @@ def _taking_all_dtypes(original: Callable[..., Tensor]) -> Callable[..., Tensor]
 def _refusing_sizes(original: Callable[..., Any]) -> Callable[..., Any]:
     """The fake function of a custom operator asks for a size that depends on values (`torch.library.get_ctx()`)."""
 
+    @wraps(original)  # the name for errors
     def set_ctx_getter(ctx_getter: Callable[[], Any]) -> Any:
         return original(ctx_getter if _C.meta_call_device() is None else lambda: _Context(ctx_getter))
 
