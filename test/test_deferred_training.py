@@ -208,7 +208,7 @@ class TestState:
         torch.save(optimizer.state_dict(), io.BytesIO())
 
     def test_takes_optimizers_only(self) -> None:
-        with pytest.raises(TypeError, match="takes optimizers, but `optimizer` has a Linear"):
+        with pytest.raises(TypeError, match="takes optimizers, but was given a Linear"):
             materialize_module(nn.Linear(1, 1), optimizer=[nn.Linear(1, 1)])  # type: ignore[list-item]
 
 

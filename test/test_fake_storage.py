@@ -197,10 +197,13 @@ def test_does_to_a_fake_what_it_does_to_a_real_tensor(
     assert is_fake(fake)
 
 
-def test_a_freed_storage_can_be_computed_with() -> None:
-    fake = fake_like(torch.ones(4, 4))
+@pytest.mark.parametrize("size", [4, 128])
+@pytest.mark.parametrize("function", [torch.neg, torch.linalg.inv, torch.geqrf], ids=lambda function: function.__name__)
+def test_a_freed_storage_can_be_computed_with(function: Callable[[torch.Tensor], Any], size: int) -> None:
+    fake = fake_like(torch.ones(size, size))
     fake.untyped_storage().resize_(0)
-    assert (fake + 1).untyped_storage().nbytes() == 64
+    result = torch.utils._pytree.tree_leaves(function(fake))[0]
+    assert result.untyped_storage().nbytes() == 4 * size * size
 
 
 def test_resizing_the_storage_of_a_deferred_tensor_is_recorded() -> None:

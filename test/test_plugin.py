@@ -225,10 +225,10 @@ def test_d(): assert not HAS_TORCHEXT
 @pytest.mark.parametrize(
     ("argument", "different"),
     [
-        ("-x", ["a"]),
-        ("--maxfail=2", ["a", "b"]),
+        pytest.param("-x", ["a"], marks=pytest.mark.long),
+        pytest.param("--maxfail=2", ["a", "b"], marks=pytest.mark.long),
         ("--maxfail=3", ["a", "b", "c"]),
-        ("--maxfail=4", ["a", "b", "c", "d"]),
+        pytest.param("--maxfail=4", ["a", "b", "c", "d"], marks=pytest.mark.long),
     ],
 )
 def test_maxfail_counts_crashes_and_what_failed_in_processes_before(
@@ -255,7 +255,13 @@ def test_after_these(): pass
 """
 
 
-@pytest.mark.parametrize("ini", ["[pytest]", "[pytest]\nfaulthandler_timeout = 900"], ids=["", "faulthandler_timeout"])
+@pytest.mark.parametrize(
+    "ini",
+    [
+        pytest.param("[pytest]", id="", marks=pytest.mark.long),
+        pytest.param("[pytest]\nfaulthandler_timeout = 900", id="faulthandler_timeout"),
+    ],
+)
 def test_test_that_hangs_is_ended_when_pytest_uses_the_timer_too(tmp_path: Path, ini: str) -> None:
     (tmp_path / "pytest.ini").write_text(ini)
     result = run(tmp_path, HANGS, "--torchext=installed", "--torchext-reruns=0", "--torchext-timeout=5")
@@ -266,7 +272,9 @@ def test_test_that_hangs_is_ended_when_pytest_uses_the_timer_too(tmp_path: Path,
     }
 
 
-@pytest.mark.parametrize("workers", [(), ("-n1",)], ids=["", "xdist"])
+@pytest.mark.parametrize(
+    "workers", [pytest.param((), id="", marks=pytest.mark.long), pytest.param(("-n1",), id="xdist")]
+)
 def test_suite_runs_when_the_folder_of_a_script_is_not_on_the_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: tuple[str, ...]
 ) -> None:

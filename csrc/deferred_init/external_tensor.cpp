@@ -6,12 +6,12 @@
 #include <unordered_map>
 #include <utility>
 
-#include <ATen/EmptyTensor.h>
 #include <ATen/ops/clone.h>
 #include <ATen/ops/empty.h>
 
 #include "../fake/fake.h"
 #include "../interpreter_lock.h"
+#include "../plain_tensors.h"
 #include "op_graph.h"
 #include "real_dispatch.h"
 
@@ -23,24 +23,9 @@ using c10::Storage;
 
 namespace {
 
-// Of a strided tensor: up to where its last element reaches in its storage.
-std::size_t neededBytes(const Tensor& tensor) {
-  return at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize(),
-                                          static_cast<std::size_t>(tensor.storage_offset()));
-}
-
-bool holdsItsBytes(const Tensor& tensor) {
-  return tensor.numel() == 0 || neededBytes(tensor) <= tensor.storage().nbytes();
-}
-
 // Has it values that others may change, in memory that can be looked at?
 bool showsMemory(const Tensor& tensor) {
   return !isFake(tensor) && !tensor.is_meta() && !tensor._is_zerotensor() && !tensor.key_set().has(DispatchKey::Python);
-}
-
-// Is its memory all that there is to its value?
-bool isPlain(const Tensor& tensor) {
-  return tensor.layout() == c10::kStrided && tensor.has_storage() && !tensor.is_quantized() && !tensor.is_nested();
 }
 
 // The bytes of a plain tensor, from the first to the last element.
@@ -167,7 +152,7 @@ ExternalTensor::ExternalTensor(const Tensor& tensor) {
   } else if (!isPlain(tensor)) {
     tensor_ = cloneOf(tensor);
   } else {
-    TORCH_CHECK(holdsItsBytes(tensor), "A real tensor of shape ", tensor.sizes(),
+    TORCH_CHECK(holdsItsElements(tensor), "A real tensor of shape ", tensor.sizes(),
                 " is read by a recorded operator, but its storage has only ", tensor.storage().nbytes(),
                 " bytes: its memory has been freed. Read it before it is freed.");
     if (const Span span{tensor}; span.nbytes <= kMaxCopiedBytes) {
@@ -190,7 +175,7 @@ void ExternalTensor::check(const c10::OperatorName& op) const {
   if (!digest_) {
     return;
   }
-  TORCH_CHECK(holdsItsBytes(tensor_), "`", op, "` was recorded with a real tensor of shape ", tensor_.sizes(),
+  TORCH_CHECK(holdsItsElements(tensor_), "`", op, "` was recorded with a real tensor of shape ", tensor_.sizes(),
               " whose memory has been freed since, so the recorded result cannot be computed any more. Materialize "
               "before freeing it, or pass `tensor.clone()` to the operator.");
   TORCH_CHECK(digestOf(tensor_) == *digest_, "`", op, "` was recorded with a real tensor of shape ", tensor_.sizes(),

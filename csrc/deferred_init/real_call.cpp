@@ -14,6 +14,7 @@
 #include "../fake/fake_storage.h"
 #include "../fake/fake_tensor_impl.h"
 #include "../fake/op_traits.h"
+#include "../plain_tensors.h"
 #include "../stack_utils.h"
 #include "materialize.h"
 #include "op_graph.h"
@@ -159,8 +160,7 @@ void callForReal(const OperatorHandle& op, Stack& stack) {
       if (Tensor original = arguments.originalOf(result); original.defined()) {
         return original;
       }
-      if (!result.has_storage() || result.layout() != c10::kStrided || result.is_nested() || result.is_quantized() ||
-          isMemoryOfOthers(op, result)) {
+      if (!isPlain(result) || isMemoryOfOthers(op, result)) {
         return result;
       }
       if (arguments.holds(result.storage())) {

@@ -19,6 +19,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 
+#include "../plain_tensors.h"
 #include "../stack_utils.h"
 #include "call_key.h"
 #include "device_rules.h"
@@ -75,9 +76,9 @@ bool isConvolution(const OperatorHandle& op) {
   return op.schema().name() == "aten::convolution";
 }
 
-bool isPlain(const Tensor& tensor) {
-  return (tensor.is_cpu() || tensor.is_cuda()) && tensor.layout() == c10::kStrided && tensor.has_storage() &&
-         !tensor.is_quantized() && !tensor.is_nested() && !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides() &&
+bool isReplaceable(const Tensor& tensor) {
+  return (tensor.is_cpu() || tensor.is_cuda()) && isPlain(tensor) &&
+         !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides() &&
          !tensor.key_set().has_any(DispatchKeySet({DispatchKey::Python, DispatchKey::ZeroTensor}));
 }
 
@@ -89,7 +90,7 @@ bool canStandIn(const IValue& value) {
     return value.toDevice().is_cpu();
   }
   bool can = true;
-  forEachTensor(value, [&can](const Tensor& tensor) { can = can && isPlain(tensor); });
+  forEachTensor(value, [&can](const Tensor& tensor) { can = can && isReplaceable(tensor); });
   return can;
 }
 
@@ -187,6 +188,8 @@ std::optional<Refusal> tryOut(const OperatorHandle& op, ArrayRef<IValue> argumen
   try {
     Stack stack = standInsOf(op, arguments, likeness);
     op.redispatchBoxed(DispatchKeySet{DispatchKey::CPU}, &stack);
+  } catch (const c10::OutOfMemoryError&) {
+    return std::nullopt;
   } catch (const c10::Error& error) {
     std::string message = error.what_without_backtrace();
     return isOutOfMemory(message) ? std::nullopt : std::optional{Refusal{std::current_exception(), std::move(message)}};

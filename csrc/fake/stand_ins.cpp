@@ -2,18 +2,15 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <cstring>
-#include <new>
 #include <numeric>
 #include <string>
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
-#include <c10/core/CPUAllocator.h>
-#include <c10/core/StorageImpl.h>
 #include <c10/util/irange.h>
 
+#include "../plain_tensors.h"
 #include "../stack_utils.h"
 #include "fake_cuda.h"
 #include "fake_storage.h"
@@ -46,17 +43,6 @@ ScalarType dtypeOf(ScalarType dtype, Dtypes dtypes) {
     return dtype;
   }
   return c10::isIntegralType(dtype, /*includeBool=*/false) ? ScalarType::Long : ScalarType::Float;
-}
-
-// Large memory comes from the system, which fills it with zeros when it is touched. A kernel that refuses does not.
-Storage makeStorage(std::size_t nbytes) {
-  void* data = std::calloc(std::max<std::size_t>(nbytes, 1), 1);
-  if (data == nullptr) {
-    throw std::bad_alloc{};
-  }
-  return Storage{c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t{}, static_cast<int64_t>(nbytes),
-      c10::DataPtr{data, data, &std::free, c10::kCPU}, c10::GetCPUAllocator(), /*resizable=*/true)};
 }
 
 // The bytes of the number 1.
@@ -197,30 +183,24 @@ Tensor StandIns::make(const Tensor& tensor) {
     std::transform(sizes.begin(), sizes.end(), sizes.begin(), [this](int64_t size) { return scale_.of(size); });
     return makeAlone(tensor, sizes, stridesInOrder(sizes, tensor.strides()));
   }
-  if (dtype != tensor.scalar_type() || tensor.storage().nbytes() > kSmallStorage) {
+  if (dtype != tensor.scalar_type() || tensor.storage().nbytes() > kSmallStorage || !holdsItsElements(tensor)) {
     return makeAlone(tensor, tensor.sizes(), tensor.strides());
   }
-  const c10::DispatchKeySet keys{c10::computeDispatchKey(dtype, c10::kStrided, c10::kCPU)};
-  auto impl = c10::make_intrusive<c10::TensorImpl>(storageOf(tensor.storage()), keys | (tensor.key_set() & kLazyBits),
-                                                   tensor.dtype());
-  impl->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
-  return Tensor{std::move(impl)};
+  return makeStridedTensor(storageOf(tensor.storage()), dtype, tensor.sizes(), tensor.strides(),
+                           tensor.storage_offset(), tensor.key_set() & kLazyBits);
 }
 
 Tensor StandIns::makeAlone(const Tensor& tensor, c10::IntArrayRef sizes, c10::IntArrayRef strides) const {
   const ScalarType dtype = dtypeOf(tensor.scalar_type(), likeness_.dtypes);
-  const c10::DispatchKeySet keys{c10::computeDispatchKey(dtype, c10::kStrided, c10::kCPU)};
-  auto impl = c10::make_intrusive<c10::TensorImpl>(
-      makeStorage(at::detail::computeStorageNbytes(sizes, strides, c10::elementSize(dtype))),
-      keys | (tensor.key_set() & kLazyBits), c10::scalarTypeToTypeMeta(dtype));
-  impl->set_sizes_and_strides(sizes, strides);
-  return Tensor{std::move(impl)};
+  Storage storage = makeZeroStorage(at::detail::computeStorageNbytes(sizes, strides, c10::elementSize(dtype)));
+  return makeStridedTensor(std::move(storage), dtype, sizes, strides, /*storage_offset=*/0,
+                           tensor.key_set() & kLazyBits);
 }
 
 Storage StandIns::storageOf(const Storage& storage) {
   const auto [number, is_new] = storages_.add(storage.unsafeGetStorageImpl());
   if (is_new) {
-    stand_in_storages_.push_back(makeStorage(storage.nbytes()));
+    stand_in_storages_.push_back(makeZeroStorage(storage.nbytes()));
   }
   return stand_in_storages_[number];
 }

@@ -2,17 +2,16 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <iterator>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include <ATen/core/enum_tag.h>
-#include <c10/core/StorageImpl.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/irange.h>
 
+#include "../plain_tensors.h"
 #include "../stack_utils.h"
 #include "fake.h"
 #include "fake_storage.h"
@@ -31,13 +30,9 @@ using torch::jit::Stack;
 
 namespace {
 
-// `calloc()` takes large blocks from the kernel, which hands out pages of zeros when they are first written.
-Storage makeZeroStorage(std::size_t nbytes) {
-  void* zeros = std::calloc(std::max<std::size_t>(nbytes, 1), 1);
-  TORCH_CHECK_WITH(OutOfMemoryError, zeros != nullptr, "cannot allocate ", nbytes, " bytes of zeros");
-  return Storage{c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t{}, static_cast<std::int64_t>(nbytes),
-      c10::DataPtr{zeros, zeros, &std::free, c10::Device{c10::kCPU}}, nullptr, /*resizable=*/false)};
+// Storages may have been made too small for their tensors.
+std::size_t storageBytes(const Tensor& tensor) {
+  return holdsItsElements(tensor) ? tensor.storage().nbytes() : neededBytes(tensor);
 }
 
 // The tensor arguments of a call, each with a real tensor of the same geometry on the CPU.
@@ -72,7 +67,8 @@ Storage ZeroArguments::storageFor(const Tensor& tensor) const {
   const auto found = std::find_if(entries_.begin(), entries_.end(), [&tensor](const Entry& entry) {
     return isSameStorage(entry.original.storage(), tensor.storage());
   });
-  return found == entries_.end() ? makeZeroStorage(tensor.storage().nbytes()) : found->storage;
+  const std::size_t nbytes = storageBytes(tensor);
+  return found == entries_.end() || found->storage.nbytes() < nbytes ? makeZeroStorage(nbytes) : found->storage;
 }
 
 Tensor ZeroArguments::zerosFor(const Tensor& tensor) {
@@ -82,14 +78,12 @@ Tensor ZeroArguments::zerosFor(const Tensor& tensor) {
     }
   }
   Storage storage = storageFor(tensor);
-  const DispatchKeySet keys{c10::computeDispatchKey(tensor.scalar_type(), c10::kStrided, c10::kCPU)};
-  auto impl =
-      c10::make_intrusive<c10::TensorImpl>(Storage{storage}, keys | (tensor.key_set() & kLazyBits), tensor.dtype());
-  impl->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
+  Tensor zeros = makeStridedTensor(storage, tensor.scalar_type(), tensor.sizes(), tensor.strides(),
+                                   tensor.storage_offset(), tensor.key_set() & kLazyBits);
   if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
-    impl->set_wrapped_number(true);
+    zeros.unsafeGetTensorImpl()->set_wrapped_number(true);
   }
-  entries_.push_back({tensor, Tensor{std::move(impl)}, std::move(storage)});
+  entries_.push_back({tensor, std::move(zeros), std::move(storage)});
   return entries_.back().zeros;
 }
 
@@ -128,21 +122,21 @@ bool isPytorchs(const OperatorHandle& op) {
   return name_space.has_value() && std::find(kNamespaces.begin(), kNamespaces.end(), *name_space) != kNamespaces.end();
 }
 
-bool areSmallAndStrided(const OperatorHandle& op, const Stack& stack) {
+bool areSmallAndPlain(const OperatorHandle& op, const Stack& stack) {
   std::size_t nbytes = 0;
-  bool are_strided = true;
+  bool are_plain = true;
   forEachTensor(stack, op.schema().arguments().size(), [&](const Tensor& tensor) {
-    are_strided = are_strided && tensor.layout() == c10::kStrided && tensor.has_storage() && !tensor.is_quantized();
-    nbytes += are_strided ? tensor.storage().nbytes() : 0;
+    are_plain = are_plain && isPlain(tensor);
+    nbytes += are_plain ? storageBytes(tensor) : 0;
   });
-  return are_strided && nbytes <= kMaxZeroBytes;
+  return are_plain && nbytes <= kMaxZeroBytes;
 }
 
 // What draws numbers would move the user's generator.
 bool mayRunOnZeros(const OperatorHandle& op, const Stack& stack) {
   return isPytorchs(op) && !needsValues(op, stack) && !op.hasTag(at::Tag::nondeterministic_seeded) &&
          !op.hasTag(at::Tag::inplace_view) && op.hasComputedKernelForDispatchKey(DispatchKey::CPU) &&
-         areSmallAndStrided(op, stack);
+         areSmallAndPlain(op, stack);
 }
 
 Stack withZeros(const OperatorHandle& op, const Stack& stack, ZeroArguments& zeros) {
@@ -162,12 +156,11 @@ Stack withZeros(const OperatorHandle& op, const Stack& stack, ZeroArguments& zer
 
 // Numbers and truth values that a kernel returns are read from its arguments.
 bool areTensors(const OperatorHandle& op, const Stack& results) {
-  bool are_strided = true;
-  forEachTensor(results, results.size(), [&are_strided](const Tensor& result) {
-    are_strided = are_strided && result.layout() == c10::kStrided && result.has_storage() && !result.is_quantized();
-  });
+  bool are_plain = true;
+  forEachTensor(results, results.size(),
+                [&are_plain](const Tensor& result) { are_plain = are_plain && isPlain(result); });
   const auto& returns = op.schema().returns();
-  return are_strided && std::all_of(returns.begin(), returns.end(), [](const c10::Argument& result) {
+  return are_plain && std::all_of(returns.begin(), returns.end(), [](const c10::Argument& result) {
            return result.type()->isSubtypeOf(*c10::TensorType::get()) ||
                   result.type()->isSubtypeOf(*c10::ListType::ofTensors());
          });

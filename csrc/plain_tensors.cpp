@@ -1,0 +1,51 @@
+#include "plain_tensors.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <utility>
+
+#include <ATen/EmptyTensor.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/core/TensorOptions.h>
+
+namespace torchext {
+
+using at::Tensor;
+using c10::Storage;
+
+bool isPlain(const Tensor& tensor) {
+  return tensor.layout() == c10::kStrided && tensor.has_storage() && !tensor.is_quantized() && !tensor.is_nested();
+}
+
+std::size_t neededBytes(const Tensor& tensor) {
+  return at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize(),
+                                          static_cast<std::size_t>(tensor.storage_offset()));
+}
+
+bool holdsItsElements(const Tensor& tensor) {
+  return tensor.numel() == 0 || neededBytes(tensor) <= tensor.storage().nbytes();
+}
+
+Storage makeZeroStorage(std::size_t nbytes) {
+  void* zeros = std::calloc(std::max<std::size_t>(nbytes, 1), 1);
+  TORCH_CHECK_WITH(OutOfMemoryError, zeros != nullptr, "cannot allocate ", nbytes, " bytes of zeros");
+  return Storage{c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t{}, static_cast<std::int64_t>(nbytes),
+      c10::DataPtr{zeros, zeros, &std::free, c10::kCPU}, c10::GetCPUAllocator(), /*resizable=*/true)};
+}
+
+Tensor makeStridedTensor(Storage storage,
+                         c10::ScalarType dtype,
+                         c10::IntArrayRef sizes,
+                         c10::IntArrayRef strides,
+                         std::int64_t storage_offset,
+                         c10::DispatchKeySet bits) {
+  const c10::DispatchKeySet keys{c10::computeDispatchKey(dtype, c10::kStrided, c10::kCPU)};
+  auto impl = c10::make_intrusive<c10::TensorImpl>(std::move(storage), keys | bits, c10::scalarTypeToTypeMeta(dtype));
+  impl->set_sizes_and_strides(sizes, strides, storage_offset);
+  return Tensor{std::move(impl)};
+}
+
+}  // namespace torchext
