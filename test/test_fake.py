@@ -413,6 +413,18 @@ class TestConversions:
         assert pair[0].untyped_storage()._cdata == pair[1].untyped_storage()._cdata
         assert pair[1].storage_offset() == 4
 
+    @pytest.mark.parametrize("read", [torch.conj, lambda t: t.conj().imag], ids=["conjugate", "negative"])
+    def test_deepcopy_of_what_is_read_otherwise_has_memory_of_its_own(
+        self, read: Callable[[torch.Tensor], torch.Tensor]
+    ) -> None:
+        def bits_and_sharing(tensor: torch.Tensor) -> tuple[bool, ...]:
+            first, second = copy.deepcopy([read(tensor), read(tensor)[1]])
+            shares = first.untyped_storage()._cdata == second.untyped_storage()._cdata
+            return first.is_conj(), second.is_conj(), first.is_neg(), second.is_neg(), shares
+
+        real = torch.ones(2, 3, dtype=torch.complex64)
+        assert bits_and_sharing(fake_like(real)) == bits_and_sharing(real)
+
     def test_deepcopy_of_a_module_keeps_ties(self) -> None:
         with fake_mode():
             module = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])

@@ -19,7 +19,7 @@ from torch.testing._internal.common_utils import TestCase
 from torch.testing._internal.opinfo.core import OpInfo
 
 from torchext import _C
-from torchext.deferred_init import deferred_init, materialize_module, materialize_tensor
+from torchext.deferred_init import deferred_init, is_deferred, materialize_module, materialize_tensor
 from torchext.fake import cache_info, fake_like, fake_mode
 
 BF16 = torch.bfloat16
@@ -255,6 +255,27 @@ ACCEPTED: dict[str, Callable[[], Any]] = {
 def test_fakes_accept_what_depends_on_values_or_is_large(name: str) -> None:
     with fake_mode():
         assert ACCEPTED[name]() is not None
+
+
+# What the Meta kernels refuse, and the real ones do not.
+REFUSED_BY_META_KERNELS: dict[str, Callable[[], Tensor]] = {
+    "one target in a batch of its own": lambda: nn.functional.cross_entropy(
+        torch.ones(3), torch.zeros(1, dtype=torch.long)
+    ),
+    "condition of bytes": lambda: torch.where(torch.ones(2, dtype=torch.uint8), torch.ones(2), torch.zeros(2)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:where received a uint8 condition tensor")
+@pytest.mark.parametrize("name", REFUSED_BY_META_KERNELS)
+def test_fakes_and_deferred_tensors_accept_what_real_tensors_accept(name: str) -> None:
+    real = REFUSED_BY_META_KERNELS[name]()
+    with fake_mode():
+        fake = REFUSED_BY_META_KERNELS[name]()
+    assert (fake.shape, fake.dtype, fake.stride()) == (real.shape, real.dtype, real.stride())
+    deferred = deferred_init(REFUSED_BY_META_KERNELS[name])
+    assert is_deferred(deferred)
+    assert torch.equal(materialize_tensor(deferred), real)
 
 
 def test_what_has_passed_is_not_tried_out_again() -> None:

@@ -183,6 +183,7 @@ def _deepcopy_of_fake(fake: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
     result = _C.view_storage_like(_data_patches.copied_bytes(fake.untyped_storage(), memo), fake)
     if not result.is_inference():
         torch.autograd.graph.increment_version(result)  # as the `set_()` of the original does
+    result = result.resolve_conj().resolve_neg()  # which are on storages of their own
     if type(fake) is not torch.Tensor:
         result = result.as_subclass(type(fake))
     result.requires_grad_(fake.requires_grad)

@@ -82,11 +82,12 @@ class MetaCall {
   void run();
 
  private:
-  std::optional<c10::Device> checkAndCallMetaKernel(const Stack& arguments);
+  c10::Device prepare();
+  bool runWithoutMetaKernel(const Stack& arguments, std::optional<c10::Device> device, const std::exception& error);
   void checkCanBeFaked() const;
   void convertArgumentsToMeta(const DeviceRules& rules);
   void callMetaKernel(c10::Device device);
-  void runOnZeros(Stack arguments, c10::Device device, const c10::Error& reason);
+  bool tryOnZeros(Stack arguments, c10::Device device);
   void updateWrittenFakes();
   void convertOutputsToFake(c10::Device device);
   Tensor toFake(const Tensor& meta, c10::Device device);
@@ -102,8 +103,16 @@ class MetaCall {
 
 void MetaCall::run() {
   const Stack arguments(stack_.end() - static_cast<std::ptrdiff_t>(num_arguments_), stack_.end());
-  const std::optional<c10::Device> device = checkAndCallMetaKernel(arguments);
-  if (!device) {
+  std::optional<c10::Device> device;
+  try {
+    device = prepare();
+    callMetaKernel(*device);
+  } catch (const DataDependentError&) {
+    throw;  // the kernel would compute
+  } catch (const std::exception& error) {
+    if (isInterrupt(error) || !runWithoutMetaKernel(arguments, device, error)) {
+      throw;
+    }
     return;
   }
   if (!needsValues(op_, arguments)) {  // which stand-ins do not have
@@ -117,32 +126,48 @@ void MetaCall::run() {
   convertOutputsToFake(*device);
 }
 
-// NOTE [Refusing what real tensors refuse]. Returns nothing when there is no Meta kernel, and the results are on the
-// stack already.
-std::optional<c10::Device> MetaCall::checkAndCallMetaKernel(const Stack& arguments) {
-  try {
-    checkCanBeFaked();
-    refuseToWriteIntoRealTensors(op_, stack_);
-    checkMemoryOverlap(op_, stack_);
-    const DeviceRules rules{op_, stack_};
-    const c10::Device device = rules.outputDevice();
-    convertArgumentsToMeta(rules);
-    try {
-      callMetaKernel(device);
-    } catch (const c10::NotImplementedError& error) {
-      // A kernel is registered, but only says that there is none, or none for these arguments.
-      runOnZeros(arguments, device, error);
-      return std::nullopt;
-    }
-    return device;
-  } catch (const DataDependentError&) {
-    throw;  // the kernel would compute
-  } catch (const std::exception& error) {
-    if (!isInterrupt(error)) {
-      refuseAsReal(op_, arguments);
-    }
-    throw;
+c10::Device MetaCall::prepare() {
+  checkCanBeFaked();
+  refuseToWriteIntoRealTensors(op_, stack_);
+  checkMemoryOverlap(op_, stack_);
+  const DeviceRules rules{op_, stack_};
+  const c10::Device device = rules.outputDevice();
+  convertArgumentsToMeta(rules);
+  return device;
+}
+
+// What comes of an error: that of real tensors, NOTE [Refusing what real tensors refuse], or, of a Meta kernel that
+// only says that there is none, or refuses what real tensors accept, the results of another kernel. False when the
+// error stands. `device` is empty if the Meta kernel has not been called.
+bool MetaCall::runWithoutMetaKernel(const Stack& arguments,
+                                    std::optional<c10::Device> device,
+                                    const std::exception& error) {
+  const bool is_accepted = refuseAsReal(op_, arguments);
+  const bool is_missing = dynamic_cast<const c10::NotImplementedError*>(&error) != nullptr;
+  if (!device || !(is_accepted || is_missing)) {
+    return false;
   }
+  if (!isRecording() && tryOnZeros(arguments, *device)) {
+    return true;
+  }
+  // The recorder runs such an operator for real, on the values that there are.
+  if (is_missing || isRecording()) {
+    const auto* raised = dynamic_cast<const c10::Error*>(&error);
+    TORCHEXT_THROW(UnsupportedOperatorError,
+                   c10::str("`", op_.operator_name(), "` cannot be run on fake tensors: ",
+                            raised != nullptr ? raised->what_without_backtrace() : error.what()));
+  }
+  return false;
+}
+
+// NOTE [Asking the kernel of the CPU]
+bool MetaCall::tryOnZeros(Stack arguments, c10::Device device) {
+  if (!tryRunOnZeros(op_, arguments, device)) {
+    return false;
+  }
+  stack_.resize(bottom_);
+  std::move(arguments.begin(), arguments.end(), std::back_inserter(stack_));
+  return true;
 }
 
 void MetaCall::checkCanBeFaked() const {
@@ -192,17 +217,6 @@ void MetaCall::callMetaKernel(c10::Device device) {
   const NoTorchFunction no_torch_function;
   const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
   callMetadataKernel(op_, stack_);
-}
-
-// NOTE [Asking the kernel of the CPU]. The recorder runs such an operator for real, on the values that there are.
-void MetaCall::runOnZeros(Stack arguments, c10::Device device, const c10::Error& reason) {
-  if (isRecording() || !tryRunOnZeros(op_, arguments, device)) {
-    TORCHEXT_THROW(
-        UnsupportedOperatorError,
-        c10::str("`", op_.operator_name(), "` cannot be run on fake tensors: ", reason.what_without_backtrace()));
-  }
-  stack_.resize(bottom_);
-  std::move(arguments.begin(), arguments.end(), std::back_inserter(stack_));
 }
 
 // In-place operators may change more than data: `resize_`, `set_`, `t_` and their kin change the metadata of the

@@ -444,12 +444,15 @@ void refuseAsReal(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef
   }
 }
 
-void refuseAsReal(const OperatorHandle& op, ArrayRef<IValue> arguments) {
-  if (canBeTriedOut(op, arguments) &&
-      std::max(countElements(arguments, 1), countRequested(op, arguments)) <= kAffordable) {
-    const Trial trial;
-    raise(op, arguments, refusalOf(op, arguments, {}));
+bool refuseAsReal(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  if (!canBeTriedOut(op, arguments) ||
+      std::max(countElements(arguments, 1), countRequested(op, arguments)) > kAffordable) {
+    return false;
   }
+  const Trial trial;
+  const std::optional<Refusal> refusal = refusalOf(op, arguments, {});
+  raise(op, arguments, refusal);
+  return !refusal && !isOnCuda(arguments);
 }
 
 void lockRefusals() {

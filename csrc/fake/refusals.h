@@ -27,8 +27,9 @@ void refuseAsReal(const c10::OperatorHandle& op,
                   c10::ArrayRef<c10::IValue> arguments,
                   c10::ArrayRef<c10::IValue> results);
 
-// The same for a call that cannot be faked, whose error may be that of real tensors.
-void refuseAsReal(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
+// The same for a call that cannot be faked, whose error may be that of real tensors. Returns true when it is not: when
+// real tensors on the CPU are accepted, at least with some values. False when that is not known.
+bool refuseAsReal(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
 
 // Held while the process forks, so that the child does not find it locked by a thread that it does not have.
 void lockRefusals();
