@@ -365,10 +365,15 @@ def materialize_all(machine: Machine, order: int) -> list[int]:
         try:
             materialize_tensor(machine.memory[place])
         except RuntimeError as error:
-            if not (machine.has_read_large and "changed in place since" in str(error)):
+            if not is_about_large_source(machine, error):
                 raise
             failed.append(place)
     return failed
+
+
+def is_about_large_source(machine: Machine, error: Exception) -> bool:
+    """The program, too, may change it and then read what was computed from it."""
+    return machine.has_read_large and "changed in place since" in str(error)
 
 
 def check(program: list[Step], order: int) -> None:
@@ -378,7 +383,12 @@ def check(program: list[Step], order: int) -> None:
     state = torch.get_rng_state()
     torch.default_generator.manual_seed(0)
     machine = Machine()
-    found = deferred_init(machine.run, program, skipped)
+    try:
+        found = deferred_init(machine.run, program, skipped)
+    except RuntimeError as error:
+        if not is_about_large_source(machine, error):
+            raise
+        return
     assert torch.equal(torch.get_rng_state(), state)
     assert len(found) == len(wanted)
     assert partners(found) == partners(wanted)
@@ -399,7 +409,12 @@ def check_refusal(program: list[Step], order: int) -> None:
     place = skipped[order % len(skipped)]
     wanted = error_of(Machine(), program, skipped, place)
     machine = Machine()
-    found = deferred_init(error_of, machine, program, skipped, place)
+    try:
+        found = deferred_init(error_of, machine, program, skipped, place)
+    except RuntimeError as error:
+        found = error
+    if found is not None and is_about_large_source(machine, found):
+        return
     if wanted is not None and found is None:  # because of values, so it has to come now
         found = error_of_materializing(machine, order)
         assert found is not None, f"nothing for {wanted!r}"

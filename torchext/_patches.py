@@ -542,7 +542,8 @@ def _recorded_trunc_normal(original: Callable[..., torch.Tensor]) -> Callable[..
     def _no_grad_trunc_normal_(
         tensor: torch.Tensor, mean: float, std: float, a: float, b: float, generator: torch.Generator | None = None
     ) -> torch.Tensor:
-        if not _is_fake(tensor):
+        # What cannot be drawn so raises where it does for real tensors.
+        if not _is_fake(tensor) or not tensor.is_floating_point() or tensor.is_neg():
             return original(tensor, mean, std, a, b, generator)
         with torch.no_grad():
             if _never_rejects(mean, std, a, b):
