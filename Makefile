@@ -41,7 +41,7 @@ help: ## Show what can be made
 demo: build ## Defer and materialize real models, and compare them bit for bit with eager construction
 	$(PYTHON) examples/deferred_transformers.py
 
-test: lint typecheck tidy unit ## Lint, type checks and the whole test suite
+test: lint typecheck unit ## Lint, type checks and the whole test suite
 
 unit: build ## The test suite and the quick examples
 	$(PYTHON) -m pytest test -n $(JOBS)
