@@ -117,6 +117,10 @@ int findArgument(const c10::FunctionSchema& schema, const char* name) {
   return found == arguments.end() ? -1 : static_cast<int>(found - arguments.begin());
 }
 
+std::string_view namespaceOf(const c10::OperatorName& name) {
+  return std::string_view{name.name}.substr(0, name.name.find("::"));
+}
+
 bool isWritten(const c10::Argument& argument) {
   return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
 }

@@ -1,8 +1,11 @@
 #pragma once
 
+#include <string_view>
+
 #include <ATen/core/Tensor.h>
 #include <ATen/core/function_schema.h>
 #include <ATen/core/ivalue.h>
+#include <ATen/core/operator_name.h>
 #include <ATen/core/stack.h>
 #include <c10/util/FunctionRef.h>
 
@@ -33,6 +36,9 @@ void mapTensors(torch::jit::Stack& stack, std::size_t count, TensorMapper map);
 
 // The position in the schema of the argument called `name`, or -1.
 int findArgument(const c10::FunctionSchema& schema, const char* name);
+
+// What comes before the `::` in the name of an operator, as `aten`.
+std::string_view namespaceOf(const c10::OperatorName& name);
 
 // True when the operator writes into the argument, as declared in its schema.
 bool isWritten(const c10::Argument& argument);

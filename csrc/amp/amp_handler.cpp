@@ -32,7 +32,7 @@ namespace {
 const DispatchKeySet kBelowAmp{DispatchKeySet::FULL_AFTER, kMarksKey};
 
 bool isOfPyTorch(const OperatorHandle& op) {
-  return op.operator_name().name.rfind("aten::", 0) == 0;
+  return namespaceOf(op.operator_name()) == "aten";
 }
 
 // The state of the thread in which the call of a wrapped tensor goes on: with autocast for its devices, and without

@@ -68,8 +68,8 @@ void markResult(const AmpArguments& arguments, const Tensor& result, std::size_t
 // wrapped ones, or has loaded their state. Collectives move whole tensors into memory that stands for them, from which
 // FSDP makes the parameters that a module computes with.
 bool isMovingTensors(const OperatorHandle& op) {
-  const auto name_space = op.operator_name().getNamespace();
-  return name_space && (*name_space == "c10d" || *name_space == "_c10d_functional" || *name_space == "fsdp");
+  const std::string_view name_space = namespaceOf(op.operator_name());
+  return name_space == "c10d" || name_space == "_c10d_functional" || name_space == "fsdp";
 }
 
 void markMoved(const AmpArguments& arguments, const Tensor& written, std::size_t element) {

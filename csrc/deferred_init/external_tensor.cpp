@@ -148,7 +148,9 @@ void unlockSharedCopies() {
 
 ExternalTensor::ExternalTensor(const Tensor& tensor) {
   if (!showsMemory(tensor)) {
-    tensor_ = tensor.key_set().has(DispatchKey::Python) ? tensor : aliasOf(tensor);
+    const bool is_wrapper = tensor.key_set().has(DispatchKey::Python);
+    tensor_ = is_wrapper ? tensor : aliasOf(tensor);
+    version_ = is_wrapper && !tensor.is_inference() ? std::optional{tensor._version()} : std::nullopt;
   } else if (!isPlain(tensor)) {
     tensor_ = cloneOf(tensor);
   } else {
@@ -172,15 +174,19 @@ void ExternalTensor::check(const c10::OperatorName& op) const {
       !isFake(tensor_), "`", op, "` was recorded with a fake tensor of shape ", tensor_.sizes(),
       " that was not constructed by deferred_init, so its result cannot be computed. Construct that tensor inside "
       "deferred_init, or make it real before it is used.");
+  const auto check_unchanged = [&](bool is_unchanged) {
+    TORCH_CHECK(is_unchanged, "`", op, "` was recorded with a real tensor of shape ", tensor_.sizes(),
+                " that has been changed in place since, so the recorded result cannot be computed any more. "
+                "Materialize before changing the tensor, or pass `tensor.clone()` to the operator.");
+  };
+  check_unchanged(!version_ || tensor_._version() == *version_);
   if (!digest_) {
     return;
   }
   TORCH_CHECK(holdsItsElements(tensor_), "`", op, "` was recorded with a real tensor of shape ", tensor_.sizes(),
               " whose memory has been freed since, so the recorded result cannot be computed any more. Materialize "
               "before freeing it, or pass `tensor.clone()` to the operator.");
-  TORCH_CHECK(digestOf(tensor_) == *digest_, "`", op, "` was recorded with a real tensor of shape ", tensor_.sizes(),
-              " that has been changed in place since, so the recorded result cannot be computed any more. Materialize "
-              "before changing the tensor, or pass `tensor.clone()` to the operator.");
+  check_unchanged(digestOf(tensor_) == *digest_);
 }
 
 }  // namespace torchext

@@ -15,6 +15,7 @@
 //     read the memory once, when the operator is recorded and again when it is replayed.
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 
 #include <ATen/core/Tensor.h>
@@ -46,6 +47,8 @@ class ExternalTensor {
   at::Tensor tensor_;
   // Of what it showed when it was recorded. Without one, nobody else can write into it, or there is nothing to see.
   std::optional<Digest> digest_;
+  // Of a tensor with a `__torch_dispatch__`, whose memory cannot be looked at.
+  std::optional<std::int64_t> version_;
 };
 
 // Held while the process forks, so that the child does not find it locked by a thread that it does not have.

@@ -135,7 +135,7 @@ bool showsOneOf(const Tensor& tensor, const Stack& values) {
 // The memory of a file (`torch.from_file()`) has no allocator. It is seen by others, so that the tensor stays real.
 // What a custom operator returns is its caller's alone.
 bool isMemoryOfOthers(const OperatorHandle& op, const Tensor& result) {
-  return op.schema().name().rfind("aten::", 0) == 0 && result.storage().allocator() == nullptr;
+  return namespaceOf(op.operator_name()) == "aten" && result.storage().allocator() == nullptr;
 }
 
 bool overwritesFirstArgument(const OperatorHandle& op) {

@@ -55,8 +55,8 @@ struct AboutToWrite {
 
 // Those of PyTorch have Meta kernels that raise errors for good reasons.
 bool isCustom(const OperatorHandle& op) {
-  const auto name_space = op.operator_name().getNamespace();
-  return name_space.has_value() && *name_space != "aten" && *name_space != "prims";
+  const std::string_view name_space = namespaceOf(op.operator_name());
+  return name_space != "aten" && name_space != "prims";
 }
 
 // Writing to an inference tensor outside of inference mode is an error that is raised by counting the version, which

@@ -12,6 +12,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 
+#include "../stack_utils.h"
 #include "device_rules.h"
 #include "fake.h"
 #include "fake_cuda.h"
@@ -65,10 +66,8 @@ std::uint64_t deviceBits(c10::Device device) {
 
 // The Meta kernels of PyTorch and ours look at nothing but what is in the key. Those of other libraries are anybody's.
 bool hasPureMetaKernel(const c10::OperatorHandle& op) {
-  constexpr std::array<std::string_view, 3> kNamespaces{"aten::", "prims::", "torchext::"};
-  const std::string& name = op.schema().name();
-  return std::any_of(kNamespaces.begin(), kNamespaces.end(),
-                     [&name](std::string_view prefix) { return name.compare(0, prefix.size(), prefix) == 0; });
+  constexpr std::array<std::string_view, 3> kNamespaces{"aten", "prims", "torchext"};
+  return std::find(kNamespaces.begin(), kNamespaces.end(), namespaceOf(op.operator_name())) != kNamespaces.end();
 }
 
 // Tensors that are more than sizes and strides on a storage.

@@ -38,8 +38,7 @@ bool contains(std::string_view text, std::string_view part) {
 
 // `c10d`, `_c10d_functional` and its relatives, of which PyTorch has had several.
 bool isOfC10d(const OperatorHandle& op) {
-  const auto name_space = op.operator_name().getNamespace();
-  return name_space.has_value() && contains(*name_space, "c10d");
+  return contains(namespaceOf(op.operator_name()), "c10d");
 }
 
 bool takesGroup(const OperatorHandle& op) {
@@ -134,7 +133,7 @@ void forgetWritten(const OperatorHandle& op, const Stack& arguments) {
 
 Communication communicationOf(const OperatorHandle& op) {
   const std::string& name = op.schema().name();
-  if (name.rfind("aten::", 0) == 0) {
+  if (namespaceOf(op.operator_name()) == "aten") {
     return Communication::kNone;
   }
   if (name == "_c10d_functional::wait_tensor" || name == "_c10d_functional::_wrap_tensor_autograd") {
@@ -204,7 +203,7 @@ void lookIntoNestedLists(const OperatorHandle& op, DispatchKeySet keys, Stack* s
 void registerForNestedLists(torch::Library& library) {
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
-    const auto op = name.name.rfind("c10d::", 0) == 0 ? dispatcher.findSchema(name) : std::nullopt;
+    const auto op = namespaceOf(name) == "c10d" ? dispatcher.findSchema(name) : std::nullopt;
     if (op && takesNestedLists(*op)) {
       library.impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&lookIntoNestedLists>());
     }

@@ -93,7 +93,7 @@ bool isEmptyFactory(const OperatorHandle& op) {
 
 // What deferred_init records has its values in the recording.
 bool canRunOnValues(const OperatorHandle& op) {
-  return !isRecording() && op.schema().name().rfind("aten::", 0) == 0 && !op.hasTag(at::Tag::nondeterministic_seeded) &&
+  return !isRecording() && namespaceOf(op.operator_name()) == "aten" && !op.hasTag(at::Tag::nondeterministic_seeded) &&
          op.hasComputedKernelForDispatchKey(DispatchKey::CPU) && !isEmptyFactory(op);
 }
 

@@ -38,7 +38,7 @@ bool isElementwise(const OperatorHandle& op) {
 // True for an operator of PyTorch's that refuses to write one element several times.
 bool refusesRepeatedWrites(const OperatorHandle& op) {
   const std::string& name = op.schema().name();
-  if (name.rfind("aten::", 0) != 0 || op.hasTag(at::Tag::inplace_view)) {
+  if (namespaceOf(op.operator_name()) != "aten" || op.hasTag(at::Tag::inplace_view)) {
     return false;
   }
   return isElementwise(op) || (name.back() == '_' && name.rfind("aten::_", 0) != 0);

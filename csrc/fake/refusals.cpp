@@ -122,7 +122,7 @@ const c10::KernelFunction& cpuKernelOf(const OperatorHandle& op) {
 
 // A kernel that is not boxed is written in C++. What the user registers in Python is.
 bool isKernelOfPyTorchs(const OperatorHandle& op) {
-  return op.schema().name().rfind("aten::", 0) == 0 && op.hasComputedKernelForDispatchKey(DispatchKey::CPU) &&
+  return namespaceOf(op.operator_name()) == "aten" && op.hasComputedKernelForDispatchKey(DispatchKey::CPU) &&
          (cpuKernelOf(op).isValidUnboxed() || cpuKernelOf(op).isValidSymUnboxed());
 }
 

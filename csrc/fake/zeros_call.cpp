@@ -118,8 +118,7 @@ bool ZeroArguments::haveKeptTheirGeometry() const {
 
 bool isPytorchs(const OperatorHandle& op) {
   constexpr std::array<std::string_view, 3> kNamespaces{"aten", "prims", "quantized"};
-  const auto name_space = op.operator_name().getNamespace();
-  return name_space.has_value() && std::find(kNamespaces.begin(), kNamespaces.end(), *name_space) != kNamespaces.end();
+  return std::find(kNamespaces.begin(), kNamespaces.end(), namespaceOf(op.operator_name())) != kNamespaces.end();
 }
 
 bool areSmallAndPlain(const OperatorHandle& op, const Stack& stack) {
