@@ -16,6 +16,7 @@ from torchext.deferred_init import deferred_init, is_deferred, materialize_modul
 __all__ = [
     "BuiltOn",
     "RecordOperators",
+    "Wrapper",
     "assert_defers_exactly",
     "assert_same_module",
     "assert_same_tensor",
@@ -158,3 +159,25 @@ def gradients(net: Module) -> list[Tensor]:
     found = [parameter.grad for parameter in net.parameters()]
     assert all(grad is not None for grad in found)
     return cast("list[Tensor]", found)
+
+
+class Wrapper(torch.Tensor):
+    """Wraps another tensor in the least way that PyTorch knows. Swapped with it, it is a part of itself."""
+
+    @staticmethod
+    def __new__(cls: Any, part: torch.Tensor) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, part.shape, dtype=part.dtype)
+
+    def __init__(self, part: torch.Tensor) -> None:
+        self.part = part
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["part"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: Any, context: None, size: Any, stride: Any) -> Any:
+        return Wrapper(inner["part"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        raise NotImplementedError("is not called")

@@ -13,6 +13,7 @@ import pytest
 import torch
 from common import (
     BuiltOn,
+    Wrapper,
     assert_defers_exactly,
     assert_same_module,
     assert_same_tensor,
@@ -353,34 +354,12 @@ def test_a_write_that_is_refused_after_it_was_made_is_recorded() -> None:
     assert torch.equal(materialize_tensor(deferred), real)
 
 
-class PartOfItself(torch.Tensor):
-    """A wrapper, to be swapped with its part."""
-
-    @staticmethod
-    def __new__(cls: Any, part: torch.Tensor) -> Any:
-        return torch.Tensor._make_wrapper_subclass(cls, part.shape, dtype=part.dtype)
-
-    def __init__(self, part: torch.Tensor) -> None:
-        self.part = part
-
-    def __tensor_flatten__(self) -> tuple[list[str], None]:
-        return ["part"], None
-
-    @staticmethod
-    def __tensor_unflatten__(inner: Any, context: None, size: Any, stride: Any) -> Any:
-        return PartOfItself(inner["part"])
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        raise NotImplementedError("is not called")
-
-
 class TestWrapperThatIsAPartOfItself:
     @pytest.fixture
     def wrapper(self) -> torch.Tensor:
         part = torch.ones(2)
-        torch.utils.swap_tensors(PartOfItself(part), part)
-        assert type(part) is PartOfItself
+        torch.utils.swap_tensors(Wrapper(part), part)
+        assert type(part) is Wrapper
         assert part.part is part
         return part
 
@@ -393,7 +372,7 @@ class TestWrapperThatIsAPartOfItself:
         materialize_module(module)
 
     def test_is_refused_by_fake_like(self, wrapper: torch.Tensor) -> None:
-        with pytest.raises(TypeError, match="PartOfItself of shape .* that is a part of itself"):
+        with pytest.raises(TypeError, match="Wrapper of shape .* that is a part of itself"):
             torchext.fake.fake_like(wrapper)
 
     def test_is_searched_for_fakes_once(self, wrapper: torch.Tensor) -> None:

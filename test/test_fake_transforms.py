@@ -264,6 +264,11 @@ class TestSubclassesAndCompilers:
         assert "linear" in str(torch.export.export(nn.Linear(3, 2), (x,)).graph)
 
 
+def run_as_fake(function: Callable[[], Any]) -> Any:
+    with fake_mode():
+        return function()
+
+
 class TestFakeTensorMode:
     def test_the_innermost_mode_decides(self) -> None:
         def kind() -> tuple[type, bool]:
@@ -315,6 +320,19 @@ class TestFakeTensorMode:
             assert is_fake(torch.ones(1))
         assert isinstance(converted, FakeTensor)
         assert not is_fake(converted)
+
+    @pytest.mark.parametrize("run", [run_as_fake, deferred_init], ids=["fake", "deferred"])
+    def test_theirs_stay_theirs_inside_our_block(self, run: Callable[[Callable[[], Any]], Any]) -> None:
+        with FakeTensorMode() as mode:
+            theirs = torch.ones(3, 4)
+
+        def compute() -> list[torch.Tensor]:
+            converted = mode.from_tensor(torch.ones(2))
+            return [theirs + 1, theirs.detach(), theirs.t(), theirs @ theirs.t(), converted * 2, converted.detach()]
+
+        for result in [*run(compute), *run(compute)]:  # the second time from their cache
+            assert isinstance(result, FakeTensor)
+            assert not is_fake(result)
 
     def test_theirs_can_be_converted_to_ours(self) -> None:
         with FakeTensorMode():

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from common import Wrapper
 from torch import Tensor, nn
 from torch.testing._internal.two_tensor import TwoTensor
 
@@ -53,28 +54,6 @@ class Cache:
 
     def tensors(self) -> list[torch.Tensor]:
         return [*(layer.keys for layer in self.layers), self.seen["tokens"]]
-
-
-class SwappedWrapper(torch.Tensor):
-    """Wraps another tensor, in the least way that PyTorch knows."""
-
-    @staticmethod
-    def __new__(cls: Any, part: torch.Tensor) -> Any:
-        return torch.Tensor._make_wrapper_subclass(cls, part.shape, dtype=part.dtype)
-
-    def __init__(self, part: torch.Tensor) -> None:
-        self.part = part
-
-    def __tensor_flatten__(self) -> tuple[list[str], None]:
-        return ["part"], None
-
-    @staticmethod
-    def __tensor_unflatten__(inner: Any, context: None, size: Any, stride: Any) -> Any:
-        return SwappedWrapper(inner["part"])
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise NotImplementedError("is not called")
 
 
 class TestNormalTensors:
@@ -375,10 +354,10 @@ class TestToNormal:
     @pytest.mark.parametrize("obj", [lambda x: x, lambda x: [x]], ids=["alone", "in a list"])
     def test_wrapper_that_is_swapped_with_its_part_ends(self, obj: Any) -> None:
         with inference_mode():
-            wrapper = SwappedWrapper(torch.ones(2))
+            wrapper = Wrapper(torch.ones(2))
         part = wrapper.part
         torch.utils.swap_tensors(wrapper, part)
-        assert type(part) is SwappedWrapper
+        assert type(part) is Wrapper
         assert part.part is part
         to_normal(obj(part))
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import wraps
 from typing import Any
-from weakref import WeakSet
+from weakref import ref
 
 import torch
 from torch.optim import Optimizer
@@ -16,40 +15,31 @@ from ._patching import patch
 
 __all__ = ["companions", "install", "state_of"]
 
-# Optimizers that were given deferred parameters. They make state in their constructor (Adagrad), for
-# `torch.distributed.checkpoint`, or in steps on deferred parameters. It would stay deferred, and every step would be
-# recorded and replayed from the first one on.
-_optimizers: WeakSet[Optimizer] = WeakSet()
+# Optimizers that were given deferred parameters, by `id()`: they may define how they compare. They make state in their
+# constructor (Adagrad), for `torch.distributed.checkpoint`, or in steps on deferred parameters. It would stay deferred,
+# and every step would be recorded and replayed from the first one on.
+_optimizers: dict[int, ref[Optimizer]] = {}
 
 
 def install() -> None:
     """Watches for optimizers of deferred parameters."""
-    patch(Optimizer, "add_param_group", _watching_groups, "is told of the parameters whose state is to become real")
-    patch(Optimizer, "__setstate__", _watching_state, "makes copies of optimizers, and loaded ones")
+    patch(Optimizer, "add_param_group", _watching, "is told of the parameters whose state is to become real")
+    patch(Optimizer, "__setstate__", _watching, "makes copies of optimizers, and loaded ones")
 
 
-def _watching_groups(original: Callable[..., None]) -> Callable[..., None]:
-    @wraps(original)
-    def add_param_group(self: Optimizer, param_group: dict[str, Any]) -> None:
-        original(self, param_group)
+def _watching(original: Callable[..., None]) -> Callable[..., None]:
+    def method(self: Optimizer, argument: dict[str, Any]) -> None:
+        original(self, argument)
         _watch(self)
 
-    return add_param_group
-
-
-def _watching_state(original: Callable[..., None]) -> Callable[..., None]:
-    @wraps(original)
-    def __setstate__(self: Optimizer, state: dict[str, Any]) -> None:
-        original(self, state)
-        _watch(self)
-
-    return __setstate__
+    return method
 
 
 def _watch(optimizer: Optimizer) -> None:
     groups = getattr(optimizer, "param_groups", ())
     if any(_is_deferred(param) for group in groups for param in group.get("params", ())):
-        _optimizers.add(optimizer)
+        key = id(optimizer)
+        _optimizers[key] = ref(optimizer, lambda _: _optimizers.pop(key, None))
 
 
 def companions(tensors: Iterable[torch.Tensor]) -> Iterator[Held]:
@@ -57,7 +47,7 @@ def companions(tensors: Iterable[torch.Tensor]) -> Iterator[Held]:
 
     All of it goes where its tensor goes, but for the counts of steps, as with `Optimizer.load_state_dict()`.
     """
-    optimizers = list(_optimizers)
+    optimizers = [optimizer for known in list(_optimizers.values()) if (optimizer := known()) is not None]
     for tensor in tensors:
         if tensor.is_leaf and tensor.grad is not None:
             yield from _deferred_in(tensor.grad, "grad", goes_along=True)

@@ -271,8 +271,10 @@ bool RecordedCall::isAboutDeferred() const {
   if (has_deferred_) {
     return true;
   }
+  // Tensors on the meta device have no values to wait for.
   return !has_unrecorded_fake_ && c10::impl::tls_is_dispatch_key_included(DispatchKey::DeferredInit) &&
-         isFactory(op_, topOf(stack_, num_arguments_));
+         !isInFakeTensorMode() && isFactory(op_, topOf(stack_, num_arguments_)) &&
+         !DeviceRules{op_, stack_}.outputDevice().is_meta();
 }
 
 bool RecordedCall::isConstant() const {

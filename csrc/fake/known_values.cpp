@@ -12,9 +12,11 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/irange.h>
 
+#include "../plain_tensors.h"
 #include "../stack_utils.h"
 #include "fake.h"
 #include "fake_storage.h"
+#include "fake_tensor_impl.h"
 #include "hidden_keys.h"
 #include "op_traits.h"
 #include "recording.h"
@@ -24,7 +26,6 @@ namespace torchext {
 using at::Tensor;
 using c10::ArrayRef;
 using c10::DispatchKey;
-using c10::DispatchKeySet;
 using c10::IValue;
 using c10::OperatorHandle;
 using c10::Storage;
@@ -56,12 +57,8 @@ Storage knownBytes(const Tensor& tensor) {
 }
 
 Tensor showBytes(Storage bytes, const Tensor& like) {
-  const DispatchKeySet keys{c10::computeDispatchKey(like.scalar_type(), c10::kStrided, c10::kCPU)};
-  auto impl = c10::make_intrusive<c10::TensorImpl>(std::move(bytes), keys, like.dtype());
-  impl->set_sizes_and_strides(like.sizes(), like.strides(), like.storage_offset());
-  impl->_set_conj(like.is_conj());
-  impl->_set_neg(like.is_neg());
-  return Tensor{std::move(impl)};
+  return makeStridedTensor(std::move(bytes), like.scalar_type(), like.sizes(), like.strides(), like.storage_offset(),
+                           like.key_set() & kLazyBits);
 }
 
 // A real tensor on the CPU with the value of `tensor`, or an undefined one.

@@ -26,6 +26,10 @@ bool isRecording() noexcept {
   return depth > 0;
 }
 
+bool isInFakeTensorMode() noexcept {
+  return c10::impl::tls_local_dispatch_key_set().included_.has_backend(c10::BackendComponent::MetaBit);
+}
+
 void setHandlersRecorder(HandlersRecorder recorder) {
   handlers_recorder = recorder;
 }

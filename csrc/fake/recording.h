@@ -21,6 +21,11 @@ class RecordingGuard {
 
 bool isRecording() noexcept;
 
+// True while PyTorch's `FakeTensorMode` calls a Meta kernel or makes a meta tensor, as it also does for its tensors
+// when the mode itself is not entered: what is made then is its own. `in_kernel_invocation_manager()` (fake_tensor.py)
+// includes the meta device in the thread's keys for that.
+bool isInFakeTensorMode() noexcept;
+
 // NOTE [Calls of handlers]
 //
 // While a handler of `__torch_dispatch__` runs, be it of a mode or of a subclass, `pythonFallback()` excludes all keys

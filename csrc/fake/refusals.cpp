@@ -261,7 +261,7 @@ constexpr std::array<OtherWords, 1> kOtherWords{{
 
 // Of what kernels for the CPU refuse, kernels for CUDA may accept what they do not share: a dtype, above all.
 void raiseForCuda(const OperatorHandle& op, ArrayRef<IValue> arguments, const Refusal& refusal) {
-  if (op.schema().name() == "aten::convolution") {
+  if (isConvolution(op)) {
     // `check_input_same_type_as_parameters()` (Convolution.cpp)
     const Tensor& input = arguments[0].toTensor();
     const Tensor& weight = arguments[1].toTensor();
