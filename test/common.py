@@ -162,7 +162,7 @@ def gradients(net: Module) -> list[Tensor]:
 
 
 class Wrapper(torch.Tensor):
-    """Wraps another tensor in the least way that PyTorch knows. Swapped with it, it is a part of itself."""
+    """Wraps a tensor in the least way that PyTorch knows. After `swap_tensors(wrapper, part)` it contains itself."""
 
     @staticmethod
     def __new__(cls: Any, part: torch.Tensor) -> Any:

@@ -16,7 +16,7 @@ from common import (
 )
 from torch import Tensor, nn
 
-from torchext.deferred_init import deferred_init, is_deferred, materialize_tensor
+from torchext.deferred_init import deferred_init, materialize_tensor
 
 
 def saved_and_loaded(module: nn.Module, is_new: bool) -> nn.Module:
@@ -366,14 +366,3 @@ def test_a_constructor_may_call_what_is_compiled(backend: str) -> None:
         return (tensor * 2 + 1).clamp(-1, 1).t().contiguous()
 
     assert_tensors_defer_exactly(lambda: [scaled(torch.randn(3, 4)), torch.rand(2)])
-
-
-def test_tensors_on_the_meta_device_are_not_deferred() -> None:
-    def make() -> tuple[Tensor, ...]:
-        meta = nn.Linear(2, 3, device="meta")
-        return meta.weight, torch.empty(2, device="meta"), meta.to_empty(device="cpu").bias
-
-    weight, empty, bias = deferred_init(make)
-    assert [is_deferred(tensor) for tensor in (weight, empty, bias)] == [False, False, True]
-    assert weight.is_meta
-    assert empty.is_meta

@@ -207,6 +207,13 @@ class TestState:
         materialize_module(model)
         torch.save(optimizer.state_dict(), io.BytesIO())
 
+    def test_groups_are_added_by_name(self) -> None:
+        optimizer = SGD([nn.Parameter(torch.ones(1))], lr=1.0)
+        optimizer.add_param_group(param_group={"params": [deferred_init(nn.Parameter, torch.ones(1))]})
+        assert len(optimizer.param_groups) == 2
+        with pytest.raises(TypeError, match=r"^Optimizer.add_param_group\(\) missing 1 required positional argument"):
+            optimizer.add_param_group()
+
     def test_takes_optimizers_only(self) -> None:
         with pytest.raises(TypeError, match="takes optimizers, but was given a Linear"):
             materialize_module(nn.Linear(1, 1), optimizer=[nn.Linear(1, 1)])  # type: ignore[list-item]

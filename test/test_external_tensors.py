@@ -288,3 +288,28 @@ class TestMemory:
         deferred = read(source)
         assert psutil.Process().memory_info().rss - before < 100 * 2**20
         assert is_deferred(deferred)
+
+
+class Handled(Tensor):
+    """A tensor with memory and a handler, which leaves all as it is."""
+
+    @staticmethod
+    def __new__(cls: Any, base: Tensor) -> Any:
+        return Tensor._make_subclass(cls, base)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C._DisableTorchDispatch():
+            return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "change", [lambda source, base: source.add_(1), lambda source, base: base.numpy().fill(7)], ids=["source", "memory"]
+)
+def test_what_has_a_handler_is_compared(change: Callable[[Tensor, Tensor], object]) -> None:
+    base = torch.ones(3)
+    source = Handled(base)
+    deferred = deferred_init(lambda: torch.zeros(3).copy_(source))
+    change(source, base)
+    with pytest.raises(RuntimeError, match="changed in place since"):
+        materialize_tensor(deferred)

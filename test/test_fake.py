@@ -390,6 +390,13 @@ class TestRefusals:
 
 
 class TestConversions:
+    def test_operator_that_reads_lengths_without_saying_so_is_refused(self) -> None:
+        to_jagged = torch.ops.aten._padded_dense_to_jagged_forward
+        with fake_mode():
+            padded, offsets = torch.ones(2, 3, 4), [torch.zeros(3, dtype=torch.int64)]
+            with pytest.raises(DataDependentError, match="_padded_dense_to_jagged_forward` needs the values"):
+                to_jagged(padded, offsets)
+
     def test_meta_like_keeps_metadata(self, fake: torch.Tensor) -> None:
         meta = meta_like(fake.t()[1:])
         assert meta.is_meta

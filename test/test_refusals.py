@@ -7,6 +7,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -259,10 +260,19 @@ def test_fakes_accept_what_depends_on_values_or_is_large(name: str) -> None:
 
 # What the Meta kernels refuse, and the real ones do not.
 REFUSED_BY_META_KERNELS: dict[str, Callable[[], Tensor]] = {
-    "one target in a batch of its own": lambda: nn.functional.cross_entropy(
-        torch.ones(3), torch.zeros(1, dtype=torch.long)
-    ),
+    **{
+        f"one target in a batch of its own, {reduction}": partial(
+            lambda reduction: nn.functional.cross_entropy(
+                torch.ones(3), torch.zeros(1, dtype=torch.long), reduction=reduction
+            ),
+            reduction,
+        )
+        for reduction in ("none", "mean", "sum")
+    },
     "condition of bytes": lambda: torch.where(torch.ones(2, dtype=torch.uint8), torch.ones(2), torch.zeros(2)),
+    "large condition of bytes": lambda: torch.where(
+        torch.ones(3000, 1, dtype=torch.uint8), torch.ones(1, 3000), torch.zeros(3000, 3000).t()
+    ),
 }
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from torchext import _rejection
 from torchext.deferred_init import deferred_init, explain, materialize_module, materialize_tensor
+from torchext.fake import fake_mode
 
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 FILLS: dict[str, tuple[Callable[[Tensor], Tensor], list[torch.dtype]]] = {
@@ -286,3 +287,28 @@ def test_stretches_of_the_tape_are_read_in_turn() -> None:
     materialize_module(deferred)
     for found, wanted in zip(deferred.parameters(), eager.parameters(), strict=True):
         assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.ones(3, dtype=torch.complex64),
+        lambda: torch.ones(3, dtype=torch.complex64).conj(),
+        lambda: torch.ones(3, dtype=torch.complex64).conj().imag,
+        lambda: torch.ones(3, dtype=torch.int64),
+    ],
+    ids=["complex", "conjugated", "negated", "integers"],
+)
+def test_truncated_normal_numbers_are_refused_as_eagerly(make: Callable[[], Tensor]) -> None:
+    def error_of(run: Callable[[Callable[[], object]], object]) -> str:
+        with pytest.raises((RuntimeError, NotImplementedError)) as raised:
+            run(lambda: nn.init.trunc_normal_(make()))
+        return f"{raised.type.__name__}: {str(raised.value).splitlines()[0]}"
+
+    def run_as_fake(program: Callable[[], object]) -> object:
+        with fake_mode():
+            return program()
+
+    wanted = error_of(lambda program: program())
+    assert error_of(deferred_init) == wanted
+    assert error_of(run_as_fake) == wanted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import wraps
 from typing import Any
 from weakref import ref
 
@@ -28,8 +29,9 @@ def install() -> None:
 
 
 def _watching(original: Callable[..., None]) -> Callable[..., None]:
-    def method(self: Optimizer, argument: dict[str, Any]) -> None:
-        original(self, argument)
+    @wraps(original)  # the name for errors
+    def method(self: Optimizer, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
         _watch(self)
 
     return method

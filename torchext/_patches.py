@@ -542,14 +542,15 @@ def _recorded_trunc_normal(original: Callable[..., torch.Tensor]) -> Callable[..
     def _no_grad_trunc_normal_(
         tensor: torch.Tensor, mean: float, std: float, a: float, b: float, generator: torch.Generator | None = None
     ) -> torch.Tensor:
-        # What cannot be drawn so raises where it does for real tensors.
-        if not _is_fake(tensor) or not tensor.is_floating_point() or tensor.is_neg():
+        if _is_fake(tensor) and (tensor.is_conj() or tensor.is_neg()):
+            _call_on_nothing(original, _conjugated if tensor.is_conj() else _negated, mean, std, a, b)  # raises
+        if not _is_fake(tensor) or not tensor.is_floating_point():
             return original(tensor, mean, std, a, b, generator)
         with torch.no_grad():
             if _never_rejects(mean, std, a, b):
                 return tensor.normal_(mean, std, generator=generator)
             if not a - 2 * std <= mean <= b + 2 * std:
-                _call_on_nothing(original, mean, std, a, b)  # warns
+                _call_on_nothing(original, torch.clone, mean, std, a, b)  # warns
             torch.ops.torchext.trunc_normal_(tensor, mean, std, a, b, generator=generator)
             # The first draw, and the write of what was drawn again, which is not needed only if nothing was rejected.
             for _ in range(2):
@@ -572,13 +573,21 @@ def _without_warnings(function: Callable[P, R]) -> Callable[P, R]:
     return cast("Callable[P, R]", copy)
 
 
-def _call_on_nothing(function: Callable[..., Any], *args: Any) -> None:
-    """Calls `function` with a real tensor without elements, of which modes of the user's see nothing."""
+def _conjugated(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.complex64).conj()
+
+
+def _negated(tensor: torch.Tensor) -> torch.Tensor:
+    return _conjugated(tensor).imag
+
+
+def _call_on_nothing(function: Callable[..., Any], view: Callable[[torch.Tensor], torch.Tensor], *args: Any) -> None:
+    """Calls `function` with `view` of a real tensor without elements, of which modes of the user's see nothing."""
     ours = torch._C.DispatchKeySet(torch._C._dispatch_key_parse("Fake")).add(
         torch._C._dispatch_key_parse("DeferredInit")
     )
     with torch._C.DisableTorchFunction(), _disable_current_modes(), torch._C._ExcludeDispatchKeyGuard(ours):
-        function(torch.empty(0), *args)
+        function(view(torch.empty(0)), *args)
 
 
 # A `torch.library.Library` takes its operators back when it is freed.

@@ -136,6 +136,17 @@ Tensor aliasOf(const Tensor& tensor) {
   return Tensor{impl.shallow_copy_and_detach(impl.version_counter(), /*allow_tensor_metadata_change=*/true)};
 }
 
+// A wrapper has a storage, but nothing in it.
+bool hasMemory(const Tensor& tensor) {
+  return isPlain(tensor) && holdsItsElements(tensor) &&
+         tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get() != nullptr;
+}
+
+// What `tensor` shows, without the handlers that it may have.
+Tensor memoryOf(const Tensor& tensor) {
+  return Geometry::of(tensor).makeTensor(tensor.storage());
+}
+
 }  // namespace
 
 void lockSharedCopies() {
@@ -148,9 +159,13 @@ void unlockSharedCopies() {
 
 ExternalTensor::ExternalTensor(const Tensor& tensor) {
   if (!showsMemory(tensor)) {
-    const bool is_wrapper = tensor.key_set().has(DispatchKey::Python);
-    tensor_ = is_wrapper ? tensor : aliasOf(tensor);
-    version_ = is_wrapper && !tensor.is_inference() ? std::optional{tensor._version()} : std::nullopt;
+    const bool has_handler = tensor.key_set().has(DispatchKey::Python);
+    tensor_ = has_handler ? tensor : aliasOf(tensor);
+    if (has_handler && hasMemory(tensor)) {
+      digest_ = digestOf(memoryOf(tensor));
+    } else if (has_handler && !tensor.is_inference()) {
+      version_ = tensor._version();
+    }
   } else if (!isPlain(tensor)) {
     tensor_ = cloneOf(tensor);
   } else {
@@ -186,7 +201,7 @@ void ExternalTensor::check(const c10::OperatorName& op) const {
   TORCH_CHECK(holdsItsElements(tensor_), "`", op, "` was recorded with a real tensor of shape ", tensor_.sizes(),
               " whose memory has been freed since, so the recorded result cannot be computed any more. Materialize "
               "before freeing it, or pass `tensor.clone()` to the operator.");
-  check_unchanged(digestOf(tensor_) == *digest_);
+  check_unchanged(digestOf(memoryOf(tensor_)) == *digest_);
 }
 
 }  // namespace torchext

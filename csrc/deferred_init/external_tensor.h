@@ -13,6 +13,8 @@
 //   * Larger tensors are not, or recording would cost the memory that it is to save. The graph keeps the memory itself,
 //     and a digest of what it showed; an operator that finds another one is not replayed. To take the digest is to
 //     read the memory once, when the operator is recorded and again when it is replayed.
+//   * Of tensors with a `__torch_dispatch__` the digest is taken, too, whatever their size: a copy would be of another
+//     class. Wrappers have no memory, and their version counter has to tell.
 
 #include <cstddef>
 #include <cstdint>
@@ -47,7 +49,7 @@ class ExternalTensor {
   at::Tensor tensor_;
   // Of what it showed when it was recorded. Without one, nobody else can write into it, or there is nothing to see.
   std::optional<Digest> digest_;
-  // Of a tensor with a `__torch_dispatch__`, whose memory cannot be looked at.
+  // Of a wrapper, which has no memory of its own.
   std::optional<std::int64_t> version_;
 };
 

@@ -113,6 +113,7 @@ class RecordedCall {
   void lookAtArguments();
   void lookAt(const Tensor& tensor, bool is_written);
   bool isAboutDeferred() const;
+  bool isMadeByFakeTensorMode() const;
   bool isConstant() const;
   bool isSharedMemory() const;
   bool mustRunForReal() const;
@@ -271,10 +272,15 @@ bool RecordedCall::isAboutDeferred() const {
   if (has_deferred_) {
     return true;
   }
-  // Tensors on the meta device have no values to wait for.
   return !has_unrecorded_fake_ && c10::impl::tls_is_dispatch_key_included(DispatchKey::DeferredInit) &&
-         !isInFakeTensorMode() && isFactory(op_, topOf(stack_, num_arguments_)) &&
-         !DeviceRules{op_, stack_}.outputDevice().is_meta();
+         isFactory(op_, topOf(stack_, num_arguments_)) && !isMadeByFakeTensorMode();
+}
+
+// `MetaConverter` (meta_utils.py) switches the handlers of `__torch_dispatch__` off to make the meta tensor that stands
+// for the tensor which it converts.
+bool RecordedCall::isMadeByFakeTensorMode() const {
+  return isInKernelOfFakeTensorMode() || (c10::impl::tls_is_dispatch_key_excluded(DispatchKey::Python) &&
+                                          DeviceRules{op_, stack_}.outputDevice().is_meta());
 }
 
 bool RecordedCall::isConstant() const {
@@ -332,7 +338,7 @@ void RecordedCall::runForReal() {
 
 void RecordedCall::runAsFake() {
   const AutocastCacheOff no_cache;
-  const RecordingGuard recording;
+  const RecordingGuard recording{/*can_run_for_real=*/!has_unrecorded_fake_};
   const c10::impl::ExcludeDispatchKeyGuard exclude{kDeferredInit};
   const c10::impl::IncludeDispatchKeyGuard include{kFake};
   op_.redispatchBoxed((keys_ & kBelowDeferredInit) | kFake, &stack_);

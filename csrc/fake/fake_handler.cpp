@@ -39,7 +39,7 @@ constexpr DispatchKeySet kFake{DispatchKey::Fake};
 const DispatchKeySet kBelowFake{DispatchKeySet::FULL_AFTER, DispatchKey::Fake};
 
 bool isFakeMode() {
-  return c10::impl::tls_is_dispatch_key_included(DispatchKey::Fake) && !isInFakeTensorMode();
+  return c10::impl::tls_is_dispatch_key_included(DispatchKey::Fake) && !isInKernelOfFakeTensorMode();
 }
 
 // Handles one call. csrc/README.md tells the steps.

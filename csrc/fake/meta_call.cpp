@@ -136,26 +136,26 @@ c10::Device MetaCall::prepare() {
   return device;
 }
 
-// What comes of an error: that of real tensors, NOTE [Refusing what real tensors refuse], or, of a Meta kernel that
-// only says that there is none, or refuses what real tensors accept, the results of another kernel. False when the
-// error stands. `device` is empty if the Meta kernel has not been called.
+// Called when preparing, or the Meta kernel on `device`, has raised `error`. Raises what real tensors would raise, NOTE
+// [Refusing what real tensors refuse], or what makes the recorder run the operator for real. Returns true when there
+// are results of the kernel for the CPU in the place of the arguments, and false when `error` stands.
 bool MetaCall::runWithoutMetaKernel(const Stack& arguments,
                                     std::optional<c10::Device> device,
                                     const std::exception& error) {
-  const bool is_accepted = refuseAsReal(op_, arguments);
-  const bool is_missing = dynamic_cast<const c10::NotImplementedError*>(&error) != nullptr;
-  if (!device || !(is_accepted || is_missing)) {
-    return false;
-  }
-  if (!isRecording() && tryOnZeros(arguments, *device)) {
+  // A kernel is registered, but only says that there is none, or none for these arguments.
+  const auto* missing = device ? dynamic_cast<const c10::NotImplementedError*>(&error) : nullptr;
+  if (missing != nullptr && !isRecording() && tryOnZeros(arguments, *device)) {
     return true;
   }
-  // The recorder runs such an operator for real, on the values that there are.
-  if (is_missing || isRecording()) {
-    const auto* raised = dynamic_cast<const c10::Error*>(&error);
-    TORCHEXT_THROW(UnsupportedOperatorError,
-                   c10::str("`", op_.operator_name(), "` cannot be run on fake tensors: ",
-                            raised != nullptr ? raised->what_without_backtrace() : error.what()));
+  refuseAsReal(op_, arguments);
+  if (missing != nullptr) {
+    TORCHEXT_THROW(
+        UnsupportedOperatorError,
+        c10::str("`", op_.operator_name(), "` cannot be run on fake tensors: ", missing->what_without_backtrace()));
+  }
+  if (device && canRunForReal()) {
+    // It refuses the call, but real tensors may not.
+    TORCHEXT_THROW(UnsupportedOperatorError, c10::str("`", op_.operator_name(), "` is refused by its Meta kernel."));
   }
   return false;
 }

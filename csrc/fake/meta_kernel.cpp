@@ -4,6 +4,7 @@
 #include <string>
 
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/empty_strided.h>
 #include <c10/core/DefaultDtype.h>
 
 #include "../stack_utils.h"
@@ -13,6 +14,7 @@ namespace torchext {
 
 using at::Tensor;
 using c10::DispatchKey;
+using c10::IValue;
 using c10::OperatorHandle;
 using torch::jit::Stack;
 
@@ -65,12 +67,32 @@ void inferDtype(const OperatorHandle& op, Stack& stack) {
   }
 }
 
+// What the Meta kernels refuse, and the real ones do not, is given to them as what it counts as.
+void putAcceptedArguments(const OperatorHandle& op, Stack& stack) {
+  const std::string& name = op.schema().name();
+  const std::size_t count = op.schema().arguments().size();
+  if (name == "aten::where" && topOf(stack, count)[0].isTensor()) {
+    IValue& condition = torch::jit::peek(stack, 0, count);
+    const Tensor tensor = condition.toTensor();
+    if (tensor.scalar_type() == c10::kByte) {
+      condition = at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().dtype(c10::kBool));
+    }
+  } else if (name == "aten::nll_loss_forward") {  // one target for an input without a batch
+    IValue& target = torch::jit::peek(stack, 1, count);
+    const Tensor tensor = target.toTensor();
+    if (topOf(stack, count)[0].toTensor().dim() == 1 && tensor.dim() == 1 && tensor.size(0) == 1) {
+      target = tensor.select(0, 0);
+    }
+  }
+}
+
 }  // namespace
 
 void callMetadataKernel(const OperatorHandle& op, Stack& stack) {
   if (isRangeBetweenTensors(op)) {
     inferDtype(op, stack);
   }
+  putAcceptedArguments(op, stack);
   if (isPowerOfBooleans(op, stack)) {
     const Tensor self = topOf(stack, op.schema().arguments().size()).front().toTensor();
     torch::jit::drop(stack, op.schema().arguments().size());

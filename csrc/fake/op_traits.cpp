@@ -113,8 +113,12 @@ bool isAboutNumbers(c10::ArrayRef<c10::IValue> arguments) {
 }
 
 bool needsValues(const OperatorHandle& op, const Stack& stack) {
+  // These read lengths, and are not tagged so.
   if (op.schema().name() == "aten::_pack_padded_sequence") {
-    return true;  // reads the lengths, and is not tagged so
+    return true;
+  }
+  if (op.schema().name() == "aten::_padded_dense_to_jagged_forward") {
+    return torch::jit::peek(stack, 2, op.schema().arguments().size()).isNone();  // `total_L`
   }
   if (op.hasTag(at::Tag::data_dependent_output)) {
     return true;

@@ -9,16 +9,19 @@ namespace torchext {
 namespace {
 
 thread_local int depth = 0;
+thread_local bool can_run_for_real = false;
 
 std::atomic<HandlersRecorder> handlers_recorder{nullptr};
 
 }  // namespace
 
-RecordingGuard::RecordingGuard() noexcept {
+RecordingGuard::RecordingGuard(bool can_run) noexcept : could_run_for_real_before_{can_run_for_real} {
   ++depth;
+  can_run_for_real = can_run;
 }
 
 RecordingGuard::~RecordingGuard() {
+  can_run_for_real = could_run_for_real_before_;
   --depth;
 }
 
@@ -26,7 +29,11 @@ bool isRecording() noexcept {
   return depth > 0;
 }
 
-bool isInFakeTensorMode() noexcept {
+bool canRunForReal() noexcept {
+  return can_run_for_real;
+}
+
+bool isInKernelOfFakeTensorMode() noexcept {
   return c10::impl::tls_local_dispatch_key_set().included_.has_backend(c10::BackendComponent::MetaBit);
 }
 

@@ -11,20 +11,27 @@ namespace torchext {
 // That the thread excludes the key `DeferredInit` does not tell: so it does in the handler of a TorchDispatchMode.
 class RecordingGuard {
  public:
-  RecordingGuard() noexcept;
+  // `can_run_for_real` is false when an argument has no values, so that nothing is caught.
+  explicit RecordingGuard(bool can_run_for_real) noexcept;
   RecordingGuard(const RecordingGuard&) = delete;
   RecordingGuard& operator=(const RecordingGuard&) = delete;
   RecordingGuard(RecordingGuard&&) = delete;
   RecordingGuard& operator=(RecordingGuard&&) = delete;
   ~RecordingGuard();
+
+ private:
+  bool could_run_for_real_before_;
 };
 
 bool isRecording() noexcept;
 
-// True while PyTorch's `FakeTensorMode` calls a Meta kernel or makes a meta tensor, as it also does for its tensors
-// when the mode itself is not entered: what is made then is its own. `in_kernel_invocation_manager()` (fake_tensor.py)
-// includes the meta device in the thread's keys for that.
-bool isInFakeTensorMode() noexcept;
+// True when an operator that is refused as not implemented will be run for real.
+bool canRunForReal() noexcept;
+
+// True while PyTorch's `FakeTensorMode` calls a Meta kernel, as it also does for its tensors when the mode itself is
+// not entered: what is made then is its own. `in_kernel_invocation_manager()` (fake_tensor.py) includes the meta device
+// in the thread's keys for that.
+bool isInKernelOfFakeTensorMode() noexcept;
 
 // NOTE [Calls of handlers]
 //

@@ -444,15 +444,12 @@ void refuseAsReal(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef
   }
 }
 
-bool refuseAsReal(const OperatorHandle& op, ArrayRef<IValue> arguments) {
-  if (!canBeTriedOut(op, arguments) ||
-      std::max(countElements(arguments, 1), countRequested(op, arguments)) > kAffordable) {
-    return false;
+void refuseAsReal(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  if (canBeTriedOut(op, arguments) &&
+      std::max(countElements(arguments, 1), countRequested(op, arguments)) <= kAffordable) {
+    const Trial trial;
+    raise(op, arguments, refusalOf(op, arguments, {}));
   }
-  const Trial trial;
-  const std::optional<Refusal> refusal = refusalOf(op, arguments, {});
-  raise(op, arguments, refusal);
-  return !refusal && !isOnCuda(arguments);
 }
 
 void lockRefusals() {

@@ -11,7 +11,7 @@
 //   * A call that is too large is tried out with its sizes divided. An error counts when the same call passes with
 //     common dtypes: then it is about dtypes, which sizes do not matter to. Otherwise the call is tried out as it is,
 //     if that is affordable.
-//   * When the Meta kernel has raised, the call is known to be wrong, and may be larger: the kernel will not compute.
+//   * When the Meta kernel has raised, the call is most probably wrong, and may be larger: the kernel will not compute.
 //   * Only kernels of PyTorch's for the CPU are run, and none that would draw from a generator of the user's.
 //
 // Calls that are remembered have passed: they are not tried out again.
@@ -27,9 +27,8 @@ void refuseAsReal(const c10::OperatorHandle& op,
                   c10::ArrayRef<c10::IValue> arguments,
                   c10::ArrayRef<c10::IValue> results);
 
-// The same for a call that cannot be faked, whose error may be that of real tensors. Returns true when it is not: when
-// real tensors on the CPU are accepted, at least with some values. False when that is not known.
-bool refuseAsReal(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
+// The same for a call that cannot be faked, whose error may be that of real tensors.
+void refuseAsReal(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
 
 // Held while the process forks, so that the child does not find it locked by a thread that it does not have.
 void lockRefusals();

@@ -165,13 +165,14 @@ bool areTensors(const OperatorHandle& op, const Stack& results) {
          });
 }
 
-// False when zeros are no matrix that the operator can be applied to.
+// False when the operator refuses the zeros, or what they are the zeros of: NOTE [Refusing what real tensors refuse]
+// tells the one from the other.
 bool tryCall(const OperatorHandle& op, Stack& stack) {
   const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
   try {
     op.redispatchBoxed(DispatchKeySet{DispatchKey::CPU}, &stack);
     return true;
-  } catch (const c10::LinAlgError&) {
+  } catch (const c10::Error&) {
     return false;
   }
 }

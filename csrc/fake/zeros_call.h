@@ -18,7 +18,7 @@ namespace torchext {
 constexpr std::size_t kMaxZeroBytes = std::size_t{1} << 30U;
 
 // Replaces the arguments of a call of `op` on top of `stack` by fake results on `device`. Returns false, and leaves the
-// stack as it is, when that is not allowed or tells nothing. Raises what the kernel raises.
+// stack as it is, when that is not allowed or tells nothing.
 bool tryRunOnZeros(const c10::OperatorHandle& op, torch::jit::Stack& stack, c10::Device device);
 
 }  // namespace torchext
