@@ -144,7 +144,7 @@ bool MetaCall::runWithoutMetaKernel(const Stack& arguments,
                                     const std::exception& error) {
   // A kernel is registered, but only says that there is none, or none for these arguments.
   const auto* missing = device ? dynamic_cast<const c10::NotImplementedError*>(&error) : nullptr;
-  if (missing != nullptr && !isRecording() && tryOnZeros(arguments, *device)) {
+  if (device && missing != nullptr && !isRecording() && tryOnZeros(arguments, *device)) {
     return true;
   }
   refuseAsReal(op_, arguments);
