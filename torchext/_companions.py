@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import wraps
 from typing import Any
 from weakref import ref
 
@@ -29,10 +28,9 @@ def install() -> None:
 
 
 def _watching(original: Callable[..., None]) -> Callable[..., None]:
-    @wraps(original)  # the name for errors
-    def method(self: Optimizer, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        _watch(self)
+    def method(*args: Any, **kwargs: Any) -> None:
+        original(*args, **kwargs)  # raises for what is missing
+        _watch(args[0] if args else kwargs["self"])
 
     return method
 
