@@ -42,7 +42,7 @@ Tensor makeStridedTensor(Storage storage,
                          c10::IntArrayRef strides,
                          std::int64_t storage_offset,
                          c10::DispatchKeySet bits) {
-  const c10::DispatchKeySet keys{c10::computeDispatchKey(dtype, c10::kStrided, c10::kCPU)};
+  const c10::DispatchKeySet keys{c10::computeDispatchKey(dtype, c10::kStrided, storage.device())};
   auto impl = c10::make_intrusive<c10::TensorImpl>(std::move(storage), keys | bits, c10::scalarTypeToTypeMeta(dtype));
   impl->set_sizes_and_strides(sizes, strides, storage_offset);
   return Tensor{std::move(impl)};

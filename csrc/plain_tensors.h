@@ -25,7 +25,7 @@ bool holdsItsElements(const at::Tensor& tensor);
 // kernel, which hands out pages of zeros when they are first touched.
 c10::Storage makeZeroStorage(std::size_t nbytes);
 
-// A real tensor on `storage`, which is on the CPU. `bits` say how it is to be read, as `Conjugate` does.
+// A tensor on `storage`, of its device. `bits` say how it is to be read, as `Conjugate` does.
 at::Tensor makeStridedTensor(c10::Storage storage,
                              c10::ScalarType dtype,
                              c10::IntArrayRef sizes,

@@ -9,6 +9,7 @@
 
 #include "../fake/fake.h"
 #include "../fake/op_traits.h"
+#include "../plain_tensors.h"
 #include "../stack_utils.h"
 #include "source_trace.h"
 
@@ -93,16 +94,14 @@ bool Geometry::fits(const Tensor& tensor) const {
 }
 
 Tensor Geometry::makeTensor(Storage storage) const {
-  DispatchKeySet keys{c10::computeDispatchKey(c10::typeMetaToScalarType(dtype), c10::kStrided, storage.device())};
+  DispatchKeySet bits;
   if (is_conj) {
-    keys = keys.add(DispatchKey::Conjugate);
+    bits = bits.add(DispatchKey::Conjugate);
   }
   if (is_neg) {
-    keys = keys.add(DispatchKey::Negative);
+    bits = bits.add(DispatchKey::Negative);
   }
-  auto impl = c10::make_intrusive<c10::TensorImpl>(std::move(storage), keys, dtype);
-  impl->set_sizes_and_strides(sizes, strides, storage_offset);
-  return Tensor{std::move(impl)};
+  return makeStridedTensor(std::move(storage), c10::typeMetaToScalarType(dtype), sizes, strides, storage_offset, bits);
 }
 
 Tensor Geometry::makeEmptyTensor(c10::Device device) const {

@@ -309,13 +309,7 @@ bool RecordedCall::mustRunForReal() const {
 
 // An operator that only makes views writes nothing: the views show what they show.
 bool RecordedCall::leavesNothingToRecord() const {
-  if (has_unrecorded_fake_ && !writes_deferred_) {
-    return true;
-  }
-  const auto& schema = op_.schema();
-  const auto is_view = [](const c10::Argument& result) { return result.alias_info() != nullptr; };
-  return !schema.returns().empty() && std::all_of(schema.returns().begin(), schema.returns().end(), is_view) &&
-         std::none_of(schema.arguments().begin(), schema.arguments().end(), isWritten);
+  return (has_unrecorded_fake_ && !writes_deferred_) || onlyMakesViews(op_);
 }
 
 void RecordedCall::passOn() {

@@ -142,9 +142,13 @@ c10::Device MetaCall::prepare() {
 bool MetaCall::runWithoutMetaKernel(const Stack& arguments,
                                     std::optional<c10::Device> device,
                                     const std::exception& error) {
+  if (!device) {
+    refuseAsReal(op_, arguments);
+    return false;
+  }
   // A kernel is registered, but only says that there is none, or none for these arguments.
-  const auto* missing = device ? dynamic_cast<const c10::NotImplementedError*>(&error) : nullptr;
-  if (device && missing != nullptr && !isRecording() && tryOnZeros(arguments, *device)) {
+  const auto* missing = dynamic_cast<const c10::NotImplementedError*>(&error);
+  if (missing != nullptr && !isRecording() && tryOnZeros(arguments, *device)) {
     return true;
   }
   refuseAsReal(op_, arguments);
@@ -153,7 +157,7 @@ bool MetaCall::runWithoutMetaKernel(const Stack& arguments,
         UnsupportedOperatorError,
         c10::str("`", op_.operator_name(), "` cannot be run on fake tensors: ", missing->what_without_backtrace()));
   }
-  if (device && canRunForReal()) {
+  if (canRunForReal()) {
     // It refuses the call, but real tensors may not.
     TORCHEXT_THROW(UnsupportedOperatorError, c10::str("`", op_.operator_name(), "` is refused by its Meta kernel."));
   }

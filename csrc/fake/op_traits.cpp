@@ -101,6 +101,13 @@ bool isFactory(const OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments) {
   });
 }
 
+bool onlyMakesViews(const OperatorHandle& op) {
+  const auto& schema = op.schema();
+  const auto is_view = [](const c10::Argument& result) { return result.alias_info() != nullptr; };
+  return !schema.returns().empty() && std::all_of(schema.returns().begin(), schema.returns().end(), is_view) &&
+         std::none_of(schema.arguments().begin(), schema.arguments().end(), isWritten);
+}
+
 // One number alone is a conversion inside of an operator.
 bool isAboutNumbers(c10::ArrayRef<c10::IValue> arguments) {
   std::size_t numbers = 0;

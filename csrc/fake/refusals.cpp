@@ -111,9 +111,7 @@ bool makesTensorsOfNothing(const OperatorHandle& op) {
 }
 
 bool takesGenerator(const OperatorHandle& op) {
-  const auto& arguments = op.schema().arguments();
-  return std::any_of(arguments.begin(), arguments.end(),
-                     [](const c10::Argument& argument) { return argument.name() == "generator"; });
+  return findArgument(op.schema(), "generator") >= 0;
 }
 
 const c10::KernelFunction& cpuKernelOf(const OperatorHandle& op) {
@@ -124,14 +122,6 @@ const c10::KernelFunction& cpuKernelOf(const OperatorHandle& op) {
 bool isKernelOfPyTorchs(const OperatorHandle& op) {
   return namespaceOf(op.operator_name()) == "aten" && op.hasComputedKernelForDispatchKey(DispatchKey::CPU) &&
          (cpuKernelOf(op).isValidUnboxed() || cpuKernelOf(op).isValidSymUnboxed());
-}
-
-// Views are made by the same kernels for all devices, the meta device among them.
-bool onlyMakesViews(const OperatorHandle& op) {
-  const auto& schema = op.schema();
-  const auto is_view = [](const c10::Argument& result) { return result.alias_info() != nullptr; };
-  return !schema.returns().empty() && std::all_of(schema.returns().begin(), schema.returns().end(), is_view) &&
-         std::none_of(schema.arguments().begin(), schema.arguments().end(), isWritten);
 }
 
 bool isOnCuda(ArrayRef<IValue> arguments) {
@@ -379,27 +369,34 @@ void checkShapesOfConvolution(ArrayRef<IValue> arguments) {
                                   bias ? at::OptionalSymIntArrayRef(bias->sym_sizes()) : std::nullopt);
 }
 
+// The position of the argument `size`, if it is a list of numbers.
+std::optional<std::size_t> requestedSize(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  const int position = findArgument(op.schema(), "size");
+  const bool is_list = position >= 0 && arguments[static_cast<std::size_t>(position)].isIntList();
+  return is_list ? std::optional{static_cast<std::size_t>(position)} : std::nullopt;
+}
+
 // The arguments of a factory that is asked for no more than one element, if its argument `size` tells how many there
 // are. What is wrong with the other arguments is wrong with them then, too.
 std::optional<Stack> withSmallSize(const OperatorHandle& op, ArrayRef<IValue> arguments) {
-  const int position = findArgument(op.schema(), "size");
-  if (position < 0 || !arguments[static_cast<std::size_t>(position)].isIntList()) {
+  const auto position = requestedSize(op, arguments);
+  if (!position) {
     return std::nullopt;
   }
   Stack small = arguments.vec();
-  std::vector<int64_t> sizes = small[static_cast<std::size_t>(position)].toIntVector();
+  std::vector<int64_t> sizes = small[*position].toIntVector();
   std::transform(sizes.begin(), sizes.end(), sizes.begin(), [](int64_t size) { return std::min<int64_t>(size, 1); });
-  small[static_cast<std::size_t>(position)] = std::move(sizes);
+  small[*position] = std::move(sizes);
   return small;
 }
 
 // How many elements it is asked for, if its argument `size` tells.
 double countRequested(const OperatorHandle& op, ArrayRef<IValue> arguments) {
-  const int position = findArgument(op.schema(), "size");
-  if (position < 0 || !arguments[static_cast<std::size_t>(position)].isIntList()) {
+  const auto position = requestedSize(op, arguments);
+  if (!position) {
     return 0;
   }
-  const std::vector<int64_t> sizes = arguments[static_cast<std::size_t>(position)].toIntVector();
+  const std::vector<int64_t> sizes = arguments[*position].toIntVector();
   return std::accumulate(sizes.begin(), sizes.end(), 1.0,
                          [](double count, int64_t size) { return count * static_cast<double>(size); });
 }
@@ -430,6 +427,7 @@ void refuseAsReal(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef
     const Trial trial;
     checkShapesOfConvolution(arguments);
   }
+  // Views are made by the same kernels for all devices, the meta device among them.
   if (!canBeTriedOut(op, arguments) || onlyMakesViews(op)) {
     return;
   }
