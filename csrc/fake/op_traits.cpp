@@ -51,6 +51,18 @@ constexpr std::array<UndeclaredWrite, 6> kUndeclaredWrites{{
     {"aten::batch_norm_gather_stats_with_counts", nullptr},
 }};
 
+// These make results as long as their arguments say, and are not tagged so.
+bool readsLengths(const OperatorHandle& op, const Stack& stack) {
+  const auto& schema = op.schema();
+  if (schema.name() == "aten::quantized_lstm" || schema.name() == "aten::quantized_gru") {
+    return findArgument(schema, "batch_sizes") >= 0;
+  }
+  if (schema.name() == "aten::_padded_dense_to_jagged_forward") {
+    return torch::jit::peek(stack, 2, schema.arguments().size()).isNone();  // `total_L`
+  }
+  return schema.name() == "aten::_pack_padded_sequence";
+}
+
 bool writesRunningStatistics(const OperatorHandle& op, const Stack& stack) {
   const auto& schema = op.schema();
   const auto found = std::find_if(kUndeclaredWrites.begin(), kUndeclaredWrites.end(),
@@ -119,15 +131,12 @@ bool isAboutNumbers(c10::ArrayRef<c10::IValue> arguments) {
   return are_numbers && numbers > 1;
 }
 
+bool takesGenerator(const OperatorHandle& op) {
+  return findArgument(op.schema(), "generator") >= 0;
+}
+
 bool needsValues(const OperatorHandle& op, const Stack& stack) {
-  // These read lengths, and are not tagged so.
-  if (op.schema().name() == "aten::_pack_padded_sequence") {
-    return true;
-  }
-  if (op.schema().name() == "aten::_padded_dense_to_jagged_forward") {
-    return torch::jit::peek(stack, 2, op.schema().arguments().size()).isNone();  // `total_L`
-  }
-  if (op.hasTag(at::Tag::data_dependent_output)) {
+  if (readsLengths(op, stack) || op.hasTag(at::Tag::data_dependent_output)) {
     return true;
   }
   if (!op.hasTag(at::Tag::dynamic_output_shape)) {

@@ -46,10 +46,10 @@ constexpr double kAffordable = 33554432;  // for a call that will most probably 
 constexpr int64_t kLargestDivisor = 1099511627776;
 
 // Their kernels expect values that no fill has: lengths that add up to a size; pivots, of which there must be enough;
-// zero points between two numbers that are arguments.
-constexpr std::array<std::string_view, 4> kExpectsValues{"aten::segment_reduce", "aten::lu_unpack",
-                                                         "aten::fake_quantize_per_channel_affine",
-                                                         "aten::fake_quantize_per_channel_affine_cachemask"};
+// zero points between two numbers that are arguments; diagonals that differ.
+constexpr std::array<std::string_view, 5> kExpectsValues{
+    "aten::segment_reduce", "aten::lu_unpack", "aten::fake_quantize_per_channel_affine",
+    "aten::fake_quantize_per_channel_affine_cachemask", "aten::_spdiags"};
 
 // Their kernels want strides that are a multiple of some bytes, which sizes that are divided are not.
 constexpr std::array<std::string_view, 4> kChecksAlignment{"aten::_grouped_mm", "aten::_scaled_grouped_mm",
@@ -108,10 +108,6 @@ bool makesTensorsOfNothing(const OperatorHandle& op) {
                   argument.type()->isSubtypeOf(*c10::ListType::ofTensors()) ||
                   argument.type()->isSubtypeOf(*c10::ListType::ofOptionalTensors());
          });
-}
-
-bool takesGenerator(const OperatorHandle& op) {
-  return findArgument(op.schema(), "generator") >= 0;
 }
 
 const c10::KernelFunction& cpuKernelOf(const OperatorHandle& op) {

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/enum_tag.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/irange.h>
@@ -131,10 +132,10 @@ bool areSmallAndPlain(const OperatorHandle& op, const Stack& stack) {
   return are_plain && nbytes <= kMaxZeroBytes;
 }
 
-// What draws numbers would move the user's generator.
+// What draws numbers from the default generator would move it.
 bool mayRunOnZeros(const OperatorHandle& op, const Stack& stack) {
-  return isPytorchs(op) && !needsValues(op, stack) && !op.hasTag(at::Tag::nondeterministic_seeded) &&
-         !op.hasTag(at::Tag::inplace_view) && op.hasComputedKernelForDispatchKey(DispatchKey::CPU) &&
+  return isPytorchs(op) && !needsValues(op, stack) &&
+         (!op.hasTag(at::Tag::nondeterministic_seeded) || takesGenerator(op)) && !op.hasTag(at::Tag::inplace_view) && op.hasComputedKernelForDispatchKey(DispatchKey::CPU) &&
          areSmallAndPlain(op, stack);
 }
 
@@ -144,6 +145,8 @@ Stack withZeros(const OperatorHandle& op, const Stack& stack, ZeroArguments& zer
   for (const auto i : c10::irange(arguments.size())) {
     if (arguments[i].isDevice()) {
       real.emplace_back(c10::Device{c10::kCPU});
+    } else if (op.schema().arguments()[i].name() == "generator") {
+      real.emplace_back(at::detail::createCPUGenerator());
     } else if (arguments[i].isBool() && op.schema().arguments()[i].name() == "pin_memory") {
       real.emplace_back(false);
     } else {

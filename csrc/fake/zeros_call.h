@@ -9,9 +9,11 @@ namespace torchext {
 // NOTE [Asking the kernel of the CPU]
 //
 // A few dozen operators of PyTorch have no Meta kernel (`geqrf`, `histogram`, the backward of some losses). What their
-// results look like does not depend on values, or they would be tagged so. So their kernel for the CPU is run once on
-// zeros, whichever device the fakes claim, and the answer is remembered like that of a Meta kernel. `FakeTensorMode`
-// does the same (`run_fallback_kernel`), and so decides what is allowed here: PyTorch's own operators only.
+// results look like does not depend on values: those of which it does are tagged so, or known to `needsValues()`, and
+// test_zeros_call.py lists the others. So their kernel for the CPU is run once on zeros, whichever device the fakes
+// claim, and the answer is remembered like that of a Meta kernel. `FakeTensorMode` does the same
+// (`run_fallback_kernel`), and so decides what is allowed here: PyTorch's own operators only. What draws numbers is
+// given a generator of its own.
 //
 // The zeros of the arguments take no memory until something is written there, but results and time are real. Calls on
 // arguments of more than kMaxZeroBytes are left alone.
