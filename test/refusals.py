@@ -14,7 +14,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from torchext.fake import DataDependentError, UnsupportedOperatorError, fake_like, fake_mode
 
-__all__ = ["Call", "Difference", "calls_of", "compare", "error_calls_of", "mutations"]
+__all__ = ["Call", "Difference", "calls_of", "compare", "error_calls_of", "layouts", "mutations"]
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int32, torch.bool, torch.complex64)
 
@@ -91,6 +91,35 @@ def changes_of(tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         yield "longer in the last dimension", torch.cat([tensor, tensor[..., :1]], -1)
         yield "transposed", tensor.transpose(0, -1)
     yield "on the meta device", tensor.to("meta")
+
+
+def backwards(tensor: Tensor) -> Tensor:
+    """The same, with its dimensions in memory in the reverse order."""
+    order = range(tensor.dim() - 1, -1, -1)
+    return tensor.permute(*order).contiguous().permute(*order) if tensor.dim() > 1 else tensor
+
+
+def channels_last(tensor: Tensor) -> Tensor:
+    if tensor.dim() not in (4, 5):
+        return tensor
+    return tensor.contiguous(memory_format=torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d)
+
+
+def with_gaps(tensor: Tensor) -> Tensor:
+    """The same, with unused memory between its elements."""
+    return torch.stack([tensor, tensor], -1)[..., 0]
+
+
+def layouts(call: Call) -> Iterator[Call]:
+    """The same call with all tensors, and with the first one only, laid out otherwise."""
+    places = [place for place, leaf in enumerate(call.leaves) if isinstance(leaf, Tensor) and not leaf.is_meta]
+    for change in (backwards, channels_last, with_gaps):
+        for changed in (places, places[:1]) if len(places) > 1 else (places,):
+            leaves = list(call.leaves)
+            for place in changed:
+                with torch.no_grad():
+                    leaves[place] = change(leaves[place].detach())
+            yield call._replace(leaves=leaves, change=f"{change.__name__} {changed}")
 
 
 def mutations(call: Call) -> Iterator[Call]:

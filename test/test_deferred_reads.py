@@ -62,6 +62,22 @@ OTHER_READS: dict[str, Callable[[], Tensor]] = {
 }
 
 
+def contains_itself() -> list[object]:
+    data: list[object] = [0]
+    data.append(data)
+    return data
+
+
+class Unreadable:
+    """A sequence that has a length, but no elements."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, place: int) -> float:
+        raise TypeError
+
+
 class TestReads:
     """A constructor may look at values."""
 
@@ -153,6 +169,14 @@ class TestReads:
     @pytest.mark.filterwarnings("ignore:To copy construct from a tensor")
     def test_tensors_are_made_from_deferred_values(self, make: Callable[[], Tensor]) -> None:
         assert_tensors_defer_exactly(lambda: [torch.rand(1), make(), torch.rand(1)])
+
+    @pytest.mark.parametrize("data", [contains_itself(), [[1, 2], contains_itself()], Unreadable()])
+    def test_sequences_that_pytorch_refuses_are_refused_by_it(self, data: object) -> None:
+        with pytest.raises(Exception, match=r"self-referential|could not determine the shape") as eager:
+            torch.tensor(data)
+        with pytest.raises(eager.type) as deferred:
+            deferred_init(lambda: torch.tensor(data))
+        assert str(deferred.value) == str(eager.value)
 
     @pytest.mark.parametrize(
         "make",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 from common import assert_same_tensor
 from torch import Tensor
+from torch.ao.nn.quantized import dynamic
 from torch.distributions import Dirichlet
 
 from torchext.deferred_init import deferred_init, materialize_tensor
@@ -82,18 +84,18 @@ def test_operators_without_a_meta_kernel_were_gone_through() -> None:
     assert not new, "does the shape of their results depend on values?"
 
 
-def packed() -> tuple[Tensor, Tensor, Tensor]:
-    """Data of three sequences of the lengths 2, 1 and 1, how many have each step, and a state."""
-    return torch.rand(4, 5), torch.tensor([3, 1]), torch.zeros(1, 3, 2)
-
-
-@pytest.mark.parametrize("name", ["quantized_lstm", "quantized_gru"])
-def test_lengths_of_packed_sequences_are_not_zeros(name: str) -> None:
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
+@pytest.mark.parametrize("is_lstm", [True, False], ids=["lstm", "gru"])
+def test_lengths_of_packed_sequences_are_not_zeros(is_lstm: bool) -> None:
+    """Of three sequences of the lengths 2, 1 and 1, of which three have a first step and one a second."""
+    layer: Any = dynamic.LSTM(5, 2) if is_lstm else dynamic.GRU(5, 2)
+    parameters = [weights.param for weights in layer._all_weight_values]
+    run = torch.ops.aten.quantized_lstm.data if is_lstm else torch.ops.aten.quantized_gru.data
     with fake_mode():
-        data, batch_sizes, state = packed()
-        states = [state, state] if name == "quantized_lstm" else state
-        with pytest.raises(DataDependentError, match=name):
-            getattr(torch.ops.aten, name).data(data, batch_sizes, states, [], True, 1, 0.0, False, False)
+        data, batch_sizes, state = torch.rand(4, 5), torch.tensor([3, 1]), torch.zeros(1, 3, 2)
+        states = [state, state] if is_lstm else state
+        with pytest.raises(DataDependentError, match="needs the values"):
+            run(data, batch_sizes, states, parameters, True, 1, 0.0, False, False)
 
 
 def test_refusal_of_zeros_is_not_believed() -> None:
@@ -134,3 +136,10 @@ def test_constructor_draws_what_zeros_would_not_tell(name: str) -> None:
     wanted = DRAWS[name](None)
     torch.manual_seed(4)
     assert_same_tensor(materialize_tensor(deferred_init(lambda: DRAWS[name](None))), wanted)
+
+
+def test_what_only_a_meta_kernel_refuses_is_run_on_zeros() -> None:
+    with fake_mode():
+        found = torch.view_copy(torch.rand(5, 6).t(), (2, 15))  # which a view could not be
+    assert is_fake(found)
+    assert found.stride() == torch.view_copy(torch.rand(5, 6).t(), (2, 15)).stride()

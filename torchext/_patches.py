@@ -228,20 +228,24 @@ def _sharing_memory(original: Callable[..., Any], name: str, error: type[Excepti
     return share
 
 
-def real_value(data: Any) -> Any:
-    """Returns `data`, a tensor or nested sequences, with real tensors in the place of deferred ones.
+def real_value(data: Any, parents: tuple[Any, ...] = ()) -> Any:
+    """Returns `data`, a tensor or nested sequences in `parents`, with real tensors in the place of deferred ones.
 
-    What PyTorch reads otherwise than element by element (`internal_new_from_data()`, tensor_new.cpp) is left as it is.
+    What PyTorch reads otherwise than element by element (`internal_new_from_data()`, tensor_new.cpp) is left as it is,
+    and so is what it refuses: lists that contain themselves, and sequences that cannot be read.
     """
     if isinstance(data, torch.Tensor):
         return _C.evaluate(data) if _C.is_deferred(data) else data
-    if type(data) in (list, tuple):
-        return type(data)(map(real_value, data))
-    if type(data) in NUMBERS or not _is_sequence(data):
+    if type(data) in NUMBERS or not _is_sequence(data) or any(data is parent for parent in parents):
         return data
-    elements = [data[i] for i in range(len(data))]
-    values = [real_value(element) for element in elements]
-    return values if any(map(operator.is_not, values, elements)) else data
+    try:
+        elements = [data[i] for i in range(len(data))]
+    except Exception:
+        return data
+    values = [real_value(element, (*parents, data)) for element in elements]
+    if not any(map(operator.is_not, values, elements)):
+        return data
+    return tuple(values) if type(data) is tuple else values
 
 
 NUMBERS = frozenset({int, float, complex, bool, str, bytes, range})

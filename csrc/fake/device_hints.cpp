@@ -12,6 +12,7 @@
 #include <c10/core/WrapDimMinimal.h>
 
 #include "../stack_utils.h"
+#include "convolutions.h"
 
 namespace torchext {
 
@@ -29,9 +30,9 @@ constexpr std::array<std::string_view, 7> kNormalizations{
     "aten::_batch_norm_with_update", "aten::_batch_norm_no_update",    "aten::native_layer_norm",
     "aten::native_group_norm"};
 
-// Keeps the memory format of its argument on the CPU (`max_unpooling2d_forward_out_cpu`), which its Meta kernel leaves
-// out.
-constexpr std::string_view kUnpooling = "aten::max_unpool2d";
+// Keep the memory format of their argument on the CPU (`max_unpooling2d_forward_out_cpu`, `channel_shuffle()`), which
+// their Meta kernels leave out.
+constexpr std::array<std::string_view, 2> kKeepFormat{"aten::max_unpool2d", "aten::channel_shuffle"};
 
 bool isTrue(const OperatorHandle& op, const Stack& arguments, const char* name) {
   const int position = findArgument(op.schema(), name);
@@ -73,10 +74,11 @@ void correctStatistics(const OperatorHandle& op, const Stack& arguments, Stack& 
   }
 }
 
-void correctMemoryFormat(const Stack& arguments, Stack& results) {
-  const Tensor& result = results.back().toTensor();
+// The memory format is that of the first argument. What is neither contiguous nor channels last becomes contiguous.
+void correctMemoryFormat(const Stack& arguments, c10::IValue& result) {
+  const Tensor& meta = result.toTensor();
   const auto format = arguments.front().toTensor().suggest_memory_format();
-  results.back() = at::empty(result.sizes(), result.options().memory_format(format));
+  result = at::empty(meta.sizes(), meta.options().memory_format(format));
 }
 
 // With MKL, the batch dimensions of the result follow the order of the input's strides (`_exec_fft()`,
@@ -121,17 +123,34 @@ bool isNormalization(const OperatorHandle& op) {
   return std::find(kNormalizations.begin(), kNormalizations.end(), op.schema().name()) != kNormalizations.end();
 }
 
+bool keepsFormat(const OperatorHandle& op) {
+  return std::find(kKeepFormat.begin(), kKeepFormat.end(), op.schema().name()) != kKeepFormat.end();
+}
+
+// Keeps the memory format of its argument on the CPU (`batch_norm_cpu`), and its order of strides elsewhere.
+bool isBatchNormalization(const OperatorHandle& op) {
+  return op.schema().name().find("batch_norm") != std::string::npos;
+}
+
 }  // namespace
 
 bool decidesByDevice(const OperatorHandle& op, c10::Device device) {
-  return device.is_cpu() && (isNormalization(op) || isFourier(op) || op.schema().name() == kUnpooling);
+  if (hasFormatOfConvolution(op)) {
+    return device.is_cpu() || device.is_cuda();
+  }
+  return device.is_cpu() && (isNormalization(op) || isFourier(op) || keepsFormat(op));
 }
 
-void correctForDevice(const OperatorHandle& op, const Stack& arguments, Stack& results) {
-  if (isNormalization(op)) {
+void correctForDevice(const OperatorHandle& op, const Stack& arguments, c10::Device device, Stack& results) {
+  if (hasFormatOfConvolution(op)) {
+    giveMemoryFormat(op, arguments, device, results);
+  } else if (isNormalization(op)) {
     correctStatistics(op, arguments, results);
+    if (isBatchNormalization(op)) {
+      correctMemoryFormat(arguments, torch::jit::peek(results, 0, op.schema().returns().size()));
+    }
   } else if (!isFourier(op)) {
-    correctMemoryFormat(arguments, results);
+    correctMemoryFormat(arguments, results.back());
   } else if (hasEqualStrides(arguments.front().toTensor())) {
     correctBatchOrder(arguments, results);
   }

@@ -29,11 +29,14 @@ class MetaCallOnDevice {
 std::optional<c10::Device> deviceOfMetaCall();
 
 // Some Meta kernels look at the device of their argument, which is "meta", and so decide as for CUDA (those of the
-// normalizations, about the statistics that they save), or do not follow the CPU in the layout of their results. True
-// when the results of `op` on `device` have to be corrected.
+// normalizations, about the statistics that they save), or do not follow the device in the layout of their results
+// (those of convolutions). True when the results of `op` on `device` have to be corrected.
 bool decidesByDevice(const c10::OperatorHandle& op, c10::Device device);
 
-// Corrects the `results` that such an operator has on the meta device for `arguments`.
-void correctForDevice(const c10::OperatorHandle& op, const torch::jit::Stack& arguments, torch::jit::Stack& results);
+// Corrects the `results` that such an operator has on the meta device for `arguments`, which are on `device`.
+void correctForDevice(const c10::OperatorHandle& op,
+                      const torch::jit::Stack& arguments,
+                      c10::Device device,
+                      torch::jit::Stack& results);
 
 }  // namespace torchext

@@ -59,7 +59,10 @@ bool takesTensorOptions(const FunctionSchema& schema) {
 }
 
 Device withIndex(Device device) {
-  if (device.has_index() || device.is_cpu() || device.is_meta()) {
+  if (device.is_cpu() || device.is_meta()) {
+    return Device{device.type()};
+  }
+  if (device.has_index()) {
     return device;
   }
   const auto* guard = c10::impl::device_guard_impl_registry[static_cast<std::size_t>(device.type())].load();

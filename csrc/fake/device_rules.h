@@ -47,7 +47,8 @@ class DeviceRules {
 // True for an operator that takes `dtype`, `layout`, `device` and `pin_memory`, one after another.
 bool takesTensorOptions(const c10::FunctionSchema& schema);
 
-// Fills in the index of a device that has none, as a factory does: "cuda" is the current CUDA device.
+// The device that a factory makes tensors on when it is asked for `device`: "cuda" is the current CUDA device, and
+// "cpu:0" is "cpu".
 c10::Device withIndex(c10::Device device);
 
 }  // namespace torchext

@@ -108,7 +108,8 @@ void MetaCall::run() {
     device = prepare();
     callMetaKernel(*device);
   } catch (const DataDependentError&) {
-    throw;  // the kernel would compute
+    refuseAsRealIfCheap(op_, arguments);  // whose kernel computes when it does not refuse
+    throw;
   } catch (const std::exception& error) {
     if (isInterrupt(error) || !runWithoutMetaKernel(arguments, device, error)) {
       throw;
@@ -116,11 +117,11 @@ void MetaCall::run() {
     return;
   }
   if (!needsValues(op_, arguments)) {  // which stand-ins do not have
-    refuseAsReal(op_, arguments, topOf(stack_, op_.schema().returns().size()));
+    refuseAsReal(op_, arguments, stack_);
   }
   if (decidesByDevice(op_, *device)) {
     const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
-    correctForDevice(op_, arguments, stack_);
+    correctForDevice(op_, arguments, *device, stack_);
   }
   updateWrittenFakes();
   convertOutputsToFake(*device);
@@ -151,11 +152,14 @@ bool MetaCall::runWithoutMetaKernel(const Stack& arguments,
   if (missing != nullptr && !isRecording() && tryOnZeros(arguments, *device)) {
     return true;
   }
-  refuseAsReal(op_, arguments);
+  const bool is_accepted = refuseAsReal(op_, arguments);
   if (missing != nullptr) {
     TORCHEXT_THROW(
         UnsupportedOperatorError,
         c10::str("`", op_.operator_name(), "` cannot be run on fake tensors: ", missing->what_without_backtrace()));
+  }
+  if (is_accepted && device->is_cpu() && !isRecording() && tryOnZeros(arguments, *device)) {
+    return true;
   }
   if (canRunForReal()) {
     // It refuses the call, but real tensors may not.

@@ -1,8 +1,12 @@
 #include "meta_kernel.h"
 
 #include <algorithm>
+#include <array>
 #include <string>
+#include <string_view>
 
+#include <ATen/TensorIterator.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/DefaultDtype.h>
@@ -86,6 +90,49 @@ void putAcceptedArguments(const OperatorHandle& op, Stack& stack) {
   }
 }
 
+// Told by PyTorch's references in Python, which lose the order of strides; eagerly an iterator over the first two
+// arguments decides.
+constexpr std::array<std::string_view, 6> kElementwise{"aten::copysign.Tensor", "aten::div.Tensor_mode",
+                                                       "aten::floor_divide",    "aten::xlogy.Tensor",
+                                                       "aten::special_xlog1py", "aten::native_dropout_backward"};
+
+// Make a contiguous result (`normal_impl()`, DistributionTemplates.h; `_s_poisson_cpu`, Distributions.cpp), of which
+// the Meta kernels make one like the argument.
+constexpr std::array<std::string_view, 4> kMakeContiguous{"aten::normal.Tensor_float", "aten::normal.float_Tensor",
+                                                          "aten::normal.Tensor_Tensor", "aten::poisson"};
+
+template <std::size_t N>
+bool isAmong(const std::array<std::string_view, N>& names, const OperatorHandle& op) {
+  return std::find(names.begin(), names.end(), c10::toString(op.operator_name())) != names.end();
+}
+
+// What iterating over `a` and `b` makes, which are on the meta device.
+Tensor resultOfIterator(const Tensor& a, const Tensor& b, c10::ScalarType dtype) {
+  at::TensorIteratorConfig config;
+  config.add_owned_output(Tensor{}).add_owned_const_input(a).add_owned_const_input(b);
+  config.check_all_same_dtype(false).declare_static_dtype_and_device(dtype, c10::kMeta);
+  return config.build().output();
+}
+
+void callKernel(const OperatorHandle& op, Stack& stack) {
+  op.redispatchBoxed(c10::DispatchKeySet{DispatchKey::Meta}, &stack);
+}
+
+void callLaidOutByIterator(const OperatorHandle& op, Stack& stack) {
+  const auto arguments = topOf(stack, op.schema().arguments().size());
+  const Tensor a = arguments[0].toTensor();
+  const Tensor b = arguments[1].toTensor();
+  callKernel(op, stack);
+  const auto dtype = stack.back().toTensor().scalar_type();
+  stack.back() = resultOfIterator(a, b, dtype);
+}
+
+void callLaidOutContiguously(const OperatorHandle& op, Stack& stack) {
+  callKernel(op, stack);
+  const Tensor& result = stack.back().toTensor();
+  stack.back() = at::empty(result.sizes(), result.options());
+}
+
 }  // namespace
 
 void callMetadataKernel(const OperatorHandle& op, Stack& stack) {
@@ -99,8 +146,12 @@ void callMetadataKernel(const OperatorHandle& op, Stack& stack) {
     torch::jit::push(stack, at::empty_like(self));
   } else if (isComposedFactory(op, stack) || isComposedOperator(op)) {
     op.callBoxedForDispatchKey(DispatchKey::CompositeExplicitAutograd, stack);
+  } else if (isAmong(kElementwise, op)) {
+    callLaidOutByIterator(op, stack);
+  } else if (isAmong(kMakeContiguous, op)) {
+    callLaidOutContiguously(op, stack);
   } else {
-    op.redispatchBoxed(c10::DispatchKeySet{DispatchKey::Meta}, &stack);
+    callKernel(op, stack);
   }
 }
 

@@ -3,8 +3,8 @@
 // Which kernel tells the metadata of a call's results.
 //
 // For many operators PyTorch registers Python functions as Meta kernels (`activate_meta()`,
-// torch/_meta_registrations.py), over or in the place of what runs eagerly. Where those find another dtype, or other
-// errors, than the C++ that runs eagerly, that C++ is run on the meta device instead.
+// torch/_meta_registrations.py), over or in the place of what runs eagerly. Where those find another dtype, other
+// strides, or other errors, than the C++ that runs eagerly, that C++ is run on the meta device instead.
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>

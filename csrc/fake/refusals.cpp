@@ -14,14 +14,15 @@
 #include <vector>
 
 #include <ATen/core/enum_tag.h>
-#include <ATen/native/ConvUtils.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
+#include <c10/util/irange.h>
 
 #include "../plain_tensors.h"
 #include "../stack_utils.h"
 #include "call_key.h"
+#include "convolutions.h"
 #include "device_rules.h"
 #include "hidden_keys.h"
 #include "kernel_identity.h"
@@ -36,6 +37,7 @@ using c10::DispatchKey;
 using c10::DispatchKeySet;
 using c10::IValue;
 using c10::OperatorHandle;
+using c10::ScalarType;
 using torch::jit::Stack;
 
 namespace {
@@ -69,11 +71,6 @@ bool trustsArguments(const OperatorHandle& op) {
   const std::string& name = op.schema().name();
   return name.find("_backward") != std::string::npos || name.find("mkldnn_rnn") != std::string::npos ||
          name.find("fbgemm") != std::string::npos || name.find("pack") != std::string::npos;
-}
-
-// Of the calls with all sizes divided these are often wrong, because sizes depend on each other and on numbers.
-bool isConvolution(const OperatorHandle& op) {
-  return op.schema().name() == "aten::convolution";
 }
 
 bool isReplaceable(const Tensor& tensor) {
@@ -170,21 +167,27 @@ bool isOutOfMemory(const std::string& message) {
   return message.find("allocate memory") != std::string::npos;
 }
 
-std::optional<Refusal> tryOut(const OperatorHandle& op, ArrayRef<IValue> arguments, const Likeness& likeness) {
+// What came of trying a call out: a refusal; or results; or, when neither can be told, nothing.
+struct Outcome {
+  std::optional<Refusal> refusal;
+  Stack results;
+};
+
+Outcome tryOut(const OperatorHandle& op, ArrayRef<IValue> arguments, const Likeness& likeness) {
   try {
     Stack stack = standInsOf(op, arguments, likeness);
     op.redispatchBoxed(DispatchKeySet{DispatchKey::CPU}, &stack);
+    return {std::nullopt, std::move(stack)};
   } catch (const c10::OutOfMemoryError&) {
-    return std::nullopt;
+    return {};
   } catch (const c10::Error& error) {
     std::string message = error.what_without_backtrace();
-    return isOutOfMemory(message) ? std::nullopt : std::optional{Refusal{std::current_exception(), std::move(message)}};
+    return isOutOfMemory(message) ? Outcome{} : Outcome{Refusal{std::current_exception(), std::move(message)}, {}};
   } catch (const std::bad_alloc&) {
-    return std::nullopt;
+    return {};
   } catch (const std::exception& error) {
-    return Refusal{std::current_exception(), error.what()};
+    return {Refusal{std::current_exception(), error.what()}, {}};
   }
-  return std::nullopt;
 }
 
 constexpr std::array<Fill, 3> kFills{Fill::kIdentity, Fill::kOnes, Fill::kZeros};
@@ -192,7 +195,7 @@ constexpr std::array<Fill, 3> kFills{Fill::kIdentity, Fill::kOnes, Fill::kZeros}
 bool passes(const OperatorHandle& op, ArrayRef<IValue> arguments, Likeness likeness) {
   return std::any_of(kFills.begin(), kFills.end(), [&](Fill fill) {
     likeness.fill = fill;
-    return !tryOut(op, arguments, likeness);
+    return !tryOut(op, arguments, likeness).refusal;
   });
 }
 
@@ -201,24 +204,24 @@ bool passesWithOtherDtypes(const OperatorHandle& op, ArrayRef<IValue> arguments,
          passes(op, arguments, {Fill::kIdentity, Dtypes::kFloat, divisor});
 }
 
-// What the kernel raises whatever the values are, and nothing when it passes, or may pass. When its errors differ, some
-// of them are about values; but not the first one, if it is the dtypes that matter.
-std::optional<Refusal> refusalOf(const OperatorHandle& op, ArrayRef<IValue> arguments, Likeness likeness) {
+// What the kernel raises whatever the values are. When its errors differ, some of them are about values; but not the
+// first one, if it is the dtypes that matter.
+Outcome outcomeOf(const OperatorHandle& op, ArrayRef<IValue> arguments, Likeness likeness) {
   std::optional<Refusal> first;
   bool is_same = true;
   for (const Fill fill : kFills) {
     likeness.fill = fill;
-    std::optional<Refusal> refusal = tryOut(op, arguments, likeness);
-    if (!refusal) {
-      return std::nullopt;
+    Outcome outcome = tryOut(op, arguments, likeness);
+    if (!outcome.refusal) {
+      return outcome;
     }
     if (!first) {
-      first = std::move(refusal);
+      first = std::move(outcome.refusal);
     } else {
-      is_same = is_same && first->message == refusal->message;
+      is_same = is_same && first->message == outcome.refusal->message;
     }
   }
-  return is_same || passesWithOtherDtypes(op, arguments, likeness.divisor) ? first : std::nullopt;
+  return is_same || passesWithOtherDtypes(op, arguments, likeness.divisor) ? Outcome{std::move(first), {}} : Outcome{};
 }
 
 // Checks that kernels for the CPU share with those for CUDA: of structured kernels, of elementwise ones, of typed
@@ -272,15 +275,14 @@ void raiseForCuda(const OperatorHandle& op, ArrayRef<IValue> arguments, const Re
   }
 }
 
-void raise(const OperatorHandle& op, ArrayRef<IValue> arguments, const std::optional<Refusal>& refusal) {
-  if (!refusal) {
-    return;
+// Raises the refusal, if it is one, and otherwise returns the results, if there are any.
+Stack raiseOrReturn(const OperatorHandle& op, ArrayRef<IValue> arguments, Outcome outcome) {
+  if (outcome.refusal && isOnCuda(arguments)) {
+    raiseForCuda(op, arguments, *outcome.refusal);
+  } else if (outcome.refusal) {
+    std::rethrow_exception(outcome.refusal->error);
   }
-  if (isOnCuda(arguments)) {
-    raiseForCuda(op, arguments, *refusal);
-  } else {
-    std::rethrow_exception(refusal->error);
-  }
+  return std::move(outcome.results);
 }
 
 // Scaled calls that have passed, for all threads: many calls of different sizes are alike when they are scaled.
@@ -328,41 +330,37 @@ int64_t divisorFor(ArrayRef<IValue> arguments) {
   return 0;
 }
 
-void refuseScaled(const OperatorHandle& op, ArrayRef<IValue> arguments, double size) {
+std::vector<ScalarType> dtypesOf(ArrayRef<IValue> results) {
+  std::vector<ScalarType> dtypes;
+  forEachTensor(results, [&dtypes](const Tensor& result) { dtypes.push_back(result.scalar_type()); });
+  return dtypes;
+}
+
+// This and the next ones raise what is refused, and return the results of the trial, if there are any.
+Stack tryOutScaled(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results, double size) {
   const int64_t divisor = checksAlignment(op) ? 0 : divisorFor(arguments);
   if (divisor == 0) {
-    return;
+    return {};
   }
   const Stack scaled = standInsOf(op, arguments, {Fill::kZeros, Dtypes::kKept, divisor});
   const CallKey key{op, scaled};
   const std::size_t hash = key.hash();
   if (key.isComplete() && passed().has(hash)) {
-    return;
+    return {};
   }
-  const std::optional<Refusal> error = refusalOf(op, arguments, {Fill::kIdentity, Dtypes::kKept, divisor});
-  if (!error) {
-    if (key.isComplete()) {
+  Outcome outcome = outcomeOf(op, arguments, {Fill::kIdentity, Dtypes::kKept, divisor});
+  if (!outcome.refusal) {
+    if (key.isComplete() && dtypesOf(outcome.results) == dtypesOf(results)) {
       passed().add(hash);
     }
-  } else if (passesWithOtherDtypes(op, arguments, divisor)) {
-    raise(op, arguments, error);
-  } else if (size <= kAffordable && !isConvolution(op)) {
-    raise(op, arguments, refusalOf(op, arguments, {}));
+    return std::move(outcome.results);
   }
-}
-
-// PyTorch checks the shapes of a convolution where it chooses the kernel, which it does for each device but not for the
-// meta device.
-void checkShapesOfConvolution(ArrayRef<IValue> arguments) {
-  const auto on_meta = [](const Tensor& tensor) {
-    return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(c10::kMeta));
-  };
-  const auto original_bias = arguments[2].toOptional<Tensor>();
-  const auto bias = original_bias && original_bias->defined() ? std::optional{on_meta(*original_bias)} : std::nullopt;
-  const auto numbers = [&](std::size_t position) { return arguments[position].toSymIntVector(); };
-  at::native::select_conv_backend(on_meta(arguments[0].toTensor()), on_meta(arguments[1].toTensor()), bias, numbers(3),
-                                  numbers(4), numbers(5), arguments[6].toBool(), numbers(7), arguments[8].toSymInt(),
-                                  bias ? at::OptionalSymIntArrayRef(bias->sym_sizes()) : std::nullopt);
+  if (passesWithOtherDtypes(op, arguments, divisor)) {
+    return raiseOrReturn(op, arguments, std::move(outcome));
+  }
+  // Convolutions with all sizes divided are often wrong, because sizes depend on each other and on numbers.
+  const bool is_affordable = size <= kAffordable && !isConvolution(op);
+  return is_affordable ? raiseOrReturn(op, arguments, outcomeOf(op, arguments, {})) : Stack{};
 }
 
 // The position of the argument `size`, if it is a list of numbers.
@@ -397,11 +395,50 @@ double countRequested(const OperatorHandle& op, ArrayRef<IValue> arguments) {
                          [](double count, int64_t size) { return count * static_cast<double>(size); });
 }
 
-void refuseFactory(const OperatorHandle& op, ArrayRef<IValue> arguments, double size) {
+Stack tryOutFactory(const OperatorHandle& op, ArrayRef<IValue> arguments, double size) {
   if (size <= kCheap) {
-    raise(op, arguments, refusalOf(op, arguments, {}));
-  } else if (const auto small = withSmallSize(op, arguments)) {
-    raise(op, *small, refusalOf(op, *small, {}));
+    return raiseOrReturn(op, arguments, outcomeOf(op, arguments, {}));
+  }
+  const auto small = withSmallSize(op, arguments);
+  return small ? raiseOrReturn(op, *small, outcomeOf(op, *small, {})) : Stack{};
+}
+
+Stack tryOutAffordably(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results, double size) {
+  if (makesTensorsOfNothing(op)) {
+    return tryOutFactory(op, arguments, size);
+  }
+  return size <= kCheap ? raiseOrReturn(op, arguments, outcomeOf(op, arguments, {}))
+                        : tryOutScaled(op, arguments, results, size);
+}
+
+// `meta` as the kernel that it stands for says, whose result is `real`: of that dtype, and, when that `has_sizes` of
+// the same call, of that shape, with those strides.
+IValue correctedByReal(const IValue& meta, const IValue& real, bool has_sizes) {
+  std::vector<Tensor> real_tensors;
+  forEachTensor(real, [&real_tensors](const Tensor& tensor) { real_tensors.push_back(tensor); });
+  if (real_tensors.size() != dtypesOf(meta).size()) {
+    return meta;
+  }
+  auto next = real_tensors.begin();
+  return mapTensors(meta, [&next, has_sizes](const Tensor& tensor) {
+    const Tensor& known = *next++;
+    const Tensor& geometry = has_sizes ? known : tensor;
+    const bool is_right = tensor.scalar_type() == known.scalar_type() && tensor.sizes() == geometry.sizes() &&
+                          tensor.strides() == geometry.strides();
+    return is_right
+               ? tensor
+               : at::empty_strided(geometry.sizes(), geometry.strides(), tensor.options().dtype(known.scalar_type()));
+  });
+}
+
+// Corrects the results of a Meta kernel, on top of `stack`, but those that are arguments or views of them.
+void correctByReal(const OperatorHandle& op, const Stack& real, bool has_sizes, Stack& stack) {
+  const auto& returns = op.schema().returns();
+  for (const auto i : c10::irange(returns.size())) {
+    if (returns[i].alias_info() == nullptr) {
+      IValue& meta = torch::jit::peek(stack, i, returns.size());
+      meta = correctedByReal(meta, real[i], has_sizes);
+    }
   }
 }
 
@@ -416,9 +453,20 @@ class Trial {
   const c10::WarningUtils::WarningHandlerGuard warnings_{&no_warnings_};
 };
 
+// False when it cannot be told, or costs more than `max_elements`; raises what is refused.
+bool isAcceptedByReal(const OperatorHandle& op, ArrayRef<IValue> arguments, double max_elements) {
+  if (!canBeTriedOut(op, arguments) ||
+      std::max(countElements(arguments, 1), countRequested(op, arguments)) > max_elements) {
+    return false;
+  }
+  const Trial trial;
+  return !raiseOrReturn(op, arguments, outcomeOf(op, arguments, {})).empty();
+}
+
 }  // namespace
 
-void refuseAsReal(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
+void refuseAsReal(const OperatorHandle& op, ArrayRef<IValue> arguments, Stack& stack) {
+  const ArrayRef<IValue> results = topOf(stack, op.schema().returns().size());
   if (isConvolution(op)) {
     const Trial trial;
     checkShapesOfConvolution(arguments);
@@ -429,21 +477,18 @@ void refuseAsReal(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef
   }
   const Trial trial;
   const double size = countElements(arguments, 1) + countElements(results, 1);
-  if (makesTensorsOfNothing(op)) {
-    refuseFactory(op, arguments, size);
-  } else if (size <= kCheap) {
-    raise(op, arguments, refusalOf(op, arguments, {}));
-  } else {
-    refuseScaled(op, arguments, size);
+  const Stack real = tryOutAffordably(op, arguments, results, size);
+  if (!real.empty() && !isOnCuda(arguments)) {
+    correctByReal(op, real, /*has_sizes=*/size <= kCheap, stack);
   }
 }
 
-void refuseAsReal(const OperatorHandle& op, ArrayRef<IValue> arguments) {
-  if (canBeTriedOut(op, arguments) &&
-      std::max(countElements(arguments, 1), countRequested(op, arguments)) <= kAffordable) {
-    const Trial trial;
-    raise(op, arguments, refusalOf(op, arguments, {}));
-  }
+bool refuseAsReal(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  return isAcceptedByReal(op, arguments, kAffordable);
+}
+
+void refuseAsRealIfCheap(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  isAcceptedByReal(op, arguments, kCheap);
 }
 
 void lockRefusals() {

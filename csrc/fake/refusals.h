@@ -22,13 +22,18 @@
 namespace torchext {
 
 // Raises what a call of `op` on real tensors like `arguments` would raise, if that is known not to depend on values.
-// `results` are those of the Meta kernel.
-void refuseAsReal(const c10::OperatorHandle& op,
-                  c10::ArrayRef<c10::IValue> arguments,
-                  c10::ArrayRef<c10::IValue> results);
+// The results of the Meta kernel are on top of `stack`. On the CPU they are given the dtypes that the trial has found,
+// and the shapes and strides, when it was not scaled: the dtypes of an empty convolution are promoted,
+// `pixel_unshuffle()` leaves what is empty as it is, and `zeros_like()` keeps the strides of dimensions of length 1,
+// for three.
+void refuseAsReal(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments, torch::jit::Stack& stack);
 
-// The same for a call that cannot be faked, whose error may be that of real tensors.
-void refuseAsReal(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
+// The same for a call that cannot be faked, whose error may be that of real tensors. Returns true when real tensors on
+// the CPU were seen to accept it.
+bool refuseAsReal(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
+
+// The same for a call that is most probably right, but needs values that fakes do not have.
+void refuseAsRealIfCheap(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
 
 // Held while the process forks, so that the child does not find it locked by a thread that it does not have.
 void lockRefusals();

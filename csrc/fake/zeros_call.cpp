@@ -126,7 +126,7 @@ bool areSmallAndPlain(const OperatorHandle& op, const Stack& stack) {
   std::size_t nbytes = 0;
   bool are_plain = true;
   forEachTensor(stack, op.schema().arguments().size(), [&](const Tensor& tensor) {
-    are_plain = are_plain && isPlain(tensor);
+    are_plain = are_plain && isPlain(tensor) && !(tensor.is_meta() && !isFake(tensor));
     nbytes += are_plain ? storageBytes(tensor) : 0;
   });
   return are_plain && nbytes <= kMaxZeroBytes;
@@ -135,8 +135,8 @@ bool areSmallAndPlain(const OperatorHandle& op, const Stack& stack) {
 // What draws numbers from the default generator would move it.
 bool mayRunOnZeros(const OperatorHandle& op, const Stack& stack) {
   return isPytorchs(op) && !needsValues(op, stack) &&
-         (!op.hasTag(at::Tag::nondeterministic_seeded) || takesGenerator(op)) && !op.hasTag(at::Tag::inplace_view) && op.hasComputedKernelForDispatchKey(DispatchKey::CPU) &&
-         areSmallAndPlain(op, stack);
+         (!op.hasTag(at::Tag::nondeterministic_seeded) || takesGenerator(op)) && !op.hasTag(at::Tag::inplace_view) &&
+         op.hasComputedKernelForDispatchKey(DispatchKey::CPU) && areSmallAndPlain(op, stack);
 }
 
 Stack withZeros(const OperatorHandle& op, const Stack& stack, ZeroArguments& zeros) {

@@ -1,0 +1,135 @@
+"""Convolutions of fakes: whether results are channels last is decided by the library that computes them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import pytest
+import torch
+from refusals import backwards, channels_last
+from torch import Tensor, nn
+from torch.nn import functional
+
+from torchext.fake import fake_mode, is_fake
+
+Layout = Callable[[Tensor], Tensor]
+
+LAYOUTS: dict[str, Layout] = {"contiguous": lambda t: t, "channels last": channels_last, "backwards": backwards}
+CONVOLUTIONS: dict[str, Callable[..., Tensor]] = {
+    "conv1d": functional.conv1d,
+    "conv2d": functional.conv2d,
+    "conv3d": functional.conv3d,
+    "conv_transpose1d": functional.conv_transpose1d,
+    "conv_transpose2d": functional.conv_transpose2d,
+    "conv_transpose3d": functional.conv_transpose3d,
+}
+
+
+class Case(NamedTuple):
+    """What the choice of a library looks at."""
+
+    channels: int
+    groups: int
+    size: int  # of the kernel
+    batch: int
+    dtype: torch.dtype = torch.float32
+    dilation: int = 1
+
+
+CASES = (
+    Case(3, groups=1, size=3, batch=1),  # too small for oneDNN
+    Case(3, groups=1, size=3, batch=2),
+    Case(3, groups=1, size=2, batch=1, dilation=2),
+    Case(4, groups=4, size=3, batch=1),
+    Case(4, groups=2, size=1, batch=2),
+    Case(1, groups=1, size=1, batch=2),
+    Case(3, groups=1, size=3, batch=2, dtype=torch.float64),
+    Case(3, groups=1, size=2, batch=1, dtype=torch.float64, dilation=2),
+    Case(4, groups=2, size=2, batch=2, dtype=torch.bfloat16),
+)
+
+
+def strides_of(name: str, case: Case, layouts: tuple[Layout, Layout], device: str = "cpu") -> list[tuple[int, ...]]:
+    """Of the result and the gradients of input and weight, without dimensions of length 1, whose strides are free."""
+    dims = int(name[-2])
+    shape = (case.channels, case.channels // case.groups, *[case.size] * dims)
+    x = layouts[0](torch.rand(case.batch, case.channels, *[7] * dims, dtype=case.dtype, device=device))
+    weight = layouts[1](torch.rand(shape, dtype=case.dtype, device=device))
+    x, weight = x.detach().requires_grad_(), weight.detach().requires_grad_()
+    y = CONVOLUTIONS[name](x, weight, groups=case.groups, dilation=case.dilation)
+    return [
+        tuple(stride for stride, length in zip(t.stride(), t.shape, strict=True) if length > 1)
+        for t in (y, *torch.autograd.grad(y.sum(), (x, weight)))
+    ]
+
+
+@pytest.mark.parametrize("layouts", [*itertools.product(LAYOUTS, LAYOUTS)], ids=" and ".join)
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_results_are_laid_out_as_the_library_of_the_cpu_does(name: str, layouts: tuple[str, str]) -> None:
+    of_both = (LAYOUTS[layouts[0]], LAYOUTS[layouts[1]])
+    for case in CASES:
+        wanted = strides_of(name, case, of_both)
+        with fake_mode():
+            assert strides_of(name, case, of_both) == wanted, case
+
+
+def large(memory_format: torch.memory_format) -> Tensor:
+    return torch.empty(2**15, 64, 128, 128).contiguous(memory_format=memory_format)
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_what_is_too_large_to_be_asked_about_keeps_its_format(memory_format: torch.memory_format) -> None:
+    with fake_mode():
+        y = nn.Conv2d(64, 32, 3)(large(memory_format))
+    assert y.is_contiguous(memory_format=memory_format)
+
+
+def on_cuda() -> Iterator[tuple[str, torch.dtype, bool]]:
+    """A convolution, a dtype, and whether cuDNN computes it channels last."""
+    yield "conv2d", torch.float32, True
+    yield "conv2d", torch.bfloat16, True
+    yield "conv2d", torch.float64, False
+    yield "conv3d", torch.float16, True
+    yield "conv_transpose2d", torch.float16, True
+    yield "conv1d", torch.float32, False
+
+
+def format_of(name: str) -> torch.memory_format:
+    return torch.channels_last_3d if name.endswith("3d") else torch.channels_last
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="real CUDA devices are not faked")
+@pytest.mark.parametrize(("name", "dtype", "is_channels_last"), [*on_cuda()])
+def test_results_are_laid_out_as_cudnn_does(name: str, dtype: torch.dtype, is_channels_last: bool) -> None:
+    dims = int(name[-2])
+    with fake_mode(fake_cuda=1):
+        x = channels_last(torch.rand(2, 4, *[7] * dims, dtype=dtype, device="cuda"))
+        y = CONVOLUTIONS[name](x, torch.rand(4, 4, *[3] * dims, dtype=dtype, device="cuda"))
+    assert y.is_contiguous() != is_channels_last
+    assert not is_channels_last or y.is_contiguous(memory_format=format_of(name))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="real CUDA devices are not faked")
+def test_results_without_cudnn_are_contiguous() -> None:
+    with fake_mode(fake_cuda=1), torch.backends.cudnn.flags(enabled=False):
+        x = channels_last(torch.rand(2, 4, 7, 9, device="cuda"))
+        assert nn.Conv2d(4, 5, 3, device="cuda")(x).is_contiguous()
+
+
+def test_model_stays_channels_last() -> None:
+    def run() -> Tensor:
+        model = nn.Sequential(
+            nn.Conv2d(3, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 8, 1), nn.GELU()
+        )
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        result = model(torch.rand(2, 3, 32, 32).contiguous(memory_format=torch.channels_last))
+        assert isinstance(result, Tensor)
+        return result
+
+    wanted = run()
+    with fake_mode():
+        found = run()
+    assert is_fake(found)
+    assert found.stride() == wanted.stride()

@@ -1,0 +1,84 @@
+"""Where Meta kernels tell other metadata than eager kernels make: NOTE [Refusing what real tensors refuse]."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from torchext.deferred_init import deferred_init, is_deferred, materialize_tensor
+from torchext.fake import fake_like, fake_mode
+
+Program = Callable[[], Tensor]
+
+
+def column() -> Tensor:
+    """Two rows of one element, whose stride 2 leads nowhere."""
+    return torch.ones(1, 2).t()
+
+
+PROGRAMS: dict[str, Program] = {
+    "empty convolution": lambda: functional.conv1d(torch.ones(0, 2, dtype=torch.int64), torch.ones(2, 0, 2)),
+    "addr": lambda: torch.addr(torch.ones(2, 3), torch.ones(2), torch.ones(3, dtype=torch.float64)),
+    "addr of many": lambda: torch.addr(torch.ones(300, 300), torch.ones(300), torch.ones(300, dtype=torch.float64)),
+    "huber_loss": lambda: functional.huber_loss(torch.ones(3), torch.ones(3, dtype=torch.float64), reduction="none"),
+    "nothing is left unshuffled": lambda: functional.pixel_unshuffle(torch.ones(0, 1, 6, 6), 3),
+    "zeros_like a column": lambda: torch.zeros_like(column()),
+    "full_like a column": lambda: torch.full_like(column(), 2.0),
+    "relu of a column": lambda: column().relu(),
+    "column and number": lambda: column() + 1,
+    "bytes of a column": lambda: torch.ones_like(column()).mT.view(torch.uint8),
+    "batch norm": lambda: nn.BatchNorm1d(3)(torch.ones(4, 5, 3).transpose(1, 2)),
+    "batch norm of images": lambda: nn.BatchNorm2d(3)(torch.ones(4, 5, 3, 6).transpose(1, 2)),
+    "many in batch norm": lambda: nn.BatchNorm1d(30)(torch.ones(400, 50, 30).transpose(1, 2)),
+    "normal": lambda: torch.normal(torch.ones(4, 6).t(), 1.0),
+    "many in normal": lambda: torch.normal(torch.ones(400, 600).t(), torch.ones(400, 600).t()),
+    "poisson": lambda: torch.poisson(torch.ones(400, 600).t()),
+    "copysign": lambda: torch.copysign(torch.ones(400, 600).t(), torch.ones(())),
+    "floor_divide": lambda: torch.ones(400, 600).t() // torch.ones(()),
+    "channel_shuffle": lambda: functional.channel_shuffle(
+        torch.ones(2, 4, 9, 9).contiguous(memory_format=torch.channels_last), 2
+    ),
+    "cpu with an index": lambda: torch.ones(2, device="cpu:0"),
+    "moved to the cpu with an index": lambda: torch.ones(2).to("cpu:1"),
+    "number on the cpu with an index": lambda: torch.tensor(5, device="cpu:0"),
+    "like one on the cpu with an index": lambda: torch.empty_like(torch.ones(2), device="cpu:1"),
+    "meta with an index": lambda: torch.ones(2, device="meta:0"),
+}
+
+
+def metadata(tensor: Tensor) -> object:
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_fakes_look_like_real_tensors(name: str) -> None:
+    wanted = metadata(PROGRAMS[name]())
+    with fake_mode():
+        for _ in range(2):  # the second answer comes from the cache
+            assert metadata(PROGRAMS[name]()) == wanted
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_deferred_tensors_look_like_real_ones(name: str) -> None:
+    wanted = metadata(PROGRAMS[name]())
+    tensor = deferred_init(PROGRAMS[name])
+    assert metadata(tensor) == wanted
+    if is_deferred(tensor):
+        assert metadata(materialize_tensor(tensor)) == wanted
+
+
+def test_default_device_may_have_an_index() -> None:
+    with fake_mode(), torch.device("cpu:0"):
+        assert torch.ones(2).device == torch.device("cpu")
+        assert fake_like(torch.ones(2), device="cpu:0").device == torch.device("cpu")
+
+
+def test_result_that_is_an_argument_stays_it() -> None:
+    with fake_mode():
+        out = torch.ones(5)
+        assert torch.add(torch.ones(4, 6).t(), 1, out=out.resize_(0)) is out
+        assert out.shape == (6, 4)
