@@ -38,7 +38,7 @@ constexpr int64_t kDimsOf1d = 3;  // of the input and the weight of `conv1d`
 constexpr int64_t kDimsOf2d = 4;
 constexpr int64_t kDimsOf3d = 5;
 
-constexpr int64_t kMaxElements = int64_t{1} << 28;  // of zeros to be made of
+constexpr int64_t kMaxElements = 268435456;  // of zeros to be made of
 
 // What forward and backward are told alike.
 struct Convolution {

@@ -126,7 +126,7 @@ bool areSmallAndPlain(const OperatorHandle& op, const Stack& stack) {
   std::size_t nbytes = 0;
   bool are_plain = true;
   forEachTensor(stack, op.schema().arguments().size(), [&](const Tensor& tensor) {
-    are_plain = are_plain && isPlain(tensor) && !(tensor.is_meta() && !isFake(tensor));
+    are_plain = are_plain && isPlain(tensor) && (!tensor.is_meta() || isFake(tensor));
     nbytes += are_plain ? storageBytes(tensor) : 0;
   });
   return are_plain && nbytes <= kMaxZeroBytes;
