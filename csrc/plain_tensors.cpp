@@ -1,8 +1,11 @@
 #include "plain_tensors.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
+#include <memory>
 #include <utility>
 
 #include <ATen/EmptyTensor.h>
@@ -14,6 +17,20 @@ namespace torchext {
 
 using at::Tensor;
 using c10::Storage;
+
+namespace {
+
+struct Mapping {
+  void* address;
+  std::size_t size;
+};
+
+void unmap(void* context) {
+  const std::unique_ptr<Mapping> mapping{static_cast<Mapping*>(context)};
+  ::munmap(mapping->address, mapping->size);
+}
+
+}  // namespace
 
 bool isPlain(const Tensor& tensor) {
   return tensor.layout() == c10::kStrided && tensor.has_storage() && !tensor.is_quantized() && !tensor.is_nested();
@@ -34,6 +51,17 @@ Storage makeZeroStorage(std::size_t nbytes) {
   return Storage{c10::make_intrusive<c10::StorageImpl>(
       c10::StorageImpl::use_byte_size_t{}, static_cast<std::int64_t>(nbytes),
       c10::DataPtr{zeros, zeros, &std::free, c10::kCPU}, c10::GetCPUAllocator(), /*resizable=*/true)};
+}
+
+Storage makeReadOnlyZeroStorage(std::size_t nbytes) {
+  const std::size_t size = std::max<std::size_t>(nbytes, 1);
+  // NOLINTNEXTLINE(cppcoreguidelines-pro-type-vararg,hicpp-vararg): POSIX declares it so
+  void* zeros = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  TORCH_CHECK_WITH(OutOfMemoryError, zeros != MAP_FAILED, "cannot reserve ", nbytes, " bytes of zeros");
+  auto* mapping = new Mapping{zeros, size};
+  return Storage{c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t{}, static_cast<std::int64_t>(nbytes),
+      c10::DataPtr{zeros, mapping, &unmap, c10::kCPU}, /*allocator=*/nullptr, /*resizable=*/false)};
 }
 
 Tensor makeStridedTensor(Storage storage,

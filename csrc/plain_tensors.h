@@ -25,6 +25,10 @@ bool holdsItsElements(const at::Tensor& tensor);
 // kernel, which hands out pages of zeros when they are first touched.
 c10::Storage makeZeroStorage(std::size_t nbytes);
 
+// The same for what is only looked at: it takes address space and no memory, whatever its size is. A write ends the
+// process.
+c10::Storage makeReadOnlyZeroStorage(std::size_t nbytes);
+
 // A tensor on `storage`, of its device. `bits` say how it is to be read, as `Conjugate` does.
 at::Tensor makeStridedTensor(c10::Storage storage,
                              c10::ScalarType dtype,

@@ -78,6 +78,16 @@ class Unreadable:
         raise TypeError
 
 
+class Endless:
+    """A sequence of others like it."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, place: int) -> Endless:
+        return Endless()
+
+
 class TestReads:
     """A constructor may look at values."""
 
@@ -170,9 +180,11 @@ class TestReads:
     def test_tensors_are_made_from_deferred_values(self, make: Callable[[], Tensor]) -> None:
         assert_tensors_defer_exactly(lambda: [torch.rand(1), make(), torch.rand(1)])
 
-    @pytest.mark.parametrize("data", [contains_itself(), [[1, 2], contains_itself()], Unreadable()])
+    @pytest.mark.parametrize("data", [contains_itself(), [[1, 2], contains_itself()], Unreadable(), Endless()])
     def test_sequences_that_pytorch_refuses_are_refused_by_it(self, data: object) -> None:
-        with pytest.raises(Exception, match=r"self-referential|could not determine the shape") as eager:
+        with pytest.raises(
+            Exception, match=r"self-referential|could not determine the shape|too many dimensions"
+        ) as eager:
             torch.tensor(data)
         with pytest.raises(eager.type) as deferred:
             deferred_init(lambda: torch.tensor(data))

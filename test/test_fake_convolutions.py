@@ -48,11 +48,15 @@ CASES = (
     Case(3, groups=1, size=3, batch=2, dtype=torch.float64),
     Case(3, groups=1, size=2, batch=1, dtype=torch.float64, dilation=2),
     Case(4, groups=2, size=2, batch=2, dtype=torch.bfloat16),
+    Case(4, groups=2, size=2, batch=0),
 )
 
 
 def strides_of(name: str, case: Case, layouts: tuple[Layout, Layout], device: str = "cpu") -> list[tuple[int, ...]]:
-    """Of the result and the gradients of input and weight, without dimensions of length 1, whose strides are free."""
+    """Of the result and the gradients of input and weight, without dimensions of length 1.
+
+    Their strides are exact for results of a trial only: gradients are not tried out.
+    """
     dims = int(name[-2])
     shape = (case.channels, case.channels // case.groups, *[case.size] * dims)
     x = layouts[0](torch.rand(case.batch, case.channels, *[7] * dims, dtype=case.dtype, device=device))
@@ -75,15 +79,41 @@ def test_results_are_laid_out_as_the_library_of_the_cpu_does(name: str, layouts:
             assert strides_of(name, case, of_both) == wanted, case
 
 
-def large(memory_format: torch.memory_format) -> Tensor:
-    return torch.empty(2**15, 64, 128, 128).contiguous(memory_format=memory_format)
+def volumes(batch: int, dtype: torch.dtype) -> Tensor:
+    x = torch.empty(batch, 64, 16, 16, 16, dtype=dtype).contiguous(memory_format=torch.channels_last_3d)
+    return functional.conv3d(x, torch.empty(8, 64, 3, 3, 3, dtype=dtype))
 
 
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
-def test_what_is_too_large_to_be_asked_about_keeps_its_format(memory_format: torch.memory_format) -> None:
+@pytest.mark.filterwarnings("ignore:TF32 acceleration:UserWarning")
+@pytest.mark.parametrize("has_onednn", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_what_is_too_large_to_compute_is_laid_out_as_what_is_not(dtype: torch.dtype, has_onednn: bool) -> None:
+    with torch.backends.mkldnn.flags(enabled=has_onednn):
+        wanted = volumes(2, dtype)
+        with fake_mode():
+            assert volumes(2**22, dtype).stride() == wanted.stride()
+
+
+def test_view_of_something_large_needs_no_memory() -> None:
     with fake_mode():
-        y = nn.Conv2d(64, 32, 3)(large(memory_format))
-    assert y.is_contiguous(memory_format=memory_format)
+        x = torch.empty(10**6, 3, 10_000, 10_000)[:, :, :256, :256]
+        assert functional.conv2d(x, torch.empty(8, 3, 3, 3)).shape == (10**6, 8, 254, 254)
+
+
+def test_number_of_threads_decides() -> None:
+    def run() -> tuple[int, ...]:
+        x = channels_last(torch.rand(2, 4, 5, 6, 7))
+        return functional.conv3d(x, torch.rand(4, 4, 1, 1, 1)).stride()
+
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            wanted = run()
+            with fake_mode():
+                assert run() == wanted
+    finally:
+        torch.set_num_threads(before)
 
 
 def on_cuda() -> Iterator[tuple[str, torch.dtype, bool]]:

@@ -39,6 +39,8 @@ PROGRAMS: dict[str, Program] = {
     "poisson": lambda: torch.poisson(torch.ones(400, 600).t()),
     "copysign": lambda: torch.copysign(torch.ones(400, 600).t(), torch.ones(())),
     "floor_divide": lambda: torch.ones(400, 600).t() // torch.ones(()),
+    "many in floor_divide": lambda: torch.ones(400, 600).t() // torch.ones(600, 1),
+    "many in rrelu": lambda: functional.rrelu(torch.ones(20_000, 6).t(), training=True),
     "channel_shuffle": lambda: functional.channel_shuffle(
         torch.ones(2, 4, 9, 9).contiguous(memory_format=torch.channels_last), 2
     ),
@@ -77,8 +79,14 @@ def test_default_device_may_have_an_index() -> None:
         assert fake_like(torch.ones(2), device="cpu:0").device == torch.device("cpu")
 
 
+def shuffled_into(out: Tensor) -> Tensor:
+    result = torch.ops.aten.channel_shuffle.out(torch.rand(2, 4, 3, 3), 2, out=out)
+    assert isinstance(result, Tensor)
+    return result
+
+
 def test_result_that_is_an_argument_stays_it() -> None:
-    with fake_mode():
-        out = torch.ones(5)
-        assert torch.add(torch.ones(4, 6).t(), 1, out=out.resize_(0)) is out
-        assert out.shape == (6, 4)
+    """In inference mode nothing above the `Fake` key puts the argument in the place of the result."""
+    with fake_mode(), torch.inference_mode():
+        out = torch.empty(2, 4, 3, 3)
+        assert shuffled_into(out) is out

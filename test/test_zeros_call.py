@@ -143,3 +143,8 @@ def test_what_only_a_meta_kernel_refuses_is_run_on_zeros() -> None:
         found = torch.view_copy(torch.rand(5, 6).t(), (2, 15))  # which a view could not be
     assert is_fake(found)
     assert found.stride() == torch.view_copy(torch.rand(5, 6).t(), (2, 15)).stride()
+
+
+def test_call_that_would_take_memory_is_not_tried_out() -> None:
+    with fake_mode(), pytest.raises(DataDependentError, match="bincount"):
+        torch.bincount(torch.zeros(5, dtype=torch.int64), minlength=2**45)  # which nobody has memory for

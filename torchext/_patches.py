@@ -228,32 +228,58 @@ def _sharing_memory(original: Callable[..., Any], name: str, error: type[Excepti
     return share
 
 
-def real_value(data: Any, parents: tuple[Any, ...] = ()) -> Any:
-    """Returns `data`, a tensor or nested sequences in `parents`, with real tensors in the place of deferred ones.
+def real_value(data: Any) -> Any:
+    """Returns `data`, a tensor or nested sequences, with real tensors in the place of deferred ones.
 
     What PyTorch reads otherwise than element by element (`internal_new_from_data()`, tensor_new.cpp) is left as it is,
-    and so is what it refuses: lists that contain themselves, and sequences that cannot be read.
+    and so is what it refuses: sequences that are nested too deep, or contain themselves, or cannot be read.
     """
+    try:
+        return data if _is_nested_too_deep(data) else _real_value(data, ())
+    except _UnreadableError:
+        return data
+
+
+class _UnreadableError(Exception):
+    """A sequence does not give its elements."""
+
+
+def _real_value(data: Any, parents: tuple[Any, ...]) -> Any:
     if isinstance(data, torch.Tensor):
         return _C.evaluate(data) if _C.is_deferred(data) else data
-    if type(data) in NUMBERS or not _is_sequence(data) or any(data is parent for parent in parents):
+    if not _is_sequence(data) or any(data is parent for parent in parents):
         return data
-    try:
-        elements = [data[i] for i in range(len(data))]
-    except Exception:
-        return data
-    values = [real_value(element, (*parents, data)) for element in elements]
+    elements = [_element(data, i) for i in range(len(data))]
+    values = [_real_value(element, (*parents, data)) for element in elements]
     if not any(map(operator.is_not, values, elements)):
         return data
     return tuple(values) if type(data) is tuple else values
 
 
+def _is_nested_too_deep(data: Any) -> bool:
+    for _ in range(MAX_DIMENSIONS + 1):
+        if isinstance(data, torch.Tensor) or not _is_sequence(data) or len(data) == 0:
+            return False
+        data = _element(data, 0)  # PyTorch looks at the first ones, too
+    return True
+
+
+def _element(sequence: Any, place: int) -> Any:
+    try:
+        return sequence[place]
+    except Exception as error:
+        raise _UnreadableError from error
+
+
+MAX_DIMENSIONS = 128  # `MAX_DIMS`, tensor_new.cpp
 NUMBERS = frozenset({int, float, complex, bool, str, bytes, range})
 MEMORY = ("__cuda_array_interface__", "__array_interface__", "__dlpack__")
 
 
 def _is_sequence(data: object) -> bool:
     cls = type(data)
+    if cls in NUMBERS:
+        return False
     if isinstance(data, dict | str | bytes | bytearray | memoryview | torch.UntypedStorage | torch.TypedStorage):
         return False
     return hasattr(cls, "__getitem__") and hasattr(cls, "__len__") and not any(hasattr(data, name) for name in MEMORY)

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include <ATen/Context.h>
+#include <ATen/Parallel.h>
 #include <c10/core/DefaultDtype.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
@@ -118,6 +119,7 @@ void CallKey::addGlobalState() {
       context.userEnabledMemEfficientSDP(),
       context.userEnabledMathSDP(),
       context.userEnabledCuDNNSDP(),
+      at::get_num_threads() > 1,  // which oneDNN is chosen by, for some convolutions
   };
   std::uint64_t state = bits(c10::get_default_dtype_as_scalartype()) << 8U | bits(fakeCudaDeviceCount());
   for (const bool flag : flags) {

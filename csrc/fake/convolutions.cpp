@@ -10,6 +10,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/ExpandUtils.h>
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/native/ConvUtils.h>
@@ -38,7 +39,7 @@ constexpr int64_t kDimsOf1d = 3;  // of the input and the weight of `conv1d`
 constexpr int64_t kDimsOf2d = 4;
 constexpr int64_t kDimsOf3d = 5;
 
-constexpr int64_t kMaxElements = 268435456;  // of zeros to be made of
+constexpr std::size_t kAddressable = std::size_t{1} << 45U;  // in bytes, of what there may be several
 
 // What forward and backward are told alike.
 struct Convolution {
@@ -93,12 +94,14 @@ Tensor onMeta(const Tensor& tensor) {
   return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(c10::kMeta));
 }
 
+std::size_t extentOf(const Tensor& tensor) {
+  return at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), c10::elementSize(tensor.scalar_type()));
+}
+
 // A tensor on the CPU, of zeros that take no memory.
 Tensor onCpu(const Tensor& tensor) {
-  const std::size_t nbytes =
-      at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), c10::elementSize(tensor.scalar_type()));
-  return makeStridedTensor(makeZeroStorage(nbytes), tensor.scalar_type(), tensor.sizes(), tensor.strides(),
-                           /*storage_offset=*/0, {});
+  return makeStridedTensor(makeReadOnlyZeroStorage(extentOf(tensor)), tensor.scalar_type(), tensor.sizes(),
+                           tensor.strides(), /*storage_offset=*/0, {});
 }
 
 // `_convolution()` makes the input contiguous and computes as in two dimensions.
@@ -136,9 +139,8 @@ MemoryFormat formatOnCuda(const Convolution& convolution) {
   return is_cudnns ? formatOfInput(inTwoDimensions(convolution)) : MemoryFormat::Contiguous;
 }
 
-// What is too large to be asked about is large enough for oneDNN, which computes in all formats.
 MemoryFormat formatOnCpu(const Convolution& convolution) {
-  if (convolution.input.numel() > kMaxElements || convolution.weight.numel() > kMaxElements) {
+  if (extentOf(convolution.input) > kAddressable || extentOf(convolution.weight) > kAddressable) {
     return formatOfInput(inTwoDimensions(convolution));
   }
   const Convolution on_cpu = withTensors(convolution, onCpu);
@@ -146,8 +148,12 @@ MemoryFormat formatOnCpu(const Convolution& convolution) {
   return at::native::_determine_backend_memory_format(two_dimensional.input, two_dimensional.weight, backendOf(on_cpu));
 }
 
+// `ConvBackend::Empty`, on all devices.
+bool isEmpty(const Convolution& convolution) {
+  return convolution.input.size(0) == 0 || convolution.input.size(1) == 0;
+}
+
 MemoryFormat formatOn(c10::Device device, Convolution convolution) {
-  convolution = withTensors(std::move(convolution), onMeta);
   if (convolution.weight.dim() == kDimsOf1d) {
     convolution.input = convolution.input.contiguous();
   }
@@ -161,6 +167,14 @@ Tensor laidOut(const Tensor& meta, MemoryFormat format) {
   return at::empty(meta.sizes(), meta.options().memory_format(format));
 }
 
+// What `zeros_like(other)` makes.
+Tensor laidOutLike(const Tensor& meta, const Tensor& other) {
+  const c10::DimVector strides = other.is_non_overlapping_and_dense()
+                                     ? c10::DimVector(other.strides())
+                                     : c10::DimVector(at::infer_dense_strides(other.sizes(), other.strides()));
+  return at::empty_strided(meta.sizes(), strides, meta.options());
+}
+
 }  // namespace
 
 bool isConvolution(const OperatorHandle& op) {
@@ -169,8 +183,7 @@ bool isConvolution(const OperatorHandle& op) {
 
 bool hasFormatOfConvolution(const OperatorHandle& op) {
   const std::string& name = op.schema().name();
-  const bool is_inner = name == "aten::_convolution";
-  return (isConvolution(op) || is_inner || name == kBackward) && op.schema().overload_name() != "out";
+  return isConvolution(op) || name == "aten::_convolution" || name == kBackward;
 }
 
 void checkShapesOfConvolution(ArrayRef<IValue> arguments) {
@@ -178,16 +191,27 @@ void checkShapesOfConvolution(ArrayRef<IValue> arguments) {
 }
 
 void giveMemoryFormat(const OperatorHandle& op, ArrayRef<IValue> arguments, c10::Device device, Stack& results) {
-  constexpr std::size_t kGradients = 2;  // of the input and the weight; that of the bias has one dimension
   const bool is_backward = op.schema().name() == kBackward;
-  const Convolution convolution{is_backward ? arguments.slice(1) : arguments};
-  const MemoryFormat format = formatOn(device, convolution);
+  const Convolution convolution = withTensors(Convolution{is_backward ? arguments.slice(1) : arguments}, onMeta);
   const std::size_t count = op.schema().returns().size();
-  for (std::size_t i = 0; i < std::min(count, kGradients); ++i) {
-    IValue& result = torch::jit::peek(results, i, count);
+  const auto give = [&](std::size_t position, const auto& layOut) {
+    IValue& result = torch::jit::peek(results, position, count);
     if (result.isTensor() && result.toTensor().defined()) {
-      result = laidOut(result.toTensor(), format);
+      result = layOut(result.toTensor());
     }
+  };
+  if (isEmpty(convolution)) {
+    if (is_backward) {
+      give(0, [&](const Tensor& gradient) { return laidOutLike(gradient, convolution.input); });
+      give(1, [&](const Tensor& gradient) { return laidOutLike(gradient, convolution.weight); });
+    }
+    return;
+  }
+  const MemoryFormat format = formatOn(device, convolution);
+  const auto layOut = [format](const Tensor& result) { return laidOut(result, format); };
+  give(0, layOut);
+  if (is_backward) {
+    give(1, layOut);  // and the gradient of the bias has one dimension
   }
 }
 

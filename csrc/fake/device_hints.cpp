@@ -25,14 +25,19 @@ namespace {
 thread_local std::optional<c10::Device> meta_call_device;
 
 // Return, after the normalized tensor, the mean and the inverse deviation that they have computed.
-constexpr std::array<std::string_view, 7> kNormalizations{
-    "aten::native_batch_norm",       "aten::_native_batch_norm_legit", "aten::_native_batch_norm_legit_no_training",
-    "aten::_batch_norm_with_update", "aten::_batch_norm_no_update",    "aten::native_layer_norm",
-    "aten::native_group_norm"};
+constexpr std::array<std::string_view, 5> kBatchNormalizations{
+    "aten::native_batch_norm", "aten::_native_batch_norm_legit", "aten::_native_batch_norm_legit_no_training",
+    "aten::_batch_norm_with_update", "aten::_batch_norm_no_update"};
+constexpr std::array<std::string_view, 2> kOtherNormalizations{"aten::native_layer_norm", "aten::native_group_norm"};
 
 // Keep the memory format of their argument on the CPU (`max_unpooling2d_forward_out_cpu`, `channel_shuffle()`), which
 // their Meta kernels leave out.
 constexpr std::array<std::string_view, 2> kKeepFormat{"aten::max_unpool2d", "aten::channel_shuffle"};
+
+template <std::size_t N>
+bool isAmong(const std::array<std::string_view, N>& names, const OperatorHandle& op) {
+  return std::find(names.begin(), names.end(), op.schema().name()) != names.end();
+}
 
 bool isTrue(const OperatorHandle& op, const Stack& arguments, const char* name) {
   const int position = findArgument(op.schema(), name);
@@ -119,26 +124,26 @@ bool isFourier(const OperatorHandle& op) {
   return at::hasMKL() && (name == "aten::_fft_r2c" || name == "aten::_fft_c2c");
 }
 
-bool isNormalization(const OperatorHandle& op) {
-  return std::find(kNormalizations.begin(), kNormalizations.end(), op.schema().name()) != kNormalizations.end();
-}
-
-bool keepsFormat(const OperatorHandle& op) {
-  return std::find(kKeepFormat.begin(), kKeepFormat.end(), op.schema().name()) != kKeepFormat.end();
-}
-
-// Keeps the memory format of its argument on the CPU (`batch_norm_cpu`), and its order of strides elsewhere.
+// Keep the memory format of their argument on the CPU (`batch_norm_cpu`), and its order of strides elsewhere.
 bool isBatchNormalization(const OperatorHandle& op) {
-  return op.schema().name().find("batch_norm") != std::string::npos;
+  return isAmong(kBatchNormalizations, op);
+}
+
+bool isNormalization(const OperatorHandle& op) {
+  return isBatchNormalization(op) || isAmong(kOtherNormalizations, op);
 }
 
 }  // namespace
 
 bool decidesByDevice(const OperatorHandle& op, c10::Device device) {
+  const auto& returns = op.schema().returns();
+  if (std::any_of(returns.begin(), returns.end(), [](const auto& result) { return result.alias_info() != nullptr; })) {
+    return false;  // what is given as `out` is laid out already
+  }
   if (hasFormatOfConvolution(op)) {
     return device.is_cpu() || device.is_cuda();
   }
-  return device.is_cpu() && (isNormalization(op) || isFourier(op) || keepsFormat(op));
+  return device.is_cpu() && (isNormalization(op) || isFourier(op) || isAmong(kKeepFormat, op));
 }
 
 void correctForDevice(const OperatorHandle& op, const Stack& arguments, c10::Device device, Stack& results) {

@@ -88,6 +88,7 @@ class MetaCall {
   void convertArgumentsToMeta(const DeviceRules& rules);
   void callMetaKernel(c10::Device device);
   bool tryOnZeros(Stack arguments, c10::Device device);
+  void correctMetaResults(const Stack& arguments, c10::Device device, const RealResults& real);
   void updateWrittenFakes();
   void convertOutputsToFake(c10::Device device);
   Tensor toFake(const Tensor& meta, c10::Device device);
@@ -116,15 +117,27 @@ void MetaCall::run() {
     }
     return;
   }
+  RealResults real;
   if (!needsValues(op_, arguments)) {  // which stand-ins do not have
-    refuseAsReal(op_, arguments, stack_);
+    real = refuseAsReal(op_, arguments, topOf(stack_, op_.schema().returns().size()));
   }
-  if (decidesByDevice(op_, *device)) {
-    const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
-    correctForDevice(op_, arguments, *device, stack_);
-  }
+  correctMetaResults(arguments, *device, real);
   updateWrittenFakes();
   convertOutputsToFake(*device);
+}
+
+// What a smaller call has shown is less certain than what is known of the device, and what this call has shown is more.
+void MetaCall::correctMetaResults(const Stack& arguments, c10::Device device, const RealResults& real) {
+  const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+  if (device.is_cpu() && !real.has_sizes) {
+    correctByReal(real, op_, stack_);
+  }
+  if (decidesByDevice(op_, device)) {
+    correctForDevice(op_, arguments, device, stack_);
+  }
+  if (device.is_cpu() && real.has_sizes) {
+    correctByReal(real, op_, stack_);
+  }
 }
 
 c10::Device MetaCall::prepare() {

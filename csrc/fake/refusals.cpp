@@ -27,6 +27,7 @@
 #include "hidden_keys.h"
 #include "kernel_identity.h"
 #include "op_traits.h"
+#include "real_results.h"
 #include "stand_ins.h"
 
 namespace torchext {
@@ -330,12 +331,6 @@ int64_t divisorFor(ArrayRef<IValue> arguments) {
   return 0;
 }
 
-std::vector<ScalarType> dtypesOf(ArrayRef<IValue> results) {
-  std::vector<ScalarType> dtypes;
-  forEachTensor(results, [&dtypes](const Tensor& result) { dtypes.push_back(result.scalar_type()); });
-  return dtypes;
-}
-
 // This and the next ones raise what is refused, and return the results of the trial, if there are any.
 Stack tryOutScaled(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results, double size) {
   const int64_t divisor = checksAlignment(op) ? 0 : divisorFor(arguments);
@@ -350,7 +345,7 @@ Stack tryOutScaled(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRe
   }
   Outcome outcome = outcomeOf(op, arguments, {Fill::kIdentity, Dtypes::kKept, divisor});
   if (!outcome.refusal) {
-    if (key.isComplete() && dtypesOf(outcome.results) == dtypesOf(results)) {
+    if (key.isComplete() && agrees({outcome.results, false}, op, results)) {
       passed().add(hash);
     }
     return std::move(outcome.results);
@@ -411,37 +406,6 @@ Stack tryOutAffordably(const OperatorHandle& op, ArrayRef<IValue> arguments, Arr
                         : tryOutScaled(op, arguments, results, size);
 }
 
-// `meta` as the kernel that it stands for says, whose result is `real`: of that dtype, and, when that `has_sizes` of
-// the same call, of that shape, with those strides.
-IValue correctedByReal(const IValue& meta, const IValue& real, bool has_sizes) {
-  std::vector<Tensor> real_tensors;
-  forEachTensor(real, [&real_tensors](const Tensor& tensor) { real_tensors.push_back(tensor); });
-  if (real_tensors.size() != dtypesOf(meta).size()) {
-    return meta;
-  }
-  auto next = real_tensors.begin();
-  return mapTensors(meta, [&next, has_sizes](const Tensor& tensor) {
-    const Tensor& known = *next++;
-    const Tensor& geometry = has_sizes ? known : tensor;
-    const bool is_right = tensor.scalar_type() == known.scalar_type() && tensor.sizes() == geometry.sizes() &&
-                          tensor.strides() == geometry.strides();
-    return is_right
-               ? tensor
-               : at::empty_strided(geometry.sizes(), geometry.strides(), tensor.options().dtype(known.scalar_type()));
-  });
-}
-
-// Corrects the results of a Meta kernel, on top of `stack`, but those that are arguments or views of them.
-void correctByReal(const OperatorHandle& op, const Stack& real, bool has_sizes, Stack& stack) {
-  const auto& returns = op.schema().returns();
-  for (const auto i : c10::irange(returns.size())) {
-    if (returns[i].alias_info() == nullptr) {
-      IValue& meta = torch::jit::peek(stack, i, returns.size());
-      meta = correctedByReal(meta, real[i], has_sizes);
-    }
-  }
-}
-
 // The state of the thread in which kernels are tried out.
 class Trial {
  public:
@@ -453,10 +417,21 @@ class Trial {
   const c10::WarningUtils::WarningHandlerGuard warnings_{&no_warnings_};
 };
 
+// A number may be a size that nobody has memory for, as `minlength` of `bincount()` is.
+double largestNumber(ArrayRef<IValue> arguments) {
+  double largest = 0;
+  for (const IValue& value : arguments) {
+    if (value.isInt()) {
+      largest = std::max(largest, static_cast<double>(value.toInt()));
+    }
+  }
+  return largest;
+}
+
 // False when it cannot be told, or costs more than `max_elements`; raises what is refused.
 bool isAcceptedByReal(const OperatorHandle& op, ArrayRef<IValue> arguments, double max_elements) {
-  if (!canBeTriedOut(op, arguments) ||
-      std::max(countElements(arguments, 1), countRequested(op, arguments)) > max_elements) {
+  const double size = std::max({countElements(arguments, 1), countRequested(op, arguments), largestNumber(arguments)});
+  if (!canBeTriedOut(op, arguments) || size > max_elements) {
     return false;
   }
   const Trial trial;
@@ -465,22 +440,18 @@ bool isAcceptedByReal(const OperatorHandle& op, ArrayRef<IValue> arguments, doub
 
 }  // namespace
 
-void refuseAsReal(const OperatorHandle& op, ArrayRef<IValue> arguments, Stack& stack) {
-  const ArrayRef<IValue> results = topOf(stack, op.schema().returns().size());
+RealResults refuseAsReal(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
   if (isConvolution(op)) {
     const Trial trial;
     checkShapesOfConvolution(arguments);
   }
   // Views are made by the same kernels for all devices, the meta device among them.
   if (!canBeTriedOut(op, arguments) || onlyMakesViews(op)) {
-    return;
+    return {};
   }
   const Trial trial;
   const double size = countElements(arguments, 1) + countElements(results, 1);
-  const Stack real = tryOutAffordably(op, arguments, results, size);
-  if (!real.empty() && !isOnCuda(arguments)) {
-    correctByReal(op, real, /*has_sizes=*/size <= kCheap, stack);
-  }
+  return {tryOutAffordably(op, arguments, results, size), /*has_sizes=*/size <= kCheap};
 }
 
 bool refuseAsReal(const OperatorHandle& op, ArrayRef<IValue> arguments) {

@@ -19,14 +19,15 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
+#include "real_results.h"
+
 namespace torchext {
 
 // Raises what a call of `op` on real tensors like `arguments` would raise, if that is known not to depend on values.
-// The results of the Meta kernel are on top of `stack`. On the CPU they are given the dtypes that the trial has found,
-// and the shapes and strides, when it was not scaled: the dtypes of an empty convolution are promoted,
-// `pixel_unshuffle()` leaves what is empty as it is, and `zeros_like()` keeps the strides of dimensions of length 1,
-// for three.
-void refuseAsReal(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments, torch::jit::Stack& stack);
+// `results` are those of the Meta kernel. Returns what the trial has made, if there was one.
+RealResults refuseAsReal(const c10::OperatorHandle& op,
+                         c10::ArrayRef<c10::IValue> arguments,
+                         c10::ArrayRef<c10::IValue> results);
 
 // The same for a call that cannot be faked, whose error may be that of real tensors. Returns true when real tensors on
 // the CPU were seen to accept it.
