@@ -131,8 +131,15 @@ bool isAboutNumbers(c10::ArrayRef<c10::IValue> arguments) {
   return are_numbers && numbers > 1;
 }
 
+bool isGenerator(const c10::Argument& argument) {
+  const auto optional = argument.type()->cast<c10::OptionalType>();
+  const auto& type = optional ? optional->getElementType() : argument.type();
+  return type->kind() == c10::TypeKind::GeneratorType;
+}
+
 bool takesGenerator(const OperatorHandle& op) {
-  return findArgument(op.schema(), "generator") >= 0;
+  const auto& arguments = op.schema().arguments();
+  return std::any_of(arguments.begin(), arguments.end(), isGenerator);
 }
 
 bool needsValues(const OperatorHandle& op, const Stack& stack) {

@@ -31,6 +31,9 @@ bool onlyMakesViews(const c10::OperatorHandle& op);
 // True for a call about Python numbers alone, as `torch.add(3, 2)`, which makes a tensor of them.
 bool isAboutNumbers(c10::ArrayRef<c10::IValue> arguments);
 
+// True for an argument that is a random generator.
+bool isGenerator(const c10::Argument& argument);
+
 // True for an operator that is told which random generator to draw from.
 bool takesGenerator(const c10::OperatorHandle& op);
 

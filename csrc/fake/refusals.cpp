@@ -14,10 +14,8 @@
 #include <vector>
 
 #include <ATen/core/enum_tag.h>
-#include <ATen/ops/empty_strided.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
-#include <c10/util/irange.h>
 
 #include "../plain_tensors.h"
 #include "../stack_utils.h"
@@ -38,7 +36,6 @@ using c10::DispatchKey;
 using c10::DispatchKeySet;
 using c10::IValue;
 using c10::OperatorHandle;
-using c10::ScalarType;
 using torch::jit::Stack;
 
 namespace {

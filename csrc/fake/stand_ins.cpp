@@ -15,6 +15,7 @@
 #include "fake_cuda.h"
 #include "fake_storage.h"
 #include "fake_tensor_impl.h"
+#include "op_traits.h"
 #include "pointer_numbers.h"
 #include "shadows.h"
 
@@ -136,12 +137,6 @@ c10::DimVector stridesInOrder(c10::IntArrayRef sizes, c10::IntArrayRef strides) 
 // Pivots are not checked by the kernels of LAPACK, which count from 1, and write where they are told.
 bool isPivots(const c10::Argument& argument) {
   return argument.name().find("pivots") != std::string::npos;
-}
-
-bool isGenerator(const c10::Argument& argument) {
-  const auto optional = argument.type()->cast<c10::OptionalType>();
-  const auto& type = optional ? optional->getElementType() : argument.type();
-  return type->kind() == c10::TypeKind::GeneratorType;
 }
 
 class StandIns {

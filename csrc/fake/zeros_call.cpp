@@ -145,7 +145,7 @@ Stack withZeros(const OperatorHandle& op, const Stack& stack, ZeroArguments& zer
   for (const auto i : c10::irange(arguments.size())) {
     if (arguments[i].isDevice()) {
       real.emplace_back(c10::Device{c10::kCPU});
-    } else if (op.schema().arguments()[i].name() == "generator") {
+    } else if (isGenerator(op.schema().arguments()[i])) {
       real.emplace_back(at::detail::createCPUGenerator());
     } else if (arguments[i].isBool() && op.schema().arguments()[i].name() == "pin_memory") {
       real.emplace_back(false);
