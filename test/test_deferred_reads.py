@@ -402,3 +402,17 @@ def test_a_constructor_may_call_what_is_compiled(backend: str) -> None:
         return (tensor * 2 + 1).clamp(-1, 1).t().contiguous()
 
     assert_tensors_defer_exactly(lambda: [scaled(torch.randn(3, 4)), torch.rand(2)])
+
+
+def test_a_constructor_may_call_what_inductor_has_compiled() -> None:
+    @torch.compile(backend="inductor")
+    def noisy(tensor: Tensor) -> Tensor:
+        return (tensor * 2 + torch.rand_like(tensor)).sin()
+
+    def build() -> nn.Module:
+        first = nn.Linear(4, 4)
+        second = nn.Linear(4, 4)
+        second.weight = nn.Parameter(noisy(first.weight.detach()))
+        return nn.ModuleList([first, second, nn.Linear(2, 2)])
+
+    assert_defers_exactly(build)

@@ -28,6 +28,7 @@ from . import (
     _distributed_patches,
     _fake_tensor_mode,
     _higher_order,
+    _inductor,
     _meta_functions,
     _rejection,
 )
@@ -51,6 +52,7 @@ def install() -> None:
     _fake_tensor_mode.install()
     _distributed_patches.install()
     _higher_order.install()
+    _inductor.install()
     _meta_functions.install()
     _patch_new_tensor()
     _patch_sparse_constructors()

@@ -15,6 +15,7 @@ from . import _C, _patches
 from ._companions import companions, state_of
 from ._explain import Explanation, RecordedOperation, RecordedValue, explain, export_graph
 from ._held_tensors import Held, held_tensors, is_wrapper, parts_of
+from ._inductor import teach_inductor
 from ._progress import progress_bar
 from ._summary import summary
 from ._trace import tracing
@@ -69,6 +70,7 @@ def deferred_init(fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
         with tracing() if kwargs.pop("trace") else nullcontext():
             return deferred_init(fn, *args, **kwargs)
     _patches.install()
+    teach_inductor()
     with _patches.ReadsInTensorFunctions():
         _C.enter_deferred_init()
         try:
