@@ -23,6 +23,7 @@ import torch.optim.adagrad
 import torch.optim.sparse_adam
 import torch.overrides
 import torch.utils.checkpoint
+from torch._dynamo.testing import CompileCounter
 
 import torchext
 from torchext import _patching, amp, deferred_init, fake, inference
@@ -471,6 +472,42 @@ def traced() -> dict[str, str]:
     return {name: run() for name, run in made.items()}
 
 
+def compiled_with_breaks() -> dict[str, tuple[int, int]]:
+    """How many graphs, and operators in them, Dynamo makes of code that it cannot trace into one graph."""
+
+    def count(function: Callable[..., Any], *args: Any) -> tuple[int, int]:
+        torch._dynamo.reset()
+        counter = CompileCounter()  # type: ignore[no-untyped-call]
+        # Functions that a graph break leads to are compiled on their own.
+        with torch._dynamo.config.patch(nested_graph_breaks=True):
+            torch.compile(function, backend=counter)(*args)
+        return counter.frame_count, counter.op_count
+
+    x = torch.arange(6.0).reshape(2, 3)
+    layer = torch.nn.Linear(3, 3)
+
+    def saved() -> torch.Tensor:
+        torch.save(x, io.BytesIO())
+        return x + 1
+
+    def step() -> torch.Tensor:
+        copied = copy.deepcopy(layer)
+        optimizer = torch.optim.AdamW(copied.parameters())
+        copied(x).sum().backward()
+        optimizer.step()
+        return copied.weight + 1
+
+    return {
+        "deepcopy of a module": count(lambda module, y: copy.deepcopy(module)(y), torch.nn.Sequential(layer), x),
+        "deepcopy of a tensor": count(lambda: copy.deepcopy(x) + 1),
+        "repr": count(lambda: x + len(repr(x))),
+        "save": count(saved),
+        "storage": count(lambda: x.untyped_storage().data_ptr() * 0 + x),
+        "numpy": count(lambda: (torch._dynamo.graph_break(), x.numpy(), x.tolist(), x + 1)),
+        "training": count(step),
+    }
+
+
 RNN = torch.nn.RNN(3, 2)
 
 
@@ -501,6 +538,11 @@ def candidates(found: Found) -> dict[int, tuple[str, Any]]:
 
 def main() -> None:
     torch._dynamo.reset()  # imports it
+    if "--compiled" in sys.argv:  # Dynamo remembers where it has given up, so once in a process
+        if "--used" in sys.argv:
+            use_everything()
+        print(json.dumps(compiled_with_breaks()))
+        return
     if "--warm" in sys.argv:  # what `torch.overrides` finds out once and for all is found out before or after
         torch.overrides.get_overridable_functions()
         torch.overrides.get_testing_overrides()

@@ -65,3 +65,8 @@ def test_patched_callables_are_as_they_were(what: str, tables: str) -> None:
 
 def test_overridable_functions_are_the_same_objects() -> None:
     assert compared("--warm")["overridable"]
+
+
+def test_dynamo_compiles_after_graph_breaks_what_it_compiled_before() -> None:
+    """Not the functions of ours that are called there."""
+    assert run("--compiled", "--used") == run("--compiled")

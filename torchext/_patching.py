@@ -208,7 +208,16 @@ def _install(target: _Target) -> None:
     function: Function | None = None
     for made in target.patches:
         function = made._make(target.original if function is None else function)
+        if isinstance(function, FunctionType) and not target.is_traced:
+            _keep_from_dynamo(function.__code__)
     target.replace(function)
+
+
+def _keep_from_dynamo(code: CodeType) -> None:
+    """Dynamo compiles each function that a graph break leads to, but those in files of PyTorch's, as the originals."""
+    frames: Any = torch._C._dynamo.eval_frame
+    skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)
+    frames.set_code_exec_strategy(code, skip)
 
 
 def _copy_of(function: FunctionType) -> FunctionType:
