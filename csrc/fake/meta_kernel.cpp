@@ -106,10 +106,16 @@ bool isAmong(const std::array<std::string_view, N>& names, const OperatorHandle&
   return std::find(names.begin(), names.end(), c10::toString(op.operator_name())) != names.end();
 }
 
-// What iterating over `a` and `b` makes, which are on the meta device.
+// Numbers are on the CPU.
+Tensor onMeta(const Tensor& tensor) {
+  return tensor.is_meta() ? tensor
+                          : at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(c10::kMeta));
+}
+
+// What iterating over `a` and `b` makes.
 Tensor resultOfIterator(const Tensor& a, const Tensor& b, c10::ScalarType dtype) {
   at::TensorIteratorConfig config;
-  config.add_owned_output(Tensor{}).add_owned_const_input(a).add_owned_const_input(b);
+  config.add_owned_output(Tensor{}).add_owned_const_input(onMeta(a)).add_owned_const_input(onMeta(b));
   config.check_all_same_dtype(false).declare_static_dtype_and_device(dtype, c10::kMeta);
   return config.build().output();
 }
