@@ -143,9 +143,14 @@ MemoryFormat formatOnCpu(const Convolution& convolution) {
   if (extentOf(convolution.input) > kAddressable || extentOf(convolution.weight) > kAddressable) {
     return formatOfInput(inTwoDimensions(convolution));
   }
-  const Convolution on_cpu = withTensors(convolution, onCpu);
-  const Convolution two_dimensional = inTwoDimensions(on_cpu);
-  return at::native::_determine_backend_memory_format(two_dimensional.input, two_dimensional.weight, backendOf(on_cpu));
+  try {
+    const Convolution on_cpu = withTensors(convolution, onCpu);
+    const Convolution two_dimensional = inTwoDimensions(on_cpu);
+    return at::native::_determine_backend_memory_format(two_dimensional.input, two_dimensional.weight,
+                                                        backendOf(on_cpu));
+  } catch (const c10::OutOfMemoryError&) {  // where address space is limited (`ulimit -v`)
+    return formatOfInput(inTwoDimensions(convolution));
+  }
 }
 
 // `ConvBackend::Empty`, on all devices.
