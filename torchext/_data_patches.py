@@ -10,7 +10,7 @@ real then and there. Afterwards it is more likely a mistake to ask, and refused.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -25,7 +25,7 @@ from ._fake_cuda import fake_cuda
 from ._held_tensors import inner_tensors, is_wrapper
 from ._patching import patch
 
-__all__ = ["copied_bytes", "install", "no_data"]
+__all__ = ["copied_bytes", "install", "is_constructing", "make_real", "no_data"]
 
 # What reads or writes memory, or hands it out.
 METHODS_OF_STORAGES = (
@@ -62,10 +62,10 @@ def no_data(what: str, tensor: torch.Tensor) -> str:
 
 def _has_data(tensor: torch.Tensor) -> bool:
     """Tells whether `tensor` has memory, or will have it when it is asked for."""
-    return not _C.is_fake(tensor) or (_C.is_deferred(tensor) and _is_constructing())
+    return not _C.is_fake(tensor) or (_C.is_deferred(tensor) and is_constructing())
 
 
-def _is_constructing() -> bool:
+def is_constructing() -> bool:
     """Tells whether this thread is in a block of `deferred_init`."""
     return torch._C._dispatch_tls_is_dispatch_key_included("DeferredInit")
 
@@ -297,13 +297,18 @@ def _with_address_of_tensor(original: Callable[..., int]) -> Callable[..., int]:
 
 def _of_memory(original: Callable[..., Any]) -> Callable[..., Any]:
     def use(*args: Any, **kwargs: Any) -> Any:
-        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
-        deferred = list(filter(_C.is_deferred, tensors))
-        if deferred and _is_constructing():
-            _C.materialize(deferred)
+        if is_constructing():
+            make_real((*args, *kwargs.values()))
         return original(*args, **kwargs)
 
     return use
+
+
+def make_real(values: Iterable[object]) -> None:
+    """Gives memory to the deferred tensors among `values`."""
+    deferred = [value for value in values if isinstance(value, torch.Tensor) and _C.is_deferred(value)]
+    if deferred:
+        _C.materialize(deferred)
 
 
 def _patch_is_set_to() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from . import _C
+from ._data_patches import is_constructing, make_real
 from ._once import once
 from ._patching import patch
 
@@ -47,11 +47,9 @@ def _patch_graphs() -> None:
 
 def _on_real_tensors(original: Callable[..., Any]) -> Callable[..., Any]:
     def __call__(self: object, inputs: Any) -> Any:
-        if not torch._C._dispatch_tls_is_dispatch_key_included("DeferredInit"):
+        if not is_constructing():
             return original(self, inputs)
-        deferred = [value for value in inputs if isinstance(value, torch.Tensor) and _C.is_deferred(value)]
-        if deferred:
-            _C.materialize(deferred)
+        make_real(inputs)
         ours = torch._C.DispatchKeySet(torch._C._dispatch_key_parse("DeferredInit"))
         with torch._C._ExcludeDispatchKeyGuard(ours.add(torch._C._dispatch_key_parse("Fake"))):
             return original(self, inputs)

@@ -252,7 +252,8 @@ def _real_value(data: Any, parents: tuple[Any, ...]) -> Any:
     if not _is_sequence(data) or any(data is parent for parent in parents):
         return data
     elements = [_element(data, i) for i in range(len(data))]
-    values = [_real_value(element, (*parents, data)) for element in elements]
+    parents = (*parents, data)
+    values = [_real_value(element, parents) for element in elements]
     if not any(map(operator.is_not, values, elements)):
         return data
     return tuple(values) if type(data) is tuple else values

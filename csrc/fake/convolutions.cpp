@@ -39,8 +39,6 @@ constexpr int64_t kDimsOf1d = 3;  // of the input and the weight of `conv1d`
 constexpr int64_t kDimsOf2d = 4;
 constexpr int64_t kDimsOf3d = 5;
 
-constexpr std::size_t kAddressable = std::size_t{1} << 45U;  // in bytes, of what there may be several
-
 // What forward and backward are told alike.
 struct Convolution {
   Tensor input;
@@ -94,14 +92,12 @@ Tensor onMeta(const Tensor& tensor) {
   return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(c10::kMeta));
 }
 
-std::size_t extentOf(const Tensor& tensor) {
-  return at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), c10::elementSize(tensor.scalar_type()));
-}
-
 // A tensor on the CPU, of zeros that take no memory.
 Tensor onCpu(const Tensor& tensor) {
-  return makeStridedTensor(makeReadOnlyZeroStorage(extentOf(tensor)), tensor.scalar_type(), tensor.sizes(),
-                           tensor.strides(), /*storage_offset=*/0, {});
+  const std::size_t nbytes =
+      at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), c10::elementSize(tensor.scalar_type()));
+  return makeStridedTensor(makeReadOnlyZeroStorage(nbytes), tensor.scalar_type(), tensor.sizes(), tensor.strides(),
+                           /*storage_offset=*/0, {});
 }
 
 // `_convolution()` makes the input contiguous and computes as in two dimensions.
@@ -140,15 +136,12 @@ MemoryFormat formatOnCuda(const Convolution& convolution) {
 }
 
 MemoryFormat formatOnCpu(const Convolution& convolution) {
-  if (extentOf(convolution.input) > kAddressable || extentOf(convolution.weight) > kAddressable) {
-    return formatOfInput(inTwoDimensions(convolution));
-  }
   try {
     const Convolution on_cpu = withTensors(convolution, onCpu);
     const Convolution two_dimensional = inTwoDimensions(on_cpu);
     return at::native::_determine_backend_memory_format(two_dimensional.input, two_dimensional.weight,
                                                         backendOf(on_cpu));
-  } catch (const c10::OutOfMemoryError&) {  // where address space is limited (`ulimit -v`)
+  } catch (const c10::OutOfMemoryError&) {  // more than there is address space
     return formatOfInput(inTwoDimensions(convolution));
   }
 }
