@@ -15,17 +15,13 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.serialization
-from torch.nn import Module
 
 from . import _C
 from ._addresses import address_to_compare
 from ._fake_copy import FakeCopy
-from ._fake_cuda import fake_cuda
-from ._held_tensors import inner_tensors, is_wrapper
 from ._patching import patch
 
-__all__ = ["copied_bytes", "install", "is_constructing", "make_real", "no_data"]
+__all__ = ["copied_bytes", "has_data", "install", "is_constructing", "is_of_fakes", "make_real", "no_data"]
 
 # What reads or writes memory, or hands it out.
 METHODS_OF_STORAGES = (
@@ -33,8 +29,6 @@ METHODS_OF_STORAGES = (
     *("is_pinned", "pin_memory", "share_memory_", "_share_cuda_", "_share_fd_cpu_", "_share_filename_cpu_"),
 )
 
-# Data is often long lists of these.
-NO_TENSORS = frozenset({int, float, complex, bool, str, bytes, type(None)})
 
 REMEDY = (
     "If it was constructed by deferred_init, call torchext.deferred_init.materialize_tensor() or materialize_module() "
@@ -44,8 +38,6 @@ REMEDY = (
 
 def install() -> None:
     """Installs the patches."""
-    _patch_save()
-    _patch_rebuilding()
     _patch_resize()
     _patch_storage_copies()
     _patch_storage_reads()
@@ -60,7 +52,7 @@ def no_data(what: str, tensor: torch.Tensor) -> str:
     return f"{what} needs the data of a tensor of shape {shape}, but this tensor is fake and has none. {REMEDY}"
 
 
-def _has_data(tensor: torch.Tensor) -> bool:
+def has_data(tensor: torch.Tensor) -> bool:
     """Tells whether `tensor` has memory, or will have it when it is asked for."""
     return not _C.is_fake(tensor) or (_C.is_deferred(tensor) and is_constructing())
 
@@ -68,65 +60,6 @@ def _has_data(tensor: torch.Tensor) -> bool:
 def is_constructing() -> bool:
     """Tells whether this thread is in a block of `deferred_init`."""
     return torch._C._dispatch_tls_is_dispatch_key_included("DeferredInit")
-
-
-def _patch_save() -> None:
-    """`torch.save()` opens its file before it meets the first tensor, and closes it properly when that raises."""
-
-    def make(original: Callable[..., None]) -> Callable[..., None]:
-        def save(obj: object, *args: Any, **kwargs: Any) -> None:
-            fake = _find_fake(obj, set())
-            if fake is not None:
-                raise RuntimeError(no_data("torch.save()", fake))
-            return original(obj, *args, **kwargs)
-
-        return save
-
-    patch(torch.serialization, "save", make, "leaves a broken file behind")
-
-
-def _find_fake(obj: object, seen: set[int]) -> torch.Tensor | None:
-    """A fake tensor in the containers and modules that make up `obj`. Does not look into other objects."""
-    if isinstance(obj, torch.Tensor):
-        if not is_wrapper(obj):
-            return None if _has_data(obj) else obj
-        if id(obj) in seen:
-            return None
-        seen.add(id(obj))
-        obj = inner_tensors(obj)
-    if isinstance(obj, torch.UntypedStorage):
-        return _find_fake(_C.bytes_of_storage(obj), seen) if _C.is_storage_of_fakes(obj) else None
-    if not isinstance(obj, dict | list | tuple | set | frozenset | Module) or id(obj) in seen:
-        return None
-    seen.add(id(obj))
-    content = vars(obj) if isinstance(obj, Module) else obj
-    for part in content.values() if isinstance(content, dict) else content:
-        if type(part) in NO_TENSORS:
-            continue
-        fake = _find_fake(part, seen)
-        if fake is not None:
-            return fake
-    return None
-
-
-def _patch_rebuilding() -> None:
-    """`copy.copy()` puts a new tensor on the old storage, as unpickling does. On a fake storage it has to be fake."""
-
-    def make(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        def rebuild(storage: torch.TypedStorage, *args: Any) -> torch.Tensor:
-            if not _is_of_fakes(getattr(storage, "_untyped_storage", None)):
-                return original(storage, *args)
-            device = storage._untyped_storage.device
-            with fake_cuda(device.index + 1 if device.type == "cuda" else 0):
-                _C.enter_fake_mode()
-                try:
-                    return original(storage, *args)
-                finally:
-                    _C.leave_fake_mode()
-
-        return rebuild
-
-    patch(torch._utils, "_rebuild_tensor", make, "makes a real tensor, whatever the storage is")
 
 
 def _patch_resize() -> None:
@@ -147,7 +80,7 @@ def _patch_resize() -> None:
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def resize_(self: torch.UntypedStorage, size: int) -> Any:
-            if not _is_of_fakes(self) or not isinstance(size, int):
+            if not is_of_fakes(self) or not isinstance(size, int):
                 return original(self, size)
             if size < 0:
                 raise RuntimeError(f"A storage cannot be resized to {size} bytes.")
@@ -178,13 +111,13 @@ def _patch_storage_copies() -> None:
     """Copies of storages are filled by `UntypedStorage.copy_()`."""
 
     def make_clone(original: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda self: copied_bytes(self, {}).untyped_storage() if _is_of_fakes(self) else original(self)
+        return lambda self: copied_bytes(self, {}).untyped_storage() if is_of_fakes(self) else original(self)
 
     def make_deepcopy(original: Callable[..., Any]) -> Callable[..., Any]:
         def __deepcopy__(self: torch.UntypedStorage, memo: dict[int, Any]) -> Any:
             if isinstance(memo, FakeCopy):
                 return memo.storage(self)
-            return copied_bytes(self, memo).untyped_storage() if _is_of_fakes(self) else original(self, memo)
+            return copied_bytes(self, memo).untyped_storage() if is_of_fakes(self) else original(self, memo)
 
         return __deepcopy__
 
@@ -211,7 +144,7 @@ def _patch_storage_reads() -> None:
 
 def _showing_fakes(original: Callable[..., str]) -> Callable[..., str]:
     def show(self: torch.TypedStorage) -> str:
-        if not isinstance(self, torch.TypedStorage) or not _is_of_fakes(self._untyped_storage):
+        if not isinstance(self, torch.TypedStorage) or not is_of_fakes(self._untyped_storage):
             return original(self)
         storage = self._untyped_storage
         size = storage.nbytes() // self._element_size()
@@ -231,7 +164,7 @@ ANSWERS_FOR_STORAGES: dict[str, Callable[[torch.UntypedStorage], Any]] = {
 
 def _answering_for_fakes(original: Callable[..., Any], answer: Callable[..., Any]) -> Callable[..., Any]:
     def function(self: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
-        return answer(self) if _is_of_fakes(self) else original(self, *args, **kwargs)
+        return answer(self) if is_of_fakes(self) else original(self, *args, **kwargs)
 
     return function
 
@@ -248,7 +181,7 @@ def _with_memory(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _with_address(original: Callable[..., int]) -> Callable[..., int]:
     def data_ptr(self: torch.UntypedStorage) -> int:
-        if _is_of_fakes(self):
+        if is_of_fakes(self):
             address = address_to_compare(self)
             if address is not None:
                 return address
@@ -258,7 +191,7 @@ def _with_address(original: Callable[..., int]) -> Callable[..., int]:
     return data_ptr
 
 
-def _is_of_fakes(storage: object) -> bool:
+def is_of_fakes(storage: object) -> bool:
     return isinstance(storage, torch.UntypedStorage) and _C.is_storage_of_fakes(storage)
 
 
@@ -266,7 +199,7 @@ def _ask_for_memory(storage: torch.UntypedStorage) -> None:
     if not _C.is_storage_of_fakes(storage):
         return
     all_bytes = _C.bytes_of_storage(storage)
-    if not _has_data(all_bytes):
+    if not has_data(all_bytes):
         raise RuntimeError(
             f"This storage of {storage.nbytes()} bytes is that of fake tensors and has no data. {REMEDY}"
         )

@@ -21,6 +21,7 @@ __all__ = ["install"]
 def install() -> None:
     """Installs the patches. Calls that are not about our fakes go to the originals, unchanged."""
     patch(torch._meta_registrations, "_meta_grouped_mm_common", _taking_all_dtypes, "takes bfloat16 only")
+    _patch_device_hint()
     patch(torch._library.fake_impl, "set_ctx_getter", _refusing_sizes, "takes our fakes for meta tensors")
 
 
@@ -88,3 +89,13 @@ class _Context:
         except RuntimeError as error:  # begins with the name
             return str(error).split(" ", 1)[0]
         return "the operator"
+
+
+def _patch_device_hint() -> None:
+    """Meta kernels in Python ask `device_hint()` for the device of a FakeTensor, and take CUDA for any other."""
+
+    def make(original: Callable[..., str]) -> Callable[..., str]:
+        return lambda tensor: _C.meta_call_device() or original(tensor)
+
+    reason = "takes CUDA for the device of whatever is no FakeTensor of PyTorch's"
+    patch(torch._meta_registrations, "device_hint", make, reason)

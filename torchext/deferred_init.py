@@ -11,12 +11,14 @@ import torch
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from . import _C, _patches
+from . import _C, _companions, _patches
 from ._companions import companions, state_of
 from ._explain import Explanation, RecordedOperation, RecordedValue, explain, export_graph
 from ._held_tensors import Held, held_tensors, is_wrapper, parts_of
 from ._inductor import teach_inductor
+from ._once import once
 from ._progress import progress_bar
+from ._reads import ReadsInTensorFunctions
 from ._summary import summary
 from ._trace import tracing
 
@@ -69,14 +71,20 @@ def deferred_init(fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
     if kwargs.get("trace") is not None and not _has_parameter(fn, "trace"):
         with tracing() if kwargs.pop("trace") else nullcontext():
             return deferred_init(fn, *args, **kwargs)
-    _patches.install()
+    _install()
     teach_inductor()
-    with _patches.ReadsInTensorFunctions():
+    with ReadsInTensorFunctions():
         _C.enter_deferred_init()
         try:
             return fn(*args, **kwargs)
         finally:
             _C.leave_deferred_init()
+
+
+@once
+def _install() -> None:
+    _patches.install()
+    _companions.install()
 
 
 def _has_parameter(fn: Callable[..., object], name: str) -> bool:

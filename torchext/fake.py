@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from . import _C, _fake_cuda, _patches
 from ._fake_copy import FakeCopy
 from ._fake_tensor_mode import fakes_on_this_thread
+from ._transformers import teach_transformers
 
 __all__ = [
     "CacheInfo",
@@ -61,7 +62,7 @@ def fake_mode(*, fake_cuda: bool | int = False) -> Iterator[None]:
         tensor(..., size=(4, 4), dtype=torch.float32, device='cpu', fake=True)
     """
     _patches.install()
-    _patches.teach_transformers()
+    teach_transformers()
     with _fake_cuda.fake_cuda(fake_cuda), fakes_on_this_thread():
         yield
 
