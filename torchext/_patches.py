@@ -12,7 +12,6 @@ from . import (
     _distributed_patches,
     _fake_tensor_mode,
     _higher_order,
-    _inductor,
     _meta_functions,
     _optimizer_patches,
     _saving_patches,
@@ -34,7 +33,6 @@ def install() -> None:
     _fake_tensor_mode.install()
     _distributed_patches.install()
     _higher_order.install()
-    _inductor.install()
     _meta_functions.install()
     _sparse_patches.install()
     _optimizer_patches.install()

@@ -11,11 +11,10 @@ import torch
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from . import _C, _companions, _patches
+from . import _C, _companions, _inductor, _patches
 from ._companions import companions, state_of
 from ._explain import Explanation, RecordedOperation, RecordedValue, explain, export_graph
 from ._held_tensors import Held, held_tensors, is_wrapper, parts_of
-from ._inductor import teach_inductor
 from ._once import once
 from ._progress import progress_bar
 from ._reads import ReadsInTensorFunctions
@@ -72,7 +71,7 @@ def deferred_init(fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
         with tracing() if kwargs.pop("trace") else nullcontext():
             return deferred_init(fn, *args, **kwargs)
     _install()
-    teach_inductor()
+    _inductor.teach_inductor()
     with ReadsInTensorFunctions():
         _C.enter_deferred_init()
         try:
@@ -85,6 +84,7 @@ def deferred_init(fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
 def _install() -> None:
     _patches.install()
     _companions.install()
+    _inductor.install()
 
 
 def _has_parameter(fn: Callable[..., object], name: str) -> bool:
