@@ -26,7 +26,8 @@ import torch.utils.checkpoint
 from torch._dynamo.testing import CompileCounter
 
 import torchext
-from torchext import _patching, amp, deferred_init, fake, inference
+from torchext import amp, deferred_init, fake, inference
+from torchext.tools import patching
 
 
 def use_everything() -> None:
@@ -570,7 +571,7 @@ def main() -> None:
     after = look() if names else {}
     other_names, functions = exchanged(found, namespace())
     ids = {id(function) for function in functions}
-    listed = [patch.function for patch in _patching.patches]
+    listed = [patch.function for patch in patching.patches]
     print(
         json.dumps(
             {

@@ -23,9 +23,9 @@ from common import (
 from torch import Tensor, nn
 
 import torchext
-from torchext import _data_patches
 from torchext.deferred_init import deferred_init, is_deferred, materialize_module, materialize_tensor
 from torchext.fake import fake_mode, is_fake
+from torchext.fake.patches import saving
 
 
 class TestIdentity:
@@ -381,4 +381,4 @@ class TestWrapperThatIsAPartOfItself:
             torchext.fake.fake_like(wrapper)
 
     def test_is_searched_for_fakes_once(self, wrapper: torch.Tensor) -> None:
-        assert _data_patches._find_fake([wrapper], set()) is None
+        assert saving._find_fake([wrapper], set()) is None

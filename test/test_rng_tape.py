@@ -15,9 +15,8 @@ import torch
 from common import assert_same_tensor, build_both
 from torch import Tensor, nn
 
-from torchext import _rejection
 from torchext.deferred_init import deferred_init, explain, materialize_module, materialize_tensor
-from torchext.fake import fake_mode
+from torchext.fake import fake_mode, rejection
 
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 FILLS: dict[str, tuple[Callable[[Tensor], Tensor], list[torch.dtype]]] = {
@@ -116,7 +115,7 @@ def test_rejection_sampling_draws_as_often_as_eager(bounds: tuple[float, float])
 def test_rejection_sampling_goes_chunk_by_chunk(
     bounds: tuple[float, float], dtype: torch.dtype, numel: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_rejection, "CHUNK", 64)
+    monkeypatch.setattr(rejection, "CHUNK", 64)
 
     def build() -> list[Tensor]:
         torch.empty(3).normal_()  # keeps a value, which the others must neither take nor lose
@@ -128,7 +127,7 @@ def test_rejection_sampling_goes_chunk_by_chunk(
 
 @pytest.mark.parametrize("numel", [5, 100, 500])
 def test_sampler_warns_as_often_as_eager(numel: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_rejection, "CHUNK", 64)
+    monkeypatch.setattr(rejection, "CHUNK", 64)
 
     def build() -> Tensor:
         return nn.init.trunc_normal_(torch.empty(numel), mean=3, a=-1, b=0.9)

@@ -12,7 +12,7 @@
 namespace torchext {
 
 // While it lives, `deviceOfMetaCall()` is `device` on this thread. PyTorch's Python Meta kernels ask `device_hint()`
-// for it (torch/_meta_registrations.py), which `torchext._patches` answers.
+// for it (torch/_meta_registrations.py), which torchext/fake/meta_functions.py answers.
 class MetaCallOnDevice {
  public:
   explicit MetaCallOnDevice(c10::Device device);

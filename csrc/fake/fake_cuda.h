@@ -23,7 +23,7 @@ namespace torchext {
 //   * the engine counts devices once, at the first backward of the process, to start a thread for each. Fakes need
 //   none:
 //     their backward runs on the thread that asks for it;
-//   * the functions of torch.cuda are Python, see torchext/_fake_cuda.py.
+//   * the functions of torch.cuda are Python, see torchext/fake/cuda.py.
 //
 // On a machine with CUDA devices nothing of this happens.
 

@@ -30,7 +30,7 @@ struct Region {
   bool is_self_cleaning;
 };
 
-// torchext._amp_backward.install() and torchext._amp_patches.install().
+// torchext.amp.backward.install() and torchext.amp.patches.install().
 Installer backward_installer;
 Installer identity_installer;
 

@@ -63,7 +63,7 @@ pybind11::tuple explainTensors(const Tensors& tensors) {
   return pybind11::make_tuple(operations, shown);
 }
 
-// torchext._trace.current_line(), held for the life of the process.
+// torchext.tools.source_lines.current_line(), held for the life of the process.
 PyObject* source_tracer = nullptr;
 
 std::string traceInPython() {

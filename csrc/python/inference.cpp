@@ -55,7 +55,7 @@ PyObject* leaveBlock(PyObject* self, PyObject* const* /*unused*/, Py_ssize_t /*u
   END_HANDLE_TH_ERRORS
 }
 
-// torchext._origins.install().
+// torchext.inference.origins.install().
 Installer tracing_installer;
 
 PyObject* newInferenceBlock(PyTypeObject* type, PyObject* args, PyObject* kwargs) {

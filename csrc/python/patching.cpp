@@ -26,7 +26,7 @@ namespace {
 //   which must stay. So it is given another function for vectorcalls, which is told what is called.
 // - A property (a `getset_descriptor`) is given another `PyGetSetDef`, which has room for a pointer to the slot.
 //
-// torchext/_patching.py decides what is replaced.
+// torchext/tools/patching.py decides what is replaced.
 
 struct Slot {
   PyObject* function = nullptr;  // the object, held for good
@@ -235,7 +235,7 @@ void checkReplaceable(PyObject* function) {
   }
 }
 
-// Two threads do not come here at once: torchext/_patching.py has a lock.
+// Two threads do not come here at once: torchext/tools/patching.py has a lock.
 Slot& slotOf(PyObject* function) {
   checkReplaceable(function);
   std::size_t index = 0;

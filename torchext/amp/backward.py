@@ -1,0 +1,73 @@
+"""Tells who runs a backward pass inside of an autocast region.
+
+The operators of a backward pass run in the dtypes that those of the forward pass ran in. Inside of a region they would
+autocast for themselves: the autograd engine takes the thread's state along. PyTorch's documentation warns of it and
+PyTorch does not.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .. import _C
+from ..tools.once import once
+from ..tools.patching import patch
+from ..tools.source_lines import users_frame
+
+__all__ = ["install"]
+
+_lock = threading.Lock()
+_warned: set[tuple[str, int]] = set()
+
+# The position of `create_graph` in the arguments of `_engine_run_backward()` behind the outputs.
+CREATE_GRAPH = 2
+
+
+@once
+def install() -> None:
+    """Lets each backward pass look where it is, for good. Called when autocast is first used."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def _engine_run_backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            if _C.is_in_enabled_region() and not _is_of_a_transform():
+                _warn()
+            creates_graph = args[CREATE_GRAPH] if len(args) > CREATE_GRAPH else kwargs.get("create_graph", False)
+            is_number = isinstance(creates_graph, int)  # the engine refuses others
+            return _C.call_in_backward(is_number and bool(creates_graph), original, outputs, *args, **kwargs)
+
+        return _engine_run_backward
+
+    patch(torch.autograd.graph, "_engine_run_backward", make, "does not tell that a backward pass begins")
+
+
+def _is_of_a_transform() -> bool:
+    """Is there no line of the program between forward and backward?
+
+    In `torch.func.grad` they are one call, and `torch.compile` traces both when the first is called.
+    """
+    is_compiling = torch._guards.TracingContext.try_get() is not None
+    return is_compiling or torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def _warn() -> None:
+    """Warns once for each line of the user's program."""
+    frame = users_frame()
+    if frame is None:
+        return  # a thread that a library has started
+    line = (frame.f_code.co_filename, frame.f_lineno)
+    with _lock:
+        if line in _warned:
+            return
+        _warned.add(line)
+    warnings.warn_explicit(
+        f"{line[0]}:{line[1]} runs backward() inside of an autocast region: the operators of the backward pass run in "
+        "the dtypes of the forward pass, and those that the region casts as well may run in others. Leave the region "
+        "before it.",
+        UserWarning,
+        *line,
+    )

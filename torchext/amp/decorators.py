@@ -1,0 +1,207 @@
+"""Decorators of what runs autocasting, or in one precision: functions, methods, modules and autograd functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import wraps
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import nn
+
+from .. import _C
+from ..tools.calls import Call, Way, call_in_way
+from .casts import to_float32, to_lower_precision
+
+__all__ = ["Autocasting", "InFloat32", "InLowerPrecision", "decorate"]
+
+T = TypeVar("T", bound=Callable[..., Any])
+State = dict[str, tuple[bool, torch.dtype | None]]
+
+
+class Autocasting:
+    """Runs functions in `region`, and casts to float32 what they return to where operators do not autocast."""
+
+    def __init__(self, region: _C.AutocastRegion) -> None:
+        self.region = region
+
+    def __call__(self) -> Call:
+        """How to run one call."""
+        is_enabled = self.region._arguments()[2]
+        return Call(self._where_needed, cast_out=self._cast_out) if is_enabled else Call(lambda: self.region)
+
+    def plain(self, function: T) -> T:
+        """What a plain function becomes: without an object for each call."""
+        region, is_outermost = self.region, self.region._is_outermost
+        is_enabled = region._arguments()[2]
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if is_enabled and not is_outermost():
+                return function(*args, **kwargs)
+            with region:
+                result = function(*args, **kwargs)
+            return to_float32(result) if is_enabled else result
+
+        return cast("T", run)
+
+    def _where_needed(self) -> AbstractContextManager[object]:
+        return self.region if self.region._is_outermost() else nullcontext()
+
+    def _cast_out(self, results: Any) -> Any:
+        return to_float32(results) if self.region._is_outermost() else results
+
+
+class InFloat32:
+    """Runs functions without autocast on float32, and has them return float32."""
+
+    def __call__(self) -> Call:
+        """How to run one call."""
+        return Call(_no_autocast, cast_in=to_float32, cast_out=to_float32)
+
+
+class InLowerPrecision:
+    """Runs functions on the lower precision, where operators autocast."""
+
+    def __call__(self) -> Call:
+        """How to run one call."""
+        return Call(cast_in=to_lower_precision)
+
+
+def decorate(target: T, way: Way) -> T:
+    """Returns what runs `target` in the given way.
+
+    Args:
+        target: A function, of any kind, or a class of modules or of autograd functions, or a module. Those three are
+            changed, and returned.
+        way: How to run it.
+
+    Raises:
+        TypeError: `target` is something else.
+    """
+    if isinstance(target, torch.jit.ScriptModule):
+        raise TypeError("torchext.amp does not decorate scripted modules: decorate what calls them.")
+    if isinstance(target, nn.Module):
+        _decorate_module(target, way)
+        return target
+    if isinstance(target, type) and issubclass(target, torch.autograd.Function):
+        _decorate_autograd_function(target, way)
+        return target
+    if isinstance(target, type) and issubclass(target, nn.Module):
+        target.forward = decorate(target.forward, way)
+        initialized = getattr(target, "cls_to_become", None)
+        if initialized is not None:  # what a lazy module becomes
+            target.cls_to_become = _class_of_one(initialized, (way,))  # type: ignore[attr-defined]
+        return target
+    if isinstance(target, type) or not (callable(target) or isinstance(target, classmethod)):
+        what = f"the class {target.__name__}" if isinstance(target, type) else f"a {type(target).__name__}"
+        raise TypeError(
+            "torchext.amp decorates functions, methods, modules, and classes that derive from torch.nn.Module or "
+            f"torch.autograd.Function, but this is {what}."
+        )
+    if isinstance(target, staticmethod | classmethod):
+        return type(target)(decorate(target.__func__, way))
+    return call_in_way(way, target, getattr(way, "plain", None))
+
+
+def _decorate_module(module: nn.Module, way: Way) -> None:
+    """Gives `module` a class of its own, as `torch.nn.utils.parametrize` does.
+
+    A `forward` in its `__dict__` would be bound to it for good: copies and the replicas of DataParallel, which take
+    over the `__dict__`, would run it on the original.
+    """
+    if "forward" in vars(module):
+        module.forward = decorate(module.forward, way)
+        return
+    cls = type(module)
+    original, ways = vars(cls).get("_amp_original", (cls, ()))
+    module.__class__ = _class_of_one(original, (*ways, way))
+
+
+def _class_of_one(original: type[nn.Module], ways: tuple[Way, ...]) -> type[nn.Module]:
+    forward = original.forward
+    for way in ways:
+        forward = decorate(forward, way)
+
+    def reduce(self: nn.Module, protocol: Any) -> Any:
+        make, args, *rest = cast("tuple[Any, ...]", original.__reduce_ex__(self, protocol))
+        return _remake_one, (ways, *(original if part is type(self) else part for part in (make, *args))), *rest
+
+    members: dict[str, Any] = {
+        "forward": forward,
+        "__reduce_ex__": reduce,
+        "__module__": original.__module__,
+        "__qualname__": original.__qualname__,
+        "__doc__": original.__doc__,
+        "_amp_original": (original, ways),
+    }
+    initialized = getattr(original, "cls_to_become", None)
+    if initialized is not None:  # what a lazy module becomes
+        members["cls_to_become"] = _class_of_one(initialized, ways)
+    return type(original.__name__, (original,), members)
+
+
+def _remake_one(ways: tuple[Way, ...], make: Callable[..., nn.Module], *args: Any) -> nn.Module:
+    module = make(*args)
+    for way in ways:
+        _decorate_module(module, way)
+    return module
+
+
+def _decorate_autograd_function(cls: type[torch.autograd.Function], way: Way) -> None:
+    """Its backward runs as its forward did: autocasting to the same dtype or not, on arguments cast in the same way."""
+    has_context = cls.setup_context is torch.autograd.Function.setup_context
+    forward, setup_context = cls.forward, cls.setup_context
+    # PyTorch refuses functions that have both.
+    backward_name = "backward" if cls.vjp is torch.autograd.Function.vjp else "vjp"
+    backward = getattr(cls, backward_name)
+
+    def recorded() -> Call:
+        """Both run without grad mode, but what they save is to be differentiated a second time."""
+        call = way()
+        return Call(call.guard, torch.enable_grad()(call.cast_in), call.cast_out)
+
+    @wraps(forward)
+    def wrapped_forward(*args: Any, **kwargs: Any) -> Any:
+        if has_context:
+            args[0]._amp_state = _autocast_state()
+        return forward(*args, **kwargs)
+
+    @wraps(setup_context)
+    def wrapped_setup_context(ctx: Any, inputs: Any, output: Any) -> Any:
+        call = recorded()
+        with call.guard():
+            ctx._amp_state = _autocast_state()
+            inputs = call.cast_in(inputs)
+        return setup_context(ctx, inputs, output)
+
+    @wraps(backward)
+    def wrapped_backward(ctx: Any, *grads: Any) -> Any:
+        with _in_state(ctx._amp_state):
+            return backward(ctx, *way().cast_in(grads))
+
+    cls.forward = staticmethod(call_in_way(recorded, wrapped_forward))  # type: ignore[method-assign]
+    setattr(cls, backward_name, staticmethod(wrapped_backward))
+    if not has_context:
+        cls.setup_context = staticmethod(wrapped_setup_context)  # type: ignore[method-assign]
+
+
+def _device_types() -> set[str]:
+    """Those for which a function runs in a state of its own."""
+    return {"cpu", _C.autocast_device_type_in_use()}
+
+
+def _autocast_state() -> State:
+    """Whether operators autocast now, and to what."""
+    return {d: (torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in _device_types()}
+
+
+def _in_state(state: State) -> ExitStack:
+    stack = ExitStack()
+    for device_type, (is_enabled, dtype) in state.items():
+        stack.enter_context(_C.AutocastRegion(device_type, dtype=dtype, enabled=is_enabled))
+    return stack
+
+
+def _no_autocast() -> ExitStack:
+    return _in_state(dict.fromkeys(_device_types(), (False, None)))

@@ -1,0 +1,176 @@
+"""What has been recorded, for people to read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import overload
+
+import torch
+from torch.nn import Module
+
+from .. import _C
+from ..tools.held_tensors import held_tensors
+
+__all__ = ["Explanation", "RecordedOperation", "RecordedValue", "explain", "export_graph"]
+
+
+@dataclass(frozen=True)
+class RecordedValue:
+    """What an operation leaves in the memory of a tensor.
+
+    Operations do not change values: one that works in place reads a value and makes the next one.
+    """
+
+    number: int
+    """Counts the values of an explanation, from 0."""
+    shape: tuple[int, ...]
+    """As it was first written; views show parts of it."""
+    dtype: torch.dtype
+
+    def __str__(self) -> str:
+        return f"%{self.number}: {str(self.dtype).removeprefix('torch.')}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True)
+class RecordedOperation:
+    """One call that was recorded, and will be made when a tensor is materialized that depends on it."""
+
+    name: str
+    """Of the operator, such as `aten::uniform_`; `constant` for what `torch.tensor()` and its like made."""
+    call: str
+    """The call with its arguments, `%i` for the value that is numbered `i`. What has its default is left out."""
+    reads: tuple[int, ...]
+    """The numbers of the values that it reads, in the order of the arguments."""
+    writes: tuple[RecordedValue, ...]
+    """The values that it makes."""
+    generator_offset: int | None
+    """Of one that draws from a CPU generator: how many 32-bit draws after the generator's last known state it starts.
+    That is the state when it was seeded, or first recorded from since anything else used it."""
+    draws: int | None
+    """How many 32-bit draws it takes. None where only running it can tell."""
+    source: str | None
+    """The line that recorded it, as `file:line in function`. None unless it was traced."""
+
+    def __str__(self) -> str:
+        notes = []
+        if self.generator_offset is not None:
+            draws = "draws" if self.draws is None else f"{self.draws} draws"
+            notes.append(f"{draws} from {self.generator_offset}")
+        if self.source is not None:
+            notes.append(self.source)
+        return f"{', '.join(map(str, self.writes))} = {self.call}" + (f"  # {'; '.join(notes)}" if notes else "")
+
+
+class Explanation(Sequence[RecordedOperation]):
+    """Recorded operations, in the order of their recording. Reads as a program, one line for each."""
+
+    def __init__(self, operations: Sequence[RecordedOperation], result: str) -> None:
+        self._operations = tuple(operations)
+        self._result = result
+
+    @overload
+    def __getitem__(self, index: int) -> RecordedOperation: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[RecordedOperation]: ...
+    def __getitem__(self, index: int | slice) -> RecordedOperation | Sequence[RecordedOperation]:
+        return self._operations[index]
+
+    def __len__(self) -> int:
+        return len(self._operations)
+
+    def __str__(self) -> str:
+        return "\n".join([*map(str, self._operations), f"return {self._result}"])
+
+    __repr__ = __str__
+
+
+def explain(tensor: torch.Tensor) -> Explanation:
+    """Tells which recorded operations make `tensor`.
+
+    Args:
+        tensor: A deferred tensor.
+
+    Returns:
+        The operations, as a sequence that prints as a program. They know their lines if they were recorded with
+        `deferred_init(..., trace=True)` or under `tracing()`.
+
+    Raises:
+        TypeError: `tensor` is no tensor.
+        ValueError: Nothing is recorded of `tensor`.
+
+    Example:
+        >>> print(explain(deferred_init(torch.nn.Linear, 4, 4).bias))
+        %0: float32[4] = aten::empty.memory_format([4], device=cpu)
+        %1: float32[4] = aten::uniform_(%0, -0.5, 0.5)  # 4 draws from 16
+        return %1
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"explain() takes a tensor, but `tensor` is a {type(tensor).__name__}.")
+    operations, ((_, result),) = _explain([tensor])
+    return Explanation(operations, result)
+
+
+def _explain(tensors: list[torch.Tensor]) -> tuple[list[RecordedOperation], list[tuple[int, str]]]:
+    operations, shown = _C.explain(tensors)
+    return [
+        RecordedOperation(
+            name=name,
+            call=call,
+            reads=tuple(reads),
+            writes=tuple(RecordedValue(number, tuple(shape), dtype) for number, shape, dtype in writes),
+            generator_offset=offset,
+            draws=draws,
+            source=source or None,
+        )
+        for name, call, reads, writes, offset, draws, source in operations
+    ], shown
+
+
+def export_graph(module: Module, path: str | os.PathLike[str]) -> None:
+    """Writes the recording of the deferred tensors of `module` as a graph in Graphviz's DOT language.
+
+    Boxes are operations, ellipses the tensors of the module. An arrow leads from what makes a value to what reads it.
+    `dot -Tsvg graph.dot -o graph.svg` draws it.
+
+    Args:
+        module: A module. Its real tensors are left out.
+        path: The file to write.
+
+    Raises:
+        TypeError: `module` is no module.
+        OSError: The file cannot be written.
+    """
+    if not isinstance(module, Module):
+        raise TypeError(f"export_graph() takes a module, but `module` is a {type(module).__name__}.")
+    deferred = [held for held in held_tensors(module) if _C.is_deferred(held.tensor)]
+    operations, shown = _explain([held.tensor for held in deferred])
+    names: dict[int, list[str]] = {}
+    for held, (number, _) in zip(deferred, shown, strict=True):
+        names.setdefault(number, []).append(held.name)
+    Path(path).write_text("\n".join(_dot_lines(operations, names)) + "\n", encoding="utf-8")
+
+
+def _dot_lines(operations: list[RecordedOperation], names: dict[int, list[str]]) -> Iterator[str]:
+    yield "digraph recording {"
+    yield "  node [fontname=monospace];"
+    writer_of: dict[int, int] = {}
+    for place, operation in enumerate(operations):
+        writer_of.update((value.number, place) for value in operation.writes)
+        label = operation.call if operation.source is None else f"{operation.call}\n{operation.source}"
+        yield f"  op{place} [shape=box, label={_quoted(label)}];"
+        for number in dict.fromkeys(operation.reads):
+            yield f"  op{writer_of[number]} -> op{place} [label={_quoted(f'%{number}')}];"
+    for number, held in names.items():
+        label = "\n".join(dict.fromkeys(held))
+        yield f"  tensor{number} [label={_quoted(label)}];"
+        yield f"  op{writer_of[number]} -> tensor{number} [label={_quoted(f'%{number}')}];"
+    yield "}"
+
+
+def _quoted(text: str) -> str:
+    r"""Returns `text` as a string of DOT, in which `\l` ends a line that is aligned to the left."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"' if "\n" not in escaped else '"' + escaped.replace("\n", "\\l") + '\\l"'

@@ -1,0 +1,57 @@
+"""Functions that `torch.compile` has compiled with inductor, in constructors.
+
+Their kernels read memory without calling an operator. A constructor that asks for memory gets it: their arguments
+become real, and what they return is.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..fake.patches.storages import is_constructing, make_real
+from ..tools.once import once
+from ..tools.patching import patch
+
+__all__ = ["install", "teach_inductor"]
+
+
+def install() -> None:
+    """Lets what is compiled from now on be known to constructors."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def __call__(self: object, *args: Any, **kwargs: Any) -> Any:
+            compiled = original(self, *args, **kwargs)
+            teach_inductor()
+            return compiled
+
+        return __call__
+
+    patch(torch._TorchCompileInductorWrapper, "__call__", make, "imports inductor, which nobody else may have done")
+
+
+def teach_inductor() -> None:
+    """Lets constructors call what is compiled, if inductor has been imported."""
+    if hasattr(sys.modules.get("torch._inductor.output_code"), "CompiledFxGraph"):
+        _patch_graphs()
+
+
+@once
+def _patch_graphs() -> None:
+    module: Any = sys.modules["torch._inductor.output_code"]
+    patch(module.CompiledFxGraph, "__call__", _on_real_tensors, "runs kernels that read memory")
+
+
+def _on_real_tensors(original: Callable[..., Any]) -> Callable[..., Any]:
+    def __call__(self: object, inputs: Any) -> Any:
+        if not is_constructing():
+            return original(self, inputs)
+        make_real(inputs)
+        ours = torch._C.DispatchKeySet(torch._C._dispatch_key_parse("DeferredInit"))
+        with torch._C._ExcludeDispatchKeyGuard(ours.add(torch._C._dispatch_key_parse("Fake"))):
+            return original(self, inputs)
+
+    return __call__

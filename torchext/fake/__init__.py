@@ -1,0 +1,211 @@
+"""Fake tensors: what a program would do on a device, on any machine and without memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch.utils import _pytree as pytree
+
+from .. import _C
+from . import cuda, patches
+from .copying import FakeCopy
+from .fake_tensor_mode import fakes_on_this_thread
+from .transformers import teach_transformers
+
+__all__ = [
+    "CacheInfo",
+    "DataDependentError",
+    "UnsupportedOperatorError",
+    "cache_clear",
+    "cache_info",
+    "fake_like",
+    "fake_mode",
+    "is_fake",
+    "meta_like",
+]
+
+T = TypeVar("T")
+
+
+class DataDependentError(RuntimeError):
+    """An operator needs the values of a fake tensor, which has none."""
+
+
+class UnsupportedOperatorError(NotImplementedError):
+    """PyTorch cannot tell what an operator makes of fake tensors: it has no Meta kernel, or none for the arguments."""
+
+
+_C.set_error_types(DataDependentError, UnsupportedOperatorError)
+
+
+@contextmanager
+def fake_mode(*, fake_cuda: bool | int = False) -> Iterator[None]:
+    """Makes every tensor that is constructed in the block fake.
+
+    A fake tensor has a shape, strides, a dtype, a device and autograd's state, but no data. Operators on fake tensors
+    compute all of that and nothing else. Blocks nest, and each thread has its own. Where blocks of PyTorch's
+    `FakeTensorMode` nest with them, the innermost decides.
+
+    Args:
+        fake_cuda: On a machine without CUDA devices, their number in the block (True is one): fake tensors may be on
+            them, and the functions of `torch.cuda` answer for them on this thread. A fake stays usable after the block.
+            Has no effect where there are CUDA devices.
+
+    Raises:
+        ValueError: `fake_cuda` is not a number of devices that there can be.
+
+    Example:
+        >>> with fake_mode():
+        ...     torch.ones(4, 4)
+        tensor(..., size=(4, 4), dtype=torch.float32, device='cpu', fake=True)
+    """
+    patches.install()
+    teach_transformers()
+    with cuda.fake_cuda(fake_cuda), fakes_on_this_thread():
+        yield
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Tells whether `tensor` is fake.
+
+    Args:
+        tensor: Any tensor. One that was fake and has been materialized is not fake any more.
+
+    Raises:
+        TypeError: `tensor` is no tensor.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"is_fake() takes a tensor, but `tensor` is a {type(tensor).__name__}.")
+    return _C.is_fake(tensor)
+
+
+def meta_like(fake: torch.Tensor) -> torch.Tensor:
+    """Returns a meta tensor with the properties of `fake`.
+
+    Args:
+        fake: A fake tensor.
+
+    Returns:
+        A tensor on the meta device with the shape, strides and dtype of `fake`. Like the result of `detach()` it is not
+        part of the autograd graph.
+
+    Raises:
+        TypeError: `fake` is no tensor.
+        ValueError: `fake` is a real tensor.
+        NotImplementedError: `fake` is sparse.
+    """
+    if not is_fake(fake):
+        raise ValueError("`fake` was expected to be a fake tensor, but it is a real one: use `fake.to('meta')`.")
+    return _C.meta_like(fake)
+
+
+def fake_like(obj: T, device: torch.device | str | int | None = None) -> T:
+    """Returns what `obj` is, with fake tensors in the place of its tensors. `obj` is left as it is.
+
+    Classes, `requires_grad`, `grad`, attributes and lazy conjugation are kept. What is one tensor in `obj` is one in
+    the result; what shares a storage shares one there, with the same offsets and strides, and storages are as large
+    as they were. A view is a view of a fake base (`fake._base`) unless one of the two requires a gradient.
+
+    Every tensor of the result is a leaf of autograd and belongs to no graph: one that was computed from others keeps
+    its `requires_grad` and loses its `grad_fn`, as after `detach().requires_grad_()`. A deferred tensor becomes a fake
+    that cannot be materialized, a FakeTensor of PyTorch's a plain one, or a Parameter.
+
+    Args:
+        obj: A strided or sparse tensor, real or fake, or a module, or an optimizer, or a container of such that
+            `torch.utils._pytree` knows: list, tuple, dict, what `state_dict()` returns, a registered dataclass. Modules
+            and optimizers are copied with `copy.deepcopy()`, with all that hangs on them but hooks of tensors. Other
+            objects in containers are passed through. Give `(model, optimizer)` to keep the two together; the counts of
+            steps in an optimizer keep their values, because its `step()` reads them.
+        device: Where the fakes are; by default, each where its original is. A CUDA device on a machine without one
+            is possible inside of `fake_mode(fake_cuda=True)`.
+
+    Returns:
+        A copy of `obj` that has cost no memory for tensors.
+
+    Raises:
+        TypeError: `obj` is something else, or holds a module that cannot be copied.
+        ValueError: `device` is the meta device, whose tensors need not be faked.
+        RuntimeError: There is no such `device`.
+        NotImplementedError: A tensor in `obj` is nested or quantized, or a wrapper without
+            `__tensor_flatten__`.
+
+    Example:
+        >>> fake_like({"weight": torch.ones(4, 4), "step": 3})
+        {'weight': tensor(..., size=(4, 4), dtype=torch.float32, device='cpu', fake=True), 'step': 3}
+    """
+    patches.install()
+    if device is None and _is_plain(obj):
+        return _C.fake_like(obj)  # type: ignore[arg-type, return-value]
+    if pytree.tree_is_leaf(obj) and not isinstance(obj, torch.Tensor | torch.nn.Module | torch.optim.Optimizer):
+        raise TypeError(
+            f"fake_like() takes a tensor, a module, an optimizer, or a container of them that torch.utils._pytree "
+            f"knows, but `obj` is a {type(obj).__name__}."
+        )
+    result: T = FakeCopy(None if device is None else _device_to_fake(device)).tree(obj)
+    return result
+
+
+def _is_plain(obj: object) -> bool:
+    """Is there nothing to keep but what a tensor has on its own?"""
+    return (
+        type(obj) is torch.Tensor
+        and not torch._C._functorch.is_functorch_wrapped_tensor(obj)
+        and obj.layout is torch.strided
+        and not (obj._is_view() or obj.is_quantized or obj.is_nested or obj.__dict__)
+        and obj.is_leaf
+        and obj.grad is None
+    )
+
+
+def _device_to_fake(device: torch.device | str | int) -> torch.device:
+    """The device that `device` names on this machine, with an index."""
+    device = torch.device(device)
+    if device.type == "meta":
+        raise ValueError(
+            "fake_like() cannot put fakes on the meta device: a meta tensor has no data anyway. Use `.to('meta')`, or "
+            "torchext.fake.meta_like() for a fake tensor."
+        )
+    try:
+        with fake_mode():
+            return torch.empty(0, device=device).device
+    except (AssertionError, NotImplementedError, RuntimeError) as error:
+        raise RuntimeError(
+            f"fake_like() cannot put fakes on `{device}`, because this PyTorch or this machine has no such device. For "
+            "a CUDA device, call it inside of fake_mode(fake_cuda=True)."
+        ) from error
+
+
+class CacheInfo(NamedTuple):
+    """What the cache of metadata has done since the process began or it was cleared.
+
+    Attributes:
+        hits: Calls whose results were remembered.
+        misses: Calls whose results had to be found out.
+        uncacheable: Those of the misses that cannot be remembered, because they change the metadata of their arguments,
+            say.
+        currsize: How many calls are remembered now.
+        maxsize: How many can be. Those that were not asked for longest are forgotten first.
+    """
+
+    hits: int
+    misses: int
+    uncacheable: int
+    currsize: int
+    maxsize: int
+
+
+def cache_info() -> CacheInfo:
+    """Returns the statistics of the cache of metadata, which all threads share.
+
+    What a call on fake tensors returns depends on the operator, the metadata of its arguments and a few settings of the
+    process. The answer is remembered, so that only the first such call runs PyTorch's Meta kernel.
+    """
+    return CacheInfo(*_C.cache_info())
+
+
+def cache_clear() -> None:
+    """Forgets what the cache of metadata remembers, and sets its statistics to zero."""
+    _C.cache_clear()

@@ -1,0 +1,48 @@
+"""The patches for what exchanges no values of the user's tensors, but uses tensors to communicate.
+
+`dist.broadcast_object_list()` puts the pickled objects into tensors, and a `DeviceMesh` the numbers of the processes.
+In a block these would be fake, or deferred; they are real, as the processes are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..tools.patching import patch
+
+__all__ = ["install"]
+
+OBJECTS = (
+    *("all_gather_object", "broadcast_object_list", "gather_object"),
+    *("recv_object_list", "scatter_object_list", "send_object_list"),
+)
+METHODS_OF_MESHES = ("__init__", "_concatenate", "_flatten", "_unflatten", "from_group")
+
+
+def install() -> None:
+    """Installs the patches."""
+    if not dist.is_available():
+        return
+    from torch.distributed import device_mesh, distributed_c10d
+
+    for name in OBJECTS:
+        patch(distributed_c10d, name, _on_real_tensors, "puts pickled objects into tensors")
+    patch(device_mesh, "init_device_mesh", _on_real_tensors, "puts the numbers of processes into a tensor")
+    for name in METHODS_OF_MESHES:
+        if name in vars(device_mesh.DeviceMesh):
+            patch(device_mesh.DeviceMesh, name, _on_real_tensors, "puts the numbers of processes into a tensor")
+
+
+OURS = torch._C.DispatchKeySet(torch._C._dispatch_key_parse("Fake")).add(torch._C._dispatch_key_parse("DeferredInit"))
+
+
+def _on_real_tensors(original: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(OURS):
+            return original(*args, **kwargs)
+
+    return run

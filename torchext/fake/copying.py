@@ -1,0 +1,275 @@
+"""Copying tensors, modules and containers of them to fakes."""
+
+from __future__ import annotations
+
+import copy
+import copyreg
+from collections import OrderedDict
+from typing import Any
+
+import torch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn import Module
+from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from .. import _C
+
+__all__ = ["FakeCopy"]
+
+
+class FakeCopy(dict[int, Any]):
+    """What has been copied to fakes so far, by `id()`.
+
+    It is the memo of a `copy.deepcopy()`, whose tensors and storages ask it for their copies: `patches` sees to that.
+    """
+
+    def __init__(self, device: torch.device | None) -> None:
+        super().__init__()
+        self._device = device
+        # By the address of the original storage. The original is kept, so that its address is not given to another.
+        self._storages: dict[int, tuple[torch.Tensor, torch.UntypedStorage]] = {}
+        # Kept for the same reason.
+        self._originals: list[torch.Tensor] = []
+        # Whose parts are being copied.
+        self._wrappers: list[torch.Tensor] = []
+
+    def tree(self, obj: Any) -> Any:
+        """Copies a pytree. Leaves other than tensors, modules and optimizers are left as they are."""
+        return pytree.tree_map(self._leaf, obj, is_leaf=_has_attributes)
+
+    def module(self, module: Module | Optimizer) -> Module | Optimizer:
+        """Copies a module or an optimizer with all that hangs on it."""
+        if isinstance(module, Module):
+            for part in module.modules():
+                if isinstance(part, torch.jit.ScriptModule):
+                    raise TypeError(
+                        f"fake_like() cannot copy a {type(part).__name__}: TorchScript copies the memory of tensors "
+                        "itself. Take the module that was scripted or traced."
+                    )
+            # A class of tensors may have a `__deepcopy__` of its own, which would copy memory.
+            for tensor in (*module.parameters(), *module.buffers()):
+                self.tensor(tensor)
+        else:
+            self._keep_steps(module)
+        try:
+            return copy.deepcopy(module, self)
+        except NotImplementedError:
+            raise
+        except Exception as error:
+            raise TypeError(
+                f"fake_like() copies a {type(module).__name__} with copy.deepcopy(), which has raised "
+                f"{type(error).__name__}: {error}. Give the class of what cannot be copied a `__deepcopy__`, or "
+                "construct the module inside of fake_mode()."
+            ) from error
+
+    def tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Copies a tensor, its `grad` and its attributes."""
+        known: torch.Tensor | None = self.get(id(tensor))
+        if known is not None:
+            return known
+        # The copy is nobody's call: no mode and no subclass shall see how it is made.
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch.no_grad():
+            fake = self._make(tensor)
+        self[id(tensor)] = fake
+        self._originals.append(tensor)
+        # Asking others for their `grad` warns.
+        if (tensor.is_leaf or tensor.retains_grad) and tensor.grad is not None:
+            fake.grad = self.tensor(tensor.grad)
+        self._copy_attributes(tensor, fake)
+        return fake
+
+    def storage(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        """Copies a storage; tensors that share it will share the copy."""
+        return self._bytes_of(storage).untyped_storage()
+
+    def _keep_steps(self, optimizer: Optimizer) -> None:
+        """`Optimizer.step()` reads how many steps there have been, so the copies of the counts keep their values."""
+        for state in optimizer.state.values():
+            step = state.get("step") if isinstance(state, dict) else None
+            if isinstance(step, torch.Tensor) and step.is_cpu and step.numel() == 1:
+                self[id(step)] = _copy_with_value(step)
+
+    def _leaf(self, leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return self.tensor(leaf)
+        if isinstance(leaf, Module | Optimizer):
+            return self.module(leaf)
+        if isinstance(leaf, torch.UntypedStorage):
+            return self.storage(leaf)
+        if _has_attributes(leaf):
+            result = OrderedDict((key, self.tree(value)) for key, value in leaf.items())
+            vars(result).update(copy.deepcopy(vars(leaf), self))
+            return result
+        return leaf
+
+    def _make(self, tensor: torch.Tensor) -> torch.Tensor:
+        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            return self._rewrap_for_transform(tensor)
+        _check_layout(tensor)
+        if tensor.layout is not torch.strided:
+            return self._make_sparse(tensor)
+        if is_traceable_wrapper_subclass(tensor):
+            return self._rewrap(tensor)
+        if isinstance(tensor, FakeTensor):
+            return self._from_fake_tensor(tensor)
+        _check_storage(tensor)
+        fake = self._view_of_base(tensor)
+        if fake is None:
+            fake = _C.view_storage_like(self._bytes_of(tensor.untyped_storage(), tensor.device), tensor)
+            if type(tensor) is not torch.Tensor:
+                return torch.Tensor._make_subclass(type(tensor), fake, tensor.requires_grad)
+        elif type(tensor) is not torch.Tensor:
+            fake = fake.as_subclass(type(tensor))
+        return fake.requires_grad_(tensor.requires_grad)
+
+    def _rewrap_for_transform(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Copies what `torch.func.vmap` or `grad` has made of an argument, as one that belongs to the same level."""
+        functorch = torch._C._functorch
+        inner = functorch.get_unwrapped(tensor)
+        level = functorch.maybe_get_level(tensor)
+        with temporarily_clear_interpreter_stack():
+            fake = self.tensor(inner)
+        if functorch.is_batchedtensor(tensor):
+            return functorch._add_batch_dim(fake, functorch.maybe_get_bdim(tensor), level)
+        if functorch.is_gradtrackingtensor(tensor):
+            return functorch._wrap_for_grad(fake, level)
+        raise NotImplementedError("fake_like() cannot copy a tensor of torch.func.functionalize().")
+
+    def _make_sparse(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The copy of a sparse tensor, made of the copies of its indices and values."""
+        fake = _C.sparse_fake_of(tensor, [self.tensor(member) for member in _members(tensor.detach())])
+        if type(tensor) is not torch.Tensor:
+            return torch.Tensor._make_subclass(type(tensor), fake, tensor.requires_grad)
+        return fake.requires_grad_(tensor.requires_grad)
+
+    def _view_of_base(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The copy of a view as a view of the copy of its base, where autograd allows for that."""
+        base = tensor._base
+        if base is None or tensor.requires_grad or base.requires_grad or not _shows_the_same_way(tensor, base):
+            return None
+        return self.tensor(base).as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+
+    def _rewrap(self, tensor: Any) -> torch.Tensor:
+        """Copies a tensor that consists of other tensors and has no memory itself."""
+        if any(tensor is wrapper for wrapper in self._wrappers):
+            raise TypeError(
+                f"fake_like() cannot copy a {type(tensor).__name__} of shape {tuple(tensor.shape)} that is a part of "
+                "itself, as torch.utils.swap_tensors() makes it of a wrapper and its part."
+            )
+        names, context = tensor.__tensor_flatten__()
+        self._wrappers.append(tensor)
+        try:
+            parts = {name: self.tensor(getattr(tensor, name)) for name in names}
+        finally:
+            self._wrappers.pop()
+        result: torch.Tensor = type(tensor).__tensor_unflatten__(parts, context, tensor.size(), tensor.stride())
+        return result.requires_grad_(tensor.requires_grad)
+
+    def _from_fake_tensor(self, tensor: FakeTensor) -> torch.Tensor:
+        """Copies a fake of PyTorch's, which is a subclass around a meta tensor."""
+        fake = _C.view_storage_like(self._bytes_of(tensor.untyped_storage(), tensor.device), tensor)
+        if getattr(tensor, "_is_param", False):
+            return torch.nn.Parameter(fake, tensor.requires_grad)
+        return fake.requires_grad_(tensor.requires_grad)
+
+    def _bytes_of(self, storage: torch.UntypedStorage, device: torch.device | None = None) -> torch.Tensor:
+        key = storage._cdata
+        if key not in self._storages:
+            device = self._device or device or storage.device
+            self._storages[key] = _C.fake_bytes(storage.nbytes(), device), storage
+        return self._storages[key][0]
+
+    def _copy_attributes(self, tensor: torch.Tensor, fake: torch.Tensor) -> None:
+        if isinstance(tensor, FakeTensor):
+            return  # they are FakeTensorMode's
+        names = [] if type(tensor) is torch.Tensor else copyreg._slotnames(type(tensor))  # type: ignore[attr-defined]
+        for name in names:
+            if hasattr(tensor, name) and not hasattr(fake, name):
+                setattr(fake, name, copy.deepcopy(getattr(tensor, name), self))
+        for name, value in tensor.__dict__.items():
+            # A wrapper has made its own already. Capsules are PyTorch's caches, which are made again when needed.
+            if name not in fake.__dict__ and type(value).__name__ != "PyCapsule":
+                fake.__dict__[name] = copy.deepcopy(value, self)
+
+
+def _copy_with_value(tensor: torch.Tensor) -> torch.Tensor:
+    """A fake copy that keeps the value of `tensor`, if it is known, as constants do in `fake_mode`."""
+    if _C.is_fake(tensor):
+        return tensor.detach().clone()
+    copied = tensor.detach().clone()
+    _C.enter_fake_mode()
+    try:
+        fake: torch.Tensor = torch.ops.aten.lift_fresh(copied)
+    finally:
+        _C.leave_fake_mode()
+    return fake
+
+
+def _has_attributes(obj: object) -> bool:
+    """Is `obj` an ordered dict as `Module.state_dict()` returns, with a `_metadata` that PyTorch's pytrees forget?"""
+    return type(obj) is OrderedDict and bool(vars(obj))
+
+
+def _shows_the_same_way(view: torch.Tensor, base: torch.Tensor) -> bool:
+    """Can `view` be had from `base` by `as_strided()`?"""
+    storage = view.untyped_storage()
+    last = view.storage_offset() + sum((n - 1) * stride for n, stride in zip(view.size(), view.stride(), strict=True))
+    return (
+        base.layout is torch.strided  # the values of a compressed tensor are a view of it
+        and not is_traceable_wrapper_subclass(base)
+        and view.dtype == base.dtype
+        and (view.is_conj(), view.is_neg()) == (base.is_conj(), base.is_neg())
+        and storage._cdata == base.untyped_storage()._cdata
+        and (view.numel() == 0 or (last + 1) * view.element_size() <= storage.nbytes())
+    )
+
+
+_COMPRESSED_BY_ROWS = (torch.sparse_csr, torch.sparse_bsr)
+_SPARSE = (torch.sparse_coo, *_COMPRESSED_BY_ROWS, torch.sparse_csc, torch.sparse_bsc)
+
+
+def _members(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The strided tensors that make up a sparse one."""
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    if tensor.layout in _COMPRESSED_BY_ROWS:
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+
+
+def _check_layout(tensor: torch.Tensor) -> None:
+    name = type(tensor).__name__
+    if tensor.is_nested:
+        raise NotImplementedError(f"fake_like() takes strided and sparse tensors, but a {name} is nested.")
+    is_wrapper = isinstance(tensor, FakeTensor) or is_traceable_wrapper_subclass(tensor)
+    if tensor.layout is torch.strided and not tensor.is_quantized:
+        return
+    if tensor.layout not in _SPARSE or is_wrapper:
+        found = "is quantized" if tensor.is_quantized else f"has the layout {tensor.layout}"
+        raise NotImplementedError(
+            f"fake_like() takes strided and sparse tensors, but a {name} of shape {tuple(tensor.shape)} {found}."
+        )
+
+
+def _check_storage(tensor: torch.Tensor) -> None:
+    if _stands_for_others(tensor):
+        raise NotImplementedError(
+            f"fake_like() takes tensors with a storage, but a {type(tensor).__name__} of shape {tuple(tensor.shape)} "
+            "has none: it stands for other tensors, and does not say for which with `__tensor_flatten__`."
+        )
+
+
+def _stands_for_others(tensor: torch.Tensor) -> bool:
+    """Is `tensor` the outside of others, made by `_make_wrapper_subclass()`?"""
+    if not torch._C._has_storage(tensor):
+        return True
+    if type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__ or _C.is_fake(tensor):
+        return False
+    try:
+        tensor.untyped_storage().data_ptr()
+    except RuntimeError:
+        return True
+    return False

@@ -1,0 +1,235 @@
+"""The functions of `torch.cuda` on a machine without CUDA devices, while a thread is in a `fake_mode(fake_cuda=...)`.
+
+The other half of NOTE [CUDA without CUDA], csrc/fake/fake_cuda.h. The functions are replaced while any thread is in
+such a block, and answer for the fake devices on those threads only.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+
+from .. import _C
+from ..tools.patching import Patch, patch
+
+__all__ = ["fake_cuda"]
+
+MAX_DEVICES = 64  # of `c10::DeviceIndex` PyTorch itself uses no more (C10_COMPILE_TIME_MAX_GPUS)
+
+# What the devices that are not there are like: the last generation of which every PyTorch release here has kernels.
+PROPERTIES = SimpleNamespace(
+    name="torchext fake CUDA device",
+    major=9,
+    minor=0,
+    total_memory=80 * 2**30,
+    multi_processor_count=132,
+    warp_size=32,
+    is_integrated=False,
+    is_multi_gpu_board=False,
+    gcnArchName="",
+)
+
+
+@contextmanager
+def fake_cuda(devices: bool | int) -> Iterator[None]:
+    """Lets this thread see `devices` CUDA devices in the block; does nothing where there are real ones.
+
+    Args:
+        devices: Their number; True is one.
+
+    Raises:
+        ValueError: There cannot be so many.
+    """
+    count = int(devices)
+    if not 0 <= count <= MAX_DEVICES:
+        raise ValueError(
+            f"`fake_cuda` is True, False or a number of devices up to {MAX_DEVICES}, but it is {devices!r}."
+        )
+    if count == 0 or not _C.enter_fake_cuda(count):
+        yield
+        return
+    _replace_backward()
+    _functions.replace()
+    # Remembers what the accelerator is (`functools.cache`).
+    torch.get_device_module.cache_clear()
+    try:
+        yield
+    finally:
+        torch.get_device_module.cache_clear()
+        _functions.put_back()
+        _C.leave_fake_cuda()  # last: raises on another thread
+
+
+def _index(device: Any = None) -> int:
+    """The index of `device`, as the functions of torch.cuda take it, checked."""
+    index = torch.cuda._utils._get_device_index(device, optional=True)
+    count = _C.fake_cuda_devices()
+    if not 0 <= index < count:
+        raise RuntimeError(
+            f"CUDA error: invalid device ordinal: device {index} is named, but fake_mode(fake_cuda={count}) has the "
+            f"devices cuda:0 to cuda:{count - 1}."
+        )
+    return index
+
+
+def _set_device(device: Any) -> None:
+    if torch.cuda._utils._get_device_index(device, optional=True) >= 0:  # a negative one is ignored, as by the original
+        torch._C._accelerator_setDeviceIndex(_index(device))
+
+
+def _exchange_device(device: int) -> int:
+    previous = torch._C._accelerator_getDeviceIndex()
+    if device >= 0:
+        torch._C._accelerator_setDeviceIndex(_index(device))
+    return previous
+
+
+def _get_device_properties(device: Any = None) -> SimpleNamespace:
+    _index(device)
+    return PROPERTIES
+
+
+def _get_device_name(device: Any = None) -> str:
+    return str(_get_device_properties(device).name)
+
+
+def _get_device_capability(device: Any = None) -> tuple[int, int]:
+    properties = _get_device_properties(device)
+    return properties.major, properties.minor
+
+
+def _mem_get_info(device: Any = None) -> tuple[int, int]:
+    total = _get_device_properties(device).total_memory
+    return total, total
+
+
+def _synchronize(device: Any = None) -> None:
+    _index(device)
+
+
+def _get_rng_state(device: Any = "cuda") -> torch.Tensor:
+    _index(device)
+    return torch.zeros(16, dtype=torch.uint8)  # the seed and the offset of a generator that draws nothing
+
+
+def _set_rng_state(new_state: torch.Tensor, device: Any = "cuda") -> None:
+    _index(device)
+
+
+def _get_rng_state_all() -> list[torch.Tensor]:
+    return [_get_rng_state(i) for i in range(_C.fake_cuda_devices())]
+
+
+def _do_nothing(*args: Any, **kwargs: Any) -> None:
+    pass
+
+
+ANSWERS: dict[str, Callable[..., Any]] = {
+    "_exchange_device": _exchange_device,
+    "_lazy_init": _do_nothing,
+    "_maybe_exchange_device": _exchange_device,
+    "current_device": lambda: torch._C._accelerator_getDeviceIndex(),
+    "device_count": lambda: _C.fake_cuda_devices(),
+    "get_device_capability": _get_device_capability,
+    "get_device_name": _get_device_name,
+    "get_device_properties": _get_device_properties,
+    "get_rng_state": _get_rng_state,
+    "get_rng_state_all": _get_rng_state_all,
+    "init": _do_nothing,
+    "initial_seed": lambda: torch.initial_seed(),
+    "is_available": lambda: True,
+    "is_current_stream_capturing": lambda: False,
+    "is_bf16_supported": lambda including_emulation=True: True,
+    "mem_get_info": _mem_get_info,
+    "reset_accumulated_memory_stats": _do_nothing,
+    "reset_peak_memory_stats": _do_nothing,
+    "set_device": _set_device,
+    "set_rng_state": _set_rng_state,
+    "set_rng_state_all": _do_nothing,
+    "synchronize": _synchronize,
+}
+
+
+class _Functions:
+    """The replaced functions, counted: the first block of the process replaces them, the last one puts them back."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._depth = 0
+        self._patches: list[Patch] = []
+
+    def replace(self) -> None:
+        with self._lock:
+            self._depth += 1
+            if self._depth == 1:
+                for module, name, answer in self._find():
+                    make = partial(_answering, answer=answer)
+                    reason = "asks for CUDA devices that are not there"
+                    self._patches.append(patch(module, name, make, reason, is_traced=True))
+
+    def put_back(self) -> None:
+        with self._lock:
+            self._depth -= 1
+            if self._depth == 0:
+                for done in self._patches:
+                    done.give_back()
+                self._patches.clear()
+
+    @staticmethod
+    def _find() -> Iterator[tuple[ModuleType, str, Callable[..., Any]]]:
+        found: set[int] = set()  # modules have functions of others by name
+        for module in (torch.cuda, torch.cuda.graphs, torch.cuda.memory, torch.cuda.random):
+            for name, answer in ANSWERS.items():
+                function = vars(module).get(name)
+                if function is not None and id(function) not in found:
+                    found.add(id(function))
+                    yield module, name, answer
+        # PyTorch's own kernels stand for those of cuDNN.
+        yield torch.backends.cudnn, "is_acceptable", lambda tensor: False
+
+
+_functions = _Functions()
+
+
+def _answering(original: Callable[..., Any], answer: Callable[..., Any]) -> Callable[..., Any]:
+    """Calls `answer` on threads that see fake devices, and `original` on others."""
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return (answer if _C.fake_cuda_devices() else original)(*args, **kwargs)
+
+    return function
+
+
+_backward_lock = threading.Lock()
+_backward_is_replaced = False
+
+
+def _replace_backward() -> None:
+    """Lets the backward pass of fakes see their devices, for good: they may outlive the block that made them."""
+    global _backward_is_replaced
+    with _backward_lock:
+        if _backward_is_replaced:
+            return
+        patch(torch.autograd.graph, "_engine_run_backward", _seeing_fakes, "looks for the devices of fakes")
+        _backward_is_replaced = True
+
+
+def _seeing_fakes(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _engine_run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(t_outputs, (tuple, list)) or not any(map(_may_be_fake, t_outputs)):
+            return original(t_outputs, *args, **kwargs)
+        # Hooks and recomputed forwards may ask torch.cuda, also where the block has ended.
+        with fake_cuda(0 if _C.fake_cuda_devices() else _C.largest_fake_cuda_devices()):
+            return _C.call_backward(original, t_outputs, *args, **kwargs)
+
+    return _engine_run_backward
+
+
+def _may_be_fake(output: Any) -> bool:
+    return not isinstance(output, torch.Tensor) or _C.is_fake(output)

@@ -1,0 +1,117 @@
+"""Our fake mode and PyTorch's `FakeTensorMode` on one thread: the one that was entered last decides.
+
+Left alone, `FakeTensorMode` would call Meta kernels whose factories our mode makes fake, and its tensors would be both.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.fx.experimental.proxy_tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+
+from .. import _C
+from ..tools.patching import patch
+
+__all__ = ["fakes_on_this_thread", "install"]
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        # How often our mode has been entered since the last FakeTensorMode.
+        self.depth = 0
+        # What `depth` was when each FakeTensorMode was entered.
+        self.suspended: list[int] = []
+
+
+_thread = _Thread()
+
+
+@contextmanager
+def fakes_on_this_thread() -> Iterator[None]:
+    """Is in our fake mode, and in no `FakeTensorMode`."""
+    with unset_fake_temporarily():
+        _enter(1)
+        try:
+            yield
+        finally:
+            _leave(1)
+
+
+def _enter(times: int) -> None:
+    for _ in range(times):
+        _C.enter_fake_mode()
+    _thread.depth += times
+
+
+def _leave(times: int) -> None:
+    for _ in range(times):
+        _C.leave_fake_mode()
+    _thread.depth -= times
+
+
+def _suspend() -> None:
+    _thread.suspended.append(_thread.depth)
+    _leave(_thread.depth)
+
+
+def _resume() -> None:
+    if _thread.suspended:  # else it was entered before the first fake mode of the process
+        _enter(_thread.suspended.pop())
+
+
+def install() -> None:
+    """Suspends our mode in the blocks of `FakeTensorMode`, and where it converts tensors."""
+    reason = "calls Meta kernels whose factories our mode makes fake"
+    patch(FakeTensorMode, "__enter__", _suspending, reason)
+    patch(FakeTensorMode, "__exit__", _resuming, reason)
+    patch(FakeTensorMode, "from_tensor", _suspending_meanwhile, reason)
+    if hasattr(torch._C, "_is_fake_tensor"):
+        _patch_tracing()
+
+
+def _suspending(original: Callable[..., FakeTensorMode]) -> Callable[..., FakeTensorMode]:
+    def __enter__(self: FakeTensorMode) -> FakeTensorMode:
+        entered = original(self)
+        _suspend()
+        return entered
+
+    return __enter__
+
+
+def _resuming(original: Callable[..., None]) -> Callable[..., None]:
+    def __exit__(self: FakeTensorMode, *error: Any) -> None:
+        _resume()
+        original(self, *error)
+
+    return __exit__
+
+
+def _suspending_meanwhile(original: Callable[..., FakeTensor]) -> Callable[..., FakeTensor]:
+    def from_tensor(self: FakeTensorMode, *args: Any, **kwargs: Any) -> FakeTensor:
+        _suspend()
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            _resume()
+
+    return from_tensor
+
+
+def _patch_tracing() -> None:
+    """Since 2.15 `make_fx()` takes whatever has the `Fake` key for a tensor of a `FakeTensorMode`."""
+
+    def make(original: Callable[..., torch.Tensor | None]) -> Callable[..., torch.Tensor | None]:
+        def snapshot_fake(val: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor | None:
+            if isinstance(val, FakeTensor) or not _C.is_fake(val):
+                return original(val, *args, **kwargs)
+            return val.detach()
+
+        return snapshot_fake
+
+    module = torch.fx.experimental.proxy_tensor
+    patch(module, "snapshot_fake", make, "takes whatever has the Fake key for a FakeTensor of PyTorch's")

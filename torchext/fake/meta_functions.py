@@ -1,0 +1,101 @@
+"""The Meta functions of PyTorch, written in Python, that refuse what real kernels accept, or blame something else."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, NoReturn
+
+import torch
+import torch._library.fake_impl
+import torch._meta_registrations
+from torch import Tensor
+
+from .. import _C
+from ..tools.patching import patch
+
+__all__ = ["install"]
+
+
+def install() -> None:
+    """Installs the patches. Calls that are not about our fakes go to the originals, unchanged."""
+    patch(torch._meta_registrations, "_meta_grouped_mm_common", _taking_all_dtypes, "takes bfloat16 only")
+    _patch_device_hint()
+    patch(torch._library.fake_impl, "set_ctx_getter", _refusing_sizes, "takes our fakes for meta tensors")
+
+
+class _LikeBFloat16:
+    """What the Meta function of `grouped_mm` asks a matrix for, with the dtype that it wants to hear."""
+
+    dtype = torch.bfloat16
+
+    def __init__(self, matrix: Tensor) -> None:
+        self._matrix = matrix
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._matrix, name)
+
+
+def _taking_all_dtypes(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`aten::_grouped_mm` takes float32 and float16, too, by a loop over the groups; its Meta function does not."""
+    signature = inspect.signature(original)
+
+    def common(*args: Any, **kwargs: Any) -> Tensor:
+        given = signature.bind(*args, **kwargs).arguments
+        a, b = given["mat_a"], given["mat_b"]
+        is_looped = a.dtype == b.dtype and a.dtype in (torch.float32, torch.float16) and given.get("scale_a") is None
+        if _C.meta_call_device() is None or not is_looped or given.get("out_dtype") not in (None, a.dtype):
+            return original(*args, **kwargs)
+        original(**{**given, "mat_a": _LikeBFloat16(a), "mat_b": _LikeBFloat16(b), "out_dtype": None})  # checks
+        registrations: Any = torch._meta_registrations
+        made: Tensor = registrations._create_grouped_mm_output_tensor(a, b, given.get("offs"), None)
+        return made
+
+    return common
+
+
+def _refusing_sizes(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The fake function of a custom operator asks for a size that depends on values (`torch.library.get_ctx()`)."""
+
+    @wraps(original)  # the name for errors
+    def set_ctx_getter(ctx_getter: Callable[[], Any]) -> Any:
+        return original(ctx_getter if _C.meta_call_device() is None else lambda: _Context(ctx_getter))
+
+    return set_ctx_getter
+
+
+class _Context:
+    """What such a function is given while it runs for our fakes."""
+
+    def __init__(self, refuse: Callable[[], object]) -> None:
+        self._refuse = refuse
+
+    def new_dynamic_size(self, **bounds: int | None) -> NoReturn:
+        """Raises, because no number stands for it."""
+        from . import DataDependentError
+
+        raise DataDependentError(
+            f"`{self._operator()}` returns a tensor whose shape depends on the values of its arguments, but at least "
+            "one is a fake tensor, which has none. Run it on real tensors, or move it out of the code that runs on "
+            "fake tensors."
+        )
+
+    create_unbacked_symint = new_dynamic_size  # its former name
+
+    def _operator(self) -> str:
+        try:
+            self._refuse()
+        except RuntimeError as error:  # begins with the name
+            return str(error).split(" ", 1)[0]
+        return "the operator"
+
+
+def _patch_device_hint() -> None:
+    """Meta kernels in Python ask `device_hint()` for the device of a FakeTensor, and take CUDA for any other."""
+
+    def make(original: Callable[..., str]) -> Callable[..., str]:
+        return lambda tensor: _C.meta_call_device() or original(tensor)
+
+    reason = "takes CUDA for the device of whatever is no FakeTensor of PyTorch's"
+    patch(torch._meta_registrations, "device_hint", make, reason)

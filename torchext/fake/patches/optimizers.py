@@ -1,0 +1,64 @@
+"""The patches for optimizers, whose state and steps mix fakes with what is real or sparse."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ... import _C
+from ...tools.patching import patch
+from ..copying import FakeCopy
+
+__all__ = ["install"]
+
+
+def install() -> None:
+    """Installs the patches."""
+    _patch_sparse_optimizers()
+    _patch_optimizer_state()
+
+
+def _patch_sparse_optimizers() -> None:
+    """These coalesce gradients. How many elements they have then does not show in what is written."""
+    for module, name in (("torch.optim._functional", "sparse_adam"), ("torch.optim.adagrad", "adagrad")):
+        functions = importlib.import_module(module)  # `torch.optim` deletes the names of its modules
+        patch(functions, name, _coalescing, "coalesces gradients, whose number of elements then does not show")
+
+
+def _coalescing(original: Callable[..., None]) -> Callable[..., None]:
+    def step(params: list[torch.Tensor], grads: list[torch.Tensor], *args: Any, **kwargs: Any) -> None:
+        return original(params, [_as_if_coalesced(grad) for grad in grads], *args, **kwargs)
+
+    return step
+
+
+def _as_if_coalesced(grad: torch.Tensor) -> torch.Tensor:
+    if not _C.is_fake(grad) or grad.layout is not torch.sparse_coo or grad.is_coalesced():
+        return grad
+    return torch.sparse_coo_tensor(
+        grad._indices(), grad._values(), grad.shape, is_coalesced=True, check_invariants=False
+    )
+
+
+def _patch_optimizer_state() -> None:
+    """`Optimizer.load_state_dict()` takes over the tensors that it is given, and `step()` would write fakes into them.
+
+    Real steps stay real, because optimizers read them.
+    """
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def take_over(
+            param: torch.Tensor, value: torch.Tensor, param_id: int, param_groups: list[Any], key: object = None
+        ) -> Any:
+            taken = original(param, value, param_id, param_groups, key)
+            if not _C.is_fake(param) or _C.is_deferred(param) or _C.is_fake(taken):
+                return taken
+            return taken.clone() if key == "step" else FakeCopy(None).tensor(taken)
+
+        return take_over
+
+    name = "_process_value_according_to_param_policy"
+    patch(torch.optim.Optimizer, name, make, "takes over real tensors, into which step() would write fakes")

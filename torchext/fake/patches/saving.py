@@ -1,0 +1,87 @@
+"""The patches for saving tensors, and for putting them together again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.serialization
+from torch.nn import Module
+
+from ... import _C
+from ...tools.held_tensors import inner_tensors, is_wrapper
+from ...tools.patching import patch
+from ..cuda import fake_cuda
+from .storages import has_data, is_of_fakes, no_data
+
+__all__ = ["install"]
+
+
+def install() -> None:
+    """Installs the patches."""
+    _patch_save()
+    _patch_rebuilding()
+
+
+# Data is often long lists of these.
+NO_TENSORS = frozenset({int, float, complex, bool, str, bytes, type(None)})
+
+
+def _patch_save() -> None:
+    """`torch.save()` opens its file before it meets the first tensor, and closes it properly when that raises."""
+
+    def make(original: Callable[..., None]) -> Callable[..., None]:
+        def save(obj: object, *args: Any, **kwargs: Any) -> None:
+            fake = _find_fake(obj, set())
+            if fake is not None:
+                raise RuntimeError(no_data("torch.save()", fake))
+            return original(obj, *args, **kwargs)
+
+        return save
+
+    patch(torch.serialization, "save", make, "leaves a broken file behind")
+
+
+def _find_fake(obj: object, seen: set[int]) -> torch.Tensor | None:
+    """A fake tensor in the containers and modules that make up `obj`. Does not look into other objects."""
+    if isinstance(obj, torch.Tensor):
+        if not is_wrapper(obj):
+            return None if has_data(obj) else obj
+        if id(obj) in seen:
+            return None
+        seen.add(id(obj))
+        obj = inner_tensors(obj)
+    if isinstance(obj, torch.UntypedStorage):
+        return _find_fake(_C.bytes_of_storage(obj), seen) if _C.is_storage_of_fakes(obj) else None
+    if not isinstance(obj, dict | list | tuple | set | frozenset | Module) or id(obj) in seen:
+        return None
+    seen.add(id(obj))
+    content = vars(obj) if isinstance(obj, Module) else obj
+    for part in content.values() if isinstance(content, dict) else content:
+        if type(part) in NO_TENSORS:
+            continue
+        fake = _find_fake(part, seen)
+        if fake is not None:
+            return fake
+    return None
+
+
+def _patch_rebuilding() -> None:
+    """`copy.copy()` puts a new tensor on the old storage, as unpickling does. On a fake storage it has to be fake."""
+
+    def make(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def rebuild(storage: torch.TypedStorage, *args: Any) -> torch.Tensor:
+            if not is_of_fakes(getattr(storage, "_untyped_storage", None)):
+                return original(storage, *args)
+            device = storage._untyped_storage.device
+            with fake_cuda(device.index + 1 if device.type == "cuda" else 0):
+                _C.enter_fake_mode()
+                try:
+                    return original(storage, *args)
+                finally:
+                    _C.leave_fake_mode()
+
+        return rebuild
+
+    patch(torch._utils, "_rebuild_tensor", make, "makes a real tensor, whatever the storage is")

@@ -1,0 +1,36 @@
+"""The patches for the constructors of sparse tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ...tools.patching import patch
+from ..copying import FakeCopy
+
+__all__ = ["install"]
+
+
+def install() -> None:
+    """Installs the patches: `torch.sparse_coo_tensor()` and its kin make real members of data that are no tensors."""
+    for name in ("coo", "csr", "csc", "bsr", "bsc", "compressed"):
+        patch(torch, f"sparse_{name}_tensor", _lifting, "makes real members of data that are no tensors")
+
+
+def _lifting(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Makes what `original` returns fake in `fake_mode`, as `torch.tensor()` does, unless it was given tensors."""
+
+    def construct(*args: Any, **kwargs: Any) -> torch.Tensor:
+        is_given = any(isinstance(value, torch.Tensor) for value in (*args, *kwargs.values()))
+        if is_given or not torch._C._dispatch_tls_is_dispatch_key_included("Fake"):
+            return original(*args, **kwargs)
+        device = torch.empty(0, device=kwargs.get("device")).device
+        if device.type == "meta":
+            return original(*args, **kwargs)
+        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C._dispatch_key_parse("Fake"))):
+            constant = original(*args, **{**kwargs, "device": "cpu"})
+        return FakeCopy(device).tensor(constant)
+
+    return construct

@@ -1,0 +1,328 @@
+"""The patches for methods of tensors that read memory, print values, or make tensors by the highest dispatch key."""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ... import _C
+from ...tools.patching import patch
+from ..copying import FakeCopy
+from .storages import copied_bytes, no_data
+
+__all__ = ["install", "is_fake_tensor", "make_tensor", "real_value"]
+
+
+def install() -> None:
+    """Installs the patches."""
+    _patch_repr()
+    _patch_deepcopy()
+    _patch_reads()
+    _patch_new_tensor()
+    _patch_lazy_parameters()
+    if _C.built_for_torch < "2.13":
+        _patch_calls_of_handlers()
+
+
+def _patch_repr() -> None:
+    """`Tensor.__repr__` formats values (`torch._tensor_str`) and cannot be extended."""
+
+    def make(original: Callable[..., str]) -> Callable[..., str]:
+        def __repr__(self: torch.Tensor, **kwargs: Any) -> str:
+            if not is_fake_tensor(self):
+                return original(self, **kwargs)
+            if not _shows_values(self):
+                return _repr_of_fake(self)
+            if kwargs.get("tensor_contents") is None:
+                kwargs["tensor_contents"] = _formatted_values(self)
+            return original(self, **kwargs)
+
+        return __repr__
+
+    patch(torch.Tensor, "__repr__", make, "formats values, and cannot be extended")
+
+
+def is_fake_tensor(obj: object) -> bool:
+    """Methods of tensors may be called with what is not a tensor, by mistake."""
+    return isinstance(obj, torch.Tensor) and _C.is_fake(obj)
+
+
+def _repr_of_fake(fake: torch.Tensor) -> str:
+    parts = [
+        f"size={tuple(fake.shape)}",
+        f"dtype={fake.dtype}",
+        f"device='{fake.device}'",
+        *([] if fake.layout is torch.strided else [f"layout={fake.layout}", f"nnz={fake._nnz()}"]),
+        *(["requires_grad=True"] if fake.requires_grad and fake.is_leaf else []),
+        *([f"grad_fn=<{type(fake.grad_fn).__name__}>"] if fake.grad_fn is not None else []),
+    ]
+    return f"tensor(..., {', '.join(parts)}, fake=True)"
+
+
+def _shows_values(tensor: torch.Tensor) -> bool:
+    """A constructor may look at what it prints: it gets what is not more than PyTorch prints in full."""
+    return (
+        _C.is_deferred(tensor)
+        and torch._C._dispatch_tls_is_dispatch_key_included("DeferredInit")
+        and tensor.numel() <= torch._tensor_str.PRINT_OPTS.threshold
+    )
+
+
+def _formatted_values(tensor: torch.Tensor) -> str:
+    cls = type(tensor)
+    if tensor.numel() == 0:
+        return "[]"
+    prefix = "tensor(" if cls in (torch.Tensor, torch.nn.Parameter) else f"{cls.__name__}("
+    real = _C.evaluate(tensor)
+    ours = torch._C.DispatchKeySet(torch._C._dispatch_key_parse("DeferredInit")).add(
+        torch._C._dispatch_key_parse("Fake")
+    )
+    with (
+        torch.no_grad(),
+        torch._C.DisableTorchFunction(),
+        _disable_current_modes(),
+        torch._C._ExcludeDispatchKeyGuard(ours),
+    ):
+        return str(torch._tensor_str._tensor_str(real, len(prefix)))
+
+
+def _patch_deepcopy() -> None:
+    """`Tensor.__deepcopy__` copies the storage's memory behind the dispatcher's back."""
+
+    def make(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def __deepcopy__(self: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+            if isinstance(memo, FakeCopy):
+                return memo.tensor(self)
+            # A sparse tensor is cloned, or refused if it is compressed.
+            if not is_fake_tensor(self) or self.layout is not torch.strided or id(self) in memo:
+                return original(self, memo)
+            return _deepcopy_of_fake(self, memo)
+
+        return __deepcopy__
+
+    patch(torch.Tensor, "__deepcopy__", make, "copies the memory of the storage")
+    for cls in (torch.nn.Parameter, torch.nn.UninitializedParameter):
+        patch(cls, "__deepcopy__", _copying_to_fakes, "the same, for parameters")
+
+
+def _deepcopy_of_fake(fake: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+    if not fake.is_leaf:
+        raise RuntimeError(
+            "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the "
+            f"moment, but this fake tensor of shape {tuple(fake.shape)} was computed from others; call detach() on "
+            "it first."
+        )
+    result = _C.view_storage_like(copied_bytes(fake.untyped_storage(), memo), fake)
+    if not result.is_inference():
+        torch.autograd.graph.increment_version(result)  # as the `set_()` of the original does
+    result = result.resolve_conj().resolve_neg()  # which are on storages of their own
+    if type(fake) is not torch.Tensor:
+        result = result.as_subclass(type(fake))
+    result.requires_grad_(fake.requires_grad)
+    memo[id(fake)] = result
+    if fake.grad is not None:
+        result.grad = copy.deepcopy(fake.grad, memo)
+    result.__dict__.update(copy.deepcopy(fake.__dict__, memo))
+    return result
+
+
+def _copying_to_fakes(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """`Parameter` has a `__deepcopy__` of its own."""
+
+    def __deepcopy__(self: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+        return memo.tensor(self) if isinstance(memo, FakeCopy) else original(self, memo)
+
+    return __deepcopy__
+
+
+def _patch_reads() -> None:
+    """`tolist()` and `numpy()` read the memory of the tensor without calling an operator."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda self: original(real_value(self))
+
+    patch(torch.Tensor, "tolist", make, "reads memory without calling an operator")
+    for name, error in (("numpy", RuntimeError), ("__array__", RuntimeError), ("__dlpack__", BufferError)):
+        make_sharing = partial(_sharing_memory, name=name, error=error)
+        patch(torch.Tensor, name, make_sharing, "shares memory without calling an operator")
+
+
+def _sharing_memory(original: Callable[..., Any], name: str, error: type[Exception]) -> Callable[..., Any]:
+    """Makes a deferred tensor real before `original` hands out an array that shares its memory."""
+
+    def share(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if is_fake_tensor(self) and _C.is_deferred(self):
+            _C.materialize([self])
+        if is_fake_tensor(self):
+            raise error(no_data(f"{name}()", self))
+        return original(self, *args, **kwargs)
+
+    return share
+
+
+def real_value(data: Any) -> Any:
+    """Returns `data`, a tensor or nested sequences, with real tensors in the place of deferred ones.
+
+    What PyTorch reads otherwise than element by element (`internal_new_from_data()`, tensor_new.cpp) is left as it is,
+    and so is what it refuses: sequences that are nested too deep, or contain themselves, or cannot be read.
+    """
+    try:
+        return data if _is_nested_too_deep(data) else _real_value(data, ())
+    except _UnreadableError:
+        return data
+
+
+class _UnreadableError(Exception):
+    """A sequence does not give its elements."""
+
+
+def _real_value(data: Any, parents: tuple[Any, ...]) -> Any:
+    if isinstance(data, torch.Tensor):
+        return _C.evaluate(data) if _C.is_deferred(data) else data
+    if not _is_sequence(data) or any(data is parent for parent in parents):
+        return data
+    elements = [_element(data, i) for i in range(len(data))]
+    parents = (*parents, data)
+    values = [_real_value(element, parents) for element in elements]
+    if not any(map(operator.is_not, values, elements)):
+        return data
+    return tuple(values) if type(data) is tuple else values
+
+
+def _is_nested_too_deep(data: Any) -> bool:
+    for _ in range(MAX_DIMENSIONS + 1):
+        if isinstance(data, torch.Tensor) or not _is_sequence(data) or len(data) == 0:
+            return False
+        data = _element(data, 0)  # PyTorch looks at the first ones, too
+    return True
+
+
+def _element(sequence: Any, place: int) -> Any:
+    try:
+        return sequence[place]
+    except Exception as error:
+        raise _UnreadableError from error
+
+
+MAX_DIMENSIONS = 128  # `MAX_DIMS`, tensor_new.cpp
+
+
+NUMBERS = frozenset({int, float, complex, bool, str, bytes, range})
+
+
+MEMORY = ("__cuda_array_interface__", "__array_interface__", "__dlpack__")
+
+
+def _is_sequence(data: object) -> bool:
+    cls = type(data)
+    if cls in NUMBERS:
+        return False
+    if isinstance(data, dict | str | bytes | bytearray | memoryview | torch.UntypedStorage | torch.TypedStorage):
+        return False
+    return hasattr(cls, "__getitem__") and hasattr(cls, "__len__") and not any(hasattr(data, name) for name in MEMORY)
+
+
+def make_tensor(
+    data: Any,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | int | None = None,
+    requires_grad: bool = False,
+    **kwargs: Any,
+) -> torch.Tensor:
+    """`torch.tensor()` for data that may be, or hold, fake tensors: a fake is copied, the values of others are read."""
+    if isinstance(data, torch.Tensor) and _C.is_fake(data):
+        return data.detach().to(device=device, dtype=dtype, copy=True).requires_grad_(requires_grad)
+    return torch.tensor(real_value(data), dtype=dtype, device=device, requires_grad=requires_grad, **kwargs)
+
+
+def _patch_new_tensor() -> None:
+    """`Tensor.new_tensor()` asks the highest dispatch key of `self` for its device (`legacyExtractDispatchKey()`)."""
+    reason = "asks the highest dispatch key for the device (legacyExtractDispatchKey)"
+    patch(torch.Tensor, "new_tensor", _lifting_data, reason)
+    patch(torch.Tensor, "new", _making_fakes, reason)
+
+
+def _lifting_data(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def new_tensor(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        data = kwargs["data"] if "data" in kwargs else args[0] if args else None
+        if not is_fake_tensor(self) or len(args) + ("data" in kwargs) != 1 or not kwargs.keys() <= NEW_TENSOR_OPTIONS:
+            return original(self, *args, **kwargs)  # which refuses them
+        given = {name: value for name, value in kwargs.items() if value is not None and name != "data"}
+        options: dict[str, Any] = {"dtype": self.dtype, "device": self.device} | given
+        result = make_tensor(data, **options)
+        _C.make_amp_like(result, self)
+        return result
+
+    return new_tensor
+
+
+NEW_TENSOR_OPTIONS = {"data", "dtype", "device", "requires_grad", "pin_memory", "names"}
+
+
+def _making_fakes(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """`Tensor.new()`, the oldest of the factories, asks the highest dispatch key, too."""
+
+    def new(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if not is_fake_tensor(self):
+            return original(self, *args, **kwargs)
+        options = dict(kwargs)
+        device = options.pop("device", None)
+        # `size`, `data`, `other` or `storage`; or `indices`, `values` and `size`, in whatever order they are given.
+        names = sorted(options, key=lambda name: {"indices": 0, "values": 1}.get(name, 2))
+        given = (*args, *(options[name] for name in names))
+        made = _new_fake(self, given, self.device if device is None else device)
+        _C.make_amp_like(made, self)
+        return made
+
+    return new
+
+
+def _new_fake(like: torch.Tensor, args: tuple[Any, ...], device: torch.device | str | int) -> torch.Tensor:
+    if like.layout is torch.sparse_coo and args and isinstance(args[0], torch.Tensor):
+        return torch.sparse_coo_tensor(*args, dtype=like.dtype, device=device)
+    if not args or isinstance(args[0], int | torch.Size):
+        return like.new_empty(*args or (0,), device=device)
+    if isinstance(args[0], torch.UntypedStorage | torch.TypedStorage):
+        return like.new_empty(0, device=device).set_(args[0])
+    if isinstance(args[0], torch.Tensor):
+        alias: torch.Tensor = torch.ops.aten.alias(args[0])
+        return alias
+    return make_tensor(args[0], dtype=like.dtype, device=device)
+
+
+def _patch_lazy_parameters() -> None:
+    """A lazy parameter allocates with `torch.empty()` when the first input has told its shape."""
+    cls = torch.nn.UninitializedParameter
+    patch(cls, "materialize", _fake_if_self_is, "allocates with torch.empty(), whatever the parameter is")
+
+
+def _fake_if_self_is(original: Callable[..., None]) -> Callable[..., None]:
+    def run(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        if not is_fake_tensor(self) or _C.is_deferred(self):
+            return original(self, *args, **kwargs)
+        _C.enter_fake_mode()
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            _C.leave_fake_mode()
+
+    return run
+
+
+def _patch_calls_of_handlers() -> None:
+    """Before 2.13 the `Fake` key is above `Python`, and handlers of `__torch_dispatch__` call operators below that."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def __call__(self: torch._ops.OpOverload, /, *args: Any, **kwargs: Any) -> Any:
+            return _C.call_from_handler(original, self, *args, **kwargs)
+
+        return __call__
+
+    patch(torch._ops.OpOverload, "__call__", make, "handlers of __torch_dispatch__ call operators below the Fake key")

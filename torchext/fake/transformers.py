@@ -1,0 +1,42 @@
+"""The package transformers, which reads values unless it sees a FakeTensor."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .. import _C
+from ..tools.patching import patch
+
+__all__ = ["teach_transformers"]
+
+
+def teach_transformers() -> None:
+    """Where it sees a FakeTensor, transformers leaves out checks that read values, of attention masks say.
+
+    It may be imported at any time, so this is called for each block.
+    """
+    module: Any = sys.modules.get("transformers.utils.import_utils")
+    if hasattr(module, "is_fake_tensor"):
+        _patch_transformers(module)
+
+
+_patched_transformers: set[int] = set()
+
+
+def _patch_transformers(module: Any) -> None:
+    if id(module) in _patched_transformers:
+        return
+    _patched_transformers.add(id(module))
+
+    def make(original: Callable[..., bool]) -> Callable[..., bool]:
+        def is_fake_tensor(x: Any) -> bool:
+            ours = isinstance(x, torch.Tensor) and _C.is_fake(x) and not _C.is_deferred(x)
+            return ours or bool(original(x))
+
+        return is_fake_tensor
+
+    patch(module, "is_fake_tensor", make, "transformers reads values of masks unless they are fake")

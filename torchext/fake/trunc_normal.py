@@ -1,0 +1,139 @@
+"""`torch.nn.init.trunc_normal_`, which draws again what it rejects, and looks whether it must."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from types import FunctionType, SimpleNamespace
+from typing import Any, ParamSpec, TypeVar, cast
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ..tools.patching import patch
+from . import rejection
+from .patches.tensors import is_fake_tensor
+
+__all__ = ["install"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def install() -> None:
+    """Installs the patch.
+
+    Since 2.12 `trunc_normal_` draws again while `mask.any()`, which would compute the tensor to look at it.
+    """
+    original = torch.nn.init._no_grad_trunc_normal_
+    quiet = _without_warnings(original)
+    library = torch.library.Library("torchext", "FRAGMENT")
+    library.define(
+        "trunc_normal_(Tensor(a!) self, float mean, float std, float a, float b, *, Generator? generator=None)"
+        " -> Tensor(a!)",
+        tags=(torch.Tag.nondeterministic_seeded,),
+    )
+
+    library.define(
+        "trunc_normal_draws(int numel, ScalarType dtype, float mean, float std, float a, float b, Generator generator)"
+        " -> int"
+    )
+
+    def run(
+        self: torch.Tensor, mean: float, std: float, a: float, b: float, *, generator: torch.Generator | None = None
+    ) -> torch.Tensor:
+        if generator is None or not self.is_contiguous() or self.numel() < 2 * rejection.CHUNK:
+            return quiet(self, mean, std, a, b, generator)
+        rejection.sample(partial(sample, mean, std, a, b), self, generator)
+        return self
+
+    def draws(
+        numel: int, dtype: torch.dtype, mean: float, std: float, a: float, b: float, generator: torch.Generator
+    ) -> int:
+        return rejection.count_draws(partial(sample, mean, std, a, b), numel, dtype, generator)
+
+    def sample(mean: float, std: float, a: float, b: float, tensor: torch.Tensor, generator: torch.Generator) -> object:
+        return quiet(tensor, mean, std, a, b, generator)
+
+    def fake(
+        self: torch.Tensor, mean: float, std: float, a: float, b: float, *, generator: torch.Generator | None = None
+    ) -> torch.Tensor:
+        return self
+
+    for key in ("CPU", "CUDA"):
+        library.impl("trunc_normal_", run, key)
+    library.impl("trunc_normal_draws", draws, "CompositeExplicitAutograd")
+    library.impl("trunc_normal_", fake, "Meta")
+
+    patch(torch.nn.init, "_no_grad_trunc_normal_", _recorded_trunc_normal, "reads whether it must draw again")
+    _libraries.append(library)
+
+
+def _recorded_trunc_normal(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def _no_grad_trunc_normal_(
+        tensor: torch.Tensor, mean: float, std: float, a: float, b: float, generator: torch.Generator | None = None
+    ) -> torch.Tensor:
+        if is_fake_tensor(tensor) and (tensor.is_conj() or tensor.is_neg()):
+            _call_on_nothing(original, _conjugated if tensor.is_conj() else _negated, mean, std, a, b)  # raises
+        if not is_fake_tensor(tensor) or not tensor.is_floating_point():
+            return original(tensor, mean, std, a, b, generator)
+        with torch.no_grad():
+            if _never_rejects(mean, std, a, b):
+                return tensor.normal_(mean, std, generator=generator)
+            if not a - 2 * std <= mean <= b + 2 * std:
+                _call_on_nothing(original, torch.clone, mean, std, a, b)  # warns
+            torch.ops.torchext.trunc_normal_(tensor, mean, std, a, b, generator=generator)
+            # The first draw, and the write of what was drawn again, which is not needed only if nothing was rejected.
+            for _ in range(2):
+                torch.autograd.graph.increment_version(tensor)
+            return tensor
+
+    return _no_grad_trunc_normal_
+
+
+def _without_warnings(function: Callable[P, R]) -> Callable[P, R]:
+    """A copy of `function` that warns nobody: it may run often for what the user has called once.
+
+    Not so by `warnings.catch_warnings()`, which hushes all threads.
+    """
+    if type(function) is not FunctionType:
+        return function
+    names = {**function.__globals__, "warnings": SimpleNamespace(warn=lambda *args, **kwargs: None)}
+    copy = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return cast("Callable[P, R]", copy)
+
+
+def _conjugated(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.complex64).conj()
+
+
+def _negated(tensor: torch.Tensor) -> torch.Tensor:
+    return _conjugated(tensor).imag
+
+
+def _call_on_nothing(function: Callable[..., Any], view: Callable[[torch.Tensor], torch.Tensor], *args: Any) -> None:
+    """Calls `function` with `view` of a real tensor without elements, of which modes of the user's see nothing."""
+    ours = torch._C.DispatchKeySet(torch._C._dispatch_key_parse("Fake")).add(
+        torch._C._dispatch_key_parse("DeferredInit")
+    )
+    with torch._C.DisableTorchFunction(), _disable_current_modes(), torch._C._ExcludeDispatchKeyGuard(ours):
+        function(view(torch.empty(0)), *args)
+
+
+# A `torch.library.Library` takes its operators back when it is freed.
+_libraries: list[torch.library.Library] = []
+
+
+def _never_rejects(mean: float, std: float, a: float, b: float) -> bool:
+    """Tells whether `trunc_normal_` surely accepts its first draw of every element.
+
+    Box-Muller's radius is sqrt(-2 log u) for a uniform u of 53 bits at most (`normal_distribution<double>`), so that no
+    draw is farther than sqrt(2 * 53 * log 2) = 8.57 standard deviations from the mean. The bounds and the draws are
+    rounded to the tensor's dtype, for which one standard deviation and one percent of everything are far more than
+    enough.
+    """
+    reach = (math.sqrt(2 * 53 * math.log(2)) + 1) * std
+    slack = 0.01 * (abs(mean) + reach)
+    return std > 0 and mean - reach - slack > a and mean + reach + slack < b

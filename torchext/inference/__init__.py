@@ -1,0 +1,217 @@
+"""Inference mode: the RFC's, which is PyTorch's own, entered in less time and with answers for who is bitten by it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar, cast
+
+import torch
+from torch.utils import _pytree as pytree
+
+from .. import _C
+from ..tools.calls import call_in_block
+from ..tools.held_tensors import LEAVES, inner_tensors, is_wrapper, reachable_tensors
+from .origins import Origin, origin, trace_origins
+
+__all__ = [
+    "Origin",
+    "check_dispatch_state",
+    "inference_mode",
+    "is_inference_mode_enabled",
+    "is_inference_tensor",
+    "normal_tensors",
+    "origin",
+    "to_normal",
+    "trace_origins",
+]
+
+T = TypeVar("T")
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class inference_mode(_C.InferenceBlock):  # noqa: N801 - PyTorch's name
+    """Turns inference mode on, or off, on this thread for a block or a function.
+
+    Tensors that are allocated inside are inference tensors: they have no version counter, and autograd cannot use them.
+    No call inside records gradients. The mode is that of `torch.inference_mode`: either of the two nests in the other,
+    and all functions that ask for the mode, or for inference tensors, answer for both.
+
+    One object may be entered again while it is open, and on several threads. As a decorator, with or without
+    parentheses, it takes functions, generator functions, `async def` functions and asynchronous generators. Those are
+    inside of the mode while they run, and their callers are not while they wait.
+
+    Args:
+        mode: Whether the mode is on in the block. `inference_mode(False)` inside of the mode returns to training, with
+            gradients on.
+        trace: Remember, for each inference tensor that an operator makes in the block, the line of the program that
+            called the operator: see `origin()`. The errors of PyTorch that inference tensors cannot be saved for
+            backward, changed or asked for their version name these lines in a note, from then on and anywhere. Every
+            operator takes some microseconds longer meanwhile.
+
+    Raises:
+        TypeError: `mode` is neither a bool nor a function.
+        RuntimeError: On leaving a block that is not open on this thread, or not the innermost one.
+
+    Example:
+        >>> with inference_mode():
+        ...     x = torch.ones(2)
+        >>> is_inference_tensor(x)
+        True
+        >>> @inference_mode
+        ... async def double(x):
+        ...     return x * 2
+    """
+
+    __slots__ = ()
+
+    def __call__(self, function: Function) -> Function:
+        """Decorates `function`."""
+        return _decorated(self, function)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return functools.partial(inference_mode, trace=self.trace), (self.mode,)
+
+    def __repr__(self) -> str:
+        return f"inference_mode({self.mode}{', trace=True' if self.trace else ''})"
+
+
+class normal_tensors(_C.NormalTensorsBlock):  # noqa: N801 - as inference_mode
+    """Lets tensors that are allocated in a block inside of inference mode be normal ones, without gradient.
+
+    It is for what outlives the mode: caches, buffers, a module that is trained later. Grad mode is off, so the block
+    equals `inference_mode(False)` with `torch.no_grad()` in it. Outside of inference mode it is `torch.no_grad()`. In
+    the block, inference tensors can be read, viewed and copied, but not changed in place, as everywhere outside of the
+    mode; and a view of one is one. Also decorates, as `inference_mode` does.
+
+    Raises:
+        RuntimeError: On leaving a block that is not open on this thread, or not the innermost one.
+
+    Example:
+        >>> with inference_mode():
+        ...     with normal_tensors():
+        ...         cache = torch.zeros(2)
+        ...     cache += torch.ones(2)
+        >>> is_inference_tensor(cache)
+        False
+    """
+
+    __slots__ = ()
+
+    def __call__(self, function: Function) -> Function:
+        """Decorates `function`."""
+        return _decorated(self, function)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return normal_tensors, ()
+
+    def __repr__(self) -> str:
+        return "normal_tensors()"
+
+
+def _decorated(block: inference_mode | normal_tensors, function: Function) -> Function:
+    if not callable(function):
+        raise TypeError(f"{type(block).__name__} decorates functions, but this is a {type(function).__name__}.")
+    if not inspect.isclass(function):
+        return call_in_block(block, function)
+    warnings.warn(
+        f"Decorating a class with {type(block).__name__} makes a function of it, whose calls construct objects in the "
+        "block; their methods are not in it. PyTorch will refuse to do this: decorate `__init__` and the methods.",
+        FutureWarning,
+        stacklevel=3,
+    )
+    return cast("Function", call_in_block(block, lambda *args, **kwargs: function(*args, **kwargs)))
+
+
+def is_inference_mode_enabled() -> bool:
+    """Tells whether inference mode is on, on this thread, be it ours or PyTorch's."""
+    return _C.is_inference_mode_enabled()
+
+
+def is_inference_tensor(tensor: torch.Tensor) -> bool:
+    """Tells whether `tensor` is an inference tensor.
+
+    That is one that was allocated in inference mode, or a view of such a tensor.
+
+    Args:
+        tensor: Any tensor, real or fake.
+
+    Raises:
+        TypeError: `tensor` is no tensor.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"is_inference_tensor() takes a tensor, but `tensor` is a {type(tensor).__name__}.")
+    return tensor.is_inference()
+
+
+def check_dispatch_state() -> list[str]:
+    """Returns what of this thread's state is illegal, a sentence each; an empty list when all is well.
+
+    The RFC forbids that `ADInplaceOrView` is taken out of the thread's included keys while autograd is not excluded.
+    PyTorch relies on a few rules more: the flag of inference mode and the keys agree, autograd is never included, and
+    grad mode is off in inference mode. Blocks of inference mode do not break these rules; `torch.enable_grad()` inside
+    of one does, and so does changing the key sets by hand.
+    """
+    return _C.check_dispatch_state()
+
+
+def to_normal(obj: T) -> T:
+    """Makes normal tensors of the inference tensors in `obj`, in place.
+
+    Everybody who holds one of them sees it, since the tensors stay the objects that they are: classes, attributes,
+    `requires_grad`, ties, parameters in optimizers. Their memory stays, too, unless somebody else shows it who is not
+    part of `obj`; then they get a copy. What shared memory within `obj` goes on doing so, with one version counter, as
+    after `detach()`. Gradients become normal along with their tensors. What is normal is left alone.
+
+    Args:
+        obj: A tensor, a module, an optimizer, another object that holds tensors, such as a cache of keys and values, or
+            a container of such, such as the output of a model. Objects are looked into as `materialize_module` does:
+            attributes, slots, containers, iterators, closures and the objects in them; not caches of functions,
+            and not what their code would compute. Fake and deferred tensors are made normal, too; a deferred one is
+            normal when it is materialized.
+
+    Returns:
+        `obj`.
+
+    Raises:
+        TypeError: `obj` is an object in which no tensor is found.
+        NotImplementedError: A tensor is neither strided nor sparse.
+
+    Example:
+        >>> with inference_mode():
+        ...     model = torch.nn.Linear(2, 2)
+        >>> to_normal(model)(torch.ones(2)).requires_grad
+        True
+    """
+    tensors = list(_tensors_of(obj))
+    is_surely_right = isinstance(obj, torch.Tensor | torch.nn.Module | torch.optim.Optimizer)
+    if not tensors and not is_surely_right and pytree.tree_is_leaf(obj):
+        raise TypeError(
+            f"to_normal() takes a tensor, a module, an optimizer, another object that holds tensors, or a container of "
+            f"them, but `obj` is a {type(obj).__name__} in which no tensor was found."
+        )
+    _C.make_normal([part for tensor in tensors for part in _parts_of(tensor)])
+    return obj
+
+
+def _tensors_of(obj: object) -> Iterator[torch.Tensor]:
+    for leaf in pytree.tree_leaves(obj):
+        if isinstance(leaf, torch.Tensor):
+            yield leaf
+        elif not issubclass(type(leaf), LEAVES):
+            yield from reachable_tensors(leaf, torch.Tensor.is_inference)
+
+
+def _parts_of(tensor: torch.Tensor, around: tuple[torch.Tensor, ...] = ()) -> Iterator[torch.Tensor]:
+    """A tensor, its gradient, and, if it is a wrapper such as a `DTensor`, what it is made of."""
+    if any(tensor is other for other in around):  # `torch.utils.swap_tensors()` can make a wrapper a part of itself
+        return
+    yield tensor
+    if tensor.is_leaf and tensor.grad is not None:
+        yield from _parts_of(tensor.grad, (*around, tensor))
+    if is_wrapper(tensor):
+        for part in inner_tensors(tensor):
+            yield from _parts_of(part, (*around, tensor))

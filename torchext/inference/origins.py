@@ -1,0 +1,138 @@
+"""Where inference tensors come from: asking, and the notes on errors that are not raised by operators."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+
+from .. import _C
+from ..tools import marks, source_lines
+from ..tools.once import once
+from ..tools.patching import Patch, patch
+
+__all__ = ["Origin", "origin", "trace_origins"]
+
+
+class Origin(NamedTuple):
+    """The line of the program that made a tensor: the innermost that is neither PyTorch's nor torchext's.
+
+    Attributes:
+        file: The file of the line.
+        line: Its number.
+        function: The name of the function that it is in.
+    """
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.function}"
+
+
+def origin(tensor: torch.Tensor) -> Origin | None:
+    """Returns where an inference tensor was made.
+
+    Args:
+        tensor: Any tensor. An inference tensor has an origin when it was made in `inference_mode(trace=True)` or after
+            `trace_origins()`, by an operator; a view that was made elsewhere has that of its base.
+
+    Returns:
+        None for a normal tensor, and for one that nobody traced or that no operator returned, like that of
+        `torch.from_numpy()` and of a transform of `torch.func`.
+
+    Raises:
+        TypeError: `tensor` is no tensor.
+
+    Example:
+        >>> with inference_mode(trace=True):
+        ...     x = torch.ones(2)
+        >>> print(origin(x))
+        <stdin>:2 in <module>
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"origin() takes a tensor, but `tensor` is a {type(tensor).__name__}.")
+    found = re.fullmatch(r"(.*):(\d+) in (.*)", _C.origin_of(tensor), re.DOTALL)
+    return None if found is None else Origin(found[1], int(found[2]), found[3])
+
+
+def trace_origins(enabled: bool = True) -> None:
+    """Lets all blocks of inference mode in the process remember where inference tensors are made, or none any more.
+
+    What `inference_mode(trace=True)` does for one block, this does for every block that any thread enters from now on,
+    and for the one that this thread is in. PyTorch's `torch.inference_mode` is included; C++'s `c10::InferenceMode` is
+    not.
+
+    Args:
+        enabled: False to stop. Blocks that are open go on, and what is remembered stays.
+    """
+    if enabled:
+        install()
+    _C.trace_origins_in_blocks(enabled)
+    _patch_mode_of_pytorch(enabled)
+    if enabled and torch.is_inference_mode_enabled():
+        _C.trace_origins_here()
+
+
+@once
+def install() -> None:
+    """Prepares this process to trace."""
+    source_lines.set_source_tracer()
+    marks.install()
+    _patch_version()
+    _patch_custom_functions()
+
+
+_C.set_tracing_installer(install)
+
+
+_patches_of_mode: list[Patch] = []
+
+
+def _patch_mode_of_pytorch(enabled: bool) -> None:
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def enter(self: torch.inference_mode) -> None:
+            original(self)
+            if self.mode:
+                _C.trace_origins_here()  # until PyTorch's guard puts the thread's keys back
+
+        return enter
+
+    if enabled and not _patches_of_mode:
+        _patches_of_mode.append(patch(torch.inference_mode, "__enter__", make, "does not tell that a block begins"))
+    elif not enabled and _patches_of_mode:
+        _patches_of_mode.pop().give_back()
+
+
+def _patch_version() -> None:
+    """`Tensor._version` is no operator."""
+    patch(torch.Tensor, "_version", _noting, "raises errors about inference tensors without calling an operator")
+
+
+def _patch_custom_functions() -> None:
+    """What `ctx.save_for_backward()` was given is looked at after the operators of `forward()`."""
+    # A class method, which is written in Python before 2.15 and in C since.
+    patch(torch.autograd.Function, "apply", _noting, "raises errors about what was saved after forward() has returned")
+
+
+def _noting(original: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(*args, **kwargs)
+        except RuntimeError as error:
+            _add_note(error, args)
+            raise
+
+    return call
+
+
+def _add_note(error: RuntimeError, values: Iterable[Any]) -> None:
+    if "nference tensor" not in str(error) or getattr(error, "__notes__", None):
+        return
+    lines = {_C.origin_of(value): None for value in values if isinstance(value, torch.Tensor)}
+    lines.pop("", None)
+    if lines and hasattr(error, "add_note"):  # Python 3.11
+        error.add_note("The inference tensors among the arguments were created at\n  " + "\n  ".join(lines))

@@ -1,0 +1,1 @@
+"""What several features need, and none of them owns."""

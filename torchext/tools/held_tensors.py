@@ -1,0 +1,289 @@
+"""Which tensors a module holds, and which a tensor is made of."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+import weakref
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FrameType,
+    FunctionType,
+    GeneratorType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+    TracebackType,
+)
+from typing import Any, NamedTuple, TypeGuard, TypeVar
+
+import torch
+from torch.nn import Module, Parameter
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass as is_wrapper
+
+from .. import _C
+
+__all__ = ["Held", "held_tensors", "inner_tensors", "is_wrapper", "parts_of", "reachable_tensors"]
+
+
+# What holds no tensors. Most of what modules hold is of these.
+LEAVES = (
+    *(int, float, complex, str, bytes, type(None), type, ModuleType),
+    *(CodeType, FrameType, TracebackType),
+    *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, torch.Generator),
+)
+LEAF_TYPES = frozenset(map(id, (*LEAVES, bool)))  # for a quick look; a class need not be hashable
+
+CONTAINERS: tuple[type[Any], ...] = (dict, list, tuple, set, frozenset, deque)
+
+LRU_CACHE = type(functools.lru_cache(len))
+
+# Where types are written in C: read-only views, iterators, generators, caches. Those tell the garbage collector what
+# they refer to; but before Python 3.11 generators do not tell their variables.
+MODULES_IN_C = frozenset({"builtins", "types", "itertools", "functools", "collections", "operator", "_operator"})
+
+
+class Held(NamedTuple):
+    """A tensor that a module holds."""
+
+    tensor: torch.Tensor
+    """It itself, or a part of a wrapper such as a `DTensor`, which has no data of its own."""
+    name: str
+    """As `named_parameters()` would call it; of a tensor in a container, the name of the attribute."""
+    is_registered: bool
+    """Whether it is a parameter or a buffer, which `Module.to()` takes along, or else a plain attribute."""
+    is_parameter: bool
+    is_part: bool
+    """Whether it is a part of a wrapper."""
+    whole: torch.Tensor
+    """What the module holds: the tensor itself, or the wrapper."""
+
+
+def held_tensors(
+    module: Module, buffers_only: bool = False, check_fn: Callable[[Module], bool] | None = None
+) -> Iterator[Held]:
+    """Yields the tensors of `module` and its descendants; one that is held twice may come twice.
+
+    Args:
+        module: The module.
+        buffers_only: Leave out the parameters.
+        check_fn: Decides for each module whether to look at what it holds itself.
+    """
+    reach = _Reach(module, _is_deferred, into_caches=True)
+    for prefix, module_part in module.named_modules():
+        if check_fn is None or check_fn(module_part):
+            for tensor, name, is_registered in _held_by(module_part, reach):
+                full_name = f"{prefix}.{name}" if prefix else name
+                yield from _parts_held(tensor, full_name, is_registered, buffers_only)
+    # Found on the way, and may lead to others.
+    for hidden, name in reach.hidden_modules:
+        if check_fn is None or check_fn(hidden):
+            for tensor, _, _ in _held_by(hidden, reach):
+                yield from _parts_held(tensor, name, is_registered=False, buffers_only=buffers_only)
+
+
+def _parts_held(tensor: torch.Tensor, name: str, is_registered: bool, buffers_only: bool) -> Iterator[Held]:
+    is_parameter = isinstance(tensor, Parameter)
+    if not (buffers_only and is_parameter):
+        for part in parts_of(tensor):
+            yield Held(part, name, is_registered, is_parameter, part is not tensor, tensor)
+
+
+def parts_of(tensor: torch.Tensor, around: tuple[torch.Tensor, ...] = ()) -> Iterator[torch.Tensor]:
+    """Yields the tensors with data that `tensor` is made of: itself, unless it is a wrapper of others.
+
+    Args:
+        tensor: Any tensor.
+        around: The wrappers that it is a part of. A wrapper that `torch.utils.swap_tensors()` has swapped with its part
+            is a part of itself, and has no data.
+    """
+    if not is_wrapper(tensor):
+        yield tensor
+    elif not any(tensor is wrapper for wrapper in around):
+        for part in inner_tensors(tensor):
+            yield from parts_of(part, (*around, tensor))
+
+
+def inner_tensors(wrapper: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors that a wrapper names as its parts."""
+    parts = [getattr(wrapper, name) for name in wrapper.__tensor_flatten__()[0]]  # type: ignore[attr-defined]
+    return [part for part in parts if isinstance(part, torch.Tensor)]  # some of what `DTensor` names is not
+
+
+def reachable_tensors(obj: object, is_wanted: Callable[[torch.Tensor], bool]) -> Iterator[torch.Tensor]:
+    """Yields the tensors in the containers that make up `obj`, in modules, and those that are wanted in other objects.
+
+    Args:
+        obj: Anything. No code of its own is called: see `_Reach`.
+        is_wanted: Chooses among the tensors that are found in attributes of objects.
+    """
+    reach = _Reach(obj, is_wanted)
+    if isinstance(obj, Module):
+        for module in obj.modules():
+            yield from (tensor for tensor, _, _ in _held_by(module, reach))
+    else:
+        yield from reach.tensors_in(obj, "")
+    for hidden, _ in reach.hidden_modules:  # found on the way, and may lead to others
+        yield from (tensor for tensor, _, _ in _held_by(hidden, reach))
+
+
+def _held_by(module: Module, reach: _Reach) -> Iterator[tuple[torch.Tensor, str, bool]]:
+    for attribute, value in vars(module).items():
+        if attribute in ("_parameters", "_buffers"):
+            for name, tensor in value.items():
+                if tensor is not None:
+                    yield tensor, name, True
+                    yield from ((other, name, False) for other in reach.tensors_on(tensor, name))
+        elif id(type(value)) not in LEAF_TYPES and not (type(value) is OrderedDict and not value):  # no hooks
+            yield from ((tensor, attribute, False) for tensor in reach.tensors_in(value, attribute))
+
+
+class _Reach:
+    """What can be reached from a module or an object: looks into containers and into objects, each once.
+
+    Models hold tensors in distributions, schedules, samplers and other objects of their own. No code of those objects
+    is called, because it may compute, raise, or count what it is asked: not even `isinstance()`, which looks at
+    `__class__`, a property of lazy objects and proxies.
+    """
+
+    def __init__(self, root: object, is_wanted: Callable[[torch.Tensor], bool], into_caches: bool = False) -> None:
+        self._root = root
+        self._is_wanted = is_wanted
+        self._into_caches = into_caches
+        self._modules = set(map(id, root.modules())) if isinstance(root, Module) else set()
+        self._seen: dict[int, object] = {}  # kept, so that no address is given to another object
+        self._descriptors: dict[int, _Descriptors] = {}  # by the addresses of their classes, which need not be hashable
+        self.hidden_modules: list[tuple[Module, str]] = []
+        """Modules that are no descendants, but held in a list, say, with the names of the attributes."""
+
+    def tensors_on(self, tensor: torch.Tensor, name: str) -> Iterator[torch.Tensor]:
+        """The tensors that are wanted and held by attributes of `tensor`."""
+        attributes = self._attributes(tensor)
+        if attributes and id(tensor) not in self._seen:
+            self._seen[id(tensor)] = tensor
+            for value in attributes:
+                yield from filter(self._is_wanted, self.tensors_in(value, name))
+
+    def tensors_in(self, value: object, name: str) -> Iterator[torch.Tensor]:
+        """The tensors in the containers that make up `value`, and those that are wanted in other objects in them."""
+        stack = [(value, False)]
+        while stack:
+            value, is_in_object = stack.pop()
+            if id(type(value)) in LEAF_TYPES or _is_one_of(value, LEAVES):
+                continue
+            if _is(value, torch.Tensor):
+                if not is_in_object or self._is_wanted(value):
+                    yield value
+                yield from self.tensors_on(value, name)
+            elif _is(value, Module):
+                self._meet(value, name)
+            elif id(value) not in self._seen:
+                self._seen[id(value)] = value
+                is_in_object = is_in_object or not _is_one_of(value, CONTAINERS)
+                content = [*_content(value, self._into_caches), *self._attributes(value)]
+                stack.extend((part, is_in_object) for part in reversed(content))
+
+    def _meet(self, module: Module, name: str) -> None:
+        """A module that the root is a part of is only referred to, by a part of it, and is not held by it."""
+        if id(module) not in self._modules:
+            self._modules.add(id(module))
+            if all(part is not self._root for part in module.modules()):
+                self.hidden_modules += [(part, name) for part in module.modules()]
+                self._modules.update(map(id, module.modules()))
+
+    def _attributes(self, value: object) -> list[object]:
+        cls = type(value)
+        if id(cls) not in self._descriptors:
+            self._descriptors[id(cls)] = _Descriptors.of(cls)
+        return self._descriptors[id(cls)].values_of(value)
+
+
+def _is_deferred(tensor: torch.Tensor) -> bool:
+    return any(map(_C.is_deferred, parts_of(tensor)))
+
+
+T = TypeVar("T")
+
+
+def _is(value: object, cls: type[T]) -> TypeGuard[T]:
+    return issubclass(type(value), cls)
+
+
+def _is_one_of(value: object, classes: tuple[type, ...]) -> bool:
+    return issubclass(type(value), classes)
+
+
+def _content(value: Any, into_caches: bool) -> Iterator[object]:
+    """What `value` holds beside its attributes, itself no module and no tensor."""
+    if _is(value, dict):
+        yield from [key for key in dict.keys(value) if type(key) is not str]
+        yield from list(dict.values(value))
+        if _is(value, defaultdict):
+            yield vars(defaultdict)["default_factory"].__get__(value)
+    elif _is_one_of(value, CONTAINERS):
+        [cls] = [container for container in CONTAINERS if _is(value, container)]
+        yield from list(cls.__iter__(value))
+    elif _is(value, partial):
+        yield from (value.func, value.args, value.keywords)
+    elif _is(value, MethodType) or _is(value, BuiltinFunctionType):
+        yield value.__self__
+    elif _is(value, FunctionType):
+        yield from (value.__defaults__, value.__kwdefaults__)
+        for cell in value.__closure__ or ():
+            try:
+                yield cell.cell_contents
+            except ValueError:  # is still empty
+                continue
+    elif _is(value, weakref.ref):
+        yield from filter(_is_tensor, (weakref.ref.__call__(value),))
+    elif _is(value, LRU_CACHE):
+        # What it remembers for others is not held by who calls it.
+        yield from gc.get_referents(value) if into_caches else (value.__wrapped__,)
+    elif sys.version_info < (3, 11) and _is(value, GeneratorType):
+        yield from () if value.gi_frame is None else value.gi_frame.f_locals.values()
+    elif type.__getattribute__(type(value), "__module__") in MODULES_IN_C:
+        yield from gc.get_referents(value)
+
+
+def _is_tensor(value: object) -> bool:
+    return _is(value, torch.Tensor)
+
+
+class _Descriptors(NamedTuple):
+    """Where the instances of a class keep their attributes."""
+
+    cls: type
+    of_dict: GetSetDescriptorType | MemberDescriptorType | None
+    of_slots: tuple[MemberDescriptorType, ...]
+
+    @classmethod
+    def of(cls, owner: type) -> _Descriptors:
+        """Those of `owner`, but for what classes define themselves under these names."""
+        bases = [type.__getattribute__(base, "__dict__") for base in type.__getattribute__(owner, "__mro__")]
+        kinds = (GetSetDescriptorType, MemberDescriptorType)
+        dicts = (base["__dict__"] for base in bases if _is_one_of(base.get("__dict__"), kinds))
+        slots = (
+            member
+            for base in bases
+            if "__slots__" in base
+            for member in base.values()
+            if type(member) is MemberDescriptorType
+        )
+        return cls(owner, next(dicts, None), tuple(slots))
+
+    def values_of(self, value: object) -> list[object]:
+        """The values of the attributes that are set."""
+        attributes: dict[str, object] = {} if self.of_dict is None else self.of_dict.__get__(value)
+        found = list(attributes.values())
+        for slot in self.of_slots:
+            try:
+                found.append(slot.__get__(value))
+            except AttributeError:  # is not set
+                continue
+        return found

@@ -1,0 +1,59 @@
+"""Which line of the user's program records an operator."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+from .. import _C
+
+__all__ = ["set_source_tracer", "tracing", "users_frame"]
+
+# A line in a model's constructor says more than the one in `torch/nn/modules/linear.py` that it leads to, or one that
+# torch.fx has generated.
+_NOT_THE_USERS = (*(str(Path(file).parent) + os.sep for file in (torch.__file__, _C.__file__)), "<eval_with_key>")
+
+
+@contextmanager
+def tracing() -> Iterator[None]:
+    """Lets every operator be recorded, on this thread, with the line of the program that it was recorded for.
+
+    That is the innermost line that is neither PyTorch's nor torchext's. `explain()` shows it, and so do errors about a
+    recorded operator. Recording takes several times as long meanwhile. `deferred_init(..., trace=True)` does the same
+    for one call.
+
+    Example:
+        >>> with tracing():
+        ...     model = deferred_init(torch.nn.Linear, 4, 4)
+        ...     model.half()
+    """
+    set_source_tracer()
+    _C.enter_tracing()
+    try:
+        yield
+    finally:
+        _C.leave_tracing()
+
+
+def set_source_tracer() -> None:
+    """Tells the core how to find the line of the program that it stands in."""
+    _C.set_source_tracer(_current_line)
+
+
+def users_frame() -> FrameType | None:
+    """The innermost frame of the user's program, which is neither PyTorch's nor torchext's; None if there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+        frame = frame.f_back
+    return frame
+
+
+def _current_line() -> str:
+    frame = users_frame()
+    return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
