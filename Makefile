@@ -20,8 +20,8 @@ PIP := $(PYTHON) -m pip --disable-pip-version-check
 
 # Tools are run from the environment's own folder, which need not be on the PATH.
 BIN = $(shell $(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("scripts"))')
-HEADERS := $(wildcard csrc/*.h csrc/*/*.h)
-UNITS := $(wildcard csrc/*.cpp csrc/*/*.cpp)
+HEADERS := $(shell find csrc -name "*.h")
+UNITS := $(shell find csrc -name "*.cpp")
 CPP_TESTS := $(wildcard test/cpp/*.cpp)
 LOOPS := $(wildcard benchmarks/*.cpp)
 # What has been done is remembered here, by the version of Python and torch that it was done for.
@@ -70,7 +70,7 @@ sweep: build ## The long sweeps: every model and module constructor that is know
 	$(PYTHON) -m pytest test -n $(JOBS) --long
 
 fuzz: build ## Try PROGRAMS random programs, deferred against eager
-	$(PYTHON) -m pytest test/test_fuzz.py -k many -n $(JOBS) --programs $(PROGRAMS) --fuzz-seed $(SEED)
+	$(PYTHON) -m pytest test/sweeps/test_fuzz.py -k many -n $(JOBS) --programs $(PROGRAMS) --fuzz-seed $(SEED)
 
 bench: build ## Compare with PyTorch's own means
 	$(PYTHON) benchmarks/deferred_init.py

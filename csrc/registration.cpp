@@ -6,14 +6,14 @@
 
 #include "deferred_init/external_tensor.h"
 #include "deferred_init/recorder.h"
+#include "fake/cache/metadata_cache.h"
 #include "fake/fake_handler.h"
-#include "fake/fake_storage.h"
-#include "fake/metadata_cache.h"
+#include "fake/meta/refusals.h"
 #include "fake/recording.h"
-#include "fake/refusals.h"
+#include "fake/storage/fake_storage.h"
+#include "marks/tensor_marks.h"
 #include "resize.h"
 #include "take_key.h"
-#include "tensor_marks.h"
 
 namespace torchext {
 

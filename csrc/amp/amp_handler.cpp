@@ -10,8 +10,8 @@
 #include <c10/util/irange.h>
 
 #include "../fake/op_traits.h"
+#include "../marks/tensor_marks.h"
 #include "../stack_utils.h"
-#include "../tensor_marks.h"
 #include "amp_arguments.h"
 #include "amp_results.h"
 #include "backward.h"

@@ -2,7 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "../tensor_marks.h"
+#include "../marks/tensor_marks.h"
 
 namespace torchext {
 

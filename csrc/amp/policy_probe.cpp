@@ -12,10 +12,10 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include "../fake/fake_cuda.h"
-#include "../fake/fake_storage.h"
-#include "../fake/fake_tensor_impl.h"
+#include "../fake/cuda/fake_cuda.h"
 #include "../fake/hidden_keys.h"
+#include "../fake/storage/fake_storage.h"
+#include "../fake/storage/fake_tensor_impl.h"
 #include "../stack_utils.h"
 #include "amp_tensor.h"
 

@@ -9,11 +9,11 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 
-#include "../fake/fake_cuda.h"
+#include "../fake/cuda/fake_cuda.h"
 #include "../inference/inference_mode.h"
 #include "../inference/mode_blocks.h"
 #include "../inference/origins.h"
-#include "../tensor_marks.h"
+#include "../marks/tensor_marks.h"
 
 namespace torchext {
 

@@ -3,7 +3,7 @@
 #include <c10/util/irange.h>
 
 #include "../fake/fake.h"
-#include "../fake/fake_storage.h"
+#include "../fake/storage/fake_storage.h"
 #include "../stack_utils.h"
 #include "deferred_init.h"
 #include "op_graph.h"

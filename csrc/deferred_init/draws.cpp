@@ -123,8 +123,8 @@ TapePosition takeDrawsOfDropout(const Stack& stack, const Generator& generator) 
   return takeDraws(generator, countAffine(bernoulli, fill, input.numel(), c10::kBool));
 }
 
-// `trunc_normal_` draws again what it rejects, so it has to draw in order to count: torchext/fake/rejection.py. Not so for
-// a target that `normal_` fills number by number, because then what is left of a pair matters.
+// `trunc_normal_` draws again what it rejects, so it has to draw in order to count: torchext/fake/rejection.py. Not so
+// for a target that `normal_` fills number by number, because then what is left of a pair matters.
 std::optional<TapePosition> takeDrawsOfTruncNormal(const Stack& stack, const Generator& generator) {
   static const auto count = c10::Dispatcher::singleton().findSchemaOrThrow("torchext::trunc_normal_draws", "");
   const auto arguments = c10::ArrayRef<IValue>(stack).slice(stack.size() - 6);

@@ -8,7 +8,7 @@
 #include <c10/util/irange.h>
 
 #include "../fake/fake.h"
-#include "../fake/fake_storage.h"
+#include "../fake/storage/fake_storage.h"
 #include "replay.h"
 #include "retained.h"
 

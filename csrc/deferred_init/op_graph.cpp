@@ -9,9 +9,9 @@
 
 #include "../fake/fake.h"
 #include "../fake/op_traits.h"
+#include "../marks/source_trace.h"
 #include "../plain_tensors.h"
 #include "../stack_utils.h"
-#include "source_trace.h"
 
 namespace torchext {
 

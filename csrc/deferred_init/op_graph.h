@@ -35,7 +35,7 @@
 #include <ATen/core/stack.h>
 #include <c10/core/Scalar.h>
 
-#include "../fake/fake_storage.h"
+#include "../fake/storage/fake_storage.h"
 #include "external_tensor.h"
 #include "real_dispatch.h"
 #include "rng_tape.h"

@@ -6,8 +6,8 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/InferenceMode.h>
 
-#include "../fake/fake_cuda.h"
-#include "../fake/fake_storage.h"
+#include "../fake/cuda/fake_cuda.h"
+#include "../fake/storage/fake_storage.h"
 #include "op_graph.h"
 #include "real_dispatch.h"
 

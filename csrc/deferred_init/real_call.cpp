@@ -11,9 +11,9 @@
 #include <c10/util/irange.h>
 
 #include "../fake/fake.h"
-#include "../fake/fake_storage.h"
-#include "../fake/fake_tensor_impl.h"
 #include "../fake/op_traits.h"
+#include "../fake/storage/fake_storage.h"
+#include "../fake/storage/fake_tensor_impl.h"
 #include "../plain_tensors.h"
 #include "../stack_utils.h"
 #include "materialize.h"

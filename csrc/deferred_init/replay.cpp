@@ -8,8 +8,8 @@
 #include <ATen/ops/clone.h>
 #include <c10/util/irange.h>
 
+#include "../fake/cuda/fake_cuda.h"
 #include "../fake/fake.h"
-#include "../fake/fake_cuda.h"
 #include "../stack_utils.h"
 #include "draws.h"
 

@@ -7,8 +7,8 @@
 #include <c10/core/InferenceMode.h>
 
 #include "../fake/fake.h"
-#include "../fake/fake_storage.h"
-#include "../fake/fake_tensor_impl.h"
+#include "../fake/storage/fake_storage.h"
+#include "../fake/storage/fake_tensor_impl.h"
 #include "materialize.h"
 #include "replay.h"
 

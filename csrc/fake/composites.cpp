@@ -17,9 +17,9 @@
 #include "../take_key.h"
 #include "errors.h"
 #include "fake.h"
-#include "fake_storage.h"
-#include "refusals.h"
-#include "value_shortcuts.h"
+#include "meta/refusals.h"
+#include "storage/fake_storage.h"
+#include "values/value_shortcuts.h"
 
 namespace torchext {
 

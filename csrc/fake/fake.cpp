@@ -6,9 +6,9 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "composites.h"
-#include "fake_storage.h"
-#include "fake_tensor_impl.h"
-#include "sparse_fakes.h"
+#include "layouts/sparse_fakes.h"
+#include "storage/fake_storage.h"
+#include "storage/fake_tensor_impl.h"
 
 namespace torchext {
 

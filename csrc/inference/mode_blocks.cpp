@@ -6,7 +6,7 @@
 
 #include <c10/util/Exception.h>
 
-#include "../tensor_marks.h"
+#include "../marks/tensor_marks.h"
 #include "origins.h"
 #include "thread_mode.h"
 

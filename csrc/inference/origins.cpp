@@ -10,10 +10,10 @@
 
 #include "../amp/policy_probe.h"
 #include "../amp/region.h"
-#include "../deferred_init/source_trace.h"
 #include "../fake/op_traits.h"
+#include "../marks/source_trace.h"
+#include "../marks/tensor_marks.h"
 #include "../stack_utils.h"
-#include "../tensor_marks.h"
 #include "mode_blocks.h"
 
 namespace torchext {

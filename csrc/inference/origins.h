@@ -19,7 +19,7 @@
 #include <c10/util/Exception.h>
 
 #include "../macros.h"
-#include "../tensor_marks.h"
+#include "../marks/tensor_marks.h"
 
 namespace torchext {
 

@@ -3,7 +3,7 @@
 #include <c10/core/DispatchKeySet.h>
 
 #include "../amp/region.h"
-#include "../tensor_marks.h"
+#include "../marks/tensor_marks.h"
 #include "origins.h"
 
 namespace torchext {

@@ -12,11 +12,11 @@
 #include <c10/core/TensorImpl.h>
 
 #include "../fake/fake.h"
-#include "../fake/fake_storage.h"
-#include "../fake/fake_tensor_impl.h"
-#include "../fake/sparse_fakes.h"
-#include "../open_tensor_impl.h"
-#include "../tensor_marks.h"
+#include "../fake/layouts/sparse_fakes.h"
+#include "../fake/storage/fake_storage.h"
+#include "../fake/storage/fake_tensor_impl.h"
+#include "../marks/tensor_marks.h"
+#include "../torch_internals/open_tensor_impl.h"
 #include "inference_mode.h"
 
 namespace torchext {

@@ -5,7 +5,7 @@
 #include <typeinfo>
 #include <utility>
 
-#include "../fake/kernel_identity.h"
+#include "../torch_internals/kernel_identity.h"
 
 namespace torchext {
 

@@ -13,8 +13,8 @@
 #include "../deferred_init/recorder.h"
 #include "../fake/composites.h"
 #include "../fake/fake_handler.h"
+#include "../marks/tensor_marks.h"
 #include "../stack_utils.h"
-#include "../tensor_marks.h"
 #include "dispatch_table.h"
 
 namespace torchext {

@@ -3,7 +3,7 @@
 #include "../deferred_init/explain.h"
 #include "../deferred_init/materialize.h"
 #include "../deferred_init/retained.h"
-#include "../deferred_init/source_trace.h"
+#include "../marks/source_trace.h"
 
 #include <optional>
 #include <string>

@@ -11,12 +11,12 @@
 #include <torch/csrc/utils/device_lazy_init.h>
 #include <torch/csrc/utils/tensor_new.h>
 
-#include "../fake/collectives.h"
-#include "../fake/device_hints.h"
+#include "../fake/cache/metadata_cache.h"
+#include "../fake/collectives/collectives.h"
+#include "../fake/cuda/fake_cuda.h"
 #include "../fake/errors.h"
 #include "../fake/fake.h"
-#include "../fake/fake_cuda.h"
-#include "../fake/metadata_cache.h"
+#include "../fake/meta/device_hints.h"
 #include "bind.h"
 #include "module.h"
 

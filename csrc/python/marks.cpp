@@ -1,6 +1,6 @@
 #include <ATen/core/Tensor.h>
 
-#include "../tensor_marks.h"
+#include "../marks/tensor_marks.h"
 #include "bind.h"
 #include "module.h"
 

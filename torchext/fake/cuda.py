@@ -1,7 +1,7 @@
 """The functions of `torch.cuda` on a machine without CUDA devices, while a thread is in a `fake_mode(fake_cuda=...)`.
 
-The other half of NOTE [CUDA without CUDA], csrc/fake/fake_cuda.h. The functions are replaced while any thread is in
-such a block, and answer for the fake devices on those threads only.
+The other half of NOTE [CUDA without CUDA], csrc/fake/cuda/fake_cuda.h. The functions are replaced while any thread is
+in such a block, and answer for the fake devices on those threads only.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The few places where PyTorch's Python code has to know about the key that marked tensors carry.
 
 Tensors are marked as AmpTensors and with the lines that made inference tensors: NOTE [Marked tensors] in
-csrc/tensor_marks.h. Nothing is patched before the first use of either. Where `torch.compile` traces there are no marks.
+csrc/marks/tensor_marks.h. Nothing is patched before the first use of either. Where `torch.compile` traces there are no
+marks.
 """
 
 from __future__ import annotations

@@ -1,0 +1,220 @@
+#include "call_key.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <iterator>
+#include <string>
+#include <string_view>
+
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <c10/core/DefaultDtype.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+
+#include "../../stack_utils.h"
+#include "../../torch_internals/kernel_identity.h"
+#include "../cuda/fake_cuda.h"
+#include "../fake.h"
+#include "../meta/device_rules.h"
+
+namespace torchext {
+
+using at::Tensor;
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+using c10::IValue;
+using torch::jit::Stack;
+
+namespace {
+
+// Stands before the words of a value, so that no sequence of values looks like another one.
+enum class Kind : std::uint64_t {
+  kNone,
+  kUndefinedTensor,
+  kTensor,
+  kSeenTensor,
+  kBool,
+  kInt,
+  kDouble,
+  kComplex,
+  kString,
+  kDevice,
+  kGenerator,
+  kList,
+};
+
+// A word of a kind and up to seven bytes that go with it.
+constexpr std::uint64_t word(Kind kind, std::uint64_t rest = 0) {
+  return static_cast<std::uint64_t>(kind) | (rest << 8U);
+}
+
+template <typename Integer>
+std::uint64_t bits(Integer value) {
+  return static_cast<std::uint64_t>(value);
+}
+
+std::uint64_t bitsOf(double value) {
+  std::uint64_t bits_of_value = 0;
+  std::memcpy(&bits_of_value, &value, sizeof(value));
+  return bits_of_value;
+}
+
+std::uint64_t deviceBits(c10::Device device) {
+  return bits(static_cast<std::uint8_t>(device.type())) | bits(static_cast<std::uint8_t>(device.index())) << 8U;
+}
+
+// The Meta kernels of PyTorch and ours look at nothing but what is in the key. Those of other libraries are anybody's.
+bool hasPureMetaKernel(const c10::OperatorHandle& op) {
+  constexpr std::array<std::string_view, 3> kNamespaces{"aten", "prims", "torchext"};
+  return std::find(kNamespaces.begin(), kNamespaces.end(), namespaceOf(op.operator_name())) != kNamespaces.end();
+}
+
+// Tensors that are more than sizes and strides on a storage.
+constexpr DispatchKeySet kNotPlain({DispatchKey::Python, DispatchKey::ZeroTensor, DispatchKey::FuncTorchBatched,
+                                    DispatchKey::FuncTorchGradWrapper, DispatchKey::Functionalize,
+                                    DispatchKey::NestedTensor});
+
+bool isPlain(const Tensor& tensor) {
+  const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+  return impl.has_storage() && impl.layout() == c10::kStrided && !tensor.is_quantized() &&
+         !impl.key_set().has_any(kNotPlain) && !impl.has_symbolic_sizes_strides();
+}
+
+}  // namespace
+
+CallKey::CallKey(const c10::OperatorHandle& op, const Stack& stack) {
+  addOperator(op);
+  addGlobalState();
+  const auto count = static_cast<std::ptrdiff_t>(op.schema().arguments().size());
+  std::for_each(stack.end() - count, stack.end(), [this](const IValue& value) { add(value); });
+}
+
+// The schema stands for the operator, and the kernel for what is registered for it: while a copy of the kernel lives,
+// as it does in a cache's entry, neither can be replaced by another one at the same address.
+void CallKey::addOperator(const c10::OperatorHandle& op) {
+  is_complete_ = hasPureMetaKernel(op) && op.hasComputedKernelForDispatchKey(DispatchKey::Meta);
+  if (is_complete_) {
+    words_.push_back(reinterpret_cast<std::uintptr_t>(&op.schema()));
+    const KernelIdentity kernel = identityOf(metaKernelOf(op));
+    words_.append(kernel.begin(), kernel.end());
+  }
+}
+
+void CallKey::addGlobalState() {
+  const at::Context& context = at::globalContext();
+  const std::array flags{
+      c10::GradMode::is_enabled(),
+      c10::InferenceMode::is_enabled(),
+      context.deterministicAlgorithms(),
+      context.deterministicAlgorithmsWarnOnly(),
+      context.deterministicFillUninitializedMemory(),
+      context.userEnabledMkldnn(),
+      context.userEnabledCuDNN(),
+      context.benchmarkCuDNN(),
+      context.deterministicCuDNN(),
+      context.userEnabledNNPACK(),
+      context.userEnabledFlashSDP(),
+      context.userEnabledMemEfficientSDP(),
+      context.userEnabledMathSDP(),
+      context.userEnabledCuDNNSDP(),
+      at::get_num_threads() > 1,  // which oneDNN is chosen by, for some convolutions
+  };
+  std::uint64_t state = bits(c10::get_default_dtype_as_scalartype()) << 8U | bits(fakeCudaDeviceCount());
+  for (const bool flag : flags) {
+    state = state << 1U | bits(flag);
+  }
+  words_.push_back(state);
+}
+
+void CallKey::add(const IValue& value) {
+  if (!is_complete_) {
+    return;
+  }
+  if (value.isTensor()) {
+    addTensor(value.toTensor());
+  } else if (value.isNone()) {
+    words_.push_back(word(Kind::kNone));
+  } else if (value.isBool()) {
+    words_.push_back(word(Kind::kBool, bits(value.toBool())));
+  } else if (value.isInt()) {
+    words_.append({word(Kind::kInt), bits(value.toInt())});
+  } else if (value.isDouble()) {
+    words_.append({word(Kind::kDouble), bitsOf(value.toDouble())});
+  } else if (value.isList()) {
+    const auto elements = value.toListRef();
+    words_.push_back(word(Kind::kList, elements.size()));
+    std::for_each(elements.begin(), elements.end(), [this](const IValue& element) { add(element); });
+  } else if (value.isDevice()) {
+    words_.push_back(word(Kind::kDevice, deviceBits(withIndex(value.toDevice()))));
+  } else if (value.isString()) {
+    addString(value.toStringRef());
+  } else if (value.isGenerator()) {
+    words_.push_back(word(Kind::kGenerator));  // Meta kernels draw nothing
+  } else if (value.isComplexDouble()) {
+    const auto number = value.toComplexDouble();
+    words_.append({word(Kind::kComplex), bitsOf(number.real()), bitsOf(number.imag())});
+  } else {
+    is_complete_ = false;
+  }
+}
+
+void CallKey::addTensor(const Tensor& tensor) {
+  if (!tensor.defined()) {
+    words_.push_back(word(Kind::kUndefinedTensor));
+    return;
+  }
+  const auto [number, is_new] = tensor_numbers_.add(tensor.unsafeGetTensorImpl());
+  if (!is_new) {
+    words_.push_back(word(Kind::kSeenTensor, number));
+    return;
+  }
+  if (!isPlain(tensor)) {
+    is_complete_ = false;
+    return;
+  }
+  tensors_.push_back(&tensor);
+  const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+  const c10::Storage& storage = impl.unsafe_storage();
+  const std::uint64_t flags = bits(isFake(tensor)) | bits(impl.is_conj()) << 1U | bits(impl.is_neg()) << 2U |
+                              bits(impl.is_wrapped_number()) << 3U;
+  words_.push_back(word(Kind::kTensor, flags | bits(tensor.scalar_type()) << 8U | deviceBits(impl.device()) << 16U |
+                                           bits(impl.dim()) << 32U));
+  words_.append(
+      {storage_numbers_.add(storage.unsafeGetStorageImpl()).first, storage.nbytes(), bits(impl.storage_offset())});
+  const auto append = [this](c10::IntArrayRef numbers) {
+    std::transform(numbers.begin(), numbers.end(), std::back_inserter(words_), &bits<int64_t>);
+  };
+  append(impl.sizes());
+  append(impl.strides());
+  if (impl.is_wrapped_number() && !isFake(tensor)) {
+    addNumberOf(tensor);
+  }
+}
+
+void CallKey::addNumberOf(const Tensor& wrapped_number) {
+  std::array<std::uint64_t, 2> number{};
+  std::memcpy(number.data(), wrapped_number.const_data_ptr(), wrapped_number.itemsize());
+  words_.append(number.begin(), number.end());
+}
+
+void CallKey::addString(const std::string& text) {
+  words_.push_back(word(Kind::kString, text.size()));
+  for (std::size_t i = 0; i < text.size(); i += sizeof(std::uint64_t)) {
+    std::uint64_t part = 0;
+    std::memcpy(&part, text.data() + i, std::min(sizeof(part), text.size() - i));
+    words_.push_back(part);
+  }
+}
+
+std::size_t CallKey::hash() const noexcept {
+  constexpr std::uint64_t kFactor = 0x9E3779B97F4A7C15;  // 2^64 divided by the golden ratio
+  std::uint64_t hash = words_.size();
+  for (const std::uint64_t part : words_) {
+    hash = ((hash << 23U | hash >> 41U) ^ part) * kFactor;
+  }
+  return hash ^ hash >> 32U;
+}
+
+}  // namespace torchext

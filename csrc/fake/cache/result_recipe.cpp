@@ -1,0 +1,176 @@
+#include "result_recipe.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <c10/util/irange.h>
+
+#include "../../torch_internals/kernel_identity.h"
+#include "../fake.h"
+#include "../storage/fake_storage.h"
+#include "../storage/fake_tensor_impl.h"
+
+namespace torchext {
+
+using at::Tensor;
+using c10::ArrayRef;
+using c10::IValue;
+using c10::Storage;
+
+using Arguments = ArrayRef<const Tensor*>;
+
+namespace {
+
+c10::intrusive_ptr<c10::TensorImpl> formOf(const Tensor& tensor) {
+  const c10::DispatchKeySet keys{c10::computeDispatchKey(tensor.scalar_type(), c10::kStrided, c10::kMeta)};
+  auto form = c10::make_intrusive<c10::TensorImpl>(keys | (tensor.key_set() & kLazyBits), tensor.dtype(), c10::kMeta);
+  form->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
+  return form;
+}
+
+}  // namespace
+
+// Finds out, for each result, where it comes from.
+class RecipeLearner {
+ public:
+  RecipeLearner(Arguments arguments, ResultRecipe& recipe) : arguments_{arguments}, recipe_{recipe} {}
+
+  // False when `result` is neither a tensor, nor a list of tensors, nor a plain value.
+  bool learn(const IValue& result);
+
+ private:
+  using TensorRecipe = ResultRecipe::TensorRecipe;
+  using Source = TensorRecipe::Source;
+
+  bool learnTensor(const Tensor& tensor, std::vector<TensorRecipe>& recipes);
+  std::size_t numberOfNew(const Storage& storage);
+
+  const Arguments arguments_;
+  ResultRecipe& recipe_;
+  std::vector<Storage> new_storages_;
+};
+
+// Makes results by their recipes.
+class RecipeMaker {
+ public:
+  RecipeMaker(Arguments arguments, const ResultRecipe& recipe) : arguments_{arguments} {
+    for (const auto& storage : recipe.new_storages_) {
+      new_storages_.push_back(makeFakeStorage(storage.nbytes, storage.device));
+    }
+  }
+
+  IValue make(const ResultRecipe::ValueRecipe& recipe) const;
+
+ private:
+  using TensorRecipe = ResultRecipe::TensorRecipe;
+
+  Tensor makeTensor(const TensorRecipe& recipe) const;
+
+  const Arguments arguments_;
+  c10::SmallVector<Storage, 4> new_storages_;
+};
+
+bool RecipeLearner::learn(const IValue& result) {
+  ResultRecipe::ValueRecipe& recipe = recipe_.values_.emplace_back();
+  if (result.isTensor()) {
+    return learnTensor(result.toTensor(), recipe.tensors);
+  }
+  if (result.isTensorList()) {
+    recipe.is_list = true;
+    const auto tensors = result.toListRef();
+    return std::all_of(tensors.begin(), tensors.end(), [&](const IValue& element) {
+      return element.isTensor() && learnTensor(element.toTensor(), recipe.tensors);
+    });
+  }
+  recipe.other = result;
+  return result.isNone() || result.isInt() || result.isDouble() || result.isBool();
+}
+
+bool RecipeLearner::learnTensor(const Tensor& tensor, std::vector<TensorRecipe>& recipes) {
+  TensorRecipe& recipe = recipes.emplace_back();
+  if (!tensor.defined()) {
+    return true;
+  }
+  const auto find_argument = [this](const auto& matches) {
+    return static_cast<std::size_t>(std::find_if(arguments_.begin(), arguments_.end(), matches) - arguments_.begin());
+  };
+  recipe.number = find_argument([&tensor](const Tensor* argument) { return argument->is_same(tensor); });
+  if (recipe.number != arguments_.size()) {
+    recipe.source = Source::kArgument;
+    return true;
+  }
+  if (!isFake(tensor)) {
+    return false;
+  }
+  const Storage& storage = tensor.storage();
+  recipe.form = formOf(tensor);
+  recipe.number = find_argument([&storage](const Tensor* argument) {
+    return isSameStorage(argument->unsafeGetTensorImpl()->storage(), storage);
+  });
+  if (recipe.number != arguments_.size()) {
+    recipe.source = Source::kViewOfArgument;
+  } else {
+    recipe.source = Source::kNewStorage;
+    recipe.number = numberOfNew(storage);
+  }
+  return true;
+}
+
+std::size_t RecipeLearner::numberOfNew(const Storage& storage) {
+  const auto known = std::find_if(new_storages_.begin(), new_storages_.end(),
+                                  [&storage](const Storage& other) { return isSameStorage(other, storage); });
+  const auto number = static_cast<std::size_t>(known - new_storages_.begin());
+  if (known == new_storages_.end()) {
+    new_storages_.push_back(storage);
+    recipe_.new_storages_.push_back({storage.nbytes(), storage.device()});
+  }
+  return number;
+}
+
+IValue RecipeMaker::make(const ResultRecipe::ValueRecipe& recipe) const {
+  if (recipe.is_list) {
+    c10::List<Tensor> tensors;
+    tensors.reserve(recipe.tensors.size());
+    for (const TensorRecipe& tensor : recipe.tensors) {
+      tensors.push_back(makeTensor(tensor));
+    }
+    return tensors;
+  }
+  return recipe.tensors.empty() ? recipe.other : IValue{makeTensor(recipe.tensors.front())};
+}
+
+Tensor RecipeMaker::makeTensor(const TensorRecipe& recipe) const {
+  switch (recipe.source) {
+    case TensorRecipe::Source::kUndefined:
+      return {};
+    case TensorRecipe::Source::kArgument:
+      return *arguments_[recipe.number];
+    case TensorRecipe::Source::kViewOfArgument:
+      return makeFakeView(*arguments_[recipe.number], *recipe.form);
+    case TensorRecipe::Source::kNewStorage:
+      return makeFakeTensor(new_storages_[recipe.number], *recipe.form);
+  }
+  return {};
+}
+
+std::shared_ptr<const ResultRecipe> ResultRecipe::learn(const c10::OperatorHandle& op,
+                                                        Arguments arguments,
+                                                        ArrayRef<IValue> results) {
+  const auto recipe = std::make_shared<ResultRecipe>();
+  recipe->kernel_ = metaKernelOf(op);
+  RecipeLearner learner{arguments, *recipe};
+  const bool learned =
+      std::all_of(results.begin(), results.end(), [&learner](const IValue& result) { return learner.learn(result); });
+  return learned ? recipe : nullptr;
+}
+
+Results ResultRecipe::make(Arguments arguments) const {
+  const RecipeMaker maker{arguments, *this};
+  Results results;
+  for (const ValueRecipe& value : values_) {
+    results.push_back(maker.make(value));
+  }
+  return results;
+}
+
+}  // namespace torchext

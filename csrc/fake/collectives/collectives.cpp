@@ -1,0 +1,226 @@
+#include "collectives.h"
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include <ATen/core/jit_type.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/irange.h>
+#include <torch/library.h>
+
+#include "../../stack_utils.h"
+#include "../cuda/fake_cuda.h"
+#include "../fake.h"
+#include "../values/known_values.h"
+#include "process_groups.h"
+
+namespace torchext {
+
+using at::Tensor;
+using c10::ArrayRef;
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+using c10::IValue;
+using c10::OperatorHandle;
+using torch::jit::Stack;
+
+namespace {
+
+constexpr DispatchKeySet kFake{DispatchKey::Fake};
+constexpr DispatchKeySet kOurs({DispatchKey::DeferredInit, DispatchKey::Fake});
+
+bool contains(std::string_view text, std::string_view part) {
+  return text.find(part) != std::string_view::npos;
+}
+
+// `c10d`, `_c10d_functional` and its relatives, of which PyTorch has had several.
+bool isOfC10d(const OperatorHandle& op) {
+  return contains(namespaceOf(op.operator_name()), "c10d");
+}
+
+bool takesGroup(const OperatorHandle& op) {
+  const auto& arguments = op.schema().arguments();
+  return std::any_of(arguments.begin(), arguments.end(), namesProcessGroup);
+}
+
+// Reads and writes the memory of other processes by a handle, which names no group.
+bool isOnSymmetricMemory(const OperatorHandle& op) {
+  return op.schema().name().rfind("symm_mem::", 0) == 0;
+}
+
+template <typename Predicate>
+std::optional<Tensor> findTensor(ArrayRef<IValue> arguments, Predicate is_wanted) {
+  std::optional<Tensor> found;
+  forEachTensor(arguments, [&](const Tensor& tensor) {
+    if (!found && is_wanted(tensor)) {
+      found = tensor;
+    }
+  });
+  return found;
+}
+
+std::optional<Tensor> findFake(ArrayRef<IValue> arguments) {
+  return findTensor(arguments, [](const Tensor& tensor) { return isFake(tensor); });
+}
+
+std::optional<Tensor> findDeferred(ArrayRef<IValue> arguments) {
+  return findTensor(arguments, [](const Tensor& tensor) {
+    return isFake(tensor) && tensor.key_set().has(DispatchKey::DeferredInit);
+  });
+}
+
+std::optional<Tensor> findReal(ArrayRef<IValue> arguments) {
+  return findTensor(arguments, [](const Tensor& tensor) { return !isFake(tensor); });
+}
+
+std::string deferredMessage(const OperatorHandle& op, const Tensor& tensor) {
+  return c10::str(
+      "`", op.operator_name(), "` would communicate with other processes about a deferred tensor of shape ",
+      tensor.sizes(),
+      ", which has no values yet; nothing has been sent or written. Make it real first, with "
+      "torchext.deferred_init.materialize_tensor(), or materialize_module() before DistributedDataParallel(module). "
+      "For "
+      "tensor parallelism on a deferred module pass `src_data_rank=None` to parallelize_module() and "
+      "distribute_tensor(), so that no process needs the values of another; they and fully_shard() shard deferred "
+      "modules, and materialize_module() computes the shards.");
+}
+
+std::string mixedMessage(const OperatorHandle& op, const Tensor& fake, const Tensor& real) {
+  return c10::str(
+      "`", op.operator_name(), "` takes a fake tensor of shape ", fake.sizes(), " together with a real one of shape ",
+      real.sizes(),
+      ", but fakes have no values to send, and what is received would be lost in them. Make all its tensors "
+      "real, or all of them fake with torchext.fake.fake_like(). Nothing has been sent or written.");
+}
+
+std::string backendMessage(const OperatorHandle& op, const Tensor& fake, const std::string& backend) {
+  return c10::str(
+      "`", op.operator_name(), "` on a fake tensor of shape ", fake.sizes(), " would communicate by the backend `",
+      backend,
+      "`, but fakes have no values to send, and the other processes would wait for them. Use the backend "
+      "\"fake\" (import torch.testing._internal.distributed.fake_pg), on which collectives of fakes tell what "
+      "they would do, or real tensors. Nothing has been sent or written.");
+}
+
+// Why a call with fakes cannot be made, or nothing.
+std::optional<std::string> whyRefused(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  if (const auto deferred = findDeferred(arguments)) {
+    return deferredMessage(op, *deferred);
+  }
+  const auto fake = findFake(arguments);
+  if (!fake) {
+    return std::nullopt;
+  }
+  if (const auto real = findReal(arguments)) {
+    return mixedMessage(op, *fake, *real);
+  }
+  const auto backend = communicationBackend(op, arguments, fake->device());
+  return !backend || *backend == "fake" ? std::nullopt : std::optional{backendMessage(op, *fake, *backend)};
+}
+
+// The schemas of c10d declare no writes. As everywhere in PyTorch, an underscore at the end of the name tells that the
+// first argument is written.
+void forgetWritten(const OperatorHandle& op, const Stack& arguments) {
+  if (op.schema().name().back() == '_') {
+    forgetValues(arguments.front());
+  }
+}
+
+}  // namespace
+
+Communication communicationOf(const OperatorHandle& op) {
+  const std::string& name = op.schema().name();
+  if (namespaceOf(op.operator_name()) == "aten") {
+    return Communication::kNone;
+  }
+  if (name == "_c10d_functional::wait_tensor" || name == "_c10d_functional::_wrap_tensor_autograd") {
+    return Communication::kWaits;
+  }
+  if (name == "c10d::barrier" || name == "c10d::monitored_barrier_") {
+    return Communication::kSynchronizes;
+  }
+  return takesGroup(op) || isOnSymmetricMemory(op) ? Communication::kCollective : Communication::kNone;
+}
+
+CollectiveOutcome foreseeCollective(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  switch (communicationOf(op)) {
+    case Communication::kWaits:
+      return CollectiveOutcome::kRunsKernel;
+    case Communication::kSynchronizes:
+      return CollectiveOutcome::kRunsReal;
+    default:
+      break;
+  }
+  if (whyRefused(op, arguments)) {
+    return CollectiveOutcome::kRefused;
+  }
+  return isOfC10d(op) ? CollectiveOutcome::kRunsKernel : CollectiveOutcome::kRunsOnMeta;
+}
+
+void refuseCollective(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  if (const auto reason = whyRefused(op, arguments)) {
+    TORCH_CHECK(false, *reason);
+  }
+}
+
+// Kernels allocate by device, also outside of fake_mode(): what they make has to be fake.
+void runCollective(const OperatorHandle& op, DispatchKeySet below, Stack& stack) {
+  const Stack arguments = topOf(stack, op.schema().arguments().size()).vec();
+  {
+    const c10::impl::IncludeDispatchKeyGuard guard{kFake};
+    op.redispatchBoxed(below, &stack);
+  }
+  forgetWritten(op, arguments);
+}
+
+void synchronizeForReal(const OperatorHandle& op, Stack& stack) {
+  const c10::impl::ExcludeDispatchKeyGuard guard{kOurs};
+  mapTensors(stack, op.schema().arguments().size(), [](const Tensor& tensor) {
+    const bool is_there = !tensor.is_cuda() || hasRealCuda();
+    return isFake(tensor) ? at::empty(tensor.sizes(), tensor.options().device(is_there ? tensor.device() : c10::kCPU))
+                          : tensor;
+  });
+  op.callBoxed(stack);
+}
+
+namespace {
+
+bool takesNestedLists(const OperatorHandle& op) {
+  const auto nested = c10::ListType::create(c10::ListType::ofTensors());
+  const auto& arguments = op.schema().arguments();
+  return std::any_of(arguments.begin(), arguments.end(),
+                     [&nested](const c10::Argument& argument) { return *argument.type() == *nested; });
+}
+
+void lookIntoNestedLists(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  refuseCollective(op, topOf(*stack, op.schema().arguments().size()));
+  op.redispatchBoxed(keys & DispatchKeySet{DispatchKeySet::FULL_AFTER, DispatchKey::BackendSelect}, stack);
+}
+
+void registerForNestedLists(torch::Library& library) {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+    const auto op = namespaceOf(name) == "c10d" ? dispatcher.findSchema(name) : std::nullopt;
+    if (op && takesNestedLists(*op)) {
+      library.impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&lookIntoNestedLists>());
+    }
+  }
+}
+
+}  // namespace
+
+// `BackendSelect` is the one key that each call carries, whatever its tensors are.
+void watchNestedLists() {
+  // Leaked: kernels may be in flight until the process ends.
+  static const auto* library = [] {
+    auto* made = new torch::Library(torch::Library::IMPL, "c10d", DispatchKey::BackendSelect, __FILE__, __LINE__);
+    registerForNestedLists(*made);
+    return made;
+  }();
+  static_cast<void>(library);
+}
+
+}  // namespace torchext

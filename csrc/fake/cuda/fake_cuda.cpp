@@ -1,0 +1,245 @@
+#include "fake_cuda.h"
+
+#include <algorithm>
+#include <atomic>
+
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/util/Exception.h>
+#include <torch/library.h>
+
+#include "../../torch_internals/virtual_table.h"
+#include "../meta/meta_call.h"
+
+namespace torchext {
+
+using c10::DeviceIndex;
+
+namespace {
+
+thread_local DeviceIndex visible_count = 0;
+thread_local DeviceIndex current_device = 0;
+
+// The largest number of devices that any block has had.
+std::atomic<DeviceIndex>& largestCount() {
+  static std::atomic<DeviceIndex> count{0};
+  return count;
+}
+
+// How many guards there are in the process.
+std::atomic<int>& liveGuards() {
+  static std::atomic<int> count{0};
+  return count;
+}
+
+// Stands in for the CUDA devices that are not there: there is nothing to synchronize and no stream to switch.
+class NoCudaGuard final : public c10::impl::DeviceGuardImplInterface {
+ public:
+  c10::DeviceType type() const override {
+    return c10::kCUDA;
+  }
+
+  c10::Device exchangeDevice(c10::Device device) const override {
+    const c10::Device previous = getDevice();
+    setDevice(device);
+    return previous;
+  }
+
+  c10::Device getDevice() const override {
+    return {c10::kCUDA, current_device};
+  }
+
+  void setDevice(c10::Device device) const override {
+    uncheckedSetDevice(device);
+  }
+
+  void uncheckedSetDevice(c10::Device device) const noexcept override {
+    current_device = device.index();
+  }
+
+  // One for all devices: between different ones the engine would order the memory of gradients
+  // (`record_stream_any_impl` in input_buffer.cpp), and fakes have none.
+  c10::Stream getStream(c10::Device /*device*/) const override {
+    return c10::Stream{c10::Stream::DEFAULT, {c10::kCUDA, 0}};
+  }
+
+  c10::Stream getDefaultStream(c10::Device device) const override {
+    return getStream(device);
+  }
+
+  c10::Stream exchangeStream(c10::Stream stream) const override {
+    return stream;
+  }
+
+  DeviceIndex deviceCount() const noexcept override {
+    return visible_count;
+  }
+
+  void record(void** /*event*/,
+              const c10::Stream& /*stream*/,
+              DeviceIndex /*device_index*/,
+              c10::EventFlag /*flag*/) const override {}
+
+  void block(void* /*event*/, const c10::Stream& /*stream*/) const override {}
+
+  bool queryEvent(void* /*event*/) const override {
+    return true;
+  }
+
+  void synchronizeEvent(void* /*event*/) const override {}
+
+  bool queryStream(const c10::Stream& /*stream*/) const override {
+    return true;
+  }
+
+  void synchronizeStream(const c10::Stream& /*stream*/) const override {}
+
+  void synchronizeDevice(DeviceIndex /*device_index*/) const override {}
+
+  void recordDataPtrOnStream(const c10::DataPtr& /*data*/, const c10::Stream& /*stream*/) const override {}
+};
+
+// Functions of PyTorch's CUDA hooks. The autograd engine asks the first two, `torch._C._get_accelerator()` the third
+// (the default mesh of `fully_shard()` is on what it names). The last one would make recurrent networks
+// (`cudnn_is_acceptable()`) run cuDNN's kernels of a build that has them, which call CUDA.
+namespace hooks {
+
+using Hooks = at::CUDAHooksInterface;
+using IsBuilt = bool (*)(const Hooks*);
+using IsAvailable = bool (*)(const Hooks*);
+using HasPrimaryContext = bool (*)(const Hooks*, DeviceIndex);
+
+IsBuilt original_is_built = nullptr;
+IsAvailable original_is_available = nullptr;
+HasPrimaryContext original_has_primary_context = nullptr;
+
+bool isBuilt(const Hooks* hooks) {
+  return visible_count > 0 || original_is_built(hooks);
+}
+
+bool hasPrimaryContext(const Hooks* hooks, DeviceIndex device) {
+  return visible_count > 0 ? device < visible_count : original_has_primary_context(hooks, device);
+}
+
+bool isAvailable(const Hooks* hooks) {
+  return visible_count > 0 || original_is_available(hooks);
+}
+
+bool compiledWithCuDNN(const Hooks* /*hooks*/) {
+  return false;
+}
+
+void replace() {
+  constexpr std::size_t kCapacity = 64;
+  auto& object = const_cast<Hooks&>(at::detail::getCUDAHooks());  // NOLINT(cppcoreguidelines-pro-type-const-cast)
+  // Declared last in PyTorch 2.11 to 2.15.
+  const std::size_t count = slotOf(&Hooks::deviceSynchronize) + 1;
+  TORCH_INTERNAL_ASSERT(count <= kCapacity);
+  // Leaked: the hooks live as long as the process.
+  static auto* table = new VirtualTable<kCapacity>{&object, count};
+  original_is_built = table->replace(slotOf(&Hooks::isBuilt), &isBuilt);
+  original_has_primary_context = table->replace(slotOf(&Hooks::hasPrimaryContext), &hasPrimaryContext);
+  original_is_available = table->replace(slotOf(&Hooks::isAvailable), &isAvailable);
+  table->replace(slotOf(&Hooks::compiledWithCuDNN), &compiledWithCuDNN);
+  table->installInto(&object);
+}
+
+}  // namespace hooks
+
+void allocateFake(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, torch::jit::Stack* stack) {
+  // While another thread is in a block, PyTorch lets this one name CUDA devices as well.
+  TORCH_CHECK_NOT_IMPLEMENTED(visible_count > 0 || liveGuards() == 0,
+                              "There is no CUDA device, and this thread is in no fake_mode(fake_cuda=...) block.");
+  runOnMeta(op, *stack);
+}
+
+// Composite operators allocate on the device of their arguments, also where no block makes factories fake: then
+// `empty()` arrives here, at the backend that is not there.
+void registerAllocation() {
+  // On a build with CUDA this replaces kernels that could only fail, and PyTorch warns of it.
+  struct Ignore final : c10::WarningHandler {
+    void process(const c10::Warning& /*warning*/) override {}
+  } ignore;
+  const c10::WarningUtils::WarningHandlerGuard guard{&ignore};
+  // Leaked: fakes outlive the block that made them.
+  static auto* library = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__);
+  for (const char* name : {"empty.memory_format", "empty_strided"}) {
+    library->impl(name, torch::CppFunction::makeFromBoxedFunction<&allocateFake>());
+  }
+}
+
+// Each time again: FakeTensorMode registers a guard of its own where it finds one without devices
+// (`ensureCUDADeviceGuardSet()`).
+void registerGuard() {
+  // Leaked: any thread may hold a pointer to it.
+  static const auto* guard = new NoCudaGuard;
+  c10::impl::device_guard_impl_registry[static_cast<std::size_t>(c10::kCUDA)] = guard;
+}
+
+void standInForCuda() {
+  static const bool done = [] {
+    hooks::replace();
+    registerAllocation();
+    return true;
+  }();
+  static_cast<void>(done);
+  registerGuard();
+}
+
+}  // namespace
+
+bool hasRealCuda() {
+  static const bool has_devices = at::detail::getCUDAHooks().deviceCount() > 0;
+  return has_devices;
+}
+
+DeviceIndex largestFakeCudaDeviceCount() noexcept {
+  return largestCount();
+}
+
+DeviceIndex fakeCudaDeviceCount() noexcept {
+  return visible_count;
+}
+
+FakeCudaGuard::FakeCudaGuard(DeviceIndex count) : previous_count_{visible_count}, previous_device_{current_device} {
+  if (hasRealCuda()) {
+    return;
+  }
+  standInForCuda();
+  ++liveGuards();
+  visible_count = count;
+  if (current_device >= count) {
+    current_device = 0;
+  }
+  DeviceIndex largest = largestCount();
+  while (largest < count && !largestCount().compare_exchange_weak(largest, count)) {
+  }
+}
+
+FakeCudaGuard::~FakeCudaGuard() {
+  if (hasRealCuda()) {
+    return;
+  }
+  --liveGuards();
+  visible_count = previous_count_;
+  current_device = previous_device_;
+}
+
+FakeCudaBackwardGuard::FakeCudaBackwardGuard()
+    : devices_{visible_count > 0 ? visible_count : largestCount().load()},
+      multithreading_{c10::AutogradState::get_tls_state().get_multithreading_enabled()} {
+  c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
+}
+
+FakeCudaBackwardGuard::~FakeCudaBackwardGuard() {
+  c10::AutogradState::get_tls_state().set_multithreading_enabled(multithreading_);
+}
+
+void checkFakeCudaDevice(c10::Device device) {
+  TORCH_CHECK(!device.is_cuda() || visible_count == 0 || device.index() < visible_count,
+              "CUDA error: invalid device ordinal: ", device,
+              " is named, but fake_mode(fake_cuda=", static_cast<int>(visible_count),
+              ") has the devices cuda:0 to cuda:", static_cast<int>(visible_count) - 1, ".");
+}
+
+}  // namespace torchext

@@ -1,0 +1,318 @@
+#include "sparse_call.h"
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/irange.h>
+
+#include "../../stack_utils.h"
+#include "../cuda/fake_cuda.h"
+#include "../errors.h"
+#include "../fake.h"
+#include "../meta/meta_call.h"
+#include "../recording.h"
+#include "../storage/fake_storage.h"
+#include "sparse_fakes.h"
+#include "sparse_remedies.h"
+
+namespace torchext {
+
+using at::Tensor;
+using c10::ArrayRef;
+using c10::Device;
+using c10::DispatchKey;
+using c10::IValue;
+using c10::Layout;
+using c10::OperatorHandle;
+using torch::jit::Stack;
+
+namespace {
+
+thread_local int kernel_depth = 0;
+
+class InSparseKernel {
+ public:
+  InSparseKernel() {
+    ++kernel_depth;
+  }
+  InSparseKernel(const InSparseKernel&) = delete;
+  InSparseKernel& operator=(const InSparseKernel&) = delete;
+  InSparseKernel(InSparseKernel&&) = delete;
+  InSparseKernel& operator=(InSparseKernel&&) = delete;
+  ~InSparseKernel() {
+    --kernel_depth;
+  }
+};
+
+// How kernels for the CPU refuse tensors on other devices.
+bool isInternalAssert(const c10::Error& error) {
+  return error.msg().find("INTERNAL ASSERT FAILED") != std::string::npos;
+}
+
+// `to_sparse()` and its kin.
+bool convertsToSparse(const OperatorHandle& op) {
+  return op.schema().name().rfind("aten::_to_sparse", 0) == 0;
+}
+
+// The one operator that returns a sparse tensor because of a flag.
+bool isSparseGradient(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  return op.schema().name() == "aten::_embedding_bag_backward" &&
+         arguments[static_cast<std::size_t>(findArgument(op.schema(), "sparse"))].toBool();
+}
+
+std::optional<Layout> layoutArgument(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  const int position = findArgument(op.schema(), "layout");
+  if (position < 0 || !arguments[static_cast<std::size_t>(position)].isInt()) {
+    return std::nullopt;
+  }
+  return arguments[static_cast<std::size_t>(position)].toLayout();
+}
+
+std::optional<Device> deviceArgument(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  const int position = findArgument(op.schema(), "device");
+  return position < 0 ? std::nullopt : arguments[static_cast<std::size_t>(position)].toOptional<Device>();
+}
+
+// The order of the keys.
+int precedence(const Tensor& tensor) {
+  if (!tensor.defined()) {
+    return 0;
+  }
+  return !isSparse(tensor) ? 1 : tensor.layout() == c10::kSparse ? 2 : 3;
+}
+
+// The tensor among the arguments by which the operator is dispatched, or an undefined one.
+Tensor decidingTensor(ArrayRef<IValue> arguments) {
+  Tensor deciding;
+  forEachTensor(arguments, [&](const Tensor& tensor) {
+    if (precedence(tensor) > precedence(deciding)) {
+      deciding = tensor;
+    }
+  });
+  return deciding;
+}
+
+// Kernels resize strided results before they fill them, some of them behind the dispatcher's back: then the sizes are
+// new already when the storage refuses.
+class GeometryOfWritten {
+ public:
+  GeometryOfWritten(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+    for (const auto i : c10::irange(arguments.size())) {
+      if (isWritten(op.schema().arguments()[i])) {
+        forEachTensor(arguments[i], [this](const Tensor& tensor) { note(tensor); });
+      }
+    }
+  }
+
+  void restore() const {
+    for (const Entry& entry : entries_) {
+      entry.tensor.unsafeGetTensorImpl()->set_sizes_and_strides(entry.sizes, entry.strides);
+    }
+  }
+
+ private:
+  struct Entry {
+    Tensor tensor;
+    std::vector<std::int64_t> sizes;
+    std::vector<std::int64_t> strides;
+  };
+
+  void note(const Tensor& tensor) {
+    if (tensor.has_storage()) {
+      entries_.push_back({tensor, tensor.sizes().vec(), tensor.strides().vec()});
+    }
+  }
+
+  std::vector<Entry> entries_;
+};
+
+class SparseCall {
+ public:
+  SparseCall(const OperatorHandle& op, Stack& stack);
+
+  void run();
+
+ private:
+  void checkIsNotRecorded() const;
+  void checkIsToldByMetadata() const;
+  void makeArgumentsFake();
+  bool mustDoWithoutKernel() const;
+  void callKernel();
+  bool isForeign() const;
+  bool hasOwnKernelOn(c10::DeviceType device) const;
+  DispatchKey keyOn(c10::DeviceType device) const;
+  DispatchKey kernel() const;
+  [[noreturn]] void refuseToReadMemory() const;
+  [[noreturn]] void refuseDevice(const c10::Error& error) const;
+
+  ArrayRef<IValue> arguments() const {
+    return topOf(stack_, op_.schema().arguments().size());
+  }
+
+  const OperatorHandle& op_;
+  Stack& stack_;
+  // What the operator is dispatched by.
+  Layout layout_ = c10::kStrided;
+  Device device_{c10::kCPU};
+};
+
+SparseCall::SparseCall(const OperatorHandle& op, Stack& stack) : op_{op}, stack_{stack} {
+  if (const Tensor deciding = decidingTensor(arguments()); deciding.defined()) {
+    layout_ = deciding.layout();
+    device_ = deciding.device();
+  }
+  if (op_.hasKernelForDispatchKey(DispatchKey::BackendSelect)) {
+    layout_ = layoutArgument(op_, arguments()).value_or(layout_);
+    device_ = deviceArgument(op_, arguments()).value_or(device_);
+  }
+}
+
+void SparseCall::run() {
+  checkIsNotRecorded();
+  refuseToWriteIntoRealTensors(op_, stack_);
+  checkIsToldByMetadata();
+  makeArgumentsFake();
+  const c10::impl::IncludeDispatchKeyGuard guard{DispatchKey::Fake};
+  if (mustDoWithoutKernel()) {
+    applyRemedy(op_, stack_);
+  } else {
+    callKernel();
+  }
+  forEachTensor(stack_, op_.schema().returns().size(), giveFakeKey);
+}
+
+// The recorder of deferred_init runs for real what is refused here: it records what storages hold, and a sparse tensor
+// has none.
+void SparseCall::checkIsNotRecorded() const {
+  TORCH_CHECK_NOT_IMPLEMENTED(!isRecording(), "`", op_.operator_name(), "` takes or returns a tensor of layout ",
+                              nameOf(layout_), ", which deferred_init() does not record.");
+}
+
+void SparseCall::checkIsToldByMetadata() const {
+  if (convertsToSparse(op_) && layout_ == c10::kStrided) {
+    TORCHEXT_THROW(DataDependentError,
+                   c10::str("`", op_.operator_name(),
+                            "` needs the values of a fake tensor, which has none: how many elements the sparse result "
+                            "has depends on them. Make the sparse tensor of indices and values of known shapes."));
+  }
+}
+
+// Metadata are all that counts, so real arguments may be fake, too; kernels would mix them up with the members.
+void SparseCall::makeArgumentsFake() {
+  mapTensors(stack_, op_.schema().arguments().size(), [](const Tensor& tensor) {
+    const bool is_number = tensor.unsafeGetTensorImpl()->is_wrapped_number();
+    return is_number || isFake(tensor) ? tensor : fakeLike(tensor);
+  });
+}
+
+// Is a kernel registered for this layout and device, and not for all of them?
+bool SparseCall::hasOwnKernelOn(c10::DeviceType device) const {
+  return op_.hasKernelForDispatchKey(keyOn(device));
+}
+
+// Where there is no CUDA device its kernels are missing, or must not be called, since they set the device first; those
+// that are for all devices are there, and mostly say that there is another one. `SparseCPU` and `SparseCUDA` mostly
+// have the same.
+bool SparseCall::isForeign() const {
+  const bool is_missing = device_.is_cuda() ? !hasRealCuda() : !hasOwnKernelOn(device_.type());
+  return is_missing && hasOwnKernelOn(c10::kCPU);
+}
+
+// The kernels for the claimed device know what the operator refuses, so they are asked first, if there are any: those
+// for the CPU may refuse tensors on other devices.
+bool SparseCall::mustDoWithoutKernel() const {
+  return isForeign() && hasRemedy(op_, arguments());
+}
+
+void SparseCall::callKernel() {
+  const Stack called = arguments().vec();
+  const GeometryOfWritten geometry{op_, called};
+  const std::size_t bottom = stack_.size() - called.size();
+  const auto put_arguments_back = [&] {
+    stack_.resize(bottom);
+    stack_.insert(stack_.end(), called.begin(), called.end());
+    geometry.restore();
+  };
+  try {
+    const InSparseKernel in_kernel;
+    op_.redispatchBoxed(c10::DispatchKeySet{kernel()}, &stack_);
+    return;
+  } catch (const DataDependentError&) {
+    put_arguments_back();
+    if (!hasRemedyForElements(op_, called)) {
+      throw;
+    }
+  } catch (const c10::Error& error) {
+    if (isForeign() && isInternalAssert(error)) {
+      refuseDevice(error);
+    }
+    if (!isNoDataError(error)) {
+      throw;
+    }
+    put_arguments_back();
+    if (!hasRemedy(op_, called)) {
+      refuseToReadMemory();
+    }
+  }
+  applyRemedy(op_, stack_);
+}
+
+DispatchKey SparseCall::keyOn(c10::DeviceType device) const {
+  return c10::computeDispatchKey(c10::kFloat, layout_, device);
+}
+
+DispatchKey SparseCall::kernel() const {
+  if (isForeign()) {
+    return keyOn(c10::kCPU);
+  }
+  for (const c10::DeviceType device : {device_.type(), c10::kMeta}) {
+    if (op_.hasComputedKernelForDispatchKey(keyOn(device))) {
+      return keyOn(device);
+    }
+  }
+  TORCHEXT_THROW(UnsupportedOperatorError,
+                 c10::str("`", op_.operator_name(), "` has no kernel for tensors of layout ", nameOf(layout_), " on ",
+                          device_.type(), ", so its result on fake tensors cannot be told."));
+}
+
+void SparseCall::refuseToReadMemory() const {
+  if (countsElements(op_)) {
+    TORCHEXT_THROW(DataDependentError,
+                   c10::str("`", op_.operator_name(), "` needs the values of a fake tensor of layout ", nameOf(layout_),
+                            ", which has none: how many elements the result has depends on them. Run it on real "
+                            "tensors, or convert with `to_dense()` before."));
+  }
+  TORCHEXT_THROW(UnsupportedOperatorError,
+                 c10::str("`", op_.operator_name(), "` cannot be run on fake tensors of layout ", nameOf(layout_),
+                          ": PyTorch's kernel reads their memory, and there is no Meta kernel. Convert them with "
+                          "`to_dense()` before."));
+}
+
+void SparseCall::refuseDevice(const c10::Error& error) const {
+  TORCHEXT_THROW(
+      UnsupportedOperatorError,
+      c10::str("`", op_.operator_name(), "` has no kernel for tensors of layout ", nameOf(layout_), " on ",
+               device_.type(), " here, and that for the CPU refuses them: ", error.what_without_backtrace()));
+}
+
+}  // namespace
+
+bool isAboutSparse(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  bool has_sparse = convertsToSparse(op) || isSparseGradient(op, arguments);
+  forEachTensor(arguments, [&has_sparse](const Tensor& tensor) { has_sparse = has_sparse || isSparse(tensor); });
+  return has_sparse || isSparseLayout(layoutArgument(op, arguments).value_or(c10::kStrided));
+}
+
+void runOnSparse(const OperatorHandle& op, Stack& stack) {
+  SparseCall{op, stack}.run();
+}
+
+bool isInSparseKernel() noexcept {
+  return kernel_depth > 0;
+}
+
+}  // namespace torchext

@@ -1,0 +1,129 @@
+#include "sparse_fakes.h"
+
+#include <utility>
+
+#include <ATen/SparseCsrTensorImpl.h>
+#include <ATen/SparseTensorImpl.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include "../fake.h"
+
+namespace torchext {
+
+using at::SparseCsrTensorImpl;
+using at::SparseTensorImpl;
+using at::Tensor;
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+
+namespace {
+
+// A subclass of Python's may claim a sparse layout and be a plain TensorImpl, so the keys alone do not tell. They are
+// asked first because they are fast, and `layout()` is not because such a subclass may answer it.
+bool mayBeSparse(const at::TensorBase& tensor) noexcept {
+  return tensor.key_set().has_any(DispatchKeySet({DispatchKey::Sparse, DispatchKey::SparseCsr}));
+}
+
+const SparseTensorImpl* asCoo(const at::TensorBase& tensor) noexcept {
+  return dynamic_cast<const SparseTensorImpl*>(tensor.unsafeGetTensorImpl());
+}
+
+const SparseCsrTensorImpl* asCompressed(const at::TensorBase& tensor) noexcept {
+  return dynamic_cast<const SparseCsrTensorImpl*>(tensor.unsafeGetTensorImpl());
+}
+
+// The constructors of both classes call `at::empty()` for members, on the device that the tensor claims. It must
+// neither need that device nor be seen by anybody.
+class MakingMembers {
+ public:
+  MakingMembers() = default;
+
+ private:
+  c10::impl::ExcludeDispatchKeyGuard exclude_{c10::autograd_dispatch_keyset |
+                                              DispatchKeySet({DispatchKey::DeferredInit, DispatchKey::ADInplaceOrView,
+                                                              DispatchKey::Python, DispatchKey::PythonTLSSnapshot})};
+  c10::impl::IncludeDispatchKeyGuard include_{DispatchKey::Fake};
+};
+
+DispatchKeySet keysOf(const Tensor& like, const Tensor& values) {
+  return DispatchKeySet{c10::computeDispatchKey(values.scalar_type(), like.layout(), values.device()),
+                        DispatchKey::Fake};
+}
+
+Tensor makeCoo(const Tensor& like, const SparseTensorImpl& form, const SparseMembers& members) {
+  auto impl = c10::make_intrusive<SparseTensorImpl>(keysOf(like, members.values), members.values.dtype());
+  impl->raw_resize_(form.sparse_dim(), form.dense_dim(), form.sizes());
+  impl->set_indices_and_values_unsafe(members.indices, members.values);
+  impl->set_coalesced(form.coalesced());
+  return Tensor{std::move(impl)};
+}
+
+Tensor makeCompressed(const Tensor& like, const SparseMembers& members) {
+  auto impl = c10::make_intrusive<SparseCsrTensorImpl>(keysOf(like, members.values), members.values.device(),
+                                                       like.layout(), members.values.dtype());
+  impl->set_member_tensors(members.indices, members.plain_indices, members.values, like.sizes());
+  return Tensor{std::move(impl)};
+}
+
+}  // namespace
+
+std::string nameOf(c10::Layout layout) {
+  switch (layout) {
+    case c10::kSparse:
+      return "torch.sparse_coo";
+    case c10::kSparseCsr:
+      return "torch.sparse_csr";
+    case c10::kSparseCsc:
+      return "torch.sparse_csc";
+    case c10::kSparseBsr:
+      return "torch.sparse_bsr";
+    case c10::kSparseBsc:
+      return "torch.sparse_bsc";
+    default:
+      return c10::str(layout);
+  }
+}
+
+bool isSparse(const at::TensorBase& tensor) noexcept {
+  return mayBeSparse(tensor) && (asCoo(tensor) != nullptr || asCompressed(tensor) != nullptr);
+}
+
+bool isSparseFake(const at::TensorBase& tensor) {
+  if (!mayBeSparse(tensor)) {
+    return false;
+  }
+  if (const auto* coo = asCoo(tensor)) {
+    return isFake(coo->values());
+  }
+  const auto* compressed = asCompressed(tensor);
+  return compressed != nullptr && isFake(compressed->values());
+}
+
+void giveFakeKey(const Tensor& tensor) {
+  // [class.protected] lets a derived class name the member of its base, and the pointer fits any TensorImpl.
+  struct KeySet : c10::TensorImpl {
+    static constexpr DispatchKeySet c10::TensorImpl::* member() {
+      return &KeySet::key_set_;
+    }
+  };
+  if (isSparseFake(tensor)) {
+    DispatchKeySet& keys = tensor.unsafeGetTensorImpl()->*KeySet::member();
+    keys = keys.add(DispatchKey::Fake);
+  }
+}
+
+SparseMembers membersOf(const Tensor& sparse) {
+  if (const auto* coo = asCoo(sparse)) {
+    return {coo->indices(), {}, coo->values()};
+  }
+  const auto& compressed = dynamic_cast<const SparseCsrTensorImpl&>(*sparse.unsafeGetTensorImpl());
+  return {compressed.compressed_indices(), compressed.plain_indices(), compressed.values()};
+}
+
+Tensor sparseFakeOf(const Tensor& like, const SparseMembers& members) {
+  const MakingMembers making_members;
+  const auto* coo = asCoo(like);
+  return coo != nullptr ? makeCoo(like, *coo, members) : makeCompressed(like, members);
+}
+
+}  // namespace torchext

@@ -1,0 +1,216 @@
+#include "convolutions.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <ATen/Context.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/ExpandUtils.h>
+#include <ATen/core/List.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/native/ConvUtils.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/MemoryFormat.h>
+#include <c10/core/Storage.h>
+
+#include "../../plain_tensors.h"
+#include "../../stack_utils.h"
+
+namespace torchext {
+
+using at::MemoryFormat;
+using at::Tensor;
+using c10::ArrayRef;
+using c10::IValue;
+using c10::OperatorHandle;
+using torch::jit::Stack;
+
+namespace {
+
+constexpr std::string_view kBackward = "aten::convolution_backward";
+
+constexpr int64_t kDimsOf1d = 3;  // of the input and the weight of `conv1d`
+constexpr int64_t kDimsOf2d = 4;
+constexpr int64_t kDimsOf3d = 5;
+
+// What forward and backward are told alike.
+struct Convolution {
+  Tensor input;
+  Tensor weight;
+  std::optional<Tensor> bias;
+  std::optional<std::vector<c10::SymInt>> bias_sizes;
+  std::vector<c10::SymInt> stride;
+  std::vector<c10::SymInt> padding;
+  std::vector<c10::SymInt> dilation;
+  bool is_transposed;
+  std::vector<c10::SymInt> output_padding;
+  c10::SymInt groups;
+
+  // Of a call forwards, or of the arguments of a call backwards without the first.
+  explicit Convolution(ArrayRef<IValue> arguments)
+      : input{arguments[0].toTensor()},
+        weight{arguments[1].toTensor()},
+        stride{arguments[3].toSymIntVector()},
+        padding{arguments[4].toSymIntVector()},
+        dilation{arguments[5].toSymIntVector()},
+        is_transposed{arguments[6].toBool()},
+        output_padding{arguments[7].toSymIntVector()},
+        groups{arguments[8].toSymInt()} {
+    if (arguments[2].isTensor()) {
+      bias = arguments[2].toTensor().defined() ? std::optional{arguments[2].toTensor()} : std::nullopt;
+    } else if (!arguments[2].isNone()) {
+      bias_sizes = arguments[2].toSymIntVector();
+    }
+    if (bias) {
+      bias_sizes = bias->sym_sizes().vec();
+    }
+  }
+};
+
+at::native::ConvBackend backendOf(const Convolution& convolution) {
+  return at::native::select_conv_backend(
+      convolution.input, convolution.weight, convolution.bias, convolution.stride, convolution.padding,
+      convolution.dilation, convolution.is_transposed, convolution.output_padding, convolution.groups,
+      convolution.bias_sizes ? at::OptionalSymIntArrayRef(*convolution.bias_sizes) : std::nullopt);
+}
+
+template <typename Map>
+Convolution withTensors(Convolution convolution, const Map& map) {
+  convolution.input = map(convolution.input);
+  convolution.weight = map(convolution.weight);
+  convolution.bias = convolution.bias ? std::optional{map(*convolution.bias)} : std::nullopt;
+  return convolution;
+}
+
+Tensor onMeta(const Tensor& tensor) {
+  return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(c10::kMeta));
+}
+
+// A tensor on the CPU, of zeros that take no memory.
+Tensor onCpu(const Tensor& tensor) {
+  const std::size_t nbytes =
+      at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), c10::elementSize(tensor.scalar_type()));
+  return makeStridedTensor(makeReadOnlyZeroStorage(nbytes), tensor.scalar_type(), tensor.sizes(), tensor.strides(),
+                           /*storage_offset=*/0, {});
+}
+
+// `_convolution()` makes the input contiguous and computes as in two dimensions.
+Convolution inTwoDimensions(Convolution convolution) {
+  if (convolution.weight.dim() == kDimsOf1d) {
+    convolution.input = convolution.input.unsqueeze(2);
+    convolution.weight = convolution.weight.unsqueeze(2);
+  }
+  return convolution;
+}
+
+bool isEitherChannelsLast(const Convolution& convolution, MemoryFormat format) {
+  return convolution.input.suggest_memory_format() == format || convolution.weight.suggest_memory_format() == format;
+}
+
+bool isEitherDouble(const Convolution& convolution) {
+  return convolution.input.scalar_type() == c10::kDouble || convolution.weight.scalar_type() == c10::kDouble;
+}
+
+// What libraries do that compute in all formats. It is `cudnn_conv_suggest_memory_format()` that does not ask whether
+// there is cuDNN.
+MemoryFormat formatOfInput(const Convolution& convolution) {
+  const int64_t dims = convolution.weight.dim();
+  if (dims == kDimsOf2d && isEitherChannelsLast(convolution, MemoryFormat::ChannelsLast)) {
+    return MemoryFormat::ChannelsLast;
+  }
+  if (dims == kDimsOf3d && isEitherChannelsLast(convolution, MemoryFormat::ChannelsLast3d)) {
+    return MemoryFormat::ChannelsLast3d;
+  }
+  return MemoryFormat::Contiguous;
+}
+
+MemoryFormat formatOnCuda(const Convolution& convolution) {
+  const bool is_cudnns = at::globalContext().userEnabledCuDNN() && !isEitherDouble(convolution);
+  return is_cudnns ? formatOfInput(inTwoDimensions(convolution)) : MemoryFormat::Contiguous;
+}
+
+MemoryFormat formatOnCpu(const Convolution& convolution) {
+  try {
+    const Convolution on_cpu = withTensors(convolution, onCpu);
+    const Convolution two_dimensional = inTwoDimensions(on_cpu);
+    return at::native::_determine_backend_memory_format(two_dimensional.input, two_dimensional.weight,
+                                                        backendOf(on_cpu));
+  } catch (const c10::OutOfMemoryError&) {  // more than there is address space
+    return formatOfInput(inTwoDimensions(convolution));
+  }
+}
+
+// `ConvBackend::Empty`, on all devices.
+bool isEmpty(const Convolution& convolution) {
+  return convolution.input.size(0) == 0 || convolution.input.size(1) == 0;
+}
+
+MemoryFormat formatOn(c10::Device device, Convolution convolution) {
+  if (convolution.weight.dim() == kDimsOf1d) {
+    convolution.input = convolution.input.contiguous();
+  }
+  return device.is_cuda() ? formatOnCuda(convolution) : formatOnCpu(convolution);
+}
+
+Tensor laidOut(const Tensor& meta, MemoryFormat format) {
+  if (meta.dim() == kDimsOf1d && format == MemoryFormat::ChannelsLast) {
+    return laidOut(meta.unsqueeze(2), format).squeeze(2);
+  }
+  return at::empty(meta.sizes(), meta.options().memory_format(format));
+}
+
+// What `zeros_like(other)` makes.
+Tensor laidOutLike(const Tensor& meta, const Tensor& other) {
+  const c10::DimVector strides = other.is_non_overlapping_and_dense()
+                                     ? c10::DimVector(other.strides())
+                                     : c10::DimVector(at::infer_dense_strides(other.sizes(), other.strides()));
+  return at::empty_strided(meta.sizes(), strides, meta.options());
+}
+
+}  // namespace
+
+bool isConvolution(const OperatorHandle& op) {
+  return op.schema().name() == "aten::convolution";
+}
+
+bool hasFormatOfConvolution(const OperatorHandle& op) {
+  const std::string& name = op.schema().name();
+  return isConvolution(op) || name == "aten::_convolution" || name == kBackward;
+}
+
+void checkShapesOfConvolution(ArrayRef<IValue> arguments) {
+  backendOf(withTensors(Convolution{arguments}, onMeta));
+}
+
+void giveMemoryFormat(const OperatorHandle& op, ArrayRef<IValue> arguments, c10::Device device, Stack& results) {
+  const bool is_backward = op.schema().name() == kBackward;
+  const Convolution convolution = withTensors(Convolution{is_backward ? arguments.slice(1) : arguments}, onMeta);
+  const std::size_t count = op.schema().returns().size();
+  const auto give = [&](std::size_t position, const auto& layOut) {
+    IValue& result = torch::jit::peek(results, position, count);
+    if (result.isTensor() && result.toTensor().defined()) {
+      result = layOut(result.toTensor());
+    }
+  };
+  if (isEmpty(convolution)) {
+    if (is_backward) {
+      give(0, [&](const Tensor& gradient) { return laidOutLike(gradient, convolution.input); });
+      give(1, [&](const Tensor& gradient) { return laidOutLike(gradient, convolution.weight); });
+    }
+    return;
+  }
+  const MemoryFormat format = formatOn(device, convolution);
+  const auto layOut = [format](const Tensor& result) { return laidOut(result, format); };
+  give(0, layOut);
+  if (is_backward) {
+    give(1, layOut);  // and the gradient of the bias has one dimension
+  }
+}
+
+}  // namespace torchext

@@ -1,0 +1,176 @@
+#include "device_hints.h"
+
+#include <algorithm>
+#include <array>
+#include <numeric>
+#include <string_view>
+#include <vector>
+
+#include <ATen/Context.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/WrapDimMinimal.h>
+
+#include "../../stack_utils.h"
+#include "convolutions.h"
+
+namespace torchext {
+
+using at::Tensor;
+using c10::OperatorHandle;
+using torch::jit::Stack;
+
+namespace {
+
+thread_local std::optional<c10::Device> meta_call_device;
+
+// Return, after the normalized tensor, the mean and the inverse deviation that they have computed.
+constexpr std::array<std::string_view, 5> kBatchNormalizations{
+    "aten::native_batch_norm", "aten::_native_batch_norm_legit", "aten::_native_batch_norm_legit_no_training",
+    "aten::_batch_norm_with_update", "aten::_batch_norm_no_update"};
+constexpr std::array<std::string_view, 2> kOtherNormalizations{"aten::native_layer_norm", "aten::native_group_norm"};
+
+// Keep the memory format of their argument on the CPU (`max_unpooling2d_forward_out_cpu`, `channel_shuffle()`), which
+// their Meta kernels leave out.
+constexpr std::array<std::string_view, 2> kKeepFormat{"aten::max_unpool2d", "aten::channel_shuffle"};
+
+template <std::size_t N>
+bool isAmong(const std::array<std::string_view, N>& names, const OperatorHandle& op) {
+  return std::find(names.begin(), names.end(), op.schema().name()) != names.end();
+}
+
+bool isTrue(const OperatorHandle& op, const Stack& arguments, const char* name) {
+  const int position = findArgument(op.schema(), name);
+  return position >= 0 && arguments[static_cast<std::size_t>(position)].toBool();
+}
+
+// In evaluation, the kernel of the CPU has nothing to save (`batch_norm_cpu`, Normalization.cpp).
+bool savesNothing(const OperatorHandle& op, const Stack& arguments) {
+  const std::string& name = op.schema().name();
+  if (name == "aten::_native_batch_norm_legit_no_training" || name == "aten::_batch_norm_no_update") {
+    return true;
+  }
+  return findArgument(op.schema(), "training") >= 0 && !isTrue(op, arguments, "training");
+}
+
+// The CPU computes statistics in the dtype of the input, unless parameters of float32 are mixed with a reduced input
+// (`is_mixed_type()` and `param_scalar_type()`, mixed_data_type.h).
+c10::ScalarType statisticsDtype(const Stack& arguments) {
+  const c10::ScalarType input = arguments.front().toTensor().scalar_type();
+  if (!c10::isReducedFloatingType(input)) {
+    return input;
+  }
+  bool is_mixed = false;
+  forEachTensor(arguments, arguments.size() - 1, [&is_mixed](const Tensor& parameter) {
+    is_mixed = is_mixed || parameter.scalar_type() == c10::kFloat;
+  });
+  return is_mixed ? c10::kFloat : input;
+}
+
+void correctStatistics(const OperatorHandle& op, const Stack& arguments, Stack& results) {
+  constexpr std::size_t kMean = 1;
+  constexpr std::size_t kInverseDeviation = 2;
+  const auto dtype = statisticsDtype(arguments);
+  for (const std::size_t position : {kMean, kInverseDeviation}) {
+    c10::IValue& result = torch::jit::peek(results, position, op.schema().returns().size());
+    const Tensor& statistic = result.toTensor();
+    const c10::DimVector sizes = savesNothing(op, arguments) ? c10::DimVector{0} : c10::DimVector(statistic.sizes());
+    result = at::empty(sizes, statistic.options().dtype(dtype));
+  }
+}
+
+// The memory format is that of the first argument. What is neither contiguous nor channels last becomes contiguous.
+void correctMemoryFormat(const Stack& arguments, c10::IValue& result) {
+  const Tensor& meta = result.toTensor();
+  const auto format = arguments.front().toTensor().suggest_memory_format();
+  result = at::empty(meta.sizes(), meta.options().memory_format(format));
+}
+
+// With MKL, the batch dimensions of the result follow the order of the input's strides (`_exec_fft()`,
+// SpectralOps.cpp). Where strides are equal, as in the gradient of a sum, std::partition() decides, which the Meta
+// kernel does not imitate.
+void correctBatchOrder(const Stack& arguments, Stack& results) {
+  const Tensor& input = arguments.front().toTensor();
+  const Tensor& result = results.back().toTensor();
+  std::vector<bool> is_transformed(static_cast<std::size_t>(input.dim()));
+  int64_t stride = 1;
+  for (const int64_t dim : arguments[1].toIntVector()) {
+    is_transformed[static_cast<std::size_t>(c10::maybe_wrap_dim(dim, input.dim()))] = true;
+  }
+  std::vector<std::size_t> order(is_transformed.size());
+  std::iota(order.begin(), order.end(), 0);
+  const auto batch_end =
+      std::partition(order.begin(), order.end(), [&](std::size_t dim) { return !is_transformed[dim]; });
+  std::for_each(batch_end, order.end(), [&](std::size_t dim) { stride *= result.sizes()[dim]; });
+  std::sort(order.begin(), batch_end,
+            [&](std::size_t a, std::size_t b) { return input.strides()[a] > input.strides()[b]; });
+  c10::DimVector strides(result.strides());
+  for (auto dim = batch_end; dim != order.begin();) {
+    --dim;
+    strides[*dim] = stride;
+    stride *= result.sizes()[*dim];
+  }
+  results.back() = at::empty_strided(result.sizes(), strides, result.options());
+}
+
+bool hasEqualStrides(const Tensor& tensor) {
+  c10::DimVector strides(tensor.strides());
+  std::sort(strides.begin(), strides.end());
+  return std::adjacent_find(strides.begin(), strides.end()) != strides.end();
+}
+
+bool isFourier(const OperatorHandle& op) {
+  const std::string& name = op.schema().name();
+  return at::hasMKL() && (name == "aten::_fft_r2c" || name == "aten::_fft_c2c");
+}
+
+// Keep the memory format of their argument on the CPU (`batch_norm_cpu`), and its order of strides elsewhere.
+bool isBatchNormalization(const OperatorHandle& op) {
+  return isAmong(kBatchNormalizations, op);
+}
+
+bool isNormalization(const OperatorHandle& op) {
+  return isBatchNormalization(op) || isAmong(kOtherNormalizations, op);
+}
+
+}  // namespace
+
+bool decidesByDevice(const OperatorHandle& op, c10::Device device) {
+  const auto& returns = op.schema().returns();
+  if (std::any_of(returns.begin(), returns.end(), [](const auto& result) { return result.alias_info() != nullptr; })) {
+    return false;  // what is given as `out` is laid out already
+  }
+  if (hasFormatOfConvolution(op)) {
+    return device.is_cpu() || device.is_cuda();
+  }
+  return device.is_cpu() && (isNormalization(op) || isFourier(op) || isAmong(kKeepFormat, op));
+}
+
+void correctForDevice(const OperatorHandle& op, const Stack& arguments, c10::Device device, Stack& results) {
+  if (hasFormatOfConvolution(op)) {
+    giveMemoryFormat(op, arguments, device, results);
+  } else if (isNormalization(op)) {
+    correctStatistics(op, arguments, results);
+    if (isBatchNormalization(op)) {
+      correctMemoryFormat(arguments, torch::jit::peek(results, 0, op.schema().returns().size()));
+    }
+  } else if (!isFourier(op)) {
+    correctMemoryFormat(arguments, results.back());
+  } else if (hasEqualStrides(arguments.front().toTensor())) {
+    correctBatchOrder(arguments, results);
+  }
+}
+
+MetaCallOnDevice::MetaCallOnDevice(c10::Device device) : previous_{meta_call_device} {
+  meta_call_device = device;
+}
+
+MetaCallOnDevice::~MetaCallOnDevice() {
+  meta_call_device = previous_;
+}
+
+std::optional<c10::Device> deviceOfMetaCall() {
+  return meta_call_device;
+}
+
+}  // namespace torchext

@@ -1,0 +1,128 @@
+#include "device_rules.h"
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <string_view>
+
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+
+#include "../../stack_utils.h"
+#include "../cuda/fake_cuda.h"
+
+namespace torchext {
+
+using c10::Device;
+using c10::FunctionSchema;
+using c10::OperatorHandle;
+using torch::jit::Stack;
+
+namespace {
+
+constexpr std::array<std::string_view, 4> kTensorOptions{"dtype", "layout", "device", "pin_memory"};
+
+// Operators whose tensor arguments may be on different devices. `copy_` moves between devices by definition, and so do
+// operators that clone their first argument and copy into a view of it; the indexing kernels move their index tensors
+// to `self` (TensorAdvancedIndexing.cpp, `make_info`); `resize_as_` looks at a shape.
+constexpr std::array<std::string_view, 15> kMixesDevices{"aten::copy_",
+                                                         "aten::copy",
+                                                         "aten::_copy_from",
+                                                         "aten::_foreach_copy_",
+                                                         "aten::_foreach_copy",
+                                                         "aten::as_strided_scatter",
+                                                         "aten::diagonal_scatter",
+                                                         "aten::select_scatter",
+                                                         "aten::slice_scatter",
+                                                         "aten::index",
+                                                         "aten::index_put_",
+                                                         "aten::index_put",
+                                                         "aten::_unsafe_index",
+                                                         "aten::_index_put_impl_",
+                                                         "aten::resize_as_"};
+
+// Operators that look at no value on the meta device, and ask for no device there: weights on it may be looked up with
+// indices on the CPU.
+constexpr std::array<std::string_view, 3> kLooksUpInMeta{"aten::embedding", "aten::_embedding_bag",
+                                                         "aten::_embedding_bag_forward_only"};
+
+bool isCpuScalar(const at::Tensor& tensor) {
+  return tensor.dim() == 0 && tensor.is_cpu();
+}
+
+}  // namespace
+
+bool takesTensorOptions(const FunctionSchema& schema) {
+  const auto& arguments = schema.arguments();
+  const auto matches = [](const c10::Argument& argument, std::string_view name) { return argument.name() == name; };
+  return std::search(arguments.begin(), arguments.end(), kTensorOptions.begin(), kTensorOptions.end(), matches) !=
+         arguments.end();
+}
+
+Device withIndex(Device device) {
+  if (device.is_cpu() || device.is_meta()) {
+    return Device{device.type()};
+  }
+  if (device.has_index()) {
+    return device;
+  }
+  const auto* guard = c10::impl::device_guard_impl_registry[static_cast<std::size_t>(device.type())].load();
+  return guard == nullptr ? Device{device.type(), 0} : Device{device.type(), guard->getDevice().index()};
+}
+
+DeviceRules::DeviceRules(const OperatorHandle& op, const Stack& arguments) : op_{op}, stack_{arguments} {
+  if (op.hasKernelForDispatchKey(c10::DispatchKey::BackendSelect) || takesTensorOptions(op.schema())) {
+    device_argument_ = findArgument(op.schema(), "device");
+  }
+}
+
+Device DeviceRules::outputDevice() const {
+  if (const auto device = explicitDevice()) {
+    checkFakeCudaDevice(withIndex(*device));
+    return withIndex(*device);
+  }
+  return commonDeviceOfTensors().value_or(Device{c10::kCPU});
+}
+
+std::optional<Device> DeviceRules::explicitDevice() const {
+  if (device_argument_ < 0) {
+    return std::nullopt;
+  }
+  const auto count = op_.schema().arguments().size();
+  return torch::jit::peek(stack_, static_cast<std::size_t>(device_argument_), count).toOptional<Device>();
+}
+
+std::optional<Device> DeviceRules::commonDeviceOfTensors() const {
+  std::optional<Device> common;
+  std::optional<Device> scalar;
+  const bool mixes = mixesDevices();
+  const auto visit = [&](const at::Tensor& tensor) {
+    if (isCpuScalar(tensor)) {
+      scalar = tensor.device();
+    } else if (!common) {
+      common = tensor.device();
+    } else {
+      TORCH_CHECK(mixes || *common == tensor.device(),
+                  "Expected all tensors to be on the same device, but found at least two "
+                  "devices, ",
+                  *common, " and ", tensor.device(), "! (when checking the arguments of ", op_.operator_name(), ")");
+    }
+  };
+  forEachTensor(stack_, op_.schema().arguments().size(), visit);
+  return common ? common : scalar;
+}
+
+bool DeviceRules::namesFakeDevice() const {
+  const auto device = explicitDevice();
+  return device && device->is_cuda() && fakeCudaDeviceCount() > 0;
+}
+
+bool DeviceRules::mixesDevices() const {
+  const std::string& name = op_.schema().name();
+  if (std::find(kLooksUpInMeta.begin(), kLooksUpInMeta.end(), name) != kLooksUpInMeta.end()) {
+    const c10::IValue& weight = torch::jit::peek(stack_, 0, op_.schema().arguments().size());
+    return weight.isTensor() && weight.toTensor().is_meta();
+  }
+  return std::find(kMixesDevices.begin(), kMixesDevices.end(), name) != kMixesDevices.end();
+}
+
+}  // namespace torchext

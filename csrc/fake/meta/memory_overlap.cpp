@@ -1,0 +1,119 @@
+#include "memory_overlap.h"
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <string_view>
+
+#include <ATen/MemoryOverlap.h>
+#include <ATen/core/enum_tag.h>
+#include <c10/util/irange.h>
+
+#include "../../stack_utils.h"
+#include "../storage/fake_storage.h"
+
+namespace torchext {
+
+using at::Tensor;
+using c10::OperatorHandle;
+using torch::jit::Stack;
+
+namespace {
+
+// In-place operators that write one element several times without complaint, because they write the same each time
+// (`set_check_mem_overlap(false)`) or do not look.
+constexpr std::array<std::string_view, 12> kWritesRepeatedly{
+    "aten::addmv_",      "aten::baddbmm_",   "aten::conj_physical_", "aten::fill_",
+    "aten::index_fill_", "aten::index_put_", "aten::masked_fill_",   "aten::nan_to_num_",
+    "aten::threshold_",  "aten::tril_",      "aten::triu_",          "aten::zero_"};
+
+bool writesRepeatedly(const OperatorHandle& op) {
+  return std::find(kWritesRepeatedly.begin(), kWritesRepeatedly.end(), op.schema().name()) != kWritesRepeatedly.end();
+}
+
+bool isElementwise(const OperatorHandle& op) {
+  return op.hasTag(at::Tag::pointwise) || op.schema().name() == "aten::copy_";
+}
+
+// True for an operator of PyTorch's that refuses to write one element several times.
+bool refusesRepeatedWrites(const OperatorHandle& op) {
+  const std::string& name = op.schema().name();
+  if (namespaceOf(op.operator_name()) != "aten" || op.hasTag(at::Tag::inplace_view)) {
+    return false;
+  }
+  return isElementwise(op) || (name.back() == '_' && name.rfind("aten::_", 0) != 0);
+}
+
+// The bytes that a tensor without gaps occupies.
+struct Extent {
+  std::size_t begin;
+  std::size_t end;
+
+  explicit Extent(const Tensor& tensor)
+      : begin{static_cast<std::size_t>(tensor.storage_offset()) * tensor.itemsize()}, end{begin + tensor.nbytes()} {}
+};
+
+// As `at::get_overlap_status()`: tensors with gaps are too hard to tell, and one that covers the other is no harm.
+bool overlapsPartially(const Tensor& a, const Tensor& b) {
+  if (a.is_same(b) || !a.has_storage() || !b.has_storage() || !isSameStorage(a.storage(), b.storage()) ||
+      a.numel() == 0 || b.numel() == 0 || !a.is_non_overlapping_and_dense() || !b.is_non_overlapping_and_dense()) {
+    return false;
+  }
+  const Extent first{a};
+  const Extent second{b};
+  if (first.begin == second.begin && first.end == second.end) {
+    return a.strides() != b.strides();
+  }
+  return first.begin < second.end && second.begin < first.end;
+}
+
+// `copy_impl()` in Copy.cpp does nothing then.
+bool copiesOntoItself(const OperatorHandle& op, const Stack& stack) {
+  if (op.schema().name() != "aten::copy_") {
+    return false;
+  }
+  const auto count = op.schema().arguments().size();
+  const Tensor& self = torch::jit::peek(stack, 0, count).toTensor();
+  const Tensor& source = torch::jit::peek(stack, 1, count).toTensor();
+  return self.has_storage() && source.has_storage() && isSameStorage(self.storage(), source.storage()) &&
+         self.storage_offset() == source.storage_offset() && self.sizes() == source.sizes() &&
+         self.strides() == source.strides() && self.scalar_type() == source.scalar_type() &&
+         self.is_conj() == source.is_conj() && self.is_neg() == source.is_neg();
+}
+
+void checkInputs(const Tensor& written, const Stack& stack, std::size_t count) {
+  forEachTensor(stack, count, [&written](const Tensor& other) {
+    TORCH_CHECK(!overlapsPartially(written, other),
+                "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single "
+                "memory location. Please clone() the tensor before performing the operation.");
+  });
+}
+
+}  // namespace
+
+void checkMemoryOverlap(const OperatorHandle& op, const Stack& stack) {
+  if (writesRepeatedly(op)) {
+    return;
+  }
+  const bool refuses_repeated = refusesRepeatedWrites(op);
+  const bool is_elementwise = isElementwise(op);
+  if ((!refuses_repeated && !is_elementwise) || copiesOntoItself(op, stack)) {
+    return;
+  }
+  const auto& arguments = op.schema().arguments();
+  for (const auto i : c10::irange(arguments.size())) {
+    if (!isWritten(arguments[i])) {
+      continue;
+    }
+    forEachTensor(torch::jit::peek(stack, i, arguments.size()), [&](const Tensor& written) {
+      if (refuses_repeated) {
+        at::assert_no_internal_overlap(written);
+      }
+      if (is_elementwise) {
+        checkInputs(written, stack, arguments.size());
+      }
+    });
+  }
+}
+
+}  // namespace torchext

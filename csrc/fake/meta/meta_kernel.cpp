@@ -1,0 +1,164 @@
+#include "meta_kernel.h"
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <string_view>
+
+#include <ATen/TensorIterator.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/DefaultDtype.h>
+
+#include "../../stack_utils.h"
+#include "../op_traits.h"
+
+namespace torchext {
+
+using at::Tensor;
+using c10::DispatchKey;
+using c10::IValue;
+using c10::OperatorHandle;
+using torch::jit::Stack;
+
+namespace {
+
+// The decomposition makes float32 of integers, and not the default dtype.
+bool isComposedOperator(const OperatorHandle& op) {
+  return op.schema().name() == "aten::ldexp" && op.schema().overload_name() == "Tensor" &&
+         op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd);
+}
+
+// `_refs.pow` makes int64 of two booleans, which stay booleans eagerly (`TORCH_META_FUNC2(pow, Tensor_Scalar)`).
+bool isPowerOfBooleans(const OperatorHandle& op, const Stack& stack) {
+  if (op.schema().name() != "aten::pow" || op.schema().overload_name() != "Tensor_Scalar") {
+    return false;
+  }
+  const auto arguments = topOf(stack, op.schema().arguments().size());
+  return arguments[0].toTensor().scalar_type() == c10::kBool && arguments[1].isBool();
+}
+
+// What factories infer (`full` of a complex number under a default dtype of float16) and refuse (`arange` to NaN) is up
+// to their C++, which allocates and fills on any device.
+bool isComposedFactory(const OperatorHandle& op, const Stack& stack) {
+  return op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) &&
+         !op.hasKernelForDispatchKey(DispatchKey::CPU) && isFactory(op, topOf(stack, op.schema().arguments().size()));
+}
+
+bool isRangeBetweenTensors(const OperatorHandle& op) {
+  const std::string& name = op.schema().name();
+  return (name == "aten::linspace" || name == "aten::logspace") && !op.schema().overload_name().empty();
+}
+
+bool hasComplex(c10::ArrayRef<c10::IValue> arguments) {
+  bool has_any = false;
+  forEachTensor(arguments, [&has_any](const Tensor& tensor) { has_any = has_any || tensor.is_complex(); });
+  return has_any || std::any_of(arguments.begin(), arguments.end(),
+                                [](const c10::IValue& value) { return value.isComplexDouble(); });
+}
+
+// Eagerly, the bounds are read before the dtype is inferred (`linspace()`, TensorFactories.cpp).
+void inferDtype(const OperatorHandle& op, Stack& stack) {
+  const std::size_t count = op.schema().arguments().size();
+  const int position = findArgument(op.schema(), "dtype");
+  if (position < 0) {
+    return;  // has an `out`
+  }
+  c10::IValue& dtype = torch::jit::peek(stack, static_cast<std::size_t>(position), count);
+  if (dtype.isNone() && hasComplex(topOf(stack, count))) {
+    dtype = c10::typeMetaToScalarType(c10::get_default_complex_dtype());
+  }
+}
+
+// What the Meta kernels refuse, and the real ones do not, is given to them as what it counts as.
+void putAcceptedArguments(const OperatorHandle& op, Stack& stack) {
+  const std::string& name = op.schema().name();
+  const std::size_t count = op.schema().arguments().size();
+  if (name == "aten::where" && topOf(stack, count)[0].isTensor()) {
+    IValue& condition = torch::jit::peek(stack, 0, count);
+    const Tensor tensor = condition.toTensor();
+    if (tensor.scalar_type() == c10::kByte) {
+      condition = at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().dtype(c10::kBool));
+    }
+  } else if (name == "aten::nll_loss_forward") {  // one target for an input without a batch
+    IValue& target = torch::jit::peek(stack, 1, count);
+    const Tensor tensor = target.toTensor();
+    if (topOf(stack, count)[0].toTensor().dim() == 1 && tensor.dim() == 1 && tensor.size(0) == 1) {
+      target = tensor.select(0, 0);
+    }
+  }
+}
+
+// Told by PyTorch's references in Python, which lose the order of strides; eagerly an iterator over the first two
+// arguments decides.
+constexpr std::array<std::string_view, 6> kElementwise{"aten::copysign.Tensor", "aten::div.Tensor_mode",
+                                                       "aten::floor_divide",    "aten::xlogy.Tensor",
+                                                       "aten::special_xlog1py", "aten::native_dropout_backward"};
+
+// Make a contiguous result (`normal_impl()`, DistributionTemplates.h; `_s_poisson_cpu`, Distributions.cpp), of which
+// the Meta kernels make one like the argument.
+constexpr std::array<std::string_view, 4> kMakeContiguous{"aten::normal.Tensor_float", "aten::normal.float_Tensor",
+                                                          "aten::normal.Tensor_Tensor", "aten::poisson"};
+
+template <std::size_t N>
+bool isAmong(const std::array<std::string_view, N>& names, const OperatorHandle& op) {
+  return std::find(names.begin(), names.end(), c10::toString(op.operator_name())) != names.end();
+}
+
+// Numbers are on the CPU.
+Tensor onMeta(const Tensor& tensor) {
+  return tensor.is_meta() ? tensor
+                          : at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(c10::kMeta));
+}
+
+// What iterating over `a` and `b` makes.
+Tensor resultOfIterator(const Tensor& a, const Tensor& b, c10::ScalarType dtype) {
+  at::TensorIteratorConfig config;
+  config.add_owned_output(Tensor{}).add_owned_const_input(onMeta(a)).add_owned_const_input(onMeta(b));
+  config.check_all_same_dtype(false).declare_static_dtype_and_device(dtype, c10::kMeta);
+  return config.build().output();
+}
+
+void callKernel(const OperatorHandle& op, Stack& stack) {
+  op.redispatchBoxed(c10::DispatchKeySet{DispatchKey::Meta}, &stack);
+}
+
+void callLaidOutByIterator(const OperatorHandle& op, Stack& stack) {
+  const auto arguments = topOf(stack, op.schema().arguments().size());
+  const Tensor a = arguments[0].toTensor();
+  const Tensor b = arguments[1].toTensor();
+  callKernel(op, stack);
+  const auto dtype = stack.back().toTensor().scalar_type();
+  stack.back() = resultOfIterator(a, b, dtype);
+}
+
+void callLaidOutContiguously(const OperatorHandle& op, Stack& stack) {
+  callKernel(op, stack);
+  const Tensor& result = stack.back().toTensor();
+  stack.back() = at::empty(result.sizes(), result.options());
+}
+
+}  // namespace
+
+void callMetadataKernel(const OperatorHandle& op, Stack& stack) {
+  if (isRangeBetweenTensors(op)) {
+    inferDtype(op, stack);
+  }
+  putAcceptedArguments(op, stack);
+  if (isPowerOfBooleans(op, stack)) {
+    const Tensor self = topOf(stack, op.schema().arguments().size()).front().toTensor();
+    torch::jit::drop(stack, op.schema().arguments().size());
+    torch::jit::push(stack, at::empty_like(self));
+  } else if (isComposedFactory(op, stack) || isComposedOperator(op)) {
+    op.callBoxedForDispatchKey(DispatchKey::CompositeExplicitAutograd, stack);
+  } else if (isAmong(kElementwise, op)) {
+    callLaidOutByIterator(op, stack);
+  } else if (isAmong(kMakeContiguous, op)) {
+    callLaidOutContiguously(op, stack);
+  } else {
+    callKernel(op, stack);
+  }
+}
+
+}  // namespace torchext

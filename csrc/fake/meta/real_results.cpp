@@ -1,0 +1,118 @@
+#include "real_results.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <numeric>
+#include <optional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/util/DimVector.h>
+#include <c10/util/irange.h>
+
+#include "../../stack_utils.h"
+
+namespace torchext {
+
+using at::Tensor;
+using c10::IValue;
+using c10::OperatorHandle;
+using torch::jit::Stack;
+
+namespace {
+
+using Order = c10::SmallVector<std::size_t, c10::kDimVectorStaticSize>;
+
+// The dimensions longer than 1 of a tensor without gaps and overlaps, from the innermost to the outermost.
+std::optional<Order> orderOfStrides(const Tensor& tensor) {
+  Order order;
+  for (const auto dim : c10::irange(static_cast<std::size_t>(tensor.dim()))) {
+    if (tensor.sizes()[dim] > 1) {
+      order.push_back(dim);
+    }
+  }
+  std::sort(order.begin(), order.end(),
+            [&](std::size_t a, std::size_t b) { return tensor.strides()[a] < tensor.strides()[b]; });
+  std::int64_t stride = 1;
+  for (const std::size_t dim : order) {
+    if (tensor.strides()[dim] != stride) {
+      return std::nullopt;
+    }
+    stride *= tensor.sizes()[dim];
+  }
+  return order;
+}
+
+c10::DimVector stridesIn(const Order& order, const Tensor& tensor) {
+  c10::DimVector strides(tensor.strides());
+  std::int64_t stride = 1;
+  for (const std::size_t dim : order) {
+    strides[dim] = stride;
+    stride *= tensor.sizes()[dim];
+  }
+  return strides;
+}
+
+// Those that `meta` should have when `real` is the result of a smaller call.
+c10::DimVector stridesLike(const Tensor& real, const Tensor& meta) {
+  const auto order = real.dim() == meta.dim() && meta.numel() > 0 ? orderOfStrides(real) : std::nullopt;
+  const auto of_meta = order ? orderOfStrides(meta) : std::nullopt;
+  const bool is_known = of_meta && order->size() == of_meta->size() &&
+                        std::is_permutation(order->begin(), order->end(), of_meta->begin());
+  return is_known && *order != *of_meta ? stridesIn(*order, meta) : c10::DimVector(meta.strides());
+}
+
+Tensor corrected(const Tensor& meta, const Tensor& real, bool has_sizes) {
+  const c10::IntArrayRef sizes = has_sizes ? real.sizes() : meta.sizes();
+  const c10::DimVector strides = has_sizes ? c10::DimVector(real.strides()) : stridesLike(real, meta);
+  const bool is_right =
+      meta.scalar_type() == real.scalar_type() && meta.sizes() == sizes && meta.strides() == c10::IntArrayRef(strides);
+  return is_right ? meta : at::empty_strided(sizes, strides, meta.options().dtype(real.scalar_type()));
+}
+
+std::vector<Tensor> tensorsIn(const IValue& value) {
+  std::vector<Tensor> tensors;
+  forEachTensor(value, [&tensors](const Tensor& tensor) { tensors.push_back(tensor); });
+  return tensors;
+}
+
+IValue corrected(const IValue& meta, const IValue& real, bool has_sizes) {
+  const std::vector<Tensor> real_tensors = tensorsIn(real);
+  if (real_tensors.size() != tensorsIn(meta).size()) {
+    return meta;
+  }
+  auto next = real_tensors.begin();
+  return mapTensors(meta, [&](const Tensor& tensor) { return corrected(tensor, *next++, has_sizes); });
+}
+
+bool isSame(const IValue& a, const IValue& b) {
+  const std::vector<Tensor> tensors = tensorsIn(a);
+  const std::vector<Tensor> others = tensorsIn(b);
+  return std::equal(tensors.begin(), tensors.end(), others.begin(), others.end(),
+                    [](const Tensor& tensor, const Tensor& other) { return tensor.is_same(other); });
+}
+
+}  // namespace
+
+bool agrees(const RealResults& real, const OperatorHandle& op, c10::ArrayRef<IValue> results) {
+  Stack stack = results.vec();
+  correctByReal(real, op, stack);
+  return std::equal(stack.begin(), stack.end(), results.begin(), results.end(), isSame);
+}
+
+void correctByReal(const RealResults& real, const OperatorHandle& op, Stack& stack) {
+  const auto& returns = op.schema().returns();
+  if (real.values.size() != returns.size()) {
+    return;
+  }
+  for (const auto i : c10::irange(returns.size())) {
+    if (returns[i].alias_info() == nullptr) {
+      IValue& meta = torch::jit::peek(stack, i, returns.size());
+      meta = corrected(meta, real.values[i], real.has_sizes);
+    }
+  }
+}
+
+}  // namespace torchext

@@ -1,0 +1,105 @@
+#include "shadows.h"
+
+#include <algorithm>
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include "../fake.h"
+#include "../hidden_keys.h"
+#include "../layouts/sparse_fakes.h"
+#include "../storage/fake_storage.h"
+#include "../storage/fake_tensor_impl.h"
+
+namespace torchext {
+
+using at::Tensor;
+using c10::DispatchKeySet;
+using c10::Storage;
+using c10::TensorImpl;
+
+namespace {
+
+// For operators that make of a sparse tensor what they make of a strided one: see sparse_remedies.cpp.
+Tensor standInOf(const Tensor& sparse) {
+  return at::detail::empty_meta(sparse.sizes(), sparse.scalar_type());
+}
+
+}  // namespace
+
+Tensor realNumber(const Tensor& number) {
+  if (!isFake(number)) {
+    return number;
+  }
+  const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+  Tensor zero = at::zeros(number.sizes(), at::TensorOptions(number.scalar_type()).device(c10::kCPU));
+  zero.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return zero;
+}
+
+Tensor Shadows::of(const Tensor& tensor) {
+  if (const Tensor* known = tensors_.shadowOf(tensor.unsafeGetTensorImpl())) {
+    return *known;
+  }
+  // A Python number in tensor's clothes. Meta kernels that are Python functions get it back as a number, and for that
+  // it must be on the CPU (`toPyObject()` in pybind_utils.cpp).
+  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
+    return realNumber(tensor);
+  }
+  if (isSparse(tensor)) {
+    return standInOf(tensor);
+  }
+  DispatchKeySet keys{c10::computeDispatchKey(tensor.scalar_type(), c10::kStrided, c10::kMeta)};
+  keys = keys | (tensor.key_set() & kLazyBits);
+  auto impl = c10::make_intrusive<TensorImpl>(TensorImpl::VIEW, of(tensor.storage()), keys, tensor.dtype());
+  impl->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
+  impl->set_allow_tensor_metadata_change(tensor.unsafeGetTensorImpl()->allow_tensor_metadata_change());
+  Tensor shadow{std::move(impl)};
+  add(tensor, shadow);
+  return shadow;
+}
+
+Storage Shadows::of(const Storage& storage) {
+  if (const Storage* known = storages_.shadowOf(storage.unsafeGetStorageImpl())) {
+    return *known;
+  }
+  Storage shadow{c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t{}, static_cast<int64_t>(storage.nbytes()), c10::DataPtr{nullptr, c10::kMeta},
+      c10::GetAllocator(c10::kMeta), /*resizable=*/true)};
+  add(storage, shadow);
+  return shadow;
+}
+
+Tensor Shadows::originalOf(const TensorImpl& meta) const {
+  const Tensor* original = tensors_.originalOf(&meta);
+  return original == nullptr ? Tensor{} : *original;
+}
+
+const Tensor* Shadows::findTensorOn(const Storage& storage) const {
+  const auto& tensors = tensors_.originals();
+  const auto found = std::find_if(tensors.begin(), tensors.end(), [&storage](const Tensor& tensor) {
+    return isSameStorage(tensor.storage(), storage);
+  });
+  return found == tensors.end() ? nullptr : &*found;
+}
+
+Storage Shadows::originalOf(const Storage& meta, c10::Device device) {
+  if (const Storage* known = storages_.originalOf(meta.unsafeGetStorageImpl())) {
+    return *known;
+  }
+  Storage original = makeFakeStorage(meta.nbytes(), device);
+  add(original, meta);
+  return original;
+}
+
+void Shadows::add(const Tensor& original, const Tensor& shadow) {
+  tensors_.add(original, original.unsafeGetTensorImpl(), shadow, shadow.unsafeGetTensorImpl());
+}
+
+void Shadows::add(const Storage& original, const Storage& shadow) {
+  storages_.add(original, original.unsafeGetStorageImpl(), shadow, shadow.unsafeGetStorageImpl());
+}
+
+}  // namespace torchext

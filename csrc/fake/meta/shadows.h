@@ -1,0 +1,76 @@
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
+
+#include "../cache/pointer_numbers.h"
+
+namespace torchext {
+
+// A real tensor with the value of `number`, a Python number in tensor's clothes. One that is fake is a zero: the
+// tangent of a number in forward AD (`2 * dual`).
+at::Tensor realNumber(const at::Tensor& number);
+
+// The storages and tensors of one call, each beside its shadow on the meta device. Shadows live as long as the call.
+class Shadows {
+ public:
+  // The shadow of `tensor`, the same one each time that it is asked for. For a real tensor too: it counts by its
+  // metadata. A sparse tensor has a strided stand-in, which is no shadow: its original cannot be asked for.
+  at::Tensor of(const at::Tensor& tensor);
+
+  // The storage that stands for `storage` on the meta device.
+  c10::Storage of(const c10::Storage& storage);
+
+  // The tensor whose shadow `meta` is, or an undefined tensor.
+  at::Tensor originalOf(const c10::TensorImpl& meta) const;
+
+  // A tensor among the arguments that lives on `storage`, or null.
+  const at::Tensor* findTensorOn(const c10::Storage& storage) const;
+
+  // The storage whose shadow `meta` is; a new fake storage on `device` when there is none yet.
+  c10::Storage originalOf(const c10::Storage& meta, c10::Device device);
+
+ private:
+  // Pairs of originals and shadows.
+  template <typename Value>
+  class Pairs {
+   public:
+    const Value* shadowOf(const void* original) const {
+      const std::size_t number = originals_.find(original);
+      return number == shadow_values_.size() ? nullptr : &shadow_values_[number];
+    }
+
+    const Value* originalOf(const void* shadow) const {
+      const std::size_t number = shadows_.find(shadow);
+      return number == original_values_.size() ? nullptr : &original_values_[number];
+    }
+
+    void add(Value original, const void* original_key, Value shadow, const void* shadow_key) {
+      originals_.add(original_key);
+      shadows_.add(shadow_key);
+      original_values_.push_back(std::move(original));
+      shadow_values_.push_back(std::move(shadow));
+    }
+
+    const std::vector<Value>& originals() const noexcept {
+      return original_values_;
+    }
+
+   private:
+    PointerNumbers originals_;
+    PointerNumbers shadows_;
+    std::vector<Value> original_values_;
+    std::vector<Value> shadow_values_;
+  };
+
+  void add(const at::Tensor& original, const at::Tensor& shadow);
+  void add(const c10::Storage& original, const c10::Storage& shadow);
+
+  Pairs<at::Tensor> tensors_;
+  Pairs<c10::Storage> storages_;
+};
+
+}  // namespace torchext

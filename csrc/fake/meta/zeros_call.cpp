@@ -1,0 +1,210 @@
+#include "zeros_call.h"
+
+#include <algorithm>
+#include <array>
+#include <iterator>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/enum_tag.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/irange.h>
+
+#include "../../plain_tensors.h"
+#include "../../stack_utils.h"
+#include "../fake.h"
+#include "../hidden_keys.h"
+#include "../op_traits.h"
+#include "../storage/fake_storage.h"
+#include "../storage/fake_tensor_impl.h"
+
+namespace torchext {
+
+using at::Tensor;
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+using c10::OperatorHandle;
+using c10::Storage;
+using torch::jit::Stack;
+
+namespace {
+
+// Storages may have been made too small for their tensors.
+std::size_t storageBytes(const Tensor& tensor) {
+  return holdsItsElements(tensor) ? tensor.storage().nbytes() : neededBytes(tensor);
+}
+
+// The tensor arguments of a call, each with a real tensor of the same geometry on the CPU.
+class ZeroArguments {
+ public:
+  Tensor zerosFor(const Tensor& tensor);
+
+  // The argument that `real` stands for, or an undefined tensor.
+  Tensor originalOf(const Tensor& real) const;
+
+  // An argument on whose storage `real` is, or null.
+  const Tensor* baseOf(const Tensor& real) const;
+
+  // True when a view of an argument that is not fake is among `results`.
+  bool areRealOnesShownBy(const Stack& results) const;
+
+  // True when the call has changed neither shape nor storage of an argument.
+  bool haveKeptTheirGeometry() const;
+
+ private:
+  struct Entry {
+    Tensor original;
+    Tensor zeros;
+    Storage storage;  // the one that `zeros` was made on
+  };
+  Storage storageFor(const Tensor& tensor) const;
+
+  std::vector<Entry> entries_;
+};
+
+Storage ZeroArguments::storageFor(const Tensor& tensor) const {
+  const auto found = std::find_if(entries_.begin(), entries_.end(), [&tensor](const Entry& entry) {
+    return isSameStorage(entry.original.storage(), tensor.storage());
+  });
+  const std::size_t nbytes = storageBytes(tensor);
+  return found == entries_.end() || found->storage.nbytes() < nbytes ? makeZeroStorage(nbytes) : found->storage;
+}
+
+Tensor ZeroArguments::zerosFor(const Tensor& tensor) {
+  for (const Entry& entry : entries_) {
+    if (entry.original.is_same(tensor)) {
+      return entry.zeros;
+    }
+  }
+  Storage storage = storageFor(tensor);
+  Tensor zeros = makeStridedTensor(storage, tensor.scalar_type(), tensor.sizes(), tensor.strides(),
+                                   tensor.storage_offset(), tensor.key_set() & kLazyBits);
+  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
+    zeros.unsafeGetTensorImpl()->set_wrapped_number(true);
+  }
+  entries_.push_back({tensor, std::move(zeros), std::move(storage)});
+  return entries_.back().zeros;
+}
+
+Tensor ZeroArguments::originalOf(const Tensor& real) const {
+  const auto found =
+      std::find_if(entries_.begin(), entries_.end(), [&real](const Entry& entry) { return entry.zeros.is_same(real); });
+  return found == entries_.end() ? Tensor{} : found->original;
+}
+
+const Tensor* ZeroArguments::baseOf(const Tensor& real) const {
+  const auto found = std::find_if(entries_.begin(), entries_.end(),
+                                  [&real](const Entry& entry) { return isSameStorage(entry.storage, real.storage()); });
+  return found == entries_.end() ? nullptr : &found->original;
+}
+
+bool ZeroArguments::areRealOnesShownBy(const Stack& results) const {
+  bool are_shown = false;
+  forEachTensor(results, results.size(), [&](const Tensor& result) {
+    const Tensor* base = baseOf(result);
+    are_shown = are_shown || (base != nullptr && !isFake(*base));
+  });
+  return are_shown;
+}
+
+bool ZeroArguments::haveKeptTheirGeometry() const {
+  return std::all_of(entries_.begin(), entries_.end(), [](const Entry& entry) {
+    return entry.zeros.sizes() == entry.original.sizes() && entry.zeros.strides() == entry.original.strides() &&
+           entry.zeros.storage_offset() == entry.original.storage_offset() &&
+           isSameStorage(entry.zeros.storage(), entry.storage);
+  });
+}
+
+bool isPytorchs(const OperatorHandle& op) {
+  constexpr std::array<std::string_view, 3> kNamespaces{"aten", "prims", "quantized"};
+  return std::find(kNamespaces.begin(), kNamespaces.end(), namespaceOf(op.operator_name())) != kNamespaces.end();
+}
+
+bool areSmallAndPlain(const OperatorHandle& op, const Stack& stack) {
+  std::size_t nbytes = 0;
+  bool are_plain = true;
+  forEachTensor(stack, op.schema().arguments().size(), [&](const Tensor& tensor) {
+    are_plain = are_plain && isPlain(tensor) && (!tensor.is_meta() || isFake(tensor));
+    nbytes += are_plain ? storageBytes(tensor) : 0;
+  });
+  return are_plain && nbytes <= kMaxZeroBytes;
+}
+
+// What draws numbers from the default generator would move it.
+bool mayRunOnZeros(const OperatorHandle& op, const Stack& stack) {
+  return isPytorchs(op) && !needsValues(op, stack) &&
+         (!op.hasTag(at::Tag::nondeterministic_seeded) || takesGenerator(op)) && !op.hasTag(at::Tag::inplace_view) &&
+         op.hasComputedKernelForDispatchKey(DispatchKey::CPU) && areSmallAndPlain(op, stack);
+}
+
+Stack withZeros(const OperatorHandle& op, const Stack& stack, ZeroArguments& zeros) {
+  const auto arguments = topOf(stack, op.schema().arguments().size());
+  Stack real;
+  for (const auto i : c10::irange(arguments.size())) {
+    if (arguments[i].isDevice()) {
+      real.emplace_back(c10::Device{c10::kCPU});
+    } else if (isGenerator(op.schema().arguments()[i])) {
+      real.emplace_back(at::detail::createCPUGenerator());
+    } else if (arguments[i].isBool() && op.schema().arguments()[i].name() == "pin_memory") {
+      real.emplace_back(false);
+    } else {
+      real.push_back(mapTensors(arguments[i], [&zeros](const Tensor& tensor) { return zeros.zerosFor(tensor); }));
+    }
+  }
+  return real;
+}
+
+// Numbers and truth values that a kernel returns are read from its arguments.
+bool areTensors(const OperatorHandle& op, const Stack& results) {
+  bool are_plain = true;
+  forEachTensor(results, results.size(),
+                [&are_plain](const Tensor& result) { are_plain = are_plain && isPlain(result); });
+  const auto& returns = op.schema().returns();
+  return are_plain && std::all_of(returns.begin(), returns.end(), [](const c10::Argument& result) {
+           return result.type()->isSubtypeOf(*c10::TensorType::get()) ||
+                  result.type()->isSubtypeOf(*c10::ListType::ofTensors());
+         });
+}
+
+// False when the operator refuses the zeros, or what they are the zeros of: NOTE [Refusing what real tensors refuse]
+// tells the one from the other.
+bool tryCall(const OperatorHandle& op, Stack& stack) {
+  const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+  try {
+    op.redispatchBoxed(DispatchKeySet{DispatchKey::CPU}, &stack);
+    return true;
+  } catch (const c10::Error&) {
+    return false;
+  }
+}
+
+Tensor toFake(const Tensor& real, const ZeroArguments& zeros, c10::Device device) {
+  if (Tensor original = zeros.originalOf(real); original.defined()) {
+    return original;
+  }
+  if (const Tensor* base = zeros.baseOf(real)) {
+    return makeFakeView(*base, *real.unsafeGetTensorImpl());
+  }
+  return makeFakeTensor(makeFakeStorage(real.storage().nbytes(), device), *real.unsafeGetTensorImpl());
+}
+
+}  // namespace
+
+bool tryRunOnZeros(const OperatorHandle& op, Stack& stack, c10::Device device) {
+  if (!mayRunOnZeros(op, stack)) {
+    return false;
+  }
+  ZeroArguments zeros;
+  Stack real = withZeros(op, stack, zeros);
+  if (!tryCall(op, real) || !zeros.haveKeptTheirGeometry() || !areTensors(op, real) || zeros.areRealOnesShownBy(real)) {
+    return false;
+  }
+  mapTensors(real, real.size(), [&](const Tensor& result) { return toFake(result, zeros, device); });
+  torch::jit::drop(stack, op.schema().arguments().size());
+  std::move(real.begin(), real.end(), std::back_inserter(stack));
+  return true;
+}
+
+}  // namespace torchext

@@ -1,0 +1,235 @@
+#include "fake_storage.h"
+
+#include <mutex>
+#include <string_view>
+#include <utility>
+
+#include <c10/core/StorageImpl.h>
+#include <c10/util/Exception.h>
+
+#include "../../torch_internals/torch_compat.h"
+#include "../composites.h"
+#include "fake_storage_residents.h"
+#include "fake_tensor_impl.h"
+
+namespace torchext {
+
+using c10::DataPtr;
+using c10::DispatchKeySet;
+using c10::Storage;
+using c10::StorageImpl;
+
+namespace {
+
+constexpr const char* kNoData =
+    "This tensor is fake: it has a shape, a dtype and a device, but no data to read, write, share or save. If it was "
+    "constructed by deferred_init, call torchext.deferred_init.materialize_tensor() on it first; otherwise construct "
+    "it "
+    "outside of fake_mode().";
+
+struct FakeStorageContext {
+  std::shared_ptr<Provenance> provenance;
+  // Carried by every tensor on the storage, see `setProvenance()`.
+  DispatchKeySet keys;
+  // Head of the intrusive list of the tensors on the storage.
+  FakeTensorImpl* residents = nullptr;
+};
+
+void deleteContext(void* context) {
+  delete static_cast<FakeStorageContext*>(context);
+}
+
+FakeStorageContext* contextOf(const Storage& storage) noexcept {
+  if (!storage) {
+    return nullptr;
+  }
+  const DataPtr& data = storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
+  return data.get_deleter() == &deleteContext ? static_cast<FakeStorageContext*>(data.get_context()) : nullptr;
+}
+
+// Guards all contexts, and whether a storage has one. Tensors come and go, and storages become real, on any thread;
+// nothing runs under this lock but pointer updates.
+std::mutex& contextMutex() {
+  static std::mutex mutex;
+  return mutex;
+}
+
+// The allocator of fake storages, so that they are resizable. It is asked for memory by nobody but code that resizes a
+// storage behind the dispatcher's back.
+class NoMemoryAllocator final : public c10::Allocator {
+ public:
+  DataPtr allocate(std::size_t /*nbytes*/) override {
+    TORCH_CHECK(false, kNoData);
+  }
+
+  void copy_data(void* /*dest*/, const void* /*src*/, std::size_t /*count*/) const override {
+    TORCH_CHECK(false, kNoData);
+  }
+};
+
+c10::Allocator* noMemoryAllocator() {
+  static NoMemoryAllocator allocator;
+  return &allocator;
+}
+
+}  // namespace
+
+Storage makeFakeStorage(std::size_t nbytes, c10::Device device) {
+  takeCompositesKey();
+  auto context = std::make_unique<FakeStorageContext>();
+  DataPtr data{nullptr, context.get(), &deleteContext, device};
+  context.release();  // NOLINT(bugprone-unused-return-value): now owned by `data`
+  auto impl = c10::make_intrusive<StorageImpl>(StorageImpl::use_byte_size_t{}, static_cast<int64_t>(nbytes),
+                                               std::move(data), noMemoryAllocator(),
+                                               /*resizable=*/true);
+  impl->release_data_and_set_meta_custom_data_ptr_error_msg_(kNoData);
+  return Storage{std::move(impl)};
+}
+
+bool isFakeStorage(const Storage& storage) noexcept {
+  return contextOf(storage) != nullptr;
+}
+
+bool isNoDataError(const c10::Error& error) {
+  return std::string_view{error.msg()}.find(kNoData) != std::string_view::npos;
+}
+
+std::shared_ptr<Provenance> provenanceOf(const Storage& storage) {
+  const std::lock_guard<std::mutex> lock(contextMutex());
+  const FakeStorageContext* context = contextOf(storage);
+  return context == nullptr ? nullptr : context->provenance;
+}
+
+void setProvenance(const Storage& storage, std::shared_ptr<Provenance> provenance, DispatchKeySet keys) {
+  const std::lock_guard<std::mutex> lock(contextMutex());
+  FakeStorageContext* context = contextOf(storage);
+  if (context == nullptr) {
+    return;  // has become real meanwhile, on another thread
+  }
+  // The old provenance goes with the argument, after the lock: its destructor may free tensors, which takes the lock.
+  std::swap(context->provenance, provenance);
+  if (context->keys != keys) {
+    context->keys = keys;
+    for (FakeTensorImpl* impl = context->residents; impl != nullptr; impl = impl->next_resident_) {
+      impl->addKeys(keys);
+    }
+  }
+}
+
+std::vector<at::Tensor> residentsOf(const Storage& storage) {
+  std::vector<at::Tensor> tensors;
+  const std::lock_guard<std::mutex> lock(contextMutex());
+  const FakeStorageContext* context = contextOf(storage);
+  for (FakeTensorImpl* impl = context == nullptr ? nullptr : context->residents; impl != nullptr;
+       impl = impl->next_resident_) {
+    // One that is about to die on another thread is on the list until it gets the lock, but cannot be had any more.
+    auto reference = c10::weak_intrusive_ptr<c10::TensorImpl>::reclaim(impl);
+    if (auto resident = reference.lock()) {
+      tensors.emplace_back(std::move(resident));
+    }
+    reference.release();  // NOLINT(bugprone-unused-return-value): it was not ours
+  }
+  return tensors;
+}
+
+void becomeReal(const Storage& fake, const Storage& real) {
+  StorageImpl& impl = *fake.unsafeGetStorageImpl();
+  StorageImpl& source = *real.unsafeGetStorageImpl();
+  TORCH_INTERNAL_ASSERT(source.device() == impl.device() && real.use_count() == 1);
+  std::shared_ptr<Provenance> provenance;  // freed after the lock is released, see setProvenance()
+  const std::lock_guard<std::mutex> lock(contextMutex());
+  FakeStorageContext* context = contextOf(fake);
+  if (context == nullptr) {
+    return;  // another thread was faster
+  }
+  std::swap(context->provenance, provenance);
+  const DispatchKeySet fake_keys = context->keys | kFakeKeys;
+  while (context->residents != nullptr) {
+    FakeTensorImpl* resident = context->residents;
+    context->residents = resident->next_resident_;
+    resident->unlink();
+    resident->removeKeys(fake_keys);
+  }
+  impl.set_nbytes(source.nbytes());
+  impl.set_allocator(source.allocator());
+  impl.set_resizable(source.resizable());
+  compat::allowDataAccess(impl);
+  // Deletes the context.
+  impl.set_data_ptr_noswap(source.set_data_ptr(DataPtr{nullptr, source.device()}));
+}
+
+void becomeFakeAgain(const Storage& real, std::size_t nbytes, at::ArrayRef<at::Tensor> tensors) {
+  StorageImpl& impl = *real.unsafeGetStorageImpl();
+  auto context = std::make_unique<FakeStorageContext>();
+  DataPtr data{nullptr, context.get(), &deleteContext, impl.device()};
+  context.release();  // NOLINT(bugprone-unused-return-value): now owned by `data`
+  {
+    const std::lock_guard<std::mutex> lock(contextMutex());
+    TORCH_INTERNAL_ASSERT(contextOf(real) == nullptr);
+    std::swap(data, impl._mutable_data_ptr_no_checks());  // the memory is freed after the lock is released
+    impl.set_nbytes(nbytes);
+    impl.set_allocator(noMemoryAllocator());
+    impl.set_resizable(true);
+    impl.release_data_and_set_meta_custom_data_ptr_error_msg_(kNoData);
+  }
+  for (const at::Tensor& tensor : tensors) {
+    auto& resident = dynamic_cast<FakeTensorImpl&>(*tensor.unsafeGetTensorImpl());
+    resident.addKeys(DispatchKeySet{c10::DispatchKey::Fake});
+    enrollResident(real, resident);
+  }
+}
+
+void dropStaleKeys(const at::TensorBase& tensor) {
+  // [class.protected] lets a derived class name the member of its base, and the pointer fits any TensorImpl.
+  struct KeySet : c10::TensorImpl {
+    static constexpr DispatchKeySet c10::TensorImpl::* member() {
+      return &KeySet::key_set_;
+    }
+  };
+  c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+  if (impl.has_storage() && !isFakeStorage(impl.storage())) {
+    DispatchKeySet& keys = impl.*KeySet::member();
+    keys = keys - kFakeKeys - DispatchKeySet{c10::DispatchKey::DeferredInit};
+  }
+}
+
+void lockStorages() {
+  contextMutex().lock();
+}
+
+void unlockStorages() {
+  contextMutex().unlock();
+}
+
+void enrollResident(const Storage& storage, FakeTensorImpl& impl) {
+  const std::lock_guard<std::mutex> lock(contextMutex());
+  FakeStorageContext* context = contextOf(storage);
+  if (context == nullptr) {
+    return;
+  }
+  impl.next_resident_ = context->residents;
+  impl.link_ = &context->residents;
+  if (impl.next_resident_ != nullptr) {
+    impl.next_resident_->link_ = &impl.next_resident_;
+  }
+  context->residents = &impl;
+  impl.addKeys(context->keys);
+}
+
+void strikeResident(FakeTensorImpl& impl) noexcept {
+  if (impl.link_ == nullptr) {
+    return;
+  }
+  const std::lock_guard<std::mutex> lock(contextMutex());
+  FakeTensorImpl** link = impl.link_;
+  if (link == nullptr) {
+    return;
+  }
+  *link = impl.next_resident_;
+  if (impl.next_resident_ != nullptr) {
+    impl.next_resident_->link_ = link;
+  }
+  impl.unlink();
+}
+
+}  // namespace torchext

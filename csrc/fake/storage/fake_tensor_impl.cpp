@@ -1,0 +1,119 @@
+#include "fake_tensor_impl.h"
+
+#include <utility>
+
+#include <c10/core/TensorOptions.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+
+#include "../composites.h"
+#include "fake_storage.h"
+#include "fake_storage_residents.h"
+
+namespace torchext {
+
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+using c10::Storage;
+using c10::TensorImpl;
+using c10::VariableVersion;
+
+namespace {
+
+// A TorchDispatchMode of the user sees `detach()`, as it does for real tensors: TensorImpl's own implementation asks
+// the interpreter when a mode is active.
+bool isDispatchModeActive() {
+  return c10::impl::TorchDispatchModeTLS::any_modes_set() &&
+         !c10::impl::tls_is_dispatch_key_excluded(DispatchKey::Python);
+}
+
+}  // namespace
+
+FakeTensorImpl::FakeTensorImpl(Storage storage, DispatchKeySet backend_keys, caffe2::TypeMeta dtype)
+    : TensorImpl(std::move(storage), backend_keys, dtype) {
+  enrollResident(storage_, *this);
+}
+
+FakeTensorImpl::FakeTensorImpl(ImplType kind, Storage storage, DispatchKeySet keys, caffe2::TypeMeta dtype)
+    : TensorImpl(kind, std::move(storage), keys, dtype) {
+  enrollResident(storage_, *this);
+}
+
+FakeTensorImpl::~FakeTensorImpl() {
+  strikeResident(*this);
+}
+
+void FakeTensorImpl::release_resources() {
+  strikeResident(*this);
+  retained_ = nullptr;
+  TensorImpl::release_resources();
+}
+
+void FakeTensorImpl::copyGeometry(const TensorImpl& source) {
+  key_set_ = (key_set_ - kLazyBits) | (source.key_set() & kLazyBits);
+  sizes_and_strides_.set_sizes(source.sizes());
+  sizes_and_strides_.set_strides(source.strides());
+  storage_offset_ = source.storage_offset();
+  refresh_numel();
+  refresh_contiguous();
+}
+
+void FakeTensorImpl::moveTo(Storage storage) {
+  strikeResident(*this);
+  retained_ = nullptr;
+  storage_ = std::move(storage);
+  device_opt_ = storage_.device();
+  removeKeys(kFakeKeys | DispatchKeySet{DispatchKey::DeferredInit});
+  if (isFakeStorage(storage_)) {
+    addKeys(kFakeKeys);
+    enrollResident(storage_, *this);
+  }
+}
+
+void FakeTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& source) {
+  strikeResident(*this);
+  retained_ = nullptr;
+  TensorImpl::shallow_copy_from(source);
+  enrollResident(storage_, *this);
+}
+
+template <typename Version>
+c10::intrusive_ptr<TensorImpl> FakeTensorImpl::copyAndDetach(Version&& version_counter,
+                                                             bool allow_tensor_metadata_change) const {
+  if (!isFakeStorage(storage_) || isDispatchModeActive()) {
+    return TensorImpl::shallow_copy_and_detach(std::forward<Version>(version_counter), allow_tensor_metadata_change);
+  }
+  auto copy = c10::make_intrusive<FakeTensorImpl>(Storage{storage_}, key_set_, data_type_);
+  copy_tensor_metadata(this, copy.get(), std::forward<Version>(version_counter), allow_tensor_metadata_change);
+  return copy;
+}
+
+c10::intrusive_ptr<TensorImpl> FakeTensorImpl::shallow_copy_and_detach(const VariableVersion& version_counter,
+                                                                       bool allow_tensor_metadata_change) const {
+  return copyAndDetach(version_counter, allow_tensor_metadata_change);
+}
+
+c10::intrusive_ptr<TensorImpl> FakeTensorImpl::shallow_copy_and_detach(VariableVersion&& version_counter,
+                                                                       bool allow_tensor_metadata_change) const {
+  return copyAndDetach(std::move(version_counter), allow_tensor_metadata_change);
+}
+
+at::Tensor makeFakeTensor(Storage storage, const TensorImpl& form) {
+  const DispatchKeySet backend_keys = fakeBackendKeys(c10::typeMetaToScalarType(form.dtype()), storage.device());
+  auto fake = c10::make_intrusive<FakeTensorImpl>(std::move(storage), backend_keys, form.dtype());
+  fake->copyGeometry(form);
+  return at::Tensor{std::move(fake)};
+}
+
+at::Tensor makeFakeView(const at::Tensor& base, const TensorImpl& form) {
+  auto fake = c10::make_intrusive<FakeTensorImpl>(TensorImpl::VIEW, Storage{base.storage()},
+                                                  base.key_set() - kWithoutValues, form.dtype());
+  fake->copyGeometry(form);
+  return at::Tensor{std::move(fake)};
+}
+
+DispatchKeySet fakeBackendKeys(c10::ScalarType dtype, c10::Device device) {
+  return DispatchKeySet{c10::computeDispatchKey(dtype, c10::kStrided, device)} | kFakeKeys;
+}
+
+}  // namespace torchext

@@ -1,0 +1,247 @@
+#include "known_values.h"
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/enum_tag.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/irange.h>
+
+#include "../../plain_tensors.h"
+#include "../../stack_utils.h"
+#include "../fake.h"
+#include "../hidden_keys.h"
+#include "../op_traits.h"
+#include "../recording.h"
+#include "../storage/fake_storage.h"
+#include "../storage/fake_tensor_impl.h"
+
+namespace torchext {
+
+using at::Tensor;
+using c10::ArrayRef;
+using c10::DispatchKey;
+using c10::IValue;
+using c10::OperatorHandle;
+using c10::Storage;
+using torch::jit::Stack;
+
+namespace {
+
+// The bytes of a fake storage.
+class KnownValue final : public Provenance {
+ public:
+  explicit KnownValue(Storage bytes) : bytes_{std::move(bytes)} {}
+
+  const Storage& bytes() const noexcept {
+    return bytes_;
+  }
+
+ private:
+  Storage bytes_;
+};
+
+// The bytes of `tensor`, if they are known.
+Storage knownBytes(const Tensor& tensor) {
+  if (!mayBeKnown(tensor)) {
+    return {};
+  }
+  const auto known = std::dynamic_pointer_cast<KnownValue>(provenanceOf(tensor.storage()));
+  // A storage that has been resized since shows bytes that nobody knows.
+  return known == nullptr || known->bytes().nbytes() < tensor.storage().nbytes() ? Storage{} : known->bytes();
+}
+
+Tensor showBytes(Storage bytes, const Tensor& like) {
+  return makeStridedTensor(std::move(bytes), like.scalar_type(), like.sizes(), like.strides(), like.storage_offset(),
+                           like.key_set() & kLazyBits);
+}
+
+// A real tensor on the CPU with the value of `tensor`, or an undefined one.
+Tensor valueOfKnown(const Tensor& tensor) {
+  if (!isFake(tensor)) {
+    const bool is_known = tensor.is_cpu() && tensor.layout() == c10::kStrided && tensor.numel() == 1;
+    return is_known ? tensor : Tensor{};
+  }
+  if (tensor.numel() > static_cast<int64_t>(kMaxKnownBytes)) {
+    return {};  // expanded
+  }
+  Storage bytes = knownBytes(tensor);
+  return bytes ? showBytes(std::move(bytes), tensor) : Tensor{};
+}
+
+// A real tensor that stands for an argument of which only the metadata count: the result is small, or is not of its
+// shape.
+Tensor standInOf(const Tensor& tensor) {
+  const auto options = at::TensorOptions(tensor.scalar_type()).device(c10::kCPU);
+  return tensor.numel() <= static_cast<int64_t>(kMaxKnownBytes)
+             ? at::empty_strided(tensor.sizes(), tensor.strides(), options)
+             : at::empty({0}, options);
+}
+
+bool isEmptyFactory(const OperatorHandle& op) {
+  const std::string& name = op.schema().name();
+  return name.rfind("aten::empty", 0) == 0 || name.rfind("aten::new_empty", 0) == 0;
+}
+
+// What deferred_init records has its values in the recording.
+bool canRunOnValues(const OperatorHandle& op) {
+  return !isRecording() && namespaceOf(op.operator_name()) == "aten" && !op.hasTag(at::Tag::nondeterministic_seeded) &&
+         op.hasComputedKernelForDispatchKey(DispatchKey::CPU) && !isEmptyFactory(op);
+}
+
+bool areSmall(ArrayRef<IValue> results) {
+  bool small = true;
+  forEachTensor(results, [&small](const Tensor& result) {
+    small = small && mayBeKnown(result) && result.numel() <= static_cast<int64_t>(kMaxKnownBytes);
+  });
+  return small;
+}
+
+bool isMadeByCall(const Tensor& result, ArrayRef<IValue> arguments) {
+  bool is_new = isFake(result);
+  forEachTensor(arguments, [&](const Tensor& argument) {
+    is_new = is_new && !(argument.has_storage() && isSameStorage(argument.storage(), result.storage()));
+  });
+  return is_new;
+}
+
+std::vector<Tensor> writtenKnown(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  std::vector<Tensor> written;
+  if (op.hasTag(at::Tag::inplace_view)) {
+    return written;  // metadata only
+  }
+  const Stack stack(arguments.begin(), arguments.end());
+  for (const auto i : c10::irange(arguments.size())) {
+    if (writesArgument(op, stack, i)) {
+      forEachTensor(arguments[i], [&written](const Tensor& tensor) {
+        if (isFake(tensor) && knownBytes(tensor)) {
+          written.push_back(tensor);
+        }
+      });
+    }
+  }
+  return written;
+}
+
+}  // namespace
+
+bool mayBeKnown(const Tensor& fake) noexcept {
+  return fake.has_storage() && fake.storage().nbytes() <= kMaxKnownBytes;
+}
+
+bool haveOneElement(ArrayRef<IValue> results) {
+  bool one = true;
+  forEachTensor(results, [&one](const Tensor& result) { one = one && result.numel() == 1; });
+  return one;
+}
+
+void rememberValue(const Tensor& fake, const Tensor& value) {
+  if (!mayBeKnown(fake)) {
+    return;
+  }
+  const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+  const Tensor bytes = at::empty({static_cast<int64_t>(fake.storage().nbytes())}, c10::kByte);
+  showBytes(bytes.storage(), fake).copy_(value);
+  setProvenance(fake.storage(), std::make_shared<KnownValue>(bytes.storage()), {});
+}
+
+bool areValuesKnown(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  bool known = true;
+  if (isFactory(op, arguments)) {
+    return known;
+  }
+  forEachTensor(arguments, [&known](const Tensor& tensor) { known = known && valueOfKnown(tensor).defined(); });
+  return known;
+}
+
+Stack runOnValues(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+  const bool is_factory = isFactory(op, arguments);
+  Stack stack;
+  for (const auto i : c10::irange(arguments.size())) {
+    const IValue& argument = arguments[i];
+    if (argument.isDevice()) {
+      stack.emplace_back(c10::Device{c10::kCPU});
+    } else if (op.schema().arguments()[i].name() == "pin_memory") {
+      stack.emplace_back(false);
+    } else {
+      stack.push_back(mapTensors(argument, is_factory ? standInOf : valueOfKnown));
+    }
+  }
+  op.callBoxed(stack);
+  return stack;
+}
+
+namespace {
+
+void forget(const std::vector<Tensor>& tensors) {
+  for (const Tensor& tensor : tensors) {
+    setProvenance(tensor.storage(), nullptr, {});
+  }
+}
+
+bool isAllOnCpu(ArrayRef<IValue> values) {
+  bool on_cpu = true;
+  forEachTensor(values, [&on_cpu](const Tensor& value) { on_cpu = on_cpu && value.is_cpu(); });
+  return on_cpu;
+}
+
+// Runs `op` on values, unless the kernel of the CPU cannot what the fakes' device can.
+std::optional<Stack> tryRunOnValues(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
+  try {
+    return runOnValues(op, arguments);
+  } catch (const c10::Error&) {
+    if (isAllOnCpu(arguments) && isAllOnCpu(results)) {
+      throw;
+    }
+    return std::nullopt;
+  }
+}
+
+}  // namespace
+
+void forgetValues(const IValue& tensors) {
+  forEachTensor(tensors, [](const Tensor& tensor) {
+    if (isFake(tensor) && knownBytes(tensor)) {
+      setProvenance(tensor.storage(), nullptr, {});
+    }
+  });
+}
+
+void followValues(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
+  const std::vector<Tensor> written = writtenKnown(op, arguments);
+  std::vector<Tensor> made;
+  forEachTensor(results, [&](const Tensor& result) {
+    if (isMadeByCall(result, arguments)) {
+      made.push_back(result);
+    }
+  });
+  if (written.empty() && made.empty()) {
+    return;
+  }
+  if (!canRunOnValues(op) || !areSmall(results) || !areValuesKnown(op, arguments)) {
+    forget(written);
+    return;
+  }
+  const std::optional<Stack> values = tryRunOnValues(op, arguments, results);
+  if (!values) {
+    forget(written);
+    return;
+  }
+  std::vector<Tensor> value_of_result;
+  forEachTensor(*values, values->size(), [&](const Tensor& value) { value_of_result.push_back(value); });
+  std::size_t position = 0;
+  forEachTensor(results, [&](const Tensor& result) {
+    const Tensor& value = value_of_result.at(position++);
+    if (isMadeByCall(result, arguments)) {
+      rememberValue(result, value);
+    }
+  });
+}
+
+}  // namespace torchext

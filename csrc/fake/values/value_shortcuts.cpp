@@ -1,0 +1,93 @@
+#include "value_shortcuts.h"
+
+#include <array>
+#include <memory>
+#include <utility>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/irange.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/library.h>
+
+#include "../../stack_utils.h"
+#include "../../torch_internals/open_tensor_impl.h"
+#include "../composites.h"
+#include "../fake.h"
+#include "../storage/fake_tensor_impl.h"
+
+namespace torchext {
+
+using at::Tensor;
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+using c10::OperatorHandle;
+using torch::jit::Stack;
+
+namespace {
+
+const DispatchKeySet kBelow{DispatchKeySet::FULL_AFTER, kCompositesKey};
+
+// The functions are those of PyTorch that ask `isTensorSubclassLike()`, or the keys, before they read.
+constexpr std::array kReadValues{
+    "cross_entropy_loss",   // cross_entropy_loss_label_smoothing(): which weights count
+    "cumprod",              // cumprod_backward(): is there a zero?
+    "masked_fill.Tensor",   // masked_fill_backward(): selects what was masked
+    "masked_fill_.Tensor",  // the same
+    "max",                  // evenly_distribute_backward(): is the result NaN?
+    "median",               // the same
+    "min",                  // the same
+    "nanmedian",            // the same
+    "nanquantile",          // quantile_compute(): are the quantiles between 0 and 1?
+    "one_hot",              // one_hot(): are the classes in bounds?
+    "prod",                 // prod_backward(): where are zeros?
+    "prod.dim_int",         // the same
+    "quantile",             // as nanquantile
+};
+
+bool isPlainFake(const Tensor& tensor) {
+  return isFake(tensor) && tensor.has_storage() && !tensor.key_set().has(DispatchKey::DeferredInit);
+}
+
+// Shows what `tensor` shows, and is to autograd what it is: an input of the same node, of the same version, with the
+// same tangent.
+Tensor aliasWithoutValues(const Tensor& tensor) {
+  const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+  const c10::impl::ExcludeDispatchKeyGuard no_modes{DispatchKey::Python};
+  auto alias = impl.shallow_copy_and_detach(impl.version_counter(), impl.allow_tensor_metadata_change());
+  OpenTensorImpl::keysOf(*alias) = alias->key_set() | kWithoutValues;
+  if (tensor.requires_grad()) {
+    alias->set_autograd_meta(std::make_unique<torch::autograd::AutogradMeta>(
+        alias.get(), /*requires_grad=*/false, torch::autograd::impl::gradient_edge(tensor)));
+  }
+  Tensor result{std::move(alias)};
+  if (const Tensor& tangent = tensor._fw_grad(/*level=*/0); tangent.defined()) {
+    result._set_fw_grad(tangent, /*level=*/0, /*is_inplace_op=*/false);
+  }
+  return result;
+}
+
+void readsValues(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  const auto& arguments = op.schema().arguments();
+  for (const auto i : c10::irange(arguments.size())) {
+    if (!isWritten(arguments[i])) {
+      c10::IValue& value = torch::jit::peek(*stack, i, arguments.size());
+      value = mapTensors(
+          value, [](const Tensor& tensor) { return isPlainFake(tensor) ? aliasWithoutValues(tensor) : tensor; });
+    }
+  }
+  op.redispatchBoxed(keys & kBelow, stack);
+}
+
+}  // namespace
+
+void registerValueShortcuts() {
+  // Leaked: kernels may be in flight until the process ends.
+  static auto* library = new torch::Library(torch::Library::IMPL, "aten", kCompositesKey, __FILE__, __LINE__);
+  for (const char* name : kReadValues) {
+    library->impl(name, torch::CppFunction::makeFromBoxedFunction<&readsValues>());
+  }
+}
+
+}  // namespace torchext

@@ -1,0 +1,451 @@
+"""What PyTorch's `FakeTensorMode` can tell, ours can: exceptions of the suite, shortcuts, forward AD, devices."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.autograd.forward_ad as forward_ad
+from common import assert_same_tensor
+from sweeps import test_op_db
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
+from torch.testing._internal.common_device_type import instantiate_device_type_tests, ops
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.common_utils import TestCase
+from torch.testing._internal.opinfo.core import OpInfo
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+
+from torchext import _C
+from torchext.deferred_init import deferred_init, is_deferred, materialize_tensor
+from torchext.fake import DataDependentError, UnsupportedOperatorError, fake_like, fake_mode, is_fake
+
+only_2_13 = pytest.mark.skipif(
+    not _C.built_for_torch.startswith("2.13."), reason="Meta kernels, and so what can be told, differ between releases"
+)
+
+Program = Callable[[], Any]
+
+
+def metadata(value: object) -> list[object]:
+    """What tensors look like; strides of dimensions longer than 1 only."""
+
+    def of(leaf: object) -> object:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        strides = tuple(s for s, n in zip(leaf.stride(), leaf.shape, strict=True) if n > 1) if leaf.numel() else ()
+        return tuple(leaf.shape), leaf.dtype, leaf.device, strides, leaf.requires_grad
+
+    return [of(leaf) for leaf in tree_leaves(value)]
+
+
+def are_fake(value: object) -> bool:
+    return all(is_fake(leaf) for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
+
+
+# The exceptions of the suite against PyTorch's fakes.
+
+
+def forward(op: OpInfo, args: Any, kwargs: Any) -> Any:
+    return op(*args, **kwargs)
+
+
+def backward(op: OpInfo, args: Any, kwargs: Any) -> Any:
+    tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
+    return test_op_db.gradients(op(*args, **kwargs), tensors)
+
+
+def jvp(op: OpInfo, args: Any, kwargs: Any) -> Any:
+    """Primals and tangents of what the operator makes of dual numbers."""
+
+    def dual(value: object) -> object:
+        if isinstance(value, Tensor) and value.requires_grad:
+            return forward_ad.make_dual(value, torch.ones_like(value))
+        return value
+
+    with forward_ad.dual_level():
+        args, kwargs = tree_map(dual, (args, kwargs))
+        results = [leaf for leaf in tree_leaves(op(*args, **kwargs)) if isinstance(leaf, Tensor)]
+        return [tuple(forward_ad.unpack_dual(result)) for result in results]
+
+
+def outcome(run: Callable[[], Any]) -> Any:
+    try:
+        return metadata(run())
+    except Exception as error:
+        return error
+
+
+def samples(op: OpInfo, dtype: torch.dtype, requires_grad: bool) -> Iterator[tuple[Any, Any]]:
+    for sample in op.sample_inputs("cpu", dtype, requires_grad=requires_grad):
+        arguments = (sample.input, *sample.args), sample.kwargs
+        if all(leaf.layout is torch.strided for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)):
+            yield arguments
+
+
+def ours(how: Callable[..., Any], op: OpInfo, arguments: tuple[Any, Any]) -> Any:
+    copies: dict[int, Tensor] = {}
+    args, kwargs = tree_map_only(Tensor, lambda t: copies.setdefault(id(t), fake_like(t)), arguments)
+    with fake_mode():
+        return outcome(lambda: how(op, args, kwargs))
+
+
+def theirs(how: Callable[..., Any], op: OpInfo, arguments: tuple[Any, Any]) -> Any:
+    mode = FakeTensorMode(allow_non_fake_inputs=False)
+    args, kwargs = tree_map_only(Tensor, mode.from_tensor, arguments)
+    with mode:
+        return outcome(lambda: how(op, args, kwargs))
+
+
+def named(*tables: set[str]) -> list[OpInfo]:
+    return [op for op in op_db if test_op_db.full_name(op) in set().union(*tables)]
+
+
+EXCEPTIONS = [(op, forward) for op in named(test_op_db.NEEDS_VALUES, test_op_db.UNSUPPORTED)] + [
+    (op, backward) for op in named(test_op_db.GRADIENT_NEEDS_VALUES, test_op_db.GRADIENT_UNSUPPORTED)
+]
+
+# What they answer and we do not.
+GAPS = {
+    ("linalg.eig", "backward"): "checks what it has computed from its arguments, which no alias is handed to",
+}
+
+
+@only_2_13
+@pytest.mark.parametrize(
+    ("op", "how"),
+    EXCEPTIONS,
+    ids=lambda value: test_op_db.full_name(value) if isinstance(value, OpInfo) else value.__name__,
+)
+def test_exception_of_the_suite_is_one_of_theirs(op: OpInfo, how: Callable[..., Any]) -> None:
+    gaps = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of samples that provoke them
+        for arguments in samples(op, torch.float32, requires_grad=how is backward):
+            wanted = outcome(lambda arguments=arguments: how(op, *arguments))
+            if isinstance(wanted, Exception) or ours(how, op, arguments) == wanted:
+                continue
+            if theirs(how, op, arguments) == wanted:
+                gaps.append(arguments)
+    assert bool(gaps) == ((test_op_db.full_name(op), how.__name__) in GAPS)
+
+
+# Forward AD.
+
+
+# Why there is no tangent, or another one.
+OTHER_TANGENTS = {
+    "masked.prod": "as prod",
+    "nanquantile": "as quantile",
+    "prod": "of one element needs no gradient, because the way of tensor subclasses leaves the division out",
+    "quantile": "calls `lerp_`, whose Meta function shows a dual number in an error where autograd is left",
+}
+
+
+@only_2_13
+class TestForwardAd(TestCase):
+    @ops(
+        [op for op in op_db if op.supports_forward_ad and test_op_db.full_name(op) not in OTHER_TANGENTS],
+        allowed_dtypes=(torch.float32,),
+    )
+    def test_tangents_have_the_metadata_of_real_ones(self, device: str, dtype: torch.dtype, op: OpInfo) -> None:
+        expected: tuple[type[Exception], ...] = (DataDependentError, UnsupportedOperatorError)
+        is_exempt = test_op_db.full_name(op) in (test_op_db.NEEDS_VALUES | test_op_db.UNSUPPORTED)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of samples that provoke them
+            for arguments in samples(op, dtype, requires_grad=True):
+                wanted = outcome(lambda arguments=arguments: jvp(op, *arguments))
+                if isinstance(wanted, Exception):
+                    continue
+                found = ours(jvp, op, arguments)
+                if not (is_exempt and isinstance(found, expected)):
+                    assert found == wanted
+
+
+instantiate_device_type_tests(TestForwardAd, globals(), only_for="cpu")
+
+
+def number_programs() -> dict[str, Callable[[Tensor], Tensor]]:
+    return {
+        "2 * d": lambda d: 2 * d,
+        "d + 1": lambda d: d + 1,
+        "1 - d": lambda d: 1 - d,
+        "2.5 / d": lambda d: 2.5 / d,
+        "d ** 2": lambda d: d**2,
+        "2 ** d": lambda d: 2**d,
+        "where": lambda d: torch.where(d > 0, d, 0.0),
+        "clamp": lambda d: d.clamp(0.1, 0.9),
+        "add_": lambda d: d.mul(2).add_(1, alpha=3),
+    }
+
+
+@pytest.mark.parametrize("name", number_programs())
+def test_dual_numbers_meet_python_numbers(name: str) -> None:
+    def run() -> list[Tensor]:
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(torch.rand(3), torch.rand(3))
+            return list(forward_ad.unpack_dual(number_programs()[name](dual)))
+
+    wanted = metadata(run())
+    with fake_mode():
+        for _ in range(2):  # the second answer comes from the cache
+            assert metadata(run()) == wanted
+
+
+# Shortcuts that read values.
+
+
+def gradient(function: Callable[..., Tensor], *shape: int) -> Tensor:
+    x = torch.rand(shape, requires_grad=True)
+    [found] = torch.autograd.grad(function(x).sum(), x)
+    return found
+
+
+SHORTCUTS: dict[str, Program] = {
+    "prod": lambda: gradient(torch.prod, 3, 4),
+    "prod of a dimension": lambda: gradient(lambda x: x.prod(1), 3, 4),
+    "prod of a view": lambda: gradient(lambda x: x.t()[1:].prod(), 3, 4),
+    "cumprod": lambda: gradient(lambda x: x.cumprod(1), 3, 4),
+    "max": lambda: gradient(torch.max, 3, 4),
+    "min": lambda: gradient(torch.min, 3, 4),
+    "median": lambda: gradient(torch.median, 3, 4),
+    "nanmedian": lambda: gradient(torch.nanmedian, 3, 4),
+    "masked_fill": lambda: gradient(lambda x: torch.ones(3, 4).masked_fill(torch.rand(3, 4) > 0.5, x)),
+    "masked_fill_": lambda: gradient(lambda x: torch.ones(3, 4).masked_fill_(torch.rand(3, 4) > 0.5, x)),
+    "multi_margin_loss": lambda: gradient(lambda x: functional.multi_margin_loss(x, torch.randint(0, 4, (3,))), 3, 4),
+    "multilabel_margin_loss": lambda: gradient(
+        lambda x: functional.multilabel_margin_loss(x, torch.randint(0, 4, (3, 4))), 3, 4
+    ),
+    "cross_entropy": lambda: functional.cross_entropy(
+        torch.rand(3, 4), torch.randint(0, 4, (3,)), weight=torch.rand(4), label_smoothing=0.1
+    ),
+    "gradient of cross_entropy": lambda: gradient(
+        lambda x: functional.cross_entropy(x, torch.randint(0, 4, (3,)), weight=torch.rand(4), label_smoothing=0.1),
+        3,
+        4,
+    ),
+    "one_hot": lambda: functional.one_hot(torch.randint(0, 4, (3, 2)), 4),
+    "quantile": lambda: torch.quantile(torch.rand(3, 4), torch.rand(2), dim=1),
+    "nanquantile": lambda: torch.nanquantile(torch.rand(3, 4), torch.rand(2), dim=1),
+    "repeat_interleave": lambda: torch.repeat_interleave(
+        torch.rand(3, 4), torch.tensor([1, 2, 3]), dim=0, output_size=6
+    ),
+    "repeat_interleave of counts": lambda: torch.repeat_interleave(torch.tensor([1, 2, 3]), output_size=6),
+    "fake_quantize": lambda: torch.fake_quantize_per_tensor_affine(torch.rand(3, 4), 0.1, 0, 0, 255),
+    "fake_quantize by tensors": lambda: torch.fake_quantize_per_tensor_affine(
+        torch.rand(3, 4), torch.rand(1), torch.zeros(1, dtype=torch.int32), 0, 255
+    ),
+    "gradient of fake_quantize": lambda: gradient(
+        lambda x: torch.fake_quantize_per_tensor_affine(x, 0.1, 0, 0, 255), 3, 4
+    ),
+    "geqrf": lambda: torch.geqrf(torch.rand(3, 4)),
+    "histogram": lambda: torch.histogram(torch.rand(3, 4), 5),
+    "histogramdd": lambda: torch.histogramdd(torch.rand(3, 2), [5, 4]),
+}
+
+
+@only_2_13
+@pytest.mark.parametrize("name", SHORTCUTS)
+def test_shortcut_that_reads_values_is_left_out(name: str) -> None:
+    run = SHORTCUTS[name]
+    wanted = metadata(run())
+    with fake_mode():
+        for _ in range(2):  # the second answer comes from the cache
+            found = run()
+            assert are_fake(found)
+            assert metadata(found) == wanted
+
+
+@only_2_13
+@pytest.mark.parametrize("name", SHORTCUTS)
+def test_shortcut_is_left_out_on_devices_that_are_not_there(name: str) -> None:
+    wanted = [(*rest[:2], *rest[3:]) for rest in metadata(SHORTCUTS[name]())]  # type: ignore[index]
+    with fake_mode(fake_cuda=True), torch.device("cuda"):
+        found = SHORTCUTS[name]()
+    assert all(leaf.is_cuda for leaf in tree_leaves(found))
+    assert [(*rest[:2], *rest[3:]) for rest in metadata(found)] == wanted  # type: ignore[index]
+
+
+@only_2_13
+@pytest.mark.parametrize("name", SHORTCUTS)
+def test_deferred_tensors_take_the_shortcut(name: str) -> None:
+    def run() -> list[Tensor]:
+        torch.manual_seed(0)
+        return tree_leaves(SHORTCUTS[name]())
+
+    wanted = run()
+    for found, real in zip(deferred_init(run), wanted, strict=True):
+        if is_deferred(found):
+            materialize_tensor(found)
+        assert_same_tensor(found, real, strictly=False)
+
+
+def test_shortcuts_leave_the_graph_as_it_is() -> None:
+    def run() -> tuple[Tensor, Tensor]:
+        x = torch.rand(3, 4, requires_grad=True)
+        return x, (x * 2).reshape(4, 3).prod()
+
+    def nodes(result: Tensor) -> list[str]:
+        found, node = [], result.grad_fn
+        while node is not None:
+            found.append(type(node).__name__)
+            node = node.next_functions[0][0] if node.next_functions else None
+        return found
+
+    with fake_mode():
+        x, fake = run()
+        assert nodes(fake) == nodes(run()[1])
+    assert nodes(fake) == nodes(run()[1])
+    with fake_mode():
+        [first] = torch.autograd.grad(fake, x, create_graph=True)
+        [second] = torch.autograd.grad(first.sum(), x)
+    assert (second.shape, first.requires_grad) == (x.shape, True)
+
+
+def test_version_of_what_a_shortcut_saved_is_checked() -> None:
+    with fake_mode():
+        x = torch.rand(3, requires_grad=True).clone()
+        product = x.prod()
+        x.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            product.backward()
+
+
+def test_large_arguments_are_not_computed() -> None:
+    with fake_mode(), pytest.raises(UnsupportedOperatorError, match="histogram"):
+        torch.histogram(torch.empty(2**30), 5)
+
+
+# Devices.
+
+DEVICES: dict[str, Program] = {
+    "resize_as_": lambda: torch.empty(2).resize_as_(torch.empty(3, 4, device="cuda")),
+    "slice_scatter": lambda: torch.zeros(4, 4).slice_scatter(torch.ones(2, 4, device="cuda"), end=2),
+    "select_scatter": lambda: torch.zeros(4, 4).select_scatter(torch.ones(4, device="cuda"), 0, 1),
+    "diagonal_scatter": lambda: torch.zeros(4, 4).diagonal_scatter(torch.ones(4, device="cuda")),
+    "as_strided_scatter": lambda: torch.zeros(4, 4).as_strided_scatter(torch.ones(2, device="cuda"), (2,), (1,)),
+}
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_result_is_where_the_first_argument_is(name: str) -> None:
+    with fake_mode(fake_cuda=True):
+        assert DEVICES[name]().device == torch.device("cpu")
+
+
+def test_foreach_copy_moves_between_devices() -> None:
+    with fake_mode(fake_cuda=True):
+        to = [torch.zeros(2), torch.zeros(3)]
+        torch._foreach_copy_(to, [torch.ones(2, device="cuda"), torch.ones(3, device="cuda")])
+    assert [tensor.device.type for tensor in to] == ["cpu", "cpu"]
+
+
+def test_weights_on_the_meta_device_are_looked_up_with_indices_on_the_cpu() -> None:
+    def run() -> Tensor:
+        bag = torch.nn.EmbeddingBag(10, 4, device="meta")
+        found: Tensor = bag(torch.tensor([1, 2, 3]), torch.tensor([0, 2]))
+        return found
+
+    wanted = metadata(run())
+    with fake_mode():
+        assert metadata(run()) == wanted
+
+
+# What is left.
+
+
+@pytest.mark.parametrize("name", ["add", "sub", "mul", "div"])
+def test_operator_on_two_numbers_makes_a_fake_with_a_value(name: str) -> None:
+    run = getattr(torch, name)
+    with fake_mode():
+        found = run(3, 2)
+        assert is_fake(found)
+        assert found.item() == run(torch.tensor(3), torch.tensor(2)).item()
+    assert (found.dtype, found.shape) == (run(3, 2).dtype, ())
+
+
+def test_typed_storage_is_shown() -> None:
+    with fake_mode(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # typed storages are deprecated
+        shown = str(torch.empty(3).storage())
+    assert shown == "...\n[torch.storage.TypedStorage(dtype=torch.float32, device=cpu) of size 3, fake]"
+
+
+def test_profiler_does_not_ask_fakes_for_memory(capfd: pytest.CaptureFixture[str]) -> None:
+    with (
+        fake_mode(),
+        pytest.warns(UserWarning, match="records neither shapes nor FLOPs"),
+        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profile,
+    ):
+        torch.ones(3) + torch.ones(3)
+    assert "aten::add" in {event.key for event in profile.key_averages()}
+    assert "ASSERT FAILED" not in capfd.readouterr().err
+
+
+def test_fake_like_copies_what_transforms_see() -> None:
+    def fake_shape(x: Tensor) -> Tensor:
+        fake = fake_like(x)
+        assert fake.shape == x.shape
+        return fake * 2
+
+    batched = torch.func.vmap(fake_shape, in_dims=1)(torch.ones(2, 3))
+    assert is_fake(batched)
+    assert batched.shape == (3, 2)
+    derivative = torch.func.grad(lambda x: (x * fake_like(x).sum()).sum())(torch.ones(2))
+    assert is_fake(derivative)
+
+
+@torch.library.custom_op("torchext_parity::nonzero", mutates_args=())
+def custom_nonzero(x: Tensor) -> Tensor:
+    return torch.nonzero(x)
+
+
+@custom_nonzero.register_fake
+def _(x: Tensor) -> Tensor:
+    return x.new_empty([torch.library.get_ctx().new_dynamic_size(), x.dim()], dtype=torch.long)
+
+
+def test_operator_whose_shape_depends_on_values_is_named() -> None:
+    with fake_mode(), pytest.raises(DataDependentError, match="`torchext_parity::nonzero` returns a tensor whose"):
+        custom_nonzero(torch.ones(3))
+
+
+def test_operator_whose_shape_depends_on_values_is_run_in_constructors() -> None:
+    found = deferred_init(lambda: custom_nonzero(torch.tensor([0.0, 1.0, 1.0])))
+    assert materialize_tensor(found).tolist() == [[1], [2]]
+
+
+def grouped(dtype: torch.dtype) -> list[Tensor]:
+    rows = torch.rand(6, 8, dtype=dtype, requires_grad=True)
+    weights = torch.rand(2, 16, 8, dtype=dtype, requires_grad=True)
+    offsets = torch.tensor([2, 6], dtype=torch.int32)
+    result = torch._grouped_mm(rows, weights.mT, offs=offsets)
+    return [result, *torch.autograd.grad((result * result).sum(), (rows, weights))]
+
+
+@only_2_13
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_matrices_of_groups_are_multiplied_in_the_dtypes_of_the_cpu(dtype: torch.dtype) -> None:
+    with fake_mode():
+        found = grouped(dtype)
+    assert metadata(found) == metadata(grouped(dtype))
+
+
+@only_2_13
+@pytest.mark.parametrize(
+    ("shape", "dtype", "match"),
+    [
+        ((2, 8, 5), torch.float32, "16 bytes"),
+        ((2, 7, 8), torch.float32, "contraction"),
+        ((2, 8, 8), torch.int32, "Float32"),
+    ],
+    ids=["strides", "shape", "dtype"],
+)
+def test_matrices_of_groups_are_checked(shape: tuple[int, ...], dtype: torch.dtype, match: str) -> None:
+    offsets = torch.tensor([2, 6], dtype=torch.int32)
+    with fake_mode(), pytest.raises(RuntimeError, match=match):
+        torch._grouped_mm(torch.zeros(6, 8, dtype=dtype), torch.zeros(shape, dtype=dtype), offs=offsets)

@@ -1,0 +1,60 @@
+"""The C++ API, used from C++: compiles test/cpp/ against the installed PyTorch and torchext, and runs it."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import shlex
+import subprocess
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils import cpp_extension
+
+from torchext import _C
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "test" / "cpp" / "inference_mode.cpp"
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> ctypes.CDLL:
+    """A library that is linked against what a program of torchext's users is linked against."""
+    output = tmp_path / "inference_mode.so"
+    extension = Path(_C.__file__)
+    folders = [Path(torch.__file__).parent / "lib", extension.parent]
+    command = [
+        *shlex.split(os.environ.get("CXX", "c++")),
+        *("-std=c++20", "-O0", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"),
+        *(f"-isystem{path}" for path in [*cpp_extension.include_paths(), sysconfig.get_path("include")]),
+        f"-I{ROOT / 'csrc'}",
+        str(SOURCE),
+        *(f"-o{output}", *(f"-L{folder}" for folder in folders), *(f"-Wl,-rpath,{folder}" for folder in folders)),
+        *("-lc10", "-ltorch", "-ltorch_cpu", f"-l:{extension.name}"),
+    ]
+    compiled = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert compiled.returncode == 0, compiled.stderr
+    loaded = ctypes.CDLL(str(output))
+    for function in (loaded.test_name, loaded.run_test):
+        function.restype = ctypes.c_char_p
+        function.argtypes = [ctypes.c_size_t]
+    return loaded
+
+
+def named_tests(library: ctypes.CDLL) -> Iterator[tuple[int, str]]:
+    for index in itertools.count():
+        name = library.test_name(index)
+        if name is None:
+            return
+        yield index, name.decode()
+
+
+# One test here for all of them there, so that only one process compiles them.
+def test_guards_of_inference_mode(library: ctypes.CDLL) -> None:
+    results = {name: library.run_test(index).decode() for index, name in named_tests(library)}
+    assert len(results) == 7
+    assert {name: message for name, message in results.items() if message} == {}

@@ -1,0 +1,230 @@
+"""The package itself: importing, building, and its promises about names."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import torchext
+from torchext import _C
+
+ROOT = Path(__file__).parents[2]
+
+
+def run_python(code: str) -> str:
+    """Runs `code` in a fresh interpreter and returns what it printed."""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+class TestImport:
+    def test_changes_nothing_for_who_does_not_use_it(self) -> None:
+        code = """
+import json, torch
+def state():
+    names = ["__repr__", "__deepcopy__", "tolist", "numpy", "__array__"]
+    return {
+        "methods": [id(getattr(torch.Tensor, n)) for n in names] + [id(torch.nn.init._no_grad_trunc_normal_)],
+        "included": str(torch._C._dispatch_tls_local_include_set()),
+        "excluded": str(torch._C._dispatch_tls_local_exclude_set()),
+        "keys": str(torch._C._dispatch_keys(torch.ones(1))),
+        "rng": torch.get_rng_state().tolist(),
+        "threads": torch.get_num_threads(),
+    }
+before = state()
+import torchext
+print(json.dumps([before, state()]))
+"""
+        before, after = json.loads(run_python(code))
+        assert after == before
+
+    def test_program_without_fakes_takes_the_same_route(self) -> None:
+        code = """
+import torch, torchext
+x = torch.ones(2, requires_grad=True)
+(x * 2).sum().backward()
+assert x.grad.tolist() == [2.0, 2.0]
+print(torch._C._dispatch_keys(x))
+"""
+        assert "Fake" not in run_python(code)
+
+    @pytest.mark.parametrize("key", ["Fake", "DeferredInit"])
+    def test_taken_key_is_an_import_error(self, key: str) -> None:
+        code = f"""
+import torch
+library = torch.library.Library("_", "IMPL")
+library.fallback(lambda op, *args, **kwargs: None, "{key}")
+try:
+    import torchext
+except ImportError as error:
+    print(error)
+"""
+        message = run_python(code)
+        assert f"torchext cannot be imported: torchext needs the dispatch key `{key}`" in message
+        assert "already has a fallback" in message
+        assert "can have only one" in message
+
+    @pytest.mark.parametrize("key", ["TESTING_ONLY_GenericMode", "TESTING_ONLY_GenericWrapper"])
+    def test_keys_for_tests_are_free_after_the_import(self, key: str) -> None:
+        code = f"""
+import torch, torchext
+library = torch.library.Library("_", "IMPL")
+library.fallback(lambda op, *args, **kwargs: None, "{key}")
+"""
+        run_python(code)
+
+    @pytest.mark.parametrize(
+        ("key", "usage", "calls"),
+        [
+            (
+                "TESTING_ONLY_GenericMode",
+                "AmpTensors, self-cleaning regions and the origins of inference tensors need",
+                [
+                    "amp.wrap(torch.ones(1))",
+                    "amp.autocast('cpu', self_cleaning=True).__enter__()",
+                    "inference.inference_mode(trace=True).__enter__()",
+                    "inference.trace_origins()",
+                    "amp.policy('aten::mm', 'cpu')",
+                ],
+            ),
+            (
+                "TESTING_ONLY_GenericWrapper",
+                "Fake and deferred tensors need",
+                [
+                    "fake.fake_mode().__enter__()",
+                    "fake.fake_like(torch.ones(1))",
+                    "fake.fake_like(torch.nn.Linear(1, 1))",
+                    "deferred_init.deferred_init(torch.ones, 1)",
+                ],
+            ),
+        ],
+    )
+    def test_key_for_tests_that_is_taken_is_an_error_of_the_first_use(
+        self, key: str, usage: str, calls: list[str]
+    ) -> None:
+        code = f"""
+import torch
+library = torch.library.Library("_", "IMPL")
+library.fallback(lambda op, *args, **kwargs: None, "{key}")
+import torchext
+from torchext import amp, deferred_init, fake, inference
+for call in {calls!r}:
+    try:
+        eval(call)
+        print("nothing raised by", call)
+    except RuntimeError as error:
+        print(error)
+    assert str(torch._C._dispatch_tls_local_include_set()).count("TESTING") == 0
+with amp.autocast("cpu"), inference.inference_mode():
+    torch.ones(2, 2) @ torch.ones(2, 2)
+library._destroy()
+for call in {calls!r}[-1:]:
+    eval(call)
+"""
+        lines = run_python(code).splitlines()
+        assert len(lines) == len(calls)
+        assert all(f"{usage} the dispatch key `{key}`, which already has a fallback" in line for line in lines), lines
+
+    def test_other_torch_version_is_an_import_error(self) -> None:
+        code = """
+import torch
+torch.__version__ = "2.0.1"
+try:
+    import torchext
+except ImportError as error:
+    print(error)
+"""
+        assert f"was built for torch {_C.built_for_torch}, but torch 2.0.1 is installed. Build it again" in run_python(
+            code
+        )
+
+
+class TestSetup:
+    def run_setup(self, monkeypatch: pytest.MonkeyPatch) -> str:
+        monkeypatch.setattr(sys, "argv", ["setup.py", "build_ext"])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(ROOT / "setup.py"), run_name="__main__")
+        return str(ended.value)
+
+    def test_without_torch_it_says_what_to_type(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "torch", None)
+        message = self.run_setup(monkeypatch)
+        assert "pip install torch" in message
+        assert "--no-build-isolation" in message
+        assert "\n" not in message
+
+    def test_without_a_compiler_it_says_what_to_type(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PATH", "/nonexistent")
+        monkeypatch.delenv("CXX", raising=False)
+        message = self.run_setup(monkeypatch)
+        assert "apt-get install g++" in message
+        assert "\n" not in message
+
+    def test_unsupported_torch_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch, "__version__", "2.3.0")
+        assert "torchext supports torch 2.11 to 2.15, but torch 2.3.0 is installed" in self.run_setup(monkeypatch)
+
+
+class TestNames:
+    def test_stub_lists_what_the_module_has(self) -> None:
+        tree = ast.parse((ROOT / "torchext" / "_C.pyi").read_text())
+        functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+        variables = {n.target.id for n in tree.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)}
+        classes = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
+        assert functions.keys() | variables | classes == {name for name in dir(_C) if not name.startswith("__")}
+
+    def test_stub_has_the_signatures_of_the_module(self) -> None:
+        tree = ast.parse((ROOT / "torchext" / "_C.pyi").read_text())
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef):
+                doc = getattr(_C, node.name).__doc__
+                assert doc.startswith(f"{node.name}(")
+                found = doc[len(node.name) + 1 : doc.index(") ->")]
+                assert len(node.args.args) == (found.count(":")), f"{node.name}: {doc}"
+
+    @pytest.mark.parametrize("name", torchext.__all__)
+    def test_public_names_exist_and_are_documented(self, name: str) -> None:
+        module = getattr(torchext, name)
+        assert inspect.getdoc(module)
+        for member in module.__all__:
+            assert inspect.getdoc(getattr(module, member)), f"{member} has no docstring"
+
+    def test_signatures_are_torchdistx_ones(self) -> None:
+        from torchext import deferred_init, fake
+
+        def parameters(function: object) -> list[str]:
+            return list(inspect.signature(function).parameters)  # type: ignore[arg-type]
+
+        assert parameters(fake.fake_mode) == ["fake_cuda"]
+        assert parameters(fake.is_fake) == ["tensor"]
+        assert parameters(fake.meta_like) == ["fake"]
+        assert parameters(deferred_init.materialize_tensor)[:1] == ["tensor"]
+        assert parameters(deferred_init.materialize_module)[:3] == ["module", "buffers_only", "check_fn"]
+
+
+def test_importing_again_leaves_real_tensors_alone() -> None:
+    code = """
+import sys, torch
+from torchext.fake import fake_mode
+with fake_mode():
+    pass
+for name in [name for name in sys.modules if name.split(".")[0] == "torchext" and name != "torchext._C"]:
+    del sys.modules[name]
+from torchext.fake import fake_mode
+try:
+    with fake_mode():
+        pass
+except RuntimeError:  # operators are registered once
+    pass
+print(repr(torch.ones(2)))
+"""
+    assert run_python(code) == "tensor([1., 1.])\n"

@@ -1,0 +1,72 @@
+"""What torchext replaces in PyTorch cannot be told from the original by who calls, pickles or looks at it."""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROGRAM = Path(__file__).parents[1] / "patched_callables.py"
+
+# What Python does not let be exchanged without another object in its place.
+OTHER_OBJECTS = {
+    "torch.storage.UntypedStorage.__new__": "a type calls what is in its slot",
+    "torch.storage.UntypedStorage.__setitem__": "the slot wrapper of a type, which is inherited",
+}
+
+
+@functools.cache
+def run(*args: str) -> dict[str, Any]:
+    done = subprocess.run([sys.executable, "-W", "ignore", PROGRAM, *args], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@functools.cache
+def patched() -> tuple[str, ...]:
+    """The names of everything that is patched, by comparing PyTorch before and after everything was used."""
+    return tuple(dict.fromkeys(run("--warm")["patched"]))
+
+
+@functools.cache
+def compared(*options: str) -> dict[str, Any]:
+    return run(*options, *patched())
+
+
+def differences(before: Any, after: Any, where: str = "") -> list[str]:
+    if isinstance(before, dict) and isinstance(after, dict):
+        keys = dict.fromkeys([*before, *after])
+        return [line for key in keys for line in differences(before.get(key), after.get(key), f"{where} | {key}")]
+    return [] if before == after else [f"{where}: {before!r} became {after!r}"]
+
+
+def test_only_what_has_to_be_another_object_is_one() -> None:
+    assert set(run("--warm")["exchanged names"]) == set(OTHER_OBJECTS)
+
+
+def test_all_patches_are_in_one_list() -> None:
+    found = run("--warm")
+    assert found["unlisted"] == []
+    assert len(set(found["patched"])) > 50
+
+
+@pytest.mark.parametrize("what", ["properties", "calls", "wrong calls", "scripted", "traced"])
+@pytest.mark.parametrize("tables", ["made-before", "made-after"])
+def test_patched_callables_are_as_they_were(what: str, tables: str) -> None:
+    found = compared(*(["--warm"] if tables == "made-before" else []))
+    assert differences(found["before"][what], found["after"][what]) == []
+
+
+def test_overridable_functions_are_the_same_objects() -> None:
+    assert compared("--warm")["overridable"]
+
+
+def test_dynamo_compiles_after_graph_breaks_what_it_compiled_before() -> None:
+    """Not the functions of ours that are called there."""
+    assert run("--compiled", "--used") == run("--compiled")
