@@ -79,6 +79,7 @@ bench: build ## Compare with PyTorch's own means
 	$(PYTHON) benchmarks/inference_mode.py
 	$(PYTHON) benchmarks/metadata_getters.py
 	$(PYTHON) benchmarks/amp.py
+	$(PYTHON) benchmarks/patches.py
 
 build: $(STATE)/built ## Compile the extension in place
 

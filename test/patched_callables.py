@@ -6,6 +6,8 @@ Run as a program by `test_patches.py`: it has to begin in a process that has not
 from __future__ import annotations
 
 import copy
+import ctypes
+import gc
 import inspect
 import io
 import json
@@ -13,7 +15,14 @@ import pickle
 import re
 import sys
 from collections.abc import Callable, Iterator
-from types import FunctionType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    ClassMethodDescriptorType,
+    FunctionType,
+    GetSetDescriptorType,
+    MethodDescriptorType,
+    ModuleType,
+)
 from typing import Any
 
 import torch
@@ -27,11 +36,10 @@ from torch._dynamo.testing import CompileCounter
 
 import torchext
 from torchext import amp, deferred_init, fake, inference
-from torchext.tools import patching
 
 
-def use_everything() -> None:
-    """Uses each feature once, so that all that is ever patched for good is."""
+def use_everything() -> list[Any]:
+    """Uses each feature once. As long as what is returned is alive, all that is ever patched outside of blocks is."""
     fakes = fake.fake_like(torch.nn.Linear(2, 2))
     with fake.fake_mode(fake_cuda=True):
         torch.nn.Linear(2, 2, device="cuda")(torch.ones(1, 2, device="cuda")).sum().backward()
@@ -39,12 +47,27 @@ def use_everything() -> None:
     with amp.autocast("cpu", self_cleaning=True):
         loss = torch.nn.Linear(2, 2)(torch.ones(1, 2)).sum()
     loss.backward()
-    amp.wrap(torch.nn.Linear(2, 2))(torch.ones(1, 2)).sum().backward()
+    wrapped = amp.wrap(torch.nn.Linear(2, 2))
+    wrapped(torch.ones(1, 2)).sum().backward()
     with inference.inference_mode(trace=True):
-        inference.origin(torch.ones(2))
+        traced = torch.ones(2)
+        inference.origin(traced)
     inference.trace_origins()
     inference.trace_origins(False)
     torchext.inspect.tensor_state(fakes.weight)
+    region = amp.autocast("cpu")
+    region.__enter__()
+    return [fakes, wrapped, traced, Left(region)]
+
+
+class Left:
+    """Leaves a block when it is forgotten."""
+
+    def __init__(self, block: Any) -> None:
+        self.block = block
+
+    def __del__(self) -> None:
+        self.block.__exit__(None, None, None)
 
 
 def owners() -> Iterator[tuple[str, Any]]:
@@ -63,14 +86,31 @@ def owners() -> Iterator[tuple[str, Any]]:
 
 Found = dict[tuple[str, str], tuple[Any, Any]]
 
+# Where CPython's objects for functions of C point to what they call, in words of the machine.
+DEFINITIONS: dict[type, tuple[int, ...]] = {
+    BuiltinFunctionType: (2, 6),  # `m_ml`, `vectorcall` of PyCFunctionObject
+    MethodDescriptorType: (5,),  # `d_method` of PyMethodDescrObject
+    ClassMethodDescriptorType: (5,),
+    GetSetDescriptorType: (5,),  # `d_getset` of PyGetSetDescrObject
+}
+
+
+def definition(function: Any) -> object:
+    """What `function` calls, which can be exchanged while it stays the object that it is."""
+    if isinstance(function, FunctionType):
+        return function.__code__
+    if type(function) not in DEFINITIONS:
+        return None
+    words = ctypes.cast(id(function), ctypes.POINTER(ctypes.c_void_p))
+    return tuple(words[i] for i in DEFINITIONS[type(function)])
+
 
 def namespace() -> Found:
-    """What has which name, and the code of functions, which can be exchanged."""
+    """What has which name, and what functions call."""
     found: Found = {}
     for owner_name, owner in owners():
         for name, value in list(vars(owner).items()):
-            function = _function(value)
-            found[owner_name, name] = value, function.__code__ if isinstance(function, FunctionType) else None
+            found[owner_name, name] = value, definition(_function(value))
     return found
 
 
@@ -81,13 +121,13 @@ def _function(value: Any) -> Any:
 
 
 def exchanged(before: Found, after: Found) -> tuple[list[str], list[Any]]:
-    """The names that stand for another object now, and the functions that have other code."""
+    """The names that stand for another object now, and the functions that call something else."""
     names, functions = [], []
     for (owner, name), (value, code) in before.items():
         now, code_now = after.get((owner, name), (None, None))
         if now is not value and (callable(_function(value)) or inspect.isdatadescriptor(value)):
             names.append(f"{owner}.{name}")
-        elif code_now is not code:
+        elif code_now is not code and code_now != code:
             functions.append(_function(value))
     classes = {f"{cls.__module__}.{cls.__qualname__}" for _, cls in owners() if isinstance(cls, type)}
     known = {owner for owner, _ in before}
@@ -567,17 +607,22 @@ def main() -> None:
 
     before = look() if names else {}
     overridable_before = overridable() if "--warm" in sys.argv else set()
-    use_everything()
+    holders = use_everything()
     after = look() if names else {}
     other_names, functions = exchanged(found, namespace())
     ids = {id(function) for function in functions}
-    listed = [patch.function for patch in patching.patches]
+    listed = [patch.function for patch in torchext.inspect.patches()]
+    holders.clear()
+    gc.collect()
+    left_names, left_functions = exchanged(found, namespace())
     print(
         json.dumps(
             {
                 "before": before,
                 "after": after,
                 "exchanged names": other_names,
+                "left behind": [*left_names, *(callables[id(function)][0] for function in left_functions)],
+                "still listed": [repr(patch) for patch in torchext.inspect.patches() if patch.is_installed],
                 "patched": [callables[id(function)][0] for function in listed if id(function) in callables],
                 "unlisted": [callables[key][0] for key in ids - set(map(id, listed))],
                 "overridable": overridable_before == (overridable() if "--warm" in sys.argv else set()),

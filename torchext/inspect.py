@@ -12,8 +12,9 @@ from torch._library.custom_ops import CustomOpDef
 from torch._ops import OpOverload, OpOverloadPacket
 
 from . import _C
+from .tools.leases import leases
 
-__all__ = ["Route", "RouteStep", "TensorState", "route", "tensor_state"]
+__all__ = ["PatchState", "Route", "RouteStep", "TensorState", "patches", "route", "tensor_state"]
 
 
 @dataclass(frozen=True)
@@ -229,3 +230,35 @@ def tensor_state(tensor: torch.Tensor) -> TensorState:
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"tensor_state() takes a tensor, but `tensor` is a {type(tensor).__name__}.")
     return TensorState(*_C.tensor_state(tensor))
+
+
+@dataclass(frozen=True)
+class PatchState:
+    """Something of PyTorch's that torchext replaces."""
+
+    target: str
+    """What is replaced, as `torch.nn.init.trunc_normal_`."""
+    reason: str
+    """What PyTorch does, for which it is."""
+    needed_while: str
+    """When it is replaced. Otherwise it is PyTorch's own."""
+    releases: str
+    """The releases of PyTorch that need it."""
+    is_installed: bool
+    """Whether it is replaced now."""
+    function: object
+    """The object that is replaced, which goes on being the object that it is; None if another one takes its place."""
+
+
+def patches() -> tuple[PatchState, ...]:
+    """Returns all that torchext replaces in PyTorch, now or at other times.
+
+    Example:
+        >>> [patch.target for patch in patches() if patch.is_installed]
+        []
+    """
+    return tuple(
+        PatchState(patch.target, patch.reason, lease.needed_while, patch.releases, patch.is_installed, patch.function)
+        for lease in leases
+        for patch in lease.declared()
+    )

@@ -1,11 +1,19 @@
+#include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstddef>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <pybind11/pybind11.h>
+#include <torch/csrc/Storage.h>
+#include <torch/csrc/autograd/python_variable.h>
 
+#include "../fake/fake.h"
+#include "../leases.h"
+#include "../marks/tensor_marks.h"
 #include "module.h"
 
 namespace torchext::python {
@@ -26,13 +34,24 @@ namespace {
 //   which must stay. So it is given another function for vectorcalls, which is told what is called.
 // - A property (a `getset_descriptor`) is given another `PyGetSetDef`, which has room for a pointer to the slot.
 //
+// A replacement says which calls it is about. All others go on to the original from here, without Python: calls about
+// real tensors cost what they cost before.
+//
 // torchext/tools/patching.py decides what is replaced.
+
+// Bits of `Slot::concerns`.
+enum Concerns : unsigned {
+  kFakes = 1U,  // a fake tensor, or the storage of one, is among the arguments
+  kMarks = 2U,  // a marked tensor is
+  kAll = 4U,
+};
 
 struct Slot {
   PyObject* function = nullptr;  // the object, held for good
   PyObject* original = nullptr;  // another object of the same definition, which is not replaced with it
   PyObject* called = nullptr;  // the replacement; the original where there is none, for methods that were bound before
   bool passes_self = false;    // of methods: the first argument
+  unsigned concerns = kAll;    // which calls the replacement is about
   PyMethodDef* original_definition = nullptr;
   PyMethodDef definition{};
   vectorcallfunc original_vectorcall = nullptr;
@@ -46,6 +65,44 @@ constexpr std::size_t kSlots = 128;
 std::array<Slot, kSlots>& slots() {
   static auto* all = new std::array<Slot, kSlots>;
   return *all;
+}
+
+bool isAbout(unsigned concerns, PyObject* argument) {
+  if (argument == nullptr) {
+    return false;
+  }
+  // First, because telling that it is not a tensor takes as long as the call.
+  if (THPStorage_CheckExact(argument)) {
+    return (concerns & kFakes) != 0 && isStorageOfFakes(THPStorage_Unpack(argument));
+  }
+  if (THPVariable_Check(argument)) {
+    const at::Tensor& tensor = THPVariable_Unpack(argument);
+    return ((concerns & kFakes) != 0 && isFake(tensor)) ||
+           ((concerns & kMarks) != 0 && tensor.defined() && tensor.key_set().has(kMarksKey));
+  }
+  return (concerns & kFakes) != 0 && THPStorage_Check(argument) && isStorageOfFakes(THPStorage_Unpack(argument));
+}
+
+bool isAboutAnyOf(const Slot& slot, PyObject* self, PyObject* const* args, Py_ssize_t count) {
+  if ((slot.concerns & kAll) != 0 || isAbout(slot.concerns, self)) {
+    return true;
+  }
+  return std::any_of(args, args + count, [&](PyObject* argument) { return isAbout(slot.concerns, argument); });
+}
+
+bool isAboutCall(const Slot& slot, PyObject* self, PyObject* args, PyObject* kwargs) {
+  auto* const* const positional = reinterpret_cast<PyTupleObject*>(args)->ob_item;
+  if (isAboutAnyOf(slot, self, positional, PyTuple_GET_SIZE(args))) {
+    return true;
+  }
+  PyObject* name = nullptr;
+  PyObject* value = nullptr;
+  for (Py_ssize_t i = 0; kwargs != nullptr && PyDict_Next(kwargs, &i, &name, &value) != 0;) {
+    if (isAbout(slot.concerns, value)) {
+      return true;
+    }
+  }
+  return false;
 }
 
 // The arguments in an array that CPython may write in front of, as `PY_VECTORCALL_ARGUMENTS_OFFSET` says.
@@ -93,26 +150,59 @@ PyObject* callReplacement(const Slot& slot, PyObject* self, PyObject* args, PyOb
   return result;
 }
 
+using FastFunction = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);
+using FastFunctionWithKeywords = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t, PyObject*);
+
+template <typename Function>
+Function originalAs(const Slot& slot) {
+  return reinterpret_cast<Function>(reinterpret_cast<void (*)()>(slot.original_definition->ml_meth));
+}
+
 // By calling convention.
 template <std::size_t kIndex>
 struct Trampoline {
   static PyObject* variableWithKeywords(PyObject* self, PyObject* args, PyObject* kwargs) {
-    return callReplacement(slots()[kIndex], self, args, kwargs);
+    const Slot& slot = slots()[kIndex];
+    if (!isAboutCall(slot, self, args, kwargs)) {
+      return originalAs<PyCFunctionWithKeywords>(slot)(self, args, kwargs);
+    }
+    return callReplacement(slot, self, args, kwargs);
   }
   static PyObject* variable(PyObject* self, PyObject* args) {
-    return callReplacement(slots()[kIndex], self, args, nullptr);
+    const Slot& slot = slots()[kIndex];
+    if (!isAboutCall(slot, self, args, nullptr)) {
+      return originalAs<PyCFunction>(slot)(self, args);
+    }
+    return callReplacement(slot, self, args, nullptr);
   }
-  static PyObject* none(PyObject* self, PyObject* /*unused*/) {
-    return callReplacement(slots()[kIndex], self, nullptr, 0, nullptr);
+  static PyObject* none(PyObject* self, PyObject* unused) {
+    const Slot& slot = slots()[kIndex];
+    if (!isAboutAnyOf(slot, self, nullptr, 0)) {
+      return originalAs<PyCFunction>(slot)(self, unused);
+    }
+    return callReplacement(slot, self, nullptr, 0, nullptr);
   }
   static PyObject* one(PyObject* self, PyObject* argument) {
-    return callReplacement(slots()[kIndex], self, &argument, 1, nullptr);
+    const Slot& slot = slots()[kIndex];
+    if (!isAboutAnyOf(slot, self, &argument, 1)) {
+      return originalAs<PyCFunction>(slot)(self, argument);
+    }
+    return callReplacement(slot, self, &argument, 1, nullptr);
   }
   static PyObject* fast(PyObject* self, PyObject* const* args, Py_ssize_t count) {
-    return callReplacement(slots()[kIndex], self, args, count, nullptr);
+    const Slot& slot = slots()[kIndex];
+    if (!isAboutAnyOf(slot, self, args, count)) {
+      return originalAs<FastFunction>(slot)(self, args, count);
+    }
+    return callReplacement(slot, self, args, count, nullptr);
   }
   static PyObject* fastWithKeywords(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
-    return callReplacement(slots()[kIndex], self, args, count, names);
+    const Slot& slot = slots()[kIndex];
+    const Py_ssize_t keywords = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
+    if (!isAboutAnyOf(slot, self, args, count + keywords)) {
+      return originalAs<FastFunctionWithKeywords>(slot)(self, args, count, names);
+    }
+    return callReplacement(slot, self, args, count, names);
   }
 };
 
@@ -152,7 +242,11 @@ PyCFunction trampoline(std::size_t slot, unsigned flags, std::index_sequence<kIn
 }
 
 PyObject* getProperty(PyObject* self, void* slot) {
-  return callReplacement(*static_cast<const Slot*>(slot), nullptr, &self, 1, nullptr);
+  const auto& of = *static_cast<const Slot*>(slot);
+  if (!isAboutAnyOf(of, self, nullptr, 0)) {
+    return of.original_property->get(self, of.original_property->closure);
+  }
+  return callReplacement(of, nullptr, &self, 1, nullptr);
 }
 
 bool isBuiltin(PyObject* function) {
@@ -252,7 +346,13 @@ Slot& slotOf(PyObject* function) {
 }
 
 PyObject* callBuiltin(PyObject* function, PyObject* const* args, std::size_t count, PyObject* keyword_names) {
-  return callReplacement(slotOf(function), nullptr, args, PyVectorcall_NARGS(count), keyword_names);
+  const Slot& slot = slotOf(function);
+  const Py_ssize_t positional = PyVectorcall_NARGS(count);
+  const Py_ssize_t keywords = keyword_names == nullptr ? 0 : PyTuple_GET_SIZE(keyword_names);
+  if (!isAboutAnyOf(slot, nullptr, args, positional + keywords)) {
+    return slot.original_vectorcall(function, args, count, keyword_names);
+  }
+  return callReplacement(slot, nullptr, args, positional, keyword_names);
 }
 
 // What calls the original, whether it is replaced or not.
@@ -260,9 +360,10 @@ pybind11::object originalOf(const pybind11::object& function) {
   return pybind11::reinterpret_borrow<pybind11::object>(slotOf(function.ptr()).original);
 }
 
-// `None` puts the original back.
-void replaceFunction(const pybind11::object& function, const pybind11::object& replacement) {
+// `None` puts the original back. `concerns`: see above.
+void replaceFunction(const pybind11::object& function, const pybind11::object& replacement, unsigned concerns) {
   Slot& slot = slotOf(function.ptr());
+  slot.concerns = concerns;
   const bool is_replaced = !replacement.is_none();
   PyObject* const previous = std::exchange(slot.called, is_replaced ? replacement.ptr() : slot.original);
   Py_INCREF(slot.called);
@@ -277,11 +378,67 @@ void replaceFunction(const pybind11::object& function, const pybind11::object& r
   Py_DECREF(previous);
 }
 
+// Whether the language has been asked to look after leases, and has not begun.
+std::atomic<bool> is_pending{false};
+
+int settleLeases(void* /*unused*/) {
+  is_pending = false;
+  const pybind11::gil_scoped_acquire gil;
+  try {
+    pybind11::module_::import("torchext.tools.leases").attr("settle")();
+  } catch (pybind11::error_already_set& error) {
+    error.discard_as_unraisable("torchext.tools.leases.settle()");
+  }
+  return 0;
+}
+
+// The last holder may be gone anywhere: without the interpreter's lock, or in the midst of its garbage collection. So
+// the main thread does it, when it next is between two instructions.
+void settleLeasesSoon() {
+  if (Py_IsInitialized() != 0 && !is_pending.exchange(true) && Py_AddPendingCall(&settleLeases, nullptr) != 0) {
+    is_pending = false;  // the queue is full; the next block or the next death will see to it
+  }
+}
+
+// For each (function, expected code, code): gives the function of Python its code, unless somebody else has given it
+// another. Many at once, because it is done whenever the first tensor of ours is made, and the last is gone.
+void exchangeCodes(const pybind11::list& steps) {
+  static PyObject* const name = PyUnicode_InternFromString("__code__");
+  for (const pybind11::handle step : steps) {
+    PyObject* const function = PyTuple_GET_ITEM(step.ptr(), 0);
+    if (PyFunction_GetCode(function) == PyTuple_GET_ITEM(step.ptr(), 1) &&
+        PyObject_SetAttr(function, name, PyTuple_GET_ITEM(step.ptr(), 2)) != 0) {
+      throw pybind11::error_already_set();
+    }
+  }
+}
+
+// For each (function, replacement or None, concerns): `replaceFunction()`.
+void replaceFunctions(const pybind11::list& steps) {
+  for (const pybind11::handle step : steps) {
+    const auto of = [&step](Py_ssize_t i) {
+      return pybind11::reinterpret_borrow<pybind11::object>(PyTuple_GET_ITEM(step.ptr(), i));
+    };
+    replaceFunction(of(0), of(1), of(2).cast<unsigned>());
+  }
+}
+
 }  // namespace
 
 void bindPatching(pybind11::module_& module) {
+  setLeaseListener(&settleLeasesSoon);
+  pybind11::class_<Lease, std::unique_ptr<Lease, pybind11::nodelete>>(module, "Lease")
+      .def(pybind11::init([] { return new Lease; }))  // never freed: there are as many as features
+      .def("hold", &Lease::hold)
+      .def("release", &Lease::release)
+      .def("is_held", &Lease::isHeld);
+  module.attr("lease_of_fakes") = pybind11::cast(&leaseOfFakes(), pybind11::return_value_policy::reference);
+  module.attr("CONCERNS_FAKES") = static_cast<unsigned>(kFakes);
+  module.attr("CONCERNS_MARKS") = static_cast<unsigned>(kMarks);
+  module.attr("CONCERNS_ALL") = static_cast<unsigned>(kAll);
   module.def("original_of", &originalOf);
-  module.def("replace_function", &replaceFunction);
+  module.def("replace_functions", &replaceFunctions);
+  module.def("exchange_codes", &exchangeCodes);
 }
 
 }  // namespace torchext::python

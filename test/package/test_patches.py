@@ -50,6 +50,11 @@ def test_only_what_has_to_be_another_object_is_one() -> None:
     assert set(run("--warm")["exchanged names"]) == set(OTHER_OBJECTS)
 
 
+def test_pytorch_is_as_it_was_when_nothing_of_ours_is_alive() -> None:
+    found = run("--warm")
+    assert [patch for patch in found["still listed"] if "fake" in patch] == []
+
+
 def test_all_patches_are_in_one_list() -> None:
     found = run("--warm")
     assert found["unlisted"] == []

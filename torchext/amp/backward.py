@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from .. import _C
+from ..tools.leases import while_autocasting
 from ..tools.once import once
-from ..tools.patching import patch
 from ..tools.source_lines import users_frame
 
 __all__ = ["install"]
@@ -30,7 +30,12 @@ CREATE_GRAPH = 2
 
 @once
 def install() -> None:
-    """Lets each backward pass look where it is, for good. Called when autocast is first used."""
+    """Puts the patch in place, for good. Called when autocast is first used."""
+    while_autocasting.acquire()
+
+
+def _patch_backward() -> None:
+    """Lets each backward pass look where it is."""
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def _engine_run_backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -42,7 +47,9 @@ def install() -> None:
 
         return _engine_run_backward
 
-    patch(torch.autograd.graph, "_engine_run_backward", make, "does not tell that a backward pass begins")
+    while_autocasting.patch(
+        torch.autograd.graph, "_engine_run_backward", make, "does not tell that a backward pass begins"
+    )
 
 
 def _is_of_a_transform() -> bool:
@@ -71,3 +78,6 @@ def _warn() -> None:
         UserWarning,
         *line,
     )
+
+
+while_autocasting.declare(_patch_backward)

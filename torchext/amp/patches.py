@@ -17,9 +17,10 @@ from torch.compiler import is_compiling
 from torch.utils import checkpoint
 
 from .. import _C
-from ..tools import marks
+from ..tools import marks  # noqa: F401  (declares what is replaced for both features)
+from ..tools.leases import while_marks_live
 from ..tools.once import once
-from ..tools.patching import patch
+from ..tools.patching import Concerns
 from . import backward
 
 __all__ = ["install"]
@@ -30,14 +31,9 @@ CASTABLE = (torch.float32, torch.bfloat16, torch.float16)
 
 @once
 def install() -> None:
-    """Installs the patches."""
+    """Puts the patches in place, for good."""
     backward.install()
-    marks.install()
-    _patch_torch_func()
-    _patch_recurrent_modules()
-    _patch_checkpoint()
-    _patch_reentrant_checkpoint()
-    _patch_compiled_code()
+    while_marks_live.acquire()
 
 
 def _patch_torch_func() -> None:
@@ -46,8 +42,9 @@ def _patch_torch_func() -> None:
     A wrapper takes over only the keys that PyTorch knows of. Without ours, operators would meet the identity below the
     transform, after autograd has recorded them in the dtype that they had.
     """
+    reason = "hands on only the keys that PyTorch knows of"
     for name in ("_wrap_for_grad", "_unwrap_for_grad", "_add_batch_dim", "_remove_batch_dim", "_unwrap_batched"):
-        patch(torch._C._functorch, name, _keeping_identity, "hands on only the keys that PyTorch knows of")
+        while_marks_live.patch(torch._C._functorch, name, _keeping_identity, reason, concerns=Concerns.MARKS)
 
 
 def _keeping_identity(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -73,7 +70,9 @@ def _patch_recurrent_modules() -> None:
 
         return check_input
 
-    patch(nn.RNNBase, "check_input", make, "wants the dtype of the weights, unless a region of autocast is open")
+    while_marks_live.patch(
+        nn.RNNBase, "check_input", make, "wants the dtype of the weights, unless a region of autocast is open"
+    )
 
 
 def _will_be_cast(tensor: Any, weight: Any) -> bool:
@@ -96,7 +95,7 @@ def _patch_checkpoint() -> None:
 
         return generator
 
-    patch(checkpoint, name, make, "computes again without the marks of the forward pass")
+    while_marks_live.patch(checkpoint, name, make, "computes again without the marks of the forward pass")
 
 
 def _patch_reentrant_checkpoint() -> None:
@@ -110,16 +109,20 @@ def _patch_reentrant_checkpoint() -> None:
 
         return forward
 
-    patch(checkpoint.CheckpointFunction, "forward", make, "computes again without the marks of the forward pass")
+    while_marks_live.patch(
+        checkpoint.CheckpointFunction, "forward", make, "computes again without the marks of the forward pass"
+    )
 
 
 def _recomputing(function: Callable[..., Any]) -> Callable[..., Any]:
     """`checkpoint` enters regions like those that it was called in, but they are PyTorch's."""
     has_region_decided = _C.is_region_deciding()
     is_self_cleaning = _C.is_in_self_cleaning_region()
+    held = while_marks_live.token()  # what is computed again is marked again
 
     @wraps(function)
     def recompute(*args: Any, **kwargs: Any) -> Any:
+        assert held is not None
         with _self_cleaning_again() if is_self_cleaning else nullcontext():
             return _C.call_recomputing(has_region_decided, function, *args, **kwargs)
 
@@ -162,5 +165,10 @@ def _patch_compiled_code() -> None:
         return leave
 
     guard = torch._C._DisableAutocast
-    patch(guard, "__enter__", make_enter, "compiled code switches autocast off for itself")
-    patch(guard, "__exit__", make_exit, "compiled code switches autocast off for itself")
+    while_marks_live.patch(guard, "__enter__", make_enter, "compiled code switches autocast off for itself")
+    while_marks_live.patch(guard, "__exit__", make_exit, "compiled code switches autocast off for itself")
+
+
+while_marks_live.declare(
+    _patch_torch_func, _patch_recurrent_modules, _patch_checkpoint, _patch_reentrant_checkpoint, _patch_compiled_code
+)

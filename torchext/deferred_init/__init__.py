@@ -12,9 +12,8 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from .. import _C
-from ..fake import patches
 from ..tools.held_tensors import Held, held_tensors, is_wrapper, parts_of
-from ..tools.once import once
+from ..tools.leases import while_fakes_live
 from ..tools.source_lines import tracing
 from . import inductor
 from .companions import companions, state_of, watch_optimizers
@@ -72,9 +71,8 @@ def deferred_init(fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
     if kwargs.get("trace") is not None and not _has_parameter(fn, "trace"):
         with tracing() if kwargs.pop("trace") else nullcontext():
             return deferred_init(fn, *args, **kwargs)
-    _install()
     inductor.teach_inductor()
-    with ReadsInTensorFunctions():
+    with while_fakes_live.hold(), ReadsInTensorFunctions():
         _C.enter_deferred_init()
         try:
             return fn(*args, **kwargs)
@@ -82,11 +80,7 @@ def deferred_init(fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
             _C.leave_deferred_init()
 
 
-@once
-def _install() -> None:
-    patches.install()
-    watch_optimizers()
-    inductor.install()
+while_fakes_live.declare(watch_optimizers, inductor.install)
 
 
 def _has_parameter(fn: Callable[..., object], name: str) -> bool:
@@ -289,7 +283,8 @@ def defer_again(obj: torch.Tensor | Module) -> None:
         parts = list(parts_of(obj))
         for part in parts:
             _check_retained("The tensor", part)
-        _C.defer_again(parts)
+        with while_fakes_live.hold():
+            _C.defer_again(parts)
         return
     if not isinstance(obj, Module):
         raise TypeError(f"defer_again() takes a tensor or a module, but `obj` is a {type(obj).__name__}.")
@@ -299,7 +294,8 @@ def defer_again(obj: torch.Tensor | Module) -> None:
             _check_retained(f"`{held.name}`", held.tensor)
         if held.is_registered or _C.is_retained(held.tensor):
             tensors.append(held.tensor)
-    _C.defer_again(tensors)
+    with while_fakes_live.hold():
+        _C.defer_again(tensors)
 
 
 def _check_retained(name: str, tensor: torch.Tensor) -> None:

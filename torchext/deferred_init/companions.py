@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from .. import _C
 from ..tools.held_tensors import Held, parts_of, reachable_tensors
-from ..tools.patching import patch
+from ..tools.leases import while_fakes_live
 
 __all__ = ["companions", "state_of", "watch_optimizers"]
 
@@ -23,8 +23,10 @@ _optimizers: dict[int, ref[Optimizer]] = {}
 
 def watch_optimizers() -> None:
     """Watches for optimizers of deferred parameters."""
-    patch(Optimizer, "add_param_group", _watching, "is told of the parameters whose state is to become real")
-    patch(Optimizer, "__setstate__", _watching, "makes copies of optimizers, and loaded ones")
+    while_fakes_live.patch(
+        Optimizer, "add_param_group", _watching, "is told of the parameters whose state is to become real"
+    )
+    while_fakes_live.patch(Optimizer, "__setstate__", _watching, "makes copies of optimizers, and loaded ones")
 
 
 def _watching(original: Callable[..., None]) -> Callable[..., None]:

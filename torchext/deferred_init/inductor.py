@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from ..fake.patches.storages import is_constructing, make_real
+from ..tools.leases import while_fakes_live
 from ..tools.once import once
-from ..tools.patching import patch
 
 __all__ = ["install", "teach_inductor"]
 
@@ -30,7 +30,9 @@ def install() -> None:
 
         return __call__
 
-    patch(torch._TorchCompileInductorWrapper, "__call__", make, "imports inductor, which nobody else may have done")
+    while_fakes_live.patch(
+        torch._TorchCompileInductorWrapper, "__call__", make, "imports inductor, which nobody else may have done"
+    )
 
 
 def teach_inductor() -> None:
@@ -42,7 +44,7 @@ def teach_inductor() -> None:
 @once
 def _patch_graphs() -> None:
     module: Any = sys.modules["torch._inductor.output_code"]
-    patch(module.CompiledFxGraph, "__call__", _on_real_tensors, "runs kernels that read memory")
+    while_fakes_live.patch(module.CompiledFxGraph, "__call__", _on_real_tensors, "runs kernels that read memory")
 
 
 def _on_real_tensors(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,7 +10,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from .. import _C
-from . import cuda, patches
+from ..tools.leases import while_fakes_live
+from . import cuda, patches  # noqa: F401  (declares what is replaced)
 from .copying import FakeCopy
 from .fake_tensor_mode import fakes_on_this_thread
 from .transformers import teach_transformers
@@ -62,9 +63,8 @@ def fake_mode(*, fake_cuda: bool | int = False) -> Iterator[None]:
         ...     torch.ones(4, 4)
         tensor(..., size=(4, 4), dtype=torch.float32, device='cpu', fake=True)
     """
-    patches.install()
     teach_transformers()
-    with cuda.fake_cuda(fake_cuda), fakes_on_this_thread():
+    with while_fakes_live.hold(), cuda.fake_cuda(fake_cuda), fakes_on_this_thread():
         yield
 
 
@@ -136,15 +136,16 @@ def fake_like(obj: T, device: torch.device | str | int | None = None) -> T:
         >>> fake_like({"weight": torch.ones(4, 4), "step": 3})
         {'weight': tensor(..., size=(4, 4), dtype=torch.float32, device='cpu', fake=True), 'step': 3}
     """
-    patches.install()
     if device is None and _is_plain(obj):
-        return _C.fake_like(obj)  # type: ignore[arg-type, return-value]
+        with while_fakes_live.hold():
+            return _C.fake_like(obj)  # type: ignore[arg-type, return-value]
     if pytree.tree_is_leaf(obj) and not isinstance(obj, torch.Tensor | torch.nn.Module | torch.optim.Optimizer):
         raise TypeError(
             f"fake_like() takes a tensor, a module, an optimizer, or a container of them that torch.utils._pytree "
             f"knows, but `obj` is a {type(obj).__name__}."
         )
-    result: T = FakeCopy(None if device is None else _device_to_fake(device)).tree(obj)
+    with while_fakes_live.hold():
+        result: T = FakeCopy(None if device is None else _device_to_fake(device)).tree(obj)
     return result
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..tools.patching import patch
+from ..tools.leases import while_fakes_live
 
 __all__ = ["install"]
 
@@ -30,11 +30,15 @@ def install() -> None:
     from torch.distributed import device_mesh, distributed_c10d
 
     for name in OBJECTS:
-        patch(distributed_c10d, name, _on_real_tensors, "puts pickled objects into tensors")
-    patch(device_mesh, "init_device_mesh", _on_real_tensors, "puts the numbers of processes into a tensor")
+        while_fakes_live.patch(distributed_c10d, name, _on_real_tensors, "puts pickled objects into tensors")
+    while_fakes_live.patch(
+        device_mesh, "init_device_mesh", _on_real_tensors, "puts the numbers of processes into a tensor"
+    )
     for name in METHODS_OF_MESHES:
         if name in vars(device_mesh.DeviceMesh):
-            patch(device_mesh.DeviceMesh, name, _on_real_tensors, "puts the numbers of processes into a tensor")
+            while_fakes_live.patch(
+                device_mesh.DeviceMesh, name, _on_real_tensors, "puts the numbers of processes into a tensor"
+            )
 
 
 OURS = torch._C.DispatchKeySet(torch._C._dispatch_key_parse("Fake")).add(torch._C._dispatch_key_parse("DeferredInit"))

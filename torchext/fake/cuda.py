@@ -6,17 +6,17 @@ in such a block, and answer for the fake devices on those threads only.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from .. import _C
-from ..tools.patching import Patch, patch
+from ..tools.leases import Lease, while_fakes_live
+from ..tools.once import once
 
 __all__ = ["fake_cuda"]
 
@@ -55,14 +55,15 @@ def fake_cuda(devices: bool | int) -> Iterator[None]:
         yield
         return
     _replace_backward()
-    _functions.replace()
-    # Remembers what the accelerator is (`functools.cache`).
-    torch.get_device_module.cache_clear()
     try:
-        yield
+        with _while_devices_exist.hold():
+            # Remembers what the accelerator is (`functools.cache`).
+            torch.get_device_module.cache_clear()
+            try:
+                yield
+            finally:
+                torch.get_device_module.cache_clear()
     finally:
-        torch.get_device_module.cache_clear()
-        _functions.put_back()
         _C.leave_fake_cuda()  # last: raises on another thread
 
 
@@ -156,45 +157,23 @@ ANSWERS: dict[str, Callable[..., Any]] = {
 }
 
 
-class _Functions:
-    """The replaced functions, counted: the first block of the process replaces them, the last one puts them back."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._depth = 0
-        self._patches: list[Patch] = []
-
-    def replace(self) -> None:
-        with self._lock:
-            self._depth += 1
-            if self._depth == 1:
-                for module, name, answer in self._find():
-                    make = partial(_answering, answer=answer)
-                    reason = "asks for CUDA devices that are not there"
-                    self._patches.append(patch(module, name, make, reason, is_traced=True))
-
-    def put_back(self) -> None:
-        with self._lock:
-            self._depth -= 1
-            if self._depth == 0:
-                for done in self._patches:
-                    done.give_back()
-                self._patches.clear()
-
-    @staticmethod
-    def _find() -> Iterator[tuple[ModuleType, str, Callable[..., Any]]]:
-        found: set[int] = set()  # modules have functions of others by name
-        for module in (torch.cuda, torch.cuda.graphs, torch.cuda.memory, torch.cuda.random):
-            for name, answer in ANSWERS.items():
-                function = vars(module).get(name)
-                if function is not None and id(function) not in found:
-                    found.add(id(function))
-                    yield module, name, answer
-        # PyTorch's own kernels stand for those of cuDNN.
-        yield torch.backends.cudnn, "is_acceptable", lambda tensor: False
+def _replaced_functions() -> None:
+    """What answers for the fake devices."""
+    reason = "asks for CUDA devices that are not there"
+    found: set[int] = set()  # modules have functions of others by name
+    for module in (torch.cuda, torch.cuda.graphs, torch.cuda.memory, torch.cuda.random):
+        for name, answer in ANSWERS.items():
+            function = vars(module).get(name)
+            if function is not None and id(function) not in found:
+                found.add(id(function))
+                _while_devices_exist.patch(module, name, partial(_answering, answer=answer), reason, is_traced=True)
+    # PyTorch's own kernels stand for those of cuDNN.
+    make = partial(_answering, answer=lambda tensor: False)
+    _while_devices_exist.patch(torch.backends.cudnn, "is_acceptable", make, reason, is_traced=True)
 
 
-_functions = _Functions()
+_while_devices_exist = Lease("a block of fake_mode(fake_cuda=...) is open")
+_while_devices_exist.declare(_replaced_functions)
 
 
 def _answering(original: Callable[..., Any], answer: Callable[..., Any]) -> Callable[..., Any]:
@@ -206,18 +185,11 @@ def _answering(original: Callable[..., Any], answer: Callable[..., Any]) -> Call
     return function
 
 
-_backward_lock = threading.Lock()
-_backward_is_replaced = False
-
-
+@once
 def _replace_backward() -> None:
-    """Lets the backward pass of fakes see their devices, for good: they may outlive the block that made them."""
-    global _backward_is_replaced
-    with _backward_lock:
-        if _backward_is_replaced:
-            return
-        patch(torch.autograd.graph, "_engine_run_backward", _seeing_fakes, "looks for the devices of fakes")
-        _backward_is_replaced = True
+    """Lets the backward pass of fakes see their devices, also of those that outlive the block that made them."""
+    reason = "looks for the devices of fakes"
+    while_fakes_live.patch(torch.autograd.graph, "_engine_run_backward", _seeing_fakes, reason)
 
 
 def _seeing_fakes(original: Callable[..., Any]) -> Callable[..., Any]:

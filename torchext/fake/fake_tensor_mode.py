@@ -15,7 +15,7 @@ import torch.fx.experimental.proxy_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 
 from .. import _C
-from ..tools.patching import patch
+from ..tools.leases import while_fakes_live
 
 __all__ = ["fakes_on_this_thread", "install"]
 
@@ -55,6 +55,7 @@ def _leave(times: int) -> None:
 
 
 def _suspend() -> None:
+    while_fakes_live.acquire()  # so that the end of the block is seen, too
     _thread.suspended.append(_thread.depth)
     _leave(_thread.depth)
 
@@ -62,14 +63,15 @@ def _suspend() -> None:
 def _resume() -> None:
     if _thread.suspended:  # else it was entered before the first fake mode of the process
         _enter(_thread.suspended.pop())
+        while_fakes_live.release()
 
 
 def install() -> None:
     """Suspends our mode in the blocks of `FakeTensorMode`, and where it converts tensors."""
     reason = "calls Meta kernels whose factories our mode makes fake"
-    patch(FakeTensorMode, "__enter__", _suspending, reason)
-    patch(FakeTensorMode, "__exit__", _resuming, reason)
-    patch(FakeTensorMode, "from_tensor", _suspending_meanwhile, reason)
+    while_fakes_live.patch(FakeTensorMode, "__enter__", _suspending, reason)
+    while_fakes_live.patch(FakeTensorMode, "__exit__", _resuming, reason)
+    while_fakes_live.patch(FakeTensorMode, "from_tensor", _suspending_meanwhile, reason)
     if hasattr(torch._C, "_is_fake_tensor"):
         _patch_tracing()
 
@@ -114,4 +116,6 @@ def _patch_tracing() -> None:
         return snapshot_fake
 
     module = torch.fx.experimental.proxy_tensor
-    patch(module, "snapshot_fake", make, "takes whatever has the Fake key for a FakeTensor of PyTorch's")
+    while_fakes_live.patch(
+        module, "snapshot_fake", make, "takes whatever has the Fake key for a FakeTensor of PyTorch's"
+    )

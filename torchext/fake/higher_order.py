@@ -27,7 +27,8 @@ from torch.compiler import set_stance
 from torch.utils import _pytree as pytree
 
 from .. import _C
-from ..tools.patching import patch
+from ..tools.higher_order_keys import pass_by
+from ..tools.leases import while_fakes_live
 
 __all__ = ["install"]
 
@@ -35,22 +36,18 @@ _torch: Any = torch._C
 _parse: Callable[[str], Any] = _torch._parse_dispatch_key
 _FAKE: Any = _parse("Fake")
 _AUTOGRAD: Any = _parse("AutogradFunctionality")
-# Deferred tensors are met as fakes below autograd; the other key is NOTE [Composites that look at memory].
-_PASSED = ("DeferredInit", "TESTING_ONLY_GenericWrapper")
 
 
 def install() -> None:
     """Installs the patches."""
-    for name in _PASSED:
-        key = _parse(name)
-        _ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(key)
-        for op in _ops._higher_order_ops.values():
-            op.fallthrough(key)
-    patch(_ops.HigherOrderOperator, "dispatch", _meeting_ours, "chooses by the highest key, and knows none of ours")
+    pass_by(while_fakes_live)
+    while_fakes_live.patch(
+        _ops.HigherOrderOperator, "dispatch", _meeting_ours, "chooses by the highest key, and knows none of ours"
+    )
     if hasattr(hop_utils, "_hop_compile_and_call"):
-        patch(hop_utils, "_hop_compile_and_call", _not_compiling, "compiles what is called eagerly")
+        while_fakes_live.patch(hop_utils, "_hop_compile_and_call", _not_compiling, "compiles what is called eagerly")
     # Of those that call `torch.compile` themselves, as flex_attention.
-    patch(hop_utils, "setup_compilation_env", _eager_on_our_thread, "prepares for compilation")
+    while_fakes_live.patch(hop_utils, "setup_compilation_env", _eager_on_our_thread, "prepares for compilation")
 
 
 def _meeting_ours(original: Callable[..., Any]) -> Callable[..., Any]:

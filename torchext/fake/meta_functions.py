@@ -13,16 +13,20 @@ import torch._meta_registrations
 from torch import Tensor
 
 from .. import _C
-from ..tools.patching import patch
+from ..tools.leases import while_fakes_live
 
 __all__ = ["install"]
 
 
 def install() -> None:
     """Installs the patches. Calls that are not about our fakes go to the originals, unchanged."""
-    patch(torch._meta_registrations, "_meta_grouped_mm_common", _taking_all_dtypes, "takes bfloat16 only")
+    while_fakes_live.patch(
+        torch._meta_registrations, "_meta_grouped_mm_common", _taking_all_dtypes, "takes bfloat16 only"
+    )
     _patch_device_hint()
-    patch(torch._library.fake_impl, "set_ctx_getter", _refusing_sizes, "takes our fakes for meta tensors")
+    while_fakes_live.patch(
+        torch._library.fake_impl, "set_ctx_getter", _refusing_sizes, "takes our fakes for meta tensors"
+    )
 
 
 class _LikeBFloat16:
@@ -98,4 +102,4 @@ def _patch_device_hint() -> None:
         return lambda tensor: _C.meta_call_device() or original(tensor)
 
     reason = "takes CUDA for the device of whatever is no FakeTensor of PyTorch's"
-    patch(torch._meta_registrations, "device_hint", make, reason)
+    while_fakes_live.patch(torch._meta_registrations, "device_hint", make, reason)

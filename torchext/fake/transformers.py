@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .. import _C
-from ..tools.patching import patch
+from ..tools.leases import while_fakes_live
 
 __all__ = ["teach_transformers"]
 
@@ -39,4 +39,4 @@ def _patch_transformers(module: Any) -> None:
 
         return is_fake_tensor
 
-    patch(module, "is_fake_tensor", make, "transformers reads values of masks unless they are fake")
+    while_fakes_live.patch(module, "is_fake_tensor", make, "transformers reads values of masks unless they are fake")

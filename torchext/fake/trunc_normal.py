@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..tools.patching import patch
+from ..tools.leases import while_fakes_live
 from . import rejection
 from .patches.tensors import is_fake_tensor
 
@@ -66,7 +66,9 @@ def install() -> None:
     library.impl("trunc_normal_draws", draws, "CompositeExplicitAutograd")
     library.impl("trunc_normal_", fake, "Meta")
 
-    patch(torch.nn.init, "_no_grad_trunc_normal_", _recorded_trunc_normal, "reads whether it must draw again")
+    while_fakes_live.patch(
+        torch.nn.init, "_no_grad_trunc_normal_", _recorded_trunc_normal, "reads whether it must draw again"
+    )
     _libraries.append(library)
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
 
 from .. import _C
-from ..tools import marks, source_lines
+from ..tools import source_lines
+from ..tools.leases import Lease, while_marks_live
 from ..tools.once import once
-from ..tools.patching import Patch, patch
+from ..tools.patching import Concerns
 
 __all__ = ["Origin", "origin", "trace_origins"]
 
@@ -72,7 +74,7 @@ def trace_origins(enabled: bool = True) -> None:
     if enabled:
         install()
     _C.trace_origins_in_blocks(enabled)
-    _patch_mode_of_pytorch(enabled)
+    _hold_while_tracing(enabled)
     if enabled and torch.is_inference_mode_enabled():
         _C.trace_origins_here()
 
@@ -81,18 +83,28 @@ def trace_origins(enabled: bool = True) -> None:
 def install() -> None:
     """Prepares this process to trace."""
     source_lines.set_source_tracer()
-    marks.install()
-    _patch_version()
-    _patch_custom_functions()
+    while_marks_live.acquire()
 
 
 _C.set_tracing_installer(install)
 
 
-_patches_of_mode: list[Patch] = []
+_while_all_blocks_trace = Lease("trace_origins() is on")
+_tracing_lock = threading.Lock()
+_is_tracing_all = False
 
 
-def _patch_mode_of_pytorch(enabled: bool) -> None:
+def _hold_while_tracing(enabled: bool) -> None:
+    global _is_tracing_all
+    with _tracing_lock:
+        if enabled and not _is_tracing_all:
+            _while_all_blocks_trace.acquire()
+        elif not enabled and _is_tracing_all:
+            _while_all_blocks_trace.release()
+        _is_tracing_all = enabled
+
+
+def _patch_mode_of_pytorch() -> None:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def enter(self: torch.inference_mode) -> None:
             original(self)
@@ -101,21 +113,24 @@ def _patch_mode_of_pytorch(enabled: bool) -> None:
 
         return enter
 
-    if enabled and not _patches_of_mode:
-        _patches_of_mode.append(patch(torch.inference_mode, "__enter__", make, "does not tell that a block begins"))
-    elif not enabled and _patches_of_mode:
-        _patches_of_mode.pop().give_back()
+    _while_all_blocks_trace.patch(torch.inference_mode, "__enter__", make, "does not tell that a block begins")
 
 
 def _patch_version() -> None:
     """`Tensor._version` is no operator."""
-    patch(torch.Tensor, "_version", _noting, "raises errors about inference tensors without calling an operator")
+    reason = "raises errors about inference tensors without calling an operator"
+    while_marks_live.patch(torch.Tensor, "_version", _noting, reason, concerns=Concerns.MARKS)
 
 
 def _patch_custom_functions() -> None:
     """What `ctx.save_for_backward()` was given is looked at after the operators of `forward()`."""
     # A class method, which is written in Python before 2.15 and in C since.
-    patch(torch.autograd.Function, "apply", _noting, "raises errors about what was saved after forward() has returned")
+    reason = "raises errors about what was saved after forward() has returned"
+    while_marks_live.patch(torch.autograd.Function, "apply", _noting, reason, concerns=Concerns.MARKS)
+
+
+_while_all_blocks_trace.declare(_patch_mode_of_pytorch)
+while_marks_live.declare(_patch_version, _patch_custom_functions)
 
 
 def _noting(original: Callable[..., Any]) -> Callable[..., Any]:

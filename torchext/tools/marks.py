@@ -10,23 +10,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch import Tensor, _ops
+from torch import Tensor
 from torch.compiler import is_compiling
 
 from .. import _C
-from .once import once
-from .patching import patch
+from .higher_order_keys import pass_by
+from .leases import while_marks_live
+from .patching import Concerns
 
 __all__ = ["install"]
 
 
-@once
 def install() -> None:
-    """Installs the patches."""
+    """Declares the patches."""
+    reason = "asks the highest key of `self` for the device"
     for name in ("new", "new_tensor"):
-        patch(Tensor, name, _without_marks, "asks the highest key of `self` for the device")
-    _patch_higher_order_operators()
+        while_marks_live.patch(Tensor, name, _without_marks, reason, concerns=Concerns.MARKS)
+    pass_by(while_marks_live)
+
+
+while_marks_live.declare(install)
 
 
 def _without_marks(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -44,11 +47,3 @@ def _without_marks(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return result
 
     return factory
-
-
-def _patch_higher_order_operators() -> None:
-    """`torch.cond` and its kin choose a Python function by the highest key that they do not fall through."""
-    key: Any = torch._C._parse_dispatch_key("TESTING_ONLY_GenericMode")
-    _ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(key)
-    for op in _ops._higher_order_ops.values():
-        op.fallthrough(key)

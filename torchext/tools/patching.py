@@ -1,4 +1,4 @@
-"""What torchext replaces in PyTorch: how it is done, and the list of it.
+"""What torchext replaces in PyTorch: how it is done. When it is, and the list of it: `leases`.
 
 A function that is replaced stays the object that it is: for whoever imported it by name before, for tables by function
 as those of `torch.overrides`, TorchScript, Dynamo and subclasses with a `__torch_function__`, and for pickle, `help()`
@@ -13,11 +13,13 @@ and `inspect.signature()`. Only what it calls is exchanged:
 
 from __future__ import annotations
 
+import enum
 import inspect
-import sys
+import os
 import threading
 from collections.abc import Callable
-from functools import update_wrapper
+from functools import partial, update_wrapper
+from inspect import getattr_static
 from types import (
     BuiltinFunctionType,
     ClassMethodDescriptorType,
@@ -26,13 +28,13 @@ from types import (
     GetSetDescriptorType,
     MethodDescriptorType,
 )
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import torch.compiler
 
 from .. import _C
 
-__all__ = ["Patch", "patch", "patches"]
+__all__ = ["Concerns", "Make", "Patch", "Steps", "Thing", "declared_patches", "patching_lock"]
 
 Function = Callable[..., Any]
 Make = Callable[[Function], Function]
@@ -40,139 +42,268 @@ Make = Callable[[Function], Function]
 that a function of Python hands on by position what can be given so, with defaults filled in."""
 
 
+class Concerns(enum.IntFlag):
+    """Which calls of a function of C go to its replacement; others go to the original, without Python."""
+
+    FAKES = _C.CONCERNS_FAKES
+    """Those that have a fake tensor, or the storage of one, among their arguments."""
+    MARKS = _C.CONCERNS_MARKS
+    """Those that have a marked tensor among their arguments: NOTE [Marked tensors], csrc/marks/tensor_marks.h."""
+    ALL = _C.CONCERNS_ALL
+
+
 class Patch:
-    """Something of PyTorch's that is replaced, until it is given back.
+    """Something of PyTorch's that is replaced while it is installed.
 
     Attributes:
         owner: The module or the class that has it.
         name: Its name there.
         reason: What PyTorch does, for which it is replaced.
+        releases: The releases of PyTorch that need it.
+        thing: What is replaced, for this reason and for others.
         function: What is replaced, which goes on being the object that it is; None where it is another one.
     """
 
-    def __init__(self, owner: Any, name: str, make: Make, reason: str, target: _Target) -> None:
+    def __init__(
+        self,
+        owner: Any,
+        name: str,
+        make: Make,
+        reason: str,
+        *,
+        concerns: Concerns = Concerns.ALL,
+        is_traced: bool = False,
+        releases: str = "2.11 to 2.15",
+    ) -> None:
         self.owner = owner
         self.name = name
         self.reason = reason
-        self.function = target.function
-        self._make = make
-        self._target = target
+        self.releases = releases
+        self.make = make
+        self.concerns = concerns
+        self.is_traced = is_traced
+        self.thing = _thing_of(owner, name)
+        self.thing.declared.append(self)
+        global _declared
+        _declared += 1
+        self.function = self.thing.function
 
-    def give_back(self) -> None:
-        """Takes this replacement away; others of the same function stay."""
-        with _lock:
-            patches.remove(self)
-            self._target.patches.remove(self)
-            _install(self._target)
+    @property
+    def is_installed(self) -> bool:
+        """Whether it is replaced now."""
+        return self in self.thing.patches
+
+    @property
+    def target(self) -> str:
+        """What is replaced, as it is written in a program."""
+        return f"{_full_name(self.owner)}.{self.name}"
 
     def __repr__(self) -> str:
-        return f"<Patch of {getattr(self.owner, '__qualname__', self.owner.__name__)}.{self.name}: {self.reason}>"
+        return f"<Patch of {self.target}: {self.reason}>"
 
 
-patches: list[Patch] = []
-"""What is replaced now, in the order in which it was."""
+def _full_name(owner: Any) -> str:
+    return f"{owner.__module__}.{owner.__qualname__}" if isinstance(owner, type) else str(owner.__name__)
 
 
-def patch(owner: Any, name: str, make: Make, reason: str, *, is_traced: bool = False) -> Patch:
-    """Replaces an attribute of a module or a class.
+class _Lock:
+    """A lock that a thread may take again.
 
-    Args:
-        owner: The module or the class. A function that a class inherits is replaced for all who do.
-        name: The name of the attribute.
-        make: Is given what was there before, and returns what shall be called. What is replaced twice is given the
-            replacement.
-        reason: What PyTorch does, for which this is needed.
-        is_traced: Whether Dynamo traces the replacement of a function of Python, and not the original.
+    The core may ask the main thread for something at any time, also while that imports what another thread waits for
+    with the lock held (`Py_AddPendingCall`). So it is not waited for there; whoever has the lock does it afterwards.
     """
-    with _lock:
-        target = _target_of(owner, name)
-        target.is_traced = target.is_traced or is_traced
-        done = Patch(owner, name, make, reason, target)
-        target.patches.append(done)
-        try:
-            _install(target)
-        except BaseException:
-            target.patches.remove(done)
-            raise
-        patches.append(done)
-    return done
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._waiting: list[Callable[[], None]] = []
+        os.register_at_fork(
+            before=self._lock.acquire, after_in_parent=self._lock.release, after_in_child=self._lock.release
+        )
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+        self._run_waiting()
+
+    def run_soon(self, function: Callable[[], None]) -> None:
+        """Calls `function` with the lock, now or when whoever has it leaves it."""
+        self._waiting.append(function)
+        self._run_waiting()
+
+    def _run_waiting(self) -> None:
+        while self._waiting and self._lock.acquire(blocking=False):
+            try:
+                function = self._waiting.pop() if self._waiting else None
+                if function is not None:
+                    function()
+            finally:
+                self._lock.release()
 
 
-class _Target(Protocol):
-    """What can be replaced."""
+patching_lock = _Lock()
+
+
+class _Replacement(NamedTuple):
+    function: Function
+    concerns: int
+    is_traced: bool
+
+
+class Steps:
+    """Exchanges that are done together, because there are many each time.
+
+    Attributes:
+        codes: Functions of Python, the code that each has, unless somebody else has changed it, and what it is given.
+        functions: Functions of C, what is to be called in their places, and about which calls; None for the original.
+        others: What else is to be done.
+    """
+
+    def __init__(self) -> None:
+        self.codes: list[tuple[FunctionType, CodeType, CodeType]] = []
+        self.functions: list[tuple[object, Function | None, int]] = []
+        self.others: list[Callable[[], None]] = []
+
+    def take(self) -> None:
+        """Does all of it. What Python calls comes before what it is called by."""
+        for step in self.others:
+            step()
+        _C.replace_functions(self.functions)
+        _C.exchange_codes(self.codes)
+
+
+class Thing:
+    """What can be replaced.
+
+    Attributes:
+        function: The object that stays; None if another one takes its place.
+        original: Calls what was there before.
+        patches: Those that are in place.
+        declared: Those that may be.
+    """
 
     function: Any
     original: Function
-    is_traced: bool
-    patches: list[Patch]
 
-    def replace(self, replacement: Function | None) -> None:
-        """Lets `replacement` be called, or the original if it is None."""
+    def __init__(self) -> None:
+        self.patches: tuple[Patch, ...] = ()
+        self.declared: list[Patch] = []
+        self._made: dict[tuple[Patch, ...], _Replacement] = {}
+
+    def plan(self, patches: tuple[Patch, ...], steps: Steps) -> None:
+        """Adds to `steps` what puts `patches`, and no others, in the place of those that are there."""
+        replacement = (self._made.get(patches) or self._make(patches)) if patches else None
+        self._exchange(replacement, steps)
+
+        def note() -> None:
+            self.patches = patches
+
+        steps.others.append(note)
+
+    def _make(self, patches: tuple[Patch, ...]) -> _Replacement:
+        function = self.original
+        is_traced = any(patch.is_traced for patch in patches)
+        concerns = 0
+        for patch in patches:
+            function = patch.make(function)
+            concerns |= patch.concerns
+            if isinstance(function, FunctionType) and not is_traced:
+                _keep_from_dynamo(function.__code__)
+        self._made[patches] = _Replacement(function, concerns, is_traced)
+        return self._made[patches]
+
+    def _exchange(self, replacement: _Replacement | None, steps: Steps) -> None:
+        """Adds to `steps` what lets `replacement` be called, or the original."""
+        raise NotImplementedError
 
 
-class _PythonFunction:
+class _PythonFunction(Thing):
     def __init__(self, function: FunctionType) -> None:
-        self.is_traced = False
-        self.patches: list[Patch] = []
-        self._forwarding: dict[bool, CodeType] = {}  # by `is_traced`; takes long to make
+        super().__init__()
         self.function = function
+        self.original = _copy_of(function)
         self._code = function.__code__
-        self.original: Function = _copy_of(function)
+        self._forwarding: dict[bool, CodeType] = {}  # by whether Dynamo traces the replacement; takes long to make
         self._index = len(replacements)
         replacements.append(self.original)
         originals.append(self.original)
 
-    def replace(self, replacement: Function | None) -> None:
-        if replacement is None:
-            self.function.__code__ = self._code
-            return
-        replacements[self._index] = replacement
-        # Where the code finds this module. Others have it by the same name.
-        self.function.__globals__[MODULE] = sys.modules[__name__]
-        if self.is_traced not in self._forwarding:
-            code = _forwarding_code(self.function, self._code, self._index, self.is_traced)
-            self._forwarding[self.is_traced] = code
-        self.function.__code__ = self._forwarding[self.is_traced]
+    def _exchange(self, replacement: _Replacement | None, steps: Steps) -> None:
+        # Of the original after the end, too: for whoever is on the way to it, or has taken over the code.
+        called = self.original if replacement is None else replacement.function
+        steps.others.append(partial(replacements.__setitem__, self._index, called))
+        code = self._code if replacement is None else self._code_for(replacement.is_traced)
+        for before in (self._code, *self._forwarding.values()):
+            if before is not code:
+                steps.codes.append((self.function, before, code))
+
+    def _code_for(self, is_traced: bool) -> CodeType:
+        if is_traced not in self._forwarding:
+            self._forwarding[is_traced] = _forwarding_code(self.function, self._code, self._index, is_traced)
+        return self._forwarding[is_traced]
 
 
-class _CFunction:
+class _CFunction(Thing):
     def __init__(self, function: object) -> None:
-        self.is_traced = False
-        self.patches: list[Patch] = []
+        super().__init__()
         self.function = function
-        self.original: Function = _C.original_of(function)
+        self.original = _C.original_of(function)
         if isinstance(function, GetSetDescriptorType):
             self.original = self.original.__get__
 
-    def replace(self, replacement: Function | None) -> None:
-        _C.replace_function(self.function, replacement)
+    def _exchange(self, replacement: _Replacement | None, steps: Steps) -> None:
+        called, concerns = (None, 0) if replacement is None else (replacement.function, replacement.concerns)
+        steps.functions.append((self.function, called, concerns))
 
 
-class _Attribute:
+class _Attribute(Thing):
     def __init__(self, owner: Any, name: str) -> None:
-        self.is_traced = True
-        self.patches: list[Patch] = []
+        super().__init__()
         self.function = None
         self._owner = owner
         self._name = name
         self._own = vars(owner).get(name)
-        self.original: Function = getattr(owner, name)
+        self.original = getattr(owner, name)
+        self._called = self.original
+        self._ours = self._make_ours()
 
-    def replace(self, replacement: Function | None) -> None:
-        if replacement is not None:
-            update_wrapper(replacement, self.original)
-            # As pickle looks for it.
-            replacement.__module__ = self._owner.__module__
-            replacement.__qualname__ = f"{self._owner.__qualname__}.{self._name}"
-            setattr(self._owner, self._name, replacement)
-        elif self._own is None:
+    def _exchange(self, replacement: _Replacement | None, steps: Steps) -> None:
+        steps.others.append(self._restore if replacement is None else partial(self._replace, replacement.function))
+
+    def _replace(self, function: Function) -> None:
+        self._called = function
+        if vars(self._owner).get(self._name) is self._own:  # else it is somebody else's by now
+            setattr(self._owner, self._name, self._ours)
+
+    def _restore(self) -> None:
+        self._called = self.original  # for whoever has taken ours over
+        if getattr_static(self._owner, self._name) is not self._ours:
+            return
+        if self._own is None:
             delattr(self._owner, self._name)
         else:
             setattr(self._owner, self._name, self._own)
 
+    def _make_ours(self) -> Any:
+        def function(*args: Any, **kwargs: Any) -> Any:
+            return self._called(*args, **kwargs)
 
-_lock = threading.RLock()
-_targets: dict[object, _Target] = {}
+        update_wrapper(function, self.original)
+        # As pickle looks for it.
+        function.__module__ = self._owner.__module__
+        function.__qualname__ = f"{self._owner.__qualname__}.{self._name}"
+        return function
+
+
+_things: dict[object, Thing] = {}
+_declared = 0
+
+
+def declared_patches() -> int:
+    """How many patches have been declared."""
+    return _declared
+
 
 # By the index of a `_PythonFunction`. Read by the code that it is given, which outlives this module if that is imported
 # again; so the lists are those of the first import.
@@ -180,12 +311,13 @@ replacements: list[Function] = vars(_C).setdefault("__replacements__", [])
 originals: list[Function] = vars(_C).setdefault("__originals__", [])
 is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 
-MODULE = "__torchext_patching__"
+# Names in the code that forwards calls, which no parameter has.
+IS_COMPILING, ORIGINALS, REPLACEMENTS = (f"_torchext_{what}" for what in ("is_compiling", "originals", "replacements"))
 
 C_FUNCTIONS = (BuiltinFunctionType, MethodDescriptorType, ClassMethodDescriptorType, GetSetDescriptorType)
 
 
-def _target_of(owner: Any, name: str) -> _Target:
+def _thing_of(owner: Any, name: str) -> Thing:
     found = vars(owner).get(name)
     if found is None:
         found = inspect.getattr_static(owner, name, None)
@@ -193,24 +325,15 @@ def _target_of(owner: Any, name: str) -> _Target:
         found = getattr(owner, name)
     found = getattr(found, "__func__", found)  # of static methods, of class methods, and of those of pybind11
     is_kept = type(found) in (FunctionType, *C_FUNCTIONS) and name != "__new__"
-    key = ("function", id(found)) if is_kept else ("attribute", id(owner), name)  # both are held by the target
-    if key not in _targets:
+    key = ("function", id(found)) if is_kept else ("attribute", id(owner), name)  # both are held by the thing
+    if key not in _things:
         if not is_kept:
-            _targets[key] = _Attribute(owner, name)
+            _things[key] = _Attribute(owner, name)
         elif isinstance(found, FunctionType):
-            _targets[key] = _PythonFunction(found)
+            _things[key] = _PythonFunction(found)
         else:
-            _targets[key] = _CFunction(found)
-    return _targets[key]
-
-
-def _install(target: _Target) -> None:
-    function: Function | None = None
-    for made in target.patches:
-        function = made._make(target.original if function is None else function)
-        if isinstance(function, FunctionType) and not target.is_traced:
-            _keep_from_dynamo(function.__code__)
-    target.replace(function)
+            _things[key] = _CFunction(found)
+    return _things[key]
 
 
 def _keep_from_dynamo(code: CodeType) -> None:
@@ -241,9 +364,12 @@ def _forwarding_code(function: FunctionType, original: CodeType, index: int, is_
         "def make():",
         *(f"    {name} = None" for name in original.co_freevars),
         f"    def function({parameters}):",
-        *([] if is_traced else [f"        if {MODULE}.is_dynamo_compiling():"]),
-        *([] if is_traced else ["            " + result.format(f"{MODULE}.originals[{index}]({arguments})")]),
-        "        " + result.format(f"{MODULE}.replacements[{index}]({arguments})"),
+        # Neither a global name of PyTorch's module nor a closure: those would be changes of their own.
+        f"        from {__name__} import is_dynamo_compiling as {IS_COMPILING}",
+        f"        from {__name__} import originals as {ORIGINALS}, replacements as {REPLACEMENTS}",
+        *([] if is_traced else [f"        if {IS_COMPILING}():"]),
+        *([] if is_traced else ["            " + result.format(f"{ORIGINALS}[{index}]({arguments})")]),
+        "        " + result.format(f"{REPLACEMENTS}[{index}]({arguments})"),
         *(f"        {name}" for name in original.co_freevars),
         "    return function",
     ]

@@ -7,6 +7,7 @@
 #include <c10/core/StorageImpl.h>
 #include <c10/util/Exception.h>
 
+#include "../../leases.h"
 #include "../../torch_internals/torch_compat.h"
 #include "../composites.h"
 #include "fake_storage_residents.h"
@@ -28,6 +29,17 @@ constexpr const char* kNoData =
     "outside of fake_mode().";
 
 struct FakeStorageContext {
+  FakeStorageContext() {
+    leaseOfFakes().hold();
+  }
+  FakeStorageContext(const FakeStorageContext&) = delete;
+  FakeStorageContext& operator=(const FakeStorageContext&) = delete;
+  FakeStorageContext(FakeStorageContext&&) = delete;
+  FakeStorageContext& operator=(FakeStorageContext&&) = delete;
+  ~FakeStorageContext() {
+    leaseOfFakes().release();
+  }
+
   std::shared_ptr<Provenance> provenance;
   // Carried by every tensor on the storage, see `setProvenance()`.
   DispatchKeySet keys;

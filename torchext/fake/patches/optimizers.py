@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ... import _C
-from ...tools.patching import patch
+from ...tools.leases import while_fakes_live
 from ..copying import FakeCopy
 
 __all__ = ["install"]
@@ -25,7 +25,9 @@ def _patch_sparse_optimizers() -> None:
     """These coalesce gradients. How many elements they have then does not show in what is written."""
     for module, name in (("torch.optim._functional", "sparse_adam"), ("torch.optim.adagrad", "adagrad")):
         functions = importlib.import_module(module)  # `torch.optim` deletes the names of its modules
-        patch(functions, name, _coalescing, "coalesces gradients, whose number of elements then does not show")
+        while_fakes_live.patch(
+            functions, name, _coalescing, "coalesces gradients, whose number of elements then does not show"
+        )
 
 
 def _coalescing(original: Callable[..., None]) -> Callable[..., None]:
@@ -61,4 +63,6 @@ def _patch_optimizer_state() -> None:
         return take_over
 
     name = "_process_value_according_to_param_policy"
-    patch(torch.optim.Optimizer, name, make, "takes over real tensors, into which step() would write fakes")
+    while_fakes_live.patch(
+        torch.optim.Optimizer, name, make, "takes over real tensors, into which step() would write fakes"
+    )

@@ -11,7 +11,7 @@ from torch.nn import Module
 
 from ... import _C
 from ...tools.held_tensors import inner_tensors, is_wrapper
-from ...tools.patching import patch
+from ...tools.leases import while_fakes_live
 from ..cuda import fake_cuda
 from .storages import has_data, is_of_fakes, no_data
 
@@ -40,7 +40,7 @@ def _patch_save() -> None:
 
         return save
 
-    patch(torch.serialization, "save", make, "leaves a broken file behind")
+    while_fakes_live.patch(torch.serialization, "save", make, "leaves a broken file behind")
 
 
 def _find_fake(obj: object, seen: set[int]) -> torch.Tensor | None:
@@ -84,4 +84,4 @@ def _patch_rebuilding() -> None:
 
         return rebuild
 
-    patch(torch._utils, "_rebuild_tensor", make, "makes a real tensor, whatever the storage is")
+    while_fakes_live.patch(torch._utils, "_rebuild_tensor", make, "makes a real tensor, whatever the storage is")

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ...tools.patching import patch
+from ...tools.leases import while_fakes_live
 from ..copying import FakeCopy
 
 __all__ = ["install"]
@@ -16,7 +16,9 @@ __all__ = ["install"]
 def install() -> None:
     """Installs the patches: `torch.sparse_coo_tensor()` and its kin make real members of data that are no tensors."""
     for name in ("coo", "csr", "csc", "bsr", "bsc", "compressed"):
-        patch(torch, f"sparse_{name}_tensor", _lifting, "makes real members of data that are no tensors")
+        while_fakes_live.patch(
+            torch, f"sparse_{name}_tensor", _lifting, "makes real members of data that are no tensors"
+        )
 
 
 def _lifting(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 
 from ... import _C
-from ...tools.patching import patch
+from ...tools.leases import while_fakes_live
+from ...tools.patching import Concerns
 from ..addresses import address_to_compare
 from ..copying import FakeCopy
 
@@ -89,7 +90,9 @@ def _patch_resize() -> None:
 
         return resize_
 
-    patch(torch.UntypedStorage, "resize_", make, "asks the allocator for memory")
+    while_fakes_live.patch(
+        torch.UntypedStorage, "resize_", make, "asks the allocator for memory", concerns=Concerns.FAKES
+    )
 
 
 # A `torch.library.Library` takes its operators back when it is freed.
@@ -121,8 +124,10 @@ def _patch_storage_copies() -> None:
 
         return __deepcopy__
 
-    patch(torch.UntypedStorage, "clone", make_clone, "copies memory")
-    patch(torch.UntypedStorage, "__deepcopy__", make_deepcopy, "copies memory")
+    while_fakes_live.patch(torch.UntypedStorage, "clone", make_clone, "copies memory", concerns=Concerns.FAKES)
+    while_fakes_live.patch(
+        torch.UntypedStorage, "__deepcopy__", make_deepcopy, "copies memory", concerns=Concerns.FAKES
+    )
 
 
 def _patch_storage_reads() -> None:
@@ -132,14 +137,28 @@ def _patch_storage_reads() -> None:
     whether it could read an element.
     """
     storage = torch.UntypedStorage
-    patch(torch.UntypedStorage, "data_ptr", _with_address, "reads memory")
+    while_fakes_live.patch(torch.UntypedStorage, "data_ptr", _with_address, "reads memory", concerns=Concerns.FAKES)
     for name in METHODS_OF_STORAGES:
-        patch(storage, name, _with_memory, "reads memory, and does not turn the refusal into an exception")
+        while_fakes_live.patch(
+            storage,
+            name,
+            _with_memory,
+            "reads memory, and does not turn the refusal into an exception",
+            concerns=Concerns.FAKES,
+        )
     for name in ("is_shared", "_get_filename", "__repr__"):
         make = partial(_answering_for_fakes, answer=ANSWERS_FOR_STORAGES[name])
-        patch(storage, name, make, "lets the refusal escape through a function without exceptions")
-    patch(storage, "__new__", _with_memory, "does not look at whether it could read an element")
-    patch(torch.TypedStorage, "__str__", _showing_fakes, "shows the elements")
+        while_fakes_live.patch(
+            storage,
+            name,
+            make,
+            "lets the refusal escape through a function without exceptions",
+            concerns=Concerns.FAKES,
+        )
+    while_fakes_live.patch(
+        storage, "__new__", _with_memory, "does not look at whether it could read an element", concerns=Concerns.FAKES
+    )
+    while_fakes_live.patch(torch.TypedStorage, "__str__", _showing_fakes, "shows the elements")
 
 
 def _showing_fakes(original: Callable[..., str]) -> Callable[..., str]:
@@ -209,10 +228,14 @@ def _ask_for_memory(storage: torch.UntypedStorage) -> None:
 
 def _patch_tensor_memory() -> None:
     """Constructors compare addresses, hand them to libraries, and call Python for each element."""
-    patch(torch.Tensor, "data_ptr", _with_address_of_tensor, "reads memory")
+    while_fakes_live.patch(torch.Tensor, "data_ptr", _with_address_of_tensor, "reads memory", concerns=Concerns.FAKES)
     for name in ("apply_", "map_", "map2_"):
-        patch(torch.Tensor, name, _of_memory, "uses memory without calling an operator")
-    patch(torch._C, "_to_dlpack", _of_memory, "uses memory without calling an operator")
+        while_fakes_live.patch(
+            torch.Tensor, name, _of_memory, "uses memory without calling an operator", concerns=Concerns.FAKES
+        )
+    while_fakes_live.patch(
+        torch._C, "_to_dlpack", _of_memory, "uses memory without calling an operator", concerns=Concerns.FAKES
+    )
 
 
 def _with_address_of_tensor(original: Callable[..., int]) -> Callable[..., int]:
@@ -257,7 +280,9 @@ def _patch_is_set_to() -> None:
 
         return is_set_to
 
-    patch(torch.Tensor, "is_set_to", make, "compares storages, and has no Meta kernel")
+    while_fakes_live.patch(
+        torch.Tensor, "is_set_to", make, "compares storages, and has no Meta kernel", concerns=Concerns.FAKES
+    )
 
 
 def _place(tensor: torch.Tensor) -> tuple[object, ...]:
@@ -281,4 +306,6 @@ def _patch_profiler() -> None:
 
         return config
 
-    patch(torch.autograd.profiler.profile, "config", make, "looks at the memory of tensors to record their shapes")
+    while_fakes_live.patch(
+        torch.autograd.profiler.profile, "config", make, "looks at the memory of tensors to record their shapes"
+    )

@@ -12,7 +12,8 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ... import _C
-from ...tools.patching import patch
+from ...tools.leases import while_fakes_live
+from ...tools.patching import Concerns
 from ..copying import FakeCopy
 from .storages import copied_bytes, no_data
 
@@ -45,7 +46,7 @@ def _patch_repr() -> None:
 
         return __repr__
 
-    patch(torch.Tensor, "__repr__", make, "formats values, and cannot be extended")
+    while_fakes_live.patch(torch.Tensor, "__repr__", make, "formats values, and cannot be extended")
 
 
 def is_fake_tensor(obj: object) -> bool:
@@ -106,9 +107,9 @@ def _patch_deepcopy() -> None:
 
         return __deepcopy__
 
-    patch(torch.Tensor, "__deepcopy__", make, "copies the memory of the storage")
+    while_fakes_live.patch(torch.Tensor, "__deepcopy__", make, "copies the memory of the storage")
     for cls in (torch.nn.Parameter, torch.nn.UninitializedParameter):
-        patch(cls, "__deepcopy__", _copying_to_fakes, "the same, for parameters")
+        while_fakes_live.patch(cls, "__deepcopy__", _copying_to_fakes, "the same, for parameters")
 
 
 def _deepcopy_of_fake(fake: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
@@ -147,10 +148,12 @@ def _patch_reads() -> None:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         return lambda self: original(real_value(self))
 
-    patch(torch.Tensor, "tolist", make, "reads memory without calling an operator")
+    reason = "reads memory without calling an operator"
+    while_fakes_live.patch(torch.Tensor, "tolist", make, reason, concerns=Concerns.FAKES)
     for name, error in (("numpy", RuntimeError), ("__array__", RuntimeError), ("__dlpack__", BufferError)):
         make_sharing = partial(_sharing_memory, name=name, error=error)
-        patch(torch.Tensor, name, make_sharing, "shares memory without calling an operator")
+        reason = "shares memory without calling an operator"
+        while_fakes_live.patch(torch.Tensor, name, make_sharing, reason, concerns=Concerns.FAKES)
 
 
 def _sharing_memory(original: Callable[..., Any], name: str, error: type[Exception]) -> Callable[..., Any]:
@@ -245,8 +248,8 @@ def make_tensor(
 def _patch_new_tensor() -> None:
     """`Tensor.new_tensor()` asks the highest dispatch key of `self` for its device (`legacyExtractDispatchKey()`)."""
     reason = "asks the highest dispatch key for the device (legacyExtractDispatchKey)"
-    patch(torch.Tensor, "new_tensor", _lifting_data, reason)
-    patch(torch.Tensor, "new", _making_fakes, reason)
+    while_fakes_live.patch(torch.Tensor, "new_tensor", _lifting_data, reason, concerns=Concerns.FAKES)
+    while_fakes_live.patch(torch.Tensor, "new", _making_fakes, reason, concerns=Concerns.FAKES)
 
 
 def _lifting_data(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -300,7 +303,9 @@ def _new_fake(like: torch.Tensor, args: tuple[Any, ...], device: torch.device | 
 def _patch_lazy_parameters() -> None:
     """A lazy parameter allocates with `torch.empty()` when the first input has told its shape."""
     cls = torch.nn.UninitializedParameter
-    patch(cls, "materialize", _fake_if_self_is, "allocates with torch.empty(), whatever the parameter is")
+    while_fakes_live.patch(
+        cls, "materialize", _fake_if_self_is, "allocates with torch.empty(), whatever the parameter is"
+    )
 
 
 def _fake_if_self_is(original: Callable[..., None]) -> Callable[..., None]:
@@ -325,4 +330,6 @@ def _patch_calls_of_handlers() -> None:
 
         return __call__
 
-    patch(torch._ops.OpOverload, "__call__", make, "handlers of __torch_dispatch__ call operators below the Fake key")
+    while_fakes_live.patch(
+        torch._ops.OpOverload, "__call__", make, "handlers of __torch_dispatch__ call operators below the Fake key"
+    )

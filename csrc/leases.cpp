@@ -1,0 +1,29 @@
+#include "leases.h"
+
+namespace torchext {
+
+namespace {
+
+std::atomic<LeaseListener> current_listener{nullptr};
+
+}  // namespace
+
+void Lease::release() noexcept {
+  if (holders_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+    if (const LeaseListener listener = current_listener) {
+      listener();
+    }
+  }
+}
+
+// Storages may die after static objects have been destroyed, so it never is: its destructor is trivial.
+Lease& leaseOfFakes() noexcept {
+  static constinit Lease lease;
+  return lease;
+}
+
+void setLeaseListener(LeaseListener listener) {
+  current_listener = listener;
+}
+
+}  // namespace torchext

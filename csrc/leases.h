@@ -1,0 +1,48 @@
+#pragma once
+
+// NOTE [Leases on PyTorch's functions]
+//
+// Some functions of PyTorch that Python calls are replaced (torchext/tools/patching.py says which, and why), while
+// somebody needs it: a block is open, or a tensor of ours is alive. The core knows who does, and counts. When the last
+// holder is gone, which may be a storage that dies on any thread, whoever has replaced the functions is told, and puts
+// PyTorch's own back.
+
+#include <atomic>
+#include <cstdint>
+
+#include "macros.h"
+
+namespace torchext {
+
+class TORCHEXT_API Lease {
+ public:
+  constexpr Lease() = default;
+  Lease(const Lease&) = delete;
+  Lease& operator=(const Lease&) = delete;
+  Lease(Lease&&) = delete;
+  Lease& operator=(Lease&&) = delete;
+  ~Lease() = default;
+
+  void hold() noexcept {
+    holders_.fetch_add(1, std::memory_order_acq_rel);
+  }
+
+  // Once for each `hold()`, on any thread, with any locks held. Tells the listener when no holder is left.
+  void release() noexcept;
+
+  bool isHeld() const noexcept {
+    return holders_.load(std::memory_order_acquire) > 0;
+  }
+
+ private:
+  std::atomic<std::int64_t> holders_{0};
+};
+
+// Held by the blocks in which tensors are fake or deferred, and by every fake storage.
+TORCHEXT_API Lease& leaseOfFakes() noexcept;
+
+// Called when a lease has lost its last holder; must not raise, wait, or call back. Null before it is set.
+using LeaseListener = void (*)();
+TORCHEXT_API void setLeaseListener(LeaseListener listener);
+
+}  // namespace torchext

@@ -1,0 +1,200 @@
+"""Leases: PyTorch's functions are replaced while somebody needs that, and PyTorch's own again afterwards.
+
+Somebody is a block that is open, or a tensor of ours that is alive: NOTE [Leases on PyTorch's functions],
+csrc/leases.h. Each feature declares what it replaces, once, with `Lease.patch()`; nothing is replaced before the first
+holder of the lease, and everything is given back after the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from .. import _C
+from .patching import Concerns, Make, Patch, Steps, Thing, declared_patches, patching_lock
+
+__all__ = ["Lease", "leases", "settle", "while_autocasting", "while_fakes_live", "while_marks_live"]
+
+
+class Lease:
+    """Patches that are in place while somebody holds them.
+
+    Attributes:
+        needed_while: When somebody does.
+        patches: What has been declared so far, in the order in which it is replaced.
+        is_active: Whether they are in place.
+    """
+
+    def __init__(self, needed_while: str, count: _C.Lease | None = None) -> None:
+        self.needed_while = needed_while
+        self.patches: list[Patch] = []
+        self.is_active = False
+        self._count = _C.Lease() if count is None else count
+        self._declarations: list[Callable[[], None]] = []
+        self._is_settling = False
+        self._declared = 0  # how many patches there were when these were found:
+        self._steps: dict[bool, Steps] = {}  # for all that nobody else replaces
+        self._shared: list[Thing] = []
+        leases.append(self)
+
+    def declare(self, *declarations: Callable[[], None]) -> None:
+        """Lets each of `declarations` be called before the patches are first needed. They call `patch()`."""
+        with patching_lock:
+            self._declarations += declarations
+            if self.is_active:
+                self.prepare()
+
+    def patch(
+        self,
+        owner: Any,
+        name: str,
+        make: Make,
+        reason: str,
+        *,
+        concerns: Concerns = Concerns.ALL,
+        is_traced: bool = False,
+        releases: str = "2.11 to 2.15",
+    ) -> None:
+        """Declares that an attribute of a module or a class is to be replaced.
+
+        Args:
+            owner: The module or the class. A function that a class inherits is replaced for all who do.
+            name: The name of the attribute.
+            make: Is given what was there before, and returns what shall be called. What is replaced twice is given the
+                replacement.
+            reason: What PyTorch does, for which this is needed.
+            concerns: Which calls it is about. Others go to the original. Has an effect on functions of C only.
+            is_traced: Whether Dynamo traces the replacement of a function of Python, and not the original.
+            releases: The releases of PyTorch that need it.
+        """
+        self._add(Patch(owner, name, make, reason, concerns=concerns, is_traced=is_traced, releases=releases))
+
+    def _add(self, patch: Patch) -> None:
+        with patching_lock:
+            self.patches.append(patch)
+            if self.is_active:
+                self._exchange([patch.thing], is_wanted=True)
+
+    def declared(self) -> list[Patch]:
+        """All patches of the lease, whether they are in place or not."""
+        self.prepare()
+        return list(self.patches)
+
+    def prepare(self) -> None:
+        """Lets everything be declared that is not yet."""
+        with patching_lock:
+            while self._declarations:
+                declared = len(self.patches)
+                try:
+                    self._declarations[0]()
+                except BaseException:
+                    failed = [patch.thing for patch in self.patches[declared:]]
+                    del self.patches[declared:]
+                    self._exchange(failed, is_wanted=self.is_active)
+                    raise
+                del self._declarations[0]
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Holds the lease in the block."""
+        self.acquire()
+        try:
+            yield
+        finally:
+            self.release()
+
+    def token(self) -> object:
+        """Returns an object that holds the lease as long as it lives."""
+        return _Token(self)
+
+    def acquire(self) -> None:
+        """Holds the lease until `release()`, which is to be called as often."""
+        self._count.hold()
+        try:
+            self.settle()
+        except BaseException:
+            self._count.release()
+            raise
+
+    def release(self) -> None:
+        """Undoes one `acquire()`."""
+        self._count.release()
+        if not self._count.is_held():
+            self.settle()
+
+    def settle(self) -> None:
+        """Puts the patches in place if somebody holds the lease, and gives them back if nobody does."""
+        with patching_lock:
+            if self._is_settling:  # on this thread: the last holder has died meanwhile, which the loop below notices
+                return
+            self._is_settling = True
+            try:
+                while self.is_active != self._count.is_held():
+                    if self.is_active:
+                        self._put_in_place(False)
+                    else:
+                        self.prepare()
+                        try:
+                            self._put_in_place(True)
+                        except BaseException:
+                            self._put_in_place(False)
+                            raise
+            finally:
+                self._is_settling = False
+
+    def _put_in_place(self, is_wanted: bool) -> None:
+        if self._declared != declared_patches():  # by whomever: what was ours alone may be shared now
+            self._declared = declared_patches()
+            self._steps.clear()
+            self._shared = [thing for thing in self._things() if not self._owns(thing)]
+        if is_wanted not in self._steps:
+            self._steps[is_wanted] = self._plan(filter(self._owns, self._things()), is_wanted)
+        self._steps[is_wanted].take()
+        self._exchange(self._shared, is_wanted)
+        self.is_active = is_wanted
+
+    def _exchange(self, things: Iterable[Thing], is_wanted: bool) -> None:
+        self._plan(things, is_wanted).take()
+
+    def _plan(self, things: Iterable[Thing], is_wanted: bool) -> Steps:
+        """What lets our patches of `things` be called, or not; those of others that are in place stay."""
+        steps = Steps()
+        for thing in things:
+            others = [patch for patch in thing.patches if patch not in self.patches]
+            ours = [patch for patch in thing.declared if patch in self.patches]
+            thing.plan((*others, *ours) if is_wanted else tuple(others), steps)
+        return steps
+
+    def _things(self) -> Iterable[Thing]:
+        return dict.fromkeys(patch.thing for patch in self.patches)
+
+    def _owns(self, thing: Thing) -> bool:
+        return all(patch in self.patches for patch in thing.declared)
+
+
+class _Token:
+    def __init__(self, lease: Lease) -> None:
+        lease.acquire()
+        self._count = lease._count
+
+    def __del__(self) -> None:
+        self._count.release()  # may be in the midst of anything, so the core asks for `settle()` later
+
+
+leases: list[Lease] = []
+
+
+def settle() -> None:
+    """Gives back what nobody needs any more. Called by the core when a last holder is gone."""
+    patching_lock.run_soon(_settle)
+
+
+def _settle() -> None:
+    for lease in leases:
+        lease.settle()
+
+
+while_fakes_live = Lease("a block of fake_mode or deferred_init is open, or a fake tensor is alive", _C.lease_of_fakes)
+while_marks_live = Lease("a tensor is marked: an AmpTensor, or an inference tensor whose origin is traced")
+while_autocasting = Lease("a region of autocast is open")
