@@ -55,19 +55,7 @@ def use_everything() -> list[Any]:
     inference.trace_origins()
     inference.trace_origins(False)
     torchext.inspect.tensor_state(fakes.weight)
-    region = amp.autocast("cpu")
-    region.__enter__()
-    return [fakes, wrapped, traced, Left(region)]
-
-
-class Left:
-    """Leaves a block when it is forgotten."""
-
-    def __init__(self, block: Any) -> None:
-        self.block = block
-
-    def __del__(self) -> None:
-        self.block.__exit__(None, None, None)
+    return [fakes, wrapped, traced]
 
 
 def owners() -> Iterator[tuple[str, Any]]:
@@ -611,7 +599,7 @@ def main() -> None:
     after = look() if names else {}
     other_names, functions = exchanged(found, namespace())
     ids = {id(function) for function in functions}
-    listed = [patch.function for patch in torchext.inspect.patches()]
+    listed = [patch.function for patch in torchext.inspect.patches() if patch.is_installed]
     holders.clear()
     gc.collect()
     left_names, left_functions = exchanged(found, namespace())

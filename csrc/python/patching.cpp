@@ -350,7 +350,8 @@ PyObject* callBuiltin(PyObject* function, PyObject* const* args, std::size_t cou
   const Py_ssize_t positional = PyVectorcall_NARGS(count);
   const Py_ssize_t keywords = keyword_names == nullptr ? 0 : PyTuple_GET_SIZE(keyword_names);
   if (!isAboutAnyOf(slot, nullptr, args, positional + keywords)) {
-    return slot.original_vectorcall(function, args, count, keyword_names);
+    // Which has none itself if it takes a tuple.
+    return PyObject_Vectorcall(slot.original, args, count, keyword_names);
   }
   return callReplacement(slot, nullptr, args, positional, keyword_names);
 }
