@@ -1,0 +1,270 @@
+"""What torchext replaces in PyTorch is replaced while somebody needs it, and PyTorch's own before and after."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from torchext import _C
+from torchext.deferred_init import defer_again, deferred_init, is_deferred, materialize_module
+from torchext.fake import fake_like, fake_mode, is_fake
+from torchext.inspect import patches
+from torchext.tools.leases import Lease, leases, while_fakes_live
+
+REPR = torch.Tensor.__repr__.__code__
+
+
+def is_replaced() -> bool:
+    return torch.Tensor.__repr__.__code__ is not REPR
+
+
+@pytest.fixture(autouse=True)
+def _begin_without_fakes() -> Iterator[None]:
+    gc.collect()
+    assert not is_replaced(), "a test before this one has left fakes behind"
+    yield
+    gc.collect()
+    assert not is_replaced()
+
+
+@pytest.fixture
+def lease() -> Iterator[Lease]:
+    made = Lease("a test says so")
+    yield made
+    leases.remove(made)
+
+
+class Owner:
+    """What is patched here."""
+
+    def method(self) -> str:
+        return "original"
+
+
+def saying(what: str) -> Callable[[Callable[..., str]], Callable[..., str]]:
+    return lambda original: lambda self: f"{what} {original(self)}"
+
+
+def test_replaced_in_a_block_and_while_a_fake_of_it_is_alive() -> None:
+    with fake_mode():
+        assert is_replaced()
+        fake = torch.ones(2)
+    assert is_replaced()
+    assert "fake=True" in repr(fake)
+    view = fake[0]
+    del fake
+    gc.collect()
+    assert is_replaced(), "the storage is alive"
+    del view
+    gc.collect()
+    assert not is_replaced()
+
+
+def test_given_back_when_the_last_deferred_tensor_is_real() -> None:
+    module = deferred_init(torch.nn.Linear, 2, 2)
+    assert is_replaced()
+    materialize_module(module, retain_graph=True)
+    gc.collect()
+    assert not is_replaced()
+    defer_again(module)
+    assert is_replaced()
+    assert is_deferred(module)
+    materialize_module(module)
+
+
+def test_given_back_when_the_last_fake_dies_on_another_thread() -> None:
+    held = [fake_like(torch.ones(2))]
+    thread = threading.Thread(target=held.clear)
+    thread.start()
+    thread.join()
+    gc.collect()
+    assert not is_replaced()
+
+
+def test_given_back_after_an_error_in_a_block() -> None:
+    with pytest.raises(ZeroDivisionError), fake_mode():
+        torch.ones(1 // 0)
+    gc.collect()
+    assert not is_replaced()
+
+
+def test_blocks_on_many_threads_share_a_lease() -> None:
+    errors = []
+
+    def work() -> None:
+        for _ in range(50):
+            with fake_mode():
+                fake = torch.ones(2)
+                if not is_fake(fake) or "fake=True" not in repr(fake):
+                    errors.append(fake)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    gc.collect()
+
+
+def test_patches_are_listed_with_reasons_before_they_are_needed() -> None:
+    assert [patch for patch in patches() if patch.is_installed and "fake" in patch.needed_while] == []
+    (found,) = [patch for patch in patches() if patch.target == "torch.Tensor.tolist"]
+    assert found.reason == "reads memory without calling an operator"
+    fake = fake_like(torch.ones(2))
+    assert any(patch.is_installed for patch in patches() if patch.target == "torch.Tensor.tolist")
+    del fake
+
+
+def test_a_method_taken_from_a_tensor_before_is_that_of_pytorch_afterwards() -> None:
+    x = torch.ones(2)
+    fake = fake_like(x)
+    data_ptr, to_list = x.data_ptr, x.tolist
+    del fake
+    gc.collect()
+    assert data_ptr() == x.data_ptr()
+    assert to_list() == [1.0, 1.0]
+
+
+def test_what_others_wrap_stays_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = fake_like(torch.ones(2))
+    original = torch.Tensor.__repr__
+
+    @functools.wraps(original)
+    def theirs(self: torch.Tensor, **kwargs: Any) -> str:
+        return "theirs: " + original(self, **kwargs)
+
+    monkeypatch.setattr(torch.Tensor, "__repr__", theirs)
+    assert "fake=True" in repr(fake)
+    del fake
+    gc.collect()
+    assert torch.Tensor.__repr__ is theirs
+    assert repr(torch.ones(1)) == "theirs: tensor([1.])"
+
+
+def test_a_replaced_attribute_that_others_replace_stays_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = fake_like(torch.ones(2))
+    ours = torch.UntypedStorage.__setitem__
+
+    def theirs(self: torch.UntypedStorage, index: int, value: int) -> None:
+        ours(self, index, value)
+
+    monkeypatch.setattr(torch.UntypedStorage, "__setitem__", theirs)
+    del fake
+    gc.collect()
+    assert torch.UntypedStorage.__setitem__ is theirs  # type: ignore[comparison-overlap]
+    storage = torch.UntypedStorage([1, 2])
+    storage[0] = 7
+    assert storage.tolist() == [7, 2]
+    monkeypatch.undo()
+    del torch.UntypedStorage.__setitem__  # what `theirs` had replaced
+
+
+def test_code_that_others_have_exchanged_stays_theirs(lease: Lease) -> None:
+    lease.patch(Owner, "method", saying("ours"), "a test")
+
+    def theirs(self: Owner) -> str:
+        return "theirs"
+
+    before = Owner.method.__code__
+    with lease.hold():
+        assert Owner().method() == "ours original"
+        Owner.method.__code__ = theirs.__code__
+    assert Owner().method() == "theirs"
+    Owner.method.__code__ = before
+
+
+def test_two_leases_share_what_both_replace(lease: Lease) -> None:
+    other = Lease("another test says so")
+    lease.patch(Owner, "method", saying("first"), "a test")
+    other.patch(Owner, "method", saying("second"), "a test")
+    code = Owner.method.__code__
+    with lease.hold():
+        assert Owner().method() == "first original"
+        with other.hold():
+            assert Owner().method() == "second first original"
+        assert Owner().method() == "first original"
+    with other.hold():
+        assert Owner().method() == "second original"
+    assert Owner.method.__code__ is code
+    leases.remove(other)
+
+
+def test_nothing_stays_replaced_when_a_declaration_fails(lease: Lease) -> None:
+    code = Owner.method.__code__
+    is_broken = True
+
+    def declare() -> None:
+        lease.patch(Owner, "method", saying("ours"), "a test")
+        if is_broken:
+            raise ValueError("cannot be declared")
+
+    lease.declare(declare)
+    with pytest.raises(ValueError, match="cannot be declared"):
+        lease.acquire()
+    assert Owner.method.__code__ is code
+    assert not lease.is_active
+    is_broken = False
+    with lease.hold():
+        assert Owner().method() == "ours original"
+    assert Owner.method.__code__ is code
+
+
+def test_a_token_holds_a_lease_as_long_as_it_lives(lease: Lease) -> None:
+    lease.patch(Owner, "method", saying("ours"), "a test")
+    token = lease.token()
+    assert Owner().method() == "ours original"
+    del token
+    gc.collect()
+    assert Owner().method() == "original"
+
+
+def test_a_fake_tensor_mode_may_outlive_the_fakes() -> None:
+    fake = fake_like(torch.ones(2))
+    with FakeTensorMode():
+        del fake
+        gc.collect()
+        assert is_replaced(), "the end of the block is to be seen"
+        assert not is_fake(torch.ones(2))
+    gc.collect()
+    with fake_mode():
+        assert is_fake(torch.ones(2))
+
+
+def test_only_calls_about_fakes_reach_the_replacement_of_a_c_function() -> None:
+    called: list[torch.Tensor] = []
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def dim(self: torch.Tensor) -> Any:
+            called.append(self)
+            return original(self)
+
+        return dim
+
+    function = vars(torch._C.TensorBase)["dim"]
+    x, fake = torch.ones(2), fake_like(torch.ones(2))
+    _C.replace_functions([(function, make(_C.original_of(function)), _C.CONCERNS_FAKES)])
+    try:
+        assert (x.dim(), fake.dim()) == (1, 1)
+    finally:
+        _C.replace_functions([(function, None, 0)])
+    assert len(called) == 1
+    assert is_fake(called.pop())
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # since Python 3.12
+def test_a_fork_may_happen_at_any_time() -> None:
+    with while_fakes_live.hold():
+        child = os.fork()
+        if child == 0:
+            with fake_mode():
+                os._exit(0 if is_fake(torch.ones(2)) else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
