@@ -49,7 +49,7 @@ void registerDispatchKeys() {
     checkKeyIsFree(DispatchKey::DeferredInit, "torchext needs");
     registerFallback(DispatchKey::Fake, torch::CppFunction::makeFromBoxedFunction<&fakeFallback>());
     registerFallback(DispatchKey::DeferredInit, torch::CppFunction::makeFromBoxedFunction<&deferredInitFallback>());
-    setHandlersRecorder(&recordForHandler);
+    setHandlersRecorder(handlersRecorder());
     registerResize();
     pthread_atfork(&lockBeforeFork, &unlockAfterFork, &unlockAfterFork);
     return true;

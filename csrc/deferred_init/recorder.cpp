@@ -103,8 +103,9 @@ class RecordedCall {
   // What run() would do.
   RecorderOutcome decide();
 
-  // For a call that did not come here on its own. False, and nothing done, when it is not about deferred tensors.
-  bool tryRunForHandler();
+  // The same for a call that did not come here on its own. Nothing when it is not about deferred tensors.
+  std::optional<RecorderOutcome> decideForHandler();
+  void runForHandler();
 
  private:
   // What is known of the call.
@@ -160,15 +161,18 @@ void RecordedCall::run() {
 
 // The `Fake` handler decomposes composite operators, and their parts come here again. Factories come only if the
 // handler has entered fake_mode().
-bool RecordedCall::tryRunForHandler() {
+std::optional<RecorderOutcome> RecordedCall::decideForHandler() {
   if (compositeKernelOf(op_)) {
-    return false;
+    return std::nullopt;
   }
   lookAtArguments();
-  if (has_deferred_) {
-    carryOut(decideHowToRecord());
+  return has_deferred_ ? std::optional{decideHowToRecord()} : std::nullopt;
+}
+
+void RecordedCall::runForHandler() {
+  if (const auto outcome = decideForHandler()) {
+    carryOut(*outcome);
   }
-  return has_deferred_;
 }
 
 void RecordedCall::carryOut(RecorderOutcome outcome) {
@@ -491,7 +495,7 @@ void RecordedCall::noteResults(const std::shared_ptr<OpNode>& node) const {
 
 }  // namespace
 
-RecorderOutcome foreseeRecorder(const OperatorHandle& op, DispatchKeySet keys, const Stack& arguments) {
+RecorderOutcome predictRecorder(const OperatorHandle& op, DispatchKeySet keys, const Stack& arguments) {
   Stack stack = arguments;
   return RecordedCall{op, keys, stack}.decide();
 }
@@ -500,8 +504,14 @@ void deferredInitFallback(const OperatorHandle& op, DispatchKeySet keys, Stack* 
   RecordedCall{op, keys, *stack}.run();
 }
 
-bool recordForHandler(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  return RecordedCall{op, keys, *stack}.tryRunForHandler();
+HandlersRecorder handlersRecorder() noexcept {
+  return {[](const OperatorHandle& op, const Stack& arguments) {
+            Stack stack = topOf(arguments, op.schema().arguments().size()).vec();
+            return RecordedCall{op, {}, stack}.decideForHandler().has_value();
+          },
+          [](const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+            RecordedCall{op, keys, *stack}.runForHandler();
+          }};
 }
 
 }  // namespace torchext

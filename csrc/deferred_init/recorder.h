@@ -5,16 +5,18 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include "../fake/recording.h"
+
 namespace torchext {
 
 // The backend fallback of the `DeferredInit` key: records the operator and lets it go on as a fake one. See
 // csrc/README.md.
 void deferredInitFallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
-// A `HandlersRecorder`: NOTE [Calls of handlers] in fake/recording.h.
-bool recordForHandler(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
+// NOTE [Calls of handlers] in fake/recording.h.
+HandlersRecorder handlersRecorder() noexcept;
 
-// What the fallback would make of a call.
+// What the fallback does with a call.
 enum class RecorderOutcome : std::uint8_t {
   kDecomposes,     // goes on to the keys below; what the composite operator calls comes here again
   kPassesOn,       // goes on to the keys below, to a mode or subclass of the user's; what that calls comes here again
@@ -26,7 +28,7 @@ enum class RecorderOutcome : std::uint8_t {
   kRunsAsFake,     // goes on to the keys below and to `Fake`
   kRecords,        // notes the call, and goes on as a fake one
 };
-RecorderOutcome foreseeRecorder(const c10::OperatorHandle& op,
+RecorderOutcome predictRecorder(const c10::OperatorHandle& op,
                                 c10::DispatchKeySet keys,
                                 const torch::jit::Stack& arguments);
 

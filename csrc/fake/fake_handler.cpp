@@ -1,6 +1,8 @@
 #include "fake_handler.h"
 
+#include <exception>
 #include <iterator>
+#include <optional>
 #include <utility>
 
 #include <ATen/DeviceAccelerator.h>
@@ -42,6 +44,16 @@ bool isFakeMode() {
   return c10::impl::tls_is_dispatch_key_included(DispatchKey::Fake) && !isInKernelOfFakeTensorMode();
 }
 
+template <typename Check>
+std::exception_ptr refusalOf(const Check& check) {
+  try {
+    check();
+    return nullptr;
+  } catch (const c10::Error&) {
+    return std::current_exception();
+  }
+}
+
 // Handles one call. csrc/README.md tells the steps.
 class FakeCall {
  public:
@@ -49,33 +61,41 @@ class FakeCall {
       : op_{op}, keys_{keys}, stack_{stack}, num_arguments_{op.schema().arguments().size()} {}
 
   void run();
-  FakeOutcome foresee();
+  FakeDecision predict();
 
  private:
   void lookAtArguments(const CallKey& key);
   void lookAt(const Tensor& tensor);
+
+  // What is known of the call.
   bool isPythonsFirst() const;
   bool isAboutFakes() const;
-  static void countVersions(const IValue& written_by_foreach);
-  void runOnRealTensors();
-  FakeOutcome foreseeMeta() const;
-  FakeOutcome decide() const;
-  FakeOutcome decideHowToFake() const;
-  FakeOutcome decideHowToCommunicate() const;
   bool canRunOnValues() const;
+
+  // What is to be done with it.
+  std::optional<FakeOutcome> decideBeforeLooking() const;
+  FakeDecision decide() const;
+  FakeDecision decideHowToFake() const;
+  FakeDecision decideHowToCommunicate() const;
+  FakeDecision decideHowToRun() const;
+
+  // How it is done.
   bool tryRemembered(const CallKey& key);
-  void compute(const CallKey& key);
-  void computeAsFake(const CallKey& key);
+  void carryOut(const FakeDecision& decision, const CallKey* key);
+  void runOnRealTensors();
   void liftConstant();
   void pinMemory();
   void decompose();
   void runOnKnownValues();
-  void runOnMetaAndRemember(const CallKey& key);
+  void doNothing();
+  void runOnMetaAndRemember(const MetaPlan& plan, const CallKey& key);
+  template <typename Values>
+  void replaceArguments(Values results);
+  void followValues(c10::ArrayRef<IValue> results) const;
+  static void countVersions(const IValue& written_by_foreach);
 
-  void followValues(c10::ArrayRef<IValue> arguments, c10::ArrayRef<IValue> results) const;
-
-  std::ptrdiff_t numArguments() const noexcept {
-    return static_cast<std::ptrdiff_t>(num_arguments_);
+  c10::ArrayRef<IValue> arguments() const {
+    return topOf(stack_, num_arguments_);
   }
 
   const OperatorHandle& op_;
@@ -86,113 +106,118 @@ class FakeCall {
   bool may_have_known_ = false;
 };
 
+template <typename Values>
+void FakeCall::replaceArguments(Values results) {
+  torch::jit::drop(stack_, num_arguments_);
+  std::move(results.begin(), results.end(), std::back_inserter(stack_));
+}
+
 void FakeCall::run() {
-  if (isPythonsFirst()) {
-    op_.redispatchBoxed(keys_ & kBelowFake, &stack_);
-    return;
-  }
-  if (tryRecordForHandler(op_, keys_, &stack_)) {
+  if (const auto outcome = decideBeforeLooking()) {
+    carryOut({*outcome}, /*key=*/nullptr);
     return;
   }
   const CallKey key{op_, stack_};
   lookAtArguments(key);
   const IValue written = has_fake_ && writesForeach(op_) ? torch::jit::peek(stack_, 0, num_arguments_) : IValue{};
-  if (!has_fake_ && !isFakeMode()) {
-    runOnRealTensors();
-  } else if (!tryRemembered(key)) {
-    compute(key);
+  const bool may_be_remembered = has_fake_ || isFakeMode();
+  if (!may_be_remembered || !tryRemembered(key)) {
+    carryOut(decide(), &key);
   }
   countVersions(written);
 }
 
 // Nothing is looked up in the cache for this: asking it would change what it holds.
-FakeOutcome FakeCall::foresee() {
-  if (isPythonsFirst()) {
-    return FakeOutcome::kPassesOn;
+FakeDecision FakeCall::predict() {
+  if (const auto outcome = decideBeforeLooking()) {
+    return {*outcome};
   }
   forEachTensor(stack_, num_arguments_, [this](const Tensor& tensor) {
     has_fake_ = has_fake_ || isFake(tensor);
     may_have_known_ = may_have_known_ || (isFake(tensor) && mayBeKnown(tensor));
   });
-  const FakeOutcome outcome = decide();
-  return outcome == FakeOutcome::kRunsOnMeta ? foreseeMeta() : outcome;
+  return decide();
 }
 
-// As `MetaCall::checkCanBeFaked()` decides.
-FakeOutcome FakeCall::foreseeMeta() const {
-  if (isResizeToSameSize(op_, stack_)) {
-    return FakeOutcome::kDoesNothing;
+std::optional<FakeOutcome> FakeCall::decideBeforeLooking() const {
+  if (isPythonsFirst()) {
+    return FakeOutcome::kPassesOn;
   }
-  if (lacksValues(op_, stack_)) {
-    return FakeOutcome::kLacksValues;
-  }
-  return op_.hasComputedKernelForDispatchKey(DispatchKey::Meta) ? FakeOutcome::kRunsOnMeta : FakeOutcome::kLacksMeta;
+  return mustBeRecordedForHandler(op_, stack_) ? std::optional{FakeOutcome::kRecords} : std::nullopt;
 }
 
-FakeOutcome FakeCall::decide() const {
+FakeDecision FakeCall::decide() const {
   if (!isAboutFakes()) {
-    return FakeOutcome::kRunsReal;
+    return {FakeOutcome::kRunsReal};
   }
   if (isLiftFresh(op_)) {
-    return FakeOutcome::kLifts;
+    return {FakeOutcome::kLifts};
   }
-  return isPinMemory(op_) ? FakeOutcome::kPins : decideHowToFake();
+  if (isPinMemory(op_)) {
+    return {FakeOutcome::kPins};
+  }
+  if (auto refusal = refusalOf([this] { refuseOtherLayouts(op_, stack_); })) {
+    return {FakeOutcome::kRefuses, {}, std::move(refusal)};
+  }
+  return decideHowToFake();
 }
 
 // A composite operator does what the operators that it calls do, so let those come here. They arrive here whole when
 // autograd is skipped, as in inference mode; the random ones always do.
-FakeOutcome FakeCall::decideHowToFake() const {
+FakeDecision FakeCall::decideHowToFake() const {
   if (compositeKernelOf(op_)) {
-    return FakeOutcome::kDecomposes;
+    return {FakeOutcome::kDecomposes};
   }
   if (has_fake_ && communicationOf(op_) != Communication::kNone) {
     return decideHowToCommunicate();
   }
-  if (isAboutSparse(op_, topOf(stack_, num_arguments_))) {
-    return FakeOutcome::kRunsOnSparse;
+  if (isAboutSparse(op_, arguments())) {
+    auto refusal = refusalOf([this] { checkSparse(op_, stack_); });
+    return {refusal ? FakeOutcome::kRefuses : FakeOutcome::kRunsOnSparse, {}, std::move(refusal)};
   }
-  return canRunOnValues() ? FakeOutcome::kRunsOnValues : FakeOutcome::kRunsOnMeta;
+  return decideHowToRun();
 }
 
-FakeOutcome FakeCall::decideHowToCommunicate() const {
-  switch (foreseeCollective(op_, topOf(stack_, num_arguments_))) {
+FakeDecision FakeCall::decideHowToCommunicate() const {
+  switch (decideCollective(op_, arguments())) {
     case CollectiveOutcome::kRefused:
-      return FakeOutcome::kRefuses;
+      return {FakeOutcome::kRefuses, {}, refusalOf([this] { refuseCollective(op_, arguments()); })};
     case CollectiveOutcome::kRunsKernel:
-      return FakeOutcome::kCommunicates;
+      return {FakeOutcome::kCommunicates};
     case CollectiveOutcome::kRunsReal:
-      return FakeOutcome::kSynchronizes;
+      return {FakeOutcome::kSynchronizes};
     case CollectiveOutcome::kRunsOnMeta:
       break;
   }
-  return FakeOutcome::kRunsOnMeta;
+  return decideHowToRun();
 }
 
-// NOTE [Constants keep their values]
-bool FakeCall::canRunOnValues() const {
-  return may_have_known_ && needsValues(op_, stack_) && areValuesKnown(op_, topOf(stack_, num_arguments_));
-}
-
-void FakeCall::compute(const CallKey& key) {
-  if (!isAboutFakes()) {
-    runOnRealTensors();
-  } else if (isLiftFresh(op_)) {
-    liftConstant();
-  } else if (isPinMemory(op_)) {
-    pinMemory();
-  } else {
-    refuseOtherLayouts(op_, stack_);
-    computeAsFake(key);
+FakeDecision FakeCall::decideHowToRun() const {
+  if (canRunOnValues()) {
+    return {FakeOutcome::kRunsOnValues};
   }
+  if (isResizeToSameSize(op_, stack_)) {
+    return {FakeOutcome::kDoesNothing};
+  }
+  return {FakeOutcome::kRunsOnMeta, planOnMeta(op_, stack_)};
 }
 
-void FakeCall::computeAsFake(const CallKey& key) {
-  switch (decideHowToFake()) {
-    case FakeOutcome::kDecomposes:
-      decompose();
+void FakeCall::carryOut(const FakeDecision& decision, const CallKey* key) {
+  switch (decision.outcome) {
+    case FakeOutcome::kPassesOn:
+      op_.redispatchBoxed(keys_ & kBelowFake, &stack_);
       break;
-    case FakeOutcome::kRefuses:
-      refuseCollective(op_, topOf(stack_, num_arguments_));
+    case FakeOutcome::kRecords:
+      recordForHandler(op_, keys_, &stack_);
+      break;
+    case FakeOutcome::kRunsReal:
+      runOnRealTensors();
+      break;
+    case FakeOutcome::kLifts:
+      liftConstant();
+      break;
+    case FakeOutcome::kPins:
+      pinMemory();
       break;
     case FakeOutcome::kSynchronizes:
       synchronizeForReal(op_, stack_);
@@ -200,15 +225,29 @@ void FakeCall::computeAsFake(const CallKey& key) {
     case FakeOutcome::kCommunicates:
       runCollective(op_, keys_ & kBelowFake, stack_);
       break;
+    case FakeOutcome::kDecomposes:
+      decompose();
+      break;
     case FakeOutcome::kRunsOnSparse:
       runOnSparse(op_, stack_);
       break;
     case FakeOutcome::kRunsOnValues:
       runOnKnownValues();
       break;
-    default:
-      runOnMetaAndRemember(key);
+    case FakeOutcome::kDoesNothing:
+      doNothing();
+      break;
+    case FakeOutcome::kRunsOnMeta:
+      runOnMetaAndRemember(decision.plan, *key);
+      break;
+    case FakeOutcome::kRefuses:
+      std::rethrow_exception(decision.refusal);
   }
+}
+
+// NOTE [Constants keep their values]
+bool FakeCall::canRunOnValues() const {
+  return may_have_known_ && needsValues(op_, stack_) && areValuesKnown(op_, arguments());
 }
 
 void FakeCall::lookAtArguments(const CallKey& key) {
@@ -236,8 +275,7 @@ bool FakeCall::isPythonsFirst() const {
 }
 
 bool FakeCall::isAboutFakes() const {
-  const auto arguments = topOf(stack_, num_arguments_);
-  return has_fake_ || (isFakeMode() && (isFactory(op_, arguments) || isAboutNumbers(arguments) ||
+  return has_fake_ || (isFakeMode() && (isFactory(op_, arguments()) || isAboutNumbers(arguments()) ||
                                         DeviceRules(op_, stack_).namesFakeDevice()));
 }
 
@@ -247,9 +285,8 @@ bool FakeCall::tryRemembered(const CallKey& key) {
     return false;
   }
   Results results = recipe->make(key.tensors());
-  followValues(topOf(stack_, num_arguments_), results);
-  torch::jit::drop(stack_, num_arguments_);
-  std::move(results.begin(), results.end(), std::back_inserter(stack_));
+  followValues(results);
+  replaceArguments(std::move(results));
   return true;
 }
 
@@ -296,40 +333,42 @@ void FakeCall::decompose() {
 }
 
 void FakeCall::runOnKnownValues() {
-  Stack values = runOnValues(op_, topOf(stack_, num_arguments_));
+  Stack values = runOnValues(op_, arguments());
   mapTensors(values, values.size(), [](const Tensor& value) {
     Tensor fake = fakeLike(value);
     rememberValue(fake, value);
     return fake;
   });
-  torch::jit::drop(stack_, num_arguments_);
-  std::move(values.begin(), values.end(), std::back_inserter(stack_));
+  replaceArguments(std::move(values));
 }
 
-void FakeCall::runOnMetaAndRemember(const CallKey& key) {
-  const Stack arguments(stack_.end() - numArguments(), stack_.end());
-  runOnMeta(op_, stack_);
-  const c10::ArrayRef<IValue> results = topOf(stack_, op_.schema().returns().size());
+void FakeCall::doNothing() {
+  torch::jit::drop(stack_, num_arguments_ - 1);
+}
+
+void FakeCall::runOnMetaAndRemember(const MetaPlan& plan, const CallKey& key) {
+  Stack results = runOnMeta(op_, stack_, plan);
   // A call that changes the metadata of its arguments has another effect each time.
-  const CallKey key_after{op_, arguments};
+  const CallKey key_after{op_, stack_};
   metadataCache().remember(key, key.isComplete() && key_after.words() == key.words()
                                     ? ResultRecipe::learn(op_, key_after.tensors(), results)
                                     : nullptr);
-  followValues(arguments, results);
+  followValues(results);
+  replaceArguments(std::move(results));
 }
 
-void FakeCall::followValues(c10::ArrayRef<IValue> arguments, c10::ArrayRef<IValue> results) const {
+void FakeCall::followValues(c10::ArrayRef<IValue> results) const {
   if (may_have_known_ ||
-      (isFakeMode() && haveOneElement(results) && (isFactory(op_, arguments) || isAboutNumbers(arguments)))) {
-    torchext::followValues(op_, arguments, results);
+      (isFakeMode() && haveOneElement(results) && (isFactory(op_, arguments()) || isAboutNumbers(arguments())))) {
+    torchext::followValues(op_, arguments(), results);
   }
 }
 
 }  // namespace
 
-FakeOutcome foreseeFake(const OperatorHandle& op, DispatchKeySet keys, const Stack& arguments) {
+FakeDecision predictFake(const OperatorHandle& op, DispatchKeySet keys, const Stack& arguments) {
   Stack stack = arguments;
-  return FakeCall{op, keys, stack}.foresee();
+  return FakeCall{op, keys, stack}.predict();
 }
 
 void fakeFallback(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {

@@ -1,7 +1,5 @@
 #include "recording.h"
 
-#include <atomic>
-
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 namespace torchext {
@@ -11,7 +9,7 @@ namespace {
 thread_local int depth = 0;
 thread_local bool can_run_for_real = false;
 
-std::atomic<HandlersRecorder> handlers_recorder{nullptr};
+HandlersRecorder handlers_recorder;
 
 }  // namespace
 
@@ -37,16 +35,17 @@ bool isInKernelOfFakeTensorMode() noexcept {
   return c10::impl::tls_local_dispatch_key_set().included_.has_backend(c10::BackendComponent::MetaBit);
 }
 
-void setHandlersRecorder(HandlersRecorder recorder) {
+void setHandlersRecorder(HandlersRecorder recorder) noexcept {
   handlers_recorder = recorder;
 }
 
-bool tryRecordForHandler(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  if (isRecording() || !c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::DeferredInit)) {
-    return false;
-  }
-  const HandlersRecorder recorder = handlers_recorder;
-  return recorder != nullptr && recorder(op, keys, stack);
+bool mustBeRecordedForHandler(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  return !isRecording() && c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::DeferredInit) &&
+         handlers_recorder.concerns != nullptr && handlers_recorder.concerns(op, stack);
+}
+
+void recordForHandler(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  handlers_recorder.record(op, keys, stack);
 }
 
 }  // namespace torchext

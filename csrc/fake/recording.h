@@ -39,11 +39,21 @@ bool isInKernelOfFakeTensorMode() noexcept;
 // above `Python` on the thread (PythonFallbackKernel.cpp), and `DeferredInit` is one of them. What the handler calls
 // comes to the `Fake` handler without having been recorded. That one hands it up to the recorder first.
 
-// Handles a call about deferred tensors, and returns true; leaves any other alone, and returns false.
-using HandlersRecorder = bool (*)(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
-void setHandlersRecorder(HandlersRecorder recorder);
+// What the recorder does with such a call.
+struct HandlersRecorder {
+  // True when it is about deferred tensors: then it is the recorder's.
+  bool (*concerns)(const c10::OperatorHandle& op, const torch::jit::Stack& stack) = nullptr;
+  // Handles it, if it is.
+  void (*record)(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) = nullptr;
+};
 
-// Lets the recorder handle a call that has passed it by. False when it has not, or when the recorder returns so.
-bool tryRecordForHandler(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
+// To be called once, before there are deferred tensors.
+void setHandlersRecorder(HandlersRecorder recorder) noexcept;
+
+// True when the call of `op` with the arguments on top of `stack` has passed the recorder by, and is the recorder's.
+bool mustBeRecordedForHandler(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
+
+// Lets the recorder handle such a call.
+void recordForHandler(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
 }  // namespace torchext

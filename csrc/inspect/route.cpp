@@ -1,6 +1,7 @@
 #include "route.h"
 
 #include <algorithm>
+#include <exception>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -13,6 +14,7 @@
 #include "../deferred_init/recorder.h"
 #include "../fake/composites.h"
 #include "../fake/fake_handler.h"
+#include "../fake/recording.h"
 #include "../marks/tensor_marks.h"
 #include "../stack_utils.h"
 #include "dispatch_table.h"
@@ -90,8 +92,10 @@ class Walk {
 
   // What kernels do with the call.
   void follow(DispatchKey key, const TableEntry& entry);
-  FakeOutcome foreseeFakeOnTheWay() const;
+  FakeDecision predictFakeOnTheWay() const;
   void followFake(const TableEntry& entry);
+  void followMeta(const TableEntry& entry, MetadataKernel kernel);
+  void followRefusal(const TableEntry& entry, const std::exception_ptr& error);
   void followRecorder(const TableEntry& entry);
   void followMarks(const TableEntry& entry);
   void followComposites(const TableEntry& entry);
@@ -113,6 +117,8 @@ class Walk {
   DispatchKeySet skipped_;
   // What the next kernel will get.
   DispatchKeySet keys_;
+  // The recorder of deferred_init has made the call, and runs for real what cannot be faked.
+  bool is_recorded_ = false;
   bool has_ended_ = false;
   std::vector<RouteStep> steps_;
 };
@@ -204,17 +210,29 @@ void Walk::end(DispatchKey key, const TableEntry& entry, RouteTurn turn, std::st
   has_ended_ = true;
 }
 
-FakeOutcome Walk::foreseeFakeOnTheWay() const {
+FakeDecision Walk::predictFakeOnTheWay() const {
   const c10::impl::IncludeDispatchKeyGuard include{included_};
   const c10::impl::ExcludeDispatchKeyGuard exclude{excluded_};
-  return foreseeFake(op_, keys_, arguments_);
+  std::optional<RecordingGuard> recording;
+  if (is_recorded_) {
+    recording.emplace(/*can_run_for_real=*/true);
+  }
+  return predictFake(op_, keys_, arguments_);
 }
 
 void Walk::followFake(const TableEntry& entry) {
   constexpr DispatchKey key = DispatchKey::Fake;
-  switch (foreseeFakeOnTheWay()) {
+  const FakeDecision decision = predictFakeOnTheWay();
+  if (const std::exception_ptr error = decision.error()) {
+    followRefusal(entry, error);
+    return;
+  }
+  switch (decision.outcome) {
     case FakeOutcome::kPassesOn:
       passOn(key, entry);
+      break;
+    case FakeOutcome::kRecords:
+      end(key, entry, RouteTurn::kDecomposes, "hands the call to deferred_init, which has not seen it");
       break;
     case FakeOutcome::kRunsReal:
       passOn(key, entry, "the call is not about fake tensors");
@@ -225,9 +243,6 @@ void Walk::followFake(const TableEntry& entry) {
       break;
     case FakeOutcome::kPins:
       end(key, entry, RouteTurn::kComputes, "copies the metadata");
-      break;
-    case FakeOutcome::kRefuses:
-      end(key, entry, RouteTurn::kRaises, "fakes have no values to send to other processes");
       break;
     case FakeOutcome::kSynchronizes:
       end(key, entry, RouteTurn::kDecomposes, "makes the call now, on a real tensor");
@@ -248,21 +263,47 @@ void Walk::followFake(const TableEntry& entry) {
     case FakeOutcome::kDoesNothing:
       end(key, entry, RouteTurn::kComputes, "the argument has this size already");
       break;
-    case FakeOutcome::kLacksValues:
-      end(key, entry, RouteTurn::kRaises, "needs the values of fake tensors");
-      break;
-    case FakeOutcome::kLacksMeta:
-      end(key, entry, RouteTurn::kRaises, "the operator has no Meta kernel");
-      break;
     case FakeOutcome::kRunsOnMeta:
+      followMeta(entry, decision.plan.kernel);
+      break;
+    case FakeOutcome::kRefuses:
+      break;  // has an error
+  }
+}
+
+void Walk::followMeta(const TableEntry& entry, MetadataKernel kernel) {
+  constexpr DispatchKey key = DispatchKey::Fake;
+  switch (kernel) {
+    case MetadataKernel::kMeta:
       note(key, entry, RouteTurn::kPassesOn, "asks the Meta kernel for the metadata, unless they are remembered");
       keys_ = DispatchKeySet{DispatchKey::Meta};
+      break;
+    case MetadataKernel::kComposite:
+      end(key, entry, RouteTurn::kDecomposes,
+          "asks the composite kernel for the metadata, on the meta device, unless they are remembered");
+      break;
+    case MetadataKernel::kNone:
+      end(key, entry, RouteTurn::kComputes, "makes a fake like the first argument");
+  }
+}
+
+void Walk::followRefusal(const TableEntry& entry, const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const c10::NotImplementedError& refusal) {
+    if (is_recorded_) {
+      end(DispatchKey::Fake, entry, RouteTurn::kDecomposes, "cannot be faked, so deferred_init runs it for real");
+    } else {
+      end(DispatchKey::Fake, entry, RouteTurn::kRaises, firstSentence(refusal.what_without_backtrace()));
+    }
+  } catch (const c10::Error& refusal) {
+    end(DispatchKey::Fake, entry, RouteTurn::kRaises, firstSentence(refusal.what_without_backtrace()));
   }
 }
 
 void Walk::followRecorder(const TableEntry& entry) {
   constexpr DispatchKey key = DispatchKey::DeferredInit;
-  switch (foreseeRecorder(op_, keys_, arguments_)) {
+  switch (predictRecorder(op_, keys_, arguments_)) {
     case RecorderOutcome::kDecomposes:
     case RecorderOutcome::kPassesOn:
       passOn(key, entry, "what the kernels below call comes here again");
@@ -286,6 +327,7 @@ void Walk::followRecorder(const TableEntry& entry) {
     case RecorderOutcome::kRunsAsFake:
     case RecorderOutcome::kRecords:
       passOn(key, entry, "records the call if it writes");
+      is_recorded_ = true;
       excluded_ = excluded_.add(key);
       included_ = included_.add(DispatchKey::Fake);
       keys_ = keys_ | included_;

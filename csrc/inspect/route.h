@@ -42,8 +42,8 @@ struct RouteStep {
 //   * a kernel of BackendSelect puts the backend that `dtype`, `layout` and `device` name into the set;
 //   * a composite kernel calls other operators;
 //   * what wraps tensors (functionalization, torch.func) and what is written in Python decides by means that cannot be
-//     foreseen from here, so a route ends there;
-//   * our own two fallbacks tell (`foreseeFake()`, `foreseeRecorder()`).
+//     known from here, so a route ends there;
+//   * our own two fallbacks report the decision that they would carry out (`predictFake()`, `predictRecorder()`).
 //
 // A kernel of another library at a key above the backends is taken to pass the call on.
 

@@ -278,9 +278,83 @@ def test_missing_kernel_is_told_with_the_words_of_the_error() -> None:
     assert "SparseCPU" not in route(aten.view, sparse, [-1]).keys
 
 
-def test_calls_that_fakes_refuse_are_told() -> None:
-    last = route(aten._local_scalar_dense, fake_like(normal()))[-1]
-    assert (last.key, last.turn, last.comment) == ("Fake", "raises", "needs the values of fake tensors")
+def quantized() -> torch.Tensor:
+    return torch.quantize_per_tensor(normal(), 0.1, 0, torch.qint8)
+
+
+REFUSED_CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
+    "value": lambda: (aten._local_scalar_dense.default, fake_like(normal())),
+    "writes-real": lambda: (aten.add_.Tensor, normal(), fake_like(normal())),
+    "overlap": lambda: (aten.add_.Tensor, fake_like(normal()[:1]).expand(2, 2), fake_like(normal())),
+    "devices": lambda: (aten.add.Tensor, fake_like(normal()), fake_like(normal().to("meta"))),
+    "makes-quantized": lambda: (aten.quantize_per_tensor.default, fake_like(normal()), 0.1, 0, torch.qint8),
+    "takes-quantized": lambda: (aten.add.Tensor, fake_like(normal()), quantized()),
+    "makes-mkldnn": lambda: (aten.to_mkldnn.default, fake_like(normal())),
+    "counts-elements": lambda: (aten._to_sparse.default, fake_like(normal())),
+    "no-sparse-kernel": lambda: (aten._local_scalar_dense.default, fake_like(normal().to_sparse())),
+    "sparse-writes-real": lambda: (aten.add_.Tensor, normal(), fake_like(normal().to_sparse())),
+}
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize("call", REFUSED_CALLS)
+def test_call_that_fakes_refuse_is_told_with_the_words_of_the_error(call: str) -> None:
+    op, *args = REFUSED_CALLS[call]()
+    last = route(op, *args)[-1]
+    assert (last.key, last.turn) == ("Fake", "raises")
+    with pytest.raises(RuntimeError) as error:
+        op(*args)
+    assert str(error.value).startswith(last.comment)
+
+
+def test_missing_meta_kernel_is_told_with_the_words_of_the_error() -> None:
+    with torch.library._scoped_library("torchext_test_inspect", "FRAGMENT") as library:
+        library.define("cpu_only(Tensor x) -> Tensor")
+        library.impl("cpu_only", torch.clone, "CPU")
+        op = torch.ops.torchext_test_inspect.cpu_only
+        last = route(op, fake_like(normal()))[-1]
+        assert (last.key, last.turn) == ("Fake", "raises")
+        with pytest.raises(NotImplementedError, match="has no Meta kernel") as error:
+            op(fake_like(normal()))
+    assert str(error.value).startswith(last.comment)
+
+
+@pytest.mark.parametrize(
+    ("op", "args", "turn", "comment"),
+    [
+        # PyTorch's reference in Python is the Meta kernel of both, but is not asked.
+        (aten.full.default, lambda: [[2], 3.0], "decomposes", "asks the composite kernel"),
+        (aten.pow.Tensor_Scalar, lambda: [fake_like(normal().bool()), True], "computes", "like the first argument"),
+    ],
+)
+def test_kernel_that_tells_the_metadata_is_the_one_on_the_route(
+    op: Any, args: Callable[[], list[Any]], turn: str, comment: str
+) -> None:
+    with fake_mode():
+        last = route(op, *args())[-1]
+    assert (last.key, last.turn) == ("Fake", turn)
+    assert comment in last.comment
+
+
+def test_deferred_tensors_that_a_handler_reads_are_handed_to_deferred_init() -> None:
+    """`__torch_dispatch__` hides the keys above `Python`, and `DeferredInit` is one of them."""
+    found: list[Route] = []
+
+    class Looking(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            found.append(route(func, *args))
+            return func(*args, **(kwargs or {}))
+
+    with Looking():
+        assert aten._local_scalar_dense(deferred_init(torch.full, (), 3.0)) == 3.0
+    if "Fake" in found[-1].keys:  # which is hidden as well before 2.13
+        assert "hands the call to deferred_init" in found[-1][-1].comment
+
+
+def test_recorded_call_that_cannot_be_faked_runs_for_real() -> None:
+    last = route(aten.to_mkldnn, deferred())[-1]
+    assert (last.key, last.turn) == ("Fake", "decomposes")
+    assert "deferred_init runs it for real" in last.comment
 
 
 def test_fallbacks_tell_what_they_would_do() -> None:

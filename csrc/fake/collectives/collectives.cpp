@@ -145,7 +145,7 @@ Communication communicationOf(const OperatorHandle& op) {
   return takesGroup(op) || isOnSymmetricMemory(op) ? Communication::kCollective : Communication::kNone;
 }
 
-CollectiveOutcome foreseeCollective(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+CollectiveOutcome decideCollective(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   switch (communicationOf(op)) {
     case Communication::kWaits:
       return CollectiveOutcome::kRunsKernel;

@@ -40,7 +40,7 @@ enum class CollectiveOutcome : std::uint8_t {
   kRunsReal,    // with a real tensor in the place of the fake one
   kRunsOnMeta,
 };
-CollectiveOutcome foreseeCollective(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
+CollectiveOutcome decideCollective(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
 
 // Raises the error of a call that is refused. Does nothing to others, and to calls without fakes.
 void refuseCollective(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);

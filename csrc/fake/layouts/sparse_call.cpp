@@ -130,18 +130,26 @@ class GeometryOfWritten {
   std::vector<Entry> entries_;
 };
 
+// Metadata are all that counts, so real arguments may be fake, too; kernels would mix them up with the members.
+void makeArgumentsFake(const OperatorHandle& op, Stack& stack) {
+  mapTensors(stack, op.schema().arguments().size(), [](const Tensor& tensor) {
+    const bool is_number = tensor.unsafeGetTensorImpl()->is_wrapped_number();
+    return is_number || isFake(tensor) ? tensor : fakeLike(tensor);
+  });
+}
+
 class SparseCall {
  public:
-  SparseCall(const OperatorHandle& op, Stack& stack);
+  SparseCall(const OperatorHandle& op, const Stack& stack);
 
-  void run();
+  void check() const;
+  void run(Stack& stack) const;
 
  private:
   void checkIsNotRecorded() const;
   void checkIsToldByMetadata() const;
-  void makeArgumentsFake();
   bool mustDoWithoutKernel() const;
-  void callKernel();
+  void callKernel(Stack& stack) const;
   bool isForeign() const;
   bool hasOwnKernelOn(c10::DeviceType device) const;
   DispatchKey keyOn(c10::DeviceType device) const;
@@ -154,13 +162,13 @@ class SparseCall {
   }
 
   const OperatorHandle& op_;
-  Stack& stack_;
+  const Stack& stack_;
   // What the operator is dispatched by.
   Layout layout_ = c10::kStrided;
   Device device_{c10::kCPU};
 };
 
-SparseCall::SparseCall(const OperatorHandle& op, Stack& stack) : op_{op}, stack_{stack} {
+SparseCall::SparseCall(const OperatorHandle& op, const Stack& stack) : op_{op}, stack_{stack} {
   if (const Tensor deciding = decidingTensor(arguments()); deciding.defined()) {
     layout_ = deciding.layout();
     device_ = deciding.device();
@@ -171,18 +179,25 @@ SparseCall::SparseCall(const OperatorHandle& op, Stack& stack) : op_{op}, stack_
   }
 }
 
-void SparseCall::run() {
+void SparseCall::check() const {
   checkIsNotRecorded();
   refuseToWriteIntoRealTensors(op_, stack_);
   checkIsToldByMetadata();
-  makeArgumentsFake();
+  if (!mustDoWithoutKernel()) {
+    kernel();
+  }
+}
+
+// `stack` is the one of the constructor.
+void SparseCall::run(Stack& stack) const {
+  makeArgumentsFake(op_, stack);
   const c10::impl::IncludeDispatchKeyGuard guard{DispatchKey::Fake};
   if (mustDoWithoutKernel()) {
-    applyRemedy(op_, stack_);
+    applyRemedy(op_, stack);
   } else {
-    callKernel();
+    callKernel(stack);
   }
-  forEachTensor(stack_, op_.schema().returns().size(), giveFakeKey);
+  forEachTensor(stack, op_.schema().returns().size(), giveFakeKey);
 }
 
 // The recorder of deferred_init runs for real what is refused here: it records what storages hold, and a sparse tensor
@@ -199,14 +214,6 @@ void SparseCall::checkIsToldByMetadata() const {
                             "` needs the values of a fake tensor, which has none: how many elements the sparse result "
                             "has depends on them. Make the sparse tensor of indices and values of known shapes."));
   }
-}
-
-// Metadata are all that counts, so real arguments may be fake, too; kernels would mix them up with the members.
-void SparseCall::makeArgumentsFake() {
-  mapTensors(stack_, op_.schema().arguments().size(), [](const Tensor& tensor) {
-    const bool is_number = tensor.unsafeGetTensorImpl()->is_wrapped_number();
-    return is_number || isFake(tensor) ? tensor : fakeLike(tensor);
-  });
 }
 
 // Is a kernel registered for this layout and device, and not for all of them?
@@ -228,18 +235,18 @@ bool SparseCall::mustDoWithoutKernel() const {
   return isForeign() && hasRemedy(op_, arguments());
 }
 
-void SparseCall::callKernel() {
+void SparseCall::callKernel(Stack& stack) const {
   const Stack called = arguments().vec();
   const GeometryOfWritten geometry{op_, called};
-  const std::size_t bottom = stack_.size() - called.size();
+  const std::size_t bottom = stack.size() - called.size();
   const auto put_arguments_back = [&] {
-    stack_.resize(bottom);
-    stack_.insert(stack_.end(), called.begin(), called.end());
+    stack.resize(bottom);
+    stack.insert(stack.end(), called.begin(), called.end());
     geometry.restore();
   };
   try {
     const InSparseKernel in_kernel;
-    op_.redispatchBoxed(c10::DispatchKeySet{kernel()}, &stack_);
+    op_.redispatchBoxed(c10::DispatchKeySet{kernel()}, &stack);
     return;
   } catch (const DataDependentError&) {
     put_arguments_back();
@@ -258,7 +265,7 @@ void SparseCall::callKernel() {
       refuseToReadMemory();
     }
   }
-  applyRemedy(op_, stack_);
+  applyRemedy(op_, stack);
 }
 
 DispatchKey SparseCall::keyOn(c10::DeviceType device) const {
@@ -307,8 +314,12 @@ bool isAboutSparse(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   return has_sparse || isSparseLayout(layoutArgument(op, arguments).value_or(c10::kStrided));
 }
 
+void checkSparse(const OperatorHandle& op, const Stack& stack) {
+  SparseCall{op, stack}.check();
+}
+
 void runOnSparse(const OperatorHandle& op, Stack& stack) {
-  SparseCall{op, stack}.run();
+  SparseCall{op, stack}.run(stack);
 }
 
 bool isInSparseKernel() noexcept {

@@ -39,13 +39,13 @@ bool isAmong(const std::array<std::string_view, N>& names, const OperatorHandle&
   return std::find(names.begin(), names.end(), op.schema().name()) != names.end();
 }
 
-bool isTrue(const OperatorHandle& op, const Stack& arguments, const char* name) {
+bool isTrue(const OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments, const char* name) {
   const int position = findArgument(op.schema(), name);
   return position >= 0 && arguments[static_cast<std::size_t>(position)].toBool();
 }
 
 // In evaluation, the kernel of the CPU has nothing to save (`batch_norm_cpu`, Normalization.cpp).
-bool savesNothing(const OperatorHandle& op, const Stack& arguments) {
+bool savesNothing(const OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments) {
   const std::string& name = op.schema().name();
   if (name == "aten::_native_batch_norm_legit_no_training" || name == "aten::_batch_norm_no_update") {
     return true;
@@ -55,19 +55,19 @@ bool savesNothing(const OperatorHandle& op, const Stack& arguments) {
 
 // The CPU computes statistics in the dtype of the input, unless parameters of float32 are mixed with a reduced input
 // (`is_mixed_type()` and `param_scalar_type()`, mixed_data_type.h).
-c10::ScalarType statisticsDtype(const Stack& arguments) {
+c10::ScalarType statisticsDtype(c10::ArrayRef<c10::IValue> arguments) {
   const c10::ScalarType input = arguments.front().toTensor().scalar_type();
   if (!c10::isReducedFloatingType(input)) {
     return input;
   }
   bool is_mixed = false;
-  forEachTensor(arguments, arguments.size() - 1, [&is_mixed](const Tensor& parameter) {
+  forEachTensor(arguments.slice(1), [&is_mixed](const Tensor& parameter) {
     is_mixed = is_mixed || parameter.scalar_type() == c10::kFloat;
   });
   return is_mixed ? c10::kFloat : input;
 }
 
-void correctStatistics(const OperatorHandle& op, const Stack& arguments, Stack& results) {
+void correctStatistics(const OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments, Stack& results) {
   constexpr std::size_t kMean = 1;
   constexpr std::size_t kInverseDeviation = 2;
   const auto dtype = statisticsDtype(arguments);
@@ -80,7 +80,7 @@ void correctStatistics(const OperatorHandle& op, const Stack& arguments, Stack& 
 }
 
 // The memory format is that of the first argument. What is neither contiguous nor channels last becomes contiguous.
-void correctMemoryFormat(const Stack& arguments, c10::IValue& result) {
+void correctMemoryFormat(c10::ArrayRef<c10::IValue> arguments, c10::IValue& result) {
   const Tensor& meta = result.toTensor();
   const auto format = arguments.front().toTensor().suggest_memory_format();
   result = at::empty(meta.sizes(), meta.options().memory_format(format));
@@ -89,7 +89,7 @@ void correctMemoryFormat(const Stack& arguments, c10::IValue& result) {
 // With MKL, the batch dimensions of the result follow the order of the input's strides (`_exec_fft()`,
 // SpectralOps.cpp). Where strides are equal, as in the gradient of a sum, std::partition() decides, which the Meta
 // kernel does not imitate.
-void correctBatchOrder(const Stack& arguments, Stack& results) {
+void correctBatchOrder(c10::ArrayRef<c10::IValue> arguments, Stack& results) {
   const Tensor& input = arguments.front().toTensor();
   const Tensor& result = results.back().toTensor();
   std::vector<bool> is_transformed(static_cast<std::size_t>(input.dim()));
@@ -146,7 +146,10 @@ bool decidesByDevice(const OperatorHandle& op, c10::Device device) {
   return device.is_cpu() && (isNormalization(op) || isFourier(op) || isAmong(kKeepFormat, op));
 }
 
-void correctForDevice(const OperatorHandle& op, const Stack& arguments, c10::Device device, Stack& results) {
+void correctForDevice(const OperatorHandle& op,
+                      c10::ArrayRef<c10::IValue> arguments,
+                      c10::Device device,
+                      Stack& results) {
   if (hasFormatOfConvolution(op)) {
     giveMemoryFormat(op, arguments, device, results);
   } else if (isNormalization(op)) {

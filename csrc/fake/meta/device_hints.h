@@ -35,7 +35,7 @@ bool decidesByDevice(const c10::OperatorHandle& op, c10::Device device);
 
 // Corrects the `results` that such an operator has on the meta device for `arguments`, which are on `device`.
 void correctForDevice(const c10::OperatorHandle& op,
-                      const torch::jit::Stack& arguments,
+                      c10::ArrayRef<c10::IValue> arguments,
                       c10::Device device,
                       torch::jit::Stack& results);
 

@@ -71,107 +71,117 @@ void checkInBounds(const TensorImpl& view, const Storage& storage) {
               " requiring a storage size of ", needed, " are out of bounds for storage of size ", storage.nbytes());
 }
 
+void checkCanBeFaked(const OperatorHandle& op, const Stack& stack) {
+  if (lacksValues(op, stack)) {
+    TORCHEXT_THROW(
+        DataDependentError,
+        c10::str("`", op.operator_name(),
+                 "` needs the values of its arguments, but at least one is a fake tensor, which has none. Run "
+                 "it on real tensors, or move it out of the code that runs on fake tensors."));
+  }
+  if (!op.hasComputedKernelForDispatchKey(DispatchKey::Meta)) {
+    TORCHEXT_THROW(UnsupportedOperatorError,
+                   c10::str("`", op.operator_name(),
+                            "` has no Meta kernel, so its result on fake tensors cannot be told. Register one with "
+                            "torch.library.register_fake(\"",
+                            op.operator_name(), "\")."));
+  }
+}
+
+// Runs one call by its plan.
 class MetaCall {
  public:
-  MetaCall(const OperatorHandle& op, Stack& stack)
-      : op_{op},
-        stack_{stack},
-        num_arguments_{op.schema().arguments().size()},
-        bottom_{stack.size() - num_arguments_} {}
+  MetaCall(const OperatorHandle& op, const Stack& called, const MetaPlan& plan)
+      : op_{op}, called_{called}, plan_{plan}, stack_(arguments().vec()) {}
 
-  void run();
+  Stack run();
 
  private:
-  c10::Device prepare();
-  bool runWithoutMetaKernel(const Stack& arguments, std::optional<c10::Device> device, const std::exception& error);
-  void checkCanBeFaked() const;
-  void convertArgumentsToMeta(const DeviceRules& rules);
-  void callMetaKernel(c10::Device device);
-  bool tryOnZeros(Stack arguments, c10::Device device);
-  void correctMetaResults(const Stack& arguments, c10::Device device, const RealResults& real);
+  bool runWithoutMetaKernel(bool is_prepared, const std::exception& error);
+  void convertArgumentsToMeta();
+  IValue toMeta(const IValue& value, const c10::Argument& argument);
+  void callMetaKernel();
+  bool tryOnZeros();
+  void correctMetaResults(const RealResults& real);
   void updateWrittenFakes();
-  void convertOutputsToFake(c10::Device device);
-  Tensor toFake(const Tensor& meta, c10::Device device);
+  void convertOutputsToFake();
+  Tensor toFake(const Tensor& meta);
+
+  c10::ArrayRef<IValue> arguments() const {
+    return topOf(called_, op_.schema().arguments().size());
+  }
 
   const OperatorHandle& op_;
-  Stack& stack_;
-  const std::size_t num_arguments_;
-  const std::size_t bottom_;  // where the arguments begin
+  const Stack& called_;  // has the arguments on top
+  const MetaPlan& plan_;
+  Stack stack_;  // what becomes of the arguments, and the results in the end
   Shadows shadows_;
   // The fake arguments that the operator writes into, by data or by metadata.
   std::vector<Tensor> written_;
 };
 
-void MetaCall::run() {
-  const Stack arguments(stack_.end() - static_cast<std::ptrdiff_t>(num_arguments_), stack_.end());
-  std::optional<c10::Device> device;
+Stack MetaCall::run() {
+  bool is_prepared = false;
   try {
-    device = prepare();
-    callMetaKernel(*device);
+    if (plan_.refusal) {
+      std::rethrow_exception(plan_.refusal);
+    }
+    convertArgumentsToMeta();
+    is_prepared = true;
+    callMetaKernel();
   } catch (const DataDependentError&) {
-    refuseAsRealIfCheap(op_, arguments);  // whose kernel computes when it does not refuse
+    refuseAsRealIfCheap(op_, arguments());  // whose kernel computes when it does not refuse
     throw;
   } catch (const std::exception& error) {
-    if (isInterrupt(error) || !runWithoutMetaKernel(arguments, device, error)) {
+    if (isInterrupt(error) || !runWithoutMetaKernel(is_prepared, error)) {
       throw;
     }
-    return;
+    return std::move(stack_);
   }
   RealResults real;
-  if (!needsValues(op_, arguments)) {  // which stand-ins do not have
-    real = refuseAsReal(op_, arguments, topOf(stack_, op_.schema().returns().size()));
+  if (!needsValues(op_, called_)) {  // which stand-ins do not have
+    real = refuseAsReal(op_, arguments(), stack_);
   }
-  correctMetaResults(arguments, *device, real);
+  correctMetaResults(real);
   updateWrittenFakes();
-  convertOutputsToFake(*device);
+  convertOutputsToFake();
+  return std::move(stack_);
 }
 
 // What a smaller call has shown is less certain than what is known of the device, and what this call has shown is more.
-void MetaCall::correctMetaResults(const Stack& arguments, c10::Device device, const RealResults& real) {
+void MetaCall::correctMetaResults(const RealResults& real) {
   const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
-  if (device.is_cpu() && !real.has_sizes) {
+  if (plan_.device.is_cpu() && !real.has_sizes) {
     correctByReal(real, op_, stack_);
   }
-  if (decidesByDevice(op_, device)) {
-    correctForDevice(op_, arguments, device, stack_);
+  if (decidesByDevice(op_, plan_.device)) {
+    correctForDevice(op_, arguments(), plan_.device, stack_);
   }
-  if (device.is_cpu() && real.has_sizes) {
+  if (plan_.device.is_cpu() && real.has_sizes) {
     correctByReal(real, op_, stack_);
   }
 }
 
-c10::Device MetaCall::prepare() {
-  checkCanBeFaked();
-  refuseToWriteIntoRealTensors(op_, stack_);
-  checkMemoryOverlap(op_, stack_);
-  const DeviceRules rules{op_, stack_};
-  const c10::Device device = rules.outputDevice();
-  convertArgumentsToMeta(rules);
-  return device;
-}
-
-// Called when preparing, or the Meta kernel on `device`, has raised `error`. Raises what real tensors would raise, NOTE
-// [Refusing what real tensors refuse], or what makes the recorder run the operator for real. Returns true when there
-// are results of the kernel for the CPU in the place of the arguments, and false when `error` stands.
-bool MetaCall::runWithoutMetaKernel(const Stack& arguments,
-                                    std::optional<c10::Device> device,
-                                    const std::exception& error) {
-  if (!device) {
-    refuseAsReal(op_, arguments);
+// Called when preparing, or the Meta kernel once all `is_prepared`, has raised `error`. Raises what real tensors would
+// raise, NOTE [Refusing what real tensors refuse], or what makes the recorder run the operator for real. Returns true
+// when it has the results of the kernel for the CPU, and false when `error` stands.
+bool MetaCall::runWithoutMetaKernel(bool is_prepared, const std::exception& error) {
+  if (!is_prepared) {
+    refuseAsReal(op_, arguments());
     return false;
   }
   // A kernel is registered, but only says that there is none, or none for these arguments.
   const auto* missing = dynamic_cast<const c10::NotImplementedError*>(&error);
-  if (missing != nullptr && !isRecording() && tryOnZeros(arguments, *device)) {
+  if (missing != nullptr && !isRecording() && tryOnZeros()) {
     return true;
   }
-  const bool is_accepted = refuseAsReal(op_, arguments);
+  const bool is_accepted = refuseAsReal(op_, arguments());
   if (missing != nullptr) {
     TORCHEXT_THROW(
         UnsupportedOperatorError,
         c10::str("`", op_.operator_name(), "` cannot be run on fake tensors: ", missing->what_without_backtrace()));
   }
-  if (is_accepted && device->is_cpu() && !isRecording() && tryOnZeros(arguments, *device)) {
+  if (is_accepted && plan_.device.is_cpu() && !isRecording() && tryOnZeros()) {
     return true;
   }
   if (canRunForReal()) {
@@ -182,62 +192,46 @@ bool MetaCall::runWithoutMetaKernel(const Stack& arguments,
 }
 
 // NOTE [Asking the kernel of the CPU]
-bool MetaCall::tryOnZeros(Stack arguments, c10::Device device) {
-  if (!tryRunOnZeros(op_, arguments, device)) {
-    return false;
+bool MetaCall::tryOnZeros() {
+  std::optional<Stack> results = tryRunOnZeros(op_, called_, plan_.device);
+  if (results) {
+    stack_ = std::move(*results);
   }
-  stack_.resize(bottom_);
-  std::move(arguments.begin(), arguments.end(), std::back_inserter(stack_));
-  return true;
+  return results.has_value();
 }
 
-void MetaCall::checkCanBeFaked() const {
-  if (lacksValues(op_, stack_)) {
-    TORCHEXT_THROW(
-        DataDependentError,
-        c10::str("`", op_.operator_name(),
-                 "` needs the values of its arguments, but at least one is a fake tensor, which has none. Run "
-                 "it on real tensors, or move it out of the code that runs on fake tensors."));
-  }
-  if (!op_.hasComputedKernelForDispatchKey(DispatchKey::Meta)) {
-    TORCHEXT_THROW(UnsupportedOperatorError,
-                   c10::str("`", op_.operator_name(),
-                            "` has no Meta kernel, so its result on fake tensors cannot be told. Register one with "
-                            "torch.library.register_fake(\"",
-                            op_.operator_name(), "\")."));
-  }
-}
-
-void MetaCall::convertArgumentsToMeta(const DeviceRules& rules) {
+void MetaCall::convertArgumentsToMeta() {
   const auto& arguments = op_.schema().arguments();
-  for (const auto i : c10::irange(num_arguments_)) {
-    IValue& value = torch::jit::peek(stack_, i, num_arguments_);
-    if (static_cast<int>(i) == rules.deviceArgument()) {
-      value = c10::Device{c10::kMeta};
-    } else if (value.isBool() && arguments[i].name() == "pin_memory") {
-      value = false;  // there is nothing to pin, and the meta device refuses to
-    } else if (value.isGenerator()) {
-      value = IValue{};  // nothing is drawn, and Meta kernels that are Python functions refuse it
-    } else if (value.isStorage()) {
-      value = shadows_.of(value.toStorage());
-    } else if (!value.isNone()) {
-      const bool is_written = isWritten(arguments[i]);
-      const auto to_meta = [&](const Tensor& tensor) {
-        if (is_written) {
-          written_.push_back(tensor);
-        }
-        return shadows_.of(tensor);
-      };
-      value = mapTensors(value, to_meta);
-    }
+  const int device_argument = DeviceRules{op_, called_}.deviceArgument();
+  for (const auto i : c10::irange(arguments.size())) {
+    stack_[i] =
+        static_cast<int>(i) == device_argument ? IValue{c10::Device{c10::kMeta}} : toMeta(stack_[i], arguments[i]);
   }
 }
 
-void MetaCall::callMetaKernel(c10::Device device) {
-  const MetaCallOnDevice hint{device};
+IValue MetaCall::toMeta(const IValue& value, const c10::Argument& argument) {
+  if (value.isBool() && argument.name() == "pin_memory") {
+    return false;  // there is nothing to pin, and the meta device refuses to
+  }
+  if (value.isGenerator()) {
+    return IValue{};  // nothing is drawn, and Meta kernels that are Python functions refuse it
+  }
+  if (value.isStorage()) {
+    return shadows_.of(value.toStorage());
+  }
+  return mapTensors(value, [&](const Tensor& tensor) {
+    if (isWritten(argument)) {
+      written_.push_back(tensor);
+    }
+    return shadows_.of(tensor);
+  });
+}
+
+void MetaCall::callMetaKernel() {
+  const MetaCallOnDevice hint{plan_.device};
   const NoTorchFunction no_torch_function;
   const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
-  callMetadataKernel(op_, stack_);
+  callMetadataKernel(plan_.kernel, op_, stack_);
 }
 
 // In-place operators may change more than data: `resize_`, `set_`, `t_` and their kin change the metadata of the
@@ -260,12 +254,11 @@ void MetaCall::updateWrittenFakes() {
   }
 }
 
-void MetaCall::convertOutputsToFake(c10::Device device) {
-  const auto to_fake = [&](const Tensor& meta) { return toFake(meta, device); };
-  mapTensors(stack_, op_.schema().returns().size(), to_fake);
+void MetaCall::convertOutputsToFake() {
+  mapTensors(stack_, stack_.size(), [this](const Tensor& meta) { return toFake(meta); });
 }
 
-Tensor MetaCall::toFake(const Tensor& meta, c10::Device device) {
+Tensor MetaCall::toFake(const Tensor& meta) {
   Tensor original = shadows_.originalOf(*meta.unsafeGetTensorImpl());
   if (original.defined()) {
     return original;
@@ -274,7 +267,7 @@ Tensor MetaCall::toFake(const Tensor& meta, c10::Device device) {
                               "` returns a tensor of layout ", meta.layout(),
                               ", but fake tensors are strided. Call it on real tensors.");
   TensorImpl& meta_impl = *meta.unsafeGetTensorImpl();
-  Storage storage = shadows_.originalOf(meta.storage(), device);
+  Storage storage = shadows_.originalOf(meta.storage(), plan_.device);
   TORCH_CHECK_NOT_IMPLEMENTED(isFakeStorage(storage), "`", op_.operator_name(),
                               "` returns a view of a real argument although another argument "
                               "is fake. Make all its arguments fake, with torchext.fake.fake_like(), or all real.");
@@ -305,8 +298,25 @@ void refuseToWriteIntoRealTensors(const OperatorHandle& op, const Stack& stack) 
   }
 }
 
+MetaPlan planOnMeta(const OperatorHandle& op, const Stack& stack) {
+  try {
+    checkCanBeFaked(op, stack);
+    refuseToWriteIntoRealTensors(op, stack);
+    checkMemoryOverlap(op, stack);
+    return {nullptr, DeviceRules{op, stack}.outputDevice(), metadataKernelFor(op, stack)};
+  } catch (const c10::Error&) {
+    return {std::current_exception()};
+  }
+}
+
+Stack runOnMeta(const OperatorHandle& op, const Stack& stack, const MetaPlan& plan) {
+  return MetaCall{op, stack, plan}.run();
+}
+
 void runOnMeta(const OperatorHandle& op, Stack& stack) {
-  MetaCall{op, stack}.run();
+  Stack results = runOnMeta(op, stack, planOnMeta(op, stack));
+  torch::jit::drop(stack, op.schema().arguments().size());
+  std::move(results.begin(), results.end(), std::back_inserter(stack));
 }
 
 }  // namespace torchext

@@ -139,25 +139,46 @@ void callLaidOutContiguously(const OperatorHandle& op, Stack& stack) {
   stack.back() = at::empty(result.sizes(), result.options());
 }
 
-}  // namespace
+void makeLikeFirstArgument(const OperatorHandle& op, Stack& stack) {
+  const std::size_t count = op.schema().arguments().size();
+  const Tensor self = topOf(stack, count).front().toTensor();
+  torch::jit::drop(stack, count);
+  torch::jit::push(stack, at::empty_like(self));
+}
 
-void callMetadataKernel(const OperatorHandle& op, Stack& stack) {
-  if (isRangeBetweenTensors(op)) {
-    inferDtype(op, stack);
-  }
-  putAcceptedArguments(op, stack);
-  if (isPowerOfBooleans(op, stack)) {
-    const Tensor self = topOf(stack, op.schema().arguments().size()).front().toTensor();
-    torch::jit::drop(stack, op.schema().arguments().size());
-    torch::jit::push(stack, at::empty_like(self));
-  } else if (isComposedFactory(op, stack) || isComposedOperator(op)) {
-    op.callBoxedForDispatchKey(DispatchKey::CompositeExplicitAutograd, stack);
-  } else if (isAmong(kElementwise, op)) {
+void callMetaKernel(const OperatorHandle& op, Stack& stack) {
+  if (isAmong(kElementwise, op)) {
     callLaidOutByIterator(op, stack);
   } else if (isAmong(kMakeContiguous, op)) {
     callLaidOutContiguously(op, stack);
   } else {
     callKernel(op, stack);
+  }
+}
+
+}  // namespace
+
+MetadataKernel metadataKernelFor(const OperatorHandle& op, const Stack& stack) {
+  if (isPowerOfBooleans(op, stack)) {
+    return MetadataKernel::kNone;
+  }
+  return isComposedFactory(op, stack) || isComposedOperator(op) ? MetadataKernel::kComposite : MetadataKernel::kMeta;
+}
+
+void callMetadataKernel(MetadataKernel kernel, const OperatorHandle& op, Stack& stack) {
+  if (isRangeBetweenTensors(op)) {
+    inferDtype(op, stack);
+  }
+  putAcceptedArguments(op, stack);
+  switch (kernel) {
+    case MetadataKernel::kMeta:
+      callMetaKernel(op, stack);
+      break;
+    case MetadataKernel::kComposite:
+      op.callBoxedForDispatchKey(DispatchKey::CompositeExplicitAutograd, stack);
+      break;
+    case MetadataKernel::kNone:
+      makeLikeFirstArgument(op, stack);
   }
 }
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <iterator>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -192,19 +191,17 @@ Tensor toFake(const Tensor& real, const ZeroArguments& zeros, c10::Device device
 
 }  // namespace
 
-bool tryRunOnZeros(const OperatorHandle& op, Stack& stack, c10::Device device) {
+std::optional<Stack> tryRunOnZeros(const OperatorHandle& op, const Stack& stack, c10::Device device) {
   if (!mayRunOnZeros(op, stack)) {
-    return false;
+    return std::nullopt;
   }
   ZeroArguments zeros;
   Stack real = withZeros(op, stack, zeros);
   if (!tryCall(op, real) || !zeros.haveKeptTheirGeometry() || !areTensors(op, real) || zeros.areRealOnesShownBy(real)) {
-    return false;
+    return std::nullopt;
   }
   mapTensors(real, real.size(), [&](const Tensor& result) { return toFake(result, zeros, device); });
-  torch::jit::drop(stack, op.schema().arguments().size());
-  std::move(real.begin(), real.end(), std::back_inserter(stack));
-  return true;
+  return real;
 }
 
 }  // namespace torchext

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <optional>
+
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <c10/core/Device.h>
@@ -19,8 +21,10 @@ namespace torchext {
 // arguments of more than kMaxZeroBytes are left alone.
 constexpr std::size_t kMaxZeroBytes = std::size_t{1} << 30U;
 
-// Replaces the arguments of a call of `op` on top of `stack` by fake results on `device`. Returns false, and leaves the
-// stack as it is, when that is not allowed or tells nothing.
-bool tryRunOnZeros(const c10::OperatorHandle& op, torch::jit::Stack& stack, c10::Device device);
+// Returns the fake results on `device` of a call of `op` with the arguments on top of `stack`, or nothing when that is
+// not allowed or tells nothing.
+std::optional<torch::jit::Stack> tryRunOnZeros(const c10::OperatorHandle& op,
+                                               const torch::jit::Stack& stack,
+                                               c10::Device device);
 
 }  // namespace torchext
