@@ -7,12 +7,12 @@
 #include "deferred_init/external_tensor.h"
 #include "deferred_init/recorder.h"
 #include "fake/cache/metadata_cache.h"
+#include "fake/calls/recording.h"
 #include "fake/fake_handler.h"
 #include "fake/meta/refusals.h"
-#include "fake/recording.h"
+#include "fake/resize.h"
 #include "fake/storage/fake_storage.h"
 #include "marks/tensor_marks.h"
-#include "resize.h"
 #include "take_key.h"
 
 namespace torchext {

@@ -9,7 +9,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/irange.h>
 
-#include "../fake/op_traits.h"
+#include "../fake/calls/op_traits.h"
 #include "../marks/tensor_marks.h"
 #include "../stack_utils.h"
 #include "amp_arguments.h"

@@ -12,8 +12,8 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include "../fake/calls/hidden_keys.h"
 #include "../fake/cuda/fake_cuda.h"
-#include "../fake/hidden_keys.h"
 #include "../fake/storage/fake_storage.h"
 #include "../fake/storage/fake_tensor_impl.h"
 #include "../stack_utils.h"

@@ -8,7 +8,7 @@
 #include <ATen/core/enum_tag.h>
 #include <ATen/ops/empty.h>
 
-#include "../fake/op_traits.h"
+#include "../fake/calls/op_traits.h"
 #include "../stack_utils.h"
 #include "real_dispatch.h"
 #include "rng_tape.h"

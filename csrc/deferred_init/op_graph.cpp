@@ -7,8 +7,8 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/TensorImpl.h>
 
+#include "../fake/calls/op_traits.h"
 #include "../fake/fake.h"
-#include "../fake/op_traits.h"
 #include "../marks/source_trace.h"
 #include "../plain_tensors.h"
 #include "../stack_utils.h"

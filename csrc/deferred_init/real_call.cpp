@@ -10,8 +10,8 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/irange.h>
 
+#include "../fake/calls/op_traits.h"
 #include "../fake/fake.h"
-#include "../fake/op_traits.h"
 #include "../fake/storage/fake_storage.h"
 #include "../fake/storage/fake_tensor_impl.h"
 #include "../plain_tensors.h"

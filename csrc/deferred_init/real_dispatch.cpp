@@ -3,7 +3,7 @@
 #include <ATen/autocast_mode.h>
 #include <c10/core/DefaultDtype.h>
 
-#include "../fake/hidden_keys.h"
+#include "../fake/calls/hidden_keys.h"
 
 namespace torchext {
 

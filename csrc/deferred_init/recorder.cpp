@@ -15,11 +15,11 @@
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <c10/util/irange.h>
 
+#include "../fake/calls/op_traits.h"
+#include "../fake/calls/recording.h"
 #include "../fake/collectives/collectives.h"
 #include "../fake/fake.h"
 #include "../fake/meta/device_rules.h"
-#include "../fake/op_traits.h"
-#include "../fake/recording.h"
 #include "../fake/storage/fake_storage.h"
 #include "../interpreter_lock.h"
 #include "../interrupts.h"

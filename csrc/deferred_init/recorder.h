@@ -5,7 +5,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
-#include "../fake/recording.h"
+#include "../fake/calls/recording.h"
 
 namespace torchext {
 
@@ -13,7 +13,7 @@ namespace torchext {
 // csrc/README.md.
 void deferredInitFallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
-// NOTE [Calls of handlers] in fake/recording.h.
+// NOTE [Calls of handlers] in fake/calls/recording.h.
 HandlersRecorder handlersRecorder() noexcept;
 
 // What the fallback does with a call.

@@ -15,7 +15,7 @@
 
 #include "../stack_utils.h"
 #include "../take_key.h"
-#include "errors.h"
+#include "calls/errors.h"
 #include "fake.h"
 #include "meta/refusals.h"
 #include "storage/fake_storage.h"

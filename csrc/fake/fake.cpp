@@ -6,7 +6,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "composites.h"
-#include "layouts/sparse_fakes.h"
+#include "layouts/kinds/sparse_fakes.h"
 #include "storage/fake_storage.h"
 #include "storage/fake_tensor_impl.h"
 

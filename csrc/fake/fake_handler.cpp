@@ -9,20 +9,20 @@
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include "../resize.h"
 #include "../stack_utils.h"
 #include "cache/call_key.h"
 #include "cache/metadata_cache.h"
 #include "cache/result_recipe.h"
+#include "calls/errors.h"
+#include "calls/op_traits.h"
+#include "calls/recording.h"
 #include "collectives/collectives.h"
-#include "errors.h"
 #include "fake.h"
-#include "layouts/other_layouts.h"
-#include "layouts/sparse_call.h"
+#include "layouts/kinds/other_layouts.h"
+#include "layouts/kinds/sparse_call.h"
 #include "meta/device_rules.h"
 #include "meta/meta_call.h"
-#include "op_traits.h"
-#include "recording.h"
+#include "resize.h"
 #include "storage/fake_storage.h"
 #include "values/known_values.h"
 

@@ -10,7 +10,7 @@
 
 #include "../amp/policy_probe.h"
 #include "../amp/region.h"
-#include "../fake/op_traits.h"
+#include "../fake/calls/op_traits.h"
 #include "../marks/source_trace.h"
 #include "../marks/tensor_marks.h"
 #include "../stack_utils.h"

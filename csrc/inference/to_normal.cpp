@@ -12,7 +12,7 @@
 #include <c10/core/TensorImpl.h>
 
 #include "../fake/fake.h"
-#include "../fake/layouts/sparse_fakes.h"
+#include "../fake/layouts/kinds/sparse_fakes.h"
 #include "../fake/storage/fake_storage.h"
 #include "../fake/storage/fake_tensor_impl.h"
 #include "../marks/tensor_marks.h"

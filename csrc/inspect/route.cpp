@@ -12,9 +12,9 @@
 
 #include "../amp/amp_handler.h"
 #include "../deferred_init/recorder.h"
+#include "../fake/calls/recording.h"
 #include "../fake/composites.h"
 #include "../fake/fake_handler.h"
-#include "../fake/recording.h"
 #include "../marks/tensor_marks.h"
 #include "../stack_utils.h"
 #include "dispatch_table.h"

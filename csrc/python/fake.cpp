@@ -12,9 +12,9 @@
 #include <torch/csrc/utils/tensor_new.h>
 
 #include "../fake/cache/metadata_cache.h"
+#include "../fake/calls/errors.h"
 #include "../fake/collectives/collectives.h"
 #include "../fake/cuda/fake_cuda.h"
-#include "../fake/errors.h"
 #include "../fake/fake.h"
 #include "../fake/meta/device_hints.h"
 #include "bind.h"

@@ -12,7 +12,7 @@
 #include <c10/core/DefaultDtype.h>
 
 #include "../../stack_utils.h"
-#include "../op_traits.h"
+#include "../calls/op_traits.h"
 
 namespace torchext {
 

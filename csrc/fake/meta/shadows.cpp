@@ -7,9 +7,9 @@
 #include <c10/core/StorageImpl.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include "../calls/hidden_keys.h"
 #include "../fake.h"
-#include "../hidden_keys.h"
-#include "../layouts/sparse_fakes.h"
+#include "../layouts/kinds/sparse_fakes.h"
 #include "../storage/fake_storage.h"
 #include "../storage/fake_tensor_impl.h"
 

@@ -13,9 +13,9 @@
 
 #include "../../plain_tensors.h"
 #include "../../stack_utils.h"
+#include "../calls/hidden_keys.h"
+#include "../calls/op_traits.h"
 #include "../fake.h"
-#include "../hidden_keys.h"
-#include "../op_traits.h"
 #include "../storage/fake_storage.h"
 #include "../storage/fake_tensor_impl.h"
 

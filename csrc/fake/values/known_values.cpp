@@ -14,10 +14,10 @@
 
 #include "../../plain_tensors.h"
 #include "../../stack_utils.h"
+#include "../calls/hidden_keys.h"
+#include "../calls/op_traits.h"
+#include "../calls/recording.h"
 #include "../fake.h"
-#include "../hidden_keys.h"
-#include "../op_traits.h"
-#include "../recording.h"
 #include "../storage/fake_storage.h"
 #include "../storage/fake_tensor_impl.h"
 

@@ -5,8 +5,8 @@
 #include <string>
 #include <string_view>
 
-#include "../../stack_utils.h"
-#include "../errors.h"
+#include "../../../stack_utils.h"
+#include "../../calls/errors.h"
 #include "sparse_fakes.h"
 
 namespace torchext {

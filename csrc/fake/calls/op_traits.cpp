@@ -7,8 +7,8 @@
 
 #include <ATen/core/enum_tag.h>
 
-#include "../stack_utils.h"
-#include "meta/device_rules.h"
+#include "../../stack_utils.h"
+#include "../meta/device_rules.h"
 
 namespace torchext {
 

@@ -9,13 +9,13 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/irange.h>
 
-#include "../../stack_utils.h"
-#include "../cuda/fake_cuda.h"
-#include "../errors.h"
-#include "../fake.h"
-#include "../meta/meta_call.h"
-#include "../recording.h"
-#include "../storage/fake_storage.h"
+#include "../../../stack_utils.h"
+#include "../../calls/errors.h"
+#include "../../calls/recording.h"
+#include "../../cuda/fake_cuda.h"
+#include "../../fake.h"
+#include "../../meta/meta_call.h"
+#include "../../storage/fake_storage.h"
 #include "sparse_fakes.h"
 #include "sparse_remedies.h"
 

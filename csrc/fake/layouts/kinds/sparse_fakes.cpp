@@ -6,7 +6,7 @@
 #include <ATen/SparseTensorImpl.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include "../fake.h"
+#include "../../fake.h"
 
 namespace torchext {
 

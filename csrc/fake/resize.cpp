@@ -5,9 +5,9 @@
 #include <ATen/ops/resize_ops.h>
 #include <torch/library.h>
 
-#include "deferred_init/recorder.h"
-#include "fake/fake.h"
-#include "fake/fake_handler.h"
+#include "../deferred_init/recorder.h"
+#include "fake.h"
+#include "fake_handler.h"
 
 namespace torchext {
 

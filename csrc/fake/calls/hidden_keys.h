@@ -2,7 +2,7 @@
 
 #include <c10/core/DispatchKeySet.h>
 
-#include "../marks/tensor_marks.h"
+#include "../../marks/tensor_marks.h"
 
 namespace torchext {
 
