@@ -9,6 +9,7 @@
 #include <utility>
 
 #include <ATen/EmptyTensor.h>
+#include <ATen/ops/empty_strided.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/TensorOptions.h>
@@ -74,6 +75,10 @@ Tensor makeStridedTensor(Storage storage,
   auto impl = c10::make_intrusive<c10::TensorImpl>(std::move(storage), keys | bits, c10::scalarTypeToTypeMeta(dtype));
   impl->set_sizes_and_strides(sizes, strides, storage_offset);
   return Tensor{std::move(impl)};
+}
+
+Tensor emptyOnMeta(const Tensor& tensor) {
+  return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(c10::kMeta));
 }
 
 }  // namespace torchext

@@ -37,4 +37,7 @@ at::Tensor makeStridedTensor(c10::Storage storage,
                              std::int64_t storage_offset,
                              c10::DispatchKeySet bits);
 
+// A tensor on the meta device with the sizes, strides and dtype of `tensor`, on a storage of its own.
+at::Tensor emptyOnMeta(const at::Tensor& tensor);
+
 }  // namespace torchext

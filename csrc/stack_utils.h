@@ -1,5 +1,7 @@
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <string_view>
 
 #include <ATen/core/Tensor.h>
@@ -36,6 +38,12 @@ void mapTensors(torch::jit::Stack& stack, std::size_t count, TensorMapper map);
 
 // The position in the schema of the argument called `name`, or -1.
 int findArgument(const c10::FunctionSchema& schema, const char* name);
+
+// True when `name` is one of `names`.
+template <std::size_t N>
+bool isAmong(const std::array<std::string_view, N>& names, std::string_view name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
 
 // What comes before the `::` in the name of an operator, as `aten`.
 std::string_view namespaceOf(const c10::OperatorName& name);

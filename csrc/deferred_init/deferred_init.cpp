@@ -2,7 +2,7 @@
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include "../fake/composites.h"
+#include "../fake/storage/fake_keys.h"
 #include "op_graph.h"
 
 namespace torchext {

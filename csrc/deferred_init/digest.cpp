@@ -105,9 +105,8 @@ void Reader::readDense(const Tensor& tensor) {
     readMemory(static_cast<const std::uint8_t*>(tensor.const_data_ptr()), tensor.nbytes());
     return;
   }
-  Geometry bytes{{nbytes}, {1}, 0, caffe2::TypeMeta::Make<std::uint8_t>(), false, false};
-  bytes.storage_offset = tensor.storage_offset() * static_cast<int64_t>(tensor.itemsize());
-  const Tensor all = bytes.makeTensor(tensor.storage());
+  const auto begin_of_tensor = static_cast<std::size_t>(tensor.storage_offset()) * tensor.itemsize();
+  const Tensor all = bytesAt(tensor.storage(), begin_of_tensor, tensor.nbytes());
   constexpr auto kAtATime = static_cast<int64_t>(64 * kChunkBytes);
   for (int64_t begin = 0; begin < nbytes; begin += kAtATime) {
     const Tensor part = all.narrow(0, begin, std::min(kAtATime, nbytes - begin)).cpu();

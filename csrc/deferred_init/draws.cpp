@@ -31,8 +31,7 @@ constexpr std::array<std::string_view, 6> kAffine{"aten::uniform_",     "aten::r
 
 bool isAffine(const OperatorHandle& op) {
   // `bernoulli_.Tensor` looks at its probabilities.
-  return std::find(kAffine.begin(), kAffine.end(), op.schema().name()) != kAffine.end() &&
-         op.schema().overload_name() != "Tensor";
+  return isAmong(kAffine, op.schema().name()) && op.schema().overload_name() != "Tensor";
 }
 
 // Fills `numel` elements of `dtype` with a generator of its own, and counts.

@@ -38,12 +38,6 @@ struct Span {
   std::size_t nbytes;
 };
 
-Tensor bytesAt(const Storage& storage, std::size_t begin, std::size_t nbytes) {
-  const Geometry bytes{{static_cast<int64_t>(nbytes)},         {1},   static_cast<int64_t>(begin),
-                       caffe2::TypeMeta::Make<std::uint8_t>(), false, false};
-  return bytes.makeTensor(storage);
-}
-
 // The storages that small tensors were copied to, for as long as a recording refers to them. Nobody writes into them.
 class SharedCopies {
  public:

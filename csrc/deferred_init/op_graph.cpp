@@ -104,6 +104,12 @@ Tensor Geometry::makeTensor(Storage storage) const {
   return makeStridedTensor(std::move(storage), c10::typeMetaToScalarType(dtype), sizes, strides, storage_offset, bits);
 }
 
+Tensor bytesAt(const c10::Storage& storage, std::size_t begin, std::size_t nbytes) {
+  const Geometry bytes{{static_cast<int64_t>(nbytes)},         {1},   static_cast<int64_t>(begin),
+                       caffe2::TypeMeta::Make<std::uint8_t>(), false, false};
+  return bytes.makeTensor(storage);
+}
+
 Tensor Geometry::makeEmptyTensor(c10::Device device) const {
   const auto nbytes =
       at::detail::computeStorageNbytes(sizes, strides, dtype.itemsize(), static_cast<std::size_t>(storage_offset));

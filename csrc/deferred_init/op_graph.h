@@ -74,6 +74,9 @@ struct Geometry {
   at::Tensor makeEmptyTensor(c10::Device device) const;
 };
 
+// `nbytes` bytes of `storage`, which is real, as a tensor.
+at::Tensor bytesAt(const c10::Storage& storage, std::size_t begin, std::size_t nbytes);
+
 // The bytes of one storage between two writes.
 class StorageValue final : public Provenance {
  public:

@@ -140,7 +140,7 @@ bool isMemoryOfOthers(const OperatorHandle& op, const Tensor& result) {
 
 bool overwritesFirstArgument(const OperatorHandle& op) {
   constexpr std::array<std::string_view, 2> kNames{"aten::bernoulli_", "torchext::trunc_normal_"};
-  return std::find(kNames.begin(), kNames.end(), op.schema().name()) != kNames.end();
+  return isAmong(kNames, op.schema().name());
 }
 
 }  // namespace

@@ -14,12 +14,10 @@
 #include <torch/library.h>
 
 #include "../stack_utils.h"
-#include "../take_key.h"
 #include "calls/errors.h"
-#include "fake.h"
 #include "meta/refusals.h"
-#include "storage/fake_storage.h"
-#include "values/value_shortcuts.h"
+#include "storage/fake_keys.h"
+#include "storage/fake_tensors.h"
 
 namespace torchext {
 
@@ -30,8 +28,6 @@ using c10::OperatorHandle;
 using torch::jit::Stack;
 
 namespace {
-
-const DispatchKeySet kBelow{DispatchKeySet::FULL_AFTER, kCompositesKey};
 
 Tensor maxPool1dWithIndices(const Tensor& self,
                             c10::IntArrayRef kernel_size,
@@ -78,25 +74,25 @@ void refuseToRead(const OperatorHandle& op, const Stack& stack, const char* name
 void readsLengths(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   refuseToRead(op, *stack, "input_lengths");
   refuseToRead(op, *stack, "target_lengths");
-  op.redispatchBoxed(keys & kBelow, stack);
+  op.redispatchBoxed(keys & kBelowComposites, stack);
 }
 
 void readsIndices(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   refuseToRead(op, *stack, "tensor_indices_or_sections");
-  op.redispatchBoxed(keys & kBelow, stack);
+  op.redispatchBoxed(keys & kBelowComposites, stack);
 }
 
 // Lets what a composite operator allocates be fake, also outside of fake_mode().
 void allocates(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   const c10::impl::IncludeDispatchKeyGuard guard{DispatchKeySet{DispatchKey::Fake}};
-  op.redispatchBoxed((keys & kBelow) | DispatchKeySet{DispatchKey::Fake}, stack);
+  op.redispatchBoxed((keys & kBelowComposites) | DispatchKeySet{DispatchKey::Fake}, stack);
 }
 
 // Make a tensor with the options of their argument and write into it.
 bool isAllocating(const c10::OperatorName& name) {
   constexpr std::array<std::string_view, 4> kNames{"aten::linalg_norm", "aten::linalg_matrix_norm", "aten::linalg_cond",
                                                    "aten::linalg_matrix_rank"};
-  return std::find(kNames.begin(), kNames.end(), name.name) != kNames.end();
+  return isAmong(kNames, name.name);
 }
 
 // Raises a C++ error as the Python one that belongs to it.
@@ -112,29 +108,16 @@ void translated(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
 
 }  // namespace
 
-namespace {
-
-void registerComposites() {
-  registerFallback(kCompositesKey, torch::CppFunction::makeFallthrough());
-  // Leaked: kernels may be in flight until the process ends.
-  static auto* library = new torch::Library(torch::Library::IMPL, "aten", kCompositesKey, __FILE__, __LINE__);
-  library->impl("max_pool1d", &maxPool1d);
-  library->impl("ctc_loss.Tensor", torch::CppFunction::makeFromBoxedFunction<&translated<&readsLengths>>());
-  library->impl("tensor_split.tensor_indices_or_sections",
-                torch::CppFunction::makeFromBoxedFunction<&translated<&readsIndices>>());
+void registerComposites(torch::Library& library) {
+  library.impl("max_pool1d", &maxPool1d);
+  library.impl("ctc_loss.Tensor", torch::CppFunction::makeFromBoxedFunction<&translated<&readsLengths>>());
+  library.impl("tensor_split.tensor_indices_or_sections",
+               torch::CppFunction::makeFromBoxedFunction<&translated<&readsIndices>>());
   for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
     if (isAllocating(name)) {
-      library->impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&allocates>());
+      library.impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&allocates>());
     }
   }
-  registerValueShortcuts();
-}
-
-}  // namespace
-
-void takeCompositesKey() {
-  static LazyKey key{kCompositesKey, "Fake and deferred tensors need"};
-  key.take(registerComposites);
 }
 
 }  // namespace torchext

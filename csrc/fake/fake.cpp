@@ -5,8 +5,8 @@
 #include <c10/core/StorageImpl.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include "composites.h"
-#include "layouts/kinds/sparse_fakes.h"
+#include "layouts/layout.h"
+#include "storage/fake_keys.h"
 #include "storage/fake_storage.h"
 #include "storage/fake_tensor_impl.h"
 
@@ -14,16 +14,6 @@ namespace torchext {
 
 using at::Tensor;
 using c10::DispatchKey;
-
-bool isFake(const at::TensorBase& tensor) {
-  if (!tensor.defined()) {
-    return false;
-  }
-  if (!tensor.has_storage()) {
-    return isSparseFake(tensor);
-  }
-  return tensor.key_set().has(DispatchKey::Fake) && isFakeStorage(tensor.storage());
-}
 
 namespace {
 
@@ -34,40 +24,6 @@ void checkFake(const Tensor& fake) {
 }
 
 }  // namespace
-
-namespace {
-
-Tensor sparseFakeLike(const Tensor& tensor) {
-  SparseMembers members = membersOf(tensor);
-  for (Tensor* member : {&members.indices, &members.plain_indices, &members.values}) {
-    if (member->defined()) {
-      *member = fakeLike(*member);
-    }
-  }
-  return sparseFakeOf(tensor, members).set_requires_grad(tensor.requires_grad());
-}
-
-}  // namespace
-
-Tensor fakeLike(const Tensor& tensor) {
-  if (isSparse(tensor)) {
-    return sparseFakeLike(tensor);
-  }
-  TORCH_CHECK_NOT_IMPLEMENTED(!tensor.is_nested() && !tensor.is_quantized(),
-                              "fake_like() takes a strided or sparse "
-                              "tensor, but `tensor` is ",
-                              tensor.is_nested() ? "nested." : "quantized.");
-  TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == c10::kStrided && tensor.has_storage(),
-                              "fake_like() takes a strided or sparse tensor, but `tensor` has the layout ",
-                              tensor.layout(), ".");
-  auto impl =
-      c10::make_intrusive<FakeTensorImpl>(makeFakeStorage(tensor.storage().nbytes(), tensor.device()),
-                                          fakeBackendKeys(tensor.scalar_type(), tensor.device()), tensor.dtype());
-  impl->copyGeometry(*tensor.unsafeGetTensorImpl());
-  Tensor fake{std::move(impl)};
-  fake.set_requires_grad(tensor.requires_grad());
-  return fake;
-}
 
 Tensor metaLike(const Tensor& fake) {
   checkFake(fake);
@@ -92,16 +48,16 @@ Tensor viewStorageLike(const Tensor& fake, const Tensor& like) {
 }
 
 Tensor sparseFakeOf(const Tensor& like, at::ArrayRef<Tensor> members) {
-  TORCH_CHECK_VALUE(isSparse(like), "`like` was expected to be a sparse tensor, but its layout is ", like.layout(),
+  const LayoutHandler* layout = layoutOf(like);
+  TORCH_CHECK_VALUE(layout != nullptr, "`like` was expected to be a sparse tensor, but its layout is ", like.layout(),
                     ".");
-  const bool is_coo = like.layout() == c10::kSparse;
-  const std::size_t count = is_coo ? 2 : 3;
+  const std::size_t count = layout->membersOf(like).size();
   TORCH_CHECK_VALUE(members.size() == count, "`members` was expected to have ", count, " tensors, but has ",
                     members.size(), ".");
   for (const Tensor& member : members) {
     checkFake(member);
   }
-  return sparseFakeOf(like, SparseMembers{members.front(), is_coo ? Tensor{} : members[1], members.back()});
+  return layout->fakeOf(like, members);
 }
 
 namespace {

@@ -8,15 +8,9 @@
 #include <c10/core/Storage.h>
 
 #include "../macros.h"
+#include "storage/fake_tensors.h"  // isFake(), fakeLike()
 
 namespace torchext {
-
-// True while the data of `tensor` does not exist. A fake that has become real (NOTE [Becoming real]) is not fake. A
-// sparse tensor is fake when its values are: NOTE [Sparse fakes].
-TORCHEXT_API bool isFake(const at::TensorBase& tensor);
-
-// Returns a fake tensor with the shape, strides, dtype, device and `requires_grad` of `tensor`, which may be real.
-TORCHEXT_API at::Tensor fakeLike(const at::Tensor& tensor);
 
 // Returns a meta tensor with the shape, strides and dtype of `fake`, detached from autograd. Raises when `fake` is not
 // fake.

@@ -17,13 +17,12 @@
 #include "calls/op_traits.h"
 #include "calls/recording.h"
 #include "collectives/collectives.h"
-#include "fake.h"
-#include "layouts/kinds/other_layouts.h"
-#include "layouts/kinds/sparse_call.h"
+#include "layouts/layout.h"
 #include "meta/device_rules.h"
 #include "meta/meta_call.h"
 #include "resize.h"
 #include "storage/fake_storage.h"
+#include "storage/fake_tensors.h"
 #include "values/known_values.h"
 
 namespace torchext {
@@ -156,7 +155,7 @@ FakeDecision FakeCall::decide() const {
   if (isPinMemory(op_)) {
     return {FakeOutcome::kPins};
   }
-  if (auto refusal = refusalOf([this] { refuseOtherLayouts(op_, stack_); })) {
+  if (auto refusal = refusalOf([this] { refuseLayouts(op_, stack_); })) {
     return {FakeOutcome::kRefuses, {}, std::move(refusal)};
   }
   return decideHowToFake();
@@ -171,9 +170,9 @@ FakeDecision FakeCall::decideHowToFake() const {
   if (has_fake_ && communicationOf(op_) != Communication::kNone) {
     return decideHowToCommunicate();
   }
-  if (isAboutSparse(op_, arguments())) {
-    auto refusal = refusalOf([this] { checkSparse(op_, stack_); });
-    return {refusal ? FakeOutcome::kRefuses : FakeOutcome::kRunsOnSparse, {}, std::move(refusal)};
+  if (const LayoutHandler* layout = layoutOfCall(op_, arguments())) {
+    auto refusal = refusalOf([&] { layout->check(op_, stack_); });
+    return {refusal ? FakeOutcome::kRefuses : FakeOutcome::kRunsInLayout, {}, std::move(refusal), layout};
   }
   return decideHowToRun();
 }
@@ -228,8 +227,8 @@ void FakeCall::carryOut(const FakeDecision& decision, const CallKey* key) {
     case FakeOutcome::kDecomposes:
       decompose();
       break;
-    case FakeOutcome::kRunsOnSparse:
-      runOnSparse(op_, stack_);
+    case FakeOutcome::kRunsInLayout:
+      decision.layout->run(op_, stack_);
       break;
     case FakeOutcome::kRunsOnValues:
       runOnKnownValues();
@@ -375,13 +374,13 @@ void fakeFallback(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   try {
     FakeCall{op, keys, *stack}.run();
   } catch (const DataDependentError& error) {
-    if (!isInSparseKernel()) {
+    if (!isInLayoutKernel()) {
       translateError(ErrorKind::kDataDependent, error);
     }
     throw;
   } catch (const UnsupportedOperatorError& error) {
     // The recorder runs the operator for real then.
-    if (!isInSparseKernel() && !isRecording()) {
+    if (!isInLayoutKernel() && !isRecording()) {
       translateError(ErrorKind::kUnsupportedOperator, error);
     }
     throw;

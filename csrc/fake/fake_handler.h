@@ -6,6 +6,7 @@
 #include <ATen/core/boxing/KernelFunction.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include "layouts/layout.h"
 #include "meta/meta_call.h"
 
 namespace torchext {
@@ -23,7 +24,7 @@ enum class FakeOutcome : std::uint8_t {
   kSynchronizes,  // waits for other processes, with a real tensor
   kCommunicates,  // runs PyTorch's kernel of the collective
   kDecomposes,    // runs the operator's composite kernel
-  kRunsOnSparse,  // NOTE [Sparse fakes]
+  kRunsInLayout,  // NOTE [Layouts]
   kRunsOnValues,  // NOTE [Constants keep their values]
   kDoesNothing,   // NOTE [Resizing to the same size]
   kRunsOnMeta,    // runs it on the Meta kernels, or raises why it cannot be
@@ -34,8 +35,9 @@ enum class FakeOutcome : std::uint8_t {
 // reported by `predictFake()`.
 struct FakeDecision {
   FakeOutcome outcome;
-  MetaPlan plan = {};                    // of a call that runs on Meta
-  std::exception_ptr refusal = nullptr;  // of a call that is refused
+  MetaPlan plan = {};                     // of a call that runs on Meta
+  std::exception_ptr refusal = nullptr;   // of a call that is refused
+  const LayoutHandler* layout = nullptr;  // of a call that concerns one
 
   // What the call raises before anything is run, or null.
   std::exception_ptr error() const noexcept {

@@ -12,7 +12,7 @@
 #include <c10/core/TensorImpl.h>
 
 #include "../fake/fake.h"
-#include "../fake/layouts/kinds/sparse_fakes.h"
+#include "../fake/layouts/layout.h"
 #include "../fake/storage/fake_storage.h"
 #include "../fake/storage/fake_tensor_impl.h"
 #include "../marks/tensor_marks.h"
@@ -78,11 +78,10 @@ void InferenceTensors::add(const Tensor& tensor) {
   if (!tensor.defined() || !tensor.is_inference() || !seen_.insert(tensor.unsafeGetTensorImpl()).second) {
     return;
   }
-  if (isSparse(tensor)) {
-    const SparseMembers members = membersOf(tensor);
-    add(members.indices);
-    add(members.plain_indices);
-    add(members.values);
+  if (const LayoutHandler* layout = layoutOf(tensor)) {
+    for (const Tensor& member : layout->membersOf(tensor)) {
+      add(member);
+    }
     without_storage_.push_back(tensor);
     return;
   }

@@ -13,8 +13,8 @@
 #include "../amp/amp_handler.h"
 #include "../deferred_init/recorder.h"
 #include "../fake/calls/recording.h"
-#include "../fake/composites.h"
 #include "../fake/fake_handler.h"
+#include "../fake/storage/fake_keys.h"
 #include "../marks/tensor_marks.h"
 #include "../stack_utils.h"
 #include "dispatch_table.h"
@@ -70,6 +70,8 @@ bool isComposite(std::string_view origin) {
   return origin == "CompositeImplicitAutograd" || origin == "CompositeImplicitAutogradNestedTensor" ||
          origin == "FuncTorchBatchedDecomposition";
 }
+
+constexpr const char* kRunsForReal = "cannot be faked, so deferred_init runs it for real";
 
 std::string firstSentence(const std::string& message) {
   return message.substr(0, std::min(message.find(". "), message.find('\n')));
@@ -254,8 +256,8 @@ void Walk::followFake(const TableEntry& entry) {
     case FakeOutcome::kDecomposes:
       end(key, entry, RouteTurn::kDecomposes, "runs the composite kernel");
       break;
-    case FakeOutcome::kRunsOnSparse:
-      end(key, entry, RouteTurn::kDecomposes, "runs the sparse kernel on fake members");
+    case FakeOutcome::kRunsInLayout:
+      end(key, entry, RouteTurn::kDecomposes, "runs the kernel of the layout on fake members");
       break;
     case FakeOutcome::kRunsOnValues:
       end(key, entry, RouteTurn::kComputes, "runs on the values, which are known");
@@ -284,6 +286,16 @@ void Walk::followMeta(const TableEntry& entry, MetadataKernel kernel) {
       break;
     case MetadataKernel::kNone:
       end(key, entry, RouteTurn::kComputes, "makes a fake like the first argument");
+      break;
+    case MetadataKernel::kZeros:
+      end(key, entry, RouteTurn::kDecomposes, "asks the kernel of the CPU for the metadata, on zeros");
+      break;
+    case MetadataKernel::kMissing:
+      if (is_recorded_) {
+        end(key, entry, RouteTurn::kDecomposes, kRunsForReal);
+      } else {
+        end(key, entry, RouteTurn::kRaises, "the operator has no Meta kernel");
+      }
   }
 }
 
@@ -292,7 +304,7 @@ void Walk::followRefusal(const TableEntry& entry, const std::exception_ptr& erro
     std::rethrow_exception(error);
   } catch (const c10::NotImplementedError& refusal) {
     if (is_recorded_) {
-      end(DispatchKey::Fake, entry, RouteTurn::kDecomposes, "cannot be faked, so deferred_init runs it for real");
+      end(DispatchKey::Fake, entry, RouteTurn::kDecomposes, kRunsForReal);
     } else {
       end(DispatchKey::Fake, entry, RouteTurn::kRaises, firstSentence(refusal.what_without_backtrace()));
     }

@@ -16,6 +16,7 @@
 #include "../fake/collectives/collectives.h"
 #include "../fake/cuda/fake_cuda.h"
 #include "../fake/fake.h"
+#include "../fake/layouts/layout.h"
 #include "../fake/meta/device_hints.h"
 #include "bind.h"
 #include "module.h"
@@ -173,6 +174,12 @@ at::Tensor makeSparseFake(const at::Tensor& like, const std::vector<at::Tensor>&
   return sparseFakeOf(like, members);
 }
 
+// The strided tensors that make up `tensor`; none when it is strided, or there are no fakes of its layout.
+std::vector<at::Tensor> layoutMembers(const at::Tensor& tensor) {
+  const LayoutHandler* layout = layoutOf(tensor);
+  return layout == nullptr ? std::vector<at::Tensor>{} : layout->membersOf(tensor);
+}
+
 // As a tuple in the order of torchext.fake.CacheInfo.
 auto cacheInfo() {
   const CacheInfo info = metadataCache().info();
@@ -204,6 +211,7 @@ void bindFake(pybind11::module_& module) {
   bind(module, "meta_like", metaLike);
   bind(module, "view_storage_like", viewStorageLike);
   bind(module, "sparse_fake_of", makeSparseFake);
+  bind(module, "layout_members", layoutMembers);
   bind(module, "fake_bytes", fakeBytes);
   bind(module, "is_storage_of_fakes", isStorageOfFakes);
   bind(module, "bytes_of_storage", bytesOfStorage);

@@ -110,7 +110,7 @@ class FakeCopy(dict[int, Any]):
             return self._rewrap_for_transform(tensor)
         _check_layout(tensor)
         if tensor.layout is not torch.strided:
-            return self._make_sparse(tensor)
+            return self._make_of_members(tensor)
         if is_traceable_wrapper_subclass(tensor):
             return self._rewrap(tensor)
         if isinstance(tensor, FakeTensor):
@@ -138,9 +138,9 @@ class FakeCopy(dict[int, Any]):
             return functorch._wrap_for_grad(fake, level)
         raise NotImplementedError("fake_like() cannot copy a tensor of torch.func.functionalize().")
 
-    def _make_sparse(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The copy of a sparse tensor, made of the copies of its indices and values."""
-        fake = _C.sparse_fake_of(tensor, [self.tensor(member) for member in _members(tensor.detach())])
+    def _make_of_members(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The copy of a tensor of another layout, made of the copies of the strided tensors that make it up."""
+        fake = _C.sparse_fake_of(tensor, [self.tensor(member.detach()) for member in _C.layout_members(tensor)])
         if type(tensor) is not torch.Tensor:
             return torch.Tensor._make_subclass(type(tensor), fake, tensor.requires_grad)
         return fake.requires_grad_(tensor.requires_grad)
@@ -227,27 +227,14 @@ def _shows_the_same_way(view: torch.Tensor, base: torch.Tensor) -> bool:
     )
 
 
-_COMPRESSED_BY_ROWS = (torch.sparse_csr, torch.sparse_bsr)
-_SPARSE = (torch.sparse_coo, *_COMPRESSED_BY_ROWS, torch.sparse_csc, torch.sparse_bsc)
-
-
-def _members(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The strided tensors that make up a sparse one."""
-    if tensor.layout is torch.sparse_coo:
-        return [tensor._indices(), tensor._values()]
-    if tensor.layout in _COMPRESSED_BY_ROWS:
-        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
-    return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
-
-
 def _check_layout(tensor: torch.Tensor) -> None:
     name = type(tensor).__name__
     if tensor.is_nested:
         raise NotImplementedError(f"fake_like() takes strided and sparse tensors, but a {name} is nested.")
-    is_wrapper = isinstance(tensor, FakeTensor) or is_traceable_wrapper_subclass(tensor)
     if tensor.layout is torch.strided and not tensor.is_quantized:
         return
-    if tensor.layout not in _SPARSE or is_wrapper:
+    is_wrapper = isinstance(tensor, FakeTensor) or is_traceable_wrapper_subclass(tensor)
+    if is_wrapper or not _C.layout_members(tensor):
         found = "is quantized" if tensor.is_quantized else f"has the layout {tensor.layout}"
         raise NotImplementedError(
             f"fake_like() takes strided and sparse tensors, but a {name} of shape {tuple(tensor.shape)} {found}."

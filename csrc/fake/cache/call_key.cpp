@@ -15,9 +15,9 @@
 
 #include "../../stack_utils.h"
 #include "../../torch_internals/kernel_identity.h"
+#include "../calls/device_index.h"
 #include "../cuda/fake_cuda.h"
-#include "../fake.h"
-#include "../meta/device_rules.h"
+#include "../storage/fake_tensors.h"
 
 namespace torchext {
 
@@ -68,7 +68,7 @@ std::uint64_t deviceBits(c10::Device device) {
 // The Meta kernels of PyTorch and ours look at nothing but what is in the key. Those of other libraries are anybody's.
 bool hasPureMetaKernel(const c10::OperatorHandle& op) {
   constexpr std::array<std::string_view, 3> kNamespaces{"aten", "prims", "torchext"};
-  return std::find(kNamespaces.begin(), kNamespaces.end(), namespaceOf(op.operator_name())) != kNamespaces.end();
+  return isAmong(kNamespaces, namespaceOf(op.operator_name()));
 }
 
 // Tensors that are more than sizes and strides on a storage.

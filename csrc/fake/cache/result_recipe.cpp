@@ -6,9 +6,9 @@
 #include <c10/util/irange.h>
 
 #include "../../torch_internals/kernel_identity.h"
-#include "../fake.h"
 #include "../storage/fake_storage.h"
 #include "../storage/fake_tensor_impl.h"
+#include "../storage/fake_tensors.h"
 
 namespace torchext {
 

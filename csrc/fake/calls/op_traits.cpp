@@ -8,7 +8,6 @@
 #include <ATen/core/enum_tag.h>
 
 #include "../../stack_utils.h"
-#include "../meta/device_rules.h"
 
 namespace torchext {
 
@@ -17,6 +16,8 @@ using c10::OperatorHandle;
 using torch::jit::Stack;
 
 namespace {
+
+constexpr std::array<std::string_view, 4> kTensorOptions{"dtype", "layout", "device", "pin_memory"};
 
 bool hasSuffix(const std::string& text, std::string_view suffix) {
   return text.size() >= suffix.size() && text.compare(text.size() - suffix.size(), suffix.size(), suffix) == 0;
@@ -94,6 +95,13 @@ std::optional<c10::DispatchKey> compositeKernelOf(const OperatorHandle& op) {
     return c10::DispatchKey::CompositeExplicitAutograd;
   }
   return std::nullopt;
+}
+
+bool takesTensorOptions(const c10::FunctionSchema& schema) {
+  const auto& arguments = schema.arguments();
+  const auto matches = [](const c10::Argument& argument, std::string_view name) { return argument.name() == name; };
+  return std::search(arguments.begin(), arguments.end(), kTensorOptions.begin(), kTensorOptions.end(), matches) !=
+         arguments.end();
 }
 
 bool isFactory(const OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments) {

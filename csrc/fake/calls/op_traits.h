@@ -25,6 +25,9 @@ std::optional<c10::DispatchKey> compositeKernelOf(const c10::OperatorHandle& op)
 // `zeros_like` and `new_empty` that looks at no value of its argument.
 bool isFactory(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
 
+// True for an operator that takes `dtype`, `layout`, `device` and `pin_memory`, one after another.
+bool takesTensorOptions(const c10::FunctionSchema& schema);
+
 // True for an operator whose results are all views of arguments, and that writes into none.
 bool onlyMakesViews(const c10::OperatorHandle& op);
 

@@ -13,7 +13,7 @@
 
 #include "../../stack_utils.h"
 #include "../cuda/fake_cuda.h"
-#include "../fake.h"
+#include "../storage/fake_tensors.h"
 #include "../values/known_values.h"
 #include "process_groups.h"
 

@@ -9,13 +9,14 @@
 #include <torch/library.h>
 
 #include "../../torch_internals/virtual_table.h"
-#include "../meta/meta_call.h"
 
 namespace torchext {
 
 using c10::DeviceIndex;
 
 namespace {
+
+FakeCudaAllocation fake_cuda_allocation = nullptr;
 
 thread_local DeviceIndex visible_count = 0;
 thread_local DeviceIndex current_device = 0;
@@ -150,7 +151,7 @@ void allocateFake(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, t
   // While another thread is in a block, PyTorch lets this one name CUDA devices as well.
   TORCH_CHECK_NOT_IMPLEMENTED(visible_count > 0 || liveGuards() == 0,
                               "There is no CUDA device, and this thread is in no fake_mode(fake_cuda=...) block.");
-  runOnMeta(op, *stack);
+  fake_cuda_allocation(op, *stack);
 }
 
 // Composite operators allocate on the device of their arguments, also where no block makes factories fake: then
@@ -187,6 +188,10 @@ void standInForCuda() {
 }
 
 }  // namespace
+
+void setFakeCudaAllocation(FakeCudaAllocation allocation) noexcept {
+  fake_cuda_allocation = allocation;
+}
 
 bool hasRealCuda() {
   static const bool has_devices = at::detail::getCUDAHooks().deviceCount() > 0;

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
 #include <c10/core/AutogradState.h>
 #include <c10/core/Device.h>
 
@@ -66,6 +68,11 @@ class TORCHEXT_API FakeCudaBackwardGuard {
   FakeCudaGuard devices_;
   bool multithreading_;
 };
+
+// Makes the fakes that kernels of `empty` for the missing devices return: replaces the arguments of a factory on top of
+// `stack` by its result. To be set before any device is visible.
+using FakeCudaAllocation = void (*)(const c10::OperatorHandle& op, torch::jit::Stack& stack);
+void setFakeCudaAllocation(FakeCudaAllocation allocation) noexcept;
 
 // Raises "invalid device ordinal" when `device` is a fake CUDA device that this thread does not see.
 void checkFakeCudaDevice(c10::Device device);

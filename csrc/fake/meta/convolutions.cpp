@@ -88,10 +88,6 @@ Convolution withTensors(Convolution convolution, const Map& map) {
   return convolution;
 }
 
-Tensor onMeta(const Tensor& tensor) {
-  return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(c10::kMeta));
-}
-
 // A tensor on the CPU, of zeros that take no memory.
 Tensor onCpu(const Tensor& tensor) {
   const std::size_t nbytes =
@@ -185,12 +181,12 @@ bool hasFormatOfConvolution(const OperatorHandle& op) {
 }
 
 void checkShapesOfConvolution(ArrayRef<IValue> arguments) {
-  backendOf(withTensors(Convolution{arguments}, onMeta));
+  backendOf(withTensors(Convolution{arguments}, emptyOnMeta));
 }
 
 void giveMemoryFormat(const OperatorHandle& op, ArrayRef<IValue> arguments, c10::Device device, Stack& results) {
   const bool is_backward = op.schema().name() == kBackward;
-  const Convolution convolution = withTensors(Convolution{is_backward ? arguments.slice(1) : arguments}, onMeta);
+  const Convolution convolution = withTensors(Convolution{is_backward ? arguments.slice(1) : arguments}, emptyOnMeta);
   const std::size_t count = op.schema().returns().size();
   const auto give = [&](std::size_t position, const auto& layOut) {
     IValue& result = torch::jit::peek(results, position, count);

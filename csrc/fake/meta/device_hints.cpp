@@ -34,11 +34,6 @@ constexpr std::array<std::string_view, 2> kOtherNormalizations{"aten::native_lay
 // their Meta kernels leave out.
 constexpr std::array<std::string_view, 2> kKeepFormat{"aten::max_unpool2d", "aten::channel_shuffle"};
 
-template <std::size_t N>
-bool isAmong(const std::array<std::string_view, N>& names, const OperatorHandle& op) {
-  return std::find(names.begin(), names.end(), op.schema().name()) != names.end();
-}
-
 bool isTrue(const OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments, const char* name) {
   const int position = findArgument(op.schema(), name);
   return position >= 0 && arguments[static_cast<std::size_t>(position)].toBool();
@@ -126,11 +121,11 @@ bool isFourier(const OperatorHandle& op) {
 
 // Keep the memory format of their argument on the CPU (`batch_norm_cpu`), and its order of strides elsewhere.
 bool isBatchNormalization(const OperatorHandle& op) {
-  return isAmong(kBatchNormalizations, op);
+  return isAmong(kBatchNormalizations, op.schema().name());
 }
 
 bool isNormalization(const OperatorHandle& op) {
-  return isBatchNormalization(op) || isAmong(kOtherNormalizations, op);
+  return isBatchNormalization(op) || isAmong(kOtherNormalizations, op.schema().name());
 }
 
 }  // namespace
@@ -143,7 +138,7 @@ bool decidesByDevice(const OperatorHandle& op, c10::Device device) {
   if (hasFormatOfConvolution(op)) {
     return device.is_cpu() || device.is_cuda();
   }
-  return device.is_cpu() && (isNormalization(op) || isFourier(op) || isAmong(kKeepFormat, op));
+  return device.is_cpu() && (isNormalization(op) || isFourier(op) || isAmong(kKeepFormat, op.schema().name()));
 }
 
 void correctForDevice(const OperatorHandle& op,

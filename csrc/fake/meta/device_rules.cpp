@@ -5,21 +5,18 @@
 #include <string>
 #include <string_view>
 
-#include <c10/core/impl/DeviceGuardImplInterface.h>
-
 #include "../../stack_utils.h"
+#include "../calls/device_index.h"
+#include "../calls/op_traits.h"
 #include "../cuda/fake_cuda.h"
 
 namespace torchext {
 
 using c10::Device;
-using c10::FunctionSchema;
 using c10::OperatorHandle;
 using torch::jit::Stack;
 
 namespace {
-
-constexpr std::array<std::string_view, 4> kTensorOptions{"dtype", "layout", "device", "pin_memory"};
 
 // Operators whose tensor arguments may be on different devices. `copy_` moves between devices by definition, and so do
 // operators that clone their first argument and copy into a view of it; the indexing kernels move their index tensors
@@ -50,24 +47,6 @@ bool isCpuScalar(const at::Tensor& tensor) {
 }
 
 }  // namespace
-
-bool takesTensorOptions(const FunctionSchema& schema) {
-  const auto& arguments = schema.arguments();
-  const auto matches = [](const c10::Argument& argument, std::string_view name) { return argument.name() == name; };
-  return std::search(arguments.begin(), arguments.end(), kTensorOptions.begin(), kTensorOptions.end(), matches) !=
-         arguments.end();
-}
-
-Device withIndex(Device device) {
-  if (device.is_cpu() || device.is_meta()) {
-    return Device{device.type()};
-  }
-  if (device.has_index()) {
-    return device;
-  }
-  const auto* guard = c10::impl::device_guard_impl_registry[static_cast<std::size_t>(device.type())].load();
-  return guard == nullptr ? Device{device.type(), 0} : Device{device.type(), guard->getDevice().index()};
-}
 
 DeviceRules::DeviceRules(const OperatorHandle& op, const Stack& arguments) : op_{op}, stack_{arguments} {
   if (op.hasKernelForDispatchKey(c10::DispatchKey::BackendSelect) || takesTensorOptions(op.schema())) {
@@ -118,11 +97,11 @@ bool DeviceRules::namesFakeDevice() const {
 
 bool DeviceRules::mixesDevices() const {
   const std::string& name = op_.schema().name();
-  if (std::find(kLooksUpInMeta.begin(), kLooksUpInMeta.end(), name) != kLooksUpInMeta.end()) {
+  if (isAmong(kLooksUpInMeta, name)) {
     const c10::IValue& weight = torch::jit::peek(stack_, 0, op_.schema().arguments().size());
     return weight.isTensor() && weight.toTensor().is_meta();
   }
-  return std::find(kMixesDevices.begin(), kMixesDevices.end(), name) != kMixesDevices.end();
+  return isAmong(kMixesDevices, name);
 }
 
 }  // namespace torchext

@@ -44,11 +44,4 @@ class DeviceRules {
   int device_argument_ = -1;
 };
 
-// True for an operator that takes `dtype`, `layout`, `device` and `pin_memory`, one after another.
-bool takesTensorOptions(const c10::FunctionSchema& schema);
-
-// The device that a factory makes tensors on when it is asked for `device`: "cuda" is the current CUDA device, and
-// "cpu:0" is "cpu".
-c10::Device withIndex(c10::Device device);
-
 }  // namespace torchext

@@ -28,7 +28,7 @@ constexpr std::array<std::string_view, 12> kWritesRepeatedly{
     "aten::threshold_",  "aten::tril_",      "aten::triu_",          "aten::zero_"};
 
 bool writesRepeatedly(const OperatorHandle& op) {
-  return std::find(kWritesRepeatedly.begin(), kWritesRepeatedly.end(), op.schema().name()) != kWritesRepeatedly.end();
+  return isAmong(kWritesRepeatedly, op.schema().name());
 }
 
 bool isElementwise(const OperatorHandle& op) {

@@ -11,8 +11,11 @@
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/DefaultDtype.h>
 
+#include "../../plain_tensors.h"
 #include "../../stack_utils.h"
 #include "../calls/op_traits.h"
+#include "../calls/recording.h"
+#include "zeros_call.h"
 
 namespace torchext {
 
@@ -101,21 +104,10 @@ constexpr std::array<std::string_view, 6> kElementwise{"aten::copysign.Tensor", 
 constexpr std::array<std::string_view, 4> kMakeContiguous{"aten::normal.Tensor_float", "aten::normal.float_Tensor",
                                                           "aten::normal.Tensor_Tensor", "aten::poisson"};
 
-template <std::size_t N>
-bool isAmong(const std::array<std::string_view, N>& names, const OperatorHandle& op) {
-  return std::find(names.begin(), names.end(), c10::toString(op.operator_name())) != names.end();
-}
-
-// Numbers are on the CPU.
-Tensor onMeta(const Tensor& tensor) {
-  return tensor.is_meta() ? tensor
-                          : at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(c10::kMeta));
-}
-
-// What iterating over `a` and `b` makes.
+// What iterating over `a` and `b` makes, which may be numbers on the CPU.
 Tensor resultOfIterator(const Tensor& a, const Tensor& b, c10::ScalarType dtype) {
   at::TensorIteratorConfig config;
-  config.add_owned_output(Tensor{}).add_owned_const_input(onMeta(a)).add_owned_const_input(onMeta(b));
+  config.add_owned_output(Tensor{}).add_owned_const_input(emptyOnMeta(a)).add_owned_const_input(emptyOnMeta(b));
   config.check_all_same_dtype(false).declare_static_dtype_and_device(dtype, c10::kMeta);
   return config.build().output();
 }
@@ -147,13 +139,22 @@ void makeLikeFirstArgument(const OperatorHandle& op, Stack& stack) {
 }
 
 void callMetaKernel(const OperatorHandle& op, Stack& stack) {
-  if (isAmong(kElementwise, op)) {
+  const std::string name = c10::toString(op.operator_name());
+  if (isAmong(kElementwise, name)) {
     callLaidOutByIterator(op, stack);
-  } else if (isAmong(kMakeContiguous, op)) {
+  } else if (isAmong(kMakeContiguous, name)) {
     callLaidOutContiguously(op, stack);
   } else {
     callKernel(op, stack);
   }
+}
+
+// One of its own: PyTorch's fallback for the meta device (MetaFallbackKernel.cpp) is found for all operators.
+bool hasMetaKernel(const OperatorHandle& op) {
+  constexpr std::array kKeys{DispatchKey::Meta, DispatchKey::CompositeImplicitAutograd,
+                             DispatchKey::CompositeExplicitAutograd,
+                             DispatchKey::CompositeExplicitAutogradNonFunctional};
+  return std::any_of(kKeys.begin(), kKeys.end(), [&op](DispatchKey key) { return op.hasKernelForDispatchKey(key); });
 }
 
 }  // namespace
@@ -162,7 +163,13 @@ MetadataKernel metadataKernelFor(const OperatorHandle& op, const Stack& stack) {
   if (isPowerOfBooleans(op, stack)) {
     return MetadataKernel::kNone;
   }
-  return isComposedFactory(op, stack) || isComposedOperator(op) ? MetadataKernel::kComposite : MetadataKernel::kMeta;
+  if (isComposedFactory(op, stack) || isComposedOperator(op)) {
+    return MetadataKernel::kComposite;
+  }
+  if (hasMetaKernel(op)) {
+    return MetadataKernel::kMeta;
+  }
+  return !isRecording() && mayRunOnZeros(op, stack) ? MetadataKernel::kZeros : MetadataKernel::kMissing;
 }
 
 void callMetadataKernel(MetadataKernel kernel, const OperatorHandle& op, Stack& stack) {
@@ -172,6 +179,8 @@ void callMetadataKernel(MetadataKernel kernel, const OperatorHandle& op, Stack& 
   putAcceptedArguments(op, stack);
   switch (kernel) {
     case MetadataKernel::kMeta:
+    case MetadataKernel::kZeros:
+    case MetadataKernel::kMissing:
       callMetaKernel(op, stack);
       break;
     case MetadataKernel::kComposite:

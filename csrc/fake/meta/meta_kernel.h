@@ -17,12 +17,15 @@ enum class MetadataKernel : std::uint8_t {
   kMeta,
   kComposite,  // that of `CompositeExplicitAutograd`
   kNone,       // the result is like the first argument
+  kZeros,      // there is no Meta kernel: NOTE [Asking the kernel of the CPU]
+  kMissing,    // there is none, and the kernel of the CPU cannot be asked: the call raises an error
 };
 
 // Decided by the arguments on top of `stack`, wherever they are.
 MetadataKernel metadataKernelFor(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
-// Calls it with the arguments on top of `stack`, which are on the meta device.
+// Calls it, or PyTorch's fallback for the meta device, which says that there is none, with the arguments on top of
+// `stack`, which are on the meta device.
 void callMetadataKernel(MetadataKernel kernel, const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
 }  // namespace torchext

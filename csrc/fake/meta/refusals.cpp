@@ -56,11 +56,11 @@ constexpr std::array<std::string_view, 4> kChecksAlignment{"aten::_grouped_mm", 
                                                            "aten::_scaled_mm", "aten::_scaled_mm_v2"};
 
 bool checksAlignment(const OperatorHandle& op) {
-  return std::find(kChecksAlignment.begin(), kChecksAlignment.end(), op.schema().name()) != kChecksAlignment.end();
+  return isAmong(kChecksAlignment, op.schema().name());
 }
 
 bool expectsValues(const OperatorHandle& op) {
-  return std::find(kExpectsValues.begin(), kExpectsValues.end(), op.schema().name()) != kExpectsValues.end();
+  return isAmong(kExpectsValues, op.schema().name());
 }
 
 // What is computed forwards tells kernels of gradients, and libraries behind a kernel, more than sizes: buffers of

@@ -8,10 +8,10 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "../calls/hidden_keys.h"
-#include "../fake.h"
-#include "../layouts/kinds/sparse_fakes.h"
+#include "../layouts/layout.h"
 #include "../storage/fake_storage.h"
 #include "../storage/fake_tensor_impl.h"
+#include "../storage/fake_tensors.h"
 
 namespace torchext {
 
@@ -22,9 +22,9 @@ using c10::TensorImpl;
 
 namespace {
 
-// For operators that make of a sparse tensor what they make of a strided one: see sparse_remedies.cpp.
-Tensor standInOf(const Tensor& sparse) {
-  return at::detail::empty_meta(sparse.sizes(), sparse.scalar_type());
+// For operators that make of a tensor of another layout what they make of a strided one.
+Tensor standInOf(const Tensor& tensor) {
+  return at::detail::empty_meta(tensor.sizes(), tensor.scalar_type());
 }
 
 }  // namespace
@@ -48,7 +48,7 @@ Tensor Shadows::of(const Tensor& tensor) {
   if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
     return realNumber(tensor);
   }
-  if (isSparse(tensor)) {
+  if (layoutOf(tensor) != nullptr) {
     return standInOf(tensor);
   }
   DispatchKeySet keys{c10::computeDispatchKey(tensor.scalar_type(), c10::kStrided, c10::kMeta)};

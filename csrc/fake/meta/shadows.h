@@ -18,7 +18,7 @@ at::Tensor realNumber(const at::Tensor& number);
 class Shadows {
  public:
   // The shadow of `tensor`, the same one each time that it is asked for. For a real tensor too: it counts by its
-  // metadata. A sparse tensor has a strided stand-in, which is no shadow: its original cannot be asked for.
+  // metadata. A tensor of another layout has a strided stand-in, which is no shadow: its original cannot be asked for.
   at::Tensor of(const at::Tensor& tensor);
 
   // The storage that stands for `storage` on the meta device.

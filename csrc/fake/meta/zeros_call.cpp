@@ -15,9 +15,9 @@
 #include "../../stack_utils.h"
 #include "../calls/hidden_keys.h"
 #include "../calls/op_traits.h"
-#include "../fake.h"
 #include "../storage/fake_storage.h"
 #include "../storage/fake_tensor_impl.h"
+#include "../storage/fake_tensors.h"
 
 namespace torchext {
 
@@ -118,7 +118,7 @@ bool ZeroArguments::haveKeptTheirGeometry() const {
 
 bool isPytorchs(const OperatorHandle& op) {
   constexpr std::array<std::string_view, 3> kNamespaces{"aten", "prims", "quantized"};
-  return std::find(kNamespaces.begin(), kNamespaces.end(), namespaceOf(op.operator_name())) != kNamespaces.end();
+  return isAmong(kNamespaces, namespaceOf(op.operator_name()));
 }
 
 bool areSmallAndPlain(const OperatorHandle& op, const Stack& stack) {
@@ -129,13 +129,6 @@ bool areSmallAndPlain(const OperatorHandle& op, const Stack& stack) {
     nbytes += are_plain ? storageBytes(tensor) : 0;
   });
   return are_plain && nbytes <= kMaxZeroBytes;
-}
-
-// What draws numbers from the default generator would move it.
-bool mayRunOnZeros(const OperatorHandle& op, const Stack& stack) {
-  return isPytorchs(op) && !needsValues(op, stack) &&
-         (!op.hasTag(at::Tag::nondeterministic_seeded) || takesGenerator(op)) && !op.hasTag(at::Tag::inplace_view) &&
-         op.hasComputedKernelForDispatchKey(DispatchKey::CPU) && areSmallAndPlain(op, stack);
 }
 
 Stack withZeros(const OperatorHandle& op, const Stack& stack, ZeroArguments& zeros) {
@@ -190,6 +183,13 @@ Tensor toFake(const Tensor& real, const ZeroArguments& zeros, c10::Device device
 }
 
 }  // namespace
+
+// What draws numbers from the default generator would move it.
+bool mayRunOnZeros(const OperatorHandle& op, const Stack& stack) {
+  return isPytorchs(op) && !needsValues(op, stack) &&
+         (!op.hasTag(at::Tag::nondeterministic_seeded) || takesGenerator(op)) && !op.hasTag(at::Tag::inplace_view) &&
+         op.hasComputedKernelForDispatchKey(DispatchKey::CPU) && areSmallAndPlain(op, stack);
+}
 
 std::optional<Stack> tryRunOnZeros(const OperatorHandle& op, const Stack& stack, c10::Device device) {
   if (!mayRunOnZeros(op, stack)) {

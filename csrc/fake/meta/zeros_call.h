@@ -21,6 +21,9 @@ namespace torchext {
 // arguments of more than kMaxZeroBytes are left alone.
 constexpr std::size_t kMaxZeroBytes = std::size_t{1} << 30U;
 
+// True when that is allowed for a call of `op` with the arguments on top of `stack`.
+bool mayRunOnZeros(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
+
 // Returns the fake results on `device` of a call of `op` with the arguments on top of `stack`, or nothing when that is
 // not allowed or tells nothing.
 std::optional<torch::jit::Stack> tryRunOnZeros(const c10::OperatorHandle& op,

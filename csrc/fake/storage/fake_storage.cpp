@@ -9,7 +9,7 @@
 
 #include "../../leases.h"
 #include "../../torch_internals/torch_compat.h"
-#include "../composites.h"
+#include "fake_keys.h"
 #include "fake_storage_residents.h"
 #include "fake_tensor_impl.h"
 

@@ -17,9 +17,9 @@
 #include "../calls/hidden_keys.h"
 #include "../calls/op_traits.h"
 #include "../calls/recording.h"
-#include "../fake.h"
 #include "../storage/fake_storage.h"
 #include "../storage/fake_tensor_impl.h"
+#include "../storage/fake_tensors.h"
 
 namespace torchext {
 

@@ -13,9 +13,9 @@
 
 #include "../../stack_utils.h"
 #include "../../torch_internals/open_tensor_impl.h"
-#include "../composites.h"
-#include "../fake.h"
+#include "../storage/fake_keys.h"
 #include "../storage/fake_tensor_impl.h"
+#include "../storage/fake_tensors.h"
 
 namespace torchext {
 
@@ -26,8 +26,6 @@ using c10::OperatorHandle;
 using torch::jit::Stack;
 
 namespace {
-
-const DispatchKeySet kBelow{DispatchKeySet::FULL_AFTER, kCompositesKey};
 
 // The functions are those of PyTorch that ask `isTensorSubclassLike()`, or the keys, before they read.
 constexpr std::array kReadValues{
@@ -77,16 +75,14 @@ void readsValues(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
           value, [](const Tensor& tensor) { return isPlainFake(tensor) ? aliasWithoutValues(tensor) : tensor; });
     }
   }
-  op.redispatchBoxed(keys & kBelow, stack);
+  op.redispatchBoxed(keys & kBelowComposites, stack);
 }
 
 }  // namespace
 
-void registerValueShortcuts() {
-  // Leaked: kernels may be in flight until the process ends.
-  static auto* library = new torch::Library(torch::Library::IMPL, "aten", kCompositesKey, __FILE__, __LINE__);
+void registerValueShortcuts(torch::Library& library) {
   for (const char* name : kReadValues) {
-    library->impl(name, torch::CppFunction::makeFromBoxedFunction<&readsValues>());
+    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&readsValues>());
   }
 }
 

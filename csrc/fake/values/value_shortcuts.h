@@ -1,5 +1,7 @@
 #pragma once
 
+#include <torch/library.h>
+
 namespace torchext {
 
 // NOTE [Shortcuts that read values]
@@ -15,8 +17,7 @@ namespace torchext {
 //
 // Deferred tensors have values, and take the way of real tensors.
 
-// Registers kernels for these operators on the key of NOTE [Composites that look at memory]. To be called once per
-// process.
-void registerValueShortcuts();
+// Registers kernels for these operators, on the key of NOTE [Composites that look at memory].
+void registerValueShortcuts(torch::Library& library);
 
 }  // namespace torchext

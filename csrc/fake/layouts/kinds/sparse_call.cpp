@@ -13,9 +13,10 @@
 #include "../../calls/errors.h"
 #include "../../calls/recording.h"
 #include "../../cuda/fake_cuda.h"
-#include "../../fake.h"
 #include "../../meta/meta_call.h"
 #include "../../storage/fake_storage.h"
+#include "../../storage/fake_tensors.h"
+#include "../layout.h"
 #include "sparse_fakes.h"
 #include "sparse_remedies.h"
 
@@ -31,22 +32,6 @@ using c10::OperatorHandle;
 using torch::jit::Stack;
 
 namespace {
-
-thread_local int kernel_depth = 0;
-
-class InSparseKernel {
- public:
-  InSparseKernel() {
-    ++kernel_depth;
-  }
-  InSparseKernel(const InSparseKernel&) = delete;
-  InSparseKernel& operator=(const InSparseKernel&) = delete;
-  InSparseKernel(InSparseKernel&&) = delete;
-  InSparseKernel& operator=(InSparseKernel&&) = delete;
-  ~InSparseKernel() {
-    --kernel_depth;
-  }
-};
 
 // How kernels for the CPU refuse tensors on other devices.
 bool isInternalAssert(const c10::Error& error) {
@@ -245,7 +230,7 @@ void SparseCall::callKernel(Stack& stack) const {
     geometry.restore();
   };
   try {
-    const InSparseKernel in_kernel;
+    const InLayoutKernel in_kernel;
     op_.redispatchBoxed(c10::DispatchKeySet{kernel()}, &stack);
     return;
   } catch (const DataDependentError&) {
@@ -320,10 +305,6 @@ void checkSparse(const OperatorHandle& op, const Stack& stack) {
 
 void runOnSparse(const OperatorHandle& op, Stack& stack) {
   SparseCall{op, stack}.run(stack);
-}
-
-bool isInSparseKernel() noexcept {
-  return kernel_depth > 0;
 }
 
 }  // namespace torchext

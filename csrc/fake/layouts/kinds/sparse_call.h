@@ -21,8 +21,4 @@ void checkSparse(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 // Raises DataDependentError or UnsupportedOperatorError when the kernel reads memory, and what the kernel raises.
 void runOnSparse(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
-// True while such a kernel runs on this thread. It is C++ and hands on the errors of the operators that it calls, which
-// must keep their types until then.
-bool isInSparseKernel() noexcept;
-
 }  // namespace torchext

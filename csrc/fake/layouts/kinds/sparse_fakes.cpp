@@ -6,7 +6,7 @@
 #include <ATen/SparseTensorImpl.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include "../../fake.h"
+#include "../../storage/fake_tensors.h"
 
 namespace torchext {
 
@@ -50,18 +50,20 @@ DispatchKeySet keysOf(const Tensor& like, const Tensor& values) {
                         DispatchKey::Fake};
 }
 
-Tensor makeCoo(const Tensor& like, const SparseTensorImpl& form, const SparseMembers& members) {
-  auto impl = c10::make_intrusive<SparseTensorImpl>(keysOf(like, members.values), members.values.dtype());
+Tensor makeCoo(const Tensor& like, const SparseTensorImpl& form, at::ArrayRef<Tensor> members) {
+  const Tensor& values = members.back();
+  auto impl = c10::make_intrusive<SparseTensorImpl>(keysOf(like, values), values.dtype());
   impl->raw_resize_(form.sparse_dim(), form.dense_dim(), form.sizes());
-  impl->set_indices_and_values_unsafe(members.indices, members.values);
+  impl->set_indices_and_values_unsafe(members.front(), values);
   impl->set_coalesced(form.coalesced());
   return Tensor{std::move(impl)};
 }
 
-Tensor makeCompressed(const Tensor& like, const SparseMembers& members) {
-  auto impl = c10::make_intrusive<SparseCsrTensorImpl>(keysOf(like, members.values), members.values.device(),
-                                                       like.layout(), members.values.dtype());
-  impl->set_member_tensors(members.indices, members.plain_indices, members.values, like.sizes());
+Tensor makeCompressed(const Tensor& like, at::ArrayRef<Tensor> members) {
+  const Tensor& values = members.back();
+  auto impl =
+      c10::make_intrusive<SparseCsrTensorImpl>(keysOf(like, values), values.device(), like.layout(), values.dtype());
+  impl->set_member_tensors(members.front(), members[1], values, like.sizes());
   return Tensor{std::move(impl)};
 }
 
@@ -112,15 +114,15 @@ void giveFakeKey(const Tensor& tensor) {
   }
 }
 
-SparseMembers membersOf(const Tensor& sparse) {
+std::vector<Tensor> sparseMembersOf(const Tensor& sparse) {
   if (const auto* coo = asCoo(sparse)) {
-    return {coo->indices(), {}, coo->values()};
+    return {coo->indices(), coo->values()};
   }
   const auto& compressed = dynamic_cast<const SparseCsrTensorImpl&>(*sparse.unsafeGetTensorImpl());
   return {compressed.compressed_indices(), compressed.plain_indices(), compressed.values()};
 }
 
-Tensor sparseFakeOf(const Tensor& like, const SparseMembers& members) {
+Tensor makeSparseFake(const Tensor& like, at::ArrayRef<Tensor> members) {
   const MakingMembers making_members;
   const auto* coo = asCoo(like);
   return coo != nullptr ? makeCoo(like, *coo, members) : makeCompressed(like, members);

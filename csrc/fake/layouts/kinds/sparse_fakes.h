@@ -13,6 +13,7 @@
 // the key.
 
 #include <string>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Layout.h>
@@ -37,18 +38,11 @@ bool isSparseFake(const at::TensorBase& tensor);
 // Gives the `Fake` key to a sparse tensor whose values are fake. Does nothing to others.
 void giveFakeKey(const at::Tensor& tensor);
 
-// The strided tensors that make up a sparse one.
-struct SparseMembers {
-  at::Tensor indices;        // of COO, or the compressed ones
-  at::Tensor plain_indices;  // undefined for COO
-  at::Tensor values;
-};
+// The strided tensors that make up a sparse one: indices and values of COO; compressed indices, plain indices and
+// values of the others.
+std::vector<at::Tensor> sparseMembersOf(const at::Tensor& sparse);
 
-SparseMembers membersOf(const at::Tensor& sparse);
-
-// A fake with the layout, shape and properties of the sparse tensor `like`, which may be real, that is made up of
-// `members`, which must be fake. It has their dtype and device, and shares their storages. Asks neither the dispatcher
-// nor a mode.
-at::Tensor sparseFakeOf(const at::Tensor& like, const SparseMembers& members);
+// As `LayoutHandler::fakeOf()`.
+at::Tensor makeSparseFake(const at::Tensor& like, at::ArrayRef<at::Tensor> members);
 
 }  // namespace torchext

@@ -150,7 +150,7 @@ void applyRemedy(const OperatorHandle& op, Stack& stack) {
 }
 
 bool countsElements(const OperatorHandle& op) {
-  return std::find(kCountElements.begin(), kCountElements.end(), op.schema().name()) != kCountElements.end();
+  return isAmong(kCountElements, op.schema().name());
 }
 
 }  // namespace torchext

@@ -1,0 +1,19 @@
+#pragma once
+
+#include <memory>
+
+#include "../layout.h"
+
+namespace torchext {
+
+// Each is defined in the file of its name.
+std::unique_ptr<const LayoutHandler> makeMkldnnLayout();
+std::unique_ptr<const LayoutHandler> makeNestedLayout();
+std::unique_ptr<const LayoutHandler> makeQuantizedLayout();
+std::unique_ptr<const LayoutHandler> makeSparseLayout();
+std::unique_ptr<const LayoutHandler> makeUnknownLayout();
+
+// Registers them all. To be called once per process, before there are fakes.
+void registerLayouts();
+
+}  // namespace torchext

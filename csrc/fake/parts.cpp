@@ -1,0 +1,23 @@
+#include "parts.h"
+
+#include "composites.h"
+#include "cuda/fake_cuda.h"
+#include "layouts/kinds/kinds.h"
+#include "meta/meta_call.h"
+#include "storage/fake_keys.h"
+#include "values/value_shortcuts.h"
+
+namespace torchext {
+
+void connectPartsOfFakes() {
+  static const bool connected = [] {
+    registerLayouts();
+    registerOnCompositesKey(&registerComposites);
+    registerOnCompositesKey(&registerValueShortcuts);
+    setFakeCudaAllocation(&runOnMeta);
+    return true;
+  }();
+  static_cast<void>(connected);
+}
+
+}  // namespace torchext
