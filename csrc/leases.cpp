@@ -22,6 +22,16 @@ Lease& leaseOfFakes() noexcept {
   return lease;
 }
 
+Lease& leaseOfMarks() noexcept {
+  static constinit Lease lease;
+  return lease;
+}
+
+Lease& leaseOfRegions() noexcept {
+  static constinit Lease lease;
+  return lease;
+}
+
 void setLeaseListener(LeaseListener listener) {
   current_listener = listener;
 }

@@ -34,12 +34,27 @@ class TORCHEXT_API Lease {
     return holders_.load(std::memory_order_acquire) > 0;
   }
 
+  // Whether the functions are replaced now, as whoever replaces them has said last.
+  bool isActive() const noexcept {
+    return is_active_.load(std::memory_order_acquire);
+  }
+  void setActive(bool is_active) noexcept {
+    is_active_.store(is_active, std::memory_order_release);
+  }
+
  private:
   std::atomic<std::int64_t> holders_{0};
+  std::atomic<bool> is_active_{false};
 };
 
 // Held by the blocks in which tensors are fake or deferred, and by every fake storage.
 TORCHEXT_API Lease& leaseOfFakes() noexcept;
+
+// Held by the marks of tensors, and by the threads on which all calls meet the key of marked tensors.
+TORCHEXT_API Lease& leaseOfMarks() noexcept;
+
+// Held by regions of autocast, and by all that holds the lease of marks.
+TORCHEXT_API Lease& leaseOfRegions() noexcept;
 
 // Called when a lease has lost its last holder; must not raise, wait, or call back. Null before it is set.
 using LeaseListener = void (*)();

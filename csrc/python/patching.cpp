@@ -432,8 +432,12 @@ void bindPatching(pybind11::module_& module) {
       .def(pybind11::init([] { return new Lease; }))  // never freed: there are as many as features
       .def("hold", &Lease::hold)
       .def("release", &Lease::release)
-      .def("is_held", &Lease::isHeld);
+      .def("is_held", &Lease::isHeld)
+      .def("is_active", &Lease::isActive)
+      .def("set_active", &Lease::setActive);
   module.attr("lease_of_fakes") = pybind11::cast(&leaseOfFakes(), pybind11::return_value_policy::reference);
+  module.attr("lease_of_marks") = pybind11::cast(&leaseOfMarks(), pybind11::return_value_policy::reference);
+  module.attr("lease_of_regions") = pybind11::cast(&leaseOfRegions(), pybind11::return_value_policy::reference);
   module.attr("CONCERNS_FAKES") = static_cast<unsigned>(kFakes);
   module.attr("CONCERNS_MARKS") = static_cast<unsigned>(kMarks);
   module.attr("CONCERNS_ALL") = static_cast<unsigned>(kAll);

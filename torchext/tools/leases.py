@@ -23,13 +23,11 @@ class Lease:
     Attributes:
         needed_while: When somebody does.
         patches: What has been declared so far, in the order in which it is replaced.
-        is_active: Whether they are in place.
     """
 
     def __init__(self, needed_while: str, count: _C.Lease | None = None) -> None:
         self.needed_while = needed_while
         self.patches: list[Patch] = []
-        self.is_active = False
         self._count = _C.Lease() if count is None else count
         self._declarations: list[Callable[[], None]] = []
         self._is_settling = False
@@ -37,6 +35,11 @@ class Lease:
         self._steps: dict[bool, Steps] = {}  # for all that nobody else replaces
         self._shared: list[Thing] = []
         leases.append(self)
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the patches are in place."""
+        return self._count.is_active()
 
     def declare(self, *declarations: Callable[[], None]) -> None:
         """Lets each of `declarations` be called before the patches are first needed. They call `patch()`."""
@@ -152,7 +155,7 @@ class Lease:
             self._steps[is_wanted] = self._plan(filter(self._owns, self._things()), is_wanted)
         self._steps[is_wanted].take()
         self._exchange(self._shared, is_wanted)
-        self.is_active = is_wanted
+        self._count.set_active(is_wanted)
 
     def _exchange(self, things: Iterable[Thing], is_wanted: bool) -> None:
         self._plan(things, is_wanted).take()
@@ -196,5 +199,5 @@ def _settle() -> None:
 
 
 while_fakes_live = Lease("a block of fake_mode or deferred_init is open, or a fake tensor is alive", _C.lease_of_fakes)
-while_marks_live = Lease("a tensor is marked: an AmpTensor, or an inference tensor whose origin is traced")
-while_autocasting = Lease("a region of autocast is open")
+while_marks_live = Lease("a tensor is marked: an AmpTensor, or an inference tensor whose origin is traced", _C.lease_of_marks)
+while_autocasting = Lease("a region of autocast is open, or a tensor is marked", _C.lease_of_regions)
