@@ -23,7 +23,7 @@
 
 namespace torchext {
 
-// Where `tensor` was made, as the source tracer told it (deferred_init/source_trace.h). Empty when nobody traced then.
+// Where `tensor` was made, as the source tracer told it (marks/source_trace.h). Empty when nobody traced then.
 TORCHEXT_API std::string originOf(const at::TensorBase& tensor);
 
 // Makes this thread trace until the innermost guard of its dispatch keys is left.

@@ -1,0 +1,218 @@
+"""What the pages quote and name, and what the sources print and define."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+FAILURES = ROOT / "docs" / "failures.md"
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "csrc/README.md", "test/README.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+CPP = sorted(
+    path for folder in ("csrc", "test/cpp") for path in (ROOT / folder).rglob("*") if path.suffix in (".cpp", ".h")
+)
+PYTHON = sorted(
+    path for folder in ("torchext", "test", "benchmarks", "examples", "docs") for path in (ROOT / folder).rglob("*.py")
+)
+VALUE = "\0"  # in the place of what a message has from case to case
+
+
+TITLES = {"Fake Tensors & Deferred Module Initialization", "Storages, not tensors"}  # quoted, and not a message
+
+# Files that comments and pages name and that are not ours: PyTorch's, by folder where one has ours by the same name.
+PYTORCHS = {
+    "ADInplaceOrViewType.cpp",
+    "AutocastRNN.cpp",
+    "Blas.cpp",
+    "Convolution.cpp",
+    "Copy.cpp",
+    "DistributionTemplates.h",
+    "Distributions.cpp",
+    "Dropout.cpp",
+    "LinearAlgebra.cpp",
+    "MaxPooling.cpp",
+    "Normalization.cpp",
+    "PythonFallbackKernel.cpp",
+    "Resize.h",
+    "SpectralOps.cpp",
+    "TensorAdvancedIndexing.cpp",
+    "TensorFactories.cpp",
+    "TensorSubclassLikeUtils.h",
+    "_meta_registrations.py",
+    "fake_tensor.py",
+    "input_buffer.cpp",
+    "meta_utils.py",
+    "mixed_data_type.h",
+    "pybind_utils.cpp",
+    "python_scalars.h",
+    "tensor_new.cpp",
+    "tensor_new.h",
+    "tensor_numpy.cpp",
+}
+USERS = {"model.py", "train.py"}  # in examples of what is printed
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def plain(text: str) -> str:
+    return " ".join(text.split())
+
+
+# ---- Messages.
+
+
+@functools.cache
+def quotes(page: Path) -> tuple[str, ...]:
+    """The messages that a page quotes."""
+    text = page.read_text()
+    listings = re.findall(r"^ *```.*?^ *```", text, re.S | re.M)
+    for listing in listings:
+        text = text.replace(listing, "")
+    found = [line for listing in listings for line in re.findall(r"^\w+(?:Error|Warning): (.+)$", listing, re.M)]
+    if page == FAILURES:
+        rows = re.findall(r"^\| (.+?) \|", text, re.M)
+        found += [quote for row in rows for quote in codes(row)]
+        text = re.sub(r"^\|.*$", "", text, flags=re.M)
+    found += [quote for quote in re.findall(r"(?<!`)``(?!`)(.+?)``", text, re.S) if len(quote.split()) > 2]
+    text = re.sub(r"(?<!`)(`+)(?!`).*?\1", "", text, flags=re.S)
+    found += [quote for quote in re.findall(r'"([^"]+)"', text) if len(quote.split()) > 2 and not quote.endswith("?")]
+    return tuple(dict.fromkeys(quote for quote in map(plain, found) if quote not in TITLES))
+
+
+def codes(text: str) -> list[str]:
+    """The code between backticks in a line of a page."""
+    return [code.strip() for _, code in re.findall(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)", text)]
+
+
+def parts_of(quote: str) -> list[str]:
+    """The parts of a quoted message between what differs from case to case: the dots, and the names of operators."""
+    return re.sub(r"`\w+::[\w.]+`", "`...`", quote).split("...")
+
+
+def is_part_of(quote: str, message: str) -> bool:
+    """Returns true if the parts of `quote` between its dots are in `message`, in this order."""
+    start = 0
+    for part in filter(None, (part.strip() for part in parts_of(quote))):
+        found = message.find(part, start)
+        if found < 0:
+            return False
+        start = found + len(part)
+    return True
+
+
+@functools.cache
+def messages() -> tuple[str, ...]:
+    """The texts in the sources, each with a mark in the place of what is computed."""
+    from_cpp = (text for path in CPP for text in texts_of_cpp(path.read_text()))
+    from_python = (
+        text for path in PYTHON if "torchext" in path.parts[len(ROOT.parts) :] for text in texts_of_python(path)
+    )
+    return tuple({*from_cpp, *from_python})
+
+
+def texts_of_cpp(source: str) -> Iterator[str]:
+    """The literals of each statement, joined."""
+    token = re.compile(r"""//[^\n]*|\s+|"((?:[^"\\]|\\.)*)"|([;{}])|('(?:\\.|[^'])'|.)""", re.S)
+    text, gap = "", True
+    for match in token.finditer(re.sub(r"^#.*$", "", source, flags=re.M)):
+        literal, end, other = match.groups()
+        if literal is not None:
+            text += (VALUE if gap and text else "") + literal.encode().decode("unicode_escape")
+            gap = False
+        elif end and text:
+            yield text
+            text, gap = "", True
+        elif other:
+            gap = True
+
+
+def texts_of_python(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else VALUE for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+# ---- Names.
+
+
+def comments(path: Path) -> str:
+    """The comments of a source, or the whole of a page."""
+    text = path.read_text()
+    if path.suffix in (".cpp", ".h"):
+        return "\n".join(re.findall(r"//+ ?(.*)", text))
+    if path.suffix == ".py":
+        docs = (ast.get_docstring(node) for node in ast.walk(ast.parse(text)) if isinstance(node, DOCUMENTED))
+        return "\n".join([*re.findall(r"# ?(.*)", text), *filter(None, docs)])
+    return text
+
+
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@functools.cache
+def notes() -> dict[str, str]:
+    """The notes that are written, and the files that they are in: their heading is followed by an empty line."""
+    heading = re.compile(r"^// NOTE \[([^\]]+)\]\n//\n", re.M)
+    return {note: relative(path) for path in CPP for note in heading.findall(path.read_text())}
+
+
+def paths_in_page(page: Path) -> Iterator[str]:
+    text = page.read_text()
+    for target in re.findall(r"\]\(([^)#\s]+)", text):
+        if "://" not in target:
+            yield target
+    for code in codes(text.replace("\n", " ")):
+        yield from (
+            name for name in re.findall(r"(?:[\w.-]+/)*[\w.-]+\.(?:h|cpp|md|py|pyi)\b", code) if is_ours(name, page)
+        )
+
+
+def is_ours(name: str, where: Path) -> bool:
+    """Returns true for a name that is not of a file of PyTorch's, or of somebody's program."""
+    last = name.rpartition("/")[2]
+    if where.name == "foreign_suites.md":
+        return not re.fullmatch(r"test_\w+\.py|names_of_2_6\.py", last)
+    if where.name in ("inspect.md", "inspect.py") and re.fullmatch(r"[A-Z]\w+\.cpp", last):
+        return False  # where kernels are registered
+    return not name.startswith("torch/") and last not in PYTORCHS | USERS
+
+
+@functools.cache
+def exists(name: str, where: Path) -> bool:
+    """Returns true if `name` is a file, seen from a folder above `where` or from one of the roots."""
+    folders = [*where.parents, ROOT, *(ROOT / folder for folder in ("csrc", "test", "torchext", "csrc/fake"))]
+    if any((folder / name).exists() for folder in folders if folder.is_relative_to(ROOT)):
+        return True
+    return "/" not in name and any(path.name == name for path in [*CPP, *PYTHON])
+
+
+@functools.cache
+def headings(page: Path) -> set[str]:
+    lines = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", line).strip().lower().replace(" ", "-") for line in lines}
+
+
+def is_a_name(name: str) -> bool:
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            found: object = importlib.import_module(".".join(parts[:length]))
+        except ImportError:
+            continue
+        try:
+            functools.reduce(getattr, parts[length:], found)
+        except AttributeError:
+            return False
+        return True
+    return False
