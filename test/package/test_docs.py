@@ -250,3 +250,12 @@ class TestNames:
         named |= {name.rpartition("/")[2] for name in named}
         missing = [path for path in (ROOT / "csrc").rglob("*.h") if path.stem not in named]
         assert not [relative(path) for path in missing if path.parent.name != "python"]
+
+
+def test_pages_tell_one_cost_of_entering_inference_mode() -> None:
+    told = [
+        cost
+        for page in PAGES
+        for cost in re.findall(r"entered(?: and left in C,)? at (.+?) of its cost", plain(page.read_text()))
+    ]
+    assert told == ["a fifth"] * 3
