@@ -13,6 +13,7 @@ from .. import _C
 from ..tools.leases import while_fakes_live
 from . import cuda, patches  # noqa: F401  (declares what is replaced)
 from .copying import FakeCopy
+from .errors import DataDependentError, UnsupportedOperatorError
 from .fake_tensor_mode import fakes_on_this_thread
 from .transformers import teach_transformers
 
@@ -29,17 +30,6 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-
-
-class DataDependentError(RuntimeError):
-    """An operator needs the values of a fake tensor, which has none."""
-
-
-class UnsupportedOperatorError(NotImplementedError):
-    """PyTorch cannot tell what an operator makes of fake tensors: it has no Meta kernel, or none for the arguments."""
-
-
-_C.set_error_types(DataDependentError, UnsupportedOperatorError)
 
 
 @contextmanager

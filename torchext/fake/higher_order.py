@@ -29,6 +29,7 @@ from torch.utils import _pytree as pytree
 from .. import _C
 from ..tools.higher_order_keys import pass_by
 from ..tools.leases import while_fakes_live
+from .errors import DataDependentError
 
 __all__ = ["install"]
 
@@ -93,8 +94,6 @@ def _is_met_at(key: Any) -> bool:
 def _run_on_fakes(
     op: Any, run: Callable[[], Any], is_differentiated: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    from . import DataDependentError
-
     fake_function = getattr(hop_utils, "registered_hop_fake_fns", {}).get(op)
     if fake_function is not None and not is_differentiated:
         return fake_function(*args, **kwargs)
@@ -164,8 +163,6 @@ def _metadata(value: object) -> tuple[object, ...]:
 
 
 def _data_dependent(name: str, what: str) -> Exception:
-    from . import DataDependentError
-
     return DataDependentError(
         f"`{name}` {what} depends on the values of fake tensors, which have none. Run it on real tensors, or move it "
         "out of the code that runs on fake tensors."

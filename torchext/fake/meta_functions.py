@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .. import _C
 from ..tools.leases import while_fakes_live
+from .errors import DataDependentError
 
 __all__ = ["install"]
 
@@ -77,8 +78,6 @@ class _Context:
 
     def new_dynamic_size(self, **bounds: int | None) -> NoReturn:
         """Raises, because no number stands for it."""
-        from . import DataDependentError
-
         raise DataDependentError(
             f"`{self._operator()}` returns a tensor whose shape depends on the values of its arguments, but at least "
             "one is a fake tensor, which has none. Run it on real tensors, or move it out of the code that runs on "

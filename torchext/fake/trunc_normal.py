@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..tools.leases import while_fakes_live
 from . import rejection
-from .patches.tensors import is_fake_tensor
+from .checks import is_fake_tensor
 
 __all__ = ["install"]
 

@@ -14,10 +14,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ... import _C
 from ...tools.leases import while_fakes_live
 from ...tools.patching import Concerns
+from ..checks import is_fake_tensor
 from ..copying import FakeCopy
 from .storages import copied_bytes, no_data
 
-__all__ = ["install", "is_fake_tensor", "make_tensor", "real_value"]
+__all__ = ["install", "make_tensor", "real_value"]
 
 
 def install() -> None:
@@ -47,11 +48,6 @@ def _patch_repr() -> None:
         return __repr__
 
     while_fakes_live.patch(torch.Tensor, "__repr__", make, "formats values, and cannot be extended")
-
-
-def is_fake_tensor(obj: object) -> bool:
-    """Methods of tensors may be called with what is not a tensor, by mistake."""
-    return isinstance(obj, torch.Tensor) and _C.is_fake(obj)
 
 
 def _repr_of_fake(fake: torch.Tensor) -> str:
