@@ -12,7 +12,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FAILURES = ROOT / "docs" / "failures.md"
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "csrc/README.md", "test/README.md")),
+    *sorted(ROOT.glob("*.md")),
+    *(ROOT / folder / "README.md" for folder in ("csrc", "test", "torchext")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 CPP = sorted(

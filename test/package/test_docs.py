@@ -21,6 +21,7 @@ from documents import (
     PAGES,
     PYTHON,
     ROOT,
+    codes,
     comments,
     exists,
     headings,
@@ -232,6 +233,15 @@ class TestNames:
     def test_names_of_python_that_pages_name_exist(self, page: Path) -> None:
         for name in set(re.findall(r"\btorchext(?:\.\w+)+", page.read_text())):
             assert is_a_name(name), f"{page.name} names {name}"
+
+    def test_names_that_the_glossary_gives_are_in_the_sources(self) -> None:
+        sources = "\n".join(path.read_text() for path in [*CPP, *PYTHON])
+        rows = re.findall(r"^\| .+ \| (.*) \|$", (ROOT / "docs" / "notes" / "glossary.md").read_text(), re.M)
+        names = [name for row in rows for name in codes(row) if "." not in name]
+        assert len(names) > 20
+        assert not [name for name in names if not re.search(rf"\b{name}\b", sources)]
+        folders = [folder for row in rows for folder in re.findall(r"\b(?:csrc|torchext)\b[\w/]*(?![\w./])", row)]
+        assert not [folder for folder in folders if not (ROOT / folder).is_dir()]
 
     @pytest.mark.parametrize("page", PAGES, ids=relative)
     def test_targets_of_make_that_pages_name_exist(self, page: Path) -> None:

@@ -1,0 +1,206 @@
+"""The rooms of the sources are those of their tables, and no arrow leads from a lower room to an upper one.
+
+csrc/README.md and torchext/README.md have a table with the columns `room | idea | may include` (or `may import`). A
+room is a folder, a file, or the face of a package, which is its `__init__`; `.` is what is in no other. Files belong to
+the longest name that fits.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CSRC = ROOT / "csrc"
+TORCHEXT = ROOT / "torchext"
+
+
+class Arrow(NamedTuple):
+    """One file needs another. Both are named without their suffixes, from the root of their language."""
+
+    user: str
+    used: str
+
+
+class Language(NamedTuple):
+    name: str
+    page: Path
+    files: Callable[[], frozenset[str]]
+    arrows: Callable[[], frozenset[Arrow]]
+
+
+# ---- What the sources need of each other.
+
+
+@functools.cache
+def headers_and_units() -> frozenset[str]:
+    return frozenset(name_in(CSRC, path) for path in CSRC.rglob("*.[ch]*"))
+
+
+@functools.cache
+def includes() -> frozenset[Arrow]:
+    found = set()
+    for path in CSRC.rglob("*.[ch]*"):
+        for name in re.findall(r'^#include "(.+)"', path.read_text(), re.M):
+            beside = (path.parent / name).resolve()
+            found.add(Arrow(name_in(CSRC, path), name_in(CSRC, beside if beside.exists() else CSRC / name)))
+    return without_loops(found)
+
+
+@functools.cache
+def modules() -> frozenset[str]:
+    return frozenset({name_in(TORCHEXT, path) for path in TORCHEXT.rglob("*.py*") if "cache" not in path.suffix}) - {""}
+
+
+@functools.cache
+def imports() -> frozenset[Arrow]:
+    """All of them: in functions, for type checking, and by name with `import_module()`."""
+    found = set()
+    for path in TORCHEXT.rglob("*.py"):
+        user = name_in(TORCHEXT, path)
+        for name in imported_names(path):
+            if (used := module_of(name)) is not None:
+                found.add(Arrow(user, used))
+    return without_loops(found)
+
+
+def imported_names(path: Path) -> Iterator[str]:
+    """The full names of what a module imports: of modules, and of what is in them."""
+    package = (TORCHEXT.name, *path.parent.relative_to(TORCHEXT).parts)
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = [*package[: len(package) - node.level + 1]] if node.level else []
+            base += node.module.split(".") if node.module else []
+            yield from (".".join([*base, alias.name]) for alias in node.names)
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            function = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if function.lstrip("_") == "import_module":
+                name = str(node.args[0].value)
+                yield ".".join(package) + name if name.startswith(".") else name
+
+
+def module_of(name: str) -> str | None:
+    """The module of ours that has `name`, which may be its own; None for those of others."""
+    parts = name.split(".")
+    if parts[0] != TORCHEXT.name:
+        return None
+    for length in range(len(parts), 0, -1):
+        where = TORCHEXT.joinpath(*parts[1:length])
+        for path in (where / "__init__.py", where.with_suffix(".py"), where.with_suffix(".pyi")):
+            if length > 1 and path.exists():
+                return name_in(TORCHEXT, path)
+    return "__init__"
+
+
+def name_in(root: Path, path: Path) -> str:
+    return str(path.relative_to(root).with_suffix(""))
+
+
+def without_loops(arrows: Iterable[Arrow]) -> frozenset[Arrow]:
+    return frozenset(arrow for arrow in arrows if arrow.user != arrow.used)
+
+
+# ---- The tables.
+
+
+@functools.cache
+def table(page: Path) -> dict[str, frozenset[str]]:
+    """The rooms of a page, and those that each may use."""
+    found = re.search(
+        r"^\| room \| idea \| may (?:include|import) \|\n\|[ |-]+\|\n((?:\|.*\|\n)+)", page.read_text(), re.M
+    )
+    assert found is not None, f"{page.name} has no table of rooms"
+    rows = {}
+    for line in found[1].splitlines():
+        room, _, used = (cell.strip() for cell in line.strip("|").split(" | "))
+        name = room.strip("`* ").rstrip("/")
+        assert name not in rows, f"{name} is there twice"
+        rows[name] = frozenset(name.rstrip("/") for name in re.findall(r"`([^`]+)`", used))
+    return rows
+
+
+def room_of(file: str, rooms: Iterable[str]) -> str | None:
+    fitting = (room for room in rooms if room == "." or f"{file}/".startswith(f"{room}/"))
+    return max(fitting, key=lambda room: (room != ".", len(room)), default=None)
+
+
+def between_rooms(arrows: Iterable[Arrow], rooms: Iterable[str]) -> dict[Arrow, Arrow]:
+    """The arrows from room to room, each with one between files that makes it."""
+    found = {Arrow(str(room_of(user, rooms)), str(room_of(used, rooms))): Arrow(user, used) for user, used in arrows}
+    return {arrow: example for arrow, example in sorted(found.items()) if arrow.user != arrow.used}
+
+
+def cycle(arrows: Iterable[Arrow]) -> list[str]:
+    """A way along the arrows that ends where it begins, if there is one."""
+    used: dict[str, set[str]] = {}
+    for arrow in arrows:
+        used.setdefault(arrow.user, set()).add(arrow.used)
+    done: set[str] = set()
+
+    def search(way: list[str]) -> list[str]:
+        for name in sorted(used.get(way[-1], ())):
+            if name in way:
+                return [*way[way.index(name) :], name]
+            if name not in done and (found := search([*way, name])):
+                return found
+        done.add(way[-1])
+        return []
+
+    return next((found for name in sorted(used) if (found := search([name]))), [])
+
+
+CPP = Language("C++", CSRC / "README.md", headers_and_units, includes)
+PYTHON = Language("Python", TORCHEXT / "README.md", modules, imports)
+
+
+UNWRITTEN = pytest.mark.xfail(reason="csrc/README.md has no table of rooms yet", strict=True)
+
+
+@pytest.mark.parametrize("language", [pytest.param(CPP, marks=UNWRITTEN), PYTHON], ids=lambda language: language.name)
+class TestRooms:
+    def test_each_file_is_in_a_room(self, language: Language) -> None:
+        rooms = table(language.page)
+        assert not [file for file in sorted(language.files()) if room_of(file, rooms) is None]
+
+    def test_each_folder_is_a_room(self, language: Language) -> None:
+        folders = {file.rpartition("/")[0] or "." for file in language.files()}
+        assert folders <= table(language.page).keys()
+
+    def test_each_row_is_a_room(self, language: Language) -> None:
+        rooms = table(language.page)
+        assert rooms.keys() == {room_of(file, rooms) for file in language.files()}
+
+    def test_rows_name_rooms(self, language: Language) -> None:
+        rooms = table(language.page)
+        assert {used for row in rooms.values() for used in row} <= rooms.keys()
+
+    def test_arrows_are_those_of_the_table(self, language: Language) -> None:
+        rooms = table(language.page)
+        found = between_rooms(language.arrows(), rooms)
+        allowed = {Arrow(room, used) for room, row in rooms.items() for used in row}
+        assert not {f"{user} -> {used}": found[Arrow(user, used)] for user, used in found.keys() - allowed}
+        assert not allowed - found.keys(), "nothing needs these"
+
+    def test_no_arrow_leads_up(self, language: Language) -> None:
+        rooms = table(language.page)
+        assert not cycle(between_rooms(language.arrows(), rooms))
+
+
+def test_no_module_needs_itself_by_a_detour() -> None:
+    assert not cycle(imports())
+
+
+class TestCycle:
+    def test_is_found(self) -> None:
+        assert cycle([Arrow("a", "b"), Arrow("b", "c"), Arrow("c", "b")]) == ["b", "c", "b"]
+
+    def test_is_not_found_where_two_ways_meet(self) -> None:
+        assert not cycle([Arrow("a", "b"), Arrow("a", "c"), Arrow("b", "d"), Arrow("c", "d")])
