@@ -42,7 +42,7 @@ def fastest(measures: dict[str, Measure], repeats: int) -> dict[str, float]:
 
 
 def timer(run: Callable[[], Any], calls: int, mode: Mode = nullcontext) -> Measure:
-    """Returns a function that tells the microseconds of one call inside of `mode`."""
+    """Returns a function that tells the microseconds of one call inside `mode`."""
 
     def measure() -> float:
         with mode():

@@ -105,7 +105,7 @@ def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
 def route(
     op: OpOverload[..., Any] | OpOverloadPacket[..., Any] | CustomOpDef | str, /, *args: Any, **kwargs: Any
 ) -> Route:
-    """Tells which dispatch keys the call `op(*args, **kwargs)` would visit on this thread now. Runs no operator.
+    """Returns the dispatch keys that the call `op(*args, **kwargs)` would visit on this thread now. Runs no operator.
 
     Args:
         op: What to call: an overload (`torch.ops.aten.add.Tensor`), an operator of which PyTorch chooses the overload
@@ -199,7 +199,7 @@ class TensorState:
     creation_metadata: str | None
     """Of a view that autograd knows: under which circumstances it was made, by the name of PyTorch's `CreationMeta`:
     `DEFAULT`, `NO_GRAD_MODE`, `INFERENCE_MODE`, `MULTI_OUTPUT_NODE`, `IN_CUSTOM_FUNCTION`. All but the first restrict
-    writing in place. None for what is no view."""
+    writing in place. None for what is not a view."""
 
     def __str__(self) -> str:
         rows = [(field.name, _cell(getattr(self, field.name))) for field in fields(self)]
@@ -213,14 +213,14 @@ def _cell(value: object) -> str:
 
 
 def tensor_state(tensor: torch.Tensor) -> TensorState:
-    """Tells what `tensor` is to the dispatcher and to autograd. Calls no operator, and changes nothing.
+    """Returns what `tensor` is to the dispatcher and to autograd. Calls no operator, and changes nothing.
 
     Args:
         tensor: Any tensor: real, fake, deferred, sparse, of a subclass, or wrapped by a transform of `torch.func`. Of a
             wrapper, its own state is told, not that of what it wraps.
 
     Raises:
-        TypeError: `tensor` is no tensor.
+        TypeError: `tensor` is not a tensor.
 
     Example:
         >>> state = tensor_state(torch.ones(2))

@@ -18,7 +18,7 @@ using torch::jit::Stack;
 
 namespace {
 
-// True when all fakes in `arguments` are deferred.
+// Returns true if all fakes in `arguments` are deferred.
 bool haveRecords(const Stack& arguments) {
   bool have = true;
   forEachTensor(arguments, arguments.size(),
@@ -30,8 +30,8 @@ bool isDeferredIndex(const Tensor& tensor) {
   return c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/true) && valueOf(tensor) != nullptr;
 }
 
-// Puts real tensors in the place of deferred ones that are integers and of which the results are no views. Tells
-// whether there are any.
+// Puts real tensors in place of deferred ones that hold integers and whose results are not views. Returns true if there
+// are any.
 bool computeIndices(const OperatorHandle& op, Stack& arguments) {
   bool has_any = false;
   for (const auto i : c10::irange(arguments.size())) {

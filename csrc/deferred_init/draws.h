@@ -13,7 +13,7 @@
 
 namespace torchext {
 
-// True for an operator that draws from a generator by itself, not through other operators.
+// Returns true for an operator that draws from a generator by itself, not through other operators.
 bool drawsNumbers(const c10::OperatorHandle& op);
 
 // Position in the schema of the argument that takes the generator, or -1.

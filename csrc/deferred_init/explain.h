@@ -49,7 +49,7 @@ struct Explanation {
   std::vector<ExplainedTensor> tensors;
 };
 
-// Tells which recorded operators make `tensors`. Raises ValueError for one that nothing is recorded of.
+// Returns the recorded operators that make `tensors`. Raises ValueError for one of which nothing is recorded.
 Explanation explain(at::ArrayRef<at::Tensor> tensors);
 
 }  // namespace torchext

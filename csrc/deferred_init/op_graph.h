@@ -57,7 +57,7 @@ struct Geometry {
 
   bool fits(const at::Tensor& tensor) const;
 
-  // True when both show the same bytes in the same order.
+  // Returns true if both show the same bytes in the same order.
   bool operator==(const Geometry& other) const {
     return sizes == other.sizes && strides == other.strides && storage_offset == other.storage_offset &&
            dtype == other.dtype && is_conj == other.is_conj && is_neg == other.is_neg;
@@ -208,12 +208,12 @@ class OpNode {
     return source_;
   }
 
-  // The arguments, with a placeholder in the place of each tensor.
+  // The arguments, with a placeholder in place of each tensor.
   const torch::jit::Stack& arguments() const noexcept {
     return arguments_;
   }
 
-  // The arguments, with `tensors[i]` in the place of the i-th tensor.
+  // The arguments, with `tensors[i]` in place of the i-th tensor.
   torch::jit::Stack arguments(c10::ArrayRef<at::Tensor> tensors) const;
 
  private:

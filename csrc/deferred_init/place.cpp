@@ -34,7 +34,7 @@ c10::Device existingDevice(c10::Device device) {
   return at::empty({0}, at::TensorOptions().dtype(c10::kByte).device(device)).device();
 }
 
-// The elements of `storage` as a tensor of one dimension. A rest that is no whole element is shown by no tensor.
+// The whole elements of `storage` as a tensor of one dimension. Bytes that are left over are shown by no tensor.
 Tensor elementsOf(const Storage& storage, ScalarType dtype) {
   const caffe2::TypeMeta type = c10::scalarTypeToTypeMeta(dtype);
   const auto count = static_cast<int64_t>(storage.nbytes() / type.itemsize());

@@ -37,13 +37,13 @@ class RealArguments {
  public:
   RealArguments(const Stack& stack, std::size_t count, bool keep_small);
 
-  // The real tensor in the place of `tensor`, or `tensor` itself when it is not deferred.
+  // The real tensor in place of `tensor`, or `tensor` itself when it is not deferred.
   Tensor realOf(const Tensor& tensor) const;
 
   // The tensor that `real` stands for, or an undefined one.
   Tensor originalOf(const Tensor& real) const;
 
-  // True when `storage` is one of those that were computed for the call.
+  // Returns true if `storage` is one of those that were computed for the call.
   bool holds(const Storage& storage) const;
 
  private:

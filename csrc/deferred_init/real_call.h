@@ -1,6 +1,6 @@
 #pragma once
 
-// Operators that cannot wait: called with real values in the place of deferred tensors.
+// Operators that cannot wait: called with real values in place of deferred tensors.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>

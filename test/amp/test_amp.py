@@ -304,7 +304,7 @@ class TestBackwardInRegion:
                 with amp.autocast("cpu"):
                     (w @ w).sum().backward()
         assert [warning.filename for warning in caught] == [__file__]
-        assert f"{__file__}:{caught[0].lineno} runs backward() inside of an autocast region" in str(caught[0].message)
+        assert f"{__file__}:{caught[0].lineno} runs backward() inside an autocast region" in str(caught[0].message)
 
     def test_warns_of_grad_too(self) -> None:
         w = torch.ones(2, 2, requires_grad=True)

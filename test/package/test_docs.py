@@ -162,7 +162,7 @@ RAISED: dict[str, Callable[[], object]] = {
     "Fake tensors are strided or sparse, but ...": lambda: torch.quantize_per_tensor(fake_ones(2), 1, 0, torch.qint8),
     "... how many elements the result has depends on them": coalesce_fake,
     "A block of inference_mode() ... was left": leave_blocks_in_turns,
-    "runs backward() inside of an autocast region": run_backward_in_region,
+    "runs backward() inside an autocast region": run_backward_in_region,
     "Expected all tensors to be on the same device": add_across_devices,
     "invalid device ordinal": use_device_beyond_the_last,
 }

@@ -98,10 +98,10 @@ def unwrap(obj: U) -> U:
 
 
 def is_amp(tensor: Tensor) -> bool:
-    """Tells whether `tensor` is an AmpTensor: wrapped, computed from such, or made inside of a self-cleaning region.
+    """Returns true if `tensor` is an AmpTensor: wrapped, computed from such, or made inside a self-cleaning region.
 
     Raises:
-        TypeError: `tensor` is no tensor.
+        TypeError: `tensor` is not a tensor.
     """
     if not isinstance(tensor, Tensor):
         raise TypeError(f"is_amp() takes a tensor, but `tensor` is a {type(tensor).__name__}.")

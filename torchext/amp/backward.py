@@ -1,4 +1,4 @@
-"""Tells who runs a backward pass inside of an autocast region.
+"""Tells who runs a backward pass inside an autocast region.
 
 The operators of a backward pass run in the dtypes that those of the forward pass ran in. Inside of a region they would
 autocast for themselves: the autograd engine takes the thread's state along. PyTorch's documentation warns of it and
@@ -72,7 +72,7 @@ def _warn() -> None:
             return
         _warned.add(line)
     warnings.warn_explicit(
-        f"{line[0]}:{line[1]} runs backward() inside of an autocast region: the operators of the backward pass run in "
+        f"{line[0]}:{line[1]} runs backward() inside an autocast region: the operators of the backward pass run in "
         "the dtypes of the forward pass, and those that the region casts as well may run in others. Leave the region "
         "before it.",
         UserWarning,

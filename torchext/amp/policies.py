@@ -49,7 +49,7 @@ def register_policy(op: Operator, policy: str, device_types: Iterable[str] = DEV
 
 
 def policy(op: Operator, device_type: str) -> str:
-    """Tells how an operator is treated in a region, by PyTorch or by `register_policy()`.
+    """Returns how an operator is treated in a region, by PyTorch or by `register_policy()`.
 
     PyTorch's kernel is asked, not a list: see [Asking autocast kernels] in csrc/amp/policy_probe.h.
 

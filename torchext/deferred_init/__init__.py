@@ -91,7 +91,7 @@ def _has_parameter(fn: Callable[..., object], name: str) -> bool:
 
 
 def is_deferred(obj: torch.Tensor | Module) -> bool:
-    """Tells whether `obj` waits to be materialized.
+    """Returns true if `obj` waits to be materialized.
 
     Args:
         obj: A tensor, or a module. A module is deferred while any of the tensors is that `materialize_module` would
@@ -128,7 +128,7 @@ def materialize_tensor(
         `tensor`.
 
     Raises:
-        TypeError: `tensor` is no tensor, or `dtype` neither floating point nor complex.
+        TypeError: `tensor` is not a tensor, or `dtype` is neither floating point nor complex.
         ValueError: `tensor` is fake, but was not constructed by `deferred_init`. Or `device` is one on which tensors
             have no values. Or `dtype` is given and another tensor shows the same memory as another dtype.
         RuntimeError: A real tensor that a recorded operator reads has been changed in place since. `tensor` is as it
@@ -210,7 +210,7 @@ def materialize_module(
         progress: Show a bar while it lasts. Needs tqdm.
 
     Raises:
-        TypeError: `module` is no module, or `dtype` neither floating point nor complex.
+        TypeError: `module` is not a module, or `dtype` is neither floating point nor complex.
         ValueError, RuntimeError: As for `materialize_tensor`.
         ImportError: `progress` is set and tqdm is not installed.
     """

@@ -88,7 +88,7 @@ class Explanation(Sequence[RecordedOperation]):
 
 
 def explain(tensor: torch.Tensor) -> Explanation:
-    """Tells which recorded operations make `tensor`.
+    """Returns the recorded operations that make `tensor`.
 
     Args:
         tensor: A deferred tensor.
@@ -98,7 +98,7 @@ def explain(tensor: torch.Tensor) -> Explanation:
         `deferred_init(..., trace=True)` or under `tracing()`.
 
     Raises:
-        TypeError: `tensor` is no tensor.
+        TypeError: `tensor` is not a tensor.
         ValueError: Nothing is recorded of `tensor`.
 
     Example:
@@ -140,7 +140,7 @@ def export_graph(module: Module, path: str | os.PathLike[str]) -> None:
         path: The file to write.
 
     Raises:
-        TypeError: `module` is no module.
+        TypeError: `module` is not a module.
         OSError: The file cannot be written.
     """
     if not isinstance(module, Module):

@@ -29,7 +29,7 @@ def summary(module: Module) -> str:
         module: A module, deferred or not. It stays as it is.
 
     Raises:
-        TypeError: `module` is no module.
+        TypeError: `module` is not a module.
 
     Example:
         >>> print(summary(deferred_init(torch.nn.Linear, 4, 4)))

@@ -59,13 +59,13 @@ def fake_mode(*, fake_cuda: bool | int = False) -> Iterator[None]:
 
 
 def is_fake(tensor: torch.Tensor) -> bool:
-    """Tells whether `tensor` is fake.
+    """Returns true if `tensor` is fake.
 
     Args:
         tensor: Any tensor. One that was fake and has been materialized is not fake any more.
 
     Raises:
-        TypeError: `tensor` is no tensor.
+        TypeError: `tensor` is not a tensor.
     """
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"is_fake() takes a tensor, but `tensor` is a {type(tensor).__name__}.")
@@ -83,7 +83,7 @@ def meta_like(fake: torch.Tensor) -> torch.Tensor:
         part of the autograd graph.
 
     Raises:
-        TypeError: `fake` is no tensor.
+        TypeError: `fake` is not a tensor.
         ValueError: `fake` is a real tensor.
         NotImplementedError: `fake` is sparse.
     """
@@ -93,7 +93,7 @@ def meta_like(fake: torch.Tensor) -> torch.Tensor:
 
 
 def fake_like(obj: T, device: torch.device | str | int | None = None) -> T:
-    """Returns what `obj` is, with fake tensors in the place of its tensors. `obj` is left as it is.
+    """Returns what `obj` is, with fake tensors in place of its tensors. `obj` is left as it is.
 
     Classes, `requires_grad`, `grad`, attributes and lazy conjugation are kept. What is one tensor in `obj` is one in
     the result; what shares a storage shares one there, with the same offsets and strides, and storages are as large
@@ -110,7 +110,7 @@ def fake_like(obj: T, device: torch.device | str | int | None = None) -> T:
             objects in containers are passed through. Give `(model, optimizer)` to keep the two together; the counts of
             steps in an optimizer keep their values, because its `step()` reads them.
         device: Where the fakes are; by default, each where its original is. A CUDA device on a machine without one
-            is possible inside of `fake_mode(fake_cuda=True)`.
+            is possible inside `fake_mode(fake_cuda=True)`.
 
     Returns:
         A copy of `obj` that has cost no memory for tensors.
@@ -165,7 +165,7 @@ def _device_to_fake(device: torch.device | str | int) -> torch.device:
     except (AssertionError, NotImplementedError, RuntimeError) as error:
         raise RuntimeError(
             f"fake_like() cannot put fakes on `{device}`, because this PyTorch or this machine has no such device. For "
-            "a CUDA device, call it inside of fake_mode(fake_cuda=True)."
+            "a CUDA device, call it inside fake_mode(fake_cuda=True)."
         ) from error
 
 

@@ -62,7 +62,7 @@ class FakeCopy(dict[int, Any]):
             raise TypeError(
                 f"fake_like() copies a {type(module).__name__} with copy.deepcopy(), which has raised "
                 f"{type(error).__name__}: {error}. Give the class of what cannot be copied a `__deepcopy__`, or "
-                "construct the module inside of fake_mode()."
+                "construct the module inside fake_mode()."
             ) from error
 
     def tensor(self, tensor: torch.Tensor) -> torch.Tensor:

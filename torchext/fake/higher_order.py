@@ -83,7 +83,7 @@ def _making_fakes() -> Iterator[None]:
 
 
 def _is_met_at(key: Any) -> bool:
-    """Tells whether ours goes before the implementation for `key`.
+    """Returns true if ours goes before the implementation for `key`.
 
     Those for autograd differentiate what `torch.compile` makes of the functions: it turns tensors that these have
     closed over into arguments. Called as they are, autograd differentiates them as any other code.

@@ -55,7 +55,7 @@ class _FillsOfAChunk(TorchFunctionMode):
 
 
 def count_draws(sampler: Sampler, numel: int, dtype: torch.dtype, generator: torch.Generator) -> int:
-    """Tells how many 32-bit draws it takes to sample `numel` elements of `dtype`. Leaves `generator` where it is."""
+    """Returns how many 32-bit draws it takes to sample `numel` elements of `dtype`. Leaves `generator` where it is."""
 
     def draws(start: int, size: int) -> int:
         fills = _FillsOfAChunk(start, numel)

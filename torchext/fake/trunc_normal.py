@@ -129,7 +129,7 @@ _libraries: list[torch.library.Library] = []
 
 
 def _never_rejects(mean: float, std: float, a: float, b: float) -> bool:
-    """Tells whether `trunc_normal_` surely accepts its first draw of every element.
+    """Returns true if `trunc_normal_` surely accepts its first draw of every element.
 
     Box-Muller's radius is sqrt(-2 log u) for a uniform u of 53 bits at most (`normal_distribution<double>`), so that no
     draw is farther than sqrt(2 * 53 * log 2) = 8.57 standard deviations from the mean. The bounds and the draws are

@@ -42,10 +42,10 @@ class inference_mode(_C.InferenceBlock):  # noqa: N801 - PyTorch's name
 
     One object may be entered again while it is open, and on several threads. As a decorator, with or without
     parentheses, it takes functions, generator functions, `async def` functions and asynchronous generators. Those are
-    inside of the mode while they run, and their callers are not while they wait.
+    inside the mode while they run, and their callers are not while they wait.
 
     Args:
-        mode: Whether the mode is on in the block. `inference_mode(False)` inside of the mode returns to training, with
+        mode: Whether the mode is on in the block. `inference_mode(False)` inside the mode returns to training, with
             gradients on.
         trace: Remember, for each inference tensor that an operator makes in the block, the line of the program that
             called the operator: see `origin()`. The errors of PyTorch that inference tensors cannot be saved for
@@ -80,7 +80,7 @@ class inference_mode(_C.InferenceBlock):  # noqa: N801 - PyTorch's name
 
 
 class normal_tensors(_C.NormalTensorsBlock):  # noqa: N801 - as inference_mode
-    """Lets tensors that are allocated in a block inside of inference mode be normal ones, without gradient.
+    """Lets tensors that are allocated in a block inside inference mode be normal ones, without gradient.
 
     It is for what outlives the mode: caches, buffers, a module that is trained later. Grad mode is off, so the block
     equals `inference_mode(False)` with `torch.no_grad()` in it. Outside of inference mode it is `torch.no_grad()`. In
@@ -127,12 +127,12 @@ def _decorated(block: inference_mode | normal_tensors, function: Function) -> Fu
 
 
 def is_inference_mode_enabled() -> bool:
-    """Tells whether inference mode is on, on this thread, be it ours or PyTorch's."""
+    """Returns true if inference mode is on, on this thread, be it ours or PyTorch's."""
     return _C.is_inference_mode_enabled()
 
 
 def is_inference_tensor(tensor: torch.Tensor) -> bool:
-    """Tells whether `tensor` is an inference tensor.
+    """Returns true if `tensor` is an inference tensor.
 
     That is one that was allocated in inference mode, or a view of such a tensor.
 
@@ -140,7 +140,7 @@ def is_inference_tensor(tensor: torch.Tensor) -> bool:
         tensor: Any tensor, real or fake.
 
     Raises:
-        TypeError: `tensor` is no tensor.
+        TypeError: `tensor` is not a tensor.
     """
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"is_inference_tensor() takes a tensor, but `tensor` is a {type(tensor).__name__}.")

@@ -47,7 +47,7 @@ def origin(tensor: torch.Tensor) -> Origin | None:
         `torch.from_numpy()` and of a transform of `torch.func`.
 
     Raises:
-        TypeError: `tensor` is no tensor.
+        TypeError: `tensor` is not a tensor.
 
     Example:
         >>> with inference_mode(trace=True):

@@ -40,7 +40,7 @@ class Call:
         self.cast_out = cast_out
 
 
-# Tells what is to be done about a call that begins now. Serves any number of calls, on any threads.
+# Returns what is to be done about a call that begins now. May be called any number of times, on any thread.
 Way = Callable[[], Call]
 
 
@@ -57,11 +57,11 @@ class Resumable(Protocol):
 def call_in_way(way: Way, function: Function, plain: Callable[[Function], Function] | None = None) -> Function:
     """Returns a function of the same kind as `function`, each call of which runs as `way` tells.
 
-    A generator, a coroutine and an asynchronous generator are inside of the guard while they run, and not while they
+    A generator, a coroutine and an asynchronous generator are inside the guard while they run, and not while they
     wait: whoever resumes them is in the state that it was in.
 
     Args:
-        way: Tells what is to be done about a call, when it begins.
+        way: Returns what is to be done about a call, when it begins.
         function: Anything that can be called.
         plain: Does the same for functions that are neither generators nor coroutines, in less time.
     """
@@ -77,7 +77,7 @@ def call_in_way(way: Way, function: Function, plain: Callable[[Function], Functi
 
 
 def call_in_block(block: AbstractContextManager[object], function: Function) -> Function:
-    """Returns a function of the same kind as `function` that runs inside of `block`, as `call_in_way()` does.
+    """Returns a function of the same kind as `function` that runs inside `block`, as `call_in_way()` does.
 
     Args:
         block: What can be entered any number of times, also while it is open.
@@ -87,7 +87,7 @@ def call_in_block(block: AbstractContextManager[object], function: Function) -> 
 
 
 def _is_kind(check: Callable[[object], bool], function: AnyFunction) -> bool:
-    """Is it so of the function, or of what its class calls, if it is an object that can be called?"""
+    """Returns true if `check` is true of the function, or of the `__call__` of its class."""
     return check(function) or check(type(function).__call__)
 
 

@@ -220,7 +220,7 @@ def _is_one_of(value: object, classes: tuple[type, ...]) -> bool:
 
 
 def _content(value: Any, into_caches: bool) -> Iterator[object]:
-    """What `value` holds beside its attributes, itself no module and no tensor."""
+    """What `value`, which is neither a module nor a tensor, holds beside its attributes."""
     if _is(value, dict):
         yield from [key for key in dict.keys(value) if type(key) is not str]
         yield from list(dict.values(value))

@@ -28,7 +28,7 @@ class Mode(NamedTuple):
     text: str
     """What it is, for those who ask for help."""
     has_control: bool = False
-    """Can what it puts in the place of functions also just call those? Then a failure of that is told apart."""
+    """Can what it puts in place of functions also just call those? Then a failure of that is told apart."""
 
 
 MODES = {

@@ -1,4 +1,4 @@
-"""Putting something in the place of something else, under all names that it has."""
+"""Putting something in place of something else, under all names that it has."""
 
 from __future__ import annotations
 
