@@ -1,6 +1,6 @@
 #pragma once
 
-// Telling whether memory still holds what it held, without keeping a copy of it.
+// Finding out whether memory has changed, without keeping a copy of it.
 
 #include <cstdint>
 
@@ -9,7 +9,7 @@
 namespace torchext {
 
 // 128 bits of the bytes that a tensor shows. A change within one 8-byte word always changes them; any other change
-// leaves them as they are with a probability of about 2^-64. No protection against somebody who looks for a collision.
+// leaves them as they are with a probability of about 2^-64. It is no protection against deliberate collisions.
 struct Digest {
   std::uint64_t low = 0;
   std::uint64_t high = 0;

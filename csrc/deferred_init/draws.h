@@ -19,16 +19,16 @@ bool drawsNumbers(const c10::OperatorHandle& op);
 // Position in the schema of the argument that takes the generator, or -1.
 int generatorArgument(const c10::FunctionSchema& schema);
 
-// Moves `generator` as `op` would if it ran with `stack`, and returns where it stood, where that can be done without
-// running the operator. `stack` holds the arguments; tensors among them may be fake. Does nothing and returns nullopt
-// for an operator whose number of draws depends on values, or is not known.
+// Moves `generator` as `op` would if it ran with `stack`, and returns its previous position, if that can be done
+// without running the operator. `stack` holds the arguments; tensors among them may be fake. Does nothing and returns
+// nullopt for an operator whose number of draws depends on values, or is not known.
 std::optional<TapePosition> takeDrawsOf(const c10::OperatorHandle& op,
                                         const torch::jit::Stack& stack,
                                         const at::Generator& generator);
 
 // Moves `generator` as `aten::<name>`, an operator that fills a tensor in place, would if it filled a contiguous one of
-// `numel` elements, given `numbers` between the tensor and the generator. Returns by how many draws. Raises ValueError
-// for an operator of which that is not known.
+// `numel` elements, given `numbers` between the tensor and the generator. Returns the number of draws. Raises
+// ValueError for an operator for which that is not known.
 std::uint64_t skipFill(const std::string& name,
                        int64_t numel,
                        c10::ScalarType dtype,

@@ -12,7 +12,7 @@
 
 namespace torchext {
 
-// A value that an operator has left in a storage, as a tensor shows all of it that is known to be used.
+// A value that an operator has left in a storage, as a tensor that shows all of it that is known to be used.
 struct ExplainedValue {
   // The values of an explanation are counted from 0, in the order in which they come about.
   std::int64_t number = 0;
@@ -29,10 +29,10 @@ struct ExplainedOperation {
   std::vector<std::int64_t> reads;
   std::vector<ExplainedValue> writes;
   // Where on the tape of its generator it starts, in draws of 32 bits since the tape's last known state, and how many
-  // it takes, where that was told without running it. NOTE [The tape of a generator].
+  // it takes, if that was known without running it. NOTE [The tape of a generator].
   std::optional<std::uint64_t> generator_offset;
   std::optional<std::uint64_t> draws;
-  // The line that recorded it, or empty when nobody traced.
+  // The source line that recorded it, or empty when nobody traced.
   std::string source;
 };
 

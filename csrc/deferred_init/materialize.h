@@ -1,6 +1,6 @@
 #pragma once
 
-// The way from recorded values to real ones: for good, or for a look.
+// From recorded values to real ones: for good, or to read them once.
 
 #include <vector>
 
@@ -27,7 +27,7 @@ struct MaterializeOptions {
 // If all is to be where it was recorded, that is one pass over the graph, and on an error all tensors are as they were.
 //
 // Otherwise, NOTE [Becoming real elsewhere], it goes storage by storage, so that memory never holds more than one of
-// them twice; what several have in common is computed for each of them. Whatever can be known beforehand is checked
+// them twice; what several have in common is computed for each of them. Whatever can be checked beforehand is checked
 // before anything changes. On a later error each storage is either done or as it was.
 void materialize(at::ArrayRef<at::Tensor> placed, at::ArrayRef<at::Tensor> others, const MaterializeOptions& options);
 

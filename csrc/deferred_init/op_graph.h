@@ -19,10 +19,10 @@
 //   * `c` is computed from S1, although the storage has moved on: a value never changes;
 //   * replaying the operators that a value depends on, in the order in which they were recorded, gives the value that
 //     eager execution gave, whatever else has been replayed before, and as often as one likes;
-//   * references point only back in time, so that what nobody can ask for any more is freed at once.
+//   * references point back in time only, so that what cannot be reached any more is freed at once.
 //
 // `Parameter(t)`, `.data`, `.data = u`, `detach()`, `set_()`, `chunk()` and the like record nothing: they change which
-// storage a tensor shows, and the tensors tell that themselves.
+// storage a tensor shows, and that is kept in the tensor itself.
 
 #include <cstdint>
 #include <memory>
@@ -83,7 +83,7 @@ class StorageValue final : public Provenance {
   // What `writer` leaves in the storage that is the `output`th that it writes.
   StorageValue(std::shared_ptr<const OpNode> writer, std::size_t output);
 
-  // Bytes that exist: what `torch.tensor()` made. Nobody may write into `constant` any more.
+  // Bytes that exist already: what `torch.tensor()` made. `constant` must not be written any more.
   explicit StorageValue(c10::Storage constant);
 
   StorageValue(const StorageValue&) = delete;
@@ -114,8 +114,8 @@ class StorageValue final : public Provenance {
     repeats_ = repeats;
   }
 
-  // Turns a value that has been computed into a constant, and lets go of the operators that led to it. The caller sees
-  // to it that nobody replays the graph meanwhile.
+  // Turns a value that has been computed into a constant, and releases the operators that led to it. The caller makes
+  // sure that the graph is not being replayed meanwhile.
   void fold(c10::Storage constant);
 
  private:
@@ -130,7 +130,7 @@ using StorageValuePtr = std::shared_ptr<StorageValue>;
 // The value that `tensor` shows, or null when its bytes were never recorded.
 StorageValuePtr valueOf(const at::TensorBase& tensor);
 
-// Lets `storage`, which is fake, have `value` from now on, and its tensors be deferred.
+// Sets the value of `storage`, which is fake, to `value`. Its tensors are deferred from now on.
 void setValue(const c10::Storage& storage, StorageValuePtr value);
 
 // A tensor among the arguments of a recorded operator. One of `value`, `number`, `external` and `device` is set.
@@ -141,7 +141,7 @@ struct TensorArgument {
   std::optional<c10::Scalar> number;
   // A tensor that was real when the operator was recorded: NOTE [The value at recording time].
   std::shared_ptr<const ExternalTensor> external;
-  // Of a tensor that only lends its metadata, as the argument of `zeros_like` does.
+  // Of a tensor of which only the metadata matter, such as the argument of `zeros_like`.
   std::optional<c10::Device> device;
 
   static TensorArgument of(const at::Tensor& tensor);
@@ -155,7 +155,7 @@ struct WrittenStorage {
   bool is_argument = false;
   // Of an argument: an `out` that had another size before.
   bool was_resized = false;
-  // Of a returned tensor or a resized argument, as the fake promises it.
+  // Of a returned tensor or a resized argument, according to the fake.
   Geometry geometry;
 };
 
@@ -203,7 +203,7 @@ class OpNode {
     return tape_;
   }
 
-  // The line that recorded the call, or empty: source_trace.h.
+  // The source line that recorded the call, or empty: source_trace.h.
   const std::string& source() const noexcept {
     return source_;
   }

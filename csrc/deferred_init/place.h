@@ -28,8 +28,8 @@ Placement checkedPlacement(const Placement& placement);
 // A tensor that is to be real on another device, or with another dtype, than the recorded one is first computed as
 // recorded, because that is what the bits depend on, and then copied. The copy is a storage of its own, onto which all
 // tensors of the fake storage move as by `.data =`: they stay the objects that they are, and keep sharing. The copy has
-// the same elements in the same places, so that sizes, strides and offsets of views hold; which is why all tensors on a
-// storage must have one dtype, if it is to change.
+// the same elements in the same places, so that sizes, strides and offsets of views stay valid. This is why all tensors
+// on a storage must have one dtype, if it is to change.
 //
 // The fake storage itself stays as it is. A real tensor that was given fake `.data` cannot be found through it and
 // stays deferred there, which is better than memory on a device that it does not expect.

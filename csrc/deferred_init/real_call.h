@@ -13,11 +13,11 @@ namespace torchext {
 // into a real argument is written.
 void callForReal(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
-// Calls `op` for its effect on the generator alone, with copies of its deferred arguments. The first, if the operator
-// overwrites it whatever it holds, is not computed for that.
+// Calls `op` for its effect on the generator alone, with copies of its deferred arguments. The first argument is not
+// computed if the operator overwrites it anyway.
 void callInScratch(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
-// Returns a deferred tensor whose value is that of `constant`, which nobody else may write into.
+// Returns a deferred tensor whose value is that of `constant`, which must not be written by anything else.
 at::Tensor deferConstant(const at::Tensor& constant);
 
 }  // namespace torchext

@@ -20,7 +20,8 @@ struct ThreadState {
 };
 
 // While it lives, autocast casts without its cache. The cache maps a leaf to its cast for as long as the region lasts;
-// a fake cast must not be found when the leaf has become real, nor the cast of a leaf that replay has made up.
+// a fake cast must not be found when the leaf has become real, nor the cast of a leaf that exists during the replay
+// only.
 class AutocastCacheOff {
  public:
   AutocastCacheOff();
@@ -34,8 +35,8 @@ class AutocastCacheOff {
   bool was_enabled_;
 };
 
-// While it lives, operators called on this thread run for real: past `DeferredInit`, `Fake` and autograd, out of sight
-// of Python modes, in the given state. Restores everything.
+// While it lives, operators called on this thread run for real: without `DeferredInit`, `Fake` and autograd, not seen
+// by Python modes, and in the given state. Restores everything.
 class RealDispatch {
  public:
   RealDispatch() : RealDispatch(ThreadState::current()) {}

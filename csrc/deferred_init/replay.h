@@ -22,9 +22,9 @@ std::recursive_mutex& replayMutex();
 
 // Computes recorded values: NOTE [The graph of recorded operators]. One instance computes one set of values, once.
 //
-// Nothing outside changes while it runs: not the graph, not a fake tensor, not a generator. An error leaves all as it
-// was. A buffer is freed after the last operator that needs it, and operators that have nothing to do with each other
-// do not come in between, so that memory holds the wanted values and what the operators at hand work on.
+// Nothing outside changes while it runs: not the graph, not a fake tensor, not a generator. An error leaves everything
+// as it was. A buffer is freed after the last operator that needs it, and operators that have nothing to do with each
+// other do not come in between, so that memory holds the wanted values and what the operators at hand work on.
 class Replay {
  public:
   // Calls `on_value` once for each wanted value that has been computed.
@@ -33,7 +33,7 @@ class Replay {
   // Raises what `run()` would raise, as far as that can be told without computing anything.
   void check() const;
 
-  // Returns the storages with the wanted values, in order. Nobody else refers to them. No value may be wanted twice.
+  // Returns the storages with the wanted values, in order. Nothing else refers to them. No value may be wanted twice.
   std::vector<c10::Storage> run();
 
  private:

@@ -15,14 +15,14 @@ namespace torchext {
 // NOTE [Back again]
 //
 // A tensor that was materialized with its recording kept can be deferred again: its memory is freed, and its recorded
-// value is its value once more. What is kept hangs on the tensors themselves (`FakeTensorImpl::retained()`), those that
-// were fake until then, and goes with the last of them, or with their moving to other data (`.data =`).
+// value is its value once more. What is kept belongs to the tensors themselves (`FakeTensorImpl::retained()`), those
+// that were fake until then. It is freed with the last of them, or when they are given other data (`.data =`).
 //
 // Where a tensor became real in place, its storage becomes fake in place. Views that were made of it while it was real
-// are ordinary tensors, which nobody can find; they show that storage, and so find no data, with an error that says so,
-// until the storage is real again. Where a tensor was placed elsewhere, NOTE [Becoming real elsewhere], it goes back to
-// the storage that it left. And memory that has been lent to NumPy or another process is left to them: the tensors go
-// to a new fake storage, and the memory is freed with whoever shows it last.
+// are ordinary tensors, which cannot be found. They show that storage, so reading them raises an error that says that
+// there is no data, until the storage is real again. Where a tensor was placed elsewhere, NOTE [Becoming real
+// elsewhere], it goes back to the storage that it left. And memory that has been lent to NumPy or another process is
+// left to them: the tensors go to a new fake storage, and the memory is freed with the last tensor that shows it.
 class Retained final : public Provenance {
  public:
   // For `tensors`, which show `recorded`, a fake storage with a recorded value that is about to become real.
@@ -33,10 +33,10 @@ class Retained final : public Provenance {
   Retained& operator=(Retained&&) = delete;
   ~Retained() override;
 
-  // Hangs it on the tensors, which have become real on `current`.
+  // Attaches it to the tensors, which have become real on `current`.
   static void attach(const std::shared_ptr<Retained>& retained, const c10::Storage& current);
 
-  // That of `tensor`, or null, also when `tensor` has been given other data.
+  // The recording of `tensor`, or null, also when `tensor` has been given other data.
   static std::shared_ptr<Retained> of(const at::Tensor& tensor);
 
   const StorageValuePtr& value() const noexcept {
@@ -65,7 +65,7 @@ class Retained final : public Provenance {
     const Holder* holder;
   };
 
-  // Those that live and still show the data that they were given.
+  // Those that are alive and still show the data that they were given.
   std::vector<Found> tensors() const;
   Geometry geometryAfterwards(const Found& found) const;
   void moveTo(const c10::Storage& fake, const Found& found) const;
@@ -90,12 +90,12 @@ struct Recording {
 // What is recorded of `tensor`, which is deferred, or real and retained. Without a value if nothing is.
 Recording recordingOf(const at::Tensor& tensor);
 
-// Lets `tensors` be deferred as they were before they were materialized, all of them or, on an error, none. Raises
+// Defers `tensors` again, as they were before they were materialized: all of them or, on an error, none. Raises
 // ValueError for one whose recording was not retained, and RuntimeError when its values could not be computed again.
 // Leaves deferred tensors as they are.
 void deferAgain(at::ArrayRef<at::Tensor> tensors);
 
-// Can `tensor`, which is real, be deferred again?
+// Returns true if `tensor`, which is real, can be deferred again.
 bool isRetained(const at::Tensor& tensor);
 
 }  // namespace torchext

@@ -3,7 +3,7 @@
 // NOTE [The tape of a generator]
 //
 // Eager construction draws from a generator as it goes. Deferred construction draws nothing, yet each tensor must later
-// get the bits that it would have got, in whatever order it is asked for, and the generator must stand where eager
+// get the bits that it would have got, in whatever order it is asked for, and the generator must be where eager
 // construction would have left it. So a generator is read as a tape of 32-bit draws. Recording a random operator notes
 // the position where it starts, and moves the generator past the draws that it would take; replaying it runs the
 // operator with a private generator placed at that position. Nothing that looks at the generator meanwhile, be it
@@ -32,18 +32,18 @@ struct TapePosition {
   std::shared_ptr<const at::mt19937_data_pod> base;
   std::uint64_t draws = 0;
   KeptNormals kept;
-  // How many draws the operator takes that starts here, where that could be told without running it.
+  // How many draws the operator that starts here takes, if that is known without running it.
   std::optional<std::uint64_t> length;
 };
 
-// Where `generator`, a CPU generator, stands now.
+// The position of `generator`, a CPU generator.
 TapePosition tapePosition(at::Generator generator);
 
-// Moves `generator` as `draws` calls of `random()` would. Returns where it stood.
+// Moves `generator` as `draws` calls of `random()` would. Returns its previous position.
 TapePosition takeDraws(at::Generator generator, std::uint64_t draws);
 
 // Moves `generator` as `count` calls of `at::normal_distribution<double>` would, the value that it keeps included.
-// Returns where it stood.
+// Returns its previous position.
 TapePosition takeNormals(at::Generator generator, std::uint64_t count);
 
 // Private generators that read tapes. Going on where an operator ended costs nothing, and there are a few of them,

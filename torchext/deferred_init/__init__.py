@@ -91,7 +91,7 @@ def _has_parameter(fn: Callable[..., object], name: str) -> bool:
 
 
 def is_deferred(obj: torch.Tensor | Module) -> bool:
-    """Returns true if `obj` waits to be materialized.
+    """Returns true if `obj` has not been materialized yet.
 
     Args:
         obj: A tensor, or a module. A module is deferred while any of the tensors is that `materialize_module` would
@@ -116,7 +116,7 @@ def materialize_tensor(
 ) -> torch.Tensor:
     """Makes `tensor` real, in place.
 
-    Whoever holds `tensor`, or a view of it, sees the real values afterwards.
+    All references to `tensor`, and its views, show the real values afterwards.
 
     Args:
         tensor: A deferred tensor. A real one is left as it is, and where it is.
@@ -130,9 +130,9 @@ def materialize_tensor(
     Raises:
         TypeError: `tensor` is not a tensor, or `dtype` is neither floating point nor complex.
         ValueError: `tensor` is fake, but was not constructed by `deferred_init`. Or `device` is one on which tensors
-            have no values. Or `dtype` is given and another tensor shows the same memory as another dtype.
-        RuntimeError: A real tensor that a recorded operator reads has been changed in place since. `tensor` is as it
-            was then.
+            have no values. Or `dtype` is given and another tensor shows the same memory in another dtype.
+        RuntimeError: A real tensor that a recorded operator reads has been changed in place since. `tensor` is
+            left as it was.
     """
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"materialize_tensor() takes a tensor, but `tensor` is a {type(tensor).__name__}.")
@@ -184,26 +184,27 @@ def materialize_module(
     """Makes the tensors of `module` and its descendants real, in place.
 
     Tied parameters stay tied, and every parameter and buffer stays the object that it is. Tensors that a module holds
-    as plain attributes are made real too, also in containers, in other objects such as distributions, and in modules
-    that are not registered, but held in a list, say. A module that `module` is a part of, and only refers to, is left
-    as it is. Either all of them become real, or, on an error, none.
+    as plain attributes are made real too, also those in containers, in other objects such as distributions, and in
+    modules that are not registered, for example in a list. A module that `module` is a part of, and only refers to, is
+    left as it is. Either all of them become real, or, on an error, none.
 
     Gradients become real with their parameters, and so does the state that optimizers keep for them, if they were given
-    the parameters while these were deferred. Other optimizers, and what an optimizer keeps beside that, as a learning
-    rate that is a tensor, are to be handed over.
+    the parameters while these were deferred. Pass other optimizers, and those that keep more than that, such as a
+    learning rate that is a tensor, as `optimizer`.
 
     With `device` or `dtype` the module becomes what `module.to(device, dtype)` would make of the real one: parameters
-    and buffers go there, plain attributes stay where they were recorded, unless they share their memory with one that
-    goes. Nothing is ever in memory twice but the one tensor at hand, with those that share its memory. For that the
-    tensors become real one after another: if that stops with an error, those before it are real and the others
-    deferred, and calling again goes on from there.
+    and buffers move there, plain attributes stay where they were recorded, unless they share memory with one that
+    moves. Only one tensor at a time, with those that share its memory, is in memory twice. So the tensors become real
+    one after another: if an error stops this, those before it are real, the others are still deferred, and another call
+    continues from there.
 
     Args:
         module: The module to materialize. What is real already is left as it is, and where it is.
-        buffers_only: Leave the parameters deferred. An optimizer in this place is taken for `optimizer`.
+        buffers_only: Leave the parameters deferred. An optimizer in this position is taken as `optimizer`.
         check_fn: Decides for each module, with its descendants asked separately, whether to materialize the tensors
             that it holds itself.
-        optimizer: One or more of which to make real all state but that for parameters that stay deferred.
+        optimizer: One or more optimizers. All of their state becomes real, except that for parameters that stay
+            deferred.
         device: Where to put parameters and buffers, if not on the devices that they were recorded on.
         dtype: What to convert floating point and complex parameters and buffers to.
         retain_graph: Keep the recording, for `defer_again`. Otherwise it is freed.
@@ -274,8 +275,8 @@ def defer_again(obj: torch.Tensor | Module) -> None:
 
     Raises:
         TypeError: `obj` is neither.
-        ValueError: Of a parameter or a buffer nothing was retained, or not of the data that it has now, because it was
-            given other data since (as by `module.half()`) or resized.
+        ValueError: Nothing was retained of a parameter or a buffer, or it was given other data since (as by
+            `module.half()`) or resized.
         RuntimeError: The recorded values cannot be computed any more, because a real tensor that a recorded operator
             reads has been changed in place.
     """
@@ -307,7 +308,7 @@ def _check_retained(name: str, tensor: torch.Tensor) -> None:
 
 
 def _check_wrappers_stay(parts: list[torch.Tensor], device: Device | None, dtype: torch.dtype | None) -> None:
-    """A wrapper says itself where its parts are (`DTensor` through its mesh), and would go on saying so."""
+    """A wrapper knows where its parts are (`DTensor` by its mesh), and would not learn of a move."""
     for part in filter(_C.is_deferred, parts):
         to = _device(device) or part.device
         is_there = to.type == part.device.type and to.index in (None, part.device.index)
@@ -325,6 +326,6 @@ def _device(device: Device | None) -> torch.device | None:
 
 
 def _count_storages(tensors: Sequence[torch.Tensor]) -> int:
-    """How many things there are to materialize."""
+    """Returns the number of storages to materialize."""
     with torch._C.DisableTorchFunctionSubclass():  # lazy parameters refuse to show their storage
         return len({tensor.untyped_storage()._cdata for tensor in tensors if _C.is_deferred(tensor)})
