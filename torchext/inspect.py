@@ -1,4 +1,4 @@
-"""What the dispatcher would do with a call, and what a tensor is to it."""
+"""What the dispatcher would do with a call, and the state of a tensor."""
 
 from __future__ import annotations
 
@@ -183,13 +183,13 @@ class TensorState:
     keys: tuple[str, ...]
     """Its dispatch keys, in the order in which a call visits them."""
     version: int | None
-    """How often its memory was written to. None for an inference tensor, which does not count."""
+    """How often its memory was written to. None for an inference tensor, which has no version counter."""
     has_autograd_metadata: bool
     """Whether autograd has made a record for it. A tensor has none until something must be remembered: that it requires
     a gradient, a `grad_fn`, a `grad`, hooks, a name, or that it is a view."""
     storage: int | None
     """The same number for tensors that share their storage, and another one for others, while one of them lives. It is
-    no address of data. None for tensors without a storage, such as sparse ones."""
+    not the address of data. None for tensors without a storage, such as sparse ones."""
     fake: bool
     deferred: bool
     inference: bool

@@ -54,7 +54,7 @@ MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 }
 
 
-# The seed's table: which kernels an operator of each kind goes through.
+# Which kernels an operator of each kind goes through.
 @pytest.mark.parametrize(
     ("mode", "kind", "make", "keys"),
     [

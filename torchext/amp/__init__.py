@@ -27,16 +27,16 @@ _C.set_identity_installer(patches.install)
 class autocast(_C.AutocastRegion):  # noqa: N801 - a function to its users, as torch.autocast is
     """A region in which operators autocast: `with autocast(): ...`.
 
-    It sets the state of the thread that `torch.autocast` sets, and each sees the other. Regions nest, also disabled in
-    enabled ones and the other dtype in one; one object may be entered any number of times, on any thread. When the last
-    region of the thread has been left, PyTorch forgets the casts of weights. Enabling autocast for a device type that
-    this machine lacks has no effect on tensors elsewhere.
+    It sets the state of the thread that `torch.autocast` sets, and each sees the other. Regions nest, also disabled
+    regions in enabled ones, and regions of different dtypes; one object may be entered any number of times, on any
+    thread. When the last region of the thread has been left, PyTorch forgets the casts of weights. Enabling autocast
+    for a device type that this machine lacks has no effect on tensors elsewhere.
 
     Running `backward()` in an enabled region warns once for each line that does.
 
     As a decorator, `@autocast` or `@autocast("cuda", dtype=...)`, it runs a function in such a region. Where operators
     do not autocast for the device type yet, the floating tensors that the function returns, in any container that
-    `torch.utils._pytree` knows, are cast to float32; where they do, the function goes with the flow. Methods,
+    `torch.utils._pytree` knows, are cast to float32; where they do, they are returned as they are. Methods,
     generators, `async def` functions, modules and their classes, and classes of autograd functions can be decorated:
     the `backward` of the last runs as its `forward` did.
 
@@ -48,7 +48,7 @@ class autocast(_C.AutocastRegion):  # noqa: N801 - a function to its users, as t
             all devices but CUDA.
         enabled: Whether operators autocast.
         cache: Whether the casts of weights are remembered, so that each is cast once. By default as around the region;
-            outside of all they are.
+            outside of all regions they are.
         self_cleaning: Whether what operators make inside is an AmpTensor (`is_amp()`) that the next operator that does
             not autocast casts to float32: then the results are ordinary tensors, and no operator meets a mixture of
             dtypes. Views of it stay what it is, and so does what is written in place, which keeps its dtype.
@@ -86,11 +86,11 @@ def _float(function: T) -> T:
     """Decorates what has to run in full precision: without autocast, on float32, returning float32.
 
     The floating tensors among the arguments and the results, in any container that `torch.utils._pytree` knows, are
-    cast. Those in float64, and what is no floating tensor, are passed on.
+    cast. Those in float64, and what is not a floating tensor, are passed on.
 
     Args:
         function: A function of any kind, a module or a class of modules (its `forward`), or a class of autograd
-            functions (its `forward` and `backward`). Parameters of modules are no arguments: they are left as they are.
+            functions (its `forward` and `backward`). Parameters of modules are not arguments, and are left as they are.
 
     Raises:
         TypeError: `function` is something else.
@@ -101,7 +101,7 @@ def _float(function: T) -> T:
 def _half(function: T) -> T:
     """Decorates what takes the lower precision: its floating arguments are cast to that of the region around the call.
 
-    This is for kernels that do not cast for themselves, because they do not go by way of PyTorch's dispatcher. Where
+    This is for kernels that do not cast for themselves, because they are not called by PyTorch's dispatcher. Where
     operators do not autocast for the device of an argument it is left as it is; so are those in float64.
 
     Args:
@@ -114,7 +114,7 @@ def _half(function: T) -> T:
     return decorate(function, InLowerPrecision())
 
 
-float = _float  # noqa: A001 - the seed's name; this module does not use the type
+float = _float  # noqa: A001 - the public name; this module does not use the type
 half = _half
 _float.__name__, _float.__qualname__ = "float", "float"
 _half.__name__, _half.__qualname__ = "half", "half"

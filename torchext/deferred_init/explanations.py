@@ -52,7 +52,7 @@ class RecordedOperation:
     draws: int | None
     """How many 32-bit draws it takes. None where only running it can tell."""
     source: str | None
-    """The line that recorded it, as `file:line in function`. None unless it was traced."""
+    """The source line that recorded it, as `file:line in function`. None unless it was traced."""
 
     def __str__(self) -> str:
         notes = []

@@ -20,7 +20,7 @@ __all__ = ["install", "teach_inductor"]
 
 
 def install() -> None:
-    """Lets what is compiled from now on be known to constructors."""
+    """Makes what is compiled from now on known to constructors."""
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def __call__(self: object, *args: Any, **kwargs: Any) -> Any:

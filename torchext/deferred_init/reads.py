@@ -28,7 +28,7 @@ KEYS = tuple(torch._C._dispatch_key_parse(name) for name in ("DeferredInit", "Fa
 
 
 class ReadsInTensorFunctions(TorchFunctionMode):
-    """Lets `torch.tensor([x, y])`, `torch.asarray()`, `torch.Tensor()` and their kin read values of deferred tensors.
+    """Lets `torch.tensor([x, y])`, `torch.asarray()`, `torch.Tensor()` and the like read values of deferred tensors.
 
     All of them exclude the `Fake` and `DeferredInit` keys while they read their argument (tensor_new.cpp), so the
     dispatcher does not ask us. A mode is asked, on this thread, and leaves nothing behind: about the first two as such,

@@ -37,7 +37,7 @@ def fake_mode(*, fake_cuda: bool | int = False) -> Iterator[None]:
     """Makes every tensor that is constructed in the block fake.
 
     A fake tensor has a shape, strides, a dtype, a device and autograd's state, but no data. Operators on fake tensors
-    compute all of that and nothing else. Blocks nest, and each thread has its own. Where blocks of PyTorch's
+    compute these and nothing else. Blocks nest, and each thread has its own. Where blocks of PyTorch's
     `FakeTensorMode` nest with them, the innermost decides.
 
     Args:
@@ -46,7 +46,7 @@ def fake_mode(*, fake_cuda: bool | int = False) -> Iterator[None]:
             Has no effect where there are CUDA devices.
 
     Raises:
-        ValueError: `fake_cuda` is not a number of devices that there can be.
+        ValueError: `fake_cuda` is not a possible number of devices.
 
     Example:
         >>> with fake_mode():
@@ -96,24 +96,24 @@ def fake_like(obj: T, device: torch.device | str | int | None = None) -> T:
     """Returns what `obj` is, with fake tensors in place of its tensors. `obj` is left as it is.
 
     Classes, `requires_grad`, `grad`, attributes and lazy conjugation are kept. What is one tensor in `obj` is one in
-    the result; what shares a storage shares one there, with the same offsets and strides, and storages are as large
-    as they were. A view is a view of a fake base (`fake._base`) unless one of the two requires a gradient.
+    the result; tensors that share a storage share one there, with the same offsets and strides, and storages have the
+    same sizes. A view is a view of a fake base (`fake._base`) unless one of the two requires a gradient.
 
     Every tensor of the result is a leaf of autograd and belongs to no graph: one that was computed from others keeps
     its `requires_grad` and loses its `grad_fn`, as after `detach().requires_grad_()`. A deferred tensor becomes a fake
-    that cannot be materialized, a FakeTensor of PyTorch's a plain one, or a Parameter.
+    that cannot be materialized, a FakeTensor of PyTorch's a plain fake, or a Parameter.
 
     Args:
-        obj: A strided or sparse tensor, real or fake, or a module, or an optimizer, or a container of such that
+        obj: A strided or sparse tensor, real or fake, or a module, or an optimizer, or a container of them that
             `torch.utils._pytree` knows: list, tuple, dict, what `state_dict()` returns, a registered dataclass. Modules
-            and optimizers are copied with `copy.deepcopy()`, with all that hangs on them but hooks of tensors. Other
-            objects in containers are passed through. Give `(model, optimizer)` to keep the two together; the counts of
-            steps in an optimizer keep their values, because its `step()` reads them.
+            and optimizers are copied with `copy.deepcopy()`, with everything attached to them but hooks of tensors.
+            Other objects in containers are passed through. Give `(model, optimizer)` to keep the two together; the
+            counts of steps in an optimizer keep their values, because its `step()` reads them.
         device: Where the fakes are; by default, each where its original is. A CUDA device on a machine without one
             is possible inside `fake_mode(fake_cuda=True)`.
 
     Returns:
-        A copy of `obj` that has cost no memory for tensors.
+        A copy of `obj`, for whose tensors no memory is allocated.
 
     Raises:
         TypeError: `obj` is something else, or holds a module that cannot be copied.
@@ -140,7 +140,7 @@ def fake_like(obj: T, device: torch.device | str | int | None = None) -> T:
 
 
 def _is_plain(obj: object) -> bool:
-    """Is there nothing to keep but what a tensor has on its own?"""
+    """Returns true if `obj` is a tensor with nothing attached that a copy would have to keep."""
     return (
         type(obj) is torch.Tensor
         and not torch._C._functorch.is_functorch_wrapped_tensor(obj)
@@ -174,11 +174,11 @@ class CacheInfo(NamedTuple):
 
     Attributes:
         hits: Calls whose results were remembered.
-        misses: Calls whose results had to be found out.
-        uncacheable: Those of the misses that cannot be remembered, because they change the metadata of their arguments,
-            say.
+        misses: Calls whose results had to be computed.
+        uncacheable: Those of the misses that cannot be remembered, for example because they change the metadata of
+            their arguments.
         currsize: How many calls are remembered now.
-        maxsize: How many can be. Those that were not asked for longest are forgotten first.
+        maxsize: How many can be. The least recently used are forgotten first.
     """
 
     hits: int
@@ -198,5 +198,5 @@ def cache_info() -> CacheInfo:
 
 
 def cache_clear() -> None:
-    """Forgets what the cache of metadata remembers, and sets its statistics to zero."""
+    """Empties the cache of metadata, and sets its statistics to zero."""
     _C.cache_clear()

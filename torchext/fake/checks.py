@@ -1,4 +1,4 @@
-"""Is it a fake tensor? For functions of PyTorch's, which may be called with anything."""
+"""Checks for functions of PyTorch's, which may be called with anything."""
 
 from __future__ import annotations
 

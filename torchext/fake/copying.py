@@ -209,12 +209,12 @@ def _copy_with_value(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _has_attributes(obj: object) -> bool:
-    """Is `obj` an ordered dict as `Module.state_dict()` returns, with a `_metadata` that PyTorch's pytrees forget?"""
+    """Returns true if `obj` is an ordered dict of `Module.state_dict()`. PyTorch's pytrees forget its `_metadata`."""
     return type(obj) is OrderedDict and bool(vars(obj))
 
 
 def _shows_the_same_way(view: torch.Tensor, base: torch.Tensor) -> bool:
-    """Can `view` be had from `base` by `as_strided()`?"""
+    """Returns true if `base.as_strided()` can make `view`."""
     storage = view.untyped_storage()
     last = view.storage_offset() + sum((n - 1) * stride for n, stride in zip(view.size(), view.stride(), strict=True))
     return (
@@ -250,7 +250,7 @@ def _check_storage(tensor: torch.Tensor) -> None:
 
 
 def _stands_for_others(tensor: torch.Tensor) -> bool:
-    """Is `tensor` the outside of others, made by `_make_wrapper_subclass()`?"""
+    """Returns true if `tensor` was made by `_make_wrapper_subclass()`, and wraps others."""
     if not torch._C._has_storage(tensor):
         return True
     if type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__ or _C.is_fake(tensor):

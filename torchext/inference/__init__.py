@@ -1,4 +1,4 @@
-"""Inference mode: the RFC's, which is PyTorch's own, entered in less time and with answers for who is bitten by it."""
+"""Inference mode: PyTorch's own, entered in less time, and with help for those who use its tensors elsewhere."""
 
 from __future__ import annotations
 
@@ -148,12 +148,12 @@ def is_inference_tensor(tensor: torch.Tensor) -> bool:
 
 
 def check_dispatch_state() -> list[str]:
-    """Returns what of this thread's state is illegal, a sentence each; an empty list when all is well.
+    """Returns what is illegal in this thread's state, one sentence each; an empty list if nothing is.
 
-    The RFC forbids that `ADInplaceOrView` is taken out of the thread's included keys while autograd is not excluded.
-    PyTorch relies on a few rules more: the flag of inference mode and the keys agree, autograd is never included, and
+    The RFC forbids removing `ADInplaceOrView` from the thread's included keys while autograd is not excluded. PyTorch
+    relies on a few more rules: the flag of inference mode and the keys agree, autograd is never included, and
     grad mode is off in inference mode. Blocks of inference mode do not break these rules; `torch.enable_grad()` inside
-    of one does, and so does changing the key sets by hand.
+    one does, and so does changing the key sets by hand.
     """
     return _C.check_dispatch_state()
 
@@ -161,14 +161,14 @@ def check_dispatch_state() -> list[str]:
 def to_normal(obj: T) -> T:
     """Makes normal tensors of the inference tensors in `obj`, in place.
 
-    Everybody who holds one of them sees it, since the tensors stay the objects that they are: classes, attributes,
-    `requires_grad`, ties, parameters in optimizers. Their memory stays, too, unless somebody else shows it who is not
-    part of `obj`; then they get a copy. What shared memory within `obj` goes on doing so, with one version counter, as
-    after `detach()`. Gradients become normal along with their tensors. What is normal is left alone.
+    The tensors stay the objects that they are, with their classes, attributes, `requires_grad`, ties and places in
+    optimizers. Their memory stays, too, unless something that is not part of `obj` shows it; then they get a copy.
+    Tensors that share memory within `obj` still share it, with one version counter, as after `detach()`. Gradients
+    become normal with their tensors. Normal tensors are left alone.
 
     Args:
         obj: A tensor, a module, an optimizer, another object that holds tensors, such as a cache of keys and values, or
-            a container of such, such as the output of a model. Objects are looked into as `materialize_module` does:
+            a container of them, such as the output of a model. Objects are searched as by `materialize_module`:
             attributes, slots, containers, iterators, closures and the objects in them; not caches of functions,
             and not what their code would compute. Fake and deferred tensors are made normal, too; a deferred one is
             normal when it is materialized.

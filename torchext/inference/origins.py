@@ -1,4 +1,4 @@
-"""Where inference tensors come from: asking, and the notes on errors that are not raised by operators."""
+"""Where inference tensors come from: `origin()`, and the notes on errors that operators do not raise."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def origin(tensor: torch.Tensor) -> Origin | None:
 
 
 def trace_origins(enabled: bool = True) -> None:
-    """Lets all blocks of inference mode in the process remember where inference tensors are made, or none any more.
+    """Makes all blocks of inference mode in the process remember where inference tensors are made, or stops that.
 
     What `inference_mode(trace=True)` does for one block, this does for every block that any thread enters from now on,
     and for the one that this thread is in. PyTorch's `torch.inference_mode` is included; C++'s `c10::InferenceMode` is
@@ -117,13 +117,13 @@ def _patch_mode_of_pytorch() -> None:
 
 
 def _patch_version() -> None:
-    """`Tensor._version` is no operator."""
+    """`Tensor._version` is not an operator."""
     reason = "raises errors about inference tensors without calling an operator"
     while_marks_live.patch(torch.Tensor, "_version", _noting, reason, concerns=Concerns.MARKS)
 
 
 def _patch_custom_functions() -> None:
-    """What `ctx.save_for_backward()` was given is looked at after the operators of `forward()`."""
+    """What `ctx.save_for_backward()` was given is checked after the operators of `forward()`."""
     # A class method, which is written in Python before 2.15 and in C since.
     reason = "raises errors about what was saved after forward() has returned"
     while_marks_live.patch(torch.autograd.Function, "apply", _noting, reason, concerns=Concerns.MARKS)

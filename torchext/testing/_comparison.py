@@ -73,7 +73,7 @@ def compare(
 def _take_unstable(
     suite: Suite, comparison: Comparison, good: list[str], reruns: int, tell: Callable[[str], None]
 ) -> None:
-    """Takes the tests out of the differences whose failure may have other reasons than torchext."""
+    """Removes from the differences the tests whose failure may have other reasons than torchext."""
     differences = comparison.differences
     for _ in range(reruns):
         tell(f"{len(differences)} tests that differ, again without torchext")
@@ -105,7 +105,7 @@ def _difference(comparison: Comparison, nodeid: str) -> Outcome | None:
 def _take_failing(
     differences: dict[str, Outcome], again: SuiteRun, among: Collection[str] | None = None
 ) -> dict[str, Outcome]:
-    """Takes those out of `differences` that were not good when they were run again."""
+    """Removes from `differences` those that were not good when they were run again."""
     gone = Outcome("error", "the test was not collected")
     outcomes = {nodeid: again.outcomes.get(nodeid, gone) for nodeid in (differences if among is None else among)}
     failing = {nodeid: outcome for nodeid, outcome in outcomes.items() if not outcome.is_good}

@@ -1,4 +1,4 @@
-"""What is told of comparisons: a table for people, JSON for programs."""
+"""Reports of comparisons: a table for people, JSON for programs."""
 
 from __future__ import annotations
 

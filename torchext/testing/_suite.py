@@ -1,4 +1,4 @@
-"""Running a suite in processes of its own, on and on until each test has been run or has ended its process."""
+"""Running a suite in processes of its own, until each test has been run or has ended its process."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class SuiteRun:
     trouble: str = ""
     """What happened to a process when no test was running."""
     was_stopped: bool = False
-    """As many tests have failed as were to stop the run."""
+    """So many tests have failed that the run was stopped."""
 
     def add(self, nodeid: str, outcome: Outcome) -> None:
         """Adds what became of a part of a test."""
@@ -163,7 +163,7 @@ class _Process:
         return []
 
     def _without_worker(self, nodeid: str, outcome: Outcome) -> Outcome:
-        """A worker of xdist whose time is over is gone, too, and xdist knows that only."""
+        """A worker of xdist whose time is over has ended, too, and xdist reports only that."""
         is_late = outcome.outcome == "crashed" and nodeid in self.timed_out
         return outcome._replace(outcome="timed out") if is_late else outcome
 

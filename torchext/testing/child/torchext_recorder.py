@@ -28,7 +28,7 @@ class Mode(NamedTuple):
     text: str
     """What it is, for those who ask for help."""
     has_control: bool = False
-    """Can what it puts in place of functions also just call those? Then a failure of that is told apart."""
+    """Whether it replaces functions, which can also be replaced by ones that only call them, in a control run."""
 
 
 MODES = {

@@ -23,7 +23,7 @@ __all__ = ["enter", "thread"]
 
 class _Thread(threading.local):
     is_constructing = False
-    """Is a constructor of a module running that has been deferred?"""
+    """Whether a deferred constructor of a module is running."""
 
 
 thread = _Thread()
