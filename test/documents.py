@@ -94,6 +94,13 @@ def codes(text: str) -> list[str]:
     return [code.strip() for _, code in re.findall(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)", text)]
 
 
+def alternatives(code: str) -> list[str]:
+    """What `code` stands for, in which braces may hold parts of names: `{a,b}_c`."""
+    if (braces := re.fullmatch(r"(.*)\{([^{}]*)\}(.*)", code)) is None:
+        return [code]
+    return [f"{braces[1]}{part.strip()}{braces[3]}" for part in braces[2].split(",")]
+
+
 def parts_of(quote: str) -> list[str]:
     """The parts of a quoted message between what differs from case to case: the dots, and the names of operators."""
     return re.sub(r"`\w+::[\w.]+`", "`...`", quote).split("...")

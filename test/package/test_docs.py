@@ -21,6 +21,7 @@ from documents import (
     PAGES,
     PYTHON,
     ROOT,
+    alternatives,
     codes,
     comments,
     exists,
@@ -256,8 +257,7 @@ class TestNames:
 
     def test_table_of_the_c_sources_lists_each_file(self) -> None:
         text = (ROOT / "csrc" / "README.md").read_text()
-        named = {name.removesuffix(".h") for name in re.findall(r"`([\w/]+(?:\.h)?)`", text)}
-        named |= {name.rpartition("/")[2] for name in named}
+        named = {name.rpartition("/")[2].removesuffix(".h") for code in codes(text) for name in alternatives(code)}
         missing = [path for path in (ROOT / "csrc").rglob("*.h") if path.stem not in named]
         assert not [relative(path) for path in missing if path.parent.name != "python"]
 
