@@ -39,6 +39,7 @@ PYTORCHS = {
     "Dropout.cpp",
     "LinearAlgebra.cpp",
     "MaxPooling.cpp",
+    "MetaFallbackKernel.cpp",
     "Normalization.cpp",
     "PythonFallbackKernel.cpp",
     "Resize.h",

@@ -171,10 +171,7 @@ CPP = Language("C++", CSRC / "README.md", headers_and_units, includes)
 PYTHON = Language("Python", TORCHEXT / "README.md", modules, imports)
 
 
-UNWRITTEN = pytest.mark.xfail(reason="csrc/README.md has no table of rooms yet", strict=True)
-
-
-@pytest.mark.parametrize("language", [pytest.param(CPP, marks=UNWRITTEN), PYTHON], ids=lambda language: language.name)
+@pytest.mark.parametrize("language", [CPP, PYTHON], ids=lambda language: language.name)
 class TestRooms:
     def test_each_file_is_in_a_room(self, language: Language) -> None:
         rooms = table(language.page)
@@ -184,13 +181,21 @@ class TestRooms:
         folders = {file.rpartition("/")[0] or "." for file in language.files()}
         assert folders <= table(language.page).keys()
 
-    def test_each_row_is_a_room(self, language: Language) -> None:
-        rooms = table(language.page)
-        assert rooms.keys() == {room_of(file, rooms) for file in language.files()}
-
     def test_rows_name_rooms(self, language: Language) -> None:
         rooms = table(language.page)
         assert {used for row in rooms.values() for used in row.named} <= rooms.keys()
+
+
+UNFINISHED = pytest.mark.xfail(
+    reason="`support` is still in csrc itself, and marks, amp and inference include each other", strict=True
+)
+
+
+@pytest.mark.parametrize("language", [pytest.param(CPP, marks=UNFINISHED), PYTHON], ids=lambda language: language.name)
+class TestArrows:
+    def test_each_row_is_a_room(self, language: Language) -> None:
+        rooms = table(language.page)
+        assert rooms.keys() == {room_of(file, rooms) for file in language.files()}
 
     def test_arrows_are_those_of_the_table(self, language: Language) -> None:
         rooms = table(language.page)
