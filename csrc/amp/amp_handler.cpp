@@ -10,7 +10,7 @@
 #include <c10/util/irange.h>
 
 #include "../fake/calls/op_traits.h"
-#include "../marks/tensor_marks.h"
+#include "../marks/marks_handlers.h"
 #include "../stack_utils.h"
 #include "amp_arguments.h"
 #include "amp_results.h"
@@ -28,8 +28,6 @@ using c10::OperatorHandle;
 using torch::jit::Stack;
 
 namespace {
-
-const DispatchKeySet kBelowAmp{DispatchKeySet::FULL_AFTER, kMarksKey};
 
 bool isOfPyTorch(const OperatorHandle& op) {
   return namespaceOf(op.operator_name()) == "aten";
@@ -64,10 +62,10 @@ class IdentityAutocast {
 // Handles one call. csrc/README.md tells the steps.
 class AmpCall {
  public:
-  AmpCall(const OperatorHandle& op, DispatchKeySet keys, Stack& stack)
-      : op_{op}, keys_{keys}, stack_{stack}, num_arguments_{op.schema().arguments().size()}, arguments_{op, stack} {}
+  AmpCall(const OperatorHandle& op, Stack& stack)
+      : op_{op}, stack_{stack}, num_arguments_{op.schema().arguments().size()}, arguments_{op, stack} {}
 
-  void run();
+  void run(MarkedCall& call);
 
   // What run() would do, and with which keys of autocast.
   AmpOutcome decide() const;
@@ -87,14 +85,12 @@ class AmpCall {
   bool isWriteAlone() const;
   bool isWritingThroughTwo() const;
 
-  void passOn();
-  void autocastByIdentity();
-  void clean();
+  void autocastByIdentity(MarkedCall& call) const;
+  void clean(MarkedCall& call);
   IValue cleanArgument(const IValue& value, bool is_written);
   void writeBack();
 
   const OperatorHandle& op_;
-  const DispatchKeySet keys_;
   Stack& stack_;
   const std::size_t num_arguments_;
   const AmpArguments arguments_;
@@ -102,20 +98,20 @@ class AmpCall {
   std::vector<Cleaned> cleaned_;
 };
 
-void AmpCall::run() {
+void AmpCall::run(MarkedCall& call) {
   switch (decide()) {
     case AmpOutcome::kPassesOn:
-      passOn();
+      call.passOn();
       markResultsOfOthers(op_, stack_, arguments_);
       return;
     case AmpOutcome::kPassesOnInBackward:
-      passOn();
+      call.passOn();
       break;
     case AmpOutcome::kAutocasts:
-      autocastByIdentity();
+      autocastByIdentity(call);
       break;
     case AmpOutcome::kCleans:
-      clean();
+      clean(call);
   }
   markResults(op_, stack_, arguments_);
 }
@@ -176,30 +172,25 @@ bool AmpCall::isWritingThroughTwo() const {
   return false;
 }
 
-void AmpCall::passOn() {
-  const c10::impl::ExcludeDispatchKeyGuard guard{kMarksKey};
-  op_.redispatchBoxed(keys_ & kBelowAmp, &stack_);
-}
-
-void AmpCall::autocastByIdentity() {
+void AmpCall::autocastByIdentity(MarkedCall& call) const {
   const IdentityAutocast guard{arguments_.autocast_keys};
-  DispatchKeySet keys = keys_ & kBelowAmp;
+  DispatchKeySet keys = call.keys();
   for (const DispatchKey key : arguments_.autocast_keys) {
     // Most operators fall through the key, which a redispatch must not be told to do.
     if (op_.hasKernelForDispatchKey(key)) {
       keys = keys.add(key);
     }
   }
-  op_.redispatchBoxed(keys, &stack_);
+  call.passOn(keys);
 }
 
-void AmpCall::clean() {
+void AmpCall::clean(MarkedCall& call) {
   const c10::impl::ExcludeDispatchKeyGuard guard{kMarksKey};
   for (const auto i : c10::irange(num_arguments_)) {
     IValue& argument = torch::jit::peek(stack_, i, num_arguments_);
     argument = cleanArgument(argument, isWritten(op_.schema().arguments()[i]));
   }
-  op_.redispatchBoxed(keys_ & kBelowAmp, &stack_);
+  call.passOn();
   writeBack();
 }
 
@@ -237,20 +228,22 @@ void AmpCall::writeBack() {
   }
 }
 
-}  // namespace
-
-ForeseenAmp foreseeAmp(const OperatorHandle& op, DispatchKeySet keys, const Stack& arguments) {
-  Stack stack = arguments;
-  const AmpCall call{op, keys, stack};
-  const AmpOutcome outcome = call.decide();
-  return {outcome, outcome == AmpOutcome::kAutocasts ? call.autocastKeys() : DispatchKeySet{}};
+void handleAmpCall(MarkedCall& call) {
+  if (isAskingKernel()) {
+    lookAtAskedCall(call.op(), call.stack());
+  }
+  AmpCall{call.op(), call.stack()}.run(call);
 }
 
-void ampFallback(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  if (isAskingKernel()) {
-    lookAtAskedCall(op, *stack);
-  }
-  AmpCall{op, keys, *stack}.run();
+[[maybe_unused]] const bool is_registered = registerMarksHandler(MarksFeature::kAmp, &handleAmpCall);
+
+}  // namespace
+
+ForeseenAmp foreseeAmp(const OperatorHandle& op, const Stack& arguments) {
+  Stack stack = arguments;
+  const AmpCall call{op, stack};
+  const AmpOutcome outcome = call.decide();
+  return {outcome, outcome == AmpOutcome::kAutocasts ? call.autocastKeys() : DispatchKeySet{}};
 }
 
 }  // namespace torchext

@@ -4,14 +4,13 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
+#include <c10/core/DispatchKeySet.h>
 
 namespace torchext {
 
-// Handles a call in a self-cleaning region, or with AmpTensors among its arguments: decides whether the call autocasts,
-// and what its results are. csrc/README.md tells the steps.
-void ampFallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
-
-// What it would do to a call.
+// Calls in a self-cleaning region, or with AmpTensors among their arguments, come to a handler of marks_handlers.h,
+// which decides whether the call autocasts, and what its results are. csrc/README.md tells the steps. This is what it
+// would do to a call.
 enum class AmpOutcome : std::uint8_t {
   kPassesOn,            // to the keys below
   kPassesOnInBackward,  // the same; there identity neither casts nor cleans
@@ -23,6 +22,6 @@ struct ForeseenAmp {
   AmpOutcome outcome;
   c10::DispatchKeySet autocast_keys;
 };
-ForeseenAmp foreseeAmp(const c10::OperatorHandle& op, c10::DispatchKeySet keys, const torch::jit::Stack& arguments);
+ForeseenAmp foreseeAmp(const c10::OperatorHandle& op, const torch::jit::Stack& arguments);
 
 }  // namespace torchext

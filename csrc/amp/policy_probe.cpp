@@ -148,9 +148,8 @@ class Arguments {
 std::optional<Answer> ask(const OperatorHandle& op, DeviceType device_type, ScalarType first, ScalarType others) {
   Stack stack = Arguments{device_type, first, others}.of(op.schema());
   Answer answer;
-  takeMarksKey();
   const QuestionGuard guard{op.operator_name().name, answer};
-  const c10::impl::IncludeDispatchKeyGuard include{kMarksKey};
+  const MarksDemand demand{MarksFeature::kAmp};
   try {
     op.redispatchBoxed(DispatchKeySet{autocast::get_autocast_dispatch_key_from_device_type(device_type)}, &stack);
   } catch (const Answered&) {

@@ -10,10 +10,7 @@
 #include <c10/util/Exception.h>
 
 #include "../fake/cuda/fake_cuda.h"
-#include "../inference/inference_mode.h"
-#include "../inference/mode_blocks.h"
-#include "../inference/origins.h"
-#include "../marks/tensor_marks.h"
+#include "../marks/marks_key.h"
 
 namespace torchext {
 
@@ -58,24 +55,6 @@ void setDtype(DeviceType device_type, ScalarType dtype) {
   }
 }
 
-// Inside of self-cleaning regions every operator is met, whatever its arguments are. The key may be included already:
-// NOTE [Marked tensors]. It stays so only where tracing can go on: a generator's region may outlive the traced block
-// that it began in, which has taken the key out when it was left.
-void meetAllOperators() {
-  thread_local bool was_included = false;
-  thread_local bool is_included = false;
-  if (is_included == isInSelfCleaningRegion()) {
-    return;
-  }
-  is_included = !is_included;
-  if (is_included) {
-    was_included = c10::impl::tls_is_dispatch_key_included(kMarksKey);
-  }
-  c10::impl::tls_set_dispatch_key_included(
-      kMarksKey,
-      is_included || isTracedBlockOpen() || ((was_included || areBlocksTraced()) && InferenceMode::is_enabled()));
-}
-
 void restore(const OpenRegion& region) {
   autocast::set_autocast_enabled(region.device_type, region.previous.is_enabled);
   setDtype(region.device_type, region.previous.dtype);
@@ -118,7 +97,7 @@ void enterRegion(BlockOwner owner, const RegionOptions& options) {
   const bool is_self_cleaning = options.is_self_cleaning && is_enabled;
   openRegions().push_back({owner, device_type, is_enabled, is_self_cleaning, previous});
   if (is_self_cleaning) {
-    meetAllOperators();
+    demandMarksKey(MarksFeature::kAmp);  // every operator is met, whatever its arguments are
   }
   autocast::set_autocast_enabled(device_type, is_enabled);
   if (options.dtype) {
@@ -143,7 +122,7 @@ void leaveRegion(BlockOwner owner) {
     handOver(left, end - (regions.end() - later), end);
   }
   if (left.is_self_cleaning) {
-    meetAllOperators();
+    releaseMarksKey(MarksFeature::kAmp);
   }
   if (autocast::decrement_nesting() == 0) {
     autocast::clear_cache();

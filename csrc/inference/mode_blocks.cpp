@@ -1,12 +1,11 @@
 #include "mode_blocks.h"
 
-#include <algorithm>
 #include <utility>
 #include <vector>
 
 #include <c10/util/Exception.h>
 
-#include "../marks/tensor_marks.h"
+#include "../marks/marks_key.h"
 #include "origins.h"
 #include "thread_mode.h"
 
@@ -16,7 +15,6 @@ namespace {
 
 struct OpenBlock {
   BlockOwner owner;
-  bool is_traced;
   ThreadMode previous;
 };
 
@@ -50,7 +48,7 @@ void enterModeBlock(BlockOwner owner, ModeBlock kind, bool is_traced) {
     takeMarksKey();
   }
   OpenBlocks& blocks = openBlocks();
-  blocks.push_back({owner, is_traced, ThreadMode::current()});
+  blocks.push_back({owner, ThreadMode::current()});
   modeOf(kind, blocks.back().previous).makeCurrent();
   if (is_traced || areBlocksTraced()) {
     traceOriginsHere();
@@ -73,9 +71,8 @@ void leaveModeBlock(BlockOwner owner) {
       "decorate the `async def` with inference_mode instead.");
 }
 
-bool isTracedBlockOpen() {
-  const OpenBlocks& blocks = openBlocks();
-  return std::any_of(blocks.begin(), blocks.end(), [](const OpenBlock& block) { return block.is_traced; });
+bool isModeBlockOpen() noexcept {
+  return !openBlocks().empty();
 }
 
 void abandonModeBlocks(BlockOwner owner) {

@@ -20,8 +20,8 @@ TORCHEXT_API void enterModeBlock(BlockOwner owner, ModeBlock kind, bool is_trace
 // was before both.
 TORCHEXT_API void leaveModeBlock(BlockOwner owner);
 
-// Is a block open on this thread that asked for tracing itself?
-bool isTracedBlockOpen();
+// Is a block open on this thread, of any kind?
+bool isModeBlockOpen() noexcept;
 
 // Leaves all blocks of the owner that are open on this thread, for an owner that dies in them.
 TORCHEXT_API void abandonModeBlocks(BlockOwner owner);

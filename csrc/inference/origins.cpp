@@ -5,12 +5,11 @@
 #include <typeinfo>
 #include <utility>
 
-#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/util/SmallVector.h>
 
-#include "../amp/policy_probe.h"
-#include "../amp/region.h"
 #include "../fake/calls/op_traits.h"
+#include "../marks/marks_handlers.h"
 #include "../marks/source_trace.h"
 #include "../marks/tensor_marks.h"
 #include "../stack_utils.h"
@@ -19,7 +18,6 @@
 namespace torchext {
 
 using at::Tensor;
-using c10::DispatchKeySet;
 using c10::OperatorHandle;
 using c10::TensorImpl;
 using torch::jit::Stack;
@@ -35,11 +33,17 @@ bool isAboutInferenceTensors(const c10::Error& error) {
          std::string{error.what_without_backtrace()}.find("nference tensor") != std::string::npos;
 }
 
-// Handles one call.
+// A thread traces within a mode. When it was one of PyTorch's, nobody has told that it ended.
+void forgetModesThatHaveEnded() {
+  if (isTracingOrigins() && !c10::InferenceMode::is_enabled() && !isModeBlockOpen()) {
+    setMarksKeyDemanded(MarksFeature::kOrigins, false);
+  }
+}
+
+// Handles one call: in a thread that traces, or with arguments that have an origin.
 class OriginsCall {
  public:
-  OriginsCall(const OperatorHandle& op, DispatchKeySet keys, Stack& stack, MarkedCall below)
-      : op_{op}, keys_{keys}, stack_{stack}, below_{below} {}
+  explicit OriginsCall(MarkedCall& call) : call_{call}, op_{call.op()}, stack_{call.stack()} {}
 
   void run();
 
@@ -51,21 +55,20 @@ class OriginsCall {
   };
 
   void lookAtArguments();
-  void call();
+  void passOn();
   std::string note() const;
   void markResults();
   void markAliases();
 
+  MarkedCall& call_;
   const OperatorHandle& op_;
-  const DispatchKeySet keys_;
   Stack& stack_;
-  const MarkedCall below_;
   c10::SmallVector<Argument, 4> arguments_;
 };
 
 void OriginsCall::run() {
   lookAtArguments();
-  call();
+  passOn();
   if (isTracingOrigins()) {
     markResults();
   } else {
@@ -82,9 +85,9 @@ void OriginsCall::lookAtArguments() {
 }
 
 // What kernels call is not met again: its errors come by here, and what it allocates is not seen by the program.
-void OriginsCall::call() {
+void OriginsCall::passOn() {
   try {
-    below_(op_, keys_, &stack_);
+    call_.passOn();
   } catch (c10::Error& error) {
     if (!isAboutInferenceTensors(error)) {
       throw;
@@ -150,6 +153,13 @@ void OriginsCall::markAliases() {
   });
 }
 
+void handleOriginsCall(MarkedCall& call) {
+  forgetModesThatHaveEnded();
+  OriginsCall{call}.run();
+}
+
+[[maybe_unused]] const bool is_registered = registerMarksHandler(MarksFeature::kOrigins, &handleOriginsCall);
+
 }  // namespace
 
 std::string originOf(const at::TensorBase& tensor) {
@@ -158,12 +168,11 @@ std::string originOf(const at::TensorBase& tensor) {
 
 void traceOriginsHere() {
   takeMarksKey();
-  c10::impl::tls_set_dispatch_key_included(kMarksKey, true);
+  setMarksKeyDemanded(MarksFeature::kOrigins, true);
 }
 
-bool isTracingOrigins() {
-  return c10::impl::tls_is_dispatch_key_included(kMarksKey) &&
-         (!(isInSelfCleaningRegion() || isAskingKernel()) || areBlocksTraced() || isTracedBlockOpen());
+bool isTracingOrigins() noexcept {
+  return isMarksKeyDemanded(MarksFeature::kOrigins);
 }
 
 void traceOriginsInBlocks(bool enabled) {
@@ -179,10 +188,6 @@ bool areBlocksTraced() noexcept {
 
 void setNoteRaiser(NoteRaiser raiser) {
   note_raiser = raiser;
-}
-
-void originsFallback(const OperatorHandle& op, DispatchKeySet keys, Stack* stack, MarkedCall below) {
-  OriginsCall{op, keys, *stack, below}.run();
 }
 
 }  // namespace torchext

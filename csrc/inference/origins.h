@@ -6,20 +6,20 @@
 // tensor that an operator returns is marked with the line of the program that called the operator: NOTE [Marked
 // tensors] in tensor_marks.h. The mark dies with the tensor, and there are no more marks than lines.
 //
-// A thread that traces includes the key of marked tensors, so that all operators are met. Those on marked tensors are
+// A thread that traces demands the key of marked tensors, so that all operators are met. Those on marked tensors are
 // met when nobody traces any more, too, on any thread: an error about inference tensors gets a note of where they come
 // from.
+//
+// Blocks of ours, and guards, put back what they have found: whether the thread traced. PyTorch's modes put back the
+// thread's keys and know of nothing else, so that what was demanded in one of them is forgotten by the first operator
+// that is met outside of all modes.
 
 #include <string>
 
 #include <ATen/core/Tensor.h>
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/core/stack.h>
-#include <c10/core/DispatchKeySet.h>
 #include <c10/util/Exception.h>
 
 #include "../macros.h"
-#include "../marks/tensor_marks.h"
 
 namespace torchext {
 
@@ -29,8 +29,8 @@ TORCHEXT_API std::string originOf(const at::TensorBase& tensor);
 // Makes this thread trace until the innermost guard of its dispatch keys is left.
 TORCHEXT_API void traceOriginsHere();
 
-// Does this thread trace? Self-cleaning regions (amp/region.h) include the key as well, which alone does not tell.
-bool isTracingOrigins();
+// Does this thread trace?
+bool isTracingOrigins() noexcept;
 
 // Whether each block of inference mode (mode_blocks.h) traces, on any thread, once it is entered.
 TORCHEXT_API void traceOriginsInBlocks(bool enabled);
@@ -40,11 +40,5 @@ bool areBlocksTraced() noexcept;
 // then the note becomes a line of the message. Set by the bindings; null before.
 using NoteRaiser = void (*)(const c10::Error& error, const std::string& note);
 void setNoteRaiser(NoteRaiser raiser);
-
-// Handles a call on a thread that traces, or with arguments that have an origin, which `below` makes.
-void originsFallback(const c10::OperatorHandle& op,
-                     c10::DispatchKeySet keys,
-                     torch::jit::Stack* stack,
-                     MarkedCall below);
 
 }  // namespace torchext

@@ -2,9 +2,7 @@
 
 #include <c10/core/DispatchKeySet.h>
 
-#include "../amp/region.h"
-#include "../marks/tensor_marks.h"
-#include "origins.h"
+#include "../marks/marks_key.h"
 
 namespace torchext {
 
@@ -16,8 +14,7 @@ using c10::impl::PODLocalDispatchKeySet;
 
 namespace {
 
-// What inference mode and the tracing of origins include.
-const DispatchKeySet kIncluded({DispatchKey::ADInplaceOrView, kMarksKey});
+const DispatchKeySet kTracking{DispatchKey::ADInplaceOrView};
 
 LocalDispatchKeySet keySets(DispatchKeySet included, DispatchKeySet excluded) {
   PODLocalDispatchKeySet sets{};
@@ -37,16 +34,15 @@ LocalDispatchKeySet inferenceKeys(const LocalDispatchKeySet& keys, bool enabled)
 }  // namespace
 
 ThreadMode ThreadMode::current() {
-  const LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
-  const DispatchKeySet included = isTracingOrigins() ? keys.included_ : keys.included_.remove(kMarksKey);
-  return {AutogradState::get_tls_state(), keySets(included, keys.excluded_)};
+  return {AutogradState::get_tls_state(), c10::impl::tls_local_dispatch_key_set(),
+          isMarksKeyDemanded(MarksFeature::kOrigins)};
 }
 
 // A new AutogradState, not a changed copy: the flags beyond these four are at their defaults inside c10::InferenceMode.
 ThreadMode ThreadMode::inference(bool enabled) const {
   return {AutogradState{/*grad_mode=*/!enabled, /*inference_mode=*/enabled, /*fw_grad_mode=*/!enabled,
                         /*multithreading_enabled=*/!enabled},
-          inferenceKeys(keys, enabled)};
+          inferenceKeys(keys, enabled), is_tracing};
 }
 
 ThreadMode ThreadMode::normalTensors() const {
@@ -57,10 +53,10 @@ ThreadMode ThreadMode::normalTensors() const {
 
 void ThreadMode::makeCurrent() const {
   AutogradState::set_tls_state(autograd);
+  setMarksKeyDemanded(MarksFeature::kOrigins, is_tracing);
   const LocalDispatchKeySet now = c10::impl::tls_local_dispatch_key_set();
-  const DispatchKeySet marks = isInSelfCleaningRegion() ? DispatchKeySet{kMarksKey} : DispatchKeySet{};
   c10::impl::_force_tls_local_dispatch_key_set(
-      keySets((now.included_ - kIncluded) | (keys.included_ & kIncluded) | marks,
+      keySets((now.included_ - kTracking) | (keys.included_ & kTracking),
               (now.excluded_ - c10::autograd_dispatch_keyset) | (keys.excluded_ & c10::autograd_dispatch_keyset)));
 }
 

@@ -19,6 +19,7 @@ namespace torchext {
 struct ThreadMode {
   c10::AutogradState autograd;
   c10::impl::LocalDispatchKeySet keys;
+  bool is_tracing;
 
   static ThreadMode current();
 

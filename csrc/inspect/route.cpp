@@ -348,7 +348,7 @@ void Walk::followRecorder(const TableEntry& entry) {
 
 // NOTE [Marked tensors]
 void Walk::followMarks(const TableEntry& entry) {
-  const ForeseenAmp foreseen = foreseeAmp(op_, keys_, arguments_);
+  const ForeseenAmp foreseen = foreseeAmp(op_, arguments_);
   switch (foreseen.outcome) {
     case AmpOutcome::kPassesOn:
     case AmpOutcome::kPassesOnInBackward:

@@ -1,71 +1,104 @@
 #include "tensor_marks.h"
 
+#include <array>
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <utility>
 
-#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/intrusive_ptr.h>
 
-#include "../amp/amp_handler.h"
-#include "../amp/policy_probe.h"
-#include "../amp/region.h"
-#include "../inference/origins.h"
-#include "../interpreter_lock.h"
-#include "../stack_utils.h"
-#include "../take_key.h"
 #include "../torch_internals/open_tensor_impl.h"
 
 namespace torchext {
 
 using at::Tensor;
 using c10::DispatchKeySet;
-using c10::OperatorHandle;
 using c10::TensorImpl;
-using torch::jit::Stack;
 
 namespace {
 
 using TensorMarksPtr = c10::intrusive_ptr<TensorMarks>;
+using WeakMarks = c10::weak_intrusive_ptr<TensorMarks>;
 
-std::mutex& marksMutex() {
-  static auto* mutex = new std::mutex;
-  return *mutex;
+std::atomic<std::int64_t> live_marks{0};
+
+void countLiveMarks() noexcept {
+  live_marks.fetch_add(1, std::memory_order_relaxed);
 }
 
-// There are no more than lines in the program. Leaked, since tensors may live until the process ends.
-TensorMarksPtr sharedMarks(const std::string& origin, AmpMark amp) {
-  static auto* all = new std::map<std::pair<std::string, AmpMark>, TensorMarksPtr>;
-  const InterpreterAwareLock<std::mutex> lock(marksMutex());
-  TensorMarksPtr& marks = (*all)[{origin, amp}];
-  if (marks == nullptr) {
-    marks = c10::make_intrusive<TensorMarks>(origin, amp);
-  }
-  return marks;
+void forgetLiveMarks() noexcept {
+  live_marks.fetch_sub(1, std::memory_order_acq_rel);
 }
 
-// The same for tensors without an origin, which are most of those that are marked in haste. Null for no marks.
-const TensorMarksPtr& marksWithoutOrigin(AmpMark amp) {
-  static const TensorMarksPtr none;
-  static const TensorMarksPtr wrapped = sharedMarks({}, AmpMark::kWrapped);
-  static const TensorMarksPtr to_be_cleaned = sharedMarks({}, AmpMark::kToBeCleaned);
-  if (amp == AmpMark::kNone) {
-    return none;
+// Finds the marks that tensors share, and does not keep them alive. There are no more than lines in the program.
+class MarksTable {
+ public:
+  TensorMarksPtr find(const std::string& origin, AmpMark amp) {
+    const std::lock_guard<std::mutex> lock{mutex_};
+    WeakMarks& slot = slotOf(origin, amp);
+    TensorMarksPtr marks = slot.lock();
+    if (marks == nullptr) {
+      marks = c10::make_intrusive<TensorMarks>(origin, amp);
+      slot = WeakMarks{marks};
+    }
+    return marks;
   }
-  return amp == AmpMark::kWrapped ? wrapped : to_be_cleaned;
+
+  // Others may have been made in the place of `dead` before it came here.
+  void forget(const TensorMarks& dead) {
+    const std::lock_guard<std::mutex> lock{mutex_};
+    WeakMarks& slot = slotOf(dead.origin, dead.amp);
+    if (slot._unsafe_get_target() == &dead) {
+      slot.reset();
+    }
+    if (slot._unsafe_get_target() == nullptr && !dead.origin.empty()) {
+      with_origin_.erase({dead.origin, dead.amp});
+    }
+  }
+
+  void lock() {
+    mutex_.lock();
+  }
+  void unlock() {
+    mutex_.unlock();
+  }
+
+ private:
+  WeakMarks& slotOf(const std::string& origin, AmpMark amp) {
+    return origin.empty() ? without_origin_.at(static_cast<std::size_t>(amp)) : withOrigin(origin, amp);
+  }
+  WeakMarks& withOrigin(const std::string& origin, AmpMark amp) {
+    return with_origin_.try_emplace({origin, amp}, WeakMarks{TensorMarksPtr{}}).first->second;
+  }
+
+  // Nothing that is done under it calls foreign code or waits, so it may be waited for with the interpreter's lock
+  // held, as in the destructor of a tensor.
+  std::mutex mutex_;
+  // Tensors without an origin are most of those that are marked in haste. By AmpMark.
+  std::array<WeakMarks, 3> without_origin_{WeakMarks{TensorMarksPtr{}}, WeakMarks{TensorMarksPtr{}},
+                                           WeakMarks{TensorMarksPtr{}}};
+  std::map<std::pair<std::string, AmpMark>, WeakMarks> with_origin_;
+};
+
+// Leaked, since tensors may live until the process ends.
+MarksTable& marksTable() {
+  static auto* table = new MarksTable;
+  return *table;
 }
 
 // Writes only what changes: arguments that come back as results may be other threads' too.
 void setMarks(TensorImpl& impl, const std::string& origin, AmpMark amp) {
   const bool is_marked = marksOf(impl) != nullptr;
   const bool is_right = originMarkOf(impl) == origin && ampMarkOf(impl) == amp;
-  const bool is_a_backends = impl.get_backend_meta() != nullptr && !is_marked;
-  if (is_a_backends || (is_right && impl.key_set().has(kMarksKey) == is_marked)) {
+  if (!canBeMarked(impl) || (is_right && impl.key_set().has(kMarksKey) == is_marked)) {
     return;
   }
+  TensorMarksPtr marks;
   if (!origin.empty() || amp != AmpMark::kNone) {
     takeMarksKey();
+    marks = marksTable().find(origin, amp);
   }
-  TensorMarksPtr marks = origin.empty() ? marksWithoutOrigin(amp) : sharedMarks(origin, amp);
   DispatchKeySet& keys = OpenTensorImpl::keysOf(impl);
   keys = marks == nullptr ? keys.remove(kMarksKey) : keys.add(kMarksKey);
   if (marks != nullptr || impl.get_backend_meta() != nullptr) {
@@ -73,37 +106,34 @@ void setMarks(TensorImpl& impl, const std::string& origin, AmpMark amp) {
   }
 }
 
-// Which features a call is about.
-struct Concerned {
-  bool origins = false;
-  bool amp = false;
-};
-
-Concerned concernedBy(const OperatorHandle& op, const Stack& stack) {
-  Concerned concerned{isTracingOrigins(), isInSelfCleaningRegion() || isAskingKernel()};
-  forEachTensor(stack, op.schema().arguments().size(), [&concerned](const Tensor& tensor) {
-    if (const TensorMarks* marks = marksOf(*tensor.unsafeGetTensorImpl())) {
-      concerned.origins = concerned.origins || !marks->origin.empty();
-      concerned.amp = concerned.amp || marks->amp != AmpMark::kNone;
-    }
-  });
-  return concerned;
-}
-
-void passOn(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  const c10::impl::ExcludeDispatchKeyGuard guard{kMarksKey};
-  op.redispatchBoxed(keys & DispatchKeySet{DispatchKeySet::FULL_AFTER, kMarksKey}, stack);
-}
-
 }  // namespace
 
-void takeMarksKey() {
-  static LazyKey key{kMarksKey, "AmpTensors, self-cleaning regions and the origins of inference tensors need"};
-  key.take([] { registerFallback(kMarksKey, torch::CppFunction::makeFromBoxedFunction<&marksFallback>()); });
+TensorMarks::TensorMarks(std::string where, AmpMark identity)
+    : origin{std::move(where)},
+      amp{identity},
+      features{MarksFeatures{MarksFeature::kOrigins, !origin.empty()} |
+               MarksFeatures{MarksFeature::kAmp, amp != AmpMark::kNone}} {
+  countLiveMarks();
+}
+
+TensorMarks::~TensorMarks() {
+  forgetLiveMarks();
+}
+
+void TensorMarks::release_resources() {
+  marksTable().forget(*this);
+}
+
+std::int64_t liveMarks() noexcept {
+  return live_marks.load(std::memory_order_acquire);
 }
 
 const TensorMarks* marksOf(const TensorImpl& impl) {
   return dynamic_cast<const TensorMarks*>(const_cast<TensorImpl&>(impl).get_backend_meta());
+}
+
+bool canBeMarked(const TensorImpl& impl) {
+  return const_cast<TensorImpl&>(impl).get_backend_meta() == nullptr || marksOf(impl) != nullptr;
 }
 
 void setOriginMark(TensorImpl& impl, const std::string& origin) {
@@ -122,21 +152,11 @@ Tensor withoutMarks(const Tensor& tensor) {
 }
 
 void lockMarks() {
-  marksMutex().lock();
+  marksTable().lock();
 }
 
 void unlockMarks() {
-  marksMutex().unlock();
-}
-
-void marksFallback(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  const Concerned concerned = concernedBy(op, *stack);
-  const MarkedCall call = concerned.amp ? &ampFallback : &passOn;
-  if (concerned.origins) {
-    originsFallback(op, keys, stack, call);
-  } else {
-    call(op, keys, stack);
-  }
+  marksTable().unlock();
 }
 
 }  // namespace torchext

@@ -21,6 +21,7 @@ at::Tensor withoutItsMarks(const at::Tensor& tensor) {
 void bindMarks(pybind11::module_& module) {
   bind(module, "is_marked", isMarkedTensor);
   bind(module, "without_marks", withoutItsMarks);
+  bind(module, "live_marks", liveMarks);
 }
 
 }  // namespace torchext::python

@@ -1,0 +1,91 @@
+#include "marks_key.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+
+#include "../take_key.h"
+#include "marks_handlers.h"
+
+namespace torchext {
+
+namespace {
+
+std::atomic<bool> is_ours{false};
+
+// By feature.
+thread_local std::array<std::uint32_t, kNumMarksFeatures> demands{};
+
+std::uint32_t& demandsOf(MarksFeature feature) noexcept {
+  return demands.at(static_cast<std::size_t>(feature));
+}
+
+bool isAnyDemanded() noexcept {
+  return std::any_of(demands.begin(), demands.end(), [](std::uint32_t count) { return count > 0; });
+}
+
+bool isIncluded() noexcept {
+  return is_ours.load(std::memory_order_relaxed) && c10::impl::tls_is_dispatch_key_included(kMarksKey);
+}
+
+// Before the first demand, which would hide that the key was included already.
+void countWhatNobodyHasAskedFor() noexcept {
+  if (isIncluded() && !isAnyDemanded()) {
+    demandsOf(MarksFeature::kOrigins) = 1;
+  }
+}
+
+void includeIfDemanded() noexcept {
+  const bool is_demanded = isAnyDemanded();
+  if (is_demanded != isIncluded()) {
+    c10::impl::tls_set_dispatch_key_included(kMarksKey, is_demanded);
+  }
+}
+
+c10::DispatchKey takenMarksKey() {
+  takeMarksKey();
+  return kMarksKey;
+}
+
+}  // namespace
+
+void takeMarksKey() {
+  static LazyKey key{kMarksKey, "AmpTensors, self-cleaning regions and the origins of inference tensors need"};
+  key.take([] {
+    registerFallback(kMarksKey, torch::CppFunction::makeFromBoxedFunction<&marksFallback>());
+    is_ours = true;
+  });
+}
+
+bool isMarksKeyDemanded(MarksFeature feature) noexcept {
+  return isIncluded() && (demandsOf(feature) > 0 || (feature == MarksFeature::kOrigins && !isAnyDemanded()));
+}
+
+void demandMarksKey(MarksFeature feature) {
+  takeMarksKey();
+  countWhatNobodyHasAskedFor();
+  ++demandsOf(feature);
+  includeIfDemanded();
+}
+
+void releaseMarksKey(MarksFeature feature) noexcept {
+  --demandsOf(feature);
+  includeIfDemanded();
+}
+
+void setMarksKeyDemanded(MarksFeature feature, bool is_demanded) noexcept {
+  if (is_ours.load(std::memory_order_relaxed)) {
+    demandsOf(feature) = is_demanded ? 1 : 0;
+    includeIfDemanded();
+  }
+}
+
+MarksDemand::MarksDemand(MarksFeature feature) : feature_{feature}, include_{takenMarksKey()} {
+  ++demandsOf(feature_);
+}
+
+MarksDemand::~MarksDemand() {
+  --demandsOf(feature_);
+}
+
+}  // namespace torchext

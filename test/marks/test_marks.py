@@ -1,0 +1,248 @@
+"""What AmpTensors and the origins of inference tensors share: the marks, and the dispatch key of marked tensors."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from torchext import amp
+from torchext.inference import inference_mode, normal_tensors, origin, trace_origins
+
+ROOT = Path(__file__).parents[2]
+KEY = "TESTING_ONLY_GenericMode"
+
+
+def run_python(code: str) -> str:
+    """Runs `code` in a fresh interpreter and returns what it printed."""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def is_key_included() -> bool:
+    return KEY in str(torch._C._dispatch_tls_local_include_set())
+
+
+@pytest.fixture
+def tracing() -> Iterator[None]:
+    trace_origins()
+    yield
+    trace_origins(False)
+
+
+class TestLifetime:
+    """Each in a process of its own: tensors of other tests may be alive."""
+
+    def test_marks_die_with_the_last_tensor_that_bears_them(self) -> None:
+        code = """
+import torch
+from torchext import _C, amp
+x, y = amp.wrap(torch.ones(2)), amp.wrap(torch.ones(3))
+view, copy = x.view(2, 1), x.detach()
+counts = [_C.live_marks()]
+del x, y, copy
+counts.append(_C.live_marks())
+del view
+counts.append(_C.live_marks())
+print(counts)
+"""
+        assert run_python(code) == "[1, 1, 0]\n"
+
+    def test_unwrapping_the_last_amp_tensor_ends_its_marks(self) -> None:
+        code = """
+import torch
+from torchext import _C, amp
+net = amp.wrap(torch.nn.Linear(2, 2))
+net(torch.ones(1, 2)).sum().backward()
+amp.unwrap(net)
+print(_C.live_marks())
+"""
+        assert run_python(code) == "0\n"
+
+    def test_every_line_that_made_a_live_tensor_has_marks(self) -> None:
+        code = """
+import torch
+from torchext import _C
+from torchext.inference import inference_mode
+with inference_mode(trace=True):
+    x = [torch.ones(1) for _ in range(3)]
+    y = torch.ones(1)
+counts = [_C.live_marks()]
+del x
+counts.append(_C.live_marks())
+del y
+counts.append(_C.live_marks())
+print(counts)
+"""
+        assert run_python(code) == "[2, 1, 0]\n"
+
+    def test_a_self_cleaning_region_leaves_none_behind(self) -> None:
+        code = """
+import torch
+from torchext import _C, amp
+with amp.autocast("cpu", self_cleaning=True):
+    x = torch.ones(2, 2) @ torch.ones(2, 2)
+counts = [_C.live_marks()]
+x = x + 1
+counts.append(_C.live_marks())
+print(counts)
+"""
+        assert run_python(code) == "[1, 0]\n"
+
+    def test_threads_that_mark_and_drop_the_same_marks_agree(self) -> None:
+        code = """
+import sys, threading, torch
+from torchext import _C, amp
+sys.setswitchinterval(1e-5)
+wrong = []
+def work():
+    for _ in range(2000):
+        x = amp.wrap(torch.ones(1))
+        y = x + 1
+        if not (amp.is_amp(x) and amp.is_amp(y) and _C.live_marks() > 0):
+            wrong.append(x)
+threads = [threading.Thread(target=work) for _ in range(4)]
+for t in threads: t.start()
+for t in threads: t.join()
+print(len(wrong), _C.live_marks())
+"""
+        assert run_python(code) == "0 0\n"
+
+
+class TestWhoNeedsTheKey:
+    def test_it_is_included_while_a_feature_needs_it(self) -> None:
+        assert not is_key_included()
+        with amp.autocast("cpu", self_cleaning=True):
+            assert is_key_included()
+            with inference_mode(trace=True):
+                assert is_key_included()
+            assert is_key_included()
+        assert not is_key_included()
+
+    def test_blocks_of_both_features_may_be_left_in_any_order(self) -> None:
+        region, block = amp.autocast("cpu", self_cleaning=True), inference_mode(trace=True)
+        for first, second in ((region, block), (block, region)):
+            region.__enter__()
+            block.__enter__()
+            first.__exit__(None, None, None)
+            assert is_key_included()
+            second.__exit__(None, None, None)
+            assert not is_key_included()
+
+    def test_a_region_in_a_mode_does_not_trace_it(self) -> None:
+        with inference_mode(), amp.autocast("cpu", self_cleaning=True):
+            x = torch.ones(1)
+        assert origin(x) is None
+
+    def test_a_mode_in_a_region_does_not_trace(self) -> None:
+        with amp.autocast("cpu", self_cleaning=True), inference_mode():
+            x = torch.ones(1)
+        assert origin(x) is None
+
+    def test_a_traced_block_in_a_region_traces(self) -> None:
+        with amp.autocast("cpu", self_cleaning=True), inference_mode(trace=True):
+            x = torch.ones(1)
+        assert origin(x) is not None
+
+    def test_a_region_between_traced_blocks_does_not_end_tracing(self) -> None:
+        with inference_mode(trace=True), normal_tensors(), amp.autocast("cpu", self_cleaning=True):
+            torch.ones(1)
+            with inference_mode():
+                x = torch.ones(1)
+        assert origin(x) is not None
+
+    @pytest.mark.usefixtures("tracing")
+    def test_tracing_ends_with_a_mode_of_pytorch_inside_of_a_region(self) -> None:
+        with amp.autocast("cpu", self_cleaning=True):
+            with torch.inference_mode():
+                x = torch.ones(1)
+            trace_origins(False)
+            torch.ones(1)
+            with inference_mode():
+                y = torch.ones(1)
+        assert origin(x) is not None
+        assert origin(y) is None
+        assert not is_key_included()
+
+    @pytest.mark.usefixtures("tracing")
+    def test_pytorchs_mode_traces_in_a_region_that_it_contains(self) -> None:
+        with torch.inference_mode(), amp.autocast("cpu", self_cleaning=True):
+            x = torch.ones(1)
+        assert origin(x) is not None
+        assert not is_key_included()
+
+    def test_asking_for_a_policy_leaves_the_blocks_as_they_are(self) -> None:
+        with inference_mode(trace=True), amp.autocast("cpu", self_cleaning=True):
+            assert amp.policy("aten::mm", "cpu") == "lower_precision"
+            x = torch.ones(2, 2)
+            with inference_mode(False):
+                y = torch.ones(2, 2) @ torch.ones(2, 2)
+        assert origin(x) is not None
+        assert amp.is_amp(y)
+        assert not is_key_included()
+
+    def test_what_another_library_includes_is_left_alone(self) -> None:
+        code = f"""
+import torch
+library = torch.library.Library("_", "IMPL")
+library.fallback(lambda op, *args, **kwargs: None, "{KEY}")
+from torchext import amp
+from torchext.inference import inference_mode, normal_tensors
+def is_included():
+    return "{KEY}" in str(torch._C._dispatch_tls_local_include_set())
+with inference_mode():
+    torch._C._dispatch_tls_set_dispatch_key_included("{KEY}", True)
+    with normal_tensors(), amp.autocast("cpu"):
+        assert is_included()
+assert is_included()
+"""
+        run_python(code)
+
+
+class TestTakenKey:
+    def test_disables_what_needs_it_and_nothing_else(self) -> None:
+        code = f"""
+import torch
+library = torch.library.Library("_", "IMPL")
+library.fallback(lambda op, *args, **kwargs: None, "{KEY}")
+from torchext import amp, fake
+from torchext.deferred_init import deferred_init, materialize_module
+from torchext.inference import inference_mode, to_normal, trace_origins
+
+def refused(call):
+    try:
+        call()
+    except RuntimeError as error:
+        assert "need the dispatch key `{KEY}`, which already has a fallback" in str(error), error
+        return True
+    return False
+
+model = torch.nn.Linear(2, 2)
+assert refused(lambda: amp.wrap(model)) and not any(map(amp.is_amp, model.parameters()))
+assert refused(lambda: amp.autocast("cpu", self_cleaning=True).__enter__())
+assert refused(lambda: inference_mode(trace=True).__enter__())
+assert refused(trace_origins)
+assert not torch.is_inference_mode_enabled() and not torch.is_autocast_enabled("cpu")
+assert amp.unwrap(model) is model
+
+x = torch.ones(1, 2)
+with amp.autocast("cpu"):
+    assert model(x).dtype == torch.bfloat16
+    assert amp.float(model.forward)(x).dtype == torch.float32
+assert amp.autocast("cpu")(model.forward)(x).dtype == torch.float32
+with inference_mode():
+    y = model(x)
+assert y.is_inference() and not to_normal(y).is_inference()
+model(x).sum().backward()
+assert fake.is_fake(fake.fake_like(model)(fake.fake_like(x)))
+deferred = deferred_init(torch.nn.Linear, 2, 2)
+materialize_module(deferred)
+assert not fake.is_fake(deferred.weight)
+print("done")
+"""
+        assert run_python(code) == "done\n"
