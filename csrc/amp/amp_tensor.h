@@ -33,8 +33,14 @@ inline bool isToBeCleaned(const at::TensorBase& tensor) {
   return ampMarkOf(*tensor.unsafeGetTensorImpl()) == AmpMark::kToBeCleaned;
 }
 
-// Makes `tensor` an AmpTensor of the first kind, whatever it was. In place, as `requires_grad_()`: no other thread may
-// look at the tensor.
+// Makes `tensor` an AmpTensor of the first kind, whatever it was, for a user who has asked for it. In place, as
+// `requires_grad_()`: no other thread may look at the tensor. Raises when the tensor cannot be marked.
+void wrap(const at::TensorBase& tensor);
+
+// Raises what wrap() would.
+void checkCanBeWrapped(const at::TensorBase& tensor);
+
+// The same as wrap() for results of operators, which stay ordinary where they cannot be marked.
 inline void makeAmp(const at::TensorBase& tensor) {
   setAmpMark(*tensor.unsafeGetTensorImpl(), AmpMark::kWrapped);
 }

@@ -236,8 +236,14 @@ bool isAmpTensor(const at::Tensor& tensor) {
   return isAmp(tensor);
 }
 
-void wrapTensor(const at::Tensor& tensor) {
-  makeAmp(tensor);
+// All or none.
+void wrapTensors(const std::vector<at::Tensor>& tensors) {
+  for (const at::Tensor& tensor : tensors) {
+    checkCanBeWrapped(tensor);
+  }
+  for (const at::Tensor& tensor : tensors) {
+    wrap(tensor);
+  }
 }
 
 void makeTensorAmpLike(const at::Tensor& tensor, const at::Tensor& like) {
@@ -293,7 +299,7 @@ void bindAmp(pybind11::module_& module) {
   bind(module, "autocast_device_type_in_use", deviceTypeNameInUse);
   bind(module, "is_in_enabled_region", isInEnabledRegion);
   bind(module, "is_amp", isAmpTensor);
-  bind(module, "wrap_amp", wrapTensor);
+  bind(module, "wrap_amp", wrapTensors);
   bind(module, "make_amp_like", makeTensorAmpLike);
   bind(module, "unwrap_amp", unwrapTensor);
   bind(module, "register_policy", registerPolicyByName);

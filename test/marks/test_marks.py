@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import shlex
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
+from torch.utils import cpp_extension
 
 from torchext import amp
 from torchext.inference import inference_mode, normal_tensors, origin, trace_origins
@@ -246,3 +252,64 @@ assert not fake.is_fake(deferred.weight)
 print("done")
 """
         assert run_python(code) == "done\n"
+
+
+@pytest.fixture(scope="module")
+def some_backend(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """A library that gives tensors metadata as the backends of other libraries do."""
+    output = tmp_path_factory.mktemp("backend") / "backend_metadata.so"
+    folder = Path(torch.__file__).parent / "lib"
+    command = [
+        *shlex.split(os.environ.get("CXX", "c++")),
+        *("-std=c++20", "-O0", "-shared", "-fPIC"),
+        *(f"-isystem{path}" for path in [*cpp_extension.include_paths(), sysconfig.get_path("include")]),
+        str(ROOT / "test" / "cpp" / "backend_metadata.cpp"),
+        *(f"-o{output}", f"-L{folder}", f"-Wl,-rpath,{folder}", "-lc10"),
+    ]
+    compiled = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert compiled.returncode == 0, compiled.stderr
+    library = ctypes.CDLL(str(output))
+    for function in (library.give_metadata, library.has_metadata):
+        function.argtypes = [ctypes.c_void_p]
+    return library
+
+
+class TestMetadataOfAnotherBackend:
+    def test_wrapping_such_a_tensor_is_an_error(self, some_backend: ctypes.CDLL) -> None:
+        x = torch.ones(2, 3)
+        some_backend.give_metadata(x._cdata)
+        with pytest.raises(
+            RuntimeError, match=r"there is a `.*MetadataOfSomeBackend` already .* shape \[2, 3\].*Wrap a copy"
+        ):
+            amp.wrap(x)
+        assert not amp.is_amp(x)
+        assert some_backend.has_metadata(x._cdata)
+        assert amp.is_amp(amp.wrap(x.clone()))
+
+    def test_a_module_with_such_a_parameter_is_left_as_it_is(self, some_backend: ctypes.CDLL) -> None:
+        model = nn.Linear(2, 2)
+        some_backend.give_metadata(model.bias._cdata)
+        with pytest.raises(RuntimeError, match="MetadataOfSomeBackend"):
+            amp.wrap(model)
+        assert not any(map(amp.is_amp, model.parameters()))
+
+    def test_operators_leave_such_results_ordinary(self, some_backend: ctypes.CDLL) -> None:
+        x, written = amp.wrap(torch.ones(2)), torch.zeros(2)
+        some_backend.give_metadata(written._cdata)
+        assert torch.add(x, written, out=written) is written
+        assert not amp.is_amp(written)
+        with amp.autocast("cpu", self_cleaning=True):
+            assert not amp.is_amp(written.view(1, 2))
+        assert some_backend.has_metadata(written._cdata)
+        assert amp.unwrap(written) is written
+
+    def test_tracing_does_not_remember_where_they_were_made(self, some_backend: ctypes.CDLL) -> None:
+        with inference_mode():
+            x = torch.ones(2)
+        some_backend.give_metadata(x._cdata)
+        with inference_mode(trace=True):
+            view = x.view(1, 2)
+            x.add_(1)
+        assert origin(x) is None
+        assert view.tolist() == [[2.0, 2.0]]
+        assert some_backend.has_metadata(x._cdata)

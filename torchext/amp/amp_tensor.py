@@ -57,13 +57,14 @@ def wrap(obj: T) -> T:
 
     Raises:
         TypeError: `obj` is something else, or a tensor that is neither floating nor complex.
+        RuntimeError: A tensor has metadata of a backend's (`c10::BackendMeta`), in whose place it would be marked; then
+            nothing is wrapped. Or another library has taken the dispatch key of marked tensors.
     """
     if isinstance(obj, Tensor):
         _check_dtype(obj)
-        _C.wrap_amp(obj)
+        _C.wrap_amp([obj])
     elif isinstance(obj, nn.Module):
-        for parameter in _castable_parameters(obj):
-            _C.wrap_amp(parameter)
+        _C.wrap_amp(list(_castable_parameters(obj)))
         _wrap_when_initialized(obj)
     else:
         raise TypeError(f"wrap() takes a tensor or a module, but `obj` is a {type(obj).__name__}.")
@@ -131,8 +132,7 @@ def _remove_hook(module: nn.Module) -> None:
 
 def _wrap_initialized(module: nn.Module, args: Any) -> None:
     """Runs once, after the hook of `LazyModuleMixin`, which was there before."""
-    for parameter in _castable_parameters(module, recurse=False):
-        _C.wrap_amp(parameter)
+    _C.wrap_amp(list(_castable_parameters(module, recurse=False)))
     _remove_hook(module)
 
 
