@@ -22,7 +22,7 @@
 #include "../fake/meta/device_rules.h"
 #include "../fake/storage/fake_storage.h"
 #include "../interpreter_lock.h"
-#include "../interrupts.h"
+#include "../interpreter.h"
 #include "../stack_utils.h"
 #include "composite_call.h"
 #include "draws.h"
@@ -352,7 +352,7 @@ bool RecordedCall::tryRunAsFake() {
   } catch (const std::exception& error) {
     // That of a custom operator raises what it likes: `torch.library.custom_op` registers one in any case, which asks
     // for `register_fake`. If the call is at fault, running it for real tells so.
-    if (!isCustom(op_) || isInterrupt(error)) {
+    if (!isCustom(op_) || interpreter().isInterrupt(error)) {
       throw;
     }
     return false;

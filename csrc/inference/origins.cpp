@@ -9,6 +9,7 @@
 #include <c10/util/SmallVector.h>
 
 #include "../fake/calls/op_traits.h"
+#include "../interpreter.h"
 #include "../marks/marks_handlers.h"
 #include "../marks/source_trace.h"
 #include "../marks/tensor_marks.h"
@@ -25,7 +26,6 @@ using torch::jit::Stack;
 namespace {
 
 std::atomic<bool> are_blocks_traced{false};
-std::atomic<NoteRaiser> note_raiser{nullptr};
 
 bool isAboutInferenceTensors(const c10::Error& error) {
   // Subclasses are about something else, and are to stay what they are.
@@ -96,9 +96,7 @@ void OriginsCall::passOn() {
     if (text.empty()) {
       throw;
     }
-    if (const NoteRaiser raise = note_raiser) {
-      raise(error, text);
-    }
+    interpreter().raiseWithNote(error, text);
     error.add_context(text);
     throw;
   }
@@ -184,10 +182,6 @@ void traceOriginsInBlocks(bool enabled) {
 
 bool areBlocksTraced() noexcept {
   return are_blocks_traced.load(std::memory_order_relaxed);
-}
-
-void setNoteRaiser(NoteRaiser raiser) {
-  note_raiser = raiser;
 }
 
 }  // namespace torchext

@@ -17,13 +17,12 @@
 #include <string>
 
 #include <ATen/core/Tensor.h>
-#include <c10/util/Exception.h>
 
 #include "../macros.h"
 
 namespace torchext {
 
-// Where `tensor` was made, as the source tracer told it (marks/source_trace.h). Empty when nobody traced then.
+// Where `tensor` was made, as the interpreter told it (marks/source_trace.h). Empty when nobody traced then.
 TORCHEXT_API std::string originOf(const at::TensorBase& tensor);
 
 // Makes this thread trace until the innermost guard of its dispatch keys is left.
@@ -35,10 +34,5 @@ bool isTracingOrigins() noexcept;
 // Whether each block of inference mode (mode_blocks.h) traces, on any thread, once it is entered.
 TORCHEXT_API void traceOriginsInBlocks(bool enabled);
 bool areBlocksTraced() noexcept;
-
-// Raises `error` with `note` in whatever form the language of the caller has for notes; returns when it has none, and
-// then the note becomes a line of the message. Set by the bindings; null before.
-using NoteRaiser = void (*)(const c10::Error& error, const std::string& note);
-void setNoteRaiser(NoteRaiser raiser);
 
 }  // namespace torchext

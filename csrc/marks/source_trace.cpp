@@ -1,23 +1,18 @@
 #include "source_trace.h"
 
-#include <atomic>
 #include <cstddef>
 
 #include <c10/util/Exception.h>
+
+#include "../interpreter.h"
 
 namespace torchext {
 
 namespace {
 
-std::atomic<SourceTracer> current_tracer{nullptr};
-
 thread_local std::size_t depth = 0;
 
 }  // namespace
-
-void setSourceTracer(SourceTracer tracer) {
-  current_tracer = tracer;
-}
 
 void enterTracing() {
   ++depth;
@@ -41,8 +36,7 @@ std::string currentSource() {
 }
 
 std::string sourceHere() {
-  const SourceTracer tracer = current_tracer;
-  return tracer == nullptr ? std::string{} : tracer();
+  return interpreter().sourceHere();
 }
 
 }  // namespace torchext

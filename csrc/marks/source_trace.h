@@ -1,17 +1,13 @@
 #pragma once
 
-// Which line of the user's program an operator was recorded for. The core does not know Python: it asks a function that
-// the bindings set, and only on threads that want to know, because it takes longer than recording does.
+// Which line of the user's program makes a call: the interpreter is asked (interpreter.h), and only on threads that
+// want to know, because it takes longer than recording does.
 
 #include <string>
 
 #include "../macros.h"
 
 namespace torchext {
-
-// Returns where the program stands, or an empty string when it cannot tell.
-using SourceTracer = std::string (*)();
-TORCHEXT_API void setSourceTracer(SourceTracer tracer);
 
 // While at least one lives on a thread, operators are recorded with their lines. Nests.
 class TORCHEXT_API TracingGuard {
@@ -28,10 +24,10 @@ class TORCHEXT_API TracingGuard {
 TORCHEXT_API void enterTracing();
 TORCHEXT_API void leaveTracing();
 
-// What the tracer says, or an empty string on a thread that does not trace.
+// What the interpreter says, or an empty string on a thread that does not trace.
 std::string currentSource();
 
-// What the tracer says, on any thread.
+// What the interpreter says, on any thread.
 std::string sourceHere();
 
 }  // namespace torchext

@@ -14,6 +14,7 @@
 #include "../amp/region.h"
 #include "bind.h"
 #include "block_type.h"
+#include "interpreter.h"
 #include "module.h"
 
 namespace torchext::python {
@@ -29,10 +30,6 @@ struct Region {
   std::optional<bool> is_caching;
   bool is_self_cleaning;
 };
-
-// torchext.amp.backward.install() and torchext.amp.patches.install().
-Installer backward_installer;
-Installer identity_installer;
 
 Region* asRegion(PyObject* self) {
   return reinterpret_cast<Region*>(self);
@@ -143,7 +140,8 @@ bool isToDecorate(PyObject* given) {
 
 // False with a Python error.
 bool prepare(const Region& region) {
-  return backward_installer.run() && (!region.is_self_cleaning || identity_installer.run());
+  return prepareOnce(Provided::kPrepareBackward) &&
+         (!region.is_self_cleaning || prepareOnce(Provided::kPrepareIdentity));
 }
 
 PyObject* newRegion(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
@@ -284,14 +282,6 @@ std::string policyByName(const std::string& name, const std::string& overload, c
   return kPolicyNames.at(static_cast<std::size_t>(policyOf({name, overload}, existingDeviceType(device_type))));
 }
 
-void setBackwardInstaller(const pybind11::function& installer) {
-  backward_installer.set(installer);
-}
-
-void setIdentityInstaller(const pybind11::function& installer) {
-  identity_installer.set(installer);
-}
-
 }  // namespace
 
 void bindAmp(pybind11::module_& module) {
@@ -310,8 +300,6 @@ void bindAmp(pybind11::module_& module) {
   module.def("call_in_backward", &callInside<BackwardGuard, bool>);
   bind(module, "is_in_self_cleaning_region", isInSelfCleaningRegion);
   module.def("call_recomputing", &callInside<RecomputationGuard, bool>);
-  module.def("set_backward_installer", &setBackwardInstaller);
-  module.def("set_identity_installer", &setIdentityInstaller);
 }
 
 }  // namespace torchext::python

@@ -64,29 +64,4 @@ inline PyObject* decorateWith(PyObject* block, PyObject* function) {
   return decorated;
 }
 
-// A function of Python's that prepares a feature when it is first used, and is held until then.
-class Installer {
- public:
-  void set(const pybind11::function& function) {
-    function_ = function.inc_ref().ptr();
-  }
-
-  // Calls the function, once. False with a Python error.
-  bool run() {
-    if (function_ == nullptr) {
-      return true;
-    }
-    PyObject* const done = PyObject_CallNoArgs(function_);
-    if (done == nullptr) {
-      return false;
-    }
-    Py_DECREF(done);
-    Py_CLEAR(function_);
-    return true;
-  }
-
- private:
-  PyObject* function_ = nullptr;
-};
-
 }  // namespace torchext::python

@@ -63,19 +63,6 @@ pybind11::tuple explainTensors(const Tensors& tensors) {
   return pybind11::make_tuple(operations, shown);
 }
 
-// torchext.tools.source_lines.current_line(), held for the life of the process.
-PyObject* source_tracer = nullptr;
-
-std::string traceInPython() {
-  const pybind11::gil_scoped_acquire gil;
-  return pybind11::reinterpret_borrow<pybind11::function>(source_tracer)().cast<std::string>();
-}
-
-void setPythonSourceTracer(const pybind11::function& tracer) {
-  source_tracer = tracer.inc_ref().ptr();
-  setSourceTracer(&traceInPython);
-}
-
 }  // namespace
 
 void bindDeferredInit(pybind11::module_& module) {
@@ -91,7 +78,6 @@ void bindDeferredInit(pybind11::module_& module) {
   bind(module, "evaluate", evaluate);
   bind(module, "skip_fill", skipFill);
   module.def("explain", torch::wrap_pybind_function(explainTensors));
-  module.def("set_source_tracer", &setPythonSourceTracer);
   bind(module, "enter_tracing", enterTracing);
   bind(module, "leave_tracing", leaveTracing);
 }

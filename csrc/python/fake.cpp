@@ -12,7 +12,6 @@
 #include <torch/csrc/utils/tensor_new.h>
 
 #include "../fake/cache/metadata_cache.h"
-#include "../fake/calls/errors.h"
 #include "../fake/collectives/collectives.h"
 #include "../fake/cuda/fake_cuda.h"
 #include "../fake/fake.h"
@@ -135,31 +134,6 @@ pybind11::object callFromHandler(const pybind11::function& function,
   return function(*args, **kwargs);
 }
 
-// The exception classes of torchext.fake, held for the life of the process.
-struct ErrorTypes {
-  PyObject* data_dependent = nullptr;
-  PyObject* unsupported_operator = nullptr;
-};
-
-ErrorTypes& errorTypes() {
-  static ErrorTypes types;
-  return types;
-}
-
-void raisePythonError(ErrorKind kind, const std::string& message) {
-  const pybind11::gil_scoped_acquire gil;
-  PyObject* type = kind == ErrorKind::kDataDependent ? errorTypes().data_dependent : errorTypes().unsupported_operator;
-  PyErr_SetString(type, message.c_str());
-  python_error error;
-  error.persist();
-  throw error;
-}
-
-void setErrorTypes(const pybind11::object& data_dependent, const pybind11::object& unsupported_operator) {
-  errorTypes() = {data_dependent.inc_ref().ptr(), unsupported_operator.inc_ref().ptr()};
-  setErrorTranslator(&raisePythonError);
-}
-
 // The type of the device that the running Meta kernel computes for.
 std::optional<std::string> metaCallDevice() {
   const auto device = deviceOfMetaCall();
@@ -202,7 +176,6 @@ void bindFake(pybind11::module_& module) {
   module.def("call_backward", &callInside<FakeCudaBackwardGuard>);
   module.def("call_from_handler", &callFromHandler);
   bind(module, "meta_call_device", metaCallDevice);
-  module.def("set_error_types", &setErrorTypes);
   bind(module, "cache_info", cacheInfo);
   bind(module, "cache_clear", clearCache);
   bind(module, "watch_nested_lists", watchNestedLists);

@@ -7,6 +7,7 @@
 #include "../inference/to_normal.h"
 #include "bind.h"
 #include "block_type.h"
+#include "interpreter.h"
 #include "module.h"
 
 namespace torchext::python {
@@ -55,9 +56,6 @@ PyObject* leaveBlock(PyObject* self, PyObject* const* /*unused*/, Py_ssize_t /*u
   END_HANDLE_TH_ERRORS
 }
 
-// torchext.inference.origins.install().
-Installer tracing_installer;
-
 PyObject* newInferenceBlock(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   PyObject* mode = Py_True;
   int is_traced = 0;
@@ -68,7 +66,7 @@ PyObject* newInferenceBlock(PyTypeObject* type, PyObject* args, PyObject* kwargs
           0) {
     return nullptr;
   }
-  if (is_traced != 0 && !tracing_installer.run()) {
+  if (is_traced != 0 && !prepareOnce(Provided::kPrepareTracing)) {
     return nullptr;
   }
   if (PyBool_Check(mode)) {
@@ -120,28 +118,8 @@ void makeTensorsNormal(const std::vector<at::Tensor>& tensors) {
   makeNormal(tensors);
 }
 
-void setTracingInstaller(const pybind11::function& installer) {
-  tracing_installer.set(installer);
-}
-
 std::string originOfTensor(const at::Tensor& tensor) {
   return originOf(tensor);
-}
-
-// The error that PyTorch would make of `error`, with a note, which Python has since 3.11.
-void raisePythonErrorWithNote(const c10::Error& error, const std::string& note) {
-  const pybind11::gil_scoped_acquire gil;
-  const pybind11::object type = pybind11::reinterpret_borrow<pybind11::object>(PyExc_RuntimeError);
-  if (!pybind11::hasattr(type, "add_note")) {
-    return;
-  }
-  const char* message = torch::get_cpp_stacktraces_enabled() ? error.what() : error.what_without_backtrace();
-  const pybind11::object raised = type(torch::processErrorMsg(message));
-  raised.attr("add_note")(note);
-  PyErr_SetObject(type.ptr(), raised.ptr());
-  python_error translated;
-  translated.persist();
-  throw translated;
 }
 
 }  // namespace
@@ -154,8 +132,6 @@ void bindInference(pybind11::module_& module) {
   bind(module, "origin_of", originOfTensor);
   bind(module, "trace_origins_here", traceOriginsHere);
   bind(module, "trace_origins_in_blocks", traceOriginsInBlocks);
-  module.def("set_tracing_installer", &setTracingInstaller);
-  setNoteRaiser(&raisePythonErrorWithNote);
 }
 
 }  // namespace torchext::python

@@ -1,15 +1,12 @@
 #include "module.h"
 
-#include <exception>
 #include <string>
 
 #include <c10/util/Exception.h>
-#include <torch/csrc/Exceptions.h>
 #include <torch/version.h>
 
-#include "../interpreter_lock.h"
-#include "../interrupts.h"
 #include "../registration.h"
+#include "interpreter.h"
 
 namespace py = pybind11;
 
@@ -36,35 +33,12 @@ void registerOrRaiseImportError() {
   }
 }
 
-void runWithoutGil(c10::function_ref<void()> run) {
-  if (PyGILState_Check() == 0) {
-    run();
-    return;
-  }
-  const py::gil_scoped_release no_gil;
-  run();
-}
-
-// Python derives what asks a program to stop from BaseException, and failures from Exception.
-bool asksToStop(const std::exception& error) {
-  if (const auto* raised = dynamic_cast<const python_error*>(&error)) {
-    const py::gil_scoped_acquire gil;
-    return raised->type != nullptr && PyErr_GivenExceptionMatches(raised->type, PyExc_Exception) == 0;
-  }
-  if (const auto* raised = dynamic_cast<const py::error_already_set*>(&error)) {
-    const py::gil_scoped_acquire gil;
-    return !raised->matches(PyExc_Exception);
-  }
-  return false;
-}
-
 }  // namespace
 
 PYBIND11_MODULE(_C, module) {
   checkTorchVersion();
   registerOrRaiseImportError();
-  torchext::setInterpreterUnlocker(&runWithoutGil);
-  torchext::setInterruptProbe(&asksToStop);
+  torchext::python::bindInterpreter(module);
   module.attr("built_for_torch") = TORCH_VERSION;
   torchext::python::bindFake(module);
   torchext::python::bindDeferredInit(module);

@@ -20,8 +20,8 @@ __all__ = ["AmpTensor", "autocast", "float", "half", "is_amp", "policy", "regist
 
 T = TypeVar("T", bound=Callable[..., Any])
 
-_C.set_backward_installer(backward.install)
-_C.set_identity_installer(patches.install)
+_C.provide("prepare_backward", backward.install)
+_C.provide("prepare_identity", patches.install)
 
 
 class autocast(_C.AutocastRegion):  # noqa: N801 - a function to its users, as torch.autocast is

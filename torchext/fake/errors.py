@@ -17,4 +17,5 @@ class UnsupportedOperatorError(NotImplementedError):
 
 for _error in (DataDependentError, UnsupportedOperatorError):
     _error.__module__ = __package__
-_C.set_error_types(DataDependentError, UnsupportedOperatorError)
+_C.provide("data_dependent_error", DataDependentError)
+_C.provide("unsupported_operator_error", UnsupportedOperatorError)

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import _C
-from ..tools import source_lines
 from ..tools.leases import Lease, while_marks_live
 from ..tools.once import once
 from ..tools.patching import Concerns
@@ -82,11 +81,10 @@ def trace_origins(enabled: bool = True) -> None:
 @once
 def install() -> None:
     """Prepares this process to trace."""
-    source_lines.set_source_tracer()
     while_marks_live.acquire()
 
 
-_C.set_tracing_installer(install)
+_C.provide("prepare_tracing", install)
 
 
 _while_all_blocks_trace = Lease("trace_origins() is on")

@@ -13,7 +13,7 @@ import torch
 
 from .. import _C
 
-__all__ = ["set_source_tracer", "tracing", "users_frame"]
+__all__ = ["tracing", "users_frame"]
 
 # A line in a model's constructor says more than the one in `torch/nn/modules/linear.py` that it leads to, or one that
 # torch.fx has generated.
@@ -33,17 +33,11 @@ def tracing() -> Iterator[None]:
         ...     model = deferred_init(torch.nn.Linear, 4, 4)
         ...     model.half()
     """
-    set_source_tracer()
     _C.enter_tracing()
     try:
         yield
     finally:
         _C.leave_tracing()
-
-
-def set_source_tracer() -> None:
-    """Tells the core how to find the line of the program that it stands in."""
-    _C.set_source_tracer(_current_line)
 
 
 def users_frame() -> FrameType | None:
@@ -57,3 +51,6 @@ def users_frame() -> FrameType | None:
 def _current_line() -> str:
     frame = users_frame()
     return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+_C.provide("current_line", _current_line)

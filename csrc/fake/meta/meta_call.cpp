@@ -11,7 +11,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/irange.h>
 
-#include "../../interrupts.h"
+#include "../../interpreter.h"
 #include "../../stack_utils.h"
 #include "../calls/errors.h"
 #include "../calls/hidden_keys.h"
@@ -133,7 +133,7 @@ Stack MetaCall::run() {
     refuseAsRealIfCheap(op_, arguments());  // whose kernel computes when it does not refuse
     throw;
   } catch (const std::exception& error) {
-    if (isInterrupt(error) || !runWithoutMetaKernel(is_prepared, error)) {
+    if (interpreter().isInterrupt(error) || !runWithoutMetaKernel(is_prepared, error)) {
       throw;
     }
     return std::move(stack_);

@@ -1,0 +1,41 @@
+#include "interpreter.h"
+
+#include <atomic>
+
+namespace torchext {
+
+namespace {
+
+std::atomic<const Interpreter*> current{nullptr};
+
+}  // namespace
+
+Interpreter::~Interpreter() = default;
+
+void Interpreter::withoutLock(c10::function_ref<void()> run) const {
+  run();
+}
+
+bool Interpreter::isInterrupt(const std::exception& /*error*/) const {
+  return false;
+}
+
+std::string Interpreter::sourceHere() const {
+  return {};
+}
+
+void Interpreter::raise(ErrorKind /*kind*/, const std::string& /*message*/) const {}
+
+void Interpreter::raiseWithNote(const c10::Error& /*error*/, const std::string& /*note*/) const {}
+
+void setInterpreter(const Interpreter& interpreter) noexcept {
+  current.store(&interpreter, std::memory_order_release);
+}
+
+const Interpreter& interpreter() noexcept {
+  static const auto* none = new Interpreter;
+  const Interpreter* set = current.load(std::memory_order_acquire);
+  return set == nullptr ? *none : *set;
+}
+
+}  // namespace torchext

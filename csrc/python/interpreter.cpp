@@ -1,0 +1,129 @@
+#include "interpreter.h"
+
+#include <algorithm>
+#include <array>
+#include <string>
+
+#include <torch/csrc/Exceptions.h>
+
+#include "../interpreter.h"
+
+namespace torchext::python {
+
+namespace {
+
+// By Provided.
+constexpr std::array<const char*, 6> kNames{"current_line",    "data_dependent_error", "unsupported_operator_error",
+                                            "prepare_tracing", "prepare_backward",     "prepare_identity"};
+
+std::array<PyObject*, kNames.size()>& objects() noexcept {
+  static std::array<PyObject*, kNames.size()> all{};
+  return all;
+}
+
+PyObject*& slotOf(Provided what) noexcept {
+  return objects().at(static_cast<std::size_t>(what));
+}
+
+void provide(const std::string& name, const pybind11::object& value) {
+  const auto* const found = std::find(kNames.begin(), kNames.end(), name);
+  TORCH_CHECK_VALUE(found != kNames.end(), "provide() knows no `", name, "`.");
+  objects().at(static_cast<std::size_t>(found - kNames.begin())) = value.inc_ref().ptr();
+}
+
+// With the error that Python's API has set.
+[[noreturn]] void throwPythonError() {
+  python_error error;
+  error.persist();
+  throw error;
+}
+
+// Python derives what asks a program to stop from BaseException, and failures from Exception.
+bool asksToStop(const python_error& error) {
+  const pybind11::gil_scoped_acquire gil;
+  return error.type != nullptr && PyErr_GivenExceptionMatches(error.type, PyExc_Exception) == 0;
+}
+
+bool asksToStop(const pybind11::error_already_set& error) {
+  const pybind11::gil_scoped_acquire gil;
+  return !error.matches(PyExc_Exception);
+}
+
+class Python final : public Interpreter {
+ public:
+  void withoutLock(c10::function_ref<void()> run) const override {
+    if (PyGILState_Check() == 0) {
+      run();
+      return;
+    }
+    const pybind11::gil_scoped_release no_gil;
+    run();
+  }
+
+  bool isInterrupt(const std::exception& error) const override {
+    if (const auto* raised = dynamic_cast<const python_error*>(&error)) {
+      return asksToStop(*raised);
+    }
+    const auto* raised = dynamic_cast<const pybind11::error_already_set*>(&error);
+    return raised != nullptr && asksToStop(*raised);
+  }
+
+  std::string sourceHere() const override {
+    const pybind11::gil_scoped_acquire gil;
+    PyObject* function = provided(Provided::kCurrentLine);
+    return function == nullptr ? std::string{}
+                               : pybind11::reinterpret_borrow<pybind11::function>(function)().cast<std::string>();
+  }
+
+  void raise(ErrorKind kind, const std::string& message) const override {
+    const pybind11::gil_scoped_acquire gil;
+    PyObject* type = provided(kind == ErrorKind::kDataDependent ? Provided::kDataDependentError
+                                                                : Provided::kUnsupportedOperatorError);
+    if (type != nullptr) {
+      PyErr_SetString(type, message.c_str());
+      throwPythonError();
+    }
+  }
+
+  // Python has notes since 3.11.
+  void raiseWithNote(const c10::Error& error, const std::string& note) const override {
+    const pybind11::gil_scoped_acquire gil;
+    const pybind11::object type = pybind11::reinterpret_borrow<pybind11::object>(PyExc_RuntimeError);
+    if (!pybind11::hasattr(type, "add_note")) {
+      return;
+    }
+    const char* message = torch::get_cpp_stacktraces_enabled() ? error.what() : error.what_without_backtrace();
+    const pybind11::object raised = type(torch::processErrorMsg(message));
+    raised.attr("add_note")(note);
+    PyErr_SetObject(type.ptr(), raised.ptr());
+    throwPythonError();
+  }
+};
+
+}  // namespace
+
+PyObject* provided(Provided what) noexcept {
+  return slotOf(what);
+}
+
+bool prepareOnce(Provided function) {
+  PyObject* const prepare = provided(function);
+  if (prepare == nullptr) {
+    return true;
+  }
+  PyObject* const done = PyObject_CallNoArgs(prepare);
+  if (done == nullptr) {
+    return false;
+  }
+  Py_DECREF(done);
+  slotOf(function) = nullptr;  // another thread may be calling it
+  return true;
+}
+
+void bindInterpreter(pybind11::module_& module) {
+  module.def("provide", torch::wrap_pybind_function(provide));
+  static const auto* python = new Python;
+  setInterpreter(*python);
+}
+
+}  // namespace torchext::python

@@ -1,0 +1,31 @@
+#pragma once
+
+// What the bindings need from the Python code of the package, which provides it by name when it is imported:
+// `torchext._C.provide()`. This is the one place where Python is given to C++.
+
+#include <cstddef>
+#include <cstdint>
+
+#include <pybind11/pybind11.h>
+
+namespace torchext::python {
+
+enum class Provided : std::uint8_t {
+  kCurrentLine,               // torchext.tools.source_lines: returns where the program stands
+  kDataDependentError,        // torchext.fake: the class of errors
+  kUnsupportedOperatorError,  // torchext.fake: the class of errors
+  kPrepareTracing,            // torchext.inference.origins: called before the first block that traces
+  kPrepareBackward,           // torchext.amp: called before the first region
+  kPrepareIdentity,           // torchext.amp: called before the first self-cleaning region
+};
+
+// Null before it is provided. Held for the life of the process.
+PyObject* provided(Provided what) noexcept;
+
+// Calls one of the functions that prepare a feature, the first time only. Returns false with a Python error.
+bool prepareOnce(Provided function);
+
+// Adds `provide()` to the module, and makes Python the interpreter of the core.
+void bindInterpreter(pybind11::module_& module);
+
+}  // namespace torchext::python
