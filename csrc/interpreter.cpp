@@ -32,7 +32,7 @@ void setInterpreter(const Interpreter& interpreter) noexcept {
   current.store(&interpreter, std::memory_order_release);
 }
 
-const Interpreter& interpreter() noexcept {
+const Interpreter& interpreter() {
   static const auto* none = new Interpreter;
   const Interpreter* set = current.load(std::memory_order_acquire);
   return set == nullptr ? *none : *set;

@@ -47,6 +47,6 @@ class TORCHEXT_API Interpreter {
 
 // The table that is in force. `interpreter` must live until the process ends.
 TORCHEXT_API void setInterpreter(const Interpreter& interpreter) noexcept;
-const Interpreter& interpreter() noexcept;
+const Interpreter& interpreter();
 
 }  // namespace torchext
