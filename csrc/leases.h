@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <utility>
 
 #include "macros.h"
 
@@ -47,10 +48,33 @@ class TORCHEXT_API Lease {
   std::atomic<bool> is_active_{false};
 };
 
+// Holds a lease as long as it lives.
+class LeaseHold {
+ public:
+  explicit LeaseHold(Lease& lease) noexcept : lease_{&lease} {
+    lease.hold();
+  }
+  LeaseHold(const LeaseHold&) = delete;
+  LeaseHold& operator=(const LeaseHold&) = delete;
+  LeaseHold(LeaseHold&& other) noexcept : lease_{std::exchange(other.lease_, nullptr)} {}
+  LeaseHold& operator=(LeaseHold&& other) noexcept {
+    std::swap(lease_, other.lease_);
+    return *this;
+  }
+  ~LeaseHold() {
+    if (lease_ != nullptr) {
+      lease_->release();
+    }
+  }
+
+ private:
+  Lease* lease_;
+};
+
 // Held by the blocks in which tensors are fake or deferred, and by every fake storage.
 TORCHEXT_API Lease& leaseOfFakes() noexcept;
 
-// Held by the marks of tensors, and by the threads on which all calls meet the key of marked tensors.
+// Held by the marks of tensors, and by the threads on which a feature demands the key of marked tensors.
 TORCHEXT_API Lease& leaseOfMarks() noexcept;
 
 // Held by regions of autocast, and by all that holds the lease of marks.

@@ -1,6 +1,7 @@
 #include "region.h"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include <ATen/Context.h>
@@ -10,6 +11,7 @@
 #include <c10/util/Exception.h>
 
 #include "../fake/cuda/fake_cuda.h"
+#include "../leases.h"
 #include "../marks/marks_key.h"
 
 namespace torchext {
@@ -33,6 +35,7 @@ struct OpenRegion {
   bool is_enabled;
   bool is_self_cleaning;
   Previous previous;
+  LeaseHold lease{leaseOfRegions()};
 };
 
 std::vector<OpenRegion>& openRegions() {
@@ -95,7 +98,7 @@ void enterRegion(BlockOwner owner, const RegionOptions& options) {
                           autocast::get_autocast_dtype(device_type)};
   const bool is_enabled = options.is_enabled && canAutocastTo(device_type, options.dtype);
   const bool is_self_cleaning = options.is_self_cleaning && is_enabled;
-  openRegions().push_back({owner, device_type, is_enabled, is_self_cleaning, previous});
+  openRegions().push_back({owner, device_type, is_enabled, is_self_cleaning, previous, LeaseHold{leaseOfRegions()}});
   if (is_self_cleaning) {
     demandMarksKey(MarksFeature::kAmp);  // every operator is met, whatever its arguments are
   }
@@ -113,7 +116,7 @@ void leaveRegion(BlockOwner owner) {
   TORCH_CHECK(position != regions.end(),
               "A region of torchext.amp.autocast was left that is not open on this thread. Leave it once for each time "
               "that it was entered, and on the same thread; `with` does.");
-  const OpenRegion left = *position;
+  const OpenRegion left = std::move(*position);
   const auto later = regions.erase(position);
   if (later == regions.end()) {
     restore(left);

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <optional>
 
+#include "../leases.h"
 #include "../take_key.h"
 #include "marks_handlers.h"
 
@@ -35,8 +37,16 @@ void countWhatNobodyHasAskedFor() noexcept {
   }
 }
 
+// While a feature demands the key on this thread; ends with the thread at the latest.
+thread_local std::optional<LeaseHold> demand_lease;
+
 void includeIfDemanded() noexcept {
   const bool is_demanded = isAnyDemanded();
+  if (is_demanded && !demand_lease) {
+    demand_lease.emplace(leaseOfMarks());
+  } else if (!is_demanded) {
+    demand_lease.reset();
+  }
   if (is_demanded != isIncluded()) {
     c10::impl::tls_set_dispatch_key_included(kMarksKey, is_demanded);
   }
@@ -71,6 +81,13 @@ void demandMarksKey(MarksFeature feature) {
 void releaseMarksKey(MarksFeature feature) noexcept {
   --demandsOf(feature);
   includeIfDemanded();
+}
+
+void dropStaleDemands() noexcept {
+  if (!isIncluded()) {
+    demands.fill(0);
+    includeIfDemanded();
+  }
 }
 
 void setMarksKeyDemanded(MarksFeature feature, bool is_demanded) noexcept {

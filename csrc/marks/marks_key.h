@@ -38,6 +38,9 @@ bool isMarksKeyDemanded(MarksFeature feature) noexcept;
 void demandMarksKey(MarksFeature feature);
 void releaseMarksKey(MarksFeature feature) noexcept;
 
+// Forgets demands whose key PyTorch has taken from the thread: one of its guards has ended that was there before.
+void dropStaleDemands() noexcept;
+
 // The same for who saves the state of a thread and puts it back: replaces the demands of `feature` by one, or by none.
 // Does nothing while the key is not ours.
 void setMarksKeyDemanded(MarksFeature feature, bool is_demanded) noexcept;

@@ -8,6 +8,7 @@
 
 #include <c10/util/intrusive_ptr.h>
 
+#include "../leases.h"
 #include "../torch_internals/open_tensor_impl.h"
 
 namespace torchext {
@@ -25,10 +26,14 @@ std::atomic<std::int64_t> live_marks{0};
 
 void countLiveMarks() noexcept {
   live_marks.fetch_add(1, std::memory_order_relaxed);
+  leaseOfMarks().hold();
+  leaseOfRegions().hold();  // a backward pass has to tell what autograd computes from what is computed again
 }
 
 void forgetLiveMarks() noexcept {
   live_marks.fetch_sub(1, std::memory_order_acq_rel);
+  leaseOfRegions().release();
+  leaseOfMarks().release();
 }
 
 // Finds the marks that tensors share, and does not keep them alive. There are no more than lines in the program.

@@ -138,12 +138,6 @@ bool isToDecorate(PyObject* given) {
          PyObject_TypeCheck(given, &PyStaticMethod_Type);
 }
 
-// False with a Python error.
-bool prepare(const Region& region) {
-  return prepareOnce(Provided::kPrepareBackward) &&
-         (!region.is_self_cleaning || prepareOnce(Provided::kPrepareIdentity));
-}
-
 PyObject* newRegion(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   PyObject* device_type = Py_None;
   PyObject* dtype = Py_None;
@@ -165,7 +159,7 @@ PyObject* newRegion(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   region->is_enabled = is_enabled != 0;
   region->is_self_cleaning = is_self_cleaning != 0;
   if (!readDeviceType(device_type, region->device_type) || !readDtype(dtype, region->dtype) ||
-      !readCache(is_caching, region->is_caching) || !checkDtype(*region) || !prepare(*region)) {
+      !readCache(is_caching, region->is_caching) || !checkDtype(*region)) {
     Py_DECREF(self);
     return nullptr;
   }
@@ -177,6 +171,10 @@ PyObject* enter(PyObject* self, PyObject* /*unused*/) {
   const Region& region = *asRegion(self);
   enterRegion(region.owner, {region.device_type ? *region.device_type : deviceTypeInUse(), region.dtype,
                              region.is_enabled, region.is_caching, region.is_self_cleaning});
+  if (!settleLeases()) {
+    leaveRegion(region.owner);
+    return nullptr;
+  }
   Py_INCREF(self);
   return self;
   END_HANDLE_TH_ERRORS

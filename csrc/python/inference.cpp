@@ -44,6 +44,10 @@ void deallocateBlock(PyObject* self) {
 PyObject* enterBlock(PyObject* self, PyObject* /*unused*/) {
   HANDLE_TH_ERRORS
   enterModeBlock(asBlock(self)->owner, asBlock(self)->kind, asBlock(self)->is_traced);
+  if (!settleLeases()) {
+    leaveModeBlock(asBlock(self)->owner);
+    return nullptr;
+  }
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
@@ -64,9 +68,6 @@ PyObject* newInferenceBlock(PyTypeObject* type, PyObject* args, PyObject* kwargs
   if ((PyTuple_GET_SIZE(args) != 0 || kwargs != nullptr) &&
       PyArg_ParseTupleAndKeywords(args, kwargs, "|O$p:inference_mode", const_cast<char**>(kNames), &mode, &is_traced) ==
           0) {
-    return nullptr;
-  }
-  if (is_traced != 0 && !prepareOnce(Provided::kPrepareTracing)) {
     return nullptr;
   }
   if (PyBool_Check(mode)) {

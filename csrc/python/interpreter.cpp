@@ -7,14 +7,15 @@
 #include <torch/csrc/Exceptions.h>
 
 #include "../interpreter.h"
+#include "../leases.h"
 
 namespace torchext::python {
 
 namespace {
 
 // By Provided.
-constexpr std::array<const char*, 6> kNames{"current_line",    "data_dependent_error", "unsupported_operator_error",
-                                            "prepare_tracing", "prepare_backward",     "prepare_identity"};
+constexpr std::array<const char*, 4> kNames{"current_line", "data_dependent_error", "unsupported_operator_error",
+                                            "settle_leases"};
 
 std::array<PyObject*, kNames.size()>& objects() noexcept {
   static std::array<PyObject*, kNames.size()> all{};
@@ -106,18 +107,14 @@ PyObject* provided(Provided what) noexcept {
   return slotOf(what);
 }
 
-bool prepareOnce(Provided function) {
-  PyObject* const prepare = provided(function);
-  if (prepare == nullptr) {
+bool settleLeases() {
+  const auto is_settled = [](const Lease& lease) { return lease.isActive() || !lease.isHeld(); };
+  if (is_settled(leaseOfRegions()) && is_settled(leaseOfMarks())) {
     return true;
   }
-  PyObject* const done = PyObject_CallNoArgs(prepare);
-  if (done == nullptr) {
-    return false;
-  }
-  Py_DECREF(done);
-  slotOf(function) = nullptr;  // another thread may be calling it
-  return true;
+  PyObject* const done = PyObject_CallNoArgs(provided(Provided::kSettleLeases));
+  Py_XDECREF(done);
+  return done != nullptr;
 }
 
 void bindInterpreter(pybind11::module_& module) {

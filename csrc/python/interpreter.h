@@ -14,16 +14,15 @@ enum class Provided : std::uint8_t {
   kCurrentLine,               // torchext.tools.source_lines: returns where the program stands
   kDataDependentError,        // torchext.fake: the class of errors
   kUnsupportedOperatorError,  // torchext.fake: the class of errors
-  kPrepareTracing,            // torchext.inference.origins: called before the first block that traces
-  kPrepareBackward,           // torchext.amp: called before the first region
-  kPrepareIdentity,           // torchext.amp: called before the first self-cleaning region
+  kSettleLeases,              // torchext.tools.leases: replaces PyTorch's functions, or gives them back
 };
 
 // Null before it is provided. Held for the life of the process.
 PyObject* provided(Provided what) noexcept;
 
-// Calls one of the functions that prepare a feature, the first time only. Returns false with a Python error.
-bool prepareOnce(Provided function);
+// Sees to it that what is leased is replaced: to be called when something may have begun to hold a lease. Returns false
+// with a Python error.
+bool settleLeases();
 
 // Adds `provide()` to the module, and makes Python the interpreter of the core.
 void bindInterpreter(pybind11::module_& module);

@@ -22,6 +22,7 @@ void bindMarks(pybind11::module_& module) {
   bind(module, "is_marked", isMarkedTensor);
   bind(module, "without_marks", withoutItsMarks);
   bind(module, "live_marks", liveMarks);
+  bind(module, "drop_stale_demands", dropStaleDemands);
 }
 
 }  // namespace torchext::python

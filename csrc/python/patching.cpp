@@ -14,6 +14,7 @@
 #include "../fake/fake.h"
 #include "../leases.h"
 #include "../marks/tensor_marks.h"
+#include "interpreter.h"
 #include "module.h"
 
 namespace torchext::python {
@@ -386,7 +387,7 @@ int settleLeases(void* /*unused*/) {
   is_pending = false;
   const pybind11::gil_scoped_acquire gil;
   try {
-    pybind11::module_::import("torchext.tools.leases").attr("settle")();
+    pybind11::reinterpret_borrow<pybind11::object>(provided(Provided::kSettleLeases))();
   } catch (pybind11::error_already_set& error) {
     error.discard_as_unraisable("torchext.tools.leases.settle()");
   }

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from .. import _C
-from . import backward, patches
+from . import backward, patches  # noqa: F401  (declare what is replaced)
 from .amp_tensor import AmpTensor, is_amp, unwrap, wrap
 from .decorators import Autocasting, InFloat32, InLowerPrecision, decorate
 from .policies import policy, register_policy
@@ -19,9 +19,6 @@ from .policies import policy, register_policy
 __all__ = ["AmpTensor", "autocast", "float", "half", "is_amp", "policy", "register_policy", "unwrap", "wrap"]
 
 T = TypeVar("T", bound=Callable[..., Any])
-
-_C.provide("prepare_backward", backward.install)
-_C.provide("prepare_identity", patches.install)
 
 
 class autocast(_C.AutocastRegion):  # noqa: N801 - a function to its users, as torch.autocast is

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from .. import _C
 from ..tools.held_tensors import reachable_tensors
-from . import patches
+from ..tools.leases import while_autocasting, while_marks_live
 
 __all__ = ["AmpTensor", "is_amp", "unwrap", "wrap"]
 
@@ -62,14 +62,18 @@ def wrap(obj: T) -> T:
     """
     if isinstance(obj, Tensor):
         _check_dtype(obj)
-        _C.wrap_amp([obj])
+        _wrap([obj])
     elif isinstance(obj, nn.Module):
-        _C.wrap_amp(list(_castable_parameters(obj)))
+        _wrap(list(_castable_parameters(obj)))
         _wrap_when_initialized(obj)
     else:
         raise TypeError(f"wrap() takes a tensor or a module, but `obj` is a {type(obj).__name__}.")
-    patches.install()
     return obj
+
+
+def _wrap(tensors: list[Tensor]) -> None:
+    with while_marks_live.hold(), while_autocasting.hold():  # goes on being held by the marks
+        _C.wrap_amp(tensors)
 
 
 def unwrap(obj: U) -> U:
@@ -132,7 +136,7 @@ def _remove_hook(module: nn.Module) -> None:
 
 def _wrap_initialized(module: nn.Module, args: Any) -> None:
     """Runs once, after the hook of `LazyModuleMixin`, which was there before."""
-    _C.wrap_amp(list(_castable_parameters(module, recurse=False)))
+    _wrap(list(_castable_parameters(module, recurse=False)))
     _remove_hook(module)
 
 

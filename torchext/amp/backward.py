@@ -16,22 +16,15 @@ import torch
 
 from .. import _C
 from ..tools.leases import while_autocasting
-from ..tools.once import once
 from ..tools.source_lines import users_frame
 
-__all__ = ["install"]
+__all__: list[str] = []
 
 _lock = threading.Lock()
 _warned: set[tuple[str, int]] = set()
 
 # The position of `create_graph` in the arguments of `_engine_run_backward()` behind the outputs.
 CREATE_GRAPH = 2
-
-
-@once
-def install() -> None:
-    """Puts the patch in place, for good. Called when autocast is first used."""
-    while_autocasting.acquire()
 
 
 def _patch_backward() -> None:

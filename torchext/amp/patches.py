@@ -1,7 +1,7 @@
 """The few places where PyTorch's Python code has to know about AmpTensors.
 
-Nothing is patched before the first of them is made. Every patch hands other tensors to the original, unchanged, and all
-of them where `torch.compile` traces, whose tensors are no AmpTensors.
+They are in place while a tensor is marked (`torchext.tools.leases`). Every patch hands other tensors to the original,
+unchanged, and all of them where `torch.compile` traces, whose tensors are not AmpTensors.
 """
 
 from __future__ import annotations
@@ -19,21 +19,12 @@ from torch.utils import checkpoint
 from .. import _C
 from ..tools import marks  # noqa: F401  (declares what is replaced for both features)
 from ..tools.leases import while_marks_live
-from ..tools.once import once
 from ..tools.patching import Concerns
-from . import backward
 
-__all__ = ["install"]
+__all__: list[str] = []
 
 # Of dtypes that autocast casts.
 CASTABLE = (torch.float32, torch.bfloat16, torch.float16)
-
-
-@once
-def install() -> None:
-    """Puts the patches in place, for good."""
-    backward.install()
-    while_marks_live.acquire()
 
 
 def _patch_torch_func() -> None:

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import _C
-from ..tools.leases import Lease, while_marks_live
-from ..tools.once import once
+from ..tools.leases import Lease, settle, while_marks_live
 from ..tools.patching import Concerns
 
 __all__ = ["Origin", "origin", "trace_origins"]
@@ -70,21 +69,15 @@ def trace_origins(enabled: bool = True) -> None:
     Args:
         enabled: False to stop. Blocks that are open go on, and what is remembered stays.
     """
-    if enabled:
-        install()
     _C.trace_origins_in_blocks(enabled)
     _hold_while_tracing(enabled)
     if enabled and torch.is_inference_mode_enabled():
-        _C.trace_origins_here()
+        _trace_here()
 
 
-@once
-def install() -> None:
-    """Prepares this process to trace."""
-    while_marks_live.acquire()
-
-
-_C.provide("prepare_tracing", install)
+def _trace_here() -> None:
+    _C.trace_origins_here()
+    settle()
 
 
 _while_all_blocks_trace = Lease("trace_origins() is on")
@@ -107,11 +100,20 @@ def _patch_mode_of_pytorch() -> None:
         def enter(self: torch.inference_mode) -> None:
             original(self)
             if self.mode:
-                _C.trace_origins_here()  # until PyTorch's guard puts the thread's keys back
+                _trace_here()  # until PyTorch's guard puts the thread's keys back
 
         return enter
 
+    def make_exit(original: Callable[..., Any]) -> Callable[..., Any]:
+        def leave(self: torch.inference_mode, *error: Any) -> Any:
+            result = original(self, *error)
+            _C.drop_stale_demands()
+            return result
+
+        return leave
+
     _while_all_blocks_trace.patch(torch.inference_mode, "__enter__", make, "does not tell that a block begins")
+    _while_all_blocks_trace.patch(torch.inference_mode, "__exit__", make_exit, "does not tell that a block ends")
 
 
 def _patch_version() -> None:
