@@ -11,7 +11,7 @@ std::atomic<LeaseListener> current_listener{nullptr};
 void Lease::release() noexcept {
   if (holders_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
     if (const LeaseListener listener = current_listener) {
-      listener();
+      listener(*this);
     }
   }
 }

@@ -80,8 +80,8 @@ TORCHEXT_API Lease& leaseOfMarks() noexcept;
 // Held by regions of autocast, and by all that holds the lease of marks.
 TORCHEXT_API Lease& leaseOfRegions() noexcept;
 
-// Called when a lease has lost its last holder; must not raise, wait, or call back. Null before it is set.
-using LeaseListener = void (*)();
+// Called when `lease` has lost its last holder; must not raise or wait. Null before it is set.
+using LeaseListener = void (*)(Lease& lease);
 TORCHEXT_API void setLeaseListener(LeaseListener listener);
 
 }  // namespace torchext

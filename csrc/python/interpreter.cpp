@@ -108,8 +108,8 @@ PyObject* provided(Provided what) noexcept {
 }
 
 bool settleLeases() {
-  const auto is_settled = [](const Lease& lease) { return lease.isActive() || !lease.isHeld(); };
-  if (is_settled(leaseOfRegions()) && is_settled(leaseOfMarks())) {
+  const auto settle = [](Lease& lease) { return lease.isActive() || !lease.isHeld() || switchLease(lease, true); };
+  if (settle(leaseOfRegions()) && settle(leaseOfMarks())) {
     return true;
   }
   PyObject* const done = PyObject_CallNoArgs(provided(Provided::kSettleLeases));

@@ -2,6 +2,8 @@
 #include <array>
 #include <atomic>
 #include <cstddef>
+#include <exception>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -380,6 +382,35 @@ void replaceFunction(const pybind11::object& function, const pybind11::object& r
   Py_DECREF(previous);
 }
 
+// A region of autocast is entered and left in less than a microsecond, and mostly is the only holder of its lease; so
+// are marked tensors in a loop. So Python says what is exchanged then, as long as nobody else replaces the same things.
+struct Exchanges {
+  pybind11::list codes;
+  pybind11::list functions;
+};
+
+struct Switch {
+  bool is_offered = false;
+  Exchanges on;
+  Exchanges off;
+};
+
+// By lease. Leaked: holders may be gone while the process ends.
+std::map<const Lease*, Switch>& switches() {
+  static auto* all = new std::map<const Lease*, Switch>;
+  return *all;
+}
+
+void offerSwitch(Lease& lease, const pybind11::tuple& on, const pybind11::tuple& off) {
+  switches()[&lease] = {true, {on[0], on[1]}, {off[0], off[1]}};
+}
+
+void withdrawSwitches() {
+  for (auto& [lease, offered] : switches()) {
+    offered.is_offered = false;
+  }
+}
+
 // Whether the language has been asked to look after leases, and has not begun.
 std::atomic<bool> is_pending{false};
 
@@ -396,7 +427,10 @@ int settleLeases(void* /*unused*/) {
 
 // The last holder may be gone anywhere: without the interpreter's lock, or in the midst of its garbage collection. So
 // the main thread does it, when it next is between two instructions.
-void settleLeasesSoon() {
+void settleLeasesSoon(Lease& lease) {
+  if (PyGILState_Check() != 0 && PyErr_Occurred() == nullptr && !lease.isHeld() && switchLease(lease, false)) {
+    return;
+  }
   if (Py_IsInitialized() != 0 && !is_pending.exchange(true) && Py_AddPendingCall(&settleLeases, nullptr) != 0) {
     is_pending = false;  // the queue is full; the next block or the next death will see to it
   }
@@ -427,6 +461,22 @@ void replaceFunctions(const pybind11::list& steps) {
 
 }  // namespace
 
+bool switchLease(Lease& lease, bool is_wanted) noexcept {
+  const auto found = switches().find(&lease);
+  if (found == switches().end() || !found->second.is_offered) {
+    return false;
+  }
+  const Exchanges exchanges = is_wanted ? found->second.on : found->second.off;
+  try {
+    replaceFunctions(exchanges.functions);
+    exchangeCodes(exchanges.codes);
+  } catch (const std::exception&) {
+    return false;  // settling the lease will raise it again
+  }
+  lease.setActive(is_wanted);
+  return true;
+}
+
 void bindPatching(pybind11::module_& module) {
   setLeaseListener(&settleLeasesSoon);
   pybind11::class_<Lease, std::unique_ptr<Lease, pybind11::nodelete>>(module, "Lease")
@@ -445,6 +495,8 @@ void bindPatching(pybind11::module_& module) {
   module.def("original_of", &originalOf);
   module.def("replace_functions", &replaceFunctions);
   module.def("exchange_codes", &exchangeCodes);
+  module.def("offer_switch", &offerSwitch);
+  module.def("withdraw_switches", &withdrawSwitches);
 }
 
 }  // namespace torchext::python

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import gc
 import os
@@ -13,7 +14,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from torchext import _C
+from torchext import _C, amp, inference
 from torchext.deferred_init import defer_again, deferred_init, is_deferred, materialize_module
 from torchext.fake import fake_like, fake_mode, is_fake
 from torchext.inspect import patches
@@ -40,6 +41,12 @@ def lease() -> Iterator[Lease]:
     made = Lease("a test says so")
     yield made
     leases.remove(made)
+
+
+def definition(name: str) -> object:
+    """What a method or a property of tensors that is written in C points to, as CPython keeps it."""
+    words = ctypes.cast(id(vars(torch._C.TensorBase)[name]), ctypes.POINTER(ctypes.c_void_p))
+    return words[5]  # `d_method` or `d_getset`
 
 
 class Owner:
@@ -225,6 +232,67 @@ def test_a_token_holds_a_lease_as_long_as_it_lives(lease: Lease) -> None:
     del token
     gc.collect()
     assert Owner().method() == "original"
+
+
+def test_regions_and_marks_hold_leases_of_their_own() -> None:
+    code = torch.autograd.graph._engine_run_backward.__code__
+    factory = definition("new_tensor")
+    for _ in range(3):
+        with amp.autocast("cpu"):
+            assert torch.autograd.graph._engine_run_backward.__code__ is not code
+            assert definition("new_tensor") == factory
+        assert torch.autograd.graph._engine_run_backward.__code__ is code
+        wrapped = amp.wrap(torch.ones(2))
+        assert definition("new_tensor") != factory
+        del wrapped
+        gc.collect()
+        assert definition("new_tensor") == factory
+        assert torch.autograd.graph._engine_run_backward.__code__ is code
+
+
+def test_a_region_that_ends_while_fakes_are_alive_leaves_their_patches() -> None:
+    with fake_mode(fake_cuda=True):
+        with amp.autocast("cuda"):
+            layer = torch.nn.Linear(2, 2, device="cuda")
+            loss = layer(torch.ones(1, 2, device="cuda")).sum()
+        loss.backward()
+        assert is_fake(layer.weight.grad)
+    on_cpu = fake_like(torch.ones(2))
+    replaced = torch.autograd.graph._engine_run_backward.__code__
+    with amp.autocast("cpu"), amp.autocast("cpu", self_cleaning=True):
+        assert "fake=True" in repr(on_cpu.new(on_cpu))
+    assert torch.autograd.graph._engine_run_backward.__code__ is replaced
+    assert "fake=True" in repr(on_cpu.new(on_cpu))
+    (layer.weight * 2).sum().backward()
+    del layer, loss, on_cpu
+
+
+def test_a_traced_inference_tensor_holds_a_lease() -> None:
+    version = definition("_version")
+    with inference.inference_mode(trace=True):
+        tensor = torch.ones(2)
+    assert definition("_version") != version
+    with pytest.raises(RuntimeError, match="Inference tensors do not track version counter"):
+        assert tensor._version
+    del tensor
+    gc.collect()
+    assert definition("_version") == version
+
+
+def test_tracing_all_blocks_is_given_back() -> None:
+    code = torch.inference_mode.__enter__.__code__
+    inference.trace_origins()
+    try:
+        with torch.inference_mode():
+            tensor = torch.ones(2)
+        assert inference.origin(tensor) is not None
+        assert torch.inference_mode.__enter__.__code__ is not code
+    finally:
+        inference.trace_origins(False)
+    del tensor
+    gc.collect()
+    assert torch.inference_mode.__enter__.__code__ is code
+    assert [patch for patch in patches() if patch.is_installed] == []
 
 
 def test_a_fake_tensor_mode_may_outlive_the_fakes() -> None:

@@ -34,12 +34,18 @@ class Lease:
         self._declared = 0  # how many patches there were when these were found:
         self._steps: dict[bool, Steps] = {}  # for all that nobody else replaces
         self._shared: list[Thing] = []
+        self._switch: tuple[Steps, Steps] | None = None
         leases.append(self)
 
     @property
     def is_active(self) -> bool:
         """Whether the patches are in place."""
         return self._count.is_active()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the patches are in place if, and only if, somebody holds the lease."""
+        return self._count.is_active() == self._count.is_held()
 
     def declare(self, *declarations: Callable[[], None]) -> None:
         """Lets each of `declarations` be called before the patches are first needed. They call `patch()`."""
@@ -71,11 +77,24 @@ class Lease:
             is_traced: Whether Dynamo traces the replacement of a function of Python, and not the original.
             releases: The releases of PyTorch that need it.
         """
-        self._add(Patch(owner, name, make, reason, concerns=concerns, is_traced=is_traced, releases=releases))
+        is_wanted = self._count.is_active
+        patch = Patch(
+            owner,
+            name,
+            make,
+            reason,
+            concerns=concerns,
+            is_wanted=is_wanted,
+            is_traced=is_traced,
+            releases=releases,
+        )
+        self._add(patch)
 
     def _add(self, patch: Patch) -> None:
         with patching_lock:
             self.patches.append(patch)
+            self._switch = None
+            _C.withdraw_switches()
             if self.is_active:
                 self._exchange([patch.thing], is_wanted=True)
 
@@ -92,9 +111,11 @@ class Lease:
                 try:
                     self._declarations[0]()
                 except BaseException:
-                    failed = [patch.thing for patch in self.patches[declared:]]
+                    failed = self.patches[declared:]
                     del self.patches[declared:]
-                    self._exchange(failed, is_wanted=self.is_active)
+                    for patch in failed:
+                        patch.thing.declared.remove(patch)
+                    self._exchange([patch.thing for patch in failed], is_wanted=self.is_active)
                     raise
                 del self._declarations[0]
 
@@ -153,9 +174,28 @@ class Lease:
             self._shared = [thing for thing in self._things() if not self._owns(thing)]
         if is_wanted not in self._steps:
             self._steps[is_wanted] = self._plan(filter(self._owns, self._things()), is_wanted)
+        _C.withdraw_switches()
         self._steps[is_wanted].take()
         self._exchange(self._shared, is_wanted)
         self._count.set_active(is_wanted)
+        for lease in (while_marks_live, while_autocasting):
+            lease.offer_switch()
+
+    def offer_switch(self) -> None:
+        """Lets the core exchange what is replaced by itself, while nobody else replaces the same things."""
+        if self._declarations or self._is_anything_replaced_by_others():
+            return
+        if self._switch is None:
+            things = list(self._things())
+            self._switch = self._plan(things, True), self._plan(things, False)
+        on, off = self._switch
+        for step in on.others:  # which replacements the codes will call
+            step()
+        _C.offer_switch(self._count, (on.codes, on.functions), (off.codes, off.functions))
+
+    def _is_anything_replaced_by_others(self) -> bool:
+        others = (patch for thing in self._things() for patch in thing.declared if patch not in self.patches)
+        return any(patch.is_installed for patch in others)
 
     def _exchange(self, things: Iterable[Thing], is_wanted: bool) -> None:
         self._plan(things, is_wanted).take()
@@ -164,7 +204,7 @@ class Lease:
         """What lets our patches of `things` be called, or not; those of others that are in place stay."""
         steps = Steps()
         for thing in things:
-            others = [patch for patch in thing.patches if patch not in self.patches]
+            others = [patch for patch in thing.declared if patch not in self.patches and patch.is_installed]
             ours = [patch for patch in thing.declared if patch in self.patches]
             thing.plan((*others, *ours) if is_wanted else tuple(others), steps)
         return steps
@@ -195,7 +235,8 @@ def settle() -> None:
 
 def _settle() -> None:
     for lease in leases:
-        lease.settle()
+        if not lease.is_settled:
+            lease.settle()
 
 
 _C.provide("settle_leases", settle)

@@ -72,6 +72,7 @@ class Patch:
         reason: str,
         *,
         concerns: Concerns = Concerns.ALL,
+        is_wanted: Callable[[], bool],
         is_traced: bool = False,
         releases: str = "2.11 to 2.15",
     ) -> None:
@@ -81,6 +82,7 @@ class Patch:
         self.releases = releases
         self.make = make
         self.concerns = concerns
+        self.is_wanted = is_wanted
         self.is_traced = is_traced
         self.thing = _thing_of(owner, name)
         self.thing.declared.append(self)
@@ -91,7 +93,7 @@ class Patch:
     @property
     def is_installed(self) -> bool:
         """Whether it is replaced now."""
-        return self in self.thing.patches
+        return self.is_wanted()
 
     @property
     def target(self) -> str:
@@ -179,27 +181,19 @@ class Thing:
     Attributes:
         function: The object that stays; None if another one takes its place.
         original: Calls what was there before.
-        patches: Those that are in place.
-        declared: Those that may be.
+        declared: What it may be replaced by.
     """
 
     function: Any
     original: Function
 
     def __init__(self) -> None:
-        self.patches: tuple[Patch, ...] = ()
         self.declared: list[Patch] = []
         self._made: dict[tuple[Patch, ...], _Replacement] = {}
 
     def plan(self, patches: tuple[Patch, ...], steps: Steps) -> None:
-        """Adds to `steps` what puts `patches`, and no others, in the place of those that are there."""
-        replacement = (self._made.get(patches) or self._make(patches)) if patches else None
-        self._exchange(replacement, steps)
-
-        def note() -> None:
-            self.patches = patches
-
-        steps.others.append(note)
+        """Adds to `steps` what puts `patches`, and no others, in place, whatever is there."""
+        self._exchange((self._made.get(patches) or self._make(patches)) if patches else None, steps)
 
     def _make(self, patches: tuple[Patch, ...]) -> _Replacement:
         function = self.original
