@@ -1,6 +1,6 @@
 from collections.abc import Callable
 from types import CodeType, FunctionType, TracebackType
-from typing import Any, TypeAlias, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -133,12 +133,12 @@ def policy(name: str, overload: str, device_type: str) -> str: ...
 def original_of(function: object) -> Callable[..., Any]: ...
 def replace_functions(steps: list[tuple[object, Callable[..., Any] | None, int]]) -> None: ...
 def exchange_codes(steps: list[tuple[FunctionType, CodeType, CodeType]]) -> None: ...
-def offer_switch(lease: Lease, on: _Exchanges, off: _Exchanges) -> None: ...
+def offer_switch(
+    lease: Lease,
+    on: tuple[list[tuple[FunctionType, CodeType, CodeType]], list[tuple[object, Callable[..., Any] | None, int]]],
+    off: tuple[list[tuple[FunctionType, CodeType, CodeType]], list[tuple[object, Callable[..., Any] | None, int]]],
+) -> None: ...
 def withdraw_switches() -> None: ...
-
-_Exchanges: TypeAlias = tuple[
-    list[tuple[FunctionType, CodeType, CodeType]], list[tuple[object, Callable[..., Any] | None, int]]
-]
 
 CONCERNS_FAKES: int
 CONCERNS_MARKS: int
