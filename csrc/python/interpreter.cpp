@@ -112,7 +112,7 @@ bool settleLeases() {
   if (settle(leaseOfRegions()) && settle(leaseOfMarks())) {
     return true;
   }
-  PyObject* const done = PyObject_CallNoArgs(provided(Provided::kSettleLeases));
+  PyObject* const done = PyObject_CallOneArg(provided(Provided::kSettleLeases), Py_True);
   Py_XDECREF(done);
   return done != nullptr;
 }

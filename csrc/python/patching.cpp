@@ -418,7 +418,7 @@ int settleLeases(void* /*unused*/) {
   is_pending = false;
   const pybind11::gil_scoped_acquire gil;
   try {
-    pybind11::reinterpret_borrow<pybind11::object>(provided(Provided::kSettleLeases))();
+    pybind11::reinterpret_borrow<pybind11::object>(provided(Provided::kSettleLeases))(false);
   } catch (pybind11::error_already_set& error) {
     error.discard_as_unraisable("torchext.tools.leases.settle()");
   }
@@ -466,8 +466,8 @@ bool switchLease(Lease& lease, bool is_wanted) noexcept {
   if (found == switches().end() || !found->second.is_offered) {
     return false;
   }
-  const Exchanges exchanges = is_wanted ? found->second.on : found->second.off;
   try {
+    const Exchanges exchanges = is_wanted ? found->second.on : found->second.off;  // may be offered anew meanwhile
     replaceFunctions(exchanges.functions);
     exchangeCodes(exchanges.codes);
   } catch (const std::exception&) {

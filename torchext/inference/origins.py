@@ -77,7 +77,7 @@ def trace_origins(enabled: bool = True) -> None:
 
 def _trace_here() -> None:
     _C.trace_origins_here()
-    settle()
+    settle(is_urgent=True)
 
 
 _while_all_blocks_trace = Lease("trace_origins() is on")

@@ -228,9 +228,18 @@ class _Token:
 leases: list[Lease] = []
 
 
-def settle() -> None:
-    """Gives back what nobody needs any more. Called by the core when a last holder is gone."""
-    patching_lock.run_soon(_settle)
+def settle(is_urgent: bool) -> None:
+    """Puts in place what somebody needs, and gives back what nobody needs any more. Called by the core, too.
+
+    Args:
+        is_urgent: Whether it is to be done when this returns. What is given back need not be, and must not be waited
+            for where the core asks for it in the midst of anything.
+    """
+    if is_urgent:
+        with patching_lock:
+            _settle()
+    else:
+        patching_lock.run_soon(_settle)
 
 
 def _settle() -> None:

@@ -17,6 +17,7 @@ import enum
 import inspect
 import os
 import threading
+import traceback
 from collections.abc import Callable
 from functools import partial, update_wrapper
 from inspect import getattr_static
@@ -140,6 +141,8 @@ class _Lock:
                 function = self._waiting.pop() if self._waiting else None
                 if function is not None:
                     function()
+            except Exception:
+                traceback.print_exc()  # none of the caller's business
             finally:
                 self._lock.release()
 
