@@ -2,30 +2,24 @@
 
 #include <pthread.h>
 
-#include <torch/library.h>
-
-#include "deferred_init/deferred_resize.h"
 #include "deferred_init/external_tensor.h"
-#include "deferred_init/recorder.h"
 #include "fake/cache/metadata_cache.h"
-#include "fake/calls/recording.h"
-#include "fake/fake_handler.h"
+#include "fake/foreign_fakes.h"
 #include "fake/meta/refusals.h"
 #include "fake/parts.h"
-#include "fake/resize.h"
 #include "fake/storage/fake_storage.h"
 #include "marks/tensor_marks.h"
 #include "take_key.h"
+#include "torch_internals/self_tests.h"
 
 namespace torchext {
-
-using c10::DispatchKey;
 
 namespace {
 
 // Threads do not survive a fork, but the locks that they held do, and workers of a DataLoader are forked.
 void lockBeforeFork() {
   lockKeys();
+  lockForeignFakes();
   metadataCache().lock();
   lockStorages();
   lockMarks();
@@ -39,26 +33,20 @@ void unlockAfterFork() {
   unlockMarks();
   unlockStorages();
   metadataCache().unlock();
+  unlockForeignFakes();
   unlockKeys();
 }
 
 }  // namespace
 
-void registerDispatchKeys() {
-  static const bool registered = [] {
+void setUp() {
+  static const bool done = [] {
     connectPartsOfFakes();
-    // torchdistx takes the same ones.
-    checkKeyIsFree(DispatchKey::Fake, "torchext needs");
-    checkKeyIsFree(DispatchKey::DeferredInit, "torchext needs");
-    registerFallback(DispatchKey::Fake, torch::CppFunction::makeFromBoxedFunction<&fakeFallback>());
-    registerFallback(DispatchKey::DeferredInit, torch::CppFunction::makeFromBoxedFunction<&deferredInitFallback>());
-    setHandlersRecorder(handlersRecorder());
-    registerResizeOfFakes();
-    registerResizeOfDeferred();
+    runSelfTests();
     pthread_atfork(&lockBeforeFork, &unlockAfterFork, &unlockAfterFork);
     return true;
   }();
-  static_cast<void>(registered);
+  static_cast<void>(done);
 }
 
 }  // namespace torchext

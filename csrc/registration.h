@@ -4,9 +4,9 @@
 
 namespace torchext {
 
-// Puts our fallbacks on the `Fake` and `DeferredInit` keys, once per process. Raises, and registers nothing, when
-// another library has taken one of them. Two more keys are taken when they are first needed: takeCompositesKey() and
-// takeMarksKey().
-TORCHEXT_API void registerDispatchKeys();
+// Makes sure that PyTorch is what torch_internals/ takes it for, and that the process may fork. Does it once per
+// process. Raises when PyTorch is not. No dispatch key is taken before it is needed: takeFakeKeys(),
+// enterDeferredInit() and takeMarksKey() do it.
+TORCHEXT_API void setUp();
 
 }  // namespace torchext

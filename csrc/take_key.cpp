@@ -18,6 +18,13 @@ std::mutex& keysMutex() {
   return *mutex;
 }
 
+void checkKeyIsFree(DispatchKey key, const char* usage) {
+  TORCH_CHECK(!c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(key), usage, " the dispatch key `",
+              c10::toString(key),
+              "`, which already has a fallback, registered by another library or by this version of PyTorch, and can "
+              "have only one. Use torchext in a process that does not load that library.");
+}
+
 }  // namespace
 
 void LazyKey::takeSlowly(c10::function_ref<void()> take) {
@@ -25,16 +32,11 @@ void LazyKey::takeSlowly(c10::function_ref<void()> take) {
   if (is_taken_.load(std::memory_order_relaxed)) {
     return;
   }
-  checkKeyIsFree(key_, usage_);
+  if (if_taken_ == IfTaken::kRaises) {
+    checkKeyIsFree(key_, usage_);
+  }
   take();
   is_taken_.store(true, std::memory_order_release);
-}
-
-void checkKeyIsFree(DispatchKey key, const char* usage) {
-  TORCH_CHECK(!c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(key), usage, " the dispatch key `",
-              c10::toString(key),
-              "`, which already has a fallback, registered by another library or by this version of PyTorch, and can "
-              "have only one. Use torchext in a process that does not load that library.");
 }
 
 void registerFallback(DispatchKey key, torch::CppFunction&& fallback) {

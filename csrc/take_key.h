@@ -12,11 +12,15 @@ namespace torchext {
 // torchext, or uses another part of it, leaves the key alone.
 class LazyKey {
  public:
-  // `usage` tells what the key is needed for, as the subject of a sentence.
-  constexpr LazyKey(c10::DispatchKey key, const char* usage) : key_{key}, usage_{usage} {}
+  // What happens when the key has a fallback that is not ours.
+  enum class IfTaken { kRaises, kShares };
 
-  // Calls `take` when this is the first call that comes to it, and again after it has raised. Raises an error that
-  // names `usage` when the key has a fallback that is not ours.
+  // `usage` tells what the key is needed for, as the subject of a sentence.
+  constexpr LazyKey(c10::DispatchKey key, const char* usage, IfTaken if_taken = IfTaken::kRaises)
+      : key_{key}, usage_{usage}, if_taken_{if_taken} {}
+
+  // Calls `take` when this is the first call that comes to it, and again after it has raised. When the key has a
+  // fallback that is not ours, raises an error that names `usage`, or leaves it to `take` to share the key.
   void take(c10::function_ref<void()> take) {
     if (!is_taken_.load(std::memory_order_acquire)) {
       takeSlowly(take);
@@ -28,11 +32,9 @@ class LazyKey {
 
   const c10::DispatchKey key_;
   const char* const usage_;
+  const IfTaken if_taken_;
   std::atomic<bool> is_taken_ = false;
 };
-
-// Raises when `key` has a fallback. `usage` as above.
-void checkKeyIsFree(c10::DispatchKey key, const char* usage);
 
 // Puts a fallback on a key, for good.
 void registerFallback(c10::DispatchKey key, torch::CppFunction&& fallback);

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
 import hypothesis
 import pytest
 import torch
+from foreign_fakes import compile_and_load
 
 PROGRAMS_A_TEST = 5000
 
@@ -17,10 +21,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="how many random programs to try beside the usual ones (`make fuzz`)",
     )
     parser.addoption("--fuzz-seed", type=int, default=0, help="where the seeds of these programs begin")
+    parser.addoption(
+        "--foreign-fakes", action="store_true", help="put another owner on the `Fake` key first: foreign_fakes.py"
+    )
     parser.addoption("--long", action="store_true", help="also run the long sweeps (`make sweep`)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--foreign-fakes"):
+        with TemporaryDirectory() as folder:
+            compile_and_load(Path(folder))
     hypothesis.settings.register_profile(
         "everyday",
         deadline=None,
@@ -46,6 +56,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "long" in item.keywords and not config.getoption("--long"):
             item.add_marker(pytest.mark.skip(reason="part of a long sweep; run with --long"))
+        if "foreign_fakes" in item.keywords and not config.getoption("--foreign-fakes"):
+            item.add_marker(pytest.mark.skip(reason="needs --foreign-fakes; test_package.py runs it so"))
         if "cuda" in item.keywords and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 

@@ -1,7 +1,7 @@
 """Fake tensors and exact deferred initialization, on PyTorch's own dispatch keys.
 
-Importing this package registers the fallbacks of the `Fake` and `DeferredInit` keys. A program that never enters
-`fake_mode` or `deferred_init` does not meet them.
+Importing this package registers nothing. The `Fake` and `DeferredInit` keys, and two more, are taken when a program
+first uses what needs them.
 """
 
 from __future__ import annotations

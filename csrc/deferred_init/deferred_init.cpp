@@ -2,8 +2,13 @@
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include "../fake/calls/recording.h"
+#include "../fake/fake_key.h"
 #include "../fake/storage/fake_keys.h"
+#include "../take_key.h"
+#include "deferred_resize.h"
 #include "op_graph.h"
+#include "recorder.h"
 
 namespace torchext {
 
@@ -11,11 +16,24 @@ namespace {
 
 thread_local std::size_t depth = 0;
 
+void registerDeferredInitKey() {
+  registerFallback(c10::DispatchKey::DeferredInit, torch::CppFunction::makeFromBoxedFunction<&deferredInitFallback>());
+  registerResizeOfDeferred();
+  setHandlersRecorder(handlersRecorder());
+}
+
+void takeDeferredInitKey() {
+  static LazyKey key{c10::DispatchKey::DeferredInit, "Deferred tensors need"};
+  key.take(registerDeferredInitKey);
+}
+
 }  // namespace
 
 void enterDeferredInit() {
-  takeCompositesKey();
+  takeFakeKeys();
+  takeDeferredInitKey();
   if (depth++ == 0) {
+    shareFakeKernels();
     c10::impl::tls_set_dispatch_key_included(c10::DispatchKey::DeferredInit, true);
   }
 }

@@ -19,11 +19,14 @@
 #include "../fake/calls/recording.h"
 #include "../fake/collectives/collectives.h"
 #include "../fake/fake.h"
+#include "../fake/foreign_fakes.h"
 #include "../fake/meta/device_rules.h"
+#include "../fake/storage/fake_factories.h"
 #include "../fake/storage/fake_storage.h"
-#include "../interpreter_lock.h"
 #include "../interpreter.h"
+#include "../interpreter_lock.h"
 #include "../stack_utils.h"
+#include "../torch_internals/error_texts.h"
 #include "composite_call.h"
 #include "draws.h"
 #include "op_graph.h"
@@ -62,8 +65,7 @@ bool isCustom(const OperatorHandle& op) {
 // Writing to an inference tensor outside of inference mode is an error that is raised by counting the version, which
 // PyTorch's kernels do after they have written (`ADInplaceOrViewType.cpp`): the real tensor has its new value then.
 bool isRaisedAfterWriting(const c10::Error& error) {
-  return std::string_view{error.what_without_backtrace()}.find("Inplace update to inference tensor") !=
-         std::string_view::npos;
+  return isWriteToInferenceTensor(error);
 }
 
 // Loops over the rows of a parameter write other elements each time, constructors may write as often as they like, and
@@ -153,6 +155,8 @@ class RecordedCall {
   bool writes_real_ = false;
   // A fake that nobody recorded: what depends on it can be faked, but not materialized.
   bool has_unrecorded_fake_ = false;
+  // NOTE [Two owners of the Fake key]
+  bool has_foreign_fake_ = false;
 };
 
 void RecordedCall::run() {
@@ -255,12 +259,16 @@ void RecordedCall::lookAtArguments() {
     forEachTensor(torch::jit::peek(stack_, i, num_arguments_),
                   [&](const Tensor& tensor) { lookAt(tensor, is_written); });
   }
+  if (has_deferred_ && has_foreign_fake_) {
+    refuseToMixFakes(op_, topOf(stack_, num_arguments_));
+  }
 }
 
 void RecordedCall::lookAt(const Tensor& tensor, bool is_written) {
   has_python_ = has_python_ || tensor.key_set().has(DispatchKey::Python);
   if (tensor.key_set().has(DispatchKey::Fake)) {
     dropStaleKeys(tensor);
+    has_foreign_fake_ = has_foreign_fake_ || isForeignFake(tensor);
   }
   if (!isFake(tensor)) {
     writes_real_ = writes_real_ || is_written;
@@ -276,7 +284,8 @@ bool RecordedCall::isAboutDeferred() const {
   if (has_deferred_) {
     return true;
   }
-  return !has_unrecorded_fake_ && c10::impl::tls_is_dispatch_key_included(DispatchKey::DeferredInit) &&
+  return !has_unrecorded_fake_ && !has_foreign_fake_ &&
+         c10::impl::tls_is_dispatch_key_included(DispatchKey::DeferredInit) &&
          isFactory(op_, topOf(stack_, num_arguments_)) && !isMadeByFakeTensorMode();
 }
 
@@ -338,7 +347,7 @@ void RecordedCall::runAsFake() {
   const AutocastCacheOff no_cache;
   const RecordingGuard recording{/*can_run_for_real=*/!has_unrecorded_fake_};
   const c10::impl::ExcludeDispatchKeyGuard exclude{kDeferredInit};
-  const c10::impl::IncludeDispatchKeyGuard include{kFake};
+  const FakeFactoriesGuard include;
   op_.redispatchBoxed((keys_ & kBelowDeferredInit) | kFake, &stack_);
 }
 

@@ -16,6 +16,7 @@
 #include "../stack_utils.h"
 #include "calls/errors.h"
 #include "meta/refusals.h"
+#include "storage/fake_factories.h"
 #include "storage/fake_keys.h"
 #include "storage/fake_tensors.h"
 
@@ -84,7 +85,7 @@ void readsIndices(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
 
 // Lets what a composite operator allocates be fake, also outside of fake_mode().
 void allocates(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  const c10::impl::IncludeDispatchKeyGuard guard{DispatchKeySet{DispatchKey::Fake}};
+  const FakeFactoriesGuard guard;
   op.redispatchBoxed((keys & kBelowComposites) | DispatchKeySet{DispatchKey::Fake}, stack);
 }
 

@@ -5,7 +5,9 @@
 #include <c10/core/StorageImpl.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include "fake_key.h"
 #include "layouts/layout.h"
+#include "storage/fake_factories.h"
 #include "storage/fake_keys.h"
 #include "storage/fake_storage.h"
 #include "storage/fake_tensor_impl.h"
@@ -62,8 +64,6 @@ Tensor sparseFakeOf(const Tensor& like, at::ArrayRef<Tensor> members) {
 
 namespace {
 
-thread_local std::size_t fake_mode_depth = 0;
-
 const c10::DispatchKeySet kBelowFake{c10::DispatchKeySet::FULL_AFTER, DispatchKey::Fake};
 
 }  // namespace
@@ -75,17 +75,13 @@ bool isHiddenFromPythonHandler() {
 }
 
 void enterFakeMode() {
-  takeCompositesKey();
-  if (fake_mode_depth++ == 0) {
-    c10::impl::tls_set_dispatch_key_included(DispatchKey::Fake, true);
-  }
+  takeFakeKeys();
+  shareFakeKernels();
+  enterFakeFactories();
 }
 
 void leaveFakeMode() {
-  TORCH_CHECK(fake_mode_depth > 0, "leave_fake_mode() was called without enter_fake_mode() on this thread.");
-  if (--fake_mode_depth == 0) {
-    c10::impl::tls_set_dispatch_key_included(DispatchKey::Fake, false);
-  }
+  TORCH_CHECK(leaveFakeFactories(), "leave_fake_mode() was called without enter_fake_mode() on this thread.");
 }
 
 FakeModeGuard::FakeModeGuard() {

@@ -21,6 +21,7 @@
 #include "meta/device_rules.h"
 #include "meta/meta_call.h"
 #include "resize.h"
+#include "storage/fake_factories.h"
 #include "storage/fake_storage.h"
 #include "storage/fake_tensors.h"
 #include "values/known_values.h"
@@ -40,7 +41,7 @@ constexpr DispatchKeySet kFake{DispatchKey::Fake};
 const DispatchKeySet kBelowFake{DispatchKeySet::FULL_AFTER, DispatchKey::Fake};
 
 bool isFakeMode() {
-  return c10::impl::tls_is_dispatch_key_included(DispatchKey::Fake) && !isInKernelOfFakeTensorMode();
+  return areFactoriesFake() && !isInKernelOfFakeTensorMode();
 }
 
 template <typename Check>
@@ -321,7 +322,7 @@ void FakeCall::pinMemory() {
   at::accelerator::getAccelerator(/*checked=*/true);  // raises what pinning real memory raises without one
   const Tensor self = torch::jit::peek(stack_, 0, num_arguments_).toTensor();
   torch::jit::drop(stack_, num_arguments_);
-  const c10::impl::IncludeDispatchKeyGuard guard{kFake};
+  const FakeFactoriesGuard guard;
   torch::jit::push(stack_, at::empty_strided(self.sizes(), self.strides(), self.options()));
 }
 

@@ -2,6 +2,7 @@
 
 #include "composites.h"
 #include "cuda/fake_cuda.h"
+#include "fake_key.h"
 #include "layouts/kinds/kinds.h"
 #include "meta/meta_call.h"
 #include "storage/fake_keys.h"
@@ -12,6 +13,7 @@ namespace torchext {
 void connectPartsOfFakes() {
   static const bool connected = [] {
     registerLayouts();
+    setFakeKeyHooks(fakeKeyHooks());
     registerOnCompositesKey(&registerComposites);
     registerOnCompositesKey(&registerValueShortcuts);
     setFakeCudaAllocation(&runOnMeta);

@@ -16,7 +16,8 @@ namespace torchext {
 // real tensor that costs three lookups in the dispatch table. So that a fake one costs about the same, the two handlers
 // each have a kernel for `resize_` which looks at the size first, and does the usual with all other calls.
 
-// Registers the kernel of the `Fake` key. To be called once per process.
+// Registers the kernel of the `Fake` key. To be called once per process, with its fallback. Where the key is shared,
+// calls of `resize_` take the usual way.
 void registerResizeOfFakes();
 
 // True when `op` is `resize_`, and leaves its fake argument as it is.

@@ -14,6 +14,7 @@
 #include "../marks/source_trace.h"
 #include "../marks/tensor_marks.h"
 #include "../stack_utils.h"
+#include "../torch_internals/error_texts.h"
 #include "mode_blocks.h"
 
 namespace torchext {
@@ -27,10 +28,9 @@ namespace {
 
 std::atomic<bool> are_blocks_traced{false};
 
-bool isAboutInferenceTensors(const c10::Error& error) {
-  // Subclasses are about something else, and are to stay what they are.
-  return typeid(error) == typeid(c10::Error) &&
-         std::string{error.what_without_backtrace()}.find("nference tensor") != std::string::npos;
+// Subclasses are about something else, and are to stay what they are.
+bool needsOrigins(const c10::Error& error) {
+  return typeid(error) == typeid(c10::Error) && isAboutInferenceTensors(error);
 }
 
 // A thread traces within a mode. When it was one of PyTorch's, nobody has told that it ended.
@@ -89,7 +89,7 @@ void OriginsCall::passOn() {
   try {
     call_.passOn();
   } catch (c10::Error& error) {
-    if (!isAboutInferenceTensors(error)) {
+    if (!needsOrigins(error)) {
       throw;
     }
     const std::string text = note();

@@ -14,6 +14,7 @@
 #include "../deferred_init/recorder.h"
 #include "../fake/calls/recording.h"
 #include "../fake/fake_handler.h"
+#include "../fake/storage/fake_factories.h"
 #include "../fake/storage/fake_keys.h"
 #include "../marks/tensor_marks.h"
 #include "../stack_utils.h"
@@ -215,6 +216,10 @@ void Walk::end(DispatchKey key, const TableEntry& entry, RouteTurn turn, std::st
 FakeDecision Walk::predictFakeOnTheWay() const {
   const c10::impl::IncludeDispatchKeyGuard include{included_};
   const c10::impl::ExcludeDispatchKeyGuard exclude{excluded_};
+  std::optional<FakeFactoriesGuard> factories;
+  if (included_.has(DispatchKey::Fake)) {
+    factories.emplace();
+  }
   std::optional<RecordingGuard> recording;
   if (is_recorded_) {
     recording.emplace(/*can_run_for_real=*/true);

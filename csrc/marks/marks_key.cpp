@@ -7,6 +7,7 @@
 
 #include "../leases.h"
 #include "../take_key.h"
+#include "../torch_internals/self_tests.h"
 #include "marks_handlers.h"
 
 namespace torchext {
@@ -62,6 +63,7 @@ c10::DispatchKey takenMarksKey() {
 void takeMarksKey() {
   static LazyKey key{kMarksKey, "AmpTensors, self-cleaning regions and the origins of inference tensors need"};
   key.take([] {
+    requireSelfTest(SelfTest::kBackendMeta, "Marks of tensors need");
     registerFallback(kMarksKey, torch::CppFunction::makeFromBoxedFunction<&marksFallback>());
     is_ours = true;
   });

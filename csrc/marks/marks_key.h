@@ -6,10 +6,12 @@
 #include <c10/core/DispatchKey.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include "../torch_internals/keys_of_tests.h"
+
 namespace torchext {
 
 // PyTorch has one key to spare that is above all others that do anything. It is meant for modes in tests.
-constexpr c10::DispatchKey kMarksKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
+constexpr c10::DispatchKey kMarksKey = kKeyOfModesInTests;
 
 // The features that share the key, in the order in which they handle a call: marks_handlers.h.
 enum class MarksFeature : std::uint8_t { kOrigins, kAmp };

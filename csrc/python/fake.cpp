@@ -17,6 +17,7 @@
 #include "../fake/fake.h"
 #include "../fake/layouts/layout.h"
 #include "../fake/meta/device_hints.h"
+#include "../fake/storage/fake_factories.h"
 #include "bind.h"
 #include "module.h"
 
@@ -169,6 +170,7 @@ void clearCache() {
 void bindFake(pybind11::module_& module) {
   bind(module, "enter_fake_mode", enterFakeMode);
   bind(module, "leave_fake_mode", leaveFakeMode);
+  bind(module, "are_factories_fake", areFactoriesFake);
   bind(module, "enter_fake_cuda", enterFakeCuda);
   bind(module, "leave_fake_cuda", leaveFakeCuda);
   bind(module, "fake_cuda_devices", fakeCudaDevices);

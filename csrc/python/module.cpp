@@ -25,9 +25,9 @@ void checkTorchVersion() {
   }
 }
 
-void registerOrRaiseImportError() {
+void setUpOrRaiseImportError() {
   try {
-    torchext::registerDispatchKeys();
+    torchext::setUp();
   } catch (const c10::Error& error) {
     throw py::import_error(std::string("torchext cannot be imported: ") + error.what_without_backtrace());
   }
@@ -37,7 +37,7 @@ void registerOrRaiseImportError() {
 
 PYBIND11_MODULE(_C, module) {
   checkTorchVersion();
-  registerOrRaiseImportError();
+  setUpOrRaiseImportError();
   torchext::python::bindInterpreter(module);
   module.attr("built_for_torch") = TORCH_VERSION;
   torchext::python::bindFake(module);

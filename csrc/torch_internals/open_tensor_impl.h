@@ -13,4 +13,7 @@ class OpenTensorImpl : public c10::TensorImpl {
   }
 };
 
+// Returns true if keys that are given so are those that the tensor has.
+bool testTensorKeys(bool is_broken);
+
 }  // namespace torchext

@@ -60,4 +60,7 @@ class VirtualTable {
   std::array<Entry, kBeforeFirst + kCapacity> entries_{};
 };
 
+// Returns true if the compiler lays out virtual tables as this file has it.
+bool testVirtualTable(bool is_broken);
+
 }  // namespace torchext

@@ -43,6 +43,14 @@ def assert_same_values(actual: nn.Module, expected: nn.Module) -> None:
         assert_same_tensor(tensor, wanted[name], name, strictly=False)
 
 
+def test_tensor_that_is_deferred_again_carries_the_keys_that_it_had() -> None:
+    tensor = deferred_init(torch.ones, 4)
+    before = str(torch._C._dispatch_keys(tensor))
+    materialize_tensor(tensor, retain_graph=True)
+    defer_again(tensor)
+    assert str(torch._C._dispatch_keys(tensor)) == before
+
+
 class TestValues:
     @pytest.mark.parametrize("dtype", [None, torch.float64], ids=["as_recorded", "converted"])
     def test_every_materialization_gives_the_same_bits(self, dtype: torch.dtype | None) -> None:

@@ -57,30 +57,129 @@ print(torch._C._dispatch_keys(x))
 """
         assert "Fake" not in run_python(code)
 
-    @pytest.mark.parametrize("key", ["Fake", "DeferredInit"])
-    def test_taken_key_is_an_import_error(self, key: str) -> None:
-        code = f"""
-import torch
-library = torch.library.Library("_", "IMPL")
-library.fallback(lambda op, *args, **kwargs: None, "{key}")
-try:
-    import torchext
-except ImportError as error:
-    print(error)
-"""
-        message = run_python(code)
-        assert f"torchext cannot be imported: torchext needs the dispatch key `{key}`" in message
-        assert "already has a fallback" in message
-        assert "can have only one" in message
-
-    @pytest.mark.parametrize("key", ["TESTING_ONLY_GenericMode", "TESTING_ONLY_GenericWrapper"])
-    def test_keys_for_tests_are_free_after_the_import(self, key: str) -> None:
+    @pytest.mark.parametrize("key", ["Fake", "DeferredInit", "TESTING_ONLY_GenericMode", "TESTING_ONLY_GenericWrapper"])
+    def test_keys_are_free_after_the_import(self, key: str) -> None:
         code = f"""
 import torch, torchext
 library = torch.library.Library("_", "IMPL")
 library.fallback(lambda op, *args, **kwargs: None, "{key}")
 """
         run_python(code)
+
+    def test_key_of_deferred_init_that_is_taken_is_an_error_of_the_first_use(self) -> None:
+        code = """
+import torch
+library = torch.library.Library("_", "IMPL")
+library.fallback(lambda op, *args, **kwargs: None, "DeferredInit")
+from torchext import amp, deferred_init, fake, inference
+try:
+    deferred_init.deferred_init(torch.ones, 1)
+except RuntimeError as error:
+    print(error)
+assert not torch._C._dispatch_tls_is_dispatch_key_included("DeferredInit")
+with fake.fake_mode():
+    assert fake.is_fake(torch.ones(1))
+with amp.autocast("cpu"), inference.inference_mode():
+    torch.ones(2, 2) @ torch.ones(2, 2)
+"""
+        message = run_python(code)
+        assert "Deferred tensors need the dispatch key `DeferredInit`, which already has a fallback" in message
+        assert "can have only one" in message
+
+    def test_key_of_fakes_that_cannot_be_shared_is_an_error_of_the_first_use(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("TORCHEXT_BREAK_PIECE", "fallbacks")
+        calls = ["fake.fake_mode().__enter__()", "fake.fake_like(torch.ones(1))", "deferred_init.deferred_init(int)"]
+        code = f"""
+import torch
+library = torch.library.Library("_", "IMPL")
+made = torch.ones(3)
+library.fallback(lambda op, *args, **kwargs: made, "Fake")
+from torchext import amp, deferred_init, fake, inference
+for call in {calls!r}:
+    try:
+        eval(call)
+    except RuntimeError as error:
+        print(error)
+    assert not torch._C._dispatch_tls_is_dispatch_key_included("Fake")
+with amp.autocast("cpu"), inference.inference_mode():
+    torch.ones(2, 2) @ torch.ones(2, 2)
+with torch._C._IncludeDispatchKeyGuard(torch._C._parse_dispatch_key("Fake")):
+    assert torch.ones(1).shape == (3,)
+library._destroy()
+with fake.fake_mode():
+    assert fake.is_fake(torch.ones(1))
+"""
+        lines = run_python(code).splitlines()
+        assert len(lines) == len(calls)
+        sentence = "`Fake`, which already has a fallback, and torchext does not know how to share it"
+        assert all(sentence in line and "`fallbacks`" in line for line in lines), lines
+
+    def test_key_of_fakes_is_shared_with_a_fallback_in_python_until_that_is_given_up(self) -> None:
+        code = """
+import torch
+library = torch.library.Library("_", "IMPL")
+made = torch.ones(3)
+library.fallback(lambda op, *args, **kwargs: made, "Fake")
+from torchext.fake import fake_mode, is_fake
+theirs = torch._C._parse_dispatch_key("Fake")
+with torch._C._IncludeDispatchKeyGuard(theirs):
+    print(torch.ones(1).numel())
+with fake_mode():
+    print(is_fake(torch.ones(1)))
+with torch._C._IncludeDispatchKeyGuard(theirs):
+    print(torch.ones(1).numel())
+library._destroy()
+with fake_mode():
+    print(is_fake(torch.ones(1)))
+"""
+        assert run_python(code).split() == ["3", "True", "3", "True"]
+
+    def test_fakes_work_beside_another_owner_of_their_key(self) -> None:
+        files = ["test/fake/test_foreign_fakes.py", "test/fake/test_known_values.py"]
+        command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "--foreign-fakes", *files]
+        result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+        assert result.returncode == 0, result.stdout
+        assert " passed" in result.stdout
+        assert "skipped" not in result.stdout
+
+    @pytest.mark.parametrize(
+        "piece",
+        ["open_tensor_impl", "virtual_table", "kernel_identity", "operator_entry", "error_texts", "keys_of_tests"],
+    )
+    def test_piece_that_relies_on_another_pytorch_is_an_import_error(
+        self, piece: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("TORCHEXT_BREAK_PIECE", piece)
+        code = """
+try:
+    import torchext
+except ImportError as error:
+    print(error)
+"""
+        message = run_python(code)
+        assert f"torchext cannot be imported: torchext needs `{piece}` of csrc/torch_internals" in message
+        assert f"self-test fails with this PyTorch (built for {_C.built_for_torch}" in message
+
+    def test_piece_that_only_marks_rely_on_is_an_error_of_their_first_use(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("TORCHEXT_BREAK_PIECE", "backend_meta")
+        code = """
+import torch
+from torchext import amp, fake, inference
+for call in ["amp.wrap(torch.ones(1))", "inference.trace_origins()"]:
+    try:
+        eval(call)
+    except RuntimeError as error:
+        print(error)
+with fake.fake_mode(), amp.autocast("cpu"), inference.inference_mode():
+    torch.ones(2, 2) @ torch.ones(2, 2)
+"""
+        lines = run_python(code).splitlines()
+        assert len(lines) == 2
+        assert all("Marks of tensors need `backend_meta`" in line for line in lines), lines
 
     @pytest.mark.parametrize(
         ("key", "usage", "calls"),

@@ -56,7 +56,7 @@ def _meeting_ours(original: Callable[..., Any]) -> Callable[..., Any]:
         if not _is_met_at(dispatch_key):
             return original(self, dispatch_key, *args, **kwargs)
         tensors = list(_tensors((args, kwargs)))
-        if not any(map(_C.is_fake, tensors)) and dispatch_key != _FAKE:
+        if not any(map(_C.is_fake, tensors)) and (dispatch_key != _FAKE or not _C.are_factories_fake()):
             return original(self, dispatch_key, *args, **kwargs)
         backend = _parse("CUDA" if any(tensor.is_cuda for tensor in tensors) else "CPU")
 
@@ -187,8 +187,7 @@ def _eager_on_our_thread(original: Callable[[], AbstractContextManager[Any]]) ->
 
 
 def _is_on_our_thread() -> bool:
-    included = torch._C._dispatch_tls_is_dispatch_key_included
-    return included("Fake") or included("DeferredInit")
+    return _C.are_factories_fake() or torch._C._dispatch_tls_is_dispatch_key_included("DeferredInit")
 
 
 def _is_about_ours(values: object) -> bool:

@@ -14,6 +14,7 @@
 #include <c10/core/InferenceMode.h>
 
 #include "../../stack_utils.h"
+#include "../../torch_internals/dispatcher_internals.h"
 #include "../../torch_internals/kernel_identity.h"
 #include "../calls/device_index.h"
 #include "../cuda/fake_cuda.h"

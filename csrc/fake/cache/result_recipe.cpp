@@ -5,7 +5,7 @@
 
 #include <c10/util/irange.h>
 
-#include "../../torch_internals/kernel_identity.h"
+#include "../../torch_internals/dispatcher_internals.h"
 #include "../storage/fake_storage.h"
 #include "../storage/fake_tensor_impl.h"
 #include "../storage/fake_tensors.h"

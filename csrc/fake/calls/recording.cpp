@@ -1,5 +1,7 @@
 #include "recording.h"
 
+#include <atomic>
+
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 namespace torchext {
@@ -9,7 +11,8 @@ namespace {
 thread_local int depth = 0;
 thread_local bool can_run_for_real = false;
 
-HandlersRecorder handlers_recorder;
+// Leaked: threads may make calls until the process ends.
+std::atomic<const HandlersRecorder*> handlers_recorder{nullptr};
 
 }  // namespace
 
@@ -35,17 +38,18 @@ bool isInKernelOfFakeTensorMode() noexcept {
   return c10::impl::tls_local_dispatch_key_set().included_.has_backend(c10::BackendComponent::MetaBit);
 }
 
-void setHandlersRecorder(HandlersRecorder recorder) noexcept {
-  handlers_recorder = recorder;
+void setHandlersRecorder(HandlersRecorder recorder) {
+  handlers_recorder.store(new HandlersRecorder{recorder}, std::memory_order_release);
 }
 
 bool mustBeRecordedForHandler(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
-  return !isRecording() && c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::DeferredInit) &&
-         handlers_recorder.concerns != nullptr && handlers_recorder.concerns(op, stack);
+  const HandlersRecorder* recorder = handlers_recorder.load(std::memory_order_acquire);
+  return recorder != nullptr && !isRecording() &&
+         c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::DeferredInit) && recorder->concerns(op, stack);
 }
 
 void recordForHandler(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  handlers_recorder.record(op, keys, stack);
+  handlers_recorder.load(std::memory_order_acquire)->record(op, keys, stack);
 }
 
 }  // namespace torchext

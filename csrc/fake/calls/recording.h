@@ -48,7 +48,7 @@ struct HandlersRecorder {
 };
 
 // To be called once, before there are deferred tensors.
-void setHandlersRecorder(HandlersRecorder recorder) noexcept;
+void setHandlersRecorder(HandlersRecorder recorder);
 
 // True when the call of `op` with the arguments on top of `stack` has passed the recorder by, and is the recorder's.
 bool mustBeRecordedForHandler(const c10::OperatorHandle& op, const torch::jit::Stack& stack);

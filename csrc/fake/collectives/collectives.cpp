@@ -13,6 +13,7 @@
 
 #include "../../stack_utils.h"
 #include "../cuda/fake_cuda.h"
+#include "../storage/fake_factories.h"
 #include "../storage/fake_tensors.h"
 #include "../values/known_values.h"
 #include "process_groups.h"
@@ -170,7 +171,7 @@ void refuseCollective(const OperatorHandle& op, ArrayRef<IValue> arguments) {
 void runCollective(const OperatorHandle& op, DispatchKeySet below, Stack& stack) {
   const Stack arguments = topOf(stack, op.schema().arguments().size()).vec();
   {
-    const c10::impl::IncludeDispatchKeyGuard guard{kFake};
+    const FakeFactoriesGuard guard;
     op.redispatchBoxed(below, &stack);
   }
   forgetWritten(op, arguments);

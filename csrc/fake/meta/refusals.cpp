@@ -19,7 +19,8 @@
 
 #include "../../plain_tensors.h"
 #include "../../stack_utils.h"
-#include "../../torch_internals/kernel_identity.h"
+#include "../../torch_internals/dispatcher_internals.h"
+#include "../../torch_internals/error_texts.h"
 #include "../cache/call_key.h"
 #include "../calls/hidden_keys.h"
 #include "../calls/op_traits.h"
@@ -160,10 +161,6 @@ struct Refusal {
     }
   }
 };
-
-bool isOutOfMemory(const std::string& message) {
-  return message.find("allocate memory") != std::string::npos;
-}
 
 // What came of trying a call out: a refusal; or results; or, when neither can be told, nothing.
 struct Outcome {

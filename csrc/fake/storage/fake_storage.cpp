@@ -8,6 +8,7 @@
 #include <c10/util/Exception.h>
 
 #include "../../leases.h"
+#include "../../torch_internals/open_tensor_impl.h"
 #include "../../torch_internals/torch_compat.h"
 #include "fake_keys.h"
 #include "fake_storage_residents.h"
@@ -87,7 +88,7 @@ c10::Allocator* noMemoryAllocator() {
 }  // namespace
 
 Storage makeFakeStorage(std::size_t nbytes, c10::Device device) {
-  takeCompositesKey();
+  takeFakeKeys();
   auto context = std::make_unique<FakeStorageContext>();
   DataPtr data{nullptr, context.get(), &deleteContext, device};
   context.release();  // NOLINT(bugprone-unused-return-value): now owned by `data`
@@ -186,21 +187,16 @@ void becomeFakeAgain(const Storage& real, std::size_t nbytes, at::ArrayRef<at::T
   }
   for (const at::Tensor& tensor : tensors) {
     auto& resident = dynamic_cast<FakeTensorImpl&>(*tensor.unsafeGetTensorImpl());
-    resident.addKeys(DispatchKeySet{c10::DispatchKey::Fake});
+    resident.addKeys(kFakeKeys);
     enrollResident(real, resident);
   }
 }
 
 void dropStaleKeys(const at::TensorBase& tensor) {
-  // [class.protected] lets a derived class name the member of its base, and the pointer fits any TensorImpl.
-  struct KeySet : c10::TensorImpl {
-    static constexpr DispatchKeySet c10::TensorImpl::* member() {
-      return &KeySet::key_set_;
-    }
-  };
   c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-  if (impl.has_storage() && !isFakeStorage(impl.storage())) {
-    DispatchKeySet& keys = impl.*KeySet::member();
+  // Another owner of the `Fake` key gives its tensors that one only: NOTE [Two owners of the Fake key].
+  if (impl.key_set().has_all(kFakeKeys) && impl.has_storage() && !isFakeStorage(impl.storage())) {
+    DispatchKeySet& keys = OpenTensorImpl::keysOf(impl);
     keys = keys - kFakeKeys - DispatchKeySet{c10::DispatchKey::DeferredInit};
   }
 }

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ... import _C
 from ...tools.leases import while_fakes_live
 from ..copying import FakeCopy
 
@@ -26,7 +27,7 @@ def _lifting(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
 
     def construct(*args: Any, **kwargs: Any) -> torch.Tensor:
         is_given = any(isinstance(value, torch.Tensor) for value in (*args, *kwargs.values()))
-        if is_given or not torch._C._dispatch_tls_is_dispatch_key_included("Fake"):
+        if is_given or not _C.are_factories_fake():
             return original(*args, **kwargs)
         device = torch.empty(0, device=kwargs.get("device")).device
         if device.type == "meta":

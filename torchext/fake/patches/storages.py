@@ -295,7 +295,7 @@ def _patch_profiler() -> None:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def config(self: torch.autograd.profiler.profile, *args: Any, **kwargs: Any) -> Any:
             is_of_shapes = isinstance(self, torch.autograd.profiler.profile) and (self.record_shapes or self.with_flops)
-            if is_of_shapes and torch._C._dispatch_tls_is_dispatch_key_included("Fake"):
+            if is_of_shapes and _C.are_factories_fake():
                 warnings.warn(
                     "The profiler records neither shapes nor FLOPs in fake_mode(), because it looks at the memory of "
                     "tensors for that. Pass record_shapes=False and with_flops=False.",

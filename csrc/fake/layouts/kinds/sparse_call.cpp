@@ -10,10 +10,12 @@
 #include <c10/util/irange.h>
 
 #include "../../../stack_utils.h"
+#include "../../../torch_internals/error_texts.h"
 #include "../../calls/errors.h"
 #include "../../calls/recording.h"
 #include "../../cuda/fake_cuda.h"
 #include "../../meta/meta_call.h"
+#include "../../storage/fake_factories.h"
 #include "../../storage/fake_storage.h"
 #include "../../storage/fake_tensors.h"
 #include "../layout.h"
@@ -32,11 +34,6 @@ using c10::OperatorHandle;
 using torch::jit::Stack;
 
 namespace {
-
-// How kernels for the CPU refuse tensors on other devices.
-bool isInternalAssert(const c10::Error& error) {
-  return error.msg().find("INTERNAL ASSERT FAILED") != std::string::npos;
-}
 
 // `to_sparse()` and its kin.
 bool convertsToSparse(const OperatorHandle& op) {
@@ -176,7 +173,7 @@ void SparseCall::check() const {
 // `stack` is the one of the constructor.
 void SparseCall::run(Stack& stack) const {
   makeArgumentsFake(op_, stack);
-  const c10::impl::IncludeDispatchKeyGuard guard{DispatchKey::Fake};
+  const FakeFactoriesGuard guard;
   if (mustDoWithoutKernel()) {
     applyRemedy(op_, stack);
   } else {
@@ -239,7 +236,7 @@ void SparseCall::callKernel(Stack& stack) const {
       throw;
     }
   } catch (const c10::Error& error) {
-    if (isForeign() && isInternalAssert(error)) {
+    if (isForeign() && isInternalAssert(error)) {  // how kernels for the CPU refuse tensors on other devices
       refuseDevice(error);
     }
     if (!isNoDataError(error)) {

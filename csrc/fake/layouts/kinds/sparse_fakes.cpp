@@ -6,6 +6,8 @@
 #include <ATen/SparseTensorImpl.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include "../../../torch_internals/open_tensor_impl.h"
+#include "../../storage/fake_factories.h"
 #include "../../storage/fake_tensors.h"
 
 namespace torchext {
@@ -42,7 +44,7 @@ class MakingMembers {
   c10::impl::ExcludeDispatchKeyGuard exclude_{c10::autograd_dispatch_keyset |
                                               DispatchKeySet({DispatchKey::DeferredInit, DispatchKey::ADInplaceOrView,
                                                               DispatchKey::Python, DispatchKey::PythonTLSSnapshot})};
-  c10::impl::IncludeDispatchKeyGuard include_{DispatchKey::Fake};
+  FakeFactoriesGuard include_;
 };
 
 DispatchKeySet keysOf(const Tensor& like, const Tensor& values) {
@@ -102,14 +104,8 @@ bool isSparseFake(const at::TensorBase& tensor) {
 }
 
 void giveFakeKey(const Tensor& tensor) {
-  // [class.protected] lets a derived class name the member of its base, and the pointer fits any TensorImpl.
-  struct KeySet : c10::TensorImpl {
-    static constexpr DispatchKeySet c10::TensorImpl::* member() {
-      return &KeySet::key_set_;
-    }
-  };
   if (isSparseFake(tensor)) {
-    DispatchKeySet& keys = tensor.unsafeGetTensorImpl()->*KeySet::member();
+    DispatchKeySet& keys = OpenTensorImpl::keysOf(*tensor.unsafeGetTensorImpl());
     keys = keys.add(DispatchKey::Fake);
   }
 }

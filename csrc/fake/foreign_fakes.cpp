@@ -1,0 +1,244 @@
+#include "foreign_fakes.h"
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/irange.h>
+#include <torch/library.h>
+
+#include "../interpreter_lock.h"
+#include "../stack_utils.h"
+#include "../take_key.h"
+#include "../torch_internals/dispatcher_internals.h"
+#include "../torch_internals/kernel_identity.h"
+#include "../torch_internals/self_tests.h"
+#include "fake_handler.h"
+#include "storage/fake_factories.h"
+#include "storage/fake_keys.h"
+#include "storage/fake_tensors.h"
+
+namespace torchext {
+
+using at::Tensor;
+using c10::ArrayRef;
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+using c10::IValue;
+using c10::OperatorHandle;
+using torch::jit::Stack;
+
+namespace {
+
+const DispatchKeySet kBelowFake{DispatchKeySet::FULL_AFTER, DispatchKey::Fake};
+
+// The fallback of the other owner, or null. Leaked: kernels may be in flight until the process ends.
+std::atomic<const RegisteredKernel*>& foreignFallback() {
+  static std::atomic<const RegisteredKernel*> fallback{nullptr};
+  return fallback;
+}
+
+std::string nameOf(const RegisteredKernel& foreign) {
+  return foreign.source.empty() ? "by another library" : foreign.source;
+}
+
+// A real tensor that was given the `.data` of a fake keeps our keys when that becomes real: `dropStaleKeys()`.
+bool isOrWasOurs(const at::TensorBase& tensor) {
+  return isFake(tensor) || tensor.key_set().has_all(kFakeKeys);
+}
+
+// Whose tensors are among the arguments of a call.
+struct Fakes {
+  bool ours = false;
+  bool foreign = false;
+};
+
+Fakes fakesAmong(ArrayRef<IValue> arguments) {
+  Fakes fakes;
+  forEachTensor(arguments, [&fakes](const Tensor& tensor) {
+    const bool is_ours = isOrWasOurs(tensor);
+    fakes.ours = fakes.ours || is_ours;
+    fakes.foreign = fakes.foreign || (!is_ours && tensor.key_set().has(DispatchKey::Fake));
+  });
+  return fakes;
+}
+
+// Where nobody has made the thread include the key, the call has it of a tensor of ours that has become real on the way
+// here: the recorder of deferred_init takes stale keys away.
+bool isInForeignBlock() {
+  return c10::impl::tls_is_dispatch_key_included(DispatchKey::Fake) && !areFactoriesFake() &&
+         !c10::impl::tls_is_dispatch_key_included(DispatchKey::DeferredInit);
+}
+
+bool isOurs(const OperatorHandle& op, const Stack& stack) {
+  const ArrayRef<IValue> arguments = topOf(stack, op.schema().arguments().size());
+  const Fakes fakes = fakesAmong(arguments);
+  if (fakes.ours && fakes.foreign) {
+    refuseToMixFakes(op, arguments);
+  }
+  return fakes.ours || (!fakes.foreign && !isInForeignBlock());
+}
+
+// PyTorch's fallback enters the mode of its tensors for a call, and leaves it by taking the key from the thread
+// (`FakeTensorModeTLS::reset_state()`), in a block of ours, too.
+class KeepsInclusion {
+ public:
+  KeepsInclusion() = default;
+  KeepsInclusion(const KeepsInclusion&) = delete;
+  KeepsInclusion& operator=(const KeepsInclusion&) = delete;
+  KeepsInclusion(KeepsInclusion&&) = delete;
+  KeepsInclusion& operator=(KeepsInclusion&&) = delete;
+  ~KeepsInclusion() {
+    c10::impl::tls_set_dispatch_key_included(DispatchKey::Fake, was_included_);
+  }
+
+ private:
+  const bool was_included_ = c10::impl::tls_is_dispatch_key_included(DispatchKey::Fake);
+};
+
+void callForeign(const RegisteredKernel& foreign, const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  const KeepsInclusion keeps;
+  if (foreign.kernel.isFallthrough()) {
+    op.redispatchBoxed(keys & kBelowFake, stack);
+  } else {
+    foreign.kernel.callBoxed(op, keys, stack);
+  }
+}
+
+// Stands in the place of a kernel that the other owner has for one operator.
+class SharedKernel final : public c10::OperatorKernel {
+ public:
+  explicit SharedKernel(RegisteredKernel foreign) : foreign_{std::move(foreign)} {}
+
+  void operator()(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) const {
+    if (isOurs(op, *stack)) {
+      fakeFallback(op, keys, stack);
+    } else {
+      callForeign(foreign_, op, keys, stack);
+    }
+  }
+
+ private:
+  const RegisteredKernel foreign_;
+};
+
+// The kernels that we have put on the `Fake` key of single operators.
+struct SharedKernels {
+  std::mutex mutex;
+  std::unordered_map<c10::OperatorName, KernelIdentity> identities;
+};
+
+SharedKernels& sharedKernels() {
+  static auto* kernels = new SharedKernels;
+  return *kernels;
+}
+
+// PyTorch warns of kernels that are replaced.
+class NoWarnings {
+ private:
+  struct Ignore final : c10::WarningHandler {
+    void process(const c10::Warning& /*warning*/) override {}
+  };
+  Ignore ignore_;
+  c10::WarningUtils::WarningHandlerGuard guard_{&ignore_};
+};
+
+void replaceKernelOf(const OperatorHandle& op, RegisteredKernel foreign) {
+  const NoWarnings no_warnings;
+  const std::string name_space{namespaceOf(op.operator_name())};
+  // Leaked: kernels may be in flight until the process ends.
+  auto* library = new torch::Library(torch::Library::IMPL, name_space, DispatchKey::Fake, __FILE__, __LINE__);
+  library->impl(c10::toString(op.operator_name()).c_str(),
+                torch::CppFunction::makeFromBoxedFunctor(std::make_unique<SharedKernel>(std::move(foreign))));
+}
+
+}  // namespace
+
+bool isForeignFake(const at::TensorBase& tensor) {
+  return isFakeKeyShared() && tensor.key_set().has(DispatchKey::Fake) && !isOrWasOurs(tensor);
+}
+
+void refuseToMixFakes(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  std::string ours;
+  std::string foreign;
+  for (const auto i : c10::irange(arguments.size())) {
+    const Fakes fakes = fakesAmong(arguments[i]);
+    const std::string name = c10::str(" `", op.schema().arguments()[i].name(), "`");
+    ours += fakes.ours ? name : "";
+    foreign += fakes.foreign ? name : "";
+  }
+  const RegisteredKernel* owner = foreignFallback();
+  TORCH_CHECK(false, "`", op.operator_name(), "` was called with fake tensors of two kinds: of torchext in", ours,
+              ", and of the library whose fallback of the dispatch key `Fake` was ",
+              owner == nullptr ? "given up" : nameOf(*owner), ", in", foreign,
+              ". Neither knows the other's. Make all of them with one of the two.");
+}
+
+void shareFakeKey() {
+  TORCH_CHECK(passesSelfTest(SelfTest::kFallbacks),
+              "Fake and deferred tensors need the dispatch key `Fake`, which already has a fallback, and torchext does "
+              "not know how to share it: the self-test of `fallbacks` in csrc/torch_internals fails with this version "
+              "of PyTorch. Inference and autocast do without the key. Use fakes in a process that does not load what "
+              "has registered the fallback.");
+  foreignFallback().store(new RegisteredKernel{fallbackOf(DispatchKey::Fake)}, std::memory_order_release);
+  setFakeKeyShared();
+  removeFallback(DispatchKey::Fake);
+  registerFallback(DispatchKey::Fake, torch::CppFunction::makeFromBoxedFunction<&callOwner>());
+  shareKernelsOfAll();
+}
+
+void repairSharedFakeKey() {
+  if (c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(DispatchKey::Fake)) {
+    return;
+  }
+  const InterpreterAwareLock<std::mutex> lock(sharedKernels().mutex);
+  if (!c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(DispatchKey::Fake)) {
+    registerFallback(DispatchKey::Fake, torch::CppFunction::makeFromBoxedFunction<&callOwner>());
+  }
+}
+
+void shareKernelOf(const OperatorHandle& op) {
+  if (!op.hasKernelForDispatchKey(DispatchKey::Fake)) {
+    return;
+  }
+  SharedKernels& shared = sharedKernels();
+  const InterpreterAwareLock<std::mutex> lock(shared.mutex);
+  RegisteredKernel kernel = tableKernel(op, DispatchKey::Fake).registered;
+  KernelIdentity& identity = shared.identities[op.operator_name()];
+  if (identityOf(kernel.kernel) != identity) {
+    replaceKernelOf(op, std::move(kernel));
+    identity = identityOf(tableKernel(op, DispatchKey::Fake).registered.kernel);
+  }
+}
+
+void shareKernelsOfAll() {
+  c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
+  for (const c10::OperatorName& name : dispatcher.getRegistrationsForDispatchKey(DispatchKey::Fake)) {
+    if (const auto op = dispatcher.findSchema(name)) {
+      shareKernelOf(*op);
+    }
+  }
+}
+
+void lockForeignFakes() {
+  sharedKernels().mutex.lock();
+}
+
+void unlockForeignFakes() {
+  sharedKernels().mutex.unlock();
+}
+
+void callOwner(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  const RegisteredKernel* foreign = foreignFallback();
+  if (foreign == nullptr || isOurs(op, *stack)) {
+    fakeFallback(op, keys, stack);
+  } else {
+    callForeign(*foreign, op, keys, stack);
+  }
+}
+
+}  // namespace torchext

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+namespace torchext {
+
+// While at least one lives on a thread, what factories make there is fake: the thread includes the `Fake` key, on our
+// behalf. Nests.
+class FakeFactoriesGuard {
+ public:
+  FakeFactoriesGuard();
+  FakeFactoriesGuard(const FakeFactoriesGuard&) = delete;
+  FakeFactoriesGuard& operator=(const FakeFactoriesGuard&) = delete;
+  FakeFactoriesGuard(FakeFactoriesGuard&&) = delete;
+  FakeFactoriesGuard& operator=(FakeFactoriesGuard&&) = delete;
+  ~FakeFactoriesGuard();
+
+ private:
+  c10::impl::IncludeDispatchKeyGuard include_{c10::DispatchKey::Fake};
+};
+
+// What the guard does, for blocks that are entered by one call and left by another, in pairs and on one thread. Leaving
+// the outermost one puts back whether the thread included the key before. `leaveFakeFactories()` returns false, and
+// does nothing, where none has been entered.
+void enterFakeFactories();
+[[nodiscard]] bool leaveFakeFactories();
+
+// Returns true if the thread includes the `Fake` key on our behalf: NOTE [Two owners of the Fake key]. PyTorch takes
+// the key along to threads that it starts, as those of the autograd engine. There it is taken for ours unless the key
+// has another owner.
+bool areFactoriesFake();
+
+}  // namespace torchext

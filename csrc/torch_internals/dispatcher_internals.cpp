@@ -1,0 +1,151 @@
+#include "dispatcher_internals.h"
+
+#include <algorithm>
+#include <array>
+#include <mutex>
+#include <string_view>
+#include <typeinfo>
+#include <utility>
+
+#include "kernel_identity.h"
+
+namespace torchext {
+
+using c10::Dispatcher;
+using c10::DispatchKey;
+using c10::KernelFunction;
+using c10::OperatorHandle;
+using c10::impl::AnnotatedKernel;
+using c10::impl::OperatorEntry;
+
+namespace {
+
+// An explicit instantiation may name private members ([temp.spec]). A name that PyTorch has given up is an error of the
+// compiler's in this file.
+
+// OperatorHandle gives its kernels away only as a SafeKernelFunction, which copies, allocates and prints a description
+// each time.
+template <auto Member>
+struct PrivateDefinition {
+  friend const OperatorEntry& entryOf(const OperatorHandle& op) {
+    return (op.*Member)->op;
+  }
+};
+template struct PrivateDefinition<&OperatorHandle::operatorDef_>;
+const OperatorEntry& entryOf(const OperatorHandle& op);
+
+// Where an entry comes from is told in `dumpComputedTable()` only, as text about all keys. This is what it calls.
+template <auto Member>
+struct PrivateComputation {
+  friend std::pair<const AnnotatedKernel&, const char*> computeEntry(const OperatorEntry& op, DispatchKey key) {
+    return (op.*Member)(Dispatcher::singleton(), key);
+  }
+};
+template struct PrivateComputation<&OperatorEntry::computeDispatchTableEntryWithDebug>;
+std::pair<const AnnotatedKernel&, const char*> computeEntry(const OperatorEntry& op, DispatchKey key);
+
+template <auto Member>
+struct PrivateBoxedKernel {
+  friend const c10::BoxedKernel& boxedOf(const KernelFunction& kernel) {
+    return kernel.*Member;
+  }
+};
+template struct PrivateBoxedKernel<&KernelFunction::boxed_kernel_func_>;
+const c10::BoxedKernel& boxedOf(const KernelFunction& kernel);
+
+template <auto Member>
+struct PrivateFunctor {
+  friend const c10::OperatorKernel* functorOf(const c10::BoxedKernel& kernel) {
+    return (kernel.*Member).get();
+  }
+};
+template struct PrivateFunctor<&c10::BoxedKernel::functor_>;
+const c10::OperatorKernel* functorOf(const c10::BoxedKernel& kernel);
+
+template <auto Member>
+struct PrivateFallbacks {
+  friend const AnnotatedKernel& fallbackAt(Dispatcher& dispatcher, std::size_t index) {
+    return (dispatcher.*Member).at(index);
+  }
+};
+template struct PrivateFallbacks<&Dispatcher::backendFallbackKernels_>;
+const AnnotatedKernel& fallbackAt(Dispatcher& dispatcher, std::size_t index);
+
+template <auto Member>
+struct PrivateRemoval {
+  friend void deregisterFallback(Dispatcher& dispatcher, DispatchKey key) {
+    (dispatcher.*Member)(key);
+  }
+};
+template struct PrivateRemoval<&Dispatcher::deregisterFallback_>;
+void deregisterFallback(Dispatcher& dispatcher, DispatchKey key);
+
+template <auto Member>
+struct PrivateGuard {
+  friend std::mutex& mutexOf(Dispatcher& dispatcher) {
+    return (dispatcher.*Member)->mutex;
+  }
+};
+template struct PrivateGuard<&Dispatcher::guard_>;
+std::mutex& mutexOf(Dispatcher& dispatcher);
+
+}  // namespace
+
+const OperatorEntry& operatorEntry(const OperatorHandle& op) {
+  return entryOf(op);
+}
+
+const KernelFunction& metaKernelOf(const OperatorHandle& op) {
+  return entryOf(op).lookup(c10::DispatchKeySet{DispatchKey::Meta});
+}
+
+TableKernel tableKernel(const OperatorHandle& op, DispatchKey key) {
+  const auto [kernel, reason] = computeEntry(entryOf(op), key);
+  return {{kernel.kernel, kernel.debug}, reason};
+}
+
+// Those of torch.library are instances of `PythonKernelHolder`, which no header declares.
+bool isPythonKernel(const KernelFunction& kernel) {
+  const c10::OperatorKernel* functor = functorOf(boxedOf(kernel));
+  return functor != nullptr &&
+         std::string_view{typeid(*functor).name()}.find("PythonKernelHolder") != std::string::npos;
+}
+
+RegisteredKernel fallbackOf(DispatchKey key) {
+  Dispatcher& dispatcher = Dispatcher::singleton();
+  const std::lock_guard<std::mutex> lock(mutexOf(dispatcher));
+  const auto index = static_cast<std::size_t>(c10::getDispatchTableIndexForDispatchKey(key));
+  const AnnotatedKernel& found = fallbackAt(dispatcher, index);
+  return {found.kernel, found.debug};
+}
+
+// `registerFallback()` hands out an object that does this when it dies, to the library that has registered it.
+void removeFallback(DispatchKey key) {
+  Dispatcher& dispatcher = Dispatcher::singleton();
+  const std::lock_guard<std::mutex> lock(mutexOf(dispatcher));
+  deregisterFallback(dispatcher, key);
+}
+
+// The public `lookup()` finds the entry under the private name, and the private function what the public one finds.
+bool testOperatorEntry(bool is_broken) {
+  const OperatorHandle op = Dispatcher::singleton().findSchemaOrThrow("aten::add", "Tensor");
+  const OperatorHandle other = Dispatcher::singleton().findSchemaOrThrow("aten::mul", "Tensor");
+  const OperatorEntry& entry = entryOf(is_broken ? other : op);
+  const auto [kernel, reason] = computeEntry(entry, DispatchKey::CPU);
+  return entry.operator_name() == op.operator_name() && std::string_view{reason} == "kernel" &&
+         identityOf(kernel.kernel) == identityOf(entry.lookup(c10::DispatchKeySet{DispatchKey::CPU})) &&
+         metaKernelOf(op).isValid() && functorOf(boxedOf(KernelFunction{})) == nullptr;
+}
+
+// The public function knows whether there is a fallback.
+bool testFallbacks(bool is_broken) {
+  constexpr std::array kKeys{DispatchKey::CPU,         DispatchKey::BackendSelect, DispatchKey::Python,
+                             DispatchKey::Fake,        DispatchKey::AutogradCPU,   DispatchKey::ADInplaceOrView,
+                             DispatchKey::AutocastCPU, DispatchKey::DeferredInit};
+  return std::all_of(kKeys.begin(), kKeys.end(), [is_broken](DispatchKey key) {
+    const bool is_found = fallbackOf(key).kernel.isValid();
+    return (is_found == Dispatcher::singleton().hasBackendFallbackForDispatchKey(key)) != is_broken;
+  });
+}
+
+}  // namespace torchext

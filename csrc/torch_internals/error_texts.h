@@ -1,0 +1,30 @@
+#pragma once
+
+// What an error of PyTorch's is about, where its type does not tell and nothing but its words does. Each function names
+// the place of the words.
+
+#include <string_view>
+
+#include <c10/util/Exception.h>
+
+namespace torchext {
+
+// Returns true for errors of `TORCH_INTERNAL_ASSERT` (c10/util/Exception.cpp, `torchInternalAssertFail()`).
+bool isInternalAssert(const c10::Error& error);
+
+// Returns true for errors about inference tensors outside of inference mode: writing to one
+// (`VariableVersion::bump()`), saving one for backward (saved_variable.cpp), making a view of one that is tracked.
+bool isAboutInferenceTensors(const c10::Error& error);
+
+// Returns true for the error of writing to an inference tensor outside of inference mode, which counting its version
+// raises (`VariableVersion::bump()`, TensorImpl.h).
+bool isWriteToInferenceTensor(const c10::Error& error);
+
+// Returns true for the message of the CPU allocator when there is no memory (`alloc_cpu()`,
+// c10/core/impl/alloc_cpu.cpp), which has no type of its own.
+bool isOutOfMemory(std::string_view message);
+
+// Returns true if PyTorch uses these words still.
+bool testErrorTexts(bool is_broken);
+
+}  // namespace torchext

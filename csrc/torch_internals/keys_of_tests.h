@@ -1,0 +1,22 @@
+#pragma once
+
+#include <c10/core/DispatchKeySet.h>
+
+namespace torchext {
+
+// PyTorch keeps two keys for its own tests of modes and of wrappers (backend_fallback_test.cpp), which nothing else
+// uses. They are above all others that do anything, and the one of modes above that of wrappers.
+constexpr c10::DispatchKey kKeyOfModesInTests = c10::DispatchKey::TESTING_ONLY_GenericMode;
+constexpr c10::DispatchKey kKeyOfWrappersInTests = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
+
+// Returns true if the order of the keys is the one that we rely on.
+inline bool testKeysOfTests(bool is_broken) {
+  const c10::DispatchKeySet below_modes{c10::DispatchKeySet::FULL_AFTER, kKeyOfModesInTests};
+  const c10::DispatchKeySet below_wrappers{c10::DispatchKeySet::FULL_AFTER, kKeyOfWrappersInTests};
+  const c10::DispatchKeySet met_later({c10::DispatchKey::DeferredInit, c10::DispatchKey::AutocastCPU,
+                                       c10::DispatchKey::AutogradFunctionality, c10::DispatchKey::ADInplaceOrView,
+                                       c10::DispatchKey::Fake});
+  return below_modes.has(kKeyOfWrappersInTests) != is_broken && below_wrappers.has_all(met_later);
+}
+
+}  // namespace torchext

@@ -1,0 +1,28 @@
+#pragma once
+
+// The pieces of this room rely on what PyTorch does not promise. Each has a test that takes microseconds.
+
+namespace torchext {
+
+enum class SelfTest : int {
+  kTensorKeys,      // open_tensor_impl.h
+  kVirtualTable,    // virtual_table.h
+  kKernelIdentity,  // kernel_identity.h
+  kOperatorEntry,   // dispatcher_internals.h: the tables of operators
+  kFallbacks,       // dispatcher_internals.h: the fallbacks of keys
+  kErrorTexts,      // error_texts.h
+  kKeysOfTests,     // keys_of_tests.h
+  kBackendMeta,     // backend_meta.h
+};
+
+// Runs the tests of the pieces that nothing works without. Raises an error that names the first one that fails.
+void runSelfTests();
+
+// Raises an error that names the piece and `usage`, the subject of a sentence, when its test fails. For pieces that
+// single features rely on; tested when they are first asked for.
+void requireSelfTest(SelfTest test, const char* usage);
+
+// Returns true if the test passes.
+bool passesSelfTest(SelfTest test);
+
+}  // namespace torchext

@@ -1,0 +1,52 @@
+#include "virtual_table.h"
+
+#include <memory>
+
+namespace torchext {
+
+// Not in an anonymous namespace, where the compiler would know that nothing is derived from it, and not look at tables.
+class VirtualTableTest {
+ public:
+  VirtualTableTest() = default;
+  VirtualTableTest(const VirtualTableTest&) = delete;
+  VirtualTableTest& operator=(const VirtualTableTest&) = delete;
+  VirtualTableTest(VirtualTableTest&&) = delete;
+  VirtualTableTest& operator=(VirtualTableTest&&) = delete;
+  virtual ~VirtualTableTest() = default;
+  virtual int one() const {
+    return 1;
+  }
+  virtual int two() const {
+    return 2;
+  }
+  virtual int three() const {
+    return 3;
+  }
+};
+
+namespace {
+
+int answerOtherwise(const VirtualTableTest* /*asked*/) {
+  return 20;
+}
+
+// Keeps the compiler from calling the functions of the class that it can see.
+const VirtualTableTest& hidden(const VirtualTableTest& asked) {
+  const VirtualTableTest* volatile pointer = &asked;
+  return *pointer;
+}
+
+}  // namespace
+
+bool testVirtualTable(bool is_broken) {
+  constexpr std::size_t kCapacity = 8;
+  static VirtualTable<kCapacity> table{std::make_unique<VirtualTableTest>().get(),
+                                       slotOf(&VirtualTableTest::three) + 1};
+  static const auto original =
+      table.replace(slotOf(is_broken ? &VirtualTableTest::one : &VirtualTableTest::two), &answerOtherwise);
+  VirtualTableTest asked;
+  table.installInto(&asked);
+  return hidden(asked).one() == 1 && hidden(asked).two() == 20 && hidden(asked).three() == 3 && original(&asked) == 2;
+}
+
+}  // namespace torchext
