@@ -9,7 +9,7 @@
 #include "fake/parts.h"
 #include "fake/storage/fake_storage.h"
 #include "marks/tensor_marks.h"
-#include "take_key.h"
+#include "support/take_key.h"
 #include "torch_internals/self_tests.h"
 
 namespace torchext {

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "macros.h"
+#include "support/macros.h"
 
 namespace torchext {
 

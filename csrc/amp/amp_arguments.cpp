@@ -5,7 +5,7 @@
 #include <ATen/autocast_mode.h>
 #include <c10/util/irange.h>
 
-#include "../stack_utils.h"
+#include "../support/stack_utils.h"
 #include "amp_tensor.h"
 #include "region.h"
 

@@ -11,7 +11,7 @@
 
 #include "../fake/calls/op_traits.h"
 #include "../marks/marks_handlers.h"
-#include "../stack_utils.h"
+#include "../support/stack_utils.h"
 #include "amp_arguments.h"
 #include "amp_results.h"
 #include "backward.h"

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "../stack_utils.h"
+#include "../support/stack_utils.h"
 #include "amp_tensor.h"
 #include "region.h"
 

@@ -8,7 +8,7 @@
 // autograd function of theirs, where they have to turn grad mode on. And what a user has written takes what the program
 // holds, in whatever dtype that is: it is known by its node in the graph.
 
-#include "../macros.h"
+#include "../support/macros.h"
 
 namespace torchext {
 

@@ -8,7 +8,7 @@
 #include <ATen/autocast_mode.h>
 #include <torch/library.h>
 
-#include "../stack_utils.h"
+#include "../support/stack_utils.h"
 #include "policy_probe.h"
 
 namespace torchext {

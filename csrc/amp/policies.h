@@ -5,7 +5,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/DeviceType.h>
 
-#include "../macros.h"
+#include "../support/macros.h"
 
 namespace torchext {
 

@@ -16,7 +16,7 @@
 #include "../fake/cuda/fake_cuda.h"
 #include "../fake/storage/fake_storage.h"
 #include "../fake/storage/fake_tensor_impl.h"
-#include "../stack_utils.h"
+#include "../support/stack_utils.h"
 #include "amp_tensor.h"
 
 namespace torchext {

@@ -11,8 +11,8 @@
 #include <c10/util/Exception.h>
 
 #include "../fake/cuda/fake_cuda.h"
-#include "../leases.h"
 #include "../marks/marks_key.h"
+#include "../support/leases.h"
 
 namespace torchext {
 

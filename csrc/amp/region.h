@@ -5,8 +5,8 @@
 #include <c10/core/DeviceType.h>
 #include <c10/core/ScalarType.h>
 
-#include "../macros.h"
-#include "../open_blocks.h"
+#include "../support/macros.h"
+#include "../support/open_blocks.h"
 
 namespace torchext {
 

@@ -4,7 +4,7 @@
 
 #include "../fake/fake.h"
 #include "../fake/storage/fake_storage.h"
-#include "../stack_utils.h"
+#include "../support/stack_utils.h"
 #include "deferred_init.h"
 #include "op_graph.h"
 #include "real_call.h"

@@ -5,7 +5,7 @@
 #include "../fake/calls/recording.h"
 #include "../fake/fake_key.h"
 #include "../fake/storage/fake_keys.h"
-#include "../take_key.h"
+#include "../support/take_key.h"
 #include "deferred_resize.h"
 #include "op_graph.h"
 #include "recorder.h"

@@ -4,7 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "../macros.h"
+#include "../support/macros.h"
 
 namespace torchext {
 

@@ -9,7 +9,7 @@
 #include <ATen/ops/empty.h>
 
 #include "../fake/calls/op_traits.h"
-#include "../stack_utils.h"
+#include "../support/stack_utils.h"
 #include "real_dispatch.h"
 #include "rng_tape.h"
 

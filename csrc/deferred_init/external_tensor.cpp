@@ -10,8 +10,8 @@
 #include <ATen/ops/empty.h>
 
 #include "../fake/fake.h"
-#include "../interpreter_lock.h"
-#include "../plain_tensors.h"
+#include "../support/interpreter_lock.h"
+#include "../support/plain_tensors.h"
 #include "op_graph.h"
 #include "real_dispatch.h"
 

@@ -13,7 +13,7 @@
 
 #include <ATen/Parallel.h>
 
-#include "../macros.h"
+#include "../support/macros.h"
 
 namespace torchext {
 

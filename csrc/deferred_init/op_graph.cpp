@@ -10,8 +10,8 @@
 #include "../fake/calls/op_traits.h"
 #include "../fake/fake.h"
 #include "../marks/source_trace.h"
-#include "../plain_tensors.h"
-#include "../stack_utils.h"
+#include "../support/plain_tensors.h"
+#include "../support/stack_utils.h"
 
 namespace torchext {
 

@@ -14,8 +14,8 @@
 #include "../fake/fake.h"
 #include "../fake/storage/fake_storage.h"
 #include "../fake/storage/fake_tensor_impl.h"
-#include "../plain_tensors.h"
-#include "../stack_utils.h"
+#include "../support/plain_tensors.h"
+#include "../support/stack_utils.h"
 #include "materialize.h"
 #include "op_graph.h"
 

@@ -10,7 +10,7 @@
 
 #include "../fake/cuda/fake_cuda.h"
 #include "../fake/fake.h"
-#include "../stack_utils.h"
+#include "../support/stack_utils.h"
 #include "draws.h"
 
 namespace torchext {

@@ -7,7 +7,7 @@
 
 #include <c10/util/FunctionRef.h>
 
-#include "../interpreter_lock.h"
+#include "../support/interpreter_lock.h"
 #include "op_graph.h"
 
 namespace torchext {

@@ -13,7 +13,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
-#include "../stack_utils.h"
+#include "../support/stack_utils.h"
 #include "calls/errors.h"
 #include "meta/refusals.h"
 #include "storage/fake_factories.h"

@@ -7,7 +7,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Storage.h>
 
-#include "../macros.h"
+#include "../support/macros.h"
 #include "storage/fake_tensors.h"  // isFake(), fakeLike()
 
 namespace torchext {

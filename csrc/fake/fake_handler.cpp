@@ -9,7 +9,7 @@
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include "../stack_utils.h"
+#include "../support/stack_utils.h"
 #include "cache/call_key.h"
 #include "cache/metadata_cache.h"
 #include "cache/result_recipe.h"

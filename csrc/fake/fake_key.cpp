@@ -3,7 +3,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
-#include "../take_key.h"
+#include "../support/take_key.h"
 #include "fake_handler.h"
 #include "foreign_fakes.h"
 #include "resize.h"

@@ -11,9 +11,9 @@
 #include <c10/util/irange.h>
 #include <torch/library.h>
 
-#include "../interpreter_lock.h"
-#include "../stack_utils.h"
-#include "../take_key.h"
+#include "../support/interpreter_lock.h"
+#include "../support/stack_utils.h"
+#include "../support/take_key.h"
 #include "../torch_internals/dispatcher_internals.h"
 #include "../torch_internals/kernel_identity.h"
 #include "../torch_internals/self_tests.h"

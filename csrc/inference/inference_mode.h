@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "../macros.h"
+#include "../support/macros.h"
 #include "thread_mode.h"
 
 namespace torchext {

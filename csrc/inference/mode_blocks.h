@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "../macros.h"
-#include "../open_blocks.h"
+#include "../support/macros.h"
+#include "../support/open_blocks.h"
 
 namespace torchext {
 

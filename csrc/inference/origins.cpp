@@ -9,11 +9,11 @@
 #include <c10/util/SmallVector.h>
 
 #include "../fake/calls/op_traits.h"
-#include "../interpreter.h"
 #include "../marks/marks_handlers.h"
 #include "../marks/source_trace.h"
 #include "../marks/tensor_marks.h"
-#include "../stack_utils.h"
+#include "../support/interpreter.h"
+#include "../support/stack_utils.h"
 #include "../torch_internals/error_texts.h"
 #include "mode_blocks.h"
 

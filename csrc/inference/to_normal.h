@@ -3,7 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/ArrayRef.h>
 
-#include "../macros.h"
+#include "../support/macros.h"
 
 namespace torchext {
 

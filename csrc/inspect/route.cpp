@@ -17,7 +17,7 @@
 #include "../fake/storage/fake_factories.h"
 #include "../fake/storage/fake_keys.h"
 #include "../marks/tensor_marks.h"
-#include "../stack_utils.h"
+#include "../support/stack_utils.h"
 #include "dispatch_table.h"
 
 namespace torchext {

@@ -2,7 +2,7 @@
 
 #include <array>
 
-#include "../stack_utils.h"
+#include "../support/stack_utils.h"
 #include "tensor_marks.h"
 
 namespace torchext {

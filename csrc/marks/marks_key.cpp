@@ -5,8 +5,8 @@
 #include <atomic>
 #include <optional>
 
-#include "../leases.h"
-#include "../take_key.h"
+#include "../support/leases.h"
+#include "../support/take_key.h"
 #include "../torch_internals/self_tests.h"
 #include "marks_handlers.h"
 

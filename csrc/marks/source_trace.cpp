@@ -4,7 +4,7 @@
 
 #include <c10/util/Exception.h>
 
-#include "../interpreter.h"
+#include "../support/interpreter.h"
 
 namespace torchext {
 

@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "../macros.h"
+#include "../support/macros.h"
 
 namespace torchext {
 

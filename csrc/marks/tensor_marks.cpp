@@ -8,7 +8,7 @@
 
 #include <c10/util/intrusive_ptr.h>
 
-#include "../leases.h"
+#include "../support/leases.h"
 #include "../torch_internals/open_tensor_impl.h"
 
 namespace torchext {

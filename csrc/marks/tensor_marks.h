@@ -6,7 +6,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorImpl.h>
 
-#include "../macros.h"
+#include "../support/macros.h"
 #include "marks_handlers.h"
 #include "marks_key.h"
 

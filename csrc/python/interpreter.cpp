@@ -6,8 +6,8 @@
 
 #include <torch/csrc/Exceptions.h>
 
-#include "../interpreter.h"
-#include "../leases.h"
+#include "../support/interpreter.h"
+#include "../support/leases.h"
 
 namespace torchext::python {
 

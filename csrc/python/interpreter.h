@@ -8,7 +8,7 @@
 
 #include <pybind11/pybind11.h>
 
-#include "../leases.h"
+#include "../support/leases.h"
 
 namespace torchext::python {
 

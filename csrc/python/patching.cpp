@@ -14,8 +14,8 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "../fake/fake.h"
-#include "../leases.h"
 #include "../marks/tensor_marks.h"
+#include "../support/leases.h"
 #include "interpreter.h"
 #include "module.h"
 
@@ -428,10 +428,13 @@ int settleLeases(void* /*unused*/) {
 // The last holder may be gone anywhere: without the interpreter's lock, or in the midst of its garbage collection. So
 // the main thread does it, when it next is between two instructions.
 void settleLeasesSoon(Lease& lease) {
+  if (Py_IsInitialized() == 0) {
+    return;  // blocks that are open end with their thread, tensors in the last collection of garbage
+  }
   if (PyGILState_Check() != 0 && PyErr_Occurred() == nullptr && !lease.isHeld() && switchLease(lease, false)) {
     return;
   }
-  if (Py_IsInitialized() != 0 && !is_pending.exchange(true) && Py_AddPendingCall(&settleLeases, nullptr) != 0) {
+  if (!is_pending.exchange(true) && Py_AddPendingCall(&settleLeases, nullptr) != 0) {
     is_pending = false;  // the queue is full; the next block or the next death will see to it
   }
 }

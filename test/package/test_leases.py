@@ -6,6 +6,8 @@ import ctypes
 import functools
 import gc
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -336,3 +338,22 @@ def test_a_fork_may_happen_at_any_time() -> None:
             with fake_mode():
                 os._exit(0 if is_fake(torch.ones(2)) else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_process_may_end_while_everything_is_held() -> None:
+    """Threads end after Python, and so do blocks that were never left."""
+    program = """
+import sys, torch
+from torchext import amp, inference
+from torchext.deferred_init import deferred_init
+from torchext.fake import fake_mode
+
+held = [deferred_init(torch.nn.Linear, 2, 2), amp.wrap(torch.ones(2))]
+held.append(held)
+sys.held = held
+for block in (amp.autocast("cpu", self_cleaning=True), inference.inference_mode(trace=True), fake_mode()):
+    block.__enter__()
+    held += [torch.ones(2), block]
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -186,12 +186,7 @@ class TestRooms:
         assert {used for row in rooms.values() for used in row.named} <= rooms.keys()
 
 
-UNFINISHED = pytest.mark.xfail(
-    reason="`support` is still in csrc itself, and marks, amp and inference include each other", strict=True
-)
-
-
-@pytest.mark.parametrize("language", [pytest.param(CPP, marks=UNFINISHED), PYTHON], ids=lambda language: language.name)
+@pytest.mark.parametrize("language", [CPP, PYTHON], ids=lambda language: language.name)
 class TestArrows:
     def test_each_row_is_a_room(self, language: Language) -> None:
         rooms = table(language.page)

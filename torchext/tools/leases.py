@@ -1,8 +1,8 @@
 """Leases: PyTorch's functions are replaced while somebody needs that, and PyTorch's own again afterwards.
 
 Somebody is a block that is open, or a tensor of ours that is alive: NOTE [Leases on PyTorch's functions],
-csrc/leases.h. Each feature declares what it replaces, once, with `Lease.patch()`; nothing is replaced before the first
-holder of the lease, and everything is given back after the last.
+csrc/support/leases.h. Each feature declares what it replaces, once, with `Lease.patch()`; nothing is replaced before
+the first holder of the lease, and everything is given back after the last.
 """
 
 from __future__ import annotations

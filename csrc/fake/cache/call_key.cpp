@@ -13,7 +13,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 
-#include "../../stack_utils.h"
+#include "../../support/stack_utils.h"
 #include "../../torch_internals/dispatcher_internals.h"
 #include "../../torch_internals/kernel_identity.h"
 #include "../calls/device_index.h"

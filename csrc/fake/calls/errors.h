@@ -6,7 +6,7 @@
 
 #include <c10/util/Exception.h>
 
-#include "../../interpreter.h"
+#include "../../support/interpreter.h"
 
 namespace torchext {
 

@@ -11,7 +11,7 @@
 #include <c10/util/irange.h>
 #include <torch/library.h>
 
-#include "../../stack_utils.h"
+#include "../../support/stack_utils.h"
 #include "../cuda/fake_cuda.h"
 #include "../storage/fake_factories.h"
 #include "../storage/fake_tensors.h"

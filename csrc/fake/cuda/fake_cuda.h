@@ -5,7 +5,7 @@
 #include <c10/core/AutogradState.h>
 #include <c10/core/Device.h>
 
-#include "../../macros.h"
+#include "../../support/macros.h"
 
 namespace torchext {
 

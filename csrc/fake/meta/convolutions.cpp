@@ -19,8 +19,8 @@
 #include <c10/core/MemoryFormat.h>
 #include <c10/core/Storage.h>
 
-#include "../../plain_tensors.h"
-#include "../../stack_utils.h"
+#include "../../support/plain_tensors.h"
+#include "../../support/stack_utils.h"
 
 namespace torchext {
 

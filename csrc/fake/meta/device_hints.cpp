@@ -11,7 +11,7 @@
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/WrapDimMinimal.h>
 
-#include "../../stack_utils.h"
+#include "../../support/stack_utils.h"
 #include "convolutions.h"
 
 namespace torchext {

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "../../stack_utils.h"
+#include "../../support/stack_utils.h"
 #include "../calls/device_index.h"
 #include "../calls/op_traits.h"
 #include "../cuda/fake_cuda.h"

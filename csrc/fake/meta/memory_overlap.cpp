@@ -9,7 +9,7 @@
 #include <ATen/core/enum_tag.h>
 #include <c10/util/irange.h>
 
-#include "../../stack_utils.h"
+#include "../../support/stack_utils.h"
 #include "../storage/fake_storage.h"
 
 namespace torchext {

@@ -11,8 +11,8 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/irange.h>
 
-#include "../../interpreter.h"
-#include "../../stack_utils.h"
+#include "../../support/interpreter.h"
+#include "../../support/stack_utils.h"
 #include "../calls/errors.h"
 #include "../calls/hidden_keys.h"
 #include "../calls/op_traits.h"

@@ -11,8 +11,8 @@
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/DefaultDtype.h>
 
-#include "../../plain_tensors.h"
-#include "../../stack_utils.h"
+#include "../../support/plain_tensors.h"
+#include "../../support/stack_utils.h"
 #include "../calls/op_traits.h"
 #include "../calls/recording.h"
 #include "zeros_call.h"

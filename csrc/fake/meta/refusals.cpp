@@ -17,8 +17,8 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 
-#include "../../plain_tensors.h"
-#include "../../stack_utils.h"
+#include "../../support/plain_tensors.h"
+#include "../../support/stack_utils.h"
 #include "../../torch_internals/dispatcher_internals.h"
 #include "../../torch_internals/error_texts.h"
 #include "../cache/call_key.h"

@@ -10,8 +10,8 @@
 #include <ATen/EmptyTensor.h>
 #include <c10/util/irange.h>
 
-#include "../../plain_tensors.h"
-#include "../../stack_utils.h"
+#include "../../support/plain_tensors.h"
+#include "../../support/stack_utils.h"
 #include "../cache/pointer_numbers.h"
 #include "../calls/op_traits.h"
 #include "../cuda/fake_cuda.h"

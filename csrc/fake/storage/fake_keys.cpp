@@ -3,7 +3,7 @@
 #include <atomic>
 #include <vector>
 
-#include "../../take_key.h"
+#include "../../support/take_key.h"
 
 namespace torchext {
 

@@ -7,7 +7,7 @@
 #include <c10/core/StorageImpl.h>
 #include <c10/util/Exception.h>
 
-#include "../../leases.h"
+#include "../../support/leases.h"
 #include "../../torch_internals/open_tensor_impl.h"
 #include "../../torch_internals/torch_compat.h"
 #include "fake_keys.h"

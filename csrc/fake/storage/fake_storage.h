@@ -22,7 +22,7 @@
 #include <c10/core/Storage.h>
 #include <c10/util/Exception.h>
 
-#include "../../macros.h"
+#include "../../support/macros.h"
 
 namespace torchext {
 

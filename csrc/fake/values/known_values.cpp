@@ -12,8 +12,8 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/irange.h>
 
-#include "../../plain_tensors.h"
-#include "../../stack_utils.h"
+#include "../../support/plain_tensors.h"
+#include "../../support/stack_utils.h"
 #include "../calls/hidden_keys.h"
 #include "../calls/op_traits.h"
 #include "../calls/recording.h"

@@ -11,7 +11,7 @@
 #include <torch/csrc/autograd/variable.h>
 #include <torch/library.h>
 
-#include "../../stack_utils.h"
+#include "../../support/stack_utils.h"
 #include "../../torch_internals/open_tensor_impl.h"
 #include "../storage/fake_keys.h"
 #include "../storage/fake_tensor_impl.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "../../../stack_utils.h"
+#include "../../../support/stack_utils.h"
 #include "../../calls/errors.h"
 
 namespace torchext {

@@ -9,7 +9,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/irange.h>
 
-#include "../../../stack_utils.h"
+#include "../../../support/stack_utils.h"
 #include "../../../torch_internals/error_texts.h"
 #include "../../calls/errors.h"
 #include "../../calls/recording.h"

@@ -13,7 +13,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
-#include "../../../stack_utils.h"
+#include "../../../support/stack_utils.h"
 #include "../../meta/meta_call.h"
 #include "../../values/known_values.h"
 #include "sparse_fakes.h"

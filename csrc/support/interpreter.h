@@ -15,7 +15,8 @@
 
 namespace torchext {
 
-// Errors that the language has classes for: torchext/fake/errors.py. PyTorch turns every c10::Error into one of its own few.
+// Errors that the language has classes for: torchext/fake/errors.py. PyTorch turns every c10::Error into one of its own
+// few.
 enum class ErrorKind : std::uint8_t { kDataDependent, kUnsupportedOperator };
 
 class TORCHEXT_API Interpreter {
