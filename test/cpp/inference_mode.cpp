@@ -1,5 +1,5 @@
-// The guards of csrc/inference/inference_mode.h, as a C++ program uses them. test/package/test_cpp.py compiles this file
-// against the installed PyTorch and torchext, and calls each test by its name.
+// The guards of csrc/inference/inference_mode.h, as a C++ program uses them. test/package/test_cpp.py compiles this
+// file against the installed PyTorch and torchext, and calls each test by its name.
 
 #include <cstdint>
 #include <iterator>
