@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from ..fake.patches.storages import is_constructing, make_real
+from ..fake.patches.storages import make_real
+from ..tools.dispatch_keys import is_constructing, without_our_keys
 from ..tools.leases import while_fakes_live
 from ..tools.once import once
 
@@ -52,8 +53,7 @@ def _on_real_tensors(original: Callable[..., Any]) -> Callable[..., Any]:
         if not is_constructing():
             return original(self, inputs)
         make_real(inputs)
-        ours = torch._C.DispatchKeySet(torch._C._dispatch_key_parse("DeferredInit"))
-        with torch._C._ExcludeDispatchKeyGuard(ours.add(torch._C._dispatch_key_parse("Fake"))):
+        with without_our_keys():
             return original(self, inputs)
 
     return __call__

@@ -10,6 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 from .. import _C
 from ..fake.patches.tensors import make_tensor, real_value
+from ..tools.dispatch_keys import with_our_keys
 
 __all__ = ["ReadsInTensorFunctions"]
 
@@ -22,9 +23,6 @@ DATA_OF_FACTORIES: dict[Callable[..., Any], str] = {torch.tensor: "data", torch.
 READS_OF_ELEMENTS = frozenset(
     getattr(torch.Tensor, name) for name in ("item", "__float__", "__int__", "__index__", "__bool__", "__complex__")
 )
-
-
-KEYS = tuple(torch._C._dispatch_key_parse(name) for name in ("DeferredInit", "Fake"))
 
 
 class ReadsInTensorFunctions(TorchFunctionMode):
@@ -75,5 +73,5 @@ def _untyped(storage: torch.UntypedStorage | torch.TypedStorage) -> torch.Untype
 
 
 def _read_with_keys(func: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    with torch._C._SetExcludeDispatchKeyGuard(KEYS[0], False), torch._C._SetExcludeDispatchKeyGuard(KEYS[1], False):
+    with with_our_keys():
         return func(*args)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
+from ..tools.dispatch_keys import without_our_keys
 from ..tools.leases import while_fakes_live
 
 __all__ = ["install"]
@@ -41,12 +41,9 @@ def install() -> None:
             )
 
 
-OURS = torch._C.DispatchKeySet(torch._C._dispatch_key_parse("Fake")).add(torch._C._dispatch_key_parse("DeferredInit"))
-
-
 def _on_real_tensors(original: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(OURS):
+        with without_our_keys():
             return original(*args, **kwargs)
 
     return run

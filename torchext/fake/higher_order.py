@@ -27,6 +27,7 @@ from torch.compiler import set_stance
 from torch.utils import _pytree as pytree
 
 from .. import _C
+from ..tools.dispatch_keys import is_constructing
 from ..tools.higher_order_keys import pass_by
 from ..tools.leases import while_fakes_live
 from .errors import DataDependentError
@@ -187,7 +188,7 @@ def _eager_on_our_thread(original: Callable[[], AbstractContextManager[Any]]) ->
 
 
 def _is_on_our_thread() -> bool:
-    return _C.are_factories_fake() or torch._C._dispatch_tls_is_dispatch_key_included("DeferredInit")
+    return _C.are_factories_fake() or is_constructing()
 
 
 def _is_about_ours(values: object) -> bool:

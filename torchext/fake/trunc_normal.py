@@ -11,6 +11,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..tools.dispatch_keys import without_our_keys
 from ..tools.leases import while_fakes_live
 from . import rejection
 from .checks import is_fake_tensor
@@ -117,10 +118,7 @@ def _negated(tensor: torch.Tensor) -> torch.Tensor:
 
 def _call_on_nothing(function: Callable[..., Any], view: Callable[[torch.Tensor], torch.Tensor], *args: Any) -> None:
     """Calls `function` with `view` of a real tensor without elements, of which modes of the user's see nothing."""
-    ours = torch._C.DispatchKeySet(torch._C._dispatch_key_parse("Fake")).add(
-        torch._C._dispatch_key_parse("DeferredInit")
-    )
-    with torch._C.DisableTorchFunction(), _disable_current_modes(), torch._C._ExcludeDispatchKeyGuard(ours):
+    with torch._C.DisableTorchFunction(), _disable_current_modes(), without_our_keys():
         function(view(torch.empty(0)), *args)
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from .. import _C
-from .patching import Concerns, Make, Patch, Steps, Thing, declared_patches, patching_lock
+from .patching import Concerns, Make, Patch, Steps, Thing, patching_lock
 
 __all__ = ["Lease", "leases", "settle", "while_autocasting", "while_fakes_live", "while_marks_live"]
 
@@ -31,10 +31,7 @@ class Lease:
         self._count = _C.Lease() if count is None else count
         self._declarations: list[Callable[[], None]] = []
         self._is_settling = False
-        self._declared = 0  # how many patches there were when these were found:
-        self._steps: dict[bool, Steps] = {}  # for all that nobody else replaces
-        self._shared: list[Thing] = []
-        self._switch: tuple[Steps, Steps] | None = None
+        self._alone: dict[bool, Steps] = {}  # what to do while nobody else replaces the same things
         leases.append(self)
 
     @property
@@ -77,26 +74,22 @@ class Lease:
             is_traced: Whether Dynamo traces the replacement of a function of Python, and not the original.
             releases: The releases of PyTorch that need it.
         """
-        is_wanted = self._count.is_active
-        patch = Patch(
-            owner,
-            name,
-            make,
-            reason,
-            concerns=concerns,
-            is_wanted=is_wanted,
-            is_traced=is_traced,
-            releases=releases,
-        )
-        self._add(patch)
-
-    def _add(self, patch: Patch) -> None:
         with patching_lock:
+            patch = Patch(
+                owner,
+                name,
+                make,
+                reason,
+                concerns=concerns,
+                lease=self._count,
+                is_traced=is_traced,
+                releases=releases,
+            )
             self.patches.append(patch)
-            self._switch = None
+            self._alone.clear()
             _C.withdraw_switches()
             if self.is_active:
-                self._exchange([patch.thing], is_wanted=True)
+                self._plan([patch.thing], is_wanted=True).take()
 
     def declared(self) -> list[Patch]:
         """All patches of the lease, whether they are in place or not."""
@@ -115,7 +108,8 @@ class Lease:
                     del self.patches[declared:]
                     for patch in failed:
                         patch.thing.declared.remove(patch)
-                    self._exchange([patch.thing for patch in failed], is_wanted=self.is_active)
+                    self._alone.clear()
+                    self._plan([patch.thing for patch in failed], self.is_active).take()
                     raise
                 del self._declarations[0]
 
@@ -154,7 +148,7 @@ class Lease:
                 return
             self._is_settling = True
             try:
-                while self.is_active != self._count.is_held():
+                while not self.is_settled:
                     if self.is_active:
                         self._put_in_place(False)
                     else:
@@ -168,52 +162,45 @@ class Lease:
                 self._is_settling = False
 
     def _put_in_place(self, is_wanted: bool) -> None:
-        if self._declared != declared_patches():  # by whomever: what was ours alone may be shared now
-            self._declared = declared_patches()
-            self._steps.clear()
-            self._shared = [thing for thing in self._things() if not self._owns(thing)]
-        if is_wanted not in self._steps:
-            self._steps[is_wanted] = self._plan(filter(self._owns, self._things()), is_wanted)
         _C.withdraw_switches()
-        self._steps[is_wanted].take()
-        self._exchange(self._shared, is_wanted)
+        self._steps(is_wanted).take()
         self._count.set_active(is_wanted)
         for lease in (while_marks_live, while_autocasting):
             lease.offer_switch()
 
     def offer_switch(self) -> None:
         """Lets the core exchange what is replaced by itself, while nobody else replaces the same things."""
-        if self._declarations or self._is_anything_replaced_by_others():
+        if self._declarations or self._do_others_replace_the_same():
             return
-        if self._switch is None:
-            things = list(self._things())
-            self._switch = self._plan(things, True), self._plan(things, False)
-        on, off = self._switch
+        on, off = self._steps(True), self._steps(False)
         for step in on.others:  # which replacements the codes will call
             step()
         _C.offer_switch(self._count, (on.codes, on.functions), (off.codes, off.functions))
 
-    def _is_anything_replaced_by_others(self) -> bool:
-        others = (patch for thing in self._things() for patch in thing.declared if patch not in self.patches)
-        return any(patch.is_installed for patch in others)
+    def _steps(self, is_wanted: bool) -> Steps:
+        """What puts all patches in place, or gives them back; it takes long to plan, and happens often."""
+        if self._do_others_replace_the_same():
+            return self._plan(self._things(), is_wanted)
+        if is_wanted not in self._alone:
+            self._alone[is_wanted] = self._plan(self._things(), is_wanted)
+        return self._alone[is_wanted]
 
-    def _exchange(self, things: Iterable[Thing], is_wanted: bool) -> None:
-        self._plan(things, is_wanted).take()
+    def _do_others_replace_the_same(self) -> bool:
+        return any(self._others_in_place(thing) for thing in self._things())
 
     def _plan(self, things: Iterable[Thing], is_wanted: bool) -> Steps:
         """What lets our patches of `things` be called, or not; those of others that are in place stay."""
         steps = Steps()
         for thing in things:
-            others = [patch for patch in thing.declared if patch not in self.patches and patch.is_installed]
-            ours = [patch for patch in thing.declared if patch in self.patches]
-            thing.plan((*others, *ours) if is_wanted else tuple(others), steps)
+            ours = [patch for patch in thing.declared if patch.lease is self._count] if is_wanted else []
+            thing.plan((*self._others_in_place(thing), *ours), steps)
         return steps
+
+    def _others_in_place(self, thing: Thing) -> list[Patch]:
+        return [patch for patch in thing.declared if patch.lease is not self._count and patch.is_installed]
 
     def _things(self) -> Iterable[Thing]:
         return dict.fromkeys(patch.thing for patch in self.patches)
-
-    def _owns(self, thing: Thing) -> bool:
-        return all(patch in self.patches for patch in thing.declared)
 
 
 class _Token:

@@ -35,7 +35,7 @@ import torch.compiler
 
 from .. import _C
 
-__all__ = ["Concerns", "Make", "Patch", "Steps", "Thing", "declared_patches", "patching_lock"]
+__all__ = ["Concerns", "Make", "Patch", "Steps", "Thing", "patching_lock"]
 
 Function = Callable[..., Any]
 Make = Callable[[Function], Function]
@@ -60,6 +60,7 @@ class Patch:
         owner: The module or the class that has it.
         name: Its name there.
         reason: What PyTorch does, for which it is replaced.
+        lease: What is held by whoever needs it.
         releases: The releases of PyTorch that need it.
         thing: What is replaced, for this reason and for others.
         function: What is replaced, which goes on being the object that it is; None where it is another one.
@@ -73,7 +74,7 @@ class Patch:
         reason: str,
         *,
         concerns: Concerns = Concerns.ALL,
-        is_wanted: Callable[[], bool],
+        lease: _C.Lease,
         is_traced: bool = False,
         releases: str = "2.11 to 2.15",
     ) -> None:
@@ -83,18 +84,16 @@ class Patch:
         self.releases = releases
         self.make = make
         self.concerns = concerns
-        self.is_wanted = is_wanted
+        self.lease = lease
         self.is_traced = is_traced
         self.thing = _thing_of(owner, name)
         self.thing.declared.append(self)
-        global _declared
-        _declared += 1
         self.function = self.thing.function
 
     @property
     def is_installed(self) -> bool:
         """Whether it is replaced now."""
-        return self.is_wanted()
+        return self.lease.is_active()
 
     @property
     def target(self) -> str:
@@ -294,13 +293,6 @@ class _Attribute(Thing):
 
 
 _things: dict[object, Thing] = {}
-_declared = 0
-
-
-def declared_patches() -> int:
-    """How many patches have been declared."""
-    return _declared
-
 
 # By the index of a `_PythonFunction`. Read by the code that it is given, which outlives this module if that is imported
 # again; so the lists are those of the first import.

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ... import _C
+from ...tools.dispatch_keys import without_our_keys
 from ...tools.leases import while_fakes_live
 from ..copying import FakeCopy
 
@@ -32,7 +33,7 @@ def _lifting(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
         device = torch.empty(0, device=kwargs.get("device")).device
         if device.type == "meta":
             return original(*args, **kwargs)
-        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C._dispatch_key_parse("Fake"))):
+        with without_our_keys():
             constant = original(*args, **{**kwargs, "device": "cpu"})
         return FakeCopy(device).tensor(constant)
 

@@ -17,12 +17,13 @@ from typing import Any
 import torch
 
 from ... import _C
+from ...tools.dispatch_keys import is_constructing
 from ...tools.leases import while_fakes_live
 from ...tools.patching import Concerns
 from ..addresses import address_to_compare
 from ..copying import FakeCopy
 
-__all__ = ["copied_bytes", "has_data", "install", "is_constructing", "is_of_fakes", "make_real", "no_data"]
+__all__ = ["copied_bytes", "has_data", "install", "is_of_fakes", "make_real", "no_data"]
 
 # What reads or writes memory, or hands it out.
 METHODS_OF_STORAGES = (
@@ -56,11 +57,6 @@ def no_data(what: str, tensor: torch.Tensor) -> str:
 def has_data(tensor: torch.Tensor) -> bool:
     """Tells whether `tensor` has memory, or will have it when it is asked for."""
     return not _C.is_fake(tensor) or (_C.is_deferred(tensor) and is_constructing())
-
-
-def is_constructing() -> bool:
-    """Tells whether this thread is in a block of `deferred_init`."""
-    return torch._C._dispatch_tls_is_dispatch_key_included("DeferredInit")
 
 
 def _patch_resize() -> None:

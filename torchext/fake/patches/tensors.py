@@ -12,6 +12,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ... import _C
+from ...tools.dispatch_keys import is_constructing, without_our_keys
 from ...tools.leases import while_fakes_live
 from ...tools.patching import Concerns
 from ..checks import is_fake_tensor
@@ -64,11 +65,7 @@ def _repr_of_fake(fake: torch.Tensor) -> str:
 
 def _shows_values(tensor: torch.Tensor) -> bool:
     """A constructor may look at what it prints: it gets what is not more than PyTorch prints in full."""
-    return (
-        _C.is_deferred(tensor)
-        and torch._C._dispatch_tls_is_dispatch_key_included("DeferredInit")
-        and tensor.numel() <= torch._tensor_str.PRINT_OPTS.threshold
-    )
+    return _C.is_deferred(tensor) and is_constructing() and tensor.numel() <= torch._tensor_str.PRINT_OPTS.threshold
 
 
 def _formatted_values(tensor: torch.Tensor) -> str:
@@ -77,14 +74,11 @@ def _formatted_values(tensor: torch.Tensor) -> str:
         return "[]"
     prefix = "tensor(" if cls in (torch.Tensor, torch.nn.Parameter) else f"{cls.__name__}("
     real = _C.evaluate(tensor)
-    ours = torch._C.DispatchKeySet(torch._C._dispatch_key_parse("DeferredInit")).add(
-        torch._C._dispatch_key_parse("Fake")
-    )
     with (
         torch.no_grad(),
         torch._C.DisableTorchFunction(),
         _disable_current_modes(),
-        torch._C._ExcludeDispatchKeyGuard(ours),
+        without_our_keys(),
     ):
         return str(torch._tensor_str._tensor_str(real, len(prefix)))
 
