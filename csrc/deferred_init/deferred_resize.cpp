@@ -2,6 +2,7 @@
 
 #include <optional>
 
+#include <ATen/core/Tensor.h>
 #include <ATen/ops/resize_ops.h>
 #include <torch/library.h>
 
