@@ -35,7 +35,7 @@ struct OpenRegion {
   bool is_enabled;
   bool is_self_cleaning;
   Previous previous;
-  LeaseHold lease{leaseOfRegions()};
+  LeaseHold lease;
 };
 
 std::vector<OpenRegion>& openRegions() {

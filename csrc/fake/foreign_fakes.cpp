@@ -12,6 +12,7 @@
 #include <torch/library.h>
 
 #include "../support/interpreter_lock.h"
+#include "../support/no_warnings.h"
 #include "../support/stack_utils.h"
 #include "../support/take_key.h"
 #include "../torch_internals/dispatcher_internals.h"
@@ -137,18 +138,8 @@ SharedKernels& sharedKernels() {
   return *kernels;
 }
 
-// PyTorch warns of kernels that are replaced.
-class NoWarnings {
- private:
-  struct Ignore final : c10::WarningHandler {
-    void process(const c10::Warning& /*warning*/) override {}
-  };
-  Ignore ignore_;
-  c10::WarningUtils::WarningHandlerGuard guard_{&ignore_};
-};
-
 void replaceKernelOf(const OperatorHandle& op, RegisteredKernel foreign) {
-  const NoWarnings no_warnings;
+  const NoWarnings no_warnings;  // PyTorch warns of kernels that are replaced
   const std::string name_space{namespaceOf(op.operator_name())};
   // Leaked: kernels may be in flight until the process ends.
   auto* library = new torch::Library(torch::Library::IMPL, name_space, DispatchKey::Fake, __FILE__, __LINE__);

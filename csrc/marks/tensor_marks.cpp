@@ -8,7 +8,6 @@
 
 #include <c10/util/intrusive_ptr.h>
 
-#include "../support/leases.h"
 #include "../torch_internals/open_tensor_impl.h"
 
 namespace torchext {
@@ -23,18 +22,6 @@ using TensorMarksPtr = c10::intrusive_ptr<TensorMarks>;
 using WeakMarks = c10::weak_intrusive_ptr<TensorMarks>;
 
 std::atomic<std::int64_t> live_marks{0};
-
-void countLiveMarks() noexcept {
-  live_marks.fetch_add(1, std::memory_order_relaxed);
-  leaseOfMarks().hold();
-  leaseOfRegions().hold();  // a backward pass has to tell what autograd computes from what is computed again
-}
-
-void forgetLiveMarks() noexcept {
-  live_marks.fetch_sub(1, std::memory_order_acq_rel);
-  leaseOfRegions().release();
-  leaseOfMarks().release();
-}
 
 // Finds the marks that tensors share, and does not keep them alive. There are no more than lines in the program.
 class MarksTable {
@@ -118,11 +105,11 @@ TensorMarks::TensorMarks(std::string where, AmpMark identity)
       amp{identity},
       features{MarksFeatures{MarksFeature::kOrigins, !origin.empty()} |
                MarksFeatures{MarksFeature::kAmp, amp != AmpMark::kNone}} {
-  countLiveMarks();
+  live_marks.fetch_add(1, std::memory_order_relaxed);
 }
 
 TensorMarks::~TensorMarks() {
-  forgetLiveMarks();
+  live_marks.fetch_sub(1, std::memory_order_acq_rel);
 }
 
 void TensorMarks::release_resources() {

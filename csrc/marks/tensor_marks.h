@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorImpl.h>
 
+#include "../support/leases.h"
 #include "../support/macros.h"
 #include "marks_handlers.h"
 #include "marks_key.h"
@@ -40,6 +41,11 @@ struct TORCHEXT_API TensorMarks final : c10::BackendMeta {
   const AmpMark amp;
   // Those that have made these marks, and handle calls on the tensor.
   const MarksFeatures features;
+
+ private:
+  const LeaseHold marks_{leaseOfMarks()};
+  // A backward pass has to tell what autograd computes from what is computed again.
+  const LeaseHold regions_{leaseOfRegions()};
 };
 
 // How many TensorMarks there are. While it is 0, no tensor of the process is marked.

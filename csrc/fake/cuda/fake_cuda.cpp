@@ -8,6 +8,7 @@
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
+#include "../../support/no_warnings.h"
 #include "../../torch_internals/virtual_table.h"
 
 namespace torchext {
@@ -158,10 +159,7 @@ void allocateFake(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, t
 // `empty()` arrives here, at the backend that is not there.
 void registerAllocation() {
   // On a build with CUDA this replaces kernels that could only fail, and PyTorch warns of it.
-  struct Ignore final : c10::WarningHandler {
-    void process(const c10::Warning& /*warning*/) override {}
-  } ignore;
-  const c10::WarningUtils::WarningHandlerGuard guard{&ignore};
+  const NoWarnings no_warnings;
   // Leaked: fakes outlive the block that made them.
   static auto* library = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__);
   for (const char* name : {"empty.memory_format", "empty_strided"}) {

@@ -17,6 +17,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 
+#include "../../support/no_warnings.h"
 #include "../../support/plain_tensors.h"
 #include "../../support/stack_utils.h"
 #include "../../torch_internals/dispatcher_internals.h"
@@ -141,11 +142,6 @@ bool canBeTriedOut(const OperatorHandle& op, ArrayRef<IValue> arguments) {
          !hasEffects(op) && !trustsArguments(op) && std::all_of(arguments.begin(), arguments.end(), canStandIn) &&
          !mixesDevices(arguments);
 }
-
-class NoWarnings final : public c10::WarningHandler {
- public:
-  void process(const c10::Warning& /*warning*/) override {}
-};
 
 // What a kernel has raised.
 struct Refusal {
@@ -407,8 +403,7 @@ class Trial {
 
  private:
   const c10::impl::ExcludeDispatchKeyGuard keys_{kHiddenFromUsers};
-  NoWarnings no_warnings_;
-  const c10::WarningUtils::WarningHandlerGuard warnings_{&no_warnings_};
+  const NoWarnings no_warnings_;
 };
 
 // A number may be a size that nobody has memory for, as `minlength` of `bincount()` is.

@@ -26,21 +26,10 @@ namespace {
 constexpr const char* kNoData =
     "This tensor is fake: it has a shape, a dtype and a device, but no data to read, write, share or save. If it was "
     "constructed by deferred_init, call torchext.deferred_init.materialize_tensor() on it first; otherwise construct "
-    "it "
-    "outside of fake_mode().";
+    "it outside of fake_mode().";
 
 struct FakeStorageContext {
-  FakeStorageContext() {
-    leaseOfFakes().hold();
-  }
-  FakeStorageContext(const FakeStorageContext&) = delete;
-  FakeStorageContext& operator=(const FakeStorageContext&) = delete;
-  FakeStorageContext(FakeStorageContext&&) = delete;
-  FakeStorageContext& operator=(FakeStorageContext&&) = delete;
-  ~FakeStorageContext() {
-    leaseOfFakes().release();
-  }
-
+  LeaseHold lease{leaseOfFakes()};
   std::shared_ptr<Provenance> provenance;
   // Carried by every tensor on the storage, see `setProvenance()`.
   DispatchKeySet keys;
