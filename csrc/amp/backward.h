@@ -8,9 +8,20 @@
 // autograd function of theirs, where they have to turn grad mode on. And what a user has written takes what the program
 // holds, in whatever dtype that is: it is known by its node in the graph.
 
+#include <optional>
+
 #include "../support/macros.h"
 
 namespace torchext {
+
+// What lives around this moment on a thread: a backward pass, or what it computes again.
+struct BackwardState {
+  bool is_recomputation;
+  bool has_region_decided;
+  bool creates_graph;
+  // The regions that are open around it.
+  int depth;
+};
 
 // Lives around a backward pass.
 class TORCHEXT_API BackwardGuard {
@@ -25,6 +36,7 @@ class TORCHEXT_API BackwardGuard {
 
  private:
   bool creates_graph_;
+  std::optional<BackwardState> previous_;
 };
 
 // Lives around what is computed again, inside of the regions that repeat the state of the forward pass.
@@ -37,6 +49,9 @@ class TORCHEXT_API RecomputationGuard {
   RecomputationGuard(RecomputationGuard&&) = delete;
   RecomputationGuard& operator=(RecomputationGuard&&) = delete;
   ~RecomputationGuard();
+
+ private:
+  std::optional<BackwardState> previous_;
 };
 
 // Is this thread in a backward pass, and not in what is computed again?

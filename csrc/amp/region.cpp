@@ -12,7 +12,6 @@
 
 #include "../fake/cuda/fake_cuda.h"
 #include "../marks/marks_key.h"
-#include "../support/leases.h"
 
 namespace torchext {
 
@@ -43,11 +42,8 @@ std::vector<OpenRegion>& openRegions() {
   return regions;
 }
 
-// The keys that were excluded where compiled code was entered, once for each of its parts that run inside of another.
-std::vector<c10::DispatchKeySet>& excludedAroundCompiledCode() {
-  thread_local std::vector<c10::DispatchKeySet> excluded;
-  return excluded;
-}
+// The keys that were excluded where compiled code was entered; absent where none runs.
+thread_local std::optional<c10::DispatchKeySet> excluded_around_compiled_code;
 
 // PyTorch remembers one cast of a weight, whatever dtype it is to: a region of another dtype would be given the casts
 // of the region around it.
@@ -132,32 +128,24 @@ void leaveRegion(BlockOwner owner) {
   }
 }
 
-AutocastRegion::AutocastRegion(const RegionOptions& options) : owner_{newBlockOwner()} {
-  enterRegion(owner_, options);
-}
-
-AutocastRegion::~AutocastRegion() {
-  leaveRegion(owner_);
-}
-
 bool isInSelfCleaningRegion() noexcept {
   const auto& regions = openRegions();
   return std::any_of(regions.begin(), regions.end(), [](const OpenRegion& open) { return open.is_self_cleaning; });
 }
 
-void enterCompiledCode() {
-  auto& excluded = excludedAroundCompiledCode();
-  excluded.push_back(excluded.empty() ? c10::impl::tls_local_dispatch_key_set().excluded_ : excluded.back());
+CompiledCodeGuard::CompiledCodeGuard() : previous_{excluded_around_compiled_code} {
+  if (!previous_) {
+    excluded_around_compiled_code = c10::impl::tls_local_dispatch_key_set().excluded_;
+  }
 }
 
-void leaveCompiledCode() noexcept {
-  excludedAroundCompiledCode().pop_back();
+CompiledCodeGuard::~CompiledCodeGuard() {
+  excluded_around_compiled_code = previous_;
 }
 
 bool isAutocastingAroundCompiledCode(DeviceType device_type) {
-  const auto& excluded = excludedAroundCompiledCode();
-  return !excluded.empty() && canAutocast(device_type) &&
-         !excluded.back().has(autocast::get_autocast_dispatch_key_from_device_type(device_type));
+  return excluded_around_compiled_code && canAutocast(device_type) &&
+         !excluded_around_compiled_code->has(autocast::get_autocast_dispatch_key_from_device_type(device_type));
 }
 
 bool canAutocast(DeviceType device_type) noexcept {

@@ -3,8 +3,10 @@
 #include <optional>
 
 #include <c10/core/DeviceType.h>
+#include <c10/core/DispatchKeySet.h>
 #include <c10/core/ScalarType.h>
 
+#include "../support/leases.h"
 #include "../support/macros.h"
 #include "../support/open_blocks.h"
 
@@ -16,8 +18,8 @@ namespace torchext {
 // which dtype its kernels cast, whether they remember the casts of weights, and how deep regions are nested. PyTorch's
 // kernels do the rest, and each of the two kinds of regions sees the other.
 //
-// What is open on a thread is kept as open_blocks.h tells. Where a region is left before one that was entered after it,
-// the later one takes over what is to be restored.
+// What is open on a thread is kept by owner: NOTE [Guards and blocks]. Where a region is left before one that was
+// entered after it, the later one takes over what is to be restored.
 
 struct RegionOptions {
   c10::DeviceType device_type;
@@ -36,20 +38,6 @@ TORCHEXT_API void enterRegion(BlockOwner owner, const RegionOptions& options);
 
 // Leaves the last region that `owner` has entered on this thread. Raises when there is none.
 TORCHEXT_API void leaveRegion(BlockOwner owner);
-
-// The same for C++.
-class TORCHEXT_API AutocastRegion {
- public:
-  explicit AutocastRegion(const RegionOptions& options);
-  AutocastRegion(const AutocastRegion&) = delete;
-  AutocastRegion& operator=(const AutocastRegion&) = delete;
-  AutocastRegion(AutocastRegion&&) = delete;
-  AutocastRegion& operator=(AutocastRegion&&) = delete;
-  ~AutocastRegion();
-
- private:
-  BlockOwner owner_;
-};
 
 // Can tensors on `device_type` be autocast at all?
 TORCHEXT_API bool canAutocast(c10::DeviceType device_type) noexcept;
@@ -70,9 +58,22 @@ TORCHEXT_API bool isInSelfCleaningRegion() noexcept;
 // NOTE [Compiled code in regions]
 //
 // What AOTAutograd has compiled has the casts of its region in it, and runs without autocast, whatever regions are
-// open. To self-cleaning regions it is to look as if it ran with what is in force around it.
-TORCHEXT_API void enterCompiledCode();
-TORCHEXT_API void leaveCompiledCode() noexcept;
+// open. To self-cleaning regions it is to look as if it ran with what is in force around it. So this guard lives around
+// it, before autocast is switched off. Nests: one part of it may run inside of another. Python is to end it as well, so
+// it holds the lease of what is replaced there: the last marked tensor may die in the code.
+class CompiledCodeGuard {
+ public:
+  CompiledCodeGuard();
+  CompiledCodeGuard(const CompiledCodeGuard&) = delete;
+  CompiledCodeGuard& operator=(const CompiledCodeGuard&) = delete;
+  CompiledCodeGuard(CompiledCodeGuard&&) = delete;
+  CompiledCodeGuard& operator=(CompiledCodeGuard&&) = delete;
+  ~CompiledCodeGuard();
+
+ private:
+  LeaseHold lease_{leaseOfMarks()};
+  std::optional<c10::DispatchKeySet> previous_;
+};
 
 // Do operators autocast around the compiled code that runs on this thread? False where none runs.
 bool isAutocastingAroundCompiledCode(c10::DeviceType device_type);

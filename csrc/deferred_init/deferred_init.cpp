@@ -1,10 +1,9 @@
 #include "deferred_init.h"
 
-#include <c10/core/impl/LocalDispatchKeySet.h>
-
 #include "../fake/calls/recording.h"
 #include "../fake/fake_key.h"
 #include "../fake/storage/fake_keys.h"
+#include "../support/open_blocks.h"
 #include "../support/take_key.h"
 #include "deferred_resize.h"
 #include "op_graph.h"
@@ -14,43 +13,32 @@ namespace torchext {
 
 namespace {
 
-thread_local std::size_t depth = 0;
-
 void registerDeferredInitKey() {
   registerFallback(c10::DispatchKey::DeferredInit, torch::CppFunction::makeFromBoxedFunction<&deferredInitFallback>());
   registerResizeOfDeferred();
   setHandlersRecorder(handlersRecorder());
 }
 
-void takeDeferredInitKey() {
+c10::DispatchKey takenDeferredInitKey() {
   static LazyKey key{c10::DispatchKey::DeferredInit, "Deferred tensors need"};
+  takeFakeKeys();
+  shareFakeKernels();
   key.take(registerDeferredInitKey);
+  return c10::DispatchKey::DeferredInit;
 }
 
 }  // namespace
 
+DeferredInitGuard::DeferredInitGuard() : include_{takenDeferredInitKey()} {}
+
+DeferredInitGuard::~DeferredInitGuard() = default;
+
 void enterDeferredInit() {
-  takeFakeKeys();
-  takeDeferredInitKey();
-  if (depth++ == 0) {
-    shareFakeKernels();
-    c10::impl::tls_set_dispatch_key_included(c10::DispatchKey::DeferredInit, true);
-  }
+  OpenGuards<DeferredInitGuard>::enter();
 }
 
 void leaveDeferredInit() {
-  TORCH_CHECK(depth > 0, "leave_deferred_init() was called without enter_deferred_init() on this thread.");
-  if (--depth == 0) {
-    c10::impl::tls_set_dispatch_key_included(c10::DispatchKey::DeferredInit, false);
-  }
-}
-
-DeferredInitGuard::DeferredInitGuard() {
-  enterDeferredInit();
-}
-
-DeferredInitGuard::~DeferredInitGuard() {
-  leaveDeferredInit();
+  OpenGuards<DeferredInitGuard>::leave("deferred_init()");
 }
 
 bool isDeferred(const at::TensorBase& tensor) {

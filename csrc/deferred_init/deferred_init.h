@@ -3,6 +3,7 @@
 // Deferred initialization: construct now, compute the values later, with the same bits. The public C++ API.
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "../support/macros.h"
 
@@ -17,9 +18,12 @@ class TORCHEXT_API DeferredInitGuard {
   DeferredInitGuard(DeferredInitGuard&&) = delete;
   DeferredInitGuard& operator=(DeferredInitGuard&&) = delete;
   ~DeferredInitGuard();
+
+ private:
+  c10::impl::IncludeDispatchKeyGuard include_;
 };
 
-// What the guard does, for the context managers of other languages. The two must be called in pairs, on one thread.
+// For languages without guards: NOTE [Guards and blocks]. Leaving raises where no block is open on this thread.
 TORCHEXT_API void enterDeferredInit();
 TORCHEXT_API void leaveDeferredInit();
 

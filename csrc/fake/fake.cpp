@@ -5,9 +5,9 @@
 #include <c10/core/StorageImpl.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include "../support/open_blocks.h"
 #include "fake_key.h"
 #include "layouts/layout.h"
-#include "storage/fake_factories.h"
 #include "storage/fake_keys.h"
 #include "storage/fake_storage.h"
 #include "storage/fake_tensor_impl.h"
@@ -74,22 +74,20 @@ bool isHiddenFromPythonHandler() {
          c10::impl::tls_is_dispatch_key_excluded(kCompositesKey);
 }
 
-void enterFakeMode() {
+FakeModeGuard::FakeModeGuard() {
   takeFakeKeys();
   shareFakeKernels();
-  enterFakeFactories();
+  factories_.emplace();
+}
+
+FakeModeGuard::~FakeModeGuard() = default;
+
+void enterFakeMode() {
+  OpenGuards<FakeModeGuard>::enter();
 }
 
 void leaveFakeMode() {
-  TORCH_CHECK(leaveFakeFactories(), "leave_fake_mode() was called without enter_fake_mode() on this thread.");
-}
-
-FakeModeGuard::FakeModeGuard() {
-  enterFakeMode();
-}
-
-FakeModeGuard::~FakeModeGuard() {
-  leaveFakeMode();
+  OpenGuards<FakeModeGuard>::leave("fake_mode()");
 }
 
 namespace {

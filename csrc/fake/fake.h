@@ -3,11 +3,13 @@
 // Fake tensors: what a program would do on a device, without the device and without memory. The public C++ API.
 
 #include <cstdint>
+#include <optional>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Storage.h>
 
 #include "../support/macros.h"
+#include "storage/fake_factories.h"
 #include "storage/fake_tensors.h"  // isFake(), fakeLike()
 
 namespace torchext {
@@ -38,9 +40,12 @@ class TORCHEXT_API FakeModeGuard {
   FakeModeGuard(FakeModeGuard&&) = delete;
   FakeModeGuard& operator=(FakeModeGuard&&) = delete;
   ~FakeModeGuard();
+
+ private:
+  std::optional<FakeFactoriesGuard> factories_;
 };
 
-// What the guard does, for the context managers of other languages. The two must be called in pairs, on one thread.
+// For languages without guards: NOTE [Guards and blocks]. Leaving raises where no block is open on this thread.
 TORCHEXT_API void enterFakeMode();
 TORCHEXT_API void leaveFakeMode();
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// Inference mode for other languages: open_blocks.h.
+// Inference mode for languages without guards: NOTE [Guards and blocks].
 
 #include <cstdint>
 

@@ -35,7 +35,7 @@ void takeMarksKey();
 // Returns true if `feature` has to see all calls on this thread.
 bool isMarksKeyDemanded(MarksFeature feature) noexcept;
 
-// Count the demands of a feature on this thread, for blocks that may be left in any order: open_blocks.h. The first
+// Count the demands of a feature on this thread, for blocks that may be left in any order: NOTE [Guards and blocks]. The first
 // takes the key.
 void demandMarksKey(MarksFeature feature);
 void releaseMarksKey(MarksFeature feature) noexcept;

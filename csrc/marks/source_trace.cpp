@@ -2,9 +2,8 @@
 
 #include <cstddef>
 
-#include <c10/util/Exception.h>
-
 #include "../support/interpreter.h"
+#include "../support/open_blocks.h"
 
 namespace torchext {
 
@@ -14,21 +13,20 @@ thread_local std::size_t depth = 0;
 
 }  // namespace
 
-void enterTracing() {
+TracingGuard::TracingGuard() {
   ++depth;
 }
 
-void leaveTracing() {
-  TORCH_CHECK(depth > 0, "leave_tracing() was called without enter_tracing() on this thread.");
+TracingGuard::~TracingGuard() {
   --depth;
 }
 
-TracingGuard::TracingGuard() {
-  enterTracing();
+void enterTracing() {
+  OpenGuards<TracingGuard>::enter();
 }
 
-TracingGuard::~TracingGuard() {
-  leaveTracing();
+void leaveTracing() {
+  OpenGuards<TracingGuard>::leave("tracing()");
 }
 
 std::string currentSource() {

@@ -20,7 +20,7 @@ class TORCHEXT_API TracingGuard {
   ~TracingGuard();
 };
 
-// What the guard does, for the context managers of other languages. The two must be called in pairs, on one thread.
+// For languages without guards: NOTE [Guards and blocks]. Leaving raises where no block is open on this thread.
 TORCHEXT_API void enterTracing();
 TORCHEXT_API void leaveTracing();
 

@@ -12,9 +12,10 @@
 #include "../amp/backward.h"
 #include "../amp/policies.h"
 #include "../amp/region.h"
+#include "../support/open_blocks.h"
 #include "bind.h"
 #include "block_type.h"
-#include "interpreter.h"
+#include "leases.h"
 #include "module.h"
 
 namespace torchext::python {
@@ -293,8 +294,9 @@ void bindAmp(pybind11::module_& module) {
   bind(module, "register_policy", registerPolicyByName);
   bind(module, "policy", policyByName);
   bind(module, "is_region_deciding", isRegionDeciding);
-  bind(module, "enter_compiled_code", enterCompiledCode);
-  bind(module, "leave_compiled_code", leaveCompiledCode);
+  bind(module, "enter_compiled_code", OpenGuards<CompiledCodeGuard>::enter<>);
+  // Nothing is open if the code was entered before anybody replaced what enters it.
+  bind(module, "leave_compiled_code", OpenGuards<CompiledCodeGuard>::leaveIfOpen);
   module.def("call_in_backward", &callInside<BackwardGuard, bool>);
   bind(module, "is_in_self_cleaning_region", isInSelfCleaningRegion);
   module.def("call_recomputing", &callInside<RecomputationGuard, bool>);

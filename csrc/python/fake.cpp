@@ -1,6 +1,5 @@
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -18,6 +17,7 @@
 #include "../fake/layouts/layout.h"
 #include "../fake/meta/device_hints.h"
 #include "../fake/storage/fake_factories.h"
+#include "../support/open_blocks.h"
 #include "bind.h"
 #include "module.h"
 
@@ -26,43 +26,47 @@ namespace torchext::python {
 namespace {
 
 // PyTorch refuses to name a CUDA device on a machine without one before it looks at anything else
-// (`device_lazy_init()`). The switch is process-wide, so it is counted, and the last one to leave puts it back.
-struct CudaNaming {
-  std::mutex mutex;
-  std::size_t depth = 0;
+// (`device_lazy_init()`). The switch is process-wide, so it is counted, and the last guard puts it back.
+class NameCudaGuard {
+ public:
+  NameCudaGuard() {
+    const std::lock_guard<std::mutex> lock(mutex());
+    if (count++ == 0) {
+      torch::utils::set_requires_device_init(c10::kCUDA, false);
+    }
+  }
+  NameCudaGuard(const NameCudaGuard&) = delete;
+  NameCudaGuard& operator=(const NameCudaGuard&) = delete;
+  NameCudaGuard(NameCudaGuard&&) = delete;
+  NameCudaGuard& operator=(NameCudaGuard&&) = delete;
+  ~NameCudaGuard() {
+    const std::lock_guard<std::mutex> lock(mutex());
+    if (--count == 0) {
+      torch::utils::set_requires_device_init(c10::kCUDA, true);
+    }
+  }
+
+ private:
+  static std::mutex& mutex() {
+    static std::mutex of_count;
+    return of_count;
+  }
+
+  static inline std::size_t count = 0;
 };
-
-CudaNaming& cudaNaming() {
-  static CudaNaming naming;
-  return naming;
-}
-
-void allowToNameCuda() {
-  const std::lock_guard<std::mutex> lock(cudaNaming().mutex);
-  if (cudaNaming().depth++ == 0) {
-    torch::utils::set_requires_device_init(c10::kCUDA, false);
-  }
-}
-
-void forbidToNameCuda() {
-  const std::lock_guard<std::mutex> lock(cudaNaming().mutex);
-  if (--cudaNaming().depth == 0) {
-    torch::utils::set_requires_device_init(c10::kCUDA, true);
-  }
-}
 
 // `torch.tensor()` moves what it has made to its device before it hands it to the dispatcher, unless it is told not to
 // on this thread (tensor_new.h).
-class LiftCpuTensorsOnly {
+class LiftCpuTensorsGuard {
  public:
-  LiftCpuTensorsOnly() : previous_{torch::utils::only_lift_cpu_tensors()} {
+  LiftCpuTensorsGuard() : previous_{torch::utils::only_lift_cpu_tensors()} {
     torch::utils::set_only_lift_cpu_tensors(true);
   }
-  LiftCpuTensorsOnly(const LiftCpuTensorsOnly&) = delete;
-  LiftCpuTensorsOnly& operator=(const LiftCpuTensorsOnly&) = delete;
-  LiftCpuTensorsOnly(LiftCpuTensorsOnly&&) = delete;
-  LiftCpuTensorsOnly& operator=(LiftCpuTensorsOnly&&) = delete;
-  ~LiftCpuTensorsOnly() {
+  LiftCpuTensorsGuard(const LiftCpuTensorsGuard&) = delete;
+  LiftCpuTensorsGuard& operator=(const LiftCpuTensorsGuard&) = delete;
+  LiftCpuTensorsGuard(LiftCpuTensorsGuard&&) = delete;
+  LiftCpuTensorsGuard& operator=(LiftCpuTensorsGuard&&) = delete;
+  ~LiftCpuTensorsGuard() {
     torch::utils::set_only_lift_cpu_tensors(previous_);
   }
 
@@ -70,35 +74,26 @@ class LiftCpuTensorsOnly {
   bool previous_;
 };
 
+// A block of fake_mode(fake_cuda=...).
 struct FakeCudaBlock {
-  explicit FakeCudaBlock(c10::DeviceIndex count) : devices{count} {}
+  explicit FakeCudaBlock(std::int64_t count) : devices{static_cast<c10::DeviceIndex>(count)} {}
 
-  FakeCudaGuard devices;
-  LiftCpuTensorsOnly lift;
+  const FakeCudaGuard devices;
+  const LiftCpuTensorsGuard lift;
+  const NameCudaGuard names;
 };
-
-// The blocks of this thread, the innermost last.
-std::vector<std::unique_ptr<FakeCudaBlock>>& fakeCudaBlocks() {
-  thread_local std::vector<std::unique_ptr<FakeCudaBlock>> blocks;
-  return blocks;
-}
 
 // Returns false, and does nothing, on a machine with CUDA devices.
 bool enterFakeCuda(std::int64_t count) {
   if (hasRealCuda()) {
     return false;
   }
-  fakeCudaBlocks().push_back(std::make_unique<FakeCudaBlock>(static_cast<c10::DeviceIndex>(count)));
-  allowToNameCuda();
+  OpenGuards<FakeCudaBlock>::enter(count);
   return true;
 }
 
 void leaveFakeCuda() {
-  forbidToNameCuda();
-  TORCH_CHECK(!fakeCudaBlocks().empty(),
-              "fake_mode(fake_cuda=...) was left on another thread than it was entered on, which stays in it. Leave it "
-              "where it was entered; a generator that holds such a block must be closed there.");
-  fakeCudaBlocks().pop_back();
+  OpenGuards<FakeCudaBlock>::leave("fake_mode(fake_cuda=...)");
 }
 
 std::int64_t largestFakeCudaDevices() {
@@ -110,16 +105,16 @@ std::int64_t fakeCudaDevices() {
 }
 
 // Lets operators that Python calls meet the `Fake` key again.
-class ShowFakeKey {
+class ShowFakeKeyGuard {
  public:
-  ShowFakeKey() {
+  ShowFakeKeyGuard() {
     c10::impl::tls_set_dispatch_key_excluded(c10::DispatchKey::Fake, false);
   }
-  ShowFakeKey(const ShowFakeKey&) = delete;
-  ShowFakeKey& operator=(const ShowFakeKey&) = delete;
-  ShowFakeKey(ShowFakeKey&&) = delete;
-  ShowFakeKey& operator=(ShowFakeKey&&) = delete;
-  ~ShowFakeKey() {
+  ShowFakeKeyGuard(const ShowFakeKeyGuard&) = delete;
+  ShowFakeKeyGuard& operator=(const ShowFakeKeyGuard&) = delete;
+  ShowFakeKeyGuard(ShowFakeKeyGuard&&) = delete;
+  ShowFakeKeyGuard& operator=(ShowFakeKeyGuard&&) = delete;
+  ~ShowFakeKeyGuard() {
     c10::impl::tls_set_dispatch_key_excluded(c10::DispatchKey::Fake, true);
   }
 };
@@ -128,7 +123,7 @@ class ShowFakeKey {
 pybind11::object callFromHandler(const pybind11::function& function,
                                  const pybind11::args& args,
                                  const pybind11::kwargs& kwargs) {
-  std::optional<ShowFakeKey> show;
+  std::optional<ShowFakeKeyGuard> show;
   if (isHiddenFromPythonHandler()) {
     show.emplace();
   }

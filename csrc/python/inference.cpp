@@ -7,7 +7,7 @@
 #include "../inference/to_normal.h"
 #include "bind.h"
 #include "block_type.h"
-#include "interpreter.h"
+#include "leases.h"
 #include "module.h"
 
 namespace torchext::python {

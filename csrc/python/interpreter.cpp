@@ -7,7 +7,6 @@
 #include <torch/csrc/Exceptions.h>
 
 #include "../support/interpreter.h"
-#include "../support/leases.h"
 
 namespace torchext::python {
 
@@ -105,16 +104,6 @@ class Python final : public Interpreter {
 
 PyObject* provided(Provided what) noexcept {
   return slotOf(what);
-}
-
-bool settleLeases() {
-  const auto settle = [](Lease& lease) { return lease.isActive() || !lease.isHeld() || switchLease(lease, true); };
-  if (settle(leaseOfRegions()) && settle(leaseOfMarks())) {
-    return true;
-  }
-  PyObject* const done = PyObject_CallOneArg(provided(Provided::kSettleLeases), Py_True);
-  Py_XDECREF(done);
-  return done != nullptr;
 }
 
 void bindInterpreter(pybind11::module_& module) {

@@ -8,8 +8,6 @@
 
 #include <pybind11/pybind11.h>
 
-#include "../support/leases.h"
-
 namespace torchext::python {
 
 enum class Provided : std::uint8_t {
@@ -21,13 +19,6 @@ enum class Provided : std::uint8_t {
 
 // Null before it is provided. Held for the life of the process.
 PyObject* provided(Provided what) noexcept;
-
-// Sees to it that what is leased is replaced: to be called when something may have begun to hold a lease. Returns false
-// with a Python error.
-bool settleLeases();
-
-// patching.cpp: does at once what settling `lease` would do, if Python has said how. Returns false if it has not.
-bool switchLease(Lease& lease, bool is_wanted) noexcept;
 
 // Adds `provide()` to the module, and makes Python the interpreter of the core.
 void bindInterpreter(pybind11::module_& module);

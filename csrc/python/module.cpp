@@ -47,4 +47,5 @@ PYBIND11_MODULE(_C, module) {
   torchext::python::bindMarks(module);
   torchext::python::bindAmp(module);
   torchext::python::bindPatching(module);
+  torchext::python::bindLeases(module);
 }

@@ -252,6 +252,17 @@ class TestSelfCleaning:
         assert torch.equal(found, wanted)
         assert torch.mm(found, torch.ones(2, 2)).dtype is FP32
 
+    def test_first_mark_may_be_made_in_compiled_code(self) -> None:
+        with torch._C._DisableAutocast():  # as AOTAutograd does
+            y = made_inside()
+        assert torch.mm(y, torch.ones(2, 2)).dtype is FP32
+
+    def test_last_mark_may_die_in_compiled_code(self) -> None:
+        marked = [made_inside()]
+        with torch.autocast("cpu"), torch._C._DisableAutocast():
+            marked.clear()
+        assert torch.mm(made_inside(), torch.ones(2, 2)).dtype is FP32
+
     def test_autocast_that_is_switched_off_by_hand_cleans(self) -> None:
         with amp.autocast("cpu", self_cleaning=True):
             y = torch.ones(2, 2) @ torch.ones(2, 2)

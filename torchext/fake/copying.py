@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .. import _C
+from ..tools.dispatch_keys import making_fakes
 
 __all__ = ["FakeCopy"]
 
@@ -200,11 +201,8 @@ def _copy_with_value(tensor: torch.Tensor) -> torch.Tensor:
     if _C.is_fake(tensor):
         return tensor.detach().clone()
     copied = tensor.detach().clone()
-    _C.enter_fake_mode()
-    try:
+    with making_fakes():
         fake: torch.Tensor = torch.ops.aten.lift_fresh(copied)
-    finally:
-        _C.leave_fake_mode()
     return fake
 
 

@@ -27,7 +27,7 @@ from torch.compiler import set_stance
 from torch.utils import _pytree as pytree
 
 from .. import _C
-from ..tools.dispatch_keys import is_constructing
+from ..tools.dispatch_keys import is_constructing, making_fakes
 from ..tools.higher_order_keys import pass_by
 from ..tools.leases import while_fakes_live
 from .errors import DataDependentError
@@ -67,20 +67,10 @@ def _meeting_ours(original: Callable[..., Any]) -> Callable[..., Any]:
         if tensors and all(_C.is_deferred(tensor) or not _C.is_fake(tensor) for tensor in tensors):
             return run()
         is_differentiated = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-        with _making_fakes():
+        with making_fakes():  # what an implementation allocates for its results
             return _run_on_fakes(self, run, is_differentiated, args, kwargs)
 
     return dispatch
-
-
-@contextmanager
-def _making_fakes() -> Iterator[None]:
-    """What an implementation allocates for its results is fake, outside of `fake_mode`, too."""
-    _C.enter_fake_mode()
-    try:
-        yield
-    finally:
-        _C.leave_fake_mode()
 
 
 def _is_met_at(key: Any) -> bool:

@@ -7,7 +7,9 @@ from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
-__all__ = ["is_constructing", "with_our_keys", "without_our_keys"]
+from .. import _C
+
+__all__ = ["is_constructing", "making_fakes", "with_our_keys", "without_our_keys"]
 
 _FAKE, _DEFERRED_INIT = (torch._C._dispatch_key_parse(name) for name in ("Fake", "DeferredInit"))
 _OURS = torch._C.DispatchKeySet(_FAKE).add(_DEFERRED_INIT)
@@ -16,6 +18,16 @@ _OURS = torch._C.DispatchKeySet(_FAKE).add(_DEFERRED_INIT)
 def is_constructing() -> bool:
     """Tells whether this thread is in a block of `deferred_init`."""
     return torch._C._dispatch_tls_is_dispatch_key_included("DeferredInit")
+
+
+@contextmanager
+def making_fakes() -> Iterator[None]:
+    """Lets what factories make on this thread be fake in the block, in and out of `fake_mode`."""
+    _C.enter_fake_mode()
+    try:
+        yield
+    finally:
+        _C.leave_fake_mode()
 
 
 def without_our_keys() -> AbstractContextManager[None]:

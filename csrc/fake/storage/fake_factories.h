@@ -19,12 +19,6 @@ class FakeFactoriesGuard {
   c10::impl::IncludeDispatchKeyGuard include_{c10::DispatchKey::Fake};
 };
 
-// What the guard does, for blocks that are entered by one call and left by another, in pairs and on one thread. Leaving
-// the outermost one puts back whether the thread included the key before. `leaveFakeFactories()` returns false, and
-// does nothing, where none has been entered.
-void enterFakeFactories();
-[[nodiscard]] bool leaveFakeFactories();
-
 // Returns true if the thread includes the `Fake` key on our behalf: NOTE [Two owners of the Fake key]. PyTorch takes
 // the key along to threads that it starts, as those of the autograd engine. There it is taken for ours unless the key
 // has another owner.

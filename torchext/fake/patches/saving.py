@@ -10,6 +10,7 @@ import torch.serialization
 from torch.nn import Module
 
 from ... import _C
+from ...tools.dispatch_keys import making_fakes
 from ...tools.held_tensors import inner_tensors, is_wrapper
 from ...tools.leases import while_fakes_live
 from ..cuda import fake_cuda
@@ -75,12 +76,8 @@ def _patch_rebuilding() -> None:
             if not is_of_fakes(getattr(storage, "_untyped_storage", None)):
                 return original(storage, *args)
             device = storage._untyped_storage.device
-            with fake_cuda(device.index + 1 if device.type == "cuda" else 0):
-                _C.enter_fake_mode()
-                try:
-                    return original(storage, *args)
-                finally:
-                    _C.leave_fake_mode()
+            with fake_cuda(device.index + 1 if device.type == "cuda" else 0), making_fakes():
+                return original(storage, *args)
 
         return rebuild
 

@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ... import _C
-from ...tools.dispatch_keys import is_constructing, without_our_keys
+from ...tools.dispatch_keys import is_constructing, making_fakes, without_our_keys
 from ...tools.leases import while_fakes_live
 from ...tools.patching import Concerns
 from ..checks import is_fake_tensor
@@ -302,11 +302,8 @@ def _fake_if_self_is(original: Callable[..., None]) -> Callable[..., None]:
     def run(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         if not is_fake_tensor(self) or _C.is_deferred(self):
             return original(self, *args, **kwargs)
-        _C.enter_fake_mode()
-        try:
+        with making_fakes():
             return original(self, *args, **kwargs)
-        finally:
-            _C.leave_fake_mode()
 
     return run
 
