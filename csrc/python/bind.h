@@ -5,6 +5,8 @@
 
 #include <pybind11/pybind11.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/Storage.h>
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
 namespace torchext::python {
@@ -18,6 +20,35 @@ void bind(pybind11::module_& module, const char* name, Function function) {
 template <typename Result, typename... Arguments>
 void bind(pybind11::module_& module, const char* name, Result (*function)(Arguments...) noexcept) {
   bind(module, name, static_cast<Result (*)(Arguments...)>(function));
+}
+
+inline PyObject* expected(const char* what, PyObject* found) {
+  return PyErr_Format(PyExc_TypeError, "A %s was expected, but this is a %s.", what, Py_TYPE(found)->tp_name);
+}
+
+template <bool (*kAnswer)(const at::TensorBase&)>
+PyObject* answer(PyObject* /*module*/, PyObject* tensor) {
+  HANDLE_TH_ERRORS
+  return THPVariable_Check(tensor) ? PyBool_FromLong(kAnswer(THPVariable_Unpack(tensor)) ? 1 : 0)
+                                   : expected("tensor", tensor);
+  END_HANDLE_TH_ERRORS
+}
+
+template <bool (*kAnswer)(const c10::Storage&)>
+PyObject* answer(PyObject* /*module*/, PyObject* storage) {
+  HANDLE_TH_ERRORS
+  return THPStorage_Check(storage) ? PyBool_FromLong(kAnswer(THPStorage_Unpack(storage)) ? 1 : 0)
+                                   : expected("torch.UntypedStorage", storage);
+  END_HANDLE_TH_ERRORS
+}
+
+// A question about one tensor or storage that is asked at each call of what is replaced in PyTorch: a plain function of
+// CPython's, because pybind11 and the change of locks take longer than the answer. `signature` begins with the name.
+template <auto kAnswer>
+void bindQuestion(pybind11::module_& module, const char* name, const char* signature) {
+  static PyMethodDef definition{name, &answer<kAnswer>, METH_O, signature};
+  module.attr(name) = pybind11::reinterpret_steal<pybind11::object>(
+      PyCFunction_NewEx(&definition, nullptr, pybind11::str("torchext._C").release().ptr()));
 }
 
 // Calls a function of Python's inside of a guard that is made of the arguments before it.

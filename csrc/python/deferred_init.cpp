@@ -16,10 +16,6 @@ namespace torchext::python {
 
 namespace {
 
-bool isDeferredTensor(const at::Tensor& tensor) {
-  return isDeferred(tensor);
-}
-
 using Tensors = std::vector<at::Tensor>;
 
 // The arguments of torchext.deferred_init.materialize_module(), taken apart. `on_done` is called once a storage.
@@ -68,7 +64,7 @@ pybind11::tuple explainTensors(const Tensors& tensors) {
 void bindDeferredInit(pybind11::module_& module) {
   bind(module, "enter_deferred_init", enterDeferredInit);
   bind(module, "leave_deferred_init", leaveDeferredInit);
-  bind(module, "is_deferred", isDeferredTensor);
+  bindQuestion<&isDeferred>(module, "is_deferred", "is_deferred(tensor: torch.Tensor) -> bool");
   module.def("materialize", torch::wrap_pybind_function(materializeTensors), pybind11::arg("placed"),
              pybind11::arg("others") = Tensors{}, pybind11::arg("device") = pybind11::none(),
              pybind11::arg("dtype") = pybind11::none(), pybind11::arg("retain") = false,

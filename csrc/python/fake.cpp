@@ -136,10 +136,6 @@ std::optional<std::string> metaCallDevice() {
   return device ? std::optional{c10::DeviceTypeName(device->type(), /*lower_case=*/true)} : std::nullopt;
 }
 
-bool isFakeTensor(const at::Tensor& tensor) {
-  return isFake(tensor);
-}
-
 at::Tensor makeSparseFake(const at::Tensor& like, const std::vector<at::Tensor>& members) {
   return sparseFakeOf(like, members);
 }
@@ -176,14 +172,15 @@ void bindFake(pybind11::module_& module) {
   bind(module, "cache_info", cacheInfo);
   bind(module, "cache_clear", clearCache);
   bind(module, "watch_nested_lists", watchNestedLists);
-  bind(module, "is_fake", isFakeTensor);
+  bindQuestion<&isFake>(module, "is_fake", "is_fake(tensor: torch.Tensor) -> bool");
   bind(module, "fake_like", fakeLike);
   bind(module, "meta_like", metaLike);
   bind(module, "view_storage_like", viewStorageLike);
   bind(module, "sparse_fake_of", makeSparseFake);
   bind(module, "layout_members", layoutMembers);
   bind(module, "fake_bytes", fakeBytes);
-  bind(module, "is_storage_of_fakes", isStorageOfFakes);
+  bindQuestion<&isStorageOfFakes>(module, "is_storage_of_fakes",
+                                  "is_storage_of_fakes(storage: torch.UntypedStorage) -> bool");
   bind(module, "bytes_of_storage", bytesOfStorage);
 }
 

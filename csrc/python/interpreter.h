@@ -14,6 +14,7 @@ enum class Provided : std::uint8_t {
   kCurrentLine,               // torchext.tools.source_lines: returns where the program stands
   kDataDependentError,        // torchext.fake: the class of errors
   kUnsupportedOperatorError,  // torchext.fake: the class of errors
+  kFakeCopy,                  // torchext.fake.copying: the class of memos that make fakes
   kSettleLeases,              // torchext.tools.leases: replaces PyTorch's functions, or gives them back
 };
 

@@ -8,11 +8,13 @@
 #include <vector>
 
 #include <pybind11/pybind11.h>
+#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/Storage.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "../fake/fake.h"
 #include "../marks/tensor_marks.h"
+#include "interpreter.h"
 #include "module.h"
 
 namespace torchext::python {
@@ -32,6 +34,9 @@ namespace {
 // - A builtin, as pybind11 makes them, too, is compared and hashed by the C function that its definition points to,
 //   which must stay. So it is given another function for vectorcalls, which is told what is called.
 // - A property (a `getset_descriptor`) is given another `PyGetSetDef`, which has room for a pointer to the slot.
+// - The `__new__` of a C type is its `tp_new`, which classes that derive from it have copied. So it is exchanged in all
+// of
+//   them; `T.__new__` stays the object that it is, and calls what is there.
 //
 // A replacement says which calls it is about. All others go on to the original from here, without Python: calls about
 // real tensors cost what they cost before.
@@ -40,7 +45,7 @@ namespace {
 
 // Bits of `Slot::concerns`.
 enum Concerns : unsigned {
-  kFakes = 1U,  // a fake tensor, or the storage of one, is among the arguments
+  kFakes = 1U,  // a fake tensor, the storage of one, or the memo of a copy that makes fakes is among the arguments
   kMarks = 2U,  // a marked tensor is
   kAll = 4U,
 };
@@ -56,6 +61,7 @@ struct Slot {
   vectorcallfunc original_vectorcall = nullptr;
   PyGetSetDef* original_property = nullptr;
   PyGetSetDef property{};
+  newfunc original_new = nullptr;
 };
 
 constexpr std::size_t kSlots = 128;
@@ -79,14 +85,21 @@ bool isAbout(unsigned concerns, PyObject* argument) {
     return ((concerns & kFakes) != 0 && isFake(tensor)) ||
            ((concerns & kMarks) != 0 && tensor.defined() && tensor.key_set().has(kMarksKey));
   }
-  return (concerns & kFakes) != 0 && THPStorage_Check(argument) && isStorageOfFakes(THPStorage_Unpack(argument));
+  if (THPStorage_Check(argument)) {
+    return (concerns & kFakes) != 0 && isStorageOfFakes(THPStorage_Unpack(argument));
+  }
+  return (concerns & kFakes) != 0 && reinterpret_cast<PyObject*>(Py_TYPE(argument)) == provided(Provided::kFakeCopy);
+}
+
+bool isAboutAnyOf(unsigned concerns, PyObject* const* args, Py_ssize_t count) {
+  return std::any_of(args, args + count, [concerns](PyObject* argument) { return isAbout(concerns, argument); });
 }
 
 bool isAboutAnyOf(const Slot& slot, PyObject* self, PyObject* const* args, Py_ssize_t count) {
   if ((slot.concerns & kAll) != 0 || isAbout(slot.concerns, self)) {
     return true;
   }
-  return std::any_of(args, args + count, [&](PyObject* argument) { return isAbout(slot.concerns, argument); });
+  return isAboutAnyOf(slot.concerns, args, count);
 }
 
 bool isAboutCall(const Slot& slot, PyObject* self, PyObject* args, PyObject* kwargs) {
@@ -248,6 +261,18 @@ PyObject* getProperty(PyObject* self, void* slot) {
   return callReplacement(of, nullptr, &self, 1, nullptr);
 }
 
+PyObject* newObject(PyTypeObject* type, PyObject* args, PyObject* kwargs);
+Slot& slotOf(PyObject* function);
+
+// What stands for its `__new__`.
+bool isType(PyObject* function) {
+  return PyType_Check(function);
+}
+
+PyTypeObject* asType(PyObject* type) {
+  return reinterpret_cast<PyTypeObject*>(type);
+}
+
 bool isBuiltin(PyObject* function) {
   return PyObject_TypeCheck(function, &PyCFunction_Type);
 }
@@ -274,7 +299,25 @@ PyGetSetDef*& propertyOf(PyObject* function) {
   return reinterpret_cast<PyGetSetDescrObject*>(function)->d_getset;
 }
 
+// `T.__new__` when it is not replaced: what `tp_new_wrapper` of CPython does. `self` is the type that has the slot.
+PyObject* callOriginalNew(PyObject* self, PyObject* args, PyObject* kwargs) {
+  PyObject* const type = PyTuple_GET_SIZE(args) > 0 ? PyTuple_GET_ITEM(args, 0) : Py_None;
+  if (!PyType_Check(type) || !PyType_IsSubtype(asType(type), asType(self))) {
+    return PyErr_Format(PyExc_TypeError, "__new__() takes a subtype of %s first.", asType(self)->tp_name);
+  }
+  PyObject* const others = PyTuple_GetSlice(args, 1, PyTuple_GET_SIZE(args));
+  PyObject* const made = others == nullptr ? nullptr : slotOf(self).original_new(asType(type), others, kwargs);
+  Py_XDECREF(others);
+  return made;
+}
+
 PyObject* makeOriginal(PyObject* function) {
+  if (isType(function)) {
+    static PyMethodDef definition{"__new__",
+                                  reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&callOriginalNew)),
+                                  METH_VARARGS | METH_KEYWORDS, nullptr};
+    return PyCFunction_NewEx(&definition, function, nullptr);
+  }
   if (isProperty(function)) {
     return PyDescr_NewGetSet(PyDescr_TYPE(function), propertyOf(function));
   }
@@ -289,7 +332,10 @@ PyObject* makeOriginal(PyObject* function) {
 }
 
 void fill(Slot& slot, std::size_t index, PyObject* function) {
-  if (isProperty(function)) {
+  if (isType(function)) {
+    slot.original_new = asType(function)->tp_new;
+    slot.passes_self = true;
+  } else if (isProperty(function)) {
     slot.original_property = propertyOf(function);
     slot.property = *slot.original_property;
     slot.property.get = &getProperty;
@@ -322,15 +368,26 @@ void fill(Slot& slot, std::size_t index, PyObject* function) {
 }
 
 void checkReplaceable(PyObject* function) {
-  if (!isMethod(function) && !isProperty(function) && !isBuiltin(function)) {
+  if (!isMethod(function) && !isProperty(function) && !isBuiltin(function) && !isType(function)) {
     throw pybind11::type_error(std::string("A function of C was expected, but this is a ") +
                                Py_TYPE(function)->tp_name + ".");
   }
 }
 
+// The type from which `type` has its `tp_new`.
+PyTypeObject* ownerOfNew(PyTypeObject* type) {
+  while (type->tp_base != nullptr && type->tp_base->tp_new == type->tp_new) {
+    type = type->tp_base;
+  }
+  return type;
+}
+
 // Two threads do not come here at once: torchext/tools/patching.py has a lock.
 Slot& slotOf(PyObject* function) {
   checkReplaceable(function);
+  if (isType(function)) {
+    function = reinterpret_cast<PyObject*>(ownerOfNew(asType(function)));
+  }
   std::size_t index = 0;
   for (; index < kSlots && slots().at(index).function != nullptr; ++index) {
     if (slots().at(index).function == function) {
@@ -355,6 +412,35 @@ PyObject* callBuiltin(PyObject* function, PyObject* const* args, std::size_t cou
   return callReplacement(slot, nullptr, args, positional, keyword_names);
 }
 
+// Of a type that derives from one whose `__new__` is, or has been, replaced.
+const Slot& slotOfNew(PyTypeObject* type) {
+  const auto* const found = std::find_if(slots().begin(), slots().end(), [type](const Slot& slot) {
+    return slot.original_new != nullptr && PyType_IsSubtype(type, asType(slot.function)) != 0;
+  });
+  TORCH_INTERNAL_ASSERT(found != slots().end());
+  return *found;
+}
+
+PyObject* newObject(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+  const Slot& slot = slotOfNew(type);
+  if (!isAboutCall(slot, nullptr, args, kwargs)) {
+    return slot.original_new(type, args, kwargs);
+  }
+  return callReplacement(slot, reinterpret_cast<PyObject*>(type), args, kwargs);
+}
+
+// In `type`, and in what derives from it and has the same one.
+void exchangeNew(PyTypeObject* type, newfunc expected, newfunc function) {
+  if (type->tp_new == expected) {
+    type->tp_new = function;
+  }
+  const auto find = pybind11::reinterpret_borrow<pybind11::object>(reinterpret_cast<PyObject*>(&PyType_Type));
+  for (const pybind11::handle derived :
+       find.attr("__subclasses__")(pybind11::handle(reinterpret_cast<PyObject*>(type)))) {
+    exchangeNew(asType(derived.ptr()), expected, function);
+  }
+}
+
 // What calls the original, whether it is replaced or not.
 pybind11::object originalOf(const pybind11::object& function) {
   return pybind11::reinterpret_borrow<pybind11::object>(slotOf(function.ptr()).original);
@@ -367,7 +453,10 @@ void replaceFunction(const pybind11::object& function, const pybind11::object& r
   const bool is_replaced = !replacement.is_none();
   PyObject* const previous = std::exchange(slot.called, is_replaced ? replacement.ptr() : slot.original);
   Py_INCREF(slot.called);
-  if (slot.original_property != nullptr) {
+  if (slot.original_new != nullptr) {
+    exchangeNew(asType(slot.function), is_replaced ? slot.original_new : &newObject,
+                is_replaced ? &newObject : slot.original_new);
+  } else if (slot.original_property != nullptr) {
     propertyOf(slot.function) = is_replaced ? &slot.property : slot.original_property;
   } else {
     definitionOf(slot.function) = is_replaced ? &slot.definition : slot.original_definition;
@@ -376,6 +465,17 @@ void replaceFunction(const pybind11::object& function, const pybind11::object& r
     }
   }
   Py_DECREF(previous);
+}
+
+// `is_about(concerns, *arguments)`, for what functions of Python are given.
+PyObject* isAboutArguments(PyObject* /*module*/, PyObject* const* args, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  const unsigned long concerns = count > 0 ? PyLong_AsUnsignedLong(args[0]) : static_cast<unsigned long>(kAll);
+  if (PyErr_Occurred() != nullptr) {
+    return nullptr;
+  }
+  return PyBool_FromLong(isAboutAnyOf(static_cast<unsigned>(concerns), args + 1, count - 1) ? 1 : 0);
+  END_HANDLE_TH_ERRORS
 }
 
 }  // namespace
@@ -404,6 +504,10 @@ void bindPatching(pybind11::module_& module) {
   module.attr("CONCERNS_FAKES") = static_cast<unsigned>(kFakes);
   module.attr("CONCERNS_MARKS") = static_cast<unsigned>(kMarks);
   module.attr("CONCERNS_ALL") = static_cast<unsigned>(kAll);
+  static PyMethodDef is_about{"is_about",
+                              reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&isAboutArguments)),
+                              METH_FASTCALL, "is_about(concerns: int, *arguments) -> bool"};
+  module.attr("is_about") = pybind11::reinterpret_steal<pybind11::object>(PyCFunction_New(&is_about, nullptr));
   module.def("original_of", &originalOf);
   module.def("replace_functions", &replaceFunctions);
   module.def("exchange_codes", &exchangeCodes);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import functools
 import gc
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -331,6 +333,70 @@ def test_only_calls_about_fakes_reach_the_replacement_of_a_c_function() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # since Python 3.12
+def files_of_functions_called_by(call: Callable[[], object]) -> set[str]:
+    files = set()
+
+    def note(frame: FrameType, event: str, _argument: object) -> None:
+        if event == "call":
+            files.add(frame.f_code.co_filename)
+
+    previous = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(previous)
+    return files
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda real: copy.deepcopy(real),
+        lambda real: copy.deepcopy(torch.nn.Parameter(real)),
+        lambda real: real.untyped_storage().clone(),
+        lambda real: torch.UntypedStorage(8),
+        lambda real: real.data_ptr(),
+        lambda real: real.numpy(),
+        lambda real: real.tolist(),
+        lambda real: real.new_tensor([1.0]),
+    ],
+    ids=["deepcopy", "parameter", "clone", "constructor", "data_ptr", "numpy", "tolist", "new_tensor"],
+)
+def test_calls_about_real_tensors_reach_no_replacement_while_fakes_are_alive(
+    call: Callable[[torch.Tensor], object],
+) -> None:
+    fake, real = fake_like(torch.ones(2)), torch.ones(2)
+    assert is_fake(fake)
+    called = files_of_functions_called_by(lambda: call(real))
+    assert not [file for file in called if f"{os.sep}fake{os.sep}patches{os.sep}" in file]
+
+
+def test_constructors_of_storages_know_fakes_in_whatever_class() -> None:
+    class Before(torch.UntypedStorage):
+        pass
+
+    class WithNew(torch.UntypedStorage):
+        def __new__(cls, *args: Any) -> Any:
+            return super().__new__(cls, *args)
+
+    storage = fake_like(torch.ones(2)).untyped_storage()
+
+    class During(torch.UntypedStorage):
+        pass
+
+    for cls in (torch.UntypedStorage, Before, WithNew, During):
+        for construct in (cls, functools.partial(torch.UntypedStorage.__new__, cls)):
+            with pytest.raises(RuntimeError, match="of fake tensors and has no data"):
+                construct(storage)
+            assert construct([1, 2]).tolist() == [1, 2]
+    del storage
+    assert not is_replaced()
+    assert torch.UntypedStorage.__new__(During, [1, 2]).tolist() == [1, 2]
+    with pytest.raises(TypeError, match="is not a subtype"):
+        torch.UntypedStorage.__new__(int, [1, 2])  # type: ignore[type-var]
+
+
 def test_a_fork_may_happen_at_any_time() -> None:
     with while_fakes_live.hold():
         child = os.fork()

@@ -15,7 +15,6 @@ PROGRAM = Path(__file__).parents[1] / "patched_callables.py"
 
 # What Python does not let be exchanged without another object in its place.
 OTHER_OBJECTS = {
-    "torch.storage.UntypedStorage.__new__": "a type calls what is in its slot",
     "torch.storage.UntypedStorage.__setitem__": "the slot wrapper of a type, which is inherited",
 }
 

@@ -196,6 +196,9 @@ class FakeCopy(dict[int, Any]):
                 fake.__dict__[name] = copy.deepcopy(value, self)
 
 
+_C.provide("fake_copy", FakeCopy)
+
+
 def _copy_with_value(tensor: torch.Tensor) -> torch.Tensor:
     """A fake copy that keeps the value of `tensor`, if it is known, as constants do in `fake_mode`."""
     if _C.is_fake(tensor):

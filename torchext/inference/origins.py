@@ -126,7 +126,7 @@ def _patch_custom_functions() -> None:
     """What `ctx.save_for_backward()` was given is checked after the operators of `forward()`."""
     # A class method, which is written in Python before 2.15 and in C since.
     reason = "raises errors about what was saved after forward() has returned"
-    while_marks_live.patch(torch.autograd.Function, "apply", _noting, reason, concerns=Concerns.MARKS)
+    while_marks_live.patch(torch.autograd.Function, "apply", _noting, reason)  # `forward()` may have closed over them
 
 
 _while_all_blocks_trace.declare(_patch_mode_of_pytorch)

@@ -5,10 +5,10 @@ as those of `torch.overrides`, TorchScript, Dynamo and subclasses with a `__torc
 and `inspect.signature()`. Only what it calls is exchanged:
 
 - A function of Python gets other code with the same parameters. Where Dynamo traces, which knows neither fakes nor
-  marks of ours, that calls the original.
-- A method, a property or a function of C gets another definition: NOTE [Replaced C functions] in
+  marks of ours, and for calls that it is not about, that calls the original.
+- A method, a property, a constructor or a function of C gets another definition: NOTE [Replaced C functions] in
   csrc/python/patching.cpp.
-- Of anything else, as a `__new__` or a slot of a type, the attribute itself is replaced.
+- Of anything else, as a slot of a type, the attribute itself is replaced.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ that a function of Python hands on by position what can be given so, with defaul
 
 
 class Concerns(enum.IntFlag):
-    """Which calls of a function of C go to its replacement; others go to the original, without Python."""
+    """Which calls go to the replacement; others go to the original, without Python if that is a function of C."""
 
     FAKES = _C.CONCERNS_FAKES
-    """Those that have a fake tensor, or the storage of one, among their arguments."""
+    """Those that have a fake tensor, the storage of one or the memo of `fake_like()` among their arguments."""
     MARKS = _C.CONCERNS_MARKS
     """Those that have a marked tensor among their arguments: NOTE [Marked tensors], csrc/marks/tensor_marks.h."""
     ALL = _C.CONCERNS_ALL
@@ -220,7 +220,7 @@ class _PythonFunction(Thing):
         self.function = function
         self.original = _copy_of(function)
         self._code = function.__code__
-        self._forwarding: dict[bool, CodeType] = {}  # by whether Dynamo traces the replacement; takes long to make
+        self._forwarding: dict[tuple[int, bool], CodeType] = {}  # takes long to make
         self._index = len(replacements)
         replacements.append(self.original)
         originals.append(self.original)
@@ -229,28 +229,36 @@ class _PythonFunction(Thing):
         # Of the original after the end, too: for whoever is on the way to it, or has taken over the code.
         called = self.original if replacement is None else replacement.function
         steps.others.append(partial(replacements.__setitem__, self._index, called))
-        code = self._code if replacement is None else self._code_for(replacement.is_traced)
+        code = self._code if replacement is None else self._code_for(replacement.concerns, replacement.is_traced)
         for before in (self._code, *self._forwarding.values()):
             if before is not code:
                 steps.codes.append((self.function, before, code))
 
-    def _code_for(self, is_traced: bool) -> CodeType:
-        if is_traced not in self._forwarding:
-            self._forwarding[is_traced] = _forwarding_code(self.function, self._code, self._index, is_traced)
-        return self._forwarding[is_traced]
+    def _code_for(self, concerns: int, is_traced: bool) -> CodeType:
+        key = concerns, is_traced
+        if key not in self._forwarding:
+            self._forwarding[key] = _forwarding_code(self.function, self._code, self._index, concerns, is_traced)
+        return self._forwarding[key]
 
 
 class _CFunction(Thing):
     def __init__(self, function: object) -> None:
         super().__init__()
         self.function = function
+        self._replaced = function
         self.original = _C.original_of(function)
         if isinstance(function, GetSetDescriptorType):
             self.original = self.original.__get__
 
     def _exchange(self, replacement: _Replacement | None, steps: Steps) -> None:
         called, concerns = (None, 0) if replacement is None else (replacement.function, replacement.concerns)
-        steps.functions.append((self.function, called, concerns))
+        steps.functions.append((self._replaced, called, concerns))
+
+
+class _Constructor(_CFunction):
+    def __init__(self, cls: type) -> None:
+        super().__init__(cls)
+        self.function = cls.__new__
 
 
 class _Attribute(Thing):
@@ -299,9 +307,11 @@ _things: dict[object, Thing] = {}
 replacements: list[Function] = vars(_C).setdefault("__replacements__", [])
 originals: list[Function] = vars(_C).setdefault("__originals__", [])
 is_dynamo_compiling = torch.compiler.is_dynamo_compiling
+is_about = _C.is_about
 
-# Names in the code that forwards calls, which no parameter has.
-IS_COMPILING, ORIGINALS, REPLACEMENTS = (f"_torchext_{what}" for what in ("is_compiling", "originals", "replacements"))
+# A name in the code that forwards calls, which no parameter has, and what leads from there to this module.
+PACKAGE = "_torchext_package"
+THIS_MODULE = f"{PACKAGE}.{__name__.partition('.')[2]}"
 
 C_FUNCTIONS = (BuiltinFunctionType, MethodDescriptorType, ClassMethodDescriptorType, GetSetDescriptorType)
 
@@ -313,10 +323,13 @@ def _thing_of(owner: Any, name: str) -> Thing:
     if found is None:  # a module that answers for another one, as `torch.backends.cudnn`
         found = getattr(owner, name)
     found = getattr(found, "__func__", found)  # of static methods, of class methods, and of those of pybind11
-    is_kept = type(found) in (FunctionType, *C_FUNCTIONS) and name != "__new__"
+    is_constructor = name == "__new__"
+    is_kept = type(found) in (FunctionType, *C_FUNCTIONS) and not is_constructor
     key = ("function", id(found)) if is_kept else ("attribute", id(owner), name)  # both are held by the thing
     if key not in _things:
-        if not is_kept:
+        if is_constructor:
+            _things[key] = _Constructor(owner)
+        elif not is_kept:
             _things[key] = _Attribute(owner, name)
         elif isinstance(found, FunctionType):
             _things[key] = _PythonFunction(found)
@@ -342,23 +355,29 @@ def _copy_of(function: FunctionType) -> FunctionType:
     return copy
 
 
-def _forwarding_code(function: FunctionType, original: CodeType, index: int, is_traced: bool) -> CodeType:
-    """Code that takes what `function` takes, and calls its replacement with it.
+def _forwarding_code(
+    function: FunctionType, original: CodeType, index: int, concerns: int, is_traced: bool
+) -> CodeType:
+    """Code that takes what `function` takes, and calls its replacement with it, or the original.
 
     The number of free variables of a function cannot change, so the code has those of the original.
     """
-    parameters, arguments = _parameters_of(original)
+    parameters, arguments, values = _parameters_of(original)
+    others = [
+        *([] if is_traced else [f"{THIS_MODULE}.is_dynamo_compiling()"]),
+        *([] if is_traced or concerns & Concerns.ALL else [f"not {THIS_MODULE}.is_about({int(concerns)}, {values})"]),
+    ]
     result = "return (yield from {})" if inspect.isgeneratorfunction(function) else "return {}"
     lines = [
         "def make():",
         *(f"    {name} = None" for name in original.co_freevars),
         f"    def function({parameters}):",
-        # Neither a global name of PyTorch's module nor a closure: those would be changes of their own.
-        f"        from {__name__} import is_dynamo_compiling as {IS_COMPILING}",
-        f"        from {__name__} import originals as {ORIGINALS}, replacements as {REPLACEMENTS}",
-        *([] if is_traced else [f"        if {IS_COMPILING}():"]),
-        *([] if is_traced else ["            " + result.format(f"{ORIGINALS}[{index}]({arguments})")]),
-        "        " + result.format(f"{REPLACEMENTS}[{index}]({arguments})"),
+        # Neither a global name of PyTorch's module nor a closure: those would be changes of their own. The import of a
+        # package alone is a look into a dictionary; one from a module takes ten times as long, to find no `__path__`.
+        f"        import {__name__.partition('.')[0]} as {PACKAGE}",
+        *([f"        if {' or '.join(others)}:"] if others else []),
+        *(["            " + result.format(f"{THIS_MODULE}.originals[{index}]({arguments})")] if others else []),
+        "        " + result.format(f"{THIS_MODULE}.replacements[{index}]({arguments})"),
         *(f"        {name}" for name in original.co_freevars),
         "    return function",
     ]
@@ -371,8 +390,8 @@ def _forwarding_code(function: FunctionType, original: CodeType, index: int, is_
     return code.replace(co_firstlineno=original.co_firstlineno, **given)  # type: ignore[arg-type]
 
 
-def _parameters_of(code: CodeType) -> tuple[str, str]:
-    """The parameters of a function, and the arguments that hand them on."""
+def _parameters_of(code: CodeType) -> tuple[str, str, str]:
+    """The parameters of a function, the arguments that hand them on, and the values of all of them."""
     count, only_by_name = code.co_argcount, code.co_kwonlyargcount
     by_position = list(code.co_varnames[:count])
     by_name = list(code.co_varnames[count : count + only_by_name])
@@ -385,4 +404,5 @@ def _parameters_of(code: CodeType) -> tuple[str, str]:
     only_by_position = by_position[: code.co_posonlyargcount]
     parameters = [*only_by_position, *slash, *by_position[code.co_posonlyargcount :], *args, *star, *by_name, *kwargs]
     arguments = [*by_position, *args, *(f"{name}={name}" for name in by_name), *kwargs]
-    return ", ".join(parameters), ", ".join(arguments)
+    values = [*by_position, *args, *by_name, *(f"*{kwarg[2:]}.values()" for kwarg in kwargs)]
+    return ", ".join(parameters), ", ".join(arguments), ", ".join(values)

@@ -97,9 +97,10 @@ def _patch_deepcopy() -> None:
 
         return __deepcopy__
 
-    while_fakes_live.patch(torch.Tensor, "__deepcopy__", make, "copies the memory of the storage")
+    reason = "copies the memory of the storage"
+    while_fakes_live.patch(torch.Tensor, "__deepcopy__", make, reason, concerns=Concerns.FAKES)
     for cls in (torch.nn.Parameter, torch.nn.UninitializedParameter):
-        while_fakes_live.patch(cls, "__deepcopy__", _copying_to_fakes, "the same, for parameters")
+        while_fakes_live.patch(cls, "__deepcopy__", _copying_to_fakes, reason, concerns=Concerns.FAKES)
 
 
 def _deepcopy_of_fake(fake: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
