@@ -18,8 +18,8 @@ enum class SelfTest : int {
 // Runs the tests of the pieces that everything relies on. Raises an error that names the first one that fails.
 void runSelfTests();
 
-// Raises an error if the test of a piece fails. It names the piece, and `usage`, the subject of a sentence. For pieces
-// that only some features rely on; they are tested when they are first needed.
+// Raises an error if the test of a piece fails. It names the piece, and `usage`, the beginning of a sentence. For
+// pieces that only some features rely on; they are tested when they are first needed.
 void requireSelfTest(SelfTest test, const char* usage);
 
 // Returns true if the test passes.

@@ -53,7 +53,8 @@ struct Extent {
       : begin{static_cast<std::size_t>(tensor.storage_offset()) * tensor.itemsize()}, end{begin + tensor.nbytes()} {}
 };
 
-// Decides as `at::get_overlap_status()` does: for tensors with gaps it cannot be told, and full overlap is harmless.
+// Decides as `at::get_overlap_status()` does: for tensors with gaps it cannot be told, and full overlap is harmless if
+// the strides are equal.
 bool overlapsPartially(const Tensor& a, const Tensor& b) {
   if (a.is_same(b) || !a.has_storage() || !b.has_storage() || !isSameStorage(a.storage(), b.storage()) ||
       a.numel() == 0 || b.numel() == 0 || !a.is_non_overlapping_and_dense() || !b.is_non_overlapping_and_dense()) {
