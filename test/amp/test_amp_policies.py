@@ -238,7 +238,7 @@ LISTS = {
 
 
 def sweep(device_type: str) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """The calls of PyTorch's lists, on tensors that are made now."""
+    """Returns the calls of PyTorch's lists, on tensors that are made now."""
     lists: Any = (AutocastCPUTestLists if device_type == "cpu" else AutocastTestLists)(torch.device(device_type))
     for name in LISTS[device_type]:
         for op, args, *more in getattr(lists, name):
