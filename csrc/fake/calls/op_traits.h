@@ -14,7 +14,8 @@ namespace torchext {
 // constant becomes visible to them.
 bool isLiftFresh(const c10::OperatorHandle& op);
 
-// True for the operator behind `Tensor.pin_memory()`, whose Meta kernel refuses any tensor that is not on the CPU.
+// Returns true for the operator behind `Tensor.pin_memory()`, whose Meta kernel refuses any tensor that is not on the
+// CPU.
 bool isPinMemory(const c10::OperatorHandle& op);
 
 // Returns the key of the operator's composite kernel, if it has one: the operators that this kernel calls are faked and
@@ -26,20 +27,20 @@ std::optional<c10::DispatchKey> compositeKernelOf(const c10::OperatorHandle& op)
 // `zeros_like` and `new_empty`, which does not read its argument's values.
 bool isFactory(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
 
-// True for an operator that takes `dtype`, `layout`, `device` and `pin_memory`, one after another.
+// Returns true for an operator that takes `dtype`, `layout`, `device` and `pin_memory`, one after another.
 bool takesTensorOptions(const c10::FunctionSchema& schema);
 
-// True for an operator whose results are all views of arguments, and that writes to none.
+// Returns true for an operator whose results are all views of arguments, and that writes to none.
 bool onlyMakesViews(const c10::OperatorHandle& op);
 
 // Returns true for a call whose tensor arguments are all wrapped numbers, like `torch.add(3, 2)`, which makes a tensor
 // of them.
 bool isAboutNumbers(c10::ArrayRef<c10::IValue> arguments);
 
-// True for an argument that is a random generator.
+// Returns true for an argument that is a random generator.
 bool isGenerator(const c10::Argument& argument);
 
-// True for an operator that is told which random generator to draw from.
+// Returns true for an operator that is told which random generator to draw from.
 bool takesGenerator(const c10::OperatorHandle& op);
 
 // Returns true if the result, or its shape, cannot be told without the values of the arguments.

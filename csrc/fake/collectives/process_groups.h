@@ -12,10 +12,11 @@
 
 namespace torchext {
 
-// True for a class type of TorchScript that is `c10d::ProcessGroup`.
+// Returns true for a class type of TorchScript that is `c10d::ProcessGroup`.
 bool isProcessGroup(const c10::Type& type);
 
-// True for an argument that names a process group: the object, or the name that `c10d::resolve_process_group()` knows.
+// Returns true for an argument that names a process group: the object, or the name that `c10d::resolve_process_group()`
+// knows.
 bool namesProcessGroup(const c10::Argument& argument);
 
 // Returns the name of the backend that the call would use for tensors on `device`, or nothing if the call names no

@@ -39,7 +39,7 @@ class LayoutHandler {
 
   virtual bool isFake(const at::TensorBase& tensor) const;
 
-  // The strided tensors that make up `tensor`.
+  // Returns the strided tensors that make up `tensor`.
   virtual std::vector<at::Tensor> membersOf(const at::Tensor& tensor) const;
 
   // Returns a fake like `tensor`, but made up of `members`: as many fakes as `tensor` has members. It has the dtype and

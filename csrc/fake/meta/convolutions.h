@@ -18,10 +18,10 @@
 
 namespace torchext {
 
-// True for `aten::convolution`, forwards.
+// Returns true for `aten::convolution`, forwards.
 bool isConvolution(const c10::OperatorHandle& op);
 
-// True for the operators whose results `giveMemoryFormat()` lays out.
+// Returns true for the operators whose results `giveMemoryFormat()` lays out.
 bool hasFormatOfConvolution(const c10::OperatorHandle& op);
 
 // Raises what PyTorch raises when it chooses a library for `aten::convolution` with these arguments.

@@ -6,7 +6,7 @@
 
 namespace torchext {
 
-// True for a call that takes a sparse tensor or makes one: NOTE [Sparse fakes].
+// Returns true for a call that takes a sparse tensor or makes one: NOTE [Sparse fakes].
 bool isAboutSparse(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
 
 // Raises what is known to be wrong with such a call before any kernel is run: DataDependentError if a strided tensor is

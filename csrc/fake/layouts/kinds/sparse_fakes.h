@@ -19,7 +19,7 @@
 
 namespace torchext {
 
-// True for COO and the four compressed layouts.
+// Returns true for COO and the four compressed layouts.
 constexpr bool isSparseLayout(c10::Layout layout) noexcept {
   return layout == c10::kSparse || layout == c10::kSparseCsr || layout == c10::kSparseCsc ||
          layout == c10::kSparseBsr || layout == c10::kSparseBsc;
@@ -28,10 +28,10 @@ constexpr bool isSparseLayout(c10::Layout layout) noexcept {
 // Returns the layout's name in Python, such as `torch.sparse_coo`.
 std::string nameOf(c10::Layout layout);
 
-// True for a sparse tensor, fake or not. False for a Python subclass that only claims a sparse layout.
+// Returns true for a sparse tensor, fake or not. False for a Python subclass that only claims a sparse layout.
 bool isSparse(const at::TensorBase& tensor) noexcept;
 
-// True for a sparse tensor whose values are fake, whether it carries the `Fake` key or not.
+// Returns true for a sparse tensor whose values are fake, whether it carries the `Fake` key or not.
 bool isSparseFake(const at::TensorBase& tensor);
 
 // Gives the `Fake` key to a sparse tensor whose values are fake. Does nothing to others.
