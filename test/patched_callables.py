@@ -354,7 +354,7 @@ def _in_fake_tensor_mode() -> str:
 
 
 def wrong_calls(function: Any) -> dict[str, str]:
-    """What comes of arguments of which most are wrong, in whatever number."""
+    """Returns the outcomes of calls with arguments of which most are wrong, in type or in number."""
     if isinstance(function, type):
         return {}
     x, s = torch.arange(6.0).reshape(2, 3), torch.UntypedStorage([1, 2])
@@ -446,7 +446,7 @@ def scripted() -> dict[str, str]:
 
 
 class Recurrent(torch.nn.Module):
-    """A network of a kind. TorchScript compiles those that are parts of others."""
+    """A recurrent network as a part of a module: TorchScript compiles only those."""
 
     def __init__(self, kind: type[torch.nn.RNNBase]) -> None:
         super().__init__()

@@ -27,7 +27,7 @@ count = itertools.count()
 
 
 def define(schema: str = "(Tensor x, Tensor y) -> Tensor") -> tuple[str, list[Any]]:
-    """Defines an operator, and returns its name and what its calls will see: dtypes of tensors."""
+    """Defines an operator. Returns its name, and a list to which each call adds the dtypes of its tensors."""
     name = f"torchext_test_amp::op{next(count)}"
     seen: list[Any] = []
     torch.library.define(name, schema)
@@ -259,7 +259,7 @@ def _find(op: str, args: Any, name: str) -> Callable[..., Any] | None:
 
 
 def dtypes(run: Callable[[], Any], region: AbstractContextManager[object]) -> Any:
-    """What a call returns, or the kind of its error."""
+    """Returns the dtypes of what a call returns, or the class of its error."""
     torch.manual_seed(0)
     try:
         with warnings.catch_warnings(), region:

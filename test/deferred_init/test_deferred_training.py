@@ -23,7 +23,7 @@ OPTIONS = ("foreach", "fused", "capturable", "differentiable", "amsgrad", "cente
 
 
 def optimizers() -> Iterator[Any]:
-    """Every optimizer of PyTorch with each of its options, as far as the CPU has them."""
+    """Yields every optimizer of PyTorch, with each of its options."""
     for name, cls in vars(torch.optim).items():
         if not (isinstance(cls, type) and issubclass(cls, Optimizer)) or cls is Optimizer:
             continue
@@ -134,7 +134,7 @@ class TestState:
             get_optimizer_state_dict(model, optimizer)
             materialize_module(model)
             for state in optimizer.state.values():
-                state["step"].zero_()  # the first step was that of the checkpoint
+                state["step"].zero_()  # making the checkpoint took the first step
             assert not any(map(is_deferred, values(model, optimizer)))
 
         trained(adopt, AdamW)

@@ -334,7 +334,7 @@ print((peak() - before) / 2**20)
 class TestProgress:
     @pytest.fixture
     def bars(self, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-        """The bars that are shown, which count."""
+        """Returns the progress bars that are shown, which count."""
         tqdm = pytest.importorskip("tqdm.auto", reason="tqdm is not installed")
         shown: list[Any] = []
 
@@ -427,7 +427,7 @@ class Holder:
 
 
 class LooksLikeNothing:
-    """As proxies do that stand for an object that is made later."""
+    """Raises when asked for its class, as unbound proxies do."""
 
     @property
     def __class__(self) -> Any:

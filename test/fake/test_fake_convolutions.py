@@ -117,7 +117,7 @@ def test_number_of_threads_decides() -> None:
 
 
 def on_cuda() -> Iterator[tuple[str, torch.dtype, bool]]:
-    """A convolution, a dtype, and whether cuDNN computes it channels last."""
+    """Yields convolutions, dtypes, and whether cuDNN's results are channels last."""
     yield "conv2d", torch.float32, True
     yield "conv2d", torch.bfloat16, True
     yield "conv2d", torch.float64, False

@@ -16,7 +16,7 @@ Program = Callable[[], Tensor]
 
 
 def column() -> Tensor:
-    """Two rows of one element, whose stride 2 leads nowhere."""
+    """Returns two rows of one element, with strides (1, 2): no second column uses the stride 2."""
     return torch.ones(1, 2).t()
 
 

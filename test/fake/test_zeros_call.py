@@ -87,7 +87,7 @@ def test_operators_without_a_meta_kernel_were_gone_through() -> None:
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
 @pytest.mark.parametrize("is_lstm", [True, False], ids=["lstm", "gru"])
 def test_lengths_of_packed_sequences_are_not_zeros(is_lstm: bool) -> None:
-    """Of three sequences of the lengths 2, 1 and 1, of which three have a first step and one a second."""
+    """Three sequences of the lengths 2, 1 and 1: all three have a first step, and one has a second."""
     layer: Any = dynamic.LSTM(5, 2) if is_lstm else dynamic.GRU(5, 2)
     parameters = [weights.param for weights in layer._all_weight_values]
     run = torch.ops.aten.quantized_lstm.data if is_lstm else torch.ops.aten.quantized_gru.data

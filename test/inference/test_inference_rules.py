@@ -32,7 +32,7 @@ LEAF = "a leaf Variable that requires grad is being used in an in-place operatio
 
 
 class World(NamedTuple):
-    """Where tensors live, and how they come about there."""
+    """A device, and a kind of tensors on it."""
 
     device: str
     kind: str
@@ -169,7 +169,7 @@ def make_tensor(world: World, tensor: str, mode: Mode = inference_mode) -> Tenso
 
 
 def row(world: World, where: str, operator: str, tensor: str, mode: Mode = inference_mode) -> Tensor | str:
-    """What an operator returns, or the text of the error that it raises."""
+    """Returns what an operator returns, or the text of the error that it raises."""
     argument = make_tensor(world, tensor, mode)
     try:
         with mode() if where == "inside" else nullcontext():

@@ -108,7 +108,7 @@ RUNTIME_KEYS = (
 
 @contextmanager
 def kernels_that_report(op: torch._ops.OpOverload[..., Any]) -> Iterator[list[str]]:
-    """Puts a kernel before each of the kernels of `op` that adds its key to the list when it is called."""
+    """Replaces each kernel of `op` by one that adds its key to the list, and then calls the original."""
     visited: list[str] = []
     name = op._schema.name + (f".{op._schema.overload_name}" if op._schema.overload_name else "")
     table = torch._C._dispatch_dump_table(name).splitlines()

@@ -74,5 +74,5 @@ def test_overridable_functions_are_the_same_objects() -> None:
 
 
 def test_dynamo_compiles_after_graph_breaks_what_it_compiled_before() -> None:
-    """Not the functions of ours that are called there."""
+    """Dynamo does not compile our functions that are called there."""
     assert run("--compiled", "--used") == run("--compiled")

@@ -110,7 +110,7 @@ class Run:
         return report
 
     def section(self, start: str) -> list[str]:
-        """The lines that are indented below the one that starts so."""
+        """Returns the lines that are indented below the one that begins with `start`."""
         [first] = [position for position, line in enumerate(self.lines) if line.startswith(start)]
         section = []
         for line in self.lines[first + 1 :]:

@@ -73,7 +73,7 @@ class Machine:
 
 
 def make_sources() -> list[Tensor]:
-    """Real tensors for programs to read: small ones, which recordings copy, memory of others, and one that is not."""
+    """Returns real tensors for programs to read: small ones, also on foreign memory, and one too large to copy."""
     with torch.inference_mode():
         inference = torch.linspace(-1, 1, 3)
     return [
@@ -138,7 +138,7 @@ def weight_of(tensor: Tensor) -> Tensor:
 
 
 def filled(tensor: Tensor) -> Tensor:
-    """`tensor`, if it has elements: kernels that would refuse its dtype have nothing to do without."""
+    """Returns `tensor` if it has elements. Kernels do not refuse the dtype of one that has none."""
     if tensor.numel() == 0:
         raise ValueError("has no elements")
     return tensor
@@ -366,9 +366,9 @@ def partners(tensors: list[Tensor]) -> list[list[int]]:
 
 
 def materialize_all(machine: Machine, order: int) -> list[int]:
-    """Materializes what is in memory in an order of its own, and returns the places of what could not be.
+    """Materializes the memory in the order that `order` selects, and returns the positions of what could not be.
 
-    That may be only because the program has read the source that is not copied, and it was changed.
+    The only permitted reason is that the program has read the source that is not copied, and it was changed.
     """
     failed = []
     for place in sorted(range(len(machine.memory)), key=lambda place: (place + 1) * (2 * order + 1) % 31):
