@@ -1,6 +1,6 @@
-"""What autocast costs: regions, operators that it has nothing to do with, and the four ways to have it.
+"""What autocast costs: regions, operators that it leaves alone, and the four ways to use it.
 
-Each line is a ratio to a peer that is measured in turns with it, of the fastest turns: others only disturb.
+Each line is a ratio to a peer. The two are measured in turns, and the fastest turns are compared: noise only adds time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Work = Callable[[], object]
 
 
 def seconds(work: Work, repeat: int) -> float:
-    """How long `work` takes once."""
+    """Returns how long `work` takes once."""
     start = time.perf_counter()
     for _ in range(repeat):
         work()

@@ -3,15 +3,15 @@
 Prints tables of medians, all measured in one run:
 
 - Construction: torchext, `torch.device("meta")`, PyTorch's FakeTensorMode, accelerate's `init_empty_weights` and eager,
-  on transformers' Llama-2-7B shape, and on linear layers of the same shape, which really initialize. Eager with one of
-  the layers, scaled.
+  on transformers' Llama-2-7B shape, and on linear layers of the same shape, which do initialize. Eager construction is
+  scaled up from one layer.
 - Recording: time and memory of one operator.
 - Materialization: against eager construction on about 1 B parameters, and its peak of resident memory.
 
     python benchmarks/deferred_init.py [--repeats N] [--calls N] [--operators N]
 
-Needs `transformers` and `psutil`. The rows of one table are measured in turn, again and again, so that a noisy moment
-of the machine does not fall on one of them alone.
+Needs `transformers` and `psutil`. The rows of one table are measured in turns, again and again, so that noise does not
+affect only one of them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MIB = 2**20
 T = TypeVar("T")
 Build = Callable[[int], nn.Module]
 
-# Operators on a tensor that is at hand.
+# Operators on an existing tensor.
 OPERATORS: dict[str, Callable[[Tensor], object]] = {
     "add_": lambda x: x.add_(1.0),
     "normal_": lambda x: x.normal_(),
@@ -81,7 +81,7 @@ def llama(layers: int, hidden_size: int = 4096) -> nn.Module:
 
 
 def linears(layers: int, hidden_size: int = 4096) -> nn.Module:
-    """The matrices of a Llama as plain modules, whose constructors initialize them on whatever device."""
+    """The matrices of a Llama as plain modules, whose constructors initialize them on any device."""
     inner = hidden_size * 43 // 16
     linear = partial(nn.Linear, bias=False)
     attention = [(hidden_size, hidden_size)] * 4
@@ -102,7 +102,7 @@ def seconds(run: Callable[[], object]) -> float:
 
 
 def medians(runs: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, float]:
-    """The medians of what `runs` measure, in turn, after one round that is not counted."""
+    """Returns the medians of what `runs` measure, in turns, after one round that is not counted."""
     rounds = [{name: run() for name, run in runs.items()} for _ in range(repeats + 1)]
     return {name: statistics.median(measured[name] for measured in rounds[1:]) for name in runs}
 
@@ -251,7 +251,7 @@ def recording_memory(operators: int) -> None:
     rows = {
         **{
             f"`{name}` of {numel}, {what}": in_subprocess(recorded_in_place, name, numel, operators, tensors)
-            # Fewer than 16 normally distributed values are drawn in another way, whose leftover is kept.
+            # Fewer than 16 normally distributed values are drawn in another way, which keeps a value that is left over.
             for name, numel in (("normal_", 100), ("normal_", 10), ("add_", 100))
             for what, tensors in {"one tensor": 1, "four a tensor": operators // 4}.items()
         },
@@ -288,7 +288,7 @@ def one_billion() -> nn.Module:
 
 def peak_of_materializing() -> Memory:
     """Measures how far resident memory rises while a model becomes real."""
-    materialize_module(deferred_init(llama, 1, 64))  # what is loaded at first use
+    materialize_module(deferred_init(llama, 1, 64))  # loads what is loaded at first use
     model = deferred_init(one_billion)
     before = resident()
     materialize_module(model)
@@ -317,7 +317,7 @@ def main() -> None:
     repeats = options.repeats
     transformers.logging.set_verbosity_error()
     print(f"torch {torch.__version__}, transformers {transformers.__version__}, {torch.get_num_threads()} threads")
-    # First, for a subprocess starts with the peak of the process that starts it.
+    # This comes first, because a subprocess inherits the peak of the process that starts it.
     recording_memory(options.operators)
     materialization_memory()
     construction("the Llama-2-7B shape (transformers)", llama, repeats)

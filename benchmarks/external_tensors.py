@@ -1,12 +1,12 @@
-"""What it costs that a recorded operator keeps the value of a real tensor, beside what eager construction pays.
+"""What it costs to record an operator that reads a real tensor, compared with eager construction.
 
-A large real tensor is copied into a new one, eagerly and deferred. Eager loading reads and writes it
-once. Recording reads it once, to take a digest; materializing reads it again, to compare, and then copies. The
-physical limit is the speed at which memory can be read; `sum()` of the same bytes is shown beside it.
+A large real tensor is copied into a new one, eagerly and deferred. Eager loading reads and writes it once. Recording
+reads it once, to take a digest; materializing reads it again, to compare, and then copies. The limit is the speed at
+which memory can be read; `sum()` of the same bytes is shown for comparison.
 
     python benchmarks/external_tensors.py [--mebibytes N] [--repeats N]
 
-The columns are measured in turn, again and again; medians.
+The columns are medians, and are measured in turns, again and again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torchext.deferred_init import deferred_init, materialize_tensor
 
 
 def seconds(run: Callable[[], object]) -> float:
-    """How long `run()` takes."""
+    """Returns how long `run()` takes."""
     start = time.perf_counter()
     run()
     return time.perf_counter() - start

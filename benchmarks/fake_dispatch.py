@@ -1,11 +1,11 @@
-"""What a call on fake tensors costs, beside a real call, the meta device and PyTorch's FakeTensorMode.
+"""What a call on fake tensors costs, compared with a real call, the meta device and PyTorch's FakeTensorMode.
 
 Prints one table of single calls and one of the phases of training a Llama-2-7B shape, all measured in this run.
 
     python benchmarks/fake_dispatch.py [--layers N] [--calls N] [--repeats N]
 
-Needs `transformers` for the second table. The columns of one row are measured in turn, again and again, so that a noisy
-moment of the machine does not fall on one of them alone.
+Needs `transformers` for the second table. The columns of one row are measured in turns, again and again, so that noise
+does not affect only one of them.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def make_arguments(case: Case) -> list[torch.Tensor]:
 
 
 def timer(run: Operator, arguments: list[torch.Tensor], calls: int, mode: AbstractContextManager[Any]) -> Measure:
-    """Returns a function that tells the microseconds of one call."""
+    """Returns a function that returns the microseconds of one call."""
 
     def measure() -> float:
         with mode:
@@ -82,7 +82,7 @@ def timer(run: Operator, arguments: list[torch.Tensor], calls: int, mode: Abstra
 
 
 def cold_timer(run: Operator, arguments: list[torch.Tensor], calls: int) -> Measure:
-    """The same for a call that nobody has asked before."""
+    """The same for a call that is not in the cache."""
 
     def measure() -> float:
         total = 0.0
@@ -109,7 +109,7 @@ class FakeMode:
 
 
 def medians(measures: dict[str, Measure], repeats: int) -> dict[str, float]:
-    """The median of each, measured in turn."""
+    """Returns the median of each, measured in turns."""
     gc.collect()
     samples: dict[str, list[float]] = {name: [] for name in measures}
     for _ in range(repeats):
@@ -190,7 +190,7 @@ def train_llama(layers: int) -> dict[str, float]:
     finish_phase()
     loss.backward()
     finish_phase()
-    # The step counters of AdamW are read, which the meta device cannot do.
+    # AdamW reads its step counters, which is not possible on the meta device.
     with suppress(RuntimeError):
         for _ in range(2):
             optimizer.step()

@@ -1,8 +1,8 @@
 """What inference mode costs and saves: torchext's, PyTorch's, and `torch.no_grad`.
 
 Prints a table of entering and leaving, one of single operators and a transformer block inside, and one of what tracing
-costs, all measured in this run. The columns of one row are measured in turn, again and again, so that a noisy moment of
-the machine does not fall on one of them alone.
+costs, all measured in this run. The columns of one row are measured in turns, again and again, so that noise does not
+affect only one of them.
 
     python benchmarks/inference_mode.py [--calls N] [--repeats N]
 """
@@ -32,7 +32,7 @@ MODES: dict[str, Mode] = {
 
 
 def fastest(measures: dict[str, Measure], repeats: int) -> dict[str, float]:
-    """The fastest of each, measured in turn: what disturbs a run of microseconds only adds to it."""
+    """Returns the fastest of each, measured in turns: noise only adds to a run of microseconds."""
     gc.collect()
     samples: dict[str, list[float]] = {name: [] for name in measures}
     for _ in range(repeats):
@@ -42,7 +42,7 @@ def fastest(measures: dict[str, Measure], repeats: int) -> dict[str, float]:
 
 
 def timer(run: Callable[[], Any], calls: int, mode: Mode = nullcontext) -> Measure:
-    """Returns a function that tells the microseconds of one call inside `mode`."""
+    """Returns a function that returns the microseconds of one call inside `mode`."""
 
     def measure() -> float:
         with mode():
@@ -77,7 +77,7 @@ def entering_again(mode: Mode) -> Callable[[], None]:
 
 
 def decorated(mode: Mode) -> Callable[[], None]:
-    """A function that does nothing, and that a block decorates."""
+    """Returns a function that does nothing, decorated by a block."""
 
     def run() -> None:
         pass
@@ -88,7 +88,7 @@ def decorated(mode: Mode) -> Callable[[], None]:
 
 
 def print_row(name: str, row: dict[str, float], last: str, precision: int = 3) -> None:
-    """Prints the columns, and the one that `last` names over PyTorch's."""
+    """Prints the columns, and the ratio of the one that `last` names to PyTorch's."""
     reference = row["torch.inference_mode"]
     print(
         name.ljust(28)
@@ -114,7 +114,7 @@ def print_entering(calls: int, repeats: int) -> None:
 
 
 def operators() -> dict[str, Callable[[Tensor], Callable[[], Any]]]:
-    """What the second table has a row for, given the tensor that it is called on."""
+    """Returns the rows of the second table, as functions of the tensor that they are called on."""
     return {
         "functional: t + t": lambda t: lambda: t + t,
         "view: t.view(-1)": lambda t: lambda: t.view(-1),

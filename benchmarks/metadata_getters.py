@@ -1,12 +1,11 @@
-"""What C++ pays to ask a fake tensor for its metadata, beside a real one. It should be the same: the ratio is 1.0.
+"""What it costs in C++ to read the metadata of a fake tensor, compared with a real one. The ratio should be 1.0.
 
 Prints a table in nanoseconds. The loops are in C++ and are compiled for this script (metadata_getters.cpp); that needs
 `ninja` and a compiler.
 
     python benchmarks/metadata_getters.py [--calls N] [--repeats N]
 
-The columns of one row are measured in turn, again and again, so that a noisy moment of the machine does not fall on one
-of them alone.
+The columns of one row are measured in turns, again and again, so that noise does not affect only one of them.
 """
 
 from __future__ import annotations
@@ -22,7 +21,8 @@ from torch.utils import cpp_extension
 from torchext.deferred_init import deferred_init
 from torchext.fake import fake_like
 
-# Those of the table in the proposal to make getters of TensorImpl non-virtual, and some more that programs ask often.
+# The getters in the table of the proposal to make those of TensorImpl non-virtual, and some more that programs call
+# often.
 GETTERS = {
     "dim()": "dim",
     "numel()": "numel",
@@ -39,7 +39,7 @@ SHAPES = ((0,), (64, 2048))
 
 
 def measure(loops: ModuleType, getter: str, shape: tuple[int, ...], calls: int, repeats: int) -> list[float]:
-    """The median nanoseconds of a call on a real, a fake and a deferred tensor."""
+    """Returns the median nanoseconds of a call on a real, a fake and a deferred tensor."""
     real = torch.ones(shape)
     tensors = (real, fake_like(real), deferred_init(torch.ones, shape))
     loop = getattr(loops, getter)

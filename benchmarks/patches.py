@@ -1,9 +1,9 @@
-"""What real tensors pay for the functions of PyTorch that torchext replaces.
+"""What the functions of PyTorch that torchext replaces cost on real tensors.
 
-Prints one row a function: microseconds of a call in a process that has only imported torch, in one that has used every
-feature of torchext and holds nothing of it any more, and in one in which fake and deferred tensors are alive. The
-columns are measured in processes of their own, in turn, again and again; the fastest of each counts, because what
-disturbs a run of microseconds only adds to it. The limit of both ratios is 1.
+Prints one row for each function: microseconds of a call in a process that has only imported torch, in one that has used
+every feature of torchext but holds none of its tensors any more, and in one in which fake and deferred tensors are
+alive. The columns are measured in processes of their own, in turns, again and again; the fastest of each counts,
+because noise only adds to a run of microseconds. Both ratios should be 1.
 
     python benchmarks/patches.py [--calls N] [--repeats N]
 """

@@ -16,7 +16,7 @@ namespace torchext {
 
 namespace {
 
-// Threads do not survive a fork, but the locks that they held do, and workers of a DataLoader are forked.
+// Threads do not survive a fork, but the locks that they held do, and the workers of a DataLoader are forked.
 void lockBeforeFork() {
   lockKeys();
   lockForeignFakes();

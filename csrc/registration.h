@@ -4,9 +4,9 @@
 
 namespace torchext {
 
-// Makes sure that PyTorch is what torch_internals/ takes it for, and that the process may fork. Does it once per
-// process. Raises when PyTorch is not. No dispatch key is taken before it is needed: takeFakeKeys(),
-// enterDeferredInit() and takeMarksKey() do it.
+// Runs the self-tests of torch_internals/, connects the parts of fakes, and makes forking safe, once per process.
+// Raises if PyTorch does not behave as torch_internals/ assumes. Takes no dispatch key: takeFakeKeys(),
+// enterDeferredInit() and takeMarksKey() do so when a key is needed.
 TORCHEXT_API void setUp();
 
 }  // namespace torchext

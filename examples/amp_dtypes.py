@@ -2,8 +2,8 @@
 
 python examples/amp_dtypes.py
 
-Builds a model on a CUDA device that is not there, calls it in a region, and prints what each layer takes, keeps and
-returns. No layer is computed, so this tells about a model of any size on any machine.
+Builds a model on a CUDA device that is not there, calls it in a region, and prints the dtypes that each layer takes,
+keeps and returns. Nothing is computed, so this works for a model of any size on any machine.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class Net(nn.Module):
 
 
 def dtypes(values: Any) -> str:
-    """Of the tensors among `values`, each once."""
+    """Returns the dtypes of the tensors among `values`, each once."""
     found = {str(v.dtype).removeprefix("torch.") for v in pytree.tree_leaves(values) if isinstance(v, Tensor)}
     return ", ".join(sorted(found))
 
 
 def report(model: nn.Module, *args: Tensor, dtype: torch.dtype) -> dict[str, tuple[str, str, str]]:
-    """What each layer of `model` takes, keeps and returns in a region, by the names of the layers."""
+    """Returns the dtypes that each layer of `model` takes, keeps and returns in a region, by name."""
     rows: dict[str, tuple[str, str, str]] = {}
 
     def note(name: str) -> Any:

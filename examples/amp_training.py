@@ -1,9 +1,9 @@
-"""Trains a small model in bfloat16 in each of the four ways to autocast, and shows that the loss curves are one.
+"""Trains a small model in bfloat16 in each of the four ways to autocast, and shows that the loss curves are the same.
 
 python examples/amp_training.py [--steps N]
 
-The model learns to add two digits. Nothing but the way in which it is made to autocast differs between the runs, so the
-losses are equal to the last bit.
+The model learns to add two digits. The runs differ only in how the model is made to autocast, so the losses are equal
+to the last bit.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ def identity(model: Adder, pairs: Tensor) -> Tensor:
 
 
 def self_cleaning(model: Adder, pairs: Tensor) -> Tensor:
-    """4. A region whose results are cast by whatever meets them outside, here by the loss."""
+    """4. A region whose results are cast by the first operator that uses them outside, here by the loss."""
     with amp.autocast("cpu", dtype=torch.bfloat16, self_cleaning=True):
         logits: Tensor = model(pairs)
     return logits
 
 
 def train(forward: Forward, steps: int) -> list[float]:
-    """The loss at each step."""
+    """Returns the loss at each step."""
     torch.manual_seed(0)
     model = Adder()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)

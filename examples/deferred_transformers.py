@@ -1,7 +1,7 @@
 """Defers transformers models and compares them, bit for bit, with eager construction.
 
-Needs transformers and nothing from the network: the models are made from configurations. Exits with 1 when any
-parameter or buffer differs.
+Needs transformers, but no network: the models are made from configurations. Exits with 1 if any parameter or buffer
+differs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LLAMA_2_7B = transformers.LlamaConfig(
 
 
 def give_back_freed_memory() -> None:
-    """Frees garbage, and returns free memory to the system, so that reusing it counts as using memory."""
+    """Collects garbage, and returns free memory to the system, so that reusing it counts as using memory."""
     gc.collect()
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):  # glibc
@@ -48,7 +48,7 @@ class Meter:
 
     @contextmanager
     def measure(self) -> Iterator[None]:
-        """Measures the block; a thread looks at the memory every two milliseconds."""
+        """Measures the block; a thread reads the memory every two milliseconds."""
         give_back_freed_memory()
         process = psutil.Process()
         start_bytes = process.memory_info().rss
@@ -74,17 +74,17 @@ class Meter:
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """All parameters and buffers, the non-persistent ones too."""
+    """Returns all parameters and buffers, including the non-persistent ones."""
     return dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
 
 
 def bits(tensor: Tensor) -> Tensor:
-    """The bytes of a tensor: equal bits, not equal numbers, is what is asked."""
+    """Returns the bytes of a tensor, to compare bits, not numbers."""
     return tensor.detach().contiguous().flatten().view(torch.uint8)
 
 
 def differences(actual: nn.Module, expected: nn.Module) -> list[str]:
-    """The names of the tensors that differ in any way."""
+    """Returns the names of the tensors that differ in any way."""
     found, wanted = tensors_of(actual), tensors_of(expected)
     if found.keys() != wanted.keys():
         return sorted(found.keys() ^ wanted.keys())
@@ -97,7 +97,7 @@ def differences(actual: nn.Module, expected: nn.Module) -> list[str]:
 
 
 def compare(name: str, build: Callable[[], nn.Module]) -> bool:
-    """Builds a model both ways under one seed, prints what that cost, and tells whether the results are the same."""
+    """Builds a model both ways from one seed, prints what that cost, and returns true if the results are the same."""
     eager_meter, defer_meter, materialize_meter = Meter(), Meter(), Meter()
     torch.manual_seed(0)
     with defer_meter.measure():

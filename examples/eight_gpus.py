@@ -1,7 +1,7 @@
 """Will this training step run on eight GPUs that I don't have, and what shapes and dtypes come out?
 
 A Llama of 13 billion parameters is cut into eight stages, one for each GPU, and trained for a step in mixed precision,
-with checkpointing. Nothing is computed and no memory is used, so any laptop can tell:
+with checkpointing. Nothing is computed and no memory is used, so any laptop can run it:
 
     python examples/eight_gpus.py [--gpus N] [--batch N] [--sequence N]
 
@@ -37,7 +37,7 @@ class Block(nn.Module):
         self.down = nn.Linear(FEED_FORWARD, HIDDEN, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns what has the shape of `x`: (batch, sequence, hidden)."""
+        """Returns a tensor of the shape of `x`: (batch, sequence, hidden)."""
         query, key, value = (
             part.unflatten(-1, (HEADS, -1)).transpose(1, 2)
             for part in self.qkv(self.norm_attention(x)).chunk(3, dim=-1)

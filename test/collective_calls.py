@@ -1,4 +1,4 @@
-"""The collectives of PyTorch, as calls whose tensors are made by a given function. For `test_collectives.py`."""
+"""The collectives of PyTorch, as calls that make their tensors by a given function. For `test_collectives.py`."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ C10D: dict[str, Call] = {
     "send": lambda make, n: group().send([make(4)], 0, 0),
 }
 
-# Those that gloo, or a group of one process, does not have.
+# Calls that gloo, or a group of one process, does not support.
 OF_SEVERAL: dict[str, Call] = {
     "batch_isend_irecv": lambda make, n: batch(make),
     "coalescing_manager": coalesced,
@@ -103,7 +103,7 @@ SYMMETRIC: dict[str, Call] = {
     "symmetric_gather": lambda make, n: torch.ops.symm_mem._low_contention_all_gather(make(4), name()),
 }
 
-# With real tensors among the others, as whose inputs or outputs they serve.
+# Calls that take real tensors together with the others, as inputs or outputs.
 MIXED: dict[str, Call] = {
     "all_gather_to_real": lambda make, n: dist.all_gather(several(torch.zeros, n), make(4)),
     "all_gather_of_real": lambda make, n: dist.all_gather(several(make, n), torch.zeros(4)),

@@ -29,7 +29,7 @@ __all__ = [
 
 
 class BuiltOn(Module):
-    """Between two ordinary parameters one that is computed from `outside`, which it cannot be once that has changed."""
+    """Three parameters. The middle one is computed from `outside`, which fails once `outside` has changed."""
 
     def __init__(self, outside: Tensor) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ def assert_tensors_defer_exactly(fn: Callable[[], object]) -> None:
 
 
 def assert_same_module(actual: Module, expected: Module) -> None:
-    """Asserts equal names, ties, classes and tensors of two modules."""
+    """Asserts that two modules have equal names, ties, classes and tensors."""
     assert [n for n, _ in actual.named_modules()] == [n for n, _ in expected.named_modules()]
     for kind in ("named_parameters", "named_buffers"):
         found = dict(getattr(actual, kind)(remove_duplicate=False))
@@ -112,8 +112,8 @@ def assert_same_module(actual: Module, expected: Module) -> None:
 def assert_same_tensor(actual: Tensor, expected: Tensor, name: str = "tensor", strictly: bool = True) -> None:
     """Asserts equal bits and equal metadata.
 
-    Unless `strictly`, version counters may differ, and what does not matter: strides of dimensions of length 1, and
-    of tensors without elements, and where those begin.
+    Unless `strictly`, version counters may differ, and so may what does not matter: strides of dimensions of length 1,
+    and the strides and storage offset of tensors without elements.
     """
     assert type(actual) is type(expected), f"{name}: is a {type(actual)}, expected a {type(expected)}"
     if is_lazy(expected):  # has neither a shape nor values yet
@@ -140,7 +140,7 @@ def _bits(tensor: Tensor) -> bytes:
 
 
 def _groups(tensors: dict[str, Tensor], by_storage: bool = False) -> set[frozenset[str]]:
-    """The names that share a tensor, or a storage."""
+    """Returns the names that share a tensor, or a storage."""
     groups: dict[int, set[str]] = {}
     for name, tensor in tensors.items():
         key = tensor.untyped_storage()._cdata if by_storage and not is_lazy(tensor) else id(tensor)
@@ -149,20 +149,20 @@ def _groups(tensors: dict[str, Tensor], by_storage: bool = False) -> set[frozens
 
 
 def feed_forward() -> Module:
-    """A small network of layers of which autocast treats some and others not, always with the same weights."""
+    """Returns a small network, always with the same weights. Some of its layers are on autocast's lists."""
     torch.manual_seed(0)
     return Sequential(Linear(4, 8), LayerNorm(8), GELU(), Linear(8, 4))
 
 
 def gradients(net: Module) -> list[Tensor]:
-    """Those of all parameters, each of which must have one."""
+    """Returns the gradients of all parameters, each of which must have one."""
     found = [parameter.grad for parameter in net.parameters()]
     assert all(grad is not None for grad in found)
     return cast("list[Tensor]", found)
 
 
 class Wrapper(torch.Tensor):
-    """Wraps a tensor in the least way that PyTorch knows. After `swap_tensors(wrapper, part)` it contains itself."""
+    """The smallest wrapper of a tensor that PyTorch accepts. After `swap_tensors(wrapper, part)` it contains itself."""
 
     @staticmethod
     def __new__(cls: Any, part: torch.Tensor) -> Any:

@@ -43,7 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Deals out the programs of `--programs` to tests that may run in parallel. Each run has seeds of its own."""
+    """Divides the programs of `--programs` among tests that may run in parallel. Each run has seeds of its own."""
     if "fuzz_seed" not in metafunc.fixturenames:
         return
     programs, first = metafunc.config.getoption("--programs"), metafunc.config.getoption("--fuzz-seed")

@@ -22,12 +22,12 @@ CPP = sorted(
 PYTHON = sorted(
     path for folder in ("torchext", "test", "benchmarks", "examples", "docs") for path in (ROOT / folder).rglob("*.py")
 )
-VALUE = "\0"  # in the place of what a message has from case to case
+VALUE = "\0"  # stands for the parts of a message that vary
 
 
 TITLES = {"Fake Tensors & Deferred Module Initialization", "Storages, not tensors"}  # quoted, and not a message
 
-# Files that comments and pages name and that are not ours: PyTorch's, by folder where one has ours by the same name.
+# PyTorch's files that comments and pages name, with their folder if we have a file of the same name.
 PYTORCHS = {
     "ADInplaceOrViewType.cpp",
     "AutocastRNN.cpp",
@@ -103,14 +103,14 @@ def codes(text: str) -> list[str]:
 
 
 def alternatives(code: str) -> list[str]:
-    """What `code` stands for, in which braces may hold parts of names: `{a,b}_c`."""
+    """Returns the names that `code` stands for. Braces may hold alternatives: `{a,b}_c`."""
     if (braces := re.fullmatch(r"(.*)\{([^{}]*)\}(.*)", code)) is None:
         return [code]
     return [f"{braces[1]}{part.strip()}{braces[3]}" for part in braces[2].split(",")]
 
 
 def parts_of(quote: str) -> list[str]:
-    """The parts of a quoted message between what differs from case to case: the dots, and the names of operators."""
+    """Returns the fixed parts of a quoted message: what is between the dots, and between the names of operators."""
     return re.sub(r"`\w+::[\w.]+`", "`...`", quote).split("...")
 
 
@@ -127,7 +127,7 @@ def is_part_of(quote: str, message: str) -> bool:
 
 @functools.cache
 def messages() -> tuple[str, ...]:
-    """The texts in the sources, each with a mark in the place of what is computed."""
+    """Returns the texts in the sources, each with a placeholder for what is computed."""
     from_cpp = (text for path in CPP for text in texts_of_cpp(path.read_text()))
     from_python = (
         text for path in PYTHON if "torchext" in path.parts[len(ROOT.parts) :] for text in texts_of_python(path)
@@ -178,7 +178,7 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 @functools.cache
 def notes() -> dict[str, str]:
-    """The notes that are written, and the files that they are in: their heading is followed by an empty line."""
+    """Returns the notes and the files that they are in. The heading of a note is followed by an empty line."""
     heading = re.compile(r"^// NOTE \[([^\]]+)\]\n//\n", re.M)
     return {note: relative(path) for path in CPP for note in heading.findall(path.read_text())}
 
@@ -195,7 +195,7 @@ def paths_in_page(page: Path) -> Iterator[str]:
 
 
 def is_ours(name: str, where: Path) -> bool:
-    """Returns true for a name that is not of a file of PyTorch's, or of somebody's program."""
+    """Returns false for the name of a file of PyTorch's, or of a user's program."""
     last = name.rpartition("/")[2]
     if where.name == "foreign_suites.md":
         return not re.fullmatch(r"test_\w+\.py|names_of_2_6\.py", last)
@@ -206,7 +206,7 @@ def is_ours(name: str, where: Path) -> bool:
 
 @functools.cache
 def exists(name: str, where: Path) -> bool:
-    """Returns true if `name` is a file, seen from a folder above `where` or from one of the roots."""
+    """Returns true if `name` is a file, relative to a folder above `where`, or to one of the roots."""
     folders = [*where.parents, ROOT, *(ROOT / folder for folder in ("csrc", "test", "torchext", "csrc/fake"))]
     if any((folder / name).exists() for folder in folders if folder.is_relative_to(ROOT)):
         return True

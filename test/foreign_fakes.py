@@ -1,6 +1,6 @@
 """Another owner of the `Fake` key, as PyTorch's C++ FakeTensor will be: NOTE [Two owners of the Fake key].
 
-What it does is in cpp/foreign_fakes.cpp. With `--foreign-fakes`, the whole suite runs beside it.
+cpp/foreign_fakes.cpp implements it. With `--foreign-fakes`, the whole suite runs with it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FAKE_KEYS = _torch.DispatchKeySet(_torch._dispatch_key_parse("Fake"))
 
 
 def compile_and_load(folder: Path) -> None:
-    """Registers the other owner, by a library that is compiled into `folder`."""
+    """Registers the other owner, through a library that it compiles into `folder`."""
     output = folder / "foreign_fakes.so"
     libraries = Path(torch.__file__).parent / "lib"
     command = [
@@ -55,5 +55,5 @@ def foreign_mode() -> Iterator[None]:
 
 
 def is_foreign(tensor: torch.Tensor) -> bool:
-    """Tells whether `tensor` is the other owner's."""
+    """Returns true if `tensor` is the other owner's."""
     return tensor.is_meta and bool(_torch._dispatch_keys(tensor).has(_torch._dispatch_key_parse("Fake")))

@@ -1,4 +1,4 @@
-"""Programs of two processes for `test_fsdp.py`: `python fsdp_programs.py NAME` runs one, and fails if it does."""
+"""Programs of two processes for `test_fsdp.py`: `python fsdp_programs.py NAME` runs one, and fails if that fails."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Looks at the callables of PyTorch before and after every feature of torchext was used once; prints what differs.
+"""Compares the callables of PyTorch before and after using every feature of torchext once, and prints what differs.
 
-Run as a program by `test_patches.py`: it has to begin in a process that has not used torchext yet.
+`test_patches.py` runs it as a program: it has to start in a process that has not used torchext yet.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from torchext import amp, deferred_init, fake, inference
 
 
 def use_everything() -> list[Any]:
-    """Uses each feature once. As long as what is returned is alive, all that is ever patched outside of blocks is."""
+    """Uses each feature once. While the result lives, all that is ever patched outside of blocks is patched."""
     fakes = fake.fake_like(torch.nn.Linear(2, 2))
     with fake.fake_mode(fake_cuda=True):
         torch.nn.Linear(2, 2, device="cuda")(torch.ones(1, 2, device="cuda")).sum().backward()
@@ -74,7 +74,7 @@ def owners() -> Iterator[tuple[str, Any]]:
 
 Found = dict[tuple[str, str], tuple[Any, Any]]
 
-# Where CPython's objects for functions of C point to what they call, in words of the machine.
+# Where CPython's objects for C functions have the pointers to what they call, in machine words.
 DEFINITIONS: dict[type, tuple[int, ...]] = {
     BuiltinFunctionType: (2, 6),  # `m_ml`, `vectorcall` of PyCFunctionObject
     MethodDescriptorType: (5,),  # `d_method` of PyMethodDescrObject
@@ -84,7 +84,7 @@ DEFINITIONS: dict[type, tuple[int, ...]] = {
 
 
 def definition(function: Any) -> object:
-    """What `function` calls, which can be exchanged while it stays the object that it is."""
+    """Returns what `function` calls. That can be exchanged while the object stays the same."""
     if isinstance(function, FunctionType):
         return function.__code__
     if type(function) not in DEFINITIONS:
@@ -94,7 +94,7 @@ def definition(function: Any) -> object:
 
 
 def namespace() -> Found:
-    """What has which name, and what functions call."""
+    """Returns which object each name stands for, and what functions call."""
     found: Found = {}
     for owner_name, owner in owners():
         for name, value in list(vars(owner).items()):
@@ -103,13 +103,13 @@ def namespace() -> Found:
 
 
 def _function(value: Any) -> Any:
-    """What is in a static method or a class method. Not everything may be asked for its attributes."""
+    """Returns the function in a static or class method. Reading attributes of other objects is not always safe."""
     is_method = isinstance(value, (staticmethod, classmethod)) or type(value).__name__ == "instancemethod"
     return value.__func__ if is_method else value
 
 
 def exchanged(before: Found, after: Found) -> tuple[list[str], list[Any]]:
-    """The names that stand for another object now, and the functions that call something else."""
+    """Returns the names that now stand for another object, and the functions that now call something else."""
     names, functions = [], []
     for (owner, name), (value, code) in before.items():
         now, code_now = after.get((owner, name), (None, None))
@@ -127,11 +127,11 @@ def exchanged(before: Found, after: Found) -> tuple[list[str], list[Any]]:
     return names, functions
 
 
-CACHES = ("__slotnames__", "__abstractmethods__")  # which Python keeps in classes
+CACHES = ("__slotnames__", "__abstractmethods__")  # Python stores these in classes
 
 
 def outcome(call: Callable[[], Any]) -> str:
-    """What a call returns or raises, in words that are equal for equal results."""
+    """Returns what a call returns or raises, as text that is equal for equal results."""
     torch.manual_seed(0)
     try:
         result = call()
@@ -165,7 +165,7 @@ class Sub(torch.Tensor):
 
 
 class Noting(torch.Tensor):
-    """A subclass that finds the functions that it is told of in a table, as many do."""
+    """A subclass whose `__torch_function__` looks functions up in a table, as many do."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -180,7 +180,7 @@ TABLE[torch.sparse_coo_tensor] = "sparse_coo_tensor"
 
 
 def valid_calls() -> dict[str, Callable[[], Any]]:
-    """Calls in the spellings that the originals take, by position and by keyword."""
+    """Calls in all forms that the originals accept, by position and by keyword."""
 
     def x() -> torch.Tensor:
         return torch.arange(6.0).reshape(2, 3)
@@ -354,7 +354,7 @@ def _in_fake_tensor_mode() -> str:
 
 
 def wrong_calls(function: Any) -> dict[str, str]:
-    """What comes of arguments of which most are wrong, in whatever number."""
+    """Returns the outcomes of calls with arguments of which most are wrong, in type or in number."""
     if isinstance(function, type):
         return {}
     x, s = torch.arange(6.0).reshape(2, 3), torch.UntypedStorage([1, 2])
@@ -370,12 +370,12 @@ def wrong_calls(function: Any) -> dict[str, str]:
     }
 
 
-# What these do with such arguments is not the same twice, or is not to be done.
+# Functions that do not do the same twice with such arguments, or that must not be called with them.
 NOT_CALLED_WRONGLY = {"save", "_write_file", "_share_filename_cpu_", "_share_fd_cpu_", "data_ptr"}
 
 
 def properties(function: Any) -> dict[str, str]:
-    """What can be told of a callable without calling it."""
+    """Returns what can be told about a callable without calling it."""
     facts: dict[str, Callable[[], Any]] = {
         "type": lambda: type(function),
         "repr": lambda: repr(function),
@@ -446,7 +446,7 @@ def scripted() -> dict[str, str]:
 
 
 class Recurrent(torch.nn.Module):
-    """A network of a kind. TorchScript compiles those that are parts of others."""
+    """A recurrent network as a part of a module: TorchScript compiles only those."""
 
     def __init__(self, kind: type[torch.nn.RNNBase]) -> None:
         super().__init__()
@@ -502,7 +502,7 @@ def traced() -> dict[str, str]:
 
 
 def compiled_with_breaks() -> dict[str, tuple[int, int]]:
-    """How many graphs, and operators in them, Dynamo makes of code that it cannot trace into one graph."""
+    """Returns how many graphs, with how many operators, Dynamo makes of code that it cannot trace into one graph."""
 
     def count(function: Callable[..., Any], *args: Any) -> tuple[int, int]:
         torch._dynamo.reset()
@@ -567,12 +567,12 @@ def candidates(found: Found) -> dict[int, tuple[str, Any]]:
 
 def main() -> None:
     torch._dynamo.reset()  # imports it
-    if "--compiled" in sys.argv:  # Dynamo remembers where it has given up, so once in a process
+    if "--compiled" in sys.argv:  # only this once in a process: Dynamo remembers where it has given up
         if "--used" in sys.argv:
             use_everything()
         print(json.dumps(compiled_with_breaks()))
         return
-    if "--warm" in sys.argv:  # what `torch.overrides` finds out once and for all is found out before or after
+    if "--warm" in sys.argv:  # lets `torch.overrides` fill its caches before anything is patched
         torch.overrides.get_overridable_functions()
         torch.overrides.get_testing_overrides()
     found = namespace()

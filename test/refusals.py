@@ -1,4 +1,4 @@
-"""Calls that real tensors refuse: samples of PyTorch's `op_db` with one argument changed, and what comes of them."""
+"""Calls that real tensors refuse: samples of PyTorch's `op_db` with one argument changed, and their outcomes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int32
 
 
 class Call(NamedTuple):
-    """A call of an operator: its arguments as leaves of a tree, and what has been changed about them."""
+    """A call of an operator: its arguments as leaves of a tree, and what has been changed in them."""
 
     function: Callable[..., Any]
     leaves: list[Any]
@@ -94,7 +94,7 @@ def changes_of(tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 def backwards(tensor: Tensor) -> Tensor:
-    """The same, with its dimensions in memory in the reverse order."""
+    """Returns the same tensor, with its dimensions in reverse order in memory."""
     order = range(tensor.dim() - 1, -1, -1)
     return tensor.permute(*order).contiguous().permute(*order) if tensor.dim() > 1 else tensor
 
@@ -106,12 +106,12 @@ def channels_last(tensor: Tensor) -> Tensor:
 
 
 def with_gaps(tensor: Tensor) -> Tensor:
-    """The same, with unused memory between its elements."""
+    """Returns the same tensor, with unused memory between its elements."""
     return torch.stack([tensor, tensor], -1)[..., 0]
 
 
 def layouts(call: Call) -> Iterator[Call]:
-    """The same call with all tensors, and with the first one only, laid out otherwise."""
+    """Returns the same call with other strides: of all tensors, and of the first one only."""
     places = [place for place, leaf in enumerate(call.leaves) if isinstance(leaf, Tensor) and not leaf.is_meta]
     for change in (backwards, channels_last, with_gaps):
         for changed in (places, places[:1]) if len(places) > 1 else (places,):
@@ -147,7 +147,7 @@ def outcome(run: Callable[[], Any]) -> Outcome:
 
 
 def depends_on_values(call: Call) -> bool:
-    """Does the call succeed when all values are 0, or 1?"""
+    """Returns true if the call succeeds when all values are 0, or 1."""
     return any(outcome(partial(call.run, fill)).error is None for fill in (torch.zeros_like, torch.ones_like))
 
 
@@ -182,7 +182,7 @@ def is_written(call: Call) -> bool:
 
 
 def compare(call: Call) -> Difference | None:
-    """How the fake call differs from the real one, or None when it does not."""
+    """Returns how the fake call differs from the real one, or None if it does not."""
     random.seed(0)
     torch.manual_seed(0)
     real = outcome(lambda: call.run(clone if is_written(call) else lambda tensor: tensor))
@@ -195,12 +195,12 @@ def compare(call: Call) -> Difference | None:
         return Difference(kind, str(call), show(real), show(fake))
 
     if any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in call.leaves):
-        # Which operators take tensors on the meta device among others, and how they refuse them, differs between those
-        # of C++ and those of Python. Ours refuse to mix them.
+        # Whether operators accept tensors on the meta device together with others, and how they refuse them, differs
+        # between those written in C++ and in Python. Ours always refuse.
         return difference("accepted") if real.error and not fake.error else None
     if real.error is None:
         if fake.error in (DataDependentError, UnsupportedOperatorError):
-            return None  # which test_op_db.py looks at
+            return None  # test_op_db.py checks this
         if fake.error is not None:
             return difference("refused too much")
         wanted = as_seen(real.result)

@@ -41,13 +41,13 @@ Tensor maxPool1dWithIndices(const Tensor& self,
     return std::get<0>(at::max_pool1d_with_indices(self, kernel_size, stride, padding, dilation, ceil_mode));
   } catch (const c10::Error&) {
     const Stack arguments{self, kernel_size.vec(), stride.vec(), padding.vec(), dilation.vec(), ceil_mode};
-    refuseAsReal(op, arguments);  // which says it in other words
+    refuseAsReal(op, arguments);  // the composite kernel may use other words
     throw;
   }
 }
 
-// On the CPU, where nobody asks for a gradient, the composite kernel reads the memory of its argument
-// (`max_pool1d_impl()`, MaxPooling.cpp). What it calls otherwise returns the same, but as a view.
+// On the CPU, if no gradient is needed, the composite kernel reads the memory of its argument (`max_pool1d_impl()`,
+// MaxPooling.cpp). What it calls otherwise returns the same, but as a view.
 Tensor maxPool1d(const Tensor& self,
                  c10::IntArrayRef kernel_size,
                  c10::IntArrayRef stride,
@@ -61,7 +61,8 @@ Tensor maxPool1d(const Tensor& self,
   return maxPool1dWithIndices(self, kernel_size, stride, padding, dilation, ceil_mode);
 }
 
-// Reads the memory of the argument called `name`, which may be a number that is known, but not a list.
+// Raises an error if the argument called `name`, whose memory the operator reads, is a fake with dimensions. One
+// without dimensions may have a known value.
 void refuseToRead(const OperatorHandle& op, const Stack& stack, const char* name) {
   const auto position = static_cast<std::size_t>(findArgument(op.schema(), name));
   const Tensor& tensor = torch::jit::peek(stack, position, op.schema().arguments().size()).toTensor();
@@ -83,20 +84,20 @@ void readsIndices(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   op.redispatchBoxed(keys & kBelowComposites, stack);
 }
 
-// Lets what a composite operator allocates be fake, also outside of fake_mode().
+// Makes what a composite operator allocates fake, even outside of fake_mode().
 void allocates(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   const FakeFactoriesGuard guard;
   op.redispatchBoxed((keys & kBelowComposites) | DispatchKeySet{DispatchKey::Fake}, stack);
 }
 
-// Make a tensor with the options of their argument and write into it.
+// Returns true for operators that make a tensor with the options of their argument, and write to it.
 bool isAllocating(const c10::OperatorName& name) {
   constexpr std::array<std::string_view, 4> kNames{"aten::linalg_norm", "aten::linalg_matrix_norm", "aten::linalg_cond",
                                                    "aten::linalg_matrix_rank"};
   return isAmong(kNames, name.name);
 }
 
-// Raises a C++ error as the Python one that belongs to it.
+// Runs `kKernel`, and raises its C++ errors as the Python errors for them.
 template <void (*kKernel)(const OperatorHandle&, DispatchKeySet, Stack*)>
 void translated(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   try {

@@ -4,7 +4,7 @@
 
 namespace torchext {
 
-// Registers the kernels of NOTE [Composites that look at memory] but those of NOTE [Shortcuts that read values].
+// Registers the kernels of NOTE [Composites that look at memory], except those of NOTE [Shortcuts that read values].
 void registerComposites(torch::Library& library);
 
 }  // namespace torchext

@@ -69,7 +69,7 @@ const c10::DispatchKeySet kBelowFake{c10::DispatchKeySet::FULL_AFTER, DispatchKe
 }  // namespace
 
 bool isHiddenFromPythonHandler() {
-  // Nobody excludes the key of composites but PyTorch's handler of `Python`, with all others above it.
+  // Only PyTorch's handler of `Python` excludes the key of composites: it excludes all keys above its own.
   return kBelowFake.has(DispatchKey::Python) && c10::impl::tls_is_dispatch_key_excluded(DispatchKey::Fake) &&
          c10::impl::tls_is_dispatch_key_excluded(kCompositesKey);
 }

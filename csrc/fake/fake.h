@@ -1,6 +1,7 @@
 #pragma once
 
-// Fake tensors: what a program would do on a device, without the device and without memory. The public C++ API.
+// The public C++ API of fake tensors, which tell what a program would do on a device, without the device and without
+// memory.
 
 #include <cstdint>
 #include <optional>
@@ -14,21 +15,21 @@
 
 namespace torchext {
 
-// Returns a meta tensor with the shape, strides and dtype of `fake`, detached from autograd. Raises when `fake` is not
+// Returns a meta tensor with the shape, strides and dtype of `fake`, detached from autograd. Raises if `fake` is not
 // fake.
 TORCHEXT_API at::Tensor metaLike(const at::Tensor& fake);
 
-// A fake tensor that shows the storage of `fake` with the dtype, shape, strides and offset of `like`, detached from
-// autograd.
+// Returns a fake tensor that shows the storage of `fake` with the dtype, shape, strides and storage offset of `like`,
+// detached from autograd.
 TORCHEXT_API at::Tensor viewStorageLike(const at::Tensor& fake, const at::Tensor& like);
 
-// True where the `Fake` key hides from what runs on this thread because it is called by a handler of
-// `__torch_dispatch__`: PyTorch excludes all keys above `Python` for these, and before 2.13 `Fake` was one of them.
+// Returns true if calls on this thread bypass the `Fake` key because a `__torch_dispatch__` makes them: PyTorch
+// excludes all keys above `Python` while one runs, and before 2.13 `Fake` was one of them.
 TORCHEXT_API bool isHiddenFromPythonHandler();
 
-// A fake with the layout, shape and properties of the sparse tensor `like`, which may be real, that is made up of
-// `members`, which must be fake: indices and values, or compressed indices, plain indices and values. It has their
-// dtype and device.
+// Returns a fake with the layout, shape and properties of the sparse tensor `like`, which may be real. It is made up of
+// `members`, which must be fake: indices and values, or compressed indices, plain indices and values. It has the dtype
+// and device of its values.
 TORCHEXT_API at::Tensor sparseFakeOf(const at::Tensor& like, at::ArrayRef<at::Tensor> members);
 
 // While at least one lives on a thread, tensors constructed on it are fake. Nests.
@@ -49,13 +50,14 @@ class TORCHEXT_API FakeModeGuard {
 TORCHEXT_API void enterFakeMode();
 TORCHEXT_API void leaveFakeMode();
 
-// A fake tensor of `nbytes` bytes on `device`, on a storage of its own. Asks neither the dispatcher nor a mode.
+// Returns a fake tensor of `nbytes` bytes on `device`, on a storage of its own. Calls neither the dispatcher nor a
+// mode.
 TORCHEXT_API at::Tensor fakeBytes(std::int64_t nbytes, c10::Device device);
 
-// Has `storage` no memory because its tensors are fake?
+// Returns true if `storage` has no memory because its tensors are fake.
 TORCHEXT_API bool isStorageOfFakes(const c10::Storage& storage);
 
-// The whole of `storage`, which must be that of fakes, as a fake tensor of bytes.
+// Returns the whole of `storage`, which must be a fake storage, as a fake tensor of bytes.
 TORCHEXT_API at::Tensor bytesOfStorage(const c10::Storage& storage);
 
 }  // namespace torchext

@@ -54,7 +54,7 @@ std::exception_ptr refusalOf(const Check& check) {
   }
 }
 
-// Handles one call. csrc/README.md tells the steps.
+// Handles one call. csrc/README.md lists the steps.
 class FakeCall {
  public:
   FakeCall(const OperatorHandle& op, DispatchKeySet keys, Stack& stack)
@@ -72,14 +72,14 @@ class FakeCall {
   bool isAboutFakes() const;
   bool canRunOnValues() const;
 
-  // What is to be done with it.
+  // What to do with it.
   std::optional<FakeOutcome> decideBeforeLooking() const;
   FakeDecision decide() const;
   FakeDecision decideHowToFake() const;
   FakeDecision decideHowToCommunicate() const;
   FakeDecision decideHowToRun() const;
 
-  // How it is done.
+  // How to do it.
   bool tryRemembered(const CallKey& key);
   void carryOut(const FakeDecision& decision, const CallKey* key);
   void runOnRealTensors();
@@ -127,7 +127,7 @@ void FakeCall::run() {
   countVersions(written);
 }
 
-// Nothing is looked up in the cache for this: asking it would change what it holds.
+// Does not look the call up in the cache: that would change what the cache holds.
 FakeDecision FakeCall::predict() {
   if (const auto outcome = decideBeforeLooking()) {
     return {*outcome};
@@ -162,8 +162,8 @@ FakeDecision FakeCall::decide() const {
   return decideHowToFake();
 }
 
-// A composite operator does what the operators that it calls do, so let those come here. They arrive here whole when
-// autograd is skipped, as in inference mode; the random ones always do.
+// A composite operator does what the operators that it calls do, so those are handled instead. Composites arrive here
+// undecomposed if autograd is skipped, as in inference mode; the random ones always do.
 FakeDecision FakeCall::decideHowToFake() const {
   if (compositeKernelOf(op_)) {
     return {FakeOutcome::kDecomposes};
@@ -269,7 +269,7 @@ void FakeCall::lookAt(const Tensor& tensor) {
   }
 }
 
-// Modes and subclasses of the user's see the operator before it is faked. Before 2.13 their key is below ours.
+// The user's modes and subclasses must see the operator before it is faked. Before 2.13 their key is below ours.
 bool FakeCall::isPythonsFirst() const {
   return keys_.has(DispatchKey::Python) && kBelowFake.has(DispatchKey::Python);
 }
@@ -290,15 +290,16 @@ bool FakeCall::tryRemembered(const CallKey& key) {
   return true;
 }
 
-// The versions of what the foreach operators write are not counted by the kernel of `ADInplaceOrView`, but by what real
-// kernels call for each tensor. This refuses inference tensors outside of inference mode, too, as it does there.
+// The kernels of `ADInplaceOrView` do not bump the versions of what foreach operators write. The real kernels do,
+// through the operators that they call for each tensor. As there, bumping the version of an inference tensor outside of
+// inference mode raises an error.
 void FakeCall::countVersions(const IValue& written_by_foreach) {
   if (!c10::impl::tls_is_dispatch_key_excluded(DispatchKey::ADInplaceOrView)) {
     forEachTensor(written_by_foreach, [](const Tensor& written) { written.unsafeGetTensorImpl()->bump_version(); });
   }
 }
 
-// Kernels allocate their results with factories of their own, which must not be fake then.
+// Kernels call factories to allocate their results, and these must not be fake.
 void FakeCall::runOnRealTensors() {
   const c10::impl::ExcludeDispatchKeyGuard guard{kFake};
   op_.redispatchBoxed(keys_ & kBelowFake, &stack_);
@@ -319,7 +320,7 @@ void FakeCall::liftConstant() {
 
 // There is nothing to pin; what remains is a copy with the same strides.
 void FakeCall::pinMemory() {
-  at::accelerator::getAccelerator(/*checked=*/true);  // raises what pinning real memory raises without one
+  at::accelerator::getAccelerator(/*checked=*/true);  // without one, raises what pinning real memory raises
   const Tensor self = torch::jit::peek(stack_, 0, num_arguments_).toTensor();
   torch::jit::drop(stack_, num_arguments_);
   const FakeFactoriesGuard guard;
@@ -348,7 +349,7 @@ void FakeCall::doNothing() {
 
 void FakeCall::runOnMetaAndRemember(const MetaPlan& plan, const CallKey& key) {
   Stack results = runOnMeta(op_, stack_, plan);
-  // A call that changes the metadata of its arguments has another effect each time.
+  // A call that changes the metadata of its arguments is not remembered: it would have another effect the next time.
   const CallKey key_after{op_, stack_};
   metadataCache().remember(key, key.isComplete() && key_after.words() == key.words()
                                     ? ResultRecipe::learn(op_, key_after.tensors(), results)
@@ -380,7 +381,7 @@ void fakeFallback(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
     }
     throw;
   } catch (const UnsupportedOperatorError& error) {
-    // The recorder runs the operator for real then.
+    // While recording, the recorder runs the operator for real.
     if (!isInLayoutKernel() && !isRecording()) {
       translateError(ErrorKind::kUnsupportedOperator, error);
     }

@@ -14,24 +14,24 @@ namespace torchext {
 // The backend fallback of the `Fake` key: runs the operator for its metadata only. See csrc/README.md.
 void fakeFallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
-// What the fallback does with a call, if the cache of metadata does not have it.
+// What the fallback does with a call that the cache of metadata does not have.
 enum class FakeOutcome : std::uint8_t {
-  kPassesOn,      // to the keys below, because Python comes first (before 2.13)
+  kPassesOn,      // passes it on to the keys below, because Python comes first (before 2.13)
   kRecords,       // hands it to the recorder of deferred_init: NOTE [Calls of handlers]
-  kRunsReal,      // goes on to the keys below without `Fake`: the call is not about fakes
-  kLifts,         // makes a fake of the constant that is its argument
-  kPins,          // copies its argument
+  kRunsReal,      // passes it on with `Fake` excluded: the call is not about fakes
+  kLifts,         // makes a fake of its argument, a constant
+  kPins,          // copies the metadata of its argument
   kSynchronizes,  // waits for other processes, with a real tensor
   kCommunicates,  // runs PyTorch's kernel of the collective
   kDecomposes,    // runs the operator's composite kernel
   kRunsInLayout,  // NOTE [Layouts]
   kRunsOnValues,  // NOTE [Constants keep their values]
   kDoesNothing,   // NOTE [Resizing to the same size]
-  kRunsOnMeta,    // runs it on the Meta kernels, or raises why it cannot be
+  kRunsOnMeta,    // runs it on the Meta kernels, or raises why it cannot
   kRefuses,       // raises an error
 };
 
-// The outcome, and all that it takes to bring it about. It is made once for a call, and then carried out; or it is
+// The outcome, and what is needed to carry it out. A decision is made once for a call, and is then carried out, or
 // reported by `predictFake()`.
 struct FakeDecision {
   FakeOutcome outcome;
@@ -39,13 +39,14 @@ struct FakeDecision {
   std::exception_ptr refusal = nullptr;   // of a call that is refused
   const LayoutHandler* layout = nullptr;  // of a call that concerns one
 
-  // What the call raises before anything is run, or null.
+  // Returns the error that the call raises before anything is run, or null.
   std::exception_ptr error() const noexcept {
     return outcome == FakeOutcome::kRunsOnMeta ? plan.refusal : refusal;
   }
 };
 
-// Decides about the call of `op` with `arguments` on this thread. Calls nothing, and leaves the cache as it is.
+// Returns what the fallback would decide for the call of `op` with `arguments` on this thread. Runs no operator, and
+// leaves the cache as it is.
 FakeDecision predictFake(const c10::OperatorHandle& op, c10::DispatchKeySet keys, const torch::jit::Stack& arguments);
 
 }  // namespace torchext

@@ -32,7 +32,8 @@ void takeFakeKey() {
   }
 }
 
-// Where another owner of the `Fake` key may have a kernel of its own for the operator.
+// The fallback of the key of composites if the `Fake` key has another owner, which may have registered a kernel for the
+// operator.
 void sharesKernel(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack* stack) {
   shareKernelOf(op);
   op.redispatchBoxed(keys & kBelowComposites, stack);

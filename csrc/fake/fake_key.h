@@ -4,11 +4,11 @@
 
 namespace torchext {
 
-// How the keys that fakes carry are taken: `takeFakeKeys()` calls these.
+// Returns the functions by which `takeFakeKeys()` takes the keys that fakes carry.
 FakeKeyHooks fakeKeyHooks() noexcept;
 
-// To be called when the outermost block of fakes is entered on a thread: shares the kernels that another owner of the
-// `Fake` key has registered for single operators since. Does nothing when there is no other owner.
+// To be called when a block of fakes is entered: shares the kernels that another owner of the `Fake` key has registered
+// for single operators since the last call. Does nothing if there is no other owner.
 void shareFakeKernels();
 
 }  // namespace torchext

@@ -37,7 +37,7 @@ namespace {
 
 const DispatchKeySet kBelowFake{DispatchKeySet::FULL_AFTER, DispatchKey::Fake};
 
-// The fallback of the other owner, or null. Leaked: kernels may be in flight until the process ends.
+// Returns the fallback of the other owner, or null. Leaked: kernels may be in flight until the process ends.
 std::atomic<const RegisteredKernel*>& foreignFallback() {
   static std::atomic<const RegisteredKernel*> fallback{nullptr};
   return fallback;
@@ -47,12 +47,13 @@ std::string nameOf(const RegisteredKernel& foreign) {
   return foreign.source.empty() ? "by another library" : foreign.source;
 }
 
-// A real tensor that was given the `.data` of a fake keeps our keys when that becomes real: `dropStaleKeys()`.
+// Returns true for our fakes, and for tensors with stale keys: a real tensor that was given the `.data` of a fake keeps
+// our keys when the fake becomes real (`dropStaleKeys()`).
 bool isOrWasOurs(const at::TensorBase& tensor) {
   return isFake(tensor) || tensor.key_set().has_all(kFakeKeys);
 }
 
-// Whose tensors are among the arguments of a call.
+// Whose fakes are among the arguments of a call.
 struct Fakes {
   bool ours = false;
   bool foreign = false;
@@ -68,8 +69,8 @@ Fakes fakesAmong(ArrayRef<IValue> arguments) {
   return fakes;
 }
 
-// Where nobody has made the thread include the key, the call has it of a tensor of ours that has become real on the way
-// here: the recorder of deferred_init takes stale keys away.
+// If the thread does not include the key, a call without any fake has the key from a tensor of ours that was real
+// already, and whose stale keys the recorder of deferred_init has just taken away.
 bool isInForeignBlock() {
   return c10::impl::tls_is_dispatch_key_included(DispatchKey::Fake) && !areFactoriesFake() &&
          !c10::impl::tls_is_dispatch_key_included(DispatchKey::DeferredInit);
@@ -84,8 +85,8 @@ bool isOurs(const OperatorHandle& op, const Stack& stack) {
   return fakes.ours || (!fakes.foreign && !isInForeignBlock());
 }
 
-// PyTorch's fallback enters the mode of its tensors for a call, and leaves it by taking the key from the thread
-// (`FakeTensorModeTLS::reset_state()`), in a block of ours, too.
+// Restores whether the thread includes the `Fake` key: PyTorch's fallback enters the mode of its tensors for a call,
+// and leaving it takes the key from the thread (`FakeTensorModeTLS::reset_state()`), even in a block of ours.
 class KeepsInclusion {
  public:
   KeepsInclusion() = default;
@@ -110,7 +111,7 @@ void callForeign(const RegisteredKernel& foreign, const OperatorHandle& op, Disp
   }
 }
 
-// Stands in the place of a kernel that the other owner has for one operator.
+// Replaces a kernel that the other owner has registered for one operator.
 class SharedKernel final : public c10::OperatorKernel {
  public:
   explicit SharedKernel(RegisteredKernel foreign) : foreign_{std::move(foreign)} {}

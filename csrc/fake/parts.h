@@ -2,8 +2,8 @@
 
 namespace torchext {
 
-// Hands to the rooms below what only the handler of fakes can do for them: they know nothing of what is above. To be
-// called before there are fakes; does nothing when called again.
+// Gives the rooms below the functions of the handler of fakes that they call, since they must not include what is above
+// them. To be called before there are fakes; does nothing when called again.
 void connectPartsOfFakes();
 
 }  // namespace torchext

@@ -22,7 +22,7 @@ const OperatorHandle& resizeOperator() {
   return op;
 }
 
-// Before 2.13 modes and subclasses are below `Fake`, and have to see the call.
+// Before 2.13 the key of modes and subclasses is below `Fake`, and they have to see the call.
 bool isPythonBelow(DispatchKeySet keys) {
   return (keys & DispatchKeySet{DispatchKeySet::FULL_AFTER, DispatchKey::Fake}).has(DispatchKey::Python);
 }
@@ -49,7 +49,7 @@ void registerResizeOfFakes() {
   library->impl("resize_", &resizeFake);
 }
 
-// As `resize_impl_cpu_()` decides. With a memory format the strides may change.
+// Decides as `resize_impl_cpu_()` does. With a memory format the strides may change.
 bool isResizeToSameSize(const Tensor& self, SymIntArrayRef size, std::optional<MemoryFormat> format) {
   return !format && self.has_storage() && isFake(self) && self.sym_sizes() == size;
 }

@@ -13,7 +13,8 @@ using c10::OperatorHandle;
 
 namespace {
 
-// Which alias key the words mean by which `computeDispatchTableEntryWithDebug()` tells why it has chosen a kernel.
+// Returns the key that `reason` is about: the words in which `computeDispatchTableEntryWithDebug()` says why it has
+// chosen a kernel.
 std::string originOf(const OperatorHandle& op, DispatchKey key, std::string_view reason) {
   if (reason == "kernel") {
     return c10::toString(key);
@@ -58,7 +59,7 @@ std::string missingKernelMessage(const OperatorHandle& op, DispatchKey key) {
   } catch (const c10::Error& error) {
     return error.what_without_backtrace();
   } catch (const std::exception& error) {
-    return error.what();  // of the callback that `torch.library` has set
+    return error.what();  // the error of the callback that `torch.library` has set
   }
 }
 

@@ -33,7 +33,8 @@ DispatchKeySet below(DispatchKey key) {
   return {DispatchKeySet::FULL_AFTER, key};
 }
 
-// Backends and what is below `BackendSelect` beside them: sparse, quantized, nested. Their kernels end a route.
+// Returns true for the keys below `BackendSelect`: dense backends, sparse, quantized, nested. Their kernels end a
+// route.
 bool isBackend(DispatchKey key) {
   return c10::toFunctionalityKey(key) < DispatchKey::BackendSelect;
 }
@@ -60,13 +61,13 @@ bool isFuncTorch(DispatchKey key) {
   }
 }
 
-// Keys of views that are to be conjugated, negated or filled with zeros when they are read.
+// Returns true for the keys of views that are conjugated, negated or filled with zeros when they are read.
 bool isLazy(DispatchKey key) {
   return key == DispatchKey::Conjugate || key == DispatchKey::Negative || key == DispatchKey::ZeroTensor;
 }
 
-// A kernel that is registered for one of these aliases is made of calls of other operators, and differentiable, batched
-// and so on because those are. `CompositeExplicitAutograd` is not among them: its kernels are those of a backend.
+// Returns true for alias keys whose kernels consist of calls of other operators, and are differentiable, batched and so
+// on because those are. `CompositeExplicitAutograd` is not among them: its kernels stand for those of a backend.
 bool isComposite(std::string_view origin) {
   return origin == "CompositeImplicitAutograd" || origin == "CompositeImplicitAutogradNestedTensor" ||
          origin == "FuncTorchBatchedDecomposition";
@@ -86,14 +87,14 @@ class Walk {
   std::vector<RouteStep> run();
 
  private:
-  // The set of keys with which the dispatcher begins, but with those that fall through.
+  // Returns the key set with which the dispatcher begins, including keys that fall through.
   DispatchKeySet keysAtStart() const;
 
   void visit(DispatchKey key);
   void note(DispatchKey key, const TableEntry& entry, RouteTurn turn, std::string comment = {});
   void skip(DispatchKey key, const TableEntry& entry);
 
-  // What kernels do with the call.
+  // What the kernels do with the call.
   void follow(DispatchKey key, const TableEntry& entry);
   FakeDecision predictFakeOnTheWay() const;
   void followFake(const TableEntry& entry);
@@ -111,14 +112,14 @@ class Walk {
 
   const OperatorHandle& op_;
   const Stack& arguments_;
-  // Of the tensor arguments and of the thread.
+  // The keys of the tensor arguments and of the thread.
   const DispatchKeySet all_keys_;
-  // What kernels on the way have included in the thread's keys, and excluded from them.
+  // The keys that kernels on the route have included in those of the thread, and excluded from them.
   DispatchKeySet included_;
   DispatchKeySet excluded_;
-  // Those that have been reported as falling through: keys may be visited twice.
+  // The keys that have been reported as falling through: keys may be visited twice.
   DispatchKeySet skipped_;
-  // What the next kernel will get.
+  // The key set that the next kernel will get.
   DispatchKeySet keys_;
   // The recorder of deferred_init has made the call, and runs for real what cannot be faked.
   bool is_recorded_ = false;
@@ -126,7 +127,7 @@ class Walk {
   std::vector<RouteStep> steps_;
 };
 
-// A new extractor, unlike the operator's own, knows of no key that falls through.
+// Makes a new extractor, which, unlike the operator's own, does not leave out keys that fall through.
 Walk::Walk(const OperatorHandle& op, const Stack& arguments)
     : op_{op},
       arguments_{arguments},
@@ -170,7 +171,8 @@ void Walk::skip(DispatchKey key, const TableEntry& entry) {
 }
 
 void Walk::follow(DispatchKey key, const TableEntry& entry) {
-  // The few kernels for lazy views that are no fallback find the result by other means, as `mul_zerotensor()` does.
+  // The few kernels for lazy views that are not the fallback compute the result by other operators, as
+  // `mul_zerotensor()` does.
   if (isComposite(entry.origin) || (isLazy(key) && entry.origin != "fallback")) {
     end(key, entry, RouteTurn::kDecomposes);
   } else if (key == DispatchKey::Undefined || isBackend(key)) {
@@ -274,7 +276,7 @@ void Walk::followFake(const TableEntry& entry) {
       followMeta(entry, decision.plan.kernel);
       break;
     case FakeOutcome::kRefuses:
-      break;  // has an error
+      break;  // handled above: it has an error
   }
 }
 
@@ -380,8 +382,8 @@ void Walk::followComposites(const TableEntry& entry) {
   }
 }
 
-// The generated kernels make the set of keys anew, with the backend that `dtype`, `layout` and `device` name; the keys
-// of tensor arguments and of the thread are in it only when there are such arguments.
+// The generated kernels compute the key set anew, with the backend that `dtype`, `layout` and `device` name. It
+// contains the keys of tensor arguments and of the thread only if there are tensor arguments.
 void Walk::followBackendSelect(const TableEntry& entry) {
   constexpr DispatchKey key = DispatchKey::BackendSelect;
   const auto backend = selectedBackend();

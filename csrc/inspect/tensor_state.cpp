@@ -28,7 +28,7 @@ std::optional<std::int64_t> versionOf(const c10::TensorImpl& impl) {
   return version.enabled() ? std::optional<std::int64_t>{version.current_version()} : std::nullopt;
 }
 
-// Wrappers of torch.func and the like raise an error when they are asked for their storage in the usual way.
+// `TensorImpl::storage()` raises for wrappers of torch.func and the like.
 std::optional<std::uintptr_t> storageOf(const c10::TensorImpl& impl) {
   const c10::Storage& storage = impl.unsafe_storage();
   if (!storage) {

@@ -14,7 +14,7 @@ using torch::jit::Stack;
 
 namespace {
 
-// By feature. Initialized before the static objects that fill it while the library is loaded.
+// Indexed by feature. Initialized before the static objects that fill it while the library is loaded.
 std::array<MarksHandler, kNumMarksFeatures> handlers{};
 
 MarksFeatures demandedFeatures() noexcept {

@@ -30,7 +30,7 @@ class MarksFeatures {
   unsigned bits_ = 0;
 };
 
-// A call that has reached the fallback of `kMarksKey`, and the features that it is about: those that own a mark of an
+// A call that has reached the fallback of `kMarksKey`, and the features that it concerns: those that have marked an
 // argument, and those that have to see all calls on the thread.
 class MarkedCall {
  public:
@@ -50,8 +50,8 @@ class MarkedCall {
     return stack_;
   }
 
-  // Lets the next feature handle the call, or, behind the last, the keys below. What the kernels call does not come
-  // here again.
+  // Passes the call to the next feature, or, after the last one, to the keys below. The calls that its kernels make do
+  // not come here again.
   void passOn();
 
   // The same with other keys.
@@ -62,15 +62,15 @@ class MarkedCall {
   c10::DispatchKeySet keys_;
   torch::jit::Stack& stack_;
   MarksFeatures features_;
-  // The first feature that has not been asked.
+  // The first feature that has not handled the call yet.
   std::size_t next_ = 0;
 };
 
-// How a feature handles a call. It passes the call on once, or raises.
+// The function by which a feature handles a call. It passes the call on once, or raises.
 using MarksHandler = void (*)(MarkedCall& call);
 
-// Registers the handler of a feature, once in the life of the process, before the key is taken. Returns true, so that
-// a static object can be made of it.
+// Registers the handler of a feature: once per process, before the key is taken. Returns true, so that the initializer
+// of a static object can call it.
 bool registerMarksHandler(MarksFeature feature, MarksHandler handler) noexcept;
 
 // The fallback of `kMarksKey`.

@@ -16,7 +16,7 @@ namespace {
 
 std::atomic<bool> is_ours{false};
 
-// By feature.
+// Indexed by feature.
 thread_local std::array<std::uint32_t, kNumMarksFeatures> demands{};
 
 std::uint32_t& demandsOf(MarksFeature feature) noexcept {
@@ -31,14 +31,15 @@ bool isIncluded() noexcept {
   return is_ours.load(std::memory_order_relaxed) && c10::impl::tls_is_dispatch_key_included(kMarksKey);
 }
 
-// Before the first demand, which would hide that the key was included already.
+// Counts a key that is included without a demand as one of the first feature's. Called before the first demand, which
+// would hide that the key was included already.
 void countWhatNobodyHasAskedFor() noexcept {
   if (isIncluded() && !isAnyDemanded()) {
     demandsOf(MarksFeature::kOrigins) = 1;
   }
 }
 
-// While a feature demands the key on this thread; ends with the thread at the latest.
+// Held while blocks demand the key on this thread. Ends with the thread at the latest.
 thread_local std::optional<LeaseHold> demand_lease;
 
 void includeIfDemanded() noexcept {

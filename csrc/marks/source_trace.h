@@ -1,7 +1,7 @@
 #pragma once
 
-// Which line of the user's program makes a call: the interpreter is asked (interpreter.h), and only on threads that
-// want to know, because it takes longer than recording does.
+// Which line of the user's program makes a call. The interpreter tells (interpreter.h). It is asked only on threads
+// that trace, because that takes longer than recording does.
 
 #include <string>
 
@@ -24,10 +24,10 @@ class TORCHEXT_API TracingGuard {
 TORCHEXT_API void enterTracing();
 TORCHEXT_API void leaveTracing();
 
-// What the interpreter says, or an empty string on a thread that does not trace.
+// Returns the line that runs now, or an empty string on a thread that does not trace.
 std::string currentSource();
 
-// What the interpreter says, on any thread.
+// Returns the line that runs now, on any thread.
 std::string sourceHere();
 
 }  // namespace torchext

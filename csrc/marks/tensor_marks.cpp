@@ -23,7 +23,7 @@ using WeakMarks = c10::weak_intrusive_ptr<TensorMarks>;
 
 std::atomic<std::int64_t> live_marks{0};
 
-// Finds the marks that tensors share, and does not keep them alive. There are no more than lines in the program.
+// Finds the marks that tensors share, without keeping them alive. There are at most a few for each line of the program.
 class MarksTable {
  public:
   TensorMarksPtr find(const std::string& origin, AmpMark amp) {
@@ -37,7 +37,7 @@ class MarksTable {
     return marks;
   }
 
-  // Others may have been made in the place of `dead` before it came here.
+  // Others may have replaced `dead` before it came here.
   void forget(const TensorMarks& dead) {
     const std::lock_guard<std::mutex> lock{mutex_};
     WeakMarks& slot = slotOf(dead.origin, dead.amp);
@@ -64,10 +64,10 @@ class MarksTable {
     return with_origin_.try_emplace({origin, amp}, WeakMarks{TensorMarksPtr{}}).first->second;
   }
 
-  // Nothing that is done under it calls foreign code or waits, so it may be waited for with the interpreter's lock
-  // held, as in the destructor of a tensor.
+  // No code that holds it calls foreign code, or waits. So a thread may wait for it with the interpreter's lock held,
+  // as in the destructor of a tensor.
   std::mutex mutex_;
-  // Tensors without an origin are most of those that are marked in haste. By AmpMark.
+  // Indexed by AmpMark. Where marking has to be fast, most tensors have no origin.
   std::array<WeakMarks, 3> without_origin_{WeakMarks{TensorMarksPtr{}}, WeakMarks{TensorMarksPtr{}},
                                            WeakMarks{TensorMarksPtr{}}};
   std::map<std::pair<std::string, AmpMark>, WeakMarks> with_origin_;
@@ -79,7 +79,7 @@ MarksTable& marksTable() {
   return *table;
 }
 
-// Writes only what changes: arguments that come back as results may be other threads' too.
+// Writes only what changes: arguments that are returned as results may be in use on other threads.
 void setMarks(TensorImpl& impl, const std::string& origin, AmpMark amp) {
   const bool is_marked = marksOf(impl) != nullptr;
   const bool is_right = originMarkOf(impl) == origin && ampMarkOf(impl) == amp;

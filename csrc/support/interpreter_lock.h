@@ -1,7 +1,7 @@
 #pragma once
 
-// A thread that waits for one of the core's locks must not hold the interpreter's:
-// whoever holds ours may be running a kernel that is written in Python.
+// A thread that waits for one of the core's locks must not hold the interpreter's: the thread that holds ours may be
+// running a kernel written in Python.
 
 #include <mutex>
 

@@ -16,7 +16,8 @@ void Lease::release() noexcept {
   }
 }
 
-// Storages may die after static objects have been destroyed, so it never is: its destructor is trivial.
+// Storages may be freed after static objects have been destroyed. The lease has a trivial destructor, so it can still
+// be used then.
 Lease& leaseOfFakes() noexcept {
   static constinit Lease lease;
   return lease;

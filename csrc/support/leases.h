@@ -2,10 +2,10 @@
 
 // NOTE [Leases on PyTorch's functions]
 //
-// Some functions of PyTorch that Python calls are replaced (torchext/tools/patching.py says which, and why), while
-// somebody needs it: a block is open, or a tensor of ours is alive. The core knows who does, and counts. When the last
-// holder is gone, which may be a storage that dies on any thread, whoever has replaced the functions is told, and puts
-// PyTorch's own back.
+// Some functions of PyTorch that Python calls are replaced (torchext/tools/patching.py says which, and why) while that
+// is needed: a block is open, or a tensor of ours is alive. Each of these holds a lease, and the core counts the
+// holders. When the last one is gone, which may be a storage that is freed on any thread, the listener is told. It is
+// set by the code that replaces the functions, which then puts PyTorch's own back.
 
 #include <atomic>
 #include <cstdint>
@@ -35,7 +35,7 @@ class TORCHEXT_API Lease {
     return holders_.load(std::memory_order_acquire) > 0;
   }
 
-  // Whether the functions are replaced now, as whoever replaces them has said last.
+  // Returns true if the functions are replaced now, according to the code that replaces them.
   bool isActive() const noexcept {
     return is_active_.load(std::memory_order_acquire);
   }
@@ -74,13 +74,13 @@ class LeaseHold {
 // Held by the blocks in which tensors are fake or deferred, and by every fake storage.
 TORCHEXT_API Lease& leaseOfFakes() noexcept;
 
-// Held by the marks of tensors, and by the threads on which a feature demands the key of marked tensors.
+// Held by the marks of tensors, and by threads on which a block demands the key of marked tensors.
 TORCHEXT_API Lease& leaseOfMarks() noexcept;
 
 // Held by regions of autocast, and by all that holds the lease of marks.
 TORCHEXT_API Lease& leaseOfRegions() noexcept;
 
-// Called when `lease` has lost its last holder; must not raise or wait. Null before it is set.
+// Called when `lease` has lost its last holder. Must not raise or wait. Null until it is set.
 using LeaseListener = void (*)(Lease& lease);
 TORCHEXT_API void setLeaseListener(LeaseListener listener);
 

@@ -4,7 +4,7 @@
 
 namespace torchext {
 
-// Lets PyTorch's warnings be lost on this thread.
+// While it lives, PyTorch's warnings on this thread are discarded.
 class NoWarnings {
  private:
   struct Ignore final : c10::WarningHandler {

@@ -16,7 +16,7 @@ namespace torchext {
 using TensorVisitor = c10::function_ref<void(const at::Tensor&)>;
 using TensorMapper = c10::function_ref<at::Tensor(const at::Tensor&)>;
 
-// The last `count` values of `stack`.
+// Returns the last `count` values of `stack`.
 inline c10::ArrayRef<c10::IValue> topOf(const torch::jit::Stack& stack, std::size_t count) {
   return c10::ArrayRef<c10::IValue>(stack).slice(stack.size() - count);
 }
@@ -29,26 +29,26 @@ void forEachTensor(const c10::IValue& value, TensorVisitor visit);
 void forEachTensor(c10::ArrayRef<c10::IValue> values, TensorVisitor visit);
 void forEachTensor(const torch::jit::Stack& stack, std::size_t count, TensorVisitor visit);
 
-// Returns `value` with each defined tensor replaced by what `map` makes of it. Compound values that hold tensors are
-// rebuilt, never changed in place, since the caller of the operator may hold them too.
+// Returns `value` with each defined tensor replaced by the tensor that `map` returns for it. Compound values that hold
+// tensors are rebuilt, never changed in place, since the caller of the operator may hold them too.
 c10::IValue mapTensors(const c10::IValue& value, TensorMapper map);
 
 // The same for the last `count` values of `stack`, in place.
 void mapTensors(torch::jit::Stack& stack, std::size_t count, TensorMapper map);
 
-// The position in the schema of the argument called `name`, or -1.
+// Returns the position in the schema of the argument called `name`, or -1.
 int findArgument(const c10::FunctionSchema& schema, const char* name);
 
-// True when `name` is one of `names`.
+// Returns true if `name` is one of `names`.
 template <std::size_t N>
 bool isAmong(const std::array<std::string_view, N>& names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-// What comes before the `::` in the name of an operator, as `aten`.
+// Returns what comes before the `::` in the name of an operator, such as `aten`.
 std::string_view namespaceOf(const c10::OperatorName& name);
 
-// True when the operator writes into the argument, as declared in its schema.
+// Returns true if the schema declares that the operator writes to the argument.
 bool isWritten(const c10::Argument& argument);
 
 }  // namespace torchext

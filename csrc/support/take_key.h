@@ -8,19 +8,19 @@
 
 namespace torchext {
 
-// A dispatch key that is taken when it is first needed, because others may want it as well: a program that only imports
-// torchext, or uses another part of it, leaves the key alone.
+// A dispatch key that is taken when it is first needed, because other libraries may want it, too: a program that only
+// imports torchext, or uses another part of it, does not touch the key.
 class LazyKey {
  public:
-  // What happens when the key has a fallback that is not ours.
+  // What to do if the key has a fallback that is not ours.
   enum class IfTaken { kRaises, kShares };
 
-  // `usage` tells what the key is needed for, as the subject of a sentence.
+  // `usage` says what needs the key, as the beginning of a sentence.
   constexpr LazyKey(c10::DispatchKey key, const char* usage, IfTaken if_taken = IfTaken::kRaises)
       : key_{key}, usage_{usage}, if_taken_{if_taken} {}
 
-  // Calls `take` when this is the first call that comes to it, and again after it has raised. When the key has a
-  // fallback that is not ours, raises an error that names `usage`, or leaves it to `take` to share the key.
+  // Calls `take` the first time, and again if it has raised. If the key has a fallback that is not ours, raises an
+  // error that names `usage`, or leaves it to `take` to share the key.
   void take(c10::function_ref<void()> take) {
     if (!is_taken_.load(std::memory_order_acquire)) {
       takeSlowly(take);

@@ -4,11 +4,11 @@
 
 namespace torchext {
 
-// A TensorImpl has room for one object of the backend that it belongs to, a BackendMeta, which the backends of PyTorch
-// itself leave empty. What hangs there goes along when the TensorImpl is copied without its data, as by `detach()` and
-// `.data`; that is all that the marks of tensors are about.
+// A TensorImpl has room for one object of its backend, a BackendMeta, which PyTorch's own backends leave empty. That
+// object goes along when the TensorImpl is copied without its data, as by `detach()` and `.data`. The marks of tensors
+// rely on this.
 
-// Returns true if copies of a TensorImpl take along what hangs there.
+// Returns true if copies of a TensorImpl keep that object.
 bool testBackendMeta(bool is_broken);
 
 }  // namespace torchext

@@ -20,11 +20,11 @@ using c10::impl::OperatorEntry;
 
 namespace {
 
-// An explicit instantiation may name private members ([temp.spec]). A name that PyTorch has given up is an error of the
-// compiler's in this file.
+// An explicit instantiation may name private members ([temp.spec]). If PyTorch gives up one of these names, this file
+// does not compile.
 
-// OperatorHandle gives its kernels away only as a SafeKernelFunction, which copies, allocates and prints a description
-// each time.
+// OperatorHandle returns its kernels only as a SafeKernelFunction. Making one copies the kernel, allocates, and prints
+// a description.
 template <auto Member>
 struct PrivateDefinition {
   friend const OperatorEntry& entryOf(const OperatorHandle& op) {
@@ -34,7 +34,8 @@ struct PrivateDefinition {
 template struct PrivateDefinition<&OperatorHandle::operatorDef_>;
 const OperatorEntry& entryOf(const OperatorHandle& op);
 
-// Where an entry comes from is told in `dumpComputedTable()` only, as text about all keys. This is what it calls.
+// PyTorch tells where an entry comes from only in `dumpComputedTable()`, as text about all keys. This is the function
+// that it calls.
 template <auto Member>
 struct PrivateComputation {
   friend std::pair<const AnnotatedKernel&, const char*> computeEntry(const OperatorEntry& op, DispatchKey key) {
@@ -104,7 +105,7 @@ TableKernel tableKernel(const OperatorHandle& op, DispatchKey key) {
   return {{kernel.kernel, kernel.debug}, reason};
 }
 
-// Those of torch.library are instances of `PythonKernelHolder`, which no header declares.
+// Kernels registered through torch.library are instances of `PythonKernelHolder`, which no header declares.
 bool isPythonKernel(const KernelFunction& kernel) {
   const c10::OperatorKernel* functor = functorOf(boxedOf(kernel));
   return functor != nullptr &&
@@ -119,14 +120,16 @@ RegisteredKernel fallbackOf(DispatchKey key) {
   return {found.kernel, found.debug};
 }
 
-// `registerFallback()` hands out an object that does this when it dies, to the library that has registered it.
+// PyTorch does this when the object that `registerFallback()` returns dies, but only the library that has registered
+// the fallback has that object.
 void removeFallback(DispatchKey key) {
   Dispatcher& dispatcher = Dispatcher::singleton();
   const std::lock_guard<std::mutex> lock(mutexOf(dispatcher));
   deregisterFallback(dispatcher, key);
 }
 
-// The public `lookup()` finds the entry under the private name, and the private function what the public one finds.
+// Compares private and public functions: the public `lookup()` has to find the entry behind the private name, and the
+// private function the entry that the public one finds.
 bool testOperatorEntry(bool is_broken) {
   const OperatorHandle op = Dispatcher::singleton().findSchemaOrThrow("aten::add", "Tensor");
   const OperatorHandle other = Dispatcher::singleton().findSchemaOrThrow("aten::mul", "Tensor");
@@ -137,7 +140,7 @@ bool testOperatorEntry(bool is_broken) {
          metaKernelOf(op).isValid() && functorOf(boxedOf(KernelFunction{})) == nullptr;
 }
 
-// The public function knows whether there is a fallback.
+// The public function tells whether there is a fallback.
 bool testFallbacks(bool is_broken) {
   constexpr std::array kKeys{DispatchKey::CPU,         DispatchKey::BackendSelect, DispatchKey::Python,
                              DispatchKey::Fake,        DispatchKey::AutogradCPU,   DispatchKey::ADInplaceOrView,

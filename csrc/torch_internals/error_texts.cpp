@@ -12,7 +12,7 @@ bool contains(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;
 }
 
-// Calls `raise`, and returns true if `recognizes` knows the error that comes of it.
+// Calls `raise`, and returns true if `recognizes` recognizes the error.
 template <typename Raise, typename Recognizes>
 bool isRecognized(Raise raise, Recognizes recognizes) {
   try {

@@ -1,7 +1,7 @@
 #pragma once
 
-// What an error of PyTorch's is about, where its type does not tell and nothing but its words does. Each function names
-// the place of the words.
+// What an error of PyTorch's is about, where only its message tells, and not its type. Each function names where the
+// message comes from.
 
 #include <string_view>
 
@@ -16,15 +16,15 @@ bool isInternalAssert(const c10::Error& error);
 // (`VariableVersion::bump()`), saving one for backward (saved_variable.cpp), making a view of one that is tracked.
 bool isAboutInferenceTensors(const c10::Error& error);
 
-// Returns true for the error of writing to an inference tensor outside of inference mode, which counting its version
+// Returns true for the error of writing to an inference tensor outside of inference mode, which bumping its version
 // raises (`VariableVersion::bump()`, TensorImpl.h).
 bool isWriteToInferenceTensor(const c10::Error& error);
 
-// Returns true for the message of the CPU allocator when there is no memory (`alloc_cpu()`,
-// c10/core/impl/alloc_cpu.cpp), which has no type of its own.
+// Returns true for the message of the CPU allocator's out-of-memory error (`alloc_cpu()`, c10/core/impl/alloc_cpu.cpp),
+// which has no type of its own.
 bool isOutOfMemory(std::string_view message);
 
-// Returns true if PyTorch uses these words still.
+// Returns true if PyTorch still uses these messages.
 bool testErrorTexts(bool is_broken);
 
 }  // namespace torchext

@@ -9,8 +9,8 @@ namespace torchext {
 
 using c10::KernelFunction;
 
-// KernelFunction compares itself by its function pointers alone, which all kernels written in Python share. Its first
-// words are the pointer to the functor, which it owns, and three function pointers.
+// KernelFunction's own comparison looks at its function pointers only, which all kernels written in Python share. Its
+// first words are the pointer to the functor, which it owns, and three function pointers.
 KernelIdentity identityOf(const KernelFunction& kernel) {
   KernelIdentity identity{};
   static_assert(sizeof(kernel) >= sizeof(identity));
@@ -20,7 +20,7 @@ KernelIdentity identityOf(const KernelFunction& kernel) {
 
 namespace {
 
-// As those that are written in Python: one function, and an object.
+// Like a kernel written in Python: one function, and an object.
 struct Functor final : c10::OperatorKernel {
   void operator()(const c10::OperatorHandle& /*op*/, c10::DispatchKeySet /*keys*/, torch::jit::Stack* /*stack*/) {}
 };
@@ -34,7 +34,7 @@ KernelFunction makeKernel() {
 bool testKernelIdentity(bool is_broken) {
   const KernelFunction kernel = makeKernel();
   const KernelFunction& other = is_broken ? kernel : makeKernel();
-  const KernelFunction copy = kernel;  // NOLINT(performance-unnecessary-copy-initialization): it is what is tested
+  const KernelFunction copy = kernel;  // NOLINT(performance-unnecessary-copy-initialization): the copy is tested
   return identityOf(copy) == identityOf(kernel) && identityOf(other) != identityOf(kernel);
 }
 

@@ -4,8 +4,8 @@
 
 namespace torchext {
 
-// PyTorch keeps two keys for its own tests of modes and of wrappers (backend_fallback_test.cpp), which nothing else
-// uses. They are above all others that do anything, and the one of modes above that of wrappers.
+// PyTorch has two keys for its own tests of modes and of wrappers (backend_fallback_test.cpp), which nothing else uses.
+// They are above all keys that have kernels in ordinary use, and the one for modes is above the one for wrappers.
 constexpr c10::DispatchKey kKeyOfModesInTests = c10::DispatchKey::TESTING_ONLY_GenericMode;
 constexpr c10::DispatchKey kKeyOfWrappersInTests = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
 

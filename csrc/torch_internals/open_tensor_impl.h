@@ -4,8 +4,9 @@
 
 namespace torchext {
 
-// PyTorch has no function that gives a tensor keys, or takes them away. A class may name a protected member of its base
-// in any object of that base ([class.protected] is about the class that is named).
+// PyTorch has no function that adds dispatch keys to a tensor, or removes them. A derived class may name a protected
+// member of its base, and then use it on any object of that base ([class.protected] restricts only the class that is
+// named).
 class OpenTensorImpl : public c10::TensorImpl {
  public:
   static c10::DispatchKeySet& keysOf(c10::TensorImpl& impl) {
@@ -13,7 +14,7 @@ class OpenTensorImpl : public c10::TensorImpl {
   }
 };
 
-// Returns true if keys that are given so are those that the tensor has.
+// Returns true if a tensor has the keys that were set in this way.
 bool testTensorKeys(bool is_broken);
 
 }  // namespace torchext

@@ -46,7 +46,7 @@ constexpr std::array<Piece, 8> kPieces{{
      false},
 }};
 
-// For the tests of this package: the name of a piece that is to behave as if PyTorch had changed under it.
+// For the tests of this package: the variable names a piece that has to behave as if PyTorch had changed under it.
 bool isBroken(const Piece& piece) {
   const char* broken = std::getenv("TORCHEXT_BREAK_PIECE");
   return broken != nullptr && std::string_view{broken} == piece.name;

@@ -15,11 +15,11 @@ enum class SelfTest : int {
   kBackendMeta,     // backend_meta.h
 };
 
-// Runs the tests of the pieces that nothing works without. Raises an error that names the first one that fails.
+// Runs the tests of the pieces that everything relies on. Raises an error that names the first one that fails.
 void runSelfTests();
 
-// Raises an error that names the piece and `usage`, the subject of a sentence, when its test fails. For pieces that
-// single features rely on; tested when they are first asked for.
+// Raises an error if the test of a piece fails. It names the piece, and `usage`, the beginning of a sentence. For
+// pieces that only some features rely on; they are tested when they are first needed.
 void requireSelfTest(SelfTest test, const char* usage);
 
 // Returns true if the test passes.

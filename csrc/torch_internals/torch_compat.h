@@ -16,7 +16,7 @@ namespace torchext::compat {
 
 #if TORCHEXT_TORCH_AT_LEAST(2, 13)
 
-// Makes a storage that refused access to its data hand out pointers again; takes effect with the next
+// Lets a storage that refused access to its data return pointers again. Takes effect with the next
 // `set_data_ptr_noswap()`.
 inline void allowDataAccess(c10::StorageImpl& storage) {
   storage.clear_data_ptr_access_error_msg_();
@@ -24,8 +24,8 @@ inline void allowDataAccess(c10::StorageImpl& storage) {
 
 #else
 
-// Before 2.13 StorageImpl can be told to refuse access, but not to allow it again. An explicit instantiation may name
-// a private member ([temp.spec]), which is the one way to its flag.
+// Before 2.13 StorageImpl can be told to refuse access, but not to allow it again. Only an explicit instantiation,
+// which may name a private member ([temp.spec]), gives access to its flag.
 template <auto Member>
 struct PrivateFlag {
   friend bool& refusesDataAccess(c10::StorageImpl& storage) {

@@ -4,7 +4,8 @@
 
 namespace torchext {
 
-// Not in an anonymous namespace, where the compiler would know that nothing is derived from it, and not look at tables.
+// Not in an anonymous namespace: there the compiler would know that nothing is derived from the class, and call its
+// functions directly.
 class VirtualTableTest {
  public:
   VirtualTableTest() = default;
@@ -30,7 +31,7 @@ int answerOtherwise(const VirtualTableTest* /*asked*/) {
   return 20;
 }
 
-// Keeps the compiler from calling the functions of the class that it can see.
+// Hides the object's class from the compiler, so that it calls functions through the table.
 const VirtualTableTest& hidden(const VirtualTableTest& asked) {
   const VirtualTableTest* volatile pointer = &asked;
   return *pointer;

@@ -1,7 +1,7 @@
 #pragma once
 
-// Lets single virtual functions of an object that somebody else has made be answered otherwise, as a subclass would
-// have done. The Itanium C++ ABI, which all compilers that PyTorch supports on Linux and macOS follow, says how.
+// Replaces single virtual functions of an existing object, as a subclass would override them. How, follows from the
+// Itanium C++ ABI, to which all compilers that PyTorch supports on Linux and macOS adhere.
 
 #include <algorithm>
 #include <array>
@@ -10,7 +10,7 @@
 
 namespace torchext {
 
-// The place of a virtual member function in the table of its class (ABI, 2.3).
+// Returns the position of a virtual member function in the table of its class (ABI, 2.3).
 template <typename Method>
 std::size_t slotOf(Method method) {
   struct {
@@ -20,18 +20,18 @@ std::size_t slotOf(Method method) {
   static_assert(sizeof(method) == sizeof(representation));
   std::memcpy(&representation, &method, sizeof(method));
 #if defined(__aarch64__)
-  const std::ptrdiff_t offset = representation.pointer;  // the mark of a virtual function is in the adjustment
+  const std::ptrdiff_t offset = representation.pointer;  // the bit that says "virtual" is in the adjustment
 #else
   const std::ptrdiff_t offset = representation.pointer - 1;
 #endif
   return static_cast<std::size_t>(offset) / sizeof(void*);
 }
 
-// A copy of the table of an object's class, of which entries can be replaced. Must outlive the object.
+// A copy of the virtual table of an object's class, whose entries can be replaced. Must outlive the object.
 template <std::size_t kCapacity>
 class VirtualTable {
  public:
-  // Copies the first `count` entries of the table of `object`, and what stands before them (ABI, 2.5.2).
+  // Copies the first `count` entries of the table of `object`, and what precedes them (ABI, 2.5.2).
   VirtualTable(const void* object, std::size_t count) {
     const Entry* table = nullptr;
     std::memcpy(static_cast<void*>(&table), object, sizeof(table));
@@ -47,7 +47,7 @@ class VirtualTable {
     return original;
   }
 
-  // Gives `object` this table. Calls that other threads have begun end as they would have.
+  // Gives `object` this table. Calls in progress on other threads are not affected.
   void installInto(void* object) const {
     const Entry* table = entries_.data() + kBeforeFirst;
     std::memcpy(object, static_cast<const void*>(&table), sizeof(table));
@@ -60,7 +60,7 @@ class VirtualTable {
   std::array<Entry, kBeforeFirst + kCapacity> entries_{};
 };
 
-// Returns true if the compiler lays out virtual tables as this file has it.
+// Returns true if the compiler lays out virtual tables as this file assumes.
 bool testVirtualTable(bool is_broken);
 
 }  // namespace torchext

@@ -179,7 +179,7 @@ class TestRegion:
         with amp.autocast():
             expected = torch.accelerator.current_accelerator(check_available=True)
             assert torch.is_autocast_enabled(expected.type if expected else "cpu")
-        region = amp.autocast()  # what is in use is asked for when it is entered
+        region = amp.autocast()  # reads the current settings when it is entered
         with fake_mode(fake_cuda=True), region:
             assert torch.is_autocast_enabled("cuda")
             assert product(device="cuda").dtype is FP16
@@ -719,7 +719,7 @@ class TestFloatAndHalf:
 
 
 def outside_the_dispatcher(x: Tensor, y: Tensor) -> Tensor:
-    """Stands for a kernel of somebody's own, which takes one dtype."""
+    """Stands for a user's own kernel, which takes one dtype."""
     assert x.dtype is y.dtype
     return torch.from_numpy(x.detach().view(torch.int16).numpy()).view(x.dtype) if x.dtype is BF16 else x.detach()
 

@@ -1,4 +1,4 @@
-"""AmpTensors: what makes one, what keeps it one, and what operators do that meet one."""
+"""AmpTensors: what makes one, what keeps it one, and what operators do with one."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ LOST: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-# What writes `x` into an ordinary tensor.
+# Operators that write `x` to an ordinary tensor.
 WRITTEN: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "add_": lambda target, x: target.add_(x),
     "copy_": lambda target, x: target.copy_(x),
@@ -527,7 +527,7 @@ COMPILED: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
 
 
 class TestOthers:
-    """What knows nothing of AmpTensors goes on as before once there have been some."""
+    """Code that knows nothing of AmpTensors works as before once there have been some."""
 
     @pytest.mark.parametrize("name", COMPILED)
     def test_compiles_as_one_graph(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Autocast on whole models: the same values as `torch.autocast`'s, and the tools of training around it."""
+"""Autocast on whole models: the values of `torch.autocast`, and the tools of training that go with it."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def by_identity(model: nn.Module) -> Any:
 
 
 def run(model: nn.Module, forward: Forward) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """The loss, the logits, and the gradients."""
+    """Returns the loss, the logits, and the gradients."""
     output = forward(model)
     output.loss.float().backward()
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}

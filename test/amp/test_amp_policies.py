@@ -27,7 +27,7 @@ count = itertools.count()
 
 
 def define(schema: str = "(Tensor x, Tensor y) -> Tensor") -> tuple[str, list[Any]]:
-    """Defines an operator, and returns its name and what its calls will see: dtypes of tensors."""
+    """Defines an operator. Returns its name, and a list to which each call adds the dtypes of its tensors."""
     name = f"torchext_test_amp::op{next(count)}"
     seen: list[Any] = []
     torch.library.define(name, schema)
@@ -238,7 +238,7 @@ LISTS = {
 
 
 def sweep(device_type: str) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """The calls of PyTorch's lists, on tensors that are made now."""
+    """Returns the calls of PyTorch's lists, on tensors that are made now."""
     lists: Any = (AutocastCPUTestLists if device_type == "cpu" else AutocastTestLists)(torch.device(device_type))
     for name in LISTS[device_type]:
         for op, args, *more in getattr(lists, name):
@@ -259,7 +259,7 @@ def _find(op: str, args: Any, name: str) -> Callable[..., Any] | None:
 
 
 def dtypes(run: Callable[[], Any], region: AbstractContextManager[object]) -> Any:
-    """What a call returns, or the kind of its error."""
+    """Returns the dtypes of what a call returns, or the class of its error."""
     torch.manual_seed(0)
     try:
         with warnings.catch_warnings(), region:

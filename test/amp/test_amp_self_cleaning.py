@@ -1,4 +1,4 @@
-"""Self-cleaning regions: what is made in them, and what operators do that meet it afterwards."""
+"""Self-cleaning regions: what is made in them, and what operators do with it afterwards."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def made_inside() -> Tensor:
 
 
 def mixed_program(region: Any) -> Tensor:
-    """Goes on after the region with what was made in it, and with tensors in float32."""
+    """After the region, computes with what was made in it and with tensors in float32."""
     x, w = torch.ones(2, 2), torch.ones(2, 2)
     with region:
         y = x @ w
     return torch.mm(y, w)
 
 
-# What may be open between a self-cleaning region and compiled code.
+# Contexts that may be open between a self-cleaning region and compiled code.
 COMPILED_IN: dict[str, Any] = {
     "nothing": nullcontext(),
     "PyTorch's": torch.autocast("cpu"),
@@ -342,7 +342,7 @@ class TestSelfCleaning:
 
 
 class TestBackwardOfUsers:
-    """Formulas of the user's, which meet what they have saved before it could be cleaned."""
+    """Backward formulas of the user's, whose saved tensors have not been cleaned."""
 
     @pytest.mark.parametrize("kind", ["to be cleaned", "wrapped"])
     def test_autograd_functions_meet_no_mixture(self, kind: str) -> None:
@@ -403,7 +403,7 @@ class TestLeaves:
 
 
 def is_met(x: Tensor) -> bool:
-    """Does the key of marked tensors take part in calls on `x`, a tensor without marks?"""
+    """Returns true if calls on `x`, a tensor without marks, reach the key of marked tensors."""
     return "TESTING_ONLY_GenericMode" in str(route("aten::relu", x))
 
 

@@ -108,7 +108,7 @@ class TestIdentity:
 
 
 class TestAfterConstruction:
-    """A deferred tensor carries its key with it: what is done to it later is recorded as well."""
+    """A deferred tensor carries a dispatch key, so what is done to it later is recorded, too."""
 
     @pytest.mark.parametrize(
         "change",
@@ -304,7 +304,7 @@ class TestMemory:
 
     @staticmethod
     def virtual_bytes() -> int:
-        """Memory that was asked for, whether or not the system has paged it out."""
+        """Returns the virtual memory of the process, which includes pages that have been swapped out."""
         return psutil.Process().memory_info().vms
 
     def test_construction_costs_no_memory(self) -> None:
@@ -324,7 +324,7 @@ class TestMemory:
         deferred = deferred_init(build)
         before = self.virtual_bytes()
         materialize_tensor(deferred)
-        assert self.virtual_bytes() - before < 4 * 2**26  # four tensors; kept, they would be thirty
+        assert self.virtual_bytes() - before < 4 * 2**26  # four tensors; if all were kept, thirty
 
     def test_a_thousand_rounds_leave_memory_flat(self) -> None:
         def rounds(count: int) -> None:

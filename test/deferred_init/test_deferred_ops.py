@@ -1,4 +1,4 @@
-"""Every operator of PyTorch's `op_db`, called in a constructor: what is materialized has the bits of the eager result.
+"""Every operator of PyTorch's `op_db`, called in a constructor: materialized results equal eager ones, bit for bit.
 
 The exceptions are the table below, and each entry is checked to be needed.
 """
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(
 DTYPES = (torch.float32,)
 SAMPLES = 3
 
-# LAPACK's least squares depend on where the matrices are in memory.
+# The results of LAPACK's least squares depend on where the matrices are in memory.
 NOT_REPRODUCIBLE = {"linalg.lstsq", "linalg.lstsq.grad_oriented"}
 NO_VALUES = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
 
@@ -90,7 +90,7 @@ class TestDeferredOperators(TestCase):
     @ops([op for op in op_db if full_name(op) not in NOT_REPRODUCIBLE], allowed_dtypes=DTYPES)
     def test_constructor_that_calls_it_is_exact(self, device: str, dtype: torch.dtype, op: OpInfo) -> None:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of samples that provoke them
+            warnings.simplefilter("ignore")  # of samples that are meant to provoke them
             compare(op, dtype)
 
 

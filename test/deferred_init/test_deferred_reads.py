@@ -1,4 +1,4 @@
-"""A constructor may look at values, and calls operators that cannot wait."""
+"""A constructor may read values, and call operators that cannot be deferred."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Unreadable:
 
 
 class Endless:
-    """A sequence of others like it."""
+    """A sequence whose elements are sequences like it."""
 
     def __len__(self) -> int:
         return 3
@@ -89,7 +89,7 @@ class Endless:
 
 
 class TestReads:
-    """A constructor may look at values."""
+    """A constructor may read values."""
 
     @pytest.mark.parametrize(
         "read",
@@ -344,7 +344,7 @@ class TestReads:
 
 
 class TestMemory:
-    """A constructor that asks for memory gets it; the tensors that share it become real."""
+    """A constructor that asks for the memory of a tensor gets it; all tensors that share it become real."""
 
     @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
     @pytest.mark.parametrize(

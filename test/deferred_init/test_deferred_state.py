@@ -193,7 +193,7 @@ class TestState:
 
 class TestThreads:
     def test_reading_does_not_wait_with_the_interpreters_lock(self) -> None:
-        # These are replayed by a kernel in Python, those are read with the interpreter's lock held.
+        # Replaying `slow` runs a kernel written in Python; `read` is read with the interpreter's lock held.
         slow = deferred_init(lambda: [nn.init.trunc_normal_(torch.empty(500, 200), a=-1, b=1) for _ in range(5)])
         read = deferred_init(lambda: [torch.full((), 2) + i for i in range(300)])
         reader = threading.Thread(target=lambda: [torch.zeros(4000)[index] for index in read], daemon=True)

@@ -1,4 +1,4 @@
-"""Training deferred modules, before and after materialization, is training eager ones, bit for bit."""
+"""Training deferred modules, before and after materialization, has the results of training eager ones, bit for bit."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ OPTIONS = ("foreach", "fused", "capturable", "differentiable", "amsgrad", "cente
 
 
 def optimizers() -> Iterator[Any]:
-    """Every optimizer of PyTorch with each of its options, as far as the CPU has them."""
+    """Yields every optimizer of PyTorch, with each of its options."""
     for name, cls in vars(torch.optim).items():
         if not (isinstance(cls, type) and issubclass(cls, Optimizer)) or cls is Optimizer:
             continue
         known = inspect.signature(cls).parameters
-        # The state that SGD keeps, and an end to what LBFGS reads: each of its reads is computed from the beginning.
+        # Without momentum SGD keeps no state. LBFGS reads values, and each read replays the recording from its
+        # beginning, so its iterations are limited.
         always = {"SGD": {"momentum": 0.9}, "LBFGS": {"max_iter": 2}}.get(name, {})
         settings = [{}, *({option: True} for option in OPTIONS if option in known)]
         settings += [{"foreach": False}] if "foreach" in known else []
@@ -94,7 +95,7 @@ def test_every_optimizer_trains_as_eagerly(cls: type[Optimizer], options: dict[s
 
 
 def trained(adopt: Callable[[nn.Module, Optimizer], None], make: Callable[..., Optimizer] = Adagrad) -> None:
-    """Compares a training that follows `adopt`, which is to make everything real."""
+    """Compares a training that follows `adopt`, which has to make everything real."""
     wanted = make_model()
     expected = make(wanted.parameters(), lr=0.1)
     train(wanted, expected, 3)
@@ -133,7 +134,7 @@ class TestState:
             get_optimizer_state_dict(model, optimizer)
             materialize_module(model)
             for state in optimizer.state.values():
-                state["step"].zero_()  # the first step was that of the checkpoint
+                state["step"].zero_()  # making the checkpoint took the first step
             assert not any(map(is_deferred, values(model, optimizer)))
 
         trained(adopt, AdamW)
@@ -229,7 +230,7 @@ def test_gradients_become_real_with_their_parameters() -> None:
 
 
 class TestGrowingRecordings:
-    """A recording that grows by the step is warned of, once, and no other."""
+    """There is one warning about a recording that grows with each step, and none about others."""
 
     def test_is_warned_of(self) -> None:
         average = deferred_init(torch.zeros, 3)

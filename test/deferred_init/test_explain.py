@@ -1,4 +1,4 @@
-"""Looking into what has been recorded: explanations, summaries, graphs, and the lines that errors name."""
+"""Inspecting what has been recorded: explanations, summaries, graphs, and the lines that errors name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from torchext.fake import fake_mode
 
 
 def line_of(marker: str) -> str:
-    """The place in this file where the comment `# marker` is."""
+    """Returns where the comment `# marker` is in this file."""
     lines = Path(__file__).read_text(encoding="utf-8").splitlines()
     (number,) = [i for i, line in enumerate(lines, 1) if line.endswith(f"# {marker}")]
     return f"{__file__}:{number}"

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 
 from torchext.deferred_init import deferred_init, explain, is_deferred, materialize_module, materialize_tensor
 
-# More than what is copied when it is recorded (kMaxCopiedBytes, csrc/deferred_init/external_tensor.h).
+# The size of a tensor too large to be copied when it is recorded (kMaxCopiedBytes,
+# csrc/deferred_init/external_tensor.h).
 LARGE = (2**20 + 64) // 4
 SMALL = 24
 
 
 def read(source: Tensor) -> Tensor:
-    """A deferred tensor that shows what `source` does now."""
+    """Returns a deferred tensor with the values that `source` has now."""
     return deferred_init(lambda: torch.empty(source.shape, dtype=source.dtype).copy_(source))
 
 
@@ -31,7 +32,7 @@ def step(optimizer: Callable[..., torch.optim.Optimizer], source: Tensor, **opti
 
 
 def normalize(source: Tensor) -> None:
-    """In training, the kernel writes running statistics, and counts no version."""
+    """Calls an operator whose kernel writes running statistics in training, without bumping their versions."""
     x = torch.randn(3, source.numel(), generator=torch.Generator().manual_seed(0))
     nn.functional.batch_norm(x, source, torch.ones_like(source), training=True)
 
@@ -111,7 +112,7 @@ class TestChangedSources:
             with pytest.raises(RuntimeError, match="changed in place since"):
                 materialize_tensor(deferred)
 
-    # At the ends, in the last words that fill no stripe, and on both sides of where threads take turns.
+    # At both ends, in the last words, which do not fill a stripe, and on both sides of the boundaries between threads.
     @pytest.mark.parametrize("place", [0, 1, 7, 63, 64, 2**20 - 1, 2**20, 2**20 + 1, 3 * 2**20 - 2, -64, -3, -1])
     def test_single_bit_of_a_large_one_is_noticed(self, place: int) -> None:
         source = torch.zeros(4 * 2**20 + 13, dtype=torch.uint8)
@@ -291,7 +292,7 @@ class TestMemory:
 
 
 class Handled(Tensor):
-    """A tensor with memory and a handler, which leaves all as it is."""
+    """A tensor with memory, and with a handler that changes nothing."""
 
     @staticmethod
     def __new__(cls: Any, base: Tensor) -> Any:

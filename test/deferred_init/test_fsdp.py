@@ -1,4 +1,4 @@
-"""PyTorch's FSDP, both of them, on deferred modules: two processes on gloo, against the eager module."""
+"""Both versions of PyTorch's FSDP on deferred modules: two processes on gloo, compared with the eager module."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def run_program(name: str) -> None:
-    """Runs one of `fsdp_programs.py`. Its processes meet in a file of their own, so that programs can run at once."""
+    """Runs one of `fsdp_programs.py`. Its processes meet in a file of their own, so programs can run in parallel."""
     result = subprocess.run(
         [sys.executable, str(TESTS / "fsdp_programs.py"), name],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""Libraries that load and save models: what is loaded becomes the value of deferred modules, saving asks for values."""
+"""Libraries that load and save models: deferred modules take the loaded values, and saving needs values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where materialized tensors go, how far it has come, and what is left when it fails."""
+"""Where materialized tensors go, how progress is reported, and what is left after a failure."""
 
 from __future__ import annotations
 
@@ -328,13 +328,13 @@ module = deferred_init(build)
 print((peak() - before) / 2**20)
 """
         result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        assert float(result.stdout) < 12 * 8 + 16 + 8 + 16  # all in half, one in float, one copy, and some
+        assert float(result.stdout) < 12 * 8 + 16 + 8 + 16  # all in half, one in float, one copy, and some more
 
 
 class TestProgress:
     @pytest.fixture
     def bars(self, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-        """The bars that are shown, which count."""
+        """Returns the progress bars that are shown, which count."""
         tqdm = pytest.importorskip("tqdm.auto", reason="tqdm is not installed")
         shown: list[Any] = []
 
@@ -395,7 +395,7 @@ class TestProgress:
 
 
 def same_but_versions(actual: nn.Module, expected: nn.Module, cpu: bool = False) -> None:
-    """Asserts equal tensors; `Module.to()` and ours differ in the version counters that they leave."""
+    """Asserts equal tensors, but not equal versions: `Module.to()` and `materialize_module()` leave different ones."""
     found, wanted = (
         {**dict(m.named_parameters(remove_duplicate=False)), **dict(m.named_buffers(remove_duplicate=False))}
         for m in (actual, expected)
@@ -427,7 +427,7 @@ class Holder:
 
 
 class LooksLikeNothing:
-    """As proxies do that stand for an object that is made later."""
+    """Raises when asked for its class, as unbound proxies do."""
 
     @property
     def __class__(self) -> Any:

@@ -1,4 +1,4 @@
-"""What is recorded, and what comes out when it is replayed: the graph of storage values."""
+"""What is recorded, and what replaying it returns: the graph of storage values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever is materialized, in whatever order, on whatever thread: every tensor has the bits of eager construction."""
+"""In any order, and on any thread, every materialized tensor is equal to that of eager construction, bit for bit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchext.deferred_init import is_deferred, materialize_module, materialize_
 
 
 class Model(nn.Module):
-    """Ties, buffers, fills of all kinds, values that are read, and draws that are thrown away."""
+    """Ties, buffers, fills of all kinds, values that are read, and draws whose results are discarded."""
 
     def __init__(self, *outside: Tensor) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Random numbers: the same ones as eager construction, in any order, with the generator left where eager leaves it."""
+"""Random numbers: those of eager construction, in any order, and the generator is left in the same state."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_rejection_sampling_draws_as_often_as_eager(bounds: tuple[float, float])
     def build() -> list[Tensor]:
         return [nn.init.trunc_normal_(torch.empty(500), a=bounds[0], b=bounds[1]), torch.rand(3)]
 
-    # How often the eager loop writes depends on the values that it draws.
+    # How often the eager loop writes depends on the values that it draws, so versions may differ.
     assert_same_results(build, strictly=False)
 
 
@@ -118,7 +118,7 @@ def test_rejection_sampling_goes_chunk_by_chunk(
     monkeypatch.setattr(rejection, "CHUNK", 64)
 
     def build() -> list[Tensor]:
-        torch.empty(3).normal_()  # keeps a value, which the others must neither take nor lose
+        torch.empty(3).normal_()  # leaves a cached value, which the others must neither use nor lose
         sampled = nn.init.trunc_normal_(torch.empty(numel, dtype=dtype), a=bounds[0], b=bounds[1])
         return [sampled, torch.empty(3).normal_(), torch.rand(3)]
 
@@ -188,11 +188,12 @@ def test_dropped_draws_count() -> None:
 
 def test_second_values_of_pairs_are_kept_between_fills() -> None:
     def build() -> list[Tensor]:
-        # Odd sizes, and strided targets, draw pairs and keep what is left over for the next such fill.
+        # With odd sizes and strided targets, values are drawn in pairs, and one that is left over is kept for the next
+        # such fill.
         sizes = [1, 3, 5, 1, 7, 2, 1, 16, 3, 40, 1, 1]
         fills = [torch.empty(size).normal_() for size in sizes]
         strided = [torch.empty(size, 2).t()[0].normal_(2, 3) for size in (1, 17, 3)]
-        torch.manual_seed(1)  # forgets it
+        torch.manual_seed(1)  # discards the value that was kept
         return [*fills, *strided, torch.empty(3).log_normal_(), torch.empty(3, dtype=torch.complex64).normal_()]
 
     assert_same_results(build)
@@ -203,7 +204,7 @@ def test_small_fills_share_the_base_of_their_tape() -> None:
         torch.manual_seed(3)
         return [torch.empty(size).normal_() for size in (3, 1, 5)]
 
-    # Two pairs of four draws each, of which the second fill takes the last value, and three pairs.
+    # Two pairs of four draws each, whose last value the second fill takes, and three pairs.
     fills = [operation for t in deferred_init(build) for operation in explain(t) if operation.draws]
     assert [(fill.generator_offset, fill.draws) for fill in fills] == [(0, 8), (8, 12)]
 

@@ -1,4 +1,4 @@
-"""What shares memory eagerly shares it after deferral, and what copies copies: every factory that takes memory."""
+"""Every factory that takes memory: tensors that share it eagerly share it when deferred, and copies are copies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Make = Callable[[Any], torch.Tensor]
 
 
 class Buffer:
-    """Memory of 8 float32, seen in the way that is asked for."""
+    """Memory of 8 float32, in the form that is asked for."""
 
     def __init__(self, kind: str) -> None:
         self.tensor = torch.arange(8.0)
@@ -163,7 +163,7 @@ pytestmark = [
 
 
 def outcome(make: Callable[[], tuple[torch.Tensor, torch.Tensor]]) -> object:
-    """What is in a tensor after its source, and the source after the tensor, has been changed; or the error."""
+    """Returns the tensor after its source was changed, and the source after the tensor was; or the error."""
     try:
         source, made = make()
     except Exception as error:

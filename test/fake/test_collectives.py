@@ -1,4 +1,4 @@
-"""Collectives: refused on deferred tensors, metadata only on fakes that are alone on the backend "fake"."""
+"""Collectives: refused on deferred tensors; for fakes on the backend "fake" they return metadata."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SIZES = {"fake": 8, "gloo": 1}
 
 @pytest.fixture(params=list(SIZES))
 def world(request: pytest.FixtureRequest) -> Iterator[int]:
-    """A group of processes of which there is only this one."""
+    """A process group of this process only."""
     size = SIZES[request.param]
     store = FakeStore() if request.param == "fake" else dist.HashStore()
     dist.init_process_group(request.param, store=store, rank=0, world_size=size)
@@ -118,12 +118,12 @@ def test_fakes_have_the_metadata_of_real_tensors_on_the_backend_fake(world: int,
     assert [metadata(t) for t in fake_results] == [metadata(t) for t in real_results]
     assert all(is_fake(t) for t in (*fakes, *fake_results))
     assert [t._version for t in fakes] == [t._version for t in real]
-    # Which of the results is which of the arguments, and which share memory with them.
+    # Which results are which arguments, and which share memory with them.
     assert [place(t, fakes) for t in fake_results] == [place(t, real) for t in real_results]
 
 
 def run(call: Call, make: Make, world: int) -> tuple[list[Tensor], list[Tensor]]:
-    """The tensors that are made for a call, and those that it returns."""
+    """Returns the tensors that are made for a call, and those that it returns."""
     made: list[Tensor] = []
 
     def remember(numel: int) -> Tensor:

@@ -241,7 +241,7 @@ class TestKeys:
 
 
 class TestDevices:
-    """The device rules, each on a build without CUDA (and on one with CUDA, where they are the same)."""
+    """The device rules. They are the same on builds with and without CUDA."""
 
     def test_cuda_is_refused_as_ever_outside(self) -> None:
         if torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""What reads, saves or shares the data of tensors: it refuses fakes with an error that says what to do."""
+"""Whatever reads, saves or shares the data of tensors refuses fakes, with an error that says what to do."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def metadata(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 class Model(nn.Module):
-    """Holds tensors in all the places where modules have been seen to."""
+    """Holds tensors in all the places where modules do."""
 
     def __init__(self) -> None:
         super().__init__()

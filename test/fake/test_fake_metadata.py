@@ -1,4 +1,4 @@
-"""Where Meta kernels tell other metadata than eager kernels make: NOTE [Refusing what real tensors refuse]."""
+"""Where the metadata of Meta kernels differ from those of eager kernels: NOTE [Refusing what real tensors refuse]."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Program = Callable[[], Tensor]
 
 
 def column() -> Tensor:
-    """Two rows of one element, whose stride 2 leads nowhere."""
+    """Returns two rows of one element, with strides (1, 2): no second column uses the stride 2."""
     return torch.ones(1, 2).t()
 
 
@@ -60,7 +60,7 @@ def metadata(tensor: Tensor) -> object:
 def test_fakes_look_like_real_tensors(name: str) -> None:
     wanted = metadata(PROGRAMS[name]())
     with fake_mode():
-        for _ in range(2):  # the second answer comes from the cache
+        for _ in range(2):  # the second time the result comes from the cache
             assert metadata(PROGRAMS[name]()) == wanted
 
 
@@ -86,7 +86,7 @@ def shuffled_into(out: Tensor) -> Tensor:
 
 
 def test_result_that_is_an_argument_stays_it() -> None:
-    """In inference mode nothing above the `Fake` key puts the argument in the place of the result."""
+    """In inference mode no kernel above the `Fake` key replaces the result by the argument."""
     with fake_mode(), torch.inference_mode():
         out = torch.empty(2, 4, 3, 3)
         assert shuffled_into(out) is out

@@ -1,4 +1,4 @@
-"""What PyTorch's `FakeTensorMode` can tell, ours can: exceptions of the suite, shortcuts, forward AD, devices."""
+"""What PyTorch's `FakeTensorMode` can do, ours can, too: exceptions of its suite, shortcuts, forward AD, devices."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Program = Callable[[], Any]
 
 
 def metadata(value: object) -> list[object]:
-    """What tensors look like; strides of dimensions longer than 1 only."""
+    """Returns the metadata of tensors; strides only of dimensions longer than 1."""
 
     def of(leaf: object) -> object:
         if not isinstance(leaf, Tensor):
@@ -60,7 +60,7 @@ def backward(op: OpInfo, args: Any, kwargs: Any) -> Any:
 
 
 def jvp(op: OpInfo, args: Any, kwargs: Any) -> Any:
-    """Primals and tangents of what the operator makes of dual numbers."""
+    """Returns the primals and tangents of the operator's results on dual numbers."""
 
     def dual(value: object) -> object:
         if isinstance(value, Tensor) and value.requires_grad:
@@ -109,7 +109,7 @@ EXCEPTIONS = [(op, forward) for op in named(test_op_db.NEEDS_VALUES, test_op_db.
     (op, backward) for op in named(test_op_db.GRADIENT_NEEDS_VALUES, test_op_db.GRADIENT_UNSUPPORTED)
 ]
 
-# What they answer and we do not.
+# What `FakeTensorMode` can do, and ours cannot.
 GAPS = {
     ("linalg.eig", "backward"): "checks what it has computed from its arguments, which no alias is handed to",
 }
@@ -137,7 +137,7 @@ def test_exception_of_the_suite_is_one_of_theirs(op: OpInfo, how: Callable[..., 
 # Forward AD.
 
 
-# Why there is no tangent, or another one.
+# Why there is no tangent, or a different one.
 OTHER_TANGENTS = {
     "masked.prod": "as prod",
     "nanquantile": "as quantile",

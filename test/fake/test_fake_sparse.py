@@ -79,7 +79,7 @@ def members(tensor: Tensor) -> list[Tensor]:
 
 
 def described(result: Any) -> Any:
-    """What two results have to have in common: all but the values."""
+    """Returns what two results must have in common: everything but the values."""
     if isinstance(result, dict):
         return {key: described(value) for key, value in result.items()}
     if isinstance(result, list | tuple):
@@ -398,7 +398,7 @@ def samples(layout: torch.layout) -> Iterator[tuple[OpInfo, tuple[Any, ...], dic
 
 
 class TestElements:
-    """How many elements the result has depends on values."""
+    """The number of elements of the result depends on values."""
 
     @pytest.mark.parametrize(
         ("function", "name"),
@@ -553,7 +553,7 @@ class TestCopies:
 
 
 class TestCuda:
-    """On a build without CUDA, by the kernels for the CPU."""
+    """On a build without CUDA, the kernels for the CPU are run."""
 
     @pytest.mark.parametrize("make", [coo, csr], ids=lambda f: f.__name__)
     def test_operators_stay_on_the_device(self, make: Callable[[], Tensor]) -> None:

@@ -16,7 +16,7 @@ from torchext.fake import fake_like, is_fake
 
 
 def described(result: Any) -> Any:
-    """What two results have to have in common."""
+    """Returns what two results must have in common."""
     if isinstance(result, torch.Tensor):
         return (
             type(result).__name__,

@@ -1,4 +1,4 @@
-"""`torch.func`, modes, subclasses and compilers on fakes, and PyTorch's own FakeTensorMode beside ours."""
+"""`torch.func`, modes, subclasses and compilers on fakes, and PyTorch's own FakeTensorMode together with ours."""
 
 from __future__ import annotations
 

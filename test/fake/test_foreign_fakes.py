@@ -1,6 +1,6 @@
-"""Our fakes beside another owner of the `Fake` key: whose tensors and whose mode decide.
+"""Our fakes with another owner of the `Fake` key: the owner of the tensors or of the mode handles a call.
 
-Runs in a process where the other owner has come first (`--foreign-fakes`), which test_package.py starts.
+Runs in a process in which the other owner has taken the key first (`--foreign-fakes`), which test_package.py starts.
 """
 
 from __future__ import annotations

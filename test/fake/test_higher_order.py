@@ -182,7 +182,7 @@ def test_deferred_results_have_the_bits_of_eager_ones(name: str) -> None:
 
 
 class Gated(Module):
-    """Decides by a buffer, and scans with its weight."""
+    """Branches on a buffer, and scans with its weight."""
 
     def __init__(self) -> None:
         super().__init__()

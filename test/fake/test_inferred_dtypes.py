@@ -94,7 +94,7 @@ def metadata(tensor: torch.Tensor) -> tuple[object, ...]:
 
 
 def check_metadata(calls: Iterator[tuple[str, Call]]) -> None:
-    """Compares the calls that succeed eagerly; what they refuse is tested elsewhere."""
+    """Compares the calls that succeed eagerly; refusals are tested elsewhere."""
     wrong = {}
     for name, call in calls:
         try:

@@ -1,6 +1,6 @@
-"""The cache of metadata: what it tells apart, what it does not remember, and that it can be looked at.
+"""The cache of metadata: which calls it tells apart, what it does not remember, and its statistics.
 
-That cached answers equal the real ones is swept in `test_op_db.py`.
+`test_op_db.py` checks on every operator that cached results are right.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class TestStatistics:
 
 
 class TestKeys:
-    """Calls that differ in one thing only, which decides the result."""
+    """Pairs of calls that differ in one thing only, on which the result depends."""
 
     def test_shapes_and_dtypes(self, fake: torch.Tensor) -> None:
         assert (fake + fake).shape == (4, 4)

@@ -89,7 +89,7 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
 
 NAN = float("nan")
 
-# Factories, which have no tensors to be wrong.
+# Factories, which have no tensor arguments that could be wrong.
 FACTORIES: dict[str, Callable[[], Any]] = {
     "arange to nan": lambda: torch.arange(0, NAN),
     "arange from nan": lambda: torch.arange(NAN, 1, dtype=torch.int8),
@@ -184,7 +184,7 @@ def test_a_constructor_takes_the_branch_that_it_takes_eagerly() -> None:
 
 
 def refused_calls(x: Tensor) -> list[int]:
-    """Writes into `x` of shape (3, 3) what does not fit into it; the versions of `x` afterwards."""
+    """Writes to `x`, of shape (3, 3), what does not fit, and returns the versions of `x` afterwards."""
     calls: list[Callable[[], object]] = [
         lambda: x.add_(torch.ones(4)),
         lambda: x.mul_(1j),
@@ -230,7 +230,7 @@ def test_a_refused_call_is_not_recorded() -> None:
     assert torch.equal(materialize_tensor(deferred), wanted)
 
 
-# What a kernel may or may not refuse once it sees the values.
+# Calls that a kernel may or may not refuse, depending on values.
 ACCEPTED: dict[str, Callable[[], Any]] = {
     "integers divided": lambda: torch.zeros(3, dtype=torch.int64) // torch.zeros(3, dtype=torch.int64),
     "singular matrix": lambda: torch.linalg.inv(torch.zeros(3, 3)),
@@ -258,7 +258,7 @@ def test_fakes_accept_what_depends_on_values_or_is_large(name: str) -> None:
         assert ACCEPTED[name]() is not None
 
 
-# What the Meta kernels refuse, and the real ones do not.
+# Calls that Meta kernels refuse, and real kernels accept.
 REFUSED_BY_META_KERNELS: dict[str, Callable[[], Tensor]] = {
     **{
         f"one target in a batch of its own, {reduction}": partial(
@@ -302,7 +302,7 @@ def test_kernels_of_the_users_are_not_run() -> None:
     library = torch.library.Library("aten", "IMPL")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of overriding a kernel
+            warnings.simplefilter("ignore")  # about overriding a kernel
             library.impl("erfinv", lambda x: seen.append(x), "CPU")
         fake_like(torch.ones(3)).erfinv()
     finally:
@@ -310,7 +310,7 @@ def test_kernels_of_the_users_are_not_run() -> None:
     assert seen == []
 
 
-# On CUDA devices that are not there, what kernels for CUDA refuse: the words are those of PyTorch's sources.
+# Calls on fake CUDA devices that CUDA kernels refuse. The messages are copied from PyTorch's sources.
 REFUSED_ON_CUDA = {
     "bfloat16 linear": (RuntimeError, "mat1 and mat2 must have the same dtype, but got Float and BFloat16"),
     "mm of two dtypes": (RuntimeError, "expected mat1 and mat2 to have the same dtype, but got: float != double"),
@@ -357,7 +357,7 @@ META = "a number on the meta device counts as one that mixes with any device"
 TRUSTS = "kernels of gradients trust what the forward has made, so they are not tried out"
 FALLBACK = "autograd's function of PyTorch's own looks at its input with another kernel"
 
-# The differences that remain, by operator: of which kinds they are, and why.
+# The differences that remain, by operator: their kinds, and the reason.
 DIFFERENCES: dict[str, tuple[set[str], str]] = {
     "linalg.lu_factor": ({"accepted"}, VALUES),
     "__getitem__": ({"accepted"}, VALUES),
@@ -452,7 +452,7 @@ instantiate_device_type_tests(TestRefusals, globals(), only_for="cpu")
 
 
 def test_buffers_of_kernels_are_not_made_up() -> None:
-    """The backward of a recurrent layer writes into a workspace, whose size only its forward knows."""
+    """The backward of a recurrent layer writes to a workspace whose size only its forward knows."""
     code = """
 import torch
 from torchext.fake import cache_clear, fake_mode

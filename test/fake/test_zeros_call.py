@@ -1,4 +1,4 @@
-"""Operators without a Meta kernel, whose results on fakes are those of zeros: NOTE [Asking the kernel of the CPU]."""
+"""Operators without a Meta kernel are run on zeros for their metadata: NOTE [Asking the kernel of the CPU]."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from torchext.deferred_init import deferred_init, materialize_tensor
 from torchext.fake import DataDependentError, UnsupportedOperatorError, fake_mode, is_fake
 
 # All operators of PyTorch that have a kernel for the CPU, none for the meta device, and no tag that says that values
-# matter. Each was gone through: its results have shapes that follow from shapes and numbers, or it is named in
-# `needsValues()` (the last line), or it returns what no fake can be (sparse, nested and quantized tensors, packed
-# weights), which `tryRunOnZeros()` declines.
+# matter. Each was reviewed: the shapes of its results follow from shapes and numbers, or it is named in `needsValues()`
+# (the last line), or it returns what cannot be fake (sparse, nested and quantized tensors, packed weights), which
+# `tryRunOnZeros()` declines.
 GONE_THROUGH = """
 aten::_add_relu aten::_aminmax aten::_batch_norm_with_update aten::_compute_linear_combination
 aten::_ctc_loss_backward aten::_dirichlet_grad aten::_empty_affine_quantized aten::_empty_per_channel_affine_quantized
@@ -55,7 +55,7 @@ aten::_sample_dirichlet aten::binomial
 aten::_pack_padded_sequence aten::_padded_dense_to_jagged_forward aten::quantized_gru aten::quantized_lstm
 """
 
-# A kernel for one of these is one for the meta device.
+# A kernel for one of these keys counts as one for the meta device.
 KEYS_FOR_META = (
     "Meta",
     "CompositeImplicitAutograd",
@@ -87,7 +87,7 @@ def test_operators_without_a_meta_kernel_were_gone_through() -> None:
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
 @pytest.mark.parametrize("is_lstm", [True, False], ids=["lstm", "gru"])
 def test_lengths_of_packed_sequences_are_not_zeros(is_lstm: bool) -> None:
-    """Of three sequences of the lengths 2, 1 and 1, of which three have a first step and one a second."""
+    """Three sequences of the lengths 2, 1 and 1: all three have a first step, and one has a second."""
     layer: Any = dynamic.LSTM(5, 2) if is_lstm else dynamic.GRU(5, 2)
     parameters = [weights.param for weights in layer._all_weight_values]
     run = torch.ops.aten.quantized_lstm.data if is_lstm else torch.ops.aten.quantized_gru.data
@@ -99,7 +99,7 @@ def test_lengths_of_packed_sequences_are_not_zeros(is_lstm: bool) -> None:
 
 
 def test_refusal_of_zeros_is_not_believed() -> None:
-    # Zeros for the offsets would be the same diagonal twice.
+    # With zeros as offsets, the two diagonals would be the same.
     with fake_mode(), pytest.raises(UnsupportedOperatorError, match="_spdiags"):
         torch.sparse.spdiags(torch.rand(2, 3), torch.tensor([0, 1]), (3, 3))
 
@@ -140,7 +140,7 @@ def test_constructor_draws_what_zeros_would_not_tell(name: str) -> None:
 
 def test_what_only_a_meta_kernel_refuses_is_run_on_zeros() -> None:
     with fake_mode():
-        found = torch.view_copy(torch.rand(5, 6).t(), (2, 15))  # which a view could not be
+        found = torch.view_copy(torch.rand(5, 6).t(), (2, 15))  # a view could not have this shape
     assert is_fake(found)
     assert found.stride() == torch.view_copy(torch.rand(5, 6).t(), (2, 15)).stride()
 

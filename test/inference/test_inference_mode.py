@@ -29,7 +29,7 @@ STILL_OPEN = "one that was entered later on this thread is still open"
 
 
 def thread_state() -> tuple[Any, ...]:
-    """All that a block may change."""
+    """Returns the state of the thread that a block may change."""
     return (
         torch.is_inference_mode_enabled(),
         torch.is_grad_enabled(),
@@ -49,7 +49,7 @@ def _leaves_the_thread_as_it_was() -> Iterator[None]:
 
 
 def nested(*modes: AbstractContextManager[Any]) -> list[tuple[Any, ...]]:
-    """The states inside of `modes`, outermost first, and then after each is left."""
+    """Returns the states inside each of `modes`, outermost first, and then after each is left."""
     if not modes:
         return []
     with modes[0]:

@@ -361,7 +361,7 @@ def test_views_of_amp_tensors_in_another_dtype_keep_the_origin() -> None:
     with inference_mode(trace=True):
         traced = amp.wrap(torch.ones(2))
     assert isinstance(traced, amp.AmpTensor)
-    with inference_mode():  # outside, PyTorch makes a normal tensor of such a view
+    with inference_mode():  # outside, PyTorch makes such a view a normal tensor
         view = traced.view(torch.int32)
     assert not isinstance(view, amp.AmpTensor)
     assert origin(view) == origin(traced) is not None

@@ -1,7 +1,7 @@
-"""What inference mode makes of tensors: the RFC's table, on real, fake and deferred tensors.
+"""The RFC's table of what inference mode does with tensors, on real, fake and deferred ones.
 
-The tables below are the RFC's, not what the implementation returns; and each row is compared with what
-`torch.inference_mode` makes of real tensors, too.
+The tables below are the RFC's, not derived from the implementation. Each row is also compared with what
+`torch.inference_mode` does with real tensors.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LEAF = "a leaf Variable that requires grad is being used in an in-place operatio
 
 
 class World(NamedTuple):
-    """Where tensors live, and how they come about there."""
+    """A device, and a kind of tensors on it."""
 
     device: str
     kind: str
@@ -50,7 +50,7 @@ class World(NamedTuple):
             return function(device=device)
 
     def keys(self, tracked: bool) -> set[str]:
-        """The key set of a normal tensor, which is tracked by autograd, or of an inference tensor."""
+        """Returns the key set of a normal tensor, which autograd tracks, or of an inference tensor."""
         backend = "CPU" if self.device == "cpu" else "CUDA"
         keys = {backend, f"Autocast{backend}"}
         if tracked:
@@ -81,7 +81,7 @@ in_every_world = pytest.mark.parametrize("world", WORLDS, ids=world_id)
 
 
 class State(NamedTuple):
-    """What a tensor is, for autograd. `version` is None for an inference tensor, which has none."""
+    """The state of a tensor in autograd. `version` is None for an inference tensor, which has none."""
 
     tracked: bool
     version: int | None
@@ -105,20 +105,21 @@ TENSORS: dict[str, Callable[..., Tensor]] = {
     "inference": lambda **device: torch.ones(2, 2, **device),
     "inference parameter": lambda **device: nn.Parameter(torch.ones(2, 2, **device)),
 }
-# What comes out: a state, or the text of an error.
+# What a call returns: a tensor of this state, or an error with this text.
 TABLE: dict[tuple[str, str, str], State | str] = {
     ("inside", "functional", "normal"): INFERENCE,
     ("inside", "functional", "parameter"): INFERENCE,
     ("inside", "functional", "inference"): INFERENCE,
     ("inside", "functional", "inference parameter"): INFERENCE,
-    # A view is an inference tensor if its base is. A view of a normal tensor says that it must not be changed outside.
+    # A view is an inference tensor if its base is. A view of a normal tensor records that it must not be changed
+    # outside.
     ("inside", "view", "normal"): FRESH._replace(is_view=True, creation=CreationMeta.INFERENCE_MODE),
     ("inside", "view", "parameter"): FRESH._replace(
         is_view=True, creation=CreationMeta.INFERENCE_MODE, requires_grad=True
     ),
     ("inside", "view", "inference"): INFERENCE,
     ("inside", "view", "inference parameter"): INFERENCE,
-    # The version of a normal tensor is counted, because it may be saved for a backward pass.
+    # The version of a normal tensor is bumped, because it may be saved for a backward pass.
     ("inside", "in-place", "normal"): FRESH._replace(version=1),
     ("inside", "in-place", "parameter"): FRESH._replace(version=1, requires_grad=True),
     ("inside", "in-place", "inference"): INFERENCE,
@@ -168,7 +169,7 @@ def make_tensor(world: World, tensor: str, mode: Mode = inference_mode) -> Tenso
 
 
 def row(world: World, where: str, operator: str, tensor: str, mode: Mode = inference_mode) -> Tensor | str:
-    """What an operator returns, or the text of the error that it raises."""
+    """Returns what an operator returns, or the text of the error that it raises."""
     argument = make_tensor(world, tensor, mode)
     try:
         with mode() if where == "inside" else nullcontext():
@@ -231,7 +232,7 @@ class TestTable:
         assert set(TABLE) == cells
 
 
-# The kernels that a call goes through above the backend's, as the RFC argues.
+# The kernels that a call visits before the backend's, according to the RFC.
 ROUTES: dict[tuple[str, str, str], list[str]] = {
     ("inside", "functional", "normal"): [],
     ("inside", "functional", "inference"): [],
@@ -244,7 +245,7 @@ ROUTES: dict[tuple[str, str, str], list[str]] = {
     ("outside", "view", "normal"): ["Autograd", "ADInplaceOrView"],
     ("outside", "view", "inference"): ["ADInplaceOrView"],
     ("outside", "in-place", "normal"): ["Autograd", "ADInplaceOrView"],
-    ("outside", "in-place", "inference"): ["ADInplaceOrView"],  # where it is refused
+    ("outside", "in-place", "inference"): ["ADInplaceOrView"],  # which refuses it
 }
 CALLS: dict[str, tuple[Any, ...]] = {
     "functional": (torch.ops.aten.neg.default,),
@@ -297,8 +298,9 @@ class TestInvariants:
                     change()
 
     def test_data_of_them_is_as_mutable_as_in_pytorch(self, world: World) -> None:
-        # A hole of PyTorch's in the RFC's invariant: `shallow_copy_and_detach()` leaves an inference tensor with the
-        # version counter that its constructor made outside of the mode, which is enabled.
+        # A case in which PyTorch breaks the RFC's invariant: outside of the mode, the copy that
+        # `shallow_copy_and_detach()` makes of an inference tensor keeps the enabled version counter that its
+        # constructor made.
         with torch.inference_mode():
             real = torch.ones(2, 2)
         assert real.data.add_(1).is_inference()

@@ -38,7 +38,7 @@ def keys(tensor: Tensor) -> str:
 
 
 class Cache:
-    """Holds tensors as caches of keys and values do, in attributes, slots and lists of objects."""
+    """Holds tensors as key-value caches do: in attributes, in slots, and in objects in lists."""
 
     class Layer:
         """Has no `__dict__`."""

@@ -1,4 +1,4 @@
-"""Routes of calls are those that the dispatcher takes; states of tensors are told without changing them."""
+"""Routes of calls are those that the dispatcher takes; reading the state of a tensor does not change it."""
 
 from __future__ import annotations
 
@@ -70,7 +70,8 @@ MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
         ("inference_mode", "functional", inference, ("CPU",)),
         ("inference_mode", "view", inference, ("CPU",)),
         ("inference_mode", "in-place", inference, ("CPU",)),
-        # The thread includes the key outside of inference mode, so that writing to an inference tensor is noticed.
+        # Outside of inference mode the thread includes `ADInplaceOrView`, so that writing to an inference tensor is
+        # noticed.
         ("normal", "functional", inference, ("CPU",)),
         ("normal", "view", inference, ("ADInplaceOrView", "CPU")),
         ("normal", "in-place", inference, ("ADInplaceOrView", "CPU")),
@@ -85,8 +86,8 @@ def test_route_of_each_kind_of_operator(
         assert route(*calls[kind]).keys == keys
 
 
-# Keys for which Python may register kernels. Not `Meta`: after a kernel of PyTorch's was replaced there, and put back,
-# PyTorch 2.11's FakeTensorMode does not find it any more.
+# Keys for which Python may register kernels. Not `Meta`: once a kernel of PyTorch's has been replaced there and put
+# back, PyTorch 2.11's FakeTensorMode no longer finds it.
 RUNTIME_KEYS = (
     "PythonTLSSnapshot",
     "AutocastCPU",
@@ -107,7 +108,7 @@ RUNTIME_KEYS = (
 
 @contextmanager
 def kernels_that_report(op: torch._ops.OpOverload[..., Any]) -> Iterator[list[str]]:
-    """Puts a kernel before each of the kernels of `op` that adds its key to the list when it is called."""
+    """Replaces each kernel of `op` by one that adds its key to the list, and then calls the original."""
     visited: list[str] = []
     name = op._schema.name + (f".{op._schema.overload_name}" if op._schema.overload_name else "")
     table = torch._C._dispatch_dump_table(name).splitlines()
@@ -209,7 +210,7 @@ def test_route_is_the_one_that_the_call_takes(call: str, state: str) -> None:
             except (RuntimeError, TypeError):
                 assert visited  # the route leads to the error, too
     expected = [key for key in foreseen.keys if key in RUNTIME_KEYS]
-    assert visited[: len(expected)] == expected, foreseen  # then come the operators that the last kernel calls
+    assert visited[: len(expected)] == expected, foreseen  # the rest are operators that the last kernel calls
 
 
 def test_route_ends_where_a_subclass_or_a_mode_takes_the_call() -> None:
@@ -308,7 +309,7 @@ def test_call_that_fakes_refuse_is_told_with_the_words_of_the_error(call: str) -
 
 
 def test_missing_meta_kernel_is_told() -> None:
-    """PyTorch's fallback for the meta device stands in the table of each operator, and only raises an error."""
+    """PyTorch's fallback for the meta device is in the table of each operator, and only raises an error."""
     with torch.library._scoped_library("torchext_test_inspect", "FRAGMENT") as library:
         library.define("cpu_only(Tensor x) -> Tensor")
         library.impl("cpu_only", torch.clone, "CPU")
@@ -325,7 +326,7 @@ def test_missing_meta_kernel_is_told() -> None:
 @pytest.mark.parametrize(
     ("op", "args", "turn", "comment"),
     [
-        # PyTorch's reference in Python is the Meta kernel of both, but is not asked.
+        # PyTorch's Python reference is the Meta kernel of both, but is not called.
         (aten.full.default, lambda: [[2], 3.0], "decomposes", "asks the composite kernel"),
         (aten.pow.Tensor_Scalar, lambda: [fake_like(normal().bool()), True], "computes", "like the first argument"),
     ],
@@ -350,7 +351,7 @@ def test_deferred_tensors_that_a_handler_reads_are_handed_to_deferred_init() -> 
 
     with Looking():
         assert aten._local_scalar_dense(deferred_init(torch.full, (), 3.0)) == 3.0
-    if "Fake" in found[-1].keys:  # which is hidden as well before 2.13
+    if "Fake" in found[-1].keys:  # before 2.13 `Fake` is hidden, too
         assert "hands the call to deferred_init" in found[-1][-1].comment
 
 

@@ -42,7 +42,7 @@ def tracing() -> Iterator[None]:
 
 
 class TestLifetime:
-    """Each in a process of its own: tensors of other tests may be alive."""
+    """Each test runs in a process of its own: tensors of other tests may be alive."""
 
     def test_marks_die_with_the_last_tensor_that_bears_them(self) -> None:
         code = """
@@ -256,7 +256,7 @@ print("done")
 
 @pytest.fixture(scope="module")
 def some_backend(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """A library that gives tensors metadata as the backends of other libraries do."""
+    """A library that attaches metadata to tensors, as other libraries' backends do."""
     output = tmp_path_factory.mktemp("backend") / "backend_metadata.so"
     folder = Path(torch.__file__).parent / "lib"
     command = [

@@ -23,7 +23,7 @@ SOURCE = ROOT / "test" / "cpp" / "inference_mode.cpp"
 
 @pytest.fixture
 def library(tmp_path: Path) -> ctypes.CDLL:
-    """A library that is linked against what a program of torchext's users is linked against."""
+    """A library that is linked against what a user's program is linked against."""
     output = tmp_path / "inference_mode.so"
     extension = Path(_C.__file__)
     folders = [Path(torch.__file__).parent / "lib", extension.parent]
@@ -53,7 +53,7 @@ def named_tests(library: ctypes.CDLL) -> Iterator[tuple[int, str]]:
         yield index, name.decode()
 
 
-# One test here for all of them there, so that only one process compiles them.
+# One test for all of the C++ tests, so that only one process compiles them.
 def test_guards_of_inference_mode(library: ctypes.CDLL) -> None:
     results = {name: library.run_test(index).decode() for index, name in named_tests(library)}
     assert len(results) == 7

@@ -1,6 +1,6 @@
-"""What docs and comments quote and name is there: messages, files, notes, names of Python, targets of make.
+"""What docs and comments quote and name exists: messages, files, notes, Python names, make targets.
 
-Messages are quoted in these forms, in which `...` stands for what differs from case to case:
+Messages are quoted in these forms, in which `...` stands for what varies:
 
 - in docs/failures.md, the code in the first column of the table;
 - elsewhere in a page, ``code`` between two backticks, and a sentence between double quotes;
@@ -129,7 +129,7 @@ def use_device_beyond_the_last() -> None:
         torch.ones(2, device="cuda:1")
 
 
-# Those of PyTorch's own are known by being raised only.
+# Messages of PyTorch's own, which have to be raised to be known.
 OF_PYTORCH: dict[str, Callable[[], object]] = {
     "Inference tensors cannot be saved for backward": save_for_backward,
     "Inference tensors cannot be saved for backward. Please do not use Tensors created in inference mode in ...": (

@@ -1,4 +1,4 @@
-"""What torchext replaces in PyTorch is replaced while somebody needs it, and PyTorch's own before and after."""
+"""What torchext replaces in PyTorch is replaced only while it is needed; before and after that it is PyTorch's own."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def lease() -> Iterator[Lease]:
 
 
 def definition(name: str) -> object:
-    """What a method or a property of tensors that is written in C points to, as CPython keeps it."""
+    """Returns the definition that a method or property written in C points to in CPython."""
     words = ctypes.cast(id(vars(torch._C.TensorBase)[name]), ctypes.POINTER(ctypes.c_void_p))
     return words[5]  # `d_method` or `d_getset`
 
 
 class Owner:
-    """What is patched here."""
+    """The object that these tests patch."""
 
     def method(self) -> str:
         return "original"

@@ -16,7 +16,7 @@ from torchext.testing.modes.replacing import replace_everywhere
 
 ROOT = Path(__file__).parents[2]
 
-# Knows the mode by whether torchext has been imported, which it must not have been in the baseline.
+# The suite recognizes the mode by whether torchext has been imported: in the baseline it must not have been.
 SUITE = """
 import os, sys, time, unittest
 from pathlib import Path
@@ -110,7 +110,7 @@ class Run:
         return report
 
     def section(self, start: str) -> list[str]:
-        """The lines that are indented below the one that starts so."""
+        """Returns the lines that are indented below the one that begins with `start`."""
         [first] = [position for position, line in enumerate(self.lines) if line.startswith(start)]
         section = []
         for line in self.lines[first + 1 :]:

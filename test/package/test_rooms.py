@@ -1,8 +1,8 @@
-"""The rooms of the sources are those of their tables, and no arrow leads from a lower room to an upper one.
+"""The rooms of the sources are those in their tables, and no arrow leads from a lower room to an upper one.
 
 csrc/README.md and torchext/README.md have a table with the columns `room | idea | may include` (or `may import`). A
-room is a folder, a file, or the face of a package, which is its `__init__`; `.` is what is in no other. Files belong to
-the longest name that fits.
+room is a folder, a file, or the face of a package, which is its `__init__`; `.` is everything that is in no other room.
+A file belongs to the room with the longest name that matches.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def imports() -> frozenset[Arrow]:
 
 
 def imported_names(path: Path) -> Iterator[str]:
-    """The full names of what a module imports: of modules, and of what is in them."""
+    """Returns the full names of what a module imports: modules, and names in them."""
     package = (TORCHEXT.name, *path.parent.relative_to(TORCHEXT).parts)
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -88,7 +88,7 @@ def imported_names(path: Path) -> Iterator[str]:
 
 
 def module_of(name: str) -> str | None:
-    """The module of ours that has `name`, which may be its own; None for those of others."""
+    """Returns our module that is called `name`, or in which `name` is; None if it is not ours."""
     parts = name.split(".")
     if parts[0] != TORCHEXT.name:
         return None
@@ -123,7 +123,7 @@ class Row(NamedTuple):
 
 @functools.cache
 def table(page: Path) -> dict[str, Row]:
-    """The rooms of a page, and what each may use. Its cell names rooms, or says `all`, or `all but` and names rooms."""
+    """Returns the rooms of a page, and what each may use: rooms by name, `all`, or `all but` some."""
     found = re.search(
         r"^\| room \| idea \| may (?:include|import) \|\n\|[ |-]+\|\n((?:\|.*\|\n)+)", page.read_text(), re.M
     )
@@ -143,13 +143,13 @@ def room_of(file: str, rooms: Iterable[str]) -> str | None:
 
 
 def between_rooms(arrows: Iterable[Arrow], rooms: Iterable[str]) -> dict[Arrow, Arrow]:
-    """The arrows from room to room, each with one between files that makes it."""
+    """Returns the arrows between rooms, each with an arrow between files that causes it."""
     found = {Arrow(str(room_of(user, rooms)), str(room_of(used, rooms))): Arrow(user, used) for user, used in arrows}
     return {arrow: example for arrow, example in sorted(found.items()) if arrow.user != arrow.used}
 
 
 def cycle(arrows: Iterable[Arrow]) -> list[str]:
-    """A way along the arrows that ends where it begins, if there is one."""
+    """Returns a cycle of arrows, if there is one."""
     used: dict[str, set[str]] = {}
     for arrow in arrows:
         used.setdefault(arrow.user, set()).add(arrow.used)

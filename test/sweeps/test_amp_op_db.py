@@ -1,4 +1,4 @@
-"""Every operator of PyTorch's `op_db`, in the ways to autocast: the dtypes and errors of `torch.autocast`."""
+"""Every operator of PyTorch's `op_db`, in each way to autocast: the dtypes and errors of `torch.autocast`."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ SAMPLES = 1
 
 OPERATORS = [op for op in op_db if FP32 in op.supported_dtypes("cpu")]
 
-# Written in Python, and ask their arguments for the dtype that they ask operators for.
+# Functions written in Python, which pass the dtype of their arguments to operators.
 TOLD_THE_DTYPE = "masked."
 
 
 def calls(op: Any) -> list[Callable[[], tuple[Any, ...]]]:
-    """Makers of the arguments of a few calls. Each makes them anew."""
+    """Returns functions that make the arguments of a few calls, anew each time."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of sparse tensors in beta state, say
+        warnings.simplefilter("ignore")  # about sparse tensors in beta state, for example
         samples = list(itertools.islice(op.sample_inputs("cpu", FP32), SAMPLES))
 
     def maker(sample: Any) -> Callable[[], tuple[Any, ...]]:
@@ -77,7 +77,7 @@ class TestOperators:
                 continue
             found = run(op, arguments, nullcontext())
             assert metadata(found) == wanted
-            if not op.name.startswith("masked.arg"):  # integers on the way
+            if not op.name.startswith("masked.arg"):  # these use integers internally
                 for tensor in tensors(found):
                     assert amp.is_amp(tensor) == (tensor.is_floating_point() or tensor.is_complex())
 
@@ -90,5 +90,5 @@ class TestOperators:
                 arguments = on_tensors(lambda t: t.to(BF16) if t.dtype is FP32 else t, make())
             found = run(op, arguments, nullcontext())
             for one, other in itertools.zip_longest(metadata(found), metadata(wanted)):
-                assert one == other or one == (BF16, other[1])  # views, and what is written alone, keep the dtype
+                assert one == other or one == (BF16, other[1])  # views and written arguments keep the dtype
             assert all(amp.is_amp(tensor) for tensor in tensors(found) if tensor.dtype is BF16)

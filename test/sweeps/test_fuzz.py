@@ -1,11 +1,12 @@
-"""Random programs: what they construct deferred, materialized in any order, is what they construct eagerly.
+"""Random programs: what they construct deferred, materialized in any order, equals what they construct eagerly.
 
 They read real tensors that are changed before anything is materialized, call operators with wrong dtypes and shapes,
-and ask for collectives. What raises eagerly must raise deferred, at once or when it is materialized, and nothing else
-may.
+and ask for collectives. What raises eagerly must raise deferred, at once or when it is materialized; nothing else may
+raise.
 
 Hypothesis writes some thousand programs, always the same, and shrinks those that fail. `make fuzz PROGRAMS=1000000`
-makes others, and more, by a generator that is ten times as fast, and prints what fails with as few steps as it finds.
+writes more and different ones, by a generator that is ten times as fast, and prints those that fail, with as few steps
+as possible.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 class Step(NamedTuple):
-    """One statement of a program: the name of an action, and numbers that it takes its operands from."""
+    """One statement of a program: the name of an action, and numbers that select its operands."""
 
     action: str
     a: int
@@ -43,7 +44,7 @@ class Step(NamedTuple):
 
 
 class Machine:
-    """Runs a program. The tensors that it has made are its memory, and a step names them by their place."""
+    """Runs a program. The tensors that it has made are its memory, and steps refer to them by position."""
 
     def __init__(self) -> None:
         self.memory: list[Tensor] = []
@@ -52,7 +53,7 @@ class Machine:
         self.has_read_large = False
 
     def run(self, program: list[Step], skipped: set[int]) -> list[Tensor]:
-        """Runs `program`, without the steps in `skipped`, and returns what is in memory then."""
+        """Runs `program`, without the steps in `skipped`, and returns its memory."""
         with torch.no_grad():
             for place, step in enumerate(program):
                 if place not in skipped:
@@ -72,7 +73,7 @@ class Machine:
 
 
 def make_sources() -> list[Tensor]:
-    """Real tensors for programs to read: small ones, which recordings copy, memory of others, and one that is not."""
+    """Returns real tensors for programs to read: small ones, also on foreign memory, and one too large to copy."""
     with torch.inference_mode():
         inference = torch.linspace(-1, 1, 3)
     return [
@@ -85,7 +86,7 @@ def make_sources() -> list[Tensor]:
 
 
 def change(source: Tensor, n: int) -> None:
-    """Changes all elements, in a way that counts no version."""
+    """Changes all elements, without bumping the version."""
     if n % 3 == 0:
         source.numpy()[...] += 1
     elif n % 3 == 1:
@@ -102,7 +103,7 @@ def float_of(n: int) -> torch.dtype:
     return FLOATS[n % len(FLOATS)]
 
 
-# What makes tensors of a shape. `n` and `m` are any numbers.
+# Factories of tensors of a shape. `n` and `m` are any numbers.
 FACTORIES: dict[str, Callable[[tuple[int, ...], int, int], Tensor]] = {
     "zeros": lambda shape, n, m: torch.zeros(shape, dtype=DTYPES[n % len(DTYPES)]),
     "ones": lambda shape, n, m: torch.ones(shape, dtype=DTYPES[n % len(DTYPES)]),
@@ -137,7 +138,7 @@ def weight_of(tensor: Tensor) -> Tensor:
 
 
 def filled(tensor: Tensor) -> Tensor:
-    """`tensor`, if it has elements: kernels that would refuse its dtype have nothing to do without."""
+    """Returns `tensor` if it has elements. Kernels do not refuse the dtype of one that has none."""
     if tensor.numel() == 0:
         raise ValueError("has no elements")
     return tensor
@@ -155,7 +156,7 @@ def branch_on_value(machine: Machine, a: Tensor, b: Tensor, n: int) -> Tensor | 
 
 
 def share_numpy(machine: Machine, a: Tensor, b: Tensor, n: int) -> Tensor:
-    a.detach().numpy()  # which makes it real
+    a.detach().numpy()  # this makes it real
     return a.detach() * 2
 
 
@@ -172,7 +173,7 @@ def source_of(machine: Machine, n: int) -> Tensor:
 
 
 def ask_for_collective(machine: Machine, a: Tensor, b: Tensor, n: int) -> None:
-    """Is refused for a deferred tensor, and leaves it as it is. Real ones are not sent anywhere."""
+    """Calls a collective, which is refused for a deferred tensor, and leaves it as it is. Real ones are not sent."""
     collectives = (
         lambda: dist.all_reduce(a),
         lambda: dist.broadcast(a, 0),
@@ -185,7 +186,7 @@ def ask_for_collective(machine: Machine, a: Tensor, b: Tensor, n: int) -> None:
 
 
 def write_source(machine: Machine, a: Tensor, b: Tensor, n: int) -> None:
-    """Writes a deferred tensor, or a number, into a real one."""
+    """Writes a deferred tensor, or a number, to a real one."""
     source = source_of(machine, n)
     source.copy_(a) if n % 2 else source.data.mul_(2)
 
@@ -196,7 +197,7 @@ def set_data(machine: Machine, a: Tensor, b: Tensor, n: int) -> None:
 
 
 def write_out(machine: Machine, a: Tensor, b: Tensor, n: int) -> Tensor | None:
-    # Meta kernels lay out what they resize otherwise than the kernels of the CPU.
+    # Meta kernels give what they resize other strides than CPU kernels do.
     return torch.add(a, 1, out=b) if a.shape == b.shape else None
 
 
@@ -264,7 +265,7 @@ ACTIONS: dict[str, Action] = {
     "scatter_source": lambda m, a, b, n: a.index_add_(0, m.sources[1][:1, :1].view(-1), source_of(m, n)),
     "write_source": write_source,
     "collective": ask_for_collective,
-    # what is often of the wrong dtype or shape
+    # operators whose arguments often have a wrong dtype or shape
     "mm": lambda m, a, b, n: a.mm(b),
     "linear": lambda m, a, b, n: functional.linear(a, b),
     "layer_norm": lambda m, a, b, n: functional.layer_norm(a, a.shape[-1:], b),
@@ -334,10 +335,10 @@ PROGRAMS = strategies.tuples(
 
 
 def steps_that_raise(program: list[Step]) -> set[int]:
-    """The steps that do not work eagerly. Without them the program works."""
+    """Returns the steps that raise eagerly. Without them the program works."""
     skipped: set[int] = set()
     while raising := steps_that_raise_besides(skipped, program):
-        skipped |= raising  # some have written before they raised, which others have seen
+        skipped |= raising  # some have written before they raised, and others have read that
     return skipped
 
 
@@ -359,15 +360,15 @@ def steps_that_raise_besides(skipped: set[int], program: list[Step]) -> set[int]
 
 
 def partners(tensors: list[Tensor]) -> list[list[int]]:
-    """For each tensor, the places of those that share its storage."""
+    """Returns, for each tensor, the positions of those that share its storage."""
     storages = [t.untyped_storage()._cdata for t in tensors]
     return [[place for place, other in enumerate(storages) if other == storage] for storage in storages]
 
 
 def materialize_all(machine: Machine, order: int) -> list[int]:
-    """Materializes what is in memory in an order of its own, and returns the places of what could not be.
+    """Materializes the memory in the order that `order` selects, and returns the positions of what could not be.
 
-    That may be only because the program has read the source that is not copied, and it was changed.
+    The only permitted reason is that the program has read the source that is not copied, and it was changed.
     """
     failed = []
     for place in sorted(range(len(machine.memory)), key=lambda place: (place + 1) * (2 * order + 1) % 31):
@@ -411,7 +412,7 @@ def check(program: list[Step], order: int) -> None:
 
 
 def check_refusal(program: list[Step], order: int) -> None:
-    """One of the steps that raise eagerly, as the last of a program without the others."""
+    """Checks one of the steps that raise eagerly, as the last step of a program without the others."""
     skipped = sorted(steps_that_raise(program))
     if not skipped:
         return
@@ -426,7 +427,7 @@ def check_refusal(program: list[Step], order: int) -> None:
         return
     if found is not None and is_about_large_source(machine, found):
         return
-    if wanted is not None and found is None:  # because of values, so it has to come now
+    if wanted is not None and found is None:  # it depends on values, so it has to be raised now
         found = error_of_materializing(machine, order)
         assert found is not None, f"nothing for {wanted!r}"
     else:
@@ -442,7 +443,7 @@ def error_of_materializing(machine: Machine, order: int) -> Exception | None:
 
 
 def error_of(machine: Machine, program: list[Step], skipped: list[int], place: int) -> Exception | None:
-    """What the step at `place` raises, after those before it."""
+    """Returns what the step at `place` raises, after those before it."""
     torch.default_generator.manual_seed(0)
     machine.run(program[:place], set(skipped))
     try:
@@ -454,7 +455,7 @@ def error_of(machine: Machine, program: list[Step], skipped: list[int], place: i
 
 @pytest.fixture(scope="module", autouse=True)
 def _processes() -> Iterator[None]:
-    """A group of processes of which there is only this one."""
+    """A process group of this process only."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
@@ -496,7 +497,7 @@ def fails(checked: str, program: list[Step], order: int) -> bool:
 
 
 def shortened(checked: str, program: list[Step], order: int) -> list[Step]:
-    """What is left when every step has been left out without which the program still fails."""
+    """Returns the program without the steps that are not needed for it to fail."""
     for place in reversed(range(len(program))):
         shorter = program[:place] + program[place + 1 :]
         if fails(checked, shorter, order):

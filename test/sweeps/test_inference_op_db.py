@@ -1,4 +1,4 @@
-"""The RFC's first goal: a call in inference mode gives what it gives under no_grad, or raises an error."""
+"""The RFC's first goal: a call in inference mode returns what it returns under no_grad, or raises an error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from torchext.inference import inference_mode
 
-# Their results are whatever was in memory.
+# The values of their results are whatever was in memory.
 UNINITIALIZED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
 SAMPLES = 2
 
@@ -25,12 +25,12 @@ Mode = Callable[[], AbstractContextManager[Any]]
 
 
 def copied(inputs: Any) -> Any:
-    """The same with copies of the tensors, which are inference tensors inside of the mode."""
+    """Returns the arguments with copies of the tensors, which are inference tensors inside the mode."""
     return tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, inputs)
 
 
 def outcome(op: Callable[..., Any], mode: Mode, inputs: Any, copy_inside: bool) -> tuple[list[Any], Exception | None]:
-    """The leaves of the result and of the arguments after the call, or an error."""
+    """Returns the leaves of the result, and those of the arguments after the call, or an error."""
     torch.manual_seed(0)
     with torch.no_grad():
         args, kwargs = copied(inputs)
@@ -53,7 +53,7 @@ class TestOpDb(TestCase):
                 inputs = ((sample.input, *sample.args), sample.kwargs)
                 for variant in (op.op, op.get_inplace()):
                     if variant is not None:
-                        # LAPACK rounds as the addresses of its arguments have it.
+                        # LAPACK's rounding depends on the addresses of its arguments.
                         self.compare(variant, inputs, {} if "linalg" in op.name else {"rtol": 0, "atol": 0})
 
     def compare(self, op: Callable[..., Any], inputs: Any, tolerance: dict[str, float]) -> None:

@@ -1,6 +1,6 @@
-"""Every operator of PyTorch's `op_db`, every sample: fakes have the metadata that the real results have.
+"""Every operator of PyTorch's `op_db`, every sample: fake results have the metadata of real results.
 
-The exceptions are the tables below, and each entry of a table is checked to be needed.
+The exceptions are in the tables below, and each entry is checked to be needed.
 """
 
 from __future__ import annotations
@@ -52,20 +52,20 @@ NEEDS_VALUES = {
     "unique_consecutive",
 }
 
-# PyTorch has no Meta kernel, and the kernel of the CPU cannot be asked: none.
+# PyTorch has no Meta kernel, and the CPU kernel cannot be asked. There are none today.
 UNSUPPORTED: set[str] = set()
 
 # The formula of the gradient looks at values.
 GRADIENT_NEEDS_VALUES = {"index_fill", "index_put", "linalg.eig"}
 
-# PyTorch has no Meta kernel for the gradient, and the kernel of the CPU cannot be asked: none.
+# PyTorch has no Meta kernel for the gradient, and the CPU kernel cannot be asked. There are none today.
 GRADIENT_UNSUPPORTED: set[str] = set()
 
-# The way that leaves values alone returns a view, and along a dimension of one element the incoming gradient, which may
-# be expanded. So it does for `FakeTensorMode`.
+# The formula that does not read values returns a view; along a dimension of one element it returns the incoming
+# gradient, which may be expanded. `FakeTensorMode` has the same difference.
 GRADIENT_LAYOUT_DIFFERS = {"masked.prod", "prod"}
 
-# Lets the argument grow when it is broadcast, which its Meta kernel refuses.
+# The operator lets its argument grow by broadcasting, which its Meta kernel refuses.
 GROWS_IN_PLACE = {"addbmm"}
 
 EXPECTED_ERRORS: list[tuple[set[str], type[Exception]]] = [
@@ -90,7 +90,7 @@ class Call(NamedTuple):
 
 
 def calls(op: OpInfo, dtype: torch.dtype, device: str = "cpu") -> Iterator[tuple[Call, Call]]:
-    """Each sample twice, on real tensors and on fakes; samples that are not strided are left out."""
+    """Returns each sample twice, on real tensors and on fakes, except samples that are not strided."""
     requires_grad = dtype is torch.float32 and op.supports_autograd
     for sample in op.sample_inputs(device, dtype, requires_grad=requires_grad):
         real = call_of(op, sample)
@@ -117,7 +117,7 @@ def call_of(op: OpInfo, sample: SampleInput) -> Call:
 
 
 def metadata(value: object, arguments: list[Tensor]) -> object:
-    """All that a result shows but its values; strides of dimensions longer than 1 only."""
+    """Returns everything about a result but its values; strides only of dimensions longer than 1."""
     if not isinstance(value, Tensor):
         return type(value)
     strides = tuple(s for s, n in zip(value.stride(), value.shape, strict=True) if n > 1) if value.numel() else ()
@@ -154,7 +154,7 @@ def expected_error(name: str, table: list[tuple[set[str], type[Exception]]]) -> 
 
 
 def writes_its_arguments(op: OpInfo) -> bool:
-    """`resize_` and `resize_as_` change the metadata of the sample, so that a second call is another one."""
+    """Returns true for `resize_` and `resize_as_`: they change the sample's metadata, so a second call differs."""
     return op.name.endswith("_")
 
 
@@ -207,7 +207,7 @@ class TestOpDb(TestCase):
             return
         if not is_strided(wanted):
             return
-        # The second time the answers come from the cache, which has been filled by all samples before.
+        # The second time the results come from the cache, which all samples before have filled.
         for _ in range(1 if writes_its_arguments(op) else 2):
             try:
                 found = fake.run()

@@ -1,7 +1,7 @@
-"""Tensors and autograd: what is shared, what is a tensor's own, and when it costs something, whatever the tensor is.
+"""Tensors and autograd: what tensors share, what is a tensor's own, and what costs memory, for every kind of tensor.
 
-States what the merge of Variable and Tensor promised, as PyTorch has it today. Each test runs on real, fake and
-deferred tensors. What is more detailed than a sentence is compared with what a real tensor does, errors included.
+Tests what the merge of Variable and Tensor promised, in the form that PyTorch has today. Each test runs on real, fake
+and deferred tensors. Details are compared with the behaviour of a real tensor, including errors.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ Described = Any
 
 
 class Describe:
-    """What two runs must have in common. Storages are numbered in the order in which they are met."""
+    """Describes what two runs must have in common. Storages are numbered in the order in which they are seen."""
 
     def __init__(self) -> None:
         self.storages: dict[int, int] = {}
@@ -287,7 +287,7 @@ class Describe:
 
 
 def outcome(function: Callable[[], Any]) -> Any:
-    """What `function` returns or raises."""
+    """Returns what `function` returns or raises."""
     try:
         return function()
     except Exception as error:
@@ -297,7 +297,7 @@ def outcome(function: Callable[[], Any]) -> Any:
 def holding(
     get: Callable[[torch.Tensor], torch.Tensor], change: Callable[[torch.Tensor], Any]
 ) -> Callable[[Make], Any]:
-    """Changes what `get` makes of a tensor, and looks at the two of them afterwards."""
+    """Changes what `get` makes of a tensor, and describes both afterwards."""
 
     def run(ones: Make) -> Any:
         tensor = ones(4, 4)
@@ -309,7 +309,7 @@ def holding(
 
 
 def set_data(get: Callable[[Make], torch.Tensor], data: Callable[[Make], Any]) -> Callable[[Make], Any]:
-    """Sets the data of what `get` makes, and writes to it afterwards."""
+    """Sets the data of what `get` makes, and then writes to it."""
 
     def run(ones: Make) -> Any:
         tensor, value = get(ones), data(ones)
@@ -412,7 +412,7 @@ def data_of_other_shape_set_between(ones: Make) -> Any:
     weight = ones(4, 4).requires_grad_()
     result = (weight * weight).sum()
     weight.data = ones(2, 2)
-    # In the words of the kernel that finds it; those of Meta kernels differ.
+    # Only the class of the error: its message is that of the kernel, and those of Meta kernels differ.
     return weight, type(outcome(result.backward)), weight.grad
 
 

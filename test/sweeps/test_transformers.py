@@ -10,7 +10,7 @@ from common import assert_defers_exactly
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
-# Whatever a configuration calls its sizes, a small value for it.
+# Small values for all the names by which configurations call their sizes.
 SMALL = {
     "hidden_size": 64,
     "d_model": 64,
@@ -41,7 +41,7 @@ SMALL = {
     "num_local_experts": 2,
 }
 
-# By family: those of every day, and those that only `make sweep` adds.
+# By family: those that are always tested, and those that only `make sweep` adds.
 ARCHITECTURES = {
     "text": (
         ["bert", "deberta-v2", "gpt2", "llama"],

@@ -30,7 +30,7 @@ using torch::jit::Stack;
 
 namespace {
 
-// Stands before the words of a value, so that no sequence of values looks like another one.
+// Precedes the words of each value, so that no two sequences of values look alike.
 enum class Kind : std::uint64_t {
   kNone,
   kUndefinedTensor,
@@ -46,7 +46,7 @@ enum class Kind : std::uint64_t {
   kList,
 };
 
-// A word of a kind and up to seven bytes that go with it.
+// Returns a word made of a kind and up to seven bytes of data.
 constexpr std::uint64_t word(Kind kind, std::uint64_t rest = 0) {
   return static_cast<std::uint64_t>(kind) | (rest << 8U);
 }
@@ -66,13 +66,14 @@ std::uint64_t deviceBits(c10::Device device) {
   return bits(static_cast<std::uint8_t>(device.type())) | bits(static_cast<std::uint8_t>(device.index())) << 8U;
 }
 
-// The Meta kernels of PyTorch and ours look at nothing but what is in the key. Those of other libraries are anybody's.
+// PyTorch's Meta kernels and ours look at nothing but what is in the key. Those of other libraries may look at
+// anything.
 bool hasPureMetaKernel(const c10::OperatorHandle& op) {
   constexpr std::array<std::string_view, 3> kNamespaces{"aten", "prims", "torchext"};
   return isAmong(kNamespaces, namespaceOf(op.operator_name()));
 }
 
-// Tensors that are more than sizes and strides on a storage.
+// Keys of tensors that are more than sizes and strides on a storage.
 constexpr DispatchKeySet kNotPlain({DispatchKey::Python, DispatchKey::ZeroTensor, DispatchKey::FuncTorchBatched,
                                     DispatchKey::FuncTorchGradWrapper, DispatchKey::Functionalize,
                                     DispatchKey::NestedTensor});
@@ -92,8 +93,8 @@ CallKey::CallKey(const c10::OperatorHandle& op, const Stack& stack) {
   std::for_each(stack.end() - count, stack.end(), [this](const IValue& value) { add(value); });
 }
 
-// The schema stands for the operator, and the kernel for what is registered for it: while a copy of the kernel lives,
-// as it does in a cache's entry, neither can be replaced by another one at the same address.
+// The schema identifies the operator, and the kernel what is registered for it. While a copy of the kernel lives, as it
+// does in a cache entry, neither address can be reused for another one.
 void CallKey::addOperator(const c10::OperatorHandle& op) {
   is_complete_ = hasPureMetaKernel(op) && op.hasComputedKernelForDispatchKey(DispatchKey::Meta);
   if (is_complete_) {
@@ -120,7 +121,7 @@ void CallKey::addGlobalState() {
       context.userEnabledMemEfficientSDP(),
       context.userEnabledMathSDP(),
       context.userEnabledCuDNNSDP(),
-      at::get_num_threads() > 1,  // which oneDNN is chosen by, for some convolutions
+      at::get_num_threads() > 1,  // decides whether oneDNN runs some convolutions
   };
   std::uint64_t state = bits(c10::get_default_dtype_as_scalartype()) << 8U | bits(fakeCudaDeviceCount());
   for (const bool flag : flags) {

@@ -15,17 +15,16 @@ namespace torchext {
 //
 // A Meta kernel is a function of
 //
-//   * the kernel itself: which one an operator has may change at any time, when a library is loaded or unloaded;
+//   * the kernel itself, which may change at any time, when a library is loaded or unloaded;
 //   * its tensor arguments: dtype, device, sizes, strides, offset, lazy bits, the size of the storage, and which of
-//   them
-//     are the same tensor or share a storage; of a Python number in tensor's clothes also the value;
+//     them are the same tensor or share a storage; for a wrapped number, its value, too;
 //   * its other arguments;
-//   * of a kernel that is not PyTorch's, anything: no key describes a call of it;
-//   * what the process and the thread are set to: default dtype, grad and inference mode, deterministic algorithms,
-//     which libraries may be used, and how many fake devices there are.
+//   * if the kernel is neither PyTorch's nor ours, anything: no key describes a call of it;
+//   * settings of the process and the thread: default dtype, grad and inference mode, deterministic algorithms, which
+//     libraries may be used, and how many fake devices there are.
 //
-// A CallKey is all of that, as one sequence of words. Two calls with equal keys have results with equal metadata, and
-// the results alias the same arguments.
+// A CallKey is all of that, as one sequence of words. The results of two calls with equal keys have equal metadata, and
+// alias the same arguments.
 class CallKey {
  public:
   using Words = c10::SmallVector<std::uint64_t, 64>;
@@ -33,8 +32,8 @@ class CallKey {
   // Describes a call of `op` with the arguments on top of `stack`.
   CallKey(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
-  // False when the operator is not PyTorch's, or the call has an argument that cannot be described in words (a storage,
-  // a symbolic number, a tensor that is not strided): then the key is worth nothing.
+  // Returns false if the operator is neither PyTorch's nor ours, or the call has an argument that cannot be described
+  // in words (a storage, a symbolic number, a tensor that is not strided). Such a key must not be used.
   bool isComplete() const noexcept {
     return is_complete_;
   }
@@ -45,7 +44,7 @@ class CallKey {
 
   std::size_t hash() const noexcept;
 
-  // The tensors among the arguments, in order and each once. They are those of the stack.
+  // Returns the tensors among the arguments, in order and each once. The pointers are to those on the stack.
   c10::ArrayRef<const at::Tensor*> tensors() const noexcept {
     return tensors_;
   }

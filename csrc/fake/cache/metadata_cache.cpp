@@ -8,7 +8,7 @@ namespace torchext {
 namespace {
 
 constexpr std::size_t kMaxEntries = 16384;
-// 32 MiB: calls of foreach operators on all parameters of a model have long keys.
+// 32 MiB: a call of a foreach operator on all parameters of a model has a long key.
 constexpr std::size_t kMaxWords = std::size_t{1} << 22U;
 
 }  // namespace
@@ -29,7 +29,7 @@ std::shared_ptr<const ResultRecipe> MetadataCache::find(const CallKey& key) {
 }
 
 void MetadataCache::remember(const CallKey& key, std::shared_ptr<const ResultRecipe> recipe) {
-  Entries forgotten;  // freed after the lock: kernels that are Python functions take the interpreter's
+  Entries forgotten;  // freed after the lock: freeing a kernel written in Python takes the interpreter's lock
   const std::lock_guard<std::mutex> lock(mutex_);
   ++info_.misses;
   if (recipe == nullptr || key.words().size() > kMaxWords) {
@@ -79,8 +79,8 @@ MetadataCache::Entries MetadataCache::takeOldest() {
 }
 
 MetadataCache& metadataCache() {
-  // Leaked: threads may run operators until the process ends, and kernels that are Python functions cannot be freed
-  // after the interpreter.
+  // Leaked: threads may run operators until the process ends, and kernels written in Python cannot be freed after the
+  // interpreter.
   static auto* cache = new MetadataCache;
   return *cache;
 }

@@ -1,8 +1,8 @@
 #pragma once
 
-// Many Meta kernels are Python functions that take a hundred times as long as the real kernel does on a small tensor. A
-// program asks the same questions again and again, so the answers are kept: NOTE [What the metadata of results depend
-// on].
+// Many Meta kernels are Python functions that take a hundred times as long as the real kernel does on a small tensor.
+// Programs make the same calls again and again, so the metadata of their results are kept: NOTE [What the metadata of
+// results depend on].
 
 #include <cstdint>
 #include <list>
@@ -19,19 +19,19 @@ namespace torchext {
 struct CacheInfo {
   std::uint64_t hits = 0;
   std::uint64_t misses = 0;
-  // Of the misses, the calls that cannot be remembered, because they change the metadata of their arguments, say.
+  // Those misses whose calls cannot be remembered, for example because they change the metadata of their arguments.
   std::uint64_t uncacheable = 0;
   std::size_t size = 0;
   std::size_t capacity = 0;
 };
 
-// Recipes by calls, for all threads. When there are too many, those that were not asked for longest go.
+// Maps calls to recipes, for all threads. When there are too many, the least recently used go.
 class MetadataCache {
  public:
-  // The recipe of the call that `key` describes, or null.
+  // Returns the recipe of the call that `key` describes, or null.
   std::shared_ptr<const ResultRecipe> find(const CallKey& key);
 
-  // A `recipe` that is null counts as a call that cannot be remembered.
+  // Remembers the recipe. Null counts as a call that cannot be remembered.
   void remember(const CallKey& key, std::shared_ptr<const ResultRecipe> recipe);
 
   CacheInfo info() const;
@@ -39,7 +39,7 @@ class MetadataCache {
   // Forgets all recipes and counts.
   void clear();
 
-  // Held while the process forks, as `lockStorages()`.
+  // Held while the process forks: see `lockStorages()`.
   void lock() {
     mutex_.lock();
   }
@@ -55,7 +55,7 @@ class MetadataCache {
   };
   using Entries = std::list<Entry>;
 
-  // What the map is searched by: the words of a key, or of an entry that holds them.
+  // The key type of the map: shows the words of a CallKey, or those that an entry holds.
   struct View {
     c10::ArrayRef<std::uint64_t> words;
     std::size_t hash;
@@ -74,7 +74,7 @@ class MetadataCache {
   Entries takeOldest();
 
   mutable std::mutex mutex_;
-  Entries entries_;  // the one that was asked for last comes first
+  Entries entries_;  // the most recently used comes first
   std::unordered_map<View, Entries::iterator, HashOfView> index_;
   std::size_t num_words_ = 0;
   CacheInfo info_;

@@ -9,11 +9,11 @@
 
 namespace torchext {
 
-// Numbers pointers in the order in which they are first seen. Calls have few tensors, but foreach operators have
-// thousands.
+// Numbers pointers in the order in which they are first seen. Most calls have few tensors, but calls of foreach
+// operators may have thousands.
 class PointerNumbers {
  public:
-  // The number of `pointer`, and whether it is new.
+  // Returns the number of `pointer`, and whether it is new.
   std::pair<std::size_t, bool> add(const void* pointer) {
     const std::size_t known = find(pointer);
     if (known != seen_.size()) {
@@ -26,7 +26,7 @@ class PointerNumbers {
     return {known, true};
   }
 
-  // The number of `pointer`, or how many there are if it has not been seen.
+  // Returns the number of `pointer`, or the number of all pointers if this one has not been seen.
   std::size_t find(const void* pointer) const {
     if (numbers_ != nullptr) {
       const auto found = numbers_->find(pointer);
@@ -49,7 +49,7 @@ class PointerNumbers {
   }
 
   c10::SmallVector<const void*, kFew> seen_;
-  // Of all of them, once they are more than kFew.
+  // Has all of them, once there are more than kFew.
   std::unique_ptr<Numbers> numbers_;
 };
 

@@ -35,7 +35,7 @@ class RecipeLearner {
  public:
   RecipeLearner(Arguments arguments, ResultRecipe& recipe) : arguments_{arguments}, recipe_{recipe} {}
 
-  // False when `result` is neither a tensor, nor a list of tensors, nor a plain value.
+  // Returns false if `result` is neither a tensor, nor a list of tensors, nor a plain value.
   bool learn(const IValue& result);
 
  private:

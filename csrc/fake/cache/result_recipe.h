@@ -15,13 +15,13 @@ using Results = c10::SmallVector<c10::IValue, 4>;
 // How to make the results of a call again, for other tensors with the same metadata.
 class ResultRecipe {
  public:
-  // Learns from a call of `op` on `arguments` that has made `results`. Null when the results cannot be made from the
-  // arguments and their metadata alone.
+  // Learns from a call of `op` on `arguments` that has made `results`. Returns null if the results cannot be made from
+  // the arguments and their metadata alone.
   static std::shared_ptr<const ResultRecipe> learn(const c10::OperatorHandle& op,
                                                    c10::ArrayRef<const at::Tensor*> arguments,
                                                    c10::ArrayRef<c10::IValue> results);
 
-  // The results for `arguments`.
+  // Returns the results for `arguments`.
   Results make(c10::ArrayRef<const at::Tensor*> arguments) const;
 
  private:
@@ -31,16 +31,16 @@ class ResultRecipe {
   struct TensorRecipe {
     enum class Source : std::uint8_t { kUndefined, kArgument, kViewOfArgument, kNewStorage };
     Source source = Source::kUndefined;
-    // Of the argument, or of the new storage.
+    // The index of the argument, or of the new storage.
     std::size_t number = 0;
-    // Has the geometry and the dtype of a view or a tensor on a new storage, and no storage.
+    // The geometry and the dtype of a view, or of a tensor on a new storage. Has no storage itself.
     c10::intrusive_ptr<c10::TensorImpl> form;
   };
 
   struct ValueRecipe {
     bool is_list = false;
     std::vector<TensorRecipe> tensors;
-    // What is no tensor and no list of tensors.
+    // A value that is neither a tensor nor a list of tensors.
     c10::IValue other;
   };
 
@@ -49,7 +49,7 @@ class ResultRecipe {
     c10::Device device;
   };
 
-  // Kept for its identity, which the key of the call has.
+  // Kept alive so that its identity, which is part of the call's key, stays unique.
   c10::KernelFunction kernel_;
   std::vector<ValueRecipe> values_;
   std::vector<NewStorage> new_storages_;

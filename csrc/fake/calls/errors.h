@@ -1,6 +1,6 @@
 #pragma once
 
-// What fake tensors cannot do, as types of their own.
+// Types of the errors about what fake tensors cannot do.
 
 #include <cstdint>
 
@@ -22,10 +22,10 @@ class UnsupportedOperatorError : public c10::NotImplementedError {
   using c10::NotImplementedError::NotImplementedError;
 };
 
-// C10_THROW_ERROR for the types above; that one looks for them in namespace c10.
+// C10_THROW_ERROR for the types above. PyTorch's macro looks for types in namespace c10.
 #define TORCHEXT_THROW(type, message) throw type({__func__, __FILE__, static_cast<std::uint32_t>(__LINE__)}, message)
 
-// Gives the language the chance to raise a better error (interpreter.h); returns when it does not.
+// Lets the language raise an error of a class of its own (interpreter.h); returns if it does not.
 inline void translateError(ErrorKind kind, const c10::Error& error) {
   interpreter().raise(kind, error.what_without_backtrace());
 }

@@ -36,8 +36,8 @@ bool hasMaskIndex(const Stack& stack, const OperatorHandle& op) {
   return found;
 }
 
-// What the schema does not say: the running statistics that are updated when `condition`, an argument, is true, or
-// always when there is none.
+// A write that the schema does not declare: the operator updates running statistics if its argument `condition` is
+// true, or always if there is no such argument.
 struct UndeclaredWrite {
   const char* op;
   const char* condition;  // or null
@@ -52,7 +52,8 @@ constexpr std::array<UndeclaredWrite, 6> kUndeclaredWrites{{
     {"aten::batch_norm_gather_stats_with_counts", nullptr},
 }};
 
-// These make results as long as their arguments say, and are not tagged so.
+// Returns true if the length of the results depends on the values of arguments, although PyTorch does not tag the
+// operator so.
 bool readsLengths(const OperatorHandle& op, const Stack& stack) {
   const auto& schema = op.schema();
   if (schema.name() == "aten::quantized_lstm" || schema.name() == "aten::quantized_gru") {
@@ -128,7 +129,7 @@ bool onlyMakesViews(const OperatorHandle& op) {
          std::none_of(schema.arguments().begin(), schema.arguments().end(), isWritten);
 }
 
-// One number alone is a conversion inside of an operator.
+// A call with one number alone is a conversion inside an operator.
 bool isAboutNumbers(c10::ArrayRef<c10::IValue> arguments) {
   std::size_t numbers = 0;
   bool are_numbers = true;
@@ -158,7 +159,7 @@ bool needsValues(const OperatorHandle& op, const Stack& stack) {
     return false;
   }
   const std::string& name = op.schema().name();
-  // These are tagged because a mask makes their shape depend on values; index tensors of integers do not.
+  // These are tagged because with a mask, their shape depends on values; with index tensors of integers it does not.
   const bool indexes = name == "aten::index" || name == "aten::_unsafe_index";
   return !indexes || hasMaskIndex(stack, op);
 }

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the two handlers have to know of an operator beyond its schema.
+// What the handlers of fakes and of deferred_init have to know about an operator beyond its schema.
 
 #include <optional>
 
@@ -9,48 +9,51 @@
 
 namespace torchext {
 
-// True for the operator that `torch.tensor()` calls last, with the constant that it has made. While it fills in the
-// values it excludes `Fake` and `DeferredInit` (tensor_new.cpp), so this is where the constant becomes visible to them.
+// Returns true for the operator that `torch.tensor()` calls last, with the constant that it has made. While
+// `torch.tensor()` fills in the values, it excludes `Fake` and `DeferredInit` (tensor_new.cpp), so this is where the
+// constant becomes visible to them.
 bool isLiftFresh(const c10::OperatorHandle& op);
 
-// True for the operator behind `Tensor.pin_memory()`, whose Meta kernel refuses whatever is not on the CPU.
+// Returns true for the operator behind `Tensor.pin_memory()`, whose Meta kernel refuses any tensor that is not on the
+// CPU.
 bool isPinMemory(const c10::OperatorHandle& op);
 
-// The key of the kernel by which an operator is composed of others, if it is: then those are what is faked and
-// recorded. Random operators like `randn` are composite below autograd; they are taken apart so that the draw itself is
-// seen.
+// Returns the key of the operator's composite kernel, if it has one: the operators that this kernel calls are faked and
+// recorded instead. Random operators like `randn` are composite below autograd (`CompositeExplicitAutograd`); they are
+// decomposed so that the draw itself is seen.
 std::optional<c10::DispatchKey> compositeKernelOf(const c10::OperatorHandle& op);
 
-// True for an operator that makes new tensors from nothing but metadata: one without tensor arguments, or one like
-// `zeros_like` and `new_empty` that looks at no value of its argument.
+// Returns true for an operator that makes new tensors from metadata alone: one without tensor arguments, or one like
+// `zeros_like` and `new_empty`, which does not read its argument's values.
 bool isFactory(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
 
-// True for an operator that takes `dtype`, `layout`, `device` and `pin_memory`, one after another.
+// Returns true for an operator that takes `dtype`, `layout`, `device` and `pin_memory`, one after another.
 bool takesTensorOptions(const c10::FunctionSchema& schema);
 
-// True for an operator whose results are all views of arguments, and that writes into none.
+// Returns true for an operator whose results are all views of arguments, and that writes to none.
 bool onlyMakesViews(const c10::OperatorHandle& op);
 
-// True for a call about Python numbers alone, as `torch.add(3, 2)`, which makes a tensor of them.
+// Returns true for a call whose tensor arguments are all wrapped numbers, like `torch.add(3, 2)`, which makes a tensor
+// of them.
 bool isAboutNumbers(c10::ArrayRef<c10::IValue> arguments);
 
-// True for an argument that is a random generator.
+// Returns true for an argument that is a random generator.
 bool isGenerator(const c10::Argument& argument);
 
-// True for an operator that is told which random generator to draw from.
+// Returns true for an operator that is told which random generator to draw from.
 bool takesGenerator(const c10::OperatorHandle& op);
 
-// True for an operator whose result, or the shape of whose result, cannot be told without the values of its arguments.
+// Returns true if the result, or its shape, cannot be told without the values of the arguments.
 bool needsValues(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
-// True when that is so and the call does not say what the values would: `repeat_interleave(output_size=)` does.
+// Returns true if that is so and no other argument tells it instead, as `repeat_interleave(output_size=)` does.
 bool lacksValues(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
-// True for `_foreach_add_` and its kin, which write into the tensors of the list that is their first argument.
+// Returns true for `_foreach_add_` and its kin, which write to the tensors in their first argument, a list.
 bool writesForeach(const c10::OperatorHandle& op);
 
-// True when the call writes into its argument at `position`: as declared in the schema, or, for the running statistics
-// of batch normalization, as the kernels do without saying so.
+// Returns true if the call writes to its argument at `position`: because the schema declares it, or because the
+// argument is one of the running statistics of batch normalization, which kernels update without declaring it.
 bool writesArgument(const c10::OperatorHandle& op, const torch::jit::Stack& stack, std::size_t position);
 
 }  // namespace torchext

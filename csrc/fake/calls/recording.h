@@ -5,13 +5,14 @@
 
 namespace torchext {
 
-// Lives while the recorder of deferred_init runs an operator as a fake one on this thread. It catches what the `Fake`
-// handler refuses as not implemented, and runs the operator for real then. Nests.
+// Lives while the recorder of deferred_init runs an operator as a fake one on this thread. If the `Fake` handler
+// refuses the operator as not implemented, the recorder catches the error and runs the operator for real. Nests.
 //
-// That the thread excludes the key `DeferredInit` does not tell: so it does in the handler of a TorchDispatchMode.
+// Whether the thread excludes the key `DeferredInit` does not tell this: it does so in the handler of a
+// TorchDispatchMode, too.
 class RecordingGuard {
  public:
-  // `can_run_for_real` is false when an argument has no values, so that nothing is caught.
+  // `can_run_for_real` is false if an argument has no values; then the recorder catches nothing.
   explicit RecordingGuard(bool can_run_for_real) noexcept;
   RecordingGuard(const RecordingGuard&) = delete;
   RecordingGuard& operator=(const RecordingGuard&) = delete;
@@ -25,32 +26,32 @@ class RecordingGuard {
 
 bool isRecording() noexcept;
 
-// True when an operator that is refused as not implemented will be run for real.
+// Returns true if an operator that is refused as not implemented will be run for real.
 bool canRunForReal() noexcept;
 
-// True while PyTorch's `FakeTensorMode` calls a Meta kernel, as it also does for its tensors when the mode itself is
-// not entered: what is made then is its own. `in_kernel_invocation_manager()` (fake_tensor.py) includes the meta device
-// in the thread's keys for that.
+// Returns true while PyTorch's `FakeTensorMode` calls a Meta kernel: the tensors that are made then are its own. It
+// also does so for its tensors where the mode itself has not been entered. `in_kernel_invocation_manager()`
+// (fake_tensor.py) includes the meta device in the thread's keys for that.
 bool isInKernelOfFakeTensorMode() noexcept;
 
 // NOTE [Calls of handlers]
 //
-// While a handler of `__torch_dispatch__` runs, be it of a mode or of a subclass, `pythonFallback()` excludes all keys
-// above `Python` on the thread (PythonFallbackKernel.cpp), and `DeferredInit` is one of them. What the handler calls
-// comes to the `Fake` handler without having been recorded. That one hands it up to the recorder first.
+// While a `__torch_dispatch__` runs, be it of a mode or of a subclass, `pythonFallback()` excludes all keys above
+// `Python` on the thread (PythonFallbackKernel.cpp), and `DeferredInit` is one of them. So the calls that it makes
+// reach the handler of `Fake` without having been recorded, and that handler passes them to the recorder first.
 
-// What the recorder does with such a call.
+// How the recorder takes such calls.
 struct HandlersRecorder {
-  // True when it is about deferred tensors: then it is the recorder's.
+  // Returns true if the call is about deferred tensors, and so is the recorder's.
   bool (*concerns)(const c10::OperatorHandle& op, const torch::jit::Stack& stack) = nullptr;
-  // Handles it, if it is.
+  // Handles such a call.
   void (*record)(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) = nullptr;
 };
 
 // To be called once, before there are deferred tensors.
 void setHandlersRecorder(HandlersRecorder recorder);
 
-// True when the call of `op` with the arguments on top of `stack` has passed the recorder by, and is the recorder's.
+// Returns true if the call of `op` with the arguments on top of `stack` is the recorder's, and has bypassed it.
 bool mustBeRecordedForHandler(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
 // Lets the recorder handle such a call.

@@ -37,7 +37,7 @@ bool contains(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;
 }
 
-// `c10d`, `_c10d_functional` and its relatives, of which PyTorch has had several.
+// Namespaces `c10d`, `_c10d_functional` and the variants of it that PyTorch has had.
 bool isOfC10d(const OperatorHandle& op) {
   return contains(namespaceOf(op.operator_name()), "c10d");
 }
@@ -47,7 +47,7 @@ bool takesGroup(const OperatorHandle& op) {
   return std::any_of(arguments.begin(), arguments.end(), namesProcessGroup);
 }
 
-// Reads and writes the memory of other processes by a handle, which names no group.
+// These operators read and write the memory of other processes through a handle, which names no group.
 bool isOnSymmetricMemory(const OperatorHandle& op) {
   return op.schema().name().rfind("symm_mem::", 0) == 0;
 }
@@ -106,7 +106,7 @@ std::string backendMessage(const OperatorHandle& op, const Tensor& fake, const s
       "they would do, or real tensors. Nothing has been sent or written.");
 }
 
-// Why a call with fakes cannot be made, or nothing.
+// Returns why a call with fakes cannot be made, or nothing.
 std::optional<std::string> whyRefused(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   if (const auto deferred = findDeferred(arguments)) {
     return deferredMessage(op, *deferred);
@@ -122,7 +122,7 @@ std::optional<std::string> whyRefused(const OperatorHandle& op, ArrayRef<IValue>
   return !backend || *backend == "fake" ? std::nullopt : std::optional{backendMessage(op, *fake, *backend)};
 }
 
-// The schemas of c10d declare no writes. As everywhere in PyTorch, an underscore at the end of the name tells that the
+// The schemas of c10d declare no writes. As everywhere in PyTorch, an underscore at the end of the name means that the
 // first argument is written.
 void forgetWritten(const OperatorHandle& op, const Stack& arguments) {
   if (op.schema().name().back() == '_') {
@@ -167,7 +167,8 @@ void refuseCollective(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   }
 }
 
-// Kernels allocate by device, also outside of fake_mode(): what they make has to be fake.
+// Kernels allocate on the device of their arguments, even outside of fake_mode(), and what they allocate has to be
+// fake.
 void runCollective(const OperatorHandle& op, DispatchKeySet below, Stack& stack) {
   const Stack arguments = topOf(stack, op.schema().arguments().size()).vec();
   {
@@ -213,7 +214,7 @@ void registerForNestedLists(torch::Library& library) {
 
 }  // namespace
 
-// `BackendSelect` is the one key that each call carries, whatever its tensors are.
+// `BackendSelect` is the one key that every call has, whatever its tensors are.
 void watchNestedLists() {
   // Leaked: kernels may be in flight until the process ends.
   static const auto* library = [] {

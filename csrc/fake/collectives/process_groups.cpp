@@ -15,7 +15,7 @@ GroupPtr findByName(const std::string& name) {
   try {
     return c10d::resolve_process_group(name);
   } catch (const c10::Error&) {
-    return nullptr;  // of a library that has a registry of its own
+    return nullptr;  // the group of a library that has a registry of its own
   }
 }
 
@@ -34,7 +34,7 @@ std::optional<std::string> backendOf(const IValue& value, c10::Device device) {
   try {
     return group->getBackend(device.type())->getBackendName();
   } catch (const c10::Error&) {
-    return group->getBackendName();  // it has none for the device
+    return group->getBackendName();  // it has no backend for the device
   }
 }
 

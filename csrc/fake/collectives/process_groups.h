@@ -1,7 +1,8 @@
 #pragma once
 
 // The process groups that operators are called with. A PyTorch that was built without them has no such operators, and
-// lacks the functions that `process_groups.cpp` calls: setup.py leaves that file out then, and nobody is asked.
+// lacks the functions that `process_groups.cpp` calls: setup.py leaves that file out then, and `communicationBackend()`
+// returns nothing.
 
 #include <optional>
 #include <string>
@@ -11,19 +12,20 @@
 
 namespace torchext {
 
-// True for a class type of TorchScript that is `c10d::ProcessGroup`.
+// Returns true for a class type of TorchScript that is `c10d::ProcessGroup`.
 bool isProcessGroup(const c10::Type& type);
 
-// True for an argument that names a process group: the object, or the name that `c10d::resolve_process_group()` knows.
+// Returns true for an argument that names a process group: the object, or the name that `c10d::resolve_process_group()`
+// knows.
 bool namesProcessGroup(const c10::Argument& argument);
 
-// The name of the backend by which the call would communicate about tensors on `device`; nothing when the call names no
+// Returns the name of the backend that the call would use for tensors on `device`, or nothing if the call names no
 // group, or one of another library.
 std::optional<std::string> communicationBackend(const c10::OperatorHandle& op,
                                                 c10::ArrayRef<c10::IValue> arguments,
                                                 c10::Device device);
 
-// What `process_groups.cpp` registers, to answer the above for the value of such an argument.
+// Registers the function that answers the above for the value of such an argument. `process_groups.cpp` does so.
 using BackendOfGroup = std::optional<std::string> (*)(const c10::IValue& group, c10::Device device);
 bool setBackendOfGroup(BackendOfGroup answer) noexcept;
 

@@ -22,13 +22,13 @@ FakeCudaAllocation fake_cuda_allocation = nullptr;
 thread_local DeviceIndex visible_count = 0;
 thread_local DeviceIndex current_device = 0;
 
-// The largest number of devices that any block has had.
+// Returns the largest number of devices that any block has had.
 std::atomic<DeviceIndex>& largestCount() {
   static std::atomic<DeviceIndex> count{0};
   return count;
 }
 
-// How many guards there are in the process.
+// Returns the number of live guards in the process.
 std::atomic<int>& liveGuards() {
   static std::atomic<int> count{0};
   return count;
@@ -59,8 +59,8 @@ class NoCudaGuard final : public c10::impl::DeviceGuardImplInterface {
     current_device = device.index();
   }
 
-  // One for all devices: between different ones the engine would order the memory of gradients
-  // (`record_stream_any_impl` in input_buffer.cpp), and fakes have none.
+  // Returns one stream for all devices: for different ones, the engine would call `record_stream()` on gradients
+  // (`record_stream_any_impl`, input_buffer.cpp), and fakes have no memory to record it for.
   c10::Stream getStream(c10::Device /*device*/) const override {
     return c10::Stream{c10::Stream::DEFAULT, {c10::kCUDA, 0}};
   }
@@ -101,9 +101,10 @@ class NoCudaGuard final : public c10::impl::DeviceGuardImplInterface {
   void recordDataPtrOnStream(const c10::DataPtr& /*data*/, const c10::Stream& /*stream*/) const override {}
 };
 
-// Functions of PyTorch's CUDA hooks. The autograd engine asks the first two, `torch._C._get_accelerator()` the third
-// (the default mesh of `fully_shard()` is on what it names). The last one would make recurrent networks
-// (`cudnn_is_acceptable()`) run cuDNN's kernels of a build that has them, which call CUDA.
+// Replacements for functions of PyTorch's CUDA hooks. The autograd engine calls the first two, and
+// `torch._C._get_accelerator()` the third (it names the device of the default mesh of `fully_shard()`). The original of
+// the last one would make recurrent networks run cuDNN's kernels on a build that has them (`cudnn_is_acceptable()`),
+// and those call CUDA.
 namespace hooks {
 
 using Hooks = at::CUDAHooksInterface;
@@ -134,7 +135,7 @@ bool compiledWithCuDNN(const Hooks* /*hooks*/) {
 void replace() {
   constexpr std::size_t kCapacity = 64;
   auto& object = const_cast<Hooks&>(at::detail::getCUDAHooks());  // NOLINT(cppcoreguidelines-pro-type-const-cast)
-  // Declared last in PyTorch 2.11 to 2.15.
+  // The function that is declared last in PyTorch 2.11 to 2.15.
   const std::size_t count = slotOf(&Hooks::deviceSynchronize) + 1;
   TORCH_INTERNAL_ASSERT(count <= kCapacity);
   // Leaked: the hooks live as long as the process.
@@ -149,14 +150,14 @@ void replace() {
 }  // namespace hooks
 
 void allocateFake(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, torch::jit::Stack* stack) {
-  // While another thread is in a block, PyTorch lets this one name CUDA devices as well.
+  // While another thread is in a block, PyTorch lets this thread name CUDA devices, too.
   TORCH_CHECK_NOT_IMPLEMENTED(visible_count > 0 || liveGuards() == 0,
                               "There is no CUDA device, and this thread is in no fake_mode(fake_cuda=...) block.");
   fake_cuda_allocation(op, *stack);
 }
 
-// Composite operators allocate on the device of their arguments, also where no block makes factories fake: then
-// `empty()` arrives here, at the backend that is not there.
+// Composite operators allocate on the device of their arguments, even where no block makes factories fake. Then their
+// calls of `empty()` arrive here, at the kernels of the missing backend.
 void registerAllocation() {
   // On a build with CUDA this replaces kernels that could only fail, and PyTorch warns of it.
   const NoWarnings no_warnings;
@@ -167,7 +168,7 @@ void registerAllocation() {
   }
 }
 
-// Each time again: FakeTensorMode registers a guard of its own where it finds one without devices
+// Called for each block: FakeTensorMode registers a guard of its own if it finds one without devices
 // (`ensureCUDADeviceGuardSet()`).
 void registerGuard() {
   // Leaked: any thread may hold a pointer to it.

@@ -11,31 +11,29 @@ namespace torchext {
 
 // NOTE [CUDA without CUDA]
 //
-// On a machine without CUDA devices fake tensors may claim one. Little of PyTorch asks whether there is something
-// behind that name, and this is how it is answered:
+// On a machine without CUDA devices, fake tensors may claim one. Few parts of PyTorch ask whether the device exists.
+// This is how they are answered:
 //
 //   * a device guard that does nothing is registered for CUDA, for the rest of the process: fakes outlive the block
-//   that
-//     made them, and any thread may hold a pointer to the guard;
-//   * so are kernels of `empty` that make fakes, for operators that allocate while they run;
-//   * how many devices there are is a property of the thread, and 0 outside of a block, so that nobody else sees any;
+//     that made them, and any thread may hold a pointer to the guard;
+//   * kernels of `empty` that make fakes are registered in the same way, for operators that allocate while they run;
+//   * the number of devices is a property of the thread, and 0 outside of a block, so that no other thread sees any;
 //   * the autograd engine asks which accelerator has been built in, and which devices have a context. A build without
-//     CUDA, or one that finds no driver, answers with an error; so these functions of the CUDA hooks are answered here
-//     while devices are visible on the thread;
+//     CUDA, or one that finds no driver, would raise an error; so while devices are visible on the thread, these
+//     functions of the CUDA hooks are replaced;
 //   * the engine counts devices once, at the first backward of the process, to start a thread for each. Fakes need
-//   none:
-//     their backward runs on the thread that asks for it;
-//   * the functions of torch.cuda are Python, see torchext/fake/cuda.py.
+//     none: their backward runs on the thread that calls it;
+//   * the functions of torch.cuda are written in Python, and answered in torchext/fake/cuda.py.
 //
-// On a machine with CUDA devices nothing of this happens.
+// On a machine with CUDA devices none of this happens.
 
-// True on a machine that has CUDA devices. Asked once.
+// Returns true if the machine has CUDA devices. Asks PyTorch once.
 TORCHEXT_API bool hasRealCuda();
 
-// The number of fake CUDA devices that this thread sees.
+// Returns the number of fake CUDA devices that this thread sees.
 TORCHEXT_API c10::DeviceIndex fakeCudaDeviceCount() noexcept;
 
-// The largest number that any thread has seen.
+// Returns the largest number that any thread has seen.
 TORCHEXT_API c10::DeviceIndex largestFakeCudaDeviceCount() noexcept;
 
 // While it lives, this thread sees `count` fake CUDA devices. Nests; the innermost counts.
@@ -69,8 +67,8 @@ class TORCHEXT_API FakeCudaBackwardGuard {
   bool multithreading_;
 };
 
-// Makes the fakes that kernels of `empty` for the missing devices return: replaces the arguments of a factory on top of
-// `stack` by its result. To be set before any device is visible.
+// The function that makes the fakes for the kernels of `empty` on the missing devices: it replaces the arguments of a
+// factory on top of `stack` by its result. To be set before any device is visible.
 using FakeCudaAllocation = void (*)(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 void setFakeCudaAllocation(FakeCudaAllocation allocation) noexcept;
 

@@ -2,12 +2,13 @@
 
 // NOTE [Layouts]
 //
-// A fake is a strided tensor on a storage without memory. What else there is in PyTorch is a layout: of some there are
-// fakes, made up of strided ones (sparse); others are refused (nested, quantized, of MKL-DNN). All that a layout needs
-// of the handler of fakes is behind one interface. Each layout is a file in `kinds/`, which `kinds/kinds` registers.
+// A fake is a strided tensor on a storage without memory. Every other kind of tensor in PyTorch is a layout here. Some
+// layouts have fakes, which are made up of strided ones (sparse); others are refused (nested, quantized, MKL-DNN).
+// Everything about a layout that the handler of fakes has to know is behind one interface. Each layout is a file in
+// `kinds/`, and `kinds/kinds` registers it.
 //
-// A call is offered to the layouts twice: each may refuse it before anything else is decided; and the first one that it
-// concerns runs it, unless it is composite.
+// A call is offered to the layouts twice: first each may refuse it, before anything else is decided; then the first
+// layout that it concerns runs it, unless the operator is composite.
 
 #include <memory>
 #include <vector>
@@ -27,30 +28,30 @@ class LayoutHandler {
   LayoutHandler& operator=(LayoutHandler&&) = delete;
   virtual ~LayoutHandler() = default;
 
-  // Of tensors. The last three are asked only about tensors that the layout has.
+  // About tensors. The last three are called only for tensors that the layout has.
 
-  // True for a tensor of this layout, fake or real. False for those that are strided tensors on a storage, and for
-  // those of which there are no fakes.
+  // Returns true for a tensor of this layout, fake or real. Always false if such tensors are strided tensors on a
+  // storage, or if there are no fakes of them.
   virtual bool has(const at::TensorBase& tensor) const noexcept;
 
-  // Raises NotImplementedError when `tensor` cannot be copied as a fake because of its layout.
+  // Raises NotImplementedError if `tensor` cannot be copied as a fake because of its layout.
   virtual void checkCanBeFaked(const at::Tensor& tensor) const;
 
   virtual bool isFake(const at::TensorBase& tensor) const;
 
-  // The strided tensors that make up `tensor`.
+  // Returns the strided tensors that make up `tensor`.
   virtual std::vector<at::Tensor> membersOf(const at::Tensor& tensor) const;
 
-  // A fake like `tensor`, but made up of the fakes `members`, of which there are as many. It has their dtype and
-  // device, and shares their storages. Asks neither the dispatcher nor a mode.
+  // Returns a fake like `tensor`, but made up of `members`: as many fakes as `tensor` has members. It has the dtype and
+  // device of its values, and shares the storages of the members. Calls neither the dispatcher nor a mode.
   virtual at::Tensor fakeOf(const at::Tensor& tensor, at::ArrayRef<at::Tensor> members) const;
 
-  // Of calls about fakes, with the arguments on top of a stack.
+  // About calls with fakes, whose arguments are on top of a stack.
 
-  // Raises UnsupportedOperatorError when the call takes or makes a tensor of this layout, and there are no fakes of it.
+  // Raises UnsupportedOperatorError if the call takes or makes a tensor of this layout, and the layout has no fakes.
   virtual void refuse(const c10::OperatorHandle& op, const torch::jit::Stack& stack) const;
 
-  // True when the call takes or makes a tensor of this layout.
+  // Returns true if the call takes or makes a tensor of this layout.
   virtual bool concerns(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments) const;
 
   // Raises what is known to be wrong with a call that concerns the layout, before any kernel is run.
@@ -63,18 +64,18 @@ class LayoutHandler {
 // To be called before there are fakes. Layouts are asked in the order of registration.
 void registerLayout(std::unique_ptr<const LayoutHandler> layout);
 
-// The layout that has `tensor`, or null.
+// Returns the layout that has `tensor`, or null.
 const LayoutHandler* layoutOf(const at::TensorBase& tensor) noexcept;
 
-// The layout that the call concerns, or null.
+// Returns the first layout that the call concerns, or null.
 const LayoutHandler* layoutOfCall(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
 
-// Asks all layouts: see the functions of these names.
+// Call `checkCanBeFaked()` and `refuse()` of all layouts.
 void checkLayoutCanBeFaked(const at::Tensor& tensor);
 void refuseLayouts(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
-// Lives while a layout runs a kernel of PyTorch's on this thread. Such a kernel hands on the errors of the operators
-// that it calls, which must keep their types until then. Nests.
+// Lives while a layout runs a kernel of PyTorch's on this thread. Errors of the operators that the kernel calls must
+// keep their C++ types until the layout has caught them. Nests.
 class InLayoutKernel {
  public:
   InLayoutKernel() noexcept;

@@ -39,7 +39,7 @@ constexpr int64_t kDimsOf1d = 3;  // of the input and the weight of `conv1d`
 constexpr int64_t kDimsOf2d = 4;
 constexpr int64_t kDimsOf3d = 5;
 
-// What forward and backward are told alike.
+// The arguments that a convolution and its backward have in common.
 struct Convolution {
   Tensor input;
   Tensor weight;
@@ -52,7 +52,7 @@ struct Convolution {
   std::vector<c10::SymInt> output_padding;
   c10::SymInt groups;
 
-  // Of a call forwards, or of the arguments of a call backwards without the first.
+  // Takes the arguments of the forward operator, or those of the backward operator without the first.
   explicit Convolution(ArrayRef<IValue> arguments)
       : input{arguments[0].toTensor()},
         weight{arguments[1].toTensor()},
@@ -88,7 +88,7 @@ Convolution withTensors(Convolution convolution, const Map& map) {
   return convolution;
 }
 
-// A tensor on the CPU, of zeros that take no memory.
+// Returns a tensor on the CPU with the geometry of `tensor`, of zeros that take no memory.
 Tensor onCpu(const Tensor& tensor) {
   const std::size_t nbytes =
       at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), c10::elementSize(tensor.scalar_type()));
@@ -96,7 +96,7 @@ Tensor onCpu(const Tensor& tensor) {
                            /*storage_offset=*/0, {});
 }
 
-// `_convolution()` makes the input contiguous and computes as in two dimensions.
+// Returns the convolution as `_convolution()` computes one in one dimension: in two dimensions, on a contiguous input.
 Convolution inTwoDimensions(Convolution convolution) {
   if (convolution.weight.dim() == kDimsOf1d) {
     convolution.input = convolution.input.unsqueeze(2);
@@ -113,8 +113,8 @@ bool isEitherDouble(const Convolution& convolution) {
   return convolution.input.scalar_type() == c10::kDouble || convolution.weight.scalar_type() == c10::kDouble;
 }
 
-// What libraries do that compute in all formats. It is `cudnn_conv_suggest_memory_format()` that does not ask whether
-// there is cuDNN.
+// Returns the format in which libraries compute that support all formats. Decides as
+// `cudnn_conv_suggest_memory_format()` does, but without asking whether there is cuDNN.
 MemoryFormat formatOfInput(const Convolution& convolution) {
   const int64_t dims = convolution.weight.dim();
   if (dims == kDimsOf2d && isEitherChannelsLast(convolution, MemoryFormat::ChannelsLast)) {
@@ -137,12 +137,12 @@ MemoryFormat formatOnCpu(const Convolution& convolution) {
     const Convolution two_dimensional = inTwoDimensions(on_cpu);
     return at::native::_determine_backend_memory_format(two_dimensional.input, two_dimensional.weight,
                                                         backendOf(on_cpu));
-  } catch (const c10::OutOfMemoryError&) {  // more than there is address space
+  } catch (const c10::OutOfMemoryError&) {  // larger than the address space
     return formatOfInput(inTwoDimensions(convolution));
   }
 }
 
-// `ConvBackend::Empty`, on all devices.
+// Returns true if the backend is `ConvBackend::Empty`, as it then is on all devices.
 bool isEmpty(const Convolution& convolution) {
   return convolution.input.size(0) == 0 || convolution.input.size(1) == 0;
 }
@@ -161,7 +161,7 @@ Tensor laidOut(const Tensor& meta, MemoryFormat format) {
   return at::empty(meta.sizes(), meta.options().memory_format(format));
 }
 
-// What `zeros_like(other)` makes.
+// Lays out `meta` as `zeros_like(other)` does.
 Tensor laidOutLike(const Tensor& meta, const Tensor& other) {
   const c10::DimVector strides = other.is_non_overlapping_and_dense()
                                      ? c10::DimVector(other.strides())

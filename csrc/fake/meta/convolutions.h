@@ -2,13 +2,13 @@
 
 // NOTE [Convolutions by device]
 //
-// PyTorch chooses a library for each convolution (`select_conv_backend()`, Convolution.cpp), by the device above all.
-// The choice checks shapes, and decides whether results are channels last (`determine_backend_memory_format()`). On the
-// meta device it is "overrideable", which checks less; and the Meta kernels (`meta_conv()`, _meta_registrations.py)
-// make what is contiguous.
+// PyTorch chooses a library for each convolution (`select_conv_backend()`, Convolution.cpp), mainly by the device.
+// Choosing it checks shapes, and the choice decides whether results are channels last
+// (`determine_backend_memory_format()`). On the meta device the choice is "overrideable", which checks less; and the
+// Meta kernels (`meta_conv()`, _meta_registrations.py) return contiguous results.
 //
-// On the CPU PyTorch is asked, with zeros that take no memory. With CUDA it is known without asking, which would wake
-// CUDA, or need it: cuDNN computes what is channels last, as long as it is not float64.
+// For the CPU, PyTorch is asked, with zeros that take no memory. For CUDA, asking would initialize CUDA, or need it,
+// and the answer is known: cuDNN's results are channels last if its arguments are, unless they are float64.
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
@@ -18,13 +18,13 @@
 
 namespace torchext {
 
-// True for `aten::convolution`, forwards.
+// Returns true for `aten::convolution`, forwards.
 bool isConvolution(const c10::OperatorHandle& op);
 
-// True for the operators whose results `giveMemoryFormat()` lays out.
+// Returns true for the operators whose results `giveMemoryFormat()` lays out.
 bool hasFormatOfConvolution(const c10::OperatorHandle& op);
 
-// Raises what PyTorch raises when it chooses a library for such a call.
+// Raises what PyTorch raises when it chooses a library for `aten::convolution` with these arguments.
 void checkShapesOfConvolution(c10::ArrayRef<c10::IValue> arguments);
 
 // Lays out the `results` that such an operator has on the meta device as they are on `device`.

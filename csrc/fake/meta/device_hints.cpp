@@ -24,14 +24,14 @@ namespace {
 
 thread_local std::optional<c10::Device> meta_call_device;
 
-// Return, after the normalized tensor, the mean and the inverse deviation that they have computed.
+// These return the mean and the inverse standard deviation after the normalized tensor.
 constexpr std::array<std::string_view, 5> kBatchNormalizations{
     "aten::native_batch_norm", "aten::_native_batch_norm_legit", "aten::_native_batch_norm_legit_no_training",
     "aten::_batch_norm_with_update", "aten::_batch_norm_no_update"};
 constexpr std::array<std::string_view, 2> kOtherNormalizations{"aten::native_layer_norm", "aten::native_group_norm"};
 
-// Keep the memory format of their argument on the CPU (`max_unpooling2d_forward_out_cpu`, `channel_shuffle()`), which
-// their Meta kernels leave out.
+// These keep the memory format of their argument on the CPU (`max_unpooling2d_forward_out_cpu`, `channel_shuffle()`),
+// but their Meta kernels do not.
 constexpr std::array<std::string_view, 2> kKeepFormat{"aten::max_unpool2d", "aten::channel_shuffle"};
 
 bool isTrue(const OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments, const char* name) {
@@ -39,7 +39,7 @@ bool isTrue(const OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments, cons
   return position >= 0 && arguments[static_cast<std::size_t>(position)].toBool();
 }
 
-// In evaluation, the kernel of the CPU has nothing to save (`batch_norm_cpu`, Normalization.cpp).
+// Returns true if the CPU kernel saves no statistics, as in evaluation (`batch_norm_cpu`, Normalization.cpp).
 bool savesNothing(const OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments) {
   const std::string& name = op.schema().name();
   if (name == "aten::_native_batch_norm_legit_no_training" || name == "aten::_batch_norm_no_update") {
@@ -48,8 +48,8 @@ bool savesNothing(const OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments
   return findArgument(op.schema(), "training") >= 0 && !isTrue(op, arguments, "training");
 }
 
-// The CPU computes statistics in the dtype of the input, unless parameters of float32 are mixed with a reduced input
-// (`is_mixed_type()` and `param_scalar_type()`, mixed_data_type.h).
+// Returns the dtype in which the CPU computes statistics: that of the input, or float32 if the input is of a reduced
+// dtype and a parameter of float32 (`is_mixed_type()` and `param_scalar_type()`, mixed_data_type.h).
 c10::ScalarType statisticsDtype(c10::ArrayRef<c10::IValue> arguments) {
   const c10::ScalarType input = arguments.front().toTensor().scalar_type();
   if (!c10::isReducedFloatingType(input)) {
@@ -74,7 +74,8 @@ void correctStatistics(const OperatorHandle& op, c10::ArrayRef<c10::IValue> argu
   }
 }
 
-// The memory format is that of the first argument. What is neither contiguous nor channels last becomes contiguous.
+// Gives the result the memory format of the first argument, or makes it contiguous if that is neither contiguous nor
+// channels last.
 void correctMemoryFormat(c10::ArrayRef<c10::IValue> arguments, c10::IValue& result) {
   const Tensor& meta = result.toTensor();
   const auto format = arguments.front().toTensor().suggest_memory_format();
@@ -82,8 +83,8 @@ void correctMemoryFormat(c10::ArrayRef<c10::IValue> arguments, c10::IValue& resu
 }
 
 // With MKL, the batch dimensions of the result follow the order of the input's strides (`_exec_fft()`,
-// SpectralOps.cpp). Where strides are equal, as in the gradient of a sum, std::partition() decides, which the Meta
-// kernel does not imitate.
+// SpectralOps.cpp). If strides are equal, as in the gradient of a sum, the order depends on std::partition(), which the
+// Meta kernel does not imitate.
 void correctBatchOrder(c10::ArrayRef<c10::IValue> arguments, Stack& results) {
   const Tensor& input = arguments.front().toTensor();
   const Tensor& result = results.back().toTensor();
@@ -119,7 +120,8 @@ bool isFourier(const OperatorHandle& op) {
   return at::hasMKL() && (name == "aten::_fft_r2c" || name == "aten::_fft_c2c");
 }
 
-// Keep the memory format of their argument on the CPU (`batch_norm_cpu`), and its order of strides elsewhere.
+// Returns true for batch normalizations. They keep the memory format of their argument on the CPU (`batch_norm_cpu`),
+// and its order of strides elsewhere.
 bool isBatchNormalization(const OperatorHandle& op) {
   return isAmong(kBatchNormalizations, op.schema().name());
 }
@@ -133,7 +135,7 @@ bool isNormalization(const OperatorHandle& op) {
 bool decidesByDevice(const OperatorHandle& op, c10::Device device) {
   const auto& returns = op.schema().returns();
   if (std::any_of(returns.begin(), returns.end(), [](const auto& result) { return result.alias_info() != nullptr; })) {
-    return false;  // what is given as `out` is laid out already
+    return false;  // an `out` has its strides already
   }
   if (hasFormatOfConvolution(op)) {
     return device.is_cpu() || device.is_cuda();

@@ -1,7 +1,7 @@
 #pragma once
 
-// Meta kernels do not know the device that the fake claims, although some kernels' results depend on it. There are two
-// ways to tell them.
+// The results of some kernels depend on the device, but a Meta kernel does not know which device the fake claims. There
+// are two remedies: a hint to the Meta kernel, and a correction of its results.
 
 #include <optional>
 
@@ -11,8 +11,8 @@
 
 namespace torchext {
 
-// While it lives, `deviceOfMetaCall()` is `device` on this thread. PyTorch's Python Meta kernels ask `device_hint()`
-// for it (torch/_meta_registrations.py), which torchext/fake/meta_functions.py answers.
+// While it lives, `deviceOfMetaCall()` returns `device` on this thread. PyTorch's Python Meta kernels call
+// `device_hint()` (torch/_meta_registrations.py), which torchext/fake/meta_functions.py makes return this device.
 class MetaCallOnDevice {
  public:
   explicit MetaCallOnDevice(c10::Device device);
@@ -28,12 +28,12 @@ class MetaCallOnDevice {
 
 std::optional<c10::Device> deviceOfMetaCall();
 
-// Some Meta kernels look at the device of their argument, which is "meta", and so decide as for CUDA (those of the
-// normalizations, about the statistics that they save), or do not follow the device in the layout of their results
-// (those of convolutions). True when the results of `op` on `device` have to be corrected.
+// Returns true if the results of the Meta kernel of `op` have to be corrected for `device`. Some Meta kernels look at
+// the device of their argument, which is "meta", and so decide as for CUDA (normalizations, about the statistics that
+// they save). Others do not let the device decide the memory format of their results (convolutions).
 bool decidesByDevice(const c10::OperatorHandle& op, c10::Device device);
 
-// Corrects the `results` that such an operator has on the meta device for `arguments`, which are on `device`.
+// Corrects `results`, which the Meta kernel of such an operator has returned, for `arguments`, which are on `device`.
 void correctForDevice(const c10::OperatorHandle& op,
                       c10::ArrayRef<c10::IValue> arguments,
                       c10::Device device,

@@ -18,9 +18,9 @@ using torch::jit::Stack;
 
 namespace {
 
-// Operators whose tensor arguments may be on different devices. `copy_` moves between devices by definition, and so do
-// operators that clone their first argument and copy into a view of it; the indexing kernels move their index tensors
-// to `self` (TensorAdvancedIndexing.cpp, `make_info`); `resize_as_` looks at a shape.
+// Operators whose tensor arguments may be on different devices. `copy_` copies between devices by definition, and so do
+// operators that clone their first argument and copy into a view of the clone; the indexing kernels move their index
+// tensors to the device of `self` (TensorAdvancedIndexing.cpp, `make_info`); `resize_as_` only looks at a shape.
 constexpr std::array<std::string_view, 15> kMixesDevices{"aten::copy_",
                                                          "aten::copy",
                                                          "aten::_copy_from",
@@ -37,8 +37,8 @@ constexpr std::array<std::string_view, 15> kMixesDevices{"aten::copy_",
                                                          "aten::_index_put_impl_",
                                                          "aten::resize_as_"};
 
-// Operators that look at no value on the meta device, and ask for no device there: weights on it may be looked up with
-// indices on the CPU.
+// Operators whose kernels for the meta device check no device: weights on the meta device may be looked up with indices
+// on the CPU.
 constexpr std::array<std::string_view, 3> kLooksUpInMeta{"aten::embedding", "aten::_embedding_bag",
                                                          "aten::_embedding_bag_forward_only"};
 

@@ -8,7 +8,7 @@
 
 namespace torchext {
 
-// Where the outputs of an operator are, decided before it runs and without running it:
+// Decides on which device the outputs of an operator are, without running it:
 //
 //   1. an operator that selects its backend by a `device` argument (it has a BackendSelect kernel) makes its outputs
 //      there;
@@ -22,16 +22,16 @@ class DeviceRules {
  public:
   DeviceRules(const c10::OperatorHandle& op, const torch::jit::Stack& arguments);
 
-  // Raises PyTorch's "Expected all tensors to be on the same device" when the arguments are on devices that the
-  // operator does not mix.
+  // Raises PyTorch's "Expected all tensors to be on the same device" if the arguments are on devices that the operator
+  // does not mix.
   c10::Device outputDevice() const;
 
-  // Position in the schema of the `device` argument of rules 1 and 2, or -1.
+  // Returns the position in the schema of the `device` argument of rules 1 and 2, or -1.
   int deviceArgument() const noexcept {
     return device_argument_;
   }
 
-  // True when the device argument names a CUDA device that is not there: NOTE [CUDA without CUDA].
+  // Returns true if the device argument names a CUDA device that does not exist: NOTE [CUDA without CUDA].
   bool namesFakeDevice() const;
 
  private:

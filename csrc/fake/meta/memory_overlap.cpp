@@ -20,8 +20,8 @@ using torch::jit::Stack;
 
 namespace {
 
-// In-place operators that write one element several times without complaint, because they write the same each time
-// (`set_check_mem_overlap(false)`) or do not look.
+// In-place operators that write to one element several times without an error, because they write the same value each
+// time (`set_check_mem_overlap(false)`) or do not check.
 constexpr std::array<std::string_view, 12> kWritesRepeatedly{
     "aten::addmv_",      "aten::baddbmm_",   "aten::conj_physical_", "aten::fill_",
     "aten::index_fill_", "aten::index_put_", "aten::masked_fill_",   "aten::nan_to_num_",
@@ -35,7 +35,7 @@ bool isElementwise(const OperatorHandle& op) {
   return op.hasTag(at::Tag::pointwise) || op.schema().name() == "aten::copy_";
 }
 
-// True for an operator of PyTorch's that refuses to write one element several times.
+// Returns true for an operator of PyTorch's that refuses to write to one element several times.
 bool refusesRepeatedWrites(const OperatorHandle& op) {
   const std::string& name = op.schema().name();
   if (namespaceOf(op.operator_name()) != "aten" || op.hasTag(at::Tag::inplace_view)) {
@@ -53,7 +53,8 @@ struct Extent {
       : begin{static_cast<std::size_t>(tensor.storage_offset()) * tensor.itemsize()}, end{begin + tensor.nbytes()} {}
 };
 
-// As `at::get_overlap_status()`: tensors with gaps are too hard to tell, and one that covers the other is no harm.
+// Decides as `at::get_overlap_status()` does: for tensors with gaps it cannot be told, and full overlap is harmless if
+// the strides are equal.
 bool overlapsPartially(const Tensor& a, const Tensor& b) {
   if (a.is_same(b) || !a.has_storage() || !b.has_storage() || !isSameStorage(a.storage(), b.storage()) ||
       a.numel() == 0 || b.numel() == 0 || !a.is_non_overlapping_and_dense() || !b.is_non_overlapping_and_dense()) {
@@ -67,7 +68,7 @@ bool overlapsPartially(const Tensor& a, const Tensor& b) {
   return first.begin < second.end && second.begin < first.end;
 }
 
-// `copy_impl()` in Copy.cpp does nothing then.
+// Returns true for a `copy_` that does nothing (`copy_impl()`, Copy.cpp).
 bool copiesOntoItself(const OperatorHandle& op, const Stack& stack) {
   if (op.schema().name() != "aten::copy_") {
     return false;

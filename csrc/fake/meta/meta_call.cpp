@@ -40,8 +40,8 @@ using torch::jit::Stack;
 
 namespace {
 
-// Meta kernels in Python call functions of torch, which are not the user's either: a TorchFunctionMode must not see
-// them.
+// Meta kernels written in Python call functions of torch. These calls are not the user's either, so a TorchFunctionMode
+// must not see them.
 class NoTorchFunction {
  public:
   NoTorchFunction() : previous_{TorchFunctionTLS::get_disabled_state()} {
@@ -60,7 +60,7 @@ class NoTorchFunction {
   at::impl::TorchFunctionDisabledState previous_;
 };
 
-// `as_strided()` checks this on all devices but the meta device (`checkInBoundsForStorage`, Resize.h).
+// Checks what `as_strided()` checks on all devices but the meta device (`checkInBoundsForStorage`, Resize.h).
 void checkInBounds(const TensorImpl& view, const Storage& storage) {
   TORCH_CHECK(view.storage_offset() >= 0, "Tensor: invalid storage offset ", view.storage_offset());
   const std::size_t itemsize = view.dtype().itemsize();
@@ -114,9 +114,9 @@ class MetaCall {
   const OperatorHandle& op_;
   const Stack& called_;  // has the arguments on top
   const MetaPlan& plan_;
-  Stack stack_;  // what becomes of the arguments, and the results in the end
+  Stack stack_;  // first the converted arguments, then the results
   Shadows shadows_;
-  // The fake arguments that the operator writes into, by data or by metadata.
+  // The arguments to whose data or metadata the operator writes.
   std::vector<Tensor> written_;
 };
 
@@ -130,7 +130,7 @@ Stack MetaCall::run() {
     is_prepared = true;
     callMetaKernel();
   } catch (const DataDependentError&) {
-    refuseAsRealIfCheap(op_, arguments());  // whose kernel computes when it does not refuse
+    refuseAsRealIfCheap(op_, arguments());  // the kernel computes the results unless it refuses
     throw;
   } catch (const std::exception& error) {
     if (interpreter().isInterrupt(error) || !runWithoutMetaKernel(is_prepared, error)) {
@@ -139,7 +139,7 @@ Stack MetaCall::run() {
     return std::move(stack_);
   }
   RealResults real;
-  if (!needsValues(op_, called_)) {  // which stand-ins do not have
+  if (!needsValues(op_, called_)) {  // stand-ins have none
     real = refuseAsReal(op_, arguments(), stack_);
   }
   correctMetaResults(real);
@@ -148,7 +148,8 @@ Stack MetaCall::run() {
   return std::move(stack_);
 }
 
-// What a smaller call has shown is less certain than what is known of the device, and what this call has shown is more.
+// The rules for the device override what a smaller trial has shown, and what a trial of the call's own size has shown
+// overrides them.
 void MetaCall::correctMetaResults(const RealResults& real) {
   const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
   if (plan_.device.is_cpu() && !real.has_sizes) {
@@ -162,9 +163,10 @@ void MetaCall::correctMetaResults(const RealResults& real) {
   }
 }
 
-// Called when preparing, or the Meta kernel once all `is_prepared`, has raised `error`. Raises what real tensors would
-// raise, NOTE [Refusing what real tensors refuse], or what makes the recorder run the operator for real. Returns true
-// when it has the results of the kernel for the CPU, and false when `error` stands.
+// Called after `error` was raised: by the Meta kernel if `is_prepared`, and otherwise before it was called. Raises what
+// real tensors would raise (NOTE [Refusing what real tensors refuse]), or the error for which the recorder runs the
+// operator for real. Returns true if it has the results of the CPU kernel, and false if the caller has to raise
+// `error`.
 bool MetaCall::runWithoutMetaKernel(bool is_prepared, const std::exception& error) {
   if (!is_prepared) {
     refuseAsReal(op_, arguments());
@@ -185,7 +187,7 @@ bool MetaCall::runWithoutMetaKernel(bool is_prepared, const std::exception& erro
     return true;
   }
   if (canRunForReal()) {
-    // It refuses the call, but real tensors may not.
+    // The Meta kernel refuses the call, but real tensors may not.
     TORCHEXT_THROW(UnsupportedOperatorError, c10::str("`", op_.operator_name(), "` is refused by its Meta kernel."));
   }
   return false;
@@ -211,10 +213,10 @@ void MetaCall::convertArgumentsToMeta() {
 
 IValue MetaCall::toMeta(const IValue& value, const c10::Argument& argument) {
   if (value.isBool() && argument.name() == "pin_memory") {
-    return false;  // there is nothing to pin, and the meta device refuses to
+    return false;  // there is nothing to pin, and the meta device refuses to pin
   }
   if (value.isGenerator()) {
-    return IValue{};  // nothing is drawn, and Meta kernels that are Python functions refuse it
+    return IValue{};  // nothing is drawn, and Meta kernels written in Python refuse generators
   }
   if (value.isStorage()) {
     return shadows_.of(value.toStorage());
@@ -245,7 +247,7 @@ void MetaCall::updateWrittenFakes() {
       continue;  // a real tensor that was given fake `.data`: its kernels write data only
     }
     if (!isSameStorage(storage, fake.storage())) {
-      impl->moveTo(storage);  // which makes it a real tensor if the storage is real, as `torch.load()` does
+      impl->moveTo(storage);  // if the storage is real, this makes the tensor real, as in `torch.load()`
     }
     if (isFakeStorage(storage)) {
       storage.unsafeGetStorageImpl()->set_nbytes(shadow.storage().nbytes());

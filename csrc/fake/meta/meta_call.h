@@ -10,22 +10,22 @@
 
 namespace torchext {
 
-// How a call is run on the Meta kernels, decided before it is.
+// How to run a call on the Meta kernels, decided beforehand.
 struct MetaPlan {
-  // Why it cannot be, or null. Then the rest says nothing.
+  // Why it cannot be run, or null. If it is not null, the other fields mean nothing.
   std::exception_ptr refusal;
-  // Where its outputs will be.
+  // The device of its outputs.
   c10::Device device{c10::kCPU};
   MetadataKernel kernel = MetadataKernel::kMeta;
 };
 
-// The plan for a call of `op` with the arguments on top of `stack`, at least one of which is fake unless it is a
-// factory. Raises nothing, and runs nothing. The refusal is a DataDependentError, an UnsupportedOperatorError, or the
-// c10::Error of a call that would write into a real tensor or into memory that overlaps, or mixes devices.
+// Returns the plan for a call of `op` with the arguments on top of `stack`. At least one of them is fake, unless `op`
+// is a factory. Raises nothing, and runs nothing. The refusal is a DataDependentError, an UnsupportedOperatorError, or
+// the c10::Error of a call that would write to a real tensor or to overlapping memory, or that mixes devices.
 MetaPlan planOnMeta(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
-// Returns the fake results of the call, found out by running the operator's Meta kernel. Metadata of arguments that the
-// operator changes is changed; the stack is not.
+// Returns the fake results of the call, which it finds by running the operator's Meta kernel. Changes the metadata of
+// arguments as the operator does, but not the stack.
 //
 // Raises the plan's refusal, or what real tensors raise instead, and what the kernel raises.
 torch::jit::Stack runOnMeta(const c10::OperatorHandle& op, const torch::jit::Stack& stack, const MetaPlan& plan);
@@ -33,7 +33,7 @@ torch::jit::Stack runOnMeta(const c10::OperatorHandle& op, const torch::jit::Sta
 // Plans the call, and replaces the arguments on top of `stack` by its results.
 void runOnMeta(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
-// Raises c10::Error when the call of `op` with the arguments on top of `stack` would write into a real tensor.
+// Raises c10::Error if the call of `op` with the arguments on top of `stack` would write to a real tensor.
 void refuseToWriteIntoRealTensors(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
 }  // namespace torchext

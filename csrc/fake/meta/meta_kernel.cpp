@@ -27,13 +27,15 @@ using torch::jit::Stack;
 
 namespace {
 
-// The decomposition makes float32 of integers, and not the default dtype.
+// Returns true for `ldexp`: the decomposition registered for Meta turns integers into float32, not into the default
+// dtype.
 bool isComposedOperator(const OperatorHandle& op) {
   return op.schema().name() == "aten::ldexp" && op.schema().overload_name() == "Tensor" &&
          op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd);
 }
 
-// `_refs.pow` makes int64 of two booleans, which stay booleans eagerly (`TORCH_META_FUNC2(pow, Tensor_Scalar)`).
+// Returns true for `pow` of two booleans: eagerly the result is boolean (`TORCH_META_FUNC2(pow, Tensor_Scalar)`), but
+// that of `_refs.pow` is int64.
 bool isPowerOfBooleans(const OperatorHandle& op, const Stack& stack) {
   if (op.schema().name() != "aten::pow" || op.schema().overload_name() != "Tensor_Scalar") {
     return false;
@@ -42,8 +44,8 @@ bool isPowerOfBooleans(const OperatorHandle& op, const Stack& stack) {
   return arguments[0].toTensor().scalar_type() == c10::kBool && arguments[1].isBool();
 }
 
-// What factories infer (`full` of a complex number under a default dtype of float16) and refuse (`arange` to NaN) is up
-// to their C++, which allocates and fills on any device.
+// Returns true for factories whose own C++ allocates and fills on any device. It decides what they infer (`full` of a
+// complex number under a default dtype of float16) and refuse (`arange` to NaN).
 bool isComposedFactory(const OperatorHandle& op, const Stack& stack) {
   return op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) &&
          !op.hasKernelForDispatchKey(DispatchKey::CPU) && isFactory(op, topOf(stack, op.schema().arguments().size()));
@@ -61,12 +63,13 @@ bool hasComplex(c10::ArrayRef<c10::IValue> arguments) {
                                 [](const c10::IValue& value) { return value.isComplexDouble(); });
 }
 
-// Eagerly, the bounds are read before the dtype is inferred (`linspace()`, TensorFactories.cpp).
+// Infers a complex dtype. Eagerly, the bounds are read as numbers before the dtype is inferred (`linspace()`,
+// TensorFactories.cpp).
 void inferDtype(const OperatorHandle& op, Stack& stack) {
   const std::size_t count = op.schema().arguments().size();
   const int position = findArgument(op.schema(), "dtype");
   if (position < 0) {
-    return;  // has an `out`
+    return;  // the overload has an `out`
   }
   c10::IValue& dtype = torch::jit::peek(stack, static_cast<std::size_t>(position), count);
   if (dtype.isNone() && hasComplex(topOf(stack, count))) {
@@ -74,7 +77,7 @@ void inferDtype(const OperatorHandle& op, Stack& stack) {
   }
 }
 
-// What the Meta kernels refuse, and the real ones do not, is given to them as what it counts as.
+// Replaces arguments that Meta kernels refuse, but real kernels accept, by equivalent ones.
 void putAcceptedArguments(const OperatorHandle& op, Stack& stack) {
   const std::string& name = op.schema().name();
   const std::size_t count = op.schema().arguments().size();
@@ -84,7 +87,7 @@ void putAcceptedArguments(const OperatorHandle& op, Stack& stack) {
     if (tensor.scalar_type() == c10::kByte) {
       condition = at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().dtype(c10::kBool));
     }
-  } else if (name == "aten::nll_loss_forward") {  // one target for an input without a batch
+  } else if (name == "aten::nll_loss_forward") {  // one target, for an input without a batch
     IValue& target = torch::jit::peek(stack, 1, count);
     const Tensor tensor = target.toTensor();
     if (topOf(stack, count)[0].toTensor().dim() == 1 && tensor.dim() == 1 && tensor.size(0) == 1) {
@@ -93,18 +96,18 @@ void putAcceptedArguments(const OperatorHandle& op, Stack& stack) {
   }
 }
 
-// Told by PyTorch's references in Python, which lose the order of strides; eagerly an iterator over the first two
-// arguments decides.
+// The Meta kernels of these are PyTorch's Python references, which lose the order of strides; eagerly, a TensorIterator
+// over the first two arguments decides it.
 constexpr std::array<std::string_view, 6> kElementwise{"aten::copysign.Tensor", "aten::div.Tensor_mode",
                                                        "aten::floor_divide",    "aten::xlogy.Tensor",
                                                        "aten::special_xlog1py", "aten::native_dropout_backward"};
 
-// Make a contiguous result (`normal_impl()`, DistributionTemplates.h; `_s_poisson_cpu`, Distributions.cpp), of which
-// the Meta kernels make one like the argument.
+// These make a contiguous result (`normal_impl()`, DistributionTemplates.h; `_s_poisson_cpu`, Distributions.cpp), but
+// their Meta kernels make one with the strides of the argument.
 constexpr std::array<std::string_view, 4> kMakeContiguous{"aten::normal.Tensor_float", "aten::normal.float_Tensor",
                                                           "aten::normal.Tensor_Tensor", "aten::poisson"};
 
-// What iterating over `a` and `b` makes, which may be numbers on the CPU.
+// Returns what a TensorIterator over `a` and `b` makes. They may be numbers on the CPU.
 Tensor resultOfIterator(const Tensor& a, const Tensor& b, c10::ScalarType dtype) {
   at::TensorIteratorConfig config;
   config.add_owned_output(Tensor{}).add_owned_const_input(emptyOnMeta(a)).add_owned_const_input(emptyOnMeta(b));
@@ -149,7 +152,8 @@ void callMetaKernel(const OperatorHandle& op, Stack& stack) {
   }
 }
 
-// One of its own: PyTorch's fallback for the meta device (MetaFallbackKernel.cpp) is found for all operators.
+// Returns true if the operator has a Meta kernel of its own. PyTorch's fallback for the meta device
+// (MetaFallbackKernel.cpp) would be found for every operator.
 bool hasMetaKernel(const OperatorHandle& op) {
   constexpr std::array kKeys{DispatchKey::Meta, DispatchKey::CompositeImplicitAutograd,
                              DispatchKey::CompositeExplicitAutograd,

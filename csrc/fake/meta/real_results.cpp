@@ -25,7 +25,8 @@ namespace {
 
 using Order = c10::SmallVector<std::size_t, c10::kDimVectorStaticSize>;
 
-// The dimensions longer than 1 of a tensor without gaps and overlaps, from the innermost to the outermost.
+// Returns the dimensions longer than 1, from the innermost to the outermost, or nothing if the tensor has gaps or
+// overlaps.
 std::optional<Order> orderOfStrides(const Tensor& tensor) {
   Order order;
   for (const auto dim : c10::irange(static_cast<std::size_t>(tensor.dim()))) {
@@ -55,7 +56,7 @@ c10::DimVector stridesIn(const Order& order, const Tensor& tensor) {
   return strides;
 }
 
-// Those that `meta` should have when `real` is the result of a smaller call.
+// Returns the strides that `meta` should have if `real` is the result of a smaller call.
 c10::DimVector stridesLike(const Tensor& real, const Tensor& meta) {
   const auto order = real.dim() == meta.dim() && meta.numel() > 0 ? orderOfStrides(real) : std::nullopt;
   const auto of_meta = order ? orderOfStrides(meta) : std::nullopt;

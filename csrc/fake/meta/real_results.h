@@ -2,16 +2,16 @@
 
 // NOTE [Correcting Meta kernels]
 //
-// Meta kernels make other dtypes, shapes and strides now and then than the kernels that they stand for: many are Python
-// functions of their own. When a call is tried out, NOTE [Refusing what real tensors refuse], the real results are at
-// hand, and right:
+// The dtypes, shapes and strides of Meta kernels sometimes differ from those of the kernels that they stand for: many
+// are separate Python functions. When a call is tried out (NOTE [Refusing what real tensors refuse]), its real results
+// are available, and they are right:
 //
-//   * their dtypes always: those of an empty convolution are promoted, for one;
-//   * their shapes and strides when the trial had the sizes of the call: `pixel_unshuffle()` leaves what is empty as it
-//     is, `zeros_like()` keeps the strides of dimensions of length 1;
-//   * the order of their strides when the trial was smaller: `floor_divide()` keeps that of its argument.
+//   * their dtypes always are: those of an empty convolution are promoted, for example;
+//   * their shapes and strides are if the trial had the sizes of the call: `pixel_unshuffle()` returns an empty tensor
+//     as it is, `zeros_like()` keeps the strides of dimensions of length 1;
+//   * the order of their strides is if the trial was smaller: `floor_divide()` keeps that of its argument.
 //
-// Only calls on the CPU are corrected so, because trials are made there.
+// Only calls on the CPU are corrected in this way, because trials are made there.
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
@@ -20,16 +20,16 @@
 
 namespace torchext {
 
-// What a trial has made.
+// The results of a trial.
 struct RealResults {
   torch::jit::Stack values;  // empty when nothing is known
-  bool has_sizes = false;    // of the call
+  bool has_sizes = false;    // whether the trial had the sizes of the call
 };
 
-// True when nothing about `results`, those of a Meta kernel of `op`, would be corrected.
+// Returns true if `results`, which a Meta kernel of `op` has returned, need no correction.
 bool agrees(const RealResults& real, const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> results);
 
-// Corrects the results of a Meta kernel of `op`, which are on top of `stack`, but those that are arguments or views.
+// Corrects the results of a Meta kernel of `op`, which are on top of `stack`, except those that are arguments or views.
 void correctByReal(const RealResults& real, const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
 }  // namespace torchext

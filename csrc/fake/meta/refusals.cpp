@@ -42,18 +42,18 @@ using torch::jit::Stack;
 
 namespace {
 
-// Elements of arguments and results together.
+// The most elements that arguments and results together may have in a trial:
 constexpr double kCheap = 32768;          // for a call that will most probably pass
 constexpr double kAffordable = 33554432;  // for a call that will most probably be refused
 constexpr int64_t kLargestDivisor = 1099511627776;
 
-// Their kernels expect values that no fill has: lengths that add up to a size; pivots, of which there must be enough;
-// zero points between two numbers that are arguments; diagonals that differ.
+// The kernels of these expect values that no fill provides: lengths that add up to a size; enough pivots; zero points
+// between two numbers that are arguments; diagonals that differ.
 constexpr std::array<std::string_view, 5> kExpectsValues{
     "aten::segment_reduce", "aten::lu_unpack", "aten::fake_quantize_per_channel_affine",
     "aten::fake_quantize_per_channel_affine_cachemask", "aten::_spdiags"};
 
-// Their kernels want strides that are a multiple of some bytes, which sizes that are divided are not.
+// The kernels of these require strides that are a multiple of some number of bytes, which divided sizes do not have.
 constexpr std::array<std::string_view, 4> kChecksAlignment{"aten::_grouped_mm", "aten::_scaled_grouped_mm",
                                                            "aten::_scaled_mm", "aten::_scaled_mm_v2"};
 
@@ -65,8 +65,9 @@ bool expectsValues(const OperatorHandle& op) {
   return isAmong(kExpectsValues, op.schema().name());
 }
 
-// What is computed forwards tells kernels of gradients, and libraries behind a kernel, more than sizes: buffers of
-// their own, which Meta kernels make of any size, and positions. They trust it, and write where it leads them.
+// Returns true for operators that do not check what an earlier call has computed for them, such as a forward for its
+// backward, or a library for itself: buffers, which Meta kernels make of any size, and positions. Their kernels trust
+// these, and could write anywhere.
 bool trustsArguments(const OperatorHandle& op) {
   const std::string& name = op.schema().name();
   return name.find("_backward") != std::string::npos || name.find("mkldnn_rnn") != std::string::npos ||
@@ -91,12 +92,12 @@ bool canStandIn(const IValue& value) {
   return can;
 }
 
-// Opens a file, and makes it if there is none.
+// Returns true for the operator that opens a file, and creates it if there is none.
 bool hasEffects(const OperatorHandle& op) {
   return op.schema().name() == "aten::from_file";
 }
 
-// Those that make tensors of nothing are asked for sizes that nobody has to have memory for.
+// Returns true for operators that make tensors from nothing. They may be asked for sizes for which there is no memory.
 bool makesTensorsOfNothing(const OperatorHandle& op) {
   const auto& arguments = op.schema().arguments();
   return takesTensorOptions(op.schema()) || op.hasKernelForDispatchKey(DispatchKey::BackendSelect) ||
@@ -111,7 +112,8 @@ const c10::KernelFunction& cpuKernelOf(const OperatorHandle& op) {
   return operatorEntry(op).lookup(DispatchKeySet{DispatchKey::CPU});
 }
 
-// A kernel that is not boxed is written in C++. What the user registers in Python is.
+// Returns true if the CPU kernel is PyTorch's own. An unboxed kernel is written in C++; kernels that users register in
+// Python are boxed.
 bool isKernelOfPyTorchs(const OperatorHandle& op) {
   return namespaceOf(op.operator_name()) == "aten" && op.hasComputedKernelForDispatchKey(DispatchKey::CPU) &&
          (cpuKernelOf(op).isValidUnboxed() || cpuKernelOf(op).isValidSymUnboxed());
@@ -123,7 +125,7 @@ bool isOnCuda(ArrayRef<IValue> arguments) {
   return is_on_cuda;
 }
 
-// A number may be on the CPU.
+// Returns true if the arguments are on several devices. A tensor without dimensions may always be on the CPU.
 bool mixesDevices(ArrayRef<IValue> arguments) {
   std::optional<c10::Device> common;
   bool mixes = false;
@@ -148,7 +150,7 @@ struct Refusal {
   std::exception_ptr error;
   std::string message;
 
-  // Looking up the names of functions for this takes milliseconds.
+  // Returns the message with the backtrace. Looking up the names of functions for it takes milliseconds.
   std::string messageAndOrigin() const {
     try {
       std::rethrow_exception(error);
@@ -158,7 +160,7 @@ struct Refusal {
   }
 };
 
-// What came of trying a call out: a refusal; or results; or, when neither can be told, nothing.
+// The outcome of a trial: a refusal; or results; or, if it shows neither, nothing.
 struct Outcome {
   std::optional<Refusal> refusal;
   Stack results;
@@ -195,8 +197,8 @@ bool passesWithOtherDtypes(const OperatorHandle& op, ArrayRef<IValue> arguments,
          passes(op, arguments, {Fill::kIdentity, Dtypes::kFloat, divisor});
 }
 
-// What the kernel raises whatever the values are. When its errors differ, some of them are about values; but not the
-// first one, if it is the dtypes that matter.
+// Returns the refusal that does not depend on values, or results. If the errors for different fills differ, some are
+// about values; but the first one is not if the call passes with other dtypes.
 Outcome outcomeOf(const OperatorHandle& op, ArrayRef<IValue> arguments, Likeness likeness) {
   std::optional<Refusal> first;
   bool is_same = true;
@@ -215,8 +217,8 @@ Outcome outcomeOf(const OperatorHandle& op, ArrayRef<IValue> arguments, Likeness
   return is_same || passesWithOtherDtypes(op, arguments, likeness.divisor) ? Outcome{std::move(first), {}} : Outcome{};
 }
 
-// Checks that kernels for the CPU share with those for CUDA: of structured kernels, of elementwise ones, of typed
-// access to data, and of `dot`. Errors tell where they were raised.
+// Where checks are that CPU kernels share with CUDA kernels: those of structured kernels, of elementwise ones, of typed
+// access to data, and of `dot`. The text of an error says where it was raised.
 constexpr std::array<std::string_view, 7> kSharedChecks{"raised from meta at", "raised from dot_check at",
                                                         "/ATen/ExpandUtils.",  "/TensorIterator.cpp",
                                                         "/TensorMethods.cpp",  "/WrapDim",
@@ -228,7 +230,7 @@ bool isShared(const Refusal& refusal) {
                      [&text](std::string_view origin) { return text.find(origin) != std::string::npos; });
 }
 
-// Checks of dtypes that kernels for CUDA make too, in other words.
+// Checks of dtypes that CUDA kernels make, too, but with another message.
 struct OtherWords {
   std::string_view begin_on_cpu;
   std::string_view begin_on_cuda;
@@ -239,7 +241,8 @@ constexpr std::array<OtherWords, 1> kOtherWords{{
     {"expected m1 and m2 to have the same dtype", "expected mat1 and mat2 to have the same dtype"},
 }};
 
-// Of what kernels for the CPU refuse, kernels for CUDA may accept what they do not share: a dtype, above all.
+// Raises what CUDA would raise for a call that the CPU refuses. Returns if the check is not one that they share: the
+// CUDA kernel may accept the call, for example because of its dtype.
 void raiseForCuda(const OperatorHandle& op, ArrayRef<IValue> arguments, const Refusal& refusal) {
   if (isConvolution(op)) {
     // `check_input_same_type_as_parameters()` (Convolution.cpp)
@@ -249,7 +252,7 @@ void raiseForCuda(const OperatorHandle& op, ArrayRef<IValue> arguments, const Re
                 "Tensor) and weight type (torch.cuda.", weight.scalar_type(), "Tensor) should be the same");
   }
   if (refusal.message.rfind("mixed dtype (CPU)", 0) == 0) {
-    // Kernels of normalizations for CUDA read their parameters in the dtype of the input (layer_norm_kernel.cu).
+    // CUDA kernels of normalizations read their parameters in the dtype of the input (layer_norm_kernel.cu).
     forEachTensor(arguments, [&arguments](const Tensor& parameter) {
       const auto expected = arguments[0].toTensor().scalar_type();
       TORCH_CHECK(parameter.scalar_type() == expected, "expected scalar type ", expected, " but found ",
@@ -266,7 +269,7 @@ void raiseForCuda(const OperatorHandle& op, ArrayRef<IValue> arguments, const Re
   }
 }
 
-// Raises the refusal, if it is one, and otherwise returns the results, if there are any.
+// Raises the refusal if there is one. Otherwise returns the results, if there are any.
 Stack raiseOrReturn(const OperatorHandle& op, ArrayRef<IValue> arguments, Outcome outcome) {
   if (outcome.refusal && isOnCuda(arguments)) {
     raiseForCuda(op, arguments, *outcome.refusal);
@@ -276,7 +279,7 @@ Stack raiseOrReturn(const OperatorHandle& op, ArrayRef<IValue> arguments, Outcom
   return std::move(outcome.results);
 }
 
-// Scaled calls that have passed, for all threads: many calls of different sizes are alike when they are scaled.
+// The scaled calls that have passed, for all threads. Many calls of different sizes become the same when scaled.
 class Passed {
  public:
   bool has(std::size_t hash) {
@@ -311,7 +314,7 @@ Passed& passed() {
   return *passed;
 }
 
-// The smallest power of two that makes the call cheap, or 0.
+// Returns the smallest power of two that makes the call cheap, or 0.
 int64_t divisorFor(ArrayRef<IValue> arguments) {
   for (int64_t divisor = 2; divisor <= kLargestDivisor; divisor *= 2) {
     if (countElements(arguments, divisor) <= kCheap) {
@@ -321,7 +324,7 @@ int64_t divisorFor(ArrayRef<IValue> arguments) {
   return 0;
 }
 
-// This and the next ones raise what is refused, and return the results of the trial, if there are any.
+// This function and the next ones raise the refusal, or return the results of the trial, if there are any.
 Stack tryOutScaled(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results, double size) {
   const int64_t divisor = checksAlignment(op) ? 0 : divisorFor(arguments);
   if (divisor == 0) {
@@ -343,20 +346,21 @@ Stack tryOutScaled(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRe
   if (passesWithOtherDtypes(op, arguments, divisor)) {
     return raiseOrReturn(op, arguments, std::move(outcome));
   }
-  // Convolutions with all sizes divided are often wrong, because sizes depend on each other and on numbers.
+  // A convolution with all sizes divided is often invalid, because its sizes depend on each other and on number
+  // arguments.
   const bool is_affordable = size <= kAffordable && !isConvolution(op);
   return is_affordable ? raiseOrReturn(op, arguments, outcomeOf(op, arguments, {})) : Stack{};
 }
 
-// The position of the argument `size`, if it is a list of numbers.
+// Returns the position of the argument `size`, if it is a list of numbers.
 std::optional<std::size_t> requestedSize(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   const int position = findArgument(op.schema(), "size");
   const bool is_list = position >= 0 && arguments[static_cast<std::size_t>(position)].isIntList();
   return is_list ? std::optional{static_cast<std::size_t>(position)} : std::nullopt;
 }
 
-// The arguments of a factory that is asked for no more than one element, if its argument `size` tells how many there
-// are. What is wrong with the other arguments is wrong with them then, too.
+// Returns the arguments of a factory with every size cut to at most 1, if it has an argument `size`. Errors in the
+// other arguments remain.
 std::optional<Stack> withSmallSize(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   const auto position = requestedSize(op, arguments);
   if (!position) {
@@ -369,7 +373,7 @@ std::optional<Stack> withSmallSize(const OperatorHandle& op, ArrayRef<IValue> ar
   return small;
 }
 
-// How many elements it is asked for, if its argument `size` tells.
+// Returns the number of elements that the argument `size` asks for, or 0 if there is no such argument.
 double countRequested(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   const auto position = requestedSize(op, arguments);
   if (!position) {
@@ -406,7 +410,8 @@ class Trial {
   const NoWarnings no_warnings_;
 };
 
-// A number may be a size that nobody has memory for, as `minlength` of `bincount()` is.
+// Returns the largest integer among the arguments. It may be a size for which there is no memory, as `minlength` of
+// `bincount()` is.
 double largestNumber(ArrayRef<IValue> arguments) {
   double largest = 0;
   for (const IValue& value : arguments) {
@@ -417,7 +422,8 @@ double largestNumber(ArrayRef<IValue> arguments) {
   return largest;
 }
 
-// False when it cannot be told, or costs more than `max_elements`; raises what is refused.
+// Returns true if real tensors on the CPU accept the call, and false if this cannot be told, or takes more than
+// `max_elements`. Raises the refusal.
 bool isAcceptedByReal(const OperatorHandle& op, ArrayRef<IValue> arguments, double max_elements) {
   const double size = std::max({countElements(arguments, 1), countRequested(op, arguments), largestNumber(arguments)});
   if (!canBeTriedOut(op, arguments) || size > max_elements) {
@@ -434,7 +440,7 @@ RealResults refuseAsReal(const OperatorHandle& op, ArrayRef<IValue> arguments, A
     const Trial trial;
     checkShapesOfConvolution(arguments);
   }
-  // Views are made by the same kernels for all devices, the meta device among them.
+  // Views are made by the same kernels on all devices, including the meta device.
   if (!canBeTriedOut(op, arguments) || onlyMakesViews(op)) {
     return {};
   }

@@ -2,17 +2,18 @@
 
 // NOTE [Refusing what real tensors refuse]
 //
-// A Meta kernel checks less than the kernel that it stands for, and other things in other words. What real tensors
-// refuse is known best by their own kernel, which checks before it computes. So a call that has not been made before is
+// A Meta kernel checks less than the kernel that it stands for, and its messages differ. The best authority on what
+// real tensors refuse is their own kernel, which checks before it computes. So a call that has not been made before is
 // tried out on stand-ins: small real tensors of the same shapes, strides and dtypes (stand_ins.h). What the kernel
 // raises, the fake call raises.
 //
-//   * Values do not exist, so an error must come whatever they are: it counts when it is the same for all fills.
-//   * A call that is too large is tried out with its sizes divided. An error counts when the same call passes with
-//     common dtypes: then it is about dtypes, which sizes do not matter to. Otherwise the call is tried out as it is,
-//     if that is affordable.
-//   * When the Meta kernel has raised, the call is most probably wrong, and may be larger: the kernel will not compute.
-//   * Only kernels of PyTorch's for the CPU are run, and none that would draw from a generator of the user's.
+//   * Values do not exist, so only an error that does not depend on them counts: one that is the same for all fills, or
+//     that is about dtypes.
+//   * A call that is too large is tried out with its sizes divided. An error counts if the same call passes with common
+//     dtypes: then it is about dtypes, for which sizes do not matter. Otherwise the call is tried out as it is, if that
+//     is affordable.
+//   * If the Meta kernel has raised, the call is most probably wrong, and may be larger: its kernel will not compute.
+//   * Only PyTorch's own CPU kernels are run, and none that would draw from a generator of the user's.
 //
 // Calls that are remembered have passed: they are not tried out again.
 
@@ -24,19 +25,19 @@
 namespace torchext {
 
 // Raises what a call of `op` on real tensors like `arguments` would raise, if that is known not to depend on values.
-// `results` are those of the Meta kernel. Returns what the trial has made, if there was one.
+// `results` are those of the Meta kernel. Returns the results of the trial, if there was one.
 RealResults refuseAsReal(const c10::OperatorHandle& op,
                          c10::ArrayRef<c10::IValue> arguments,
                          c10::ArrayRef<c10::IValue> results);
 
-// The same for a call that cannot be faked, whose error may be that of real tensors. Returns true when real tensors on
-// the CPU were seen to accept it.
+// The same for a call that cannot be faked, and whose error may be one that real tensors raise. Returns true if real
+// tensors on the CPU were seen to accept the call.
 bool refuseAsReal(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
 
 // The same for a call that is most probably right, but needs values that fakes do not have.
 void refuseAsRealIfCheap(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
 
-// Held while the process forks, so that the child does not find it locked by a thread that it does not have.
+// Held while the process forks, so that the child does not inherit a lock held by a thread that it does not have.
 void lockRefusals();
 void unlockRefusals();
 

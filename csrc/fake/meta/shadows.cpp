@@ -22,7 +22,7 @@ using c10::TensorImpl;
 
 namespace {
 
-// For operators that make of a tensor of another layout what they make of a strided one.
+// Returns the stand-in for a tensor of another layout, for operators whose results do not depend on the layout.
 Tensor standInOf(const Tensor& tensor) {
   return at::detail::empty_meta(tensor.sizes(), tensor.scalar_type());
 }
@@ -43,8 +43,8 @@ Tensor Shadows::of(const Tensor& tensor) {
   if (const Tensor* known = tensors_.shadowOf(tensor.unsafeGetTensorImpl())) {
     return *known;
   }
-  // A Python number in tensor's clothes. Meta kernels that are Python functions get it back as a number, and for that
-  // it must be on the CPU (`toPyObject()` in pybind_utils.cpp).
+  // Meta kernels written in Python receive a wrapped number as a Python number; for that it must be on the CPU
+  // (`toPyObject()` in pybind_utils.cpp).
   if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
     return realNumber(tensor);
   }

@@ -10,27 +10,27 @@
 
 namespace torchext {
 
-// A real tensor with the value of `number`, a Python number in tensor's clothes. One that is fake is a zero: the
-// tangent of a number in forward AD (`2 * dual`).
+// Returns a real tensor with the value of `number`, a wrapped number. A fake one is a zero: the tangent of a number in
+// forward AD (`2 * dual`).
 at::Tensor realNumber(const at::Tensor& number);
 
-// The storages and tensors of one call, each beside its shadow on the meta device. Shadows live as long as the call.
+// The storages and tensors of one call, each with its shadow on the meta device. Shadows live as long as the call.
 class Shadows {
  public:
-  // The shadow of `tensor`, the same one each time that it is asked for. For a real tensor too: it counts by its
-  // metadata. A tensor of another layout has a strided stand-in, which is no shadow: its original cannot be asked for.
+  // Returns the shadow of `tensor`, the same one for each call. A real tensor has one, too: only its metadata matter.
+  // For a tensor of another layout, returns a strided stand-in, of which `originalOf()` knows nothing.
   at::Tensor of(const at::Tensor& tensor);
 
-  // The storage that stands for `storage` on the meta device.
+  // Returns the storage that stands for `storage` on the meta device.
   c10::Storage of(const c10::Storage& storage);
 
-  // The tensor whose shadow `meta` is, or an undefined tensor.
+  // Returns the tensor whose shadow `meta` is, or an undefined tensor.
   at::Tensor originalOf(const c10::TensorImpl& meta) const;
 
-  // A tensor among the arguments that lives on `storage`, or null.
+  // Returns a tensor argument on `storage`, or null.
   const at::Tensor* findTensorOn(const c10::Storage& storage) const;
 
-  // The storage whose shadow `meta` is; a new fake storage on `device` when there is none yet.
+  // Returns the storage whose shadow `meta` is, or a new fake storage on `device` if there is none yet.
   c10::Storage originalOf(const c10::Storage& meta, c10::Device device);
 
  private:

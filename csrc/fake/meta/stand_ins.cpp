@@ -30,10 +30,11 @@ using torch::jit::Stack;
 
 namespace {
 
-// A storage beyond this is not copied for a tensor that shows a part of it: its stand-in gets one of its own.
+// The stand-ins of tensors on a storage larger than this do not share a storage: each gets one that is just large
+// enough.
 constexpr std::size_t kSmallStorage = std::size_t{1} << 20U;
 
-// Sizes up to this one are kept when they cannot be divided.
+// Sizes up to this one are kept if they cannot be divided.
 constexpr int64_t kSmallSize = 64;
 
 ScalarType dtypeOf(ScalarType dtype, Dtypes dtypes) {
@@ -61,7 +62,7 @@ struct One {
       AT_FORALL_SCALAR_TYPES_WITH_COMPLEX(TORCHEXT_SET_ONE)
 #undef TORCHEXT_SET_ONE
       default:
-        break;  // of no use to compute with: stays 0
+        break;  // nothing computes with these dtypes: stays 0
     }
   }
 
@@ -74,7 +75,7 @@ std::byte* dataOf(const Tensor& tensor) {
   return static_cast<std::byte*>(tensor.storage().mutable_data());
 }
 
-// Writes into the whole storage: a tensor may be expanded.
+// Fills the whole storage, since the tensor may be expanded.
 void fillWithOnes(const Tensor& tensor) {
   const One one{tensor.scalar_type()};
   std::byte* data = dataOf(tensor);
@@ -83,7 +84,7 @@ void fillWithOnes(const Tensor& tensor) {
   }
 }
 
-// Writes the diagonals of all matrices that `tensor` consists of.
+// Writes ones to the diagonals of all matrices in `tensor`.
 void fillWithIdentity(const Tensor& tensor) {
   if (tensor.dim() < 2) {
     fillWithOnes(tensor);
@@ -119,7 +120,7 @@ void fill(const Tensor& tensor, Fill fill) {
   }
 }
 
-// Strides of `sizes` in the order of `strides`, without gaps; what is expanded stays so.
+// Returns strides for `sizes` in the order of `strides`, without gaps. Expanded dimensions stay expanded.
 c10::DimVector stridesInOrder(c10::IntArrayRef sizes, c10::IntArrayRef strides) {
   std::vector<std::size_t> order(sizes.size());
   std::iota(order.rbegin(), order.rend(), 0);
@@ -134,7 +135,7 @@ c10::DimVector stridesInOrder(c10::IntArrayRef sizes, c10::IntArrayRef strides) 
   return result;
 }
 
-// Pivots are not checked by the kernels of LAPACK, which count from 1, and write where they are told.
+// Returns true for an argument with pivots. LAPACK counts them from 1, does not check them, and would write anywhere.
 bool isPivots(const c10::Argument& argument) {
   return argument.name().find("pivots") != std::string::npos;
 }
@@ -205,7 +206,7 @@ IValue StandIns::of(const IValue& value, const c10::Argument& argument) {
     return value.isNone() || value.toGenerator().device().is_cpu() ? IValue{at::detail::createCPUGenerator()} : value;
   }
   if (value.isBool() && argument.name() == "pin_memory") {
-    // Without an accelerator nothing can be pinned; one that is not there has no allocator for it.
+    // Without an accelerator, the kernel has to refuse to pin. A fake accelerator has no allocator that could.
     return value.toBool() && fakeCudaDeviceCount() == 0;
   }
   if (value.isInt()) {
@@ -232,7 +233,7 @@ int64_t SizeScale::of(int64_t size) {
   if (known != replaced_.end()) {
     return known->second;
   }
-  // Odd, and unlike each other.
+  // Odd and distinct, for the first few.
   const auto substitute = 2 * static_cast<int64_t>(replaced_.size()) + 17;
   int64_t scaled = size;
   if (size % divisor_ == 0 && size >= 2 * divisor_) {

@@ -10,34 +10,34 @@
 
 namespace torchext {
 
-// What the elements of stand-ins are. An error that comes whatever they are does not depend on them.
+// The values of stand-ins. An error that is raised for all of them does not depend on values.
 enum class Fill : std::uint8_t {
-  kIdentity,  // floating point: 1 on the diagonal of the last two dimensions, or everywhere when there is but one, else
-              // 0; others: 0, which is an index that is in range, and a mask that selects nothing
+  kIdentity,  // floating point and complex: 1 on the diagonal of the last two dimensions, and 0 elsewhere; 1 everywhere
+              // if there is only one; others: 0, which is an index in range, and a mask that selects nothing
   kOnes,
   kZeros,
 };
 
-// What becomes of dtypes.
+// What to do with dtypes.
 enum class Dtypes : std::uint8_t {
   kKept,
-  kCommon,  // floating point and complex: float32; integers: int64
+  kCommon,  // floating point and complex: float32; integers: int64; booleans are kept
   kFloat,   // all: float32
 };
 
-// Sizes that are made smaller so that what is equal stays equal, and what is a multiple mostly stays that multiple.
+// Makes sizes smaller, so that equal sizes stay equal, and multiples mostly stay multiples.
 class SizeScale {
  public:
   // Keeps all sizes.
   SizeScale() = default;
 
-  // Divides those that `divisor` divides, and replaces others that are large by small ones.
+  // Divides multiples of `divisor`, from twice its value on, and replaces other large sizes by small ones.
   explicit SizeScale(int64_t divisor) : divisor_{divisor} {}
 
-  // The size that stands for `size`, the same one each time.
+  // Returns the size that stands for `size`, the same one each time.
   int64_t of(int64_t size);
 
-  // The same for a number that may be a size, but was not seen as one: kept unless `of()` has been asked for it.
+  // The same for an argument that may be a size. Kept if it is small, or if `of()` has not been called with it.
   int64_t ofNumber(int64_t number) const;
 
   bool keepsAll() const noexcept {
@@ -55,15 +55,15 @@ struct Likeness {
   int64_t divisor = 1;  // of sizes
 };
 
-// The arguments of a call of `op`, with real tensors on the CPU in the place of tensors, whose dimensions, dtypes,
-// strides and shared storages they have as far as `likeness` says, and private generators in the place of generators.
-// Numbers in tensor's clothes stay what they are.
+// Returns the arguments of a call of `op`, with stand-ins in place of tensors: real tensors on the CPU with the same
+// dimensions, dtypes, strides and shared storages, as far as `likeness` says. CPU generators, and those that are None,
+// are replaced by private ones. Wrapped numbers keep their values.
 torch::jit::Stack standInsOf(const c10::OperatorHandle& op,
                              c10::ArrayRef<c10::IValue> arguments,
                              const Likeness& likeness);
 
-// How many elements the stand-ins of `arguments` have together when the sizes are divided by `divisor`, as far as a
-// `double` can tell.
+// Returns how many elements the stand-ins of `arguments` have together if sizes are divided by `divisor`, as precisely
+// as a `double` can hold it.
 double countElements(c10::ArrayRef<c10::IValue> arguments, int64_t divisor);
 
 }  // namespace torchext

@@ -30,7 +30,7 @@ using torch::jit::Stack;
 
 namespace {
 
-// Storages may have been made too small for their tensors.
+// Returns the bytes that the storage of `tensor` has, or should have if it has been made too small for the tensor.
 std::size_t storageBytes(const Tensor& tensor) {
   return holdsItsElements(tensor) ? tensor.storage().nbytes() : neededBytes(tensor);
 }
@@ -40,16 +40,16 @@ class ZeroArguments {
  public:
   Tensor zerosFor(const Tensor& tensor);
 
-  // The argument that `real` stands for, or an undefined tensor.
+  // Returns the argument that `real` stands for, or an undefined tensor.
   Tensor originalOf(const Tensor& real) const;
 
-  // An argument on whose storage `real` is, or null.
+  // Returns the argument whose zeros share their storage with `real`, or null.
   const Tensor* baseOf(const Tensor& real) const;
 
-  // True when a view of an argument that is not fake is among `results`.
+  // Returns true if a view of a real argument is among `results`.
   bool areRealOnesShownBy(const Stack& results) const;
 
-  // True when the call has changed neither shape nor storage of an argument.
+  // Returns true if the call has changed neither the geometry nor the storage of any argument.
   bool haveKeptTheirGeometry() const;
 
  private:
@@ -148,7 +148,7 @@ Stack withZeros(const OperatorHandle& op, const Stack& stack, ZeroArguments& zer
   return real;
 }
 
-// Numbers and truth values that a kernel returns are read from its arguments.
+// Returns true if the operator returns plain tensors only. Numbers and booleans that a kernel returns depend on values.
 bool areTensors(const OperatorHandle& op, const Stack& results) {
   bool are_plain = true;
   forEachTensor(results, results.size(),
@@ -160,8 +160,8 @@ bool areTensors(const OperatorHandle& op, const Stack& results) {
          });
 }
 
-// False when the operator refuses the zeros, or what they are the zeros of: NOTE [Refusing what real tensors refuse]
-// tells the one from the other.
+// Returns false if the operator refuses zeros, or the arguments whatever their values are. NOTE [Refusing what real
+// tensors refuse] tells which.
 bool tryCall(const OperatorHandle& op, Stack& stack) {
   const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
   try {
@@ -184,7 +184,7 @@ Tensor toFake(const Tensor& real, const ZeroArguments& zeros, c10::Device device
 
 }  // namespace
 
-// What draws numbers from the default generator would move it.
+// Operators that draw from the default generator are left out, because running them would advance it.
 bool mayRunOnZeros(const OperatorHandle& op, const Stack& stack) {
   return isPytorchs(op) && !needsValues(op, stack) &&
          (!op.hasTag(at::Tag::nondeterministic_seeded) || takesGenerator(op)) && !op.hasTag(at::Tag::inplace_view) &&

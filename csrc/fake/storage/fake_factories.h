@@ -4,8 +4,8 @@
 
 namespace torchext {
 
-// While at least one lives on a thread, what factories make there is fake: the thread includes the `Fake` key, on our
-// behalf. Nests.
+// While at least one lives on a thread, factories make fakes there: the thread includes the `Fake` key, on our behalf.
+// Nests.
 class FakeFactoriesGuard {
  public:
   FakeFactoriesGuard();
@@ -19,9 +19,9 @@ class FakeFactoriesGuard {
   c10::impl::IncludeDispatchKeyGuard include_{c10::DispatchKey::Fake};
 };
 
-// Returns true if the thread includes the `Fake` key on our behalf: NOTE [Two owners of the Fake key]. PyTorch takes
-// the key along to threads that it starts, as those of the autograd engine. There it is taken for ours unless the key
-// has another owner.
+// Returns true if the thread includes the `Fake` key on our behalf: NOTE [Two owners of the Fake key]. PyTorch copies
+// the included keys to other threads, such as those of the autograd engine. There the key counts as ours, unless it has
+// another owner.
 bool areFactoriesFake();
 
 }  // namespace torchext

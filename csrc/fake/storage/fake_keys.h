@@ -9,34 +9,35 @@ namespace torchext {
 
 // NOTE [Composites that look at memory]
 //
-// A composite operator runs above our key, as the operators that it is made of. A few do more than that: they read the
-// memory of an argument, or allocate and write without asking what their arguments are. To meet these few, fakes carry
-// a second key, which is above autograd and which PyTorch has for wrappers in tests. All operators fall through it but
-// those that `registerOnCompositesKey()` has been told of, so that it costs nothing.
+// The kernel of a composite operator runs above our key, and we see only the operators that it calls. A few composites
+// do more than call operators: they read the memory of an argument, or allocate and write without looking at what their
+// arguments are. To intercept these few, fakes carry a second key, which is above autograd, and which PyTorch has for
+// wrappers in tests. All operators fall through it, at no cost, except those that were registered through
+// `registerOnCompositesKey()`.
 constexpr c10::DispatchKey kCompositesKey = kKeyOfWrappersInTests;
 
-// The keys that a kernel on that key goes on with.
+// The keys with which a kernel on that key redispatches.
 inline const c10::DispatchKeySet kBelowComposites{c10::DispatchKeySet::FULL_AFTER, kCompositesKey};
 
 // The keys that make a tensor fake.
 constexpr c10::DispatchKeySet kFakeKeys({c10::DispatchKey::Fake, kCompositesKey});
 
 // Takes the keys that fakes carry, for good: `Fake`, which is shared with another owner if it has one (NOTE [Two owners
-// of the Fake key]), and the one of composites. Cheap when that has been done. To be called before anything carries or
-// includes one of them; raises when one cannot be had.
+// of the Fake key]), and the key of composites. Cheap once that has been done. To be called before any tensor carries
+// one of them, or any thread includes one. Raises if one cannot be taken.
 void takeFakeKeys();
 
-// Returns true if the `Fake` key has another owner beside us. NOTE [Two owners of the Fake key]
+// Returns true if the `Fake` key has another owner besides us. NOTE [Two owners of the Fake key]
 bool isFakeKeyShared() noexcept;
 
-// To be called by who shares it. There is no way back.
+// To be called when the key has been shared. There is no way back.
 void setFakeKeyShared() noexcept;
 
-// What only the room of the handler knows about the keys.
+// The functions for taking the keys that only the room of the handler can provide.
 struct FakeKeyHooks {
-  // Takes `Fake`, or shares it. Called by each `takeFakeKeys()`, and cheap when it has been done.
+  // Takes `Fake`, or shares it. Called by each `takeFakeKeys()`, and cheap once that has been done.
   void (*take_fake)() = nullptr;
-  // The fallback of the other key.
+  // Makes the fallback of the key of composites.
   torch::CppFunction (*make_composites_fallback)() = nullptr;
 };
 
@@ -46,7 +47,7 @@ void setFakeKeyHooks(FakeKeyHooks hooks) noexcept;
 // Registers kernels for operators of `aten` on the key of composites.
 using CompositesRegistrar = void (*)(torch::Library& library);
 
-// Lets `registrar` register its kernels when the key of composites is taken, which it must not have been.
+// Has `registrar` register its kernels when the key of composites is taken. To be called before that.
 void registerOnCompositesKey(CompositesRegistrar registrar);
 
 }  // namespace torchext

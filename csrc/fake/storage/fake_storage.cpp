@@ -31,7 +31,7 @@ constexpr const char* kNoData =
 struct FakeStorageContext {
   LeaseHold lease{leaseOfFakes()};
   std::shared_ptr<Provenance> provenance;
-  // Carried by every tensor on the storage, see `setProvenance()`.
+  // The keys that every tensor on the storage carries: see `setProvenance()`.
   DispatchKeySet keys;
   // Head of the intrusive list of the tensors on the storage.
   FakeTensorImpl* residents = nullptr;
@@ -49,15 +49,15 @@ FakeStorageContext* contextOf(const Storage& storage) noexcept {
   return data.get_deleter() == &deleteContext ? static_cast<FakeStorageContext*>(data.get_context()) : nullptr;
 }
 
-// Guards all contexts, and whether a storage has one. Tensors come and go, and storages become real, on any thread;
-// nothing runs under this lock but pointer updates.
+// Guards all contexts, and whether a storage has one. Tensors are made and freed, and storages become real, on any
+// thread. Only pointer updates run under this lock.
 std::mutex& contextMutex() {
   static std::mutex mutex;
   return mutex;
 }
 
-// The allocator of fake storages, so that they are resizable. It is asked for memory by nobody but code that resizes a
-// storage behind the dispatcher's back.
+// The allocator of fake storages, which makes them resizable. Only code that resizes a storage without the dispatcher
+// asks it for memory.
 class NoMemoryAllocator final : public c10::Allocator {
  public:
   DataPtr allocate(std::size_t /*nbytes*/) override {
@@ -106,9 +106,10 @@ void setProvenance(const Storage& storage, std::shared_ptr<Provenance> provenanc
   const std::lock_guard<std::mutex> lock(contextMutex());
   FakeStorageContext* context = contextOf(storage);
   if (context == nullptr) {
-    return;  // has become real meanwhile, on another thread
+    return;  // it has become real meanwhile, on another thread
   }
-  // The old provenance goes with the argument, after the lock: its destructor may free tensors, which takes the lock.
+  // The argument takes the old provenance out of the scope of the lock: its destructor may free tensors, which takes
+  // the lock.
   std::swap(context->provenance, provenance);
   if (context->keys != keys) {
     context->keys = keys;
@@ -124,7 +125,8 @@ std::vector<at::Tensor> residentsOf(const Storage& storage) {
   const FakeStorageContext* context = contextOf(storage);
   for (FakeTensorImpl* impl = context == nullptr ? nullptr : context->residents; impl != nullptr;
        impl = impl->next_resident_) {
-    // One that is about to die on another thread is on the list until it gets the lock, but cannot be had any more.
+    // A tensor that is being freed on another thread stays on the list until that thread has the lock, but can no
+    // longer be referenced.
     auto reference = c10::weak_intrusive_ptr<c10::TensorImpl>::reclaim(impl);
     if (auto resident = reference.lock()) {
       tensors.emplace_back(std::move(resident));
@@ -183,7 +185,7 @@ void becomeFakeAgain(const Storage& real, std::size_t nbytes, at::ArrayRef<at::T
 
 void dropStaleKeys(const at::TensorBase& tensor) {
   c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-  // Another owner of the `Fake` key gives its tensors that one only: NOTE [Two owners of the Fake key].
+  // Another owner of the `Fake` key gives its tensors that key only: NOTE [Two owners of the Fake key].
   if (impl.key_set().has_all(kFakeKeys) && impl.has_storage() && !isFakeStorage(impl.storage())) {
     DispatchKeySet& keys = OpenTensorImpl::keysOf(impl);
     keys = keys - kFakeKeys - DispatchKeySet{c10::DispatchKey::DeferredInit};

@@ -11,7 +11,7 @@ class FakeTensorImpl;
 // Puts `impl` on the list of `storage` and gives it the storage's keys. Does nothing for a real storage.
 void enrollResident(const c10::Storage& storage, FakeTensorImpl& impl);
 
-// Takes `impl` from the list that it is on, if any.
+// Removes `impl` from the list that it is on, if any.
 void strikeResident(FakeTensorImpl& impl) noexcept;
 
 }  // namespace torchext

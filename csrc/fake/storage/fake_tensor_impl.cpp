@@ -20,8 +20,8 @@ using c10::VariableVersion;
 
 namespace {
 
-// A TorchDispatchMode of the user sees `detach()`, as it does for real tensors: TensorImpl's own implementation asks
-// the interpreter when a mode is active.
+// Returns true if the user's TorchDispatchMode has to see `detach()`, as it does for real tensors: TensorImpl's own
+// implementation calls the interpreter if a mode is active.
 bool isDispatchModeActive() {
   return c10::impl::TorchDispatchModeTLS::any_modes_set() &&
          !c10::impl::tls_is_dispatch_key_excluded(DispatchKey::Python);

@@ -14,17 +14,17 @@ namespace torchext {
 class Provenance;
 
 // A strided tensor on a fake storage: NOTE [The storage is what is fake]. It claims a real device and carries that
-// device's `Autograd*`, `ADInplaceOrView` and `Autocast*` keys plus `Fake`. Nothing is virtual that is plain on a real
-// tensor, so `dim()`, `sizes()`, `numel()` and `device()` cost the same.
+// device's `Autograd*`, `ADInplaceOrView` and `Autocast*` keys plus `Fake`. Nothing that is not virtual on a real
+// tensor is virtual here, so `dim()`, `sizes()`, `numel()` and `device()` cost the same.
 //
-// Once its storage has become real, an instance behaves as a TensorImpl and is treated as one everywhere.
+// Once its storage has become real, an instance behaves like a TensorImpl, and is treated as one everywhere.
 class FakeTensorImpl final : public c10::TensorImpl {
  public:
-  // A tensor of one dimension and no elements on `storage`. Gets the autograd and autocast keys that a new tensor of
-  // this backend gets: those are left out in inference mode.
+  // Makes a tensor of one dimension and no elements on `storage`. It gets the autograd and autocast keys that a new
+  // tensor of this backend gets; those are left out in inference mode.
   FakeTensorImpl(c10::Storage storage, c10::DispatchKeySet backend_keys, caffe2::TypeMeta dtype);
 
-  // A view: takes `keys` as they are, because whether a view is an inference tensor is decided by its base.
+  // Makes a view. It has exactly `keys`, because its base decides whether it is an inference tensor.
   FakeTensorImpl(ImplType kind, c10::Storage storage, c10::DispatchKeySet keys, caffe2::TypeMeta dtype);
 
   FakeTensorImpl(const FakeTensorImpl&) = delete;
@@ -33,14 +33,14 @@ class FakeTensorImpl final : public c10::TensorImpl {
   FakeTensorImpl& operator=(FakeTensorImpl&&) = delete;
   ~FakeTensorImpl() override;
 
-  // Takes over sizes, strides, storage offset and the conjugate and negative bits of `source`.
+  // Copies the sizes, strides, storage offset and the conjugate and negative bits of `source`.
   void copyGeometry(const c10::TensorImpl& source);
 
   // Moves to another storage, as `Tensor.set_()` does. On a real one it becomes an ordinary tensor.
   void moveTo(c10::Storage storage);
 
-  // What is kept of how the bytes came about, after the tensor has become real: see becomeFakeAgain(). Null unless
-  // somebody has set it; dropped when the tensor is given other data.
+  // Returns what has been kept of how the bytes came about after the tensor became real: see becomeFakeAgain(). Null
+  // unless it was set; dropped when the tensor is given other data.
   const std::shared_ptr<Provenance>& retained() const noexcept {
     return retained_;
   }
@@ -89,27 +89,28 @@ class FakeTensorImpl final : public c10::TensorImpl {
     link_ = nullptr;
   }
 
-  // The next tensor on the same storage, and the pointer that points here; both null when on no list. That is also
-  // asked without the storages' lock: who finds null has been taken off, or was never put on.
+  // The next tensor on the same storage, and the pointer that points to this one; both are null if it is on no list.
+  // `link_` is also read without the lock of storages: if it is null, the tensor was taken off its list, or never put
+  // on one.
   FakeTensorImpl* next_resident_ = nullptr;
   std::atomic<FakeTensorImpl**> link_ = nullptr;
   std::shared_ptr<Provenance> retained_;
 };
 
-// The bits of a view that is to be conjugated or negated when it is read.
+// The keys of a view that is conjugated or negated when it is read.
 constexpr c10::DispatchKeySet kLazyBits({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});
 
-// What an alias carries to be taken for a tensor that may have no memory: NOTE [Shortcuts that read values].
+// What an alias carries so that it counts as a tensor that may have no memory: NOTE [Shortcuts that read values].
 constexpr c10::DispatchKeySet kWithoutValues{c10::BackendComponent::MetaBit};
 
-// A fake tensor on `storage`, which is fake and shown by no argument of the call, with the dtype and geometry of
-// `form`.
+// Makes a fake tensor with the dtype and geometry of `form` on `storage`, which is fake, and which no argument of the
+// call shows.
 at::Tensor makeFakeTensor(c10::Storage storage, const c10::TensorImpl& form);
 
-// The same on the storage of `base`, as a view of it: whether a view is an inference tensor is decided by its base.
+// The same on the storage of `base`, as a view of it. The base decides whether the view is an inference tensor.
 at::Tensor makeFakeView(const at::Tensor& base, const c10::TensorImpl& form);
 
-// The keys of a new fake tensor of `dtype` on `device`, before autograd's and autocast's are added.
+// Returns the keys of a new fake tensor of `dtype` on `device`, without those of autograd and autocast.
 c10::DispatchKeySet fakeBackendKeys(c10::ScalarType dtype, c10::Device device);
 
 }  // namespace torchext

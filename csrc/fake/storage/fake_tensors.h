@@ -1,6 +1,6 @@
 #pragma once
 
-// What all who meet fakes ask of them. A part of the public C++ API, which is fake/fake.h.
+// The functions that all rooms need to recognize and make fakes. Part of the public C++ API: fake/fake.h.
 
 #include <ATen/core/Tensor.h>
 
@@ -8,8 +8,8 @@
 
 namespace torchext {
 
-// True while the data of `tensor` does not exist. A fake that has become real (NOTE [Becoming real]) is not fake. Of
-// one without a storage its layout knows: NOTE [Layouts].
+// Returns true while the data of `tensor` does not exist. A fake that has become real (NOTE [Becoming real]) is not
+// fake. For a tensor without a storage, its layout decides: NOTE [Layouts].
 TORCHEXT_API bool isFake(const at::TensorBase& tensor);
 
 // Returns a fake tensor with the shape, strides, dtype, device and `requires_grad` of `tensor`, which may be real.

@@ -33,7 +33,7 @@ using torch::jit::Stack;
 
 namespace {
 
-// The bytes of a fake storage.
+// The known bytes of a fake storage.
 class KnownValue final : public Provenance {
  public:
   explicit KnownValue(Storage bytes) : bytes_{std::move(bytes)} {}
@@ -46,13 +46,13 @@ class KnownValue final : public Provenance {
   Storage bytes_;
 };
 
-// The bytes of `tensor`, if they are known.
+// Returns the bytes of `tensor`, if they are known.
 Storage knownBytes(const Tensor& tensor) {
   if (!mayBeKnown(tensor)) {
     return {};
   }
   const auto known = std::dynamic_pointer_cast<KnownValue>(provenanceOf(tensor.storage()));
-  // A storage that has been resized since shows bytes that nobody knows.
+  // A storage that has been enlarged since has bytes that are not known.
   return known == nullptr || known->bytes().nbytes() < tensor.storage().nbytes() ? Storage{} : known->bytes();
 }
 
@@ -61,21 +61,21 @@ Tensor showBytes(Storage bytes, const Tensor& like) {
                            like.key_set() & kLazyBits);
 }
 
-// A real tensor on the CPU with the value of `tensor`, or an undefined one.
+// Returns a real tensor on the CPU with the value of `tensor`, or an undefined one if it is not known.
 Tensor valueOfKnown(const Tensor& tensor) {
   if (!isFake(tensor)) {
     const bool is_known = tensor.is_cpu() && tensor.layout() == c10::kStrided && tensor.numel() == 1;
     return is_known ? tensor : Tensor{};
   }
   if (tensor.numel() > static_cast<int64_t>(kMaxKnownBytes)) {
-    return {};  // expanded
+    return {};  // it is expanded
   }
   Storage bytes = knownBytes(tensor);
   return bytes ? showBytes(std::move(bytes), tensor) : Tensor{};
 }
 
-// A real tensor that stands for an argument of which only the metadata count: the result is small, or is not of its
-// shape.
+// Returns a real tensor that stands for an argument of which only the metadata matter. An argument that is large is
+// replaced by an empty one: the result is small, so it does not have the argument's shape.
 Tensor standInOf(const Tensor& tensor) {
   const auto options = at::TensorOptions(tensor.scalar_type()).device(c10::kCPU);
   return tensor.numel() <= static_cast<int64_t>(kMaxKnownBytes)
@@ -88,7 +88,8 @@ bool isEmptyFactory(const OperatorHandle& op) {
   return name.rfind("aten::empty", 0) == 0 || name.rfind("aten::new_empty", 0) == 0;
 }
 
-// What deferred_init records has its values in the recording.
+// Returns true if known values may be kept for the results of `op`. While deferred_init records, the recording has
+// them.
 bool canRunOnValues(const OperatorHandle& op) {
   return !isRecording() && namespaceOf(op.operator_name()) == "aten" && !op.hasTag(at::Tag::nondeterministic_seeded) &&
          op.hasComputedKernelForDispatchKey(DispatchKey::CPU) && !isEmptyFactory(op);
@@ -191,7 +192,8 @@ bool isAllOnCpu(ArrayRef<IValue> values) {
   return on_cpu;
 }
 
-// Runs `op` on values, unless the kernel of the CPU cannot what the fakes' device can.
+// Runs `op` on values. Returns nothing if the CPU kernel raises, but the fakes are on another device, whose kernel
+// might not.
 std::optional<Stack> tryRunOnValues(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
   try {
     return runOnValues(op, arguments);

@@ -27,7 +27,8 @@ using torch::jit::Stack;
 
 namespace {
 
-// The functions are those of PyTorch that ask `isTensorSubclassLike()`, or the keys, before they read.
+// Operators that read values. The functions are those of PyTorch that call `isTensorSubclassLike()`, or look at the
+// keys, before they read.
 constexpr std::array kReadValues{
     "cross_entropy_loss",   // cross_entropy_loss_label_smoothing(): which weights count
     "cumprod",              // cumprod_backward(): is there a zero?
@@ -48,8 +49,8 @@ bool isPlainFake(const Tensor& tensor) {
   return isFake(tensor) && tensor.has_storage() && !tensor.key_set().has(DispatchKey::DeferredInit);
 }
 
-// Shows what `tensor` shows, and is to autograd what it is: an input of the same node, of the same version, with the
-// same tangent.
+// Returns an alias of `tensor` that autograd cannot tell from it: an input of the same node, with the same version and
+// the same tangent.
 Tensor aliasWithoutValues(const Tensor& tensor) {
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
   const c10::impl::ExcludeDispatchKeyGuard no_modes{DispatchKey::Python};

@@ -6,16 +6,16 @@ namespace torchext {
 
 // NOTE [Shortcuts that read values]
 //
-// Some kernels and formulas of gradients look at values to find a faster way, as that of `prod` does when nothing is
-// zero. They leave it out for what `isTensorSubclassLike()` (TensorSubclassLikeUtils.h) takes for a tensor that may
-// have no memory. That is decided by dispatch keys, and fakes carry those of a real tensor.
+// Some kernels and gradient formulas look at values to find a shortcut, as the formula of `prod` does if nothing is
+// zero. They do not look if `isTensorSubclassLike()` (TensorSubclassLikeUtils.h) says that a tensor may have no memory.
+// That is decided by dispatch keys, and fakes carry those of a real tensor.
 //
-// Were fakes to carry such a key for good, everything else that asks would take another way than on real tensors, and
-// leave other nodes in the graph (`reshape` would). So it is carried by aliases: of the operators in the table of
-// value_shortcuts.cpp, the fake arguments are replaced by aliases that count among the backends of the meta device,
-// too. A formula saves the alias, and finds the key when it runs. What the operator returns carries no such key.
+// If fakes always carried such a key, all other callers of that function would take another path than for real tensors,
+// and leave other nodes in the graph (`reshape` would). So only aliases carry one: the fake arguments of the operators
+// in the table of value_shortcuts.cpp are replaced by aliases that also carry the backend bit of the meta device. A
+// formula saves the alias, and finds the bit when it runs. The operator's results do not carry it.
 //
-// Deferred tensors have values, and take the way of real tensors.
+// Deferred tensors have values, and take the path of real tensors.
 
 // Registers kernels for these operators, on the key of NOTE [Composites that look at memory].
 void registerValueShortcuts(torch::Library& library);

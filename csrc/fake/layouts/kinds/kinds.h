@@ -6,7 +6,7 @@
 
 namespace torchext {
 
-// Each is defined in the file of its name.
+// Each is defined in the file named after its layout.
 std::unique_ptr<const LayoutHandler> makeMkldnnLayout();
 std::unique_ptr<const LayoutHandler> makeNestedLayout();
 std::unique_ptr<const LayoutHandler> makeQuantizedLayout();

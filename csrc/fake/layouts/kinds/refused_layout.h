@@ -8,28 +8,28 @@
 
 namespace torchext {
 
-// A layout of which there are no fakes.
+// A layout that has no fakes.
 //
-// PyTorch's own checks come too late for these: `NestedTensorImpl` has no sizes to ask for, and the Meta kernel of
-// `quantize_per_tensor` returns floating-point numbers.
+// PyTorch's own checks come too late, or do not come at all: `NestedTensorImpl` raises when it is asked for sizes, and
+// the Meta kernel of `quantize_per_tensor` returns floating-point numbers.
 class RefusedLayout : public LayoutHandler {
  public:
-  // What refuses calls is said with these words: "`op` returns `what`; `remedy`."
+  // The words of the error that refuses a call: "`op` returns `what`; `remedy`."
   struct Words {
     std::string_view what;
     std::string_view remedy;
   };
 
-  // `makers` are the beginnings of the names of operators that make such a tensor of others.
+  // `makers` are prefixes of the names of operators that make such a tensor from others.
   RefusedLayout(Words words, std::vector<std::string_view> makers);
 
   void refuse(const c10::OperatorHandle& op, const torch::jit::Stack& stack) const final;
 
  protected:
-  // True for a tensor that calls about fakes may not take.
+  // Returns true for a tensor that calls with fakes may not take.
   virtual bool refuses(const at::Tensor& tensor) const;
 
-  // What such a tensor is, as the object of "takes".
+  // Returns what such a tensor is, as the object of "takes".
   virtual std::string describe(const at::Tensor& tensor) const;
 
  private:

@@ -35,12 +35,12 @@ using torch::jit::Stack;
 
 namespace {
 
-// `to_sparse()` and its kin.
+// Returns true for `to_sparse()` and its kin.
 bool convertsToSparse(const OperatorHandle& op) {
   return op.schema().name().rfind("aten::_to_sparse", 0) == 0;
 }
 
-// The one operator that returns a sparse tensor because of a flag.
+// Returns true for a call of the one operator that returns a sparse tensor because of a flag.
 bool isSparseGradient(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   return op.schema().name() == "aten::_embedding_bag_backward" &&
          arguments[static_cast<std::size_t>(findArgument(op.schema(), "sparse"))].toBool();
@@ -59,7 +59,7 @@ std::optional<Device> deviceArgument(const OperatorHandle& op, ArrayRef<IValue> 
   return position < 0 ? std::nullopt : arguments[static_cast<std::size_t>(position)].toOptional<Device>();
 }
 
-// The order of the keys.
+// Returns the rank of the tensor's backend key in the order of dispatch keys, from 0 for none.
 int precedence(const Tensor& tensor) {
   if (!tensor.defined()) {
     return 0;
@@ -67,7 +67,7 @@ int precedence(const Tensor& tensor) {
   return !isSparse(tensor) ? 1 : tensor.layout() == c10::kSparse ? 2 : 3;
 }
 
-// The tensor among the arguments by which the operator is dispatched, or an undefined one.
+// Returns the tensor argument by which the operator is dispatched, or an undefined one.
 Tensor decidingTensor(ArrayRef<IValue> arguments) {
   Tensor deciding;
   forEachTensor(arguments, [&](const Tensor& tensor) {
@@ -78,8 +78,8 @@ Tensor decidingTensor(ArrayRef<IValue> arguments) {
   return deciding;
 }
 
-// Kernels resize strided results before they fill them, some of them behind the dispatcher's back: then the sizes are
-// new already when the storage refuses.
+// Remembers the geometry of what the call writes. Kernels resize strided results before they fill them, some without
+// the dispatcher, so the sizes have changed already when the storage refuses access.
 class GeometryOfWritten {
  public:
   GeometryOfWritten(const OperatorHandle& op, ArrayRef<IValue> arguments) {
@@ -112,7 +112,8 @@ class GeometryOfWritten {
   std::vector<Entry> entries_;
 };
 
-// Metadata are all that counts, so real arguments may be fake, too; kernels would mix them up with the members.
+// Replaces real arguments by fakes. Only metadata matter here, and a kernel would call operators on real arguments
+// together with fake members.
 void makeArgumentsFake(const OperatorHandle& op, Stack& stack) {
   mapTensors(stack, op.schema().arguments().size(), [](const Tensor& tensor) {
     const bool is_number = tensor.unsafeGetTensorImpl()->is_wrapped_number();
@@ -145,7 +146,7 @@ class SparseCall {
 
   const OperatorHandle& op_;
   const Stack& stack_;
-  // What the operator is dispatched by.
+  // The layout and device by which the operator is dispatched.
   Layout layout_ = c10::kStrided;
   Device device_{c10::kCPU};
 };
@@ -170,7 +171,7 @@ void SparseCall::check() const {
   }
 }
 
-// `stack` is the one of the constructor.
+// `stack` is the one that the constructor was given.
 void SparseCall::run(Stack& stack) const {
   makeArgumentsFake(op_, stack);
   const FakeFactoriesGuard guard;
@@ -182,8 +183,8 @@ void SparseCall::run(Stack& stack) const {
   forEachTensor(stack, op_.schema().returns().size(), giveFakeKey);
 }
 
-// The recorder of deferred_init runs for real what is refused here: it records what storages hold, and a sparse tensor
-// has none.
+// The recorder of deferred_init cannot record sparse tensors: it records what storages hold, and they have none. It
+// runs what is refused here for real.
 void SparseCall::checkIsNotRecorded() const {
   TORCH_CHECK_NOT_IMPLEMENTED(!isRecording(), "`", op_.operator_name(), "` takes or returns a tensor of layout ",
                               nameOf(layout_), ", which deferred_init() does not record.");
@@ -198,21 +199,21 @@ void SparseCall::checkIsToldByMetadata() const {
   }
 }
 
-// Is a kernel registered for this layout and device, and not for all of them?
+// Returns true if a kernel is registered for this layout and device in particular.
 bool SparseCall::hasOwnKernelOn(c10::DeviceType device) const {
   return op_.hasKernelForDispatchKey(keyOn(device));
 }
 
-// Where there is no CUDA device its kernels are missing, or must not be called, since they set the device first; those
-// that are for all devices are there, and mostly say that there is another one. `SparseCPU` and `SparseCUDA` mostly
-// have the same.
+// Returns true if the kernel for the CPU has to be called for another device. Without a CUDA device, kernels for CUDA
+// are missing, or must not be called, since they set the device first. What is found instead are kernels for all
+// devices, which mostly just raise an error. `SparseCPU` and `SparseCUDA` mostly have kernels for the same operators.
 bool SparseCall::isForeign() const {
   const bool is_missing = device_.is_cuda() ? !hasRealCuda() : !hasOwnKernelOn(device_.type());
   return is_missing && hasOwnKernelOn(c10::kCPU);
 }
 
-// The kernels for the claimed device know what the operator refuses, so they are asked first, if there are any: those
-// for the CPU may refuse tensors on other devices.
+// The kernel for the claimed device knows what the operator refuses, so it is called first if there is one. The kernel
+// for the CPU may refuse tensors on other devices, so a remedy is preferred to it.
 bool SparseCall::mustDoWithoutKernel() const {
   return isForeign() && hasRemedy(op_, arguments());
 }
@@ -236,7 +237,7 @@ void SparseCall::callKernel(Stack& stack) const {
       throw;
     }
   } catch (const c10::Error& error) {
-    if (isForeign() && isInternalAssert(error)) {  // how kernels for the CPU refuse tensors on other devices
+    if (isForeign() && isInternalAssert(error)) {  // kernels for the CPU refuse tensors on other devices so
       refuseDevice(error);
     }
     if (!isNoDataError(error)) {

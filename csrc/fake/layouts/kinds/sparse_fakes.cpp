@@ -20,8 +20,8 @@ using c10::DispatchKeySet;
 
 namespace {
 
-// A subclass of Python's may claim a sparse layout and be a plain TensorImpl, so the keys alone do not tell. They are
-// asked first because they are fast, and `layout()` is not because such a subclass may answer it.
+// A Python subclass may claim a sparse layout but be a plain TensorImpl, so the keys alone do not decide. They are
+// looked at first because that is fast; `layout()` is not called because such a subclass may override it.
 bool mayBeSparse(const at::TensorBase& tensor) noexcept {
   return tensor.key_set().has_any(DispatchKeySet({DispatchKey::Sparse, DispatchKey::SparseCsr}));
 }
@@ -34,8 +34,8 @@ const SparseCsrTensorImpl* asCompressed(const at::TensorBase& tensor) noexcept {
   return dynamic_cast<const SparseCsrTensorImpl*>(tensor.unsafeGetTensorImpl());
 }
 
-// The constructors of both classes call `at::empty()` for members, on the device that the tensor claims. It must
-// neither need that device nor be seen by anybody.
+// Lives while a sparse fake is constructed. The constructors of both classes call `at::empty()` for the members, on the
+// device that the tensor claims. These calls must not need that device, and no mode or handler must see them.
 class MakingMembers {
  public:
   MakingMembers() = default;

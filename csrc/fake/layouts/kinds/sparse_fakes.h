@@ -4,13 +4,12 @@
 //
 // A sparse tensor has no storage; it has members, which are strided tensors: indices and values. A sparse tensor is
 // fake when its values are. It is an object of PyTorch's own class (SparseTensorImpl, SparseCsrTensorImpl), with the
-// keys that a real one has and `Fake`, and all of its members are fake. So `_nnz()`, `sparse_dim()`, `is_coalesced()`
-// and the rest are what they are on a real one.
+// keys of a real one and `Fake`, and all of its members are fake. So `_nnz()`, `sparse_dim()`, `is_coalesced()` and the
+// rest behave as on a real one.
 //
-// PyTorch's sparse kernels are mostly made of operators on the members. Called on a sparse fake they compute the
-// metadata of what they would compute on a real one, because those operators are met by the `Fake` key: see
-// sparse_call.h. The tensors that the kernels make in between are fake by their members only; what leaves a call gets
-// the key.
+// PyTorch's sparse kernels mostly call operators on the members. Called on a sparse fake, they compute the metadata of
+// what they would compute on a real one, because those operators reach the handler of `Fake`: see sparse_call.h.
+// Intermediate sparse tensors are fake only because their members are; the results of a call get the key.
 
 #include <string>
 #include <vector>
@@ -20,29 +19,29 @@
 
 namespace torchext {
 
-// True for COO and the four compressed layouts.
+// Returns true for COO and the four compressed layouts.
 constexpr bool isSparseLayout(c10::Layout layout) noexcept {
   return layout == c10::kSparse || layout == c10::kSparseCsr || layout == c10::kSparseCsc ||
          layout == c10::kSparseBsr || layout == c10::kSparseBsc;
 }
 
-// What Python calls the layout: `torch.sparse_coo`.
+// Returns the layout's name in Python, such as `torch.sparse_coo`.
 std::string nameOf(c10::Layout layout);
 
-// True for a sparse tensor, fake or not. False for a Python subclass that only claims a sparse layout.
+// Returns true for a sparse tensor, fake or not. False for a Python subclass that only claims a sparse layout.
 bool isSparse(const at::TensorBase& tensor) noexcept;
 
-// True for a sparse tensor whose values are fake, whether it carries the `Fake` key or not.
+// Returns true for a sparse tensor whose values are fake, whether it carries the `Fake` key or not.
 bool isSparseFake(const at::TensorBase& tensor);
 
 // Gives the `Fake` key to a sparse tensor whose values are fake. Does nothing to others.
 void giveFakeKey(const at::Tensor& tensor);
 
-// The strided tensors that make up a sparse one: indices and values of COO; compressed indices, plain indices and
-// values of the others.
+// Returns the strided tensors that make up a sparse one: for COO, indices and values; for the others, compressed
+// indices, plain indices and values.
 std::vector<at::Tensor> sparseMembersOf(const at::Tensor& sparse);
 
-// As `LayoutHandler::fakeOf()`.
+// Does what `LayoutHandler::fakeOf()` says.
 at::Tensor makeSparseFake(const at::Tensor& like, at::ArrayRef<at::Tensor> members);
 
 }  // namespace torchext

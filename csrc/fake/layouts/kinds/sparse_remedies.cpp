@@ -30,11 +30,12 @@ using torch::jit::Stack;
 namespace {
 
 enum class Kind : std::uint8_t {
-  // The argument is strided. The result is, too, and is what the operator makes of strided arguments of these shapes.
+  // The argument is strided, and so is the result. It has the metadata of what the operator makes of strided arguments
+  // of these shapes.
   kLikeStrided,
-  // The argument is sparse. The result has its indices, and other values.
+  // The argument is sparse. The result has the same indices, and other values.
   kLikeArgument,
-  // The argument is compressed. The result has its elements in another order, compressed along the other dimension.
+  // The argument is compressed. The result has the same elements, compressed along the other dimension.
   kRecompressed,
 };
 
@@ -42,7 +43,7 @@ struct Remedy {
   std::string_view op;
   Kind kind;
   std::size_t argument = 0;
-  Layout layout = c10::kStrided;  // of what is recompressed
+  Layout layout = c10::kStrided;  // of the argument that is recompressed
 };
 
 constexpr std::array kRemedies{

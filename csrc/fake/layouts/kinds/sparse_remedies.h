@@ -1,6 +1,7 @@
 #pragma once
 
-// What can be told of a call on sparse fakes although its kernel reads the memory of their members. NOTE [Sparse fakes]
+// How to find the results of a call on sparse fakes whose kernel reads the memory of their members: NOTE [Sparse
+// fakes].
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
@@ -8,17 +9,17 @@
 
 namespace torchext {
 
-// True when the metadata of the result follow from those of the arguments, all of which are fake.
+// Returns true if the metadata of the result follow from those of the arguments, which are all fake.
 bool hasRemedy(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
 
-// True when they do even if the kernel asks how many elements there are: the result is strided.
+// Returns true if they do even though the kernel counts elements: the result is strided.
 bool hasRemedyForElements(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
 
-// Replaces the arguments on top of `stack` by the results. To be called with `Fake` included in the thread, for a call
-// that has a remedy.
+// Replaces the arguments on top of `stack` by the results. To be called for a call that has a remedy, while the thread
+// includes `Fake`.
 void applyRemedy(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
-// True for an operator that reads memory to find out how many elements its result has.
+// Returns true for an operator that reads memory to find the number of elements of its result.
 bool countsElements(const c10::OperatorHandle& op);
 
 }  // namespace torchext
