@@ -106,6 +106,9 @@ MarksDemand::MarksDemand(MarksFeature feature) : feature_{feature}, include_{tak
 
 MarksDemand::~MarksDemand() {
   --demandsOf(feature_);
+  if (!isAnyDemanded()) {
+    demand_lease.reset();  // of a demand that has come and gone meanwhile
+  }
 }
 
 }  // namespace torchext
