@@ -115,7 +115,7 @@ def route(
 
     Returns:
         The steps of the call, from the first key that the dispatcher finds to the kernel that computes, or to where
-        the call is handed to something that cannot be foreseen.
+        the call is handed to something that cannot be predicted.
 
     Raises:
         TypeError: `op` is something else, or the arguments do not match its schema.

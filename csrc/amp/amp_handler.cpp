@@ -35,16 +35,16 @@ bool isOfPyTorch(const OperatorHandle& op) {
 
 // The state of the thread in which the call of a wrapped tensor goes on: with autocast for its devices, and without
 // remembering casts, because there is no region at whose end to forget them.
-class IdentityAutocast {
+class AmpAutocastGuard {
  public:
-  explicit IdentityAutocast(DispatchKeySet autocast_keys) : keys_{stateWith(autocast_keys)} {
+  explicit AmpAutocastGuard(DispatchKeySet autocast_keys) : keys_{stateWith(autocast_keys)} {
     autocast::set_autocast_cache_enabled(false);
   }
-  IdentityAutocast(const IdentityAutocast&) = delete;
-  IdentityAutocast& operator=(const IdentityAutocast&) = delete;
-  IdentityAutocast(IdentityAutocast&&) = delete;
-  IdentityAutocast& operator=(IdentityAutocast&&) = delete;
-  ~IdentityAutocast() {
+  AmpAutocastGuard(const AmpAutocastGuard&) = delete;
+  AmpAutocastGuard& operator=(const AmpAutocastGuard&) = delete;
+  AmpAutocastGuard(AmpAutocastGuard&&) = delete;
+  AmpAutocastGuard& operator=(AmpAutocastGuard&&) = delete;
+  ~AmpAutocastGuard() {
     autocast::set_autocast_cache_enabled(was_caching_);
   }
 
@@ -85,7 +85,7 @@ class AmpCall {
   bool isWriteAlone() const;
   bool isWritingThroughTwo() const;
 
-  void autocastByIdentity(MarkedCall& call) const;
+  void autocastAmpTensors(MarkedCall& call) const;
   void clean(MarkedCall& call);
   IValue cleanArgument(const IValue& value, bool is_written);
   void writeBack();
@@ -108,7 +108,7 @@ void AmpCall::run(MarkedCall& call) {
       call.passOn();
       break;
     case AmpOutcome::kAutocasts:
-      autocastByIdentity(call);
+      autocastAmpTensors(call);
       break;
     case AmpOutcome::kCleans:
       clean(call);
@@ -172,8 +172,8 @@ bool AmpCall::isWritingThroughTwo() const {
   return false;
 }
 
-void AmpCall::autocastByIdentity(MarkedCall& call) const {
-  const IdentityAutocast guard{arguments_.autocast_keys};
+void AmpCall::autocastAmpTensors(MarkedCall& call) const {
+  const AmpAutocastGuard guard{arguments_.autocast_keys};
   DispatchKeySet keys = call.keys();
   for (const DispatchKey key : arguments_.autocast_keys) {
     // Most operators fall through the key, which a redispatch must not be told to do.
@@ -239,7 +239,7 @@ void handleAmpCall(MarkedCall& call) {
 
 }  // namespace
 
-ForeseenAmp foreseeAmp(const OperatorHandle& op, const Stack& arguments) {
+AmpPrediction predictAmp(const OperatorHandle& op, const Stack& arguments) {
   Stack stack = arguments;
   const AmpCall call{op, stack};
   const AmpOutcome outcome = call.decide();

@@ -13,15 +13,15 @@ namespace torchext {
 // would do to a call.
 enum class AmpOutcome : std::uint8_t {
   kPassesOn,            // to the keys below
-  kPassesOnInBackward,  // the same; there identity neither casts nor cleans
+  kPassesOnInBackward,  // the same; there AmpTensors are neither autocast nor cleaned
   kAutocasts,           // to the keys below and those of autocast
   kCleans,              // to the keys below, with arguments cast to float32
 };
 
-struct ForeseenAmp {
+struct AmpPrediction {
   AmpOutcome outcome;
   c10::DispatchKeySet autocast_keys;
 };
-ForeseenAmp foreseeAmp(const c10::OperatorHandle& op, const torch::jit::Stack& arguments);
+AmpPrediction predictAmp(const c10::OperatorHandle& op, const torch::jit::Stack& arguments);
 
 }  // namespace torchext

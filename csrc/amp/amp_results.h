@@ -11,7 +11,7 @@ namespace torchext {
 // they were, also those that it has written, unless a collective or FSDP has moved wrapped tensors into them.
 void markResults(const c10::OperatorHandle& op, const torch::jit::Stack& stack, const AmpArguments& arguments);
 
-// The same for a call that neither autocasts by identity nor cleans: what a self-cleaning region makes is to be
+// The same for a call that neither autocasts AmpTensors nor cleans: what a self-cleaning region makes is to be
 // cleaned.
 void markResultsOfOthers(const c10::OperatorHandle& op, const torch::jit::Stack& stack, const AmpArguments& arguments);
 

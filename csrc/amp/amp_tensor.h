@@ -6,7 +6,7 @@
 
 namespace torchext {
 
-// NOTE [The identity of AmpTensors]
+// NOTE [AmpTensors]
 //
 // That a tensor is an AmpTensor is a mark on it, NOTE [Marked tensors] in tensor_marks.h: any operator that meets one
 // is met by amp_handler.h, all others know nothing of it. The handler gives it to results. The key of marked tensors is

@@ -2,11 +2,11 @@
 
 // NOTE [AmpTensors in a backward pass]
 //
-// The operators of a backward pass run in the dtypes that those of the forward pass ran in, so that there identity
-// neither casts nor cleans. Two things that run in it are none of its formulas. What is computed again is a forward
-// pass: PyTorch does not tell that torch.utils.checkpoint does so, and Python does, by a guard; others do it in an
-// autograd function of theirs, where they have to turn grad mode on. And what a user has written takes what the program
-// holds, in whatever dtype that is: it is known by its node in the graph.
+// The operators of a backward pass run in the dtypes that those of the forward pass ran in, so that there AmpTensors
+// are neither autocast nor cleaned. Two things that run in it are none of its formulas. What is computed again is a
+// forward pass: PyTorch does not tell that torch.utils.checkpoint does so, and Python does, by a guard; others do it in
+// an autograd function of theirs, where they have to turn grad mode on. And what a user has written takes what the
+// program holds, in whatever dtype that is: it is known by its node in the graph.
 
 #include <optional>
 
@@ -61,8 +61,8 @@ bool isInBackward();
 // function that they come before or after.
 bool isInUsersBackward();
 
-// Is a region open on this thread, ours or `torch.autocast`'s, enabled or not, that decides in the place of identity?
-// Those around a running backward pass do not.
+// Is a region open on this thread, ours or `torch.autocast`'s, enabled or not, that decides, and not the marks of
+// AmpTensors? Those around a running backward pass do not.
 TORCHEXT_API bool isRegionDeciding() noexcept;
 
 }  // namespace torchext

@@ -34,11 +34,11 @@ DeferredInitGuard::DeferredInitGuard() : include_{takenDeferredInitKey()} {}
 DeferredInitGuard::~DeferredInitGuard() = default;
 
 void enterDeferredInit() {
-  OpenGuards<DeferredInitGuard>::enter();
+  OpenGuards<DeferredInitGuard>::enter(kAnybody);
 }
 
 void leaveDeferredInit() {
-  OpenGuards<DeferredInitGuard>::leave("deferred_init()");
+  OpenGuards<DeferredInitGuard>::leave(kAnybody, "deferred_init()");
 }
 
 bool isDeferred(const at::TensorBase& tensor) {

@@ -9,7 +9,7 @@
 
 #include "../fake/calls/op_traits.h"
 #include "../fake/fake.h"
-#include "../marks/source_trace.h"
+#include "../marks/source_lines.h"
 #include "../support/plain_tensors.h"
 #include "../support/stack_utils.h"
 
@@ -165,7 +165,7 @@ TensorArgument TensorArgument::metadataOf(const Tensor& tensor) {
 }
 
 OpNode::OpNode(const c10::OperatorHandle& op, const Stack& stack)
-    : number_{nextNumber()}, op_{op}, thread_state_{ThreadState::current()}, source_{currentSource()} {
+    : number_{nextNumber()}, op_{op}, thread_state_{ThreadState::current()}, source_{tracedSourceLine()} {
   const auto count = op_.schema().arguments().size();
   arguments_.assign(stack.end() - static_cast<std::ptrdiff_t>(count), stack.end());
   const bool reads_metadata_only = isFactory(op_, arguments_);

@@ -203,7 +203,7 @@ class OpNode {
     return tape_;
   }
 
-  // The source line that recorded the call, or empty: source_trace.h.
+  // The source line that recorded the call, or empty: source_lines.h.
   const std::string& source() const noexcept {
     return source_;
   }

@@ -83,11 +83,11 @@ FakeModeGuard::FakeModeGuard() {
 FakeModeGuard::~FakeModeGuard() = default;
 
 void enterFakeMode() {
-  OpenGuards<FakeModeGuard>::enter();
+  OpenGuards<FakeModeGuard>::enter(kAnybody);
 }
 
 void leaveFakeMode() {
-  OpenGuards<FakeModeGuard>::leave("fake_mode()");
+  OpenGuards<FakeModeGuard>::leave(kAnybody, "fake_mode()");
 }
 
 namespace {

@@ -10,7 +10,7 @@
 
 #include "../fake/calls/op_traits.h"
 #include "../marks/marks_handlers.h"
-#include "../marks/source_trace.h"
+#include "../marks/source_lines.h"
 #include "../marks/tensor_marks.h"
 #include "../support/interpreter.h"
 #include "../support/stack_utils.h"
@@ -127,7 +127,7 @@ void OriginsCall::markResults() {
       return;
     }
     if (here.empty()) {
-      here = sourceHere();
+      here = sourceLineHere();
     }
     setOriginMark(impl, here);
   });

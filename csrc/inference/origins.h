@@ -22,7 +22,7 @@
 
 namespace torchext {
 
-// Where `tensor` was made, as the interpreter told it (marks/source_trace.h). Empty when nobody traced then.
+// Where `tensor` was made, as the interpreter told it (marks/source_lines.h). Empty when nobody traced then.
 TORCHEXT_API std::string originOf(const at::TensorBase& tensor);
 
 // Makes this thread trace until the innermost guard of its dispatch keys is left.

@@ -355,8 +355,8 @@ void Walk::followRecorder(const TableEntry& entry) {
 
 // NOTE [Marked tensors]
 void Walk::followMarks(const TableEntry& entry) {
-  const ForeseenAmp foreseen = foreseeAmp(op_, arguments_);
-  switch (foreseen.outcome) {
+  const AmpPrediction predicted = predictAmp(op_, arguments_);
+  switch (predicted.outcome) {
     case AmpOutcome::kPassesOn:
     case AmpOutcome::kPassesOnInBackward:
       passOn(kMarksKey, entry, "marks the results");
@@ -368,7 +368,7 @@ void Walk::followMarks(const TableEntry& entry) {
       passOn(kMarksKey, entry, "casts to float32 what a self-cleaning region has made");
   }
   excluded_ = excluded_.add(kMarksKey);
-  for (const DispatchKey key : foreseen.autocast_keys) {
+  for (const DispatchKey key : predicted.autocast_keys) {
     keys_ = keys_.add(key);
   }
 }

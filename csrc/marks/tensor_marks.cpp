@@ -100,9 +100,9 @@ void setMarks(TensorImpl& impl, const std::string& origin, AmpMark amp) {
 
 }  // namespace
 
-TensorMarks::TensorMarks(std::string where, AmpMark identity)
-    : origin{std::move(where)},
-      amp{identity},
+TensorMarks::TensorMarks(std::string source_line, AmpMark amp_mark)
+    : origin{std::move(source_line)},
+      amp{amp_mark},
       features{MarksFeatures{MarksFeature::kOrigins, !origin.empty()} |
                MarksFeatures{MarksFeature::kAmp, amp != AmpMark::kNone}} {
   live_marks.fetch_add(1, std::memory_order_relaxed);

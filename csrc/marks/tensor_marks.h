@@ -16,7 +16,7 @@ namespace torchext {
 // NOTE [Marked tensors]
 //
 // Two features have to intercept every operator on their tensors, even on real ones, above autograd: NOTE [Origins of
-// inference tensors] and NOTE [The identity of AmpTensors]. PyTorch has one unused key left for that, so the two share
+// inference tensors] and NOTE [AmpTensors]. PyTorch has one unused key left for that, so the two share
 // it: marks_key.h. A tensor that one of them has marked carries the key. Its marks are an object that is attached to
 // its TensorImpl, in the place that PyTorch has for a backend's own metadata. Copies of a TensorImpl that share its
 // data have both. A view that a kernel makes has only the key of its base, until the handler of a feature marks it like
@@ -27,7 +27,7 @@ enum class AmpMark : std::uint8_t { kNone, kWrapped, kToBeCleaned };
 // The marks of a tensor. Immutable, and shared by all tensors that are marked alike. They are freed with the last of
 // these.
 struct TORCHEXT_API TensorMarks final : c10::BackendMeta {
-  TensorMarks(std::string where, AmpMark identity);
+  TensorMarks(std::string source_line, AmpMark amp_mark);
   TensorMarks(const TensorMarks&) = delete;
   TensorMarks& operator=(const TensorMarks&) = delete;
   TensorMarks(TensorMarks&&) = delete;

@@ -294,9 +294,9 @@ void bindAmp(pybind11::module_& module) {
   bind(module, "register_policy", registerPolicyByName);
   bind(module, "policy", policyByName);
   bind(module, "is_region_deciding", isRegionDeciding);
-  bind(module, "enter_compiled_code", OpenGuards<CompiledCodeGuard>::enter<>);
+  module.def("enter_compiled_code", [] { OpenGuards<CompiledCodeGuard>::enter(kAnybody); });
   // Nothing is open if the code was entered before anybody replaced what enters it.
-  bind(module, "leave_compiled_code", OpenGuards<CompiledCodeGuard>::leaveIfOpen);
+  module.def("leave_compiled_code", [] { return OpenGuards<CompiledCodeGuard>::leaveIfOpen(kAnybody); });
   module.def("call_in_backward", &callInside<BackwardGuard, bool>);
   bind(module, "is_in_self_cleaning_region", isInSelfCleaningRegion);
   module.def("call_recomputing", &callInside<RecomputationGuard, bool>);

@@ -3,7 +3,7 @@
 #include "../deferred_init/explain.h"
 #include "../deferred_init/materialize.h"
 #include "../deferred_init/retained.h"
-#include "../marks/source_trace.h"
+#include "../marks/source_lines.h"
 
 #include <optional>
 #include <string>

@@ -83,17 +83,18 @@ struct FakeCudaBlock {
   const NameCudaGuard names;
 };
 
-// Returns false, and does nothing, on a machine with CUDA devices.
-bool enterFakeCuda(std::int64_t count) {
+// Returns who is to leave the block; nobody, and does nothing, on a machine with CUDA devices.
+std::optional<BlockOwner> enterFakeCuda(std::int64_t count) {
   if (hasRealCuda()) {
-    return false;
+    return std::nullopt;
   }
-  OpenGuards<FakeCudaBlock>::enter(count);
-  return true;
+  const BlockOwner owner = newBlockOwner();
+  OpenGuards<FakeCudaBlock>::enter(owner, count);
+  return owner;
 }
 
-void leaveFakeCuda() {
-  OpenGuards<FakeCudaBlock>::leave("fake_mode(fake_cuda=...)");
+void leaveFakeCuda(BlockOwner owner) {
+  OpenGuards<FakeCudaBlock>::leave(owner, "fake_mode(fake_cuda=...)");
 }
 
 std::int64_t largestFakeCudaDevices() {

@@ -68,7 +68,7 @@ class Python final : public Interpreter {
     return raised != nullptr && asksToStop(*raised);
   }
 
-  std::string sourceHere() const override {
+  std::string sourceLineHere() const override {
     const pybind11::gil_scoped_acquire gil;
     PyObject* function = provided(Provided::kCurrentLine);
     return function == nullptr ? std::string{}

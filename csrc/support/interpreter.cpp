@@ -20,7 +20,7 @@ bool Interpreter::isInterrupt(const std::exception& /*error*/) const {
   return false;
 }
 
-std::string Interpreter::sourceHere() const {
+std::string Interpreter::sourceLineHere() const {
   return {};
 }
 

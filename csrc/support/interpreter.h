@@ -36,7 +36,7 @@ class TORCHEXT_API Interpreter {
   virtual bool isInterrupt(const std::exception& error) const;
 
   // Returns the source line that runs now, as "file:line in function"; empty if that cannot be told.
-  virtual std::string sourceHere() const;
+  virtual std::string sourceLineHere() const;
 
   // Raises an error of the language's class for `kind`; returns if there is none.
   virtual void raise(ErrorKind kind, const std::string& message) const;

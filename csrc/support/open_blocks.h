@@ -10,10 +10,13 @@
 // hold blocks take turns on a thread. A guard in an object of the language, as PyTorch's `py_context_manager` keeps it,
 // would then put back the state of another thread. So the list of what is open belongs to the thread:
 //
-// - of guards that are all alike, or that are as good as alike because only the innermost counts, `OpenGuards` keeps
-//   one for each block, and leaving any block ends the last;
-// - where it matters which block is left (`mode_blocks`, `region`), blocks know their owner, which may enter them again
-//   while they are open.
+// - `OpenGuards` keeps one guard for each block, and ends them from the last to the first. A block that is left while
+//   later ones are open leaves these in force; its guard ends after theirs;
+// - where more of a block can be put back than what comes after it (`mode_blocks`, `region`), lists of their own hand
+// it
+//   over to the next one.
+//
+// Blocks have an owner where it matters which of them is left. It may enter them again while they are open.
 
 #include <algorithm>
 #include <cstdint>
@@ -27,29 +30,41 @@
 
 namespace torchext {
 
+// Who enters and leaves; never the same for two objects in the life of the process.
+using BlockOwner = std::uint64_t;
+TORCHEXT_API BlockOwner newBlockOwner() noexcept;
+
+// Of blocks that are all alike.
+constexpr BlockOwner kAnybody = 0;
+
 // The guards of one type that this thread has entered and not left. A thread that ends leaves them all.
 template <typename Guard>
 class OpenGuards {
  public:
   template <typename... Arguments>
-  static void enter(const Arguments&... arguments) {
-    ofThisThread().guards_.emplace_back(arguments...);
+  static void enter(BlockOwner owner, const Arguments&... arguments) {
+    ofThisThread().blocks_.emplace_back(owner, arguments...);
   }
 
-  // Ends the last one. `block` is what the program calls it, for the error where there is none.
-  static void leave(const char* block) {
-    TORCH_CHECK(leaveIfOpen(), "A block of ", block,
+  // Leaves the owner's innermost block. `block` is what the program calls it, for the error where there is none.
+  static void leave(BlockOwner owner, const char* block) {
+    TORCH_CHECK(leaveIfOpen(owner), "A block of ", block,
                 " was left that is not open on this thread. Leave each block once, on the thread that entered it; a "
                 "generator that holds one must be closed there.");
   }
 
   // Returns false where there is none.
-  static bool leaveIfOpen() {
-    auto& guards = ofThisThread().guards_;
-    if (guards.empty()) {
+  static bool leaveIfOpen(BlockOwner owner) {
+    auto& blocks = ofThisThread().blocks_;
+    const auto found = std::find_if(blocks.rbegin(), blocks.rend(),
+                                    [owner](const Block& block) { return block.owner == owner && !block.is_left; });
+    if (found == blocks.rend()) {
       return false;
     }
-    guards.pop_back();
+    found->is_left = true;
+    while (!blocks.empty() && blocks.back().is_left) {
+      blocks.pop_back();
+    }
     return true;
   }
 
@@ -58,12 +73,21 @@ class OpenGuards {
   OpenGuards(OpenGuards&&) = delete;
   OpenGuards& operator=(OpenGuards&&) = delete;
   ~OpenGuards() {
-    while (!guards_.empty()) {
-      guards_.pop_back();
+    while (!blocks_.empty()) {
+      blocks_.pop_back();
     }
   }
 
  private:
+  struct Block {
+    template <typename... Arguments>
+    explicit Block(BlockOwner entered_by, const Arguments&... arguments) : owner{entered_by}, guard{arguments...} {}
+
+    BlockOwner owner;
+    bool is_left = false;
+    Guard guard;
+  };
+
   OpenGuards() = default;
 
   static OpenGuards& ofThisThread() {
@@ -71,12 +95,8 @@ class OpenGuards {
     return guards;
   }
 
-  std::list<Guard> guards_;  // which never moves them
+  std::list<Block> blocks_;  // which never moves them
 };
-
-// Who enters and leaves; never the same for two objects in the life of the process.
-using BlockOwner = std::uint64_t;
-TORCHEXT_API BlockOwner newBlockOwner() noexcept;
 
 // The last of `blocks`, whose members `owner` tell who entered them, that `owner` has entered; the end if there is
 // none.

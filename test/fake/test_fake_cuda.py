@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -347,6 +347,19 @@ class TestOutside:
             weight.register_hook(lambda grad: counts.append(torch.cuda.device_count()))
             weight.sum().backward()
         assert counts == [2]
+
+    def test_block_that_is_left_before_a_later_one_leaves_that_in_force(self) -> None:
+        def devices(count: int) -> Iterator[int]:
+            with fake_mode(fake_cuda=count):
+                while True:
+                    yield torch.cuda.device_count()
+
+        outer, inner = devices(2), devices(8)
+        assert (next(outer), next(inner)) == (2, 8)
+        outer.close()
+        assert next(inner) == 8
+        inner.close()
+        assert not torch.cuda.is_available()
 
     def test_block_that_is_left_on_another_thread_says_so(self) -> None:
         errors: list[Exception] = []

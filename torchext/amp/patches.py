@@ -30,15 +30,15 @@ CASTABLE = (torch.float32, torch.bfloat16, torch.float16)
 def _patch_torch_func() -> None:
     """Transforms of functions put arguments in wrappers, which are to be what those are, and take results out of them.
 
-    A wrapper takes over only the keys that PyTorch knows of. Without ours, operators would meet the identity below the
-    transform, after autograd has recorded them in the dtype that they had.
+    A wrapper takes over only the keys that PyTorch knows of. Without ours, operators would meet marked tensors below
+    the transform, after autograd has recorded them in the dtype that they had.
     """
     reason = "hands on only the keys that PyTorch knows of"
     for name in ("_wrap_for_grad", "_unwrap_for_grad", "_add_batch_dim", "_remove_batch_dim", "_unwrap_batched"):
-        while_marks_live.patch(torch._C._functorch, name, _keeping_identity, reason, concerns=Concerns.MARKS)
+        while_marks_live.patch(torch._C._functorch, name, _keeping_marks, reason, concerns=Concerns.MARKS)
 
 
-def _keeping_identity(original: Callable[..., Any]) -> Callable[..., Any]:
+def _keeping_marks(original: Callable[..., Any]) -> Callable[..., Any]:
     def function(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
         tensor = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)

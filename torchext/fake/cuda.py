@@ -51,7 +51,8 @@ def fake_cuda(devices: bool | int) -> Iterator[None]:
         raise ValueError(
             f"`fake_cuda` is True, False or a number of devices up to {MAX_DEVICES}, but it is {devices!r}."
         )
-    if count == 0 or not _C.enter_fake_cuda(count):
+    block = _C.enter_fake_cuda(count) if count else None
+    if block is None:
         yield
         return
     _replace_backward()
@@ -64,7 +65,7 @@ def fake_cuda(devices: bool | int) -> Iterator[None]:
             finally:
                 torch.get_device_module.cache_clear()
     finally:
-        _C.leave_fake_cuda()  # last: raises on another thread
+        _C.leave_fake_cuda(block)  # last: raises on another thread
 
 
 def _index(device: Any = None) -> int:

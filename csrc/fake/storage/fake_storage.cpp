@@ -179,7 +179,7 @@ void becomeFakeAgain(const Storage& real, std::size_t nbytes, at::ArrayRef<at::T
   for (const at::Tensor& tensor : tensors) {
     auto& resident = dynamic_cast<FakeTensorImpl&>(*tensor.unsafeGetTensorImpl());
     resident.addKeys(kFakeKeys);
-    enrollResident(real, resident);
+    addResident(real, resident);
   }
 }
 
@@ -200,7 +200,7 @@ void unlockStorages() {
   contextMutex().unlock();
 }
 
-void enrollResident(const Storage& storage, FakeTensorImpl& impl) {
+void addResident(const Storage& storage, FakeTensorImpl& impl) {
   const std::lock_guard<std::mutex> lock(contextMutex());
   FakeStorageContext* context = contextOf(storage);
   if (context == nullptr) {
@@ -215,7 +215,7 @@ void enrollResident(const Storage& storage, FakeTensorImpl& impl) {
   impl.addKeys(context->keys);
 }
 
-void strikeResident(FakeTensorImpl& impl) noexcept {
+void removeResident(FakeTensorImpl& impl) noexcept {
   if (impl.link_ == nullptr) {
     return;
   }

@@ -9,9 +9,9 @@ namespace torchext {
 class FakeTensorImpl;
 
 // Puts `impl` on the list of `storage` and gives it the storage's keys. Does nothing for a real storage.
-void enrollResident(const c10::Storage& storage, FakeTensorImpl& impl);
+void addResident(const c10::Storage& storage, FakeTensorImpl& impl);
 
 // Removes `impl` from the list that it is on, if any.
-void strikeResident(FakeTensorImpl& impl) noexcept;
+void removeResident(FakeTensorImpl& impl) noexcept;
 
 }  // namespace torchext

@@ -31,20 +31,20 @@ bool isDispatchModeActive() {
 
 FakeTensorImpl::FakeTensorImpl(Storage storage, DispatchKeySet backend_keys, caffe2::TypeMeta dtype)
     : TensorImpl(std::move(storage), backend_keys, dtype) {
-  enrollResident(storage_, *this);
+  addResident(storage_, *this);
 }
 
 FakeTensorImpl::FakeTensorImpl(ImplType kind, Storage storage, DispatchKeySet keys, caffe2::TypeMeta dtype)
     : TensorImpl(kind, std::move(storage), keys, dtype) {
-  enrollResident(storage_, *this);
+  addResident(storage_, *this);
 }
 
 FakeTensorImpl::~FakeTensorImpl() {
-  strikeResident(*this);
+  removeResident(*this);
 }
 
 void FakeTensorImpl::release_resources() {
-  strikeResident(*this);
+  removeResident(*this);
   retained_ = nullptr;
   TensorImpl::release_resources();
 }
@@ -59,22 +59,22 @@ void FakeTensorImpl::copyGeometry(const TensorImpl& source) {
 }
 
 void FakeTensorImpl::moveTo(Storage storage) {
-  strikeResident(*this);
+  removeResident(*this);
   retained_ = nullptr;
   storage_ = std::move(storage);
   device_opt_ = storage_.device();
   removeKeys(kFakeKeys | DispatchKeySet{DispatchKey::DeferredInit});
   if (isFakeStorage(storage_)) {
     addKeys(kFakeKeys);
-    enrollResident(storage_, *this);
+    addResident(storage_, *this);
   }
 }
 
 void FakeTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& source) {
-  strikeResident(*this);
+  removeResident(*this);
   retained_ = nullptr;
   TensorImpl::shallow_copy_from(source);
-  enrollResident(storage_, *this);
+  addResident(storage_, *this);
 }
 
 template <typename Version>

@@ -64,8 +64,8 @@ class FakeTensorImpl final : public c10::TensorImpl {
   }
 
  private:
-  friend void enrollResident(const c10::Storage& storage, FakeTensorImpl& impl);
-  friend void strikeResident(FakeTensorImpl& impl) noexcept;
+  friend void addResident(const c10::Storage& storage, FakeTensorImpl& impl);
+  friend void removeResident(FakeTensorImpl& impl) noexcept;
   friend void setProvenance(const c10::Storage& storage,
                             std::shared_ptr<Provenance> provenance,
                             c10::DispatchKeySet keys);

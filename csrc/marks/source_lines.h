@@ -25,9 +25,9 @@ TORCHEXT_API void enterTracing();
 TORCHEXT_API void leaveTracing();
 
 // Returns the line that runs now, or an empty string on a thread that does not trace.
-std::string currentSource();
+std::string tracedSourceLine();
 
 // Returns the line that runs now, on any thread.
-std::string sourceHere();
+std::string sourceLineHere();
 
 }  // namespace torchext

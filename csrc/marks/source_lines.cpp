@@ -1,4 +1,4 @@
-#include "source_trace.h"
+#include "source_lines.h"
 
 #include <cstddef>
 
@@ -22,19 +22,19 @@ TracingGuard::~TracingGuard() {
 }
 
 void enterTracing() {
-  OpenGuards<TracingGuard>::enter();
+  OpenGuards<TracingGuard>::enter(kAnybody);
 }
 
 void leaveTracing() {
-  OpenGuards<TracingGuard>::leave("tracing()");
+  OpenGuards<TracingGuard>::leave(kAnybody, "tracing()");
 }
 
-std::string currentSource() {
-  return depth == 0 ? std::string{} : sourceHere();
+std::string tracedSourceLine() {
+  return depth == 0 ? std::string{} : sourceLineHere();
 }
 
-std::string sourceHere() {
-  return interpreter().sourceHere();
+std::string sourceLineHere() {
+  return interpreter().sourceLineHere();
 }
 
 }  // namespace torchext
