@@ -3,8 +3,8 @@
 // Deferred initialization: construct now, compute the values later, with the same bits. The public C++ API.
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include "../support/included_key.h"
 #include "../support/macros.h"
 
 namespace torchext {
@@ -20,7 +20,7 @@ class TORCHEXT_API DeferredInitGuard {
   ~DeferredInitGuard();
 
  private:
-  c10::impl::IncludeDispatchKeyGuard include_;
+  IncludedKey include_;
 };
 
 // For languages without guards: NOTE [Guards and blocks]. Leaving raises where no block is open on this thread.

@@ -39,6 +39,13 @@ void countWhatNobodyHasAskedFor() noexcept {
   }
 }
 
+// One that has not been forgotten already: `dropStaleDemands()`.
+void forgetOneDemand(MarksFeature feature) noexcept {
+  if (demandsOf(feature) > 0) {
+    --demandsOf(feature);
+  }
+}
+
 // Held while blocks demand the key on this thread. Ends with the thread at the latest.
 thread_local std::optional<LeaseHold> demand_lease;
 
@@ -82,7 +89,7 @@ void demandMarksKey(MarksFeature feature) {
 }
 
 void releaseMarksKey(MarksFeature feature) noexcept {
-  --demandsOf(feature);
+  forgetOneDemand(feature);
   includeIfDemanded();
 }
 
@@ -105,7 +112,7 @@ MarksDemand::MarksDemand(MarksFeature feature) : feature_{feature}, include_{tak
 }
 
 MarksDemand::~MarksDemand() {
-  --demandsOf(feature_);
+  forgetOneDemand(feature_);
   if (!isAnyDemanded()) {
     demand_lease.reset();  // of a demand that has come and gone meanwhile
   }

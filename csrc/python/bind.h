@@ -22,24 +22,42 @@ void bind(pybind11::module_& module, const char* name, Result (*function)(Argume
   bind(module, name, static_cast<Result (*)(Arguments...)>(function));
 }
 
-inline PyObject* expected(const char* what, PyObject* found) {
-  return PyErr_Format(PyExc_TypeError, "A %s was expected, but this is a %s.", what, Py_TYPE(found)->tp_name);
+// By its type. PyTorch's `THPVariable_Check()` and `THPStorage_Check()` ask `__class__`, which may be Python code that
+// raises or lies.
+inline bool isTensor(PyObject* object) {
+  return PyObject_TypeCheck(object, reinterpret_cast<PyTypeObject*>(THPVariableClass));
+}
+
+inline bool isStorage(PyObject* object) {
+  return PyObject_TypeCheck(object, THPStorageClass);
+}
+
+inline PyObject* refuse(const char* expected, PyObject* found) {
+  return PyErr_Format(PyExc_TypeError, "The argument was expected to be a %s, but is a %s.", expected,
+                      Py_TYPE(found)->tp_name);
 }
 
 template <bool (*kAnswer)(const at::TensorBase&)>
 PyObject* answer(PyObject* /*module*/, PyObject* tensor) {
   HANDLE_TH_ERRORS
-  return THPVariable_Check(tensor) ? PyBool_FromLong(kAnswer(THPVariable_Unpack(tensor)) ? 1 : 0)
-                                   : expected("tensor", tensor);
+  return isTensor(tensor) ? PyBool_FromLong(kAnswer(THPVariable_Unpack(tensor)) ? 1 : 0)
+                          : refuse("torch.Tensor", tensor);
   END_HANDLE_TH_ERRORS
 }
 
 template <bool (*kAnswer)(const c10::Storage&)>
 PyObject* answer(PyObject* /*module*/, PyObject* storage) {
   HANDLE_TH_ERRORS
-  return THPStorage_Check(storage) ? PyBool_FromLong(kAnswer(THPStorage_Unpack(storage)) ? 1 : 0)
-                                   : expected("torch.UntypedStorage", storage);
+  return isStorage(storage) ? PyBool_FromLong(kAnswer(THPStorage_Unpack(storage)) ? 1 : 0)
+                            : refuse("torch.UntypedStorage", storage);
   END_HANDLE_TH_ERRORS
+}
+
+// `definition` must live as long as the process.
+inline void addFunction(pybind11::module_& module, PyMethodDef& definition) {
+  const pybind11::object name = module.attr("__name__");
+  module.attr(definition.ml_name) =
+      pybind11::reinterpret_steal<pybind11::object>(PyCFunction_NewEx(&definition, nullptr, name.ptr()));
 }
 
 // A question about one tensor or storage that is asked at each call of what is replaced in PyTorch: a plain function of
@@ -47,8 +65,7 @@ PyObject* answer(PyObject* /*module*/, PyObject* storage) {
 template <auto kAnswer>
 void bindQuestion(pybind11::module_& module, const char* name, const char* signature) {
   static PyMethodDef definition{name, &answer<kAnswer>, METH_O, signature};
-  module.attr(name) = pybind11::reinterpret_steal<pybind11::object>(
-      PyCFunction_NewEx(&definition, nullptr, pybind11::str("torchext._C").release().ptr()));
+  addFunction(module, definition);
 }
 
 // Calls a function of Python's inside of a guard that is made of the arguments before it.

@@ -60,6 +60,11 @@ class Python final : public Interpreter {
     run();
   }
 
+  void withLock(c10::function_ref<void()> run) const override {
+    const pybind11::gil_scoped_acquire gil;
+    run();
+  }
+
   bool isInterrupt(const std::exception& error) const override {
     if (const auto* raised = dynamic_cast<const python_error*>(&error)) {
       return asksToStop(*raised);

@@ -14,6 +14,7 @@
 
 #include "../fake/fake.h"
 #include "../marks/tensor_marks.h"
+#include "bind.h"
 #include "interpreter.h"
 #include "module.h"
 
@@ -76,17 +77,13 @@ bool isAbout(unsigned concerns, PyObject* argument) {
   if (argument == nullptr) {
     return false;
   }
-  // First, because telling that it is not a tensor takes as long as the call.
-  if (THPStorage_CheckExact(argument)) {
+  if (isStorage(argument)) {
     return (concerns & kFakes) != 0 && isStorageOfFakes(THPStorage_Unpack(argument));
   }
-  if (THPVariable_Check(argument)) {
+  if (isTensor(argument)) {
     const at::Tensor& tensor = THPVariable_Unpack(argument);
     return ((concerns & kFakes) != 0 && isFake(tensor)) ||
            ((concerns & kMarks) != 0 && tensor.defined() && tensor.key_set().has(kMarksKey));
-  }
-  if (THPStorage_Check(argument)) {
-    return (concerns & kFakes) != 0 && isStorageOfFakes(THPStorage_Unpack(argument));
   }
   return (concerns & kFakes) != 0 && reinterpret_cast<PyObject*>(Py_TYPE(argument)) == provided(Provided::kFakeCopy);
 }
@@ -313,9 +310,7 @@ PyObject* callOriginalNew(PyObject* self, PyObject* args, PyObject* kwargs) {
 
 PyObject* makeOriginal(PyObject* function) {
   if (isType(function)) {
-    static PyMethodDef definition{"__new__",
-                                  reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&callOriginalNew)),
-                                  METH_VARARGS | METH_KEYWORDS, nullptr};
+    static PyMethodDef definition{"__new__", asMethod(&callOriginalNew), METH_VARARGS | METH_KEYWORDS, nullptr};
     return PyCFunction_NewEx(&definition, function, nullptr);
   }
   if (isProperty(function)) {
@@ -422,11 +417,13 @@ const Slot& slotOfNew(PyTypeObject* type) {
 }
 
 PyObject* newObject(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+  HANDLE_TH_ERRORS
   const Slot& slot = slotOfNew(type);
   if (!isAboutCall(slot, nullptr, args, kwargs)) {
     return slot.original_new(type, args, kwargs);
   }
   return callReplacement(slot, reinterpret_cast<PyObject*>(type), args, kwargs);
+  END_HANDLE_TH_ERRORS
 }
 
 // In `type`, and in what derives from it and has the same one.
@@ -470,11 +467,15 @@ void replaceFunction(const pybind11::object& function, const pybind11::object& r
 // `is_about(concerns, *arguments)`, for what functions of Python are given.
 PyObject* isAboutArguments(PyObject* /*module*/, PyObject* const* args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
-  const unsigned long concerns = count > 0 ? PyLong_AsUnsignedLong(args[0]) : static_cast<unsigned long>(kAll);
+  if (count < 1) {
+    return PyErr_Format(PyExc_TypeError, "is_about() takes the concerns first.");
+  }
+  const unsigned long concerns = PyLong_AsUnsignedLong(args[0]);
   if (PyErr_Occurred() != nullptr) {
     return nullptr;
   }
-  return PyBool_FromLong(isAboutAnyOf(static_cast<unsigned>(concerns), args + 1, count - 1) ? 1 : 0);
+  return PyBool_FromLong(
+      (concerns & kAll) != 0 || isAboutAnyOf(static_cast<unsigned>(concerns), args + 1, count - 1) ? 1 : 0);
   END_HANDLE_TH_ERRORS
 }
 
@@ -504,10 +505,9 @@ void bindPatching(pybind11::module_& module) {
   module.attr("CONCERNS_FAKES") = static_cast<unsigned>(kFakes);
   module.attr("CONCERNS_MARKS") = static_cast<unsigned>(kMarks);
   module.attr("CONCERNS_ALL") = static_cast<unsigned>(kAll);
-  static PyMethodDef is_about{"is_about",
-                              reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&isAboutArguments)),
-                              METH_FASTCALL, "is_about(concerns: int, *arguments) -> bool"};
-  module.attr("is_about") = pybind11::reinterpret_steal<pybind11::object>(PyCFunction_New(&is_about, nullptr));
+  static PyMethodDef is_about{"is_about", asMethod(&isAboutArguments), METH_FASTCALL,
+                              "is_about(concerns: int, *arguments) -> bool"};
+  addFunction(module, is_about);
   module.def("original_of", &originalOf);
   module.def("replace_functions", &replaceFunctions);
   module.def("exchange_codes", &exchangeCodes);

@@ -16,6 +16,10 @@ void Interpreter::withoutLock(c10::function_ref<void()> run) const {
   run();
 }
 
+void Interpreter::withLock(c10::function_ref<void()> run) const {
+  run();
+}
+
 bool Interpreter::isInterrupt(const std::exception& /*error*/) const {
   return false;
 }

@@ -3,7 +3,7 @@
 // NOTE [Guards and blocks]
 //
 // Whatever holds on a thread for a while is set by a guard: an object whose constructor sets it, and whose destructor
-// puts back what was there. C++ uses nothing else.
+// puts back what was there. C++ enters nothing without one.
 //
 // Other languages enter a block by one call and leave it by another, and cannot be made to do so in pairs: a block may
 // be left twice, on another thread, or while a later one is still open, as happens when coroutines or generators that
@@ -12,9 +12,8 @@
 //
 // - `OpenGuards` keeps one guard for each block, and ends them from the last to the first. A block that is left while
 //   later ones are open leaves these in force; its guard ends after theirs;
-// - where more of a block can be put back than what comes after it (`mode_blocks`, `region`), lists of their own hand
-// it
-//   over to the next one.
+// - inference mode and regions (`mode_blocks`, `region`) have lists of their own: there a block that is left hands over
+//   what it has found to the next one.
 //
 // Blocks have an owner where it matters which of them is left. It may enter them again while they are open.
 
@@ -48,8 +47,8 @@ class OpenGuards {
 
   // Leaves the owner's innermost block. `block` is what the program calls it, for the error where there is none.
   static void leave(BlockOwner owner, const char* block) {
-    TORCH_CHECK(leaveIfOpen(owner), "A block of ", block,
-                " was left that is not open on this thread. Leave each block once, on the thread that entered it; a "
+    TORCH_CHECK(leaveIfOpen(owner), block,
+                " was left on a thread where it is not open. Leave each block once, on the thread that entered it; a "
                 "generator that holds one must be closed there.");
   }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -14,11 +15,12 @@ from common import feed_forward, gradients
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from torchext import amp
+from torchext import amp, inference
 from torchext.deferred_init import deferred_init, materialize_module
 from torchext.fake import fake_mode
 from torchext.inference import inference_mode, origin
 from torchext.inspect import route
+from torchext.tools.leases import while_marks_live
 
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 
@@ -262,6 +264,19 @@ class TestSelfCleaning:
         with torch.autocast("cpu"), torch._C._DisableAutocast():
             marked.clear()
         assert torch.mm(made_inside(), torch.ones(2, 2)).dtype is FP32
+
+    def test_regions_may_outlive_the_mode_that_they_were_entered_in(self) -> None:
+        inference.trace_origins(True)
+        try:
+            mode, region = torch.inference_mode(), amp.autocast("cpu", self_cleaning=True)
+            mode.__enter__()
+            region.__enter__()
+            mode.__exit__(None, None, None)
+            region.__exit__(None, None, None)
+        finally:
+            inference.trace_origins(False)
+        gc.collect()
+        assert not while_marks_live.is_active
 
     def test_autocast_that_is_switched_off_by_hand_cleans(self) -> None:
         with amp.autocast("cpu", self_cleaning=True):

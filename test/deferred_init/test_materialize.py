@@ -534,3 +534,30 @@ class TestTensorsInOtherObjects:
             module.other = types.SimpleNamespace(t=torch.ones(2))  # type: ignore[assignment]
         materialize_module(module)
         assert is_fake(module.other.t)
+
+
+def test_others_may_ask_about_fakes_while_tensors_become_real() -> None:
+    """Threads that hold the interpreter's lock wait for that of storages, and the other way round."""
+    program = """if True:
+        import faulthandler, threading, torch
+        from torchext.deferred_init import deferred_init, is_deferred, materialize_module
+
+        faulthandler.dump_traceback_later(120, exit=True)
+        model = deferred_init(lambda: torch.nn.ModuleList([torch.nn.Linear(2, 2) for _ in range(200)]))
+        other = deferred_init(torch.ones, 2)
+        views = [[parameter.detach() for _ in range(20)] for parameter in model.parameters()]
+        done = threading.Event()
+
+        def ask():
+            while not done.is_set():
+                is_deferred(other)
+                other.detach()
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        materialize_module(model, dtype=torch.float64)
+        done.set()
+        thread.join()
+    """
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr

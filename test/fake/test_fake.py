@@ -80,7 +80,7 @@ class TestMode:
     def test_leaving_without_entering_raises(self) -> None:
         from torchext import _C
 
-        with pytest.raises(RuntimeError, match=r"fake_mode\(\) was left that is not open on this thread"):
+        with pytest.raises(RuntimeError, match=r"fake_mode\(\) was left on a thread where it is not open"):
             _C.leave_fake_mode()
 
 

@@ -371,7 +371,7 @@ class TestOutside:
         thread = threading.Thread(target=enter)
         thread.start()
         thread.join()
-        with pytest.raises(RuntimeError, match=r"fake_mode\(.*\) was left that is not open on this thread"):
+        with pytest.raises(RuntimeError, match=r"fake_mode\(.*\) was left on a thread where it is not open"):
             block.__exit__(None, None, None)
         assert not errors
         assert not torch.cuda.is_available()

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -332,7 +333,6 @@ def test_only_calls_about_fakes_reach_the_replacement_of_a_c_function() -> None:
     assert is_fake(called.pop())
 
 
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # since Python 3.12
 def files_of_functions_called_by(call: Callable[[], object]) -> set[str]:
     files = set()
 
@@ -360,8 +360,13 @@ def files_of_functions_called_by(call: Callable[[], object]) -> set[str]:
         lambda real: real.numpy(),
         lambda real: real.tolist(),
         lambda real: real.new_tensor([1.0]),
+        lambda real: repr(real),
+        lambda real: real.untyped_storage().__setitem__(0, 1),
     ],
-    ids=["deepcopy", "parameter", "clone", "constructor", "data_ptr", "numpy", "tolist", "new_tensor"],
+    ids=[
+        *("deepcopy", "parameter", "clone", "constructor", "data_ptr", "numpy", "tolist", "new_tensor", "repr"),
+        "setitem",
+    ],
 )
 def test_calls_about_real_tensors_reach_no_replacement_while_fakes_are_alive(
     call: Callable[[torch.Tensor], object],
@@ -397,6 +402,59 @@ def test_constructors_of_storages_know_fakes_in_whatever_class() -> None:
         torch.UntypedStorage.__new__(int, [1, 2])  # type: ignore[type-var]
 
 
+def test_a_constructor_that_others_replace_stays_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = fake_like(torch.ones(2))
+    original, called = torch.UntypedStorage.__new__, []
+
+    def theirs(cls: type[torch.UntypedStorage], *args: Any) -> torch.UntypedStorage:
+        called.append(args)
+        return original(cls, *args)
+
+    with monkeypatch.context() as patching:
+        patching.setattr(torch.UntypedStorage, "__new__", theirs)
+        del fake
+        gc.collect()
+        assert not is_replaced()
+        fake = fake_like(torch.ones(2))
+        torch.UntypedStorage(8)
+        with pytest.raises(RuntimeError, match="of fake tensors and has no data"):
+            torch.UntypedStorage(fake.untyped_storage())
+    assert called == [(8,), (fake.untyped_storage(),)]
+    with pytest.raises(RuntimeError, match="of fake tensors and has no data"):
+        torch.UntypedStorage(fake.untyped_storage())
+
+
+def test_arguments_that_raise_or_lie_about_their_class_are_refused_as_ever() -> None:
+    class Raising:
+        @property
+        def __class__(self) -> Any:
+            raise ValueError("no class")
+
+    calls: tuple[Callable[[Any], object], ...] = (
+        torch.UntypedStorage,
+        torch.ones(2).new_tensor,
+        torch.ones(2).is_set_to,
+        torch.ones(2).__deepcopy__,
+        torch.ones(2).data_ptr,
+    )
+
+    lying = mock.Mock(spec=torch.Tensor)  # which ends the process where PyTorch expects a tensor
+
+    def errors() -> list[str]:
+        found = []
+        for call, argument in [*((call, Raising()) for call in calls), (torch.ones(2).__deepcopy__, lying)]:
+            with pytest.raises((TypeError, ValueError)) as raised:
+                call(argument)
+            found.append(str(raised.value))
+        return found
+
+    before = errors()
+    fake = fake_like(torch.ones(2))
+    assert errors() == before
+    assert is_fake(fake)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # since Python 3.12
 def test_a_fork_may_happen_at_any_time() -> None:
     with while_fakes_live.hold():
         child = os.fork()

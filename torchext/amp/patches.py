@@ -149,9 +149,10 @@ def _patch_compiled_code() -> None:
 
     def make_exit(original: Callable[..., Any]) -> Callable[..., Any]:
         def leave(*args: Any, **kwargs: Any) -> Any:
-            result = original(*args, **kwargs)
-            _C.leave_compiled_code()
-            return result
+            try:
+                return original(*args, **kwargs)
+            finally:
+                _C.leave_compiled_code()
 
         return leave
 

@@ -70,7 +70,7 @@ class Lease:
             make: Is given what was there before, and returns what shall be called. What is replaced twice is given the
                 replacement.
             reason: What PyTorch does, for which this is needed.
-            concerns: Which calls it is about. Others go to the original.
+            concerns: Which calls it is about. Others go to the original, unless Dynamo traces the replacement.
             is_traced: Whether Dynamo traces the replacement of a function of Python, and not the original.
             releases: The releases of PyTorch that need it.
         """

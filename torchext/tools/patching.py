@@ -259,6 +259,7 @@ class _Constructor(_CFunction):
     def __init__(self, cls: type) -> None:
         super().__init__(cls)
         self.function = cls.__new__
+        self._replaced = self.original.__self__  # type: ignore[attr-defined]  # the type that has the slot
 
 
 class _Attribute(Thing):
@@ -270,13 +271,14 @@ class _Attribute(Thing):
         self._own = vars(owner).get(name)
         self.original = getattr(owner, name)
         self._called = self.original
+        self._concerns = int(Concerns.ALL)
         self._ours = self._make_ours()
 
     def _exchange(self, replacement: _Replacement | None, steps: Steps) -> None:
-        steps.others.append(self._restore if replacement is None else partial(self._replace, replacement.function))
+        steps.others.append(self._restore if replacement is None else partial(self._replace, replacement))
 
-    def _replace(self, function: Function) -> None:
-        self._called = function
+    def _replace(self, replacement: _Replacement) -> None:
+        self._called, self._concerns = replacement.function, replacement.concerns
         if vars(self._owner).get(self._name) is self._own:  # else it is somebody else's by now
             setattr(self._owner, self._name, self._ours)
 
@@ -291,7 +293,8 @@ class _Attribute(Thing):
 
     def _make_ours(self) -> Any:
         def function(*args: Any, **kwargs: Any) -> Any:
-            return self._called(*args, **kwargs)
+            called = self._called if is_about(self._concerns, *args, *kwargs.values()) else self.original
+            return called(*args, **kwargs)
 
         update_wrapper(function, self.original)
         # As pickle looks for it.
@@ -323,7 +326,7 @@ def _thing_of(owner: Any, name: str) -> Thing:
     if found is None:  # a module that answers for another one, as `torch.backends.cudnn`
         found = getattr(owner, name)
     found = getattr(found, "__func__", found)  # of static methods, of class methods, and of those of pybind11
-    is_constructor = name == "__new__"
+    is_constructor = name == "__new__" and isinstance(found, BuiltinFunctionType)
     is_kept = type(found) in (FunctionType, *C_FUNCTIONS) and not is_constructor
     key = ("function", id(found)) if is_kept else ("attribute", id(owner), name)  # both are held by the thing
     if key not in _things:

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <c10/core/impl/LocalDispatchKeySet.h>
+#include "../../support/included_key.h"
 
 namespace torchext {
 
@@ -16,7 +16,7 @@ class FakeFactoriesGuard {
   ~FakeFactoriesGuard();
 
  private:
-  c10::impl::IncludeDispatchKeyGuard include_{c10::DispatchKey::Fake};
+  IncludedKey include_{c10::DispatchKey::Fake};
 };
 
 // Returns true if the thread includes the `Fake` key on our behalf: NOTE [Two owners of the Fake key]. PyTorch copies

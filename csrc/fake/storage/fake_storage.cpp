@@ -7,6 +7,7 @@
 #include <c10/core/StorageImpl.h>
 #include <c10/util/Exception.h>
 
+#include "../../support/interpreter.h"
 #include "../../support/leases.h"
 #include "../../torch_internals/open_tensor_impl.h"
 #include "../../torch_internals/torch_compat.h"
@@ -121,18 +122,22 @@ void setProvenance(const Storage& storage, std::shared_ptr<Provenance> provenanc
 
 std::vector<at::Tensor> residentsOf(const Storage& storage) {
   std::vector<at::Tensor> tensors;
-  const std::lock_guard<std::mutex> lock(contextMutex());
-  const FakeStorageContext* context = contextOf(storage);
-  for (FakeTensorImpl* impl = context == nullptr ? nullptr : context->residents; impl != nullptr;
-       impl = impl->next_resident_) {
-    // A tensor that is being freed on another thread stays on the list until that thread has the lock, but can no
-    // longer be referenced.
-    auto reference = c10::weak_intrusive_ptr<c10::TensorImpl>::reclaim(impl);
-    if (auto resident = reference.lock()) {
-      tensors.emplace_back(std::move(resident));
+  // A reference to a tensor that only Python holds is a reference to its object (`try_incref_pyobject()` in
+  // intrusive_ptr.h), for which PyTorch takes the interpreter's lock; threads that hold that wait for ours.
+  interpreter().withLock([&] {
+    const std::lock_guard<std::mutex> lock(contextMutex());
+    const FakeStorageContext* context = contextOf(storage);
+    for (FakeTensorImpl* impl = context == nullptr ? nullptr : context->residents; impl != nullptr;
+         impl = impl->next_resident_) {
+      // A tensor that is being freed on another thread stays on the list until that thread has the lock, but can no
+      // longer be referenced.
+      auto reference = c10::weak_intrusive_ptr<c10::TensorImpl>::reclaim(impl);
+      if (auto resident = reference.lock()) {
+        tensors.emplace_back(std::move(resident));
+      }
+      reference.release();  // NOLINT(bugprone-unused-return-value): it was not ours
     }
-    reference.release();  // NOLINT(bugprone-unused-return-value): it was not ours
-  }
+  });
   return tensors;
 }
 

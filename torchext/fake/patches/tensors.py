@@ -48,7 +48,9 @@ def _patch_repr() -> None:
 
         return __repr__
 
-    while_fakes_live.patch(torch.Tensor, "__repr__", make, "formats values, and cannot be extended")
+    while_fakes_live.patch(
+        torch.Tensor, "__repr__", make, "formats values, and cannot be extended", concerns=Concerns.FAKES
+    )
 
 
 def _repr_of_fake(fake: torch.Tensor) -> str:
@@ -240,7 +242,7 @@ def _patch_new_tensor() -> None:
     """`Tensor.new_tensor()` asks the highest dispatch key of `self` for its device (`legacyExtractDispatchKey()`)."""
     reason = "asks the highest dispatch key for the device (legacyExtractDispatchKey)"
     while_fakes_live.patch(torch.Tensor, "new_tensor", _lifting_data, reason, concerns=Concerns.FAKES)
-    while_fakes_live.patch(torch.Tensor, "new", _making_fakes, reason, concerns=Concerns.FAKES)
+    while_fakes_live.patch(torch.Tensor, "new", _made_by_the_dispatcher, reason, concerns=Concerns.FAKES)
 
 
 def _lifting_data(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -260,7 +262,7 @@ def _lifting_data(original: Callable[..., torch.Tensor]) -> Callable[..., torch.
 NEW_TENSOR_OPTIONS = {"data", "dtype", "device", "requires_grad", "pin_memory", "names"}
 
 
-def _making_fakes(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def _made_by_the_dispatcher(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """`Tensor.new()`, the oldest of the factories, asks the highest dispatch key, too."""
 
     def new(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
