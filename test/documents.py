@@ -232,3 +232,18 @@ def is_a_name(name: str) -> bool:
             return False
         return True
     return False
+
+
+def is_defined(name: str, folder: Path) -> bool:
+    """Returns true if `name` is a file below `folder`, or something that a file there defines or binds."""
+    forms = (
+        rf"^(?:class|struct) (?:\w+ )?{name}\b(?!;)",
+        rf"^enum class .*\b{name}\b",
+        rf"^\w[^=;\n]*[ *&]{name}\(",  # a function of C++
+        rf"^\s*def {name}\b",
+        rf" as {name}$",
+        rf'"{name}"',  # what is bound, or listed in `__all__`
+    )
+    definition = re.compile("|".join(forms), re.M)
+    files = [path for path in [*CPP, *PYTHON] if path.is_relative_to(folder)]
+    return any(path.name == name or definition.search(path.read_text()) for path in files)

@@ -1,7 +1,8 @@
 #pragma once
 
-// The differences between PyTorch 2.11 and 2.15 that this extension meets, and nothing else. Each entry names the
-// release that changed, so that it can go when the oldest supported release does.
+// The differences between PyTorch 2.11 and 2.15 for which the C++ must be compiled differently, and nothing else. What
+// can be asked at run time is asked where it matters. Each entry names the release that changed, so that it can go when
+// the oldest supported release does.
 
 #include <c10/core/StorageImpl.h>
 #include <torch/version.h>

@@ -1,4 +1,4 @@
-"""The C++ API, used from C++: compiles test/cpp/ against the installed PyTorch and torchext, and runs it."""
+"""The C++ API, used from C++: compiles `test/cpp/inference_mode.cpp` against PyTorch and torchext, and runs it."""
 
 from __future__ import annotations
 

@@ -50,8 +50,8 @@ def deferred_init(fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
     """Calls `fn(*args, **kwargs)` and defers the initialization of the tensors that it constructs.
 
     They are fake, and all that is done to them is recorded, here and after the call. `materialize_tensor` and
-    `materialize_module` make them real, with the values that `fn` would have given them. The random generators are left
-    where `fn` would have left them.
+    `materialize_module` make them real, with the values that `fn` would have given them. The CPU's random generators
+    are left where `fn` would have left them; operators that draw from others do so when they are materialized.
 
     Args:
         fn: Usually a `Module` class, but anything callable will do.

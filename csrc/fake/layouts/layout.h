@@ -3,12 +3,15 @@
 // NOTE [Layouts]
 //
 // A fake is a strided tensor on a storage without memory. Every other kind of tensor in PyTorch is a layout here. Some
-// layouts have fakes, which are made up of strided ones (sparse); others are refused (nested, quantized, MKL-DNN).
+// layouts have fakes, which are made up of strided ones (sparse); others are refused (nested, quantized, MKL-DNN). Only
+// tensors without a storage can be fakes of a layout: one with a storage is fake if its storage is (`isFake()`).
 // Everything about a layout that the handler of fakes has to know is behind one interface. Each layout is a file in
 // `kinds/`, and `kinds/kinds` registers it.
 //
-// A call is offered to the layouts twice: first each may refuse it, before anything else is decided; then the first
-// layout that it concerns runs it, unless the operator is composite.
+// A call about fakes is offered to the layouts twice. First each may refuse it; only `lift_fresh` and `pin_memory` have
+// been handled before. Then, unless the operator is composite or a collective, the first layout that it concerns checks
+// and runs it. Where the layout itself has the call run on the Meta kernels, because its results do not depend on it,
+// `Shadows` puts a contiguous meta tensor of the same sizes in the place of each argument of a layout.
 
 #include <memory>
 #include <vector>
@@ -43,7 +46,8 @@ class LayoutHandler {
   virtual std::vector<at::Tensor> membersOf(const at::Tensor& tensor) const;
 
   // Returns a fake like `tensor`, but made up of `members`: as many fakes as `tensor` has members. It has the dtype and
-  // device of its values, and shares the storages of the members. Calls neither the dispatcher nor a mode.
+  // device of its values, carries the `Fake` key, and shares the storages of the members. Calls neither the dispatcher
+  // nor a mode.
   virtual at::Tensor fakeOf(const at::Tensor& tensor, at::ArrayRef<at::Tensor> members) const;
 
   // About calls with fakes, whose arguments are on top of a stack.
@@ -55,9 +59,15 @@ class LayoutHandler {
   virtual bool concerns(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments) const;
 
   // Raises what is known to be wrong with a call that concerns the layout, before any kernel is run.
+  //
+  // Must raise c10::NotImplementedError while isRecording() (recording.h) if an argument or a result has no storage.
+  // The recorder of deferred_init notes the values of storages, so such a result would be a fake that nothing can
+  // materialize; where it catches this error, it runs the call for real instead.
   virtual void check(const c10::OperatorHandle& op, const torch::jit::Stack& stack) const;
 
-  // Replaces the arguments of a call that has been checked by its results.
+  // Replaces the arguments of a call that has been checked by its results. Each result that is a fake must carry the
+  // `Fake` key, which kernels of PyTorch's do not give to what they make of fake members: calls with it would not come
+  // to our handler.
   virtual void run(const c10::OperatorHandle& op, torch::jit::Stack& stack) const;
 };
 
