@@ -122,8 +122,8 @@ void setProvenance(const Storage& storage, std::shared_ptr<Provenance> provenanc
 
 std::vector<at::Tensor> residentsOf(const Storage& storage) {
   std::vector<at::Tensor> tensors;
-  // A reference to a tensor that only Python holds is a reference to its object (`try_incref_pyobject()` in
-  // intrusive_ptr.h), for which PyTorch takes the interpreter's lock; threads that hold that wait for ours.
+  // A reference to a tensor that only Python holds is a reference to its object (`try_incref_pyobject()` of
+  // c10), for which PyTorch takes the interpreter's lock; threads that hold that wait for ours.
   interpreter().withLock([&] {
     const std::lock_guard<std::mutex> lock(contextMutex());
     const FakeStorageContext* context = contextOf(storage);
