@@ -263,6 +263,17 @@ class TestSelfCleaning:
             marked.clear()
         assert torch.mm(made_inside(), torch.ones(2, 2)).dtype is FP32
 
+    def test_compiled_code_nests_and_may_raise(self) -> None:
+        def run() -> None:
+            with torch._C._DisableAutocast(), torch._C._DisableAutocast():
+                raise ValueError
+
+        marked = made_inside()
+        with pytest.raises(ValueError), torch.autocast("cpu"):  # noqa: PT011
+            run()
+        assert torch.mm(made_inside(), torch.ones(2, 2)).dtype is FP32
+        assert torch.mm(marked, torch.ones(2, 2)).dtype is FP32
+
     def test_regions_may_outlive_the_mode_that_they_were_entered_in(self) -> None:
         inference.trace_origins(True)
         try:

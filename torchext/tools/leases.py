@@ -31,6 +31,7 @@ class Lease:
         self._count = _C.Lease() if count is None else count
         self._declarations: list[Callable[[], None]] = []
         self._is_settling = False
+        self._things: dict[Thing, None] = {}  # what the patches are of
         self._alone: dict[bool, Steps] = {}  # what to do while nobody else replaces the same things
         leases.append(self)
 
@@ -86,6 +87,7 @@ class Lease:
                 releases=releases,
             )
             self.patches.append(patch)
+            self._things[patch.thing] = None
             self._alone.clear()
             _C.withdraw_switches()
             if self.is_active:
@@ -108,6 +110,7 @@ class Lease:
                     del self.patches[declared:]
                     for patch in failed:
                         patch.thing.declared.remove(patch)
+                    self._things = dict.fromkeys(patch.thing for patch in self.patches)
                     self._alone.clear()
                     self._plan([patch.thing for patch in failed], self.is_active).take()
                     raise
@@ -180,13 +183,14 @@ class Lease:
     def _steps(self, is_wanted: bool) -> Steps:
         """What puts all patches in place, or gives them back; it takes long to plan, and happens often."""
         if self._do_others_replace_the_same():
-            return self._plan(self._things(), is_wanted)
+            return self._plan(self._things, is_wanted)
         if is_wanted not in self._alone:
-            self._alone[is_wanted] = self._plan(self._things(), is_wanted)
+            self._alone[is_wanted] = self._plan(self._things, is_wanted)
         return self._alone[is_wanted]
 
     def _do_others_replace_the_same(self) -> bool:
-        return any(self._others_in_place(thing) for thing in self._things())
+        others = (lease for lease in leases if lease is not self and lease.is_active)
+        return any(not self._things.keys().isdisjoint(other._things) for other in others)
 
     def _plan(self, things: Iterable[Thing], is_wanted: bool) -> Steps:
         """What lets our patches of `things` be called, or not; those of others that are in place stay."""
@@ -198,9 +202,6 @@ class Lease:
 
     def _others_in_place(self, thing: Thing) -> list[Patch]:
         return [patch for patch in thing.declared if patch.lease is not self._count and patch.is_installed]
-
-    def _things(self) -> Iterable[Thing]:
-        return dict.fromkeys(patch.thing for patch in self.patches)
 
 
 class _Token:
