@@ -22,7 +22,7 @@ PIP := $(PYTHON) -m pip --disable-pip-version-check
 BIN = $(shell $(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("scripts"))')
 HEADERS := $(shell find csrc -name "*.h")
 UNITS := $(shell find csrc -name "*.cpp")
-CPP_TESTS := $(wildcard test/cpp/*.cpp)
+CPP_TESTS := $(wildcard test/cpp/*.cpp test/cpp/*.h)
 LOOPS := $(wildcard benchmarks/*.cpp)
 # What has been done is remembered here, by the version of Python and torch that it was done for.
 STATE := build/state/$(shell $(SYSTEM_PYTHON) -c 'import torch, sys; print(torch.__version__, *sys.version_info[:2], sep="-")' 2>/dev/null || echo venv)

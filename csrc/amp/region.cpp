@@ -128,6 +128,14 @@ void leaveRegion(BlockOwner owner) {
   }
 }
 
+AutocastRegion::AutocastRegion(const RegionOptions& options) : owner_{newBlockOwner()} {
+  enterRegion(owner_, options);
+}
+
+AutocastRegion::~AutocastRegion() {
+  leaveRegion(owner_);
+}
+
 bool isInSelfCleaningRegion() noexcept {
   const auto& regions = openRegions();
   return std::any_of(regions.begin(), regions.end(), [](const OpenRegion& open) { return open.is_self_cleaning; });

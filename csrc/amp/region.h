@@ -24,11 +24,11 @@ namespace torchext {
 struct RegionOptions {
   c10::DeviceType device_type;
   // As it is on the thread, if absent.
-  std::optional<c10::ScalarType> dtype;
+  std::optional<c10::ScalarType> dtype = std::nullopt;
   // Without effect where canAutocastTo() is false.
   bool is_enabled = true;
   // As it is on the thread, if absent.
-  std::optional<bool> is_caching;
+  std::optional<bool> is_caching = std::nullopt;
   // What operators make inside is cast back when it is met outside: NOTE [Results that are to be cleaned].
   bool is_self_cleaning = false;
 };
@@ -38,6 +38,20 @@ TORCHEXT_API void enterRegion(BlockOwner owner, const RegionOptions& options);
 
 // Leaves the last region that `owner` has entered on this thread. Raises when there is none.
 TORCHEXT_API void leaveRegion(BlockOwner owner);
+
+// The same for C++.
+class TORCHEXT_API AutocastRegion {
+ public:
+  explicit AutocastRegion(const RegionOptions& options);
+  AutocastRegion(const AutocastRegion&) = delete;
+  AutocastRegion& operator=(const AutocastRegion&) = delete;
+  AutocastRegion(AutocastRegion&&) = delete;
+  AutocastRegion& operator=(AutocastRegion&&) = delete;
+  ~AutocastRegion();
+
+ private:
+  BlockOwner owner_;
+};
 
 // Can tensors on `device_type` be autocast at all?
 TORCHEXT_API bool canAutocast(c10::DeviceType device_type) noexcept;

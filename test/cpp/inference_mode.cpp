@@ -1,5 +1,4 @@
-// The guards of csrc/inference/inference_mode.h, as a C++ program uses them. test/package/test_cpp.py compiles this
-// file against the installed PyTorch and torchext, and calls each test by its name.
+// The guards of csrc/inference/inference_mode.h, as a C++ program uses them.
 
 #include <cstdint>
 #include <iterator>
@@ -16,6 +15,7 @@
 
 #include "inference/inference_mode.h"
 #include "inference/to_normal.h"
+#include "tests.h"
 
 using c10::AutogradState;
 using c10::DispatchKey;
@@ -24,13 +24,6 @@ using torchext::InferenceMode;
 using torchext::NormalTensors;
 
 namespace {
-
-#define EXPECT(condition)                                                                    \
-  do {                                                                                       \
-    if (!(condition)) {                                                                      \
-      throw std::logic_error("line " + std::to_string(__LINE__) + ": expected " #condition); \
-    }                                                                                        \
-  } while (false)
 
 // All that a guard may change.
 struct State {
@@ -187,11 +180,6 @@ void reportsIllegalStates() {
   EXPECT(check_dispatch_state().size() == 1);
 }
 
-struct Test {
-  const char* name;
-  void (*run)();
-};
-
 constexpr Test kTests[] = {
     {"is_the_state_of_pytorch", &isTheStateOfPyTorch},
     {"nests_and_restores", &nestsAndRestores},
@@ -204,19 +192,4 @@ constexpr Test kTests[] = {
 
 }  // namespace
 
-// The name of the test at `index`, or null after the last.
-extern "C" __attribute__((visibility("default"))) const char* test_name(std::size_t index) {
-  return index < std::size(kTests) ? kTests[index].name : nullptr;
-}
-
-// Returns an empty string, or what was wrong.
-extern "C" __attribute__((visibility("default"))) const char* run_test(std::size_t index) {
-  static std::string message;
-  message.clear();
-  try {
-    kTests[index].run();
-  } catch (const std::exception& error) {
-    message = error.what();
-  }
-  return message.c_str();
-}
+EXPORT_TESTS(kTests)

@@ -1,4 +1,4 @@
-"""The C++ API, used from C++: compiles `test/cpp/inference_mode.cpp` against PyTorch and torchext, and runs it."""
+"""The C++ API, used from C++: compiles files of `test/cpp/` against PyTorch and torchext, and runs their tests."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ from torch.utils import cpp_extension
 from torchext import _C
 
 ROOT = Path(__file__).parents[2]
-SOURCE = ROOT / "test" / "cpp" / "inference_mode.cpp"
+SOURCES = ROOT / "test" / "cpp"
 
 
-@pytest.fixture
-def library(tmp_path: Path) -> ctypes.CDLL:
+def compiled(name: str, folder: Path) -> ctypes.CDLL:
     """A library that is linked against what a user's program is linked against."""
-    output = tmp_path / "inference_mode.so"
+    output = folder / f"{name}.so"
     extension = Path(_C.__file__)
     folders = [Path(torch.__file__).parent / "lib", extension.parent]
     command = [
@@ -32,12 +31,12 @@ def library(tmp_path: Path) -> ctypes.CDLL:
         *("-std=c++20", "-O0", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"),
         *(f"-isystem{path}" for path in [*cpp_extension.include_paths(), sysconfig.get_path("include")]),
         f"-I{ROOT / 'csrc'}",
-        str(SOURCE),
+        str(SOURCES / f"{name}.cpp"),
         *(f"-o{output}", *(f"-L{folder}" for folder in folders), *(f"-Wl,-rpath,{folder}" for folder in folders)),
         *("-lc10", "-ltorch", "-ltorch_cpu", f"-l:{extension.name}"),
     ]
-    compiled = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert compiled.returncode == 0, compiled.stderr
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
     loaded = ctypes.CDLL(str(output))
     for function in (loaded.test_name, loaded.run_test):
         function.restype = ctypes.c_char_p
@@ -53,8 +52,10 @@ def named_tests(library: ctypes.CDLL) -> Iterator[tuple[int, str]]:
         yield index, name.decode()
 
 
-# One test for all of the C++ tests, so that only one process compiles them.
-def test_guards_of_inference_mode(library: ctypes.CDLL) -> None:
+# One test for all of the tests of a file, so that only one process compiles them.
+@pytest.mark.parametrize(("name", "tests"), [("inference_mode", 7), ("guards", 5)])
+def test_guards_are_used_from_cpp(name: str, tests: int, tmp_path: Path) -> None:
+    library = compiled(name, tmp_path)
     results = {name: library.run_test(index).decode() for index, name in named_tests(library)}
-    assert len(results) == 7
+    assert len(results) == tests
     assert {name: message for name, message in results.items() if message} == {}

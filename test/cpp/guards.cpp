@@ -1,0 +1,104 @@
+// The guards of fake mode, deferred initialization, tracing and regions, as a C++ program uses them.
+
+#include <stdexcept>
+#include <string>
+#include <thread>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/ones.h>
+
+#include "amp/region.h"
+#include "deferred_init/deferred_init.h"
+#include "fake/fake.h"
+#include "marks/source_lines.h"
+#include "tests.h"
+
+using torchext::AutocastRegion;
+using torchext::DeferredInitGuard;
+using torchext::FakeModeGuard;
+using torchext::isDeferred;
+using torchext::isFake;
+using torchext::TracingGuard;
+
+namespace {
+
+at::Tensor ones() {
+  return at::ones({2, 2});
+}
+
+void fakesAreMadeWhileTheGuardLives() {
+  {
+    const FakeModeGuard outer;
+    {
+      const FakeModeGuard inner;
+      EXPECT(isFake(ones()));
+    }
+    EXPECT(isFake(ones()));
+    std::thread{[] { EXPECT(!isFake(ones())); }}.join();
+  }
+  EXPECT(!isFake(ones()));
+}
+
+void guardsEndWhenAnExceptionPasses() {
+  try {
+    const FakeModeGuard fakes;
+    const DeferredInitGuard deferred;
+    const AutocastRegion region{{c10::kCPU, at::kBFloat16}};
+    throw std::runtime_error("passes");
+  } catch (const std::runtime_error&) {
+    EXPECT(!isFake(ones()));
+  }
+  EXPECT(!torchext::isAutocasting(c10::kCPU));
+}
+
+void deferredTensorsBecomeReal() {
+  at::Tensor tensor;
+  {
+    const TracingGuard tracing;
+    const DeferredInitGuard guard;
+    tensor = ones().add_(1);
+    EXPECT(isDeferred(tensor));
+  }
+  torchext::materialize({tensor});
+  EXPECT(!isFake(tensor));
+  EXPECT(tensor.equal(at::ones({2, 2}).add_(1)));
+}
+
+void pairsOfFunctionsAreWhatGuardsAre() {
+  torchext::enterFakeMode();
+  torchext::enterDeferredInit();
+  torchext::leaveFakeMode();
+  EXPECT(isDeferred(ones()));
+  torchext::leaveDeferredInit();
+  EXPECT(!isFake(ones()));
+  std::string message;
+  try {
+    torchext::leaveFakeMode();
+  } catch (const std::exception& error) {
+    message = error.what();
+  }
+  EXPECT(message.find("was left on a thread where it is not open") != std::string::npos);
+}
+
+void regionsAutocast() {
+  {
+    const AutocastRegion region{{c10::kCPU, at::kBFloat16}};
+    EXPECT(at::mm(ones(), ones()).scalar_type() == at::kBFloat16);
+    const AutocastRegion disabled{{c10::kCPU, {}, false}};
+    EXPECT(at::mm(ones(), ones()).scalar_type() == at::kFloat);
+  }
+  EXPECT(at::mm(ones(), ones()).scalar_type() == at::kFloat);
+}
+
+constexpr Test kTests[] = {
+    {"fakes_are_made_while_the_guard_lives", &fakesAreMadeWhileTheGuardLives},
+    {"guards_end_when_an_exception_passes", &guardsEndWhenAnExceptionPasses},
+    {"deferred_tensors_become_real", &deferredTensorsBecomeReal},
+    {"pairs_of_functions_are_what_guards_are", &pairsOfFunctionsAreWhatGuardsAre},
+    {"regions_autocast", &regionsAutocast},
+};
+
+}  // namespace
+
+EXPORT_TESTS(kTests)
