@@ -318,6 +318,15 @@ def test_gathering_a_deferred_distributed_tensor_is_refused(world: int, use: Cal
     assert is_deferred(tensor)
 
 
+def test_fakes_like_distributed_tensors_are_on_their_mesh(world: int) -> None:
+    real = distribute_tensor(torch.ones(8, 8), mesh_of(world), [Shard(0)], src_data_rank=None)
+    fake = fake_like(real)
+    assert (type(fake), fake.shape, fake.placements) == (type(real), real.shape, real.placements)
+    assert fake.device_mesh is real.device_mesh
+    assert is_fake(fake.to_local())
+    assert not is_fake(real.to_local())
+
+
 def test_distributed_tensors_of_fakes_are_gathered_on_the_backend_fake(world: int) -> None:
     tensor = distribute_tensor(fake_like(torch.ones(8, 8)), mesh_of(world), [Shard(0)], src_data_rank=None)
     assert is_fake(tensor.full_tensor())

@@ -163,11 +163,14 @@ class FakeCopy(dict[int, Any]):
         names, context = tensor.__tensor_flatten__()
         self._wrappers.append(tensor)
         try:
-            parts = {name: self.tensor(getattr(tensor, name)) for name in names}
+            parts = {name: self._part(getattr(tensor, name)) for name in names}
         finally:
             self._wrappers.pop()
         result: torch.Tensor = type(tensor).__tensor_unflatten__(parts, context, tensor.size(), tensor.stride())
         return result.requires_grad_(tensor.requires_grad)
+
+    def _part(self, part: Any) -> Any:
+        return self.tensor(part) if isinstance(part, torch.Tensor) else part  # a `DTensor` names its mesh, too
 
     def _from_fake_tensor(self, tensor: FakeTensor) -> torch.Tensor:
         """Copies a fake of PyTorch's, which is a subclass around a meta tensor."""
