@@ -89,14 +89,12 @@ bool isAbout(unsigned concerns, PyObject* argument) {
 }
 
 bool isAboutAnyOf(unsigned concerns, PyObject* const* args, Py_ssize_t count) {
-  return std::any_of(args, args + count, [concerns](PyObject* argument) { return isAbout(concerns, argument); });
+  return (concerns & kAll) != 0 ||
+         std::any_of(args, args + count, [concerns](PyObject* argument) { return isAbout(concerns, argument); });
 }
 
 bool isAboutAnyOf(const Slot& slot, PyObject* self, PyObject* const* args, Py_ssize_t count) {
-  if ((slot.concerns & kAll) != 0 || isAbout(slot.concerns, self)) {
-    return true;
-  }
-  return isAboutAnyOf(slot.concerns, args, count);
+  return isAbout(slot.concerns, self) || isAboutAnyOf(slot.concerns, args, count);
 }
 
 bool isAboutCall(const Slot& slot, PyObject* self, PyObject* args, PyObject* kwargs) {
@@ -474,8 +472,7 @@ PyObject* isAboutArguments(PyObject* /*module*/, PyObject* const* args, Py_ssize
   if (PyErr_Occurred() != nullptr) {
     return nullptr;
   }
-  return PyBool_FromLong(
-      (concerns & kAll) != 0 || isAboutAnyOf(static_cast<unsigned>(concerns), args + 1, count - 1) ? 1 : 0);
+  return PyBool_FromLong(isAboutAnyOf(static_cast<unsigned>(concerns), args + 1, count - 1) ? 1 : 0);
   END_HANDLE_TH_ERRORS
 }
 

@@ -31,7 +31,9 @@ class TORCHEXT_API Interpreter {
   // Calls `run` without the interpreter's lock, if this thread holds it.
   virtual void withoutLock(c10::function_ref<void()> run) const;
 
-  // Calls `run` with the interpreter's lock. To be held before any lock of ours: see interpreter_lock.h.
+  // Calls `run` with the interpreter's lock. For code that needs it while it holds a lock of ours that others wait for
+  // with the interpreter's: it takes this one first, as they do. Locks that are held for long are waited for without
+  // it: interpreter_lock.h.
   virtual void withLock(c10::function_ref<void()> run) const;
 
   // Returns true if `error` asks the program to stop, as Python's KeyboardInterrupt does. It must not be taken for a

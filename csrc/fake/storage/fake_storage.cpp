@@ -51,7 +51,7 @@ FakeStorageContext* contextOf(const Storage& storage) noexcept {
 }
 
 // Guards all contexts, and whether a storage has one. Tensors are made and freed, and storages become real, on any
-// thread. Only pointer updates run under this lock.
+// thread. Only pointer updates run under this lock, and references are taken: `residentsOf()`.
 std::mutex& contextMutex() {
   static std::mutex mutex;
   return mutex;
@@ -122,8 +122,8 @@ void setProvenance(const Storage& storage, std::shared_ptr<Provenance> provenanc
 
 std::vector<at::Tensor> residentsOf(const Storage& storage) {
   std::vector<at::Tensor> tensors;
-  // A reference to a tensor that only Python holds is a reference to its object (`try_incref_pyobject()` of
-  // c10), for which PyTorch takes the interpreter's lock; threads that hold that wait for ours.
+  // A reference to a tensor that only Python holds is a reference to its object (`try_incref_pyobject()` of c10), for
+  // which PyTorch takes the interpreter's lock; threads that hold that wait for ours.
   interpreter().withLock([&] {
     const std::lock_guard<std::mutex> lock(contextMutex());
     const FakeStorageContext* context = contextOf(storage);
