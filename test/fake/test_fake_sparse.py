@@ -11,6 +11,7 @@ import io
 import unittest
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -632,6 +633,18 @@ class TestOtherLayouts:
         with fake_mode():
             nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
         assert is_fake(nested._values)
+
+    def test_what_jagged_nested_tensors_keep_for_good_is_real(self) -> None:
+        def make() -> Tensor:
+            return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+
+        kept = torch.nested._internal.nested_tensor
+        with mock.patch.object(kept, "_dummy_instance", None):
+            with fake_mode():
+                deferred_init(make)
+                make()
+            assert not is_fake(kept._dummy_instance._values)
+            assert make().sum(1).tolist() == [2.0, 3.0]
 
     @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
     def test_nested_tensors_are_real_in_deferred_init(self) -> None:

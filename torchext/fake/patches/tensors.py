@@ -29,6 +29,7 @@ def install() -> None:
     _patch_reads()
     _patch_new_tensor()
     _patch_lazy_parameters()
+    _patch_nested_dummy()
     if _C.built_for_torch < "2.13":
         _patch_calls_of_handlers()
 
@@ -309,6 +310,24 @@ def _fake_if_self_is(original: Callable[..., None]) -> Callable[..., None]:
             return original(self, *args, **kwargs)
 
     return run
+
+
+def _patch_nested_dummy() -> None:
+    """`torch.nested` keeps a nested tensor for the life of the process, made when the first jagged one is."""
+
+    def make(original: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        def _nt_view_dummy() -> torch.Tensor:
+            with without_our_keys():
+                return original()
+
+        return _nt_view_dummy
+
+    while_fakes_live.patch(
+        torch.nested._internal.nested_tensor,
+        "_nt_view_dummy",
+        make,
+        "makes a tensor that outlives the block, and keeps it in a global variable",
+    )
 
 
 def _patch_calls_of_handlers() -> None:
