@@ -9,6 +9,8 @@ SYSTEM_PYTHON ?= python3
 PROGRAMS ?= 100000
 SEED ?= $(shell date +%s)
 JOBS ?= $(shell nproc)
+# The Pythons of environments with torch that `make wheels` makes wheels for.
+WHEEL_PYTHONS ?= $(SYSTEM_PYTHON)
 
 ifeq ($(shell $(SYSTEM_PYTHON) -c 'import torch' 2>/dev/null && echo yes),yes)
   PYTHON := $(SYSTEM_PYTHON)
@@ -16,20 +18,31 @@ else
   PYTHON := .venv/bin/python
   VENV := .venv/ready
 endif
+# What `make check` runs: the rooms, the pages, and one file for each feature.
+SMOKE := test/package/test_rooms.py test/package/test_docs.py test/fake/test_fake.py test/deferred_init/test_op_graph.py \
+  test/inference/test_inference_mode.py test/amp/test_amp.py test/inspect
+# What runs where the whole suite would take too long: with sanitizers, and with each release of PyTorch.
+CORE := test/fake/test_fake.py test/fake/test_fake_storage.py test/fake/test_fake_sparse.py test/fake/test_fake_cuda.py \
+  test/fake/test_known_values.py test/fake/test_metadata_cache.py test/fake/test_collectives.py test/deferred_init/test_op_graph.py \
+  test/deferred_init/test_orders.py test/deferred_init/test_deferred_init.py test/deferred_init/test_materialize.py \
+  test/deferred_init/test_rng_tape.py test/deferred_init/test_deferred_state.py test/deferred_init/test_external_tensors.py \
+  test/deferred_init/test_defer_again.py test/inference test/amp test/marks test/inspect test/package/test_leases.py test/package/test_cpp.py
 PIP := $(PYTHON) -m pip --disable-pip-version-check
 
 # Tools are run from the environment's own folder, which need not be on the PATH.
 BIN = $(shell $(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("scripts"))')
-HEADERS := $(shell find csrc -name "*.h")
+HEADERS := $(shell find csrc torchext/include -name "*.h")
 UNITS := $(shell find csrc -name "*.cpp")
-CPP_TESTS := $(wildcard test/cpp/*.cpp test/cpp/*.h)
+CPP_TESTS := $(wildcard test/cpp/*.cpp test/cpp/*.h examples/cpp/*.cpp)
 LOOPS := $(wildcard benchmarks/*.cpp)
 # What has been done is remembered here, by the version of Python and torch that it was done for.
 STATE := build/state/$(shell $(SYSTEM_PYTHON) -c 'import torch, sys; print(torch.__version__, *sys.version_info[:2], sep="-")' 2>/dev/null || echo venv)
 
 export PYTHONPATH := $(CURDIR):$(PYTHONPATH)
+# Warnings stop those who change torchext, and nobody who installs it.
+export TORCHEXT_WERROR := 1
 
-.PHONY: demo test unit lint tidy typecheck format sweep fuzz bench build clean help
+.PHONY: demo test unit check package wheels sanitize matrix coverage lint tidy typecheck format sweep fuzz bench build clean help
 # Not for the checks of single files, which a make of their own runs: before GNU make 4.4 this counts for all targets.
 ifndef IN_PARALLEL
 .NOTPARALLEL:
@@ -41,7 +54,11 @@ help: ## Show what can be made
 demo: build ## Defer and materialize real models, and compare them bit for bit with eager construction
 	$(PYTHON) examples/deferred_transformers.py
 
-test: lint typecheck unit ## Lint, type checks and the whole test suite
+test: lint typecheck package unit ## Lint, type checks, the packages, and the whole test suite
+
+check: lint typecheck build ## After a change: lint, type checks, and the tests that are quick
+	$(PYTHON) -m pytest -q -n $(JOBS) $(SMOKE)
+	$(PYTHON) examples/quickstart.py > /dev/null
 
 unit: build ## The test suite and the quick examples
 	$(PYTHON) -m pytest test -n $(JOBS)
@@ -49,6 +66,19 @@ unit: build ## The test suite and the quick examples
 	$(PYTHON) examples/eight_gpus.py
 	$(PYTHON) examples/amp_training.py
 	$(PYTHON) examples/amp_dtypes.py
+
+# The wheel's libraries are what a build in place would make again, so it takes them.
+package: $(STATE)/tools ## Make the source distribution and the wheel, and try them in a fresh environment
+	rm -rf build/package
+	.ci/package $(PYTHON) build/package
+	$(PYTHON) -m zipfile -e build/package/*.whl build/package/unpacked
+	mkdir -p torchext/lib
+	cp build/package/unpacked/torchext/_C*.so torchext/
+	cp build/package/unpacked/torchext/lib/* torchext/lib/
+	@touch $(STATE)/built
+
+wheels: ## Make a wheel for each environment of WHEEL_PYTHONS, and try it in a fresh one
+	.ci/wheels wheels $(WHEEL_PYTHONS)
 
 lint: $(STATE)/tools ## Check the format and the style of all sources
 	$(PYTHON) -m ruff check .
@@ -84,7 +114,7 @@ bench: build ## Compare with PyTorch's own means
 build: $(STATE)/built ## Compile the extension in place
 
 clean: ## Remove what was built, and .venv
-	rm -rf build .venv torchext/*.so torchext.egg-info
+	rm -rf build wheels .venv torchext/*.so torchext/lib torchext.egg-info
 
 .venv/ready:
 	@echo "== making a virtual environment with $(TORCH)"
@@ -99,7 +129,7 @@ $(STATE)/tools: pyproject.toml $(VENV)
 
 $(STATE)/built: $(STATE)/tools setup.py $(HEADERS) $(UNITS)
 	@echo "== compiling the extension"
-	MAX_JOBS=$(JOBS) $(PYTHON) setup.py --quiet build_ext --inplace 2>&1 | sed -uE 's/^(\[[0-9]+\/[0-9]+\]) .* -c ([^ ]+) -o .*/\1 \2/'
+	MAX_JOBS=$(JOBS) $(PYTHON) setup.py --quiet build_ext --inplace
 	@mkdir -p $(@D) && touch $@
 
 $(STATE)/tidy/%: % .clang-tidy $(HEADERS) $(STATE)/tools

@@ -37,11 +37,17 @@ void unlockAfterFork() {
   unlockKeys();
 }
 
+// What a program without Python needs, which imports nothing: the self-tests run before the first key is taken.
+[[maybe_unused]] const bool is_loaded = [] {
+  connectPartsOfFakes();
+  beforeFirstKey(&setUp);
+  return true;
+}();
+
 }  // namespace
 
 void setUp() {
   static const bool done = [] {
-    connectPartsOfFakes();
     runSelfTests();
     pthread_atfork(&lockBeforeFork, &unlockAfterFork, &unlockAfterFork);
     return true;

@@ -17,7 +17,10 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 CPP = sorted(
-    path for folder in ("csrc", "test/cpp") for path in (ROOT / folder).rglob("*") if path.suffix in (".cpp", ".h")
+    path
+    for folder in ("csrc", "test/cpp", "torchext/include")
+    for path in (ROOT / folder).rglob("*")
+    if path.suffix in (".cpp", ".h")
 )
 PYTHON = sorted(
     path for folder in ("torchext", "test", "benchmarks", "examples", "docs") for path in (ROOT / folder).rglob("*.py")
@@ -207,7 +210,11 @@ def is_ours(name: str, where: Path) -> bool:
 @functools.cache
 def exists(name: str, where: Path) -> bool:
     """Returns true if `name` is a file, relative to a folder above `where`, or to one of the roots."""
-    folders = [*where.parents, ROOT, *(ROOT / folder for folder in ("csrc", "test", "torchext", "csrc/fake"))]
+    folders = [
+        *where.parents,
+        ROOT,
+        *(ROOT / folder for folder in ("csrc", "test", "torchext", "csrc/fake", "torchext/include")),
+    ]
     if any((folder / name).exists() for folder in folders if folder.is_relative_to(ROOT)):
         return True
     return "/" not in name and any(path.name == name for path in [*CPP, *PYTHON])

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <torchext/macros.h>
 
 #include "../marks/tensor_marks.h"
 
@@ -35,10 +36,10 @@ inline bool isToBeCleaned(const at::TensorBase& tensor) {
 
 // Makes `tensor` an AmpTensor of the first kind, whatever it was, for a user who has asked for it. In place, as
 // `requires_grad_()`: no other thread may look at the tensor. Raises when the tensor cannot be marked.
-void wrap(const at::TensorBase& tensor);
+TORCHEXT_API void wrap(const at::TensorBase& tensor);
 
 // Raises what wrap() would.
-void checkCanBeWrapped(const at::TensorBase& tensor);
+TORCHEXT_API void checkCanBeWrapped(const at::TensorBase& tensor);
 
 // The same as wrap() for results of operators, which stay ordinary where they cannot be marked.
 inline void makeAmp(const at::TensorBase& tensor) {

@@ -10,7 +10,7 @@
 
 #include <optional>
 
-#include "../support/macros.h"
+#include <torchext/macros.h>
 
 namespace torchext {
 

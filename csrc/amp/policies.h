@@ -5,7 +5,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/DeviceType.h>
 
-#include "../support/macros.h"
+#include <torchext/macros.h>
 
 namespace torchext {
 

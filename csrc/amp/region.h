@@ -4,10 +4,10 @@
 
 #include <c10/core/DeviceType.h>
 #include <c10/core/DispatchKeySet.h>
-#include <c10/core/ScalarType.h>
+#include <torchext/autocast.h>
+#include <torchext/macros.h>
 
 #include "../support/leases.h"
-#include "../support/macros.h"
 #include "../support/open_blocks.h"
 
 namespace torchext {
@@ -21,50 +21,14 @@ namespace torchext {
 // What is open on a thread is kept by owner: NOTE [Guards and blocks]. Where a region is left before one that was
 // entered after it, the later one takes over what is to be restored.
 
-struct RegionOptions {
-  c10::DeviceType device_type;
-  // As it is on the thread, if absent.
-  std::optional<c10::ScalarType> dtype = std::nullopt;
-  // Without effect where canAutocastTo() is false.
-  bool is_enabled = true;
-  // As it is on the thread, if absent.
-  std::optional<bool> is_caching = std::nullopt;
-  // What operators make inside is cast back when it is met outside: NOTE [Results that are to be cleaned].
-  bool is_self_cleaning = false;
-};
-
 // The device type must be one that autocasts: canAutocast().
 TORCHEXT_API void enterRegion(BlockOwner owner, const RegionOptions& options);
 
 // Leaves the last region that `owner` has entered on this thread. Raises when there is none.
 TORCHEXT_API void leaveRegion(BlockOwner owner);
 
-// The same for C++.
-class TORCHEXT_API AutocastRegion {
- public:
-  explicit AutocastRegion(const RegionOptions& options);
-  AutocastRegion(const AutocastRegion&) = delete;
-  AutocastRegion& operator=(const AutocastRegion&) = delete;
-  AutocastRegion(AutocastRegion&&) = delete;
-  AutocastRegion& operator=(AutocastRegion&&) = delete;
-  ~AutocastRegion();
-
- private:
-  BlockOwner owner_;
-};
-
-// Can tensors on `device_type` be autocast at all?
-TORCHEXT_API bool canAutocast(c10::DeviceType device_type) noexcept;
-
-// Can operators on `device_type` autocast to `dtype`, or to the dtype that is set on this thread? On all devices but
-// CUDA `torch.autocast` disables itself where they cannot.
-TORCHEXT_API bool canAutocastTo(c10::DeviceType device_type, std::optional<c10::ScalarType> dtype);
-
 // The accelerator that is in use on this thread, the fake one in `fake_mode(fake_cuda=...)`, or the CPU.
 TORCHEXT_API c10::DeviceType deviceTypeInUse();
-
-// Do operators autocast on this thread, for tensors on `device_type`?
-TORCHEXT_API bool isAutocasting(c10::DeviceType device_type);
 
 // Is a self-cleaning region open on this thread? Whether it decides is another question: others may be open inside.
 TORCHEXT_API bool isInSelfCleaningRegion() noexcept;
@@ -75,7 +39,7 @@ TORCHEXT_API bool isInSelfCleaningRegion() noexcept;
 // open. To self-cleaning regions it is to look as if it ran with what is in force around it. So this guard lives around
 // it, before autocast is switched off. Nests: one part of it may run inside of another. Python is to end it as well, so
 // it holds the lease of what is replaced there: the last marked tensor may die in the code.
-class CompiledCodeGuard {
+class TORCHEXT_API CompiledCodeGuard {
  public:
   CompiledCodeGuard();
   CompiledCodeGuard(const CompiledCodeGuard&) = delete;

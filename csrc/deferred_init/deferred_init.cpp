@@ -1,8 +1,11 @@
 #include "deferred_init.h"
 
+#include <memory>
+
 #include "../fake/calls/recording.h"
 #include "../fake/fake_key.h"
 #include "../fake/storage/fake_keys.h"
+#include "../support/included_key.h"
 #include "../support/open_blocks.h"
 #include "../support/take_key.h"
 #include "deferred_resize.h"
@@ -19,17 +22,23 @@ void registerDeferredInitKey() {
   setHandlersRecorder(handlersRecorder());
 }
 
-c10::DispatchKey takenDeferredInitKey() {
+void takeDeferredInitKey() {
   static LazyKey key{c10::DispatchKey::DeferredInit, "Deferred tensors need"};
   takeFakeKeys();
   shareFakeKernels();
   key.take(registerDeferredInitKey);
-  return c10::DispatchKey::DeferredInit;
 }
 
 }  // namespace
 
-DeferredInitGuard::DeferredInitGuard() : include_{takenDeferredInitKey()} {}
+struct DeferredInitGuard::State {
+  IncludedKey include{c10::DispatchKey::DeferredInit};
+};
+
+DeferredInitGuard::DeferredInitGuard() {
+  takeDeferredInitKey();
+  state_ = std::make_unique<State>();
+}
 
 DeferredInitGuard::~DeferredInitGuard() = default;
 

@@ -8,6 +8,7 @@
 #include <ATen/core/Generator.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
+#include <torchext/macros.h>
 
 #include "rng_tape.h"
 
@@ -29,10 +30,10 @@ std::optional<TapePosition> takeDrawsOf(const c10::OperatorHandle& op,
 // Moves `generator` as `aten::<name>`, an operator that fills a tensor in place, would if it filled a contiguous one of
 // `numel` elements, given `numbers` between the tensor and the generator. Returns the number of draws. Raises
 // ValueError for an operator for which that is not known.
-std::uint64_t skipFill(const std::string& name,
-                       int64_t numel,
-                       c10::ScalarType dtype,
-                       const std::vector<double>& numbers,
-                       const at::Generator& generator);
+TORCHEXT_API std::uint64_t skipFill(const std::string& name,
+                                    int64_t numel,
+                                    c10::ScalarType dtype,
+                                    const std::vector<double>& numbers,
+                                    const at::Generator& generator);
 
 }  // namespace torchext

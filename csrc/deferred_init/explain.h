@@ -9,6 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
+#include <torchext/macros.h>
 
 namespace torchext {
 
@@ -50,6 +51,6 @@ struct Explanation {
 };
 
 // Returns the recorded operators that make `tensors`. Raises ValueError for one of which nothing is recorded.
-Explanation explain(at::ArrayRef<at::Tensor> tensors);
+TORCHEXT_API Explanation explain(at::ArrayRef<at::Tensor> tensors);
 
 }  // namespace torchext

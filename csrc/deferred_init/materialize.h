@@ -5,6 +5,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <torchext/macros.h>
 
 #include "deferred_init.h"
 #include "op_graph.h"
@@ -29,7 +30,9 @@ struct MaterializeOptions {
 // Otherwise, NOTE [Becoming real elsewhere], it goes storage by storage, so that memory never holds more than one of
 // them twice; what several have in common is computed for each of them. Whatever can be checked beforehand is checked
 // before anything changes. On a later error each storage is either done or as it was.
-void materialize(at::ArrayRef<at::Tensor> placed, at::ArrayRef<at::Tensor> others, const MaterializeOptions& options);
+TORCHEXT_API void materialize(at::ArrayRef<at::Tensor> placed,
+                              at::ArrayRef<at::Tensor> others,
+                              const MaterializeOptions& options);
 
 // Computes `values` into storages that nobody else refers to. With `keep_small`, what is small is kept in the graph
 // too, so that a constructor that reads values again and again does not compute them again and again; then the caller

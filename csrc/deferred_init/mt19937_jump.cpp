@@ -13,7 +13,7 @@
 
 #include <ATen/Parallel.h>
 
-#include "../support/macros.h"
+#include "../support/simd_clones.h"
 
 namespace torchext {
 

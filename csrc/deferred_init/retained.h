@@ -7,6 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Storage.h>
+#include <torchext/macros.h>
 
 #include "op_graph.h"
 
@@ -93,9 +94,9 @@ Recording recordingOf(const at::Tensor& tensor);
 // Defers `tensors` again, as they were before they were materialized: all of them or, on an error, none. Raises
 // ValueError for one whose recording was not retained, and RuntimeError when its values could not be computed again.
 // Leaves deferred tensors as they are.
-void deferAgain(at::ArrayRef<at::Tensor> tensors);
+TORCHEXT_API void deferAgain(at::ArrayRef<at::Tensor> tensors);
 
 // Returns true if `tensor`, which is real, can be deferred again.
-bool isRetained(const at::Tensor& tensor);
+TORCHEXT_API bool isRetained(const at::Tensor& tensor);
 
 }  // namespace torchext

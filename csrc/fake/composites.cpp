@@ -12,13 +12,13 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
+#include <torchext/fake_tensor.h>
 
 #include "../support/stack_utils.h"
 #include "calls/errors.h"
 #include "meta/refusals.h"
 #include "storage/fake_factories.h"
 #include "storage/fake_keys.h"
-#include "storage/fake_tensors.h"
 
 namespace torchext {
 

@@ -1,5 +1,6 @@
 #include "fake.h"
 
+#include <memory>
 #include <utility>
 
 #include <c10/core/StorageImpl.h>
@@ -8,6 +9,7 @@
 #include "../support/open_blocks.h"
 #include "fake_key.h"
 #include "layouts/layout.h"
+#include "storage/fake_factories.h"
 #include "storage/fake_keys.h"
 #include "storage/fake_storage.h"
 #include "storage/fake_tensor_impl.h"
@@ -74,10 +76,14 @@ bool isHiddenFromPythonHandler() {
          c10::impl::tls_is_dispatch_key_excluded(kCompositesKey);
 }
 
+struct FakeModeGuard::State {
+  FakeFactoriesGuard factories;
+};
+
 FakeModeGuard::FakeModeGuard() {
   takeFakeKeys();
   shareFakeKernels();
-  factories_.emplace();
+  state_ = std::make_unique<State>();
 }
 
 FakeModeGuard::~FakeModeGuard() = default;

@@ -1,23 +1,15 @@
 #pragma once
 
-// The public C++ API of fake tensors, which tell what a program would do on a device, without the device and without
-// memory.
+// What other rooms and the bindings do with fake tensors beyond the public API.
 
 #include <cstdint>
-#include <optional>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Storage.h>
-
-#include "../support/macros.h"
-#include "storage/fake_factories.h"
-#include "storage/fake_tensors.h"  // isFake(), fakeLike()
+#include <torchext/fake.h>
+#include <torchext/macros.h>
 
 namespace torchext {
-
-// Returns a meta tensor with the shape, strides and dtype of `fake`, detached from autograd. Raises if `fake` is not
-// fake.
-TORCHEXT_API at::Tensor metaLike(const at::Tensor& fake);
 
 // Returns a fake tensor that shows the storage of `fake` with the dtype, shape, strides and storage offset of `like`,
 // detached from autograd.
@@ -31,20 +23,6 @@ TORCHEXT_API bool isHiddenFromPythonHandler();
 // `members`, which must be fake: indices and values, or compressed indices, plain indices and values. It has the dtype
 // and device of its values.
 TORCHEXT_API at::Tensor sparseFakeOf(const at::Tensor& like, at::ArrayRef<at::Tensor> members);
-
-// While at least one lives on a thread, tensors constructed on it are fake. Nests.
-class TORCHEXT_API FakeModeGuard {
- public:
-  FakeModeGuard();
-  FakeModeGuard(const FakeModeGuard&) = delete;
-  FakeModeGuard& operator=(const FakeModeGuard&) = delete;
-  FakeModeGuard(FakeModeGuard&&) = delete;
-  FakeModeGuard& operator=(FakeModeGuard&&) = delete;
-  ~FakeModeGuard();
-
- private:
-  std::optional<FakeFactoriesGuard> factories_;
-};
 
 // For languages without guards: NOTE [Guards and blocks]. Leaving raises where no block is open on this thread.
 TORCHEXT_API void enterFakeMode();

@@ -8,6 +8,7 @@
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torchext/fake_tensor.h>
 
 #include "../support/stack_utils.h"
 #include "cache/call_key.h"
@@ -23,7 +24,6 @@
 #include "resize.h"
 #include "storage/fake_factories.h"
 #include "storage/fake_storage.h"
-#include "storage/fake_tensors.h"
 #include "values/known_values.h"
 
 namespace torchext {

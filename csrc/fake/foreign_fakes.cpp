@@ -10,6 +10,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/irange.h>
 #include <torch/library.h>
+#include <torchext/fake_tensor.h>
 
 #include "../support/interpreter_lock.h"
 #include "../support/no_warnings.h"
@@ -21,7 +22,6 @@
 #include "fake_handler.h"
 #include "storage/fake_factories.h"
 #include "storage/fake_keys.h"
-#include "storage/fake_tensors.h"
 
 namespace torchext {
 

@@ -1,9 +1,9 @@
 #include "resize.h"
 
 #include <torch/library.h>
+#include <torchext/fake_tensor.h>
 
 #include "fake_handler.h"
-#include "storage/fake_tensors.h"
 
 namespace torchext {
 

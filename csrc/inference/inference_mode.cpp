@@ -1,30 +1,43 @@
-#include "inference_mode.h"
+#include <memory>
+#include <string>
+#include <vector>
 
 #include <c10/core/DispatchKeySet.h>
+#include <torchext/inference_mode.h>
+
+#include "thread_mode.h"
 
 namespace torchext {
 
 using c10::AutogradState;
 using c10::DispatchKey;
 
-InferenceMode::InferenceMode(bool enabled) : previous_{ThreadMode::current()} {
-  previous_.inference(enabled).makeCurrent();
+struct InferenceMode::State {
+  ThreadMode mode = ThreadMode::current();
+};
+
+InferenceMode::InferenceMode(bool enabled) : previous_{std::make_unique<State>()} {
+  previous_->mode.inference(enabled).makeCurrent();
 }
 
 InferenceMode::~InferenceMode() {
-  previous_.makeCurrent();
+  previous_->mode.makeCurrent();
 }
 
 bool InferenceMode::is_enabled() {
   return AutogradState::get_tls_state().get_inference_mode();
 }
 
-NormalTensors::NormalTensors() : previous_{ThreadMode::current()} {
-  previous_.normalTensors().makeCurrent();
+struct NormalTensors::State {
+  ThreadMode mode = ThreadMode::current();
+};
+
+NormalTensors::NormalTensors() : previous_{std::make_unique<State>()} {
+  previous_->mode.normalTensors().makeCurrent();
 }
 
 NormalTensors::~NormalTensors() {
-  previous_.makeCurrent();
+  previous_->mode.makeCurrent();
 }
 
 namespace {

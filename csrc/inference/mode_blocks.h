@@ -4,7 +4,8 @@
 
 #include <cstdint>
 
-#include "../support/macros.h"
+#include <torchext/macros.h>
+
 #include "../support/open_blocks.h"
 
 namespace torchext {

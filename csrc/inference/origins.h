@@ -18,7 +18,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "../support/macros.h"
+#include <torchext/macros.h>
 
 namespace torchext {
 

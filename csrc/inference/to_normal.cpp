@@ -1,5 +1,3 @@
-#include "to_normal.h"
-
 #include <algorithm>
 #include <unordered_map>
 #include <unordered_set>
@@ -10,6 +8,7 @@
 #include <c10/core/Storage.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/TensorImpl.h>
+#include <torchext/inference_mode.h>
 
 #include "../fake/fake.h"
 #include "../fake/layouts/layout.h"
@@ -17,9 +16,16 @@
 #include "../fake/storage/fake_tensor_impl.h"
 #include "../marks/tensor_marks.h"
 #include "../torch_internals/open_tensor_impl.h"
-#include "inference_mode.h"
 
 namespace torchext {
+
+// NOTE [Becoming normal]
+//
+// What makes an inference tensor is that it lacks two keys and a version counter, so giving them to it makes a normal
+// tensor of it, in place: every holder of the TensorImpl sees that, and Python's object, its class, `requires_grad` and
+// hooks stay. What must hold is the RFC's no-aliasing invariant: a tensor that autograd may save must not share memory
+// with an inference tensor, whose changes nobody counts. So tensors that share memory and become normal together share
+// one version counter from then on, and if anybody else holds the memory, they move to a copy of it.
 
 using at::Tensor;
 using c10::Storage;

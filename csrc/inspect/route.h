@@ -6,6 +6,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
+#include <torchext/macros.h>
 
 namespace torchext {
 
@@ -49,9 +50,9 @@ struct RouteStep {
 // A kernel of another library, at a key above the backends, is assumed to pass the call on.
 
 // Returns the keys that the call of `op` with `arguments` would visit on this thread now, in order. Calls no operator.
-std::vector<RouteStep> routeOf(const c10::OperatorHandle& op, const torch::jit::Stack& arguments);
+TORCHEXT_API std::vector<RouteStep> routeOf(const c10::OperatorHandle& op, const torch::jit::Stack& arguments);
 
 // Returns words to print, such as "passes on".
-const char* toString(RouteTurn turn) noexcept;
+TORCHEXT_API const char* toString(RouteTurn turn) noexcept;
 
 }  // namespace torchext

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <torchext/macros.h>
 
 namespace torchext {
 
@@ -30,6 +31,6 @@ struct TensorState {
 
 // Returns the state of `tensor`, without changing it or making anything for it: no autograd metadata, no `grad_fn` of a
 // view whose base was written to. Calls no operator.
-TensorState stateOf(const at::Tensor& tensor);
+TORCHEXT_API TensorState stateOf(const at::Tensor& tensor);
 
 }  // namespace torchext

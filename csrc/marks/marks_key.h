@@ -5,6 +5,7 @@
 
 #include <c10/core/DispatchKey.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torchext/macros.h>
 
 #include "../torch_internals/keys_of_tests.h"
 
@@ -42,7 +43,7 @@ void releaseMarksKey(MarksFeature feature) noexcept;
 
 // Forgets the demands if PyTorch has taken the key from the thread: one of its guards, which is older than they are,
 // has ended.
-void dropStaleDemands() noexcept;
+TORCHEXT_API void dropStaleDemands() noexcept;
 
 // The same for code that saves and restores the state of a thread: replaces the demands of `feature` by one, or by
 // none. Does nothing while the key is not ours.

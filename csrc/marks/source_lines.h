@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "../support/macros.h"
+#include <torchext/macros.h>
 
 namespace torchext {
 

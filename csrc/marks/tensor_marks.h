@@ -5,9 +5,9 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorImpl.h>
+#include <torchext/macros.h>
 
 #include "../support/leases.h"
-#include "../support/macros.h"
 #include "marks_handlers.h"
 #include "marks_key.h"
 
@@ -53,7 +53,7 @@ struct TORCHEXT_API TensorMarks final : c10::BackendMeta {
 TORCHEXT_API std::int64_t liveMarks() noexcept;
 
 // Returns the marks, or null if there are none, or if the tensor has metadata of a backend's.
-const TensorMarks* marksOf(const c10::TensorImpl& impl);
+TORCHEXT_API const TensorMarks* marksOf(const c10::TensorImpl& impl);
 
 inline const std::string& originMarkOf(const c10::TensorImpl& impl) {
   static const std::string none;
@@ -72,10 +72,10 @@ bool canBeMarked(const c10::TensorImpl& impl);
 // Change one of the marks, and whether the tensor carries the key. They do nothing to a tensor that cannot be marked:
 // operators on it run as if there were no such feature.
 void setOriginMark(c10::TensorImpl& impl, const std::string& origin);
-void setAmpMark(c10::TensorImpl& impl, AmpMark amp);
+TORCHEXT_API void setAmpMark(c10::TensorImpl& impl, AmpMark amp);
 
 // Returns an alias of the tensor without marks, detached from autograd.
-at::Tensor withoutMarks(const at::Tensor& tensor);
+TORCHEXT_API at::Tensor withoutMarks(const at::Tensor& tensor);
 
 // Held while the process forks, so that the child does not inherit a lock held by a thread that it does not have.
 void lockMarks();

@@ -1,10 +1,10 @@
 #include <string>
 #include <vector>
 
-#include "../inference/inference_mode.h"
+#include <torchext/inference_mode.h>
+
 #include "../inference/mode_blocks.h"
 #include "../inference/origins.h"
-#include "../inference/to_normal.h"
 #include "bind.h"
 #include "block_type.h"
 #include "leases.h"

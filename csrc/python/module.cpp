@@ -20,8 +20,7 @@ void checkTorchVersion() {
   const auto release = [](const std::string& version) { return version.substr(0, version.find('+')); };
   if (release(found) != release(built_for)) {
     throw py::import_error("torchext was built for torch " + built_for + ", but torch " + found +
-                           " is installed. Build it again: "
-                           "pip install --no-build-isolation --force-reinstall --no-deps torchext");
+                           " is installed.");  // torchext/__init__.py adds what to do
   }
 }
 

@@ -11,7 +11,7 @@
 #include <c10/util/Exception.h>
 #include <c10/util/FunctionRef.h>
 
-#include "macros.h"
+#include <torchext/macros.h>
 
 namespace torchext {
 

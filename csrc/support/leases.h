@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "macros.h"
+#include <torchext/macros.h>
 
 namespace torchext {
 

@@ -25,7 +25,7 @@
 
 #include <c10/util/Exception.h>
 
-#include "macros.h"
+#include <torchext/macros.h>
 
 namespace torchext {
 

@@ -18,6 +18,9 @@ std::mutex& keysMutex() {
   return *mutex;
 }
 
+// Constant initialization, so that other files may set it while the library is loaded.
+void (*prepareForKeys)() = [] {};
+
 void checkKeyIsFree(DispatchKey key, const char* usage) {
   TORCH_CHECK(!c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(key), usage, " the dispatch key `",
               c10::toString(key),
@@ -27,7 +30,12 @@ void checkKeyIsFree(DispatchKey key, const char* usage) {
 
 }  // namespace
 
+void beforeFirstKey(void (*prepare)()) noexcept {
+  prepareForKeys = prepare;
+}
+
 void LazyKey::takeSlowly(c10::function_ref<void()> take) {
+  prepareForKeys();
   const InterpreterAwareLock<std::mutex> lock(keysMutex());
   if (is_taken_.load(std::memory_order_relaxed)) {
     return;

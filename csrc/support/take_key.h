@@ -36,6 +36,10 @@ class LazyKey {
   std::atomic<bool> is_taken_ = false;
 };
 
+// Has `prepare` called before the first key is taken: what it raises is raised there, and it is called again the next
+// time. To be set while the library is loaded.
+void beforeFirstKey(void (*prepare)()) noexcept;
+
 // Puts a fallback on a key, for good.
 void registerFallback(c10::DispatchKey key, torch::CppFunction&& fallback);
 

@@ -7,8 +7,8 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
+#include <torchext/torchext.h>
 
-#include "amp/region.h"
 #include "deferred_init/deferred_init.h"
 #include "fake/fake.h"
 #include "marks/source_lines.h"

@@ -1,4 +1,4 @@
-// The guards of csrc/inference/inference_mode.h, as a C++ program uses them.
+// The guards of torchext/inference_mode.h, as a C++ program uses them.
 
 #include <cstdint>
 #include <iterator>
@@ -12,9 +12,8 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torchext/inference_mode.h>
 
-#include "inference/inference_mode.h"
-#include "inference/to_normal.h"
 #include "tests.h"
 
 using c10::AutogradState;

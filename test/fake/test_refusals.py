@@ -19,9 +19,9 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.common_utils import TestCase
 from torch.testing._internal.opinfo.core import OpInfo
 
-from torchext import _C
 from torchext.deferred_init import deferred_init, is_deferred, materialize_module, materialize_tensor
 from torchext.fake import cache_info, fake_like, fake_mode
+from torchext.tools.torch_release import TORCH_RELEASE
 
 BF16 = torch.bfloat16
 
@@ -414,7 +414,7 @@ def full_name(op: OpInfo) -> str:
     return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else str(op.name)
 
 
-@pytest.mark.skipif(not _C.built_for_torch.startswith("2.13."), reason="the table is that of one release")
+@pytest.mark.skipif(TORCH_RELEASE != (2, 13), reason="the table is that of one release")
 class TestRefusals(TestCase):
     @pytest.mark.long
     @ops(op_db, allowed_dtypes=(torch.float32,))

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.utils import cpp_extension
 
-from torchext import _C
+import torchext
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "test" / "cpp"
@@ -24,16 +24,15 @@ SOURCES = ROOT / "test" / "cpp"
 def compiled(name: str, folder: Path) -> ctypes.CDLL:
     """A library that is linked against what a user's program is linked against."""
     output = folder / f"{name}.so"
-    extension = Path(_C.__file__)
-    folders = [Path(torch.__file__).parent / "lib", extension.parent]
+    folders = [Path(torch.__file__).parent / "lib", Path(torchext.library_path())]
     command = [
         *shlex.split(os.environ.get("CXX", "c++")),
         *("-std=c++20", "-O0", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"),
         *(f"-isystem{path}" for path in [*cpp_extension.include_paths(), sysconfig.get_path("include")]),
-        f"-I{ROOT / 'csrc'}",
+        *(f"-I{torchext.include_path()}", f"-I{ROOT / 'csrc'}"),
         str(SOURCES / f"{name}.cpp"),
         *(f"-o{output}", *(f"-L{folder}" for folder in folders), *(f"-Wl,-rpath,{folder}" for folder in folders)),
-        *("-lc10", "-ltorch", "-ltorch_cpu", f"-l:{extension.name}"),
+        *("-lc10", "-ltorch", "-ltorch_cpu", "-ltorchext"),
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -290,11 +290,12 @@ class TestNames:
                 found = doc[len(node.name) + 1 : doc.index(") ->")]
                 assert len(node.args.args) == (found.count(":")), f"{node.name}: {doc}"
 
-    @pytest.mark.parametrize("name", torchext.__all__)
+    @pytest.mark.parametrize("name", sorted({*torchext.__all__} - {"__version__"}))
     def test_public_names_exist_and_are_documented(self, name: str) -> None:
-        module = getattr(torchext, name)
-        assert inspect.getdoc(module)
-        for member in module.__all__:
+        named = getattr(torchext, name)
+        assert inspect.getdoc(named)
+        for member in getattr(named, "__all__", []):
+            module = named
             assert inspect.getdoc(getattr(module, member)), f"{member} has no docstring"
 
     def test_signatures_are_torchdistx_ones(self) -> None:

@@ -19,6 +19,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 CSRC = ROOT / "csrc"
 TORCHEXT = ROOT / "torchext"
+HEADERS = TORCHEXT / "include" / "torchext"
 
 
 class Arrow(NamedTuple):
@@ -50,7 +51,19 @@ def includes() -> frozenset[Arrow]:
         for name in re.findall(r'^#include "(.+)"', path.read_text(), re.M):
             beside = (path.parent / name).resolve()
             found.add(Arrow(name_in(CSRC, path), name_in(CSRC, beside if beside.exists() else CSRC / name)))
+        for name in re.findall(r"^#include <torchext/(.+)>", path.read_text(), re.M):
+            if name in public_headers():
+                found.add(Arrow(name_in(CSRC, path), public_headers()[name]))
     return without_loops(found)
+
+
+@functools.cache
+def public_headers() -> dict[str, str]:
+    """Returns the files that define what the public headers declare, by the table of csrc/README.md."""
+    text = (CSRC / "README.md").read_text()
+    rows = re.search(r"^\| header \| what defines it \|\n\|[ |-]+\|\n((?:\|.*\|\n)+)", text, re.M)
+    assert rows is not None
+    return dict(re.findall(r"^\| `(.+)` \| `(.+)` \|$", rows[1], re.M))
 
 
 @functools.cache
@@ -214,3 +227,11 @@ class TestCycle:
 
     def test_is_not_found_where_two_ways_meet(self) -> None:
         assert not cycle([Arrow("a", "b"), Arrow("a", "c"), Arrow("b", "d"), Arrow("c", "d")])
+
+
+def test_public_headers_are_defined_where_the_table_says_and_include_no_others_of_ours() -> None:
+    defining_nothing = {"macros.h", "torchext.h"}
+    assert {path.name for path in HEADERS.iterdir()} == {*public_headers(), *defining_nothing}
+    for name, unit in public_headers().items():
+        assert (CSRC / f"{unit}.cpp").exists()
+        assert '#include "' not in (HEADERS / name).read_text()

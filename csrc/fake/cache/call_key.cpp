@@ -12,13 +12,13 @@
 #include <c10/core/DefaultDtype.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
+#include <torchext/fake_tensor.h>
 
 #include "../../support/stack_utils.h"
 #include "../../torch_internals/dispatcher_internals.h"
 #include "../../torch_internals/kernel_identity.h"
 #include "../calls/device_index.h"
 #include "../cuda/fake_cuda.h"
-#include "../storage/fake_tensors.h"
 
 namespace torchext {
 

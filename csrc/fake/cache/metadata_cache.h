@@ -11,6 +11,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include <torchext/macros.h>
+
 #include "call_key.h"
 #include "result_recipe.h"
 
@@ -34,10 +36,10 @@ class MetadataCache {
   // Remembers the recipe. Null counts as a call that cannot be remembered.
   void remember(const CallKey& key, std::shared_ptr<const ResultRecipe> recipe);
 
-  CacheInfo info() const;
+  TORCHEXT_API CacheInfo info() const;
 
   // Forgets all recipes and counts.
-  void clear();
+  TORCHEXT_API void clear();
 
   // Held while the process forks: see `lockStorages()`.
   void lock() {
@@ -80,6 +82,6 @@ class MetadataCache {
   CacheInfo info_;
 };
 
-MetadataCache& metadataCache();
+TORCHEXT_API MetadataCache& metadataCache();
 
 }  // namespace torchext

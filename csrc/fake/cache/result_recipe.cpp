@@ -4,11 +4,11 @@
 #include <utility>
 
 #include <c10/util/irange.h>
+#include <torchext/fake_tensor.h>
 
 #include "../../torch_internals/dispatcher_internals.h"
 #include "../storage/fake_storage.h"
 #include "../storage/fake_tensor_impl.h"
-#include "../storage/fake_tensors.h"
 
 namespace torchext {
 

@@ -10,11 +10,11 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/irange.h>
 #include <torch/library.h>
+#include <torchext/fake_tensor.h>
 
 #include "../../support/stack_utils.h"
 #include "../cuda/fake_cuda.h"
 #include "../storage/fake_factories.h"
-#include "../storage/fake_tensors.h"
 #include "../values/known_values.h"
 #include "process_groups.h"
 

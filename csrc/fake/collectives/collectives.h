@@ -20,6 +20,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
+#include <torchext/macros.h>
 
 namespace torchext {
 
@@ -53,6 +54,6 @@ void synchronizeForReal(const c10::OperatorHandle& op, torch::jit::Stack& stack)
 
 // Makes the operators of c10d that take lists of lists of tensors come here: the dispatcher does not look for keys in
 // such lists (`DispatchKeyExtractor`). To be called once there may be fakes; does nothing when called again.
-void watchNestedLists();
+TORCHEXT_API void watchNestedLists();
 
 }  // namespace torchext

@@ -4,8 +4,8 @@
 #include <ATen/core/stack.h>
 #include <c10/core/AutogradState.h>
 #include <c10/core/Device.h>
-
-#include "../../support/macros.h"
+#include <torchext/fake_cuda.h>
+#include <torchext/macros.h>
 
 namespace torchext {
 
@@ -27,29 +27,11 @@ namespace torchext {
 //
 // On a machine with CUDA devices none of this happens.
 
-// Returns true if the machine has CUDA devices. Asks PyTorch once.
-TORCHEXT_API bool hasRealCuda();
-
 // Returns the number of fake CUDA devices that this thread sees.
 TORCHEXT_API c10::DeviceIndex fakeCudaDeviceCount() noexcept;
 
 // Returns the largest number that any thread has seen.
 TORCHEXT_API c10::DeviceIndex largestFakeCudaDeviceCount() noexcept;
-
-// While it lives, this thread sees `count` fake CUDA devices. Nests; the innermost counts.
-class TORCHEXT_API FakeCudaGuard {
- public:
-  explicit FakeCudaGuard(c10::DeviceIndex count);
-  FakeCudaGuard(const FakeCudaGuard&) = delete;
-  FakeCudaGuard& operator=(const FakeCudaGuard&) = delete;
-  FakeCudaGuard(FakeCudaGuard&&) = delete;
-  FakeCudaGuard& operator=(FakeCudaGuard&&) = delete;
-  ~FakeCudaGuard();
-
- private:
-  c10::DeviceIndex previous_count_;
-  c10::DeviceIndex previous_device_;
-};
 
 // For the time of a backward pass through fakes: this thread sees all devices that any block has had, and runs the
 // whole pass.

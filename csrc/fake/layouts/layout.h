@@ -19,6 +19,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
+#include <torchext/macros.h>
 
 namespace torchext {
 
@@ -75,7 +76,7 @@ class LayoutHandler {
 void registerLayout(std::unique_ptr<const LayoutHandler> layout);
 
 // Returns the layout that has `tensor`, or null.
-const LayoutHandler* layoutOf(const at::TensorBase& tensor) noexcept;
+TORCHEXT_API const LayoutHandler* layoutOf(const at::TensorBase& tensor) noexcept;
 
 // Returns the first layout that the call concerns, or null.
 const LayoutHandler* layoutOfCall(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);

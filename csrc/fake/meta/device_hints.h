@@ -8,6 +8,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <c10/core/Device.h>
+#include <torchext/macros.h>
 
 namespace torchext {
 
@@ -26,7 +27,7 @@ class MetaCallOnDevice {
   std::optional<c10::Device> previous_;
 };
 
-std::optional<c10::Device> deviceOfMetaCall();
+TORCHEXT_API std::optional<c10::Device> deviceOfMetaCall();
 
 // Returns true if the results of the Meta kernel of `op` have to be corrected for `device`. Some Meta kernels look at
 // the device of their argument, which is "meta", and so decide as for CUDA (normalizations, about the statistics that

@@ -10,6 +10,7 @@
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/irange.h>
+#include <torchext/fake_tensor.h>
 
 #include "../../support/interpreter.h"
 #include "../../support/stack_utils.h"
@@ -19,7 +20,6 @@
 #include "../calls/recording.h"
 #include "../storage/fake_storage.h"
 #include "../storage/fake_tensor_impl.h"
-#include "../storage/fake_tensors.h"
 #include "device_hints.h"
 #include "device_rules.h"
 #include "memory_overlap.h"

@@ -6,12 +6,12 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torchext/fake_tensor.h>
 
 #include "../calls/hidden_keys.h"
 #include "../layouts/layout.h"
 #include "../storage/fake_storage.h"
 #include "../storage/fake_tensor_impl.h"
-#include "../storage/fake_tensors.h"
 
 namespace torchext {
 

@@ -10,6 +10,7 @@
 #include <ATen/core/enum_tag.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/irange.h>
+#include <torchext/fake_tensor.h>
 
 #include "../../support/plain_tensors.h"
 #include "../../support/stack_utils.h"
@@ -17,7 +18,6 @@
 #include "../calls/op_traits.h"
 #include "../storage/fake_storage.h"
 #include "../storage/fake_tensor_impl.h"
-#include "../storage/fake_tensors.h"
 
 namespace torchext {
 

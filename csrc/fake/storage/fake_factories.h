@@ -1,5 +1,7 @@
 #pragma once
 
+#include <torchext/macros.h>
+
 #include "../../support/included_key.h"
 
 namespace torchext {
@@ -22,6 +24,6 @@ class FakeFactoriesGuard {
 // Returns true if the thread includes the `Fake` key on our behalf: NOTE [Two owners of the Fake key]. PyTorch copies
 // the included keys to other threads, such as those of the autograd engine. There the key counts as ours, unless it has
 // another owner.
-bool areFactoriesFake();
+TORCHEXT_API bool areFactoriesFake();
 
 }  // namespace torchext

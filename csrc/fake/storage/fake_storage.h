@@ -22,7 +22,7 @@
 #include <c10/core/Storage.h>
 #include <c10/util/Exception.h>
 
-#include "../../support/macros.h"
+#include <torchext/macros.h>
 
 namespace torchext {
 

@@ -1,7 +1,7 @@
-#include "fake_tensors.h"
-
 #include <utility>
 #include <vector>
+
+#include <torchext/fake_tensor.h>
 
 #include "../layouts/layout.h"
 #include "fake_storage.h"

@@ -11,6 +11,7 @@
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/irange.h>
+#include <torchext/fake_tensor.h>
 
 #include "../../support/plain_tensors.h"
 #include "../../support/stack_utils.h"
@@ -19,7 +20,6 @@
 #include "../calls/recording.h"
 #include "../storage/fake_storage.h"
 #include "../storage/fake_tensor_impl.h"
-#include "../storage/fake_tensors.h"
 
 namespace torchext {
 

@@ -10,12 +10,12 @@
 #include <c10/util/irange.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/library.h>
+#include <torchext/fake_tensor.h>
 
 #include "../../support/stack_utils.h"
 #include "../../torch_internals/open_tensor_impl.h"
 #include "../storage/fake_keys.h"
 #include "../storage/fake_tensor_impl.h"
-#include "../storage/fake_tensors.h"
 
 namespace torchext {
 

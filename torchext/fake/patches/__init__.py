@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ... import _C
 from ...tools.leases import while_fakes_live
+from ...tools.torch_release import TORCH_RELEASE
 from .. import collectives, fake_tensor_mode, higher_order, meta_functions, trunc_normal
 from . import optimizers, saving, sparse, storages, tensors
 
@@ -25,5 +26,5 @@ while_fakes_live.declare(
     optimizers.install,
     _C.watch_nested_lists,
 )
-if _C.built_for_torch >= "2.12":
+if TORCH_RELEASE >= (2, 12):
     while_fakes_live.declare(trunc_normal.install)

@@ -15,6 +15,7 @@ from ... import _C
 from ...tools.dispatch_keys import is_constructing, making_fakes, without_our_keys
 from ...tools.leases import while_fakes_live
 from ...tools.patching import Concerns
+from ...tools.torch_release import TORCH_RELEASE
 from ..checks import is_fake_tensor
 from ..copying import FakeCopy
 from .storages import copied_bytes, no_data
@@ -30,7 +31,7 @@ def install() -> None:
     _patch_new_tensor()
     _patch_lazy_parameters()
     _patch_nested_dummy()
-    if _C.built_for_torch < "2.13":
+    if TORCH_RELEASE < (2, 13):
         _patch_calls_of_handlers()
 
 

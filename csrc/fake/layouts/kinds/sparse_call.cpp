@@ -8,6 +8,7 @@
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/irange.h>
+#include <torchext/fake_tensor.h>
 
 #include "../../../support/stack_utils.h"
 #include "../../../torch_internals/error_texts.h"
@@ -17,7 +18,6 @@
 #include "../../meta/meta_call.h"
 #include "../../storage/fake_factories.h"
 #include "../../storage/fake_storage.h"
-#include "../../storage/fake_tensors.h"
 #include "../layout.h"
 #include "sparse_fakes.h"
 #include "sparse_remedies.h"

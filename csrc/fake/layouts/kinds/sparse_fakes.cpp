@@ -5,10 +5,10 @@
 #include <ATen/SparseCsrTensorImpl.h>
 #include <ATen/SparseTensorImpl.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torchext/fake_tensor.h>
 
 #include "../../../torch_internals/open_tensor_impl.h"
 #include "../../storage/fake_factories.h"
-#include "../../storage/fake_tensors.h"
 
 namespace torchext {
 

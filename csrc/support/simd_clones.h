@@ -1,8 +1,5 @@
 #pragma once
 
-// Symbols of the public C++ API; everything else is compiled with hidden visibility.
-#define TORCHEXT_API __attribute__((visibility("default")))
-
 // Compiles a hot loop for AVX2 as well as for the baseline; the loader picks one at run time.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define TORCHEXT_SIMD_CLONES __attribute__((target_clones("avx2", "default")))

@@ -1,0 +1,48 @@
+#pragma once
+
+/// @file
+/// Deferred initialization: construct now, compute the values later, with the same bits.
+
+#include <memory>
+
+#include <ATen/core/Tensor.h>
+#include <torchext/macros.h>
+
+namespace torchext {
+
+/// While at least one lives on a thread, tensors that are constructed on that thread are fake, and their construction
+/// is recorded. Guards nest. Each must end on the thread that it began on, and the last one first.
+class TORCHEXT_API DeferredInitGuard {
+ public:
+  /// @throws c10::Error Another library owns the dispatch key `DeferredInit`, or `Fake` in a way in which it cannot be
+  ///     shared, or this build does not fit the PyTorch of the process.
+  DeferredInitGuard();
+  DeferredInitGuard(const DeferredInitGuard&) = delete;
+  DeferredInitGuard& operator=(const DeferredInitGuard&) = delete;
+  DeferredInitGuard(DeferredInitGuard&&) = delete;
+  DeferredInitGuard& operator=(DeferredInitGuard&&) = delete;
+  ~DeferredInitGuard();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// Returns true while `tensor` is fake and its construction was recorded. What is done to such a tensor is recorded,
+/// too, also after the guard has ended.
+TORCHEXT_API bool isDeferred(const at::TensorBase& tensor);
+
+/// Makes `tensors` real, in place: every holder of them sees their values, and so does every other tensor that shows
+/// the same storages. Real tensors are left alone. What several of the tensors depend on is computed once for each
+/// call, so give together what belongs together. On an error all tensors are as they were.
+///
+/// @throws c10::ValueError One of them is fake and its construction was not recorded.
+/// @throws c10::Error A real tensor that a recorded operator reads has changed since, or an operator has failed.
+TORCHEXT_API void materialize(at::ArrayRef<at::Tensor> tensors);
+
+/// Returns a real tensor with the value that `deferred` will have, and leaves `deferred` as it is.
+///
+/// @throws c10::Error As materialize().
+TORCHEXT_API at::Tensor evaluate(const at::Tensor& deferred);
+
+}  // namespace torchext

@@ -1,0 +1,31 @@
+#pragma once
+
+/// @file
+/// CUDA devices that are not there, for fake tensors to be on.
+
+#include <c10/core/Device.h>
+#include <torchext/macros.h>
+
+namespace torchext {
+
+/// Returns true if the machine has CUDA devices. Asks PyTorch once.
+TORCHEXT_API bool hasRealCuda();
+
+/// While it lives, this thread sees `count` fake CUDA devices. Guards nest, and the innermost counts.
+class TORCHEXT_API FakeCudaGuard {
+ public:
+  /// @param count The number of devices, 1 or more.
+  /// @throws c10::Error The machine has CUDA devices (use those), or `count` is out of range.
+  explicit FakeCudaGuard(c10::DeviceIndex count);
+  FakeCudaGuard(const FakeCudaGuard&) = delete;
+  FakeCudaGuard& operator=(const FakeCudaGuard&) = delete;
+  FakeCudaGuard(FakeCudaGuard&&) = delete;
+  FakeCudaGuard& operator=(FakeCudaGuard&&) = delete;
+  ~FakeCudaGuard();
+
+ private:
+  c10::DeviceIndex previous_count_;
+  c10::DeviceIndex previous_device_;
+};
+
+}  // namespace torchext
