@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import os
+import re
 import shlex
 import subprocess
 import sysconfig
@@ -21,14 +22,19 @@ ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "test" / "cpp"
 
 
+COMPILER = shlex.split(os.environ.get("CXX", "c++"))
+PYTORCHS_HEADERS = [f"-isystem{path}" for path in cpp_extension.include_paths()]
+WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"]
+
+
 def compiled(name: str, folder: Path) -> ctypes.CDLL:
     """A library that is linked against what a user's program is linked against."""
     output = folder / f"{name}.so"
     folders = [Path(torch.__file__).parent / "lib", Path(torchext.library_path())]
     command = [
-        *shlex.split(os.environ.get("CXX", "c++")),
+        *COMPILER,
         *("-std=c++20", "-O0", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"),
-        *(f"-isystem{path}" for path in [*cpp_extension.include_paths(), sysconfig.get_path("include")]),
+        *(*PYTORCHS_HEADERS, f"-isystem{sysconfig.get_path('include')}"),
         *(f"-I{torchext.include_path()}", f"-I{ROOT / 'csrc'}"),
         str(SOURCES / f"{name}.cpp"),
         *(f"-o{output}", *(f"-L{folder}" for folder in folders), *(f"-Wl,-rpath,{folder}" for folder in folders)),
@@ -58,3 +64,38 @@ def test_guards_are_used_from_cpp(name: str, tests: int, tmp_path: Path) -> None
     results = {name: library.run_test(index).decode() for index, name in named_tests(library)}
     assert len(results) == tests
     assert {name: message for name, message in results.items() if message} == {}
+
+
+def errors_of(standard: str, header: str) -> str:
+    """Returns what the compiler says of a program that includes nothing but `header`."""
+    command = [*COMPILER, f"-std={standard}", "-fsyntax-only", *WARNINGS, *PYTORCHS_HEADERS]
+    command += [f"-I{torchext.include_path()}", "-include", header, "-x", "c++", os.devnull]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stderr
+
+
+@pytest.mark.parametrize("standard", ["c++17", "c++20"])
+def test_public_headers_compile_alone_and_without_a_warning(standard: str) -> None:
+    if errors_of(standard, "ATen/core/Tensor.h"):
+        pytest.skip(f"PyTorch's own headers are not {standard}")
+    headers = sorted(Path(torchext.include_path()).glob("torchext/*.h"))
+    errors = {path.name: errors_of(standard, f"torchext/{path.name}") for path in headers}
+    assert len(errors) > 6
+    assert {name: error for name, error in errors.items() if error} == {}
+
+
+def test_public_headers_show_nothing_of_python_or_of_private_files() -> None:
+    included = {
+        name
+        for path in Path(torchext.include_path()).glob("torchext/*.h")
+        for name in re.findall(r'^#include ["<](.+)[">]', path.read_text(), re.M)
+    }
+    assert not [name for name in included if name.startswith(("torch/", "pybind11/", "Python.h", "."))]
+
+
+def test_library_needs_no_python() -> None:
+    library = Path(torchext.library_path()) / "libtorchext.so"
+    for command, wanted in ((["nm", "-D", "--undefined-only"], " U "), (["readelf", "-d"], "NEEDED")):
+        lines = subprocess.run([*command, library], capture_output=True, text=True, check=True).stdout.splitlines()
+        named = [line.split()[-1] for line in lines if wanted in line]
+        assert named
+        assert not [name for name in named if re.match(r"_?Py|\[libtorch_python|\[libpython", name)]
