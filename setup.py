@@ -29,6 +29,9 @@ from setuptools import Extension, setup
 ROOT = Path(__file__).parent
 OLDEST_TORCH, NEWEST_TORCH = (2, 11), (2, 15)
 
+# Larger groups leave processors idle at the end.
+FILES_IN_A_GROUP = 5
+
 LIBRARY = "torchext.lib.libtorchext"
 BINDINGS = "torchext._C"
 
@@ -107,6 +110,27 @@ def find_sources(folder: str = "", *, without: str = "") -> list[str]:
     return [path for path in sources if distributed.is_available() or Path(path).name != "process_groups.cpp"]
 
 
+def grouped(sources: list[str], folder: Path) -> list[str]:
+    """Returns files in `folder` that include the sources, some of a room each.
+
+    A third of the time that a small file takes goes into templates of PyTorch's headers, which GCC instantiates again
+    for each file, precompiled or not. Who changes torchext compiles file by file, so that each has what it needs.
+    """
+    by_room: dict[Path, list[str]] = {}
+    for source in sources:
+        by_room.setdefault(Path(source).parent, []).append(source)
+    folder.mkdir(parents=True, exist_ok=True)
+    made = []
+    for room, files in by_room.items():
+        for first in range(0, len(files), FILES_IN_A_GROUP):
+            path = folder / f"{'_'.join(room.parts)}_{first // FILES_IN_A_GROUP}.cpp"
+            text = "".join(f'#include "{ROOT.absolute() / name}"\n' for name in files[first:][:FILES_IN_A_GROUP])
+            if not path.exists() or path.read_text() != text:
+                path.write_text(text)
+            made.append(str(path))
+    return made
+
+
 def compiler_flags(cpp_extension: ModuleType) -> list[str]:
     """What the compiler is told for all files."""
     flags = [flag for path in cpp_extension.include_paths() for flag in ("-isystem", path)]
@@ -175,6 +199,8 @@ def make_build_command(cpp_extension: ModuleType) -> type:
             return str(super().get_ext_filename(fullname))
 
         def build_extension(self, extension: Extension) -> None:
+            if not (self.inplace or instrumentation()):
+                extension.sources = grouped(extension.sources, Path(self.build_temp, extension.name))
             room = "python/" if extension.name == BINDINGS else ""
             extension.library_dirs.append(str(Path(self.build_lib, "torchext", "lib")))
             with shortened_lines():

@@ -64,12 +64,6 @@ Tensor sparseFakeOf(const Tensor& like, at::ArrayRef<Tensor> members) {
   return layout->fakeOf(like, members);
 }
 
-namespace {
-
-const c10::DispatchKeySet kBelowFake{c10::DispatchKeySet::FULL_AFTER, DispatchKey::Fake};
-
-}  // namespace
-
 bool isHiddenFromPythonHandler() {
   // Only PyTorch's handler of `Python` excludes the key of composites: it excludes all keys above its own.
   return kBelowFake.has(DispatchKey::Python) && c10::impl::tls_is_dispatch_key_excluded(DispatchKey::Fake) &&

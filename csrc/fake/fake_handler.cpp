@@ -23,6 +23,7 @@
 #include "meta/meta_call.h"
 #include "resize.h"
 #include "storage/fake_factories.h"
+#include "storage/fake_keys.h"
 #include "storage/fake_storage.h"
 #include "values/known_values.h"
 
@@ -38,7 +39,6 @@ using torch::jit::Stack;
 namespace {
 
 constexpr DispatchKeySet kFake{DispatchKey::Fake};
-const DispatchKeySet kBelowFake{DispatchKeySet::FULL_AFTER, DispatchKey::Fake};
 
 bool isFakeMode() {
   return areFactoriesFake() && !isInKernelOfFakeTensorMode();

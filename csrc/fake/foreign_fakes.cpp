@@ -35,8 +35,6 @@ using torch::jit::Stack;
 
 namespace {
 
-const DispatchKeySet kBelowFake{DispatchKeySet::FULL_AFTER, DispatchKey::Fake};
-
 // Returns the fallback of the other owner, or null. Leaked: kernels may be in flight until the process ends.
 std::atomic<const RegisteredKernel*>& foreignFallback() {
   static std::atomic<const RegisteredKernel*> fallback{nullptr};

@@ -7,6 +7,7 @@ import itertools
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sysconfig
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ SOURCES = ROOT / "test" / "cpp"
 
 COMPILER = shlex.split(os.environ.get("CXX", "c++"))
 PYTORCHS_HEADERS = [f"-isystem{path}" for path in cpp_extension.include_paths()]
+TOOLS = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
 WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"]
 
 
@@ -99,3 +101,27 @@ def test_library_needs_no_python() -> None:
         named = [line.split()[-1] for line in lines if wanted in line]
         assert named
         assert not [name for name in named if re.match(r"_?Py|\[libtorch_python|\[libpython", name)]
+
+
+def test_cmake_package_refuses_a_torch_that_it_was_not_built_for(tmp_path: Path) -> None:
+    here = Path(torchext.__file__).parent
+    shutil.copytree(here / "share", tmp_path / "torchext" / "share")
+    shutil.copy(here / "version.py", tmp_path / "torchext")
+    facts = tmp_path / "torchext" / "lib" / "torchextBuild.cmake"
+    facts.parent.mkdir()
+    facts.write_text('set(torchext_TORCH_VERSION "2.3.1")\n')
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.18)\nproject(test LANGUAGES CXX)\nfind_package(torchext REQUIRED)\n"
+    )
+    prefixes = ";".join([str(tmp_path / "torchext" / "share" / "cmake"), torch.utils.cmake_prefix_path])
+    command = [
+        shutil.which("cmake", path=TOOLS),
+        "-S",
+        tmp_path,
+        "-B",
+        tmp_path / "b",
+        f"-DCMAKE_PREFIX_PATH={prefixes}",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "this torchext was built for torch 2.3.1, but torch" in " ".join(done.stderr.split())

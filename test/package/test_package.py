@@ -5,16 +5,21 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import re
 import runpy
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
 import torch
+from torch.utils import cpp_extension
 
 import torchext
-from torchext import _C
+from torchext import _C, installation
+from torchext.installation import how_to_install_again
+from torchext.tools.torch_release import TORCH_RELEASE
 
 ROOT = Path(__file__).parents[2]
 
@@ -242,9 +247,8 @@ try:
 except ImportError as error:
     print(error)
 """
-        assert f"was built for torch {_C.built_for_torch}, but torch 2.0.1 is installed. Build it again" in run_python(
-            code
-        )
+        built_for = _C.built_for_torch
+        assert f"was built for torch {built_for}, but torch 2.0.1 is installed. Build it again: pip" in run_python(code)
 
 
 class TestSetup:
@@ -271,6 +275,76 @@ class TestSetup:
     def test_unsupported_torch_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch, "__version__", "2.3.0")
         assert "torchext supports torch 2.11 to 2.15, but torch 2.3.0 is installed" in self.run_setup(monkeypatch)
+
+    @pytest.mark.parametrize(
+        ("where", "message"),
+        [
+            (("platform", "darwin"), "runs on Linux, and this is darwin"),
+            (("Py_GIL_DISABLED", 1), "relies on Python's global lock"),
+        ],
+        ids=["macOS", "free-threaded Python"],
+    )
+    def test_where_it_cannot_run_it_says_so(
+        self, where: tuple[str, object], message: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        name, value = where
+        if name == "platform":
+            monkeypatch.setattr(sys, name, value)
+        else:
+            monkeypatch.setitem(sysconfig.get_config_vars(), name, value)
+        assert message in self.run_setup(monkeypatch)
+
+    def test_metadata_of_what_is_compiled_admit_one_release_of_torch(self) -> None:
+        requirements = runpy.run_path(str(ROOT / "setup.py"))["requirements"]
+        assert requirements(is_compiled=True) == [f"torch=={'.'.join(map(str, TORCH_RELEASE))}.*"]
+        assert requirements(is_compiled=False) == ["torch>=2.11,<2.16"]
+
+    def test_wheels_that_lie_beside_others_are_named_for_their_torch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        version = runpy.run_path(str(ROOT / "setup.py"))["version"]
+        assert version() == torchext.__version__
+        monkeypatch.setenv("TORCHEXT_LOCAL_VERSION", "1")
+        assert version() == f"{torchext.__version__}+pt{'.'.join(map(str, TORCH_RELEASE))}"
+
+    def test_warnings_are_errors_for_those_only_who_ask_for_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        flags = runpy.run_path(str(ROOT / "setup.py"))["compiler_flags"]
+        monkeypatch.delenv("TORCHEXT_WERROR", raising=False)
+        assert "-Werror" not in flags(cpp_extension)
+        monkeypatch.setenv("TORCHEXT_WERROR", "1")
+        assert "-Werror" in flags(cpp_extension)
+
+
+class TestInstallingAgain:
+    """What the ImportError of another torch says depends on where this torchext came from."""
+
+    def test_from_a_checkout(self) -> None:
+        assert how_to_install_again().endswith(f"--no-build-isolation --force-reinstall --no-deps {ROOT}")
+
+    @pytest.mark.parametrize(
+        ("url", "sentence"),
+        [
+            ("file:///home/me/torchext", "Build it again: pip install .* --no-deps /home/me/torchext$"),
+            (
+                "https://host/torchext-0.1.0.tar.gz",
+                "Build it again: pip install .* https://host/torchext-0.1.0.tar.gz$",
+            ),
+            (
+                "file:///w/torchext-0.1.0+pt2.11.whl",
+                r"Take the wheel torchext-\S+ from where you got /w/torchext-\S+whl, ",
+            ),
+            (None, r"Take the wheel torchext-0.1.0\+pt2.15 from where you got it, or build one from the source"),
+        ],
+        ids=["checkout", "sdist", "wheel", "index"],
+    )
+    def test_from_what_pip_was_given(self, url: str | None, sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Installed:
+            def read_text(self, name: str) -> str | None:
+                assert name == "direct_url.json"
+                return None if url is None else json.dumps({"url": url})
+
+        monkeypatch.setattr(installation, "_ROOT", Path("/site-packages/torchext"))
+        monkeypatch.setattr(installation, "distribution", lambda name: Installed())
+        monkeypatch.setattr(torch, "__version__", "2.15.0+cu132")
+        assert re.search(sentence, how_to_install_again())
 
 
 class TestNames:

@@ -19,6 +19,9 @@ constexpr c10::DispatchKey kCompositesKey = kKeyOfWrappersInTests;
 // The keys with which a kernel on that key redispatches.
 inline const c10::DispatchKeySet kBelowComposites{c10::DispatchKeySet::FULL_AFTER, kCompositesKey};
 
+// The keys with which the handler of `Fake` lets a call go on.
+inline const c10::DispatchKeySet kBelowFake{c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::Fake};
+
 // The keys that make a tensor fake.
 constexpr c10::DispatchKeySet kFakeKeys({c10::DispatchKey::Fake, kCompositesKey});
 
