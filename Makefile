@@ -80,6 +80,9 @@ package: $(STATE)/tools ## Make the source distribution and the wheel, and try t
 wheels: ## Make a wheel for each environment of WHEEL_PYTHONS, and try it in a fresh one
 	.ci/wheels wheels $(WHEEL_PYTHONS)
 
+coverage: $(STATE)/tools ## Count which lines of C++ and Python the suite reaches
+	.ci/coverage $(PYTHON) build/coverage
+
 lint: $(STATE)/tools ## Check the format and the style of all sources
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
