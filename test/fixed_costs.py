@@ -18,9 +18,10 @@ def cut_fixed_costs() -> None:
     """Is called after the collection, when all test files have been imported."""
     for device in (torch.cuda, torch.mtia, torch.xpu):
         device.traceback = _NoStacks  # type: ignore[attr-defined]
-    harness = sys.modules.get("torch.testing._internal.common_utils")
-    if harness is not None:
-        harness.extract_test_fn = _running_test  # type: ignore[attr-defined]
+    for name in ("common_utils", "opinfo.core"):
+        harness = sys.modules.get(f"torch.testing._internal.{name}")
+        if harness is not None:
+            harness.extract_test_fn = _running_test  # type: ignore[attr-defined]
     # What is there now, above all the lists of operators and the tests themselves, stays until the end. The garbage
     # collector need not go through it each time that a test asks for it.
     gc.collect()
