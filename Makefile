@@ -61,7 +61,7 @@ check: lint typecheck build ## After a change: lint, type checks, and the tests 
 	$(PYTHON) examples/quickstart.py > /dev/null
 
 unit: build ## The test suite and the quick examples
-	$(PYTHON) -m pytest test -n $(JOBS)
+	$(PYTHON) -m pytest test -n $(JOBS) --dist worksteal
 	$(PYTHON) examples/quickstart.py
 	$(PYTHON) examples/eight_gpus.py
 	$(PYTHON) examples/amp_training.py

@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 import hypothesis
 import pytest
 import torch
+from fixed_costs import cut_fixed_costs
 from foreign_fakes import compile_and_load
 
 from torchext.tools.leases import while_fakes_live
@@ -64,6 +65,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="needs --foreign-fakes; test_package.py runs it so"))
         if "cuda" in item.keywords and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def pytest_collection_finish() -> None:
+    cut_fixed_costs()
 
 
 @pytest.fixture(autouse=True)
