@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -12,8 +10,6 @@ import pytest
 import torch
 from fixed_costs import cut_fixed_costs
 from foreign_fakes import compile_and_load
-
-from torchext.tools.leases import while_fakes_live
 
 PROGRAMS_A_TEST = 5000
 
@@ -74,16 +70,3 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
-
-
-@pytest.fixture(autouse=True)
-def _leaves_no_fakes(request: pytest.FixtureRequest) -> Iterator[None]:
-    """What torchext replaces in PyTorch is given back after each test, or this one is to blame, and not the next."""
-    failed = request.session.testsfailed
-    was_active = while_fakes_live.is_active
-    yield
-    if while_fakes_live.is_active and not was_active:
-        gc.collect()
-        # What has failed, as expected or not, is kept with its local variables.
-        is_kept = request.session.testsfailed > failed or request.node.get_closest_marker("xfail") is not None
-        assert is_kept or not while_fakes_live.is_active, "the test has left fake tensors behind"
