@@ -83,6 +83,7 @@ def _leaves_no_fakes(request: pytest.FixtureRequest) -> Iterator[None]:
     was_active = while_fakes_live.is_active
     yield
     if while_fakes_live.is_active and not was_active:
+        request.node.funcargs.clear()  # what fixtures have handed over is kept until after this one
         gc.collect()
         # What has failed, as expected or not, is kept with its local variables.
         is_kept = request.session.testsfailed > failed or request.node.get_closest_marker("xfail") is not None
