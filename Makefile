@@ -11,6 +11,8 @@ SEED ?= $(shell date +%s)
 JOBS ?= $(shell nproc)
 # The Pythons of environments with torch that `make wheels` makes wheels for.
 WHEEL_PYTHONS ?= $(SYSTEM_PYTHON)
+# Where `make matrix` finds an environment for each release of torch, or makes it.
+MATRIX ?= build/matrix
 
 ifeq ($(shell $(SYSTEM_PYTHON) -c 'import torch' 2>/dev/null && echo yes),yes)
   PYTHON := $(SYSTEM_PYTHON)
@@ -82,6 +84,9 @@ wheels: ## Make a wheel for each environment of WHEEL_PYTHONS, and try it in a f
 
 coverage: $(STATE)/tools ## Count which lines of C++ and Python the suite reaches
 	.ci/coverage $(PYTHON) build/coverage
+
+matrix: ## Build and test with each release of PyTorch, in environments and copies of the tree of their own
+	MAX_JOBS=$(JOBS) MATRIX_PYTHON=$(SYSTEM_PYTHON) .ci/matrix $(MATRIX) -n $(JOBS) $(CORE) test/sweeps/test_op_db.py
 
 lint: $(STATE)/tools ## Check the format and the style of all sources
 	$(PYTHON) -m ruff check .

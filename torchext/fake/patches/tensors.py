@@ -315,6 +315,7 @@ def _fake_if_self_is(original: Callable[..., None]) -> Callable[..., None]:
 
 def _patch_nested_dummy() -> None:
     """`torch.nested` keeps a nested tensor for the life of the process, made when the first jagged one is."""
+    from torch.nested._internal import nested_tensor  # which `import torch` imports in some releases only
 
     def make(original: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
         def _nt_view_dummy() -> torch.Tensor:
@@ -324,7 +325,7 @@ def _patch_nested_dummy() -> None:
         return _nt_view_dummy
 
     while_fakes_live.patch(
-        torch.nested._internal.nested_tensor,
+        nested_tensor,
         "_nt_view_dummy",
         make,
         "makes a tensor that outlives the block, and keeps it in a global variable",
