@@ -44,7 +44,7 @@ export PYTHONPATH := $(CURDIR):$(PYTHONPATH)
 # Warnings stop those who change torchext, and nobody who installs it.
 export TORCHEXT_WERROR := 1
 
-.PHONY: demo test unit check package wheels sanitize matrix coverage lint tidy typecheck format sweep fuzz bench build clean help
+.PHONY: demo test unit check package wheels sanitize matrix lint tidy typecheck format sweep fuzz bench build clean help
 # Not for the checks of single files, which a make of their own runs: before GNU make 4.4 this counts for all targets.
 ifndef IN_PARALLEL
 .NOTPARALLEL:
@@ -81,9 +81,6 @@ package: $(STATE)/tools ## Make the source distribution and the wheel, and try t
 
 wheels: ## Make a wheel for each environment of WHEEL_PYTHONS, and try it in a fresh one
 	.ci/wheels wheels $(WHEEL_PYTHONS)
-
-coverage: $(STATE)/tools ## Count which lines of C++ and Python the suite reaches
-	.ci/coverage $(PYTHON) build/coverage
 
 matrix: ## Build and test with each release of PyTorch, in environments and copies of the tree of their own
 	MAX_JOBS=$(JOBS) MATRIX_PYTHON=$(SYSTEM_PYTHON) .ci/matrix $(MATRIX) -n $(JOBS) $(CORE) test/sweeps/test_op_db.py
