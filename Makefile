@@ -85,6 +85,9 @@ wheels: ## Make a wheel for each environment of WHEEL_PYTHONS, and try it in a f
 matrix: ## Build and test with each release of PyTorch, in environments and copies of the tree of their own
 	MAX_JOBS=$(JOBS) MATRIX_PYTHON=$(SYSTEM_PYTHON) .ci/matrix $(MATRIX) -n $(JOBS) $(CORE) test/sweeps/test_op_db.py
 
+sanitize: $(STATE)/tools ## Run the core of the suite with the sanitizers of addresses, undefined behaviour and threads
+	JOBS=$(JOBS) .ci/sanitize $(PYTHON) build/sanitize $(CORE)
+
 lint: $(STATE)/tools ## Check the format and the style of all sources
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .

@@ -15,6 +15,7 @@
 #include <c10/util/irange.h>
 
 #include "op_graph.h"
+#include "replay.h"
 #include "retained.h"
 
 namespace torchext {
@@ -312,6 +313,7 @@ std::int64_t Explainer::addConstant(const StorageValue& value, const Geometry& s
 }  // namespace
 
 Explanation explain(at::ArrayRef<Tensor> tensors) {
+  const ReplayLock lock(replayMutex());  // a value that is read on another thread loses its operators: `fold()`
   return Explainer{}.run(tensors);
 }
 

@@ -135,6 +135,7 @@ void materialize(at::ArrayRef<Tensor> placed, at::ArrayRef<Tensor> others, const
 }
 
 Tensor evaluate(const Tensor& deferred) {
+  const ReplayLock lock(replayMutex());  // it may become real on another thread, which changes what it is asked here
   const StorageValuePtr value = valueOf(deferred);
   TORCH_CHECK_VALUE(value != nullptr, "Only the value of a deferred tensor can be evaluated.");
   return Geometry::of(deferred).makeTensor(computeValues({value}, /*keep_small=*/false).front());

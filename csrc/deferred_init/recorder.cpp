@@ -31,6 +31,7 @@
 #include "draws.h"
 #include "op_graph.h"
 #include "real_call.h"
+#include "replay.h"
 #include "rng_tape.h"
 
 namespace torchext {
@@ -77,8 +78,12 @@ std::uint32_t repeatsAfterConstruction(const c10::Storage& storage, const Geomet
     return 0;
   }
   const auto before = std::dynamic_pointer_cast<StorageValue>(provenanceOf(storage));
-  const bool writes_again = before != nullptr && before->writer() != nullptr &&
-                            before->writer()->written()[before->output()].geometry == written;
+  if (before == nullptr) {
+    return 1;
+  }
+  const ReplayLock lock(replayMutex());  // a value that is read on another thread loses its operators: `fold()`
+  const bool writes_again =
+      before->writer() != nullptr && before->writer()->written()[before->output()].geometry == written;
   return writes_again ? before->repeats() + 1 : 1;
 }
 

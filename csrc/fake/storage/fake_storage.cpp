@@ -156,8 +156,8 @@ void becomeReal(const Storage& fake, const Storage& real) {
   while (context->residents != nullptr) {
     FakeTensorImpl* resident = context->residents;
     context->residents = resident->next_resident_;
-    resident->unlink();
     resident->removeKeys(fake_keys);
+    resident->unlink();  // the last: from here on another thread may free it without waiting for the lock
   }
   impl.set_nbytes(source.nbytes());
   impl.set_allocator(source.allocator());

@@ -36,12 +36,20 @@ TORCHEXT_API bool isDeferred(const at::TensorBase& tensor);
 /// the same storages. Real tensors are left alone. What several of the tensors depend on is computed once for each
 /// call, so give together what belongs together. On an error all tensors are as they were.
 ///
+/// Any number of threads may call this and evaluate() at once, with the same tensors, too: they wait for each other.
+/// Everything else that uses tensors which become real, or others that show the same storages, must happen before or
+/// after: calls of operators on them, isDeferred(), making or changing views of them. Dispatch reads the keys of a
+/// tensor without a lock, and this takes some of them away. What other threads may do meanwhile is to read their sizes
+/// and strides, and to let go of them. Tensors on other storages are free to be used, also if they are recorded as
+/// computed from these.
+///
 /// @throws c10::ValueError One of them is fake and its construction was not recorded.
 /// @throws c10::Error A real tensor that a recorded operator reads has changed since, or an operator has failed.
 TORCHEXT_API void materialize(at::ArrayRef<at::Tensor> tensors);
 
 /// Returns a real tensor with the value that `deferred` will have, and leaves `deferred` as it is.
 ///
+/// @throws c10::ValueError `deferred` is not deferred, or no longer: another thread has made it real.
 /// @throws c10::Error As materialize().
 TORCHEXT_API at::Tensor evaluate(const at::Tensor& deferred);
 

@@ -1,0 +1,210 @@
+// What several threads may do at once. Run by `make sanitize`, where the sanitizer of threads watches.
+
+#include <atomic>
+#include <cstddef>
+#include <exception>
+#include <functional>
+#include <iterator>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/ones.h>
+#include <c10/core/InferenceMode.h>
+#include <torchext/torchext.h>
+
+#include "deferred_init/explain.h"
+#include "tests.h"
+
+using at::Tensor;
+using torchext::AutocastRegion;
+using torchext::DeferredInitGuard;
+using torchext::FakeModeGuard;
+using torchext::InferenceMode;
+using torchext::isDeferred;
+using torchext::isFake;
+
+namespace {
+
+constexpr int kRounds = 50;
+
+// Runs all of them at once, each on a thread of its own, and raises the first error.
+void runAtOnce(const std::vector<std::function<void()>>& functions) {
+  std::atomic<std::size_t> waiting{functions.size()};
+  std::mutex mutex;
+  std::exception_ptr error;
+  std::vector<std::thread> threads;
+  threads.reserve(functions.size());
+  for (const auto& function : functions) {
+    threads.emplace_back([&] {
+      --waiting;
+      while (waiting > 0) {
+        std::this_thread::yield();
+      }
+      try {
+        function();
+      } catch (...) {
+        const std::lock_guard<std::mutex> lock{mutex};
+        error = std::current_exception();
+      }
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  if (error != nullptr) {
+    std::rethrow_exception(error);
+  }
+}
+
+Tensor deferredFull(double number) {
+  const DeferredInitGuard guard;
+  return at::full({4, 4}, number);
+}
+
+bool isFullOf(const Tensor& tensor, double number) {
+  return !isFake(tensor) && tensor.equal(at::full({4, 4}, number));
+}
+
+// The first test of the file: run alone, it is the first that this process does with torchext.
+void threadsBeginAtOnce() {
+  const auto begin = [] {
+    const FakeModeGuard fakes;
+    EXPECT(isFake(at::ones({2, 2})));
+  };
+  const auto defer = [] {
+    Tensor tensor = deferredFull(3);
+    torchext::materialize({tensor});
+    EXPECT(isFullOf(tensor, 3));
+  };
+  const auto infer = [] {
+    const InferenceMode mode;
+    EXPECT(at::ones({2, 2}).is_inference());
+  };
+  runAtOnce({begin, begin, defer, defer, infer});
+}
+
+// One thread finds in the cache what another has put there.
+void threadsMakeFakesAndShareTheCache() {
+  const auto multiply = [] {
+    for (int round = 1; round <= kRounds; ++round) {
+      const FakeModeGuard fakes;
+      const Tensor product = at::mm(at::empty({2, round}), at::empty({round, 3}));
+      EXPECT(isFake(product) && product.size(1) == 3);
+      EXPECT(product.t().sum(0).size(0) == 2);
+    }
+  };
+  runAtOnce({multiply, multiply, multiply});
+}
+
+void threadsHaveBlocksOfTheirOwn() {
+  const auto infer = [] {
+    for (int round = 0; round < kRounds; ++round) {
+      const InferenceMode mode;
+      EXPECT(at::ones({2, 2}).is_inference());
+    }
+  };
+  const auto autocast = [] {
+    for (int round = 0; round < kRounds; ++round) {
+      const AutocastRegion region{{c10::kCPU, at::kBFloat16}};
+      EXPECT(at::mm(at::ones({2, 2}), at::ones({2, 2})).scalar_type() == at::kBFloat16);
+    }
+  };
+  const auto neither = [] {
+    for (int round = 0; round < kRounds; ++round) {
+      const Tensor result = at::mm(at::ones({2, 2}), at::ones({2, 2}));
+      EXPECT(!result.is_inference() && result.scalar_type() == at::kFloat && !isFake(result));
+    }
+  };
+  runAtOnce({infer, autocast, autocast, neither});
+}
+
+void threadsMaterializeTheSameTensors() {
+  for (int round = 0; round < kRounds; ++round) {
+    const Tensor tensor = deferredFull(round);
+    const Tensor view = tensor.view({16});
+    const auto materialize = [&] { torchext::materialize({tensor}); };
+    runAtOnce({materialize, materialize, [&] { torchext::materialize({view}); }});
+    EXPECT(isFullOf(tensor, round) && !isFake(view));
+  }
+}
+
+// What is recorded in common is shared by the threads, the storages are not.
+void oneMaterializesWhatOthersWereComputedFrom() {
+  for (int round = 0; round < kRounds; ++round) {
+    const Tensor tensor = deferredFull(round);
+    const Tensor next = tensor.add(1);
+    const auto read = [&next, round] {
+      EXPECT(isDeferred(next) && next.size(0) == 4);
+      EXPECT(next.view({16}).detach().size(0) == 16);
+      const Tensor last = next.add(1).mul_(2);
+      EXPECT(torchext::evaluate(last).equal(at::full({4, 4}, 2.0 * (round + 2))));
+      EXPECT(!torchext::explain({last}).operations.empty());
+    };
+    runAtOnce({[&] { torchext::materialize({tensor}); }, read, read});
+    EXPECT(isFullOf(tensor, round));
+    torchext::materialize({next});
+    EXPECT(isFullOf(next, round + 1));
+  }
+}
+
+// Sizes and strides stay what they are, and a thread may drop what it holds.
+void othersReadSizesAndFreeViewsOfWhatBecomesReal() {
+  for (int round = 0; round < kRounds; ++round) {
+    const Tensor tensor = deferredFull(round);
+    std::vector<Tensor> views;
+    for (int i = 0; i < 16; ++i) {
+      views.push_back(tensor.view({16}));
+    }
+    const auto ask = [&tensor] { EXPECT(tensor.size(0) == 4 && tensor.stride(0) == 4 && tensor.dim() == 2); };
+    runAtOnce({[&] { torchext::materialize({tensor}); }, [&] { views.clear(); }, ask});
+    EXPECT(isFullOf(tensor, round));
+  }
+}
+
+// To read a single element of a deferred tensor shortens what is recorded: it is a constant then.
+void othersExplainAndEvaluateWhatIsRead() {
+  for (int round = 0; round < kRounds; ++round) {
+    const Tensor tensor = deferredFull(round).add(1).add(1);
+    const auto explain = [&] { EXPECT(!torchext::explain({tensor}).operations.empty()); };
+    const auto read = [&] { EXPECT(tensor.sum().item<double>() == 16.0 * (round + 2)); };
+    const auto look = [&] { EXPECT(torchext::evaluate(tensor).equal(at::full({4, 4}, round + 2.0))); };
+    runAtOnce({explain, read, read, look});
+  }
+}
+
+// The one sees the value before the other's write, or after it.
+void oneReadsWhatAnotherWrites() {
+  for (int round = 0; round < kRounds; ++round) {
+    const Tensor tensor = deferredFull(round).add_(1);
+    const auto write = [&] { tensor.add_(1); };
+    const auto read = [&] {
+      const double seen = tensor.select(0, 0).select(0, 0).item<double>();
+      EXPECT(seen == round + 1.0 || seen == round + 2.0);
+    };
+    runAtOnce({write, read});
+    EXPECT(torchext::evaluate(tensor).equal(at::full({4, 4}, round + 2.0)));
+  }
+}
+
+constexpr Test kTests[] = {
+    {"threads_begin_at_once", &threadsBeginAtOnce},
+    {"threads_make_fakes_and_share_the_cache", &threadsMakeFakesAndShareTheCache},
+    {"threads_have_blocks_of_their_own", &threadsHaveBlocksOfTheirOwn},
+    {"threads_materialize_the_same_tensors", &threadsMaterializeTheSameTensors},
+    {"one_materializes_what_others_were_computed_from", &oneMaterializesWhatOthersWereComputedFrom},
+    {"others_read_sizes_and_free_views_of_what_becomes_real", &othersReadSizesAndFreeViewsOfWhatBecomesReal},
+    {"others_explain_and_evaluate_what_is_read", &othersExplainAndEvaluateWhatIsRead},
+    {"one_reads_what_another_writes", &oneReadsWhatAnotherWrites},
+};
+
+}  // namespace
+
+EXPORT_TESTS(kTests)
