@@ -17,19 +17,20 @@ void Lease::release() noexcept {
 }
 
 // Storages may be freed after static objects have been destroyed. The lease has a trivial destructor, so it can still
-// be used then.
+// be used then. Its constructor is constexpr, so it is initialized before any code runs, and needs no lock; `constinit`
+// would say so, which PyTorch 2.11's C++17 does not have.
 Lease& leaseOfFakes() noexcept {
-  static constinit Lease lease;
+  static Lease lease;
   return lease;
 }
 
 Lease& leaseOfMarks() noexcept {
-  static constinit Lease lease;
+  static Lease lease;
   return lease;
 }
 
 Lease& leaseOfRegions() noexcept {
-  static constinit Lease lease;
+  static Lease lease;
   return lease;
 }
 
