@@ -22,6 +22,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
 
@@ -30,8 +31,11 @@ from setuptools import Extension, setup
 ROOT = Path(__file__).parent
 OLDEST_TORCH, NEWEST_TORCH = (2, 11), (2, 15)
 
-# Larger groups leave processors idle at the end.
-FILES_IN_A_GROUP = 5
+# How much memory (KiB) GCC uses before it first looks for what it could free, which takes a tenth of its time.
+GCC_MEMORY = 1_000_000
+
+# Of the C++. Larger groups leave processors idle at the end, and let those wait who change one file.
+BYTES_IN_A_GROUP = 60_000
 
 LIBRARY = "torchext.lib.libtorchext"
 BINDINGS = "torchext._C"
@@ -123,13 +127,23 @@ def grouped(sources: list[str], folder: Path) -> list[str]:
     folder.mkdir(parents=True, exist_ok=True)
     made = []
     for room, files in by_room.items():
-        for first in range(0, len(files), FILES_IN_A_GROUP):
-            path = folder / f"{'_'.join(room.parts)}_{first // FILES_IN_A_GROUP}.cpp"
-            text = "".join(f'#include "{ROOT.absolute() / name}"\n' for name in files[first:][:FILES_IN_A_GROUP])
+        for number, group in enumerate(in_equal_parts(files)):
+            path = folder / f"{'_'.join(room.parts)}_{number}.cpp"
+            text = "".join(f'#include "{ROOT.absolute() / name}"\n' for name in group)
             if not path.exists() or path.read_text() != text:
                 path.write_text(text)
             made.append(str(path))
     return made
+
+
+def in_equal_parts(files: list[str]) -> list[list[str]]:
+    """Cuts a list of files into as few parts as there may be, about equally long."""
+    ends = list(accumulate((ROOT / name).stat().st_size for name in files))
+    count = -(-ends[-1] // BYTES_IN_A_GROUP)
+    parts: list[list[str]] = [[] for _ in range(count)]
+    for name, end in zip(files, ends, strict=True):
+        parts[(end - 1) * count // ends[-1]].append(name)
+    return [part for part in parts if part]
 
 
 def compiler_flags(cpp_extension: ModuleType) -> list[str]:
@@ -163,6 +177,7 @@ def make_extensions(cpp_extension: ModuleType) -> list[Extension]:
         name=LIBRARY,
         language="c++",
         sources=find_sources(without="python"),
+        include_dirs=cpp_extension.include_paths(),
         library_dirs=cpp_extension.library_paths(),
         libraries=["c10", "torch", "torch_cpu"],
         extra_link_args=["-Wl,-soname,libtorchext.so", "-Wl,-z,defs", *instrumentation()],
@@ -199,42 +214,59 @@ def make_build_command(cpp_extension: ModuleType) -> type:
                 return str(Path(*fullname.split("."))) + ".so"
             return str(super().get_ext_filename(fullname))
 
-        def build_extension(self, extension: Extension) -> None:
-            is_fast = not is_set("TORCHEXT_FILE_BY_FILE") and self.use_ninja and is_gcc(cpp_extension)
-            if is_fast:
-                extension.sources = grouped(extension.sources, Path(self.build_temp, extension.name))
-            room = "python/" if extension.name == BINDINGS else ""
-            extension.library_dirs.append(str(Path(self.build_lib, "torchext", "lib")))
+        def build_extensions(self) -> None:
             with shortened_lines():
-                if is_fast:
-                    self._precompile(extension, Path(f"csrc/{room}precompiled.h"))
-                super().build_extension(extension)
+                super().build_extensions()
+
+        def build_extension(self, extension: Extension) -> None:
+            extension.library_dirs.append(str(Path(self.build_lib, "torchext", "lib")))
+            is_fast = not is_set("TORCHEXT_FILE_BY_FILE") and self.use_ninja and is_gcc(cpp_extension)
+            if is_fast and extension.name == LIBRARY:
+                self._compile_together(*self.extensions)
+            super().build_extension(extension)
 
         def run(self) -> None:
             for root in {Path(self.build_lib), *([ROOT] if self.inplace else [])}:
                 write_build_facts(root / "torchext" / "lib" / "torchextBuild.cmake")
             super().run()
 
-        def _precompile(self, extension: Extension, header: Path) -> None:
-            """Compiles `header`, and lets all files of the extension begin with it."""
+        def _compile_together(self, library: Extension, bindings: Extension) -> None:
+            """Compiles a header for all files, and then the files of both, so that no processor waits in between."""
+            for extension in (library, bindings):
+                extension.sources = grouped(extension.sources, Path(self.build_temp, extension.name))
+                # What has been compiled here has to look so when it is the turn of the extension.
+                flags = extension.extra_compile_args
+                flags = [flag for flag in flags if not flag.startswith("-DTORCH_EXTENSION_NAME=")]
+                extension.extra_compile_args = [*flags, f"--param=ggc-min-heapsize={GCC_MEMORY}"]
+            header = self._precompiled(Path("csrc/precompiled.h"), library)
+            for extension in (library, bindings):
+                extension.extra_compile_args += ["-include", str(header), "-fpch-preprocess"]
+            # PyTorch compiles with ccache where it finds it. This, and the last flag, is what that wants to be told
+            # before it remembers what was compiled with a precompiled header.
+            os.environ.setdefault("CCACHE_SLOPPINESS", "pch_defines,time_macros,include_file_mtime,include_file_ctime")
+            self._compile([*bindings.sources, *library.sources], library)
+
+        def _precompiled(self, header: Path, extension: Extension) -> Path:
+            """Compiles `header`, and returns what stands for it."""
             self.compiler.src_extensions += {".h"}.difference(self.compiler.src_extensions)
-            [compiled] = self.compiler.compile(
-                [str(header)],
-                output_dir=self.build_temp,
-                include_dirs=extension.include_dirs,
-                extra_postargs=extension.extra_compile_args,
-            )
+            [compiled] = self._compile([str(header)], extension)
             # GCC takes `NAME.gch` for `NAME`, which is read only where the first does not fit the flags.
             place = Path(compiled).with_suffix(".h").absolute()
             if not place.exists() or place.stat().st_mtime < Path(compiled).stat().st_mtime:
                 Path(f"{place}.gch").unlink(missing_ok=True)
                 os.link(compiled, f"{place}.gch")
                 place.write_text(f'#include "{header.absolute()}"\n')  # whose age is that of all that follows
-            flags = ["-include", str(place), "-fpch-preprocess"]
-            extension.extra_compile_args = [*extension.extra_compile_args, *flags]
-            # PyTorch compiles with ccache where it finds it. This, and the last flag, is what that wants to be told
-            # before it remembers what was compiled with a precompiled header.
-            os.environ.setdefault("CCACHE_SLOPPINESS", "pch_defines,time_macros,include_file_mtime,include_file_ctime")
+            return place
+
+        def _compile(self, sources: list[str], extension: Extension) -> list[str]:
+            """Compiles, as setuptools would, what is not compiled yet, and returns the names of the objects."""
+            objects: list[str] = self.compiler.compile(
+                sources,
+                output_dir=self.build_temp,
+                include_dirs=extension.include_dirs,
+                extra_postargs=extension.extra_compile_args,
+            )
+            return objects
 
     return Build
 

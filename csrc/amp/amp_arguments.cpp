@@ -2,16 +2,15 @@
 
 #include <algorithm>
 
-#include <ATen/autocast_mode.h>
 #include <c10/util/irange.h>
 
 #include "../support/stack_utils.h"
+#include "../torch_internals/autocast_mode.h"
 #include "amp_tensor.h"
 #include "region.h"
 
 namespace torchext {
 
-namespace autocast = at::autocast;
 using at::ScalarType;
 using at::Tensor;
 using c10::IValue;

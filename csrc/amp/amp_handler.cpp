@@ -4,7 +4,6 @@
 #include <vector>
 
 #include <ATen/MemoryOverlap.h>
-#include <ATen/autocast_mode.h>
 #include <ATen/core/enum_tag.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/irange.h>
@@ -12,6 +11,7 @@
 #include "../fake/calls/op_traits.h"
 #include "../marks/marks_handlers.h"
 #include "../support/stack_utils.h"
+#include "../torch_internals/autocast_mode.h"
 #include "amp_arguments.h"
 #include "amp_results.h"
 #include "backward.h"
@@ -19,7 +19,6 @@
 
 namespace torchext {
 
-namespace autocast = at::autocast;
 using at::Tensor;
 using c10::DispatchKey;
 using c10::DispatchKeySet;

@@ -5,9 +5,8 @@
 #include <utility>
 
 #include <c10/core/GradMode.h>
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/graph_task.h>
 
+#include "../torch_internals/autograd.h"
 #include "region.h"
 
 namespace torchext {
@@ -47,15 +46,14 @@ RecomputationGuard::~RecomputationGuard() {
 }
 
 bool isInBackward() {
-  if (torch::autograd::get_current_graph_task_id() == -1) {
+  if (!isRunningBackward()) {
     return false;
   }
   return !(current && current->is_recomputation) && !isRecomputingByHand();
 }
 
 bool isInUsersBackward() {
-  const auto node = torch::autograd::get_current_node();
-  return dynamic_cast<const torch::autograd::TraceableFunction*>(node.get()) == nullptr;
+  return !isRunningPyTorchsNode();
 }
 
 bool isRegionDeciding() noexcept {

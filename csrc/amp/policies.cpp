@@ -5,15 +5,14 @@
 #include <mutex>
 #include <utility>
 
-#include <ATen/autocast_mode.h>
 #include <torch/library.h>
 
 #include "../support/stack_utils.h"
+#include "../torch_internals/autocast_mode.h"
 #include "policy_probe.h"
 
 namespace torchext {
 
-namespace autocast = at::autocast;
 using at::ScalarType;
 using at::Tensor;
 using c10::DeviceType;
@@ -40,8 +39,8 @@ std::pair<std::string, DeviceType> entryOf(const OperatorName& name, DeviceType 
 }
 
 DeviceType deviceTypeOf(DispatchKey key) {
-  const auto& all = autocast::_AUTOCAST_SUPPORTED_DEVICES;
-  const auto* found = std::find_if(all.begin(), all.end(), [key](DeviceType device_type) {
+  const auto& all = autocast::supported_devices();
+  const auto found = std::find_if(all.begin(), all.end(), [key](DeviceType device_type) {
     return autocast::get_autocast_dispatch_key_from_device_type(device_type) == key;
   });
   TORCH_INTERNAL_ASSERT(found != all.end());

@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include <ATen/autocast_mode.h>
 #include <ATen/core/jit_type.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -17,11 +16,11 @@
 #include "../fake/storage/fake_storage.h"
 #include "../fake/storage/fake_tensor_impl.h"
 #include "../support/stack_utils.h"
+#include "../torch_internals/autocast_mode.h"
 #include "amp_tensor.h"
 
 namespace torchext {
 
-namespace autocast = at::autocast;
 using at::ScalarType;
 using at::Tensor;
 using c10::DeviceType;

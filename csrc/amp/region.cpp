@@ -6,16 +6,15 @@
 
 #include <ATen/Context.h>
 #include <ATen/DeviceAccelerator.h>
-#include <ATen/autocast_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 
 #include "../fake/cuda/fake_cuda.h"
 #include "../marks/marks_key.h"
+#include "../torch_internals/autocast_mode.h"
 
 namespace torchext {
 
-namespace autocast = at::autocast;
 using c10::DeviceType;
 using c10::ScalarType;
 

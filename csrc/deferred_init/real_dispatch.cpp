@@ -1,9 +1,9 @@
 #include "real_dispatch.h"
 
-#include <ATen/autocast_mode.h>
 #include <c10/core/DefaultDtype.h>
 
 #include "../fake/calls/hidden_keys.h"
+#include "../torch_internals/autocast_mode.h"
 
 namespace torchext {
 
@@ -26,7 +26,7 @@ void setDtypes(const ThreadState& state) {
     c10::set_default_dtype(c10::scalarTypeToTypeMeta(state.default_dtype));
   }
   for (std::size_t i = 0; i < kAutocastDevices.size(); ++i) {
-    at::autocast::set_autocast_dtype(kAutocastDevices[i], state.autocast_dtypes[i]);
+    autocast::set_autocast_dtype(kAutocastDevices[i], state.autocast_dtypes[i]);
   }
 }
 
@@ -35,17 +35,17 @@ void setDtypes(const ThreadState& state) {
 ThreadState ThreadState::current() {
   ThreadState state{c10::impl::tls_local_dispatch_key_set(), c10::get_default_dtype_as_scalartype(), {}};
   for (std::size_t i = 0; i < kAutocastDevices.size(); ++i) {
-    state.autocast_dtypes[i] = at::autocast::get_autocast_dtype(kAutocastDevices[i]);
+    state.autocast_dtypes[i] = autocast::get_autocast_dtype(kAutocastDevices[i]);
   }
   return state;
 }
 
-AutocastCacheOff::AutocastCacheOff() : was_enabled_{at::autocast::is_autocast_cache_enabled()} {
-  at::autocast::set_autocast_cache_enabled(false);
+AutocastCacheOff::AutocastCacheOff() : was_enabled_{autocast::is_autocast_cache_enabled()} {
+  autocast::set_autocast_cache_enabled(false);
 }
 
 AutocastCacheOff::~AutocastCacheOff() {
-  at::autocast::set_autocast_cache_enabled(was_enabled_);
+  autocast::set_autocast_cache_enabled(was_enabled_);
 }
 
 RealDispatch::RealDispatch(const ThreadState& state)

@@ -2,15 +2,13 @@
 
 #include <algorithm>
 
-#include <torch/csrc/autograd/variable.h>
-
 #include "../deferred_init/deferred_init.h"
 #include "../fake/fake.h"
+#include "../torch_internals/autograd.h"
 
 namespace torchext {
 
 using at::Tensor;
-using torch::autograd::CreationMeta;
 
 namespace {
 
@@ -35,28 +33,6 @@ std::optional<std::uintptr_t> storageOf(const c10::TensorImpl& impl) {
     return std::nullopt;
   }
   return reinterpret_cast<std::uintptr_t>(storage.unsafeGetStorageImpl());  // NOLINT(performance-no-int-to-ptr)
-}
-
-const char* nameOf(CreationMeta creation) {
-  switch (creation) {
-    case CreationMeta::DEFAULT:
-      return "DEFAULT";
-    case CreationMeta::IN_CUSTOM_FUNCTION:
-      return "IN_CUSTOM_FUNCTION";
-    case CreationMeta::MULTI_OUTPUT_NODE:
-      return "MULTI_OUTPUT_NODE";
-    case CreationMeta::NO_GRAD_MODE:
-      return "NO_GRAD_MODE";
-    case CreationMeta::INFERENCE_MODE:
-      return "INFERENCE_MODE";
-  }
-  return "unknown";
-}
-
-std::optional<std::string> creationMetadataOf(const Tensor& tensor) {
-  const auto* view = torch::autograd::impl::get_view_autograd_meta(tensor);
-  return view != nullptr && view->has_bw_view() ? std::optional<std::string>{nameOf(view->get_creation_meta())}
-                                                : std::nullopt;
 }
 
 }  // namespace

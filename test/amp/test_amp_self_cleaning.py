@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -14,7 +15,7 @@ from common import feed_forward, gradients
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from torchext import amp, inference
+from torchext import _C, amp, inference
 from torchext.deferred_init import deferred_init, materialize_module
 from torchext.fake import fake_mode
 from torchext.inference import inference_mode, origin
@@ -251,6 +252,14 @@ class TestSelfCleaning:
         assert found.dtype is wanted.dtype is BF16
         assert torch.equal(found, wanted)
         assert torch.mm(found, torch.ones(2, 2)).dtype is FP32
+
+    def test_no_mark_outlives_compiled_code(self) -> None:
+        compiled = torch.compile(nn.Linear(2, 2), backend="aot_eager")
+        with amp.autocast("cpu", self_cleaning=True):
+            compiled(torch.eye(2))
+        torch._dynamo.reset()
+        gc.collect()
+        assert _C.live_marks() == 0
 
     def test_first_mark_may_be_made_in_compiled_code(self) -> None:
         with torch._C._DisableAutocast():  # as AOTAutograd does

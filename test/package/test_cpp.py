@@ -29,6 +29,12 @@ TOOLS = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
 WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"]
 
 
+def run(command: list[str | Path]) -> subprocess.CompletedProcess[str]:
+    """Runs a tool, without the sanitizers that `make sanitize` loads into our processes: CMake hangs with one."""
+    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+
 def compiled(name: str, folder: Path) -> ctypes.CDLL:
     """A library that is linked against what a user's program is linked against."""
     output = folder / f"{name}.so"
@@ -42,7 +48,7 @@ def compiled(name: str, folder: Path) -> ctypes.CDLL:
         *(f"-o{output}", *(f"-L{folder}" for folder in folders), *(f"-Wl,-rpath,{folder}" for folder in folders)),
         *("-lc10", "-ltorch", "-ltorch_cpu", "-ltorchext"),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run(command)
     assert done.returncode == 0, done.stderr
     loaded = ctypes.CDLL(str(output))
     for function in (loaded.test_name, loaded.run_test):
@@ -72,7 +78,7 @@ def errors_of(standard: str, header: str) -> str:
     """Returns what the compiler says of a program that includes nothing but `header`."""
     command = [*COMPILER, f"-std={standard}", "-fsyntax-only", *WARNINGS, *PYTORCHS_HEADERS]
     command += [f"-I{torchext.include_path()}", "-include", header, "-x", "c++", os.devnull]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stderr
+    return run(command).stderr
 
 
 @pytest.mark.parametrize("standard", ["c++17", "c++20"])
@@ -122,6 +128,6 @@ def test_cmake_package_refuses_a_torch_that_it_was_not_built_for(tmp_path: Path)
         tmp_path / "b",
         f"-DCMAKE_PREFIX_PATH={prefixes}",
     ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run(command)
     assert done.returncode != 0
     assert "this torchext was built for torch 2.3.1, but torch" in " ".join(done.stderr.split())

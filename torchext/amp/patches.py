@@ -161,6 +161,26 @@ def _patch_compiled_code() -> None:
     while_marks_live.patch(guard, "__exit__", make_exit, "compiled code switches autocast off for itself")
 
 
+def _patch_random_state_of_compilation() -> None:
+    """AOTAutograd keeps the tensors of its class `PhiloxState` when it has compiled, the last ones for good."""
+    from torch._decomp.decompositions_for_rng import PhiloxState
+
+    def make(original: Callable[[PhiloxState], None]) -> Callable[[PhiloxState], None]:
+        def reset(self: PhiloxState) -> None:
+            original(self)
+            for tensor in (self.seed, self.base_offset):
+                _C.unwrap_amp(tensor)  # they are made in the region in which code is compiled
+
+        return reset
+
+    while_marks_live.patch(PhiloxState, "reset", make, "keeps tensors of the region in which code was compiled last")
+
+
 while_marks_live.declare(
-    _patch_torch_func, _patch_recurrent_modules, _patch_checkpoint, _patch_reentrant_checkpoint, _patch_compiled_code
+    _patch_torch_func,
+    _patch_recurrent_modules,
+    _patch_checkpoint,
+    _patch_reentrant_checkpoint,
+    _patch_compiled_code,
+    _patch_random_state_of_compilation,
 )

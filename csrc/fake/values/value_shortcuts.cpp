@@ -1,18 +1,17 @@
 #include "value_shortcuts.h"
 
 #include <array>
-#include <memory>
 #include <utility>
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/irange.h>
-#include <torch/csrc/autograd/variable.h>
 #include <torch/library.h>
 #include <torchext/fake_tensor.h>
 
 #include "../../support/stack_utils.h"
+#include "../../torch_internals/autograd.h"
 #include "../../torch_internals/open_tensor_impl.h"
 #include "../storage/fake_keys.h"
 #include "../storage/fake_tensor_impl.h"
@@ -57,8 +56,7 @@ Tensor aliasWithoutValues(const Tensor& tensor) {
   auto alias = impl.shallow_copy_and_detach(impl.version_counter(), impl.allow_tensor_metadata_change());
   OpenTensorImpl::keysOf(*alias) = alias->key_set() | kWithoutValues;
   if (tensor.requires_grad()) {
-    alias->set_autograd_meta(std::make_unique<torch::autograd::AutogradMeta>(
-        alias.get(), /*requires_grad=*/false, torch::autograd::impl::gradient_edge(tensor)));
+    alias->set_autograd_meta(autogradMetaOfAlias(alias.get(), tensor));
   }
   Tensor result{std::move(alias)};
   if (const Tensor& tangent = tensor._fw_grad(/*level=*/0); tangent.defined()) {

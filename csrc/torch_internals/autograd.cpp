@@ -1,0 +1,52 @@
+#include "autograd.h"
+
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/variable.h>
+
+namespace torchext {
+
+using at::Tensor;
+using torch::autograd::CreationMeta;
+
+namespace {
+
+const char* nameOf(CreationMeta creation) {
+  switch (creation) {
+    case CreationMeta::DEFAULT:
+      return "DEFAULT";
+    case CreationMeta::IN_CUSTOM_FUNCTION:
+      return "IN_CUSTOM_FUNCTION";
+    case CreationMeta::MULTI_OUTPUT_NODE:
+      return "MULTI_OUTPUT_NODE";
+    case CreationMeta::NO_GRAD_MODE:
+      return "NO_GRAD_MODE";
+    case CreationMeta::INFERENCE_MODE:
+      return "INFERENCE_MODE";
+  }
+  return "unknown";
+}
+
+}  // namespace
+
+std::unique_ptr<c10::AutogradMetaInterface> autogradMetaOfAlias(c10::TensorImpl* alias, const Tensor& tensor) {
+  return std::make_unique<torch::autograd::AutogradMeta>(alias, /*requires_grad=*/false,
+                                                         torch::autograd::impl::gradient_edge(tensor));
+}
+
+std::optional<std::string> creationMetadataOf(const Tensor& tensor) {
+  const auto* view = torch::autograd::impl::get_view_autograd_meta(tensor);
+  return view != nullptr && view->has_bw_view() ? std::optional<std::string>{nameOf(view->get_creation_meta())}
+                                                : std::nullopt;
+}
+
+bool isRunningBackward() {
+  return torch::autograd::get_current_graph_task_id() != -1;
+}
+
+bool isRunningPyTorchsNode() {
+  const auto node = torch::autograd::get_current_node();
+  return dynamic_cast<const torch::autograd::TraceableFunction*>(node.get()) != nullptr;
+}
+
+}  // namespace torchext
