@@ -44,7 +44,7 @@ export PYTHONPATH := $(CURDIR):$(PYTHONPATH)
 # Warnings stop those who change torchext, and nobody who installs it.
 export TORCHEXT_WERROR := 1
 
-.PHONY: demo test unit check package wheels sanitize matrix lint tidy typecheck format sweep fuzz bench build clean help
+.PHONY: demo test unit check package wheels sanitize matrix coverage lint tidy typecheck format sweep fuzz bench build clean help
 # Not for the checks of single files, which a make of their own runs: before GNU make 4.4 this counts for all targets.
 ifndef IN_PARALLEL
 .NOTPARALLEL:
@@ -87,6 +87,9 @@ matrix: ## Build and test with each release of PyTorch, in environments and copi
 
 sanitize: $(STATE)/tools ## Run the core of the suite with the sanitizers of addresses, undefined behaviour and threads
 	JOBS=$(JOBS) .ci/sanitize $(PYTHON) build/sanitize $(CORE)
+
+coverage: $(STATE)/tools ## Count which lines the suite reaches, and list those that it does not
+	JOBS=$(JOBS) .ci/coverage $(PYTHON) build/coverage test
 
 lint: $(STATE)/tools ## Check the format and the style of all sources
 	$(PYTHON) -m ruff check .
