@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from torchext.deferred_init import deferred_init, is_deferred, materialize_tensor
 from torchext.fake import fake_mode
+from torchext.tools.torch_release import TORCH_RELEASE
 
 
 class TestSeedExamples:
@@ -217,6 +218,8 @@ class TestGraph:
             tensor = torch.ones(3, dtype=dtype)
             return [tensor + number, number * tensor.to(torch.float32), tensor.eq(number), tensor[0] * number]
 
+        if dtype is torch.bfloat16 and isinstance(number, complex) and TORCH_RELEASE >= (2, 15):
+            pytest.skip("promotes to complex bfloat16, for which PyTorch has no addition yet")
         assert_tensors_defer_exactly(build)
 
     def test_long_programs_neither_recurse_nor_keep_garbage(self) -> None:

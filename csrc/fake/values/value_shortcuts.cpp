@@ -38,10 +38,12 @@ constexpr std::array kReadValues{
     "min",                  // the same
     "nanmedian",            // the same
     "nanquantile",          // quantile_compute(): are the quantiles between 0 and 1?
+    "nanquantile.scalar",   // since 2.15, one quantile is selected in memory, without a call of the other
     "one_hot",              // one_hot(): are the classes in bounds?
     "prod",                 // prod_backward(): where are zeros?
     "prod.dim_int",         // the same
     "quantile",             // as nanquantile
+    "quantile.scalar",      // the same
 };
 
 bool isPlainFake(const Tensor& tensor) {
