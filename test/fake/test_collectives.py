@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from torchext import inspect
 from torchext.deferred_init import deferred_init, is_deferred, materialize_module
 from torchext.fake import DataDependentError, fake_like, fake_mode, is_fake
+from torchext.tools.torch_release import TORCH_RELEASE
 
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this build of PyTorch has no gloo")
 
@@ -41,6 +42,15 @@ def world(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 of_fake_backend = pytest.mark.parametrize("world", ["fake"], indirect=True)
+# Of what PyTorch's backend "fake" does, which the tests of it are compared with.
+IS_COMPLETE = TORCH_RELEASE >= (2, 13)
+# Python's key is below ours there, and DTensor's dispatch in C++ leaves all keys out that are above Python's.
+fails_before_2_13 = pytest.mark.xfail(
+    TORCH_RELEASE < (2, 13),
+    reason="operators on DTensors pass the Fake key by",
+    raises=(RuntimeError, AssertionError),
+    strict=True,
+)
 of_gloo = pytest.mark.parametrize("world", ["gloo"], indirect=True)
 
 
@@ -151,6 +161,7 @@ def test_result_of_a_functional_collective_outside_of_a_block_is_fake(world: int
 
 
 @of_fake_backend
+@pytest.mark.skipif(not IS_COMPLETE, reason="the backend of PyTorch before 2.13 checks nothing")
 def test_checks_of_the_backend_are_those_of_real_tensors(world: int) -> None:
     for make in (torch.ones, fake):
         with pytest.raises(RuntimeError, match="must be the same size as output size times world size"):
@@ -167,7 +178,6 @@ WRITERS: dict[str, Callable[[Tensor, int], object]] = {
     "broadcast": lambda k, n: dist.broadcast(k, 1),
     "coalesced": lambda k, n: group().allreduce_coalesced([k]),
     "functional": lambda k, n: torch.ops._c10d_functional.all_reduce_(k, "sum", group().group_name),
-    "functional_irecv": lambda k, n: torch.ops._c10d_functional.irecv(k, 1, 0, group().group_name),
     "gather": lambda k, n: dist.gather(torch.tensor(1.0), [k, *(torch.tensor(0.0) for _ in range(n - 1))]),
     "irecv": lambda k, n: dist.irecv(k, 1),
     "of_the_group": lambda k, n: group().allreduce([k]),
@@ -176,6 +186,8 @@ WRITERS: dict[str, Callable[[Tensor, int], object]] = {
     "reduce_scatter": lambda k, n: dist.reduce_scatter(k, [torch.tensor(1.0) for _ in range(n)]),
     "scatter": lambda k, n: dist.scatter(k, [torch.tensor(1.0) for _ in range(n)]),
 }
+if hasattr(torch.ops._c10d_functional, "irecv"):  # since 2.12
+    WRITERS["functional_irecv"] = lambda k, n: torch.ops._c10d_functional.irecv(k, 1, 0, group().group_name)
 
 
 @of_fake_backend
@@ -307,7 +319,7 @@ def test_distribution_of_a_deferred_tensor_is_refused(world: int, placement: Pla
         lambda t: t.full_tensor(),
         lambda t: t.redistribute(placements=[Replicate()]),
         lambda t: t.redistribute(placements=[Shard(1)]),
-        lambda t: t.sum().full_tensor(),
+        pytest.param(lambda t: t.sum().full_tensor(), marks=fails_before_2_13),
     ],
     ids=["full_tensor", "replicate", "shard", "sum"],
 )
@@ -386,7 +398,8 @@ def exchange_objects(world: int) -> tuple[object, ...]:
     broadcast, gathered, scattered = [{"a": 1}], [None] * world, [None]
     dist.broadcast_object_list(broadcast)
     dist.all_gather_object(gathered, {"b": 2})
-    dist.scatter_object_list(scattered, [str(rank) for rank in range(world)])
+    if IS_COMPLETE or dist.get_backend() != "fake":  # which raises EOFError before
+        dist.scatter_object_list(scattered, [str(rank) for rank in range(world)])
     return broadcast, gathered, scattered
 
 
@@ -420,6 +433,7 @@ def test_default_mesh_of_fully_shard_is_on_the_fake_devices(world: int) -> None:
         assert weight.to_local().device.type == "cuda"
 
 
+@fails_before_2_13
 @of_fake_backend
 def test_fully_sharded_module_of_fakes_trains(world: int) -> None:
     with fake_mode():
