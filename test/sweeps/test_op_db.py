@@ -29,7 +29,7 @@ NEEDS_VALUES = {
     "allclose",
     "argwhere",
     "bincount",
-    *(["combinations"] if TORCH_RELEASE < (2, 15) else []),
+    *(["combinations"] if TORCH_RELEASE < (2, 14) else []),
     "cov",  # checks the weights
     "equal",
     "istft",  # checks the window

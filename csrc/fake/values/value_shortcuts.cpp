@@ -38,7 +38,7 @@ constexpr std::array kReadValues{
     "min",                  // the same
     "nanmedian",            // the same
     "nanquantile",          // quantile_compute(): are the quantiles between 0 and 1?
-    "nanquantile.scalar",   // since 2.15, one quantile is selected in memory, without a call of the other
+    "nanquantile.scalar",   // one quantile is selected in memory, without a call of the other: 2.14
     "one_hot",              // one_hot(): are the classes in bounds?
     "prod",                 // prod_backward(): where are zeros?
     "prod.dim_int",         // the same
