@@ -7,7 +7,8 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorImpl.h>
 
-// What `torch/csrc/autograd` tells. Its headers take the compiler eight seconds in each file, so one includes them for all.
+// What `torch/csrc/autograd` tells. Its headers take the compiler eight seconds in each file, so one file includes them
+// for all.
 namespace torchext {
 
 // What makes `alias` an output of the node that `tensor` is one of, or the same leaf.
