@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any, cast
 
+import psutil
 import torch
 from torch import Tensor
 from torch.nn import GELU, LayerNorm, Linear, Module, Parameter, Sequential
@@ -24,8 +26,15 @@ __all__ = [
     "build_both",
     "feed_forward",
     "gradients",
+    "memory_in_use",
     "too_large_to_copy",
 ]
+
+
+def memory_in_use() -> int:
+    """What the process holds, in bytes, without what malloc keeps for itself: after other tests that can be a lot."""
+    ctypes.CDLL(None).malloc_trim(0)
+    return int(psutil.Process().memory_info().rss)
 
 
 class BuiltOn(Module):

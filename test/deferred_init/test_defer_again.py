@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import weakref
 
-import psutil
 import pytest
 import torch
-from common import BuiltOn, assert_same_tensor, build_both, too_large_to_copy
+from common import BuiltOn, assert_same_tensor, build_both, memory_in_use, too_large_to_copy
 from torch import Tensor, nn
 
 from torchext.deferred_init import (
@@ -175,12 +173,6 @@ class TestIdentity:
         assert str(explain(tensor)) == before
 
 
-def memory_in_use() -> int:
-    """What the process holds, without what malloc keeps for itself: after other tests that can be a lot."""
-    ctypes.CDLL(None).malloc_trim(0)
-    return int(psutil.Process().memory_info().rss)
-
-
 class TestMemory:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["as_recorded", "converted"])
     def test_memory_is_freed(self, dtype: torch.dtype) -> None:
@@ -188,7 +180,7 @@ class TestMemory:
         view = module[0].data[1:]
         before = memory_in_use()
         materialize_module(module, dtype=dtype, retain_graph=True)
-        assert memory_in_use() - before > 2**28
+        assert memory_in_use() - before > 2**28 - 2**25
         late = module[1].data[1:]
         defer_again(module)
         assert memory_in_use() - before < 2**25

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from common import memory_in_use
 from torch import Tensor, nn
 
 from torchext import amp
@@ -325,19 +326,16 @@ assert "Generic" not in str(torch._C._dispatch_keys(x))
 
 
 def test_memory_goes_with_the_tensors() -> None:
-    psutil = pytest.importorskip("psutil", reason="memory is measured with psutil")
-
-    def make() -> None:
+    def growth() -> int:
+        before = memory_in_use()
         for _ in range(50_000):
             torch.ones(1)
+        gc.collect()
+        return memory_in_use() - before
 
     with inference_mode(trace=True):
-        make()
-        gc.collect()
-        before = psutil.Process().memory_info().rss
-        make()
-    gc.collect()
-    assert psutil.Process().memory_info().rss - before < 50_000 * 16
+        # What is kept makes memory grow each time; threads of the process that do other things, now and then.
+        assert min(growth() for _ in range(4)) < 50_000 * 16
 
 
 def test_deferred_tensors_recorded_under_tracing_replay_outside() -> None:

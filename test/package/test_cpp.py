@@ -109,10 +109,17 @@ def test_library_needs_no_python() -> None:
         assert not [name for name in named if re.match(r"_?Py|\[libtorch_python|\[libpython", name)]
 
 
-@pytest.mark.skipif(
-    torch.version.cuda is not None and not Path(cpp_extension.CUDA_HOME or "", "bin", "nvcc").exists(),
-    reason="the CMake package of a PyTorch for CUDA is not found without the compiler of CUDA",
-)
+def configured(project: Path, package: str, prefixes: list[str]) -> subprocess.CompletedProcess[str]:
+    """Has CMake look for `package` in a project of its own."""
+    project.mkdir()
+    (project / "CMakeLists.txt").write_text(
+        f"cmake_minimum_required(VERSION 3.18)\nproject(test LANGUAGES CXX)\nfind_package({package} REQUIRED)\n"
+    )
+    cmake = shutil.which("cmake", path=TOOLS)
+    assert cmake is not None
+    return run([cmake, "-S", project, "-B", project / "build", f"-DCMAKE_PREFIX_PATH={';'.join(prefixes)}"])
+
+
 def test_cmake_package_refuses_a_torch_that_it_was_not_built_for(tmp_path: Path) -> None:
     here = Path(torchext.__file__).parent
     shutil.copytree(here / "share", tmp_path / "torchext" / "share")
@@ -120,18 +127,9 @@ def test_cmake_package_refuses_a_torch_that_it_was_not_built_for(tmp_path: Path)
     facts = tmp_path / "torchext" / "lib" / "torchextBuild.cmake"
     facts.parent.mkdir()
     facts.write_text('set(torchext_TORCH_VERSION "2.3.1")\n')
-    (tmp_path / "CMakeLists.txt").write_text(
-        "cmake_minimum_required(VERSION 3.18)\nproject(test LANGUAGES CXX)\nfind_package(torchext REQUIRED)\n"
-    )
-    prefixes = ";".join([str(tmp_path / "torchext" / "share" / "cmake"), torch.utils.cmake_prefix_path])
-    command = [
-        shutil.which("cmake", path=TOOLS),
-        "-S",
-        tmp_path,
-        "-B",
-        tmp_path / "b",
-        f"-DCMAKE_PREFIX_PATH={prefixes}",
-    ]
-    done = run(command)
+    pytorch = torch.utils.cmake_prefix_path
+    if torch.version.cuda is not None and configured(tmp_path / "pytorch", "Torch", [pytorch]).returncode != 0:
+        pytest.skip("CMake does not find a PyTorch for CUDA without all of CUDA")
+    done = configured(tmp_path / "project", "torchext", [str(tmp_path / "torchext" / "share" / "cmake"), pytorch])
     assert done.returncode != 0
     assert "this torchext was built for torch 2.3.1, but torch" in " ".join(done.stderr.split())
