@@ -54,7 +54,7 @@ def skip_fill(name: str, numel: int, dtype: torch.dtype, numbers: list[float], g
 def explain(
     tensors: list[Tensor],
 ) -> tuple[
-    list[tuple[str, str, list[int], list[tuple[int, list[int], torch.dtype]], int | None, int | None, str],],
+    list[tuple[str, str, list[int], list[tuple[int, list[int], torch.dtype]], int | None, int | None, str, bool],],
     list[tuple[int, str]],
 ]: ...
 def enter_tracing() -> None: ...

@@ -14,6 +14,8 @@
 #include <c10/util/StringUtil.h>
 #include <c10/util/irange.h>
 
+#include "../fake/calls/op_traits.h"
+#include "liveness.h"
 #include "op_graph.h"
 #include "replay.h"
 #include "retained.h"
@@ -177,6 +179,7 @@ class Explainer {
   // What an operator wrote, in the order of `OpNode::written()`.
   std::unordered_map<const OpNode*, std::int64_t> first_of_node_;
   std::unordered_map<const StorageValue*, std::int64_t> constants_;
+  std::unordered_set<const OpNode*> alive_;
   // Of the values, by number.
   std::vector<Geometry> geometries_;
   Explanation explanation_;
@@ -190,6 +193,14 @@ Explanation Explainer::run(at::ArrayRef<Tensor> tensors) {
                       tensor.sizes(),
                       " comes about: only tensors can be explained that wait to be materialized, or that were "
                       "materialized with `retain_graph=True`.");
+  }
+  std::vector<StorageValuePtr> values;
+  values.reserve(recordings.size());
+  for (const Recording& recording : recordings) {
+    values.push_back(recording.value);
+  }
+  for (const LiveOperator& live : liveGraph(values).operators) {
+    alive_.insert(live.node);
   }
   for (const OpNode* node : operatorsBehind(recordings)) {
     explainNode(*node);
@@ -244,6 +255,8 @@ void Explainer::explainNode(const OpNode& node) {
     operation.draws = node.tape()->length;
   }
   operation.source = node.source();
+  // Who only allocates has written nothing that could be read; the memory comes from elsewhere then.
+  operation.runs = alive_.count(&node) != 0 || onlyAllocates(node.op());
   explanation_.operations.push_back(std::move(operation));
 }
 

@@ -35,6 +35,8 @@ struct ExplainedOperation {
   std::optional<std::uint64_t> draws;
   // The source line that recorded it, or empty when nobody traced.
   std::string source;
+  // False if nobody reads what it writes: NOTE [Dead writes].
+  bool runs = true;
 };
 
 // What a tensor shows: a value, and in words how, if not as it was written: `%1 as float32[2] at 2`.

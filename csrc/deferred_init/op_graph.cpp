@@ -1,5 +1,6 @@
 #include "op_graph.h"
 
+#include <algorithm>
 #include <atomic>
 #include <utility>
 
@@ -52,6 +53,16 @@ const Tensor& placeholder() {
   static const Tensor tensor{c10::make_intrusive<c10::TensorImpl>(
       DispatchKeySet{DispatchKey::CPU}, caffe2::TypeMeta::Make<float>(), c10::Device{c10::kCPU})};
   return tensor;
+}
+
+// Returns true for a call that makes tensors in pinned memory.
+bool makesPinned(const OpNode& node) {
+  if (isPinMemory(node.op())) {
+    return true;
+  }
+  const int position = findArgument(node.op().schema(), "pin_memory");
+  const c10::IValue pin = position < 0 ? c10::IValue{} : node.arguments()[static_cast<std::size_t>(position)];
+  return pin.isBool() && pin.toBool();
 }
 
 // Frees a chain of operators one after another. Each owns the values that it read and those own the operators that
@@ -117,13 +128,22 @@ Tensor Geometry::makeEmptyTensor(c10::Device device) const {
   return makeTensor(at::empty({static_cast<int64_t>(nbytes)}, options).storage());
 }
 
-StorageValue::StorageValue(std::shared_ptr<const OpNode> writer, std::size_t output)
-    : writer_{std::move(writer)}, output_{output} {}
+StorageValue::StorageValue(std::shared_ptr<const OpNode> writer, std::size_t output, const Storage& storage)
+    : writer_{std::move(writer)}, output_{output}, device_{storage.device()}, nbytes_{storage.nbytes()} {
+  const WrittenStorage& written = writer_->written()[output_];
+  is_pinned_ = written.is_argument ? writer_->tensors()[written.position].value->is_pinned_ : makesPinned(*writer_);
+}
 
-StorageValue::StorageValue(Storage constant) : constant_{std::move(constant)} {}
+StorageValue::StorageValue(Storage constant)
+    : device_{constant.device()}, nbytes_{constant.nbytes()}, constant_{std::move(constant)} {}
 
 StorageValue::~StorageValue() {
   release(std::move(writer_));
+}
+
+Storage StorageValue::makeEmptyStorage() const {
+  const auto options = at::TensorOptions().dtype(c10::kByte).device(device_).pinned_memory(is_pinned_);
+  return at::empty({static_cast<int64_t>(nbytes_)}, options).storage();
 }
 
 void StorageValue::fold(Storage constant) {
@@ -175,6 +195,10 @@ OpNode::OpNode(const c10::OperatorHandle& op, const Stack& stack)
     return placeholder();
   };
   mapTensors(arguments_, count, take);
+  depends_on_other_generators_ = std::any_of(tensors_.begin(), tensors_.end(), [](const TensorArgument& argument) {
+    return argument.value != nullptr && argument.value->writer() != nullptr &&
+           argument.value->writer()->dependsOnOtherGenerators();
+  });
 }
 
 OpNode::~OpNode() = default;

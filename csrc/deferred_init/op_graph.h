@@ -80,8 +80,8 @@ at::Tensor bytesAt(const c10::Storage& storage, std::size_t begin, std::size_t n
 // The bytes of one storage between two writes.
 class StorageValue final : public Provenance {
  public:
-  // What `writer` leaves in the storage that is the `output`th that it writes.
-  StorageValue(std::shared_ptr<const OpNode> writer, std::size_t output);
+  // What `writer` leaves in `storage`, the `output`th that it writes.
+  StorageValue(std::shared_ptr<const OpNode> writer, std::size_t output, const c10::Storage& storage);
 
   // Bytes that exist already: what `torch.tensor()` made. `constant` must not be written any more.
   explicit StorageValue(c10::Storage constant);
@@ -106,6 +106,19 @@ class StorageValue final : public Provenance {
     return constant_;
   }
 
+  // Where the storage was recorded.
+  c10::Device device() const noexcept {
+    return device_;
+  }
+
+  // The size of the storage.
+  std::size_t nbytes() const noexcept {
+    return nbytes_;
+  }
+
+  // A real storage like that of the value, with arbitrary contents.
+  c10::Storage makeEmptyStorage() const;
+
   // How many times in a row the same elements have been written after construction, up to this value.
   std::uint32_t repeats() const noexcept {
     return repeats_;
@@ -122,6 +135,9 @@ class StorageValue final : public Provenance {
   std::shared_ptr<const OpNode> writer_;
   std::size_t output_ = 0;
   std::uint32_t repeats_ = 0;
+  bool is_pinned_ = false;
+  c10::Device device_;
+  std::size_t nbytes_;
   c10::Storage constant_;
 };
 
@@ -178,6 +194,16 @@ class OpNode {
     tape_ = std::move(position);
   }
 
+  // Says that the call draws from a generator that is not read as a tape. To be used before the node is shared.
+  void setDrawsWithoutTape() noexcept {
+    depends_on_other_generators_ = true;
+  }
+
+  // Returns true if this call, or one that led to it, draws from such a generator.
+  bool dependsOnOtherGenerators() const noexcept {
+    return depends_on_other_generators_;
+  }
+
   // The order of calls in time, over all threads.
   std::uint64_t number() const noexcept {
     return number_;
@@ -225,6 +251,7 @@ class OpNode {
   std::vector<WrittenStorage> written_;
   ThreadState thread_state_;
   std::optional<TapePosition> tape_;
+  bool depends_on_other_generators_ = false;
   std::string source_;
 };
 

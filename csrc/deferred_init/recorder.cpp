@@ -419,6 +419,8 @@ void RecordedCall::noteDraws(const std::shared_ptr<OpNode>& node,
                              const Stack& called) const {
   if (generator) {
     node->setTape(takeDraws(*generator, called));
+  } else if (drawsNumbers(op_)) {
+    node->setDrawsWithoutTape();
   }
 }
 
@@ -484,7 +486,7 @@ void RecordedCall::noteWrittenArguments(const std::shared_ptr<OpNode>& node,
     }
     const auto output = node->addWritten({argument.position, /*is_argument=*/true,
                                           was_resized && !changes_metadata_only, Geometry::of(argument.tensor)});
-    const auto value = std::make_shared<StorageValue>(node, output);
+    const auto value = std::make_shared<StorageValue>(node, output, argument.storage);
     value->setRepeats(repeatsAfterConstruction(argument.storage, node->written()[output].geometry));
     setValue(argument.storage, value);
     grows = grows || value->repeats() == kEndlessRepeats;
@@ -500,7 +502,7 @@ void RecordedCall::noteResults(const std::shared_ptr<OpNode>& node) const {
     if (isFake(result) && result.has_storage() && provenanceOf(result.storage()) == nullptr) {
       const auto output =
           node->addWritten({position, /*is_argument=*/false, /*was_resized=*/false, Geometry::of(result)});
-      setValue(result.storage(), std::make_shared<StorageValue>(node, output));
+      setValue(result.storage(), std::make_shared<StorageValue>(node, output, result.storage()));
     }
     ++position;
   };

@@ -55,6 +55,9 @@ void checkDevicesExist(const OpNode& node) {
     if (argument.device) {
       check(*argument.device);
     }
+    if (argument.value != nullptr) {
+      check(argument.value->device());
+    }
   }
   for (const c10::IValue& value : node.arguments()) {
     if (value.isDevice()) {
@@ -85,13 +88,13 @@ void naming(const OpNode& node, const Function& run) {
   }
 }
 
-// Does `node` read a recorded value that it does not write over?
-bool readsWithoutWriting(const OpNode& node) {
-  const auto& written = node.written();
-  return std::any_of(node.tensors().begin(), node.tensors().end(), [&](const TensorArgument& argument) {
+// Does `live` read a recorded value that it does not write over?
+bool readsWithoutWriting(const LiveOperator& live) {
+  const auto& written = live.node->written();
+  return std::any_of(live.arguments.begin(), live.arguments.end(), [&](const LiveArgument& argument) {
     return argument.value != nullptr && argument.value->writer() != nullptr &&
            std::none_of(written.begin(), written.end(), [&](const WrittenStorage& storage) {
-             return storage.is_argument && node.tensors()[storage.position].value == argument.value;
+             return storage.is_argument && live.arguments[storage.position].value == argument.value;
            });
   });
 }
@@ -133,39 +136,27 @@ std::recursive_mutex& replayMutex() {
   return mutex;
 }
 
-Replay::Replay(const std::vector<StorageValuePtr>& wanted, Progress on_value) : wanted_{wanted}, on_value_{on_value} {
-  plan();
+Replay::Replay(const std::vector<StorageValuePtr>& wanted, Progress on_value)
+    : wanted_{wanted}, graph_{liveGraph(wanted)}, on_value_{on_value} {
+  countReads();
+  keepDerivationsTogether();
 }
 
-// Walks back from the wanted values and counts who reads what.
-void Replay::plan() {
-  std::vector<const StorageValue*> open;
-  open.reserve(wanted_.size());
-  for (const StorageValuePtr& value : wanted_) {
-    open.push_back(value.get());
-    wanted_of_node_[value->writer().get()] += 1;
-  }
-  while (!open.empty()) {
-    const StorageValue& value = *open.back();
-    open.pop_back();
-    const OpNode* node = value.writer().get();
-    if (node == nullptr) {
-      continue;
-    }
-    const auto [entry, is_new] = buffers_.try_emplace(node, node->written().size());
-    entry->second[value.output()].pending_reads += 1;
-    if (!is_new) {
-      continue;
-    }
-    nodes_.push_back(node);
-    for (const TensorArgument& argument : node->tensors()) {
-      if (argument.value != nullptr) {
-        open.push_back(argument.value.get());
+void Replay::countReads() {
+  for (const LiveOperator& live : graph_.operators) {
+    buffers_.emplace(live.node, live.node->written().size());
+    for (const LiveArgument& argument : live.arguments) {
+      if (argument.value != nullptr && argument.value->writer() != nullptr) {
+        bufferOf(*argument.value).pending_reads += 1;
       }
     }
   }
-  std::sort(nodes_.begin(), nodes_.end(), [](const OpNode* a, const OpNode* b) { return a->number() < b->number(); });
-  keepDerivationsTogether();
+  for (const StorageValue* value : graph_.wanted) {
+    wanted_of_node_[value->writer().get()] += 1;
+    if (value->writer() != nullptr) {
+      bufferOf(*value).pending_reads += 1;
+    }
+  }
 }
 
 // What was recorded after construction (`module.half()`, the slicing of shards) makes a new storage of each old one. In
@@ -174,26 +165,28 @@ void Replay::plan() {
 // of them is due. Where all of them write over what they read, as in ordinary construction, there is nothing to gain,
 // and the order of recording has random numbers drawn without moving back and forth on the tape.
 void Replay::keepDerivationsTogether() {
-  DisjointSets sets{nodes_.size()};
+  std::vector<LiveOperator>& operators = graph_.operators;
+  DisjointSets sets{operators.size()};
   std::unordered_map<const OpNode*, std::size_t> place_of;
-  for (const auto i : c10::irange(nodes_.size())) {
-    place_of[nodes_[i]] = i;
-    for (const TensorArgument& argument : nodes_[i]->tensors()) {
+  for (const auto i : c10::irange(operators.size())) {
+    place_of[operators[i].node] = i;
+    for (const LiveArgument& argument : operators[i].arguments) {
       if (argument.value != nullptr && argument.value->writer() != nullptr) {
         sets.unite(i, place_of.at(argument.value->writer().get()));
       }
     }
   }
-  std::vector<bool> derives(nodes_.size(), false);
-  for (const auto i : c10::irange(nodes_.size())) {
-    derives[sets.firstOf(i)] = derives[sets.firstOf(i)] || readsWithoutWriting(*nodes_[i]);
+  std::vector<bool> derives(operators.size(), false);
+  for (const auto i : c10::irange(operators.size())) {
+    derives[sets.firstOf(i)] = derives[sets.firstOf(i)] || readsWithoutWriting(operators[i]);
   }
-  std::vector<std::pair<std::size_t, const OpNode*>> due;
-  for (const auto i : c10::irange(nodes_.size())) {
-    due.emplace_back(derives[sets.firstOf(i)] ? sets.firstOf(i) : i, nodes_[i]);
+  std::vector<std::pair<std::size_t, LiveOperator>> due;
+  due.reserve(operators.size());
+  for (const auto i : c10::irange(operators.size())) {
+    due.emplace_back(derives[sets.firstOf(i)] ? sets.firstOf(i) : i, std::move(operators[i]));
   }
   std::stable_sort(due.begin(), due.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
-  std::transform(due.begin(), due.end(), nodes_.begin(), [](const auto& entry) { return entry.second; });
+  std::transform(due.begin(), due.end(), operators.begin(), [](auto& entry) { return std::move(entry.second); });
 }
 
 Replay::Buffer& Replay::bufferOf(const StorageValue& value) {
@@ -214,14 +207,14 @@ void Replay::reportWanted(const OpNode* node) {
 
 std::vector<Storage> Replay::run() {
   reportWanted(nullptr);
-  for (const OpNode* node : nodes_) {
-    runNode(*node);
-    reportWanted(node);
+  for (const LiveOperator& live : graph_.operators) {
+    runOperator(live);
+    reportWanted(live.node);
   }
   const RealDispatch guard;
   std::vector<Storage> storages;
-  storages.reserve(wanted_.size());
-  for (const StorageValuePtr& value : wanted_) {
+  storages.reserve(graph_.wanted.size());
+  for (const StorageValue* value : graph_.wanted) {
     storages.push_back(value->writer() == nullptr ? copyOf(value->constant()) : storageOf(*value));
   }
   buffers_.clear();
@@ -235,21 +228,22 @@ std::vector<Storage> Replay::run() {
 }
 
 void Replay::check() const {
-  for (const OpNode* node : nodes_) {
-    naming(*node, [node] { checkInputs(*node); });
+  for (const LiveOperator& live : graph_.operators) {
+    naming(*live.node, [&live] { checkInputs(*live.node); });
   }
 }
 
-void Replay::runNode(const OpNode& node) {
-  naming(node, [this, &node] {
+void Replay::runOperator(const LiveOperator& live) {
+  const OpNode& node = *live.node;
+  naming(node, [&] {
     const RealDispatch guard{node.threadState()};
     checkInputs(node);
-    const std::vector<Tensor> tensors = makeArguments(node);
+    const std::vector<Tensor> tensors = makeArguments(live);
     Stack stack = node.arguments(tensors);
     call(node, stack);
     keepWritten(node, tensors, stack);
   });
-  finishReads(node);
+  finishReads(live);
 }
 
 void Replay::call(const OpNode& node, Stack& stack) {
@@ -264,18 +258,19 @@ void Replay::call(const OpNode& node, Stack& stack) {
   }
 }
 
-std::vector<Tensor> Replay::makeArguments(const OpNode& node) {
+std::vector<Tensor> Replay::makeArguments(const LiveOperator& live) {
+  const OpNode& node = *live.node;
   // A storage that the operator writes is made writable first: several arguments may show it.
   std::vector<std::pair<const StorageValue*, Storage>> writable;
   for (const WrittenStorage& written : node.written()) {
     if (written.is_argument) {
-      const StorageValue* value = node.tensors()[written.position].value.get();
-      writable.emplace_back(value, writableStorage(node, *value));
+      writable.emplace_back(node.tensors()[written.position].value.get(), writableStorage(live, written.position));
     }
   }
   std::vector<Tensor> tensors;
   tensors.reserve(node.tensors().size());
-  for (const TensorArgument& argument : node.tensors()) {
+  for (const auto i : c10::irange(node.tensors().size())) {
+    const TensorArgument& argument = node.tensors()[i];
     if (argument.device) {
       tensors.push_back(argument.geometry.makeEmptyTensor(*argument.device));
       continue;
@@ -288,26 +283,35 @@ std::vector<Tensor> Replay::makeArguments(const OpNode& node) {
       tensors.push_back(argument.external->tensor());
       continue;
     }
-    const auto copied = std::find_if(writable.begin(), writable.end(),
-                                     [&argument](const auto& entry) { return entry.first == argument.value.get(); });
-    const Storage& storage = copied == writable.end() ? storageOf(*argument.value) : copied->second;
-    tensors.push_back(argument.geometry.makeTensor(storage));
+    const auto copied = std::find_if(writable.begin(), writable.end(), [&argument](const auto& entry) {
+      return isSameValue(*entry.first, *argument.value);
+    });
+    if (copied != writable.end()) {
+      tensors.push_back(argument.geometry.makeTensor(copied->second));
+    } else if (const StorageValue* value = live.arguments[i].value) {
+      tensors.push_back(argument.geometry.makeTensor(storageOf(*value)));
+    } else {
+      tensors.push_back(argument.geometry.makeTensor(argument.value->makeEmptyStorage()));
+    }
   }
   return tensors;
 }
 
-// The storage to write the next value into: that of `value` when nobody reads it after `node`, else a copy.
-Storage Replay::writableStorage(const OpNode& node, const StorageValue& value) {
-  if (value.writer() == nullptr) {
-    return copyOf(value.constant());
+// The storage of the argument at `position`, to write the next value into: that of the value before when nobody reads
+// it afterwards, else a copy.
+Storage Replay::writableStorage(const LiveOperator& live, std::size_t position) {
+  const StorageValue* value = live.arguments[position].value;
+  if (value == nullptr) {
+    return live.node->tensors()[position].value->makeEmptyStorage();
   }
-  const auto& arguments = node.tensors();
+  if (value->writer() == nullptr) {
+    return copyOf(value->constant());
+  }
   const auto reads = static_cast<std::size_t>(
-      std::count_if(arguments.begin(), arguments.end(), [&value](const TensorArgument& argument) {
-        return argument.value != nullptr && argument.value->writer() == value.writer() &&
-               argument.value->output() == value.output();
+      std::count_if(live.arguments.begin(), live.arguments.end(), [value](const LiveArgument& argument) {
+        return argument.value != nullptr && isSameValue(*argument.value, *value);
       }));
-  const Buffer& buffer = bufferOf(value);
+  const Buffer& buffer = bufferOf(*value);
   return buffer.pending_reads == reads ? buffer.storage : copyOf(buffer.storage);
 }
 
@@ -334,8 +338,8 @@ void Replay::keepWritten(const OpNode& node, const std::vector<Tensor>& argument
   }
 }
 
-void Replay::finishReads(const OpNode& node) {
-  for (const TensorArgument& argument : node.tensors()) {
+void Replay::finishReads(const LiveOperator& live) {
+  for (const LiveArgument& argument : live.arguments) {
     if (argument.value == nullptr || argument.value->writer() == nullptr) {
       continue;
     }

@@ -8,6 +8,7 @@
 #include <c10/util/FunctionRef.h>
 
 #include "../support/interpreter_lock.h"
+#include "liveness.h"
 #include "op_graph.h"
 
 namespace torchext {
@@ -45,26 +46,26 @@ class Replay {
     std::size_t pending_reads = 0;
   };
 
-  void plan();
+  void countReads();
   void keepDerivationsTogether();
   Buffer& bufferOf(const StorageValue& value);
   const c10::Storage& storageOf(const StorageValue& value);
 
-  void runNode(const OpNode& node);
+  void runOperator(const LiveOperator& live);
   void call(const OpNode& node, torch::jit::Stack& stack);
-  std::vector<at::Tensor> makeArguments(const OpNode& node);
-  c10::Storage writableStorage(const OpNode& node, const StorageValue& value);
+  std::vector<at::Tensor> makeArguments(const LiveOperator& live);
+  c10::Storage writableStorage(const LiveOperator& live, std::size_t position);
   void keepWritten(const OpNode& node, const std::vector<at::Tensor>& arguments, const torch::jit::Stack& results);
-  void finishReads(const OpNode& node);
+  void finishReads(const LiveOperator& live);
 
   void reportWanted(const OpNode* node);
 
+  // Keep the graph alive.
   std::vector<StorageValuePtr> wanted_;
+  LiveGraph graph_;
   Progress on_value_;
   // How many wanted values an operator of the plan writes, if any.
   std::unordered_map<const OpNode*, std::size_t> wanted_of_node_;
-  // The operators to run, in order.
-  std::vector<const OpNode*> nodes_;
   // For each operator of the plan, what it writes.
   std::unordered_map<const OpNode*, std::vector<Buffer>> buffers_;
   TapeReader tape_;

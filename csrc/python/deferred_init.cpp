@@ -50,7 +50,8 @@ pybind11::tuple explainTensors(const Tensors& tensors) {
       writes.append(pybind11::make_tuple(value.number, value.shape, value.dtype));
     }
     operations.append(pybind11::make_tuple(operation.name, operation.call, operation.reads, writes,
-                                           operation.generator_offset, operation.draws, operation.source));
+                                           operation.generator_offset, operation.draws, operation.source,
+                                           operation.runs));
   }
   pybind11::list shown;
   for (const ExplainedTensor& tensor : explanation.tensors) {

@@ -36,7 +36,7 @@ class RecordedValue:
 
 @dataclass(frozen=True)
 class RecordedOperation:
-    """One call that was recorded, and will be made when a tensor is materialized that depends on it."""
+    """One call that was recorded, and will be made when a tensor is materialized that depends on it, if `runs`."""
 
     name: str
     """Of the operator, such as `aten::uniform_`; `constant` for what `torch.tensor()` and its like made."""
@@ -53,6 +53,9 @@ class RecordedOperation:
     """How many 32-bit draws it takes. None where only running it can tell."""
     source: str | None
     """The source line that recorded it, as `file:line in function`. None unless it was traced."""
+    runs: bool = True
+    """False if it will not be called, because nobody reads what it writes: all of it is written again, or the tensors
+    that are explained show none of it. It draws nothing then; the others draw what they would have drawn."""
 
     def __str__(self) -> str:
         notes = []
@@ -61,6 +64,8 @@ class RecordedOperation:
             notes.append(f"{draws} from {self.generator_offset}")
         if self.source is not None:
             notes.append(self.source)
+        if not self.runs:
+            notes.append("not run: nobody reads it")
         return f"{', '.join(map(str, self.writes))} = {self.call}" + (f"  # {'; '.join(notes)}" if notes else "")
 
 
@@ -124,16 +129,18 @@ def _explain(tensors: list[torch.Tensor]) -> tuple[list[RecordedOperation], list
             generator_offset=offset,
             draws=draws,
             source=source or None,
+            runs=runs,
         )
-        for name, call, reads, writes, offset, draws, source in operations
+        for name, call, reads, writes, offset, draws, source, runs in operations
     ], shown
 
 
 def export_graph(module: Module, path: str | os.PathLike[str]) -> None:
     """Writes the recording of the deferred tensors of `module` as a graph in Graphviz's DOT language.
 
-    Boxes are operations, ellipses the tensors of the module. An arrow leads from what makes a value to what reads it.
-    `dot -Tsvg graph.dot -o graph.svg` draws it.
+    Boxes are operations, dashed where they will not run, and ellipses the tensors of the module. An arrow leads from
+    what makes a value to what reads it. `dot -Tsvg graph.dot -o graph.svg`
+    draws it.
 
     Args:
         module: A module. Its real tensors are left out.
@@ -160,7 +167,8 @@ def _dot_lines(operations: list[RecordedOperation], names: dict[int, list[str]])
     for place, operation in enumerate(operations):
         writer_of.update((value.number, place) for value in operation.writes)
         label = operation.call if operation.source is None else f"{operation.call}\n{operation.source}"
-        yield f"  op{place} [shape=box, label={_quoted(label)}];"
+        style = "" if operation.runs else ", style=dashed"
+        yield f"  op{place} [shape=box, label={_quoted(label)}{style}];"
         for number in dict.fromkeys(operation.reads):
             yield f"  op{writer_of[number]} -> op{place} [label={_quoted(f'%{number}')}];"
     for number, held in names.items():

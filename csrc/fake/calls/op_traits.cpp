@@ -77,6 +77,27 @@ bool writesRunningStatistics(const OperatorHandle& op, const Stack& stack) {
          torch::jit::peek(stack, static_cast<std::size_t>(condition), schema.arguments().size()).toBool();
 }
 
+constexpr std::array<std::string_view, 7> kAllocations{
+    "aten::empty",     "aten::empty_like",        "aten::empty_strided",          "aten::empty_permuted",
+    "aten::new_empty", "aten::new_empty_strided", "aten::_empty_affine_quantized"};
+
+// Operators that fill their first argument, a tensor or a list of tensors.
+constexpr std::array<std::string_view, 14> kFills{
+    "aten::zero_",          "aten::fill_",         "aten::copy_",      "aten::uniform_",
+    "aten::normal_",        "aten::log_normal_",   "aten::bernoulli_", "aten::random_",
+    "aten::exponential_",   "aten::geometric_",    "aten::cauchy_",    "torchext::trunc_normal_",
+    "aten::_foreach_zero_", "aten::_foreach_copy_"};
+
+// Returns true for an operator that makes a tensor of nothing but numbers.
+bool makesValuesOfNumbers(const OperatorHandle& op) {
+  const auto& schema = op.schema();
+  const auto takes_tensors = [](const c10::Argument& argument) {
+    return !argument.is_out() && (argument.type()->isSubtypeOf(*c10::OptionalType::ofTensor()) ||
+                                  argument.type()->isSubtypeOf(*c10::ListType::ofTensors()));
+  };
+  return !onlyAllocates(op) && std::none_of(schema.arguments().begin(), schema.arguments().end(), takes_tensors);
+}
+
 }  // namespace
 
 bool isLiftFresh(const OperatorHandle& op) {
@@ -180,6 +201,18 @@ bool writesArgument(const OperatorHandle& op, const Stack& stack, std::size_t po
   const c10::Argument& argument = op.schema().arguments()[position];
   return isWritten(argument) || ((argument.name() == "running_mean" || argument.name() == "running_var") &&
                                  writesRunningStatistics(op, stack));
+}
+
+bool onlyAllocates(const OperatorHandle& op) {
+  return isAmong(kAllocations, op.schema().name());
+}
+
+bool overwritesArgument(const OperatorHandle& op, std::size_t position) {
+  const auto& schema = op.schema();
+  if (schema.arguments()[position].is_out()) {
+    return namespaceOf(op.operator_name()) == "aten" && (op.hasTag(at::Tag::pointwise) || makesValuesOfNumbers(op));
+  }
+  return position == 0 && isAmong(kFills, schema.name());
 }
 
 }  // namespace torchext

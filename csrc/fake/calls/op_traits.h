@@ -56,4 +56,11 @@ bool writesForeach(const c10::OperatorHandle& op);
 // argument is one of the running statistics of batch normalization, which kernels update without declaring it.
 bool writesArgument(const c10::OperatorHandle& op, const torch::jit::Stack& stack, std::size_t position);
 
+// Returns true for an operator like `empty`, which makes a tensor and leaves in it what was there.
+bool onlyAllocates(const c10::OperatorHandle& op);
+
+// Returns true if the call writes every element of its argument at `position`, and does so without reading any: the
+// other arguments alone tell the new values.
+bool overwritesArgument(const c10::OperatorHandle& op, std::size_t position);
+
 }  // namespace torchext

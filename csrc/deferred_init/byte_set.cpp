@@ -1,0 +1,121 @@
+#include "byte_set.h"
+
+#include <algorithm>
+
+#include <c10/util/irange.h>
+
+namespace torchext {
+
+namespace {
+
+// Columns of a matrix have as many runs as it has rows.
+constexpr std::size_t kMaxRuns = std::size_t{1} << 14U;
+
+struct Dimension {
+  std::size_t size;
+  std::size_t stride;  // in bytes
+};
+
+// The dimensions that reach other bytes, the outermost first.
+std::vector<Dimension> dimensionsOf(c10::IntArrayRef sizes, c10::IntArrayRef strides, std::size_t itemsize) {
+  std::vector<Dimension> dimensions;
+  for (const auto i : c10::irange(sizes.size())) {
+    if (sizes[i] > 1 && strides[i] != 0) {
+      dimensions.push_back({static_cast<std::size_t>(sizes[i]), static_cast<std::size_t>(strides[i]) * itemsize});
+    }
+  }
+  std::stable_sort(dimensions.begin(), dimensions.end(),
+                   [](const Dimension& a, const Dimension& b) { return a.stride > b.stride; });
+  return dimensions;
+}
+
+}  // namespace
+
+ByteSet::ByteSet(std::size_t begin, std::size_t end) {
+  if (begin < end) {
+    runs_.emplace_back(begin, end);
+  }
+}
+
+ByteSet::ByteSet(std::vector<Run> runs) {
+  std::sort(runs.begin(), runs.end());
+  for (const Run& run : runs) {
+    if (!runs_.empty() && run.first <= runs_.back().second) {
+      runs_.back().second = std::max(runs_.back().second, run.second);
+    } else {
+      runs_.push_back(run);
+    }
+  }
+}
+
+std::optional<ByteSet> ByteSet::ofElements(c10::IntArrayRef sizes,
+                                           c10::IntArrayRef strides,
+                                           int64_t storage_offset,
+                                           std::size_t itemsize) {
+  if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end()) {
+    return ByteSet{};
+  }
+  std::vector<Dimension> dimensions = dimensionsOf(sizes, strides, itemsize);
+  std::size_t length = itemsize;
+  while (!dimensions.empty() && dimensions.back().stride <= length) {
+    length += (dimensions.back().size - 1) * dimensions.back().stride;
+    dimensions.pop_back();
+  }
+  std::vector<std::size_t> begins{static_cast<std::size_t>(storage_offset) * itemsize};
+  for (const Dimension& dimension : dimensions) {
+    if (dimension.size > kMaxRuns / begins.size()) {
+      return std::nullopt;
+    }
+    std::vector<std::size_t> inner;
+    inner.reserve(begins.size() * dimension.size);
+    for (const std::size_t begin : begins) {
+      for (const auto i : c10::irange(dimension.size)) {
+        inner.push_back(begin + i * dimension.stride);
+      }
+    }
+    begins = std::move(inner);
+  }
+  std::vector<Run> runs;
+  runs.reserve(begins.size());
+  for (const std::size_t begin : begins) {
+    runs.emplace_back(begin, begin + length);
+  }
+  return ByteSet{std::move(runs)};
+}
+
+void ByteSet::add(const ByteSet& other) {
+  if (other.isEmpty()) {
+    return;
+  }
+  std::vector<Run> runs = std::move(runs_);
+  runs.insert(runs.end(), other.runs_.begin(), other.runs_.end());
+  *this = ByteSet{std::move(runs)};
+}
+
+void ByteSet::remove(const ByteSet& other) {
+  std::vector<Run> left;
+  auto cut = other.runs_.begin();
+  for (Run run : runs_) {
+    while (cut != other.runs_.end() && cut->second <= run.first) {
+      ++cut;
+    }
+    for (auto next = cut; next != other.runs_.end() && next->first < run.second; ++next) {
+      if (run.first < next->first) {
+        left.emplace_back(run.first, next->first);
+      }
+      run.first = std::min(next->second, run.second);
+    }
+    if (run.first < run.second) {
+      left.push_back(run);
+    }
+  }
+  runs_ = std::move(left);
+}
+
+bool ByteSet::overlaps(const ByteSet& other) const {
+  ByteSet left = *this;
+  left.remove(other);
+  return left.runs_ != runs_;
+}
+
+}  // namespace torchext

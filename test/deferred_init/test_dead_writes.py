@@ -1,0 +1,270 @@
+"""What nobody reads is not computed: csrc/deferred_init/liveness.h."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from common import assert_same_tensor, build_both
+from torch import Tensor, nn
+
+from torchext.deferred_init import (
+    deferred_init,
+    explain,
+    export_graph,
+    materialize_module,
+    materialize_tensor,
+)
+
+LIBRARY = torch.library.Library("torchext_test_dead_writes", "DEF")
+LIBRARY.define("counted(Tensor x) -> Tensor")
+CALLS: list[int] = []
+
+
+def _counted(x: Tensor) -> Tensor:
+    CALLS.append(x.numel())
+    return x.clone()
+
+
+LIBRARY.impl("counted", _counted, "CPU")
+LIBRARY.impl("counted", torch.empty_like, "Meta")
+
+
+def counted(x: Tensor) -> Tensor:
+    """A copy of `x`. Computing it for real is noted in `CALLS`."""
+    return torch.ops.torchext_test_dead_writes.counted(x)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_called() -> None:
+    CALLS.clear()
+
+
+def dead(tensor: Tensor) -> list[str]:
+    """The calls in the recording of `tensor` that will not be made."""
+    return [operation.name.removeprefix("aten::") for operation in explain(tensor) if not operation.runs]
+
+
+OVERWRITING: dict[str, Callable[[Tensor], object]] = {
+    "zero_": lambda t: t.zero_(),
+    "fill_": lambda t: t.fill_(3),
+    "copy_": lambda t: t.copy_(torch.ones(3)),
+    "uniform_": lambda t: t.uniform_(),
+    "normal_": lambda t: t.normal_(),
+    "log_normal_": lambda t: t.log_normal_(),
+    "exponential_": lambda t: t.exponential_(),
+    "bernoulli_": lambda t: t.bernoulli_(0.25),
+    "bernoulli_ with probabilities": lambda t: t.bernoulli_(torch.full((3,), 0.5)),
+    "random_": lambda t: t.random_(),
+    "geometric_": lambda t: t.geometric_(0.5),
+    "cauchy_": lambda t: t.cauchy_(),
+    "trunc_normal_": nn.init.trunc_normal_,
+    "eye": lambda t: torch.eye(3, out=t),
+    "arange": lambda t: torch.arange(9, out=t.view(9)),
+    "add": lambda t: torch.add(torch.ones(3, 3), 1, out=t),
+    "foreach": lambda t: torch._foreach_zero_([t[:1], t[1:]]),
+    "half by half": lambda t: (t[:2].normal_(), t[2:].zero_()),
+    "column by column": lambda t: [t[:, i].uniform_() for i in range(3)],
+}
+
+
+@pytest.mark.parametrize("write", OVERWRITING.values(), ids=OVERWRITING)
+def test_what_is_overwritten_is_not_computed(write: Callable[[Tensor], object]) -> None:
+    def build() -> Tensor:
+        tensor = counted(torch.rand(3, 3)).add_(1)
+        write(tensor)
+        return tensor
+
+    eager, deferred = build_both(build)
+    CALLS.clear()
+    assert "torchext_test_dead_writes::counted" in dead(deferred)
+    assert_same_tensor(materialize_tensor(deferred), eager)
+    assert CALLS == []
+
+
+READING: dict[str, Callable[[Tensor], object]] = {
+    "in place": lambda t: t.mul_(2),
+    "of itself": lambda t: torch.add(t, 1, out=t),
+    "all but one row": lambda t: t[1:].normal_(),
+    "all but one column": lambda t: t[:, :2].normal_(),
+    "all but the diagonal": lambda t: t.masked_fill_(~torch.eye(3, dtype=torch.bool), 0),
+    "as probabilities": lambda t: t.bernoulli_(t.clamp(0, 1)),
+    "into an out that gets smaller": lambda t: torch.eye(2, out=t),
+    "every second byte": lambda t: t.view(-1)[::2].fill_(1),
+}
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@pytest.mark.parametrize("write", READING.values(), ids=READING)
+def test_what_is_still_to_be_seen_is_computed(write: Callable[[Tensor], object]) -> None:
+    def build() -> Tensor:
+        tensor = counted(torch.rand(3, 3))
+        whole = tensor.view(9)
+        write(tensor)
+        return whole
+
+    eager, deferred = build_both(build)
+    CALLS.clear()
+    assert_same_tensor(materialize_tensor(deferred), eager)
+    assert CALLS == [9]
+
+
+def test_writes_to_what_nobody_sees_are_not_made() -> None:
+    def build() -> Tensor:
+        tensor = counted(torch.rand(4))
+        tensor[:2].uniform_()  # dead: written again
+        tensor[2:].normal_()
+        tensor[:2].zero_()
+        return tensor
+
+    eager, deferred = build_both(build)
+    CALLS.clear()
+    assert dead(deferred) == ["uniform_", "torchext_test_dead_writes::counted", "uniform_"]
+    assert_same_tensor(materialize_tensor(deferred), eager)
+    assert CALLS == []
+
+
+def test_who_reads_before_the_write_gets_what_was_there() -> None:
+    def build() -> list[Tensor]:
+        tensor = torch.rand(4)
+        early = tensor + 1
+        tensor.zero_()
+        return [early, tensor]
+
+    eager, deferred = build_both(build)
+    for order in ((1, 0), (0, 1)):
+        found = build_both(build)[1]
+        for place in order:
+            assert_same_tensor(materialize_tensor(found[place]), eager[place])
+    assert dead(deferred[1]) == ["uniform_"]
+
+
+def test_what_only_a_dead_write_reads_is_not_computed_either() -> None:
+    def build() -> Tensor:
+        tensor = torch.empty(4)
+        tensor.copy_(counted(torch.rand(4)) * 2)
+        return tensor.normal_()
+
+    eager, deferred = build_both(build)
+    CALLS.clear()
+    assert_same_tensor(materialize_tensor(deferred), eager)
+    assert CALLS == []
+
+
+def test_generators_are_where_they_would_be() -> None:
+    def build() -> Tensor:
+        return torch.empty(1000).uniform_().normal_().exponential_()
+
+    torch.manual_seed(5)
+    eager, after = build(), torch.rand(3)
+    torch.manual_seed(5)
+    deferred = deferred_init(build)
+    assert torch.equal(torch.rand(3), after)
+    assert_same_tensor(materialize_tensor(deferred), eager)
+
+
+def test_what_a_dead_operator_would_have_read_may_have_changed() -> None:
+    outside = torch.zeros(2, 2**18)[:, 0]  # too large to copy
+
+    def build() -> Tensor:
+        return torch.empty(2).copy_(outside).zero_()
+
+    deferred = deferred_init(build)
+    outside.fill_(1)
+    assert materialize_tensor(deferred).tolist() == [0.0, 0.0]
+
+
+def test_storages_have_the_size_that_they_had() -> None:
+    def build() -> Tensor:
+        return torch.empty(10)[2:5].zero_()
+
+    eager, deferred = build_both(build)
+    real = materialize_tensor(deferred)
+    assert real.untyped_storage().nbytes() == eager.untyped_storage().nbytes() == 40
+    assert_same_tensor(real, eager)
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0), ()])
+def test_tensors_of_any_size(shape: tuple[int, ...]) -> None:
+    def build() -> Tensor:
+        return torch.rand(shape).normal_().fill_(2)
+
+    eager, deferred = build_both(build)
+    assert_same_tensor(materialize_tensor(deferred), eager)
+
+
+def test_explanations_and_graphs_tell_what_will_not_run(tmp_path: Path) -> None:
+    def build() -> nn.Linear:
+        module = nn.Linear(2, 2, bias=False)
+        nn.init.normal_(module.weight)
+        return module
+
+    module = deferred_init(build)
+    assert str(explain(module.weight)).splitlines()[1:] == [
+        (
+            "%1: float32[2, 2] = aten::uniform_(%0, -0.7071067811865474, 0.7071067811865474)  "
+            "# 4 draws from 0; not run: nobody reads it"
+        ),
+        "%2: float32[2, 2] = aten::normal_(%1)  # 8 draws from 4",
+        "return %2",
+    ]
+    export_graph(module, tmp_path / "graph.dot")
+    assert [line for line in (tmp_path / "graph.dot").read_text().splitlines() if "dashed" in line] == [
+        '  op1 [shape=box, label="aten::uniform_(%0, -0.7071067811865474, 0.7071067811865474)", style=dashed];'
+    ]
+
+
+def random_program(seed: int) -> Callable[[], list[Tensor]]:
+    """Writes, overwrites and reads parts of a few tensors, at random."""
+
+    def part(choose: random.Random, tensor: Tensor) -> Tensor:
+        rows, columns = (sorted(choose.choices(range(7), k=2)) for _ in range(2))
+        step = choose.choice([1, 1, 2])
+        view = tensor[rows[0] : rows[1], columns[0] : columns[1] : step]
+        return choose.choice([tensor, tensor[rows[0] :], tensor[:, : columns[1]], view, view.t(), tensor.t()])
+
+    def build() -> list[Tensor]:
+        choose = random.Random(seed)
+        tensors = [torch.rand(6, 6) for _ in range(2)]
+        for _ in range(choose.randrange(2, 14)):
+            target = part(choose, choose.choice(tensors))
+            match choose.randrange(9):
+                case 0:
+                    target.zero_()
+                case 1:
+                    target.normal_()
+                case 2:
+                    target.uniform_(-1, 1)
+                case 3:
+                    target.mul_(2)
+                case 4:
+                    target.copy_(part(choose, choose.choice(tensors)).sum() + torch.rand(target.shape))
+                case 5:
+                    tensors.append(torch.rand(6, 6).add_(target.sum()))
+                case 6:
+                    torch._foreach_zero_([target, part(choose, choose.choice(tensors))])
+                case 7:
+                    torch.add(torch.rand(target.shape), target, out=target)
+                case 8:
+                    target.add_(part(choose, choose.choice(tensors)).mean())
+        return tensors
+
+    return build
+
+
+@pytest.mark.parametrize("block", range(8))
+def test_random_programs_leave_what_they_leave_eagerly(block: int) -> None:
+    for seed in range(block * 40, block * 40 + 40):
+        build = random_program(seed)
+        eager, deferred = build_both(build, seed)
+        places = list(range(len(eager)))
+        random.Random(seed).shuffle(places)
+        for place in places:
+            assert_same_tensor(materialize_tensor(deferred[place]), eager[place], f"seed {seed}, tensor {place}")
+        again = nn.ParameterList(build_both(build, seed)[1])
+        materialize_module(again)
+        for found, wanted in zip(again, eager, strict=True):
+            assert torch.equal(found.data.view(torch.int32), wanted.view(torch.int32)), f"seed {seed}"
