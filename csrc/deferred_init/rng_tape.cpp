@@ -5,7 +5,7 @@
 
 #include <ATen/core/DistributionsHelper.h>
 
-#include "mt19937_jump.h"
+#include "../fills/mt19937_jump.h"
 
 namespace torchext {
 
