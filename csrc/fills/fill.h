@@ -7,6 +7,7 @@
 
 #include <ATen/core/MT19937RNGEngine.h>
 #include <c10/util/FunctionRef.h>
+#include <torchext/macros.h>
 
 #include "random_fill.h"
 
@@ -27,10 +28,10 @@ inline void doNothing(std::int64_t /*begin*/, std::int64_t /*end*/) {}
 // normal fills of less than 16 elements, which draw differently, dtypes that no such fills are known of, and engines in
 // a state that PyTorch would not leave them in. If an exception is raised, `engine` is as before, and the values are
 // not.
-bool fillRandomly(const RandomFill& fill,
-                  void* values,
-                  std::int64_t count,
-                  at::mt19937_data_pod& engine,
-                  AfterStretch after = doNothing);
+TORCHEXT_API bool fillRandomly(const RandomFill& fill,
+                               void* values,
+                               std::int64_t count,
+                               at::mt19937_data_pod& engine,
+                               AfterStretch after = doNothing);
 
 }  // namespace torchext
