@@ -1,7 +1,6 @@
 #include "fill.h"
 
 #include <algorithm>
-#include <cfenv>
 #include <cfloat>
 #include <cstddef>
 #include <limits>
@@ -16,6 +15,7 @@
 #include "own_fill.h"
 #include "pieces.h"
 #include "pytorch_fill.h"
+#include "threads.h"
 #include "twister.h"
 
 namespace torchext {
@@ -92,16 +92,9 @@ struct Job {
 
 // ---- Threads ----
 
-// The environment of floating-point arithmetic belongs to a thread. Where it is not the usual one, other threads would
-// round or flush differently: `torch.set_flush_denormal()`, for one, sets it for a single thread.
-bool isArithmeticUsual() {
-  const volatile float smallest = FLT_MIN;
-  return std::fegetround() == FE_TONEAREST && smallest / 2 > 0;
-}
-
 Pieces slicesOf(std::int64_t count) {
-  constexpr std::int64_t kWorthAThread = std::int64_t{1} << 16;  // values: 0.1 ms or more
-  const std::int64_t threads = at::in_parallel_region() || !isArithmeticUsual() ? 1 : at::get_num_threads();
+  constexpr std::int64_t kWorthAThread = std::int64_t{1} << 17;  // values: 0.1 ms or more
+  const std::int64_t threads = at::in_parallel_region() ? 1 : at::get_num_threads();
   const std::int64_t slices = std::clamp<std::int64_t>(count / kWorthAThread, 1, threads);
   const std::int64_t size = (count + slices - 1) / slices;
   return {count, std::max(kNormalChunk, (size + kNormalChunk - 1) / kNormalChunk * kNormalChunk)};
@@ -134,11 +127,9 @@ bool fillRandomly(
   const Job job{fill, static_cast<std::byte*>(values), method, after};
   const Pieces slices = slicesOf(count);
   std::vector<Engine> engines = startsOf(slices, engine, drawsOfValue(fill.dtype));
-  at::parallel_for(0, slices.count, 1, [&](std::int64_t first, std::int64_t last) {
-    for (std::int64_t i = first; i < last; ++i) {
-      const auto [begin, end] = slices.piece(i);
-      job.computeSlice(begin, end, engines[static_cast<std::size_t>(i)]);
-    }
+  runAtOnce(slices.count, [&](std::int64_t i) {
+    const auto [begin, end] = slices.piece(i);
+    job.computeSlice(begin, end, engines[static_cast<std::size_t>(i)]);
   });
   engine = engines.back();
   return true;

@@ -21,8 +21,8 @@ using AfterStretch = c10::function_ref<void(std::int64_t begin, std::int64_t end
 inline void doNothing(std::int64_t /*begin*/, std::int64_t /*end*/) {}
 
 // Fills `count` neighbouring elements, as PyTorch's kernel for contiguous tensors on the CPU would with a generator
-// whose engine is `engine`, and moves `engine` as that would. A large fill uses up to `at::get_num_threads()` threads
-// of PyTorch's pool. What is called by other threads meanwhile is not waited for, and no generator is touched.
+// whose engine is `engine`, and moves `engine` as that would. A large fill uses up to `at::get_num_threads()` threads,
+// and only this one in a parallel region of PyTorch's. No generator is touched.
 //
 // Returns false, and has changed nothing, where the caller has to run the operator: for arguments that PyTorch refuses,
 // normal fills of less than 16 elements, which draw differently, dtypes that no such fills are known of, and engines in

@@ -220,7 +220,7 @@ class TestSizes:
     def test_each_size_around_a_slice(self, dtype: torch.dtype, name: str) -> None:
         torch.set_num_threads(3)
         generator = seeded(4)
-        for numel in range(3 * 65536 - 20, 3 * 65536 + 60, 3):
+        for numel in range(3 * 131072 - 20, 3 * 131072 + 60, 3):
             assert_is_pytorchs(numel, dtype, name, generator)
 
 
@@ -354,6 +354,18 @@ class TestStretches:
         assert [0, *(end for _, end in seen)] == [*(begin for begin, _ in seen), numel]
         assert max(end - begin for begin, end in seen) < 16384 + 16
 
+    def test_are_filled_by_as_many_threads_as_pytorch_may_use(self, dtype: torch.dtype, name: str) -> None:
+        for count in (1, 2, 5):
+            torch.set_num_threads(count)
+            workers: set[int] = set()
+
+            def after(begin: int, end: int, workers: set[int] = workers) -> None:
+                workers.add(threading.get_native_id())
+
+            assert _C.fill_randomly(torch.empty(LARGE, dtype=dtype), name == "normal_", 0, 1, seeded(13), after)
+            assert len(workers) == count
+            assert threading.get_native_id() in workers
+
     @pytest.mark.parametrize("count", [1, 3])
     def test_may_raise(self, dtype: torch.dtype, name: str, count: int) -> None:
         torch.set_num_threads(count)
@@ -468,7 +480,7 @@ class TestThreadState:
         if not torch.set_flush_denormal(True):
             pytest.skip("this processor does not flush denormals")
         try:
-            assert_is_pytorchs(200_001, dtype, name, seeded(17), 0.0, 1e-38)
+            assert_is_pytorchs(300_001, dtype, name, seeded(17), 0.0, 1e-38)
         finally:
             torch.set_flush_denormal(False)
 
@@ -478,7 +490,7 @@ class TestThreadState:
 
         def run(seed: int) -> None:
             try:
-                assert_is_pytorchs(200_003, dtype, name, seeded(seed))
+                assert_is_pytorchs(300_003, dtype, name, seeded(seed))
             except AssertionError as error:
                 failures.append(error)
 
