@@ -12,6 +12,7 @@ shown is the median.
 from __future__ import annotations
 
 import argparse
+import mmap
 import statistics
 import time
 from collections.abc import Callable
@@ -43,11 +44,16 @@ def zeros(tensor: Tensor, _generator: Generator) -> object:
     return tensor.zero_()
 
 
+def fresh(numel: int, dtype: torch.dtype) -> Tensor:
+    """Returns a tensor on pages that nobody has touched. The allocator may hand out others."""
+    return torch.frombuffer(mmap.mmap(-1, numel * dtype.itemsize), dtype=dtype)
+
+
 def nanoseconds(fill: Fill, threads: int, tensor: Tensor | None, numel: int, dtype: torch.dtype) -> float:
     """Fills a tensor once, a new one if there is none, and returns the time for a value."""
     torch.set_num_threads(threads)
     generator = Generator().manual_seed(0)
-    target = torch.empty(numel, dtype=dtype) if tensor is None else tensor
+    target = fresh(numel, dtype) if tensor is None else tensor
     start = time.perf_counter_ns()
     fill(target, generator)
     return (time.perf_counter_ns() - start) / numel

@@ -17,7 +17,7 @@ namespace {
 
 // The natural logarithm of numbers that are positive, and neither denormal nor infinite.
 template <typename Lanes>
-typename Lanes::Floats logarithm(typename Lanes::Floats x) {
+auto logarithm(typename Lanes::Floats x) {
   using L = Lanes;
   // x = m * 2^e for m in [sqrt(1/2), sqrt(2)); the polynomial is one of m - 1.
   const auto bits = L::bitsOf(x);
@@ -48,17 +48,19 @@ typename Lanes::Floats logarithm(typename Lanes::Floats x) {
 
 template <typename Lanes>
 struct SineAndCosine {
-  typename Lanes::Floats sine;
-  typename Lanes::Floats cosine;
+  using Floats = decltype(Lanes::all(0.0F));
+
+  Floats sine;
+  Floats cosine;
 };
 
 // Of angles that are not negative, and not large.
 template <typename Lanes>
-SineAndCosine<Lanes> sineAndCosine(typename Lanes::Floats angle) {
+auto sineAndCosine(typename Lanes::Floats angle) {
   using L = Lanes;
   // The octants in pairs around a multiple of pi/2, which is taken off in three parts of few digits each.
   auto octant = L::truncated(L::times(angle, L::all(1.27323954473516F)));
-  octant = L::both(L::plus(octant, L::all(1)), L::all(~1));
+  octant = L::both(L::plus(octant, L::all(1)), L::all(-2));  // even
   const auto y = L::valueOf(octant);
   auto x = L::timesPlus(y, L::all(-0.78515625F), angle);
   x = L::timesPlus(y, L::all(-2.4187564849853515625E-4F), x);
@@ -83,7 +85,8 @@ SineAndCosine<Lanes> sineAndCosine(typename Lanes::Floats angle) {
   const auto sine_sign = L::template left<29>(L::both(octant, four));
   const auto cosine_sign = L::template left<29>(L::both(L::plus(octant, L::all(2)), four));
   const auto signedBy = [](auto sign, auto number) { return L::ofBits(L::differing(sign, L::bitsOf(number))); };
-  return {signedBy(sine_sign, L::choose(is_sine, s, c)), signedBy(cosine_sign, L::choose(is_sine, c, s))};
+  return SineAndCosine<L>{signedBy(sine_sign, L::choose(is_sine, s, c)),
+                          signedBy(cosine_sign, L::choose(is_sine, c, s))};
 }
 
 template <typename Lanes, typename Element>

@@ -43,11 +43,12 @@ double largestOf(c10::ScalarType dtype) {
 // Numbers that are not, and comparisons with them, are refused here too.
 bool isRange(double from, double to, c10::ScalarType dtype) {
   const double largest = largestOf(dtype);
-  if (!(-largest <= from && from <= to && to <= largest && to - from <= largest)) {
-    return false;
+  const bool is_inside = -largest <= from && from <= to && to <= largest && to - from <= largest;
+  if (!is_inside || dtype == c10::kDouble) {
+    return is_inside;
   }
   // The kernel computes in single precision, where the width may be rounded up.
-  return dtype == c10::kDouble || static_cast<float>(to) - static_cast<float>(from) <= FLT_MAX;
+  return static_cast<float>(to) - static_cast<float>(from) <= FLT_MAX;
 }
 
 bool isAccepted(const RandomFill& fill, std::int64_t count) {
@@ -81,7 +82,7 @@ struct Job {
 
   // Moves `engine` from the beginning to the end of the slice.
   void computeSlice(std::int64_t begin, std::int64_t end, Engine& engine) const {
-    constexpr std::int64_t kStretch = std::int64_t{1} << 14;  // values: 64 KiB of float32, for a second-level cache
+    constexpr std::int64_t kStretch = 16384;  // values: 64 KiB of float32, for a second-level cache
     const Pieces stretches{end - begin, kStretch};
     for (std::int64_t i = 0; i < stretches.count; ++i) {
       const auto [from, to] = stretches.piece(i);
@@ -93,7 +94,7 @@ struct Job {
 // ---- Threads ----
 
 Pieces slicesOf(std::int64_t count) {
-  constexpr std::int64_t kWorthAThread = std::int64_t{1} << 17;  // values: 0.1 ms or more
+  constexpr std::int64_t kWorthAThread = 131072;  // values: 0.1 ms or more
   const std::int64_t threads = at::in_parallel_region() ? 1 : at::get_num_threads();
   const std::int64_t slices = std::clamp<std::int64_t>(count / kWorthAThread, 1, threads);
   const std::int64_t size = (count + slices - 1) / slices;

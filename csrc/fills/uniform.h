@@ -12,17 +12,19 @@ namespace {
 
 // In [0, 1), of the low 24 bits of random numbers.
 template <typename Lanes>
-typename Lanes::Floats unitValues(const std::uint32_t* numbers) {
+auto unitValues(const std::uint32_t* numbers) {
   const auto digits = Lanes::both(Lanes::load(numbers), Lanes::all(0xffffff));
   return Lanes::times(Lanes::valueOf(digits), Lanes::all(0x1p-24F));
 }
 
 template <typename Lanes, typename Element>
 struct UniformRange {
-  typename Lanes::Floats from;
-  typename Lanes::Floats width;
-  typename Lanes::Floats to_rounded;
-  typename Lanes::Floats from_rounded;
+  using Floats = decltype(Lanes::all(0.0F));
+
+  Floats from;
+  Floats width;
+  Floats to_rounded;
+  Floats from_rounded;
 
   UniformRange(float from_, float to_)
       : from{Lanes::all(from_)},
@@ -31,7 +33,7 @@ struct UniformRange {
         from_rounded{Lanes::all(static_cast<float>(static_cast<Element>(from_)))} {}
 
   // The range does not contain its end, to which values may have been rounded.
-  typename Lanes::Floats values(const std::uint32_t* numbers) const {
+  Floats values(const std::uint32_t* numbers) const {
     const auto value = Lanes::timesPlus(unitValues<Lanes>(numbers), width, from);
     const auto rounded = Lanes::template rounded<Element>(value);
     return Lanes::choose(Lanes::isEqual(rounded, to_rounded), from_rounded, rounded);
