@@ -180,7 +180,7 @@ def make_extensions(cpp_extension: ModuleType) -> list[Extension]:
         include_dirs=cpp_extension.include_paths(),
         library_dirs=cpp_extension.library_paths(),
         libraries=["c10", "torch", "torch_cpu"],
-        extra_link_args=["-Wl,-soname,libtorchext.so", "-Wl,-z,defs", *instrumentation()],
+        extra_link_args=["-Wl,-soname,libtorchext.so", "-Wl,-z,defs", "-pthread", *instrumentation()],
         **common,
     )
     bindings = cpp_extension.CppExtension(

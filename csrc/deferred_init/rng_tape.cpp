@@ -5,7 +5,8 @@
 
 #include <ATen/core/DistributionsHelper.h>
 
-#include "mt19937_jump.h"
+#include "../fills/mt19937_jump.h"
+#include "../fills/twister.h"
 
 namespace torchext {
 
@@ -48,11 +49,6 @@ void skipLocked(CPUGeneratorImpl& impl, std::uint64_t draws) {
   setEngine(impl, data);
 }
 
-bool isSame(const at::mt19937_data_pod& a, const at::mt19937_data_pod& b) {
-  return a.seed_ == b.seed_ && a.left_ == b.left_ && a.next_ == b.next_ && a.seeded_ == b.seeded_ &&
-         a.state_ == b.state_;
-}
-
 // Where this thread last left the engine of a generator. While the next operator finds it there, its position is told
 // by the same base; when somebody has moved or seeded the generator meanwhile, the tape starts anew.
 struct LastSeen {
@@ -65,7 +61,7 @@ thread_local LastSeen last_seen;
 
 TapePosition positionLocked(CPUGeneratorImpl& impl) {
   const at::mt19937_data_pod engine = engineOf(impl);
-  if (last_seen.base == nullptr || !isSame(last_seen.engine, engine)) {
+  if (last_seen.base == nullptr || !areSame(last_seen.engine, engine)) {
     last_seen = {std::make_shared<const at::mt19937_data_pod>(engine), 0, engine};
   }
   return {last_seen.base, last_seen.draws, keptNormals(impl), std::nullopt};

@@ -9,9 +9,9 @@
 // operator with a private generator placed at that position. Nothing that looks at the generator meanwhile, be it
 // `torch.get_rng_state()`, `fork_rng()` or `manual_seed()`, can tell the difference from eager construction.
 //
-// MT19937, the generator of the CPU, can be moved without drawing: mt19937_jump.h. It is the only one that is read so.
-// An operator that draws from another is recorded without a position, and its replay draws from that generator as it
-// stands then.
+// MT19937, the generator of the CPU, can be moved without drawing: fills/mt19937_jump.h. It is the only one that is
+// read so. An operator that draws from another is recorded without a position, and its replay draws from that generator
+// as it stands then.
 
 #include <array>
 #include <cstdint>

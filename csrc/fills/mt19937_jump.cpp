@@ -14,41 +14,19 @@
 #include <ATen/Parallel.h>
 
 #include "../support/simd_clones.h"
+#include "mt19937.h"
 
 namespace torchext {
 
 namespace {
 
-// The parameters of MT19937, by their names in Matsumoto and Nishimura, "Mersenne Twister" (1998).
-constexpr std::size_t kN = 624;
-constexpr std::size_t kM = 397;
-constexpr std::size_t kR = 31;
-constexpr std::uint32_t kA = 0x9908b0dfU;
-constexpr std::uint32_t kUpperMask = 0x80000000U;
-constexpr std::uint32_t kLowerMask = 0x7fffffffU;
+constexpr std::size_t kN = mt19937::kN;
+constexpr std::size_t kM = mt19937::kM;
+constexpr std::size_t kR = 31;  // the bits of a word that the first one of a state does not give
+constexpr std::uint32_t kA = mt19937::kA;
 constexpr std::size_t kDegree = 19937;  // of the characteristic polynomial
 
 using Words = std::array<std::uint32_t, kN>;
-
-// ---- Walking ----
-
-inline std::uint32_t twist(std::uint32_t upper, std::uint32_t lower) {
-  const std::uint32_t mixed = (upper & kUpperMask) | (lower & kLowerMask);
-  return (mixed >> 1U) ^ ((0U - (lower & 1U)) & kA);
-}
-
-// Replaces a block by the next one. The loops are split where a word starts to depend on words of the new block, so
-// that each of them can be vectorized.
-TORCHEXT_SIMD_CLONES
-void nextBlock(std::uint32_t* x) {
-  for (std::size_t j = 0; j < kN - kM; ++j) {
-    x[j] = x[j + kM] ^ twist(x[j], x[j + 1]);
-  }
-  for (std::size_t j = kN - kM; j < kN - 1; ++j) {
-    x[j] = x[j + kM - kN] ^ twist(x[j], x[j + 1]);
-  }
-  x[kN - 1] = x[kM - 1] ^ twist(x[kN - 1], x[0]);
-}
 
 // ---- Polynomials over GF(2) ----
 
@@ -272,7 +250,7 @@ void jumpBlocks(Words& x, std::uint64_t blocks) {
   for (std::size_t i = 1; i < windows->size() + 2; ++i) {
     std::uint32_t* block = sequence.data() + i * kN;
     std::copy_n(block - kN, kN, block);
-    nextBlock(block);
+    mt19937::nextBlock(block);
   }
   x.fill(0);
   std::mutex mutex;
@@ -295,20 +273,19 @@ void advanceBlocks(Words& x, std::uint64_t blocks) {
     return;
   }
   // The first word of a seed block is not the generator's own, so take one step by foot before any jump.
-  nextBlock(x.data());
+  mt19937::nextBlock(x.data());
   if (blocks > kJumpPaysFrom) {
     jumpBlocks(x, blocks - 1);
     return;
   }
   for (std::uint64_t i = 1; i < blocks; ++i) {
-    nextBlock(x.data());
+    mt19937::nextBlock(x.data());
   }
 }
 
 }  // namespace
 
 void advance(at::mt19937_data_pod& state, std::uint64_t draws) {
-  static_assert(at::MERSENNE_STATE_N == kN && at::MERSENNE_STATE_M == kM);
   if (draws == 0) {
     return;
   }

@@ -1,0 +1,114 @@
+#pragma once
+
+// Normal values over lanes, by the transform of Box and Muller (NOTE [Kernels of our own], transforms.h). To be
+// included where these are.
+//
+// The logarithm, sine and cosine are those of Moshier's Cephes library for single precision: its polynomials, and its
+// reductions of the argument. Which steps are fused is what PyTorch's kernel for AVX2 does.
+
+#include <cstdint>
+
+#include "random_fill.h"
+#include "uniform.h"
+
+namespace torchext {
+
+namespace {
+
+// The natural logarithm of numbers that are positive, and neither denormal nor infinite.
+template <typename Lanes>
+auto logarithm(typename Lanes::Floats x) {
+  using L = Lanes;
+  // x = m * 2^e for m in [sqrt(1/2), sqrt(2)); the polynomial is one of m - 1.
+  const auto bits = L::bitsOf(x);
+  const auto half = L::all(0.5F);
+  const auto one = L::all(1.0F);
+  const auto m = L::ofBits(L::either(L::both(bits, L::all(0x007fffff)), L::bitsOf(half)));  // in [1/2, 1)
+  const auto is_small = L::isLess(m, L::all(0.707106781186547524F));
+  const auto ifSmall = [&](auto number) { return L::ofBits(L::both(is_small, L::bitsOf(number))); };
+  const auto e = L::minus(L::valueOf(L::minus(L::template right<23>(bits), L::all(126))), ifSmall(one));
+  const auto f = L::plus(L::minus(m, one), ifSmall(m));
+
+  const auto f2 = L::times(f, f);
+  auto p = L::all(7.0376836292E-2F);
+  p = L::timesPlus(p, f, L::all(-1.1514610310E-1F));
+  p = L::timesPlus(p, f, L::all(1.1676998740E-1F));
+  p = L::timesPlus(p, f, L::all(-1.2420140846E-1F));
+  p = L::timesPlus(p, f, L::all(1.4249322787E-1F));
+  p = L::timesPlus(p, f, L::all(-1.6668057665E-1F));
+  p = L::timesPlus(p, f, L::all(2.0000714765E-1F));
+  p = L::timesPlus(p, f, L::all(-2.4999993993E-1F));
+  p = L::timesPlus(p, f, L::all(3.3333331174E-1F));
+  p = L::times(p, f);
+  // e * log(2) in two parts, of which the larger one has few digits.
+  p = L::timesPlus(p, f2, L::times(e, L::all(-2.12194440E-4F)));
+  p = L::minusTimes(f2, half, p);
+  return L::timesPlus(e, L::all(0.693359375F), L::plus(f, p));
+}
+
+template <typename Lanes>
+struct SineAndCosine {
+  using Floats = decltype(Lanes::all(0.0F));
+
+  Floats sine;
+  Floats cosine;
+};
+
+// Of angles that are not negative, and not large.
+template <typename Lanes>
+auto sineAndCosine(typename Lanes::Floats angle) {
+  using L = Lanes;
+  // The octants in pairs around a multiple of pi/2, which is taken off in three parts of few digits each.
+  auto octant = L::truncated(L::times(angle, L::all(1.27323954473516F)));
+  octant = L::both(L::plus(octant, L::all(1)), L::all(-2));  // even
+  const auto y = L::valueOf(octant);
+  auto x = L::timesPlus(y, L::all(-0.78515625F), angle);
+  x = L::timesPlus(y, L::all(-2.4187564849853515625E-4F), x);
+  x = L::timesPlus(y, L::all(-3.77489497744594108E-8F), x);
+
+  const auto x2 = L::times(x, x);
+  auto c = L::all(2.443315711809948E-5F);
+  c = L::timesPlus(c, x2, L::all(-1.388731625493765E-3F));
+  c = L::timesPlus(c, x2, L::all(4.166664568298827E-2F));
+  c = L::times(c, x2);
+  c = L::plus(L::timesMinus(c, x2, L::times(x2, L::all(0.5F))), L::all(1.0F));
+
+  auto s = L::all(-1.9515295891E-4F);
+  s = L::timesPlus(s, x2, L::all(8.3321608736E-3F));
+  s = L::timesPlus(s, x2, L::all(-1.6666654611E-1F));
+  s = L::times(s, x2);
+  s = L::timesPlus(s, x, x);
+
+  // Two octants on, a sine is a cosine; four on, both change their signs.
+  const auto four = L::all(4);
+  const auto is_sine = L::isEqual(L::both(octant, L::all(2)), L::all(0));
+  const auto sine_sign = L::template left<29>(L::both(octant, four));
+  const auto cosine_sign = L::template left<29>(L::both(L::plus(octant, L::all(2)), four));
+  const auto signedBy = [](auto sign, auto number) { return L::ofBits(L::differing(sign, L::bitsOf(number))); };
+  return SineAndCosine<L>{signedBy(sine_sign, L::choose(is_sine, s, c)),
+                          signedBy(cosine_sign, L::choose(is_sine, c, s))};
+}
+
+template <typename Lanes, typename Element>
+void normalValues(const std::uint32_t* numbers, void* values, std::int64_t count, float mean, float std) {
+  using L = Lanes;
+  static_assert(2 * L::kCount == kNormalChunk);
+  const auto means = L::all(mean);
+  const auto stds = L::all(std);
+  auto* out = static_cast<Element*>(values);
+  const auto store = [&](Element* to, auto value) {
+    L::store(to, L::template rounded<Element>(L::timesPlus(value, stds, means)));
+  };
+  for (std::int64_t i = 0; i < count; i += kNormalChunk) {
+    const auto u1 = L::minus(L::all(1.0F), unitValues<L>(numbers + i));
+    const auto u2 = unitValues<L>(numbers + i + L::kCount);
+    const auto radius = L::root(L::times(L::all(-2.0F), logarithm<L>(u1)));
+    const auto angle = sineAndCosine<L>(L::times(L::all(6.283185307179586F), u2));
+    store(out + i, L::times(radius, angle.cosine));
+    store(out + i + L::kCount, L::times(radius, angle.sine));
+  }
+}
+
+}  // namespace
+
+}  // namespace torchext

@@ -1,0 +1,87 @@
+#include "own_fill.h"
+
+#include <algorithm>
+#include <array>
+#include <cfloat>
+#include <cmath>
+#include <cstddef>
+
+#include <c10/core/ScalarType.h>
+
+#include "transforms.h"
+#include "twister.h"
+
+namespace torchext {
+
+namespace {
+
+constexpr std::int64_t kNumbers = 4096;  // which fit into a first-level cache together with the values
+static_assert(kNumbers % kNormalChunk == 0);
+
+// One fill under way: where it has come to in memory and on the engine.
+class OwnFill {
+ public:
+  OwnFill(const RandomFill& fill, void* values, at::mt19937_data_pod& engine)
+      : fill_{fill},
+        transform_{transformFor(fill.distribution, fill.dtype)},
+        element_bytes_{static_cast<std::int64_t>(c10::elementSize(fill.dtype))},
+        next_{static_cast<std::byte*>(values)},
+        twister_{engine} {}
+
+  void write(std::int64_t count) {
+    while (count > 0) {
+      const std::int64_t part = std::min(count, kNumbers);
+      twister_.take(numbers_.data(), part);
+      transform_(numbers_.data(), next_, part, static_cast<float>(fill_.first), static_cast<float>(fill_.second));
+      next_ += part * element_bytes_;
+      count -= part;
+    }
+  }
+
+  void stepBack(std::int64_t count) {
+    next_ -= count * element_bytes_;
+  }
+
+  void draw(std::int64_t count) {
+    twister_.take(numbers_.data(), count);
+  }
+
+ private:
+  const RandomFill& fill_;
+  Transform transform_;
+  std::int64_t element_bytes_;
+  std::byte* next_;
+  Twister twister_;
+  alignas(64) std::array<std::uint32_t, kNumbers> numbers_;
+};
+
+// When the last chunk is not whole, PyTorch computes the last 16 values again. The numbers for those that are in no
+// whole chunk have been drawn by then if the memory is where PyTorch draws to, which is so for float32.
+void writeNormals(OwnFill& own, const RandomFill& fill, std::int64_t count) {
+  const std::int64_t rest = count % kNormalChunk;
+  own.write(count - rest);
+  if (rest > 0) {
+    own.draw(fill.dtype == c10::kFloat ? rest : 0);
+    own.stepBack(kNormalChunk - rest);
+    own.write(kNormalChunk);
+  }
+}
+
+}  // namespace
+
+// A parameter that is infinite in single precision makes values that are not numbers, which may differ in their bits.
+bool hasOwnKernel(const RandomFill& fill) {
+  return std::abs(fill.first) <= FLT_MAX && std::abs(fill.second) <= FLT_MAX &&
+         transformFor(fill.distribution, fill.dtype) != nullptr;
+}
+
+void fillByOwnKernel(const RandomFill& fill, void* values, std::int64_t count, at::mt19937_data_pod& engine) {
+  OwnFill own{fill, values, engine};
+  if (fill.distribution == Distribution::Normal) {
+    writeNormals(own, fill, count);
+  } else {
+    own.write(count);
+  }
+}
+
+}  // namespace torchext

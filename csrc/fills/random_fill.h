@@ -1,0 +1,24 @@
+#pragma once
+
+#include <cstdint>
+
+#include <c10/core/ScalarType.h>
+
+namespace torchext {
+
+enum class Distribution : std::uint8_t { Uniform, Normal };
+
+constexpr int kDistributions = 2;
+
+// What `at::uniform_(from, to)` or `at::normal_(mean, std)` is asked for.
+struct RandomFill {
+  Distribution distribution;
+  c10::ScalarType dtype;
+  double first;   // from, or mean
+  double second;  // to, or std
+};
+
+// PyTorch makes normal values of so many random numbers at a time: the first half are radii, the second half angles.
+constexpr std::int64_t kNormalChunk = 16;
+
+}  // namespace torchext

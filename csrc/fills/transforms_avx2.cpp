@@ -1,0 +1,94 @@
+#include "transforms_avx2.h"
+
+#if defined(__x86_64__) && defined(__GNUC__)
+
+#include <array>
+#include <cstdint>
+#include <cstring>
+
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+#include <cpuid.h>
+#include <immintrin.h>
+
+// All that follows is compiled for these processors, whatever the rest is compiled for. Headers of others are included
+// above, because their functions may be the ones that the linker keeps for all.
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,f16c")
+#endif
+
+#include "box_muller.h"
+#include "lanes_avx2.h"
+#include "uniform.h"
+
+namespace torchext {
+
+namespace {
+
+template <typename Element>
+Transform transformOf(Distribution distribution) {
+  return distribution == Distribution::Normal ? normalValues<LanesAvx2, Element> : uniformValues<LanesAvx2, Element>;
+}
+
+}  // namespace
+
+}  // namespace torchext
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+
+namespace torchext {
+
+namespace {
+
+// Of F16C, `__builtin_cpu_supports()` knows only since GCC 11.
+bool hasF16c() {
+  unsigned a = 0;
+  unsigned b = 0;
+  unsigned c = 0;
+  unsigned d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & static_cast<unsigned>(bit_F16C)) != 0;
+}
+
+bool isSupported() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && hasF16c();
+}
+
+}  // namespace
+
+Transform avx2TransformFor(Distribution distribution, c10::ScalarType dtype) {
+  static const bool is_supported = isSupported();
+  if (!is_supported) {
+    return nullptr;
+  }
+  switch (dtype) {
+    case c10::kFloat:
+      return transformOf<float>(distribution);
+    case c10::kBFloat16:
+      return transformOf<c10::BFloat16>(distribution);
+    case c10::kHalf:
+      return transformOf<c10::Half>(distribution);
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace torchext
+
+#else
+
+namespace torchext {
+
+Transform avx2TransformFor(Distribution /*distribution*/, c10::ScalarType /*dtype*/) {
+  return nullptr;
+}
+
+}  // namespace torchext
+
+#endif

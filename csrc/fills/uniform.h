@@ -1,0 +1,63 @@
+#pragma once
+
+// Uniform values over lanes (NOTE [Kernels of our own], transforms.h). To be included where these are.
+
+#include <array>
+#include <cstdint>
+#include <cstring>
+
+namespace torchext {
+
+namespace {
+
+// In [0, 1), of the low 24 bits of random numbers.
+template <typename Lanes>
+auto unitValues(const std::uint32_t* numbers) {
+  const auto digits = Lanes::both(Lanes::load(numbers), Lanes::all(0xffffff));
+  return Lanes::times(Lanes::valueOf(digits), Lanes::all(0x1p-24F));
+}
+
+template <typename Lanes, typename Element>
+struct UniformRange {
+  using Floats = decltype(Lanes::all(0.0F));
+
+  Floats from;
+  Floats width;
+  Floats to_rounded;
+  Floats from_rounded;
+
+  UniformRange(float from_, float to_)
+      : from{Lanes::all(from_)},
+        width{Lanes::all(to_ - from_)},
+        to_rounded{Lanes::all(static_cast<float>(static_cast<Element>(to_)))},
+        from_rounded{Lanes::all(static_cast<float>(static_cast<Element>(from_)))} {}
+
+  // The range does not contain its end, to which values may have been rounded.
+  Floats values(const std::uint32_t* numbers) const {
+    const auto value = Lanes::timesPlus(unitValues<Lanes>(numbers), width, from);
+    const auto rounded = Lanes::template rounded<Element>(value);
+    return Lanes::choose(Lanes::isEqual(rounded, to_rounded), from_rounded, rounded);
+  }
+};
+
+template <typename Lanes, typename Element>
+void uniformValues(const std::uint32_t* numbers, void* values, std::int64_t count, float from, float to) {
+  const UniformRange<Lanes, Element> range{from, to};
+  auto* out = static_cast<Element*>(values);
+  std::int64_t i = 0;
+  for (; i + Lanes::kCount <= count; i += Lanes::kCount) {
+    Lanes::store(out + i, range.values(numbers + i));
+  }
+  if (i < count) {
+    std::uint32_t last_numbers[Lanes::kCount] = {};  // NOLINT(*-c-arrays): no functions of the standard library here
+    Element last_values[Lanes::kCount];              // NOLINT(*-c-arrays)
+    const auto left = static_cast<std::size_t>(count - i);
+    std::memcpy(last_numbers, numbers + i, left * sizeof(std::uint32_t));
+    Lanes::store(last_values, range.values(last_numbers));
+    std::memcpy(out + i, last_values, left * sizeof(Element));
+  }
+}
+
+}  // namespace
+
+}  // namespace torchext
