@@ -11,6 +11,7 @@
 #include "../fake/calls/op_traits.h"
 #include "../fake/fake.h"
 #include "../marks/source_lines.h"
+#include "../support/huge_pages.h"
 #include "../support/plain_tensors.h"
 #include "../support/stack_utils.h"
 
@@ -143,7 +144,11 @@ StorageValue::~StorageValue() {
 
 Storage StorageValue::makeEmptyStorage() const {
   const auto options = at::TensorOptions().dtype(c10::kByte).device(device_).pinned_memory(is_pinned_);
-  return at::empty({static_cast<int64_t>(nbytes_)}, options).storage();
+  const Tensor bytes = at::empty({static_cast<int64_t>(nbytes_)}, options);
+  if (device_.is_cpu() && !is_pinned_) {
+    preferHugePages(bytes.mutable_data_ptr(), nbytes_);
+  }
+  return bytes.storage();
 }
 
 void StorageValue::fold(Storage constant) {

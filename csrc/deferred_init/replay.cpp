@@ -12,6 +12,7 @@
 #include "../fake/fake.h"
 #include "../support/stack_utils.h"
 #include "draws.h"
+#include "replay_fill.h"
 
 namespace torchext {
 
@@ -250,8 +251,11 @@ void Replay::call(const OpNode& node, Stack& stack) {
   if (!node.tape()) {
     node.op().callBoxed(stack);
   } else if (const int position = generatorArgument(node.op().schema()); position >= 0) {
-    stack[static_cast<std::size_t>(position)] = tape_.moveTo(*node.tape());
-    node.op().callBoxed(stack);
+    const at::Generator& generator = tape_.moveTo(*node.tape());
+    if (!replayFill(node.op(), stack, generator)) {
+      stack[static_cast<std::size_t>(position)] = generator;
+      node.op().callBoxed(stack);
+    }
   } else {
     const DefaultGeneratorAt guard{*node.tape()};
     node.op().callBoxed(stack);

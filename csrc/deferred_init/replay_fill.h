@@ -1,0 +1,14 @@
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+namespace torchext {
+
+// Does what calling `op` with `stack` does, where that is a random fill of contiguous memory on the CPU which can be
+// computed sooner than by PyTorch, with the same bits: `fillRandomly()`. `generator` is the one to draw from. Returns
+// false, and has done nothing, where the operator is to be called.
+bool replayFill(const c10::OperatorHandle& op, torch::jit::Stack& stack, const at::Generator& generator);
+
+}  // namespace torchext
