@@ -316,3 +316,19 @@ def test_truncated_normal_numbers_are_refused_as_eagerly(make: Callable[[], Tens
     wanted = error_of(lambda program: program())
     assert error_of(deferred_init) == wanted
     assert error_of(run_as_fake) == wanted
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+@pytest.mark.parametrize("train", [True, False, None])
+@pytest.mark.parametrize("size", [1, 16, 1000])
+def test_dropout_draws_from_the_default_generator_without_being_given_it(
+    size: int, train: bool | None, order: tuple[int, ...]
+) -> None:
+    def build() -> list[Tensor]:
+        return [*torch.native_dropout(torch.rand(size), 0.3, train), torch.rand(3)]
+
+    eager, deferred = build_both(build)
+    state = torch.get_rng_state()
+    for place in order:
+        assert_same_tensor(materialize_tensor(deferred[place]), eager[place])
+    assert torch.equal(torch.get_rng_state(), state)

@@ -8,9 +8,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from common import assert_same_tensor, build_both
 from expecttest import assert_expected_inline
 from torch import nn
 
+from torchext.deferred_init import materialize_tensor
 from torchext.fake import DataDependentError, fake_like, fake_mode, is_fake, meta_like
 
 
@@ -448,3 +450,46 @@ class TestConversions:
 Parameter containing:
 tensor(..., size=(4, 4), dtype=torch.float32, device='cpu', requires_grad=True, fake=True)""",
         )
+
+
+@pytest.mark.parametrize("train", [True, False, None])
+def test_results_are_no_arguments_where_the_operator_declares_that(train: bool | None) -> None:
+    with fake_mode():
+        given = torch.rand(4)
+        result, _ = torch.native_dropout(given, 0.3, train)  # the Meta kernel returns `given` where it does not train
+    result.add_(1)
+    assert given._version == 0
+    assert result.untyped_storage()._cdata != given.untyped_storage()._cdata
+
+
+def test_operators_may_take_tensors_in_dictionaries_and_tuples() -> None:
+    library = torch.library.Library("torchext_test_fake", "DEF")
+    library.define("of_dict(Dict(str, Tensor) tensors) -> Tensor")
+    library.define("of_tuple((Tensor, int) pair) -> Tensor")
+    library.impl("of_dict", lambda tensors: tensors["a"] + tensors["b"], "CompositeExplicitAutograd")
+    library.impl("of_tuple", lambda pair: pair[0] * pair[1], "CompositeExplicitAutograd")
+    operators = torch.ops.torchext_test_fake
+
+    def build() -> list[torch.Tensor]:
+        return [operators.of_dict({"a": torch.ones(2), "b": torch.rand(2)}), operators.of_tuple((torch.rand(3), 2))]
+
+    eager, deferred = build_both(build)
+    with fake_mode():
+        assert [(is_fake(tensor), tensor.shape) for tensor in build()] == [(True, (2,)), (True, (3,))]
+    for tensor, wanted in zip(deferred, eager, strict=True):
+        assert_same_tensor(materialize_tensor(tensor), wanted)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [(5,), (2, None, 4), (0,), (2, 0), (2, 1, 0, 0)],
+    ids=["kernel too large", "padding too large", "no kernel", "no stride", "no dilation"],
+)
+def test_pooling_without_gradients_is_refused_in_pytorchs_words(arguments: tuple[int | None, ...]) -> None:
+    def message(tensor: torch.Tensor) -> str:
+        with torch.no_grad(), pytest.raises(RuntimeError, match="max_pool1d") as raised:
+            nn.functional.max_pool1d(tensor, *arguments)  # type: ignore[arg-type]
+        return str(raised.value)
+
+    real = torch.rand(1, 3)
+    assert message(fake_like(real)) == message(real)

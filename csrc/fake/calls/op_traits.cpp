@@ -150,6 +150,14 @@ bool onlyMakesViews(const OperatorHandle& op) {
          std::none_of(schema.arguments().begin(), schema.arguments().end(), isWritten);
 }
 
+bool makesNewTensors(const OperatorHandle& op) {
+  const auto& schema = op.schema();
+  const auto is_shared = [](const c10::Argument& argument) { return argument.alias_info() != nullptr; };
+  return namespaceOf(op.operator_name()) == "aten" &&
+         std::none_of(schema.returns().begin(), schema.returns().end(), is_shared) &&
+         std::none_of(schema.arguments().begin(), schema.arguments().end(), is_shared);
+}
+
 // A call with one number alone is a conversion inside an operator.
 bool isAboutNumbers(c10::ArrayRef<c10::IValue> arguments) {
   std::size_t numbers = 0;

@@ -104,6 +104,7 @@ class MetaCall {
   bool tryOnZeros();
   void correctMetaResults(const RealResults& real);
   void updateWrittenFakes();
+  void separateOutputs();
   void convertOutputsToFake();
   Tensor toFake(const Tensor& meta);
 
@@ -144,6 +145,7 @@ Stack MetaCall::run() {
   }
   correctMetaResults(real);
   updateWrittenFakes();
+  separateOutputs();
   convertOutputsToFake();
   return std::move(stack_);
 }
@@ -254,6 +256,19 @@ void MetaCall::updateWrittenFakes() {
     }
     impl->copyGeometry(*shadow.unsafeGetTensorImpl());
   }
+}
+
+// Meta kernels that are formulas in Python return their argument where there is nothing to do: `native_dropout` without
+// training. The operators return another tensor, as they declare.
+void MetaCall::separateOutputs() {
+  if (!makesNewTensors(op_)) {
+    return;
+  }
+  mapTensors(stack_, stack_.size(), [this](const Tensor& meta) {
+    const bool is_shared =
+        meta.layout() == c10::kStrided && meta.has_storage() && shadows_.isOfArgument(meta.storage());
+    return is_shared ? Tensor{at::detail::empty_strided_meta(meta.sizes(), meta.strides(), meta.scalar_type())} : meta;
+  });
 }
 
 void MetaCall::convertOutputsToFake() {
