@@ -493,3 +493,10 @@ def test_pooling_without_gradients_is_refused_in_pytorchs_words(arguments: tuple
 
     real = torch.rand(1, 3)
     assert message(fake_like(real)) == message(real)
+
+
+@pytest.mark.parametrize("split", [torch.unsafe_split, torch.unsafe_chunk])
+def test_results_are_views_where_the_operator_makes_some_without_declaring_it(split: Callable[..., object]) -> None:
+    with fake_mode():
+        given = torch.rand(4)
+        assert {part.untyped_storage()._cdata for part in split(given, 2)} == {given.untyped_storage()._cdata}  # type: ignore[attr-defined]

@@ -150,7 +150,7 @@ bool onlyMakesViews(const OperatorHandle& op) {
          std::none_of(schema.arguments().begin(), schema.arguments().end(), isWritten);
 }
 
-bool makesNewTensors(const OperatorHandle& op) {
+bool declaresNoSharing(const OperatorHandle& op) {
   const auto& schema = op.schema();
   const auto is_shared = [](const c10::Argument& argument) { return argument.alias_info() != nullptr; };
   return namespaceOf(op.operator_name()) == "aten" &&

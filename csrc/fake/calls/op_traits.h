@@ -33,8 +33,8 @@ bool takesTensorOptions(const c10::FunctionSchema& schema);
 // Returns true for an operator whose results are all views of arguments, and that writes to none.
 bool onlyMakesViews(const c10::OperatorHandle& op);
 
-// Returns true for an operator of PyTorch's whose results are neither its arguments nor views of them.
-bool makesNewTensors(const c10::OperatorHandle& op);
+// Returns true for an operator of PyTorch's that declares that its results share nothing with its arguments.
+bool declaresNoSharing(const c10::OperatorHandle& op);
 
 // Returns true for a call whose tensor arguments are all wrapped numbers, like `torch.add(3, 2)`, which makes a tensor
 // of them.

@@ -259,15 +259,16 @@ void MetaCall::updateWrittenFakes() {
 }
 
 // Meta kernels that are formulas in Python return their argument where there is nothing to do: `native_dropout` without
-// training. The operators return another tensor, as they declare.
+// training. The operators return another tensor, as they declare. (Views are left alone: `unsafe_split` makes them,
+// although it declares none.)
 void MetaCall::separateOutputs() {
-  if (!makesNewTensors(op_)) {
+  if (!declaresNoSharing(op_)) {
     return;
   }
   mapTensors(stack_, stack_.size(), [this](const Tensor& meta) {
-    const bool is_shared =
-        meta.layout() == c10::kStrided && meta.has_storage() && shadows_.isOfArgument(meta.storage());
-    return is_shared ? Tensor{at::detail::empty_strided_meta(meta.sizes(), meta.strides(), meta.scalar_type())} : meta;
+    const bool is_argument = shadows_.originalOf(*meta.unsafeGetTensorImpl()).defined();
+    return is_argument ? Tensor{at::detail::empty_strided_meta(meta.sizes(), meta.strides(), meta.scalar_type())}
+                       : meta;
   });
 }
 

@@ -27,11 +27,6 @@ class Shadows {
   // Returns the tensor whose shadow `meta` is, or an undefined tensor.
   at::Tensor originalOf(const c10::TensorImpl& meta) const;
 
-  // Returns true for the storage of a shadow.
-  bool isOfArgument(const c10::Storage& meta) const {
-    return storages_.originalOf(meta.unsafeGetStorageImpl()) != nullptr;
-  }
-
   // Returns a tensor argument on `storage`, or null.
   const at::Tensor* findTensorOn(const c10::Storage& storage) const;
 
