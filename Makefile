@@ -138,7 +138,7 @@ $(STATE)/tools: pyproject.toml $(VENV)
 	$(PIP) install 'setuptools<82' wheel ninja $$(sed -nE 's/^(test|lint) = \[(.*)\]$$/\2/p' pyproject.toml | tr -d '",')
 	@mkdir -p $(@D) && touch $@
 
-$(STATE)/built: $(STATE)/tools setup.py $(HEADERS) $(UNITS)
+$(STATE)/built: $(STATE)/tools setup.py $(wildcard build_tools/*.py) $(HEADERS) $(UNITS)
 	@echo "== compiling the extension"
 	MAX_JOBS=$(JOBS) $(PYTHON) setup.py --quiet build_ext --inplace
 	@mkdir -p $(@D) && touch $@

@@ -1,0 +1,36 @@
+"""What is shown while files are compiled."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def shortened_lines() -> Iterator[None]:
+    """Shows the commands of `ninja` and of the linker as the files that they are about."""
+    sys.stdout.flush()
+    lines, end = os.pipe()
+    real = os.dup(1)
+    os.dup2(end, 1)
+    os.close(end)
+
+    def pass_on() -> None:
+        with open(lines, errors="replace") as source, open(real, "w", buffering=1, closefd=False) as target:  # noqa: PTH123
+            for line in source:
+                line = re.sub(r"^(\[\d+/\d+\]) .* -c \S*?([^/ ]+) -o .*", r"\1 \2", line)
+                target.write(re.sub(r"^\S+ .* -shared .* -o (\S+) .*", r"linking \1", line))
+
+    reader = threading.Thread(target=pass_on)
+    reader.start()
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(real, 1)  # closes the last end of the pipe, which ends the thread
+        reader.join()
+        os.close(real)
