@@ -1,6 +1,7 @@
 """Builds torchext against the PyTorch that is installed in this environment.
 
-What is built is a library, `torchext/lib/libtorchext.so`, which knows no Python, and the bindings to it, `torchext._C`.
+What is built is a library, `torchext/lib/libtorchext.so`, which does not depend on Python, and the bindings to it,
+`torchext._C`.
 These variables of the environment change what is built:
 
 - `TORCHEXT_WERROR=1`: the compiler warns of much, and warnings are errors. For those who change torchext.
@@ -26,8 +27,8 @@ sys.path.insert(0, str(Path(__file__).absolute().parent))
 
 from build_tools.command import LIBRARY, make_build_command
 from build_tools.facts import version
-from build_tools.needs import check_compiler, check_platform, import_torch_extension_tools
-from build_tools.settings import NEWEST_TORCH, OLDEST_TORCH, ROOT, is_set, named, torch_release
+from build_tools.needs import check_compiler, check_platform, check_setuptools, import_torch_extension_tools, need_torch
+from build_tools.settings import NEWEST_TORCH, OLDEST_TORCH, ROOT, is_set, minor_release, named
 
 BINDINGS = "torchext._C"
 
@@ -102,13 +103,14 @@ def requirements(*, is_compiled: bool) -> list[str]:
     if is_compiled:
         import torch
 
-        return [f"torch=={named(torch_release(torch.__version__))}.*"]
+        return [f"torch=={named(minor_release(torch.__version__))}.*"]
     return [f"torch>={named(OLDEST_TORCH)},<{NEWEST_TORCH[0]}.{NEWEST_TORCH[1] + 1}"]
 
 
-def make_build() -> dict[str, object]:
+def make_build(arguments: list[str]) -> dict[str, object]:
     """The arguments of `setup()` that need torch."""
     check_platform()
+    check_setuptools(arguments)
     cpp_extension = import_torch_extension_tools()
     check_compiler()
     return {
@@ -118,8 +120,5 @@ def make_build() -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    # `egg_info` is what is asked for before a source distribution is made. The metadata of what will be installed are
-    # asked for by `dist_info`, which is before pip downloads what they name.
-    needs_no_torch = bool({"sdist", "egg_info", "--version"} & set(sys.argv[1:]))
-    build = {} if needs_no_torch else make_build()
+    build = make_build(sys.argv[1:]) if need_torch(sys.argv[1:]) else {}
     setup(version=version(), install_requires=requirements(is_compiled=bool(build)), **build)

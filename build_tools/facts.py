@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from .settings import ROOT, is_set, named, torch_release
+from .settings import ROOT, is_set, minor_release, named
 
 
 def version() -> str:
@@ -15,7 +15,7 @@ def version() -> str:
         return str(found)
     import torch
 
-    return f"{found}+pt{named(torch_release(torch.__version__))}"
+    return f"{found}+pt{named(minor_release(torch.__version__))}"
 
 
 def write_build_facts(path: Path) -> None:

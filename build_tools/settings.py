@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).absolute().parents[1]
 OLDEST_TORCH, NEWEST_TORCH = (2, 11), (2, 15)
 
 
 def is_set(variable: str) -> bool:
-    """Tells whether a variable of the environment is something else than 0."""
+    """Returns true if a variable of the environment is something else than 0."""
     return os.environ.get(variable, "0") not in ("", "0")
 
 
-def torch_release(version: str) -> tuple[int, ...]:
-    """Returns the major and the minor version."""
-    return tuple(int(part) for part in version.split(".")[:2])
+def minor_release(version: str) -> tuple[int, ...]:
+    """Returns the major and the minor version. `2.14.0a0+git5c1f` is of the release 2.14."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found is None:
+        raise ValueError(f"{version!r} is not a version of torch")
+    return int(found[1]), int(found[2])
 
 
 def named(release: tuple[int, ...]) -> str:

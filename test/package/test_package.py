@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import importlib.abc
 import inspect
 import json
+import os
 import re
 import runpy
 import subprocess
@@ -22,6 +25,10 @@ from torchext.installation import how_to_install_again
 from torchext.tools.torch_release import TORCH_RELEASE
 
 ROOT = Path(__file__).parents[2]
+
+# setup.py's own modules, which are in no package that is installed.
+sys.path.append(str(ROOT))
+needs = importlib.import_module("build_tools.needs")
 
 
 def run_python(code: str) -> str:
@@ -251,12 +258,63 @@ except ImportError as error:
         assert f"was built for torch {built_for}, but torch 2.0.1 is installed. Build it again: pip" in run_python(code)
 
 
+class BrokenTorch(importlib.abc.MetaPathFinder):
+    """Finds torch, whose import fails."""
+
+    def __init__(self, error: ImportError) -> None:
+        self.error = error
+
+    def find_spec(self, fullname: str, *_: object) -> None:
+        if fullname == "torch":
+            raise self.error
+
+
 class TestSetup:
-    def run_setup(self, monkeypatch: pytest.MonkeyPatch) -> str:
-        monkeypatch.setattr(sys, "argv", ["setup.py", "build_ext"])
+    def run_setup(self, monkeypatch: pytest.MonkeyPatch, *commands: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["setup.py", *(commands or ["build_ext"])])
         with pytest.raises(SystemExit) as ended:
             runpy.run_path(str(ROOT / "setup.py"), run_name="__main__")
         return str(ended.value)
+
+    @pytest.mark.parametrize(
+        ("arguments", "expected"),
+        [
+            ("sdist", False),
+            ("egg_info sdist --formats gztar --dist-dir /tmp/build", False),
+            ("--quiet sdist -d build", False),
+            ("--version", False),
+            ("sdist bdist_wheel", True),
+            ("--quiet build_ext --inplace", True),
+            ("dist_info", True),
+        ],
+    )
+    def test_only_commands_that_compile_nothing_do_without_torch(self, arguments: str, expected: bool) -> None:
+        assert needs.need_torch(arguments.split()) == expected
+
+    @pytest.mark.parametrize(
+        "error",
+        [ImportError("libcudart.so.13: cannot open"), ModuleNotFoundError("No module named 'sympy'", name="sympy")],
+        ids=["library", "module"],
+    )
+    def test_error_of_a_torch_that_is_broken_is_quoted(
+        self, error: ImportError, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delitem(sys.modules, "torch")
+        monkeypatch.setattr(sys, "meta_path", [BrokenTorch(error), *sys.meta_path])
+        message = self.run_setup(monkeypatch)
+        assert f"importing it fails: {type(error).__name__}: {error}. Repair it" in message
+
+    def test_setuptools_that_makes_no_wheels_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(needs, "version", lambda name: "65.5.0")
+        monkeypatch.setattr(needs, "find_spec", lambda name: None)
+        message = self.run_setup(monkeypatch, "dist_info")
+        assert "setuptools 65.5.0 is installed" in message
+        assert "pip install 'setuptools>=70.1,<82' ninja" in message
+
+    def test_empty_name_of_a_compiler_is_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("CXX", " ")
+        needs.check_compiler()
+        assert "CXX" not in os.environ
 
     def test_without_torch_it_says_what_to_type(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "torch", None)
