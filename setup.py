@@ -32,6 +32,10 @@ from build_tools.settings import NEWEST_TORCH, OLDEST_TORCH, ROOT, is_set, minor
 
 BINDINGS = "torchext._C"
 
+# Where a program in C++ finds PyTorch's libraries if it does not need them itself, and torch is installed beside
+# torchext. A torch that is loaded already, as in Python, or that the program names, comes first.
+BESIDE_TORCH = "-Wl,-rpath,$ORIGIN/../../torch/lib"
+
 # Ours only: PyTorch's headers are included as system headers.
 WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Wsign-conversion", "-Werror"]
 
@@ -82,7 +86,7 @@ def make_extensions(cpp_extension: ModuleType) -> list[Extension]:
         include_dirs=cpp_extension.include_paths(),
         library_dirs=cpp_extension.library_paths(),
         libraries=["c10", "torch", "torch_cpu"],
-        extra_link_args=["-Wl,-soname,libtorchext.so", "-Wl,-z,defs", *instrumentation()],
+        extra_link_args=["-Wl,-soname,libtorchext.so", "-Wl,-z,defs", BESIDE_TORCH, *instrumentation()],
         **common,
     )
     bindings = cpp_extension.CppExtension(

@@ -1,27 +1,35 @@
-"""What this build is called, and what it tells the CMake package of itself."""
+"""What this build is called, and what it tells CMake and the Makefile of itself."""
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
-from .settings import ROOT, is_set, minor_release, named
+from .settings import VERSION, is_set, minor_release, named
 
 
 def version() -> str:
     """Our version; for wheels that lie beside others, with the release of PyTorch that they are for."""
-    [found] = re.findall(r'^__version__ = "(.+)"$', (ROOT / "torchext" / "version.py").read_text(), re.M)
     if not is_set("TORCHEXT_LOCAL_VERSION"):
-        return str(found)
+        return VERSION
     import torch
 
-    return f"{found}+pt{named(minor_release(torch.__version__))}"
+    return f"{VERSION}+pt{named(minor_release(torch.__version__))}"
 
 
-def write_build_facts(path: Path) -> None:
-    """Writes what the CMake package has to know of this build: torchext/share/cmake/torchext/torchextConfig.cmake."""
+def build_facts(variant: str) -> str:
+    """Returns what torchext/lib/torchextBuild.cmake says of this build.
+
+    It is read by torchext/share/cmake/torchext/torchextConfig.cmake, by torchext/installation.py, and by the Makefile.
+    """
     import torch
 
-    facts = {"torchext_VERSION": version(), "torchext_TORCH_VERSION": torch.__version__}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(f'set({name} "{value}")\n' for name, value in facts.items()))
+    facts = {
+        "torchext_VERSION": VERSION,
+        "torchext_TORCH_VERSION": torch.__version__,
+        "torchext_CXX_STANDARD": cxx_standard(torch.__version__),
+        "torchext_BUILD": variant,
+    }
+    return "".join(f'set({name} "{value}")\n' for name, value in facts.items())
+
+
+def cxx_standard(torch_version: str) -> int:
+    """Returns the C++ standard that PyTorch's own CMake package asks for, which its headers may use."""
+    return 20 if minor_release(torch_version) >= (2, 12) else 17

@@ -10,9 +10,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
+def shortened(line: str) -> str:
+    """Returns the command of a compiler or a linker as the file that it is about. Paths may have spaces."""
+    line = re.sub(r"^(\[\d+/\d+\]) .* -c (?:.*/)?([^/]+?)[\"']? -o .*", r"\1 \2", line)
+    line = re.sub(r"^\S+ .* -c (?:.*/)?([^/]+?)[\"']? -o .*", r"compiling \1", line)
+    return re.sub(r"^\S+ (?:.* )?-shared .*? -o (.+?\.so)(?: .*)?$", r"linking \1", line)
+
+
 @contextmanager
 def shortened_lines() -> Iterator[None]:
-    """Shows the commands of `ninja` and of the linker as the files that they are about."""
+    """Shows the commands of compilers and linkers as the files that they are about."""
     sys.stdout.flush()
     lines, end = os.pipe()
     real = os.dup(1)
@@ -22,8 +29,7 @@ def shortened_lines() -> Iterator[None]:
     def pass_on() -> None:
         with open(lines, errors="replace") as source, open(real, "w", buffering=1, closefd=False) as target:  # noqa: PTH123
             for line in source:
-                line = re.sub(r"^(\[\d+/\d+\]) .* -c \S*?([^/ ]+) -o .*", r"\1 \2", line)
-                target.write(re.sub(r"^\S+ .* -shared .* -o (\S+) .*", r"linking \1", line))
+                target.write(shortened(line))
 
     reader = threading.Thread(target=pass_on)
     reader.start()

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 from pathlib import Path
 
 ROOT = Path(__file__).absolute().parents[1]
-OLDEST_TORCH, NEWEST_TORCH = (2, 11), (2, 15)
+
+# What the package says of itself, read without importing the package, which needs torch.
+_SAYS = runpy.run_path(str(ROOT / "torchext" / "version.py"))
+VERSION: str = _SAYS["__version__"]
+OLDEST_TORCH: tuple[int, int] = _SAYS["OLDEST_TORCH"]
+NEWEST_TORCH: tuple[int, int] = _SAYS["NEWEST_TORCH"]
 
 
 def is_set(variable: str) -> bool:

@@ -14,9 +14,11 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from setuptools import Distribution
 from torch.utils import cpp_extension
 
 import torchext
@@ -28,7 +30,9 @@ ROOT = Path(__file__).parents[2]
 
 # setup.py's own modules, which are in no package that is installed.
 sys.path.append(str(ROOT))
-needs = importlib.import_module("build_tools.needs")
+needs, output, command, facts = (
+    importlib.import_module(f"build_tools.{name}") for name in ("needs", "output", "command", "facts")
+)
 
 
 def run_python(code: str) -> str:
@@ -369,6 +373,71 @@ class TestSetup:
         assert "-Werror" not in flags(cpp_extension)
         monkeypatch.setenv("TORCHEXT_WERROR", "1")
         assert "-Werror" in flags(cpp_extension)
+
+
+class TestBuildCommand:
+    @pytest.mark.parametrize(
+        ("line", "expected"),
+        [
+            ("[1/9] c++ -MMD -MF /b/x.o.d -I/i -c /b/fake_0.cpp -o /b/fake_0.o -O3 -std=c++20", "[1/9] fake_0.cpp"),
+            ("[1/9] c++ -MF '/a b/x.o.d' -c '/a b/fake_0.cpp' -o '/a b/fake_0.o' -O3", "[1/9] fake_0.cpp"),
+            ("gcc -fPIC -I/i -c /a b/fake_0.cpp -o /a b/fake_0.o -O3", "compiling fake_0.cpp"),
+            (
+                "g++ -shared -Wl,-O1 x.o -L/a b -lc10 -o build/lib/libtorchext.so -Wl,-z,defs",
+                "linking build/lib/libtorchext.so",
+            ),
+            ("g++ -shared x.o -o /a b/_C.cpython-311.so", "linking /a b/_C.cpython-311.so"),
+            ("csrc/fake/fake.cpp:3:1: error: no", "csrc/fake/fake.cpp:3:1: error: no"),
+        ],
+        ids=["ninja", "ninja, spaces", "no ninja, spaces", "link", "link, spaces", "error"],
+    )
+    def test_commands_are_shown_as_the_files_that_they_are_about(self, line: str, expected: str) -> None:
+        assert output.shortened(f"{line}\n") == f"{expected}\n"
+
+    def test_file_system_without_links_gets_a_copy(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def no_links(*_: object) -> None:
+            raise OSError("Operation not permitted")
+
+        (tmp_path / "a").write_text("new")
+        (tmp_path / "b").write_text("old")
+        monkeypatch.setattr(os, "link", no_links)
+        command.replace_by_link(tmp_path / "a", tmp_path / "b")
+        assert (tmp_path / "b").read_text() == "new"
+
+    def test_objects_with_other_flags_lie_elsewhere(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        found = set()
+        for variable in ("TORCHEXT_WERROR", "TORCHEXT_COVERAGE", "TORCHEXT_SANITIZE"):
+            monkeypatch.delenv(variable, raising=False)
+        found.add(command.variant())
+        for variable, value in (("WERROR", "1"), ("COVERAGE", "1"), ("SANITIZE", "thread")):
+            monkeypatch.setenv(f"TORCHEXT_{variable}", value)
+            found.add(command.variant())
+        assert len(found) == 4
+
+    def test_precompiled_header_is_named_for_its_text_and_the_flags(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        build = command.make_build_command(cpp_extension)(Distribution())
+        monkeypatch.setattr(build, "compiler", SimpleNamespace(compiler_so=["c++"]), raising=False)
+        header, names = tmp_path / "precompiled.h", []
+        for text, flags in (("1", ["-O3"]), ("1", ["-O3"]), ("2", ["-O3"]), ("2", ["-O1"])):
+            header.write_text(text)
+            names.append(build._digest(header, SimpleNamespace(include_dirs=[], extra_compile_args=flags)))
+        assert names[0] == names[1]
+        assert len(set(names)) == 3
+
+    def test_extensions_are_built_one_after_the_other_by_many_compilers(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("MAX_JOBS", "")
+        monkeypatch.delenv("MAX_JOBS")
+        build = command.make_build_command(cpp_extension)(Distribution())
+        build.parallel = "3"
+        build.finalize_options()
+        assert build.parallel is None
+        assert os.environ["MAX_JOBS"] == "3"
+
+    def test_facts_name_the_version_without_a_local_part(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TORCHEXT_LOCAL_VERSION", "1")
+        assert f'set(torchext_VERSION "{torchext.__version__}")' in facts.build_facts("")
 
 
 class TestInstallingAgain:
