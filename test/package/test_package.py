@@ -13,8 +13,10 @@ import runpy
 import subprocess
 import sys
 import sysconfig
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -33,6 +35,10 @@ sys.path.append(str(ROOT))
 needs, output, command, facts = (
     importlib.import_module(f"build_tools.{name}") for name in ("needs", "output", "command", "facts")
 )
+
+
+# A release that torchext supports, and was not built for.
+OTHER_RELEASE = next((2, minor) for minor in (12, 13) if (2, minor) != TORCH_RELEASE)
 
 
 def run_python(code: str) -> str:
@@ -249,17 +255,62 @@ for call in {calls!r}[-1:]:
         assert len(lines) == len(calls)
         assert all(f"{usage} the dispatch key `{key}`, which already has a fallback" in line for line in lines), lines
 
-    def test_other_torch_version_is_an_import_error(self) -> None:
-        code = """
+    @pytest.mark.parametrize("patch", [".9", ".0a0+git5c1f", ".0+cu130"])
+    def test_other_builds_of_the_same_release_of_torch_are_for_the_self_tests(self, patch: str) -> None:
+        release = ".".join(map(str, TORCH_RELEASE))
+        run_python(f"import torch; torch.__version__ = {release + patch!r}; import torchext")
+
+    @pytest.mark.parametrize(
+        ("release", "remedy"),
+        [
+            ((2, 0), "supports torch 2.11 to 2.15: install one of these"),
+            (OTHER_RELEASE, "Build it again: pip install "),
+        ],
+        ids=["unsupported", "supported"],
+    )
+    def test_other_release_of_torch_is_an_import_error(self, release: tuple[int, int], remedy: str) -> None:
+        found = f"{release[0]}.{release[1]}.1+cpu"
+        code = f"""
 import torch
-torch.__version__ = "2.0.1"
+torch.__version__ = {found!r}
 try:
     import torchext
 except ImportError as error:
     print(error)
 """
-        built_for = _C.built_for_torch
-        assert f"was built for torch {built_for}, but torch 2.0.1 is installed. Build it again: pip" in run_python(code)
+        message = run_python(code)
+        assert f"was built for torch {_C.built_for_torch}, but torch {found} is installed. " in message
+        assert remedy in message
+
+    def test_library_of_another_build_is_an_import_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TORCHEXT_BREAK_PIECE", "library")
+        code = """
+try:
+    import torchext
+except ImportError as error:
+    print(error)
+"""
+        message = run_python(code)
+        assert "lib/libtorchext.so was built for torch 2.0.1, and its bindings for torch " in message
+        assert "Build it again: pip install " in message
+
+    def test_library_that_cannot_be_loaded_is_named_with_its_torch(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / f"_C{EXTENSION_SUFFIXES[0]}").touch()
+        (tmp_path / "lib").mkdir()
+        (tmp_path / "lib" / "torchextBuild.cmake").write_text('set(torchext_TORCH_VERSION "2.0.1+cpu")\n')
+        monkeypatch.setattr(installation, "_ROOT", tmp_path)
+        message = installation.why_it_cannot_be_loaded(ImportError("undefined symbol: _ZN3c10"))
+        found = f"{tmp_path}/lib was built for torch 2.0.1+cpu, but torch {torch.__version__} is installed"
+        assert f"{found} (undefined symbol: _ZN3c10)." in message
+
+    def test_source_tree_without_a_build_says_so(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "setup.py").touch()
+        monkeypatch.setattr(installation, "_ROOT", tmp_path / "torchext")
+        message = installation.why_it_cannot_be_loaded(ImportError("cannot import name '_C'"))
+        assert message.startswith(f"{tmp_path} is a source tree without a build for Python 3.")
+        assert message.endswith(f"or build in place: cd {tmp_path} && python setup.py build_ext --inplace")
 
 
 class BrokenTorch(importlib.abc.MetaPathFinder):
@@ -447,31 +498,52 @@ class TestInstallingAgain:
         assert how_to_install_again().endswith(f"--no-build-isolation --force-reinstall --no-deps {ROOT}")
 
     @pytest.mark.parametrize(
-        ("url", "sentence"),
+        ("written", "sentence"),
         [
-            ("file:///home/me/torchext", "Build it again: pip install .* --no-deps /home/me/torchext$"),
+            ({"url": "file:///home/me/torchext"}, "Build it again: pip install .* --no-deps /home/me/torchext$"),
             (
-                "https://host/torchext-0.1.0.tar.gz",
+                {"url": "file:///home/a%20b/tree", "subdirectory": "python"},
+                "Build it again: pip install .* --no-deps '/home/a b/tree/python'$",
+            ),
+            (
+                {"url": "https://host/torchext-0.1.0.tar.gz", "archive_info": {}},
                 "Build it again: pip install .* https://host/torchext-0.1.0.tar.gz$",
             ),
             (
-                "file:///w/torchext-0.1.0+pt2.11.whl",
+                {
+                    "url": "https://host/a.git",
+                    "vcs_info": {"vcs": "git", "commit_id": "5c1f", "requested_revision": "b"},
+                },
+                r"Build it again: pip install .* git\+https://host/a.git@5c1f$",
+            ),
+            (
+                {"url": "ssh://host/a", "vcs_info": {"vcs": "hg", "commit_id": "5c1f"}, "subdirectory": "python"},
+                r"Build it again: pip install .* 'hg\+ssh://host/a@5c1f#subdirectory=python'$",
+            ),
+            (
+                {"url": "file:///w/torchext-0.1.0+pt2.11.whl"},
                 r"Take the wheel torchext-\S+ from where you got /w/torchext-\S+whl, ",
             ),
             (None, r"Take the wheel torchext-0.1.0\+pt2.15 from where you got it, or build one from the source"),
         ],
-        ids=["checkout", "sdist", "wheel", "index"],
+        ids=["checkout", "spaces", "sdist", "git", "subdirectory", "wheel", "index"],
     )
-    def test_from_what_pip_was_given(self, url: str | None, sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_from_what_pip_was_given(
+        self, written: dict[str, Any] | None, sentence: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         class Installed:
             def read_text(self, name: str) -> str | None:
                 assert name == "direct_url.json"
-                return None if url is None else json.dumps({"url": url})
+                return None if written is None else json.dumps(written)
 
         monkeypatch.setattr(installation, "_ROOT", Path("/site-packages/torchext"))
         monkeypatch.setattr(installation, "distribution", lambda name: Installed())
         monkeypatch.setattr(torch, "__version__", "2.15.0+cu132")
         assert re.search(sentence, how_to_install_again())
+
+    def test_of_a_torch_that_is_not_supported_names_those_that_are(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch, "__version__", "2.16.0.dev20261101+cpu")
+        assert "supports torch 2.11 to 2.15: install one of these" in how_to_install_again()
 
 
 class TestNames:
