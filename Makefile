@@ -138,6 +138,14 @@ $(STATE)/tools: pyproject.toml $(VENV)
 	$(PIP) install 'setuptools>=70.1,<82' wheel ninja $$(sed -nE 's/^(test|lint) = \[(.*)\]$$/\2/p' pyproject.toml | tr -d '",')
 	@mkdir -p $(@D) && touch $@
 
+# One folder holds the library of the environment that was built last. The mark is of this one; the file says of which.
+BUILT_FOR := $(shell sed -nE 's/^set\(torchext_TORCH_VERSION "(.*)"\)$$/\1/p' torchext/lib/torchextBuild.cmake 2>/dev/null)
+ifneq ($(BUILT_FOR),$(shell $(PYTHON) -c 'import torch; print(torch.__version__)' 2>/dev/null))
+$(STATE)/built: library_of_another_torch
+.PHONY: library_of_another_torch
+library_of_another_torch:
+endif
+
 $(STATE)/built: $(STATE)/tools setup.py $(wildcard build_tools/*.py) $(HEADERS) $(UNITS)
 	@echo "== compiling the extension"
 	MAX_JOBS=$(JOBS) $(PYTHON) setup.py --quiet build_ext --inplace
