@@ -193,13 +193,15 @@ def test_cmake_package_admits_a_minor_version_or_a_range(version: str, is_compat
     assert (done.returncode == 0) == is_compatible, done.stderr
 
 
-def test_program_that_calls_nothing_of_pytorch_itself_starts(tmp_path: Path) -> None:
+def test_programs_start_without_python_and_use_it_first_in_several_threads(tmp_path: Path) -> None:
     assert CMAKE is not None
     prefixes = f"-DCMAKE_PREFIX_PATH={torchext.cmake_prefix_path()}"
     for command in ([CMAKE, "-S", SOURCES / "consumer", "-B", tmp_path, prefixes], [CMAKE, "--build", tmp_path]):
         done = run(command)
         assert done.returncode == 0, done.stderr
-    assert run([tmp_path / "consumer"]).stdout == "ok\n"
+    for program in ("consumer", "first_use"):
+        done = run([tmp_path / program])
+        assert (done.stdout, done.returncode) == ("ok\n", 0), done.stderr
 
 
 def test_library_looks_for_the_torch_beside_it() -> None:
