@@ -30,7 +30,7 @@ def expected() -> list[str]:
 
 def faults(names: list[str]) -> list[str]:
     """Returns what is wrong with a wheel that holds these files."""
-    unexpected = [f"is no part of the package: {name}" for name in names if re.match("|".join(UNEXPECTED), name)]
+    unexpected = [f"is not part of the package: {name}" for name in names if re.match("|".join(UNEXPECTED), name)]
     missing = [f"is missing: {each}" for each in expected() if not any(Path(name).match(each) for name in names)]
     return unexpected + missing
 

@@ -37,7 +37,7 @@ def make_build_command(cpp_extension: ModuleType) -> type:
                 self.parallel: int | None = None
 
         def get_ext_filename(self, fullname: str) -> str:
-            if fullname.endswith(LIBRARY.rpartition(".")[2]):  # no module, so without the name of a Python
+            if fullname.endswith(LIBRARY.rpartition(".")[2]):  # not a module, so without the name of a Python
                 return str(Path(*fullname.split("."))) + ".so"
             return str(super().get_ext_filename(fullname))
 
