@@ -10,7 +10,7 @@ PROGRAMS ?= 100000
 SEED ?= $(shell date +%s)
 JOBS ?= $(shell nproc)
 # The Pythons of environments with torch that `make wheels` makes wheels for.
-WHEEL_PYTHONS ?= $(SYSTEM_PYTHON)
+WHEEL_PYTHONS ?= $(PYTHON)
 # Where `make matrix` finds an environment for each release of torch, or makes it.
 MATRIX ?= build/matrix
 
@@ -35,7 +35,7 @@ PIP := $(PYTHON) -m pip --disable-pip-version-check
 BIN = $(shell $(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("scripts"))')
 HEADERS := $(shell find csrc torchext/include -name "*.h")
 UNITS := $(shell find csrc -name "*.cpp")
-CPP_TESTS := $(wildcard test/cpp/*.cpp test/cpp/*.h examples/cpp/*.cpp)
+CPP_TESTS := $(wildcard test/cpp/*.cpp test/cpp/*.h test/cpp/*/*.cpp examples/cpp/*.cpp)
 LOOPS := $(wildcard benchmarks/*.cpp)
 # What has been done is remembered here, by the version of Python and torch that it was done for.
 STATE := build/state/$(shell $(SYSTEM_PYTHON) -c 'import torch, sys; print(torch.__version__, *sys.version_info[:2], sep="-")' 2>/dev/null || echo venv)
@@ -79,7 +79,7 @@ package: $(STATE)/tools ## Make the source distribution and the wheel, and try t
 	cp build/package/unpacked/torchext/lib/* torchext/lib/
 	@touch $(STATE)/built
 
-wheels: ## Make a wheel for each environment of WHEEL_PYTHONS, and try it in a fresh one
+wheels: $(STATE)/tools ## Make a wheel for each environment of WHEEL_PYTHONS, and try it in a fresh one
 	.ci/wheels wheels $(WHEEL_PYTHONS)
 
 matrix: ## Build and test with each release of PyTorch, in environments and copies of the tree of their own
@@ -135,10 +135,18 @@ clean: ## Remove what was built, and .venv
 
 $(STATE)/tools: pyproject.toml $(VENV)
 	@echo "== installing what the tests and the examples need"
-	$(PIP) install 'setuptools<82' wheel ninja $$(sed -nE 's/^(test|lint) = \[(.*)\]$$/\2/p' pyproject.toml | tr -d '",')
+	$(PIP) install 'setuptools>=70.1,<82' wheel ninja $$(sed -nE 's/^(test|lint) = \[(.*)\]$$/\2/p' pyproject.toml | tr -d '",')
 	@mkdir -p $(@D) && touch $@
 
-$(STATE)/built: $(STATE)/tools setup.py $(HEADERS) $(UNITS)
+# One folder holds the library of the environment that was built last. The mark is of this one; the file says of which.
+BUILT_FOR := $(shell sed -nE 's/^set\(torchext_TORCH_VERSION "(.*)"\)$$/\1/p' torchext/lib/torchextBuild.cmake 2>/dev/null)
+ifneq ($(BUILT_FOR),$(shell $(PYTHON) -c 'import torch; print(torch.__version__)' 2>/dev/null))
+$(STATE)/built: library_of_another_torch
+.PHONY: library_of_another_torch
+library_of_another_torch:
+endif
+
+$(STATE)/built: $(STATE)/tools setup.py $(wildcard build_tools/*.py) $(HEADERS) $(UNITS)
 	@echo "== compiling the extension"
 	MAX_JOBS=$(JOBS) $(PYTHON) setup.py --quiet build_ext --inplace
 	@mkdir -p $(@D) && touch $@

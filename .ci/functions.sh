@@ -1,6 +1,6 @@
 # What the scripts of this folder share. Sourced by them, in the root of the checkout.
 
-# Prints the whole path of a Python, which may be a name on the PATH. Not what it links to: that is no environment.
+# Prints the whole path of a Python, which may be a name on the PATH. Not what it links to: that is not in the environment.
 path_of_python() {
   local found
   found=$(command -v "$1") && echo "$(cd "$(dirname "$found")" && pwd)/$(basename "$found")"

@@ -1,6 +1,6 @@
-// What most files include of the standard library and of PyTorch, to be compiled once: setup.py. Each file includes
-// what it needs itself all the same, and compiles without this one. None of our own headers is here, because whatever
-// changes here compiles everything again.
+// What most files include of the standard library and of PyTorch, to be compiled once: build_tools/command.py. Each
+// file includes what it needs itself all the same, and compiles without this one. None of our own headers is here,
+// because whatever changes here compiles everything again.
 
 #include <algorithm>
 #include <array>

@@ -1,6 +1,10 @@
 #include "registration.h"
 
+#include <cstdlib>
+#include <string_view>
+
 #include <pthread.h>
+#include <torch/version.h>
 
 #include "deferred_init/external_tensor.h"
 #include "fake/cache/metadata_cache.h"
@@ -53,6 +57,12 @@ void setUp() {
     return true;
   }();
   static_cast<void>(done);
+}
+
+const char* builtForTorch() noexcept {
+  // For the tests of this package, as in torch_internals/self_tests.cpp.
+  const char* broken = std::getenv("TORCHEXT_BREAK_PIECE");
+  return broken != nullptr && std::string_view{broken} == "library" ? "2.0.1" : TORCH_VERSION;
 }
 
 }  // namespace torchext

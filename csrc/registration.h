@@ -10,4 +10,8 @@ namespace torchext {
 // takeMarksKey() do so when one is needed.
 TORCHEXT_API void setUp();
 
+// Returns the release of PyTorch that this library was compiled against, as in "2.13.0". Another build of torchext in
+// the same folder replaces the library, but not the bindings for another version of Python.
+TORCHEXT_API const char* builtForTorch() noexcept;
+
 }  // namespace torchext

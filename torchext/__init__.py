@@ -17,19 +17,14 @@ from .installation import (
     library_path,
 )
 from .installation import (
-    how_to_install_again as _how_to_install_again,
+    why_it_cannot_be_loaded as _why_it_cannot_be_loaded,
 )
 from .version import __version__
 
 try:
     from . import _C
 except ImportError as error:
-    told = str(error)
-    if told.startswith("torchext cannot be imported"):  # a self-test of ours, which says what it has found
-        raise
-    if not told.startswith("torchext "):  # the loader's own words
-        told = f"torchext was not built for the installed torch {_torch.__version__} ({told})."
-    raise ImportError(f"{told} {_how_to_install_again()}") from error
+    raise ImportError(_why_it_cannot_be_loaded(error)) from error
 
 __all__ = [
     "__version__",

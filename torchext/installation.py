@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
+import sys
+from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import torch
 
-from .version import __version__
+from .version import NEWEST_TORCH, OLDEST_TORCH, __version__
 
-__all__ = ["cmake_prefix_path", "how_to_install_again", "include_path", "library_path"]
+__all__ = ["cmake_prefix_path", "how_to_install_again", "include_path", "library_path", "why_it_cannot_be_loaded"]
 
 _ROOT = Path(__file__).parent
 
@@ -21,7 +27,7 @@ def include_path() -> str:
 
 
 def library_path() -> str:
-    """Returns the folder of `libtorchext.so`, the part of torchext that knows no Python."""
+    """Returns the folder of `libtorchext.so`, the part of torchext that does not depend on Python."""
     return str(_ROOT / "lib")
 
 
@@ -33,26 +39,98 @@ def cmake_prefix_path() -> str:
     return ";".join([str(_ROOT / "share" / "cmake"), torch.utils.cmake_prefix_path])
 
 
+def why_it_cannot_be_loaded(error: ImportError) -> str:
+    """Returns what to say when the extension module cannot be imported, and what to do.
+
+    Args:
+        error: What importing it has raised: an error of the loader, or of the module itself.
+    """
+    told = str(error)
+    if told.startswith("torchext cannot be imported"):  # a self-test of ours, which says what it has found
+        return told
+    if not _has_extension_module():
+        return _what_to_do_without_an_extension_module()
+    if not told.startswith("torchext "):  # the loader's own words
+        told = f"{_what_was_built_for_another_torch()} ({told})."
+    return f"{told} {how_to_install_again()}"
+
+
 def how_to_install_again() -> str:
     """Returns a sentence that says how to get a torchext for the installed torch, from where this one came."""
+    release = _release(torch.__version__)
+    if not OLDEST_TORCH <= release <= NEWEST_TORCH:
+        oldest, newest = (f"{major}.{minor}" for major, minor in (OLDEST_TORCH, NEWEST_TORCH))
+        return f"torchext {__version__} supports torch {oldest} to {newest}: install one of these, or another torchext."
     pip = "pip install --no-build-isolation --force-reinstall --no-deps"
     if (_ROOT.parent / "setup.py").exists():
-        return f"Build it again: {pip} {_ROOT.parent}"
+        return f"Build it again: {pip} {shlex.quote(str(_ROOT.parent))}"
     source = _source()
     if source is not None and not source.endswith(".whl"):
-        return f"Build it again: {pip} {source}"
-    release = ".".join(torch.__version__.split(".")[:2])
+        return f"Build it again: {pip} {shlex.quote(source)}"
     came_from = "where you got it" if source is None else f"where you got {source}"
     return (
-        f"Take the wheel torchext-{__version__}+pt{release} from {came_from}, or build one from the source "
-        f"distribution that lies beside it: {pip} torchext-{__version__}.tar.gz"
+        f"Take the wheel torchext-{__version__}+pt{release[0]}.{release[1]} from {came_from}, or build one from the "
+        f"source distribution that lies beside it: {pip} torchext-{__version__}.tar.gz"
     )
 
 
+def _has_extension_module() -> bool:
+    """Returns true if there is one for the Python that runs."""
+    return any((_ROOT / f"_C{suffix}").exists() for suffix in EXTENSION_SUFFIXES)
+
+
+def _what_to_do_without_an_extension_module() -> str:
+    python = f"Python {sys.version_info[0]}.{sys.version_info[1]}"
+    checkout = _ROOT.parent
+    if (checkout / "setup.py").exists():
+        return (
+            f"{checkout} is a source tree without a build for {python}. Leave it, and take it off PYTHONPATH, to use a "
+            f"torchext that is installed; or build in place: cd {shlex.quote(str(checkout))} && "
+            "python setup.py build_ext --inplace"
+        )
+    return f"The torchext in {_ROOT} was not built for {python}. {how_to_install_again()}"
+
+
+def _what_was_built_for_another_torch() -> str:
+    """Returns the beginning of a sentence: the library, if that names another release, or torchext."""
+    built_for = _library_built_for()
+    if built_for is not None and _release(built_for) != _release(torch.__version__):
+        return (
+            f"torchext's library in {_ROOT / 'lib'} was built for torch {built_for}, but torch {torch.__version__} is "
+            "installed"
+        )
+    return f"torchext was not built for the installed torch {torch.__version__}"
+
+
+def _library_built_for() -> str | None:
+    """Returns the version of torch that `libtorchext.so` was built for, by the file that lies beside it."""
+    facts = _ROOT / "lib" / "torchextBuild.cmake"
+    found = re.search(r'^set\(torchext_TORCH_VERSION "(.+)"\)$', facts.read_text(), re.M) if facts.exists() else None
+    return None if found is None else found[1]
+
+
+def _release(version: str) -> tuple[int, int]:
+    """Returns the major and the minor version. `2.14.0a0+git5c1f` is of the release 2.14."""
+    major, minor = re.findall(r"\d+", version)[:2]
+    return int(major), int(minor)
+
+
 def _source() -> str | None:
-    """Returns the address that pip was given, which it writes down beside the package (PEP 610)."""
+    """Returns what pip was given, which it writes down beside the package (PEP 610)."""
     try:
         written = distribution("torchext").read_text("direct_url.json")
     except PackageNotFoundError:
         return None
-    return None if written is None else str(json.loads(written)["url"]).removeprefix("file://")
+    return None if written is None else _requirement(json.loads(written))
+
+
+def _requirement(direct_url: dict[str, Any]) -> str:
+    """Returns the argument of `pip install` that a `direct_url.json` was written for."""
+    url = str(direct_url["url"])
+    folder = direct_url.get("subdirectory")
+    if vcs := direct_url.get("vcs_info"):
+        url = f"{vcs['vcs']}+{url}@{vcs['commit_id']}"
+    elif url.startswith("file://"):
+        path = unquote(urlsplit(url).path)
+        return path if folder is None else str(Path(path, folder))
+    return url if folder is None else f"{url}#subdirectory={folder}"

@@ -2,6 +2,8 @@
 
 #include <string>
 
+#include <dlfcn.h>
+
 #include <c10/util/Exception.h>
 #include <torch/version.h>
 
@@ -12,15 +14,30 @@ namespace py = pybind11;
 
 namespace {
 
-// The C++ interface of PyTorch changes with each minor release, and between builds of one; a module that was compiled
-// against another one may crash instead of failing.
+// Returns the major and the minor version: "2.14" of "2.14.0a0+git5c1f".
+std::string releaseOf(const std::string& version) {
+  return version.substr(0, version.find('.', version.find('.') + 1));
+}
+
+// The C++ interface of PyTorch changes with each minor release; a module that was compiled against another one may
+// crash instead of failing. What changes between builds of one release is for the self-tests to find.
 void checkTorchVersion() {
   const auto found = py::module_::import("torch").attr("__version__").cast<std::string>();
-  const std::string built_for = TORCH_VERSION;
-  const auto release = [](const std::string& version) { return version.substr(0, version.find('+')); };
-  if (release(found) != release(built_for)) {
-    throw py::import_error("torchext was built for torch " + built_for + ", but torch " + found +
-                           " is installed.");  // torchext/__init__.py adds what to do
+  if (releaseOf(found) != releaseOf(TORCH_VERSION)) {
+    throw py::import_error("torchext was built for torch " TORCH_VERSION ", but torch " + found +
+                           " is installed.");  // torchext/installation.py adds what to do
+  }
+}
+
+// Two environments that are used with one checkout build into the same folder.
+void checkLibrary() {
+  const std::string built_for = torchext::builtForTorch();
+  if (built_for != TORCH_VERSION) {
+    Dl_info library{};
+    const bool is_found = dladdr(reinterpret_cast<const void*>(&torchext::builtForTorch), &library) != 0;
+    throw py::import_error(
+        "torchext finds a library of another build: " + std::string(is_found ? library.dli_fname : "libtorchext.so") +
+        " was built for torch " + built_for + ", and its bindings for torch " TORCH_VERSION ".");
   }
 }
 
@@ -36,6 +53,7 @@ void setUpOrRaiseImportError() {
 
 PYBIND11_MODULE(_C, module) {
   checkTorchVersion();
+  checkLibrary();
   setUpOrRaiseImportError();
   torchext::python::bindInterpreter(module);
   module.attr("built_for_torch") = TORCH_VERSION;

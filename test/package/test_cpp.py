@@ -109,27 +109,101 @@ def test_library_needs_no_python() -> None:
         assert not [name for name in named if re.match(r"_?Py|\[libtorch_python|\[libpython", name)]
 
 
-def configured(project: Path, package: str, prefixes: list[str]) -> subprocess.CompletedProcess[str]:
-    """Has CMake look for `package` in a project of its own."""
+CMAKE = shutil.which("cmake", path=TOOLS)
+PYTORCH = torch.utils.cmake_prefix_path
+
+
+def package_in(folder: Path, **facts: object) -> str:
+    """Makes a CMake package without a library in `folder`, which was built for this torch or for another one."""
+    here = Path(torchext.__file__).parent
+    shutil.copytree(here / "share", folder / "share")
+    shutil.copy(here / "version.py", folder)
+    (folder / "lib").mkdir()
+    facts = {"torchext_TORCH_VERSION": torch.__version__, "torchext_CXX_STANDARD": 17, **facts}
+    text = "".join(f'set({name} "{value}")\n' for name, value in facts.items())
+    (folder / "lib" / "torchextBuild.cmake").write_text(text)
+    return str(folder / "share" / "cmake")
+
+
+def configured(project: Path, asked: str, prefixes: list[str]) -> subprocess.CompletedProcess[str]:
+    """Has CMake look for `asked` in a project of its own, which uses no compiler."""
     project.mkdir()
     (project / "CMakeLists.txt").write_text(
-        f"cmake_minimum_required(VERSION 3.18)\nproject(test LANGUAGES CXX)\nfind_package({package} REQUIRED)\n"
+        f"cmake_minimum_required(VERSION 3.18)\nproject(test LANGUAGES NONE)\nfind_package({asked})\n"
+        'get_target_property(features torchext::torchext INTERFACE_COMPILE_FEATURES)\nmessage("features ${features}")\n'
     )
-    cmake = shutil.which("cmake", path=TOOLS)
-    assert cmake is not None
-    return run([cmake, "-S", project, "-B", project / "build", f"-DCMAKE_PREFIX_PATH={';'.join(prefixes)}"])
+    assert CMAKE is not None
+    return run([CMAKE, "-S", project, "-B", project / "build", f"-DCMAKE_PREFIX_PATH={';'.join(prefixes)}"])
+
+
+def refusal(done: subprocess.CompletedProcess[str]) -> str:
+    """Returns why CMake has failed, in one line."""
+    assert done.returncode != 0
+    return " ".join(done.stderr.split())
 
 
 def test_cmake_package_refuses_a_torch_that_it_was_not_built_for(tmp_path: Path) -> None:
-    here = Path(torchext.__file__).parent
-    shutil.copytree(here / "share", tmp_path / "torchext" / "share")
-    shutil.copy(here / "version.py", tmp_path / "torchext")
-    facts = tmp_path / "torchext" / "lib" / "torchextBuild.cmake"
-    facts.parent.mkdir()
-    facts.write_text('set(torchext_TORCH_VERSION "2.3.1")\n')
-    pytorch = torch.utils.cmake_prefix_path
-    if torch.version.cuda is not None and configured(tmp_path / "pytorch", "Torch", [pytorch]).returncode != 0:
-        pytest.skip("CMake does not find a PyTorch for CUDA without all of CUDA")
-    done = configured(tmp_path / "project", "torchext", [str(tmp_path / "torchext" / "share" / "cmake"), pytorch])
-    assert done.returncode != 0
-    assert "this torchext was built for torch 2.3.1, but torch" in " ".join(done.stderr.split())
+    package = package_in(tmp_path / "torchext", torchext_TORCH_VERSION="2.3.1")
+    message = refusal(configured(tmp_path / "project", "torchext REQUIRED", [package, PYTORCH]))
+    assert "this torchext was built for torch 2.3.1, but torch" in message
+
+
+def test_cmake_package_takes_another_patch_of_its_torch_and_asks_for_its_standard(tmp_path: Path) -> None:
+    release = ".".join(torch.__version__.split(".")[:2])
+    package = package_in(
+        tmp_path / "torchext", torchext_TORCH_VERSION=f"{release}.9a0+git5c1f", torchext_CXX_STANDARD=20
+    )
+    done = configured(tmp_path / "project", "torchext REQUIRED", [package, PYTORCH])
+    assert done.returncode == 0, done.stderr
+    assert "features cxx_std_20" in done.stderr
+
+
+def test_cmake_package_finds_the_torch_that_is_installed_beside_it(tmp_path: Path) -> None:
+    package = package_in(tmp_path / "torchext")
+    message = refusal(configured(tmp_path / "alone", "torchext REQUIRED", [package]))
+    assert "PyTorch was not found: add to CMAKE_PREFIX_PATH what `python -c 'import torch; " in message
+    assert "print(torch.utils.cmake_prefix_path)'` prints" in message
+    (tmp_path / "torch").symlink_to(Path(torch.__file__).parent)
+    assert configured(tmp_path / "beside", "torchext REQUIRED", [package]).returncode == 0
+
+
+def test_cmake_package_has_no_components(tmp_path: Path) -> None:
+    package = package_in(tmp_path / "torchext")
+    done = configured(tmp_path / "project", "torchext REQUIRED COMPONENTS nonsense", [package, PYTORCH])
+    assert "torchext has no components, but `nonsense` is asked for" in refusal(done)
+
+
+@pytest.mark.parametrize(
+    ("version", "is_compatible"),
+    [
+        ("0.1", True),
+        ("0.1.0 EXACT", True),
+        ("0.0", False),
+        ("0.2", False),
+        ("0.1.9", False),
+        ("0.1...0.3", True),
+        ("0.0...0.1.0", True),
+        ("0.0...<0.1", False),
+        ("0.2...0.3", False),
+    ],
+)
+def test_cmake_package_admits_a_minor_version_or_a_range(version: str, is_compatible: bool, tmp_path: Path) -> None:
+    package = package_in(tmp_path / "torchext")
+    done = configured(tmp_path / "project", f"torchext {version} REQUIRED", [package, PYTORCH])
+    assert (done.returncode == 0) == is_compatible, done.stderr
+
+
+def test_programs_start_without_python_and_use_it_first_in_several_threads(tmp_path: Path) -> None:
+    assert CMAKE is not None
+    prefixes = f"-DCMAKE_PREFIX_PATH={torchext.cmake_prefix_path()}"
+    for command in ([CMAKE, "-S", SOURCES / "consumer", "-B", tmp_path, prefixes], [CMAKE, "--build", tmp_path]):
+        done = run(command)
+        assert done.returncode == 0, done.stderr
+    for program in ("consumer", "first_use"):
+        done = run([tmp_path / program])
+        assert (done.stdout, done.returncode) == ("ok\n", 0), done.stderr
+
+
+def test_library_looks_for_the_torch_beside_it() -> None:
+    library = Path(torchext.library_path()) / "libtorchext.so"
+    assert "runpath: [$ORIGIN/../../torch/lib]" in run(["readelf", "-d", library]).stdout

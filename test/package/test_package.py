@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import importlib.abc
 import inspect
 import json
+import os
 import re
 import runpy
 import subprocess
 import sys
 import sysconfig
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from setuptools import Distribution
 from torch.utils import cpp_extension
 
 import torchext
@@ -22,6 +29,16 @@ from torchext.installation import how_to_install_again
 from torchext.tools.torch_release import TORCH_RELEASE
 
 ROOT = Path(__file__).parents[2]
+
+# setup.py's own modules, which are in no package that is installed.
+sys.path.append(str(ROOT))
+needs, output, command, facts = (
+    importlib.import_module(f"build_tools.{name}") for name in ("needs", "output", "command", "facts")
+)
+
+
+# A release that torchext supports, and was not built for.
+OTHER_RELEASE = next((2, minor) for minor in (12, 13) if (2, minor) != TORCH_RELEASE)
 
 
 def run_python(code: str) -> str:
@@ -238,25 +255,121 @@ for call in {calls!r}[-1:]:
         assert len(lines) == len(calls)
         assert all(f"{usage} the dispatch key `{key}`, which already has a fallback" in line for line in lines), lines
 
-    def test_other_torch_version_is_an_import_error(self) -> None:
-        code = """
+    @pytest.mark.parametrize("patch", [".9", ".0a0+git5c1f", ".0+cu130"])
+    def test_other_builds_of_the_same_release_of_torch_are_for_the_self_tests(self, patch: str) -> None:
+        release = ".".join(map(str, TORCH_RELEASE))
+        run_python(f"import torch; torch.__version__ = {release + patch!r}; import torchext")
+
+    @pytest.mark.parametrize(
+        ("release", "remedy"),
+        [
+            ((2, 0), "supports torch 2.11 to 2.15: install one of these"),
+            (OTHER_RELEASE, "Build it again: pip install "),
+        ],
+        ids=["unsupported", "supported"],
+    )
+    def test_other_release_of_torch_is_an_import_error(self, release: tuple[int, int], remedy: str) -> None:
+        found = f"{release[0]}.{release[1]}.1+cpu"
+        code = f"""
 import torch
-torch.__version__ = "2.0.1"
+torch.__version__ = {found!r}
 try:
     import torchext
 except ImportError as error:
     print(error)
 """
-        built_for = _C.built_for_torch
-        assert f"was built for torch {built_for}, but torch 2.0.1 is installed. Build it again: pip" in run_python(code)
+        message = run_python(code)
+        assert f"was built for torch {_C.built_for_torch}, but torch {found} is installed. " in message
+        assert remedy in message
+
+    def test_library_of_another_build_is_an_import_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TORCHEXT_BREAK_PIECE", "library")
+        code = """
+try:
+    import torchext
+except ImportError as error:
+    print(error)
+"""
+        message = run_python(code)
+        assert "lib/libtorchext.so was built for torch 2.0.1, and its bindings for torch " in message
+        assert "Build it again: pip install " in message
+
+    def test_library_that_cannot_be_loaded_is_named_with_its_torch(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / f"_C{EXTENSION_SUFFIXES[0]}").touch()
+        (tmp_path / "lib").mkdir()
+        (tmp_path / "lib" / "torchextBuild.cmake").write_text('set(torchext_TORCH_VERSION "2.0.1+cpu")\n')
+        monkeypatch.setattr(installation, "_ROOT", tmp_path)
+        message = installation.why_it_cannot_be_loaded(ImportError("undefined symbol: _ZN3c10"))
+        found = f"{tmp_path}/lib was built for torch 2.0.1+cpu, but torch {torch.__version__} is installed"
+        assert f"{found} (undefined symbol: _ZN3c10)." in message
+
+    def test_source_tree_without_a_build_says_so(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "setup.py").touch()
+        monkeypatch.setattr(installation, "_ROOT", tmp_path / "torchext")
+        message = installation.why_it_cannot_be_loaded(ImportError("cannot import name '_C'"))
+        assert message.startswith(f"{tmp_path} is a source tree without a build for Python 3.")
+        assert message.endswith(f"or build in place: cd {tmp_path} && python setup.py build_ext --inplace")
+
+
+class BrokenTorch(importlib.abc.MetaPathFinder):
+    """Finds torch, whose import fails."""
+
+    def __init__(self, error: ImportError) -> None:
+        self.error = error
+
+    def find_spec(self, fullname: str, *_: object) -> None:
+        if fullname == "torch":
+            raise self.error
 
 
 class TestSetup:
-    def run_setup(self, monkeypatch: pytest.MonkeyPatch) -> str:
-        monkeypatch.setattr(sys, "argv", ["setup.py", "build_ext"])
+    def run_setup(self, monkeypatch: pytest.MonkeyPatch, *commands: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["setup.py", *(commands or ["build_ext"])])
         with pytest.raises(SystemExit) as ended:
             runpy.run_path(str(ROOT / "setup.py"), run_name="__main__")
         return str(ended.value)
+
+    @pytest.mark.parametrize(
+        ("arguments", "expected"),
+        [
+            ("sdist", False),
+            ("egg_info sdist --formats gztar --dist-dir /tmp/build", False),
+            ("--quiet sdist -d build", False),
+            ("--version", False),
+            ("sdist bdist_wheel", True),
+            ("--quiet build_ext --inplace", True),
+            ("dist_info", True),
+        ],
+    )
+    def test_only_commands_that_compile_nothing_do_without_torch(self, arguments: str, expected: bool) -> None:
+        assert needs.need_torch(arguments.split()) == expected
+
+    @pytest.mark.parametrize(
+        "error",
+        [ImportError("libcudart.so.13: cannot open"), ModuleNotFoundError("No module named 'sympy'", name="sympy")],
+        ids=["library", "module"],
+    )
+    def test_error_of_a_torch_that_is_broken_is_quoted(
+        self, error: ImportError, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delitem(sys.modules, "torch")
+        monkeypatch.setattr(sys, "meta_path", [BrokenTorch(error), *sys.meta_path])
+        message = self.run_setup(monkeypatch)
+        assert f"importing it fails: {type(error).__name__}: {error}. Repair it" in message
+
+    def test_setuptools_that_makes_no_wheels_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(needs, "version", lambda name: "65.5.0")
+        monkeypatch.setattr(needs, "find_spec", lambda name: None)
+        message = self.run_setup(monkeypatch, "dist_info")
+        assert "setuptools 65.5.0 is installed" in message
+        assert "pip install 'setuptools>=70.1,<82' ninja" in message
+
+    def test_empty_name_of_a_compiler_is_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("CXX", " ")
+        needs.check_compiler()
+        assert "CXX" not in os.environ
 
     def test_without_torch_it_says_what_to_type(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "torch", None)
@@ -313,6 +426,71 @@ class TestSetup:
         assert "-Werror" in flags(cpp_extension)
 
 
+class TestBuildCommand:
+    @pytest.mark.parametrize(
+        ("line", "expected"),
+        [
+            ("[1/9] c++ -MMD -MF /b/x.o.d -I/i -c /b/fake_0.cpp -o /b/fake_0.o -O3 -std=c++20", "[1/9] fake_0.cpp"),
+            ("[1/9] c++ -MF '/a b/x.o.d' -c '/a b/fake_0.cpp' -o '/a b/fake_0.o' -O3", "[1/9] fake_0.cpp"),
+            ("gcc -fPIC -I/i -c /a b/fake_0.cpp -o /a b/fake_0.o -O3", "compiling fake_0.cpp"),
+            (
+                "g++ -shared -Wl,-O1 x.o -L/a b -lc10 -o build/lib/libtorchext.so -Wl,-z,defs",
+                "linking build/lib/libtorchext.so",
+            ),
+            ("g++ -shared x.o -o /a b/_C.cpython-311.so", "linking /a b/_C.cpython-311.so"),
+            ("csrc/fake/fake.cpp:3:1: error: no", "csrc/fake/fake.cpp:3:1: error: no"),
+        ],
+        ids=["ninja", "ninja, spaces", "no ninja, spaces", "link", "link, spaces", "error"],
+    )
+    def test_commands_are_shown_as_the_files_that_they_are_about(self, line: str, expected: str) -> None:
+        assert output.shortened(f"{line}\n") == f"{expected}\n"
+
+    def test_file_system_without_links_gets_a_copy(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def no_links(*_: object) -> None:
+            raise OSError("Operation not permitted")
+
+        (tmp_path / "a").write_text("new")
+        (tmp_path / "b").write_text("old")
+        monkeypatch.setattr(os, "link", no_links)
+        command.replace_by_link(tmp_path / "a", tmp_path / "b")
+        assert (tmp_path / "b").read_text() == "new"
+
+    def test_objects_with_other_flags_lie_elsewhere(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        found = set()
+        for variable in ("TORCHEXT_WERROR", "TORCHEXT_COVERAGE", "TORCHEXT_SANITIZE"):
+            monkeypatch.delenv(variable, raising=False)
+        found.add(command.variant())
+        for variable, value in (("WERROR", "1"), ("COVERAGE", "1"), ("SANITIZE", "thread")):
+            monkeypatch.setenv(f"TORCHEXT_{variable}", value)
+            found.add(command.variant())
+        assert len(found) == 4
+
+    def test_precompiled_header_is_named_for_its_text_and_the_flags(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        build = command.make_build_command(cpp_extension)(Distribution())
+        monkeypatch.setattr(build, "compiler", SimpleNamespace(compiler_so=["c++"]), raising=False)
+        header, names = tmp_path / "precompiled.h", []
+        for text, flags in (("1", ["-O3"]), ("1", ["-O3"]), ("2", ["-O3"]), ("2", ["-O1"])):
+            header.write_text(text)
+            names.append(build._digest(header, SimpleNamespace(include_dirs=[], extra_compile_args=flags)))
+        assert names[0] == names[1]
+        assert len(set(names)) == 3
+
+    def test_extensions_are_built_one_after_the_other_by_many_compilers(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("MAX_JOBS", "")
+        monkeypatch.delenv("MAX_JOBS")
+        build = command.make_build_command(cpp_extension)(Distribution())
+        build.parallel = "3"
+        build.finalize_options()
+        assert build.parallel is None
+        assert os.environ["MAX_JOBS"] == "3"
+
+    def test_facts_name_the_version_without_a_local_part(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TORCHEXT_LOCAL_VERSION", "1")
+        assert f'set(torchext_VERSION "{torchext.__version__}")' in facts.build_facts("")
+
+
 class TestInstallingAgain:
     """What the ImportError of another torch says depends on where this torchext came from."""
 
@@ -320,31 +498,52 @@ class TestInstallingAgain:
         assert how_to_install_again().endswith(f"--no-build-isolation --force-reinstall --no-deps {ROOT}")
 
     @pytest.mark.parametrize(
-        ("url", "sentence"),
+        ("written", "sentence"),
         [
-            ("file:///home/me/torchext", "Build it again: pip install .* --no-deps /home/me/torchext$"),
+            ({"url": "file:///home/me/torchext"}, "Build it again: pip install .* --no-deps /home/me/torchext$"),
             (
-                "https://host/torchext-0.1.0.tar.gz",
+                {"url": "file:///home/a%20b/tree", "subdirectory": "python"},
+                "Build it again: pip install .* --no-deps '/home/a b/tree/python'$",
+            ),
+            (
+                {"url": "https://host/torchext-0.1.0.tar.gz", "archive_info": {}},
                 "Build it again: pip install .* https://host/torchext-0.1.0.tar.gz$",
             ),
             (
-                "file:///w/torchext-0.1.0+pt2.11.whl",
+                {
+                    "url": "https://host/a.git",
+                    "vcs_info": {"vcs": "git", "commit_id": "5c1f", "requested_revision": "b"},
+                },
+                r"Build it again: pip install .* git\+https://host/a.git@5c1f$",
+            ),
+            (
+                {"url": "ssh://host/a", "vcs_info": {"vcs": "hg", "commit_id": "5c1f"}, "subdirectory": "python"},
+                r"Build it again: pip install .* 'hg\+ssh://host/a@5c1f#subdirectory=python'$",
+            ),
+            (
+                {"url": "file:///w/torchext-0.1.0+pt2.11.whl"},
                 r"Take the wheel torchext-\S+ from where you got /w/torchext-\S+whl, ",
             ),
             (None, r"Take the wheel torchext-0.1.0\+pt2.15 from where you got it, or build one from the source"),
         ],
-        ids=["checkout", "sdist", "wheel", "index"],
+        ids=["checkout", "spaces", "sdist", "git", "subdirectory", "wheel", "index"],
     )
-    def test_from_what_pip_was_given(self, url: str | None, sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_from_what_pip_was_given(
+        self, written: dict[str, Any] | None, sentence: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         class Installed:
             def read_text(self, name: str) -> str | None:
                 assert name == "direct_url.json"
-                return None if url is None else json.dumps({"url": url})
+                return None if written is None else json.dumps(written)
 
         monkeypatch.setattr(installation, "_ROOT", Path("/site-packages/torchext"))
         monkeypatch.setattr(installation, "distribution", lambda name: Installed())
         monkeypatch.setattr(torch, "__version__", "2.15.0+cu132")
         assert re.search(sentence, how_to_install_again())
+
+    def test_of_a_torch_that_is_not_supported_names_those_that_are(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch, "__version__", "2.16.0.dev20261101+cpu")
+        assert "supports torch 2.11 to 2.15: install one of these" in how_to_install_again()
 
 
 class TestNames:

@@ -1,0 +1,34 @@
+"""Where the sources are, which releases of PyTorch they are for, and what the environment asks for."""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+from pathlib import Path
+
+ROOT = Path(__file__).absolute().parents[1]
+
+# What the package says of itself, read without importing the package, which needs torch.
+_SAYS = runpy.run_path(str(ROOT / "torchext" / "version.py"))
+VERSION: str = _SAYS["__version__"]
+OLDEST_TORCH: tuple[int, int] = _SAYS["OLDEST_TORCH"]
+NEWEST_TORCH: tuple[int, int] = _SAYS["NEWEST_TORCH"]
+
+
+def is_set(variable: str) -> bool:
+    """Returns true if a variable of the environment is something else than 0."""
+    return os.environ.get(variable, "0") not in ("", "0")
+
+
+def minor_release(version: str) -> tuple[int, ...]:
+    """Returns the major and the minor version. `2.14.0a0+git5c1f` is of the release 2.14."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found is None:
+        raise ValueError(f"{version!r} is not a version of torch")
+    return int(found[1]), int(found[2])
+
+
+def named(release: tuple[int, ...]) -> str:
+    """Returns a release as PyTorch writes it."""
+    return ".".join(map(str, release))
