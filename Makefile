@@ -28,7 +28,8 @@ CORE := test/fake/test_fake.py test/fake/test_fake_storage.py test/fake/test_fak
   test/fake/test_known_values.py test/fake/test_metadata_cache.py test/fake/test_collectives.py test/deferred_init/test_op_graph.py \
   test/deferred_init/test_orders.py test/deferred_init/test_deferred_init.py test/deferred_init/test_materialize.py \
   test/deferred_init/test_rng_tape.py test/deferred_init/test_deferred_state.py test/deferred_init/test_external_tensors.py \
-  test/deferred_init/test_defer_again.py test/inference test/amp test/marks test/inspect test/package/test_leases.py test/package/test_cpp.py
+  test/deferred_init/test_defer_again.py test/deferred_init/test_dead_writes.py test/fills test/inference test/amp test/marks \
+  test/inspect test/package/test_leases.py test/package/test_cpp.py
 PIP := $(PYTHON) -m pip --disable-pip-version-check
 
 # Tools are run from the environment's own folder, which need not be on the PATH.
@@ -115,6 +116,8 @@ fuzz: build ## Try PROGRAMS random programs, deferred against eager
 
 bench: build ## Compare with PyTorch's own means
 	$(PYTHON) benchmarks/deferred_init.py
+	$(PYTHON) benchmarks/materialize.py
+	$(PYTHON) benchmarks/fills.py
 	$(PYTHON) benchmarks/external_tensors.py
 	$(PYTHON) benchmarks/fake_dispatch.py
 	$(PYTHON) benchmarks/inference_mode.py

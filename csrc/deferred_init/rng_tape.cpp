@@ -1,6 +1,7 @@
 #include "rng_tape.h"
 
 #include <algorithm>
+#include <atomic>
 #include <mutex>
 
 #include <ATen/core/DistributionsHelper.h>
@@ -49,10 +50,19 @@ void skipLocked(CPUGeneratorImpl& impl, std::uint64_t draws) {
   setEngine(impl, data);
 }
 
-// Where this thread last left the engine of a generator. While the next operator finds it there, its position is told
-// by the same base; when somebody has moved or seeded the generator meanwhile, the tape starts anew.
+// Marks are this far apart, or farther. A mark has the size of this many draws divided by a hundred, and to walk to the
+// next one takes less than 20 us.
+constexpr std::uint64_t kDrawsBetweenMarks = std::uint64_t{1} << 16U;
+
+std::uint64_t nextTape() {
+  static std::atomic<std::uint64_t> last{0};
+  return last.fetch_add(1, std::memory_order_relaxed) + 1;
+}
+
+// Where this thread last left the engine of a generator. While the next operator finds it there, it is on the same
+// tape; when somebody has moved or seeded the generator meanwhile, a tape begins.
 struct LastSeen {
-  std::shared_ptr<const at::mt19937_data_pod> base;
+  std::shared_ptr<const TapeMark> mark;
   std::uint64_t draws = 0;
   at::mt19937_data_pod engine{};
 };
@@ -61,10 +71,12 @@ thread_local LastSeen last_seen;
 
 TapePosition positionLocked(CPUGeneratorImpl& impl) {
   const at::mt19937_data_pod engine = engineOf(impl);
-  if (last_seen.base == nullptr || !areSame(last_seen.engine, engine)) {
-    last_seen = {std::make_shared<const at::mt19937_data_pod>(engine), 0, engine};
+  if (last_seen.mark == nullptr || !areSame(last_seen.engine, engine)) {
+    last_seen = {std::make_shared<const TapeMark>(TapeMark{nextTape(), 0, engine}), 0, engine};
+  } else if (last_seen.draws - last_seen.mark->draws >= kDrawsBetweenMarks) {
+    last_seen.mark = std::make_shared<const TapeMark>(TapeMark{last_seen.mark->tape, last_seen.draws, engine});
   }
-  return {last_seen.base, last_seen.draws, keptNormals(impl), std::nullopt};
+  return {last_seen.mark, last_seen.draws, keptNormals(impl), std::nullopt};
 }
 
 // To be called when the generator has moved on from the last position by `draws`.
@@ -112,7 +124,8 @@ TapePosition takeNormals(Generator generator, std::uint64_t count) {
 TapeReader::Cursor* TapeReader::nearest(const TapePosition& position) {
   Cursor* found = nullptr;
   for (Cursor& cursor : cursors_) {
-    const bool is_on_the_way = cursor.base == position.base && cursor.draws <= position.draws;
+    const bool is_on_the_way =
+        cursor.tape == position.mark->tape && position.mark->draws <= cursor.draws && cursor.draws <= position.draws;
     if (is_on_the_way && (found == nullptr || found->draws < cursor.draws)) {
       found = &cursor;
     }
@@ -131,14 +144,17 @@ const Generator& TapeReader::moveTo(const TapePosition& position) {
   Cursor* start = nearest(position);
   const bool goes_on = start != nullptr && start->draws == position.draws;
   Cursor& cursor = goes_on ? *start : leastRecentlyUsed();
+  if (!cursor.generator.defined()) {
+    cursor.generator = at::detail::createCPUGenerator();
+  }
   CPUGeneratorImpl& impl = cpuImpl(cursor.generator);
   if (&cursor != start) {
-    setEngine(impl, start == nullptr ? *position.base : engineOf(cpuImpl(start->generator)));
-    cursor.draws = start == nullptr ? 0 : start->draws;
+    setEngine(impl, start == nullptr ? position.mark->engine : engineOf(cpuImpl(start->generator)));
+    cursor.draws = start == nullptr ? position.mark->draws : start->draws;
   }
   skipLocked(impl, position.draws - cursor.draws);
   setKeptNormals(impl, position.kept);
-  cursor.base = position.length ? position.base : nullptr;
+  cursor.tape = position.length ? position.mark->tape : 0;
   cursor.draws = position.draws + position.length.value_or(0);
   cursor.last_use = ++uses_;
   return cursor.generator;
@@ -150,8 +166,8 @@ DefaultGeneratorAt::DefaultGeneratorAt(const TapePosition& position) {
   CPUGeneratorImpl& impl = cpuImpl(generator);
   previous_engine_ = engineOf(impl);
   previous_kept_ = keptNormals(impl);
-  setEngine(impl, *position.base);
-  skipLocked(impl, position.draws);
+  setEngine(impl, position.mark->engine);
+  skipLocked(impl, position.draws - position.mark->draws);
   setKeptNormals(impl, position.kept);
 }
 

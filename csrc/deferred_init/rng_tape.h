@@ -29,9 +29,17 @@ struct KeptNormals {
   std::optional<double> of_double;
 };
 
-// A place on a tape: `draws` 32-bit draws after `base`, which many places share, with `kept` in the generator.
+// A state that a generator has had, to start from: `draws` 32-bit draws after the beginning of a tape.
+struct TapeMark {
+  std::uint64_t tape = 0;  // the number of the tape, from 1
+  std::uint64_t draws = 0;
+  at::mt19937_data_pod engine{};
+};
+
+// A place on a tape: `draws` 32-bit draws after its beginning, with `kept` in the generator.
 struct TapePosition {
-  std::shared_ptr<const at::mt19937_data_pod> base;
+  // The last one before it, which places share that lie near each other.
+  std::shared_ptr<const TapeMark> mark;
   std::uint64_t draws = 0;
   KeptNormals kept;
   // How many draws the operator that starts here takes, if that is known without running it.
@@ -58,14 +66,14 @@ class TapeReader {
 
  private:
   struct Cursor {
-    at::Generator generator = at::detail::createCPUGenerator();
-    // Where the engine of the generator stands; `base` is null when that is not known.
-    std::shared_ptr<const at::mt19937_data_pod> base;
+    at::Generator generator;  // undefined until it is used
+    // Where the engine of the generator stands; the tape is 0 when that is not known.
+    std::uint64_t tape = 0;
     std::uint64_t draws = 0;
     std::uint64_t last_use = 0;
   };
 
-  // Of the cursors on the way to `position` the nearest, or null.
+  // Of the cursors between the mark of `position` and there the nearest, or null.
   Cursor* nearest(const TapePosition& position);
   Cursor& leastRecentlyUsed();
 

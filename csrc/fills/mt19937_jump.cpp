@@ -4,14 +4,11 @@
 #include <array>
 #include <bitset>
 #include <cstddef>
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <utility>
 #include <vector>
-
-#include <ATen/Parallel.h>
 
 #include "../support/simd_clones.h"
 #include "mt19937.h"
@@ -253,18 +250,11 @@ void jumpBlocks(Words& x, std::uint64_t blocks) {
     mt19937::nextBlock(block);
   }
   x.fill(0);
-  std::mutex mutex;
-  constexpr int64_t kGrain = 4;  // blocks that are worth a thread
-  at::parallel_for(0, static_cast<int64_t>(windows->size()), kGrain, [&](int64_t begin, int64_t end) {
-    PatternSums sums;
-    Words part{};
-    for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i) {
-      sumPatterns(sequence.data() + i * kN, sums);
-      addWindows(sums, (*windows)[i], part.data());
-    }
-    const std::lock_guard<std::mutex> lock(mutex);
-    std::transform(x.begin(), x.end(), part.begin(), x.begin(), std::bit_xor<>());
-  });
+  PatternSums sums;
+  for (std::size_t i = 0; i < windows->size(); ++i) {
+    sumPatterns(sequence.data() + i * kN, sums);
+    addWindows(sums, (*windows)[i], x.data());
+  }
 }
 
 void advanceBlocks(Words& x, std::uint64_t blocks) {

@@ -1,0 +1,149 @@
+"""Compares materializing with constructing eagerly, and with writing the memory once.
+
+Prints a line for each model: seconds to construct it eagerly, to materialize it, and to write as much fresh memory
+with `zero_`, which is the limit; the ratio to eager construction; and what materializing its tensors one by one costs,
+in the reverse order, as a ratio to materializing the module. All is measured in one run, in turns, with one thread and
+with several.
+
+    python benchmarks/materialize.py [--millions N] [--threads N ...] [--repeats N] [--models NAME ...]
+
+Memory that the system has to provide anew can cost more than all computing, most of all in virtual machines, and never
+the same: compare the ratio with the limit's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import nn
+
+from torchext.deferred_init import deferred_init, materialize_module, materialize_tensor
+
+Build = Callable[[], nn.Module]
+
+
+class Block(nn.Module):
+    """The parameters of a block of a transformer."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.attention = nn.ModuleList([nn.Linear(width, 3 * width), nn.Linear(width, width)])
+        self.mlp = nn.ModuleList([nn.Linear(width, 4 * width), nn.Linear(4 * width, width)])
+
+
+class Transformer(nn.Module):
+    """The parameters of a transformer of about `millions` of parameters."""
+
+    def __init__(self, millions: int, width: int = 1024) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(8 * width, width)
+        layers = max(1, round((millions * 1e6 - 8 * width**2) / (12 * width**2)))
+        self.blocks = nn.ModuleList(Block(width) for _ in range(layers))
+
+
+def initialized_again(millions: int) -> nn.Module:
+    """A transformer whose `_init_weights` writes again what the constructors of its parts have written."""
+
+    def init_weights(module: nn.Module) -> None:
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=0.02)
+            nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=0.02)
+
+    return Transformer(millions).apply(init_weights)
+
+
+def filled(millions: int, fill: Callable[[torch.Tensor], object], dtype: torch.dtype = torch.float32) -> nn.Module:
+    """Parameters of four million elements, written once."""
+    parameters = nn.ParameterList(torch.empty(2048, 2048, dtype=dtype) for _ in range(max(1, millions // 4)))
+    for parameter in parameters:
+        fill(parameter.data)
+    return parameters
+
+
+def vision_model(millions: int) -> nn.Module:
+    """Convolutions, initialized as in a ResNet."""
+    count = max(1, millions // 9)
+    model = nn.Sequential(*(nn.Sequential(nn.Conv2d(1024, 1024, 3), nn.BatchNorm2d(1024)) for _ in range(count)))
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    return model
+
+
+MODELS: dict[str, Callable[[int], nn.Module]] = {
+    "normal_": lambda millions: filled(millions, torch.Tensor.normal_),
+    "normal_, bfloat16": lambda millions: filled(millions, torch.Tensor.normal_, torch.bfloat16),
+    "uniform_": lambda millions: filled(millions, torch.Tensor.uniform_),
+    "trunc_normal_": lambda millions: filled(millions, nn.init.trunc_normal_),
+    "transformer, written once": Transformer,
+    "transformer, written twice": initialized_again,
+    "vision model": vision_model,
+    "10,000 small tensors": lambda _: nn.ModuleList(nn.Linear(16, 16) for _ in range(5000)),
+}
+
+
+def seconds(run: Callable[[], object]) -> float:
+    """The duration of one call. What it returns is freed afterwards."""
+    gc.collect()
+    start = time.perf_counter()
+    result = run()
+    duration = time.perf_counter() - start
+    del result
+    return duration
+
+
+def one_by_one(module: nn.Module) -> None:
+    """Materializes the tensors of `module` singly, from the last to the first."""
+    for tensor in reversed([*module.parameters(), *module.buffers()]):
+        materialize_tensor(tensor)
+
+
+def fresh_zeros(nbytes: int) -> torch.Tensor:
+    """Writes as much memory as a model has, and computes nothing."""
+    return torch.empty(nbytes, dtype=torch.uint8).zero_()
+
+
+def compare(name: str, build: Build, repeats: int) -> None:
+    """Prints the line of one model."""
+    nbytes = sum(tensor.nbytes for tensor in deferred_init(build).parameters())
+    measured: dict[str, list[float]] = {"eager": [], "ours": [], "singly": [], "limit": []}
+    for _ in range(repeats + 1):
+        measured["eager"].append(seconds(build))
+        measured["ours"].append(seconds(partial(materialize_module, deferred_init(build))))
+        measured["singly"].append(seconds(partial(one_by_one, deferred_init(build))))
+        measured["limit"].append(seconds(partial(fresh_zeros, nbytes)))
+    eager, ours, singly, limit = (statistics.median(values[1:]) for values in measured.values())
+    print(
+        f"{name:28}{nbytes / 2**20:8.0f}{eager:9.3f}{ours:9.3f}{limit:9.3f}{ours / eager:9.3f}"
+        f"{limit / eager:9.3f}{singly / ours:9.2f}",
+        flush=True,
+    )
+
+
+def main() -> None:
+    """Runs all comparisons."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--millions", type=int, default=100, help="of parameters of the large models")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    options = parser.parse_args()
+    for threads in options.threads:
+        torch.set_num_threads(threads)
+        print(f"\ntorch {torch.__version__}, {threads} threads, medians of {options.repeats}\n")
+        print(f"{'':28}{'MiB':>8}{'eager':>9}{'ours':>9}{'limit':>9}{'/ eager':>9}{'limit':>9}{'singly':>9}")
+        for name in options.models:
+            compare(name, partial(MODELS[name], options.millions), options.repeats)
+
+
+if __name__ == "__main__":
+    main()
