@@ -15,6 +15,13 @@ from torch import nn
 from torchext.deferred_init import materialize_tensor
 from torchext.fake import DataDependentError, fake_like, fake_mode, is_fake, meta_like
 
+# As long as the process, because PyTorch's tables of operators fail over those that have been forgotten.
+LIBRARY = torch.library.Library("torchext_test_fake", "DEF")
+LIBRARY.define("of_dict(Dict(str, Tensor) tensors) -> Tensor")
+LIBRARY.define("of_tuple((Tensor, int) pair) -> Tensor")
+LIBRARY.impl("of_dict", lambda tensors: tensors["a"] + tensors["b"], "CompositeExplicitAutograd")
+LIBRARY.impl("of_tuple", lambda pair: pair[0] * pair[1], "CompositeExplicitAutograd")
+
 
 @pytest.fixture
 def fake() -> torch.Tensor:
@@ -463,11 +470,6 @@ def test_results_are_no_arguments_where_the_operator_declares_that(train: bool |
 
 
 def test_operators_may_take_tensors_in_dictionaries_and_tuples() -> None:
-    library = torch.library.Library("torchext_test_fake", "DEF")
-    library.define("of_dict(Dict(str, Tensor) tensors) -> Tensor")
-    library.define("of_tuple((Tensor, int) pair) -> Tensor")
-    library.impl("of_dict", lambda tensors: tensors["a"] + tensors["b"], "CompositeExplicitAutograd")
-    library.impl("of_tuple", lambda pair: pair[0] * pair[1], "CompositeExplicitAutograd")
     operators = torch.ops.torchext_test_fake
 
     def build() -> list[torch.Tensor]:

@@ -206,4 +206,6 @@ def test_programs_start_without_python_and_use_it_first_in_several_threads(tmp_p
 
 def test_library_looks_for_the_torch_beside_it() -> None:
     library = Path(torchext.library_path()) / "libtorchext.so"
-    assert "runpath: [$ORIGIN/../../torch/lib]" in run(["readelf", "-d", library]).stdout
+    found = re.search(r"runpath: \[(.*)\]", run(["readelf", "-d", library]).stdout)
+    assert found is not None
+    assert "$ORIGIN/../../torch/lib" in found[1].split(":")  # a Python may have its own folder in all that it links
