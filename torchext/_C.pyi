@@ -59,6 +59,15 @@ def fill_randomly(
     generator: torch.Generator,
     after: Callable[[int, int], object] | None = ...,
 ) -> bool: ...
+def fill_truncated(
+    tensor: Tensor,
+    mean: float,
+    std: float,
+    a: float,
+    b: float,
+    generator: torch.Generator,
+    only_counts: bool = ...,
+) -> int | None: ...
 def is_fill_exact(is_normal: bool, dtype: torch.dtype) -> bool: ...
 def is_cut_fill_exact(is_normal: bool, dtype: torch.dtype) -> bool: ...
 def explain(

@@ -12,6 +12,7 @@
 #include "../support/stack_utils.h"
 #include "real_dispatch.h"
 #include "rng_tape.h"
+#include "truncated_normals.h"
 
 namespace torchext {
 
@@ -124,12 +125,17 @@ TapePosition takeDrawsOfDropout(const Stack& stack, const Generator& generator) 
 
 // `trunc_normal_` draws again what it rejects, so it has to draw in order to count: torchext/fake/rejection.py. Not so
 // for a target that `normal_` fills number by number, because then what is left of a pair matters.
-std::optional<TapePosition> takeDrawsOfTruncNormal(const Stack& stack, const Generator& generator) {
+std::optional<TapePosition> takeDrawsOfTruncNormal(const TruncatedNormals& normals,
+                                                   const Stack& stack,
+                                                   const Generator& generator) {
   static const auto count = c10::Dispatcher::singleton().findSchemaOrThrow("torchext::trunc_normal_draws", "");
   const auto arguments = c10::ArrayRef<IValue>(stack).slice(stack.size() - 6);
   const Tensor& self = arguments[0].toTensor();
   if (self.numel() < kNormalChunk || !self.is_contiguous()) {
     return std::nullopt;
+  }
+  if (const auto draws = normals.countDraws(self.numel(), generator)) {
+    return takeDraws(generator, *draws);
   }
   Stack counted{self.numel(), self.scalar_type()};
   counted.insert(counted.end(), arguments.begin() + 1, arguments.begin() + 5);
@@ -193,8 +199,8 @@ std::optional<TapePosition> takeDrawsOf(const OperatorHandle& op, const Stack& s
   if (name == "aten::native_dropout") {
     return takeDrawsOfDropout(stack, generator);
   }
-  if (name == "torchext::trunc_normal_") {
-    return takeDrawsOfTruncNormal(stack, generator);
+  if (const auto truncated = TruncatedNormals::of(op, stack)) {
+    return takeDrawsOfTruncNormal(*truncated, stack, generator);
   }
   if (!isNormal(name) && !isAffine(op)) {
     return std::nullopt;

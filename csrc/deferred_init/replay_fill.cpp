@@ -1,11 +1,13 @@
 #include "replay_fill.h"
 
+#include <cstddef>
 #include <optional>
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/Tensor.h>
 
 #include "../fills/fill.h"
+#include "truncated_normals.h"
 
 namespace torchext {
 
@@ -27,11 +29,13 @@ std::optional<Distribution> distributionOf(const c10::OperatorHandle& op) {
 }  // namespace
 
 bool replayFill(const c10::OperatorHandle& op, Stack& stack, const at::Generator& generator) {
+  const auto truncated = TruncatedNormals::of(op, stack);
   const auto distribution = distributionOf(op);
-  if (!distribution) {
+  if (!truncated && !distribution) {
     return false;
   }
-  const Tensor self = torch::jit::peek(stack, 0, 4).toTensor();
+  const std::size_t count = op.schema().arguments().size();
+  const Tensor self = torch::jit::peek(stack, 0, count).toTensor();
   // `is_contiguous()` of `normal_` (DistributionTemplates.h). What `uniform_` writes to other tensors is in the order
   // of their strides.
   if (!self.is_cpu() || !self.is_contiguous()) {
@@ -39,9 +43,11 @@ bool replayFill(const c10::OperatorHandle& op, Stack& stack, const at::Generator
   }
   auto& impl = *generator.get<at::CPUGeneratorImpl>();
   at::mt19937_data_pod engine = impl.engine().data();
-  const RandomFill fill{*distribution, self.scalar_type(), torch::jit::peek(stack, 1, 4).toDouble(),
-                        torch::jit::peek(stack, 2, 4).toDouble()};
-  if (!fillRandomly(fill, self.mutable_data_ptr(), self.numel(), engine)) {
+  const auto number = [&](std::size_t index) { return torch::jit::peek(stack, index, count).toDouble(); };
+  const bool is_filled = truncated ? truncated->fill(self.mutable_data_ptr(), self.numel(), engine)
+                                   : fillRandomly({*distribution, self.scalar_type(), number(1), number(2)},
+                                                  self.mutable_data_ptr(), self.numel(), engine);
+  if (!is_filled) {
     return false;
   }
   at::mt19937 moved;

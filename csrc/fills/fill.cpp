@@ -6,15 +6,14 @@
 #include <limits>
 #include <vector>
 
-#include <ATen/Parallel.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
 #include "exactness.h"
-#include "mt19937_jump.h"
 #include "own_fill.h"
 #include "pieces.h"
 #include "pytorch_fill.h"
+#include "slices.h"
 #include "threads.h"
 #include "twister.h"
 
@@ -90,26 +89,6 @@ struct Job {
     }
   }
 };
-
-// ---- Threads ----
-
-Pieces slicesOf(std::int64_t count) {
-  constexpr std::int64_t kWorthAThread = 131072;  // values: 0.1 ms or more
-  const std::int64_t threads = at::in_parallel_region() ? 1 : at::get_num_threads();
-  const std::int64_t slices = std::clamp<std::int64_t>(count / kWorthAThread, 1, threads);
-  const std::int64_t size = (count + slices - 1) / slices;
-  return {count, std::max(kNormalChunk, (size + kNormalChunk - 1) / kNormalChunk * kNormalChunk)};
-}
-
-// Where each slice starts. All distances are the same, so that one polynomial does for all jumps (mt19937_jump.h).
-std::vector<Engine> startsOf(const Pieces& slices, const Engine& engine, std::uint64_t draws_of_value) {
-  std::vector<Engine> starts{engine};
-  while (static_cast<std::int64_t>(starts.size()) < slices.count) {
-    starts.push_back(starts.back());
-    advance(starts.back(), static_cast<std::uint64_t>(slices.size) * draws_of_value);
-  }
-  return starts;
-}
 
 }  // namespace
 

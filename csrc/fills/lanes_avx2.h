@@ -103,10 +103,25 @@ struct LanesAvx2 {
     return _mm256_blendv_ps(elsewhere, where, ofBits(mask));
   }
 
+  // One bit a lane.
+  static std::uint32_t bitsOfMask(Ints mask) {
+    return static_cast<std::uint32_t>(_mm256_movemask_ps(ofBits(mask)));
+  }
+
   // rounded<Element>() returns the values that elements would have, to nearest even, none of them NaN; store() stores
   // values that elements have.
   template <typename Element>
   static Floats rounded(Floats a);
+
+  static Floats load(const float* from) {
+    return _mm256_loadu_ps(from);
+  }
+  static Floats load(const c10::BFloat16* from) {
+    return ofBits(left<16>(_mm256_cvtepu16_epi32(load16(from))));
+  }
+  static Floats load(const c10::Half* from) {
+    return _mm256_cvtph_ps(load16(from));
+  }
 
   static void store(float* to, Floats a) {
     _mm256_storeu_ps(to, a);
@@ -119,6 +134,12 @@ struct LanesAvx2 {
   static void store(c10::Half* to, Floats a) {
     const __m128i packed = _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), packed);  // NOLINT(*-reinterpret-cast)
+  }
+
+ private:
+  // Eight elements of 16 bits.
+  static __m128i load16(const void* from) {
+    return _mm_loadu_si128(static_cast<const __m128i*>(from));
   }
 };
 

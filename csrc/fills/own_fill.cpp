@@ -23,7 +23,7 @@ class OwnFill {
  public:
   OwnFill(const RandomFill& fill, void* values, at::mt19937_data_pod& engine)
       : fill_{fill},
-        transform_{transformFor(fill.distribution, fill.dtype)},
+        transform_{kernelsFor(fill.dtype)->transform(fill.distribution)},
         element_bytes_{static_cast<std::int64_t>(c10::elementSize(fill.dtype))},
         next_{static_cast<std::byte*>(values)},
         twister_{engine} {}
@@ -71,8 +71,7 @@ void writeNormals(OwnFill& own, const RandomFill& fill, std::int64_t count) {
 
 // A parameter that is infinite in single precision makes values that are not numbers, which may differ in their bits.
 bool hasOwnKernel(const RandomFill& fill) {
-  return std::abs(fill.first) <= FLT_MAX && std::abs(fill.second) <= FLT_MAX &&
-         transformFor(fill.distribution, fill.dtype) != nullptr;
+  return std::abs(fill.first) <= FLT_MAX && std::abs(fill.second) <= FLT_MAX && kernelsFor(fill.dtype) != nullptr;
 }
 
 void fillByOwnKernel(const RandomFill& fill, void* values, std::int64_t count, at::mt19937_data_pod& engine) {

@@ -9,14 +9,14 @@ namespace torchext {
 namespace {
 
 // The best ones first.
-constexpr std::array<Transform (*)(Distribution, c10::ScalarType), 1> kKinds{avx2TransformFor};
+constexpr std::array<const Kernels* (*)(c10::ScalarType), 1> kKinds{avx2KernelsFor};
 
 }  // namespace
 
-Transform transformFor(Distribution distribution, c10::ScalarType dtype) {
+const Kernels* kernelsFor(c10::ScalarType dtype) {
   for (const auto kind : kKinds) {
-    if (const Transform transform = kind(distribution, dtype)) {
-      return transform;
+    if (const Kernels* kernels = kind(dtype)) {
+      return kernels;
     }
   }
   return nullptr;

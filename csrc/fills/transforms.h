@@ -26,7 +26,22 @@ namespace torchext {
 // Distribution::Normal, `count` is a multiple of kNormalChunk.
 using Transform = void (*)(const std::uint32_t* numbers, void* values, std::int64_t count, float first, float second);
 
-// The transform for this processor, or null.
-Transform transformFor(Distribution distribution, c10::ScalarType dtype);
+// Tells which values are less than `low` or greater than `high`: bit i of each mask is that of value i of the next
+// kNormalChunk values. `count` is a multiple of kNormalChunk.
+using Scan = void (*)(const void* values, std::int64_t count, float low, float high, std::uint16_t* masks);
+
+// What one kind of lanes does for elements of one dtype.
+struct Kernels {
+  Transform uniform;
+  Transform normal;
+  Scan outside;
+
+  Transform transform(Distribution distribution) const {
+    return distribution == Distribution::Normal ? normal : uniform;
+  }
+};
+
+// The kernels for this processor, or null.
+const Kernels* kernelsFor(c10::ScalarType dtype);
 
 }  // namespace torchext

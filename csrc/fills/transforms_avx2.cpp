@@ -22,6 +22,7 @@
 
 #include "box_muller.h"
 #include "lanes_avx2.h"
+#include "outside.h"
 #include "uniform.h"
 
 namespace torchext {
@@ -29,9 +30,8 @@ namespace torchext {
 namespace {
 
 template <typename Element>
-Transform transformOf(Distribution distribution) {
-  return distribution == Distribution::Normal ? normalValues<LanesAvx2, Element> : uniformValues<LanesAvx2, Element>;
-}
+constexpr Kernels kKernels{uniformValues<LanesAvx2, Element>, normalValues<LanesAvx2, Element>,
+                           valuesOutside<LanesAvx2, Element>};
 
 }  // namespace
 
@@ -62,18 +62,18 @@ bool isSupported() {
 
 }  // namespace
 
-Transform avx2TransformFor(Distribution distribution, c10::ScalarType dtype) {
+const Kernels* avx2KernelsFor(c10::ScalarType dtype) {
   static const bool is_supported = isSupported();
   if (!is_supported) {
     return nullptr;
   }
   switch (dtype) {
     case c10::kFloat:
-      return transformOf<float>(distribution);
+      return &kKernels<float>;
     case c10::kBFloat16:
-      return transformOf<c10::BFloat16>(distribution);
+      return &kKernels<c10::BFloat16>;
     case c10::kHalf:
-      return transformOf<c10::Half>(distribution);
+      return &kKernels<c10::Half>;
     default:
       return nullptr;
   }
@@ -85,7 +85,7 @@ Transform avx2TransformFor(Distribution distribution, c10::ScalarType dtype) {
 
 namespace torchext {
 
-Transform avx2TransformFor(Distribution /*distribution*/, c10::ScalarType /*dtype*/) {
+const Kernels* avx2KernelsFor(c10::ScalarType /*dtype*/) {
   return nullptr;
 }
 

@@ -4,7 +4,7 @@
 
 namespace torchext {
 
-// The transforms for processors with AVX2, FMA and F16C; null on others.
-Transform avx2TransformFor(Distribution distribution, c10::ScalarType dtype);
+// The kernels for processors with AVX2, FMA and F16C; null on others.
+const Kernels* avx2KernelsFor(c10::ScalarType dtype);
 
 }  // namespace torchext

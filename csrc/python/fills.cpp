@@ -6,6 +6,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 
 #include "../fills/exactness.h"
+#include "../fills/truncated_fill.h"
 #include "bind.h"
 #include "module.h"
 
@@ -17,12 +18,25 @@ Distribution distributionOf(bool is_normal) {
   return is_normal ? Distribution::Normal : Distribution::Uniform;
 }
 
-void checkArguments(const at::Tensor& tensor, const at::Generator& generator) {
-  TORCH_CHECK_VALUE(tensor.device().is_cpu() && tensor.is_contiguous(),
-                    "fill_randomly() takes a contiguous tensor on the CPU, found one on ", tensor.device(),
-                    " with strides ", tensor.strides(), ".");
-  TORCH_CHECK_VALUE(generator.device().is_cpu(), "fill_randomly() takes a CPU generator, found one on ",
+void checkArguments(const char* function, const at::Tensor& tensor, const at::Generator& generator) {
+  TORCH_CHECK_VALUE(tensor.device().is_cpu() && tensor.is_contiguous(), function,
+                    "() takes a contiguous tensor on the CPU, found one on ", tensor.device(), " with strides ",
+                    tensor.strides(), ".");
+  TORCH_CHECK_VALUE(generator.device().is_cpu(), function, "() takes a CPU generator, found one on ",
                     generator.device(), ".");
+}
+
+// Calls `draw` with the engine of `generator`, and moves the generator to where it leaves that.
+template <typename Draw>
+auto drawFrom(const at::Generator& generator, const Draw& draw) {
+  auto& impl = *generator.get<at::CPUGeneratorImpl>();
+  const std::lock_guard<std::mutex> lock(impl.mutex_);
+  at::mt19937 engine = impl.engine();
+  at::mt19937_data_pod state = engine.data();
+  const auto result = draw(state);
+  engine.set_data(state);
+  impl.set_engine(engine);
+  return result;
 }
 
 // For our tests and benchmarks: the room has no user in Python. `after` is called once a stretch.
@@ -32,7 +46,7 @@ bool fillTensor(const at::Tensor& tensor,
                 double second,
                 const at::Generator& generator,
                 const std::optional<pybind11::function>& after) {
-  checkArguments(tensor, generator);
+  checkArguments("fill_randomly", tensor, generator);
   const auto report = [&after](std::int64_t begin, std::int64_t end) {
     if (after) {
       const pybind11::gil_scoped_acquire gil;
@@ -40,17 +54,26 @@ bool fillTensor(const at::Tensor& tensor,
     }
   };
   const pybind11::gil_scoped_release no_gil;
-  auto& impl = *generator.get<at::CPUGeneratorImpl>();
-  const std::lock_guard<std::mutex> lock(impl.mutex_);
-  at::mt19937 engine = impl.engine();
-  at::mt19937_data_pod state = engine.data();
   const RandomFill fill{distributionOf(is_normal), tensor.scalar_type(), first, second};
-  if (!fillRandomly(fill, tensor.mutable_data_ptr(), tensor.numel(), state, report)) {
-    return false;
-  }
-  engine.set_data(state);
-  impl.set_engine(engine);
-  return true;
+  return drawFrom(generator, [&](at::mt19937_data_pod& engine) {
+    return fillRandomly(fill, tensor.mutable_data_ptr(), tensor.numel(), engine, report);
+  });
+}
+
+// For our tests, too. `only_counts` leaves the tensor alone.
+std::optional<std::uint64_t> fillTensorWithin(const at::Tensor& tensor,
+                                              double mean,
+                                              double std,
+                                              double a,
+                                              double b,
+                                              const at::Generator& generator,
+                                              bool only_counts) {
+  checkArguments("fill_truncated", tensor, generator);
+  const pybind11::gil_scoped_release no_gil;
+  const auto fill = TruncatedFill::between(tensor.scalar_type(), mean, std, a, b);
+  return drawFrom(generator, [&](at::mt19937_data_pod& engine) {
+    return fillTruncated(fill, only_counts ? nullptr : tensor.mutable_data_ptr(), tensor.numel(), engine);
+  });
 }
 
 bool isFillExact(bool is_normal, c10::ScalarType dtype) {
@@ -67,6 +90,9 @@ void bindFills(pybind11::module_& module) {
   module.def("fill_randomly", torch::wrap_pybind_function(fillTensor), pybind11::arg("tensor"),
              pybind11::arg("is_normal"), pybind11::arg("first"), pybind11::arg("second"), pybind11::arg("generator"),
              pybind11::arg("after") = pybind11::none());
+  module.def("fill_truncated", torch::wrap_pybind_function(fillTensorWithin), pybind11::arg("tensor"),
+             pybind11::arg("mean"), pybind11::arg("std"), pybind11::arg("a"), pybind11::arg("b"),
+             pybind11::arg("generator"), pybind11::arg("only_counts") = false);
   bind(module, "is_fill_exact", isFillExact);
   bind(module, "is_cut_fill_exact", isCutExact);
 }
