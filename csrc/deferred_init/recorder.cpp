@@ -125,6 +125,7 @@ class RecordedCall {
   bool isConstant() const;
   bool isSharedMemory() const;
   bool mustRunForReal() const;
+  bool isCheck() const;
   bool leavesNothingToRecord() const;
 
   // What can be done with it.
@@ -321,8 +322,15 @@ bool RecordedCall::isSharedMemory() const {
 // Writing a deferred tensor into a real one has to happen now: the real one shows it at once. And of an operator
 // without a Meta kernel only a real run can tell what it returns.
 bool RecordedCall::mustRunForReal() const {
-  return !has_unrecorded_fake_ && (needsValues(op_, stack_) || (has_deferred_ && writes_real_) ||
+  return !has_unrecorded_fake_ && (needsValues(op_, stack_) || (has_deferred_ && (writes_real_ || isCheck())) ||
                                    !op_.hasComputedKernelForDispatchKey(DispatchKey::Meta));
+}
+
+// `_linalg_check_errors`, `_assert_async` and their kin, or a custom operator, leave nothing behind but an error, which
+// eager construction would have raised here. No value depends on them, so that a recorded one would never be run.
+bool RecordedCall::isCheck() const {
+  return op_.schema().returns().empty() && !writes_deferred_ && !writes_real_ &&
+         op_.schema().name() != "aten::_assert_tensor_metadata";  // which looks at what a fake knows
 }
 
 // An operator that only makes views writes nothing: the views show what they show.

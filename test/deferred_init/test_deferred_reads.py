@@ -16,7 +16,7 @@ from common import (
 )
 from torch import Tensor, nn
 
-from torchext.deferred_init import deferred_init, materialize_tensor
+from torchext.deferred_init import deferred_init, is_deferred, materialize_tensor
 
 
 def saved_and_loaded(module: nn.Module, is_new: bool) -> nn.Module:
@@ -416,3 +416,39 @@ def test_a_constructor_may_call_what_inductor_has_compiled() -> None:
         return nn.ModuleList([first, second, nn.Linear(2, 2)])
 
     assert_defers_exactly(build)
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        lambda: torch.linalg.inv(torch.zeros(2, 2).add_(0)),
+        lambda: torch.linalg.cholesky(-torch.eye(300)),
+        lambda: torch.linalg.solve(torch.zeros(2, 2), torch.ones(2)),
+        lambda: torch._assert_async(torch.zeros(1)),
+        lambda: torch._assert_async(torch.rand(300) > 2, "no value is that large"),
+    ],
+    ids=["inv", "cholesky", "solve", "assert", "assert with a message"],
+)
+def test_operator_that_only_checks_values_raises_where_eager_construction_does(check: Callable[[], object]) -> None:
+    def error_of(run: Callable[[Callable[[], object]], object]) -> tuple[type, str]:
+        torch.manual_seed(0)
+        with pytest.raises(RuntimeError) as raised:
+            run(check)
+        return raised.type, str(raised.value).splitlines()[0]
+
+    assert error_of(deferred_init) == error_of(lambda check: check())
+
+
+def test_operator_that_only_checks_values_leaves_what_is_right_deferred() -> None:
+    def build() -> Tensor:
+        positive = torch.rand(300, 300)
+        torch._assert_async((positive >= 0).all())
+        torch.ops.aten._assert_tensor_metadata(positive, [300, 300])
+        return torch.linalg.cholesky(positive @ positive.T + torch.eye(300))
+
+    torch.manual_seed(0)
+    eager = build()
+    torch.manual_seed(0)
+    deferred = deferred_init(build)
+    assert is_deferred(deferred)
+    assert torch.equal(materialize_tensor(deferred), eager)
