@@ -129,8 +129,9 @@ void materialize(at::ArrayRef<Tensor> placed, at::ArrayRef<Tensor> others, const
   }
   for (Pending& pending : storages) {
     materializeAlone(pending, options.retain);
+    const std::size_t nbytes = pending.value->nbytes();
     pending = {};  // may have been the last that kept the recording alive
-    options.on_done();
+    options.on_done(nbytes);
   }
 }
 

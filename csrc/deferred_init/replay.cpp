@@ -1,6 +1,7 @@
 #include "replay.h"
 
 #include <algorithm>
+#include <chrono>
 #include <numeric>
 #include <utility>
 
@@ -153,7 +154,7 @@ void Replay::countReads() {
     }
   }
   for (const StorageValue* value : graph_.wanted) {
-    wanted_of_node_[value->writer().get()] += 1;
+    wanted_of_node_[value->writer().get()].push_back(value->nbytes());
     if (value->writer() != nullptr) {
       bufferOf(*value).pending_reads += 1;
     }
@@ -201,8 +202,8 @@ const Storage& Replay::storageOf(const StorageValue& value) {
 // A constant, which no operator writes, is done before it begins.
 void Replay::reportWanted(const OpNode* node) {
   const auto found = wanted_of_node_.find(node);
-  for (std::size_t i = 0; found != wanted_of_node_.end() && i < found->second; ++i) {
-    on_value_();
+  if (found != wanted_of_node_.end()) {
+    std::for_each(found->second.begin(), found->second.end(), on_value_);
   }
 }
 
@@ -226,6 +227,19 @@ std::vector<Storage> Replay::run() {
     }
   }
   return storages;
+}
+
+void Replay::rehearse(c10::function_ref<void(const LiveOperator& live, double seconds)> on_operator) {
+  for (const StorageValue* value : graph_.wanted) {
+    if (value->writer() != nullptr) {
+      bufferOf(*value).pending_reads -= 1;
+    }
+  }
+  for (const LiveOperator& live : graph_.operators) {
+    const auto start = std::chrono::steady_clock::now();
+    runOperator(live);
+    on_operator(live, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  }
 }
 
 void Replay::check() const {

@@ -13,9 +13,9 @@
 
 namespace torchext {
 
-// Called when something has been done, by those who want to know.
-using Progress = c10::function_ref<void()>;
-inline void nobodyAsks() {}
+// Called when a value has been computed, with its size, by those who want to know.
+using Progress = c10::function_ref<void(std::size_t nbytes)>;
+inline void nobodyAsks(std::size_t /*nbytes*/) {}
 
 // One replay at a time: replaying may fold values. Recursive, because a kernel in Python may read a deferred tensor.
 using ReplayLock = InterpreterAwareLock<std::recursive_mutex>;
@@ -37,6 +37,14 @@ class Replay {
 
   // Returns the storages with the wanted values, in order. Nothing else refers to them. No value may be wanted twice.
   std::vector<c10::Storage> run();
+
+  // Computes what `run()` computes and keeps none of it, so that memory holds only what the operators at hand work on.
+  // Calls `on_operator` for each operator, with the seconds that it took.
+  void rehearse(c10::function_ref<void(const LiveOperator& live, double seconds)> on_operator);
+
+  const LiveGraph& graph() const noexcept {
+    return graph_;
+  }
 
  private:
   // The bytes of one value, while somebody needs them.
@@ -64,8 +72,8 @@ class Replay {
   std::vector<StorageValuePtr> wanted_;
   LiveGraph graph_;
   Progress on_value_;
-  // How many wanted values an operator of the plan writes, if any.
-  std::unordered_map<const OpNode*, std::size_t> wanted_of_node_;
+  // The sizes of the wanted values that an operator of the plan writes, if any.
+  std::unordered_map<const OpNode*, std::vector<std::size_t>> wanted_of_node_;
   // For each operator of the plan, what it writes.
   std::unordered_map<const OpNode*, std::vector<Buffer>> buffers_;
   TapeReader tape_;

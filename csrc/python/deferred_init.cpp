@@ -2,6 +2,7 @@
 #include "../deferred_init/draws.h"
 #include "../deferred_init/explain.h"
 #include "../deferred_init/materialize.h"
+#include "../deferred_init/rehearsal.h"
 #include "../deferred_init/retained.h"
 #include "../marks/source_lines.h"
 
@@ -18,17 +19,18 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-// The arguments of torchext.deferred_init.materialize_module(), taken apart. `on_done` is called once a storage.
+// The arguments of torchext.deferred_init.materialize_module(), taken apart. `on_done` is called once a storage, with
+// its size.
 void materializeTensors(const Tensors& placed,
                         const Tensors& others,
                         const std::optional<at::Device>& device,
                         const std::optional<at::ScalarType>& dtype,
                         bool retain,
                         const std::optional<pybind11::function>& on_done) {
-  const auto report = [&on_done] {
+  const auto report = [&on_done](std::size_t nbytes) {
     if (on_done) {
       const pybind11::gil_scoped_acquire gil;
-      (*on_done)();
+      (*on_done)(nbytes);
     }
   };
   const pybind11::gil_scoped_release no_gil;
@@ -60,6 +62,20 @@ pybind11::tuple explainTensors(const Tensors& tensors) {
   return pybind11::make_tuple(operations, shown);
 }
 
+// As tuples in the order of the fields of torchext.deferred_init.timing.TimedOperator.
+pybind11::list rehearseTensors(const Tensors& tensors, bool measures) {
+  std::vector<RehearsedOperator> operators;
+  {
+    const pybind11::gil_scoped_release no_gil;
+    operators = rehearse(tensors, measures);
+  }
+  pybind11::list timed;
+  for (const RehearsedOperator& one : operators) {
+    timed.append(pybind11::make_tuple(one.name, one.tensor, one.nbytes, one.predicted, one.measured));
+  }
+  return timed;
+}
+
 }  // namespace
 
 void bindDeferredInit(pybind11::module_& module) {
@@ -75,6 +91,8 @@ void bindDeferredInit(pybind11::module_& module) {
   bind(module, "evaluate", evaluate);
   bind(module, "skip_fill", skipFill);
   module.def("explain", torch::wrap_pybind_function(explainTensors));
+  module.def("rehearse", torch::wrap_pybind_function(rehearseTensors), pybind11::arg("tensors"),
+             pybind11::arg("measures"));
   bind(module, "enter_tracing", enterTracing);
   bind(module, "leave_tracing", leaveTracing);
 }

@@ -340,7 +340,7 @@ class TestProgress:
 
         class Bar:
             def __init__(self, total: int, **kwargs: object) -> None:
-                self.total, self.done = total, 0
+                self.total, self.done, self.calls = total, 0, 0
                 shown.append(self)
 
             def __enter__(self) -> Bar:
@@ -349,24 +349,27 @@ class TestProgress:
             def __exit__(self, *args: object) -> None:
                 pass
 
-            def update(self) -> None:
-                self.done += 1
+            def update(self, nbytes: int) -> None:
+                self.done += nbytes
+                self.calls += 1
 
         monkeypatch.setattr(tqdm, "tqdm", Bar)
         return shown
 
     @pytest.mark.parametrize("dtype", [None, torch.float64], ids=["as_recorded", "converted"])
-    def test_counts_what_becomes_real(self, bars: list[Any], dtype: torch.dtype | None) -> None:
+    def test_counts_the_bytes_that_become_real(self, bars: list[Any], dtype: torch.dtype | None) -> None:
         module = deferred_init(Model)
         del module.phases
         materialize_tensor(module.head.bias)
+        becoming_real = [*module.parameters(), *module.buffers(), module.plain]
+        nbytes = sum(tensor.nbytes for tensor in becoming_real) - module.head.bias.nbytes
         materialize_module(module, dtype=dtype, progress=True)
-        assert [(bar.done, bar.total) for bar in bars] == [(8, 8)]
+        assert [(bar.done, bar.total, bar.calls) for bar in bars] == [(nbytes, nbytes, 8)]
 
     def test_lazy_parameters_are_counted_too(self, bars: list[Any]) -> None:
         module = deferred_init(nn.LazyLinear, 3)
         materialize_module(module, dtype=torch.float64, progress=True)
-        assert [(bar.done, bar.total) for bar in bars] == [(2, 2)]
+        assert [(bar.done, bar.total, bar.calls) for bar in bars] == [(0, 0, 2)]
         assert module(torch.ones(1, 4, dtype=torch.float64)).shape == (1, 3)
 
     def test_nothing_is_shown_unless_asked_for(self, bars: list[Any]) -> None:
@@ -376,7 +379,7 @@ class TestProgress:
     def test_interrupting_leaves_everything_as_it_was(self, bars: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
         import tqdm.auto
 
-        def interrupt(bar: object) -> None:
+        def interrupt(bar: object, nbytes: int) -> None:
             raise KeyboardInterrupt
 
         monkeypatch.setattr(tqdm.auto.tqdm, "update", interrupt)

@@ -208,7 +208,7 @@ def materialize_module(
         device: Where to put parameters and buffers, if not on the devices that they were recorded on.
         dtype: What to convert floating point and complex parameters and buffers to.
         retain_graph: Keep the recording, for `defer_again`. Otherwise it is freed.
-        progress: Show a bar while it lasts. Needs tqdm.
+        progress: Show a bar of bytes, and their rate, while it lasts. Needs tqdm.
 
     Raises:
         TypeError: `module` is not a module, or `dtype` is neither floating point nor complex.
@@ -257,7 +257,7 @@ class _Tensors(NamedTuple):
         self, device: Device | None, dtype: torch.dtype | None, retain_graph: bool, progress: bool = False
     ) -> None:
         others = self.others + self.wrapped
-        total = _count_storages(self.placed + others) if progress else 0
+        total = _count_bytes(self.placed + others) if progress else 0
         with progress_bar(total, progress) as step:
             _C.materialize(self.placed, others, _device(device), dtype, retain_graph, step)
 
@@ -325,7 +325,8 @@ def _device(device: Device | None) -> torch.device | None:
     return None if device is None else torch.device(device)
 
 
-def _count_storages(tensors: Sequence[torch.Tensor]) -> int:
-    """Returns the number of storages to materialize."""
+def _count_bytes(tensors: Sequence[torch.Tensor]) -> int:
+    """Returns the size of the storages to materialize."""
     with torch._C.DisableTorchFunctionSubclass():  # lazy parameters refuse to show their storage
-        return len({tensor.untyped_storage()._cdata for tensor in tensors if _C.is_deferred(tensor)})
+        storages = [tensor.untyped_storage() for tensor in tensors if _C.is_deferred(tensor)]
+        return sum({storage._cdata: storage.nbytes() for storage in storages}.values())

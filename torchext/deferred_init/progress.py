@@ -9,15 +9,15 @@ __all__ = ["progress_bar"]
 
 
 @contextmanager
-def progress_bar(total: int, is_shown: bool) -> Iterator[Callable[[], object] | None]:
-    """Shows a bar of `total` steps while the block runs.
+def progress_bar(total: int, is_shown: bool) -> Iterator[Callable[[int], object] | None]:
+    """Shows a bar of `total` bytes, and how many there are in a second, while the block runs.
 
     Args:
-        total: The number of steps.
+        total: The number of bytes.
         is_shown: With false, nothing is shown and nothing imported.
 
     Yields:
-        What is to be called for each step, or None when no bar is shown.
+        What is to be called with the number of bytes that have been added, or None when no bar is shown.
 
     Raises:
         ImportError: tqdm is not installed.
@@ -29,5 +29,5 @@ def progress_bar(total: int, is_shown: bool) -> Iterator[Callable[[], object] | 
         from tqdm.auto import tqdm
     except ImportError as error:
         raise ImportError("`progress=True` shows its bar with tqdm. Install it: pip install tqdm") from error
-    with tqdm(total=total, desc="materializing", unit="tensor") as bar:
+    with tqdm(total=total, desc="materializing", unit="B", unit_scale=True, unit_divisor=1024) as bar:
         yield bar.update

@@ -1,10 +1,11 @@
-"""A table of what the parts of a module hold."""
+"""A table of what the parts of a module hold, and how long they take to become real."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from typing import Literal
 
 import torch
 from torch.nn import Module
@@ -12,24 +13,41 @@ from torch.nn.parameter import is_lazy
 
 from .. import _C
 from ..tools.held_tensors import Held, held_tensors
+from .timing import Seconds, TimedOperator, timed_operators
 
 __all__ = ["summary"]
 
 HEADER = ("module", "class", "parameters", "bytes", "state")
+OPERATORS = ("operator", "calls", "bytes")
+DURATIONS = ("predicted", "measured")
+NUMBERS = {"parameters", "calls", "bytes", *DURATIONS}
+
+Row = tuple[str, ...]
 
 
-def summary(module: Module) -> str:
+def summary(module: Module, *, time: bool | Literal["predicted"] = False) -> str:
     """Returns a table of the modules in `module`, to be printed.
 
     There is a row for each module that holds tensors itself, with the number of elements of its parameters, the bytes
     of all its tensors (parameters, buffers and plain attributes), and whether they are deferred, real, or fake without
     a record. What several modules share is counted in each of their rows, and once in the total.
 
+    With `time` there are two more columns, and a second table with a row for each operator that materializing runs,
+    those that take longest first: the time that it should take and the time that it took. The first is what filling
+    that much memory takes on this machine now: by a random fill of the same kind, or with zeros for what is no random
+    fill. An operator that takes much longer computes more than it fills. What several storages need is counted for the
+    first one that does. Large tensors are filled by `torch.get_num_threads()` threads.
+
     Args:
         module: A module, deferred or not. It stays as it is.
+        time: With true, what is deferred is computed once, to measure it, and not kept: memory holds what the operators
+            at hand work on. With "predicted", nothing is computed.
 
     Raises:
         TypeError: `module` is not a module.
+        ValueError: `time` is something else.
+        RuntimeError: `time` is true, and materializing would raise this, or would draw from a generator of another
+            device.
 
     Example:
         >>> print(summary(deferred_init(torch.nn.Linear, 4, 4)))
@@ -40,29 +58,29 @@ def summary(module: Module) -> str:
     """
     if not isinstance(module, Module):
         raise TypeError(f"summary() takes a module, but `module` is a {type(module).__name__}.")
-    rows = [HEADER, *_rows(module)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
-    rows.insert(1, tuple("-" * width for width in widths))
-    return "\n".join(_line(row, widths) for row in rows)
+    if time not in (False, True, "predicted"):
+        raise ValueError(f'summary() takes False, True or "predicted" as `time`, but was given {time!r}.')
+    held = _held_by_part(module)
+    if not time:
+        return _table(HEADER, [(*names, *_figures(tensors)) for names, tensors in held])
+    tensors = [item.tensor for _, items in held for item in items]
+    operators = timed_operators(tensors, measured=time is True)
+    modules = [(*names, *_figures(items), *_durations(_needed_by(items, operators))) for names, items in held]
+    tables = [_table(HEADER + DURATIONS, modules)]
+    if operators:
+        tables.append(_table(OPERATORS + DURATIONS, _by_name(operators)))
+    return "\n\n".join(tables)
 
 
-def _line(row: tuple[str, ...], widths: list[int]) -> str:
-    is_number = (False, False, True, True, False)
-    cells = (
-        cell.rjust(width) if right else cell.ljust(width)
-        for cell, width, right in zip(row, widths, is_number, strict=True)
-    )
-    return "  ".join(cells).rstrip()
-
-
-def _rows(module: Module) -> Iterator[tuple[str, ...]]:
+def _held_by_part(module: Module) -> list[tuple[tuple[str, str], list[Held]]]:
+    """The name and the class of each module that holds tensors itself, with these, and all of them in the end."""
+    parts = []
     everything: list[Held] = []
     for name, part in module.named_modules():
-        held = list(held_tensors(part, check_fn=partial(operator.is_, part)))
-        everything += held
-        if held:
-            yield (name or "(self)", type(part).__name__, *_figures(held))
-    yield ("total", "", *_figures(everything))
+        if held := list(held_tensors(part, check_fn=partial(operator.is_, part))):
+            parts.append(((name or "(self)", type(part).__name__), held))
+            everything += held
+    return [*parts, (("total", ""), everything)]
 
 
 def _figures(held: Iterable[Held]) -> tuple[str, str, str]:
@@ -74,6 +92,50 @@ def _figures(held: Iterable[Held]) -> tuple[str, str, str]:
     storages = dict(map(_storage, tensors))
     states = sorted({_state(t) for t in tensors})
     return f"{elements:,}", _readable(sum(storages.values())), ", ".join(states)
+
+
+def _needed_by(held: Iterable[Held], operators: Iterable[TimedOperator]) -> list[TimedOperator]:
+    storages = {_storage(item.tensor)[0] for item in held}
+    return [operator for operator in operators if operator.storage in storages]
+
+
+def _by_name(operators: Iterable[TimedOperator]) -> Iterator[Row]:
+    """The rows of the operators, those that take longest first."""
+    calls: dict[str, list[TimedOperator]] = {}
+    for one in operators:
+        calls.setdefault(one.name, []).append(one)
+
+    def duration(of: Sequence[TimedOperator]) -> float:
+        return sum(one.predicted if one.measured is None else one.measured for one in of)
+
+    for name, same in sorted(calls.items(), key=lambda item: -duration(item[1])):
+        yield name, f"{len(same):,}", _readable(sum(one.nbytes for one in same)), *_durations(same)
+
+
+def _durations(operators: Iterable[TimedOperator]) -> tuple[str, str]:
+    seconds = Seconds.total(operators)
+    if seconds is None:
+        return "", ""
+    return _milliseconds(seconds.predicted), "" if seconds.measured is None else _milliseconds(seconds.measured)
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:,.1f} ms"
+
+
+def _table(header: Row, rows: Iterable[Row]) -> str:
+    lines = [header, *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    lines.insert(1, tuple("-" * width for width in widths))
+    return "\n".join(_line(header, line, widths) for line in lines)
+
+
+def _line(header: Row, row: Row, widths: list[int]) -> str:
+    cells = (
+        cell.rjust(width) if name in NUMBERS else cell.ljust(width)
+        for name, cell, width in zip(header, row, widths, strict=True)
+    )
+    return "  ".join(cells).rstrip()
 
 
 def _storage(tensor: torch.Tensor) -> tuple[int, int]:
