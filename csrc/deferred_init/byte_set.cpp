@@ -1,6 +1,7 @@
 #include "byte_set.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include <c10/util/irange.h>
 
@@ -37,15 +38,16 @@ ByteSet::ByteSet(std::size_t begin, std::size_t end) {
   }
 }
 
-ByteSet::ByteSet(std::vector<Run> runs) {
-  std::sort(runs.begin(), runs.end());
+ByteSet ByteSet::joined(const std::vector<Run>& runs) {
+  ByteSet set;
   for (const Run& run : runs) {
-    if (!runs_.empty() && run.first <= runs_.back().second) {
-      runs_.back().second = std::max(runs_.back().second, run.second);
+    if (!set.runs_.empty() && run.first <= set.runs_.back().second) {
+      set.runs_.back().second = std::max(set.runs_.back().second, run.second);
     } else {
-      runs_.push_back(run);
+      set.runs_.push_back(run);
     }
   }
+  return set;
 }
 
 std::optional<ByteSet> ByteSet::ofElements(c10::IntArrayRef sizes,
@@ -80,16 +82,18 @@ std::optional<ByteSet> ByteSet::ofElements(c10::IntArrayRef sizes,
   for (const std::size_t begin : begins) {
     runs.emplace_back(begin, begin + length);
   }
-  return ByteSet{std::move(runs)};
+  std::sort(runs.begin(), runs.end());  // dimensions may overlap
+  return joined(runs);
 }
 
 void ByteSet::add(const ByteSet& other) {
   if (other.isEmpty()) {
     return;
   }
-  std::vector<Run> runs = std::move(runs_);
-  runs.insert(runs.end(), other.runs_.begin(), other.runs_.end());
-  *this = ByteSet{std::move(runs)};
+  std::vector<Run> runs;
+  runs.reserve(runs_.size() + other.runs_.size());
+  std::merge(runs_.begin(), runs_.end(), other.runs_.begin(), other.runs_.end(), std::back_inserter(runs));
+  *this = joined(runs);
 }
 
 void ByteSet::remove(const ByteSet& other) {
@@ -113,9 +117,15 @@ void ByteSet::remove(const ByteSet& other) {
 }
 
 bool ByteSet::overlaps(const ByteSet& other) const {
-  ByteSet left = *this;
-  left.remove(other);
-  return left.runs_ != runs_;
+  auto own = runs_.begin();
+  auto its = other.runs_.begin();
+  while (own != runs_.end() && its != other.runs_.end()) {
+    if (own->first < its->second && its->first < own->second) {
+      return true;
+    }
+    ++(own->second <= its->second ? own : its);
+  }
+  return false;
 }
 
 }  // namespace torchext

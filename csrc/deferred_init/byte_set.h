@@ -28,6 +28,11 @@ class ByteSet {
     return runs_.empty();
   }
 
+  // How many runs of neighbouring bytes it has. All operations take a time of the order of those of both sets.
+  std::size_t countRuns() const noexcept {
+    return runs_.size();
+  }
+
   void add(const ByteSet& other);
   void remove(const ByteSet& other);
 
@@ -36,7 +41,8 @@ class ByteSet {
  private:
   using Run = std::pair<std::size_t, std::size_t>;
 
-  explicit ByteSet(std::vector<Run> runs);
+  // Of runs in order, which may touch or overlap.
+  static ByteSet joined(const std::vector<Run>& runs);
 
   // Each not empty, in order, and with bytes in between that are not in the set.
   std::vector<Run> runs_;

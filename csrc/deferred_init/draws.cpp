@@ -131,7 +131,7 @@ std::optional<TapePosition> takeDrawsOfTruncNormal(const TruncatedNormals& norma
   static const auto count = c10::Dispatcher::singleton().findSchemaOrThrow("torchext::trunc_normal_draws", "");
   const auto arguments = c10::ArrayRef<IValue>(stack).slice(stack.size() - 6);
   const Tensor& self = arguments[0].toTensor();
-  if (self.numel() < kNormalChunk || !self.is_contiguous()) {
+  if (self.numel() < kNormalChunk || !isPlainlyContiguous(self)) {
     return std::nullopt;
   }
   if (const auto draws = normals.countDraws(self.numel(), generator)) {
@@ -194,6 +194,10 @@ int generatorArgument(const c10::FunctionSchema& schema) {
   return found == arguments.end() ? -1 : static_cast<int>(found - arguments.begin());
 }
 
+bool isPlainlyContiguous(const Tensor& tensor) {
+  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+}
+
 std::optional<TapePosition> takeDrawsOf(const OperatorHandle& op, const Stack& stack, const Generator& generator) {
   const std::string& name = op.schema().name();
   if (name == "aten::native_dropout") {
@@ -206,6 +210,9 @@ std::optional<TapePosition> takeDrawsOf(const OperatorHandle& op, const Stack& s
     return std::nullopt;
   }
   const Tensor& self = torch::jit::peek(stack, 0, op.schema().arguments().size()).toTensor();
+  if (self.is_conj() || self.is_neg()) {
+    return std::nullopt;  // the copy that is filled may be contiguous where `self` is not
+  }
   return takeDrawsOfFill(op, stack, {self.numel(), self.scalar_type(), self.is_contiguous()}, generator);
 }
 

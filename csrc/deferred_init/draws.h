@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <torchext/macros.h>
@@ -19,6 +20,10 @@ bool drawsNumbers(const c10::OperatorHandle& op);
 
 // Position in the schema of the argument that takes the generator, or -1.
 int generatorArgument(const c10::FunctionSchema& schema);
+
+// Returns true for a tensor whose elements fill a stretch of memory in order, and are what memory holds. Of a conjugate
+// or negative view PyTorch fills a copy, and then writes that back (MathBitsFallback.h).
+bool isPlainlyContiguous(const at::Tensor& tensor);
 
 // Moves `generator` as `op` would if it ran with `stack`, and returns its previous position, if that can be done
 // without running the operator. `stack` holds the arguments; tensors among them may be fake. Does nothing and returns

@@ -1,7 +1,6 @@
 #include "liveness.h"
 
 #include <algorithm>
-#include <functional>
 #include <iterator>
 #include <map>
 #include <utility>
@@ -9,9 +8,7 @@
 #include <c10/util/hash.h>
 #include <c10/util/irange.h>
 
-#include "../fake/calls/op_traits.h"
-#include "../support/stack_utils.h"
-#include "byte_set.h"
+#include "footprint.h"
 
 namespace torchext {
 
@@ -24,38 +21,6 @@ Key keyOf(const StorageValue& value) {
   return value.writer() == nullptr ? Key{&value, 0} : Key{value.writer().get(), value.output()};
 }
 
-// Not empty, so that storages without bytes are alive, too.
-ByteSet wholeOf(const StorageValue& value) {
-  return {0, std::max(value.nbytes(), std::size_t{1})};
-}
-
-std::optional<ByteSet> bytesOf(const TensorArgument& argument) {
-  const Geometry& geometry = argument.geometry;
-  return ByteSet::ofElements(geometry.sizes, geometry.strides, geometry.storage_offset, geometry.dtype.itemsize());
-}
-
-// For each tensor argument of `node`, what `tell` says of the argument in the schema that it belongs to.
-std::vector<bool> forEachArgument(const OpNode& node, const std::function<bool(std::size_t)>& tell) {
-  std::vector<bool> answers;
-  answers.reserve(node.tensors().size());
-  for (const auto i : c10::irange(node.arguments().size())) {
-    const auto answer = [&](const at::Tensor& /*placeholder*/) { answers.push_back(tell(i)); };
-    forEachTensor(node.arguments()[i], answer);
-  }
-  return answers;
-}
-
-// Does the call leave the argument at `position`, which it writes, its size and strides? An `out` may get others, and
-// then not all of the elements that it had are written.
-bool keepsGeometry(const OpNode& node, std::size_t position) {
-  const auto& written = node.written();
-  const auto found = std::find_if(written.begin(), written.end(), [position](const WrittenStorage& storage) {
-    return storage.is_argument && storage.position == position;
-  });
-  // Only the first of several tensors on one storage is listed.
-  return found == written.end() ? writesForeach(node.op()) : found->geometry == node.tensors()[position].geometry;
-}
-
 // Walks back from the wanted values. Who reads a value was recorded after who wrote it, so that all is known of a value
 // when its writer is looked at.
 class Walk {
@@ -63,21 +28,29 @@ class Walk {
   LiveGraph run(const std::vector<StorageValuePtr>& wanted);
 
  private:
-  // What is known of an operator before it is looked at: which bytes of the values that it wrote are alive.
+  // A value that an operator wrote, if anybody reads it, and which of its bytes are alive.
+  struct Output {
+    const StorageValue* value = nullptr;
+    ByteSet bytes;
+  };
+
+  // What is known of an operator before it is looked at.
   struct Demanded {
     const OpNode* node = nullptr;
-    std::vector<ByteSet> outputs;
+    std::vector<Output> outputs;
   };
 
   void demand(const StorageValue& value, const ByteSet& bytes);
-  bool passesOn(const Demanded& demanded);
-  void runs(const Demanded& demanded);
+  bool passesOn(const Demanded& demanded, const std::vector<Footprint>& footprints);
+  void runs(const Demanded& demanded, const std::vector<Footprint>& footprints);
   const StorageValue* actual(const StorageValue* value) const;
 
   std::map<std::uint64_t, Demanded> open_;
   // Values whose living bytes are those of an earlier one.
   std::unordered_map<Key, const StorageValue*, c10::hash<Key>> earlier_;
   LiveGraph graph_;
+  // Runs of bytes that have been gone through.
+  std::size_t work_ = 0;
 };
 
 LiveGraph Walk::run(const std::vector<StorageValuePtr>& wanted) {
@@ -87,8 +60,9 @@ LiveGraph Walk::run(const std::vector<StorageValuePtr>& wanted) {
   while (!open_.empty()) {
     const Demanded demanded = std::move(std::prev(open_.end())->second);
     open_.erase(std::prev(open_.end()));
-    if (!passesOn(demanded)) {
-      runs(demanded);
+    const std::vector<Footprint> footprints = footprintsOf(*demanded.node);
+    if (!passesOn(demanded, footprints)) {
+      runs(demanded, footprints);
     }
   }
   std::reverse(graph_.operators.begin(), graph_.operators.end());
@@ -103,78 +77,87 @@ LiveGraph Walk::run(const std::vector<StorageValuePtr>& wanted) {
   return std::move(graph_);
 }
 
+// Sets of bytes that many operators have cut something out of have many runs, which each of those before goes through.
+// When that has taken long enough, all bytes are demanded: what runs without need does no harm.
 void Walk::demand(const StorageValue& value, const ByteSet& bytes) {
-  if (const OpNode* node = value.writer().get()) {
-    Demanded& demanded = open_[node->number()];
-    demanded.node = node;
-    demanded.outputs.resize(node->written().size());
-    demanded.outputs[value.output()].add(bytes);
+  constexpr std::size_t kPatience = 20'000'000;
+  constexpr std::size_t kFewRuns = 64;
+  const OpNode* node = value.writer().get();
+  if (node == nullptr) {
+    return;
+  }
+  Demanded& demanded = open_[node->number()];
+  demanded.node = node;
+  demanded.outputs.resize(node->written().size());
+  Output& output = demanded.outputs[value.output()];
+  output.value = &value;
+  output.bytes.add(bytes);
+  work_ += output.bytes.countRuns();
+  if (work_ > kPatience && output.bytes.countRuns() > kFewRuns) {
+    output.bytes = wholeOf(value);
   }
 }
 
 // Is nothing of what the operator itself has written alive? Then who asked for the rest is referred to the value
 // before.
-bool Walk::passesOn(const Demanded& demanded) {
+bool Walk::passesOn(const Demanded& demanded, const std::vector<Footprint>& footprints) {
   const OpNode& node = *demanded.node;
   if (node.dependsOnOtherGenerators()) {
     return false;
   }
-  const std::vector<bool> is_written =
-      forEachArgument(node, [&](std::size_t i) { return writesArgument(node.op(), node.arguments(), i); });
-  for (const auto output : c10::irange(node.written().size())) {
-    const WrittenStorage& written = node.written()[output];
-    if (demanded.outputs[output].isEmpty()) {
-      continue;
-    }
-    if (!written.is_argument || written.was_resized) {
-      return false;
-    }
-    const StorageValue& before = *node.tensors()[written.position].value;
+  const auto isUntouched = [&](const Output& output, const StorageValue& before) {
     for (const auto i : c10::irange(node.tensors().size())) {
-      const TensorArgument& argument = node.tensors()[i];
-      if (!is_written[i] || argument.value == nullptr || !isSameValue(*argument.value, before)) {
-        continue;
-      }
-      const auto bytes = bytesOf(argument);
-      if (!bytes || demanded.outputs[output].overlaps(*bytes)) {
+      const StorageValue* value = node.tensors()[i].value.get();
+      if (value != nullptr && isSameValue(*value, before) && output.bytes.overlaps(footprints[i].writes)) {
         return false;
       }
     }
+    return true;
+  };
+  for (const auto i : c10::irange(node.written().size())) {
+    const Output& output = demanded.outputs[i];
+    if (output.value == nullptr) {
+      continue;
+    }
+    if (!node.written()[i].is_argument) {
+      return false;
+    }
+    const StorageValue& before = *node.tensors()[node.written()[i].position].value;
+    // The one before a resize is not as large.
+    if (before.nbytes() != output.value->nbytes() || !isUntouched(output, before)) {
+      return false;
+    }
   }
-  for (const auto output : c10::irange(node.written().size())) {
-    if (!demanded.outputs[output].isEmpty()) {
-      const StorageValue& before = *node.tensors()[node.written()[output].position].value;
-      earlier_[{&node, output}] = &before;
-      demand(before, demanded.outputs[output]);
+  for (const auto i : c10::irange(node.written().size())) {
+    if (demanded.outputs[i].value != nullptr) {
+      const StorageValue& before = *node.tensors()[node.written()[i].position].value;
+      earlier_[{&node, i}] = &before;
+      demand(before, demanded.outputs[i].bytes);
     }
   }
   return true;
 }
 
-void Walk::runs(const Demanded& demanded) {
+void Walk::runs(const Demanded& demanded, const std::vector<Footprint>& footprints) {
   const OpNode& node = *demanded.node;
   struct Bytes {
     ByteSet read;
     ByteSet overwritten;
   };
   std::unordered_map<Key, Bytes, c10::hash<Key>> values;
-  const std::vector<bool> is_overwritten =
-      forEachArgument(node, [&](std::size_t i) { return overwritesArgument(node.op(), i); });
   for (const auto i : c10::irange(node.tensors().size())) {
-    const TensorArgument& argument = node.tensors()[i];
-    if (argument.value != nullptr) {
-      Bytes& bytes = values[keyOf(*argument.value)];
-      const auto own = bytesOf(argument);
-      const bool is_read = !own || !is_overwritten[i] || !keepsGeometry(node, i);
-      (is_read ? bytes.read : bytes.overwritten).add(own.value_or(wholeOf(*argument.value)));
+    if (const StorageValue* value = node.tensors()[i].value.get()) {
+      Bytes& bytes = values[keyOf(*value)];
+      bytes.read.add(footprints[i].reads);
+      bytes.overwritten.add(footprints[i].overwrites);
     }
   }
-  for (const auto output : c10::irange(node.written().size())) {
-    const WrittenStorage& written = node.written()[output];
+  for (const auto i : c10::irange(node.written().size())) {
+    const WrittenStorage& written = node.written()[i];
     if (written.is_argument) {
       const StorageValue& before = *node.tensors()[written.position].value;
       Bytes& bytes = values[keyOf(before)];
-      ByteSet passed_on = written.was_resized ? wholeOf(before) : demanded.outputs[output];
+      ByteSet passed_on = written.was_resized ? wholeOf(before) : demanded.outputs[i].bytes;
       passed_on.remove(bytes.overwritten);
       bytes.read.add(passed_on);
     }

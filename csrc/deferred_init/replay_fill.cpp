@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "../fills/fill.h"
+#include "draws.h"
 #include "truncated_normals.h"
 
 namespace torchext {
@@ -36,9 +37,7 @@ bool replayFill(const c10::OperatorHandle& op, Stack& stack, const at::Generator
   }
   const std::size_t count = op.schema().arguments().size();
   const Tensor self = torch::jit::peek(stack, 0, count).toTensor();
-  // `is_contiguous()` of `normal_` (DistributionTemplates.h). What `uniform_` writes to other tensors is in the order
-  // of their strides.
-  if (!self.is_cpu() || !self.is_contiguous()) {
+  if (!self.is_cpu() || !isPlainlyContiguous(self)) {
     return false;
   }
   auto& impl = *generator.get<at::CPUGeneratorImpl>();

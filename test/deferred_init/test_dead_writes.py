@@ -217,6 +217,146 @@ def test_explanations_and_graphs_tell_what_will_not_run(tmp_path: Path) -> None:
     ]
 
 
+def grown_out() -> list[Tensor]:
+    tensor = torch.zeros(6)
+    out = tensor[2:2]
+    torch.cat([torch.ones(1)] * 3, out=out)
+    return [tensor, out]
+
+
+def grown_and_written_again() -> list[Tensor]:
+    tensor = torch.zeros(6)
+    out = tensor[:1]
+    torch.add(torch.ones(4), 1, out=out)
+    tensor[:1] = 9
+    return [tensor, out]
+
+
+def two_grown_outs() -> list[Tensor]:
+    tensor = torch.zeros(6)
+    low, high = tensor[:0], tensor[3:3]
+    torch.aminmax(torch.rand(3, 3), dim=0, out=(low, high))
+    tensor[1:4].fill_(5)
+    return [tensor, low, high]
+
+
+def grown_storage() -> list[Tensor]:
+    tensor = torch.empty(0).resize_(100_000)
+    tensor[:2].fill_(1)
+    tensor[2:].zero_()
+    return [tensor[:2], tensor]
+
+
+def grown_view() -> list[Tensor]:
+    tensor = torch.ones(2)
+    view = tensor[:1]
+    view.resize_(6)
+    view[0] = 5
+    view[2:] = 7
+    return [tensor, view[:2], view]
+
+
+def part_of_a_grown_view() -> list[Tensor]:
+    tensor = torch.ones(4)
+    view = tensor[:2]
+    view.resize_(8)
+    view[:2].fill_(3.0)
+    view[4:].fill_(2)
+    return [tensor, view]
+
+
+def copy_of_the_storage() -> Tensor:
+    tensor = torch.zeros(4)
+    tensor[2:].fill_(7)
+    return torch.as_strided_copy(tensor[:2], (4,), (1,), 0)
+
+
+def scatter_beyond() -> Tensor:
+    tensor = torch.zeros(6)
+    tensor[2:].fill_(7)
+    return torch.as_strided_scatter(tensor[:2], torch.ones(2), (2,), (1,), 4).as_strided((6,), (1,))
+
+
+LIBRARY.define("neighbour(Tensor x) -> Tensor")
+LIBRARY.impl("neighbour", lambda x: x.as_strided(x.shape, x.stride(), x.storage_offset() + 1).clone(), "CPU")
+LIBRARY.impl("neighbour", torch.empty_like, "Meta")
+
+
+def custom_operator_that_reads_beyond() -> Tensor:
+    tensor = torch.zeros(4)
+    tensor[2:].fill_(7)
+    return torch.ops.torchext_test_dead_writes.neighbour(tensor[:2])
+
+
+def negative_fill() -> Tensor:
+    tensor = torch.empty(20)
+    torch._neg_view(tensor).uniform_()
+    return tensor
+
+
+def fills_of_copies() -> list[Tensor]:
+    """PyTorch fills a copy of each, which is contiguous, so that the normal values are those of a contiguous tensor."""
+    first, second, third = (
+        torch.zeros(20, dtype=torch.complex64),
+        torch.zeros(40, dtype=torch.complex64),
+        torch.zeros(40),
+    )
+    first.conj().imag.normal_()
+    second[::2].conj().normal_()
+    torch._neg_view(third[::2]).normal_(1, 2)
+    return [torch.view_as_real(first), torch.view_as_real(second), third, torch.rand(3)]
+
+
+BEYOND = [
+    grown_out,
+    grown_and_written_again,
+    two_grown_outs,
+    grown_storage,
+    grown_view,
+    part_of_a_grown_view,
+    copy_of_the_storage,
+    scatter_beyond,
+    custom_operator_that_reads_beyond,
+    negative_fill,
+    fills_of_copies,
+]
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@pytest.mark.parametrize("program", BEYOND, ids=lambda program: program.__name__)
+def test_calls_whose_bytes_are_not_those_of_their_arguments(program: Callable[[], Tensor | list[Tensor]]) -> None:
+    def build() -> list[Tensor]:
+        built = program()
+        return [built] if isinstance(built, Tensor) else built
+
+    count = len(build_both(build)[0])
+    for order in (range(count), reversed(range(count))):
+        eager, deferred = build_both(build)
+        state = torch.get_rng_state()
+        for place in order:
+            materialize_tensor(deferred[place])
+        for found, wanted in zip(deferred, eager, strict=True):
+            assert torch.equal(found, wanted)
+            assert found.untyped_storage().nbytes() == wanted.untyped_storage().nbytes()
+        assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [lambda t, i: t[i].fill_(1), lambda t, i: t[:, i].fill_(1)],
+    ids=["every second row", "every second column"],
+)
+def test_many_scattered_writes_are_seen_through_or_all_run(write: Callable[[Tensor, int], object]) -> None:
+    def build() -> Tensor:
+        tensor = torch.rand(900, 900)
+        for i in range(0, 900, 2):
+            write(tensor, i)
+        return tensor
+
+    eager, deferred = build_both(build)
+    assert_same_tensor(materialize_tensor(deferred), eager)
+
+
 def random_program(seed: int) -> Callable[[], list[Tensor]]:
     """Writes, overwrites and reads parts of a few tensors, at random."""
 
@@ -231,7 +371,7 @@ def random_program(seed: int) -> Callable[[], list[Tensor]]:
         tensors = [torch.rand(6, 6) for _ in range(2)]
         for _ in range(choose.randrange(2, 14)):
             target = part(choose, choose.choice(tensors))
-            match choose.randrange(9):
+            match choose.randrange(14):
                 case 0:
                     target.zero_()
                 case 1:
@@ -250,6 +390,18 @@ def random_program(seed: int) -> Callable[[], list[Tensor]]:
                     torch.add(torch.rand(target.shape), target, out=target)
                 case 8:
                     target.add_(part(choose, choose.choice(tensors)).mean())
+                case 9:  # shows other bytes afterwards
+                    torch.add(torch.rand(choose.randrange(5)), 1, out=target[:0].view(-1)[:0])
+                case 10:
+                    tensors.append(tensors[0].view(-1)[: choose.randrange(9)].resize_(6, 6 + choose.randrange(2)))
+                    tensors[-1].view(-1)[36:].zero_()  # which nobody has written
+                case 11:
+                    torch._neg_view(target).copy_(torch.rand(target.shape))
+                case 12:
+                    base = choose.choice(tensors)
+                    tensors.append(torch.as_strided_copy(base[:2], (6, 6), (6, 1), base.storage_offset()))
+                case 13:
+                    tensors.append(torch.cat([target.reshape(-1), torch.rand(36)])[:36].view(6, 6))
         return tensors
 
     return build

@@ -88,6 +88,12 @@ constexpr std::array<std::string_view, 14> kFills{
     "aten::exponential_",   "aten::geometric_",    "aten::cauchy_",    "torchext::trunc_normal_",
     "aten::_foreach_zero_", "aten::_foreach_copy_"};
 
+// Operators that show the storage in another way, and those that copy all of it (`clone_preserve_strides()`,
+// TensorShape.cpp).
+constexpr std::array<std::string_view, 6> kBeyondElements{"aten::as_strided_copy",    "aten::_reshape_alias_copy",
+                                                          "aten::as_strided_scatter", "aten::slice_scatter",
+                                                          "aten::select_scatter",     "aten::diagonal_scatter"};
+
 // Returns true for an operator that makes a tensor of nothing but numbers.
 bool makesValuesOfNumbers(const OperatorHandle& op) {
   const auto& schema = op.schema();
@@ -221,6 +227,11 @@ bool overwritesArgument(const OperatorHandle& op, std::size_t position) {
     return namespaceOf(op.operator_name()) == "aten" && (op.hasTag(at::Tag::pointwise) || makesValuesOfNumbers(op));
   }
   return position == 0 && isAmong(kFills, schema.name());
+}
+
+bool reachesBeyondElements(const OperatorHandle& op) {
+  const auto space = namespaceOf(op.operator_name());
+  return space == "aten" ? isAmong(kBeyondElements, op.schema().name()) : space != "torchext";
 }
 
 }  // namespace torchext

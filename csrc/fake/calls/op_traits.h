@@ -66,4 +66,8 @@ bool onlyAllocates(const c10::OperatorHandle& op);
 // other arguments alone tell the new values.
 bool overwritesArgument(const c10::OperatorHandle& op, std::size_t position);
 
+// Returns true if the call may read or write bytes of its arguments' storages that are none of their elements'. What
+// operators of others do is not known.
+bool reachesBeyondElements(const c10::OperatorHandle& op);
+
 }  // namespace torchext
