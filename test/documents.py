@@ -38,6 +38,8 @@ PYTORCHS = {
     "Convolution.cpp",
     "Copy.cpp",
     "DistributionTemplates.h",
+    "MathBitsFallback.h",
+    "RangeFactories.cpp",
     "Distributions.cpp",
     "Dropout.cpp",
     "Exception.cpp",

@@ -63,7 +63,7 @@ OVERWRITING: dict[str, Callable[[Tensor], object]] = {
     "cauchy_": lambda t: t.cauchy_(),
     "trunc_normal_": nn.init.trunc_normal_,
     "eye": lambda t: torch.eye(3, out=t),
-    "arange": lambda t: torch.arange(9, out=t.view(9)),
+    "arange": lambda t: torch.arange(9, out=t),
     "add": lambda t: torch.add(torch.ones(3, 3), 1, out=t),
     "foreach": lambda t: torch._foreach_zero_([t[:1], t[1:]]),
     "half by half": lambda t: (t[:2].normal_(), t[2:].zero_()),

@@ -313,6 +313,19 @@ class TestMemory:
         assert module.weight.untyped_storage().nbytes() == 10**10
         assert self.resident_bytes() - before < 2**26
 
+    def test_writing_a_column_costs_no_memory(self) -> None:
+        def build() -> Tensor:
+            matrix = torch.empty(20_000, 20_000)
+            for column in range(8):
+                matrix[:, column].fill_(column)
+            return matrix
+
+        deferred_init(build)  # imports what only some operators need
+        before = self.resident_bytes()
+        matrix = deferred_init(build)
+        assert matrix.untyped_storage().nbytes() == 16 * 10**8
+        assert self.resident_bytes() - before < 2**25
+
     def test_intermediate_results_are_freed(self) -> None:
         def build() -> Tensor:
             t = torch.ones(2**24)

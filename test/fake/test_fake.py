@@ -381,6 +381,41 @@ class TestRefusals:
     ) -> None:
         assert is_fake(compute(fake))
 
+    @pytest.mark.parametrize(
+        "fill",
+        [
+            lambda out: torch.arange(9, out=out),
+            lambda out: torch.arange(0, 9, 1, out=out),
+            lambda out: torch.linspace(0, 1, 9, out=out),
+            lambda out: torch.linspace(torch.tensor(0.0), torch.tensor(1.0), 9, out=out),
+            lambda out: torch.logspace(0, 1, 9, out=out),
+            lambda out: torch.fft.fftfreq(9, out=out),
+        ],
+        ids=["arange", "arange with a step", "linspace", "linspace between tensors", "logspace", "fftfreq"],
+    )
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda: torch.empty(3, 3),
+            lambda: torch.empty(3, 3).t(),
+            lambda: torch.empty(6, 6)[::2, ::2],
+            lambda: torch.empty(9),
+            lambda: torch.empty(0),
+        ],
+        ids=["matrix", "transposed", "strided", "vector", "empty"],
+    )
+    def test_range_fills_an_out_of_any_shape(
+        self, fill: Callable[[torch.Tensor], torch.Tensor], make: Callable[[], torch.Tensor]
+    ) -> None:
+        def build() -> list[torch.Tensor]:
+            return [fill(make())]
+
+        with fake_mode():
+            [faked] = build()
+        [eager], [deferred] = build_both(build)
+        assert (faked.shape, faked.stride()) == (eager.shape, eager.stride())
+        assert_same_tensor(materialize_tensor(deferred), eager)
+
     def test_other_layouts_are_named(self, fake: torch.Tensor) -> None:
         other = torch.eye(4).to_mkldnn()
         with pytest.raises(NotImplementedError, match="strided or sparse, but `aten::mm` takes.*layout Mkldnn"):

@@ -88,8 +88,7 @@ constexpr std::array<std::string_view, 14> kFills{
     "aten::exponential_",   "aten::geometric_",    "aten::cauchy_",    "torchext::trunc_normal_",
     "aten::_foreach_zero_", "aten::_foreach_copy_"};
 
-// Operators that show the storage in another way, and those that copy all of it (`clone_preserve_strides()`,
-// TensorShape.cpp).
+// Operators that show the storage in another way, and those that copy all of it (`clone_preserve_strides()`).
 constexpr std::array<std::string_view, 6> kBeyondElements{"aten::as_strided_copy",    "aten::_reshape_alias_copy",
                                                           "aten::as_strided_scatter", "aten::slice_scatter",
                                                           "aten::select_scatter",     "aten::diagonal_scatter"};

@@ -134,6 +134,26 @@ void callLaidOutContiguously(const OperatorHandle& op, Stack& stack) {
   stack.back() = at::empty(result.sizes(), result.options());
 }
 
+// These fill an `out` that has as many elements as they make, whatever its shape (RangeFactories.cpp). Their Meta
+// kernels resize it to one dimension.
+constexpr std::array<std::string_view, 6> kRanges{"aten::arange",   "aten::range",       "aten::linspace",
+                                                  "aten::logspace", "aten::fft_fftfreq", "aten::fft_rfftfreq"};
+
+bool fillsRangeIntoOut(const OperatorHandle& op) {
+  return isAmong(kRanges, op.schema().name()) && op.schema().arguments().back().is_out();
+}
+
+void callOnFlatOut(const OperatorHandle& op, Stack& stack) {
+  const Tensor out = stack.back().toTensor();
+  const Tensor flat = at::empty({out.numel()}, out.options());
+  stack.back() = flat;
+  callKernel(op, stack);
+  if (flat.numel() != out.numel()) {
+    out.resize_(flat.sizes());
+  }
+  stack.back() = out;
+}
+
 void makeLikeFirstArgument(const OperatorHandle& op, Stack& stack) {
   const std::size_t count = op.schema().arguments().size();
   const Tensor self = topOf(stack, count).front().toTensor();
@@ -147,6 +167,8 @@ void callMetaKernel(const OperatorHandle& op, Stack& stack) {
     callLaidOutByIterator(op, stack);
   } else if (isAmong(kMakeContiguous, name)) {
     callLaidOutContiguously(op, stack);
+  } else if (fillsRangeIntoOut(op)) {
+    callOnFlatOut(op, stack);
   } else {
     callKernel(op, stack);
   }

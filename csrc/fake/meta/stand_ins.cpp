@@ -32,7 +32,7 @@ namespace {
 
 // The stand-ins of tensors on a storage larger than this do not share a storage: each gets one that is just large
 // enough.
-constexpr std::size_t kSmallStorage = std::size_t{1} << 20U;
+constexpr std::size_t kSmallStorage = std::size_t{1} << 16U;
 
 // Sizes up to this one are kept if they cannot be divided.
 constexpr int64_t kSmallSize = 64;
@@ -222,6 +222,16 @@ IValue StandIns::of(const IValue& value, const c10::Argument& argument) {
   return mapTensors(value, [&](const Tensor& tensor) { return of(tensor, fill_with); });
 }
 
+// How many elements lie between the first and the last one of `tensor`, these included: a column of a matrix needs the
+// memory of nearly all of it.
+double extentOf(const Tensor& tensor) {
+  double extent = 1;
+  for (const auto i : c10::irange(tensor.dim())) {
+    extent += static_cast<double>(tensor.size(i) - 1) * static_cast<double>(tensor.stride(i));
+  }
+  return tensor.numel() == 0 ? 0 : extent;
+}
+
 }  // namespace
 
 int64_t SizeScale::of(int64_t size) {
@@ -269,7 +279,8 @@ double countElements(c10::ArrayRef<IValue> arguments, int64_t divisor) {
     for (const int64_t size : tensor.sizes()) {
       elements *= static_cast<double>(scale.of(size));
     }
-    count += elements;
+    const bool is_spread = scale.keepsAll() && tensor.layout() == c10::kStrided;
+    count += is_spread ? std::max(elements, extentOf(tensor)) : elements;
   });
   return count;
 }

@@ -62,8 +62,8 @@ torch::jit::Stack standInsOf(const c10::OperatorHandle& op,
                              c10::ArrayRef<c10::IValue> arguments,
                              const Likeness& likeness);
 
-// Returns how many elements the stand-ins of `arguments` have together if sizes are divided by `divisor`, as precisely
-// as a `double` can hold it.
+// Returns how many elements the memory of the stand-ins of `arguments` has together if sizes are divided by `divisor`,
+// as precisely as a `double` can hold it.
 double countElements(c10::ArrayRef<c10::IValue> arguments, int64_t divisor);
 
 }  // namespace torchext
