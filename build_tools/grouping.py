@@ -18,10 +18,13 @@ def grouped(sources: list[str], folder: Path) -> list[str]:
     each file, precompiled or not.
     """
     by_room: dict[Path, list[str]] = {}
-    for source in sources:
-        by_room.setdefault(Path(source).parent, []).append(source)
-    folder.mkdir(parents=True, exist_ok=True)
     made = []
+    for source in sources:
+        if is_for_some_processors(source):
+            made.append(source)
+        else:
+            by_room.setdefault(Path(source).parent, []).append(source)
+    folder.mkdir(parents=True, exist_ok=True)
     for room, files in by_room.items():
         for number, group in enumerate(in_equal_parts(files)):
             path = folder / f"{'_'.join(room.parts)}_{number}.cpp"
@@ -30,6 +33,14 @@ def grouped(sources: list[str], folder: Path) -> list[str]:
                 path.write_text(text)
             made.append(str(path))
     return made
+
+
+def is_for_some_processors(source: str) -> bool:
+    """Returns true for a file that has the compiler use other instructions from some line on.
+
+    What it includes there must not be compiled for others. Such headers are included once.
+    """
+    return "#pragma GCC target" in (ROOT / source).read_text()
 
 
 def in_equal_parts(files: list[str]) -> list[list[str]]:

@@ -89,23 +89,41 @@ auto sineAndCosine(typename Lanes::Floats angle) {
                           signedBy(cosine_sign, L::choose(is_sine, c, s))};
 }
 
+// Makes values of chunks of numbers: of one if that has twice as many as there are lanes, otherwise of two at a time.
+// Where only one is left, it is computed twice.
 template <typename Lanes, typename Element>
 void normalValues(const std::uint32_t* numbers, void* values, std::int64_t count, float mean, float std) {
   using L = Lanes;
-  static_assert(2 * L::kCount == kNormalChunk);
+  constexpr std::int64_t kHalf = kNormalChunk / 2;
+  constexpr bool kTwo = L::kCount == kNormalChunk;
+  static_assert(kTwo || L::kCount == kHalf);
   const auto means = L::all(mean);
   const auto stds = L::all(std);
   auto* out = static_cast<Element*>(values);
-  const auto store = [&](Element* to, auto value) {
-    L::store(to, L::template rounded<Element>(L::timesPlus(value, stds, means)));
-  };
-  for (std::int64_t i = 0; i < count; i += kNormalChunk) {
-    const auto u1 = L::minus(L::all(1.0F), unitValues<L>(numbers + i));
-    const auto u2 = unitValues<L>(numbers + i + L::kCount);
+  constexpr std::int64_t kStep = kTwo ? 2 * kNormalChunk : kNormalChunk;
+  for (std::int64_t i = 0; i < count; i += kStep) {
+    const std::int64_t second = i + kNormalChunk < count ? i + kNormalChunk : i;
+    const auto load = [&](std::int64_t half) {
+      if constexpr (kTwo) {
+        return L::load(numbers + i + half, numbers + second + half);
+      } else {
+        return L::load(numbers + i + half);
+      }
+    };
+    const auto store = [&](std::int64_t half, auto normal) {
+      const auto value = L::template rounded<Element>(L::timesPlus(normal, stds, means));
+      if constexpr (kTwo) {
+        L::store(out + i + half, out + second + half, value);
+      } else {
+        L::store(out + i + half, value);
+      }
+    };
+    const auto u1 = L::minus(L::all(1.0F), unitValues<L>(load(0)));
+    const auto u2 = unitValues<L>(load(kHalf));
     const auto radius = L::root(L::times(L::all(-2.0F), logarithm<L>(u1)));
     const auto angle = sineAndCosine<L>(L::times(L::all(6.283185307179586F), u2));
-    store(out + i, L::times(radius, angle.cosine));
-    store(out + i + L::kCount, L::times(radius, angle.sine));
+    store(0, L::times(radius, angle.cosine));
+    store(kHalf, L::times(radius, angle.sine));
   }
 }
 

@@ -3,13 +3,14 @@
 #include <array>
 
 #include "transforms_avx2.h"
+#include "transforms_avx512.h"
 
 namespace torchext {
 
 namespace {
 
 // The best ones first.
-constexpr std::array<const Kernels* (*)(c10::ScalarType), 1> kKinds{avx2KernelsFor};
+constexpr std::array<const Kernels* (*)(c10::ScalarType), 2> kKinds{avx512KernelsFor, avx2KernelsFor};
 
 }  // namespace
 

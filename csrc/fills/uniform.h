@@ -12,8 +12,8 @@ namespace {
 
 // In [0, 1), of the low 24 bits of random numbers.
 template <typename Lanes>
-auto unitValues(const std::uint32_t* numbers) {
-  const auto digits = Lanes::both(Lanes::load(numbers), Lanes::all(0xffffff));
+auto unitValues(typename Lanes::Ints numbers) {
+  const auto digits = Lanes::both(numbers, Lanes::all(0xffffff));
   return Lanes::times(Lanes::valueOf(digits), Lanes::all(0x1p-24F));
 }
 
@@ -34,7 +34,7 @@ struct UniformRange {
 
   // The range does not contain its end, to which values may have been rounded.
   Floats values(const std::uint32_t* numbers) const {
-    const auto value = Lanes::timesPlus(unitValues<Lanes>(numbers), width, from);
+    const auto value = Lanes::timesPlus(unitValues<Lanes>(Lanes::load(numbers)), width, from);
     const auto rounded = Lanes::template rounded<Element>(value);
     return Lanes::choose(Lanes::isEqual(rounded, to_rounded), from_rounded, rounded);
   }

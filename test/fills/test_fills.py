@@ -412,6 +412,12 @@ class TestExactness:
             assert _C.is_cut_fill_exact(True, dtype)
             assert _C.is_cut_fill_exact(False, dtype)
 
+    @needs_own_kernel
+    def test_kernel_for_older_processors_is_exact_too(self) -> None:
+        verdict = "print(*(_C.is_fill_exact(True, d) for d in (torch.float32, torch.bfloat16, torch.float16)))"
+        environment = {**os.environ, "ATEN_CPU_CAPABILITY": "avx2"}
+        assert run_python(COMPARE + verdict, **environment) == "True True True"
+
     def test_kernel_without_vectors_is_another(self) -> None:
         verdict = "print(_C.is_fill_exact(True, torch.float32))"
         environment = {**os.environ, "ATEN_CPU_CAPABILITY": "default"}

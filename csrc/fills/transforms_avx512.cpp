@@ -1,0 +1,92 @@
+#include "transforms_avx512.h"
+
+#if defined(__x86_64__) && defined(__GNUC__)
+
+#include <array>
+#include <cstdint>
+#include <cstring>
+
+#include <ATen/Version.h>
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+#include <immintrin.h>
+
+// All that follows is compiled for these processors, whatever the rest is compiled for. Headers of others are included
+// above, because their functions may be the ones that the linker keeps for all.
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"))), \
+                             apply_to = function)
+#else
+#pragma GCC push_options
+// GCC's own header takes what it leaves undefined on purpose for a mistake (its bug 105593).
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
+#endif
+
+#include "box_muller.h"
+#include "lanes_avx512.h"
+#include "outside.h"
+#include "uniform.h"
+
+namespace torchext {
+
+namespace {
+
+template <typename Element>
+constexpr Kernels kKernels{uniformValues<LanesAvx512, Element>, normalValues<LanesAvx512, Element>,
+                           valuesOutside<LanesAvx512, Element>};
+
+}  // namespace
+
+}  // namespace torchext
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+
+namespace torchext {
+
+namespace {
+
+// Not where the user has PyTorch do without (`ATEN_CPU_CAPABILITY`).
+bool isSupported() {
+  return at::get_cpu_capability() == "AVX512" && __builtin_cpu_supports("avx512f") &&
+         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma");
+}
+
+}  // namespace
+
+const Kernels* avx512KernelsFor(c10::ScalarType dtype) {
+  static const bool is_supported = isSupported();
+  if (!is_supported) {
+    return nullptr;
+  }
+  switch (dtype) {
+    case c10::kFloat:
+      return &kKernels<float>;
+    case c10::kBFloat16:
+      return &kKernels<c10::BFloat16>;
+    case c10::kHalf:
+      return &kKernels<c10::Half>;
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace torchext
+
+#else
+
+namespace torchext {
+
+const Kernels* avx512KernelsFor(c10::ScalarType /*dtype*/) {
+  return nullptr;
+}
+
+}  // namespace torchext
+
+#endif

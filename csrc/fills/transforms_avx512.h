@@ -1,0 +1,10 @@
+#pragma once
+
+#include "transforms.h"
+
+namespace torchext {
+
+// The kernels for processors with the AVX-512 of servers since 2017, where PyTorch uses it; null on others.
+const Kernels* avx512KernelsFor(c10::ScalarType dtype);
+
+}  // namespace torchext
