@@ -126,7 +126,11 @@ Tensor Geometry::makeEmptyTensor(c10::Device device) const {
   const auto nbytes =
       at::detail::computeStorageNbytes(sizes, strides, dtype.itemsize(), static_cast<std::size_t>(storage_offset));
   const auto options = at::TensorOptions().dtype(c10::kByte).device(device);
-  return makeTensor(at::empty({static_cast<int64_t>(nbytes)}, options).storage());
+  const Tensor bytes = at::empty({static_cast<int64_t>(nbytes)}, options);
+  if (device.is_cpu()) {
+    preferHugePages(bytes.mutable_data_ptr(), nbytes);
+  }
+  return makeTensor(bytes.storage());
 }
 
 StorageValue::StorageValue(std::shared_ptr<const OpNode> writer, std::size_t output, const Storage& storage)

@@ -140,16 +140,20 @@ std::recursive_mutex& replayMutex() {
 
 Replay::Replay(const std::vector<StorageValuePtr>& wanted, Progress on_value)
     : wanted_{wanted}, graph_{liveGraph(wanted)}, on_value_{on_value} {
-  countReads();
   keepDerivationsTogether();
+  countReads();
 }
 
 void Replay::countReads() {
-  for (const LiveOperator& live : graph_.operators) {
+  is_done_.resize(graph_.operators.size());
+  for (const auto place : c10::irange(graph_.operators.size())) {
+    const LiveOperator& live = graph_.operators[place];
     buffers_.emplace(live.node, live.node->written().size());
     for (const LiveArgument& argument : live.arguments) {
       if (argument.value != nullptr && argument.value->writer() != nullptr) {
-        bufferOf(*argument.value).pending_reads += 1;
+        Buffer& buffer = bufferOf(*argument.value);
+        buffer.pending_reads += 1;
+        buffer.reader = place;
       }
     }
   }
@@ -209,9 +213,9 @@ void Replay::reportWanted(const OpNode* node) {
 
 std::vector<Storage> Replay::run() {
   reportWanted(nullptr);
-  for (const LiveOperator& live : graph_.operators) {
-    runOperator(live);
-    reportWanted(live.node);
+  for (const auto place : c10::irange(graph_.operators.size())) {
+    runNext(place);
+    reportWanted(graph_.operators[place].node);
   }
   const RealDispatch guard;
   std::vector<Storage> storages;
@@ -235,10 +239,11 @@ void Replay::rehearse(c10::function_ref<void(const LiveOperator& live, double se
       bufferOf(*value).pending_reads -= 1;
     }
   }
-  for (const LiveOperator& live : graph_.operators) {
+  for (const auto place : c10::irange(graph_.operators.size())) {
     const auto start = std::chrono::steady_clock::now();
-    runOperator(live);
-    on_operator(live, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    runNext(place);
+    on_operator(graph_.operators[place],
+                std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   }
 }
 
@@ -248,32 +253,86 @@ void Replay::check() const {
   }
 }
 
-void Replay::runOperator(const LiveOperator& live) {
+void Replay::runNext(std::size_t place) {
+  if (is_done_[place]) {
+    return;
+  }
+  const LiveOperator& live = graph_.operators[place];
   const OpNode& node = *live.node;
   naming(node, [&] {
     const RealDispatch guard{node.threadState()};
     checkInputs(node);
     const std::vector<Tensor> tensors = makeArguments(live);
     Stack stack = node.arguments(tensors);
-    call(node, stack);
+    std::vector<Fused> fused = stepsAfter(place);
+    const bool has_run_fused = call(node, stack, fused);
     keepWritten(node, tensors, stack);
+    if (has_run_fused) {
+      keepFused(fused);
+    }
   });
   finishReads(live);
 }
 
-void Replay::call(const OpNode& node, Stack& stack) {
+// The operators of which each is the only one to read what the one before has left, and that can be run on each stretch
+// of a fill.
+std::vector<Replay::Fused> Replay::stepsAfter(std::size_t place) {
+  constexpr std::int64_t kWorthIt = 65536;  // elements; what is smaller is in the cache anyway
+  const OpNode& fill = *graph_.operators[place].node;
+  if (!fill.tape() || !isFilledInStretches(fill.op()) || fill.written().size() != 1 ||
+      !fill.tensors().front().value->device().is_cpu() ||
+      c10::multiply_integers(fill.tensors().front().geometry.sizes) < kWorthIt) {
+    return {};
+  }
+  std::vector<Fused> fused;
+  const OpNode* last = &fill;
+  Geometry shown = fill.tensors().front().geometry;
+  while (true) {
+    const Buffer& buffer = buffers_.at(last).front();
+    if (buffer.pending_reads != 1 || !buffer.reader) {
+      return fused;
+    }
+    const OpNode& reader = *graph_.operators[*buffer.reader].node;
+    auto step = ElementwiseStep::of(reader, shown);
+    if (!step) {
+      return fused;
+    }
+    shown = step->shown();
+    fused.push_back({*buffer.reader, *std::move(step)});
+    last = &reader;
+  }
+}
+
+// Returns true if `fused` have been run as well.
+bool Replay::call(const OpNode& node, Stack& stack, std::vector<Fused>& fused) {
   if (!node.tape()) {
     node.op().callBoxed(stack);
-  } else if (const int position = generatorArgument(node.op().schema()); position >= 0) {
-    const at::Generator& generator = tape_.moveTo(*node.tape());
-    if (!replayFill(node.op(), stack, generator)) {
-      stack[static_cast<std::size_t>(position)] = generator;
-      node.op().callBoxed(stack);
-    }
-  } else {
+    return false;
+  }
+  const int position = generatorArgument(node.op().schema());
+  if (position < 0) {
     const DefaultGeneratorAt guard{*node.tape()};
     node.op().callBoxed(stack);
+    return false;
   }
+  if (!fused.empty()) {
+    Storage storage = torch::jit::peek(stack, 0, stack.size()).toTensor().storage();
+    for (Fused& one : fused) {
+      storage = one.step.prepare(storage);
+    }
+  }
+  const auto after = [&fused](std::int64_t begin, std::int64_t end) {
+    for (const Fused& one : fused) {
+      one.step.compute(begin, end);
+    }
+  };
+  const at::Generator& generator = tape_.moveTo(*node.tape());
+  if (replayFill(node.op(), stack, generator, after)) {
+    return !fused.empty();
+  }
+  stack[static_cast<std::size_t>(position)] = generator;
+  node.op().callBoxed(stack);
+  return false;
 }
 
 std::vector<Tensor> Replay::makeArguments(const LiveOperator& live) {
@@ -353,6 +412,18 @@ void Replay::keepWritten(const OpNode& node, const std::vector<Tensor>& argument
       return argument.has_storage() && isSameStorage(argument.storage(), storage);
     });
     buffers[i].storage = is_shared ? copyOf(storage) : std::move(storage);
+  }
+}
+
+void Replay::keepFused(const std::vector<Fused>& fused) {
+  for (const Fused& one : fused) {
+    const LiveOperator& live = graph_.operators[one.place];
+    Buffer& buffer = buffers_.at(live.node).front();
+    if (buffer.pending_reads > 0) {
+      buffer.storage = one.step.result();
+    }
+    finishReads(live);
+    is_done_[one.place] = true;
   }
 }
 

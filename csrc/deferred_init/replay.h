@@ -2,12 +2,14 @@
 
 #include <cstdint>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
 #include <c10/util/FunctionRef.h>
 
 #include "../support/interpreter_lock.h"
+#include "elementwise_steps.h"
 #include "liveness.h"
 #include "op_graph.h"
 
@@ -52,6 +54,14 @@ class Replay {
     c10::Storage storage;
     // Arguments of planned operators that have yet to read it, plus one if it is wanted.
     std::size_t pending_reads = 0;
+    // The last of these operators.
+    std::optional<std::size_t> reader;
+  };
+
+  // An operator of the plan that is run on each stretch of a fill, and its place.
+  struct Fused {
+    std::size_t place;
+    ElementwiseStep step;
   };
 
   void countReads();
@@ -59,8 +69,10 @@ class Replay {
   Buffer& bufferOf(const StorageValue& value);
   const c10::Storage& storageOf(const StorageValue& value);
 
-  void runOperator(const LiveOperator& live);
-  void call(const OpNode& node, torch::jit::Stack& stack);
+  void runNext(std::size_t place);
+  std::vector<Fused> stepsAfter(std::size_t place);
+  bool call(const OpNode& node, torch::jit::Stack& stack, std::vector<Fused>& fused);
+  void keepFused(const std::vector<Fused>& fused);
   std::vector<at::Tensor> makeArguments(const LiveOperator& live);
   c10::Storage writableStorage(const LiveOperator& live, std::size_t position);
   void keepWritten(const OpNode& node, const std::vector<at::Tensor>& arguments, const torch::jit::Stack& results);
@@ -74,6 +86,8 @@ class Replay {
   Progress on_value_;
   // The sizes of the wanted values that an operator of the plan writes, if any.
   std::unordered_map<const OpNode*, std::vector<std::size_t>> wanted_of_node_;
+  // Which operators of the plan have been run together with one before.
+  std::vector<bool> is_done_;
   // For each operator of the plan, what it writes.
   std::unordered_map<const OpNode*, std::vector<Buffer>> buffers_;
   TapeReader tape_;

@@ -6,7 +6,6 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/Tensor.h>
 
-#include "../fills/fill.h"
 #include "draws.h"
 #include "truncated_normals.h"
 
@@ -29,7 +28,11 @@ std::optional<Distribution> distributionOf(const c10::OperatorHandle& op) {
 
 }  // namespace
 
-bool replayFill(const c10::OperatorHandle& op, Stack& stack, const at::Generator& generator) {
+bool isFilledInStretches(const c10::OperatorHandle& op) {
+  return distributionOf(op).has_value();
+}
+
+bool replayFill(const c10::OperatorHandle& op, Stack& stack, const at::Generator& generator, AfterStretch after) {
   const auto truncated = TruncatedNormals::of(op, stack);
   const auto distribution = distributionOf(op);
   if (!truncated && !distribution) {
@@ -45,7 +48,7 @@ bool replayFill(const c10::OperatorHandle& op, Stack& stack, const at::Generator
   const auto number = [&](std::size_t index) { return torch::jit::peek(stack, index, count).toDouble(); };
   const bool is_filled = truncated ? truncated->fill(self.mutable_data_ptr(), self.numel(), engine)
                                    : fillRandomly({*distribution, self.scalar_type(), number(1), number(2)},
-                                                  self.mutable_data_ptr(), self.numel(), engine);
+                                                  self.mutable_data_ptr(), self.numel(), engine, after);
   if (!is_filled) {
     return false;
   }

@@ -4,11 +4,19 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
+#include "../fills/fill.h"
+
 namespace torchext {
 
 // Does what calling `op` with `stack` does, where that is a random fill of contiguous memory on the CPU which can be
 // computed sooner than by PyTorch, with the same bits: `fillRandomly()`. `generator` is the one to draw from. Returns
-// false, and has done nothing, where the operator is to be called.
-bool replayFill(const c10::OperatorHandle& op, torch::jit::Stack& stack, const at::Generator& generator);
+// false, and has done nothing, where the operator is to be called. `after` is as in fill.h.
+bool replayFill(const c10::OperatorHandle& op,
+                torch::jit::Stack& stack,
+                const at::Generator& generator,
+                AfterStretch after = doNothing);
+
+// Returns true for those operators that call `after`.
+bool isFilledInStretches(const c10::OperatorHandle& op);
 
 }  // namespace torchext
