@@ -1,7 +1,9 @@
 """What random fills of memory cost, compared with PyTorch's on one thread, and with `zero_` as the limit.
 
 Prints nanoseconds a value for each distribution and dtype, on memory that has been touched before and on fresh memory,
-by one thread and by several, all measured in this run.
+by one thread and by several, all measured in this run. Then, for more threads than the machine may have processors, the
+processor time that they need together, over that of one: threads are as many times as fast as their number is larger
+than that ratio, where there are processors for them.
 
     python benchmarks/fills.py [--numel N] [--threads N] [--repeats N]
 
@@ -87,6 +89,30 @@ def first_use() -> None:
             print(f"{name:9} {dtype!s:15} own kernel: {is_own!s:5} in pieces: {is_cut!s:5} found out in {spent:.2f} ms")
 
 
+def processor_seconds(is_normal: bool, threads: int, tensor: Tensor) -> float:
+    """Returns what all threads together take for one fill."""
+    torch.set_num_threads(threads)
+    generator = Generator().manual_seed(0)
+    start = time.process_time_ns()
+    ours(is_normal)(tensor, generator)
+    return (time.process_time_ns() - start) / 1e9
+
+
+def scaling(options: argparse.Namespace) -> None:
+    """Prints the processor time of more threads over that of one."""
+    counts = [1, 2, 4, 8, 16]
+    print("\nprocessor time over that of one thread" + "".join(f"{count:>12} threads" for count in counts[1:]))
+    for is_normal in (True, False):
+        tensor = torch.zeros(8 * options.numel)
+        spent: dict[int, list[float]] = {count: [] for count in counts}
+        for _ in range(options.repeats):
+            for count in counts:
+                spent[count].append(processor_seconds(is_normal, count, tensor))
+        one, *others = (statistics.median(seconds) for seconds in spent.values())
+        name = f"{'normal_' if is_normal else 'uniform_'} float32, {tensor.numel()} values"
+        print(f"{name:38}" + "".join(f"{other / one:20.2f}" for other in others))
+
+
 def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -106,6 +132,7 @@ def main() -> None:
                     f"{name:33} {theirs:8.2f} {one:7.2f} {theirs / one:6.1f} {several:10.2f} {theirs / several:6.1f} "
                     f"{limit:7.2f} {limits:10.2f}"
                 )
+    scaling(options)
 
 
 if __name__ == "__main__":

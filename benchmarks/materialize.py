@@ -69,6 +69,16 @@ def filled(millions: int, fill: Callable[[torch.Tensor], object], dtype: torch.d
     return parameters
 
 
+def converted(millions: int) -> nn.Module:
+    """A transformer that is written once and converted as a whole."""
+    return Transformer(millions).bfloat16()
+
+
+def scaled(millions: int) -> nn.Module:
+    """Parameters of four million elements, each drawn and scaled."""
+    return nn.ParameterList(nn.Parameter(torch.randn(2048, 2048) * 0.02) for _ in range(max(1, millions // 4)))
+
+
 def vision_model(millions: int) -> nn.Module:
     """Convolutions, initialized as in a ResNet."""
     count = max(1, millions // 9)
@@ -83,9 +93,11 @@ MODELS: dict[str, Callable[[int], nn.Module]] = {
     "normal_": lambda millions: filled(millions, torch.Tensor.normal_),
     "normal_, bfloat16": lambda millions: filled(millions, torch.Tensor.normal_, torch.bfloat16),
     "uniform_": lambda millions: filled(millions, torch.Tensor.uniform_),
-    "trunc_normal_": lambda millions: filled(millions, nn.init.trunc_normal_),
+    "trunc_normal_ that rejects": lambda millions: filled(millions, nn.init.trunc_normal_),
+    "randn() * 0.02": scaled,
     "transformer, written once": Transformer,
     "transformer, written twice": initialized_again,
+    "transformer, into bfloat16": converted,
     "vision model": vision_model,
     "10,000 small tensors": lambda _: nn.ModuleList(nn.Linear(16, 16) for _ in range(5000)),
 }
