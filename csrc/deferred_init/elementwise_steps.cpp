@@ -2,6 +2,10 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <cstddef>
+#include <iterator>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -9,9 +13,10 @@
 #include <ATen/ops/copy_ops.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <c10/util/irange.h>
+#include <c10/util/accumulate.h>
 
 #include "../support/stack_utils.h"
+#include "replay_fill.h"
 
 namespace torchext {
 
@@ -29,9 +34,8 @@ constexpr DispatchKeySet kAllButKernels =
     DispatchKeySet(DispatchKeySet::FULL) - DispatchKeySet(DispatchKey::Dense) - kSelect;
 constexpr DispatchKeySet kCpu{DispatchKey::CPU};
 
-// Each with one that works in place, whose name ends in an underscore. All are one operation of IEEE 754.
-constexpr std::array<std::string_view, 6> kRoundingOnce{"aten::mul", "aten::div", "aten::add",
-                                                        "aten::sub", "aten::neg", "aten::abs"};
+constexpr std::array<std::string_view, 6> kElementwise{"aten::mul", "aten::div", "aten::add",
+                                                       "aten::sub", "aten::neg", "aten::abs"};
 
 bool isFloatingPoint(const Geometry& geometry) {
   return c10::isFloatingType(c10::typeMetaToScalarType(geometry.dtype)) &&
@@ -49,22 +53,29 @@ bool isContiguous(const Geometry& geometry) {
   return !geometry.is_conj && !geometry.is_neg;
 }
 
-// Are all of the other tensors numbers, and are sums not multiplied, which would be rounded twice or once?
-bool takesNumbersOnly(const OpNode& node) {
-  const auto& tensors = node.tensors();
-  const bool are_numbers = std::all_of(tensors.begin() + 1, tensors.end(),
-                                       [](const TensorArgument& argument) { return argument.number.has_value(); });
-  const int alpha = findArgument(node.op().schema(), "alpha");
-  return are_numbers && (alpha < 0 || node.arguments()[static_cast<std::size_t>(alpha)].toScalar().equal(1));
+bool isSafe(const c10::Scalar& number, bool is_factor) {
+  return !number.isComplex() && std::isfinite(number.toDouble()) && (!is_factor || number.toDouble() != 0);
 }
 
-// Like `mul_`, for `mul_` and `mul`.
+// Are all of the other tensors numbers, and are sums not multiplied, which would be rounded twice or once?
+bool takesSafeNumbers(const OpNode& node) {
+  const auto& tensors = node.tensors();
+  const std::string& name = node.op().schema().name();
+  const bool is_factor = name.rfind("aten::mul", 0) == 0 || name.rfind("aten::div", 0) == 0;
+  const bool are_safe = std::all_of(tensors.begin() + 1, tensors.end(), [is_factor](const TensorArgument& argument) {
+    return argument.number && isSafe(*argument.number, is_factor);
+  });
+  const int alpha = findArgument(node.op().schema(), "alpha");
+  return are_safe && (alpha < 0 || node.arguments()[static_cast<std::size_t>(alpha)].toScalar().equal(1));
+}
+
+// Like `mul_`, for `mul_` and `mul`: names of operators that work in place end in an underscore.
 std::optional<OperatorHandle> inPlace(const OperatorHandle& op) {
   std::string name = op.schema().name();
   if (name.back() != '_') {
     name += '_';
   }
-  const bool rounds_once = isAmong(kRoundingOnce, std::string_view{name}.substr(0, name.size() - 1)) &&
+  const bool rounds_once = isAmong(kElementwise, std::string_view{name}.substr(0, name.size() - 1)) &&
                            (op.schema().overload_name().empty() || op.schema().overload_name() == "Tensor");
   if (!rounds_once) {
     return std::nullopt;
@@ -84,10 +95,37 @@ bool isConversion(const OpNode& node) {
          given("device").toOptional<c10::Device>().value_or(c10::kCPU).is_cpu();
 }
 
+// The bytes of its elements are all of its storage.
+bool isWholeStorage(const StorageValue& value, const Geometry& geometry) {
+  const auto nbytes = static_cast<std::size_t>(c10::multiply_integers(geometry.sizes)) * geometry.dtype.itemsize();
+  return geometry.storage_offset == 0 && value.nbytes() == nbytes && !value.isPinned();
+}
+
+Tensor stretchOf(const c10::Storage& storage, const Geometry& geometry, std::int64_t begin, std::int64_t end) {
+  const auto itemsize = static_cast<std::int64_t>(geometry.dtype.itemsize());
+  auto* data = static_cast<std::byte*>(storage.mutable_data()) + (geometry.storage_offset + begin) * itemsize;
+  return at::from_blob(data, {end - begin}, at::dtype(geometry.dtype));
+}
+
 }  // namespace
 
-ElementwiseStep::ElementwiseStep(const OpNode& node, OperatorHandle op, Geometry source, Geometry shown)
-    : node_{&node}, op_{std::move(op)}, source_{std::move(source)}, shown_{std::move(shown)} {}
+bool mayHaveSteps(const OpNode& fill) {
+  constexpr std::int64_t kWorthIt = 65536;  // elements; what is smaller stays in the cache anyway
+  if (!fill.tape() || !fillsInStretches(fill.op()) || fill.written().size() != 1) {
+    return false;
+  }
+  const TensorArgument& filled = fill.tensors().front();
+  const auto is_finite = [](const c10::IValue& value) { return !value.isDouble() || std::isfinite(value.toDouble()); };
+  return filled.value != nullptr && filled.value->device().is_cpu() && isContiguous(filled.geometry) &&
+         c10::multiply_integers(filled.geometry.sizes) >= kWorthIt &&
+         std::all_of(fill.arguments().begin(), fill.arguments().end(), is_finite);
+}
+
+ElementwiseStep::ElementwiseStep(const OpNode& node, std::optional<OperatorHandle> op, Geometry source, Geometry shown)
+    : node_{&node}, op_{std::move(op)}, source_{std::move(source)}, shown_{std::move(shown)} {
+  std::transform(node.tensors().begin() + 1, node.tensors().end(), std::back_inserter(numbers_),
+                 [](const TensorArgument& argument) { return at::native::wrapped_scalar_tensor(*argument.number); });
+}
 
 std::optional<ElementwiseStep> ElementwiseStep::of(const OpNode& node, const Geometry& shown) {
   if (node.written().size() != 1 || node.tensors().empty() || node.tensors().front().value == nullptr ||
@@ -95,48 +133,38 @@ std::optional<ElementwiseStep> ElementwiseStep::of(const OpNode& node, const Geo
     return std::nullopt;
   }
   const WrittenStorage& written = node.written().front();
-  if (const auto in_place = inPlace(node.op()); in_place && takesNumbersOnly(node)) {
-    const bool keeps_memory = written.is_argument ? written.position == 0 && !written.was_resized
-                                                  : written.geometry == shown && shown.storage_offset == 0;
-    return keeps_memory ? std::optional{ElementwiseStep{node, *in_place, shown, shown}} : std::nullopt;
+  if (const auto in_place = inPlace(node.op()); in_place && takesSafeNumbers(node)) {
+    const bool keeps_memory = written.is_argument
+                                  ? written.position == 0 && !written.was_resized
+                                  : written.geometry == shown && isWholeStorage(*node.tensors().front().value, shown);
+    return keeps_memory ? std::optional{ElementwiseStep{node, in_place, shown, shown}} : std::nullopt;
   }
   const bool is_same_shape = !written.is_argument && written.geometry.sizes == shown.sizes &&
                              isContiguous(written.geometry) && written.geometry.storage_offset == 0;
   if (isConversion(node) && node.tensors().size() == 1 && is_same_shape && isFloatingPoint(written.geometry)) {
-    return ElementwiseStep{node, node.op(), shown, written.geometry};
+    return ElementwiseStep{node, std::nullopt, shown, written.geometry};
   }
   return std::nullopt;
 }
 
-const c10::Storage& ElementwiseStep::prepare(const c10::Storage& storage) {
-  from_ = storage;
-  to_ = isConversion(*node_) ? shown_.makeEmptyTensor(c10::kCPU).storage() : storage;
-  return to_;
+c10::Storage ElementwiseStep::resultFor(const c10::Storage& source) const {
+  return op_ ? source : shown_.makeEmptyTensor(c10::kCPU).storage();
 }
 
-Tensor ElementwiseStep::stretchOf(const c10::Storage& storage,
-                                  const Geometry& geometry,
-                                  std::int64_t begin,
-                                  std::int64_t end) const {
-  const auto itemsize = static_cast<std::int64_t>(geometry.dtype.itemsize());
-  auto* data = static_cast<std::byte*>(storage.mutable_data()) + (geometry.storage_offset + begin) * itemsize;
-  return at::from_blob(data, {end - begin}, at::dtype(geometry.dtype));
-}
-
-void ElementwiseStep::compute(std::int64_t begin, std::int64_t end) const {
+void ElementwiseStep::compute(const c10::Storage& source,
+                              const c10::Storage& result,
+                              std::int64_t begin,
+                              std::int64_t end) const {
   const c10::impl::ForceDispatchKeyGuard guard{kSelect, kAllButKernels};
-  const Tensor source = stretchOf(from_, source_, begin, end);
-  if (isConversion(*node_)) {
-    Tensor converted = stretchOf(to_, shown_, begin, end);
-    at::_ops::copy_::redispatch(kCpu, converted, source, /*non_blocking=*/false);
+  std::vector<Tensor> tensors{stretchOf(source, source_, begin, end)};
+  if (!op_) {
+    Tensor converted = stretchOf(result, shown_, begin, end);
+    at::_ops::copy_::redispatch(kCpu, converted, tensors.front(), /*non_blocking=*/false);
     return;
   }
-  std::vector<Tensor> tensors{source};
-  for (const auto i : c10::irange(std::size_t{1}, node_->tensors().size())) {
-    tensors.push_back(at::native::wrapped_scalar_tensor(*node_->tensors()[i].number));
-  }
+  tensors.insert(tensors.end(), numbers_.begin(), numbers_.end());
   Stack stack = node_->arguments(tensors);
-  op_.redispatchBoxed(kCpu, &stack);
+  op_->redispatchBoxed(kCpu, &stack);
 }
 
 }  // namespace torchext

@@ -2,7 +2,7 @@
 
 // What is done to values right after they have been drawn: `torch.randn(n) * 0.02`, `model.to(torch.bfloat16)`. Such
 // operators are run on each stretch of a random fill while it is in the cache of the processor, which spares passing
-// through memory once more for each of them, and the memory for what they read.
+// through memory once more for each of them.
 
 #include <cstdint>
 #include <optional>
@@ -14,12 +14,17 @@
 
 namespace torchext {
 
-// One operator. Only such that compute each element for itself, and round once or not at all: then it does not matter
-// at which elements the work is divided. (Others have different code for the elements that do not fill a vector, such
-// as `erfinv_`.)
+// Returns true for a random fill that steps may follow: of many elements in one stretch of the CPU's memory, with
+// finite parameters.
+bool mayHaveSteps(const OpNode& fill);
+
+// One operator. Only such that compute each element for itself by one operation of IEEE 754: then it does not matter
+// where the work is divided. Others, such as `erfinv_`, have different code for the elements that do not fill a vector.
+// So have conversions to bfloat16, for what is not a number: steps make none, because they take finite numbers, and no
+// factors that are 0.
 class ElementwiseStep {
  public:
-  // `node` as a step on contiguous memory that `shown` shows, which its first tensor argument is to be, or nothing.
+  // `node` as a step on the memory that `shown` shows, which its first tensor argument is to be, or nothing.
   static std::optional<ElementwiseStep> of(const OpNode& node, const Geometry& shown);
 
   // What its result shows.
@@ -27,30 +32,22 @@ class ElementwiseStep {
     return shown_;
   }
 
-  // Takes the memory of the values to compute on, and returns that of the results: another one where the dtype changes.
-  const c10::Storage& prepare(const c10::Storage& storage);
+  // The memory for the results of a step on `source`: the same, or new one where the dtype changes.
+  c10::Storage resultFor(const c10::Storage& source) const;
 
-  const c10::Storage& result() const noexcept {
-    return to_;
-  }
-
-  // Computes the elements from `begin` to before `end`. To be called on any thread, and in its order of the steps.
-  void compute(std::int64_t begin, std::int64_t end) const;
+  // Computes the elements from `begin` to before `end`, on any thread.
+  void compute(const c10::Storage& source, const c10::Storage& result, std::int64_t begin, std::int64_t end) const;
 
  private:
-  ElementwiseStep(const OpNode& node, c10::OperatorHandle op, Geometry source, Geometry shown);
-
-  at::Tensor stretchOf(const c10::Storage& storage,
-                       const Geometry& geometry,
-                       std::int64_t begin,
-                       std::int64_t end) const;
+  ElementwiseStep(const OpNode& node, std::optional<c10::OperatorHandle> op, Geometry source, Geometry shown);
 
   const OpNode* node_;
-  c10::OperatorHandle op_;  // works in place, or is `copy_`
+  // What works in place. Nothing for a conversion.
+  std::optional<c10::OperatorHandle> op_;
+  // The arguments behind the first one.
+  std::vector<at::Tensor> numbers_;
   Geometry source_;
   Geometry shown_;
-  c10::Storage from_;
-  c10::Storage to_;
 };
 
 }  // namespace torchext

@@ -116,6 +116,10 @@ class StorageValue final : public Provenance {
     return nbytes_;
   }
 
+  bool isPinned() const noexcept {
+    return is_pinned_;
+  }
+
   // A real storage like that of the value, with arbitrary contents.
   c10::Storage makeEmptyStorage() const;
 

@@ -18,6 +18,7 @@
 #include "../fake/calls/op_traits.h"
 #include "../fake/calls/recording.h"
 #include "../fake/collectives/collectives.h"
+#include "../fake/cuda/fake_cuda.h"
 #include "../fake/fake.h"
 #include "../fake/foreign_fakes.h"
 #include "../fake/meta/device_rules.h"
@@ -126,6 +127,7 @@ class RecordedCall {
   bool isSharedMemory() const;
   bool mustRunForReal() const;
   bool isCheck() const;
+  bool isOnMissingDevice() const;
   bool leavesNothingToRecord() const;
 
   // What can be done with it.
@@ -330,7 +332,17 @@ bool RecordedCall::mustRunForReal() const {
 // eager construction would have raised here. No value depends on them, so that a recorded one would never be run.
 bool RecordedCall::isCheck() const {
   return op_.schema().returns().empty() && !writes_deferred_ && !writes_real_ &&
-         op_.schema().name() != "aten::_assert_tensor_metadata";  // which looks at what a fake knows
+         op_.schema().name() != "aten::_assert_tensor_metadata" &&  // which looks at what a fake knows
+         !isOnMissingDevice();
+}
+
+// On a device that is fake, values cannot be looked at.
+bool RecordedCall::isOnMissingDevice() const {
+  bool is_missing = false;
+  for (const IValue& argument : topOf(stack_, num_arguments_)) {
+    forEachTensor(argument, [&](const Tensor& tensor) { is_missing = is_missing || tensor.is_cuda(); });
+  }
+  return is_missing && !hasRealCuda();
 }
 
 // An operator that only makes views writes nothing: the views show what they show.

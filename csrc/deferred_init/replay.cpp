@@ -161,6 +161,7 @@ void Replay::countReads() {
     wanted_of_node_[value->writer().get()].push_back(value->nbytes());
     if (value->writer() != nullptr) {
       bufferOf(*value).pending_reads += 1;
+      bufferOf(*value).is_wanted = true;
     }
   }
 }
@@ -234,17 +235,29 @@ std::vector<Storage> Replay::run() {
 }
 
 void Replay::rehearse(c10::function_ref<void(const LiveOperator& live, double seconds)> on_operator) {
-  for (const StorageValue* value : graph_.wanted) {
-    if (value->writer() != nullptr) {
-      bufferOf(*value).pending_reads -= 1;
-    }
-  }
   for (const auto place : c10::irange(graph_.operators.size())) {
+    const LiveOperator& live = graph_.operators[place];
     const auto start = std::chrono::steady_clock::now();
     runNext(place);
-    on_operator(graph_.operators[place],
-                std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    on_operator(live, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    dropWanted(live);
   }
+}
+
+// Drops what nobody but the caller asks for any more, of what the operator has read and written.
+void Replay::dropWanted(const LiveOperator& live) {
+  const auto drop = [](Buffer& buffer) {
+    if (buffer.is_wanted && buffer.pending_reads == 1) {
+      buffer.storage = {};
+    }
+  };
+  for (const LiveArgument& argument : live.arguments) {
+    if (argument.value != nullptr && argument.value->writer() != nullptr) {
+      drop(bufferOf(*argument.value));
+    }
+  }
+  auto& written = buffers_.at(live.node);
+  std::for_each(written.begin(), written.end(), drop);
 }
 
 void Replay::check() const {
@@ -265,7 +278,10 @@ void Replay::runNext(std::size_t place) {
     const std::vector<Tensor> tensors = makeArguments(live);
     Stack stack = node.arguments(tensors);
     std::vector<Fused> fused = stepsAfter(place);
-    const bool has_run_fused = call(node, stack, fused);
+    const bool has_run_fused = !fused.empty() && fillWithSteps(node, stack, fused);
+    if (!has_run_fused) {
+      call(node, stack);
+    }
     keepWritten(node, tensors, stack);
     if (has_run_fused) {
       keepFused(fused);
@@ -274,65 +290,58 @@ void Replay::runNext(std::size_t place) {
   finishReads(live);
 }
 
-// The operators of which each is the only one to read what the one before has left, and that can be run on each stretch
-// of a fill.
+// The elementwise operators that follow a fill, each being the only reader of the result before.
 std::vector<Replay::Fused> Replay::stepsAfter(std::size_t place) {
-  constexpr std::int64_t kWorthIt = 65536;  // elements; what is smaller is in the cache anyway
-  const OpNode& fill = *graph_.operators[place].node;
-  if (!fill.tape() || !isFilledInStretches(fill.op()) || fill.written().size() != 1 ||
-      !fill.tensors().front().value->device().is_cpu() ||
-      c10::multiply_integers(fill.tensors().front().geometry.sizes) < kWorthIt) {
+  const OpNode* last = graph_.operators[place].node;
+  if (!mayHaveSteps(*last)) {
     return {};
   }
   std::vector<Fused> fused;
-  const OpNode* last = &fill;
-  Geometry shown = fill.tensors().front().geometry;
+  Geometry shown = last->tensors().front().geometry;
   while (true) {
     const Buffer& buffer = buffers_.at(last).front();
-    if (buffer.pending_reads != 1 || !buffer.reader) {
+    if (buffer.pending_reads != 1 || buffer.is_wanted) {
       return fused;
     }
-    const OpNode& reader = *graph_.operators[*buffer.reader].node;
-    auto step = ElementwiseStep::of(reader, shown);
+    last = graph_.operators[*buffer.reader].node;
+    auto step = ElementwiseStep::of(*last, shown);
     if (!step) {
       return fused;
     }
     shown = step->shown();
-    fused.push_back({*buffer.reader, *std::move(step)});
-    last = &reader;
+    fused.push_back({*buffer.reader, *std::move(step), {}, {}});
   }
 }
 
-// Returns true if `fused` have been run as well.
-bool Replay::call(const OpNode& node, Stack& stack, std::vector<Fused>& fused) {
-  if (!node.tape()) {
-    node.op().callBoxed(stack);
-    return false;
-  }
-  const int position = generatorArgument(node.op().schema());
-  if (position < 0) {
-    const DefaultGeneratorAt guard{*node.tape()};
-    node.op().callBoxed(stack);
-    return false;
-  }
-  if (!fused.empty()) {
-    Storage storage = torch::jit::peek(stack, 0, stack.size()).toTensor().storage();
-    for (Fused& one : fused) {
-      storage = one.step.prepare(storage);
-    }
+// Returns false, and has done nothing, where the fill is to be called.
+bool Replay::fillWithSteps(const OpNode& fill, Stack& stack, std::vector<Fused>& fused) {
+  Storage storage = stack.front().toTensor().storage();
+  for (Fused& one : fused) {
+    one.source = storage;
+    one.result = one.step.resultFor(storage);
+    storage = one.result;
   }
   const auto after = [&fused](std::int64_t begin, std::int64_t end) {
     for (const Fused& one : fused) {
-      one.step.compute(begin, end);
+      one.step.compute(one.source, one.result, begin, end);
     }
   };
-  const at::Generator& generator = tape_.moveTo(*node.tape());
-  if (replayFill(node.op(), stack, generator, after)) {
-    return !fused.empty();
+  return replayFill(fill.op(), stack, tape_.moveTo(*fill.tape()), after);
+}
+
+void Replay::call(const OpNode& node, Stack& stack) {
+  if (!node.tape()) {
+    node.op().callBoxed(stack);
+  } else if (const int position = generatorArgument(node.op().schema()); position >= 0) {
+    const at::Generator& generator = tape_.moveTo(*node.tape());
+    if (!replayFill(node.op(), stack, generator)) {
+      stack[static_cast<std::size_t>(position)] = generator;
+      node.op().callBoxed(stack);
+    }
+  } else {
+    const DefaultGeneratorAt guard{*node.tape()};
+    node.op().callBoxed(stack);
   }
-  stack[static_cast<std::size_t>(position)] = generator;
-  node.op().callBoxed(stack);
-  return false;
 }
 
 std::vector<Tensor> Replay::makeArguments(const LiveOperator& live) {
@@ -420,7 +429,7 @@ void Replay::keepFused(const std::vector<Fused>& fused) {
     const LiveOperator& live = graph_.operators[one.place];
     Buffer& buffer = buffers_.at(live.node).front();
     if (buffer.pending_reads > 0) {
-      buffer.storage = one.step.result();
+      buffer.storage = one.result;
     }
     finishReads(live);
     is_done_[one.place] = true;

@@ -54,7 +54,8 @@ class Replay {
     c10::Storage storage;
     // Arguments of planned operators that have yet to read it, plus one if it is wanted.
     std::size_t pending_reads = 0;
-    // The last of these operators.
+    bool is_wanted = false;
+    // The place of the last of these operators: the only one, where `pending_reads` is 1 and it is not wanted.
     std::optional<std::size_t> reader;
   };
 
@@ -62,6 +63,8 @@ class Replay {
   struct Fused {
     std::size_t place;
     ElementwiseStep step;
+    c10::Storage source;
+    c10::Storage result;
   };
 
   void countReads();
@@ -71,7 +74,8 @@ class Replay {
 
   void runNext(std::size_t place);
   std::vector<Fused> stepsAfter(std::size_t place);
-  bool call(const OpNode& node, torch::jit::Stack& stack, std::vector<Fused>& fused);
+  void call(const OpNode& node, torch::jit::Stack& stack);
+  bool fillWithSteps(const OpNode& fill, torch::jit::Stack& stack, std::vector<Fused>& fused);
   void keepFused(const std::vector<Fused>& fused);
   std::vector<at::Tensor> makeArguments(const LiveOperator& live);
   c10::Storage writableStorage(const LiveOperator& live, std::size_t position);
@@ -79,6 +83,7 @@ class Replay {
   void finishReads(const LiveOperator& live);
 
   void reportWanted(const OpNode* node);
+  void dropWanted(const LiveOperator& live);
 
   // Keep the graph alive.
   std::vector<StorageValuePtr> wanted_;

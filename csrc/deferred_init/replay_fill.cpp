@@ -28,7 +28,7 @@ std::optional<Distribution> distributionOf(const c10::OperatorHandle& op) {
 
 }  // namespace
 
-bool isFilledInStretches(const c10::OperatorHandle& op) {
+bool fillsInStretches(const c10::OperatorHandle& op) {
   return distributionOf(op).has_value();
 }
 

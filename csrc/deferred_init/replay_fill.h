@@ -16,7 +16,7 @@ bool replayFill(const c10::OperatorHandle& op,
                 const at::Generator& generator,
                 AfterStretch after = doNothing);
 
-// Returns true for those operators that call `after`.
-bool isFilledInStretches(const c10::OperatorHandle& op);
+// Returns true for the operators that call `after` where they are computed so.
+bool fillsInStretches(const c10::OperatorHandle& op);
 
 }  // namespace torchext

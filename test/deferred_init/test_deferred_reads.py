@@ -17,6 +17,7 @@ from common import (
 from torch import Tensor, nn
 
 from torchext.deferred_init import deferred_init, is_deferred, materialize_tensor
+from torchext.fake import fake_mode
 
 
 def saved_and_loaded(module: nn.Module, is_new: bool) -> nn.Module:
@@ -452,3 +453,10 @@ def test_operator_that_only_checks_values_leaves_what_is_right_deferred() -> Non
     deferred = deferred_init(build)
     assert is_deferred(deferred)
     assert torch.equal(materialize_tensor(deferred), eager)
+
+
+def test_operator_that_only_checks_values_cannot_look_at_those_of_a_fake_device() -> None:
+    with fake_mode(fake_cuda=1):
+        inverse = deferred_init(lambda: torch.linalg.inv(torch.eye(4, device="cuda")))
+        assert is_deferred(inverse)
+        assert inverse.device == torch.device("cuda:0")

@@ -72,6 +72,18 @@ def multiplied_with_itself() -> list[Tensor]:
     return [values * values]
 
 
+def that_are_not_numbers() -> list[Tensor]:
+    """Which of its several NaNs bfloat16 gets is another question for elements that do not fill a vector."""
+    by_zero = torch.randn(NUMEL, dtype=torch.bfloat16).mul_(0).div_(0)
+    from_infinity = (torch.randn(NUMEL) * torch.inf).sub_(torch.inf).bfloat16().neg_()
+    return [
+        by_zero,
+        from_infinity,
+        drawn().bfloat16().add_(torch.nan),
+        torch.empty(NUMEL).normal_(torch.nan).bfloat16(),
+    ]
+
+
 PROGRAMS: dict[str, Callable[[], list[Tensor]]] = {
     "scaled": lambda: [drawn() * 0.02],
     "one after another": lambda: [(drawn() * 0.02).add_(1).neg_().abs_() / 3],
@@ -94,6 +106,8 @@ PROGRAMS: dict[str, Callable[[], list[Tensor]]] = {
     "multiplied with a tensor": multiplied_with_a_tensor,
     "added with a factor": added_with_a_factor,
     "multiplied with itself": multiplied_with_itself,
+    "at the head of a larger storage": lambda: [torch.empty(3 * NUMEL)[:NUMEL].normal_() * 0.02],
+    "that are not numbers": that_are_not_numbers,
 }
 
 

@@ -126,7 +126,22 @@ def test_generator_of_another_device_is_not_moved() -> None:
             summary(module, time=True)
 
 
-@pytest.mark.parametrize("time", ["measured", 2, None])
+def test_what_is_measured_is_what_materializing_runs() -> None:
+    """An operator is not run within the fill before it if its argument is a tensor of the module."""
+
+    def build() -> nn.ParameterList:
+        first = nn.Parameter(torch.randn(2**21) * 2)
+        return nn.ParameterList([first, nn.Parameter((first.detach() * 3).exp())])
+
+    module = deferred_init(build)
+    materialize_module(module)
+    _, operators = tables(summary(deferred_init(build), time=True))
+    [multiplied] = [row for row in operators if row[0] == "aten::mul.Tensor"]
+    assert multiplied[1] == "2"
+    assert float(multiplied[-1].removesuffix(" ms")) > 0
+
+
+@pytest.mark.parametrize("time", ["measured", 1, 2, None])
 def test_other_values_are_refused(time: object) -> None:
     with pytest.raises(ValueError, match=r'summary\(\) takes False, True or "predicted" as `time`'):
         summary(nn.Linear(2, 2), time=time)

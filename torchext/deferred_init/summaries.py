@@ -36,7 +36,8 @@ def summary(module: Module, *, time: bool | Literal["predicted"] = False) -> str
     those that take longest first: the time that it should take and the time that it took. The first is what filling
     that much memory takes on this machine now: by a random fill of the same kind, or with zeros for what is no random
     fill. An operator that takes much longer computes more than it fills. What several storages need is counted for the
-    first one that does. Large tensors are filled by `torch.get_num_threads()` threads.
+    first one that does, and what is done to values while they are being drawn for the fill that draws them. Large
+    tensors are filled by `torch.get_num_threads()` threads.
 
     Args:
         module: A module, deferred or not. It stays as it is.
@@ -58,7 +59,7 @@ def summary(module: Module, *, time: bool | Literal["predicted"] = False) -> str
     """
     if not isinstance(module, Module):
         raise TypeError(f"summary() takes a module, but `module` is a {type(module).__name__}.")
-    if time not in (False, True, "predicted"):
+    if not (isinstance(time, bool) or (isinstance(time, str) and time == "predicted")):
         raise ValueError(f'summary() takes False, True or "predicted" as `time`, but was given {time!r}.')
     held = _held_by_part(module)
     if not time:
