@@ -9,6 +9,7 @@
 #include <ATen/ops/empty.h>
 
 #include "../fake/calls/op_traits.h"
+#include "../fills/random_fill.h"
 #include "../support/stack_utils.h"
 #include "real_dispatch.h"
 #include "rng_tape.h"
@@ -100,10 +101,8 @@ std::uint64_t countAffine(const OperatorHandle& op, const Stack& stack, int64_t 
   return small + static_cast<std::uint64_t>(numel - kSmall) * slope;
 }
 
-// `normal_fill` works on chunks of 16, and draws a last chunk again when the number of elements is no multiple of 16;
+// `normal_fill` works on chunks, and draws a last chunk again when the number of elements is no multiple of their size;
 // whether the incomplete chunk was drawn before that differs between dtypes and releases, so it is tried.
-constexpr int64_t kNormalChunk = 16;
-
 std::uint64_t countChunkedNormals(const OperatorHandle& op, const Stack& stack, int64_t numel, c10::ScalarType dtype) {
   const auto chunk = countByTrial(op, stack, kNormalChunk, dtype);
   const auto tail = countByTrial(op, stack, kNormalChunk + numel % kNormalChunk, dtype);

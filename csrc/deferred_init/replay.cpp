@@ -234,7 +234,7 @@ std::vector<Storage> Replay::run() {
   return storages;
 }
 
-void Replay::rehearse(c10::function_ref<void(const LiveOperator& live, double seconds)> on_operator) {
+void Replay::runAndDrop(c10::function_ref<void(const LiveOperator& live, double seconds)> on_operator) {
   for (const auto place : c10::irange(graph_.operators.size())) {
     const LiveOperator& live = graph_.operators[place];
     const auto start = std::chrono::steady_clock::now();

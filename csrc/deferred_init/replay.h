@@ -42,7 +42,7 @@ class Replay {
 
   // Computes what `run()` computes and keeps none of it, so that memory holds only what the operators at hand work on.
   // Calls `on_operator` for each operator, with the seconds that it took.
-  void rehearse(c10::function_ref<void(const LiveOperator& live, double seconds)> on_operator);
+  void runAndDrop(c10::function_ref<void(const LiveOperator& live, double seconds)> on_operator);
 
   const LiveGraph& graph() const noexcept {
     return graph_;

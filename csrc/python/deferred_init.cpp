@@ -2,7 +2,7 @@
 #include "../deferred_init/draws.h"
 #include "../deferred_init/explain.h"
 #include "../deferred_init/materialize.h"
-#include "../deferred_init/rehearsal.h"
+#include "../deferred_init/operator_times.h"
 #include "../deferred_init/retained.h"
 #include "../marks/source_lines.h"
 
@@ -63,14 +63,14 @@ pybind11::tuple explainTensors(const Tensors& tensors) {
 }
 
 // As tuples in the order of the fields of torchext.deferred_init.timing.TimedOperator.
-pybind11::list rehearseTensors(const Tensors& tensors, bool measures) {
-  std::vector<RehearsedOperator> operators;
+pybind11::list timeOperatorsOf(const Tensors& tensors, bool measures) {
+  std::vector<TimedOperator> operators;
   {
     const pybind11::gil_scoped_release no_gil;
-    operators = rehearse(tensors, measures);
+    operators = timeOperators(tensors, measures);
   }
   pybind11::list timed;
-  for (const RehearsedOperator& one : operators) {
+  for (const TimedOperator& one : operators) {
     timed.append(pybind11::make_tuple(one.name, one.tensor, one.nbytes, one.predicted, one.measured));
   }
   return timed;
@@ -91,7 +91,7 @@ void bindDeferredInit(pybind11::module_& module) {
   bind(module, "evaluate", evaluate);
   bind(module, "skip_fill", skipFill);
   module.def("explain", torch::wrap_pybind_function(explainTensors));
-  module.def("rehearse", torch::wrap_pybind_function(rehearseTensors), pybind11::arg("tensors"),
+  module.def("time_operators", torch::wrap_pybind_function(timeOperatorsOf), pybind11::arg("tensors"),
              pybind11::arg("measures"));
   bind(module, "enter_tracing", enterTracing);
   bind(module, "leave_tracing", leaveTracing);

@@ -61,5 +61,5 @@ def timed_operators(tensors: Iterable[torch.Tensor], *, measured: bool) -> list[
     storages = list(deferred)
     return [
         TimedOperator(name, storages[index], nbytes, predicted, took)
-        for name, index, nbytes, predicted, took in _C.rehearse(list(deferred.values()), measured)
+        for name, index, nbytes, predicted, took in _C.time_operators(list(deferred.values()), measured)
     ]

@@ -14,7 +14,7 @@
 namespace torchext {
 
 // An operator that is run to compute some tensors.
-struct RehearsedOperator {
+struct TimedOperator {
   std::string name;
   // The first of the tensors that need it.
   std::size_t tensor = 0;
@@ -31,6 +31,6 @@ struct RehearsedOperator {
 //
 // Raises what materializing raises, and a RuntimeError where measuring would draw from a generator that cannot be put
 // back.
-TORCHEXT_API std::vector<RehearsedOperator> rehearse(at::ArrayRef<at::Tensor> tensors, bool measures);
+TORCHEXT_API std::vector<TimedOperator> timeOperators(at::ArrayRef<at::Tensor> tensors, bool measures);
 
 }  // namespace torchext

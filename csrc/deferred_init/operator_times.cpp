@@ -1,4 +1,4 @@
-#include "rehearsal.h"
+#include "operator_times.h"
 
 #include <algorithm>
 #include <array>
@@ -104,7 +104,7 @@ std::int64_t elementsOf(const Geometry& geometry) {
   return c10::multiply_integers(geometry.sizes);
 }
 
-std::int64_t bytesOf(const Geometry& geometry) {
+std::int64_t sizeInBytes(const Geometry& geometry) {
   return elementsOf(geometry) * static_cast<std::int64_t>(geometry.dtype.itemsize());
 }
 
@@ -112,7 +112,7 @@ std::int64_t bytesWritten(const OpNode& node) {
   std::int64_t sum = 0;
   for (const WrittenStorage& written : node.written()) {
     const bool keeps_size = written.is_argument && !written.was_resized;
-    sum += bytesOf(keeps_size ? node.tensors()[written.position].geometry : written.geometry);
+    sum += sizeInBytes(keeps_size ? node.tensors()[written.position].geometry : written.geometry);
   }
   return sum;
 }
@@ -161,7 +161,7 @@ void checkCanBePutBack(const LiveGraph& graph) {
 
 }  // namespace
 
-std::vector<RehearsedOperator> rehearse(at::ArrayRef<Tensor> tensors, bool measures) {
+std::vector<TimedOperator> timeOperators(at::ArrayRef<Tensor> tensors, bool measures) {
   const ReplayLock lock(replayMutex());
   std::vector<StorageValuePtr> values;
   values.reserve(tensors.size());
@@ -171,7 +171,7 @@ std::vector<RehearsedOperator> rehearse(at::ArrayRef<Tensor> tensors, bool measu
   }
   Replay replay{values};
   const auto users = firstUsers(replay.graph());
-  std::vector<RehearsedOperator> operators;
+  std::vector<TimedOperator> operators;
   {
     const RealDispatch guard;
     Costs costs;
@@ -183,7 +183,7 @@ std::vector<RehearsedOperator> rehearse(at::ArrayRef<Tensor> tensors, bool measu
   if (measures) {
     checkCanBePutBack(replay.graph());
     auto next = operators.begin();
-    replay.rehearse([&next](const LiveOperator& /*live*/, double seconds) { (next++)->measured = seconds; });
+    replay.runAndDrop([&next](const LiveOperator& /*live*/, double seconds) { (next++)->measured = seconds; });
   }
   return operators;
 }
