@@ -10,6 +10,7 @@
 #include <utility>
 
 #include <ATen/ScalarOps.h>
+#include <ATen/TensorGeometry.h>
 #include <ATen/ops/copy_ops.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -43,18 +44,20 @@ bool isFloatingPoint(const Geometry& geometry) {
 }
 
 bool isContiguous(const Geometry& geometry) {
-  int64_t expected = 1;
-  for (auto i = geometry.sizes.size(); i-- > 0;) {
-    if (geometry.sizes[i] != 1 && geometry.strides[i] != expected) {
-      return false;
-    }
-    expected *= geometry.sizes[i];
-  }
-  return !geometry.is_conj && !geometry.is_neg;
+  return at::geometry_is_contiguous(geometry.sizes, geometry.strides) && !geometry.is_conj && !geometry.is_neg;
+}
+
+// As kernels for anything but double precision see it: 1e300 is infinite to them, and 1e-300 is 0.
+float inSinglePrecision(double number) {
+  return static_cast<float>(number);
 }
 
 bool isSafe(const c10::Scalar& number, bool is_factor) {
-  return !number.isComplex() && std::isfinite(number.toDouble()) && (!is_factor || number.toDouble() != 0);
+  if (number.isComplex()) {
+    return false;
+  }
+  const float single = inSinglePrecision(number.toDouble());
+  return std::isfinite(single) && (!is_factor || single != 0);
 }
 
 // Are all of the other tensors numbers, and are sums not multiplied, which would be rounded twice or once?
@@ -115,7 +118,9 @@ bool mayHaveSteps(const OpNode& fill) {
     return false;
   }
   const TensorArgument& filled = fill.tensors().front();
-  const auto is_finite = [](const c10::IValue& value) { return !value.isDouble() || std::isfinite(value.toDouble()); };
+  const auto is_finite = [](const c10::IValue& value) {
+    return !value.isDouble() || std::isfinite(inSinglePrecision(value.toDouble()));
+  };
   return filled.value != nullptr && filled.value->device().is_cpu() && isContiguous(filled.geometry) &&
          c10::multiply_integers(filled.geometry.sizes) >= kWorthIt &&
          std::all_of(fill.arguments().begin(), fill.arguments().end(), is_finite);

@@ -15,13 +15,13 @@
 namespace torchext {
 
 // Returns true for a random fill that steps may follow: of many elements in one stretch of the CPU's memory, with
-// finite parameters.
+// parameters that are finite in single precision.
 bool mayHaveSteps(const OpNode& fill);
 
 // One operator. Only such that compute each element for itself by one operation of IEEE 754: then it does not matter
 // where the work is divided. Others, such as `erfinv_`, have different code for the elements that do not fill a vector.
-// So have conversions to bfloat16, for what is not a number: steps make none, because they take finite numbers, and no
-// factors that are 0.
+// So have conversions to bfloat16, for what is not a number: steps make none, because they take numbers that are finite
+// in single precision, and no factors that are 0 there.
 class ElementwiseStep {
  public:
   // `node` as a step on the memory that `shown` shows, which its first tensor argument is to be, or nothing.

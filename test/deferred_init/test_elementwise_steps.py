@@ -84,6 +84,13 @@ def that_are_not_numbers() -> list[Tensor]:
     ]
 
 
+def that_are_not_numbers_in_single_precision() -> list[Tensor]:
+    """What is finite as a number of Python's, and infinite or 0 for the kernels."""
+    too_large = drawn().bfloat16().mul_(1e300).mul_(1e-300)
+    too_wide = torch.empty(NUMEL).normal_(0, 1e39).sub_(1).mul_(2).bfloat16()
+    return [too_large, torch.zeros(NUMEL).uniform_(0, 1e-45).bfloat16().div_(1e-300), too_wide]
+
+
 PROGRAMS: dict[str, Callable[[], list[Tensor]]] = {
     "scaled": lambda: [drawn() * 0.02],
     "one after another": lambda: [(drawn() * 0.02).add_(1).neg_().abs_() / 3],
@@ -108,6 +115,7 @@ PROGRAMS: dict[str, Callable[[], list[Tensor]]] = {
     "multiplied with itself": multiplied_with_itself,
     "at the head of a larger storage": lambda: [torch.empty(3 * NUMEL)[:NUMEL].normal_() * 0.02],
     "that are not numbers": that_are_not_numbers,
+    "that are not numbers in single precision": that_are_not_numbers_in_single_precision,
 }
 
 
