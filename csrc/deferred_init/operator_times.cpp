@@ -70,10 +70,7 @@ class Costs {
     const at::Generator generator = at::detail::createCPUGenerator();
     return secondsOf([&] {
       Stack stack = node.arguments({at::empty({count}, at::dtype(dtype))});
-      if (!replayFill(node.op(), stack, generator)) {
-        stack[static_cast<std::size_t>(generatorArgument(node.op().schema()))] = generator;
-        node.op().callBoxed(stack);
-      }
+      callWithGenerator(node.op(), stack, generator);
     });
   }
 

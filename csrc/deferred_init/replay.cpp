@@ -332,12 +332,8 @@ bool Replay::fillWithSteps(const OpNode& fill, Stack& stack, std::vector<Fused>&
 void Replay::call(const OpNode& node, Stack& stack) {
   if (!node.tape()) {
     node.op().callBoxed(stack);
-  } else if (const int position = generatorArgument(node.op().schema()); position >= 0) {
-    const at::Generator& generator = tape_.moveTo(*node.tape());
-    if (!replayFill(node.op(), stack, generator)) {
-      stack[static_cast<std::size_t>(position)] = generator;
-      node.op().callBoxed(stack);
-    }
+  } else if (generatorArgument(node.op().schema()) >= 0) {
+    callWithGenerator(node.op(), stack, tape_.moveTo(*node.tape()));
   } else {
     const DefaultGeneratorAt guard{*node.tape()};
     node.op().callBoxed(stack);

@@ -59,4 +59,11 @@ bool replayFill(const c10::OperatorHandle& op, Stack& stack, const at::Generator
   return true;
 }
 
+void callWithGenerator(const c10::OperatorHandle& op, Stack& stack, const at::Generator& generator) {
+  if (!replayFill(op, stack, generator)) {
+    stack[static_cast<std::size_t>(generatorArgument(op.schema()))] = generator;
+    op.callBoxed(stack);
+  }
+}
+
 }  // namespace torchext

@@ -16,6 +16,9 @@ bool replayFill(const c10::OperatorHandle& op,
                 const at::Generator& generator,
                 AfterStretch after = doNothing);
 
+// Calls `op` with `stack` and `generator` in the place of its own, computing it so where that can be done.
+void callWithGenerator(const c10::OperatorHandle& op, torch::jit::Stack& stack, const at::Generator& generator);
+
 // Returns true for the operators that call `after` where they are computed so.
 bool fillsInStretches(const c10::OperatorHandle& op);
 

@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from .. import _C
 from ..tools.held_tensors import Held, held_tensors
-from .timing import Seconds, TimedOperator, timed_operators
+from .timing import TimedOperator, timed_operators
 
 __all__ = ["summary"]
 
@@ -113,11 +113,12 @@ def _by_name(operators: Iterable[TimedOperator]) -> Iterator[Row]:
         yield name, f"{len(same):,}", _readable(sum(one.nbytes for one in same)), *_durations(same)
 
 
-def _durations(operators: Iterable[TimedOperator]) -> tuple[str, str]:
-    seconds = Seconds.total(operators)
-    if seconds is None:
+def _durations(operators: Sequence[TimedOperator]) -> tuple[str, str]:
+    """The time predicted for them and measured. Either all have been measured, or none."""
+    if not operators:
         return "", ""
-    return _milliseconds(seconds.predicted), "" if seconds.measured is None else _milliseconds(seconds.measured)
+    measured = [one.measured for one in operators if one.measured is not None]
+    return _milliseconds(sum(one.predicted for one in operators)), _milliseconds(sum(measured)) if measured else ""
 
 
 def _milliseconds(seconds: float) -> str:

@@ -9,23 +9,7 @@ import torch
 
 from .. import _C
 
-__all__ = ["Seconds", "TimedOperator", "timed_operators"]
-
-
-class Seconds(NamedTuple):
-    """A duration, as it was predicted and measured."""
-
-    predicted: float
-    measured: float | None
-
-    @staticmethod
-    def total(of: Iterable[TimedOperator]) -> Seconds | None:
-        """The sum over operators, or None if there are none. Either all of them have been measured, or none."""
-        operators = list(of)
-        if not operators:
-            return None
-        measured = [operator.measured for operator in operators if operator.measured is not None]
-        return Seconds(sum(operator.predicted for operator in operators), sum(measured) if measured else None)
+__all__ = ["TimedOperator", "timed_operators"]
 
 
 class TimedOperator(NamedTuple):
