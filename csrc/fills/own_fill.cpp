@@ -8,6 +8,7 @@
 
 #include <c10/core/ScalarType.h>
 
+#include "pieces.h"
 #include "transforms.h"
 #include "twister.h"
 
@@ -55,13 +56,12 @@ class OwnFill {
   alignas(64) std::array<std::uint32_t, kNumbers> numbers_;
 };
 
-// When the last chunk is not whole, PyTorch computes the last 16 values again. The numbers for those that are in no
-// whole chunk have been drawn by then if the memory is where PyTorch draws to, which is so for float32.
+// When the last chunk is not whole, PyTorch computes the last 16 values again.
 void writeNormals(OwnFill& own, const RandomFill& fill, std::int64_t count) {
   const std::int64_t rest = count % kNormalChunk;
   own.write(count - rest);
   if (rest > 0) {
-    own.draw(fill.dtype == c10::kFloat ? rest : 0);
+    own.draw(drawsOfRest(fill.dtype, rest));
     own.stepBack(kNormalChunk - rest);
     own.write(kNormalChunk);
   }

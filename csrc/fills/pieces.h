@@ -38,4 +38,11 @@ constexpr std::uint64_t drawsOfValue(c10::ScalarType dtype) {
   }
 }
 
+// How many numbers our kernels draw for the `rest` values of a normal fill that are in no whole chunk, before the last
+// chunk is computed again. They have been drawn by then if the memory is where PyTorch draws to, which is so for
+// float32.
+constexpr std::int64_t drawsOfRest(c10::ScalarType dtype, std::int64_t rest) {
+  return dtype == c10::kFloat ? rest : 0;
+}
+
 }  // namespace torchext

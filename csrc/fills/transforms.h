@@ -41,6 +41,13 @@ struct Kernels {
   }
 };
 
+// What one kind of lanes does.
+struct KindOfLanes {
+  Kernels of_float;
+  Kernels of_bfloat16;
+  Kernels of_half;
+};
+
 // The kernels for this processor, or null.
 const Kernels* kernelsFor(c10::ScalarType dtype);
 

@@ -60,21 +60,9 @@ bool isSupported() {
 
 }  // namespace
 
-const Kernels* avx512KernelsFor(c10::ScalarType dtype) {
-  static const bool is_supported = isSupported();
-  if (!is_supported) {
-    return nullptr;
-  }
-  switch (dtype) {
-    case c10::kFloat:
-      return &kKernels<float>;
-    case c10::kBFloat16:
-      return &kKernels<c10::BFloat16>;
-    case c10::kHalf:
-      return &kKernels<c10::Half>;
-    default:
-      return nullptr;
-  }
+const KindOfLanes* avx512Lanes() {
+  static constexpr KindOfLanes kLanes{kKernels<float>, kKernels<c10::BFloat16>, kKernels<c10::Half>};
+  return isSupported() ? &kLanes : nullptr;
 }
 
 }  // namespace torchext
@@ -83,7 +71,7 @@ const Kernels* avx512KernelsFor(c10::ScalarType dtype) {
 
 namespace torchext {
 
-const Kernels* avx512KernelsFor(c10::ScalarType /*dtype*/) {
+const KindOfLanes* avx512Lanes() {
   return nullptr;
 }
 

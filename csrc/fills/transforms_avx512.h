@@ -5,6 +5,6 @@
 namespace torchext {
 
 // The kernels for processors with the AVX-512 of servers since 2017, where PyTorch uses it; null on others.
-const Kernels* avx512KernelsFor(c10::ScalarType dtype);
+const KindOfLanes* avx512Lanes();
 
 }  // namespace torchext

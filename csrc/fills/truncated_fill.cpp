@@ -28,13 +28,10 @@ using Engine = at::mt19937_data_pod;
 
 constexpr std::int64_t kStretch = 4096;  // values: what a first-level cache holds
 
-// How many random numbers one fill of `count` values takes, if its last chunk is filled again: see own_fill.cpp.
+// How many random numbers one fill of `count` values takes.
 std::int64_t drawsOfFill(c10::ScalarType dtype, std::int64_t count) {
   const std::int64_t rest = count % kNormalChunk;
-  if (rest == 0) {
-    return count;
-  }
-  return (dtype == c10::kFloat ? count : count - rest) + kNormalChunk;
+  return rest == 0 ? count : count - rest + drawsOfRest(dtype, rest) + kNormalChunk;
 }
 
 // The values of a chunk that are out of bounds: bit i of the mask is for value i. What is in no whole chunk at the end
