@@ -13,27 +13,19 @@
 #include <ATen/TensorGeometry.h>
 #include <ATen/ops/copy_ops.h>
 #include <ATen/ops/from_blob.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/accumulate.h>
 
+#include "../support/kernels_only.h"
 #include "../support/stack_utils.h"
 #include "replay_fill.h"
 
 namespace torchext {
 
 using at::Tensor;
-using c10::DispatchKey;
-using c10::DispatchKeySet;
 using c10::OperatorHandle;
 using torch::jit::Stack;
 
 namespace {
-
-// What kernels may call: kernels, and factories, which this key leads to them.
-constexpr DispatchKeySet kSelect{DispatchKey::BackendSelect};
-constexpr DispatchKeySet kAllButKernels =
-    DispatchKeySet(DispatchKeySet::FULL) - DispatchKeySet(DispatchKey::Dense) - kSelect;
-constexpr DispatchKeySet kCpu{DispatchKey::CPU};
 
 constexpr std::array<std::string_view, 6> kElementwise{"aten::mul", "aten::div", "aten::add",
                                                        "aten::sub", "aten::neg", "aten::abs"};
@@ -57,7 +49,7 @@ bool isSafe(const c10::Scalar& number, bool is_factor) {
     return false;
   }
   const float single = inSinglePrecision(number.toDouble());
-  return std::isfinite(single) && (!is_factor || single != 0);
+  return is_factor ? std::isnormal(single) : std::isfinite(single);  // a denormal one may be flushed to 0
 }
 
 // Are all of the other tensors numbers, and are sums not multiplied, which would be rounded twice or once?
@@ -160,16 +152,16 @@ void ElementwiseStep::compute(const c10::Storage& source,
                               const c10::Storage& result,
                               std::int64_t begin,
                               std::int64_t end) const {
-  const c10::impl::ForceDispatchKeyGuard guard{kSelect, kAllButKernels};
+  const KernelsOnly guard;
   std::vector<Tensor> tensors{stretchOf(source, source_, begin, end)};
   if (!op_) {
     Tensor converted = stretchOf(result, shown_, begin, end);
-    at::_ops::copy_::redispatch(kCpu, converted, tensors.front(), /*non_blocking=*/false);
+    at::_ops::copy_::redispatch(KernelsOnly::kCpu, converted, tensors.front(), /*non_blocking=*/false);
     return;
   }
   tensors.insert(tensors.end(), numbers_.begin(), numbers_.end());
   Stack stack = node_->arguments(tensors);
-  op_->redispatchBoxed(kCpu, &stack);
+  op_->redispatchBoxed(KernelsOnly::kCpu, &stack);
 }
 
 }  // namespace torchext

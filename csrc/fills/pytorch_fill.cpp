@@ -4,23 +4,13 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/normal_ops.h>
 #include <ATen/ops/uniform_ops.h>
-#include <c10/core/DispatchKeySet.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include "../support/kernels_only.h"
 
 namespace torchext {
 
-namespace {
-
-using c10::DispatchKey;
-using c10::DispatchKeySet;
-
-constexpr DispatchKeySet kAllButKernels = DispatchKeySet(DispatchKeySet::FULL) - DispatchKeySet(DispatchKey::Dense);
-constexpr DispatchKeySet kCpu{DispatchKey::CPU};
-
-}  // namespace
-
 void fillByPyTorch(const RandomFill& fill, void* values, std::int64_t count, at::mt19937_data_pod& engine) {
-  const c10::impl::ForceDispatchKeyGuard guard{DispatchKeySet(), kAllButKernels};
+  const KernelsOnly guard;
   at::Tensor tensor = at::from_blob(values, {count}, at::dtype(fill.dtype));
   const at::Generator generator = at::detail::createCPUGenerator();
   auto& impl = *generator.get<at::CPUGeneratorImpl>();
@@ -29,9 +19,9 @@ void fillByPyTorch(const RandomFill& fill, void* values, std::int64_t count, at:
   impl.set_engine(own_engine);
   // Calling an operator tells the profiler of it, redispatching does not.
   if (fill.distribution == Distribution::Normal) {
-    at::_ops::normal_::redispatch(kCpu, tensor, fill.first, fill.second, generator);
+    at::_ops::normal_::redispatch(KernelsOnly::kCpu, tensor, fill.first, fill.second, generator);
   } else {
-    at::_ops::uniform_::redispatch(kCpu, tensor, fill.first, fill.second, generator);
+    at::_ops::uniform_::redispatch(KernelsOnly::kCpu, tensor, fill.first, fill.second, generator);
   }
   engine = impl.engine().data();
 }
