@@ -111,7 +111,7 @@ void normalValues(const std::uint32_t* numbers, void* values, std::int64_t count
       }
     };
     const auto store = [&](std::int64_t half, auto normal) {
-      const auto value = L::template rounded<Element>(L::timesPlus(normal, stds, means));
+      const auto value = roundedTo<L, Element>(L::timesPlus(normal, stds, means));
       if constexpr (kTwo) {
         L::store(out + i + half, out + second + half, value);
       } else {

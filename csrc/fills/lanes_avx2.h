@@ -108,10 +108,10 @@ struct LanesAvx2 {
     return static_cast<std::uint32_t>(_mm256_movemask_ps(ofBits(mask)));
   }
 
-  // rounded<Element>() returns the values that elements would have, to nearest even, none of them NaN; store() stores
-  // values that elements have.
-  template <typename Element>
-  static Floats rounded(Floats a);
+  // The numbers of half precision that are nearest to `a`, or of two the even ones.
+  static Floats throughHalf(Floats a) {
+    return _mm256_cvtph_ps(_mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
+  }
 
   static Floats load(const float* from) {
     return _mm256_loadu_ps(from);
@@ -123,6 +123,7 @@ struct LanesAvx2 {
     return _mm256_cvtph_ps(load16(from));
   }
 
+  // Of values that the elements can have.
   static void store(float* to, Floats a) {
     _mm256_storeu_ps(to, a);
   }
@@ -142,24 +143,6 @@ struct LanesAvx2 {
     return _mm_loadu_si128(static_cast<const __m128i*>(from));
   }
 };
-
-template <>
-inline LanesAvx2::Floats LanesAvx2::rounded<float>(Floats a) {
-  return a;
-}
-
-template <>
-inline LanesAvx2::Floats LanesAvx2::rounded<c10::BFloat16>(Floats a) {
-  const Ints bits = bitsOf(a);
-  const Ints is_odd = both(right<16>(bits), all(1));
-  const Ints up = plus(plus(bits, all(0x7fff)), is_odd);
-  return ofBits(left<16>(right<16>(up)));
-}
-
-template <>
-inline LanesAvx2::Floats LanesAvx2::rounded<c10::Half>(Floats a) {
-  return _mm256_cvtph_ps(_mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
-}
 
 }  // namespace
 

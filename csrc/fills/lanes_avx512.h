@@ -112,9 +112,10 @@ struct LanesAvx512 {
     return _mm512_movepi32_mask(mask);
   }
 
-  // As in lanes_avx2.h.
-  template <typename Element>
-  static Floats rounded(Floats a);
+  // The numbers of half precision that are nearest to `a`, or of two the even ones.
+  static Floats throughHalf(Floats a) {
+    return _mm512_cvtph_ps(_mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
+  }
 
   static Floats load(const float* from) {
     return _mm512_loadu_ps(from);
@@ -126,6 +127,7 @@ struct LanesAvx512 {
     return _mm512_cvtph_ps(load8(from));
   }
 
+  // Of values that the elements can have.
   static void store(float* to, Floats a) {
     _mm512_storeu_ps(to, a);
   }
@@ -162,24 +164,6 @@ struct LanesAvx512 {
     _mm_storeu_si128(static_cast<__m128i*>(to), _mm_loadu_si128(static_cast<const __m128i*>(from)));
   }
 };
-
-template <>
-inline LanesAvx512::Floats LanesAvx512::rounded<float>(Floats a) {
-  return a;
-}
-
-template <>
-inline LanesAvx512::Floats LanesAvx512::rounded<c10::BFloat16>(Floats a) {
-  const Ints bits = bitsOf(a);
-  const Ints is_odd = both(right<16>(bits), all(1));
-  const Ints up = plus(plus(bits, all(0x7fff)), is_odd);
-  return ofBits(left<16>(right<16>(up)));
-}
-
-template <>
-inline LanesAvx512::Floats LanesAvx512::rounded<c10::Half>(Floats a) {
-  return _mm512_cvtph_ps(_mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
-}
 
 }  // namespace
 

@@ -5,6 +5,10 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
+
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
 
 namespace torchext {
 
@@ -15,6 +19,22 @@ template <typename Lanes>
 auto unitValues(typename Lanes::Ints numbers) {
   const auto digits = Lanes::both(numbers, Lanes::all(0xffffff));
   return Lanes::times(Lanes::valueOf(digits), Lanes::all(0x1p-24F));
+}
+
+// The values that elements would have: the nearest ones, or of two the even one. None of them is NaN.
+template <typename Lanes, typename Element>
+auto roundedTo(typename Lanes::Floats a) {
+  using L = Lanes;
+  if constexpr (std::is_same_v<Element, c10::BFloat16>) {
+    const auto bits = L::bitsOf(a);
+    const auto is_odd = L::both(L::template right<16>(bits), L::all(1));
+    const auto up = L::plus(L::plus(bits, L::all(0x7fff)), is_odd);
+    return L::ofBits(L::template left<16>(L::template right<16>(up)));
+  } else if constexpr (std::is_same_v<Element, c10::Half>) {
+    return L::throughHalf(a);
+  } else {
+    return a;
+  }
 }
 
 template <typename Lanes, typename Element>
@@ -35,7 +55,7 @@ struct UniformRange {
   // The range does not contain its end, to which values may have been rounded.
   Floats values(const std::uint32_t* numbers) const {
     const auto value = Lanes::timesPlus(unitValues<Lanes>(Lanes::load(numbers)), width, from);
-    const auto rounded = Lanes::template rounded<Element>(value);
+    const auto rounded = roundedTo<Lanes, Element>(value);
     return Lanes::choose(Lanes::isEqual(rounded, to_rounded), from_rounded, rounded);
   }
 };
