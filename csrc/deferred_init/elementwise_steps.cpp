@@ -10,7 +10,6 @@
 #include <utility>
 
 #include <ATen/ScalarOps.h>
-#include <ATen/TensorGeometry.h>
 #include <ATen/ops/copy_ops.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/util/accumulate.h>
@@ -33,10 +32,6 @@ constexpr std::array<std::string_view, 6> kElementwise{"aten::mul", "aten::div",
 bool isFloatingPoint(const Geometry& geometry) {
   return c10::isFloatingType(c10::typeMetaToScalarType(geometry.dtype)) &&
          c10::elementSize(c10::typeMetaToScalarType(geometry.dtype)) >= 2;
-}
-
-bool isContiguous(const Geometry& geometry) {
-  return at::geometry_is_contiguous(geometry.sizes, geometry.strides) && !geometry.is_conj && !geometry.is_neg;
 }
 
 // As kernels for anything but double precision see it: 1e300 is infinite to them, and 1e-300 is 0.
@@ -106,14 +101,14 @@ Tensor stretchOf(const c10::Storage& storage, const Geometry& geometry, std::int
 
 bool mayHaveSteps(const OpNode& fill) {
   constexpr std::int64_t kWorthIt = 65536;  // elements; what is smaller stays in the cache anyway
-  if (!fill.tape() || !fillsInStretches(fill.op()) || fill.written().size() != 1) {
+  if (!fill.tape() || !distributionOf(fill.op()) || fill.written().size() != 1) {
     return false;
   }
   const TensorArgument& filled = fill.tensors().front();
   const auto is_finite = [](const c10::IValue& value) {
     return !value.isDouble() || std::isfinite(inSinglePrecision(value.toDouble()));
   };
-  return filled.value != nullptr && filled.value->device().is_cpu() && isContiguous(filled.geometry) &&
+  return filled.value != nullptr && filled.value->device().is_cpu() && filled.geometry.isContiguous() &&
          c10::multiply_integers(filled.geometry.sizes) >= kWorthIt &&
          std::all_of(fill.arguments().begin(), fill.arguments().end(), is_finite);
 }
@@ -137,7 +132,7 @@ std::optional<ElementwiseStep> ElementwiseStep::of(const OpNode& node, const Geo
     return keeps_memory ? std::optional{ElementwiseStep{node, in_place, shown, shown}} : std::nullopt;
   }
   const bool is_same_shape = !written.is_argument && written.geometry.sizes == shown.sizes &&
-                             isContiguous(written.geometry) && written.geometry.storage_offset == 0;
+                             written.geometry.isContiguous() && written.geometry.storage_offset == 0;
   if (isConversion(node) && node.tensors().size() == 1 && is_same_shape && isFloatingPoint(written.geometry)) {
     return ElementwiseStep{node, std::nullopt, shown, written.geometry};
   }

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include <ATen/EmptyTensor.h>
+#include <ATen/TensorGeometry.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/TensorImpl.h>
 
@@ -105,6 +106,10 @@ bool Geometry::fits(const Tensor& tensor) const {
          tensor.is_conj() == is_conj && tensor.is_neg() == is_neg;
 }
 
+bool Geometry::isContiguous() const {
+  return at::geometry_is_contiguous(sizes, strides) && !is_conj && !is_neg;
+}
+
 Tensor Geometry::makeTensor(Storage storage) const {
   DispatchKeySet bits;
   if (is_conj) {
@@ -116,6 +121,15 @@ Tensor Geometry::makeTensor(Storage storage) const {
   return makeStridedTensor(std::move(storage), c10::typeMetaToScalarType(dtype), sizes, strides, storage_offset, bits);
 }
 
+Storage makeStorage(std::size_t nbytes, c10::Device device, bool is_pinned) {
+  const auto options = at::TensorOptions().dtype(c10::kByte).device(device).pinned_memory(is_pinned);
+  const Tensor bytes = at::empty({static_cast<int64_t>(nbytes)}, options);
+  if (device.is_cpu() && !is_pinned) {
+    preferHugePages(bytes.mutable_data_ptr(), nbytes);
+  }
+  return bytes.storage();
+}
+
 Tensor bytesAt(const c10::Storage& storage, std::size_t begin, std::size_t nbytes) {
   const Geometry bytes{{static_cast<int64_t>(nbytes)},         {1},   static_cast<int64_t>(begin),
                        caffe2::TypeMeta::Make<std::uint8_t>(), false, false};
@@ -125,12 +139,7 @@ Tensor bytesAt(const c10::Storage& storage, std::size_t begin, std::size_t nbyte
 Tensor Geometry::makeEmptyTensor(c10::Device device) const {
   const auto nbytes =
       at::detail::computeStorageNbytes(sizes, strides, dtype.itemsize(), static_cast<std::size_t>(storage_offset));
-  const auto options = at::TensorOptions().dtype(c10::kByte).device(device);
-  const Tensor bytes = at::empty({static_cast<int64_t>(nbytes)}, options);
-  if (device.is_cpu()) {
-    preferHugePages(bytes.mutable_data_ptr(), nbytes);
-  }
-  return makeTensor(bytes.storage());
+  return makeTensor(makeStorage(nbytes, device));
 }
 
 StorageValue::StorageValue(std::shared_ptr<const OpNode> writer, std::size_t output, const Storage& storage)
@@ -147,12 +156,7 @@ StorageValue::~StorageValue() {
 }
 
 Storage StorageValue::makeEmptyStorage() const {
-  const auto options = at::TensorOptions().dtype(c10::kByte).device(device_).pinned_memory(is_pinned_);
-  const Tensor bytes = at::empty({static_cast<int64_t>(nbytes_)}, options);
-  if (device_.is_cpu() && !is_pinned_) {
-    preferHugePages(bytes.mutable_data_ptr(), nbytes_);
-  }
-  return bytes.storage();
+  return makeStorage(nbytes_, device_, is_pinned_);
 }
 
 void StorageValue::fold(Storage constant) {

@@ -67,12 +67,18 @@ struct Geometry {
     return !(*this == other);
   }
 
+  // Returns true if the elements fill a stretch of memory in order, and are what memory holds.
+  bool isContiguous() const;
+
   // A tensor on `storage`, which is real.
   at::Tensor makeTensor(c10::Storage storage) const;
 
   // A real tensor with a storage of its own and arbitrary values.
   at::Tensor makeEmptyTensor(c10::Device device) const;
 };
+
+// A real storage with arbitrary contents.
+c10::Storage makeStorage(std::size_t nbytes, c10::Device device, bool is_pinned = false);
 
 // `nbytes` bytes of `storage`, which is real, as a tensor.
 at::Tensor bytesAt(const c10::Storage& storage, std::size_t begin, std::size_t nbytes);

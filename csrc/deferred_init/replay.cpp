@@ -2,11 +2,9 @@
 
 #include <algorithm>
 #include <chrono>
-#include <numeric>
 #include <utility>
 
 #include <ATen/ScalarOps.h>
-#include <ATen/ops/clone.h>
 #include <c10/util/irange.h>
 
 #include "../fake/cuda/fake_cuda.h"
@@ -14,6 +12,7 @@
 #include "../support/stack_utils.h"
 #include "draws.h"
 #include "replay_fill.h"
+#include "replay_order.h"
 
 namespace torchext {
 
@@ -22,16 +21,6 @@ using c10::Storage;
 using torch::jit::Stack;
 
 namespace {
-
-// The whole of `storage` as a tensor of bytes.
-Tensor asBytes(const Storage& storage) {
-  const auto nbytes = static_cast<int64_t>(storage.nbytes());
-  return Geometry{{nbytes}, {1}, 0, caffe2::TypeMeta::Make<std::uint8_t>(), false, false}.makeTensor(storage);
-}
-
-Storage copyOf(const Storage& storage) {
-  return asBytes(storage).clone().storage();
-}
 
 // A kernel that returns other strides than its Meta kernel promised has its result moved to where views expect it. So
 // has one that returns a tensor of zeros without memory (`_efficientzerotensor`), which the fake promised to be
@@ -90,41 +79,6 @@ void naming(const OpNode& node, const Function& run) {
   }
 }
 
-// Does `live` read a recorded value that it does not write over?
-bool readsWithoutWriting(const LiveOperator& live) {
-  const auto& written = live.node->written();
-  return std::any_of(live.arguments.begin(), live.arguments.end(), [&](const LiveArgument& argument) {
-    return argument.value != nullptr && argument.value->writer() != nullptr &&
-           std::none_of(written.begin(), written.end(), [&](const WrittenStorage& storage) {
-             return storage.is_argument && live.arguments[storage.position].value == argument.value;
-           });
-  });
-}
-
-// Sets of numbers, each named by its smallest.
-class DisjointSets {
- public:
-  explicit DisjointSets(std::size_t count) : parents_(count) {
-    std::iota(parents_.begin(), parents_.end(), std::size_t{0});
-  }
-
-  std::size_t firstOf(std::size_t i) {
-    while (parents_[i] != i) {
-      parents_[i] = parents_[parents_[i]];
-      i = parents_[i];
-    }
-    return i;
-  }
-
-  void unite(std::size_t a, std::size_t b) {
-    const auto [first, second] = std::minmax({firstOf(a), firstOf(b)});
-    parents_[second] = first;
-  }
-
- private:
-  std::vector<std::size_t> parents_;
-};
-
 std::vector<Tensor> flatten(const Stack& results) {
   std::vector<Tensor> tensors;
   forEachTensor(results, results.size(), [&tensors](const Tensor& tensor) { tensors.push_back(tensor); });
@@ -140,12 +94,29 @@ std::recursive_mutex& replayMutex() {
 
 Replay::Replay(const std::vector<StorageValuePtr>& wanted, Progress on_value)
     : wanted_{wanted}, graph_{liveGraph(wanted)}, on_value_{on_value} {
-  keepDerivationsTogether();
-  countReads();
+  keepDerivationsTogether(graph_.operators);
+  for (const StorageValue* value : graph_.wanted) {
+    wanted_of_node_[value->writer().get()].push_back(value->nbytes());
+  }
+}
+
+// Computes parts where these are asked for, and the whole of everything if a part would have other bits.
+template <typename RunAll>
+void Replay::inPartsOrWhole(const RunAll& run_all) {
+  demands_ = Demands::of(graph_);
+  try {
+    countReads();
+    run_all();
+  } catch (const PartsDiffer&) {
+    demands_ = {};
+    countReads();
+    run_all();
+  }
 }
 
 void Replay::countReads() {
-  is_done_.resize(graph_.operators.size());
+  is_done_.assign(graph_.operators.size(), false);
+  buffers_.clear();
   for (const auto place : c10::irange(graph_.operators.size())) {
     const LiveOperator& live = graph_.operators[place];
     buffers_.emplace(live.node, live.node->written().size());
@@ -158,7 +129,6 @@ void Replay::countReads() {
     }
   }
   for (const StorageValue* value : graph_.wanted) {
-    wanted_of_node_[value->writer().get()].push_back(value->nbytes());
     if (value->writer() != nullptr) {
       bufferOf(*value).pending_reads += 1;
       bufferOf(*value).is_wanted = true;
@@ -166,42 +136,12 @@ void Replay::countReads() {
   }
 }
 
-// What was recorded after construction (`module.half()`, the slicing of shards) makes a new storage of each old one. In
-// the order of recording all of the old ones would be in memory before the first new one. Any order will do that
-// computes values before they are read; so operators that are connected by what they read run together, when the first
-// of them is due. Where all of them write over what they read, as in ordinary construction, there is nothing to gain,
-// and the order of recording has random numbers drawn without moving back and forth on the tape.
-void Replay::keepDerivationsTogether() {
-  std::vector<LiveOperator>& operators = graph_.operators;
-  DisjointSets sets{operators.size()};
-  std::unordered_map<const OpNode*, std::size_t> place_of;
-  for (const auto i : c10::irange(operators.size())) {
-    place_of[operators[i].node] = i;
-    for (const LiveArgument& argument : operators[i].arguments) {
-      if (argument.value != nullptr && argument.value->writer() != nullptr) {
-        sets.unite(i, place_of.at(argument.value->writer().get()));
-      }
-    }
-  }
-  std::vector<bool> derives(operators.size(), false);
-  for (const auto i : c10::irange(operators.size())) {
-    derives[sets.firstOf(i)] = derives[sets.firstOf(i)] || readsWithoutWriting(operators[i]);
-  }
-  std::vector<std::pair<std::size_t, LiveOperator>> due;
-  due.reserve(operators.size());
-  for (const auto i : c10::irange(operators.size())) {
-    due.emplace_back(derives[sets.firstOf(i)] ? sets.firstOf(i) : i, std::move(operators[i]));
-  }
-  std::stable_sort(due.begin(), due.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
-  std::transform(due.begin(), due.end(), operators.begin(), [](auto& entry) { return std::move(entry.second); });
-}
-
 Replay::Buffer& Replay::bufferOf(const StorageValue& value) {
   return buffers_.at(value.writer().get())[value.output()];
 }
 
-const Storage& Replay::storageOf(const StorageValue& value) {
-  return value.writer() == nullptr ? value.constant() : bufferOf(value).storage;
+Parts Replay::partsOf(const StorageValue& value) {
+  return value.writer() == nullptr ? Parts{{value.constant(), std::nullopt}} : bufferOf(value).parts;
 }
 
 // A constant, which no operator writes, is done before it begins.
@@ -209,20 +149,23 @@ void Replay::reportWanted(const OpNode* node) {
   const auto found = wanted_of_node_.find(node);
   if (found != wanted_of_node_.end()) {
     std::for_each(found->second.begin(), found->second.end(), on_value_);
+    wanted_of_node_.erase(found);
   }
 }
 
 std::vector<Storage> Replay::run() {
   reportWanted(nullptr);
-  for (const auto place : c10::irange(graph_.operators.size())) {
-    runNext(place);
-    reportWanted(graph_.operators[place].node);
-  }
+  inPartsOrWhole([this] {
+    for (const auto place : c10::irange(graph_.operators.size())) {
+      runNext(place);
+      reportWanted(graph_.operators[place].node);
+    }
+  });
   const RealDispatch guard;
   std::vector<Storage> storages;
   storages.reserve(graph_.wanted.size());
   for (const StorageValue* value : graph_.wanted) {
-    storages.push_back(value->writer() == nullptr ? copyOf(value->constant()) : storageOf(*value));
+    storages.push_back(value->writer() == nullptr ? copyOf(value->constant()) : partsOf(*value).front().storage);
   }
   buffers_.clear();
   // A kernel may keep what it returns.
@@ -235,12 +178,18 @@ std::vector<Storage> Replay::run() {
 }
 
 void Replay::runAndDrop(c10::function_ref<void(const LiveOperator& live, double seconds)> on_operator) {
+  std::vector<double> seconds;
+  inPartsOrWhole([&] {
+    seconds.clear();
+    for (const auto place : c10::irange(graph_.operators.size())) {
+      const auto start = std::chrono::steady_clock::now();
+      runNext(place);
+      seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+      dropWanted(graph_.operators[place]);
+    }
+  });
   for (const auto place : c10::irange(graph_.operators.size())) {
-    const LiveOperator& live = graph_.operators[place];
-    const auto start = std::chrono::steady_clock::now();
-    runNext(place);
-    on_operator(live, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
-    dropWanted(live);
+    on_operator(graph_.operators[place], seconds[place]);
   }
 }
 
@@ -248,7 +197,7 @@ void Replay::runAndDrop(c10::function_ref<void(const LiveOperator& live, double 
 void Replay::dropWanted(const LiveOperator& live) {
   const auto drop = [](Buffer& buffer) {
     if (buffer.is_wanted && buffer.pending_reads == 1) {
-      buffer.storage = {};
+      buffer.parts.clear();
     }
   };
   for (const LiveArgument& argument : live.arguments) {
@@ -271,23 +220,46 @@ void Replay::runNext(std::size_t place) {
     return;
   }
   const LiveOperator& live = graph_.operators[place];
-  const OpNode& node = *live.node;
-  naming(node, [&] {
-    const RealDispatch guard{node.threadState()};
-    checkInputs(node);
-    const std::vector<Tensor> tensors = makeArguments(live);
-    Stack stack = node.arguments(tensors);
-    std::vector<Fused> fused = stepsAfter(place);
-    const bool has_run_fused = !fused.empty() && fillWithSteps(node, stack, fused);
-    if (!has_run_fused) {
-      call(node, stack);
+  naming(*live.node, [&] {
+    const RealDispatch guard{live.node->threadState()};
+    checkInputs(*live.node);
+    if (demands_.areNone(*live.node)) {
+      return;
     }
-    keepWritten(node, tensors, stack);
-    if (has_run_fused) {
-      keepFused(fused);
+    if (isForParts(demands_.ruleOf(*live.node)) && demands_.partsOf(*live.node, 0) != nullptr) {
+      runForParts(live);
+    } else {
+      runOnce(place);
     }
   });
   finishReads(live);
+}
+
+void Replay::runOnce(std::size_t place) {
+  const LiveOperator& live = graph_.operators[place];
+  const OpNode& node = *live.node;
+  const std::vector<Parts> writable = writableParts(live);
+  const std::vector<Tensor> tensors = makeArguments(live, writable);
+  Stack stack = node.arguments(tensors);
+  std::vector<Fused> fused = stepsAfter(place);
+  const bool has_run_fused = !fused.empty() && fillWithSteps(node, stack, fused);
+  if (!has_run_fused) {
+    call(node, stack);
+  }
+  if (readsParts(live)) {
+    forEachTensor(stack, stack.size(), [&node](const Tensor& result) { checkIsExact(node, result); });
+  }
+  keepWritten(node, tensors, stack, writable);
+  if (has_run_fused) {
+    keepFused(fused);
+  }
+}
+
+bool Replay::readsParts(const LiveOperator& live) {
+  return std::any_of(live.arguments.begin(), live.arguments.end(), [this](const LiveArgument& argument) {
+    return argument.value != nullptr && argument.value->writer() != nullptr &&
+           demands_.partsOf(*argument.value->writer(), argument.value->output()) != nullptr;
+  });
 }
 
 // The elementwise operators that follow a fill, each being the only reader of the result before.
@@ -300,7 +272,7 @@ std::vector<Replay::Fused> Replay::stepsAfter(std::size_t place) {
   Geometry shown = last->tensors().front().geometry;
   while (true) {
     const Buffer& buffer = buffers_.at(last).front();
-    if (buffer.pending_reads != 1 || buffer.is_wanted) {
+    if (buffer.pending_reads != 1 || buffer.is_wanted || demands_.partsOf(*last, 0) != nullptr) {
       return fused;
     }
     last = graph_.operators[*buffer.reader].node;
@@ -340,64 +312,144 @@ void Replay::call(const OpNode& node, Stack& stack) {
   }
 }
 
-std::vector<Tensor> Replay::makeArguments(const LiveOperator& live) {
+void Replay::runForParts(const LiveOperator& live) {
   const OpNode& node = *live.node;
-  // A storage that the operator writes is made writable first: several arguments may show it.
-  std::vector<std::pair<const StorageValue*, Storage>> writable;
-  for (const WrittenStorage& written : node.written()) {
-    if (written.is_argument) {
-      writable.emplace_back(node.tensors()[written.position].value.get(), writableStorage(live, written.position));
+  const Parts parts = node.written().front().is_argument ? writablePartsOf(live, 0) : freshParts(node, 0);
+  for (const Part& part : parts) {
+    computePartOf(live, part);
+  }
+  buffers_.at(&node).front().parts = parts;
+}
+
+void Replay::computePartOf(const LiveOperator& live, const Part& part) {
+  const OpNode& node = *live.node;
+  const PartRule rule = demands_.ruleOf(node);
+  if (rule == PartRule::kRandomFill) {
+    fillPart(node, *part.box, part.storage, tape_.placedAt(*node.tape()));
+    return;
+  }
+  const auto ranges = Box{*part.box}.take(writtenGeometry(node));
+  if (!ranges) {
+    return;
+  }
+  const std::vector<Parts> writable{{part}};
+  const auto reads = readsForPart(node, rule, *ranges);
+  std::vector<Tensor> arguments(reads.size());
+  for (const auto i : c10::irange(reads.size())) {
+    if (reads[i]) {
+      arguments[i] = makeArgument(live, i, &*reads[i], writable);
     }
   }
+  const Geometry written = narrowed(writtenGeometry(node), *ranges);
+  computePart(node, rule, *ranges, arguments, tensorIn(part, written));
+}
+
+// ---- Arguments ----
+
+std::vector<Tensor> Replay::makeArguments(const LiveOperator& live, const std::vector<Parts>& writable) {
   std::vector<Tensor> tensors;
-  tensors.reserve(node.tensors().size());
-  for (const auto i : c10::irange(node.tensors().size())) {
-    const TensorArgument& argument = node.tensors()[i];
-    if (argument.device) {
-      tensors.push_back(argument.geometry.makeEmptyTensor(*argument.device));
-      continue;
-    }
-    if (argument.number) {
-      tensors.push_back(at::native::wrapped_scalar_tensor(*argument.number));
-      continue;
-    }
-    if (argument.value == nullptr) {
-      tensors.push_back(argument.external->tensor());
-      continue;
-    }
-    const auto copied = std::find_if(writable.begin(), writable.end(), [&argument](const auto& entry) {
-      return isSameValue(*entry.first, *argument.value);
-    });
-    if (copied != writable.end()) {
-      tensors.push_back(argument.geometry.makeTensor(copied->second));
-    } else if (const StorageValue* value = live.arguments[i].value) {
-      tensors.push_back(argument.geometry.makeTensor(storageOf(*value)));
-    } else {
-      tensors.push_back(argument.geometry.makeTensor(argument.value->makeEmptyStorage()));
-    }
+  tensors.reserve(live.arguments.size());
+  for (const auto i : c10::irange(live.arguments.size())) {
+    tensors.push_back(makeArgument(live, i, nullptr, writable));
   }
   return tensors;
 }
 
-// The storage of the argument at `position`, to write the next value into: that of the value before when nobody reads
-// it afterwards, else a copy.
-Storage Replay::writableStorage(const LiveOperator& live, std::size_t position) {
-  const StorageValue* value = live.arguments[position].value;
-  if (value == nullptr) {
-    return live.node->tensors()[position].value->makeEmptyStorage();
+// Those of its elements that are in `ranges`, if that is not null.
+Tensor Replay::makeArgument(const LiveOperator& live,
+                            std::size_t index,
+                            const IndexRanges* ranges,
+                            const std::vector<Parts>& writable) {
+  const TensorArgument& argument = live.node->tensors()[index];
+  if (argument.device) {
+    return argument.geometry.makeEmptyTensor(*argument.device);
   }
-  if (value->writer() == nullptr) {
-    return copyOf(value->constant());
+  if (argument.number) {
+    return at::native::wrapped_scalar_tensor(*argument.number);
+  }
+  if (argument.value == nullptr) {
+    return ranges == nullptr ? argument.external->tensor() : narrowed(argument.external->tensor(), *ranges);
+  }
+  const Geometry geometry = ranges == nullptr ? argument.geometry : narrowed(argument.geometry, *ranges);
+  const auto& written = live.node->written();
+  for (const auto i : c10::irange(written.size())) {
+    if (written[i].is_argument && isSameValue(*live.node->tensors()[written[i].position].value, *argument.value)) {
+      return seenBy(*live.node, writable[i], argument, geometry);
+    }
+  }
+  const StorageValue* value = live.arguments[index].value;
+  return value != nullptr ? seenBy(*live.node, partsOf(*value), argument, geometry)
+                          : geometry.makeTensor(argument.value->makeEmptyStorage());
+}
+
+// Who is not to notice that it is a part gets the strides and the alignment that were recorded.
+Tensor Replay::seenBy(const OpNode& reader,
+                      const Parts& parts,
+                      const TensorArgument& argument,
+                      const Geometry& geometry) const {
+  if (parts.empty()) {  // nobody asks for what has no elements
+    return geometry.makeEmptyTensor(argument.value->device());
+  }
+  const Part& part = partWith(parts, geometry);
+  if (demands_.ruleOf(reader) == PartRule::kNone && !isSeenAlike(part, geometry)) {
+    throw PartsDiffer{};
+  }
+  return tensorIn(part, geometry);
+}
+
+// ---- What is written into ----
+
+// A storage that the operator writes is made writable first: several arguments may show it.
+std::vector<Parts> Replay::writableParts(const LiveOperator& live) {
+  std::vector<Parts> writable;
+  for (const auto i : c10::irange(live.node->written().size())) {
+    writable.push_back(live.node->written()[i].is_argument ? writablePartsOf(live, i) : Parts{});
+  }
+  return writable;
+}
+
+// Memory of the value before when nobody reads that afterwards, else a copy.
+Parts Replay::writablePartsOf(const LiveOperator& live, std::size_t output) {
+  const std::size_t position = live.node->written()[output].position;
+  const StorageValue* value = live.arguments[position].value;
+  const Demands::Parts* planned = demands_.partsOf(*live.node, output);
+  if (value == nullptr) {
+    return planned != nullptr ? freshParts(*live.node, output)
+                              : Parts{{live.node->tensors()[position].value->makeEmptyStorage(), std::nullopt}};
   }
   const auto reads = static_cast<std::size_t>(
       std::count_if(live.arguments.begin(), live.arguments.end(), [value](const LiveArgument& argument) {
         return argument.value != nullptr && isSameValue(*argument.value, *value);
       }));
-  const Buffer& buffer = bufferOf(*value);
-  return buffer.pending_reads == reads ? buffer.storage : copyOf(buffer.storage);
+  const bool is_last = value->writer() != nullptr && bufferOf(*value).pending_reads == reads;
+  const Parts before = partsOf(*value);
+  if (planned == nullptr) {
+    return {{is_last ? before.front().storage : copyOf(before.front().storage), std::nullopt}};
+  }
+  Parts parts;
+  for (const Box& box : planned->boxes) {
+    const Part& source = partWith(before, box);
+    const bool is_same = source.box && box.contains(*source.box);
+    parts.push_back(is_last && is_same ? source : cutOut(source, box));
+  }
+  return parts;
 }
 
-void Replay::keepWritten(const OpNode& node, const std::vector<Tensor>& arguments, const Stack& results) {
+Parts Replay::freshParts(const OpNode& node, std::size_t output) const {
+  Parts parts;
+  const Demands::Parts& planned = *demands_.partsOf(node, output);
+  for (const Box& box : planned.boxes) {
+    parts.push_back({makeStorage(box.packedBytes(), planned.device), box});
+  }
+  return parts;
+}
+
+// ---- What has been written ----
+
+void Replay::keepWritten(const OpNode& node,
+                         const std::vector<Tensor>& arguments,
+                         const Stack& results,
+                         const std::vector<Parts>& writable) {
   auto& buffers = buffers_[&node];
   const std::vector<Tensor> returned = flatten(results);
   for (const auto i : c10::irange(node.written().size())) {
@@ -407,16 +459,21 @@ void Replay::keepWritten(const OpNode& node, const std::vector<Tensor>& argument
     }
     if (written.is_argument) {
       const Tensor& argument = arguments[written.position];
-      buffers[i].storage = written.was_resized ? storageAsPromised(written.geometry, argument) : argument.storage();
+      buffers[i].parts = writable[i];
+      if (!writable[i].empty() && !writable[i].front().box) {
+        buffers[i].parts.front().storage =
+            written.was_resized ? storageAsPromised(written.geometry, argument) : argument.storage();
+      }
       continue;
     }
     TORCH_INTERNAL_ASSERT(written.position < returned.size(), node.op().operator_name(),
                           " returned fewer tensors than when recorded.");
-    Storage storage = storageAsPromised(written.geometry, returned[written.position]);
+    const Tensor& result = returned[written.position];
+    Storage storage = storageAsPromised(written.geometry, result);
     const bool is_shared = std::any_of(arguments.begin(), arguments.end(), [&storage](const Tensor& argument) {
       return argument.has_storage() && isSameStorage(argument.storage(), storage);
     });
-    buffers[i].storage = is_shared ? copyOf(storage) : std::move(storage);
+    buffers[i].parts = {{is_shared ? copyOf(storage) : std::move(storage), std::nullopt}};
   }
 }
 
@@ -425,7 +482,7 @@ void Replay::keepFused(const std::vector<Fused>& fused) {
     const LiveOperator& live = graph_.operators[one.place];
     Buffer& buffer = buffers_.at(live.node).front();
     if (buffer.pending_reads > 0) {
-      buffer.storage = one.result;
+      buffer.parts = {{one.result, std::nullopt}};
     }
     finishReads(live);
     is_done_[one.place] = true;
@@ -440,7 +497,7 @@ void Replay::finishReads(const LiveOperator& live) {
     Buffer& buffer = bufferOf(*argument.value);
     buffer.pending_reads -= 1;
     if (buffer.pending_reads == 0) {
-      buffer.storage = {};
+      buffer.parts.clear();
     }
   }
 }

@@ -9,9 +9,11 @@
 #include <c10/util/FunctionRef.h>
 
 #include "../support/interpreter_lock.h"
+#include "demands.h"
 #include "elementwise_steps.h"
 #include "liveness.h"
 #include "op_graph.h"
+#include "value_parts.h"
 
 namespace torchext {
 
@@ -49,9 +51,9 @@ class Replay {
   }
 
  private:
-  // The bytes of one value, while somebody needs them.
+  // What there is of one value, while somebody needs it: those parts that somebody asks for (NOTE [Demand by parts]).
   struct Buffer {
-    c10::Storage storage;
+    Parts parts;
     // Arguments of planned operators that have yet to read it, plus one if it is wanted.
     std::size_t pending_reads = 0;
     bool is_wanted = false;
@@ -68,18 +70,40 @@ class Replay {
   };
 
   void countReads();
-  void keepDerivationsTogether();
   Buffer& bufferOf(const StorageValue& value);
-  const c10::Storage& storageOf(const StorageValue& value);
+  Parts partsOf(const StorageValue& value);
+  template <typename RunAll>
+  void inPartsOrWhole(const RunAll& run_all);
 
   void runNext(std::size_t place);
   std::vector<Fused> stepsAfter(std::size_t place);
   void call(const OpNode& node, torch::jit::Stack& stack);
   bool fillWithSteps(const OpNode& fill, torch::jit::Stack& stack, std::vector<Fused>& fused);
   void keepFused(const std::vector<Fused>& fused);
-  std::vector<at::Tensor> makeArguments(const LiveOperator& live);
-  c10::Storage writableStorage(const LiveOperator& live, std::size_t position);
-  void keepWritten(const OpNode& node, const std::vector<at::Tensor>& arguments, const torch::jit::Stack& results);
+  void runOnce(std::size_t place);
+  bool readsParts(const LiveOperator& live);
+  void runForParts(const LiveOperator& live);
+  void computePartOf(const LiveOperator& live, const Part& part);
+
+  std::vector<at::Tensor> makeArguments(const LiveOperator& live, const std::vector<Parts>& writable);
+  at::Tensor makeArgument(const LiveOperator& live,
+                          std::size_t index,
+                          const IndexRanges* ranges,
+                          const std::vector<Parts>& writable);
+  at::Tensor seenBy(const OpNode& reader,
+                    const Parts& parts,
+                    const TensorArgument& argument,
+                    const Geometry& geometry) const;
+
+  // For each storage that an operator writes, what its next value is written into.
+  std::vector<Parts> writableParts(const LiveOperator& live);
+  Parts writablePartsOf(const LiveOperator& live, std::size_t output);
+  Parts freshParts(const OpNode& node, std::size_t output) const;
+
+  void keepWritten(const OpNode& node,
+                   const std::vector<at::Tensor>& arguments,
+                   const torch::jit::Stack& results,
+                   const std::vector<Parts>& writable);
   void finishReads(const LiveOperator& live);
 
   void reportWanted(const OpNode* node);
@@ -88,6 +112,7 @@ class Replay {
   // Keep the graph alive.
   std::vector<StorageValuePtr> wanted_;
   LiveGraph graph_;
+  Demands demands_;
   Progress on_value_;
   // The sizes of the wanted values that an operator of the plan writes, if any.
   std::unordered_map<const OpNode*, std::vector<std::size_t>> wanted_of_node_;

@@ -14,8 +14,6 @@ namespace torchext {
 using at::Tensor;
 using torch::jit::Stack;
 
-namespace {
-
 std::optional<Distribution> distributionOf(const c10::OperatorHandle& op) {
   if (op.schema().name() == "aten::uniform_") {
     return Distribution::Uniform;
@@ -24,12 +22,6 @@ std::optional<Distribution> distributionOf(const c10::OperatorHandle& op) {
     return Distribution::Normal;
   }
   return std::nullopt;
-}
-
-}  // namespace
-
-bool fillsInStretches(const c10::OperatorHandle& op) {
-  return distributionOf(op).has_value();
 }
 
 bool replayFill(const c10::OperatorHandle& op, Stack& stack, const at::Generator& generator, AfterStretch after) {

@@ -1,10 +1,13 @@
 #pragma once
 
+#include <optional>
+
 #include <ATen/core/Generator.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
 #include "../fills/fill.h"
+#include "../fills/random_fill.h"
 
 namespace torchext {
 
@@ -19,7 +22,7 @@ bool replayFill(const c10::OperatorHandle& op,
 // Calls `op` with `stack` and `generator` in the place of its own, computing it so where that can be done.
 void callWithGenerator(const c10::OperatorHandle& op, torch::jit::Stack& stack, const at::Generator& generator);
 
-// Returns true for the operators that call `after` where they are computed so.
-bool fillsInStretches(const c10::OperatorHandle& op);
+// Which distribution `op` fills a tensor with by `fillRandomly()`, and calls `after`, or nothing.
+std::optional<Distribution> distributionOf(const c10::OperatorHandle& op);
 
 }  // namespace torchext

@@ -64,6 +64,12 @@ class TapeReader {
   // Returns a generator that is placed at `position`, to be used until the next call.
   const at::Generator& moveTo(const TapePosition& position);
 
+  // The same to read where the engine stands, and not to draw.
+  const at::Generator& placedAt(TapePosition position) {
+    position.length = 0;
+    return moveTo(position);
+  }
+
  private:
   struct Cursor {
     at::Generator generator;  // undefined until it is used

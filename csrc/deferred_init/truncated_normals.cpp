@@ -13,8 +13,8 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 
-#include "../fills/truncated_fill.h"
 #include "../fills/twister.h"
+#include "../support/stack_utils.h"
 #include "real_dispatch.h"
 
 namespace torchext {
@@ -50,6 +50,10 @@ class Answers {
   std::size_t next_ = 0;
 };
 
+bool isIt(const c10::OperatorHandle& op) {
+  return op.schema().name() == "torchext::trunc_normal_";
+}
+
 Tensor emptyTensor(std::int64_t numel, c10::ScalarType dtype) {
   return at::empty({numel}, at::dtype(dtype).device(at::kCPU));
 }
@@ -71,21 +75,31 @@ bool TruncatedNormals::Question::operator==(const Question& other) const {
 }
 
 std::optional<TruncatedNormals> TruncatedNormals::of(const c10::OperatorHandle& op, const Stack& stack) {
-  if (op.schema().name() != "torchext::trunc_normal_") {
-    return std::nullopt;
-  }
-  const auto number = [&stack](std::size_t index) { return torch::jit::peek(stack, index, kArguments).toDouble(); };
-  const Tensor& self = torch::jit::peek(stack, 0, kArguments).toTensor();
-  return TruncatedNormals{op, {self.scalar_type(), number(1), number(2), number(3), number(4)}};
+  return isIt(op) ? of(op, torch::jit::peek(stack, 0, kArguments).toTensor().scalar_type(), topOf(stack, kArguments))
+                  : std::nullopt;
+}
+
+std::optional<TruncatedNormals> TruncatedNormals::of(const c10::OperatorHandle& op,
+                                                     c10::ScalarType dtype,
+                                                     c10::ArrayRef<c10::IValue> arguments) {
+  const auto number = [&arguments](std::size_t index) { return arguments[index].toDouble(); };
+  return isIt(op) ? std::optional{TruncatedNormals{op, {dtype, number(1), number(2), number(3), number(4)}}}
+                  : std::nullopt;
+}
+
+std::optional<TruncatedFill> TruncatedNormals::asFill() const {
+  const auto& [dtype, mean, std, a, b] = question_;
+  return isExact() ? std::optional{TruncatedFill::between(dtype, mean, std, a, b)} : std::nullopt;
 }
 
 bool TruncatedNormals::fill(void* values, std::int64_t count, Engine& engine) const {
-  const auto& [dtype, mean, std, a, b] = question_;
-  return isExact() && fillTruncated(TruncatedFill::between(dtype, mean, std, a, b), values, count, engine).has_value();
+  const auto fill = asFill();
+  return fill && fillTruncated(*fill, values, count, engine).has_value();
 }
 
 std::optional<std::uint64_t> TruncatedNormals::countDraws(std::int64_t count, const at::Generator& generator) const {
-  if (!isExact()) {
+  const auto fill = asFill();
+  if (!fill) {
     return std::nullopt;
   }
   auto& impl = *generator.get<at::CPUGeneratorImpl>();
@@ -93,8 +107,7 @@ std::optional<std::uint64_t> TruncatedNormals::countDraws(std::int64_t count, co
     const std::lock_guard<std::mutex> lock(impl.mutex_);
     return impl.engine().data();
   }();
-  const auto& [dtype, mean, std, a, b] = question_;
-  return fillTruncated(TruncatedFill::between(dtype, mean, std, a, b), nullptr, count, engine);
+  return fillTruncated(*fill, nullptr, count, engine);
 }
 
 bool TruncatedNormals::isExact() const {

@@ -8,6 +8,8 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
+#include "../fills/truncated_fill.h"
+
 namespace torchext {
 
 // The arguments of one call of `torchext::trunc_normal_`, which is `torch.nn.init.trunc_normal_` where that may reject
@@ -28,9 +30,17 @@ class TruncatedNormals {
   // Null if `op` is another one. The arguments are on top of `stack`.
   static std::optional<TruncatedNormals> of(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
-  // Neither of the two does anything, and they return false and nothing, where the operator is to be called: PyTorch's
+  // The same for a tensor of `dtype`, with all arguments in `arguments`.
+  static std::optional<TruncatedNormals> of(const c10::OperatorHandle& op,
+                                            c10::ScalarType dtype,
+                                            c10::ArrayRef<c10::IValue> arguments);
+
+  // None of these does anything, and they return false and nothing, where the operator is to be called: PyTorch's
   // function may sample in another way, for these bounds or in this release. So it is run on a few elements before, and
   // compared with.
+
+  // What is to be filled with.
+  std::optional<TruncatedFill> asFill() const;
 
   // Does what the operator does with `count` elements of memory, and moves `engine` as it does.
   bool fill(void* values, std::int64_t count, at::mt19937_data_pod& engine) const;

@@ -1,77 +1,24 @@
 #include "fill.h"
 
-#include <algorithm>
-#include <cfloat>
 #include <cstddef>
-#include <limits>
 #include <vector>
 
-#include <c10/util/BFloat16.h>
-#include <c10/util/Half.h>
-
-#include "exactness.h"
-#include "own_fill.h"
+#include "fill_method.h"
 #include "pieces.h"
-#include "pytorch_fill.h"
 #include "slices.h"
 #include "threads.h"
-#include "twister.h"
 
 namespace torchext {
 
 namespace {
 
 using Engine = at::mt19937_data_pod;
-using Method = void (*)(const RandomFill&, void*, std::int64_t, Engine&);
-
-// ---- What PyTorch accepts ----
-
-double largestOf(c10::ScalarType dtype) {
-  switch (dtype) {
-    case c10::kFloat:
-      return FLT_MAX;
-    case c10::kBFloat16:
-      return static_cast<double>(std::numeric_limits<c10::BFloat16>::max());
-    case c10::kHalf:
-      return static_cast<double>(std::numeric_limits<c10::Half>::max());
-    default:
-      return DBL_MAX;
-  }
-}
-
-// Numbers that are not, and comparisons with them, are refused here too.
-bool isRange(double from, double to, c10::ScalarType dtype) {
-  const double largest = largestOf(dtype);
-  const bool is_inside = -largest <= from && from <= to && to <= largest && to - from <= largest;
-  if (!is_inside || dtype == c10::kDouble) {
-    return is_inside;
-  }
-  // The kernel computes in single precision, where the width may be rounded up.
-  return static_cast<float>(to) - static_cast<float>(from) <= FLT_MAX;
-}
-
-bool isAccepted(const RandomFill& fill, std::int64_t count) {
-  if (fill.distribution == Distribution::Uniform) {
-    return isRange(fill.first, fill.second, fill.dtype);
-  }
-  return fill.second >= 0 && count >= kNormalChunk;
-}
-
-// ---- How to compute it ----
-
-// Null where neither way is PyTorch's to the last bit.
-Method methodFor(const RandomFill& fill) {
-  if (!arePiecesExact(fill.distribution, fill.dtype)) {
-    return nullptr;
-  }
-  return hasOwnKernel(fill) && isOwnKernelExact(fill.distribution, fill.dtype) ? fillByOwnKernel : fillByPyTorch;
-}
 
 // One that is being computed, by one or several threads.
 struct Job {
   const RandomFill& fill;
   std::byte* values;
-  Method method;
+  FillMethod method;
   AfterStretch after;
 
   void computeStretch(std::int64_t begin, std::int64_t end, Engine& engine) const {
@@ -94,10 +41,7 @@ struct Job {
 
 bool fillRandomly(
     const RandomFill& fill, void* values, std::int64_t count, at::mt19937_data_pod& engine, AfterStretch after) {
-  if (!Twister::understands(engine) || !isAccepted(fill, count)) {
-    return false;
-  }
-  const Method method = methodFor(fill);
+  const FillMethod method = fillMethodFor(fill, count, engine);
   if (method == nullptr) {
     return false;
   }

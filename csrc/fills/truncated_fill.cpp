@@ -13,6 +13,7 @@
 #include "exactness.h"
 #include "mt19937_jump.h"
 #include "own_fill.h"
+#include "part_fill.h"
 #include "pieces.h"
 #include "random_fill.h"
 #include "slices.h"
@@ -28,6 +29,10 @@ using Engine = at::mt19937_data_pod;
 
 constexpr std::int64_t kStretch = 4096;  // values: what a first-level cache holds
 
+RandomFill normalOf(const TruncatedFill& fill) {
+  return {Distribution::Normal, fill.dtype, fill.mean, fill.std};
+}
+
 // How many random numbers one fill of `count` values takes.
 std::int64_t drawsOfFill(c10::ScalarType dtype, std::int64_t count) {
   const std::int64_t rest = count % kNormalChunk;
@@ -38,21 +43,23 @@ std::int64_t drawsOfFill(c10::ScalarType dtype, std::int64_t count) {
 // of a fill counts as one.
 struct Pending {
   std::int64_t chunk;  // its first value
+  std::uint32_t run;
   std::uint16_t mask;
 };
 
-// Fills a part of the memory, round by round, which is small enough for a list of what is pending.
+// Fills a part of the memory, round by round, which is small enough for a list of what is pending. The part has one run
+// or several, in order, each of whole chunks, but for the last one of the fill: that belongs to the chunk before.
 class Part {
  public:
-  Part(const TruncatedFill& fill, std::byte* values, std::int64_t count, std::int64_t begin, std::int64_t end)
+  Part(const TruncatedFill& fill, std::int64_t count, c10::ArrayRef<FillRun> runs)
       : fill_{fill},
-        normal_{Distribution::Normal, fill.dtype, fill.mean, fill.std},
+        normal_{normalOf(fill)},
         outside_{kernelsFor(fill.dtype)->outside},
         element_bytes_{static_cast<std::int64_t>(c10::elementSize(fill.dtype))},
-        values_{values},
         count_{count},
-        begin_{begin},
-        end_{end} {}
+        runs_{runs},
+        begin_{runs.front().begin},
+        end_{runs.back().end} {}
 
   // Returns how many rounds it takes, and moves `engine` from where the fill of this part begins in the first round to
   // where it ends.
@@ -75,20 +82,34 @@ class Part {
     return value == count_ ? drawsOfFill(fill_.dtype, count_) : value;
   }
 
-  std::byte* at(std::int64_t value) const {
-    return values_ + value * element_bytes_;
+  // Null if only the rounds are to be counted.
+  std::byte* at(const FillRun& run, std::int64_t value) const {
+    auto* values = static_cast<std::byte*>(run.values);
+    return values == nullptr ? nullptr : values + (value - run.begin) * element_bytes_;
   }
 
   void fillAll(Engine& engine) {
-    const Pieces stretches{end_ - begin_, kStretch};
+    std::int64_t drawn = begin_;
+    for (std::size_t i = 0; i < runs_.size(); ++i) {
+      advance(engine, static_cast<std::uint64_t>(runs_[i].begin - drawn));
+      fillRun(static_cast<std::uint32_t>(i), engine);
+      drawn = drawsUntil(runs_[i].end);
+    }
+  }
+
+  void fillRun(std::uint32_t index, Engine& engine) {
+    const FillRun& run = runs_[index];
+    const Pieces stretches{run.end - run.begin, kStretch};
     for (std::int64_t i = 0; i < stretches.count; ++i) {
       const auto [from, to] = stretches.piece(i);
-      void* values = values_ == nullptr ? static_cast<void*>(buffer_.data()) : at(begin_ + from);
+      std::byte* own = at(run, run.begin + from);
+      void* values = own == nullptr ? static_cast<void*>(buffer_.data()) : own;
       fillByOwnKernel(normal_, values, to - from, engine);
       scan(values, to - from);
       for (std::size_t chunk = 0; chunk < masks_.size(); ++chunk) {
         if (masks_[chunk] != 0) {
-          pending_.push_back({begin_ + from + static_cast<std::int64_t>(chunk) * kNormalChunk, masks_[chunk]});
+          const std::int64_t first = run.begin + from + static_cast<std::int64_t>(chunk) * kNormalChunk;
+          pending_.push_back({first, index, masks_[chunk]});
         }
       }
     }
@@ -159,13 +180,14 @@ class Part {
 
   // Takes the pending values of `chunk` from the buffer, which begins with the value `from`.
   void replace(const Pending& chunk, std::int64_t from) {
-    if (values_ == nullptr) {
+    std::byte* values = at(runs_[chunk.run], chunk.chunk);
+    if (values == nullptr) {
       return;
     }
     const auto* source = reinterpret_cast<const std::byte*>(buffer_.data());  // NOLINT(*-reinterpret-cast)
     for (std::int64_t i = 0; i < kNormalChunk; ++i) {
       if (((static_cast<unsigned>(chunk.mask) >> static_cast<unsigned>(i)) & 1U) != 0) {
-        std::memcpy(at(chunk.chunk + i), source + (chunk.chunk + i - from) * element_bytes_,
+        std::memcpy(values + i * element_bytes_, source + (chunk.chunk + i - from) * element_bytes_,
                     static_cast<std::size_t>(element_bytes_));
       }
     }
@@ -175,8 +197,8 @@ class Part {
   RandomFill normal_;
   Scan outside_;
   std::int64_t element_bytes_;
-  std::byte* values_;  // null if only the rounds are to be counted
   std::int64_t count_;
+  c10::ArrayRef<FillRun> runs_;
   std::int64_t begin_;
   std::int64_t end_;
   std::vector<Pending> pending_;
@@ -196,7 +218,9 @@ std::int64_t roundsOfSlice(const TruncatedFill& fill,
   std::int64_t rounds = 0;
   for (std::int64_t i = 0; i < parts.count; ++i) {
     const auto [from, to] = parts.piece(i);
-    rounds = std::max(rounds, Part{fill, values, count, begin + from, begin + to}.compute(engine));
+    const auto bytes = static_cast<std::int64_t>(c10::elementSize(fill.dtype));
+    const FillRun run{begin + from, begin + to, values == nullptr ? nullptr : values + (begin + from) * bytes};
+    rounds = std::max(rounds, Part{fill, count, run}.compute(engine));
   }
   return rounds;
 }
@@ -205,6 +229,73 @@ bool canFill(const RandomFill& fill, std::int64_t count, const Engine& engine) {
   return Twister::understands(engine) && count >= kNormalChunk && fill.second >= 0 && hasOwnKernel(fill) &&
          isOwnKernelExact(fill.distribution, fill.dtype);
 }
+
+// ---- Parts ----
+
+// The chunks that `run` has values of.
+FillRun wholeChunksOf(const FillRun& run, std::int64_t count) {
+  const std::int64_t last = (count / kNormalChunk - 1) * kNormalChunk;
+  const std::int64_t begin = std::min(run.begin / kNormalChunk * kNormalChunk, last);
+  const std::int64_t end = (run.end + kNormalChunk - 1) / kNormalChunk * kNormalChunk;
+  return {begin, end > last + kNormalChunk || (end > last && count % kNormalChunk != 0) ? count : end, nullptr};
+}
+
+// Several runs that are computed together: their chunks, in memory of their own, from which they are copied.
+class Batch {
+ public:
+  Batch(const TruncatedFill& fill, std::int64_t count)
+      : fill_{fill}, count_{count}, element_bytes_{static_cast<std::int64_t>(c10::elementSize(fill.dtype))} {}
+
+  void add(const FillRun& run) {
+    const FillRun chunks = wholeChunksOf(run, count_);
+    wanted_.push_back(run);
+    if (!runs_.empty() && chunks.begin <= runs_.back().end) {
+      size_ += std::max<std::int64_t>(chunks.end - runs_.back().end, 0);
+      runs_.back().end = std::max(runs_.back().end, chunks.end);
+    } else {
+      size_ += chunks.end - chunks.begin;
+      runs_.push_back(chunks);
+    }
+  }
+
+  std::int64_t size() const noexcept {
+    return size_;
+  }
+
+  // `engine` is at the beginning of the fill. The batch is empty afterwards.
+  void compute(Engine engine) {
+    if (runs_.empty()) {
+      return;
+    }
+    std::vector<std::byte> memory(static_cast<std::size_t>(size_ * element_bytes_));
+    std::byte* next = memory.data();
+    for (FillRun& run : runs_) {
+      run.values = next;
+      next += (run.end - run.begin) * element_bytes_;
+    }
+    advance(engine, static_cast<std::uint64_t>(runs_.front().begin));
+    Part{fill_, count_, runs_}.compute(engine);
+    const FillRun* source = runs_.data();
+    for (const FillRun& run : wanted_) {
+      while (run.begin >= source->end) {
+        ++source;
+      }
+      std::memcpy(run.values, static_cast<std::byte*>(source->values) + (run.begin - source->begin) * element_bytes_,
+                  static_cast<std::size_t>((run.end - run.begin) * element_bytes_));
+    }
+    wanted_.clear();
+    runs_.clear();
+    size_ = 0;
+  }
+
+ private:
+  const TruncatedFill& fill_;
+  std::int64_t count_;
+  std::int64_t element_bytes_;
+  std::vector<FillRun> wanted_;
+  std::vector<FillRun> runs_;
+  std::int64_t size_ = 0;
+};
 
 float roundedTo(c10::ScalarType dtype, double number) {
   const auto single = static_cast<float>(number);
@@ -228,8 +319,7 @@ std::optional<std::uint64_t> fillTruncated(const TruncatedFill& fill,
                                            void* values,
                                            std::int64_t count,
                                            at::mt19937_data_pod& engine) {
-  const RandomFill normal{Distribution::Normal, fill.dtype, fill.mean, fill.std};
-  if (!canFill(normal, count, engine)) {
+  if (!canFill(normalOf(fill), count, engine)) {
     return std::nullopt;
   }
   const Pieces slices = slicesOf(count);
@@ -243,6 +333,35 @@ std::optional<std::uint64_t> fillTruncated(const TruncatedFill& fill,
   const auto draws = static_cast<std::uint64_t>(most * drawsOfFill(fill.dtype, count));
   advance(engine, draws);
   return draws;
+}
+
+bool canFillParts(const TruncatedFill& fill, std::int64_t count, const Engine& engine) {
+  return canFill(normalOf(fill), count, engine);
+}
+
+void fillParts(const TruncatedFill& fill, std::int64_t count, c10::ArrayRef<FillRun> runs, const Engine& engine) {
+  if (runs.empty()) {
+    return;
+  }
+  constexpr std::int64_t kBatch = std::int64_t{1} << 22U;  // values: 16 MiB of float32
+  const std::int64_t first = runs.front().begin / kNormalChunk * kNormalChunk;
+  const auto element_bytes = static_cast<std::int64_t>(c10::elementSize(fill.dtype));
+  const Pieces slices = slicesOf(runs.back().end - first);
+  runAtOnce(slices.count, [&](std::int64_t i) {
+    const auto [from, to] = slices.piece(i);
+    Batch batch{fill, count};
+    for (const FillRun& run : runs) {
+      for (std::int64_t begin = std::max(run.begin, first + from); begin < std::min(run.end, first + to);) {
+        const std::int64_t end = std::min({run.end, first + to, begin + kBatch});
+        batch.add({begin, end, static_cast<std::byte*>(run.values) + (begin - run.begin) * element_bytes});
+        begin = end;
+        if (batch.size() >= kBatch) {
+          batch.compute(engine);
+        }
+      }
+    }
+    batch.compute(engine);
+  });
 }
 
 }  // namespace torchext

@@ -1,0 +1,69 @@
+#pragma once
+
+// NOTE [Operators that are run for a part]
+//
+// An operator is run for a part of what it writes only where the bits of an element depend neither on which others are
+// computed with it, nor on where in memory they are. That is so for copies, for fills with a number, for random fills
+// by fills/part_fill.h, and for operations of IEEE 754, which have one result; not for others, such as `exp`, which
+// have other code for the elements that do not fill a vector, nor for matrix products and reductions, whose order
+// depends on sizes. Those are run as they were recorded.
+//
+// What is not a number has many bits, and vectorized code may choose others. So results of arithmetic are looked at,
+// and if there is such a one, all is computed anew as it was recorded: `PartsDiffer`.
+
+#include <cstdint>
+#include <exception>
+#include <optional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "grid.h"
+#include "op_graph.h"
+
+namespace torchext {
+
+enum class PartRule : std::uint8_t {
+  kNone,       // is run as it was recorded, on tensors that have the strides and the alignment that they had
+  kAnyLayout,  // is run as it was recorded, wherever the elements of its arguments are
+  kElementwise,
+  kConstant,       // makes a tensor of equal elements
+  kConcatenation,  // `cat` and `stack`
+  kPadding,
+  kRandomFill,
+};
+
+PartRule partRuleOf(const OpNode& node);
+
+// Returns true if calls with the rule can be run for a part.
+constexpr bool isForParts(PartRule rule) {
+  return rule != PartRule::kNone && rule != PartRule::kAnyLayout;
+}
+
+// How the tensor that a call with such a rule writes shows its storage: its only result, or an argument.
+const Geometry& writtenGeometry(const OpNode& node);
+
+// What a call with such a rule needs of each tensor argument to write the elements in `ranges`: some elements, or none.
+// Of an argument that it writes, `ranges`.
+std::vector<std::optional<IndexRanges>> readsForPart(const OpNode& node, PartRule rule, const IndexRanges& ranges);
+
+// Writes the elements in `ranges`, which `result` shows, given what is read for them: a tensor for each argument, which
+// is undefined where nothing is read. Not for random fills.
+void computePart(const OpNode& node,
+                 PartRule rule,
+                 const IndexRanges& ranges,
+                 const std::vector<at::Tensor>& arguments,
+                 const at::Tensor& result);
+
+// Computes of the random fill `node` the bytes of its storage in `box` into `memory`, the bytes of the box, with
+// `generator` where the fill begins.
+void fillPart(const OpNode& node, const Box& box, const c10::Storage& memory, const at::Generator& generator);
+
+// Raised where a part of a result would not have the bits that it has in the whole.
+class PartsDiffer : public std::exception {};
+
+// Raises `PartsDiffer` if `result`, which `node` has computed for a part or for other strides than those that were
+// recorded, may have other bits than it should.
+void checkIsExact(const OpNode& node, const at::Tensor& result);
+
+}  // namespace torchext

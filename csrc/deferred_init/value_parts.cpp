@@ -1,0 +1,68 @@
+#include "value_parts.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+
+#include <ATen/ops/clone.h>
+
+namespace torchext {
+
+using c10::Storage;
+
+namespace {
+
+void copyBytes(
+    const Storage& to, std::int64_t to_byte, const Storage& from, std::int64_t from_byte, std::int64_t count) {
+  if (to.device().is_cpu()) {
+    std::memcpy(static_cast<std::byte*>(to.mutable_data()) + to_byte,
+                static_cast<const std::byte*>(from.data()) + from_byte, static_cast<std::size_t>(count));
+    return;
+  }
+  const auto bytes = [count](const Storage& storage, std::int64_t begin) {
+    return bytesAt(storage, static_cast<std::size_t>(begin), static_cast<std::size_t>(count));
+  };
+  bytes(to, to_byte).copy_(bytes(from, from_byte));
+}
+
+Geometry shownIn(const Part& part, const Geometry& geometry) {
+  return part.box ? part.box->shown(geometry) : geometry;
+}
+
+}  // namespace
+
+bool Part::contains(const Geometry& geometry) const {
+  const auto needed = box ? box->grid().boxOf(geometry) : std::nullopt;
+  return !needed || box->contains(*needed);
+}
+
+at::Tensor tensorIn(const Part& part, const Geometry& geometry) {
+  TORCH_INTERNAL_ASSERT(part.contains(geometry));
+  return shownIn(part, geometry).makeTensor(part.storage);
+}
+
+bool isSeenAlike(const Part& part, const Geometry& geometry) {
+  const Geometry shown = shownIn(part, geometry);
+  const auto distance =
+      (shown.storage_offset - geometry.storage_offset) * static_cast<std::int64_t>(geometry.dtype.itemsize());
+  return shown.strides == geometry.strides && distance % kMemoryAlignment == 0;
+}
+
+Storage copyOf(const Storage& storage) {
+  return bytesAt(storage, 0, storage.nbytes()).clone().storage();
+}
+
+Part cutOut(const Part& part, const Box& box) {
+  Storage cut = makeStorage(box.packedBytes(), part.storage.device());
+  const auto size = static_cast<std::int64_t>(part.storage.nbytes());
+  box.forEachRun([&](std::int64_t begin, std::int64_t packed, std::int64_t length) {
+    const std::int64_t from = part.box ? part.box->placeOf(begin) : begin;
+    const std::int64_t count = std::min(length, size - from);  // of a last row that is not whole
+    if (count > 0) {
+      copyBytes(cut, packed, part.storage, from, count);
+    }
+  });
+  return {std::move(cut), box};
+}
+
+}  // namespace torchext

@@ -1,0 +1,178 @@
+"""Shards have the bits of the whole, at the price of the shard: csrc/deferred_init/demands.h."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+from common import assert_same_tensor, build_both
+from random_shards import random_program
+from torch import Tensor, nn
+
+from torchext.deferred_init import deferred_init, materialize_tensor
+
+ROWS, COLUMNS = 96, 80
+
+INITIALIZERS: dict[str, Callable[[Tensor], object]] = {
+    "normal_": lambda t: t.normal_(0.5, 2),
+    "uniform_": lambda t: t.uniform_(-1, 2),
+    "kaiming_uniform_": nn.init.kaiming_uniform_,
+    "xavier_normal_": nn.init.xavier_normal_,
+    "trunc_normal_ that rejects": lambda t: nn.init.trunc_normal_(t, 0, 1.5),
+    "trunc_normal_ of far bounds": lambda t: nn.init.trunc_normal_(t, 0, 0.02),
+    "trunc_normal_ of the tail": lambda t: nn.init.trunc_normal_(t, 0, 1, 1.5, 3),
+    "orthogonal_": nn.init.orthogonal_,
+    "sparse_": lambda t: nn.init.sparse_(t, 0.25),
+    "eye_": nn.init.eye_,
+    "constant_": lambda t: nn.init.constant_(t, 3),
+    "bernoulli_": lambda t: t.bernoulli_(0.25),
+    "exponential_": lambda t: t.exponential_(),
+    "written twice": lambda t: t.normal_().uniform_(),
+    "scaled": lambda t: t.normal_().mul_(0.02).add_(1),
+    "clamped": lambda t: t.normal_().clamp_(-1, 1),
+    "clamped at zero": lambda t: t.normal_().clamp_(min=0),
+    "exponentials": lambda t: t.normal_().exp_(),
+    "divided by its norm": lambda t: t.normal_().div_(t.norm()),
+    "a row of zeros": lambda t: t.normal_()[3].zero_(),
+    "columns of zeros": lambda t: t.normal_()[:, 20:50].zero_(),
+    "block by block": lambda t: [part.normal_() for row in t.split(25) for part in row.split(33, 1)],
+    "row by row": lambda t: [t[i].uniform_() for i in range(ROWS)],
+    "its rows shifted": lambda t: t.normal_()[1:].copy_(t[:-1].clone()),
+    "transposed": lambda t: t.t().copy_(torch.randn(COLUMNS, ROWS)),
+    "flat": lambda t: t.view(-1).normal_(),
+    "the halves exchanged": lambda t: t.copy_(torch.cat([t.normal_()[48:], t[:48]])),
+}
+
+SHARDS: dict[str, Callable[[Tensor], Tensor]] = {
+    "rows": lambda t: t[24:48].clone(),
+    "uneven rows": lambda t: t.chunk(7)[-1].clone(),
+    "one row": lambda t: t[95].clone(),
+    "every third row": lambda t: t[1::3].clone(),
+    "columns": lambda t: t[:, 10:20].contiguous(),
+    "one column": lambda t: t[:, 79].clone(),
+    "columns of the transpose": lambda t: t.t()[30:40].contiguous(),
+    "a block": lambda t: t[10:20, 30:47].contiguous(),
+    "some heads": lambda t: t.view(12, 8, COLUMNS)[3:5].clone(),
+    "halves of heads": lambda t: t.view(12, 8, COLUMNS)[:, :4].reshape(-1, COLUMNS),
+    "a stretch across rows": lambda t: t.view(-1)[1000:2345].clone(),
+    "padded rows": lambda t: t.new_zeros(20, COLUMNS).narrow(0, 0, 16).copy_(t[80:]),
+    "rows with padding": lambda t: nn.functional.pad(t, (0, 0, 0, 32))[90:120].clone(),
+    "the same part of three": lambda t: torch.cat([part[:4] for part in t.chunk(3)]),
+    "a part of several together": lambda t: torch.stack([t, t + 1])[:, 5:9].clone(),
+    "rows in half precision": lambda t: t.to(torch.bfloat16)[8:24].clone(),
+    "scaled rows": lambda t: (t * 0.5)[8:24].clone(),
+    "rows of a sum": lambda t: (t + torch.rand(ROWS, COLUMNS))[8:24].clone(),
+    "rows of a product": lambda t: (t @ torch.rand(COLUMNS, 64, dtype=t.dtype))[8:24].clone(),
+    "the sum of some rows": lambda t: t[8:24].sum(0),
+    "nothing": lambda t: t[5:5].clone(),
+}
+
+
+def build(initialize: Callable[[Tensor], object], shard: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Tensor:
+    weight = torch.empty(ROWS, COLUMNS, dtype=dtype)
+    initialize(weight)
+    torch.rand(3)
+    return shard(weight)
+
+
+@pytest.mark.parametrize("shard", SHARDS.values(), ids=SHARDS)
+@pytest.mark.parametrize("initialize", INITIALIZERS.values(), ids=INITIALIZERS)
+def test_a_shard_has_the_bits_of_the_whole(
+    initialize: Callable[[Tensor], object], shard: Callable[[Tensor], Tensor]
+) -> None:
+    eager, deferred = build_both(lambda: build(initialize, shard, torch.float32))
+    assert_same_tensor(materialize_tensor(deferred), eager)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shard", SHARDS.values(), ids=SHARDS)
+@pytest.mark.parametrize("name", ["normal_", "uniform_", "trunc_normal_ that rejects", "scaled", "block by block"])
+def test_a_shard_has_the_bits_of_the_whole_in_any_precision(
+    name: str, shard: Callable[[Tensor], Tensor], dtype: torch.dtype
+) -> None:
+    eager, deferred = build_both(lambda: build(INITIALIZERS[name], shard, dtype))
+    assert_same_tensor(materialize_tensor(deferred), eager)
+
+
+# More values than one thread fills, in numbers that make no whole chunks of 16.
+@pytest.mark.parametrize("shape", [(1001, 607), (607, 1001), (607_617,)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["normal_", "uniform_", "trunc_normal_ that rejects"])
+def test_shards_of_large_tensors_have_the_bits_of_the_whole(
+    name: str, dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    def build() -> list[Tensor]:
+        weight = torch.empty(shape, dtype=dtype)
+        INITIALIZERS[name](weight)
+        last = weight.size(-1)
+        return [
+            weight[-3:].clone(),
+            weight[: weight.size(0) // 2].clone(),
+            weight[..., last // 3 : last // 2].contiguous(),
+            weight[..., -5:].contiguous(),
+        ]
+
+    eager, deferred = build_both(build)
+    for shard, expected in zip(reversed(deferred), reversed(eager), strict=True):
+        assert_same_tensor(materialize_tensor(shard), expected)
+
+
+def test_what_is_not_a_number_has_the_bits_of_the_whole() -> None:
+    def build() -> Tensor:
+        weight = torch.empty(64, 100)
+        weight.copy_(torch.arange(0x7F800000, 0x7F800000 + 6400, dtype=torch.int32).view(torch.float32).view(64, 100))
+        return weight.to(torch.bfloat16)[3:17, 5:60].contiguous()
+
+    eager, deferred = build_both(build)
+    found = materialize_tensor(deferred)
+    assert torch.equal(found.view(torch.int16), eager.view(torch.int16))
+
+
+def test_random_programs_have_the_shards_of_eager_construction() -> None:
+    for seed in range(500):
+        eager, deferred = build_both(random_program(seed), seed)
+        order = list(range(len(deferred)))
+        random.Random(seed).shuffle(order)
+        for i in order:
+            materialize_tensor(deferred[i])
+        for found, expected in zip(deferred, eager, strict=True):
+            assert_same_tensor(found, expected), seed
+
+
+MEMORY = """
+import torch
+from torchext.deferred_init import deferred_init, materialize_tensor
+
+def megabytes(name):
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) / 1024 for line in status if line.startswith(name))
+
+def build():
+    weight = torch.empty(8192, 4096)  # 128 MiB
+    torch.nn.init.{initializer}(weight)
+    return {shard}
+
+materialize_tensor(deferred_init(torch.rand, 100000))  # what is found out once
+shard = deferred_init(build)
+before = megabytes("VmRSS")
+materialize_tensor(shard)
+print(megabytes("VmHWM") - before, shard.untyped_storage().nbytes() / 2**20)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of memory from /proc")
+@pytest.mark.parametrize("initializer", ["normal_", "kaiming_uniform_", "trunc_normal_"])
+@pytest.mark.parametrize(
+    "shard",
+    ["weight[128:256].clone()", "weight[:, 64:128].contiguous()", "weight.t()[64:128].contiguous()"],
+    ids=["rows", "columns", "columns of the transpose"],
+)
+def test_memory_holds_the_shard_and_little_more(initializer: str, shard: str) -> None:
+    program = MEMORY.format(initializer=initializer, shard=shard)
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    grown, size = map(float, result.stdout.split())
+    assert grown < 3 * size + 32

@@ -1,0 +1,132 @@
+"""Random programs that make tensors, write parts of them in all ways, and return parts of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from contextlib import suppress
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["random_program"]
+
+SHAPES = [(64, 48), (16, 6, 24), (4096,), (8, 32, 4, 4), (100, 37), (37, 100), (1000,), (3, 500), (128, 16)]
+DTYPES = [torch.float32] * 4 + [torch.float64, torch.bfloat16, torch.float16]
+
+Refused = (RuntimeError, NotImplementedError, IndexError, ValueError)
+
+WRITES: list[Callable[[Tensor], object]] = [
+    lambda t: t.normal_(0.1, 2),
+    lambda t: t.uniform_(-1, 3),
+    lambda t: nn.init.trunc_normal_(t, 0, 1.5),
+    lambda t: t.bernoulli_(0.4),
+    lambda t: t.exponential_(),
+    lambda t: t.zero_(),
+    lambda t: t.fill_(3.25),
+    lambda t: t.mul_(0.37),
+    lambda t: t.add_(1.5),
+    lambda t: t.div_(3),
+    lambda t: t.neg_(),
+    lambda t: t.clamp_(-0.5, 0.7),
+    lambda t: t.masked_fill_(t > 0, 0.25),
+    lambda t: t.add_(t),
+    lambda t: t.sub_(torch.rand(t.shape)),
+    lambda t: t.mul_(torch.full(t.shape[-1:], 1.25)),
+    lambda t: t.copy_(torch.randn(t.shape)),
+    lambda t: t.copy_(torch.arange(t.numel()).view(t.shape)),
+    # Whose bits depend on where elements are.
+    lambda t: t.erfinv_(),
+    lambda t: t.exp_(),
+    lambda t: t.log_(),
+    lambda t: t.cumsum_(0),
+    # What is not a number.
+    lambda t: t.mul_(float("inf")).mul_(0),
+]
+
+RESULTS: list[Callable[[Tensor], Tensor]] = [
+    lambda t: t * 0.02,
+    lambda t: t.clone(),
+    lambda t: t.contiguous(),
+    lambda t: t.to(torch.bfloat16),
+    lambda t: t.to(torch.float64),
+    lambda t: t + torch.randn(t.shape, dtype=t.dtype),
+    lambda t: torch.cat([t, t * 2, t]),
+    lambda t: torch.stack([t, t + 1], -1),
+    lambda t: nn.functional.pad(t, (1, 2)),
+    lambda t: nn.functional.pad(t, (-1, 0)),
+    lambda t: t.flip(0),
+    lambda t: t.tril(),
+    lambda t: t.repeat(2, *[1] * (t.dim() - 1)),
+    lambda t: torch.where(t > 0, t, -t),
+    lambda t: torch.zeros_like(t).copy_(t),
+    lambda t: t.softmax(0),
+]
+
+CUTS: list[Callable[[Tensor], Tensor]] = [
+    lambda t: t.clone(),
+    lambda t: t.contiguous(),
+    lambda t: t.new_zeros(t.shape).copy_(t),
+    lambda t: t.to(torch.bfloat16),
+    lambda t: t.reshape(-1) * 2,
+]
+
+
+class _Program:
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+
+    def run(self) -> list[Tensor]:
+        shape, dtype = self.random.choice(SHAPES), self.random.choice(DTYPES)
+        tensors = [torch.empty(shape, dtype=dtype).normal_()]
+        for _ in range(self.random.randint(0, 6)):
+            self.change(tensors)
+        results = [
+            self.random.choice(CUTS)(self.view(self.random.choice(tensors))) for _ in range(self.random.randint(1, 3))
+        ]
+        return results + tensors[:1] if self.random.random() < 0.1 else results
+
+    def change(self, tensors: list[Tensor]) -> None:
+        tensor, kind = self.random.choice(tensors), self.random.random()
+        # Eager and deferred construction refuse the same, so what is refused is left out.
+        with suppress(*Refused):
+            if kind < 0.5:
+                self.random.choice(WRITES)(self.view(tensor))
+            elif kind < 0.6:
+                self.view(tensor).copy_(self.view(self.random.choice(tensors)))
+            elif len(tensors) < 5:
+                result = self.random.choice(RESULTS)(self.view(tensor) if kind < 0.75 else tensor)
+                if result.numel() < 40000:
+                    tensors.append(result)
+
+    def view(self, tensor: Tensor) -> Tensor:
+        for _ in range(self.random.randint(0, 3)):
+            with suppress(*Refused):
+                tensor = self.step(tensor)
+        return tensor
+
+    def step(self, tensor: Tensor) -> Tensor:
+        dim = self.random.randrange(max(tensor.dim(), 1))
+        size = tensor.size(dim)
+        kind = self.random.randrange(8)
+        if kind < 3:
+            begin = self.random.randint(0, size)
+            return tensor.narrow(dim, begin, self.random.randint(begin, size) - begin)
+        if kind == 3:
+            return tensor.transpose(dim, -1)
+        if kind == 4:
+            return tensor.unflatten(dim, self.random.choice([(2, -1), (-1, 2), (4, -1)]))
+        if kind == 5:
+            return tensor.view(-1)
+        if kind == 6:
+            return (
+                tensor.select(0, self.random.randrange(size))
+                if dim == 0
+                else tensor.permute(*range(tensor.dim())[::-1])
+            )
+        return tensor[(slice(None),) * dim + (slice(self.random.randint(0, 2), None, self.random.randint(1, 3)),)]
+
+
+def random_program(seed: int) -> Callable[[], list[Tensor]]:
+    """Returns a function that returns tensors. Each call draws from the default generator, and does the same."""
+    return lambda: _Program(seed).run()
