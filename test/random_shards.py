@@ -124,7 +124,8 @@ class _Program:
                 if dim == 0
                 else tensor.permute(*range(tensor.dim())[::-1])
             )
-        return tensor[(slice(None),) * dim + (slice(self.random.randint(0, 2), None, self.random.randint(1, 3)),)]
+        steps = slice(self.random.randint(0, 2), None, self.random.randint(1, 3))
+        return tensor[(slice(None),) * dim + (steps,)]
 
 
 def random_program(seed: int) -> Callable[[], list[Tensor]]:

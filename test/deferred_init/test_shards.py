@@ -13,7 +13,7 @@ from common import assert_same_tensor, build_both
 from random_shards import random_program
 from torch import Tensor, nn
 
-from torchext.deferred_init import deferred_init, materialize_tensor
+from torchext.deferred_init import materialize_tensor
 
 ROWS, COLUMNS = 96, 80
 
@@ -140,12 +140,12 @@ def test_random_programs_have_the_shards_of_eager_construction() -> None:
         for i in order:
             materialize_tensor(deferred[i])
         for found, expected in zip(deferred, eager, strict=True):
-            assert_same_tensor(found, expected), seed
+            assert_same_tensor(found, expected, f"seed {seed}")
 
 
 MEMORY = """
 import torch
-from torchext.deferred_init import deferred_init, materialize_tensor
+from torchext.deferred_init import materialize_tensor
 
 def megabytes(name):
     with open("/proc/self/status") as status:
