@@ -5,14 +5,12 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from common import build_both
+from processes import main, program
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -20,12 +18,6 @@ from torchext.compat import install_as_torchdistx
 from torchext.deferred_init import defer_again, is_deferred, materialize_module, materialize_tensor, summary
 
 WORLD_SIZE = 2
-PROGRAMS: dict[str, Callable[[], None]] = {}
-
-
-def program(function: Callable[[], None]) -> Callable[[], None]:
-    PROGRAMS[function.__name__] = function
-    return function
 
 
 class Model(nn.Module):
@@ -86,22 +78,27 @@ def assert_wraps_alike(module: nn.Module, eager: nn.Module) -> None:
     assert_trains_like(wrapped, expected)
 
 
-@program
-def fsdp1() -> None:
+def assert_finds_torchext() -> None:
     install_as_torchdistx()
     eager, deferred = build_the_same()
     assert_wraps_alike(deferred, eager)
 
 
-@program
+@program()
+def fsdp1() -> None:
+    assert "torch.distributed.fsdp" not in sys.modules
+    assert_finds_torchext()
+
+
+@program()
 def fsdp1_that_was_imported_before() -> None:
     import torch.distributed.fsdp._init_utils as fsdp
 
     assert not fsdp._TORCHDISTX_AVAIL
-    fsdp1()
+    assert_finds_torchext()
 
 
-@program
+@program()
 def fully_shard() -> None:
     eager, deferred = build_the_same()
     shard(deferred)
@@ -143,7 +140,7 @@ def defer_again_but_for(module: nn.Module, spared: nn.Module) -> None:
             defer_again(child)
 
 
-@program
+@program()
 def fully_sharded_parts_stay_on_their_mesh() -> None:
     _, deferred = build_the_same()
     shard(deferred)
@@ -168,7 +165,7 @@ def other_values() -> dict[str, Tensor]:
     return Model().state_dict()
 
 
-@program
+@program()
 def sharded_modules_load_whole_state_dicts() -> None:
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
@@ -182,7 +179,7 @@ def sharded_modules_load_whole_state_dicts() -> None:
         assert_has_values(deferred, values)
 
 
-@program
+@program()
 def sharded_modules_load_checkpoints() -> None:
     import torch.distributed.checkpoint as checkpoint
     from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
@@ -211,14 +208,5 @@ def sharded_modules_load_checkpoints() -> None:
         shutil.rmtree(folder[0])
 
 
-def run(rank: int, name: str, meeting_point: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{meeting_point}", rank=rank, world_size=WORLD_SIZE)
-    try:
-        PROGRAMS[name]()
-    finally:
-        dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(run, (sys.argv[1], str(Path(folder) / "meeting_point")), nprocs=WORLD_SIZE)
+    main()

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch.distributed
+from processes import run_program
 
-TESTS = Path(__file__).parents[1]
+PROGRAMS = "fsdp_programs"
 
 pytestmark = pytest.mark.skipif(
     not (torch.distributed.is_available() and torch.distributed.is_gloo_available()),
@@ -17,31 +14,19 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def run_program(name: str) -> None:
-    """Runs one of `fsdp_programs.py`. Its processes meet in a file of their own, so programs can run in parallel."""
-    result = subprocess.run(
-        [sys.executable, str(TESTS / "fsdp_programs.py"), name],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert result.returncode == 0, result.stderr
-
-
 @pytest.mark.parametrize("name", ["fsdp1", "fsdp1_that_was_imported_before"])
 def test_fully_sharded_data_parallel_has_the_parameters_of_the_eager_module(name: str) -> None:
-    run_program(name)
+    run_program(PROGRAMS, name)
 
 
 def test_every_shard_of_fully_shard_is_that_of_the_eager_module() -> None:
-    run_program("fully_shard")
+    run_program(PROGRAMS, "fully_shard")
 
 
 def test_sharded_tensors_cannot_be_placed_off_their_mesh() -> None:
-    run_program("fully_sharded_parts_stay_on_their_mesh")
+    run_program(PROGRAMS, "fully_sharded_parts_stay_on_their_mesh")
 
 
 @pytest.mark.parametrize("name", ["sharded_modules_load_whole_state_dicts", "sharded_modules_load_checkpoints"])
 def test_deferred_sharded_modules_load(name: str) -> None:
-    run_program(name)
+    run_program(PROGRAMS, name)
