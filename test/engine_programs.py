@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -32,7 +33,7 @@ from torch.distributed.tensor.parallel import (
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn import functional
 
-from torchext.deferred_init import is_deferred, materialize_module, materialize_tensor
+from torchext.deferred_init import deferred_init, is_deferred, materialize_module, materialize_tensor, ranks
 
 Build: TypeAlias = Callable[[], nn.Module]
 Engine: TypeAlias = Callable[[nn.Module], nn.Module]
@@ -627,14 +628,14 @@ def grid() -> DeviceMesh:
 
 
 def assert_distributes(
-    mesh: DeviceMesh, placements: list[Placement], src_data_rank: int | None, construct_from: int = 0
+    mesh: DeviceMesh, placements: list[Placement], src_data_rank: int | None, construct_from: int | None = None
 ) -> None:
     torch.manual_seed(0)
     whole = matrix()
-    eager, deferred = build_both(matrix, construct_from)
+    eager, deferred = build_both(matrix, construct_from or 0)
     wanted = distribute_tensor(eager, mesh, placements, src_data_rank=src_data_rank)
     found = distribute_tensor(deferred, mesh, placements, src_data_rank=src_data_rank)
-    assert is_deferred(found)
+    assert is_deferred(found) == (construct_from is None)  # nothing is sent where all have recorded the same
     materialize_tensor(found)
     assert_has_values(found, whole, str(placements))
     assert found.to_local().stride() == wanted.to_local().stride()
@@ -642,7 +643,7 @@ def assert_distributes(
     assert_same_bits(deferred, eager, "what was distributed")  # a broadcast writes it
 
 
-def assert_all_distribute(mesh: DeviceMesh, src_data_rank: int | None, construct_from: int = 0) -> None:
+def assert_all_distribute(mesh: DeviceMesh, src_data_rank: int | None, construct_from: int | None = None) -> None:
     for placements in ON_A_LINE if mesh.ndim == 1 else ON_A_GRID:
         assert_distributes(mesh, placements, src_data_rank, construct_from)
 
@@ -663,6 +664,18 @@ def distributed_tensors_from_rank_0() -> None:
 def distributed_tensors_from_another_rank_0() -> None:
     assert_all_distribute(init_device_mesh("cpu", (4,)), src_data_rank=0, construct_from=dist.get_rank())
     assert_all_distribute(grid(), src_data_rank=0, construct_from=dist.get_rank())
+
+
+@program()
+def distribution_of_real_and_deferred_tensors() -> None:
+    ranks.PATIENCE = timedelta(seconds=1)
+    mesh = init_device_mesh("cpu", (2,))
+    for placements in ON_A_LINE * 2:
+        torch.manual_seed(dist.get_rank())
+        mine = matrix() if dist.get_rank() == 0 else deferred_init(matrix)
+        found = distribute_tensor(mine, mesh, placements)
+        torch.manual_seed(0)
+        assert_has_values(found, matrix(), str(placements))
 
 
 def perceptron() -> nn.Module:
@@ -696,11 +709,13 @@ def distributed_module_from_rank_0() -> None:
     check(perceptron, partial(distribute, mesh=init_device_mesh("cpu", (2,)), partition=None))
 
 
-def assert_redistributes(mesh: DeviceMesh, start: list[Placement], use: Callable[[DTensor], Tensor]) -> None:
+def assert_redistributes(
+    mesh: DeviceMesh, start: list[Placement], use: Callable[[DTensor], Tensor], stays_deferred: bool = False
+) -> None:
     found, wanted = (
         use(distribute_tensor(tensor, mesh, start, src_data_rank=None)) for tensor in reversed(build_both(matrix))
     )
-    assert is_deferred(found)
+    assert is_deferred(found) or not stays_deferred
     materialize_tensor(found)
     if isinstance(wanted, DTensor):
         assert found.placements == wanted.placements
@@ -715,10 +730,10 @@ def redistributed(placements: list[Placement]) -> Callable[[DTensor], Tensor]:
 @program(4)
 def redistribution_without_communication() -> None:
     for placements in ON_A_LINE:
-        assert_redistributes(init_device_mesh("cpu", (4,)), [Replicate()], redistributed(placements))
+        assert_redistributes(init_device_mesh("cpu", (4,)), [Replicate()], redistributed(placements), True)
     for placements in ON_A_GRID:
         if not isinstance(placements[0], _StridedShard):
-            assert_redistributes(grid(), [Replicate(), Replicate()], redistributed(placements))
+            assert_redistributes(grid(), [Replicate(), Replicate()], redistributed(placements), True)
 
 
 @program(4)

@@ -115,17 +115,15 @@ class _Program:
         if kind == 3:
             return tensor.transpose(dim, -1)
         if kind == 4:
-            return tensor.unflatten(dim, self.random.choice([(2, -1), (-1, 2), (4, -1)]))
+            sizes = self.random.choice([(2, -1), (-1, 2), (4, -1)])
+            return tensor.reshape(*tensor.shape[:dim], *sizes, *tensor.shape[dim + 1 :])
         if kind == 5:
-            return tensor.view(-1)
+            return tensor.flatten() if tensor.is_contiguous() else tensor
         if kind == 6:
-            return (
-                tensor.select(0, self.random.randrange(size))
-                if dim == 0
-                else tensor.permute(*range(tensor.dim())[::-1])
-            )
+            return tensor.select(dim, self.random.randrange(size))
         steps = slice(self.random.randint(0, 2), None, self.random.randint(1, 3))
-        return tensor[(slice(None),) * dim + (steps,)]
+        index: tuple[slice, ...] = (slice(None),) * dim + (steps,)
+        return tensor[index]
 
 
 def random_program(seed: int) -> Callable[[], list[Tensor]]:

@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "../fake/calls/recording.h"
+#include "../fake/collectives/collectives.h"
 #include "../fake/fake_key.h"
 #include "../fake/storage/fake_keys.h"
 #include "../support/included_key.h"
@@ -20,6 +21,7 @@ void registerDeferredInitKey() {
   registerFallback(c10::DispatchKey::DeferredInit, torch::CppFunction::makeFromBoxedFunction<&deferredInitFallback>());
   registerResizeOfDeferred();
   setHandlersRecorder(handlersRecorder());
+  setMakeReal([](at::ArrayRef<at::Tensor> deferred) { materialize(deferred); });
 }
 
 void takeDeferredInitKey() {

@@ -134,6 +134,7 @@ class RecordedCall {
   void carryOut(RecorderOutcome outcome);
   void passOn();
   void passOnBelow();
+  void communicate();
   void liftConstant();
   void runForReal();
   void runAsFake();
@@ -201,8 +202,8 @@ void RecordedCall::carryOut(RecorderOutcome outcome) {
     case RecorderOutcome::kLifts:
       liftConstant();
       break;
-    case RecorderOutcome::kRefuses:
-      refuseCollective(op_, topOf(stack_, num_arguments_));
+    case RecorderOutcome::kCommunicates:
+      communicate();
       break;
     case RecorderOutcome::kSynchronizes:
       synchronizeForReal(op_, stack_);
@@ -243,7 +244,7 @@ RecorderOutcome RecordedCall::decideHowToRecord() const {
     case Communication::kSynchronizes:
       return RecorderOutcome::kSynchronizes;
     case Communication::kCollective:
-      return RecorderOutcome::kRefuses;
+      return RecorderOutcome::kCommunicates;
   }
   if (mustRunForReal()) {
     return RecorderOutcome::kRunsForReal;
@@ -357,6 +358,11 @@ void RecordedCall::passOn() {
 void RecordedCall::passOnBelow() {
   const c10::impl::ExcludeDispatchKeyGuard guard{kDeferredInit};
   passOn();
+}
+
+void RecordedCall::communicate() {
+  makeDeferredReal(op_, topOf(stack_, num_arguments_));
+  op_.callBoxed(stack_);
 }
 
 void RecordedCall::liftConstant() {

@@ -22,7 +22,7 @@ enum class RecorderOutcome : std::uint8_t {
   kPassesOn,       // goes on to the keys below, to a mode or subclass of the user's; what that calls comes here again
   kPassesOnBelow,  // goes on to the keys below without `DeferredInit`: the call is not about deferred tensors
   kLifts,          // keeps the bytes of the constant that is its argument
-  kRefuses,        // raises an error: NOTE [Collectives]
+  kCommunicates,   // makes its deferred arguments real, and is called again: NOTE [Collectives]
   kSynchronizes,   // waits for other processes, with a real tensor
   kRunsForReal,    // computes its deferred arguments, and runs it on them at once
   kRunsAsFake,     // goes on to the keys below and to `Fake`

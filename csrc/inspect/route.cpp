@@ -334,8 +334,8 @@ void Walk::followRecorder(const TableEntry& entry) {
     case RecorderOutcome::kLifts:
       end(key, entry, RouteTurn::kComputes, "keeps the bytes of the constant");
       break;
-    case RecorderOutcome::kRefuses:
-      end(key, entry, RouteTurn::kRaises, "deferred tensors have no values to send to other processes");
+    case RecorderOutcome::kCommunicates:
+      end(key, entry, RouteTurn::kDecomposes, "makes the deferred arguments real, and is called again");
       break;
     case RecorderOutcome::kSynchronizes:
       end(key, entry, RouteTurn::kDecomposes, "makes the call now, on a real tensor");

@@ -3,11 +3,14 @@
 #include "../deferred_init/explain.h"
 #include "../deferred_init/materialize.h"
 #include "../deferred_init/operator_times.h"
+#include "../deferred_init/recording_digest.h"
 #include "../deferred_init/retained.h"
 #include "../marks/source_lines.h"
 
 #include <optional>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "bind.h"
@@ -76,6 +79,28 @@ pybind11::list timeOperatorsOf(const Tensors& tensors, bool measures) {
   return timed;
 }
 
+// Each as two numbers.
+std::vector<std::pair<std::uint64_t, std::uint64_t>> digestsOf(const Tensors& tensors) {
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> numbers;
+  for (const Digest& digest : digestsOfRecordings(tensors)) {
+    numbers.emplace_back(digest.low, digest.high);
+  }
+  return numbers;
+}
+
+// Of each tensor, the text and the digest of each source.
+std::vector<std::vector<std::tuple<std::string, std::uint64_t, std::uint64_t>>> sourcesOfTensors(
+    const Tensors& tensors) {
+  std::vector<std::vector<std::tuple<std::string, std::uint64_t, std::uint64_t>>> all;
+  for (const std::vector<Source>& sources : sourcesOf(tensors)) {
+    all.emplace_back();
+    for (const Source& source : sources) {
+      all.back().emplace_back(source.text, source.digest.low, source.digest.high);
+    }
+  }
+  return all;
+}
+
 }  // namespace
 
 void bindDeferredInit(pybind11::module_& module) {
@@ -93,6 +118,8 @@ void bindDeferredInit(pybind11::module_& module) {
   module.def("explain", torch::wrap_pybind_function(explainTensors));
   module.def("time_operators", torch::wrap_pybind_function(timeOperatorsOf), pybind11::arg("tensors"),
              pybind11::arg("measures"));
+  bind(module, "digests_of_recordings", digestsOf);
+  bind(module, "sources_of", sourcesOfTensors);
   bind(module, "enter_tracing", enterTracing);
   bind(module, "leave_tracing", leaveTracing);
 }

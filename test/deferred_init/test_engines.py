@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch.distributed
 from processes import run_program
-from torch.multiprocessing import ProcessRaisedException
 
 pytestmark = pytest.mark.skipif(
     not (torch.distributed.is_available() and torch.distributed.is_gloo_available()),
@@ -13,22 +12,8 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-class RefusedError(Exception):
-    """Deferred tensors are not communicated. Another error, such as wrong values, is not expected."""
-
-
-needs_collectives = pytest.mark.xfail(
-    reason="collectives on deferred tensors are refused", raises=RefusedError, strict=True
-)
-
-
 def run(name: str) -> None:
-    try:
-        run_program("engine_programs", name)
-    except ProcessRaisedException as error:
-        if "would communicate with other processes about a deferred tensor" in str(error):
-            raise RefusedError from error
-        raise
+    run_program("engine_programs", name)
 
 
 @pytest.mark.parametrize("name", ["fully_shard", "fully_shard_hybrid", "fsdp1_hybrid"])
@@ -45,7 +30,6 @@ def test_tensor_parallel_module_has_the_values_of_the_eager_one_and_trains_like_
     run(name)
 
 
-@needs_collectives
 @pytest.mark.parametrize(
     "name",
     [
@@ -59,7 +43,6 @@ def test_module_that_is_distributed_from_rank_0_has_the_values_of_the_eager_one(
     run(name)
 
 
-@needs_collectives
 @pytest.mark.parametrize(
     "name",
     [
@@ -72,12 +55,17 @@ def test_processes_that_construct_other_values_get_those_of_rank_0(name: str) ->
     run(name)
 
 
+@pytest.mark.filterwarnings("ignore:A process of the group")
+def test_deferred_tensors_are_distributed_from_a_process_that_holds_real_ones() -> None:
+    run("distribution_of_real_and_deferred_tensors")
+
+
 @pytest.mark.parametrize(
     "name",
     [
         "data_parallel_of_materialized",
         "data_parallel_without_broadcast",
-        pytest.param("data_parallel_of_deferred", marks=needs_collectives),
+        "data_parallel_of_deferred",
     ],
 )
 def test_data_parallel_module_has_the_values_of_the_eager_one_and_trains_like_it(name: str) -> None:
@@ -101,7 +89,7 @@ def test_slices_of_a_deferred_tensor_leave_it_deferred() -> None:
     [
         "distributed_tensors",
         "distributed_module",
-        pytest.param("distributed_tensors_from_rank_0", marks=needs_collectives),
+        "distributed_tensors_from_rank_0",
     ],
 )
 def test_parts_of_distributed_tensors_are_those_of_the_eager_ones(name: str) -> None:
@@ -112,8 +100,8 @@ def test_parts_of_distributed_tensors_are_those_of_the_eager_ones(name: str) -> 
     "name",
     [
         "redistribution_without_communication",
-        pytest.param("redistribution", marks=needs_collectives),
-        pytest.param("full_tensors", marks=needs_collectives),
+        "redistribution",
+        "full_tensors",
     ],
 )
 def test_deferred_tensors_are_redistributed_as_real_ones_are(name: str) -> None:
@@ -125,7 +113,7 @@ def test_deferred_tensors_are_redistributed_as_real_ones_are(name: str) -> None:
     [
         "state_dicts_of_tensor_parallel",
         "state_dicts_of_tensor_parallel_and_fully_shard",
-        pytest.param("full_state_dicts_of_deferred", marks=needs_collectives),
+        "full_state_dicts_of_deferred",
     ],
 )
 def test_deferred_distributed_modules_load_and_save(name: str) -> None:

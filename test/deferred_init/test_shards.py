@@ -145,7 +145,7 @@ def test_random_programs_have_the_shards_of_eager_construction() -> None:
 
 MEMORY = """
 import torch
-from torchext.deferred_init import materialize_tensor
+from torchext.deferred_init import deferred_init, materialize_tensor
 
 def megabytes(name):
     with open("/proc/self/status") as status:

@@ -1,4 +1,4 @@
-"""Collectives: refused on deferred tensors; for fakes on the backend "fake" they return metadata."""
+"""Collectives make deferred tensors real; for fakes on the backend "fake" they return metadata."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from collective_calls import C10D, FUNCTIONAL, MIXED, OF_SEVERAL, SYMMETRIC, Call, Make, group
+from common import assert_same_module, assert_same_tensor, build_both
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -19,7 +20,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_leaves
 
 from torchext import inspect
-from torchext.deferred_init import deferred_init, is_deferred, materialize_module
+from torchext.deferred_init import deferred_init, is_deferred, materialize_module, materialize_tensor
 from torchext.fake import DataDependentError, fake_like, fake_mode, is_fake
 from torchext.tools.torch_release import TORCH_RELEASE
 
@@ -27,7 +28,6 @@ pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this build
 
 T = TypeVar("T")
 
-DEFERRED = "would communicate with other processes about a deferred tensor"
 SIZES = {"fake": 8, "gloo": 1}
 
 
@@ -71,37 +71,62 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
 
 
-@named(C10D, FUNCTIONAL, SYMMETRIC, MIXED)
-def test_deferred_tensors_are_refused(world: int, call: Call) -> None:
-    with pytest.raises(RuntimeError, match=DEFERRED):
-        call(deferred, world)
+def outcome(call: Call, world: int, make: Make) -> tuple[str, list[Tensor]]:
+    """The error that the call raises, and the tensors that it was given, as they are afterwards."""
+    made: list[Tensor] = []
+
+    def note(numel: int) -> Tensor:
+        made.append(make(numel))
+        return made[-1]
+
+    try:
+        waited(call(note, world))
+        return "", made
+    except (RuntimeError, ValueError) as error:
+        return type(error).__name__, made
+
+
+def assert_does_what_eager_does(call: Call, world: int) -> None:
+    def counted(numel: int) -> Tensor:
+        return torch.arange(numel, dtype=torch.float32).add_(1)
+
+    wanted, eager = outcome(call, world, counted)
+    found, tensors = outcome(call, world, lambda numel: deferred_init(counted, numel))
+    assert found == wanted
+    for tensor, expected in zip(tensors, eager, strict=True):
+        assert torch.equal(materialize_tensor(tensor), expected)
 
 
 @of_fake_backend
-@named(OF_SEVERAL)
-def test_deferred_tensors_are_refused_by_what_needs_two_processes(world: int, call: Call) -> None:
-    with pytest.raises(RuntimeError, match=DEFERRED):
-        call(deferred, world)
+@named(C10D, FUNCTIONAL, SYMMETRIC, MIXED, OF_SEVERAL)
+def test_deferred_tensors_become_real_and_are_communicated(world: int, call: Call) -> None:
+    assert_does_what_eager_does(call, world)
 
 
-@of_fake_backend
-def test_refusal_names_the_collective_the_tensor_and_the_remedies(world: int) -> None:
-    tensor = deferred_init(torch.ones, 2, 3)
-    message = (
-        r"`c10d::allreduce_` would .* deferred tensor of shape \[2, 3\].* nothing has been sent or written.*"
-        r"materialize_tensor\(\), or materialize_module\(\) before DistributedDataParallel\(module\).*"
-        r"`src_data_rank=None`.*fully_shard\(\)"
-    )
-    with pytest.raises(RuntimeError, match=message):
-        dist.all_reduce(tensor)
+FROM_ITSELF = ("send", "recv", "recv_from_any")  # a process alone would wait
+
+
+@of_gloo
+@named({name: call for name, call in (C10D | FUNCTIONAL | MIXED).items() if name not in FROM_ITSELF})
+def test_deferred_tensors_become_real_and_are_communicated_by_gloo(world: int, call: Call) -> None:
+    assert_does_what_eager_does(call, world)
+
+
+def test_deferred_tensors_are_refused_together_with_fakes_that_nobody_recorded(world: int) -> None:
+    tensor = deferred(2)
+    with pytest.raises(RuntimeError, match=r"`c10d::allgather_` takes a fake tensor of shape \[2\] together with"):
+        dist.all_gather([fake(2) for _ in range(world)], tensor)
     assert is_deferred(tensor)
 
 
-def test_refused_collective_leaves_real_tensors_as_they_are(world: int) -> None:
-    outputs = [torch.full((2,), 5.0) for _ in range(world)]
-    with pytest.raises(RuntimeError, match=DEFERRED):
-        dist.all_gather(outputs, deferred(2))
-    assert all(torch.equal(output, torch.full((2,), 5.0)) for output in outputs)
+def test_result_of_a_collective_in_a_block_is_that_of_eager_construction(world: int) -> None:
+    def build() -> Tensor:
+        weight = torch.rand(4)
+        dist.broadcast(weight, 0)
+        return weight.mul_(2)
+
+    eager, made = build_both(build)
+    assert_same_tensor(materialize_tensor(made), eager)
 
 
 @of_gloo
@@ -266,12 +291,13 @@ def test_collectives_of_real_tensors_in_a_block_happen(world: int) -> None:
     assert torch.equal(outputs[0], real)
 
 
-def test_data_parallel_refuses_a_deferred_module(world: int) -> None:
-    module = deferred_init(mlp)
-    with pytest.raises(RuntimeError, match=DEFERRED):
-        nn.parallel.DistributedDataParallel(module)
-    materialize_module(module)
-    assert nn.parallel.DistributedDataParallel(module)(torch.ones(2, 8)).shape == (2, 8)
+def test_data_parallel_module_stays_deferred_where_all_have_recorded_the_same(world: int) -> None:
+    eager, module = build_both(mlp)
+    parallel = nn.parallel.DistributedDataParallel(module)
+    assert all(is_deferred(parameter) for parameter in module.parameters())
+    materialize_module(parallel)
+    assert_same_module(module, eager)
+    assert parallel(torch.ones(2, 8)).shape == (2, 8)
 
 
 def mesh_of(world: int) -> DeviceMesh:
@@ -282,14 +308,14 @@ def parallelize(module: nn.Module, mesh: DeviceMesh, **kwargs: object) -> nn.Mod
     return parallelize_module(module, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()}, **kwargs)  # type: ignore[arg-type]
 
 
-def test_tensor_parallelism_of_a_deferred_module_needs_no_source(world: int) -> None:
+@pytest.mark.parametrize("source", [0, None])
+def test_tensor_parallel_module_stays_deferred_where_all_have_recorded_the_same(world: int, source: int | None) -> None:
+    eager, module = build_both(mlp)
     mesh = mesh_of(world)
-    with pytest.raises(RuntimeError, match=DEFERRED):
-        parallelize(deferred_init(mlp), mesh)
-    torch.manual_seed(0)
-    eager = parallelize(mlp(), mesh, src_data_rank=None)
-    torch.manual_seed(0)
-    module = parallelize(deferred_init(mlp), mesh, src_data_rank=None)
+    # PyTorch's backend "fake" scatters nothing.
+    eager = parallelize(eager, mesh, src_data_rank=None)
+    module = parallelize(module, mesh, src_data_rank=source)
+    assert all(is_deferred(parameter) for parameter in module.parameters())
     materialize_module(module)
     for parameter, expected in zip(module.parameters(), eager.parameters(), strict=True):
         assert torch.equal(parameter.to_local(), expected.to_local())
@@ -307,11 +333,13 @@ def test_tensor_parallelism_of_a_fake_module(world: int) -> None:
     assert is_fake(module[0].weight.to_local())  # type: ignore[index]
 
 
-@of_fake_backend
 @pytest.mark.parametrize("placement", [Shard(0), Replicate()])
-def test_distribution_of_a_deferred_tensor_is_refused(world: int, placement: Placement) -> None:
-    with pytest.raises(RuntimeError, match=DEFERRED):
-        distribute_tensor(deferred(8), mesh_of(world), [placement])
+def test_distributed_tensor_stays_deferred_where_all_have_recorded_the_same(world: int, placement: Placement) -> None:
+    eager, made = build_both(lambda: torch.rand(8))
+    local = distribute_tensor(made, mesh_of(world), [placement]).to_local()
+    assert is_deferred(local)
+    expected = eager if placement == Replicate() else eager[: 8 // world]
+    assert torch.equal(materialize_tensor(local), expected)
 
 
 @of_fake_backend
@@ -325,11 +353,9 @@ def test_distribution_of_a_deferred_tensor_is_refused(world: int, placement: Pla
     ],
     ids=["full_tensor", "replicate", "shard", "sum"],
 )
-def test_gathering_a_deferred_distributed_tensor_is_refused(world: int, use: Callable[[Tensor], Tensor]) -> None:
+def test_what_is_gathered_of_a_deferred_distributed_tensor_is_real(world: int, use: Callable[[Tensor], Tensor]) -> None:
     tensor = distribute_tensor(deferred_init(torch.ones, 8, 8), mesh_of(world), [Shard(0)], src_data_rank=None)
-    with pytest.raises(RuntimeError, match=DEFERRED):
-        use(tensor)
-    assert is_deferred(tensor)
+    assert not is_deferred(use(tensor))
 
 
 def test_fakes_like_distributed_tensors_are_on_their_mesh(world: int) -> None:
@@ -373,19 +399,21 @@ def test_route_tells_what_becomes_of_a_collective(world: int, op: str, make: Mak
         refused = False
     except RuntimeError:
         refused = True
-    assert refused == (op != "wait_tensor" and (make is deferred or (make is fake and world == 1)))
+    assert refused == (op != "wait_tensor" and make is fake and world == 1)
     assert ("raises" in [step.turn for step in route]) == refused
-    assert refused or route[-1].origin == "CompositeExplicitAutograd"
+    if make is deferred and op != "wait_tensor":
+        assert route[-1].comment == "makes the deferred arguments real, and is called again"
+    else:
+        assert refused or route[-1].origin == "CompositeExplicitAutograd"
 
 
-def test_custom_operator_with_a_group_is_refused_on_deferred_tensors(world: int) -> None:
+def test_custom_operator_with_a_group_is_called_with_real_tensors(world: int) -> None:
     library = torch.library.Library("torchext_test_collectives", "FRAGMENT")
     library.define("exchange(Tensor x, str group_name) -> Tensor")
     library.impl("exchange", lambda x, group_name: x.clone(), "CPU")
     library.impl("exchange", lambda x, group_name: torch.empty_like(x), "Meta")
     exchange = torch.ops.torchext_test_collectives.exchange
-    with pytest.raises(RuntimeError, match=DEFERRED):
-        exchange(deferred(2), "a registry of its own")
+    assert torch.equal(exchange(deferred(2), "a registry of its own"), torch.ones(2))
     assert is_fake(exchange(fake(2), "a registry of its own"))
     assert torch.equal(exchange(torch.ones(2), group().group_name), torch.ones(2))
     library._destroy()

@@ -19,6 +19,7 @@ from . import inductor
 from .companions import companions, state_of, watch_optimizers
 from .explanations import Explanation, RecordedOperation, RecordedValue, explain, export_graph
 from .progress import progress_bar
+from .ranks import teach_distributed_tensors
 from .reads import ReadsInTensorFunctions
 from .summaries import summary
 
@@ -72,6 +73,7 @@ def deferred_init(fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
         with tracing() if kwargs.pop("trace") else nullcontext():
             return deferred_init(fn, *args, **kwargs)
     inductor.teach_inductor()
+    teach_distributed_tensors()
     with while_fakes_live.hold(), ReadsInTensorFunctions():
         _C.enter_deferred_init()
         try:

@@ -1,9 +1,11 @@
 #include "collectives.h"
 
 #include <algorithm>
+#include <atomic>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <ATen/core/jit_type.h>
 #include <ATen/ops/empty.h>
@@ -32,6 +34,9 @@ namespace {
 
 constexpr DispatchKeySet kFake{DispatchKey::Fake};
 constexpr DispatchKeySet kOurs({DispatchKey::DeferredInit, DispatchKey::Fake});
+
+// Set when the first tensor is deferred, and only read after that.
+std::atomic<MakeReal> make_real{nullptr};
 
 bool contains(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;
@@ -67,26 +72,12 @@ std::optional<Tensor> findFake(ArrayRef<IValue> arguments) {
   return findTensor(arguments, [](const Tensor& tensor) { return isFake(tensor); });
 }
 
-std::optional<Tensor> findDeferred(ArrayRef<IValue> arguments) {
-  return findTensor(arguments, [](const Tensor& tensor) {
-    return isFake(tensor) && tensor.key_set().has(DispatchKey::DeferredInit);
-  });
+bool isDeferredFake(const Tensor& tensor) {
+  return isFake(tensor) && tensor.key_set().has(DispatchKey::DeferredInit);
 }
 
 std::optional<Tensor> findReal(ArrayRef<IValue> arguments) {
   return findTensor(arguments, [](const Tensor& tensor) { return !isFake(tensor); });
-}
-
-std::string deferredMessage(const OperatorHandle& op, const Tensor& tensor) {
-  return c10::str(
-      "`", op.operator_name(), "` would communicate with other processes about a deferred tensor of shape ",
-      tensor.sizes(),
-      ", which has no values yet; nothing has been sent or written. Make it real first, with "
-      "torchext.deferred_init.materialize_tensor(), or materialize_module() before DistributedDataParallel(module). "
-      "For "
-      "tensor parallelism on a deferred module pass `src_data_rank=None` to parallelize_module() and "
-      "distribute_tensor(), so that no process needs the values of another; they and fully_shard() shard deferred "
-      "modules, and materialize_module() computes the shards.");
 }
 
 std::string mixedMessage(const OperatorHandle& op, const Tensor& fake, const Tensor& real) {
@@ -108,9 +99,6 @@ std::string backendMessage(const OperatorHandle& op, const Tensor& fake, const s
 
 // Returns why a call with fakes cannot be made, or nothing.
 std::optional<std::string> whyRefused(const OperatorHandle& op, ArrayRef<IValue> arguments) {
-  if (const auto deferred = findDeferred(arguments)) {
-    return deferredMessage(op, *deferred);
-  }
   const auto fake = findFake(arguments);
   if (!fake) {
     return std::nullopt;
@@ -161,6 +149,28 @@ CollectiveOutcome decideCollective(const OperatorHandle& op, ArrayRef<IValue> ar
   return isOfC10d(op) ? CollectiveOutcome::kRunsKernel : CollectiveOutcome::kRunsOnMeta;
 }
 
+void setMakeReal(MakeReal function) noexcept {
+  make_real = function;
+}
+
+bool makeDeferredReal(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  std::vector<Tensor> deferred;
+  std::optional<Tensor> other_fake;
+  forEachTensor(arguments, [&](const Tensor& tensor) {
+    if (isDeferredFake(tensor)) {
+      deferred.push_back(tensor);
+    } else if (isFake(tensor)) {
+      other_fake = tensor;
+    }
+  });
+  if (deferred.empty()) {
+    return false;
+  }
+  TORCH_CHECK(!other_fake, mixedMessage(op, *other_fake, deferred.front()));
+  make_real.load()(deferred);
+  return true;
+}
+
 void refuseCollective(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   if (const auto reason = whyRefused(op, arguments)) {
     TORCH_CHECK(false, *reason);
@@ -198,7 +208,12 @@ bool takesNestedLists(const OperatorHandle& op) {
 }
 
 void lookIntoNestedLists(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  refuseCollective(op, topOf(*stack, op.schema().arguments().size()));
+  const auto arguments = topOf(*stack, op.schema().arguments().size());
+  if (makeDeferredReal(op, arguments)) {
+    op.callBoxed(*stack);  // with the keys that the tensors have now
+    return;
+  }
+  refuseCollective(op, arguments);
   op.redispatchBoxed(keys & DispatchKeySet{DispatchKeySet::FULL_AFTER, DispatchKey::BackendSelect}, stack);
 }
 

@@ -7,7 +7,8 @@
 // backend would write real memory that another process reads, and the other processes would wait. So every operator
 // that names a process group is decided here, before anything is sent or written:
 //
-//   * a deferred tensor among the arguments is refused, whatever the backend;
+//   * deferred tensors among the arguments become real first, and the call is then made with them. A collective has
+//     effects on other processes, which wait for it now, so that it cannot be recorded and made later;
 //   * fakes alone, on PyTorch's backend "fake", run through PyTorch's own kernels, which check arguments and count
 //     versions as for real tensors, and send nothing. What another process would have written is not a known value
 //     afterwards: NOTE [Constants keep their values];
@@ -42,6 +43,14 @@ enum class CollectiveOutcome : std::uint8_t {
   kRunsOnMeta,
 };
 CollectiveOutcome decideCollective(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
+
+// Who records deferred tensors makes them real, in place.
+using MakeReal = void (*)(c10::ArrayRef<at::Tensor> deferred);
+void setMakeReal(MakeReal make_real) noexcept;
+
+// Makes the deferred tensors among the arguments real. Returns false if there are none. Raises an error, and has done
+// nothing, if there are other fakes with them.
+bool makeDeferredReal(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
 
 // Raises an error if the call is to be refused. Does nothing to other calls, nor to calls without fakes.
 void refuseCollective(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);

@@ -1,0 +1,274 @@
+#include "recording_digest.h"
+
+#include <array>
+#include <cstring>
+#include <map>
+#include <sstream>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include <ATen/ops/from_blob.h>
+#include <c10/util/hash.h>
+#include <c10/util/irange.h>
+
+#include "../support/kernels_only.h"
+#include "../support/stack_utils.h"
+#include "liveness.h"
+#include "op_graph.h"
+#include "real_dispatch.h"
+#include "replay.h"
+#include "retained.h"
+
+namespace torchext {
+
+using at::Tensor;
+using c10::IValue;
+
+namespace {
+
+using Key = std::pair<const void*, std::size_t>;
+
+// Collects what is to be digested. Each item says how long it is, so that no two sequences of items look the same.
+class Items {
+ public:
+  void addText(std::string_view text) {
+    addNumber(text.size());
+    bytes_.append(text);
+  }
+
+  template <typename Number>
+  void addNumber(Number number) {
+    std::array<char, sizeof(Number)> raw{};
+    std::memcpy(raw.data(), &number, sizeof(Number));
+    bytes_.append(raw.data(), raw.size());
+  }
+
+  void add(const Digest& digest) {
+    addNumber(digest.low);
+    addNumber(digest.high);
+  }
+
+  void add(const Geometry& geometry) {
+    addNumber(geometry.sizes.size());
+    for (const auto i : c10::irange(geometry.sizes.size())) {
+      addNumber(geometry.sizes[i]);
+      addNumber(geometry.strides[i]);
+    }
+    addNumber(geometry.storage_offset);
+    addNumber(static_cast<int>(c10::typeMetaToScalarType(geometry.dtype)));
+    addNumber(geometry.is_conj);
+    addNumber(geometry.is_neg);
+  }
+
+  // What there is to tell of tensors and generators is added elsewhere.
+  void add(const IValue& value) {
+    std::ostringstream out;
+    out.precision(17);
+    std::size_t tensors = 0;
+    forEachTensor(value, [&tensors](const Tensor& /*placeholder*/) { ++tensors; });
+    if (tensors == 0 && !value.isGenerator()) {
+      out << value;
+    }
+    addNumber(tensors);
+    addText(value.tagKind());
+    addText(out.str());
+  }
+
+  Digest digest() const {
+    const KernelsOnly guard;
+    auto* bytes = const_cast<char*>(bytes_.data());  // NOLINT(*-const-cast): only read
+    return digestOf(at::from_blob(bytes, {static_cast<std::int64_t>(bytes_.size())}, at::dtype(c10::kByte)));
+  }
+
+ private:
+  std::string bytes_;
+};
+
+Digest digestOfStorage(const c10::Storage& storage) {
+  const RealDispatch guard;
+  const Tensor bytes = bytesAt(storage, 0, storage.nbytes());
+  return digestOf(bytes.is_cpu() ? bytes : bytes.cpu());
+}
+
+Digest digestOfReal(const Tensor& tensor) {
+  const RealDispatch guard;
+  return digestOf(tensor.is_cpu() ? tensor : tensor.cpu());
+}
+
+// The next numbers of the engine are as good as its state, which the same place on a tape may have in several forms.
+void addTape(Items& items, const TapePosition& position, TapeReader& tape) {
+  constexpr int kNumbers = 16;
+  at::mt19937 engine;
+  engine.set_data(tape.placedAt(position).get<at::CPUGeneratorImpl>()->engine().data());
+  for (int i = 0; i < kNumbers; ++i) {
+    items.addNumber(engine());
+  }
+  items.addNumber(position.kept.of_float.value_or(-1.0F));
+  items.addNumber(position.kept.of_double.value_or(-1.0));
+}
+
+void addState(Items& items, const ThreadState& state) {
+  items.addNumber(state.keys.included_.raw_repr());
+  items.addNumber(state.keys.excluded_.raw_repr());
+  items.addNumber(static_cast<int>(state.default_dtype));
+}
+
+void addCall(Items& items, const OpNode& node, TapeReader& tape) {
+  items.addText(c10::toString(node.op().operator_name()));
+  for (const IValue& argument : node.arguments()) {
+    items.add(argument);
+  }
+  if (node.tape()) {
+    addTape(items, *node.tape(), tape);
+  }
+}
+
+// Digests of the operators of a graph, from the first one on.
+class Digester {
+ public:
+  explicit Digester(const LiveGraph& graph) {
+    for (const LiveOperator& live : graph.operators) {
+      digests_[live.node] = digestOfCall(live);
+    }
+  }
+
+  Digest of(const StorageValue& value) {
+    if (value.writer() == nullptr) {
+      return ofConstant(value);
+    }
+    Items items;
+    items.add(digests_.at(value.writer().get()));
+    items.addNumber(value.output());
+    return items.digest();
+  }
+
+ private:
+  Digest digestOfCall(const LiveOperator& live) {
+    const OpNode& node = *live.node;
+    Items items;
+    addCall(items, node, tape_);
+    addState(items, node.threadState());
+    for (const auto i : c10::irange(node.tensors().size())) {
+      add(items, node.tensors()[i], live.arguments[i].value);
+    }
+    for (const WrittenStorage& written : node.written()) {
+      items.addNumber(written.position);
+      items.add(written.geometry);
+    }
+    return items.digest();
+  }
+
+  void add(Items& items, const TensorArgument& argument, const StorageValue* live) {
+    if (argument.number) {
+      items.add(IValue(*argument.number));
+    } else if (argument.external != nullptr) {
+      items.add(digestOfReal(argument.external->tensor()));
+    } else {
+      items.add(argument.geometry);
+    }
+    if (live != nullptr) {
+      items.add(of(*live));
+    }
+  }
+
+  Digest ofConstant(const StorageValue& value) {
+    const auto known = constants_.find(&value);
+    return known != constants_.end() ? known->second
+                                     : constants_.emplace(&value, digestOfStorage(value.constant())).first->second;
+  }
+
+  TapeReader tape_;
+  std::unordered_map<const OpNode*, Digest> digests_;
+  std::unordered_map<const StorageValue*, Digest> constants_;
+};
+
+std::vector<Recording> recordingsOf(at::ArrayRef<Tensor> tensors) {
+  std::vector<Recording> recordings;
+  for (const Tensor& tensor : tensors) {
+    recordings.push_back(recordingOf(tensor));
+    TORCH_CHECK_VALUE(recordings.back().value != nullptr, "There is no recording of a tensor of shape ", tensor.sizes(),
+                      " to compare with that of another process.");
+  }
+  return recordings;
+}
+
+std::vector<StorageValuePtr> valuesOf(const std::vector<Recording>& recordings) {
+  std::vector<StorageValuePtr> values;
+  for (const Recording& recording : recordings) {
+    values.push_back(recording.value);
+  }
+  return values;
+}
+
+// ---- Sources ----
+
+Source sourceOfDraws(const OpNode& node, TapeReader& tape) {
+  Items items;
+  addCall(items, node, tape);
+  std::string text = c10::toString(node.op().operator_name());
+  if (!node.tensors().empty()) {
+    const auto& sizes = node.tensors().front().geometry.sizes;
+    items.addNumber(c10::multiply_integers(sizes));
+    text = c10::str(text, " of ", c10::IntArrayRef(sizes));
+  }
+  return {items.digest(), c10::str(text, node.source().empty() ? "" : " at ", node.source())};
+}
+
+Source sourceOfReal(const OpNode& node, const Digest& digest, const char* what) {
+  return {digest,
+          c10::str(what, " read by ", node.op().operator_name(), node.source().empty() ? "" : " at ", node.source())};
+}
+
+void addSources(std::vector<Source>& sources, const LiveOperator& live, TapeReader& tape) {
+  const OpNode& node = *live.node;
+  if (node.tape()) {
+    sources.push_back(sourceOfDraws(node, tape));
+  }
+  for (const auto i : c10::irange(node.tensors().size())) {
+    const StorageValue* value = live.arguments[i].value;
+    if (node.tensors()[i].external != nullptr) {
+      sources.push_back(sourceOfReal(node, digestOfReal(node.tensors()[i].external->tensor()), "a real tensor"));
+    } else if (value != nullptr && value->writer() == nullptr) {
+      sources.push_back(sourceOfReal(node, digestOfStorage(value->constant()), "a constant"));
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<Digest> digestsOfRecordings(at::ArrayRef<Tensor> tensors) {
+  const ReplayLock lock(replayMutex());
+  const std::vector<Recording> recordings = recordingsOf(tensors);
+  const LiveGraph graph = liveGraph(valuesOf(recordings));
+  Digester digester{graph};
+  std::vector<Digest> digests;
+  for (const auto i : c10::irange(recordings.size())) {
+    Items items;
+    items.add(digester.of(*graph.wanted[i]));
+    items.add(recordings[i].geometry);
+    digests.push_back(items.digest());
+  }
+  return digests;
+}
+
+std::vector<std::vector<Source>> sourcesOf(at::ArrayRef<Tensor> tensors) {
+  const ReplayLock lock(replayMutex());
+  const std::vector<Recording> recordings = recordingsOf(tensors);
+  TapeReader tape;
+  std::vector<std::vector<Source>> all;
+  for (const Recording& recording : recordings) {
+    all.emplace_back();
+    const LiveGraph graph = liveGraph({recording.value});
+    for (const LiveOperator& live : graph.operators) {
+      addSources(all.back(), live, tape);
+    }
+    if (const StorageValue* value = graph.wanted.front(); value->writer() == nullptr) {
+      all.back().push_back({digestOfStorage(value->constant()), "a constant"});
+    }
+  }
+  return all;
+}
+
+}  // namespace torchext

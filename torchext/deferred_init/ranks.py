@@ -1,0 +1,180 @@
+"""What processes that have recorded the same spare each other.
+
+`distribute_tensor()` and `DistributedDataParallel` send parameters from one process to the others. Where these have all
+recorded how the parameters come about, each can compute its own part. Whether they have is found out by comparing
+digests, each time: nobody relies on the ranks running the same program. If they differ, PyTorch's collective is called,
+which makes the tensors real (NOTE [Collectives], csrc/fake/collectives/collectives.h).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .. import _C
+from ..tools.dispatch_keys import without_our_keys
+from ..tools.leases import while_fakes_live
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+__all__ = ["have_recorded_the_same", "install", "teach_distributed_tensors"]
+
+PATIENCE = timedelta(seconds=60)
+"""For how long a process waits for one that may hold real tensors, and does not come."""
+
+SAME, DIFFERENT, ALONE = b"same", b"different", b"alone"
+
+_counts: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
+_mixed_groups: WeakKeyDictionary[dist.ProcessGroup, bool] = WeakKeyDictionary()
+
+
+def have_recorded_the_same(tensors: Sequence[Tensor], group: dist.ProcessGroup) -> bool:
+    """Returns true if all processes of `group` would materialize the same bits for `tensors`.
+
+    They all call this, or those do that hold deferred tensors: a process with real ones does not come here, and cannot
+    be asked by a collective, because it is in another one. So they meet in the store of the group. The last one to come
+    decides, or the first one to lose patience; all get the same answer.
+
+    Args:
+        tensors: All of them, deferred or real.
+        group: Processes with lists of the same length, one would hope.
+    """
+    if dist.get_backend(group) == "fake":  # the other processes do not exist
+        return True
+    if group in _mixed_groups:
+        return False
+    store = dist.distributed_c10d._world.pg_map[group][1]
+    number = _counts[group] = _counts.get(group, 0) + 1
+    answer = _meet(store, f"torchext/{number}", _digest_of(tensors), dist.get_world_size(group))
+    if answer == ALONE:
+        _mixed_groups[group] = True
+        warnings.warn(
+            f"A process of the group `{group.group_name}` has not come within {PATIENCE.seconds} seconds to compare a "
+            "deferred tensor with the others. It is late, or its tensor is real. From now on the deferred tensors that "
+            "this group distributes are made real, as a whole, and are sent. To spare that, construct them under "
+            "deferred_init() in all processes.",
+            stacklevel=2,
+        )
+    return answer == SAME
+
+
+def _meet(store: Store, key: str, digest: str, size: int) -> bytes:
+    """Returns the answer for what these `size` processes have called `key`."""
+    many = 1 << 32
+    is_same = store.compare_set(f"{key}/digest", "", digest) == digest.encode()
+    arrived = store.add(f"{key}/arrived", 1 if is_same else many)
+    if arrived // many + arrived % many == size:
+        return bytes(store.compare_set(f"{key}/answer", "", (SAME if arrived < many else DIFFERENT).decode()))
+    try:
+        store.wait([f"{key}/answer"], PATIENCE)
+    except RuntimeError:  # a `DistStoreError` of some stores
+        return bytes(store.compare_set(f"{key}/answer", "", ALONE.decode()))
+    return bytes(store.get(f"{key}/answer"))
+
+
+def _digest_of(tensors: Sequence[Tensor]) -> str:
+    """Real tensors are told from deferred ones, and not from each other."""
+    which = [_is_deferred(tensor) for tensor in tensors]
+    deferred = [tensor for tensor in tensors if _is_deferred(tensor)]
+    return hashlib.sha256(repr((which, _C.digests_of_recordings(deferred))).encode()).hexdigest()
+
+
+def install() -> None:
+    """Declares the patches that need nothing to be imported."""
+    if not dist.is_available():
+        return
+    from torch.distributed import device_mesh
+    from torch.distributed import utils as distributed_utils
+
+    while_fakes_live.patch(
+        distributed_utils, "_sync_params_and_buffers", _synchronizing, "sends parameters that all processes may know"
+    )
+    while_fakes_live.patch(
+        device_mesh.DeviceMesh, "__init__", _then_teaching, "comes before tensors are distributed on it"
+    )
+
+
+while_fakes_live.declare(install)
+
+
+def teach_distributed_tensors() -> None:
+    """Has distributed tensors be cut from what this process has recorded.
+
+    They take long to be imported, and may be at any time, so this is called for each block and each mesh. Where it is
+    not called in time, deferred tensors are made real and sent.
+    """
+    module: Any = sys.modules.get("torch.distributed.tensor._collective_utils")
+    if not hasattr(module, "mesh_broadcast") or id(module) in _taught:
+        return
+    _taught.add(id(module))
+    while_fakes_live.patch(module, "mesh_scatter", _scattering, "sends parts of a tensor that all processes may know")
+    while_fakes_live.patch(module, "mesh_broadcast", _broadcasting, "sends a tensor that all processes may know")
+
+
+_taught: set[int] = set()
+
+
+def _then_teaching(original: Callable[..., None]) -> Callable[..., None]:
+    def run(*args: Any, **kwargs: Any) -> None:
+        original(*args, **kwargs)
+        teach_distributed_tensors()
+
+    return run
+
+
+def _scattering(original: Callable[..., Any]) -> Callable[..., Any]:
+    def mesh_scatter(
+        output: Tensor, scatter_list: list[Tensor], mesh: Any, mesh_dim: int = 0, async_op: bool = False, **kwargs: Any
+    ) -> Any:
+        is_asked = _is_deferred(output) and any(map(_is_deferred, scatter_list))
+        if not (is_asked and have_recorded_the_same(scatter_list, mesh.get_group(mesh_dim))):
+            return original(output, scatter_list, mesh, mesh_dim, async_op, **kwargs)
+        with torch.no_grad():
+            output.copy_(scatter_list[mesh.get_local_rank(mesh_dim)])
+        return _finished(output) if async_op else None
+
+    return mesh_scatter
+
+
+def _broadcasting(original: Callable[..., Any]) -> Callable[..., Any]:
+    def mesh_broadcast(tensor: Tensor, mesh: Any, mesh_dim: int = 0, async_op: bool = False, **kwargs: Any) -> Any:
+        if not (_is_deferred(tensor) and have_recorded_the_same([tensor], mesh.get_group(mesh_dim))):
+            return original(tensor, mesh, mesh_dim, async_op, **kwargs)
+        return _finished(tensor) if async_op else None
+
+    return mesh_broadcast
+
+
+def _synchronizing(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _sync_params_and_buffers(
+        process_group: dist.ProcessGroup, module_states: list[Tensor], broadcast_bucket_size: int, src: int
+    ) -> None:
+        is_asked = isinstance(module_states, Sequence) and any(map(_is_deferred, module_states))
+        if is_asked and have_recorded_the_same(module_states, process_group):
+            module_states = [state for state in module_states if not _is_deferred(state)]
+        original(process_group, module_states, broadcast_bucket_size, src)
+
+    return _sync_params_and_buffers
+
+
+def _is_deferred(tensor: object) -> bool:
+    return isinstance(tensor, Tensor) and _C.is_deferred(tensor)
+
+
+def _finished(tensor: Tensor) -> Any:
+    """The work of a collective that has ended."""
+    distributed_c10d: Any = torch._C._distributed_c10d
+    future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
+    with without_our_keys():
+        future.set_result([tensor])
+    return distributed_c10d._create_work_from_future(future)
