@@ -678,6 +678,54 @@ def distribution_of_real_and_deferred_tensors() -> None:
         assert_has_values(found, matrix(), str(placements))
 
 
+def sharded_two(initialize: Callable[[nn.Sequential], object], seed: int = 0) -> nn.Module:
+    from torch.distributed.fsdp import fully_shard
+
+    def build() -> nn.Sequential:
+        module = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3))
+        initialize(module)
+        return module
+
+    torch.manual_seed(seed)
+    module = deferred_init(build, trace=True)
+    fully_shard(module, mesh=init_device_mesh("cpu", (2,)))
+    return module
+
+
+REAL = torch.ones(3)
+
+
+@program()
+def ranks_that_are_compared() -> None:
+    rank = dist.get_rank()
+    module = sharded_two(lambda module: nn.init.normal_(module[1].weight[1:]))
+    materialize_module(module, check_ranks=True)
+    assert not is_deferred(module)
+    materialize_module(module, check_ranks=True)
+    alone = [dist.new_group([0]), dist.new_group([1])][rank]
+    materialize_module(sharded_two(nn.Module.float, seed=rank), check_ranks=alone)
+
+    others: dict[str, Callable[[], nn.Module]] = {
+        r"`0.weight` comes from aten::uniform_ of \[7, 5\] at .* other random numbers": lambda: sharded_two(
+            nn.Module.float, seed=rank
+        ),
+        r"`1.weight` comes from aten::normal_ of \[3, 7\] at .*engine_programs.py.* in rank 1, .*": lambda: sharded_two(
+            lambda module: module[1].weight.data.normal_(0, 1 + rank)
+        ),
+        r"`1.bias` comes from nothing in rank 0 of the group, but from a real tensor .* in rank 1": lambda: sharded_two(
+            lambda module: module[1].bias.data.add_(REAL) if rank == 1 else None
+        ),
+        r"`1.extra` is deferred in rank 1 of the group, and not in rank 0": lambda: sharded_two(
+            lambda module: module[1].register_buffer("extra", torch.zeros(2)) if rank == 1 else None
+        ),
+    }
+    for message, build in others.items():
+        module = build()
+        with pytest.raises(RuntimeError, match=message):
+            materialize_module(module, check_ranks=True)
+        assert all(is_deferred(parameter) for parameter in module.parameters())
+
+
 def perceptron() -> nn.Module:
     return nn.Sequential(nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, VOCABULARY))
 

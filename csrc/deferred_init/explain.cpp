@@ -167,7 +167,6 @@ class Explainer {
   Explanation run(at::ArrayRef<Tensor> tensors);
 
  private:
-  static std::vector<const OpNode*> operatorsBehind(const std::vector<Recording>& recordings);
   void explainNode(const OpNode& node);
   std::string describe(const TensorArgument& argument, std::vector<std::int64_t>& reads);
   ExplainedTensor show(const StorageValue& value, const Geometry& seen_as);
@@ -202,39 +201,13 @@ Explanation Explainer::run(at::ArrayRef<Tensor> tensors) {
   for (const LiveOperator& live : liveGraph(values).operators) {
     alive_.insert(live.node);
   }
-  for (const OpNode* node : operatorsBehind(recordings)) {
+  for (const OpNode* node : operatorsBehind(values)) {
     explainNode(*node);
   }
   for (const Recording& recording : recordings) {
     explanation_.tensors.push_back(show(*recording.value, recording.geometry));
   }
   return std::move(explanation_);
-}
-
-// In the order of their recording.
-std::vector<const OpNode*> Explainer::operatorsBehind(const std::vector<Recording>& recordings) {
-  std::vector<const OpNode*> open;
-  open.reserve(recordings.size());
-  for (const Recording& recording : recordings) {
-    open.push_back(recording.value->writer().get());
-  }
-  std::unordered_set<const OpNode*> known{nullptr};
-  std::vector<const OpNode*> nodes;
-  while (!open.empty()) {
-    const OpNode* node = open.back();
-    open.pop_back();
-    if (!known.insert(node).second) {
-      continue;
-    }
-    nodes.push_back(node);
-    for (const TensorArgument& argument : node->tensors()) {
-      if (argument.value != nullptr) {
-        open.push_back(argument.value->writer().get());
-      }
-    }
-  }
-  std::sort(nodes.begin(), nodes.end(), [](const OpNode* a, const OpNode* b) { return a->number() < b->number(); });
-  return nodes;
 }
 
 void Explainer::explainNode(const OpNode& node) {

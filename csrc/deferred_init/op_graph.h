@@ -265,4 +265,7 @@ class OpNode {
   std::string source_;
 };
 
+// Returns all operators that led to `values`, in the order of their recording.
+std::vector<const OpNode*> operatorsBehind(const std::vector<StorageValuePtr>& values);
+
 }  // namespace torchext

@@ -2,15 +2,12 @@
 
 #include <array>
 #include <cstring>
-#include <map>
 #include <sstream>
 #include <string_view>
 #include <unordered_map>
-#include <unordered_set>
 #include <utility>
 
 #include <ATen/ops/from_blob.h>
-#include <c10/util/hash.h>
 #include <c10/util/irange.h>
 
 #include "../support/kernels_only.h"
@@ -27,8 +24,6 @@ using at::Tensor;
 using c10::IValue;
 
 namespace {
-
-using Key = std::pair<const void*, std::size_t>;
 
 // Collects what is to be digested. Each item says how long it is, so that no two sequences of items look the same.
 class Items {
@@ -221,19 +216,19 @@ Source sourceOfReal(const OpNode& node, const Digest& digest, const char* what) 
           c10::str(what, " read by ", node.op().operator_name(), node.source().empty() ? "" : " at ", node.source())};
 }
 
-void addSources(std::vector<Source>& sources, const LiveOperator& live, TapeReader& tape) {
-  const OpNode& node = *live.node;
+std::vector<Source> sourcesOfCall(const OpNode& node, TapeReader& tape) {
+  std::vector<Source> sources;
   if (node.tape()) {
     sources.push_back(sourceOfDraws(node, tape));
   }
-  for (const auto i : c10::irange(node.tensors().size())) {
-    const StorageValue* value = live.arguments[i].value;
-    if (node.tensors()[i].external != nullptr) {
-      sources.push_back(sourceOfReal(node, digestOfReal(node.tensors()[i].external->tensor()), "a real tensor"));
-    } else if (value != nullptr && value->writer() == nullptr) {
-      sources.push_back(sourceOfReal(node, digestOfStorage(value->constant()), "a constant"));
+  for (const TensorArgument& argument : node.tensors()) {
+    if (argument.external != nullptr) {
+      sources.push_back(sourceOfReal(node, digestOfReal(argument.external->tensor()), "a real tensor"));
+    } else if (argument.value != nullptr && argument.value->writer() == nullptr) {
+      sources.push_back(sourceOfReal(node, digestOfStorage(argument.value->constant()), "a constant"));
     }
   }
+  return sources;
 }
 
 }  // namespace
@@ -258,14 +253,18 @@ std::vector<std::vector<Source>> sourcesOf(at::ArrayRef<Tensor> tensors) {
   const std::vector<Recording> recordings = recordingsOf(tensors);
   TapeReader tape;
   std::vector<std::vector<Source>> all;
+  std::unordered_map<const OpNode*, std::vector<Source>> known;
   for (const Recording& recording : recordings) {
     all.emplace_back();
-    const LiveGraph graph = liveGraph({recording.value});
-    for (const LiveOperator& live : graph.operators) {
-      addSources(all.back(), live, tape);
+    // Also what is overwritten: which operators a part needs depends on the part.
+    for (const OpNode* node : operatorsBehind({recording.value})) {
+      const auto found = known.find(node);
+      const auto& sources =
+          found != known.end() ? found->second : known.emplace(node, sourcesOfCall(*node, tape)).first->second;
+      all.back().insert(all.back().end(), sources.begin(), sources.end());
     }
-    if (const StorageValue* value = graph.wanted.front(); value->writer() == nullptr) {
-      all.back().push_back({digestOfStorage(value->constant()), "a constant"});
+    if (recording.value->writer() == nullptr) {
+      all.back().push_back({digestOfStorage(recording.value->constant()), "a constant"});
     }
   }
   return all;

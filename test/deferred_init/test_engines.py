@@ -55,6 +55,10 @@ def test_processes_that_construct_other_values_get_those_of_rank_0(name: str) ->
     run(name)
 
 
+def test_ranks_that_have_recorded_other_draws_are_told() -> None:
+    run("ranks_that_are_compared")
+
+
 @pytest.mark.filterwarnings("ignore:A process of the group")
 def test_deferred_tensors_are_distributed_from_a_process_that_holds_real_ones() -> None:
     run("distribution_of_real_and_deferred_tensors")

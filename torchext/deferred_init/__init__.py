@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from typing import Any, NamedTuple, ParamSpec, TypeAlias, TypeVar, overload
 
 import torch
+from torch.distributed import ProcessGroup
 from torch.nn import Module
 from torch.optim import Optimizer
 
@@ -15,11 +16,10 @@ from .. import _C
 from ..tools.held_tensors import Held, held_tensors, is_wrapper, parts_of
 from ..tools.leases import while_fakes_live
 from ..tools.source_lines import tracing
-from . import inductor
+from . import inductor, ranks
 from .companions import companions, state_of, watch_optimizers
 from .explanations import Explanation, RecordedOperation, RecordedValue, explain, export_graph
 from .progress import progress_bar
-from .ranks import teach_distributed_tensors
 from .reads import ReadsInTensorFunctions
 from .summaries import summary
 
@@ -73,7 +73,7 @@ def deferred_init(fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
         with tracing() if kwargs.pop("trace") else nullcontext():
             return deferred_init(fn, *args, **kwargs)
     inductor.teach_inductor()
-    teach_distributed_tensors()
+    ranks.teach_distributed_tensors()
     with while_fakes_live.hold(), ReadsInTensorFunctions():
         _C.enter_deferred_init()
         try:
@@ -160,6 +160,7 @@ def materialize_module(
     dtype: torch.dtype | None = None,
     retain_graph: bool = False,
     progress: bool = False,
+    check_ranks: bool | ProcessGroup = False,
 ) -> None: ...
 @overload
 def materialize_module(
@@ -171,6 +172,7 @@ def materialize_module(
     dtype: torch.dtype | None = None,
     retain_graph: bool = False,
     progress: bool = False,
+    check_ranks: bool | ProcessGroup = False,
 ) -> None: ...
 def materialize_module(
     module: Module,
@@ -182,6 +184,7 @@ def materialize_module(
     dtype: torch.dtype | None = None,
     retain_graph: bool = False,
     progress: bool = False,
+    check_ranks: bool | ProcessGroup = False,
 ) -> None:
     """Makes the tensors of `module` and its descendants real, in place.
 
@@ -211,10 +214,16 @@ def materialize_module(
         dtype: What to convert floating point and complex parameters and buffers to.
         retain_graph: Keep the recording, for `defer_again`. Otherwise it is freed.
         progress: Show a bar of bytes, and their rate, while it lasts. Needs tqdm.
+        check_ranks: Whether to ask first if all processes of the default group, or of the given one, have recorded the
+            same random numbers and constants for tensors of the same names, whatever parts of them each holds. All of
+            them call this then. It takes milliseconds.
 
     Raises:
         TypeError: `module` is not a module, or `dtype` is neither floating point nor complex.
         ValueError, RuntimeError: As for `materialize_tensor`.
+        ValueError: `check_ranks` is set and there is no process group.
+        RuntimeError: `check_ranks` is set and the processes differ. All of them raise this; it names the first tensor
+            and, if it was recorded under `tracing()`, the line.
         ImportError: `progress` is set and tqdm is not installed.
     """
     if not isinstance(module, Module):
@@ -229,6 +238,8 @@ def materialize_module(
     held = list(held_tensors(module, buffers_only, check_fn))
     tensors.add(held)
     _check_wrappers_stay(tensors.wrapped, device, dtype)
+    if check_ranks is not False:
+        ranks.check_ranks(held, None if check_ranks is True else check_ranks)
     wholes = list({id(part.whole): part.whole for part in held}.values())
     tensors.add(companions(wholes))
     for one in optimizers:

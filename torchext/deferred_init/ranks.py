@@ -11,9 +11,10 @@ from __future__ import annotations
 import hashlib
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -22,12 +23,15 @@ from torch import Tensor
 
 from .. import _C
 from ..tools.dispatch_keys import without_our_keys
+from ..tools.held_tensors import Held
 from ..tools.leases import while_fakes_live
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-__all__ = ["have_recorded_the_same", "install", "teach_distributed_tensors"]
+__all__ = ["check_ranks", "have_recorded_the_same", "install", "teach_distributed_tensors"]
+
+T = TypeVar("T")
 
 PATIENCE = timedelta(seconds=60)
 """For how long a process waits for one that may hold real tensors, and does not come."""
@@ -87,6 +91,72 @@ def _digest_of(tensors: Sequence[Tensor]) -> str:
     which = [_is_deferred(tensor) for tensor in tensors]
     deferred = [tensor for tensor in tensors if _is_deferred(tensor)]
     return hashlib.sha256(repr((which, _C.digests_of_recordings(deferred))).encode()).hexdigest()
+
+
+def check_ranks(held: Iterable[Held], group: dist.ProcessGroup | None) -> None:
+    """Raises RuntimeError, in all processes of `group`, unless they have recorded the same draws for what they hold.
+
+    Random fills, constants and real tensors are compared, not what is done with them: each rank has other parts of the
+    same tensors.
+
+    Args:
+        held: What is compared, by its names. What is real already is left out.
+        group: All of its processes call this. The default group if it is none.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        raise ValueError("`check_ranks` compares processes, but torch.distributed.init_process_group() was not called.")
+    if dist.get_backend(group) == "fake":
+        return
+    tensors = _by_name(held)
+    own = dict(zip(tensors, _C.sources_of(list(tensors.values())), strict=True))
+    digests = _gather(hashlib.sha256(repr(own).encode()).digest(), group)
+    if len(set(digests)) == 1:
+        return
+    first, *others = _gather(own, group)
+    for rank, other in enumerate(others, start=1):
+        if other != first:
+            raise RuntimeError(
+                f"{_first_difference(first, other, rank)} Nothing has been materialized. Call torch.manual_seed() with "
+                "the same seed in all processes before deferred_init(), and draw the same numbers in all of them; or "
+                "compare those only that hold parts of the same model, by `check_ranks=group`."
+            )
+
+
+def _by_name(held: Iterable[Held]) -> dict[str, Tensor]:
+    """The deferred tensors: parameters and buffers first, and others only if they are on other storages."""
+    tensors: dict[str, Tensor] = {}
+    storages = set()
+    for one in sorted(held, key=lambda one: not one.is_registered):
+        if _is_deferred(one.tensor):
+            storage = one.tensor.untyped_storage()._cdata
+            if one.is_registered or storage not in storages:
+                tensors.setdefault(one.name if one.is_registered else f"{one.name}, {len(tensors)}", one.tensor)
+            storages.add(storage)
+    return tensors
+
+
+Sources: TypeAlias = dict[str, list[tuple[str, int, int]]]
+
+
+def _gather(value: T, group: dist.ProcessGroup | None) -> list[T]:
+    values: list[Any] = [None] * dist.get_world_size(group)
+    with without_our_keys():
+        dist.all_gather_object(values, value, group)
+    return values
+
+
+def _first_difference(first: Sources, other: Sources, rank: int) -> str:
+    for name in [*first, *other]:
+        if name not in first or name not in other:
+            has, lacks = (0, rank) if name in first else (rank, 0)
+            return f"`{name}` is deferred in rank {has} of the group, and not in rank {lacks}."
+        for one, another in zip_longest(first[name], other[name], fillvalue=("nothing", 0, 0)):
+            if one != another:
+                how = ", with other arguments or other random numbers" if one[0] == another[0] else ""
+                return (
+                    f"`{name}` comes from {one[0]} in rank 0 of the group, but from {another[0]} in rank {rank}{how}."
+                )
+    return "The ranks hold the same tensors in another order."
 
 
 def install() -> None:
