@@ -67,6 +67,7 @@ unit: build ## The test suite and the quick examples
 	$(PYTHON) -m pytest test -n $(JOBS) --dist worksteal
 	$(PYTHON) examples/quickstart.py
 	$(PYTHON) examples/eight_gpus.py
+	$(PYTHON) examples/sharded_llama.py
 	$(PYTHON) examples/amp_training.py
 	$(PYTHON) examples/amp_dtypes.py
 

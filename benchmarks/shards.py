@@ -1,0 +1,135 @@
+"""What one rank of many pays for its shards.
+
+Prints a line for each initializer, and for rows and columns of a matrix that as many ranks share as the world has: how
+long it takes to materialize the shard of a rank in the middle, and how much resident memory grows, and both over the
+whole matrix. Then the same for one rank of a Llama of 8 billion parameters that is sharded by `fully_shard`, and by
+tensor parallelism of 8 ranks and `fully_shard`; for a world of 1 that is not measured (32 GB).
+
+    python benchmarks/shards.py [--size N] [--worlds N ...] [--repeats N] [--no-llama]
+
+Each line is a process of its own, because of the memory; times are medians. The other ranks do not exist: PyTorch's
+backend "fake". What bounds columns is the walk over the random numbers in between: see the line "walk".
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from torchext import _C
+from torchext.deferred_init import deferred_init, materialize_tensor
+
+INITIALIZERS: dict[str, Callable[[Tensor], object]] = {
+    "normal_": lambda t: t.normal_(0, 0.02),
+    "kaiming_uniform_": nn.init.kaiming_uniform_,
+    "trunc_normal_": lambda t: nn.init.trunc_normal_(t, std=0.02, a=-0.04, b=0.04),
+}
+EXAMPLE = Path(__file__).parents[1] / "examples" / "sharded_llama.py"
+LLAMA = ["--hidden", "4096", "--layers", "32", "--vocabulary", "128256"]
+
+
+def memory(name: str) -> float:
+    """A figure of this process, in MiB."""
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith(name))
+
+
+def build(initializer: str, size: int, world: int, is_row: bool) -> Tensor:
+    """The shard of a rank in the middle."""
+    weight = torch.empty(size, size)
+    INITIALIZERS[initializer](weight)
+    if world == 1:
+        return weight
+    begin = world // 2 * (size // world)
+    part = weight.narrow(0 if is_row else 1, begin, size // world)
+    return part.clone(memory_format=torch.contiguous_format)
+
+
+def measure(initializer: str, size: int, world: int, is_row: bool, repeats: int) -> tuple[float, float]:
+    """Seconds, and MiB beyond what was held before."""
+    materialize_tensor(deferred_init(build, initializer, 512, 1, True))  # what is found out once
+    seconds = []
+    grown = 0.0
+    for _ in range(repeats):
+        shard = deferred_init(build, initializer, size, world, is_row)
+        gc.collect()
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
+        before = memory("VmRSS")
+        start = time.perf_counter()
+        materialize_tensor(shard)
+        seconds.append(time.perf_counter() - start)
+        grown = max(grown, memory("VmHWM") - before)
+        del shard
+    return statistics.median(seconds), grown
+
+
+def measure_walk(size: int, repeats: int) -> float:
+    """Seconds to skip the numbers of the matrix, one row at a time and one thread, as columns make it necessary."""
+    generator = torch.Generator()
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        for _ in range(size):
+            _C.skip_fill("uniform_", size, torch.float32, [0.0, 1.0], generator)
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
+
+
+def in_process(*arguments: object) -> tuple[float, float]:
+    """What `measure()` returns in a new process."""
+    command = [sys.executable, __file__, "--one", json.dumps(arguments)]
+    seconds, grown = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return seconds, grown
+
+
+def main() -> None:
+    """Measures all, or one."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", type=int, default=16384, help="rows and columns of the matrix (1 GiB)")
+    parser.add_argument("--worlds", type=int, nargs="+", default=[8, 64, 512])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--no-llama", action="store_true")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(measure(*json.loads(options.one))))
+        return
+    print(f"{torch.get_num_threads()} threads; a matrix of {options.size}^2 in float32")
+    print(f"walk: {1000 * measure_walk(options.size, options.repeats):.1f} ms on one thread\n")
+    print("| initializer | shard | ms | of the whole | MiB | shard, MiB |")
+    print("| --- | --- | ---: | ---: | ---: | ---: |")
+    size_mib = options.size**2 / 2**18
+    for name in INITIALIZERS:
+        whole, grown = in_process(name, options.size, 1, True, options.repeats)
+        print(f"| `{name}` | whole | {1000 * whole:.1f} | | {grown:.0f} | {size_mib:.0f} |")
+        for kind in ("rows", "columns"):
+            for world in options.worlds:
+                seconds, grown = in_process(name, options.size, world, kind == "rows", options.repeats)
+                print(
+                    f"| | {kind} of {world} | {1000 * seconds:.1f} | 1/{whole / seconds:.0f} | {grown:.0f} "
+                    f"| {size_mib / world:.1f} |",
+                    flush=True,
+                )
+    if not options.no_llama:
+        print("\nLlama 8B, with construction:")
+        for world in options.worlds:
+            for tensor in (1, 8):
+                arguments = ["--world", str(world), "--rank", str(world // 2), "--tensor", str(tensor), *LLAMA]
+                result = subprocess.run(
+                    [sys.executable, str(EXAMPLE), *arguments], capture_output=True, text=True, check=True
+                )
+                print(f"tensor parallelism of {tensor}: {result.stdout.strip()}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
