@@ -76,7 +76,7 @@ def time_operators(tensors: list[Tensor], measures: bool) -> list[tuple[str, int
 def explain(
     tensors: list[Tensor],
 ) -> tuple[
-    list[tuple[str, str, list[int], list[tuple[int, list[int], torch.dtype]], int | None, int | None, str, bool],],
+    list[tuple[str, str, list[int], list[tuple[int, list[int], torch.dtype]], int | None, int | None, str, bool, str],],
     list[tuple[int, str]],
 ]: ...
 def enter_tracing() -> None: ...

@@ -411,6 +411,20 @@ bool Demands::areNone(const OpNode& writer) const {
   return true;
 }
 
+double Demands::shareOf(const OpNode& writer) const {
+  const Parts* parts = isForParts(ruleOf(writer)) ? partsOf(writer, 0) : nullptr;
+  if (parts == nullptr) {
+    return areNone(writer) ? 0 : 1;
+  }
+  std::size_t asked = 0;
+  std::size_t whole = 1;
+  for (const Box& box : parts->boxes) {
+    asked += box.nbytes();
+    whole = box.grid().storageBytes();
+  }
+  return std::min(1.0, static_cast<double>(asked) / static_cast<double>(whole));
+}
+
 PartRule Demands::ruleOf(const OpNode& node) const {
   const auto found = rules_.find(&node);
   return found == rules_.end() ? PartRule::kNone : found->second;

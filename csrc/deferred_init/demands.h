@@ -40,6 +40,9 @@ class Demands {
   // Returns true if nobody asks for anything that an operator of the graph writes.
   bool areNone(const OpNode& writer) const;
 
+  // How much of what an operator of the graph writes it computes, from 0 to 1.
+  double shareOf(const OpNode& writer) const;
+
   // How an operator of the graph can be run for a part.
   PartRule ruleOf(const OpNode& node) const;
 

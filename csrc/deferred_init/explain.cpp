@@ -15,6 +15,7 @@
 #include <c10/util/irange.h>
 
 #include "../fake/calls/op_traits.h"
+#include "demands.h"
 #include "liveness.h"
 #include "op_graph.h"
 #include "replay.h"
@@ -86,6 +87,20 @@ std::string formatted(const IValue& number, TypeKind meaning) {
   }
   const c10::complex<double> both = number.toComplexDouble();
   return "complex(" + formatted(both.real()) + ", " + formatted(both.imag()) + ")";
+}
+
+// As an index of a tensor: `[96:128, :, 0:4]`.
+std::string formatted(const IndexRanges& ranges, c10::IntArrayRef sizes) {
+  std::vector<std::string> parts;
+  std::size_t needed = 0;
+  for (const auto i : c10::irange(ranges.size())) {
+    const auto [begin, end] = ranges[i];
+    const bool is_all = begin == 0 && end == sizes[i];
+    parts.push_back(is_all ? ":" : c10::str(begin, ":", end));
+    needed = is_all ? needed : i + 1;
+  }
+  parts.resize(needed);
+  return "[" + c10::Join(", ", parts) + "]";
 }
 
 // Writes the arguments of one call, asking for a text for each of its tensors in turn.
@@ -168,6 +183,8 @@ class Explainer {
 
  private:
   void explainNode(const OpNode& node);
+  std::string partsOf(const OpNode& node) const;
+  bool computes(const OpNode& node, const std::string& parts) const;
   std::string describe(const TensorArgument& argument, std::vector<std::int64_t>& reads);
   ExplainedTensor show(const StorageValue& value, const Geometry& seen_as);
   Geometry wholeOf(const OpNode& node, const WrittenStorage& written);
@@ -179,6 +196,7 @@ class Explainer {
   std::unordered_map<const OpNode*, std::int64_t> first_of_node_;
   std::unordered_map<const StorageValue*, std::int64_t> constants_;
   std::unordered_set<const OpNode*> alive_;
+  Demands demands_;
   // Of the values, by number.
   std::vector<Geometry> geometries_;
   Explanation explanation_;
@@ -198,9 +216,11 @@ Explanation Explainer::run(at::ArrayRef<Tensor> tensors) {
   for (const Recording& recording : recordings) {
     values.push_back(recording.value);
   }
-  for (const LiveOperator& live : liveGraph(values).operators) {
+  const LiveGraph graph = liveGraph(values);
+  for (const LiveOperator& live : graph.operators) {
     alive_.insert(live.node);
   }
+  demands_ = Demands::of(graph);
   for (const OpNode* node : operatorsBehind(values)) {
     explainNode(*node);
   }
@@ -229,8 +249,28 @@ void Explainer::explainNode(const OpNode& node) {
   }
   operation.source = node.source();
   // Who only allocates has written nothing that could be read; the memory comes from elsewhere then.
-  operation.runs = alive_.count(&node) != 0 || onlyAllocates(node.op());
+  operation.parts = partsOf(node);
+  operation.runs = (alive_.count(&node) != 0 && computes(node, operation.parts)) || onlyAllocates(node.op());
   explanation_.operations.push_back(std::move(operation));
+}
+
+// An operator that is run for parts may write none of them.
+bool Explainer::computes(const OpNode& node, const std::string& parts) const {
+  const bool is_cut = isForParts(demands_.ruleOf(node)) && demands_.partsOf(node, 0) != nullptr;
+  return !demands_.areNone(node) && !(is_cut && parts.empty());
+}
+
+std::string Explainer::partsOf(const OpNode& node) const {
+  const Demands::Parts* parts = isForParts(demands_.ruleOf(node)) ? demands_.partsOf(node, 0) : nullptr;
+  std::vector<std::string> texts;
+  std::vector<Box> boxes = parts == nullptr ? std::vector<Box>{} : parts->boxes;
+  std::sort(boxes.begin(), boxes.end(), [](const Box& a, const Box& b) { return a.ranges() < b.ranges(); });
+  for (Box& box : boxes) {
+    if (const auto ranges = box.take(writtenGeometry(node))) {
+      texts.push_back(formatted(*ranges, writtenGeometry(node).sizes));
+    }
+  }
+  return c10::Join(", ", texts);
 }
 
 std::string Explainer::describe(const TensorArgument& argument, std::vector<std::int64_t>& reads) {

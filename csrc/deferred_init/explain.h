@@ -37,6 +37,8 @@ struct ExplainedOperation {
   std::string source;
   // False if nobody reads what it writes: NOTE [Dead writes].
   bool runs = true;
+  // Which elements it computes, such as `[96:128], [200:232]`: NOTE [Demand by parts]. Empty if that is all of them.
+  std::string parts;
 };
 
 // What a tensor shows: a value, and in words how, if not as it was written: `%1 as float32[2] at 2`.

@@ -11,6 +11,7 @@
 #include <ATen/ops/empty.h>
 
 #include "../fake/calls/op_traits.h"
+#include "demands.h"
 #include "draws.h"
 #include "liveness.h"
 #include "op_graph.h"
@@ -172,9 +173,12 @@ std::vector<TimedOperator> timeOperators(at::ArrayRef<Tensor> tensors, bool meas
   {
     const RealDispatch guard;
     Costs costs;
+    const Demands demands = Demands::of(replay.graph());
     for (const LiveOperator& live : replay.graph().operators) {
-      operators.push_back({c10::toString(live.node->op().operator_name()), users.at(live.node),
-                           bytesWritten(*live.node), predictedSeconds(*live.node, costs), std::nullopt});
+      const double share = demands.shareOf(*live.node);
+      const auto nbytes = static_cast<std::int64_t>(share * static_cast<double>(bytesWritten(*live.node)));
+      operators.push_back({c10::toString(live.node->op().operator_name()), users.at(live.node), nbytes,
+                           share * predictedSeconds(*live.node, costs), std::nullopt});
     }
   }
   if (measures) {

@@ -401,6 +401,32 @@ PartRule partRuleOf(const OpNode& node) {
   return isOneOf(kMoves, node) ? PartRule::kAnyLayout : PartRule::kNone;
 }
 
+std::optional<std::size_t> copiedArgument(const OpNode& node) {
+  const bool is_clone = isNamed(node, "aten::clone") || isNamed(node, "aten::_to_copy");
+  if ((!is_clone && !isNamed(node, "aten::copy_")) || !writesOneTensor(node) || readsWhatItWrites(node)) {
+    return std::nullopt;
+  }
+  const std::size_t source = is_clone ? 0 : 1;
+  const TensorArgument& argument = node.tensors()[source];
+  const Geometry& written = writtenGeometry(node);
+  if (argument.value == nullptr || argument.geometry.dtype != written.dtype ||
+      argument.geometry.sizes != written.sizes || !written.isContiguous() || argument.value->isPinned()) {
+    return std::nullopt;
+  }
+  const std::size_t nbytes = static_cast<std::size_t>(c10::multiply_integers(written.sizes)) * written.dtype.itemsize();
+  if (!is_clone) {
+    const StorageValue& target = *node.tensors().front().value;
+    const bool is_alone = target.nbytes() == nbytes && target.device() == argument.value->device();
+    return is_alone ? std::optional{source} : std::nullopt;
+  }
+  const int device = findArgument(node.op().schema(), "device");
+  const auto to =
+      device < 0 ? std::nullopt : node.arguments()[static_cast<std::size_t>(device)].toOptional<c10::Device>();
+  const int pin = findArgument(node.op().schema(), "pin_memory");
+  const bool pins = pin >= 0 && node.arguments()[static_cast<std::size_t>(pin)].toOptional<bool>().value_or(false);
+  return (!to || *to == argument.value->device()) && !pins ? std::optional{source} : std::nullopt;
+}
+
 std::vector<std::optional<IndexRanges>> readsForPart(const OpNode& node, PartRule rule, const IndexRanges& ranges) {
   std::vector<std::optional<IndexRanges>> reads(node.tensors().size());
   switch (rule) {

@@ -40,6 +40,10 @@ constexpr bool isForParts(PartRule rule) {
   return rule != PartRule::kNone && rule != PartRule::kAnyLayout;
 }
 
+// Which tensor argument a call copies, element by element, to a storage that then has nothing else, on the same device
+// and in the same dtype. Nothing for other calls.
+std::optional<std::size_t> copiedArgument(const OpNode& node);
+
 // How the tensor that a call with such a rule writes shows its storage: its only result, or an argument.
 const Geometry& writtenGeometry(const OpNode& node);
 

@@ -228,11 +228,30 @@ void Replay::runNext(std::size_t place) {
     }
     if (isForParts(demands_.ruleOf(*live.node)) && demands_.partsOf(*live.node, 0) != nullptr) {
       runForParts(live);
-    } else {
+    } else if (!takesOver(live)) {
       runOnce(place);
     }
   });
   finishReads(live);
+}
+
+// What is copied and not read by anybody else need not be copied: who reads the copy gets the memory itself.
+bool Replay::takesOver(const LiveOperator& live) {
+  const auto copied = copiedArgument(*live.node);
+  const StorageValue* value = copied ? live.arguments[*copied].value : nullptr;
+  if (value == nullptr || value->writer() == nullptr || bufferOf(*value).pending_reads != 1 ||
+      bufferOf(*value).parts.size() != 1) {
+    return false;
+  }
+  const Part& part = bufferOf(*value).parts.front();
+  const Geometry& geometry = live.node->tensors()[*copied].geometry;
+  const Geometry& written = writtenGeometry(*live.node);
+  const std::size_t nbytes = static_cast<std::size_t>(c10::multiply_integers(written.sizes)) * written.dtype.itemsize();
+  if (!part.contains(geometry) || part.storage.nbytes() != nbytes || shownIn(part, geometry) != written) {
+    return false;
+  }
+  buffers_.at(live.node).front().parts = {{part.storage, std::nullopt}};
+  return true;
 }
 
 void Replay::runOnce(std::size_t place) {

@@ -81,6 +81,7 @@ class Replay {
   bool fillWithSteps(const OpNode& fill, torch::jit::Stack& stack, std::vector<Fused>& fused);
   void keepFused(const std::vector<Fused>& fused);
   void runOnce(std::size_t place);
+  bool takesOver(const LiveOperator& live);
   bool readsParts(const LiveOperator& live);
   void runForParts(const LiveOperator& live);
   void computePartOf(const LiveOperator& live, const Part& part);

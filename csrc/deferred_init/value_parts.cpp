@@ -25,15 +25,15 @@ void copyBytes(
   bytes(to, to_byte).copy_(bytes(from, from_byte));
 }
 
-Geometry shownIn(const Part& part, const Geometry& geometry) {
-  return part.box ? part.box->shown(geometry) : geometry;
-}
-
 }  // namespace
 
 bool Part::contains(const Geometry& geometry) const {
   const auto needed = box ? box->grid().boxOf(geometry) : std::nullopt;
   return !needed || box->contains(*needed);
+}
+
+Geometry shownIn(const Part& part, const Geometry& geometry) {
+  return part.box ? part.box->shown(geometry) : geometry;
 }
 
 at::Tensor tensorIn(const Part& part, const Geometry& geometry) {

@@ -36,6 +36,7 @@ const Part& partWith(const Parts& parts, const Needed& needed) {
 }
 
 // What the tensor `geometry` of the storage is in a part that has it all.
+Geometry shownIn(const Part& part, const Geometry& geometry);
 at::Tensor tensorIn(const Part& part, const Geometry& geometry);
 
 // Returns true if that tensor has the strides that it has in the storage, and memory that is as aligned.

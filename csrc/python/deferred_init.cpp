@@ -56,7 +56,7 @@ pybind11::tuple explainTensors(const Tensors& tensors) {
     }
     operations.append(pybind11::make_tuple(operation.name, operation.call, operation.reads, writes,
                                            operation.generator_offset, operation.draws, operation.source,
-                                           operation.runs));
+                                           operation.runs, operation.parts));
   }
   pybind11::list shown;
   for (const ExplainedTensor& tensor : explanation.tensors) {

@@ -13,7 +13,14 @@ from common import assert_same_tensor, build_both
 from random_shards import random_program
 from torch import Tensor, nn
 
-from torchext.deferred_init import materialize_tensor
+from torchext.deferred_init import (
+    defer_again,
+    deferred_init,
+    explain,
+    materialize_module,
+    materialize_tensor,
+    summary,
+)
 
 ROWS, COLUMNS = 96, 80
 
@@ -141,6 +148,48 @@ def test_random_programs_have_the_shards_of_eager_construction() -> None:
             materialize_tensor(deferred[i])
         for found, expected in zip(deferred, eager, strict=True):
             assert_same_tensor(found, expected, f"seed {seed}")
+
+
+def test_explanation_names_the_elements_that_are_computed() -> None:
+    def build() -> Tensor:
+        weight = torch.empty(64, 32).normal_()
+        weight[5].zero_()
+        return (weight * 2)[8:16].add(weight[40:48])
+
+    operations = {operation.name: operation for operation in explain(deferred_init(build))}
+    assert operations["aten::normal_"].parts == "[8:16], [40:48]"
+    assert operations["aten::mul"].parts == "[8:16]"
+    assert operations["aten::add"].parts is None
+    assert not operations["aten::zero_"].runs
+    assert "only [8:16], [40:48]" in str(operations["aten::normal_"])
+
+
+def test_time_is_predicted_for_the_elements_that_are_computed() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shard = nn.Parameter(torch.empty(4096, 256).normal_()[64:128].clone())
+
+    lines = summary(deferred_init(Model), time="predicted").splitlines()
+    fill = next(line for line in lines if "normal_" in line)
+    assert "64.0 KiB" in fill
+
+
+def test_shards_can_be_deferred_again_and_placed() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            weight = torch.empty(64, 32).normal_()
+            self.rows = nn.Parameter(weight[8:16].clone())
+            self.columns = nn.Parameter(weight[:, 8:16].contiguous())
+
+    eager, deferred = build_both(Model)
+    materialize_tensor(deferred.columns)
+    materialize_module(deferred, retain_graph=True)
+    defer_again(deferred.rows)
+    materialize_module(deferred, dtype=torch.bfloat16)
+    assert torch.equal(deferred.rows, eager.rows.bfloat16())
+    assert torch.equal(deferred.columns, eager.columns)
 
 
 MEMORY = """

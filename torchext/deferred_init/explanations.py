@@ -56,6 +56,9 @@ class RecordedOperation:
     runs: bool = True
     """False if it will not be called, because nobody reads what it writes: all of it is written again, or the tensors
     that are explained show none of it. It draws nothing then; the others draw what they would have drawn."""
+    parts: str | None = None
+    """Which elements of what it writes are computed, as indices such as `[96:128, :8], [200:232]`, because nobody asks
+    for more. None if all are."""
 
     def __str__(self) -> str:
         notes = []
@@ -64,6 +67,8 @@ class RecordedOperation:
             notes.append(f"{draws} from {self.generator_offset}")
         if self.source is not None:
             notes.append(self.source)
+        if self.parts is not None:
+            notes.append(f"only {self.parts}")
         if not self.runs:
             notes.append("not run: nobody reads it")
         return f"{', '.join(map(str, self.writes))} = {self.call}" + (f"  # {'; '.join(notes)}" if notes else "")
@@ -130,8 +135,9 @@ def _explain(tensors: list[torch.Tensor]) -> tuple[list[RecordedOperation], list
             draws=draws,
             source=source or None,
             runs=runs,
+            parts=parts or None,
         )
-        for name, call, reads, writes, offset, draws, source, runs in operations
+        for name, call, reads, writes, offset, draws, source, runs, parts in operations
     ], shown
 
 

@@ -73,7 +73,18 @@ def have_recorded_the_same(tensors: Sequence[Tensor], group: dist.ProcessGroup) 
 
 
 def _meet(store: Store, key: str, digest: str, size: int) -> bytes:
-    """Returns the answer for what these `size` processes have called `key`."""
+    """Returns the answer for what these `size` processes have called `key`.
+
+    The last one to leave takes away what is left in the store, where another group may have the same keys later.
+    """
+    answer = _answer(store, key, digest, size)
+    if store.add(f"{key}/left", 1) == size:
+        for name in ("digest", "arrived", "answer", "left"):
+            store.delete_key(f"{key}/{name}")
+    return answer
+
+
+def _answer(store: Store, key: str, digest: str, size: int) -> bytes:
     many = 1 << 32
     is_same = store.compare_set(f"{key}/digest", "", digest) == digest.encode()
     arrived = store.add(f"{key}/arrived", 1 if is_same else many)

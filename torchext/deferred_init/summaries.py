@@ -17,10 +17,10 @@ from .timing import TimedOperator, timed_operators
 
 __all__ = ["summary"]
 
-HEADER = ("module", "class", "parameters", "bytes", "state")
+HEADER = ("module", "class", "parameters", "bytes", "of", "state")
 OPERATORS = ("operator", "calls", "bytes")
 DURATIONS = ("predicted", "measured")
-NUMBERS = {"parameters", "calls", "bytes", *DURATIONS}
+NUMBERS = {"parameters", "calls", "bytes", "of", *DURATIONS}
 
 Row = tuple[str, ...]
 
@@ -30,7 +30,8 @@ def summary(module: Module, *, time: bool | Literal["predicted"] = False) -> str
 
     There is a row for each module that holds tensors itself, with the number of elements of its parameters, the bytes
     of all its tensors (parameters, buffers and plain attributes), and whether they are deferred, real, or fake without
-    a record. What several modules share is counted in each of their rows, and once in the total.
+    a record. What several modules share is counted in each of their rows, and once in the total. Of a module that holds
+    shards (`DTensor`), these are counted, and there is a column for the bytes of what they are shards of.
 
     With `time` there are two more columns, and a second table with a row for each operator that materializing runs,
     those that take longest first: the time that it should take and the time that it took. The first is what filling
@@ -63,11 +64,11 @@ def summary(module: Module, *, time: bool | Literal["predicted"] = False) -> str
         raise ValueError(f'summary() takes False, True or "predicted" as `time`, but was given {time!r}.')
     held = _held_by_part(module)
     if not time:
-        return _table(HEADER, [(*names, *_figures(tensors)) for names, tensors in held])
+        return _without_empty_columns(HEADER, [(*names, *_figures(tensors)) for names, tensors in held])
     tensors = [item.tensor for _, items in held for item in items]
     operators = timed_operators(tensors, measured=time is True)
     modules = [(*names, *_figures(items), *_durations(_needed_by(items, operators))) for names, items in held]
-    tables = [_table(HEADER + DURATIONS, modules)]
+    tables = [_without_empty_columns(HEADER + DURATIONS, modules)]
     if operators:
         tables.append(_table(OPERATORS + DURATIONS, _by_name(operators)))
     return "\n\n".join(tables)
@@ -84,15 +85,31 @@ def _held_by_part(module: Module) -> list[tuple[tuple[str, str], list[Held]]]:
     return [*parts, (("total", ""), everything)]
 
 
-def _figures(held: Iterable[Held]) -> tuple[str, str, str]:
-    """The columns that are counted: parameters, bytes and state."""
+def _figures(held: Sequence[Held]) -> tuple[str, str, str, str]:
+    """The columns that are counted: parameters, bytes, those of the whole if they are shards, and state."""
     tensors = list({id(item.tensor): item.tensor for item in held}.values())
     parameters = {id(item.tensor): item.tensor for item in held if item.is_parameter}
     elements = sum(t.numel() for t in parameters.values() if not is_lazy(t))
     # By storage: views show bytes that their base has too.
     storages = dict(map(_storage, tensors))
     states = sorted({_state(t) for t in tensors})
-    return f"{elements:,}", _readable(sum(storages.values())), ", ".join(states)
+    nbytes = sum(storages.values())
+    return f"{elements:,}", _readable(nbytes), _size_of_whole(held, nbytes), ", ".join(states)
+
+
+def _size_of_whole(held: Sequence[Held], nbytes: int) -> str:
+    parts = {id(item.tensor): item for item in held if item.is_part}.values()
+    if not parts:
+        return ""
+    wholes = {id(item.whole): item.whole for item in parts}.values()
+    own = dict(_storage(item.tensor) for item in parts)
+    return _readable(nbytes - sum(own.values()) + sum(whole.numel() * whole.element_size() for whole in wholes))
+
+
+def _without_empty_columns(header: Row, rows: Sequence[Row]) -> str:
+    """A table without the columns of shards if there are none."""
+    kept = [i for i, name in enumerate(header) if name != "of" or any(row[i] for row in rows)]
+    return _table(tuple(header[i] for i in kept), [tuple(row[i] for i in kept) for row in rows])
 
 
 def _needed_by(held: Iterable[Held], operators: Iterable[TimedOperator]) -> list[TimedOperator]:
