@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 
+#include <ATen/core/enum_tag.h>
 #include <c10/util/irange.h>
 
 #include "../fake/calls/op_traits.h"
@@ -63,7 +64,7 @@ class Asked {
       boxes_.erase(near);
     }
     boxes_.push_back(std::move(box));
-    constexpr std::size_t kManyBoxes = 256;
+    constexpr std::size_t kManyBoxes = 64;
     if (boxes_.size() > kManyBoxes || isMost()) {
       const Box whole = boxes_.front().grid().whole();
       boxes_.assign(1, whole);
@@ -323,7 +324,7 @@ void Pass::visitOutput(const LiveOperator& live, std::size_t output, PartRule ru
 Box Pass::widenedForPart(const LiveOperator& live, Box box, PartRule rule) {
   const OpNode& node = *live.node;
   if (rule == PartRule::kRandomFill) {
-    return box;
+    return box.withWholeElements(writtenGeometry(node).dtype.itemsize());
   }
   const auto ranges = box.take(writtenGeometry(node));
   if (!ranges) {
@@ -358,7 +359,8 @@ void Pass::widenForAll(const LiveOperator& live, std::size_t output, PartRule ru
       touched = touched ? touched->with(needed) : needed;
     }
   }
-  if (reachesBeyondElements(node.op())) {
+  // `resize_` and its kin change how large the storage is.
+  if (reachesBeyondElements(node.op()) || node.op().hasTag(at::Tag::inplace_view)) {
     touched = grid.whole();
   }
   if (touched) {

@@ -159,6 +159,16 @@ std::vector<std::int64_t> Box::packedStrides() const {
   return strides;
 }
 
+Box Box::withWholeElements(std::size_t itemsize) const {
+  IndexRanges ranges = ranges_;
+  for (const auto i : c10::irange(ranges.size())) {
+    if (grid_->levels_[i].stride < static_cast<std::int64_t>(itemsize)) {
+      ranges[i] = {0, grid_->levels_[i].count};
+    }
+  }
+  return {grid_, std::move(ranges)};
+}
+
 std::int64_t Box::placeOf(std::int64_t byte) const {
   const std::vector<std::int64_t> strides = packedStrides();
   const std::vector<std::int64_t> indices = grid_->indicesOf(byte);

@@ -69,6 +69,9 @@ class Box {
   // The smallest box around this one in whose bytes each tensor of this one has the strides that it has in the storage.
   Box keepingStrides() const;
 
+  // The smallest box around this one that has no parts of elements of `itemsize` bytes.
+  Box withWholeElements(std::size_t itemsize) const;
+
   // What the tensor `geometry` of the storage, all of whose elements are in the box, is in a storage of its bytes.
   Geometry shown(const Geometry& geometry) const;
 

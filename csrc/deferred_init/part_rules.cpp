@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 #include <ATen/ops/isnan.h>
 #include <c10/util/irange.h>
 
@@ -125,6 +126,16 @@ bool areOrdinary(const OpNode& node) {
          std::all_of(node.tensors().begin(), node.tensors().end(), is_ordinary);
 }
 
+// What becomes of a number that an integer cannot hold is not defined, and differs between instructions.
+bool mayOverflow(const OpNode& node) {
+  const auto is_floating = [](const TensorArgument& argument) {
+    const auto dtype = dtypeOf(argument);
+    return dtype ? !c10::isIntegralType(*dtype, /*includeBool=*/true) : !argument.number->isIntegral(true);
+  };
+  return c10::isIntegralType(dtypeOf(writtenGeometry(node)), /*includeBool=*/false) &&
+         std::any_of(node.tensors().begin(), node.tensors().end(), is_floating);
+}
+
 bool areReal(const OpNode& node) {
   const auto is_real = [](const TensorArgument& argument) {
     const auto dtype = dtypeOf(argument);
@@ -132,6 +143,14 @@ bool areReal(const OpNode& node) {
   };
   return !c10::isComplexType(dtypeOf(writtenGeometry(node))) &&
          std::all_of(node.tensors().begin(), node.tensors().end(), is_real);
+}
+
+// A tensor of one element is a number for kernels, which they take as it is; one of several elements is converted to
+// the dtype of the result before. Which it is must not depend on the part.
+bool convertsArguments(const OpNode& node) {
+  return std::any_of(node.tensors().begin(), node.tensors().end(), [&node](const TensorArgument& argument) {
+    return !sizesOf(argument).empty() && dtypeOf(argument) != dtypeOf(writtenGeometry(node));
+  });
 }
 
 // A sum with a factor is rounded once or twice. Which zero `clamp(min=0)` makes of -0 depends on the instruction.
@@ -149,8 +168,11 @@ bool hasOneResult(const OpNode& node) {
 
 // Of `where`, numbers would become tensors of a dtype of their own.
 bool isElementwise(const OpNode& node) {
+  if (mayOverflow(node)) {
+    return false;
+  }
   if (isOneOf(kArithmetic, node)) {
-    return areReal(node) && hasOneResult(node);
+    return areReal(node) && hasOneResult(node) && !convertsArguments(node);
   }
   if (isNamed(node, "aten::where")) {
     const auto has_dtype = [&node](const TensorArgument& argument) {
@@ -173,6 +195,9 @@ bool isConcatenation(const OpNode& node) {
 }
 
 bool isConstantFactory(const OpNode& node) {
+  if (onlyAllocates(node.op()) && at::globalContext().deterministicAlgorithms()) {
+    return false;  // fills what it allocates
+  }
   return (isOneOf(kZerosAndOnes, node) || onlyAllocates(node.op())) &&
          std::all_of(node.tensors().begin(), node.tensors().end(),
                      [](const TensorArgument& argument) { return argument.device.has_value(); });
@@ -370,7 +395,12 @@ bool hasManyNans(const OpNode& node) {
   const bool converts = std::any_of(node.tensors().begin(), node.tensors().end(), mixes);
   const auto is_tensor = [](const TensorArgument& argument) { return !argument.number; };
   const auto tensors = std::count_if(node.tensors().begin(), node.tensors().end(), is_tensor);
-  return converts || (is_arithmetic && (isHalf(dtype) || tensors > 1));
+  const auto is_finite = [](const TensorArgument& argument) {
+    return !argument.number || argument.number->isComplex() || std::isfinite(argument.number->toDouble());
+  };
+  const bool are_finite = std::all_of(node.tensors().begin(), node.tensors().end(), is_finite);
+  const bool clamps = isNamed(node, "aten::clamp") || isNamed(node, "aten::clamp_");
+  return converts || (is_arithmetic && (isHalf(dtype) || tensors > 1 || clamps || !are_finite));
 }
 
 }  // namespace
@@ -402,9 +432,13 @@ PartRule partRuleOf(const OpNode& node) {
 }
 
 std::optional<std::size_t> copiedArgument(const OpNode& node) {
-  const bool is_clone = isNamed(node, "aten::clone") || isNamed(node, "aten::_to_copy");
-  if ((!is_clone && !isNamed(node, "aten::copy_")) || !writesOneTensor(node) || readsWhatItWrites(node)) {
+  const bool is_copy = isNamed(node, "aten::copy_") || isNamed(node, "aten::clone") || isNamed(node, "aten::_to_copy");
+  if (!is_copy || !writesOneTensor(node) || readsWhatItWrites(node)) {
     return std::nullopt;
+  }
+  const bool is_clone = !node.written().front().is_argument;
+  if (!is_clone && !isNamed(node, "aten::copy_")) {
+    return std::nullopt;  // with an `out`
   }
   const std::size_t source = is_clone ? 0 : 1;
   const TensorArgument& argument = node.tensors()[source];

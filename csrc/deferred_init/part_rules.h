@@ -8,8 +8,9 @@
 // have other code for the elements that do not fill a vector, nor for matrix products and reductions, whose order
 // depends on sizes. Those are run as they were recorded.
 //
-// What is not a number has many bits, and vectorized code may choose others. So results of arithmetic are looked at,
-// and if there is such a one, all is computed anew as it was recorded: `PartsDiffer`.
+// What is not a number has many bits, and where two such meet, or one is rounded to half precision, vectorized code may
+// choose others. So results of such operators are looked at, and if one is not a number, all is computed anew as it was
+// recorded: `PartsDiffer`.
 
 #include <cstdint>
 #include <exception>

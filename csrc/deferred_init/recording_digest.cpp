@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstring>
+#include <random>
 #include <sstream>
 #include <string_view>
 #include <unordered_map>
@@ -11,7 +12,6 @@
 #include <c10/util/irange.h>
 
 #include "../support/kernels_only.h"
-#include "../support/stack_utils.h"
 #include "liveness.h"
 #include "op_graph.h"
 #include "real_dispatch.h"
@@ -57,18 +57,33 @@ class Items {
     addNumber(geometry.is_neg);
   }
 
-  // What there is to tell of tensors and generators is added elsewhere.
+  // What there is to tell of tensors and generators is added elsewhere. Numbers are told apart by their bits: -0.0 is
+  // not 0.0.
   void add(const IValue& value) {
-    std::ostringstream out;
-    out.precision(17);
-    std::size_t tensors = 0;
-    forEachTensor(value, [&tensors](const Tensor& /*placeholder*/) { ++tensors; });
-    if (tensors == 0 && !value.isGenerator()) {
-      out << value;
-    }
-    addNumber(tensors);
     addText(value.tagKind());
-    addText(out.str());
+    if (value.isTensor()) {
+      addNumber(value.toTensor().defined());
+    } else if (value.isDouble()) {
+      addNumber(value.toDouble());
+    } else if (value.isComplexDouble()) {
+      addNumber(value.toComplexDouble().real());
+      addNumber(value.toComplexDouble().imag());
+    } else if (value.isList()) {
+      addAll(value.toListRef());
+    } else if (value.isTuple()) {
+      addAll(value.toTupleRef().elements());
+    } else if (!value.isGenerator()) {
+      std::ostringstream out;
+      out << value;
+      addText(out.str());
+    }
+  }
+
+  void addAll(c10::ArrayRef<IValue> values) {
+    addNumber(values.size());
+    for (const IValue& value : values) {
+      add(value);
+    }
   }
 
   Digest digest() const {
@@ -87,9 +102,24 @@ Digest digestOfStorage(const c10::Storage& storage) {
   return digestOf(bytes.is_cpu() ? bytes : bytes.cpu());
 }
 
+// Where in its storage a real tensor lies makes no difference.
 Digest digestOfReal(const Tensor& tensor) {
+  Items items;
+  Geometry geometry = Geometry::of(tensor);
+  geometry.storage_offset = 0;
+  items.add(geometry);
   const RealDispatch guard;
-  return digestOf(tensor.is_cpu() ? tensor : tensor.cpu());
+  items.add(digestOf(tensor.is_cpu() ? tensor : tensor.cpu()));
+  return items.digest();
+}
+
+// Draws from generators that are not read as tapes are not comparable. No two processes have the same number.
+std::uint64_t numberOfThisProcess() {
+  static const std::uint64_t number = [] {
+    std::random_device device;
+    return std::uint64_t{device()} << 32U | device();
+  }();
+  return number;
 }
 
 // The next numbers of the engine are as good as its state, which the same place on a tape may have in several forms.
@@ -108,6 +138,9 @@ void addState(Items& items, const ThreadState& state) {
   items.addNumber(state.keys.included_.raw_repr());
   items.addNumber(state.keys.excluded_.raw_repr());
   items.addNumber(static_cast<int>(state.default_dtype));
+  for (const c10::ScalarType dtype : state.autocast_dtypes) {
+    items.addNumber(static_cast<int>(dtype));
+  }
 }
 
 void addCall(Items& items, const OpNode& node, TapeReader& tape) {
@@ -117,6 +150,9 @@ void addCall(Items& items, const OpNode& node, TapeReader& tape) {
   }
   if (node.tape()) {
     addTape(items, *node.tape(), tape);
+  }
+  if (node.dependsOnOtherGenerators()) {
+    items.addNumber(numberOfThisProcess());
   }
 }
 

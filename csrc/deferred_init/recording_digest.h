@@ -14,7 +14,8 @@ namespace torchext {
 
 // A digest of each of `tensors`, which are deferred: of how it comes about and how it shows that. Two processes with
 // the same digest materialize the same bits, whatever they have recorded besides. Operators are counted by their names
-// and arguments, random numbers by those that a generator draws next, and real tensors by their bytes.
+// and arguments, random numbers by those that a generator draws next, and real tensors by their bytes. What draws from
+// a generator of another device than the CPU has another digest in each process.
 //
 // Raises ValueError for a tensor that is not deferred.
 TORCHEXT_API std::vector<Digest> digestsOfRecordings(at::ArrayRef<at::Tensor> tensors);
@@ -26,7 +27,8 @@ struct Source {
   std::string text;
 };
 
-// The sources of each of `tensors`, in the order of their recording. They are the same for all parts of a tensor.
+// The sources of each of `tensors`, in the order of their recording. They are the same for all parts of a tensor. Draws
+// from generators of other devices than the CPU are left out.
 TORCHEXT_API std::vector<std::vector<Source>> sourcesOf(at::ArrayRef<at::Tensor> tensors);
 
 }  // namespace torchext

@@ -244,6 +244,9 @@ bool Replay::takesOver(const LiveOperator& live) {
     return false;
   }
   const Part& part = bufferOf(*value).parts.front();
+  if (part.storage.use_count() != 1) {
+    return false;  // a kernel keeps what it has returned
+  }
   const Geometry& geometry = live.node->tensors()[*copied].geometry;
   const Geometry& written = writtenGeometry(*live.node);
   const std::size_t nbytes = static_cast<std::size_t>(c10::multiply_integers(written.sizes)) * written.dtype.itemsize();
@@ -393,11 +396,11 @@ Tensor Replay::makeArgument(const LiveOperator& live,
   const auto& written = live.node->written();
   for (const auto i : c10::irange(written.size())) {
     if (written[i].is_argument && isSameValue(*live.node->tensors()[written[i].position].value, *argument.value)) {
-      return seenBy(*live.node, writable[i], argument, geometry);
+      return seenBy(*live.node, writable[i], argument, geometry, /*is_written=*/true);
     }
   }
   const StorageValue* value = live.arguments[index].value;
-  return value != nullptr ? seenBy(*live.node, partsOf(*value), argument, geometry)
+  return value != nullptr ? seenBy(*live.node, partsOf(*value), argument, geometry, /*is_written=*/false)
                           : geometry.makeTensor(argument.value->makeEmptyStorage());
 }
 
@@ -405,15 +408,19 @@ Tensor Replay::makeArgument(const LiveOperator& live,
 Tensor Replay::seenBy(const OpNode& reader,
                       const Parts& parts,
                       const TensorArgument& argument,
-                      const Geometry& geometry) const {
+                      const Geometry& geometry,
+                      bool is_written) const {
   if (parts.empty()) {  // nobody asks for what has no elements
     return geometry.makeEmptyTensor(argument.value->device());
   }
   const Part& part = partWith(parts, geometry);
-  if (demands_.ruleOf(reader) == PartRule::kNone && !isSeenAlike(part, geometry)) {
+  if (demands_.ruleOf(reader) != PartRule::kNone || isSeenAlike(part, geometry)) {
+    return tensorIn(part, geometry);
+  }
+  if (is_written) {
     throw PartsDiffer{};
   }
-  return tensorIn(part, geometry);
+  return alignedCopyOf(part, geometry);
 }
 
 // ---- What is written into ----

@@ -94,7 +94,8 @@ class Replay {
   at::Tensor seenBy(const OpNode& reader,
                     const Parts& parts,
                     const TensorArgument& argument,
-                    const Geometry& geometry) const;
+                    const Geometry& geometry,
+                    bool is_written) const;
 
   // For each storage that an operator writes, what its next value is written into.
   std::vector<Parts> writableParts(const LiveOperator& live);

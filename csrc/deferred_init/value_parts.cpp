@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <vector>
 
 #include <ATen/ops/clone.h>
+#include <c10/util/irange.h>
 
 namespace torchext {
 
@@ -46,6 +48,25 @@ bool isSeenAlike(const Part& part, const Geometry& geometry) {
   const auto distance =
       (shown.storage_offset - geometry.storage_offset) * static_cast<std::int64_t>(geometry.dtype.itemsize());
   return shown.strides == geometry.strides && distance % kMemoryAlignment == 0;
+}
+
+// The bytes from the first element to the last one are those that the strides reach.
+at::Tensor alignedCopyOf(const Part& part, const Geometry& geometry) {
+  const auto itemsize = static_cast<std::int64_t>(geometry.dtype.itemsize());
+  Geometry aligned = geometry;
+  aligned.storage_offset = geometry.storage_offset * itemsize % kMemoryAlignment / itemsize;
+  // Where a tensor shows an element several times, it is copied as often.
+  std::vector<at::Tensor> sides{tensorIn(part, geometry), aligned.makeEmptyTensor(part.storage.device())};
+  const at::Tensor copy = sides.back();
+  for (const auto i : c10::irange(geometry.sizes.size())) {
+    if (geometry.strides[i] == 0 && geometry.sizes[i] > 1) {
+      for (at::Tensor& side : sides) {
+        side = side.narrow(static_cast<std::int64_t>(i), 0, 1);
+      }
+    }
+  }
+  sides.back().copy_(sides.front());
+  return copy;
 }
 
 Storage copyOf(const Storage& storage) {

@@ -42,6 +42,9 @@ at::Tensor tensorIn(const Part& part, const Geometry& geometry);
 // Returns true if that tensor has the strides that it has in the storage, and memory that is as aligned.
 bool isSeenAlike(const Part& part, const Geometry& geometry);
 
+// A copy of the tensor that is seen alike.
+at::Tensor alignedCopyOf(const Part& part, const Geometry& geometry);
+
 c10::Storage copyOf(const c10::Storage& storage);
 
 // A copy of the bytes of `box`, all of which the part has.

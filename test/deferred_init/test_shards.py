@@ -139,6 +139,78 @@ def test_what_is_not_a_number_has_the_bits_of_the_whole() -> None:
     assert torch.equal(found.view(torch.int16), eager.view(torch.int16))
 
 
+def cloned_into(t: Tensor) -> list[Tensor]:
+    out = torch.zeros(2000)
+    torch.ops.aten.clone.out(t.view(-1)[:1000], memory_format=None, out=out[:1000])
+    return [out[500:700].clone(), out[900:1100].clone()]
+
+
+def resized(t: Tensor) -> list[Tensor]:
+    t.resize_(2 * ROWS, COLUMNS)
+    return [t[ROWS - 3 : ROWS].clone()]
+
+
+# What is easily wrong: a case for each bug that was found.
+CASES: dict[str, Callable[[Tensor], list[Tensor]]] = {
+    "halves of doubles": lambda t: [t.double().normal_().view(torch.int32).view(ROWS, COLUMNS, 2)[:, :, 1].clone()],
+    "bytes of halves": lambda t: [t.bfloat16().normal_().view(torch.uint8)[:, 1::2].clone()],
+    "clone with an out": cloned_into,
+    "grown rows": resized,
+    "one row times an integer": lambda t: [(t.bfloat16() * (torch.arange(ROWS)[:, None] * 41))[57:58].clone()],
+    "one column over an integer": lambda t: [(t.half() / (torch.arange(COLUMNS) + 3))[:, 7:8].clone()],
+    "not a number times not a number": lambda t: [t.mul_(float("inf")).mul_(0).mul_(float("nan"))[3:5].clone()],
+    "integers that do not hold the numbers": lambda t: [t.mul(1e12).to(torch.int16)[3:5, 7:20].clone()],
+    "rows shifted in place": lambda t: [t, t[:, 1:].copy_(t[:, :-1])[3:5].clone()][1:],
+    "nothing of a row": lambda t: [t.mul_(2)[3, :0].clone(), t[5:7].clone()],
+    "parts that are read with their alignment": lambda t: [
+        t.view(16, 6, COLUMNS)[1, 2:4].exp(),
+        t.view(16, 6, COLUMNS)[0, 2:4].clone(),
+    ],
+    "an expanded row and its sum": lambda t: [t[3:4].expand(5, COLUMNS).exp(), t[4:5].clone(), t[5, 3:].sum()],
+    "windows": lambda t: [t.view(-1)[100:400].unfold(0, 7, 3).exp()],
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_parts_have_the_bits_of_the_whole_where(case: Callable[[Tensor], list[Tensor]]) -> None:
+    def build() -> list[Tensor]:
+        return case(torch.empty(ROWS, COLUMNS).normal_())
+
+    eager, deferred = build_both(build)
+    for shard, expected in zip(deferred, eager, strict=True):
+        materialize_tensor(shard)
+        if expected.is_floating_point():  # equal in what is not a number, too
+            shard, expected = (t.view({2: torch.int16, 4: torch.int32}[t.element_size()]) for t in (shard, expected))
+        assert torch.equal(shard, expected)
+
+
+def test_memory_that_nobody_has_written_is_filled_where_pytorch_is_deterministic() -> None:
+    def build() -> Tensor:
+        t = torch.empty(100, 64)
+        t[3:5] = 1
+        return t[4:7].clone()
+
+    torch.use_deterministic_algorithms(True)
+    try:
+        eager, deferred = build_both(build)
+        assert_same_tensor(materialize_tensor(deferred), eager)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_copy_of_what_a_kernel_keeps_is_not_written_into_its_memory() -> None:
+    cache = torch.ones(1000)
+    library = torch.library.Library("torchext_test_shards", "FRAGMENT")
+    library.define("cached() -> Tensor")
+    library.impl("cached", lambda: cache, "CompositeExplicitAutograd")
+    library.impl("cached", lambda: torch.empty(1000), "Meta")
+    for _ in range(2):
+        doubled = deferred_init(lambda: torch.ops.torchext_test_shards.cached().clone().mul_(2))
+        assert torch.equal(materialize_tensor(doubled), torch.full((1000,), 2.0))
+    assert torch.equal(cache, torch.ones(1000))
+    library._destroy()
+
+
 def test_random_programs_have_the_shards_of_eager_construction() -> None:
     for seed in range(500):
         eager, deferred = build_both(random_program(seed), seed)

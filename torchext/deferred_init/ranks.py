@@ -217,7 +217,7 @@ def _scattering(original: Callable[..., Any]) -> Callable[..., Any]:
     def mesh_scatter(
         output: Tensor, scatter_list: list[Tensor], mesh: Any, mesh_dim: int = 0, async_op: bool = False, **kwargs: Any
     ) -> Any:
-        is_asked = _is_deferred(output) and any(map(_is_deferred, scatter_list))
+        is_asked = _is_deferred(output) and all(map(_is_deferred, scatter_list))
         if not (is_asked and have_recorded_the_same(scatter_list, mesh.get_group(mesh_dim))):
             return original(output, scatter_list, mesh, mesh_dim, async_op, **kwargs)
         with torch.no_grad():
