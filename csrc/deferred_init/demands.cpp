@@ -403,6 +403,13 @@ Demands Demands::of(const LiveGraph& graph) {
   return demands;
 }
 
+void Demands::askForAllOf(const OpNode& writer) {
+  for (const auto i : c10::irange(writer.written().size())) {
+    parts_.erase({&writer, i});
+  }
+  rules_.erase(&writer);
+}
+
 bool Demands::areNone(const OpNode& writer) const {
   for (const auto i : c10::irange(writer.written().size())) {
     const Parts* parts = partsOf(writer, i);

@@ -34,6 +34,9 @@ class Demands {
   // Of the values that `graph` wants everything is asked for.
   static Demands of(const LiveGraph& graph);
 
+  // Asks for all that an operator writes.
+  void askForAllOf(const OpNode& writer);
+
   // The parts of a value that an operator of the graph writes, or null where it is the whole. There may be none.
   const Parts* partsOf(const OpNode& writer, std::size_t output) const;
 

@@ -9,8 +9,8 @@
 // depends on sizes. Those are run as they were recorded.
 //
 // What is not a number has many bits, and where two such meet, or one is rounded to half precision, vectorized code may
-// choose others. So results of such operators are looked at, and if one is not a number, all is computed anew as it was
-// recorded: `PartsDiffer`.
+// choose others. So results of such operators are looked at, and if one is not a number, what it is connected with is
+// computed anew as it was recorded: `PartsDiffer`.
 
 #include <cstdint>
 #include <exception>

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <numeric>
 #include <utility>
 
 #include <ATen/ScalarOps.h>
@@ -96,30 +97,39 @@ Replay::Replay(const std::vector<StorageValuePtr>& wanted, Progress on_value)
     : wanted_{wanted}, graph_{liveGraph(wanted)}, on_value_{on_value} {
   keepDerivationsTogether(graph_.operators);
   for (const StorageValue* value : graph_.wanted) {
-    wanted_of_node_[value->writer().get()].push_back(value->nbytes());
+    wanted_of_node_[value->writer().get()].push_back(value);
   }
 }
 
-// Computes parts where these are asked for, and the whole of everything if a part would have other bits.
-template <typename RunAll>
-void Replay::inPartsOrWhole(const RunAll& run_all) {
+// Operators whose parts would have other bits than the whole has are run again as they were recorded, with all that
+// they are connected with.
+void Replay::runAll(c10::function_ref<void(std::size_t place)> run_one) {
   demands_ = Demands::of(graph_);
-  try {
-    countReads();
-    run_all();
-  } catch (const PartsDiffer&) {
-    demands_ = {};
-    countReads();
-    run_all();
+  std::vector<std::size_t> all(graph_.operators.size());
+  std::iota(all.begin(), all.end(), std::size_t{0});
+  begin(all);
+  for (std::size_t place = 0; place < all.size();) {
+    try {
+      run_one(place);
+      ++place;
+    } catch (const PartsDiffer&) {
+      const std::vector<std::size_t> connected = placesConnectedWith(graph_.operators, place);
+      for (const std::size_t one : connected) {
+        demands_.askForAllOf(*graph_.operators[one].node);
+      }
+      begin(connected);
+      place = connected.front();
+    }
   }
 }
 
-void Replay::countReads() {
-  is_done_.assign(graph_.operators.size(), false);
-  buffers_.clear();
-  for (const auto place : c10::irange(graph_.operators.size())) {
+// Counts who is to read what the operators at `places` write, before any of them is run.
+void Replay::begin(const std::vector<std::size_t>& places) {
+  is_done_.resize(graph_.operators.size());
+  for (const std::size_t place : places) {
     const LiveOperator& live = graph_.operators[place];
-    buffers_.emplace(live.node, live.node->written().size());
+    is_done_[place] = false;
+    buffers_[live.node] = std::vector<Buffer>(live.node->written().size());
     for (const LiveArgument& argument : live.arguments) {
       if (argument.value != nullptr && argument.value->writer() != nullptr) {
         Buffer& buffer = bufferOf(*argument.value);
@@ -127,11 +137,11 @@ void Replay::countReads() {
         buffer.reader = place;
       }
     }
-  }
-  for (const StorageValue* value : graph_.wanted) {
-    if (value->writer() != nullptr) {
-      bufferOf(*value).pending_reads += 1;
-      bufferOf(*value).is_wanted = true;
+    if (const auto wanted = wanted_of_node_.find(live.node); wanted != wanted_of_node_.end()) {
+      for (const StorageValue* value : wanted->second) {
+        bufferOf(*value).pending_reads += 1;
+        bufferOf(*value).is_wanted = true;
+      }
     }
   }
 }
@@ -147,19 +157,18 @@ Parts Replay::partsOf(const StorageValue& value) {
 // A constant, which no operator writes, is done before it begins.
 void Replay::reportWanted(const OpNode* node) {
   const auto found = wanted_of_node_.find(node);
-  if (found != wanted_of_node_.end()) {
-    std::for_each(found->second.begin(), found->second.end(), on_value_);
-    wanted_of_node_.erase(found);
+  if (found != wanted_of_node_.end() && reported_.insert(node).second) {
+    for (const StorageValue* value : found->second) {
+      on_value_(value->nbytes());
+    }
   }
 }
 
 std::vector<Storage> Replay::run() {
   reportWanted(nullptr);
-  inPartsOrWhole([this] {
-    for (const auto place : c10::irange(graph_.operators.size())) {
-      runNext(place);
-      reportWanted(graph_.operators[place].node);
-    }
+  runAll([this](std::size_t place) {
+    runNext(place);
+    reportWanted(graph_.operators[place].node);
   });
   const RealDispatch guard;
   std::vector<Storage> storages;
@@ -178,15 +187,12 @@ std::vector<Storage> Replay::run() {
 }
 
 void Replay::runAndDrop(c10::function_ref<void(const LiveOperator& live, double seconds)> on_operator) {
-  std::vector<double> seconds;
-  inPartsOrWhole([&] {
-    seconds.clear();
-    for (const auto place : c10::irange(graph_.operators.size())) {
-      const auto start = std::chrono::steady_clock::now();
-      runNext(place);
-      seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
-      dropWanted(graph_.operators[place]);
-    }
+  std::vector<double> seconds(graph_.operators.size());
+  runAll([&](std::size_t place) {
+    const auto start = std::chrono::steady_clock::now();
+    runNext(place);
+    seconds[place] = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    dropWanted(graph_.operators[place]);
   });
   for (const auto place : c10::irange(graph_.operators.size())) {
     on_operator(graph_.operators[place], seconds[place]);

@@ -4,6 +4,7 @@
 #include <mutex>
 #include <optional>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include <c10/util/FunctionRef.h>
@@ -69,11 +70,10 @@ class Replay {
     c10::Storage result;
   };
 
-  void countReads();
+  void runAll(c10::function_ref<void(std::size_t place)> run_one);
+  void begin(const std::vector<std::size_t>& places);
   Buffer& bufferOf(const StorageValue& value);
   Parts partsOf(const StorageValue& value);
-  template <typename RunAll>
-  void inPartsOrWhole(const RunAll& run_all);
 
   void runNext(std::size_t place);
   std::vector<Fused> stepsAfter(std::size_t place);
@@ -116,8 +116,10 @@ class Replay {
   LiveGraph graph_;
   Demands demands_;
   Progress on_value_;
-  // The sizes of the wanted values that an operator of the plan writes, if any.
-  std::unordered_map<const OpNode*, std::vector<std::size_t>> wanted_of_node_;
+  // The wanted values that an operator of the plan writes, and constants for null.
+  std::unordered_map<const OpNode*, std::vector<const StorageValue*>> wanted_of_node_;
+  // For which of them `on_value_` has been called.
+  std::unordered_set<const OpNode*> reported_;
   // Which operators of the plan have been run together with one before.
   std::vector<bool> is_done_;
   // For each operator of the plan, what it writes.

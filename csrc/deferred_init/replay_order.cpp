@@ -46,14 +46,8 @@ class DisjointSets {
   std::vector<std::size_t> parents_;
 };
 
-}  // namespace
-
-// What was recorded after construction (`module.half()`, the slicing of shards) makes a new storage of each old one. In
-// the order of recording all of the old ones would be in memory before the first new one. Any order will do that
-// computes values before they are read; so operators that are connected by what they read run together, when the first
-// of them is due. Where all of them write over what they read, as in ordinary construction, there is nothing to gain,
-// and the order of recording has random numbers drawn without moving back and forth on the tape.
-void keepDerivationsTogether(std::vector<LiveOperator>& operators) {
+// By what they read.
+DisjointSets setsOfConnected(const std::vector<LiveOperator>& operators) {
   DisjointSets sets{operators.size()};
   std::unordered_map<const OpNode*, std::size_t> place_of;
   for (const auto i : c10::irange(operators.size())) {
@@ -64,6 +58,18 @@ void keepDerivationsTogether(std::vector<LiveOperator>& operators) {
       }
     }
   }
+  return sets;
+}
+
+}  // namespace
+
+// What was recorded after construction (`module.half()`, the slicing of shards) makes a new storage of each old one. In
+// the order of recording all of the old ones would be in memory before the first new one. Any order will do that
+// computes values before they are read; so operators that are connected by what they read run together, when the first
+// of them is due. Where all of them write over what they read, as in ordinary construction, there is nothing to gain,
+// and the order of recording has random numbers drawn without moving back and forth on the tape.
+void keepDerivationsTogether(std::vector<LiveOperator>& operators) {
+  DisjointSets sets = setsOfConnected(operators);
   std::vector<bool> derives(operators.size(), false);
   for (const auto i : c10::irange(operators.size())) {
     derives[sets.firstOf(i)] = derives[sets.firstOf(i)] || readsWithoutWriting(operators[i]);
@@ -75,6 +81,17 @@ void keepDerivationsTogether(std::vector<LiveOperator>& operators) {
   }
   std::stable_sort(due.begin(), due.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
   std::transform(due.begin(), due.end(), operators.begin(), [](auto& entry) { return std::move(entry.second); });
+}
+
+std::vector<std::size_t> placesConnectedWith(const std::vector<LiveOperator>& operators, std::size_t place) {
+  DisjointSets sets = setsOfConnected(operators);
+  std::vector<std::size_t> places;
+  for (const auto i : c10::irange(operators.size())) {
+    if (sets.firstOf(i) == sets.firstOf(place)) {
+      places.push_back(i);
+    }
+  }
+  return places;
 }
 
 }  // namespace torchext

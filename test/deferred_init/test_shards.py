@@ -13,6 +13,7 @@ from common import assert_same_tensor, build_both
 from random_shards import random_program
 from torch import Tensor, nn
 
+from torchext import _C
 from torchext.deferred_init import (
     defer_again,
     deferred_init,
@@ -196,6 +197,26 @@ def test_memory_that_nobody_has_written_is_filled_where_pytorch_is_deterministic
         assert_same_tensor(materialize_tensor(deferred), eager)
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def test_what_cannot_be_cut_does_not_have_others_computed_as_a_whole() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            weight = torch.empty(64, 32).normal_()
+            self.first = nn.Parameter(weight[3:5].clone())
+            nans = torch.empty(64, 32).normal_().mul_(float("inf")).mul_(0)
+            self.nans = nn.Parameter(nans.to(torch.bfloat16)[3:17, 5:9].contiguous())
+            self.more = nn.Parameter(nans[7:9].to(torch.bfloat16))
+            self.last = nn.Parameter(torch.empty(64, 32).uniform_()[:, 3:5].contiguous())
+
+    eager, deferred = build_both(Model)
+    progress: list[int] = []
+    _C.materialize(list(deferred.parameters()), on_done=progress.append)
+    assert sorted(progress) == sorted(parameter.nbytes for parameter in eager.parameters())
+    for found, expected in zip(deferred.parameters(), eager.parameters(), strict=True):
+        whole = {2: torch.int16, 4: torch.int32}[found.element_size()]
+        assert torch.equal(found.view(whole), expected.view(whole))
 
 
 def test_copy_of_what_a_kernel_keeps_is_not_written_into_its_memory() -> None:
