@@ -285,6 +285,26 @@ def test_shards_can_be_deferred_again_and_placed() -> None:
     assert torch.equal(deferred.columns, eager.columns)
 
 
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="this build of PyTorch has no torch.distributed")
+@pytest.mark.parametrize("rank", range(8))
+def test_shards_on_a_mesh_of_three_dimensions_are_those_of_the_whole(rank: int) -> None:
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=8)
+    try:
+        mesh = init_device_mesh("cpu", (2, 2, 2))
+        for placements in ([Shard(0), Shard(1), Shard(0)], [Shard(1), Replicate(), Shard(1)], [Shard(0)] * 3):
+            eager, deferred = build_both(lambda: torch.empty(64, 33).normal_().mul_(2))
+            shard = distribute_tensor(deferred, mesh, placements).to_local()
+            expected = distribute_tensor(eager, mesh, placements, src_data_rank=None).to_local()
+            assert torch.equal(materialize_tensor(shard), expected)
+    finally:
+        dist.destroy_process_group()
+
+
 MEMORY = """
 import torch
 from torchext.deferred_init import deferred_init, materialize_tensor
