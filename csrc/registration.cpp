@@ -13,6 +13,8 @@
 #include "fake/parts.h"
 #include "fake/storage/fake_storage.h"
 #include "marks/tensor_marks.h"
+#include "memory/device_memory.h"
+#include "memory/memory_counter.h"
 #include "support/take_key.h"
 #include "torch_internals/self_tests.h"
 
@@ -26,6 +28,7 @@ void lockBeforeFork() {
   lockForeignFakes();
   metadataCache().lock();
   lockStorages();
+  lockDeviceMemory();
   lockMarks();
   lockRefusals();
   lockSharedCopies();
@@ -35,6 +38,7 @@ void unlockAfterFork() {
   unlockSharedCopies();
   unlockRefusals();
   unlockMarks();
+  unlockDeviceMemory();
   unlockStorages();
   metadataCache().unlock();
   unlockForeignFakes();
@@ -44,6 +48,7 @@ void unlockAfterFork() {
 // What a program without Python needs, which imports nothing: the self-tests run before the first key is taken.
 [[maybe_unused]] const bool is_loaded = [] {
   connectPartsOfFakes();
+  registerMemoryCounter();
   beforeFirstKey(&setUp);
   return true;
 }();

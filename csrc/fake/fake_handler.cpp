@@ -25,6 +25,7 @@
 #include "storage/fake_factories.h"
 #include "storage/fake_keys.h"
 #include "storage/fake_storage.h"
+#include "storage/storage_memory.h"
 #include "values/known_values.h"
 
 namespace torchext {
@@ -92,6 +93,7 @@ class FakeCall {
   template <typename Values>
   void replaceArguments(Values results);
   void followValues(c10::ArrayRef<IValue> results) const;
+  void countMemory(const KernelScratch* scratch, c10::ArrayRef<IValue> results) const;
   static void countVersions(const IValue& written_by_foreach);
 
   c10::ArrayRef<IValue> arguments() const {
@@ -285,6 +287,7 @@ bool FakeCall::tryRemembered(const CallKey& key) {
     return false;
   }
   Results results = recipe->make(key.tensors());
+  countMemory(recipe->scratch(), results);
   followValues(results);
   replaceArguments(std::move(results));
   return true;
@@ -316,6 +319,7 @@ void FakeCall::liftConstant() {
     rememberValue(fake, constant);
   }
   torch::jit::push(stack_, std::move(fake));
+  countMemory(/*scratch=*/nullptr, arguments());
 }
 
 // There is nothing to pin; what remains is a copy with the same strides.
@@ -340,6 +344,7 @@ void FakeCall::runOnKnownValues() {
     rememberValue(fake, value);
     return fake;
   });
+  countMemory(/*scratch=*/nullptr, values);
   replaceArguments(std::move(values));
 }
 
@@ -349,13 +354,28 @@ void FakeCall::doNothing() {
 
 void FakeCall::runOnMetaAndRemember(const MetaPlan& plan, const CallKey& key) {
   Stack results = runOnMeta(op_, stack_, plan);
+  MemoryCounter* counter = memoryCounter();
+  auto scratch = counter == nullptr ? nullptr : counter->scratchOf(op_, arguments(), results);
+  countMemory(scratch.get(), results);
   // A call that changes the metadata of its arguments is not remembered: it would have another effect the next time.
   const CallKey key_after{op_, stack_};
   metadataCache().remember(key, key.isComplete() && key_after.words() == key.words()
-                                    ? ResultRecipe::learn(op_, key_after.tensors(), results)
+                                    ? ResultRecipe::learn(op_, key_after.tensors(), results, std::move(scratch))
                                     : nullptr);
   followValues(results);
   replaceArguments(std::move(results));
+}
+
+// NOTE [Memory is counted where storages are born and die]
+void FakeCall::countMemory(const KernelScratch* scratch, c10::ArrayRef<IValue> results) const {
+  const bool has_new = takeUncounted();
+  if (isRecording()) {
+    if (has_new) {
+      forEachTensor(results, [](const Tensor& result) { dismissStorage(result.storage()); });
+    }
+  } else if (has_new || scratch != nullptr) {
+    memoryCounter()->runKernel(op_, scratch, arguments(), results);
+  }
 }
 
 void FakeCall::followValues(c10::ArrayRef<IValue> results) const {

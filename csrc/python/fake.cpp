@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -105,6 +106,40 @@ std::int64_t fakeCudaDevices() {
   return fakeCudaDeviceCount();
 }
 
+void describe(std::string name,
+              std::int64_t memory,
+              std::int64_t context,
+              std::tuple<int, int> capability,
+              int multiprocessors,
+              int max_threads,
+              std::int64_t shared_memory,
+              std::int64_t l2_cache) {
+  const auto [major, minor] = capability;
+  describeFakeGpu(
+      {std::move(name), memory, context, major, minor, multiprocessors, max_threads, shared_memory, l2_cache});
+}
+
+// In the order of the arguments, without the memory of the context.
+auto describedGpu() {
+  const GpuDescription& gpu = fakeGpu();
+  return std::tuple{gpu.name,
+                    gpu.total_memory,
+                    std::tuple{gpu.major, gpu.minor},
+                    gpu.multiprocessors,
+                    gpu.max_threads_per_multiprocessor,
+                    gpu.shared_memory_per_block_optin,
+                    gpu.l2_cache};
+}
+
+// A description lives as long as the process, so its address names it.
+std::uintptr_t numberOfGpu() {
+  return reinterpret_cast<std::uintptr_t>(&fakeGpu());
+}
+
+void describeAgain(std::uintptr_t number) {
+  describeFakeGpu(*reinterpret_cast<const GpuDescription*>(number));  // NOLINT(performance-no-int-to-ptr)
+}
+
 // Lets operators that Python calls meet the `Fake` key again.
 class ShowFakeKeyGuard {
  public:
@@ -167,6 +202,10 @@ void bindFake(pybind11::module_& module) {
   bind(module, "leave_fake_cuda", leaveFakeCuda);
   bind(module, "fake_cuda_devices", fakeCudaDevices);
   bind(module, "largest_fake_cuda_devices", largestFakeCudaDevices);
+  bind(module, "describe_fake_gpu", describe);
+  bind(module, "describe_fake_gpu_again", describeAgain);
+  bind(module, "fake_gpu", describedGpu);
+  bind(module, "fake_gpu_number", numberOfGpu);
   module.def("call_backward", &callInside<FakeCudaBackwardGuard>);
   module.def("call_from_handler", &callFromHandler);
   bind(module, "meta_call_device", metaCallDevice);

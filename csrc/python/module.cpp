@@ -66,4 +66,5 @@ PYBIND11_MODULE(_C, module) {
   torchext::python::bindAmp(module);
   torchext::python::bindPatching(module);
   torchext::python::bindLeases(module);
+  torchext::python::bindMemory(module);
 }

@@ -4,6 +4,10 @@
 // can be asked at run time is asked where it matters. Each entry names the release that changed, so that it can go when
 // the oldest supported release does.
 
+#include <cstddef>
+#include <type_traits>
+
+#include <c10/core/AllocatorConfig.h>
 #include <c10/core/StorageImpl.h>
 #include <torch/version.h>
 
@@ -41,5 +45,24 @@ inline void allowDataAccess(c10::StorageImpl& storage) {
 }
 
 #endif
+
+// Returns the size of the segments that allocations between 1 and 10 MiB share, in bytes. The setting
+// `large_segment_size_mb` came within the supported releases.
+template <typename Settings = c10::CachingAllocator::AcceleratorAllocatorConfig, typename = void>
+struct LargeSegment {
+  static std::size_t size() {
+    return std::size_t{20} << 20;
+  }
+};
+template <typename Settings>
+struct LargeSegment<Settings, std::void_t<decltype(Settings::large_segment_size())>> {
+  static std::size_t size() {
+    return Settings::large_segment_size();
+  }
+};
+
+inline std::size_t largeSegmentSize() {
+  return LargeSegment<>::size();
+}
 
 }  // namespace torchext::compat

@@ -15,11 +15,13 @@ from . import cuda, patches  # noqa: F401  (declares what is replaced)
 from .copying import FakeCopy
 from .errors import DataDependentError, UnsupportedOperatorError
 from .fake_tensor_mode import fakes_on_this_thread
+from .gpus import FakeGPU
 from .transformers import teach_transformers
 
 __all__ = [
     "CacheInfo",
     "DataDependentError",
+    "FakeGPU",
     "UnsupportedOperatorError",
     "cache_clear",
     "cache_info",
@@ -33,7 +35,7 @@ T = TypeVar("T")
 
 
 @contextmanager
-def fake_mode(*, fake_cuda: bool | int = False) -> Iterator[None]:
+def fake_mode(*, fake_cuda: bool | int | FakeGPU = False) -> Iterator[None]:
     """Makes every tensor that is constructed in the block fake.
 
     A fake tensor has a shape, strides, a dtype, a device and autograd's state, but no data. Operators on fake tensors
@@ -41,8 +43,9 @@ def fake_mode(*, fake_cuda: bool | int = False) -> Iterator[None]:
     `FakeTensorMode` nest with them, the innermost decides.
 
     Args:
-        fake_cuda: On a machine without CUDA devices, their number in the block (True is one): fake tensors may be on
-            them, and the functions of `torch.cuda` answer for them on this thread. A fake stays usable after the block.
+        fake_cuda: On a machine without CUDA devices, their number in the block (True is one) or what they are like
+            (`FakeGPU("H100-80GB", count=8)`): fake tensors may be on them, and the functions of `torch.cuda` answer for
+            them on this thread, those about memory as PyTorch's allocator would. A fake stays usable after the block.
             Has no effect where there are CUDA devices.
 
     Raises:

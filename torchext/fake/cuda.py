@@ -6,6 +6,7 @@ in such a block, and answer for the fake devices on those threads only.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -17,44 +18,45 @@ import torch
 from .. import _C
 from ..tools.leases import Lease, while_fakes_live
 from ..tools.once import once
+from .gpus import FakeGPU
 
 __all__ = ["fake_cuda"]
 
 MAX_DEVICES = 64  # of `c10::DeviceIndex` PyTorch itself uses no more (C10_COMPILE_TIME_MAX_GPUS)
 
-# What the devices that are not there are like: the last generation of which every PyTorch release here has kernels.
-PROPERTIES = SimpleNamespace(
-    name="torchext fake CUDA device",
-    major=9,
-    minor=0,
-    total_memory=80 * 2**30,
-    multi_processor_count=132,
-    warp_size=32,
-    is_integrated=False,
-    is_multi_gpu_board=False,
-    gcnArchName="",
-)
+# What the devices of `fake_cuda=True` are like: the last generation of which every PyTorch release here has kernels.
+DEFAULT = FakeGPU("torchext fake CUDA device", memory=80 * 2**30)
 
 
 @contextmanager
-def fake_cuda(devices: bool | int) -> Iterator[None]:
-    """Lets this thread see `devices` CUDA devices in the block; does nothing where there are real ones.
+def fake_cuda(devices: bool | int | FakeGPU) -> Iterator[None]:
+    """Lets this thread see CUDA devices in the block; does nothing where there are real ones.
 
     Args:
-        devices: Their number; True is one.
+        devices: Their number, or what they are like; True is one.
 
     Raises:
         ValueError: There cannot be so many.
     """
-    count = int(devices)
+    gpu = devices if isinstance(devices, FakeGPU) else None
+    count = gpu.count if gpu is not None else int(devices)  # type: ignore[arg-type]
     if not 0 <= count <= MAX_DEVICES:
         raise ValueError(
-            f"`fake_cuda` is True, False or a number of devices up to {MAX_DEVICES}, but it is {devices!r}."
+            f"`fake_cuda` is True, False, a number of devices up to {MAX_DEVICES} or a FakeGPU, but it is {devices!r}."
         )
+    with _block(count, gpu):
+        yield
+
+
+@contextmanager
+def _block(count: int, gpu: FakeGPU | None) -> Iterator[None]:
+    """The same, for checked arguments. Without `gpu` the devices are like those around the block, if there are any."""
     block = _C.enter_fake_cuda(count) if count else None
     if block is None:
         yield
         return
+    if gpu is not None:
+        _describe(gpu)
     _replace_backward()
     try:
         with _while_devices_exist.hold():
@@ -66,6 +68,19 @@ def fake_cuda(devices: bool | int) -> Iterator[None]:
                 torch.get_device_module.cache_clear()
     finally:
         _C.leave_fake_cuda(block)  # last: raises on another thread
+
+
+def _describe(gpu: FakeGPU) -> None:
+    _C.describe_fake_gpu(
+        gpu.name,
+        gpu.memory,
+        gpu.context,
+        gpu.capability,
+        gpu.multiprocessors,
+        gpu.max_threads_per_multiprocessor,
+        gpu.shared_memory_per_block_optin,
+        gpu.l2_cache,
+    )
 
 
 def _index(device: Any = None) -> int:
@@ -94,7 +109,24 @@ def _exchange_device(device: int) -> int:
 
 def _get_device_properties(device: Any = None) -> SimpleNamespace:
     _index(device)
-    return PROPERTIES
+    name, memory, (major, minor), multiprocessors, threads, shared_memory, l2_cache = _C.fake_gpu()
+    return SimpleNamespace(
+        name=name,
+        major=major,
+        minor=minor,
+        total_memory=memory,
+        multi_processor_count=multiprocessors,
+        max_threads_per_multi_processor=threads,
+        regs_per_multiprocessor=65536,
+        shared_memory_per_block=49152,
+        shared_memory_per_block_optin=shared_memory,
+        shared_memory_per_multiprocessor=shared_memory + 1024,
+        L2_cache_size=l2_cache,
+        warp_size=32,
+        is_integrated=False,
+        is_multi_gpu_board=False,
+        gcnArchName="",
+    )
 
 
 def _get_device_name(device: Any = None) -> str:
@@ -106,9 +138,25 @@ def _get_device_capability(device: Any = None) -> tuple[int, int]:
     return properties.major, properties.minor
 
 
-def _mem_get_info(device: Any = None) -> tuple[int, int]:
-    total = _get_device_properties(device).total_memory
-    return total, total
+def _snapshot(device: Any = None, augment_with_fx_traces: bool = False) -> dict[str, Any]:
+    return {
+        "segments": _C.cuda_memory_segments(),
+        "device_traces": _C.cuda_memory_traces(),
+        "allocator_settings": {},
+        "external_annotations": [],
+    }
+
+
+def _record_memory_history(enabled: str | bool | None = "all", *args: Any, **kwargs: Any) -> None:
+    _C.cuda_record_memory_history(bool(enabled), kwargs.get("max_entries", sys.maxsize))
+
+
+def _set_memory_fraction(fraction: float, device: Any = None) -> None:
+    if not isinstance(fraction, float):
+        raise TypeError("Invalid type for fraction argument, must be `float`")
+    if not 0 <= fraction <= 1:
+        raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0~1")
+    _C.cuda_set_memory_fraction(fraction, _index(device))
 
 
 def _synchronize(device: Any = None) -> None:
@@ -148,9 +196,16 @@ ANSWERS: dict[str, Callable[..., Any]] = {
     "is_available": lambda: True,
     "is_current_stream_capturing": lambda: False,
     "is_bf16_supported": lambda including_emulation=True: True,
-    "mem_get_info": _mem_get_info,
-    "reset_accumulated_memory_stats": _do_nothing,
-    "reset_peak_memory_stats": _do_nothing,
+    "_record_memory_history": _record_memory_history,
+    "_snapshot": _snapshot,
+    "empty_cache": lambda: _C.cuda_empty_cache(),
+    "get_allocator_backend": lambda: "native",
+    "mem_get_info": lambda device=None: _C.cuda_mem_get_info(_index(device)),
+    "memory_snapshot": lambda mempool_id=None, include_traces=True: _C.cuda_memory_segments(),
+    "memory_stats_as_nested_dict": lambda device=None: _C.cuda_memory_stats(_index(device)),
+    "reset_accumulated_memory_stats": lambda device=None: _C.cuda_reset_accumulated_memory_stats(_index(device)),
+    "reset_peak_memory_stats": lambda device=None: _C.cuda_reset_peak_memory_stats(_index(device)),
+    "set_per_process_memory_fraction": _set_memory_fraction,
     "set_device": _set_device,
     "set_rng_state": _set_rng_state,
     "set_rng_state_all": _do_nothing,
@@ -198,10 +253,22 @@ def _seeing_fakes(original: Callable[..., Any]) -> Callable[..., Any]:
         if not isinstance(t_outputs, (tuple, list)) or not any(map(_may_be_fake, t_outputs)):
             return original(t_outputs, *args, **kwargs)
         # Hooks and recomputed forwards may ask torch.cuda, also where the block has ended.
-        with fake_cuda(0 if _C.fake_cuda_devices() else _C.largest_fake_cuda_devices()):
+        with _latest_devices():
             return _C.call_backward(original, t_outputs, *args, **kwargs)
 
     return _engine_run_backward
+
+
+@contextmanager
+def _latest_devices() -> Iterator[None]:
+    """Lets a thread that sees no devices see as many as any has seen, described as they were last."""
+    if _C.fake_cuda_devices():
+        yield
+        return
+    latest = _C.fake_gpu_number()
+    with _block(_C.largest_fake_cuda_devices(), None):
+        _C.describe_fake_gpu_again(latest)
+        yield
 
 
 def _may_be_fake(output: Any) -> bool:

@@ -128,6 +128,9 @@ void CallKey::addGlobalState() {
     state = state << 1U | bits(flag);
   }
   words_.push_back(state);
+  if (fakeCudaDeviceCount() > 0) {
+    words_.push_back(reinterpret_cast<std::uintptr_t>(&fakeGpu()));
+  }
 }
 
 void CallKey::add(const IValue& value) {

@@ -155,8 +155,10 @@ Tensor RecipeMaker::makeTensor(const TensorRecipe& recipe) const {
 
 std::shared_ptr<const ResultRecipe> ResultRecipe::learn(const c10::OperatorHandle& op,
                                                         Arguments arguments,
-                                                        ArrayRef<IValue> results) {
+                                                        ArrayRef<IValue> results,
+                                                        std::shared_ptr<const KernelScratch> scratch) {
   const auto recipe = std::make_shared<ResultRecipe>();
+  recipe->scratch_ = std::move(scratch);
   recipe->kernel_ = metaKernelOf(op);
   RecipeLearner learner{arguments, *recipe};
   const bool learned =

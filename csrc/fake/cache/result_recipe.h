@@ -8,6 +8,8 @@
 #include <ATen/core/stack.h>
 #include <c10/util/SmallVector.h>
 
+#include "../storage/storage_memory.h"
+
 namespace torchext {
 
 using Results = c10::SmallVector<c10::IValue, 4>;
@@ -16,13 +18,18 @@ using Results = c10::SmallVector<c10::IValue, 4>;
 class ResultRecipe {
  public:
   // Learns from a call of `op` on `arguments` that has made `results`. Returns null if the results cannot be made from
-  // the arguments and their metadata alone.
+  // the arguments and their metadata alone. `scratch` is what the kernel needs besides, or null.
   static std::shared_ptr<const ResultRecipe> learn(const c10::OperatorHandle& op,
                                                    c10::ArrayRef<const at::Tensor*> arguments,
-                                                   c10::ArrayRef<c10::IValue> results);
+                                                   c10::ArrayRef<c10::IValue> results,
+                                                   std::shared_ptr<const KernelScratch> scratch);
 
   // Returns the results for `arguments`.
   Results make(c10::ArrayRef<const at::Tensor*> arguments) const;
+
+  const KernelScratch* scratch() const noexcept {
+    return scratch_.get();
+  }
 
  private:
   friend class RecipeLearner;
@@ -53,6 +60,7 @@ class ResultRecipe {
   c10::KernelFunction kernel_;
   std::vector<ValueRecipe> values_;
   std::vector<NewStorage> new_storages_;
+  std::shared_ptr<const KernelScratch> scratch_;
 };
 
 }  // namespace torchext

@@ -2,6 +2,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <deque>
+#include <mutex>
+#include <tuple>
+#include <utility>
 
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -21,6 +25,57 @@ FakeCudaAllocation fake_cuda_allocation = nullptr;
 
 thread_local DeviceIndex visible_count = 0;
 thread_local DeviceIndex current_device = 0;
+
+auto asTuple(const GpuDescription& gpu) {
+  return std::tie(gpu.name, gpu.total_memory, gpu.context_memory, gpu.major, gpu.minor, gpu.multiprocessors,
+                  gpu.max_threads_per_multiprocessor, gpu.shared_memory_per_block_optin, gpu.l2_cache);
+}
+
+// All descriptions that there have been, each once. Leaked: any thread may hold a pointer to one.
+class GpuDescriptions {
+ public:
+  const GpuDescription* add(GpuDescription gpu) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (const GpuDescription& known : descriptions_) {
+      if (asTuple(known) == asTuple(gpu)) {
+        return &known;
+      }
+    }
+    descriptions_.push_back(std::move(gpu));
+    return &descriptions_.back();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::deque<GpuDescription> descriptions_;
+};
+
+const GpuDescription* interned(GpuDescription gpu) {
+  static auto* descriptions = new GpuDescriptions;
+  return descriptions->add(std::move(gpu));
+}
+
+const GpuDescription* defaultGpu() {
+  static const GpuDescription* gpu = interned({});
+  return gpu;
+}
+
+// What the devices of this thread are like. Null outside of blocks.
+thread_local const GpuDescription* visible_gpu = nullptr;
+
+// What the devices were like that some thread has described last.
+std::atomic<const GpuDescription*> latest_gpu{nullptr};
+
+// How often devices have come where there were none.
+std::atomic<std::uint64_t> generation{0};
+
+const GpuDescription* currentGpu() {
+  if (visible_gpu != nullptr) {
+    return visible_gpu;
+  }
+  const GpuDescription* latest = latest_gpu;
+  return latest == nullptr ? defaultGpu() : latest;
+}
 
 // Returns the largest number of devices that any block has had.
 std::atomic<DeviceIndex>& largestCount() {
@@ -205,13 +260,36 @@ DeviceIndex fakeCudaDeviceCount() noexcept {
   return visible_count;
 }
 
-FakeCudaGuard::FakeCudaGuard(DeviceIndex count) : previous_count_{visible_count}, previous_device_{current_device} {
+const GpuDescription& fakeGpu() {
+  return *currentGpu();
+}
+
+void describeFakeGpu(GpuDescription gpu) {
+  visible_gpu = interned(std::move(gpu));
+  latest_gpu = visible_gpu;
+}
+
+std::uint64_t fakeCudaGeneration() noexcept {
+  return generation;
+}
+
+c10::StreamId currentFakeStream(DeviceIndex /*device*/) noexcept {
+  return 0;
+}
+
+FakeCudaGuard::FakeCudaGuard(DeviceIndex count)
+    : previous_count_{visible_count}, previous_device_{current_device}, previous_gpu_{visible_gpu} {
   if (hasRealCuda()) {
     return;
   }
   standInForCuda();
-  ++liveGuards();
+  if (liveGuards()++ == 0) {
+    ++generation;
+  }
   visible_count = count;
+  if (visible_gpu == nullptr) {
+    describeFakeGpu(*defaultGpu());
+  }
   if (current_device >= count) {
     current_device = 0;
   }
@@ -227,11 +305,14 @@ FakeCudaGuard::~FakeCudaGuard() {
   --liveGuards();
   visible_count = previous_count_;
   current_device = previous_device_;
+  visible_gpu = previous_gpu_;
 }
 
 FakeCudaBackwardGuard::FakeCudaBackwardGuard()
-    : devices_{visible_count > 0 ? visible_count : largestCount().load()},
+    : gpu_{fakeGpu()},
+      devices_{visible_count > 0 ? visible_count : largestCount().load()},
       multithreading_{c10::AutogradState::get_tls_state().get_multithreading_enabled()} {
+  describeFakeGpu(gpu_);
   c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
 }
 

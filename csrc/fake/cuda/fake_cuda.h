@@ -4,8 +4,11 @@
 #include <ATen/core/stack.h>
 #include <c10/core/AutogradState.h>
 #include <c10/core/Device.h>
+#include <c10/core/Stream.h>
 #include <torchext/fake_cuda.h>
 #include <torchext/macros.h>
+
+#include "gpu.h"
 
 namespace torchext {
 
@@ -33,8 +36,21 @@ TORCHEXT_API c10::DeviceIndex fakeCudaDeviceCount() noexcept;
 // Returns the largest number that any thread has seen.
 TORCHEXT_API c10::DeviceIndex largestFakeCudaDeviceCount() noexcept;
 
-// For the time of a backward pass through fakes: this thread sees all devices that any block has had, and runs the
-// whole pass.
+// Returns what the devices are like that this thread sees; outside of blocks, those that were described last in the
+// process. Equal descriptions are one object, which lives as long as the process.
+TORCHEXT_API const GpuDescription& fakeGpu();
+
+// Describes the devices from now on, for as long as the block lasts that this thread is in.
+TORCHEXT_API void describeFakeGpu(GpuDescription gpu);
+
+// Returns the stream of `device` that is current on this thread.
+c10::StreamId currentFakeStream(c10::DeviceIndex device) noexcept;
+
+// Returns a number that changes when a thread begins to see devices while no other does.
+std::uint64_t fakeCudaGeneration() noexcept;
+
+// For the time of a backward pass through fakes: this thread sees all devices that any block has had, described as they
+// were last, and runs the whole pass.
 class TORCHEXT_API FakeCudaBackwardGuard {
  public:
   FakeCudaBackwardGuard();
@@ -45,6 +61,7 @@ class TORCHEXT_API FakeCudaBackwardGuard {
   ~FakeCudaBackwardGuard();
 
  private:
+  const GpuDescription& gpu_;
   FakeCudaGuard devices_;
   bool multithreading_;
 };

@@ -20,6 +20,7 @@
 #include "../calls/recording.h"
 #include "../storage/fake_storage.h"
 #include "../storage/fake_tensor_impl.h"
+#include "../storage/storage_memory.h"
 #include "device_hints.h"
 #include "device_rules.h"
 #include "memory_overlap.h"
@@ -252,7 +253,7 @@ void MetaCall::updateWrittenFakes() {
       impl->moveTo(storage);  // if the storage is real, this makes the tensor real, as in `torch.load()`
     }
     if (isFakeStorage(storage)) {
-      storage.unsafeGetStorageImpl()->set_nbytes(shadow.storage().nbytes());
+      resizeFakeStorage(storage, shadow.storage().nbytes());
     }
     impl->copyGeometry(*shadow.unsafeGetTensorImpl());
   }

@@ -1,5 +1,6 @@
 #include "fake_storage.h"
 
+#include <atomic>
 #include <mutex>
 #include <string_view>
 #include <utility>
@@ -14,6 +15,7 @@
 #include "fake_keys.h"
 #include "fake_storage_residents.h"
 #include "fake_tensor_impl.h"
+#include "storage_memory.h"
 
 namespace torchext {
 
@@ -29,8 +31,68 @@ constexpr const char* kNoData =
     "constructed by deferred_init, call torchext.deferred_init.materialize_tensor() on it first; otherwise construct "
     "it outside of fake_mode().";
 
+std::atomic<MemoryCounter*> memory_counter{nullptr};
+
+thread_local bool has_uncounted = false;
+
+// What has been counted of a storage: NOTE [Memory is counted where storages are born and die].
+class CountedMemory {
+ public:
+  CountedMemory() = default;
+  CountedMemory(const CountedMemory&) = delete;
+  CountedMemory& operator=(const CountedMemory&) = delete;
+  CountedMemory(CountedMemory&&) = delete;
+  CountedMemory& operator=(CountedMemory&&) = delete;
+  ~CountedMemory() {
+    release();
+  }
+
+  void* allocation() const noexcept {
+    return allocation_;
+  }
+
+  bool isExpected() const noexcept {
+    return is_expected_;
+  }
+
+  // The storage is new, and will be counted when the call that makes it has its results.
+  void expect() noexcept {
+    is_expected_ = true;
+    has_uncounted = true;
+  }
+
+  void count(std::size_t nbytes, c10::Device device) {
+    is_expected_ = false;
+    void* allocation = nbytes == 0 ? nullptr : memoryCounter()->allocate(nbytes, device);
+    release();
+    allocation_ = allocation;
+    is_counted_ = true;
+  }
+
+  // What is not to be counted never is.
+  void dismiss() noexcept {
+    is_expected_ = false;
+  }
+
+  bool isCounted() const noexcept {
+    return is_counted_;
+  }
+
+ private:
+  void release() noexcept {
+    if (void* allocation = std::exchange(allocation_, nullptr)) {
+      memoryCounter()->free(allocation);
+    }
+  }
+
+  void* allocation_ = nullptr;
+  bool is_expected_ = false;
+  bool is_counted_ = false;
+};
+
 struct FakeStorageContext {
   LeaseHold lease{leaseOfFakes()};
+  CountedMemory memory;
   std::shared_ptr<Provenance> provenance;
   // The keys that every tensor on the storage carries: see `setProvenance()`.
   DispatchKeySet keys;
@@ -80,6 +142,9 @@ c10::Allocator* noMemoryAllocator() {
 Storage makeFakeStorage(std::size_t nbytes, c10::Device device) {
   takeFakeKeys();
   auto context = std::make_unique<FakeStorageContext>();
+  if (const MemoryCounter* counter = memoryCounter(); counter != nullptr && counter->counts(device)) {
+    context->memory.expect();
+  }
   DataPtr data{nullptr, context.get(), &deleteContext, device};
   context.release();  // NOLINT(bugprone-unused-return-value): now owned by `data`
   auto impl = c10::make_intrusive<StorageImpl>(StorageImpl::use_byte_size_t{}, static_cast<int64_t>(nbytes),
@@ -91,6 +156,53 @@ Storage makeFakeStorage(std::size_t nbytes, c10::Device device) {
 
 bool isFakeStorage(const Storage& storage) noexcept {
   return contextOf(storage) != nullptr;
+}
+
+void setMemoryCounter(MemoryCounter& counter) noexcept {
+  memory_counter = &counter;
+}
+
+MemoryCounter* memoryCounter() noexcept {
+  return memory_counter.load(std::memory_order_relaxed);
+}
+
+bool takeUncounted() noexcept {
+  return std::exchange(has_uncounted, false);
+}
+
+void countStorage(const Storage& storage) {
+  FakeStorageContext* context = contextOf(storage);
+  if (context != nullptr && context->memory.isExpected()) {
+    context->memory.count(storage.nbytes(), storage.device());
+  }
+}
+
+void dismissStorage(const Storage& storage) noexcept {
+  if (FakeStorageContext* context = contextOf(storage)) {
+    context->memory.dismiss();
+  }
+}
+
+void countExistingStorage(const Storage& storage) {
+  FakeStorageContext* context = contextOf(storage);
+  if (context != nullptr && !context->memory.isCounted() && memoryCounter() != nullptr &&
+      memoryCounter()->counts(storage.device())) {
+    context->memory.count(storage.nbytes(), storage.device());
+  }
+}
+
+void resizeFakeStorage(const Storage& storage, std::size_t nbytes) {
+  StorageImpl& impl = *storage.unsafeGetStorageImpl();
+  FakeStorageContext* context = contextOf(storage);
+  if (context != nullptr && context->memory.isCounted() && nbytes != impl.nbytes()) {
+    context->memory.count(nbytes, impl.device());
+  }
+  impl.set_nbytes(nbytes);
+}
+
+void* allocationOf(const Storage& storage) noexcept {
+  const FakeStorageContext* context = contextOf(storage);
+  return context == nullptr ? nullptr : context->memory.allocation();
 }
 
 bool isNoDataError(const c10::Error& error) {

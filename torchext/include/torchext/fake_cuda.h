@@ -8,6 +8,8 @@
 
 namespace torchext {
 
+struct GpuDescription;
+
 /// Returns true if the machine has CUDA devices. Asks PyTorch once.
 TORCHEXT_API bool hasRealCuda();
 
@@ -26,6 +28,7 @@ class TORCHEXT_API FakeCudaGuard {
  private:
   c10::DeviceIndex previous_count_;
   c10::DeviceIndex previous_device_;
+  const GpuDescription* previous_gpu_;
 };
 
 }  // namespace torchext

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include <torchext/macros.h>
+
+namespace torchext {
+
+// What a fake CUDA device is like. The defaults are those of `fake_mode(fake_cuda=True)`: the last generation of which
+// every supported release of PyTorch has kernels.
+struct GpuDescription {
+  std::string name = "torchext fake CUDA device";
+  std::int64_t total_memory = std::int64_t{80} << 30;  // in bytes, as the driver reports it
+  std::int64_t context_memory = 0;                     // in bytes, that a process cannot allocate
+  int major = 9;
+  int minor = 0;
+  int multiprocessors = 132;
+  int max_threads_per_multiprocessor = 2048;
+  std::int64_t shared_memory_per_block_optin = 232448;  // in bytes
+  std::int64_t l2_cache = std::int64_t{50} << 20;       // in bytes
+
+  bool isAtLeast(int wanted_major, int wanted_minor) const noexcept {
+    return major > wanted_major || (major == wanted_major && minor >= wanted_minor);
+  }
+};
+
+}  // namespace torchext

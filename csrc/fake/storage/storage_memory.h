@@ -1,0 +1,93 @@
+#pragma once
+
+// NOTE [Memory is counted where storages are born and die]
+//
+// How much memory a program needs on a device depends on when each storage is allocated and freed, in what order, on
+// which stream. A fake storage has no memory, but it is born and dies when the real one would, so this is where that is
+// counted. (A TorchDispatchMode could not: under one, autograd accumulates gradients out of place, and who holds a
+// tensor for how long is Python's business.) The counter is a room above, and registers itself.
+//
+// A storage is counted when the call that made it has its results, in the order in which the kernel of the device
+// allocates them, between what else that kernel allocates: see `MemoryCounter::runKernel()`. Not counted are storages
+// that `deferred_init` records: they have no memory until they are materialized.
+
+#include <cstddef>
+#include <memory>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+#include <c10/core/Device.h>
+#include <c10/core/Storage.h>
+#include <c10/util/ArrayRef.h>
+#include <c10/util/FunctionRef.h>
+
+#include <torchext/macros.h>
+
+namespace torchext {
+
+// What the kernel of a call allocates besides its results. Its meaning is known to the counter.
+class KernelScratch {
+ public:
+  KernelScratch() = default;
+  KernelScratch(const KernelScratch&) = delete;
+  KernelScratch& operator=(const KernelScratch&) = delete;
+  KernelScratch(KernelScratch&&) = delete;
+  KernelScratch& operator=(KernelScratch&&) = delete;
+  virtual ~KernelScratch() = default;
+};
+
+class MemoryCounter {
+ public:
+  MemoryCounter() = default;
+  MemoryCounter(const MemoryCounter&) = delete;
+  MemoryCounter& operator=(const MemoryCounter&) = delete;
+  MemoryCounter(MemoryCounter&&) = delete;
+  MemoryCounter& operator=(MemoryCounter&&) = delete;
+  virtual ~MemoryCounter() = default;
+
+  // Returns true if storages that are made on `device` now are to be counted.
+  virtual bool counts(c10::Device device) const noexcept = 0;
+
+  // Allocates `nbytes`, which is not 0. Returns what `free()` takes. Throws c10::OutOfMemoryError.
+  virtual void* allocate(std::size_t nbytes, c10::Device device) = 0;
+  virtual void free(void* allocation) noexcept = 0;
+
+  // Returns what the kernel for a call with these results allocates besides them, or null if that is nothing.
+  virtual std::shared_ptr<const KernelScratch> scratchOf(const c10::OperatorHandle& op,
+                                                         c10::ArrayRef<c10::IValue> arguments,
+                                                         c10::ArrayRef<c10::IValue> results) = 0;
+
+  // Does as the kernel of `op` does: allocates what it needs, `results` in between, and frees what it needed.
+  // `scratch` may be null.
+  virtual void runKernel(const c10::OperatorHandle& op,
+                         const KernelScratch* scratch,
+                         c10::ArrayRef<c10::IValue> arguments,
+                         c10::ArrayRef<c10::IValue> results) = 0;
+};
+
+// To be called once, before there are fakes.
+void setMemoryCounter(MemoryCounter& counter) noexcept;
+
+// Returns the counter, or null.
+MemoryCounter* memoryCounter() noexcept;
+
+// Returns true if this thread has made storages that are to be counted, and has not been asked since the last.
+bool takeUncounted() noexcept;
+
+// Counts `storage`, if it is to be counted and has not been.
+void countStorage(const c10::Storage& storage);
+
+// `storage` is not to be counted.
+void dismissStorage(const c10::Storage& storage) noexcept;
+
+// Counts `storage` as if it had been allocated now, if the counter counts its device and it has not been counted.
+TORCHEXT_API void countExistingStorage(const c10::Storage& storage);
+
+// Gives `storage`, which is fake, another size: what was counted of it is freed after the new size has been allocated,
+// as `resize_bytes_cuda()` does.
+void resizeFakeStorage(const c10::Storage& storage, std::size_t nbytes);
+
+// Returns what the counter has allocated for `storage`, or null.
+TORCHEXT_API void* allocationOf(const c10::Storage& storage) noexcept;
+
+}  // namespace torchext

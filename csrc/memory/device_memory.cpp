@@ -1,0 +1,281 @@
+#include "device_memory.h"
+
+#include <array>
+#include <chrono>
+#include <cstdio>
+#include <utility>
+
+#include <c10/util/Exception.h>
+
+#include "../fake/cuda/fake_cuda.h"
+#include "out_of_memory.h"
+
+namespace torchext {
+
+namespace {
+
+constexpr std::size_t kMaxCudaDevices = 64;
+
+// Guards all devices.
+std::mutex& memoryMutex() {
+  static auto* mutex = new std::mutex;
+  return *mutex;
+}
+
+std::int64_t nowInMicroseconds() {
+  return std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::system_clock::now().time_since_epoch())
+      .count();
+}
+
+// Far from each other, so that an address tells its device.
+std::uintptr_t firstAddressOf(c10::Device device) {
+  return (static_cast<std::uintptr_t>(device.index()) + 1) << 44;
+}
+
+MemoryCategory categoryOf(const AllocationCause& cause, const ThreadScope& scope) {
+  if (cause.is_of_kernel) {
+    return MemoryCategory::kWorkspace;
+  }
+  if (cause.communicates) {
+    return MemoryCategory::kCommunication;
+  }
+  return scope.phase == MemoryPhase::kOther ? MemoryCategory::kInput : MemoryCategory::kTemporary;
+}
+
+}  // namespace
+
+DeviceMemory& DeviceMemory::of(c10::Device device) {
+  // Leaked: storages die at any time.
+  static auto* others = new DeviceMemory{c10::kCPU};
+  if (!device.is_cuda()) {
+    return *others;
+  }
+  static auto* cuda = [] {
+    auto* devices = new std::array<std::unique_ptr<DeviceMemory>, kMaxCudaDevices>;
+    for (std::size_t i = 0; i < kMaxCudaDevices; ++i) {
+      (*devices)[i] = std::make_unique<DeviceMemory>(c10::Device{c10::kCUDA, static_cast<c10::DeviceIndex>(i)});
+    }
+    return devices;
+  }();
+  return *cuda->at(static_cast<std::size_t>(device.index()));
+}
+
+DeviceMemory::DeviceMemory(c10::Device device) : device_{device} {}
+
+DeviceMemory::~DeviceMemory() = default;
+
+// The allocator is that of the fake GPU which is there now. When another set of devices has come, and nothing is left
+// of what was allocated for the last, it begins anew, as in a new process; what is left counts.
+void DeviceMemory::followGpu() {
+  if (!device_.is_cuda()) {
+    return;
+  }
+  const std::uint64_t generation = fakeCudaGeneration();
+  if (allocator_ && generation == generation_) {
+    return;
+  }
+  generation_ = generation;
+  const GpuDescription& gpu = fakeGpu();
+  const auto capacity = static_cast<std::size_t>(gpu.total_memory - gpu.context_memory);
+  if (!allocator_ || first_ == nullptr) {
+    allocator_.emplace(capacity, firstAddressOf(device_));
+    history_.clear();
+    observe();
+  } else {
+    allocator_->driver().setCapacity(capacity);
+  }
+}
+
+void DeviceMemory::observe() {
+  if (max_history_ == 0) {
+    allocator_->setObserver(nullptr);
+    return;
+  }
+  allocator_->setObserver([this](MemoryAction action, std::uintptr_t address, std::size_t bytes, c10::StreamId stream) {
+    history_.push_back({action, address, bytes, stream, nowInMicroseconds()});
+    if (history_.size() > max_history_) {
+      history_.pop_front();
+    }
+  });
+}
+
+Allocation* DeviceMemory::allocate(std::size_t bytes, const AllocationCause& cause) {
+  auto allocation = std::make_unique<Allocation>(Allocation{device_, bytes, nullptr, {}});
+  {
+    const std::lock_guard<std::mutex> lock(memoryMutex());
+    followGpu();
+    try {
+      if (allocator_) {
+        allocation->block = allocator_->allocate(bytes, currentFakeStream(device_.index()));
+      } else {
+        bytes_ += bytes;
+      }
+    } catch (const FailedRequest& request) {
+      allocation.reset();
+      bytes = request.bytes;
+    }
+    if (allocation != nullptr) {
+      allocation->next = first_;
+      if (first_ != nullptr) {
+        first_->previous = allocation.get();
+      }
+      first_ = allocation.get();
+      if (timeline().isOpen()) {
+        allocation->number = timeline().addBirth(recordOf(*allocation, cause), reserved());
+      }
+      return allocation.release();
+    }
+  }
+  raiseOutOfMemory(bytes);
+}
+
+void DeviceMemory::free(Allocation* allocation) noexcept {
+  const std::unique_ptr<Allocation> owner{allocation};
+  const std::lock_guard<std::mutex> lock(memoryMutex());
+  if (allocation->next != nullptr) {
+    allocation->next->previous = allocation->previous;
+  }
+  (allocation->previous == nullptr ? first_ : allocation->previous->next) = allocation->next;
+  if (allocation->block != nullptr) {
+    allocator_->free(allocation->block);
+  } else {
+    bytes_ -= allocation->bytes;
+  }
+  if (timeline().isOpen()) {
+    timeline().addDeath(allocation->number, reserved());
+  }
+}
+
+void DeviceMemory::recordStream(Allocation* allocation, c10::StreamId stream) {
+  const std::lock_guard<std::mutex> lock(memoryMutex());
+  if (allocation->block != nullptr) {
+    allocator_->recordStream(allocation->block, stream);
+  }
+}
+
+AllocationRecord DeviceMemory::recordOf(const Allocation& allocation, const AllocationCause& cause) const {
+  const ThreadScope& scope = threadScope();
+  const Block* block = allocation.block;
+  return {
+      device_,
+      block == nullptr ? 0 : block->stream,
+      allocation.bytes,
+      block == nullptr ? allocation.bytes : block->size,
+      block == nullptr ? 0 : block->address,
+      cause.op,
+      scope.scope,
+      cause.line,
+      cause.sequence_nr,
+      scope.phase,
+      categoryOf(cause, scope),
+  };
+}
+
+std::size_t DeviceMemory::reserved() const {
+  return allocator_ ? static_cast<std::size_t>(allocator_->stats().reserved_bytes.of(StatPool::kAll).current) : bytes_;
+}
+
+void DeviceMemory::raiseOutOfMemory(std::size_t bytes) {
+  OutOfMemory report{};
+  {
+    const std::lock_guard<std::mutex> lock(memoryMutex());
+    report = {
+        device_.index(),
+        bytes,
+        static_cast<std::size_t>(fakeGpu().total_memory),
+        allocator_->driver().available(),
+        allocator_->allowed(),
+        static_cast<std::size_t>(allocator_->stats().allocated_bytes.of(StatPool::kAll).current),
+        reserved(),
+    };
+  }
+  raise(report);
+}
+
+AllocatorStats DeviceMemory::stats() {
+  const std::lock_guard<std::mutex> lock(memoryMutex());
+  followGpu();
+  return allocator_->stats();
+}
+
+void DeviceMemory::resetPeakStats() {
+  const std::lock_guard<std::mutex> lock(memoryMutex());
+  followGpu();
+  allocator_->stats().resetPeak();
+}
+
+void DeviceMemory::resetAccumulatedStats() {
+  const std::lock_guard<std::mutex> lock(memoryMutex());
+  followGpu();
+  allocator_->stats().resetAccumulated();
+}
+
+void DeviceMemory::emptyCache() {
+  const std::lock_guard<std::mutex> lock(memoryMutex());
+  followGpu();
+  allocator_->emptyCache();
+}
+
+void DeviceMemory::setFraction(double fraction) {
+  const std::lock_guard<std::mutex> lock(memoryMutex());
+  followGpu();
+  allocator_->setMemoryFraction(fraction);
+}
+
+DeviceMemory::DriverInfo DeviceMemory::driverInfo() {
+  const std::lock_guard<std::mutex> lock(memoryMutex());
+  followGpu();
+  return {allocator_->driver().available(), static_cast<std::size_t>(fakeGpu().total_memory)};
+}
+
+void DeviceMemory::visitSegments(const std::function<void(const Block& first)>& visit) {
+  const std::lock_guard<std::mutex> lock(memoryMutex());
+  followGpu();
+  for (const Block* first : allocator_->segments()) {
+    visit(*first);
+  }
+}
+
+void DeviceMemory::recordHistory(bool enabled, std::size_t max_entries) {
+  const std::lock_guard<std::mutex> lock(memoryMutex());
+  followGpu();
+  max_history_ = enabled ? max_entries : 0;
+  if (!enabled) {
+    history_.clear();
+  }
+  observe();
+}
+
+std::vector<TraceEntry> DeviceMemory::history() {
+  const std::lock_guard<std::mutex> lock(memoryMutex());
+  return {history_.begin(), history_.end()};
+}
+
+void DeviceMemory::tellExisting() {
+  const std::lock_guard<std::mutex> lock(memoryMutex());
+  for (Allocation* allocation = first_; allocation != nullptr; allocation = allocation->next) {
+    AllocationRecord record = recordOf(*allocation, {});
+    record.line = -1;
+    record.scope = -1;
+    allocation->number = timeline().addExisting(record);
+  }
+}
+
+void tellExistingAllocations() {
+  DeviceMemory::of(c10::kCPU).tellExisting();
+  for (std::size_t i = 0; i < kMaxCudaDevices; ++i) {
+    DeviceMemory::of({c10::kCUDA, static_cast<c10::DeviceIndex>(i)}).tellExisting();
+  }
+}
+
+void lockDeviceMemory() {
+  memoryMutex().lock();
+  timeline().lock();
+}
+
+void unlockDeviceMemory() {
+  timeline().unlock();
+  memoryMutex().unlock();
+}
+
+}  // namespace torchext

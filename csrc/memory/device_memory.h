@@ -1,0 +1,118 @@
+#pragma once
+
+// The memory of fake devices: one simulated allocator for each fake CUDA device of the process, and plain sums for all
+// other devices.
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include <c10/core/Device.h>
+#include <c10/core/Stream.h>
+
+#include <torchext/macros.h>
+
+#include "caching_allocator.h"
+#include "timeline.h"
+
+namespace torchext {
+
+// Some bytes on a device, held by a fake storage or by a kernel that runs.
+struct Allocation {
+  c10::Device device;
+  std::size_t bytes;  // as requested
+  Block* block;       // null on devices without an allocator
+  AllocationNumber number;
+  Allocation* previous = nullptr;  // the neighbours in the list of its device
+  Allocation* next = nullptr;
+};
+
+// An action of the allocator, as `torch.cuda.memory._snapshot()` lists them.
+struct TraceEntry {
+  MemoryAction action;
+  std::uintptr_t address;
+  std::size_t bytes;
+  c10::StreamId stream;
+  std::int64_t time_us;  // since the epoch
+};
+
+// What allocates.
+struct AllocationCause {
+  const char* op = nullptr;       // the name of the operator, which lives as long as the process
+  bool is_of_kernel = false;      // besides the results
+  bool communicates = false;      // it is made by a collective, or for one
+  std::int64_t sequence_nr = -1;  // of the node of autograd that is running
+  std::int32_t line = -1;         // the number of the line of the program, if lines are traced
+};
+
+// The memory of one device. Thread-safe.
+class TORCHEXT_API DeviceMemory {
+ public:
+  // Returns that of `device`, whose index must be given.
+  static DeviceMemory& of(c10::Device device);
+
+  explicit DeviceMemory(c10::Device device);
+  DeviceMemory(const DeviceMemory&) = delete;
+  DeviceMemory& operator=(const DeviceMemory&) = delete;
+  DeviceMemory(DeviceMemory&&) = delete;
+  DeviceMemory& operator=(DeviceMemory&&) = delete;
+  ~DeviceMemory();
+
+  // Allocates on the stream that is current on this thread. Throws c10::OutOfMemoryError.
+  Allocation* allocate(std::size_t bytes, const AllocationCause& cause);
+  void free(Allocation* allocation) noexcept;
+  void recordStream(Allocation* allocation, c10::StreamId stream);
+
+  // The following are about CUDA devices only.
+  AllocatorStats stats();
+  void resetPeakStats();
+  void resetAccumulatedStats();
+  void emptyCache();
+  void setFraction(double fraction);
+
+  struct DriverInfo {
+    std::size_t free;
+    std::size_t total;
+  };
+  DriverInfo driverInfo();
+
+  // Calls `visit` with the blocks that begin segments, while nothing can be allocated.
+  void visitSegments(const std::function<void(const Block& first)>& visit);
+
+  // Keeps the last `max_entries` actions, or stops to.
+  void recordHistory(bool enabled, std::size_t max_entries);
+  std::vector<TraceEntry> history();
+
+  // Tells the timeline what is allocated now.
+  void tellExisting();
+
+ private:
+  void followGpu();
+  void observe();
+  AllocationRecord recordOf(const Allocation& allocation, const AllocationCause& cause) const;
+  std::size_t reserved() const;
+  [[noreturn]] void raiseOutOfMemory(std::size_t bytes);
+
+  const c10::Device device_;
+  std::optional<CachingAllocator> allocator_;
+  std::uint64_t generation_ = 0;  // of the fake GPU that the allocator is for
+  std::size_t bytes_ = 0;         // that are allocated on a device without an allocator
+  Allocation* first_ = nullptr;   // the list of what is allocated
+  std::size_t max_history_ = 0;
+  std::deque<TraceEntry> history_;
+};
+
+// Tells the timeline what is allocated on all devices.
+TORCHEXT_API void tellExistingAllocations();
+
+// Held while the process forks: see `lockStorages()`.
+void lockDeviceMemory();
+void unlockDeviceMemory();
+
+}  // namespace torchext

@@ -1,0 +1,201 @@
+#include "memory_counter.h"
+
+#include <array>
+#include <memory>
+#include <string_view>
+#include <utility>
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/function.h>
+
+#include "../fake/cuda/fake_cuda.h"
+#include "../fake/storage/fake_storage.h"
+#include "../fake/storage/storage_memory.h"
+#include "../marks/source_lines.h"
+#include "../support/stack_utils.h"
+#include "device_memory.h"
+#include "kernel_memory.h"
+#include "timeline.h"
+
+namespace torchext {
+
+using c10::ArrayRef;
+using c10::Device;
+using c10::IValue;
+using c10::OperatorHandle;
+
+namespace {
+
+// The cause of what is allocated on this thread now.
+thread_local AllocationCause current_cause;
+
+struct Scratch final : KernelScratch {
+  Scratch(KernelMemory of_kernel, Device on_device) : memory{std::move(of_kernel)}, device{on_device} {}
+
+  const KernelMemory memory;
+  const Device device;
+};
+
+// The blocks that a running kernel has allocated.
+class KernelBlocks {
+ public:
+  explicit KernelBlocks(Device device) : device_{device} {}
+  KernelBlocks(const KernelBlocks&) = delete;
+  KernelBlocks& operator=(const KernelBlocks&) = delete;
+  KernelBlocks(KernelBlocks&&) = delete;
+  KernelBlocks& operator=(KernelBlocks&&) = delete;
+  ~KernelBlocks() {
+    for (Allocation* block : blocks_) {
+      free(block);
+    }
+  }
+
+  void run(ArrayRef<KernelStep> steps) {
+    for (const KernelStep& step : steps) {
+      const auto number = static_cast<std::size_t>(step.block);
+      if (step.kind == KernelStep::Kind::kFree) {
+        free(std::exchange(blocks_.at(number), nullptr));
+        continue;
+      }
+      if (blocks_.size() <= number) {
+        blocks_.resize(number + 1, nullptr);
+      }
+      AllocationCause cause = current_cause;
+      cause.is_of_kernel = true;
+      if (step.bytes > 0) {
+        blocks_[number] = DeviceMemory::of(device_).allocate(static_cast<std::size_t>(step.bytes), cause);
+      }
+    }
+  }
+
+ private:
+  void free(Allocation* block) const {
+    if (block != nullptr) {
+      DeviceMemory::of(device_).free(block);
+    }
+  }
+
+  Device device_;
+  c10::SmallVector<Allocation*, 2> blocks_;
+};
+
+bool communicates(const OperatorHandle& op) {
+  static constexpr std::array<std::string_view, 4> kNamespaces{"c10d", "_c10d_functional", "fsdp", "symm_mem"};
+  return isAmong(kNamespaces, namespaceOf(op.operator_name()));
+}
+
+// Describes what the thread does in `current_cause`, as far as somebody wants to know.
+class CauseGuard {
+ public:
+  explicit CauseGuard(const OperatorHandle& op) : previous_{current_cause} {
+    if (timeline().isOpen()) {
+      const auto node = torch::autograd::get_current_node();
+      current_cause = {op.operator_name().name.c_str(),
+                       /*is_of_kernel=*/false, communicates(op),
+                       node == nullptr ? -1 : static_cast<std::int64_t>(node->sequence_nr()),
+                       threadScope().traces_lines ? timeline().numberOf(sourceLineHere()) : -1};
+    }
+  }
+  CauseGuard(const CauseGuard&) = delete;
+  CauseGuard& operator=(const CauseGuard&) = delete;
+  CauseGuard(CauseGuard&&) = delete;
+  CauseGuard& operator=(CauseGuard&&) = delete;
+  ~CauseGuard() {
+    current_cause = previous_;
+  }
+
+ private:
+  AllocationCause previous_;
+};
+
+// Returns the CUDA device of the first tensor in `values` that has one.
+std::optional<Device> cudaDeviceOf(ArrayRef<IValue> values) {
+  std::optional<Device> device;
+  forEachTensor(values, [&device](const at::Tensor& tensor) {
+    if (!device && tensor.is_cuda()) {
+      device = tensor.device();
+    }
+  });
+  return device;
+}
+
+class Counter final : public MemoryCounter {
+ public:
+  bool counts(Device device) const noexcept override {
+    return timeline().isOpen() || (device.is_cuda() && !hasRealCuda());
+  }
+
+  void* allocate(std::size_t nbytes, Device device) override {
+    return DeviceMemory::of(device).allocate(nbytes, current_cause);
+  }
+
+  void free(void* allocation) noexcept override {
+    auto* known = static_cast<Allocation*>(allocation);
+    DeviceMemory::of(known->device).free(known);
+  }
+
+  std::shared_ptr<const KernelScratch> scratchOf(const OperatorHandle& op,
+                                                 ArrayRef<IValue> arguments,
+                                                 ArrayRef<IValue> results) override {
+    if (!hasKernelMemory(op)) {
+      return nullptr;
+    }
+    std::optional<Device> device = cudaDeviceOf(arguments);
+    if (!device) {
+      device = cudaDeviceOf(results);
+    }
+    if (!device || !counts(*device)) {
+      return nullptr;
+    }
+    KernelMemory memory = kernelMemoryOf(op, arguments, results, fakeGpu());
+    return memory.isEmpty() ? nullptr : std::make_shared<Scratch>(std::move(memory), *device);
+  }
+
+  void runKernel(const OperatorHandle& op,
+                 const KernelScratch* scratch,
+                 ArrayRef<IValue> /*arguments*/,
+                 ArrayRef<IValue> results) override {
+    const CauseGuard cause{op};
+    const auto* known = static_cast<const Scratch*>(scratch);
+    if (known == nullptr) {
+      countResults(results);
+      return;
+    }
+    KernelBlocks blocks{known->device};
+    blocks.run(known->memory.before_results);
+    countResults(results);
+    blocks.run(known->memory.after_results);
+  }
+
+ private:
+  static void countResults(ArrayRef<IValue> results) {
+    forEachTensor(results, [](const at::Tensor& result) {
+      if (result.has_storage()) {
+        countStorage(result.storage());
+      }
+    });
+  }
+};
+
+}  // namespace
+
+void registerMemoryCounter() {
+  static auto* counter = new Counter;  // leaked: storages die at any time
+  setMemoryCounter(*counter);
+}
+
+std::int64_t openTracker() {
+  const bool is_first = !timeline().isOpen();
+  const std::int64_t begin = timeline().open();
+  if (is_first) {
+    tellExistingAllocations();
+  }
+  return begin;
+}
+
+void closeTracker() {
+  timeline().close();
+}
+
+}  // namespace torchext

@@ -1,0 +1,240 @@
+#include "timeline.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include <c10/util/Exception.h>
+#include <c10/util/irange.h>
+
+namespace torchext {
+
+namespace {
+
+std::int64_t nowInNanoseconds() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+void apply(MemoryPoint& point, const AllocationRecord& record, bool is_birth) {
+  std::size_t& of_category = point.by_category[static_cast<std::size_t>(record.category)];
+  if (is_birth) {
+    point.allocated += record.size;
+    of_category += record.size;
+  } else {
+    point.allocated -= record.size;
+    of_category -= record.size;
+  }
+}
+
+}  // namespace
+
+std::int64_t Timeline::open() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  ++trackers_;
+  return static_cast<std::int64_t>(events_.size());
+}
+
+void Timeline::close() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  TORCH_INTERNAL_ASSERT(trackers_ > 0);
+  if (--trackers_ == 0) {
+    records_ = {};
+    events_ = {};
+    names_ = {};
+    numbers_ = {};
+    ++generation_;
+  }
+}
+
+bool Timeline::isOpen() const noexcept {
+  return trackers_.load(std::memory_order_relaxed) > 0;
+}
+
+AllocationNumber Timeline::addBirth(AllocationRecord record, std::size_t reserved) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto number = static_cast<std::int32_t>(records_.size());
+  record.born = static_cast<std::int64_t>(events_.size());
+  record.died = -1;
+  events_.push_back({number, /*is_birth=*/true, reserved, nowInNanoseconds()});
+  records_.push_back(record);
+  return {number, generation_};
+}
+
+AllocationNumber Timeline::addExisting(AllocationRecord record) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  record.born = -1;
+  record.died = -1;
+  records_.push_back(record);
+  return {static_cast<std::int32_t>(records_.size() - 1), generation_};
+}
+
+void Timeline::addDeath(AllocationNumber allocation, std::size_t reserved) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (AllocationRecord* record = find(allocation)) {
+    record->died = static_cast<std::int64_t>(events_.size());
+    events_.push_back({allocation.number, /*is_birth=*/false, reserved, nowInNanoseconds()});
+  }
+}
+
+void Timeline::raise(AllocationNumber allocation, MemoryCategory category) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (AllocationRecord* record = find(allocation)) {
+    record->category = std::max(record->category, category);
+  }
+}
+
+void Timeline::markActivations() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (AllocationRecord& record : records_) {
+    if (record.died < 0 && record.phase == MemoryPhase::kForward && record.category == MemoryCategory::kTemporary) {
+      record.category = MemoryCategory::kActivation;
+    }
+  }
+}
+
+std::int32_t Timeline::numberOf(const std::string& text) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto [entry, is_new] = numbers_.try_emplace(text, static_cast<std::int32_t>(names_.size()));
+  if (is_new) {
+    names_.push_back(text);
+  }
+  return entry->second;
+}
+
+std::string Timeline::nameOf(std::int32_t number) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return number < 0 ? std::string{} : names_.at(static_cast<std::size_t>(number));
+}
+
+std::int64_t Timeline::countEvents() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return static_cast<std::int64_t>(events_.size());
+}
+
+std::vector<c10::Device> Timeline::devices() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<c10::Device> devices;
+  for (const AllocationRecord& record : records_) {
+    if (std::find(devices.begin(), devices.end(), record.device) == devices.end()) {
+      devices.push_back(record.device);
+    }
+  }
+  return devices;
+}
+
+MemoryPoint Timeline::beforeAll(c10::Device device) const {
+  MemoryPoint point{};
+  point.event = -1;
+  for (const AllocationRecord& record : records_) {
+    if (record.born < 0 && record.device == device) {
+      apply(point, record, /*is_birth=*/true);
+    }
+  }
+  // What was reserved before is known by the first event only.
+  point.reserved = point.allocated;
+  return point;
+}
+
+// Calls `visit` with the state after each event of `device` before `end`, and with that before all.
+template <typename Visit>
+void Timeline::replay(c10::Device device, std::int64_t end, const Visit& visit) const {
+  MemoryPoint point = beforeAll(device);
+  visit(point);
+  for (const auto i : c10::irange(std::min(end, static_cast<std::int64_t>(events_.size())))) {
+    const MemoryEvent& event = events_[static_cast<std::size_t>(i)];
+    const AllocationRecord& record = records_[static_cast<std::size_t>(event.allocation)];
+    if (record.device == device) {
+      apply(point, record, event.is_birth);
+      point.event = i;
+      point.time_ns = event.time_ns;
+      point.reserved = event.reserved;
+      visit(point);
+    }
+  }
+}
+
+MemoryPoint Timeline::peak(c10::Device device, std::int64_t begin, std::int64_t end, bool of_reserved) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  MemoryPoint peak{};
+  bool has_begun = false;
+  const auto bytes = [of_reserved](const MemoryPoint& point) { return of_reserved ? point.reserved : point.allocated; };
+  replay(device, end, [&](const MemoryPoint& point) {
+    // The state in which the range begins counts, too.
+    if (point.event < begin || !has_begun || bytes(point) > bytes(peak)) {
+      peak = point;
+    }
+    has_begun = has_begun || point.event >= begin - 1;
+  });
+  return peak;
+}
+
+MemoryPoint Timeline::pointAfter(c10::Device device, std::int64_t event) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  MemoryPoint last{};
+  replay(device, event + 1, [&last](const MemoryPoint& point) { last = point; });
+  return last;
+}
+
+std::vector<MemoryPoint> Timeline::curve(c10::Device device,
+                                         std::int64_t begin,
+                                         std::int64_t end,
+                                         std::size_t count) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto stretch =
+      std::max<std::int64_t>(1, (end - begin) / static_cast<std::int64_t>(std::max<std::size_t>(count, 1)));
+  std::vector<MemoryPoint> points;
+  std::int64_t last_stretch = -1;
+  replay(device, end, [&](const MemoryPoint& point) {
+    const std::int64_t number = point.event < begin ? -1 : (point.event - begin) / stretch;
+    if (points.empty() || number != last_stretch) {
+      points.push_back(point);
+    } else if (point.event < begin || point.allocated > points.back().allocated) {
+      points.back() = point;
+    }
+    last_stretch = number;
+  });
+  return points;
+}
+
+std::vector<std::int32_t> Timeline::aliveAfter(c10::Device device, std::int64_t event) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<std::int32_t> alive;
+  for (const auto i : c10::irange(records_.size())) {
+    const AllocationRecord& record = records_[i];
+    if (record.device == device && record.born <= event && (record.died < 0 || record.died > event)) {
+      alive.push_back(static_cast<std::int32_t>(i));
+    }
+  }
+  return alive;
+}
+
+AllocationRecord Timeline::record(std::int32_t allocation) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return records_.at(static_cast<std::size_t>(allocation));
+}
+
+std::vector<MemoryEvent> Timeline::events(std::int64_t begin, std::int64_t end) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto size = static_cast<std::int64_t>(events_.size());
+  const std::int64_t first = std::clamp<std::int64_t>(begin, 0, size);
+  return {events_.begin() + first, events_.begin() + std::clamp(end, first, size)};
+}
+
+AllocationRecord* Timeline::find(AllocationNumber allocation) {
+  return allocation.number >= 0 && allocation.generation == generation_
+             ? &records_[static_cast<std::size_t>(allocation.number)]
+             : nullptr;
+}
+
+Timeline& timeline() {
+  static auto* instance = new Timeline;  // leaked: storages die at any time
+  return *instance;
+}
+
+ThreadScope& threadScope() noexcept {
+  thread_local ThreadScope scope;
+  return scope;
+}
+
+}  // namespace torchext

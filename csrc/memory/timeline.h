@@ -1,0 +1,156 @@
+#pragma once
+
+// What `torchext.memory.track_memory()` keeps: each allocation of the tracked devices with what is known of it, and the
+// order of all allocations and frees.
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include <c10/core/Device.h>
+#include <c10/core/Stream.h>
+
+#include <torchext/macros.h>
+
+namespace torchext {
+
+// What an allocation is for. In the order of precedence: what is known to be one of the later kinds stays it.
+enum class MemoryCategory : std::uint8_t {
+  kTemporary,      // results that nobody keeps for the backward pass
+  kActivation,     // made before a backward pass, and alive when it begins
+  kInput,          // made outside of modules, backward passes and optimizers
+  kCommunication,  // made by collectives, or for them
+  kWorkspace,      // made inside of kernels
+  kGradient,
+  kOptimizerState,
+  kParameter,
+};
+constexpr std::size_t kNumMemoryCategories = 8;
+
+// What the thread was doing.
+enum class MemoryPhase : std::uint8_t { kForward, kBackward, kOptimizer, kOther };
+
+struct AllocationRecord {
+  c10::Device device;
+  c10::StreamId stream;
+  std::size_t bytes;  // as requested
+  std::size_t size;   // as the allocator counts them
+  std::uintptr_t address;
+  const char* op;            // that made it, or null
+  std::int32_t scope;        // of the thread, see MemoryScope; -1 for none
+  std::int32_t line;         // of the program, see Timeline::nameOf(); -1 where it is not traced
+  std::int64_t sequence_nr;  // of the node of autograd that was running, or -1
+  MemoryPhase phase;
+  MemoryCategory category;
+  std::int64_t born = -1;  // the numbers of the events; born is -1 if it was there before
+  std::int64_t died = -1;  // -1 while it is alive
+};
+
+struct MemoryEvent {
+  std::int32_t allocation;  // its number
+  bool is_birth;
+  std::size_t reserved;  // of its device, after the event
+  std::int64_t time_ns;  // of a steady clock
+};
+
+// The bytes that are allocated on a device, by category, after an event.
+struct MemoryPoint {
+  std::int64_t event;
+  std::int64_t time_ns;
+  std::size_t allocated;
+  std::size_t reserved;
+  std::array<std::size_t, kNumMemoryCategories> by_category;
+};
+
+// Names an allocation in a timeline that may have been forgotten meanwhile.
+struct AllocationNumber {
+  std::int32_t number = -1;
+  std::uint32_t generation = 0;
+};
+
+// Collects while at least one tracker is open. All functions may be called from any thread.
+class TORCHEXT_API Timeline {
+ public:
+  // Begins to collect, or goes on. Returns the number of the next event.
+  std::int64_t open();
+  // When the last tracker is closed, all is forgotten.
+  void close();
+
+  bool isOpen() const noexcept;
+
+  // Adds an allocation, and the event.
+  AllocationNumber addBirth(AllocationRecord record, std::size_t reserved);
+  // Adds what has been allocated before the tracker was opened.
+  AllocationNumber addExisting(AllocationRecord record);
+  void addDeath(AllocationNumber allocation, std::size_t reserved);
+
+  // Raises the category of an allocation, if it is below `category`.
+  void raise(AllocationNumber allocation, MemoryCategory category);
+
+  // What was made in a forward pass, and is alive now, is kept for the backward pass that begins.
+  void markActivations();
+
+  // Numbers a text that records refer to.
+  std::int32_t numberOf(const std::string& text);
+  std::string nameOf(std::int32_t number) const;
+
+  std::int64_t countEvents() const;
+
+  // Returns the devices on which something was allocated.
+  std::vector<c10::Device> devices() const;
+
+  // Returns the state with the most bytes allocated (or reserved) on `device`, of those after the events from `begin`
+  // to `end` (exclusive) and the one before.
+  MemoryPoint peak(c10::Device device, std::int64_t begin, std::int64_t end, bool of_reserved) const;
+
+  // Returns the state after `event`.
+  MemoryPoint pointAfter(c10::Device device, std::int64_t event) const;
+
+  // Returns about `count` states in the order of time; of each stretch of the events, that with the most bytes.
+  std::vector<MemoryPoint> curve(c10::Device device, std::int64_t begin, std::int64_t end, std::size_t count) const;
+
+  // Returns the numbers of the allocations of `device` that were alive after `event`.
+  std::vector<std::int32_t> aliveAfter(c10::Device device, std::int64_t event) const;
+
+  AllocationRecord record(std::int32_t allocation) const;
+  std::vector<MemoryEvent> events(std::int64_t begin, std::int64_t end) const;
+
+  // Held while the process forks: see `lockStorages()`.
+  void lock() {
+    mutex_.lock();
+  }
+  void unlock() {
+    mutex_.unlock();
+  }
+
+ private:
+  template <typename Visit>
+  void replay(c10::Device device, std::int64_t end, const Visit& visit) const;
+  MemoryPoint beforeAll(c10::Device device) const;
+  AllocationRecord* find(AllocationNumber allocation);
+
+  mutable std::mutex mutex_;
+  std::atomic<int> trackers_{0};
+  std::uint32_t generation_ = 0;  // how often all has been forgotten
+  std::vector<AllocationRecord> records_;
+  std::vector<MemoryEvent> events_;
+  std::vector<std::string> names_;
+  std::unordered_map<std::string, std::int32_t> numbers_;
+};
+
+TORCHEXT_API Timeline& timeline();
+
+// What this thread is doing, for the records of what it allocates.
+struct ThreadScope {
+  std::int32_t scope = -1;
+  MemoryPhase phase = MemoryPhase::kOther;
+  bool traces_lines = false;
+};
+TORCHEXT_API ThreadScope& threadScope() noexcept;
+
+}  // namespace torchext

@@ -1,0 +1,385 @@
+#include <cstdint>
+#include <string>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "../fake/cuda/fake_cuda.h"
+#include "../fake/storage/storage_memory.h"
+#include "../memory/device_memory.h"
+#include "../memory/memory_counter.h"
+#include "../memory/timeline.h"
+#include "bind.h"
+#include "module.h"
+
+namespace py = pybind11;
+
+namespace torchext::python {
+
+namespace {
+
+DeviceMemory& memoryOf(std::int64_t index) {
+  const c10::DeviceIndex count = fakeCudaDeviceCount();
+  TORCH_CHECK(index >= 0 && index < count, "CUDA error: invalid device ordinal: device ", index,
+              " is named, but there are ", static_cast<int>(count), " fake ones.");
+  return DeviceMemory::of({c10::kCUDA, static_cast<c10::DeviceIndex>(index)});
+}
+
+py::dict asDict(const MemoryStat& stat) {
+  py::dict result;
+  result["current"] = stat.current;
+  result["peak"] = stat.peak;
+  result["allocated"] = stat.allocated;
+  result["freed"] = stat.freed;
+  return result;
+}
+
+py::dict asDict(const PooledStat& stat) {
+  py::dict result;
+  result["all"] = asDict(stat.of(StatPool::kAll));
+  result["small_pool"] = asDict(stat.of(StatPool::kSmall));
+  result["large_pool"] = asDict(stat.of(StatPool::kLarge));
+  return result;
+}
+
+py::dict asDict(const AllocatorStats& stats) {
+  py::dict result;
+  AllocatorStats::forEachPooled(stats,
+                                [&result](const char* name, const PooledStat& stat) { result[name] = asDict(stat); });
+  result["num_alloc_retries"] = stats.num_alloc_retries;
+  result["num_ooms"] = stats.num_ooms;
+  result["max_split_size"] = maxSplitSize();
+  result["num_sync_all_streams"] = stats.num_sync_all_streams;
+  result["num_device_alloc"] = stats.num_device_alloc;
+  result["num_device_free"] = stats.num_device_free;
+  result["num_oom_rejections"] = 0;
+  result["oversize_allocations"] = asDict(stats.oversize_allocations);
+  result["oversize_segments"] = asDict(stats.oversize_segments);
+  result["reserved_bytes_by_private_pools"] = py::dict{};
+  return result;
+}
+
+// As `torch._C._cuda_memoryStats()`.
+py::dict memoryStats(std::int64_t device) {
+  return asDict(memoryOf(device).stats());
+}
+
+void resetPeakMemoryStats(std::int64_t device) {
+  memoryOf(device).resetPeakStats();
+}
+
+void resetAccumulatedMemoryStats(std::int64_t device) {
+  memoryOf(device).resetAccumulatedStats();
+}
+
+void emptyCache() {
+  for (c10::DeviceIndex i = 0; i < fakeCudaDeviceCount(); ++i) {
+    memoryOf(i).emptyCache();
+  }
+}
+
+std::tuple<std::size_t, std::size_t> memGetInfo(std::int64_t device) {
+  const auto info = memoryOf(device).driverInfo();
+  return {info.free, info.total};
+}
+
+void setMemoryFraction(double fraction, std::int64_t device) {
+  memoryOf(device).setFraction(fraction);
+}
+
+void recordMemoryHistory(bool enabled, std::size_t max_entries) {
+  for (c10::DeviceIndex i = 0; i < fakeCudaDeviceCount(); ++i) {
+    memoryOf(i).recordHistory(enabled, max_entries);
+  }
+}
+
+const char* nameOf(MemoryAction action) {
+  switch (action) {
+    case MemoryAction::kAlloc:
+      return "alloc";
+    case MemoryAction::kFreeRequested:
+      return "free_requested";
+    case MemoryAction::kFreeCompleted:
+      return "free_completed";
+    case MemoryAction::kSegmentAlloc:
+      return "segment_alloc";
+    case MemoryAction::kSegmentFree:
+      return "segment_free";
+    case MemoryAction::kSegmentMap:
+      return "segment_map";
+    case MemoryAction::kSegmentUnmap:
+      return "segment_unmap";
+    case MemoryAction::kOutOfMemory:
+      return "oom";
+  }
+  return "unknown";
+}
+
+const char* stateOf(const Block& block) {
+  if (block.is_allocated) {
+    return "active_allocated";
+  }
+  return block.is_awaited ? "active_pending_free" : "inactive";
+}
+
+// As a segment in `torch._C._cuda_memorySnapshot()`.
+py::dict asSegment(const Block& first, std::int64_t device) {
+  py::list blocks;
+  std::size_t total = 0;
+  std::size_t allocated = 0;
+  std::size_t active = 0;
+  std::size_t requested = 0;
+  for (const Block* block = &first; block != nullptr && block->is_mapped; block = block->next) {
+    py::dict described;
+    described["address"] = block->address;
+    described["size"] = block->size;
+    described["requested_size"] = block->requested;
+    described["state"] = stateOf(*block);
+    described["frames"] = py::list{};
+    blocks.append(described);
+    total += block->size;
+    allocated += block->is_allocated ? block->size : 0;
+    active += block->isFree() ? 0 : block->size;
+    requested += block->isFree() ? 0 : block->requested;
+  }
+  py::dict segment;
+  segment["device"] = device;
+  segment["address"] = first.address;
+  segment["total_size"] = total;
+  segment["allocated_size"] = allocated;
+  segment["active_size"] = active;
+  segment["requested_size"] = requested;
+  segment["stream"] = first.stream;
+  segment["segment_type"] = first.pool->isSmall() ? "small" : "large";
+  segment["segment_pool_id"] = std::tuple{0, 0};
+  segment["is_expandable"] = first.segment != nullptr;
+  segment["frames"] = py::list{};
+  segment["blocks"] = blocks;
+  return segment;
+}
+
+py::list memorySegments() {
+  py::list segments;
+  for (c10::DeviceIndex i = 0; i < fakeCudaDeviceCount(); ++i) {
+    memoryOf(i).visitSegments([&](const Block& first) { segments.append(asSegment(first, i)); });
+  }
+  return segments;
+}
+
+// As `device_traces` there: a list for each device.
+py::list memoryTraces() {
+  py::list traces;
+  for (c10::DeviceIndex i = 0; i < fakeCudaDeviceCount(); ++i) {
+    py::list trace;
+    for (const TraceEntry& entry : memoryOf(i).history()) {
+      py::dict described;
+      described["action"] = nameOf(entry.action);
+      described[entry.action == MemoryAction::kOutOfMemory ? "device_free" : "addr"] = entry.address;
+      described["size"] = entry.bytes;
+      described["stream"] = entry.stream;
+      described["time_us"] = entry.time_us;
+      described["compile_context"] = "N/A";
+      described["user_metadata"] = "";
+      described["pool_id"] = std::tuple{0, 0};
+      described["frames"] = py::list{};
+      trace.append(described);
+    }
+    traces.append(trace);
+  }
+  return traces;
+}
+
+// Runs events through an allocator of its own: ("alloc", id, bytes, stream), ("free", id, 0, 0),
+// ("record", id, 0, stream), ("empty", 0, 0, 0). Returns, after each, the bytes that are allocated and reserved, and
+// what could not be allocated as -1.
+using SimulatedEvent = std::tuple<std::string, std::int64_t, std::int64_t, std::int64_t>;
+std::vector<std::tuple<std::int64_t, std::int64_t>> simulateAllocations(std::int64_t capacity,
+                                                                        const std::vector<SimulatedEvent>& events) {
+  CachingAllocator allocator{static_cast<std::size_t>(capacity), std::size_t{1} << 44U};
+  std::unordered_map<std::int64_t, Block*> blocks;
+  std::vector<std::tuple<std::int64_t, std::int64_t>> result;
+  for (const auto& [what, id, bytes, stream] : events) {
+    bool failed = false;
+    if (what == "alloc") {
+      try {
+        blocks[id] = allocator.allocate(static_cast<std::size_t>(bytes), stream);
+      } catch (const FailedRequest&) {
+        failed = true;
+      }
+    } else if (what == "free") {
+      if (const auto known = blocks.find(id); known != blocks.end()) {
+        allocator.free(known->second);
+        blocks.erase(known);
+      }
+    } else if (what == "record") {
+      if (const auto known = blocks.find(id); known != blocks.end()) {
+        allocator.recordStream(known->second, stream);
+      }
+    } else {
+      TORCH_CHECK_VALUE(what == "empty", "An event is \"alloc\", \"free\", \"record\" or \"empty\", not \"", what,
+                        "\".");
+      allocator.emptyCache();
+    }
+    const std::int64_t allocated = allocator.stats().allocated_bytes.of(StatPool::kAll).current;
+    result.emplace_back(failed ? -1 : allocated, allocator.stats().reserved_bytes.of(StatPool::kAll).current);
+  }
+  return result;
+}
+
+// Sets what this thread is doing. Returns what it was doing before.
+std::tuple<std::int32_t, int, bool> setMemoryScope(std::int32_t scope, int phase, bool traces_lines) {
+  TORCH_CHECK_VALUE(phase >= 0 && phase <= static_cast<int>(MemoryPhase::kOther), "There is no phase ", phase, ".");
+  const ThreadScope previous = std::exchange(threadScope(), {scope, static_cast<MemoryPhase>(phase), traces_lines});
+  return {previous.scope, static_cast<int>(previous.phase), previous.traces_lines};
+}
+
+std::tuple<std::int32_t, int, bool> memoryScope() {
+  const ThreadScope& scope = threadScope();
+  return {scope.scope, static_cast<int>(scope.phase), scope.traces_lines};
+}
+
+// Says what the storages of `tensors` are for; those that are fake and not yet counted are, from now on.
+void markMemory(const std::vector<at::Tensor>& tensors, int category) {
+  TORCH_CHECK_VALUE(category >= 0 && category < static_cast<int>(kNumMemoryCategories), "There is no category ",
+                    category, ".");
+  for (const at::Tensor& tensor : tensors) {
+    if (!tensor.defined() || !tensor.has_storage()) {
+      continue;
+    }
+    countExistingStorage(tensor.storage());
+    if (const void* allocation = allocationOf(tensor.storage())) {
+      timeline().raise(static_cast<const Allocation*>(allocation)->number, static_cast<MemoryCategory>(category));
+    }
+  }
+}
+
+// The number of the allocation in the timeline, or -1.
+std::int32_t memoryNumber(const at::Tensor& tensor) {
+  const void* allocation = tensor.has_storage() ? allocationOf(tensor.storage()) : nullptr;
+  return allocation == nullptr ? -1 : static_cast<const Allocation*>(allocation)->number.number;
+}
+
+void markActivations() {
+  timeline().markActivations();
+}
+
+std::int64_t countMemoryEvents() {
+  return timeline().countEvents();
+}
+
+std::vector<std::string> memoryDevices() {
+  std::vector<std::string> names;
+  for (const c10::Device device : timeline().devices()) {
+    names.push_back(device.str());
+  }
+  return names;
+}
+
+// The event, the time in ns, the bytes allocated and reserved, and the bytes by category.
+using Point = std::tuple<std::int64_t, std::int64_t, std::size_t, std::size_t, std::vector<std::size_t>>;
+Point asTuple(const MemoryPoint& point) {
+  return {point.event,
+          point.time_ns,
+          point.allocated,
+          point.reserved,
+          {point.by_category.begin(), point.by_category.end()}};
+}
+
+Point memoryPeak(const std::string& device, std::int64_t begin, std::int64_t end, bool of_reserved) {
+  return asTuple(timeline().peak(c10::Device{device}, begin, end, of_reserved));
+}
+
+Point memoryAfter(const std::string& device, std::int64_t event) {
+  return asTuple(timeline().pointAfter(c10::Device{device}, event));
+}
+
+std::vector<Point> memoryCurve(const std::string& device, std::int64_t begin, std::int64_t end, std::size_t count) {
+  std::vector<Point> points;
+  for (const MemoryPoint& point : timeline().curve(c10::Device{device}, begin, end, count)) {
+    points.push_back(asTuple(point));
+  }
+  return points;
+}
+
+// The number, bytes requested, bytes as the allocator counts them, operator, scope, line, sequence number, phase,
+// category, address, stream, and the events of birth and death.
+using Record = std::tuple<std::int32_t,
+                          std::size_t,
+                          std::size_t,
+                          std::string,
+                          std::int32_t,
+                          std::string,
+                          std::int64_t,
+                          int,
+                          int,
+                          std::uintptr_t,
+                          std::int64_t,
+                          std::int64_t,
+                          std::int64_t>;
+Record memoryRecord(std::int32_t number) {
+  const AllocationRecord record = timeline().record(number);
+  return {number,
+          record.bytes,
+          record.size,
+          record.op == nullptr ? "" : record.op,
+          record.scope,
+          timeline().nameOf(record.line),
+          record.sequence_nr,
+          static_cast<int>(record.phase),
+          static_cast<int>(record.category),
+          record.address,
+          record.stream,
+          record.born,
+          record.died};
+}
+
+std::vector<Record> memoryAlive(const std::string& device, std::int64_t event) {
+  std::vector<Record> records;
+  for (const std::int32_t number : timeline().aliveAfter(c10::Device{device}, event)) {
+    records.push_back(memoryRecord(number));
+  }
+  return records;
+}
+
+// The number of the allocation, whether it is born, the bytes reserved, and the time in ns.
+std::vector<std::tuple<std::int32_t, bool, std::size_t, std::int64_t>> memoryEvents(std::int64_t begin,
+                                                                                    std::int64_t end) {
+  std::vector<std::tuple<std::int32_t, bool, std::size_t, std::int64_t>> events;
+  for (const MemoryEvent& event : timeline().events(begin, end)) {
+    events.emplace_back(event.allocation, event.is_birth, event.reserved, event.time_ns);
+  }
+  return events;
+}
+
+}  // namespace
+
+void bindMemory(py::module_& module) {
+  module.def("cuda_memory_stats", torch::wrap_pybind_function(memoryStats));
+  bind(module, "cuda_reset_peak_memory_stats", resetPeakMemoryStats);
+  bind(module, "cuda_reset_accumulated_memory_stats", resetAccumulatedMemoryStats);
+  bind(module, "cuda_empty_cache", emptyCache);
+  bind(module, "cuda_mem_get_info", memGetInfo);
+  bind(module, "cuda_set_memory_fraction", setMemoryFraction);
+  bind(module, "cuda_record_memory_history", recordMemoryHistory);
+  module.def("cuda_memory_segments", torch::wrap_pybind_function(memorySegments));
+  module.def("cuda_memory_traces", torch::wrap_pybind_function(memoryTraces));
+  bind(module, "simulate_allocations", simulateAllocations);
+  bind(module, "open_memory_tracker", openTracker);
+  bind(module, "close_memory_tracker", closeTracker);
+  bind(module, "set_memory_scope", setMemoryScope);
+  bind(module, "memory_scope", memoryScope);
+  bind(module, "mark_memory", markMemory);
+  bind(module, "memory_number", memoryNumber);
+  bind(module, "mark_activations", markActivations);
+  bind(module, "count_memory_events", countMemoryEvents);
+  bind(module, "memory_devices", memoryDevices);
+  bind(module, "memory_peak", memoryPeak);
+  bind(module, "memory_after", memoryAfter);
+  bind(module, "memory_curve", memoryCurve);
+  bind(module, "memory_record", memoryRecord);
+  bind(module, "memory_alive", memoryAlive);
+  bind(module, "memory_events", memoryEvents);
+}
+
+}  // namespace torchext::python
