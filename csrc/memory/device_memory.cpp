@@ -8,6 +8,7 @@
 #include <c10/util/Exception.h>
 
 #include "../fake/cuda/fake_cuda.h"
+#include "../fake/cuda/streams.h"
 #include "out_of_memory.h"
 
 namespace torchext {

@@ -144,6 +144,11 @@ class Counter final : public MemoryCounter {
     DeviceMemory::of(known->device).free(known);
   }
 
+  void recordStream(void* allocation, c10::StreamId stream) override {
+    auto* known = static_cast<Allocation*>(allocation);
+    DeviceMemory::of(known->device).recordStream(known, stream);
+  }
+
   std::shared_ptr<const KernelScratch> scratchOf(const OperatorHandle& op,
                                                  ArrayRef<IValue> arguments,
                                                  ArrayRef<IValue> results) override {
