@@ -36,6 +36,8 @@ PYTORCHS = {
     "CUDAStream.cpp",
     "sdp_utils.cpp",
     "CUDACachingAllocator.cpp",
+    "CublasHandlePool.cpp",
+    "ReduceOps.cpp",
     "ADInplaceOrViewType.cpp",
     "AutocastRNN.cpp",
     "Blas.cpp",

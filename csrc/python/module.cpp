@@ -67,4 +67,5 @@ PYBIND11_MODULE(_C, module) {
   torchext::python::bindPatching(module);
   torchext::python::bindLeases(module);
   torchext::python::bindMemory(module);
+  torchext::python::bindKernelMemory(module);
 }
