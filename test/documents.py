@@ -32,6 +32,7 @@ TITLES = {"Fake Tensors & Deferred Module Initialization", "Storages, not tensor
 
 # PyTorch's files that comments and pages name, with their folder if we have a file of the same name.
 PYTORCHS = {
+    "sdp_utils.cpp",
     "CUDACachingAllocator.cpp",
     "ADInplaceOrViewType.cpp",
     "AutocastRNN.cpp",

@@ -37,11 +37,13 @@ __all__ = [
     "inference",
     "inspect",
     "library_path",
+    "memory",
 ]
 
 fake = _import_module(".fake", __name__)
 deferred_init = _import_module(".deferred_init", __name__)
 inference = _import_module(".inference", __name__)
+memory = _import_module(".memory", __name__)
 compat = _import_module(".compat", __name__)
 inspect = _import_module(".inspect", __name__)
 if _TYPE_CHECKING:

@@ -195,6 +195,7 @@ FakeDecision FakeCall::decideHowToCommunicate() const {
 }
 
 FakeDecision FakeCall::decideHowToRun() const {
+  const OwnComputation own;
   if (canRunOnValues()) {
     return {FakeOutcome::kRunsOnValues};
   }
@@ -338,6 +339,7 @@ void FakeCall::decompose() {
 }
 
 void FakeCall::runOnKnownValues() {
+  const OwnComputation own;
   Stack values = runOnValues(op_, arguments());
   mapTensors(values, values.size(), [](const Tensor& value) {
     Tensor fake = fakeLike(value);
@@ -353,6 +355,7 @@ void FakeCall::doNothing() {
 }
 
 void FakeCall::runOnMetaAndRemember(const MetaPlan& plan, const CallKey& key) {
+  const OwnComputation own;
   Stack results = runOnMeta(op_, stack_, plan);
   MemoryCounter* counter = memoryCounter();
   auto scratch = counter == nullptr ? nullptr : counter->scratchOf(op_, arguments(), results);
@@ -381,6 +384,7 @@ void FakeCall::countMemory(const KernelScratch* scratch, c10::ArrayRef<IValue> r
 void FakeCall::followValues(c10::ArrayRef<IValue> results) const {
   if (may_have_known_ ||
       (isFakeMode() && haveOneElement(results) && (isFactory(op_, arguments()) || isAboutNumbers(arguments())))) {
+    const OwnComputation own;
     torchext::followValues(op_, arguments(), results);
   }
 }

@@ -32,14 +32,23 @@ std::uintptr_t firstAddressOf(c10::Device device) {
   return (static_cast<std::uintptr_t>(device.index()) + 1) << 44;
 }
 
+// What an operator does is backward if a node of autograd runs it, unless it is a module's that is computed again.
+MemoryPhase phaseOf(const AllocationCause& cause, const ThreadScope& scope) {
+  const bool is_backward = cause.sequence_nr >= 0 && !(scope.phase == MemoryPhase::kForward && scope.is_in_backward);
+  return is_backward ? MemoryPhase::kBackward : scope.phase;
+}
+
 MemoryCategory categoryOf(const AllocationCause& cause, const ThreadScope& scope) {
+  if (cause.category != MemoryCategory::kTemporary) {
+    return cause.category;
+  }
   if (cause.is_of_kernel) {
     return MemoryCategory::kWorkspace;
   }
   if (cause.communicates) {
     return MemoryCategory::kCommunication;
   }
-  return scope.phase == MemoryPhase::kOther ? MemoryCategory::kInput : MemoryCategory::kTemporary;
+  return phaseOf(cause, scope) == MemoryPhase::kOther ? MemoryCategory::kInput : MemoryCategory::kTemporary;
 }
 
 }  // namespace
@@ -65,7 +74,8 @@ DeviceMemory::DeviceMemory(c10::Device device) : device_{device} {}
 DeviceMemory::~DeviceMemory() = default;
 
 // The allocator is that of the fake GPU which is there now. When another set of devices has come, and nothing is left
-// of what was allocated for the last, it begins anew, as in a new process; what is left counts.
+// of what was allocated for the last, it begins anew, as in a new process. What is left counts; but what was only
+// cached is given back.
 void DeviceMemory::followGpu() {
   if (!device_.is_cuda()) {
     return;
@@ -83,6 +93,9 @@ void DeviceMemory::followGpu() {
     observe();
   } else {
     allocator_->driver().setCapacity(capacity);
+    allocator_->emptyCache();
+    allocator_->stats().resetPeak();
+    allocator_->stats().resetAccumulated();
   }
 }
 
@@ -100,7 +113,8 @@ void DeviceMemory::observe() {
 }
 
 Allocation* DeviceMemory::allocate(std::size_t bytes, const AllocationCause& cause) {
-  auto allocation = std::make_unique<Allocation>(Allocation{device_, bytes, nullptr, {}});
+  auto allocation =
+      std::make_unique<Allocation>(Allocation{device_, bytes, nullptr, cause.op, categoryOf(cause, threadScope())});
   {
     const std::lock_guard<std::mutex> lock(memoryMutex());
     followGpu();
@@ -120,8 +134,8 @@ Allocation* DeviceMemory::allocate(std::size_t bytes, const AllocationCause& cau
         first_->previous = allocation.get();
       }
       first_ = allocation.get();
-      if (timeline().isOpen()) {
-        allocation->number = timeline().addBirth(recordOf(*allocation, cause), reserved());
+      if (const auto timeline = isTracking() ? currentTimeline() : nullptr) {
+        allocation->number = timeline->addBirth(recordOf(*allocation, cause), reserved());
       }
       return allocation.release();
     }
@@ -141,8 +155,8 @@ void DeviceMemory::free(Allocation* allocation) noexcept {
   } else {
     bytes_ -= allocation->bytes;
   }
-  if (timeline().isOpen()) {
-    timeline().addDeath(allocation->number, reserved());
+  if (const auto timeline = isTracking() ? currentTimeline() : nullptr) {
+    timeline->addDeath(allocation->number, reserved());
   }
 }
 
@@ -162,12 +176,12 @@ AllocationRecord DeviceMemory::recordOf(const Allocation& allocation, const Allo
       allocation.bytes,
       block == nullptr ? allocation.bytes : block->size,
       block == nullptr ? 0 : block->address,
-      cause.op,
+      allocation.op,
       scope.scope,
       cause.line,
       cause.sequence_nr,
-      scope.phase,
-      categoryOf(cause, scope),
+      phaseOf(cause, scope),
+      allocation.category,
   };
 }
 
@@ -251,30 +265,29 @@ std::vector<TraceEntry> DeviceMemory::history() {
   return {history_.begin(), history_.end()};
 }
 
-void DeviceMemory::tellExisting() {
+void DeviceMemory::tellExisting(Timeline& timeline) {
   const std::lock_guard<std::mutex> lock(memoryMutex());
   for (Allocation* allocation = first_; allocation != nullptr; allocation = allocation->next) {
     AllocationRecord record = recordOf(*allocation, {});
-    record.line = -1;
     record.scope = -1;
-    allocation->number = timeline().addExisting(record);
+    allocation->number = timeline.addExisting(record);
   }
 }
 
-void tellExistingAllocations() {
-  DeviceMemory::of(c10::kCPU).tellExisting();
+void tellExistingAllocations(Timeline& timeline) {
+  DeviceMemory::of(c10::kCPU).tellExisting(timeline);
   for (std::size_t i = 0; i < kMaxCudaDevices; ++i) {
-    DeviceMemory::of({c10::kCUDA, static_cast<c10::DeviceIndex>(i)}).tellExisting();
+    DeviceMemory::of({c10::kCUDA, static_cast<c10::DeviceIndex>(i)}).tellExisting(timeline);
   }
 }
 
 void lockDeviceMemory() {
   memoryMutex().lock();
-  timeline().lock();
+  lockTimeline();
 }
 
 void unlockDeviceMemory() {
-  timeline().unlock();
+  unlockTimeline();
   memoryMutex().unlock();
 }
 

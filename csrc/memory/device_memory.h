@@ -28,7 +28,9 @@ struct Allocation {
   c10::Device device;
   std::size_t bytes;  // as requested
   Block* block;       // null on devices without an allocator
-  AllocationNumber number;
+  const char* op;     // that made it, or null
+  MemoryCategory category;
+  AllocationNumber number = {};
   Allocation* previous = nullptr;  // the neighbours in the list of its device
   Allocation* next = nullptr;
 };
@@ -49,6 +51,8 @@ struct AllocationCause {
   bool communicates = false;      // it is made by a collective, or for one
   std::int64_t sequence_nr = -1;  // of the node of autograd that is running
   std::int32_t line = -1;         // the number of the line of the program, if lines are traced
+  // What the storage was for when it last had memory.
+  MemoryCategory category = MemoryCategory::kTemporary;
 };
 
 // The memory of one device. Thread-safe.
@@ -89,8 +93,8 @@ class TORCHEXT_API DeviceMemory {
   void recordHistory(bool enabled, std::size_t max_entries);
   std::vector<TraceEntry> history();
 
-  // Tells the timeline what is allocated now.
-  void tellExisting();
+  // Tells `timeline` what is allocated now.
+  void tellExisting(Timeline& timeline);
 
  private:
   void followGpu();
@@ -108,8 +112,8 @@ class TORCHEXT_API DeviceMemory {
   std::deque<TraceEntry> history_;
 };
 
-// Tells the timeline what is allocated on all devices.
-TORCHEXT_API void tellExistingAllocations();
+// Tells `timeline` what is allocated on all devices.
+TORCHEXT_API void tellExistingAllocations(Timeline& timeline);
 
 // Held while the process forks: see `lockStorages()`.
 void lockDeviceMemory();

@@ -27,6 +27,9 @@ using c10::OperatorHandle;
 
 namespace {
 
+// Whether the last counted call on this thread was part of a backward pass.
+thread_local bool is_in_backward = false;
+
 // The cause of what is allocated on this thread now.
 thread_local AllocationCause current_cause;
 
@@ -89,12 +92,16 @@ bool communicates(const OperatorHandle& op) {
 class CauseGuard {
  public:
   explicit CauseGuard(const OperatorHandle& op) : previous_{current_cause} {
-    if (timeline().isOpen()) {
+    if (const auto timeline = isTracking() ? currentTimeline() : nullptr) {
       const auto node = torch::autograd::get_current_node();
+      if (node != nullptr && !is_in_backward) {
+        timeline->markActivations();
+      }
+      is_in_backward = node != nullptr;
       current_cause = {op.operator_name().name.c_str(),
                        /*is_of_kernel=*/false, communicates(op),
                        node == nullptr ? -1 : static_cast<std::int64_t>(node->sequence_nr()),
-                       threadScope().traces_lines ? timeline().numberOf(sourceLineHere()) : -1};
+                       threadScope().traces_lines ? timeline->numberOf(sourceLineHere()) : -1};
     }
   }
   CauseGuard(const CauseGuard&) = delete;
@@ -123,11 +130,13 @@ std::optional<Device> cudaDeviceOf(ArrayRef<IValue> values) {
 class Counter final : public MemoryCounter {
  public:
   bool counts(Device device) const noexcept override {
-    return timeline().isOpen() || (device.is_cuda() && !hasRealCuda());
+    return isTracking() || (device.is_cuda() && !hasRealCuda());
   }
 
-  void* allocate(std::size_t nbytes, Device device) override {
-    return DeviceMemory::of(device).allocate(nbytes, current_cause);
+  void* allocate(std::size_t nbytes, Device device, std::uint8_t label) override {
+    AllocationCause cause = current_cause;
+    cause.category = static_cast<MemoryCategory>(label);
+    return DeviceMemory::of(device).allocate(nbytes, cause);
   }
 
   void free(void* allocation) noexcept override {
@@ -185,17 +194,13 @@ void registerMemoryCounter() {
   setMemoryCounter(*counter);
 }
 
-std::int64_t openTracker() {
-  const bool is_first = !timeline().isOpen();
-  const std::int64_t begin = timeline().open();
+std::shared_ptr<Timeline> openTracker() {
+  const bool is_first = !isTracking();
+  auto timeline = openTimeline();
   if (is_first) {
-    tellExistingAllocations();
+    tellExistingAllocations(*timeline);
   }
-  return begin;
-}
-
-void closeTracker() {
-  timeline().close();
+  return timeline;
 }
 
 }  // namespace torchext

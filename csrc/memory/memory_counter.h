@@ -1,6 +1,10 @@
 #pragma once
 
+#include <memory>
+
 #include <torchext/macros.h>
+
+#include "timeline.h"
 
 namespace torchext {
 
@@ -8,8 +12,8 @@ namespace torchext {
 // device, and those on other devices while a tracker is open. To be called once, when the library is loaded.
 void registerMemoryCounter();
 
-// Begins and ends to track: the storages of fakes on all devices are counted, and the timeline collects.
-TORCHEXT_API std::int64_t openTracker();
-TORCHEXT_API void closeTracker();
+// Begins to track: the storages of fakes on all devices are counted, until `closeTimeline()`, and the timeline collects
+// them, those first that are counted already.
+TORCHEXT_API std::shared_ptr<Timeline> openTracker();
 
 }  // namespace torchext

@@ -33,13 +33,14 @@ std::string formatted(std::size_t bytes) {
 }
 
 std::string whereItIs(c10::Device device) {
-  if (!timeline().isOpen()) {
+  const auto timeline = currentTimeline();
+  if (timeline == nullptr) {
     return "To see where the memory is, run it inside torchext.memory.track_memory().";
   }
   static constexpr std::array<const char*, kNumMemoryCategories> kNames{
       "temporaries", "activations", "inputs",          "communication buffers",
       "workspaces",  "gradients",   "optimizer state", "parameters"};
-  const MemoryPoint now = timeline().pointAfter(device, timeline().countEvents());
+  const MemoryPoint now = timeline->pointAfter(device, timeline->countEvents());
   std::multimap<std::size_t, const char*, std::greater<>> parts;
   for (std::size_t i = 0; i < kNames.size(); ++i) {
     if (now.by_category[i] > 0) {

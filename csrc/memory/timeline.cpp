@@ -1,11 +1,14 @@
 #include "timeline.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <utility>
 
+#include <ATen/SequenceNumber.h>
 #include <c10/util/Exception.h>
 #include <c10/util/irange.h>
+#include <torch/csrc/autograd/function.h>
 
 namespace torchext {
 
@@ -14,6 +17,23 @@ namespace {
 std::int64_t nowInNanoseconds() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
       .count();
+}
+
+std::atomic<std::uint64_t> timelines_begun{0};
+
+std::atomic<bool> is_tracking{false};
+
+thread_local ThreadScope thread_scope;
+
+struct Current {
+  std::mutex mutex;
+  int trackers = 0;
+  std::shared_ptr<Timeline> timeline;
+};
+
+Current& currentState() {
+  static auto* state = new Current;  // leaked: storages die at any time
+  return *state;
 }
 
 void apply(MemoryPoint& point, const AllocationRecord& record, bool is_birth) {
@@ -29,36 +49,19 @@ void apply(MemoryPoint& point, const AllocationRecord& record, bool is_birth) {
 
 }  // namespace
 
-std::int64_t Timeline::open() {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  ++trackers_;
-  return static_cast<std::int64_t>(events_.size());
-}
-
-void Timeline::close() {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  TORCH_INTERNAL_ASSERT(trackers_ > 0);
-  if (--trackers_ == 0) {
-    records_ = {};
-    events_ = {};
-    names_ = {};
-    numbers_ = {};
-    ++generation_;
-  }
-}
-
-bool Timeline::isOpen() const noexcept {
-  return trackers_.load(std::memory_order_relaxed) > 0;
-}
+Timeline::Timeline() : number_{++timelines_begun} {}
 
 AllocationNumber Timeline::addBirth(AllocationRecord record, std::size_t reserved) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto number = static_cast<std::int32_t>(records_.size());
   record.born = static_cast<std::int64_t>(events_.size());
+  if (record.scope < 0 && record.sequence_nr >= 0) {
+    record.scope = scopeOfNode(record.sequence_nr);
+  }
   record.died = -1;
   events_.push_back({number, /*is_birth=*/true, reserved, nowInNanoseconds()});
   records_.push_back(record);
-  return {number, generation_};
+  return {number, number_};
 }
 
 AllocationNumber Timeline::addExisting(AllocationRecord record) {
@@ -66,7 +69,7 @@ AllocationNumber Timeline::addExisting(AllocationRecord record) {
   record.born = -1;
   record.died = -1;
   records_.push_back(record);
-  return {static_cast<std::int32_t>(records_.size() - 1), generation_};
+  return {static_cast<std::int32_t>(records_.size() - 1), number_};
 }
 
 void Timeline::addDeath(AllocationNumber allocation, std::size_t reserved) {
@@ -221,20 +224,85 @@ std::vector<MemoryEvent> Timeline::events(std::int64_t begin, std::int64_t end) 
   return {events_.begin() + first, events_.begin() + std::clamp(end, first, size)};
 }
 
+void Timeline::addBoundary(std::uint64_t sequence_nr, std::int32_t scope) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  boundaries_[sequence_nr] = scope;
+}
+
+std::int32_t Timeline::scopeOfNode(std::int64_t sequence_nr) const {
+  const auto after = boundaries_.upper_bound(static_cast<std::uint64_t>(sequence_nr));
+  return after == boundaries_.begin() ? -1 : std::prev(after)->second;
+}
+
 AllocationRecord* Timeline::find(AllocationNumber allocation) {
-  return allocation.number >= 0 && allocation.generation == generation_
+  return allocation.number >= 0 && allocation.timeline == number_
              ? &records_[static_cast<std::size_t>(allocation.number)]
              : nullptr;
 }
 
-Timeline& timeline() {
-  static auto* instance = new Timeline;  // leaked: storages die at any time
-  return *instance;
+std::shared_ptr<Timeline> openTimeline() {
+  Current& current = currentState();
+  const std::lock_guard<std::mutex> lock(current.mutex);
+  if (current.trackers++ == 0) {
+    current.timeline = std::make_shared<Timeline>();
+    is_tracking = true;
+  }
+  return current.timeline;
 }
 
-ThreadScope& threadScope() noexcept {
-  thread_local ThreadScope scope;
-  return scope;
+void closeTimeline() {
+  std::shared_ptr<Timeline> last;  // freed after the lock is released
+  Current& current = currentState();
+  const std::lock_guard<std::mutex> lock(current.mutex);
+  TORCH_CHECK(current.trackers > 0, "No tracker of memory is open.");
+  if (--current.trackers == 0) {
+    is_tracking = false;
+    last = std::exchange(current.timeline, nullptr);
+  }
+}
+
+bool isTracking() noexcept {
+  return is_tracking.load(std::memory_order_relaxed);
+}
+
+std::shared_ptr<Timeline> currentTimeline() {
+  Current& current = currentState();
+  const std::lock_guard<std::mutex> lock(current.mutex);
+  return current.timeline;
+}
+
+void lockTimeline() {
+  currentState().mutex.lock();
+  if (Timeline* timeline = currentState().timeline.get()) {
+    timeline->lock();
+  }
+}
+
+void unlockTimeline() {
+  if (Timeline* timeline = currentState().timeline.get()) {
+    timeline->unlock();
+  }
+  currentState().mutex.unlock();
+}
+
+const ThreadScope& threadScope() noexcept {
+  return thread_scope;
+}
+
+ThreadScope setThreadScope(std::int32_t scope, MemoryPhase phase, bool traces_lines) {
+  const bool is_in_backward = torch::autograd::get_current_node() != nullptr;
+  const ThreadScope previous = std::exchange(thread_scope, {scope, phase, traces_lines, is_in_backward});
+  if (const auto timeline = isTracking() ? currentTimeline() : nullptr) {
+    if (is_in_backward) {
+      const bool ends_forward = previous.phase == MemoryPhase::kForward && phase != MemoryPhase::kForward;
+      if (ends_forward) {
+        timeline->markActivations();  // that have been computed again
+      }
+    } else if (phase != MemoryPhase::kOptimizer) {
+      timeline->addBoundary(at::sequence_number::peek(), scope);
+    }
+  }
+  return previous;
 }
 
 }  // namespace torchext

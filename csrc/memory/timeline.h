@@ -4,9 +4,10 @@
 // order of all allocations and frees.
 
 #include <array>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <unordered_map>
@@ -67,21 +68,17 @@ struct MemoryPoint {
   std::array<std::size_t, kNumMemoryCategories> by_category;
 };
 
-// Names an allocation in a timeline that may have been forgotten meanwhile.
+// Names an allocation in a timeline, which may be another one than the current.
 struct AllocationNumber {
   std::int32_t number = -1;
-  std::uint32_t generation = 0;
+  std::uint64_t timeline = 0;
 };
 
-// Collects while at least one tracker is open. All functions may be called from any thread.
+// What is collected from when a tracker is opened until the last is closed. All functions may be called from any
+// thread.
 class TORCHEXT_API Timeline {
  public:
-  // Begins to collect, or goes on. Returns the number of the next event.
-  std::int64_t open();
-  // When the last tracker is closed, all is forgotten.
-  void close();
-
-  bool isOpen() const noexcept;
+  Timeline();
 
   // Adds an allocation, and the event.
   AllocationNumber addBirth(AllocationRecord record, std::size_t reserved);
@@ -120,7 +117,9 @@ class TORCHEXT_API Timeline {
   AllocationRecord record(std::int32_t allocation) const;
   std::vector<MemoryEvent> events(std::int64_t begin, std::int64_t end) const;
 
-  // Held while the process forks: see `lockStorages()`.
+  // From the node of autograd with this sequence number on, `scope` is what makes nodes. Backward passes look it up.
+  void addBoundary(std::uint64_t sequence_nr, std::int32_t scope);
+
   void lock() {
     mutex_.lock();
   }
@@ -133,24 +132,43 @@ class TORCHEXT_API Timeline {
   void replay(c10::Device device, std::int64_t end, const Visit& visit) const;
   MemoryPoint beforeAll(c10::Device device) const;
   AllocationRecord* find(AllocationNumber allocation);
+  std::int32_t scopeOfNode(std::int64_t sequence_nr) const;
 
   mutable std::mutex mutex_;
-  std::atomic<int> trackers_{0};
-  std::uint32_t generation_ = 0;  // how often all has been forgotten
+  const std::uint64_t number_;
   std::vector<AllocationRecord> records_;
   std::vector<MemoryEvent> events_;
   std::vector<std::string> names_;
   std::unordered_map<std::string, std::int32_t> numbers_;
+  std::map<std::uint64_t, std::int32_t> boundaries_;
 };
 
-TORCHEXT_API Timeline& timeline();
+// Begins to collect, or goes on if another tracker is open.
+TORCHEXT_API std::shared_ptr<Timeline> openTimeline();
+
+// Ends it for one tracker.
+TORCHEXT_API void closeTimeline();
+
+// Returns true while a tracker is open. Quick.
+TORCHEXT_API bool isTracking() noexcept;
+
+// Returns the timeline that collects, or null.
+TORCHEXT_API std::shared_ptr<Timeline> currentTimeline();
+
+// Held while the process forks: see `lockStorages()`.
+void lockTimeline();
+void unlockTimeline();
 
 // What this thread is doing, for the records of what it allocates.
 struct ThreadScope {
   std::int32_t scope = -1;
   MemoryPhase phase = MemoryPhase::kOther;
   bool traces_lines = false;
+  bool is_in_backward = false;  // it began inside of a backward pass, which computes activations again
 };
-TORCHEXT_API ThreadScope& threadScope() noexcept;
+TORCHEXT_API const ThreadScope& threadScope() noexcept;
+
+// Sets it, and returns what it was.
+TORCHEXT_API ThreadScope setThreadScope(std::int32_t scope, MemoryPhase phase, bool traces_lines);
 
 }  // namespace torchext

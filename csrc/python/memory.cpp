@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <tuple>
@@ -9,6 +10,7 @@
 #include "../fake/storage/storage_memory.h"
 #include "../memory/device_memory.h"
 #include "../memory/memory_counter.h"
+#include "../memory/real_allocations.h"
 #include "../memory/timeline.h"
 #include "bind.h"
 #include "module.h"
@@ -230,26 +232,25 @@ std::vector<std::tuple<std::int64_t, std::int64_t>> simulateAllocations(std::int
 // Sets what this thread is doing. Returns what it was doing before.
 std::tuple<std::int32_t, int, bool> setMemoryScope(std::int32_t scope, int phase, bool traces_lines) {
   TORCH_CHECK_VALUE(phase >= 0 && phase <= static_cast<int>(MemoryPhase::kOther), "There is no phase ", phase, ".");
-  const ThreadScope previous = std::exchange(threadScope(), {scope, static_cast<MemoryPhase>(phase), traces_lines});
+  const ThreadScope previous = setThreadScope(scope, static_cast<MemoryPhase>(phase), traces_lines);
   return {previous.scope, static_cast<int>(previous.phase), previous.traces_lines};
-}
-
-std::tuple<std::int32_t, int, bool> memoryScope() {
-  const ThreadScope& scope = threadScope();
-  return {scope.scope, static_cast<int>(scope.phase), scope.traces_lines};
 }
 
 // Says what the storages of `tensors` are for; those that are fake and not yet counted are, from now on.
 void markMemory(const std::vector<at::Tensor>& tensors, int category) {
   TORCH_CHECK_VALUE(category >= 0 && category < static_cast<int>(kNumMemoryCategories), "There is no category ",
                     category, ".");
+  const auto timeline = currentTimeline();
+  TORCH_CHECK(timeline != nullptr, "No tracker of memory is open.");
   for (const at::Tensor& tensor : tensors) {
     if (!tensor.defined() || !tensor.has_storage()) {
       continue;
     }
     countExistingStorage(tensor.storage());
-    if (const void* allocation = allocationOf(tensor.storage())) {
-      timeline().raise(static_cast<const Allocation*>(allocation)->number, static_cast<MemoryCategory>(category));
+    labelStorage(tensor.storage(), static_cast<std::uint8_t>(category));
+    if (auto* allocation = static_cast<Allocation*>(allocationOf(tensor.storage()))) {
+      allocation->category = std::max(allocation->category, static_cast<MemoryCategory>(category));
+      timeline->raise(allocation->number, allocation->category);
     }
   }
 }
@@ -260,22 +261,6 @@ std::int32_t memoryNumber(const at::Tensor& tensor) {
   return allocation == nullptr ? -1 : static_cast<const Allocation*>(allocation)->number.number;
 }
 
-void markActivations() {
-  timeline().markActivations();
-}
-
-std::int64_t countMemoryEvents() {
-  return timeline().countEvents();
-}
-
-std::vector<std::string> memoryDevices() {
-  std::vector<std::string> names;
-  for (const c10::Device device : timeline().devices()) {
-    names.push_back(device.str());
-  }
-  return names;
-}
-
 // The event, the time in ns, the bytes allocated and reserved, and the bytes by category.
 using Point = std::tuple<std::int64_t, std::int64_t, std::size_t, std::size_t, std::vector<std::size_t>>;
 Point asTuple(const MemoryPoint& point) {
@@ -284,22 +269,6 @@ Point asTuple(const MemoryPoint& point) {
           point.allocated,
           point.reserved,
           {point.by_category.begin(), point.by_category.end()}};
-}
-
-Point memoryPeak(const std::string& device, std::int64_t begin, std::int64_t end, bool of_reserved) {
-  return asTuple(timeline().peak(c10::Device{device}, begin, end, of_reserved));
-}
-
-Point memoryAfter(const std::string& device, std::int64_t event) {
-  return asTuple(timeline().pointAfter(c10::Device{device}, event));
-}
-
-std::vector<Point> memoryCurve(const std::string& device, std::int64_t begin, std::int64_t end, std::size_t count) {
-  std::vector<Point> points;
-  for (const MemoryPoint& point : timeline().curve(c10::Device{device}, begin, end, count)) {
-    points.push_back(asTuple(point));
-  }
-  return points;
 }
 
 // The number, bytes requested, bytes as the allocator counts them, operator, scope, line, sequence number, phase,
@@ -317,14 +286,14 @@ using Record = std::tuple<std::int32_t,
                           std::int64_t,
                           std::int64_t,
                           std::int64_t>;
-Record memoryRecord(std::int32_t number) {
-  const AllocationRecord record = timeline().record(number);
+Record recordOf(const Timeline& timeline, std::int32_t number) {
+  const AllocationRecord record = timeline.record(number);
   return {number,
           record.bytes,
           record.size,
           record.op == nullptr ? "" : record.op,
           record.scope,
-          timeline().nameOf(record.line),
+          timeline.nameOf(record.line),
           record.sequence_nr,
           static_cast<int>(record.phase),
           static_cast<int>(record.category),
@@ -334,22 +303,56 @@ Record memoryRecord(std::int32_t number) {
           record.died};
 }
 
-std::vector<Record> memoryAlive(const std::string& device, std::int64_t event) {
+std::vector<std::string> devicesOf(const Timeline& timeline) {
+  std::vector<std::string> names;
+  for (const c10::Device device : timeline.devices()) {
+    names.push_back(device.str());
+  }
+  return names;
+}
+
+std::vector<Point> curveOf(
+    const Timeline& timeline, const std::string& device, std::int64_t begin, std::int64_t end, std::size_t count) {
+  std::vector<Point> points;
+  for (const MemoryPoint& point : timeline.curve(c10::Device{device}, begin, end, count)) {
+    points.push_back(asTuple(point));
+  }
+  return points;
+}
+
+std::vector<Record> aliveAfter(const Timeline& timeline, const std::string& device, std::int64_t event) {
   std::vector<Record> records;
-  for (const std::int32_t number : timeline().aliveAfter(c10::Device{device}, event)) {
-    records.push_back(memoryRecord(number));
+  for (const std::int32_t number : timeline.aliveAfter(c10::Device{device}, event)) {
+    records.push_back(recordOf(timeline, number));
   }
   return records;
 }
 
 // The number of the allocation, whether it is born, the bytes reserved, and the time in ns.
-std::vector<std::tuple<std::int32_t, bool, std::size_t, std::int64_t>> memoryEvents(std::int64_t begin,
-                                                                                    std::int64_t end) {
+std::vector<std::tuple<std::int32_t, bool, std::size_t, std::int64_t>> eventsOf(const Timeline& timeline,
+                                                                                std::int64_t begin,
+                                                                                std::int64_t end) {
   std::vector<std::tuple<std::int32_t, bool, std::size_t, std::int64_t>> events;
-  for (const MemoryEvent& event : timeline().events(begin, end)) {
+  for (const MemoryEvent& event : timeline.events(begin, end)) {
     events.emplace_back(event.allocation, event.is_birth, event.reserved, event.time_ns);
   }
   return events;
+}
+
+void bindTimeline(py::module_& module) {
+  py::class_<Timeline, std::shared_ptr<Timeline>>(module, "MemoryTimeline")
+      .def("mark_activations", &Timeline::markActivations)
+      .def("count_events", &Timeline::countEvents)
+      .def("devices", &devicesOf)
+      .def("peak", [](const Timeline& timeline, const std::string& device, std::int64_t begin, std::int64_t end,
+                      bool reserved) { return asTuple(timeline.peak(c10::Device{device}, begin, end, reserved)); })
+      .def("after", [](const Timeline& timeline, const std::string& device,
+                       std::int64_t event) { return asTuple(timeline.pointAfter(c10::Device{device}, event)); })
+      .def("curve", &curveOf)
+      .def("alive", &aliveAfter)
+      .def("record", &recordOf)
+      .def("device", [](const Timeline& timeline, std::int32_t number) { return timeline.record(number).device.str(); })
+      .def("events", &eventsOf);
 }
 
 }  // namespace
@@ -365,21 +368,14 @@ void bindMemory(py::module_& module) {
   module.def("cuda_memory_segments", torch::wrap_pybind_function(memorySegments));
   module.def("cuda_memory_traces", torch::wrap_pybind_function(memoryTraces));
   bind(module, "simulate_allocations", simulateAllocations);
+  bindTimeline(module);
   bind(module, "open_memory_tracker", openTracker);
-  bind(module, "close_memory_tracker", closeTracker);
-  bind(module, "set_memory_scope", setMemoryScope);
-  bind(module, "memory_scope", memoryScope);
+  bind(module, "close_memory_tracker", closeTimeline);
+  bind(module, "enter_real_allocations", enterRealAllocations);
+  bind(module, "leave_real_allocations", leaveRealAllocations);
+  module.def("set_memory_scope", torch::wrap_pybind_function(setMemoryScope));
   bind(module, "mark_memory", markMemory);
   bind(module, "memory_number", memoryNumber);
-  bind(module, "mark_activations", markActivations);
-  bind(module, "count_memory_events", countMemoryEvents);
-  bind(module, "memory_devices", memoryDevices);
-  bind(module, "memory_peak", memoryPeak);
-  bind(module, "memory_after", memoryAfter);
-  bind(module, "memory_curve", memoryCurve);
-  bind(module, "memory_record", memoryRecord);
-  bind(module, "memory_alive", memoryAlive);
-  bind(module, "memory_events", memoryEvents);
 }
 
 }  // namespace torchext::python

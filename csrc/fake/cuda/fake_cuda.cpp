@@ -14,6 +14,7 @@
 
 #include "../../support/no_warnings.h"
 #include "../../torch_internals/virtual_table.h"
+#include "attention.h"
 
 namespace torchext {
 
@@ -235,6 +236,7 @@ void standInForCuda() {
   static const bool done = [] {
     hooks::replace();
     registerAllocation();
+    chooseAttentionOnFakeCuda();
     return true;
   }();
   static_cast<void>(done);

@@ -35,6 +35,8 @@ std::atomic<MemoryCounter*> memory_counter{nullptr};
 
 thread_local bool has_uncounted = false;
 
+thread_local int own_computations = 0;
+
 // What has been counted of a storage: NOTE [Memory is counted where storages are born and die].
 class CountedMemory {
  public:
@@ -63,7 +65,7 @@ class CountedMemory {
 
   void count(std::size_t nbytes, c10::Device device) {
     is_expected_ = false;
-    void* allocation = nbytes == 0 ? nullptr : memoryCounter()->allocate(nbytes, device);
+    void* allocation = nbytes == 0 ? nullptr : memoryCounter()->allocate(nbytes, device, label_);
     release();
     allocation_ = allocation;
     is_counted_ = true;
@@ -78,6 +80,10 @@ class CountedMemory {
     return is_counted_;
   }
 
+  void setLabel(std::uint8_t label) noexcept {
+    label_ = label;
+  }
+
  private:
   void release() noexcept {
     if (void* allocation = std::exchange(allocation_, nullptr)) {
@@ -88,6 +94,7 @@ class CountedMemory {
   void* allocation_ = nullptr;
   bool is_expected_ = false;
   bool is_counted_ = false;
+  std::uint8_t label_ = 0;
 };
 
 struct FakeStorageContext {
@@ -158,6 +165,18 @@ bool isFakeStorage(const Storage& storage) noexcept {
   return contextOf(storage) != nullptr;
 }
 
+OwnComputation::OwnComputation() noexcept {
+  ++own_computations;
+}
+
+OwnComputation::~OwnComputation() {
+  --own_computations;
+}
+
+bool isOwnComputation() noexcept {
+  return own_computations > 0;
+}
+
 void setMemoryCounter(MemoryCounter& counter) noexcept {
   memory_counter = &counter;
 }
@@ -198,6 +217,12 @@ void resizeFakeStorage(const Storage& storage, std::size_t nbytes) {
     context->memory.count(nbytes, impl.device());
   }
   impl.set_nbytes(nbytes);
+}
+
+void labelStorage(const Storage& storage, std::uint8_t label) noexcept {
+  if (FakeStorageContext* context = contextOf(storage)) {
+    context->memory.setLabel(label);
+  }
 }
 
 void* allocationOf(const Storage& storage) noexcept {

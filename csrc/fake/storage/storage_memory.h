@@ -12,6 +12,7 @@
 // that `deferred_init` records: they have no memory until they are materialized.
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -48,8 +49,9 @@ class MemoryCounter {
   // Returns true if storages that are made on `device` now are to be counted.
   virtual bool counts(c10::Device device) const noexcept = 0;
 
-  // Allocates `nbytes`, which is not 0. Returns what `free()` takes. Throws c10::OutOfMemoryError.
-  virtual void* allocate(std::size_t nbytes, c10::Device device) = 0;
+  // Allocates `nbytes`, which is not 0, for a storage with the label that it was last given, 0 if it has none. Returns
+  // what `free()` takes. Throws c10::OutOfMemoryError.
+  virtual void* allocate(std::size_t nbytes, c10::Device device, std::uint8_t label) = 0;
   virtual void free(void* allocation) noexcept = 0;
 
   // Returns what the kernel for a call with these results allocates besides them, or null if that is nothing.
@@ -64,6 +66,20 @@ class MemoryCounter {
                          c10::ArrayRef<c10::IValue> arguments,
                          c10::ArrayRef<c10::IValue> results) = 0;
 };
+
+// While at least one lives on a thread, what real kernels allocate there is not the program's: they run for the
+// metadata of fakes, or for known values. Nests.
+class OwnComputation {
+ public:
+  OwnComputation() noexcept;
+  OwnComputation(const OwnComputation&) = delete;
+  OwnComputation& operator=(const OwnComputation&) = delete;
+  OwnComputation(OwnComputation&&) = delete;
+  OwnComputation& operator=(OwnComputation&&) = delete;
+  ~OwnComputation();
+};
+
+bool isOwnComputation() noexcept;
 
 // To be called once, before there are fakes.
 void setMemoryCounter(MemoryCounter& counter) noexcept;
@@ -86,6 +102,9 @@ TORCHEXT_API void countExistingStorage(const c10::Storage& storage);
 // Gives `storage`, which is fake, another size: what was counted of it is freed after the new size has been allocated,
 // as `resize_bytes_cuda()` does.
 void resizeFakeStorage(const c10::Storage& storage, std::size_t nbytes);
+
+// Labels `storage` for the counter. The label stays while the storage is resized.
+TORCHEXT_API void labelStorage(const c10::Storage& storage, std::uint8_t label) noexcept;
 
 // Returns what the counter has allocated for `storage`, or null.
 TORCHEXT_API void* allocationOf(const c10::Storage& storage) noexcept;

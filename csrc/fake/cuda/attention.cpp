@@ -1,0 +1,311 @@
+#include "attention.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <optional>
+
+#include <ATen/Context.h>
+#include <ATen/native/transformers/attention.h>
+#include <ATen/native/transformers/sdp_utils_cpp.h>
+#include <c10/util/env.h>
+
+#include "../../torch_internals/torch_compat.h"
+#include "fake_cuda.h"
+
+namespace torchext {
+
+using at::SDPBackend;
+using at::Tensor;
+using sdp::sdp_params;
+
+namespace {
+
+// The version of cuDNN in the official builds for CUDA 13, as `versionRuntimeCuDNN()` counts, and whether they can use
+// its attention for heads of 256.
+#if TORCHEXT_TORCH_AT_LEAST(2, 15)
+constexpr int kCudnn = 92600;
+constexpr bool kHasHeadsOf256 = true;
+#else
+constexpr int kCudnn = 91900;
+constexpr bool kHasHeadsOf256 = false;
+#endif
+
+constexpr bool kIgnoresStrideOfOne = true;
+
+// Grouped heads are supported by all fused kernels since 2.15, before by all but the memory-efficient one; keys and
+// values may have a single head since 2.15.
+#if TORCHEXT_TORCH_AT_LEAST(2, 15)
+bool haveHeadsForCudnn(const sdp_params& params) {
+  return sdp::check_batch_size_and_num_heads_dense<true, false, true>(params, false);
+}
+bool haveHeadsForFlash(const sdp_params& params, bool warns) {
+  return sdp::check_batch_size_and_num_heads_dense<true, true, true>(params, warns);
+}
+bool haveHeadsForEfficient(const sdp_params& params, bool warns) {
+  return sdp::check_batch_size_and_num_heads_dense<true, true, true>(params, warns);
+}
+sdp_params withBatch(sdp_params params) {
+  return sdp::normalize_unbatched_input(std::move(params));
+}
+#else
+bool haveHeadsForCudnn(const sdp_params& params) {
+  return sdp::check_batch_size_and_num_heads_dense<true, false>(params, false);
+}
+bool haveHeadsForFlash(const sdp_params& params, bool warns) {
+  return sdp::check_batch_size_and_num_heads_dense<true>(params, warns);
+}
+bool haveHeadsForEfficient(const sdp_params& params, bool warns) {
+  return sdp::check_batch_size_and_num_heads_dense<false>(params, warns);
+}
+sdp_params withBatch(sdp_params params) {
+  return params;
+}
+#endif
+
+bool isHalf(const sdp_params& params) {
+  return params.query.scalar_type() == at::kHalf || params.query.scalar_type() == at::kBFloat16;
+}
+
+std::int64_t headOf(const Tensor& tensor) {
+  return tensor.size(-1);
+}
+
+// `check_sm_version()`: capabilities from the first to the last, both included.
+bool isWithin(const GpuDescription& gpu, int first_major, int first_minor, int last_major, int last_minor) {
+  const bool is_before = !gpu.isAtLeast(first_major, first_minor);
+  const bool is_after = gpu.major > last_major || (gpu.major == last_major && gpu.minor > last_minor);
+  return !is_before && !is_after;
+}
+
+template <typename... Arguments>
+bool fails(bool warns, const Arguments&... reason) {
+  if (warns) {
+    TORCH_WARN(reason...);
+  }
+  return false;
+}
+
+bool hasLowPrecision(const sdp_params& params, const GpuDescription& gpu, bool warns) {
+  static constexpr std::array kSince80{at::kHalf, at::kBFloat16};
+  static constexpr std::array kBefore{at::kHalf};
+  return gpu.major >= 8 ? sdp::check_tensor_dtype(params, kSince80, warns)
+                        : sdp::check_tensor_dtype(params, kBefore, warns);
+}
+
+// What the kernels of cutlass need the size of a head to be a multiple of (`minimum_gemm_alignment()`), in elements.
+std::int64_t alignmentOf(const sdp_params& params, const GpuDescription& gpu) {
+  const bool uses_tensor_cores = gpu.major >= 8 || (gpu.major >= 7 && isHalf(params));
+  const std::int64_t minimum = gpu.major >= 8 ? 4 : 1;
+  return uses_tensor_cores ? std::max<std::int64_t>(minimum, isHalf(params) ? 8 : 4) : minimum;
+}
+
+bool hasHeadForFlash(const sdp_params& params, bool warns) {
+  const std::int64_t head = headOf(params.query);
+  if (head == headOf(params.key) && head == headOf(params.value) && head <= 256) {
+    return true;
+  }
+  return fails(warns,
+               "Flash attention requires q,k,v to have the same last dimension and to be less than or equal to "
+               "256. Got Query.size(-1): ",
+               head, ", Key.size(-1): ", headOf(params.key), ", Value.size(-1): ", headOf(params.value), " instead.");
+}
+
+bool isGpuForFlash(const GpuDescription& gpu, bool warns) {
+  return isWithin(gpu, 8, 0, 12, 1) ||
+         fails(warns,
+               "Flash attention only supports gpu architectures in the range [sm80, sm121]. Attempting to run on "
+               "a sm ",
+               gpu.major, ".", gpu.minor, " gpu.");
+}
+
+// Its backward pass needs more shared memory than these devices have.
+bool hasHeadForBackwardOfFlash(const sdp_params& params, const GpuDescription& gpu, bool warns) {
+  const bool is_small = isWithin(gpu, 8, 6, 8, 9) || isWithin(gpu, 12, 0, 12, 1);
+  const std::int64_t head = headOf(params.query);
+  if (!sdp::input_requires_grad(params) || !is_small || head <= 192 || (params.dropout <= 0 && head > 224)) {
+    return true;
+  }
+  return fails(warns,
+               "Flash attention currently doesn't support training with head_dim in (192, 224] or (head_dim in "
+               "(224, 256] and dropout > 0.0) on this architecture. Attempting to run with dropout set to: ",
+               params.dropout, " and head_dim: ", head, " on a sm ", gpu.major, ".", gpu.minor, " gpu.");
+}
+
+bool isSquareIfCausal(const sdp_params& params, bool warns) {
+  const std::int64_t queries = params.query.size(-2);
+  const std::int64_t keys = params.key.size(-2);
+  return !params.is_causal || queries == keys ||
+         fails(warns,
+               "Flash attention does not support the is_causal flag when seqlen_q != seqlen_k. Got seqlen_q: ", queries,
+               " seqlen_k: ", keys,
+               ". If you would like to use causal attention with non-square masks, please see CausalAttnMask.");
+}
+
+bool canUseFlash(const sdp_params& params, const GpuDescription& gpu, bool warns) {
+  return sdp::check_runtime_disabled_flash(params, warns) && sdp::check_tensor_shapes(params, warns) &&
+         sdp::check_for_attn_mask(params, warns) && hasHeadForFlash(params, warns) && isGpuForFlash(gpu, warns) &&
+         hasHeadForBackwardOfFlash(params, gpu, warns) && isSquareIfCausal(params, warns) &&
+         hasLowPrecision(params, gpu, warns) && haveHeadsForFlash(params, warns) &&
+         sdp::check_nonzero_sequence_lengths_dense(params, warns) &&
+         sdp::check_last_dim_stride_equals_1_dense<kIgnoresStrideOfOne>(params, warns);
+}
+
+bool hasHeadForEfficient(const sdp_params& params, const GpuDescription& gpu, bool warns) {
+  const std::int64_t alignment = alignmentOf(params, gpu);
+  const std::int64_t query = headOf(params.query);
+  const std::int64_t value = headOf(params.value);
+  return (query == headOf(params.key) && query > 0 && value > 0 && query % alignment == 0 && value % alignment == 0) ||
+         fails(warns, "Mem efficient attention requires last dimension of inputs to be divisible by ", alignment,
+               ". Got Query.size(-1): ", query, ", Key.size(-1): ", headOf(params.key), ", Value.size(-1): ", value,
+               " instead.");
+}
+
+// Blocks of the caching allocator are aligned, so the offset tells the alignment of a tensor.
+bool isAlignedForEfficient(const sdp_params& params, const GpuDescription& gpu, bool warns) {
+#if TORCHEXT_TORCH_AT_LEAST(2, 15)
+  const auto alignment = alignmentOf(params, gpu) * static_cast<std::int64_t>(params.query.element_size());
+  const auto is_aligned = [alignment](const Tensor& tensor) {
+    return tensor.numel() == 0 ||
+           tensor.storage_offset() * static_cast<std::int64_t>(tensor.element_size()) % alignment == 0;
+  };
+  return gpu.major < 8 || (is_aligned(params.query) && is_aligned(params.key) && is_aligned(params.value)) ||
+         fails(warns,
+               "Mem efficient attention on sm80 or newer requires q, k, and v storage offsets * element_size to "
+               "be aligned to ",
+               alignment, " bytes.");
+#else
+  static_cast<void>(params);
+  static_cast<void>(gpu);
+  static_cast<void>(warns);
+  return true;
+#endif
+}
+
+bool hasPrecisionForEfficient(const sdp_params& params, const GpuDescription& gpu, bool warns) {
+  static constexpr std::array kSince80{at::kHalf, at::kFloat, at::kBFloat16};
+  static constexpr std::array kBefore{at::kHalf, at::kFloat};
+  return gpu.major >= 8 ? sdp::check_tensor_dtype(params, kSince80, warns)
+                        : sdp::check_tensor_dtype(params, kBefore, warns);
+}
+
+bool canUseEfficient(const sdp_params& params, const GpuDescription& gpu, bool warns) {
+  return sdp::check_runtime_disabled_mem_efficient(params, warns) && isWithin(gpu, 5, 0, 12, 1) &&
+         sdp::check_tensor_shapes(params, warns) && hasHeadForEfficient(params, gpu, warns) &&
+         isAlignedForEfficient(params, gpu, warns) && sdp::check_nonzero_sequence_lengths_dense(params, warns) &&
+         sdp::check_last_dim_stride_equals_1_dense<!kIgnoresStrideOfOne>(params, warns) &&
+         haveHeadsForEfficient(params, warns) && hasPrecisionForEfficient(params, gpu, warns);
+}
+
+// The Hopper and Blackwell of data centers.
+bool isForLargeHeads(const GpuDescription& gpu) {
+  const bool is_unsupported = gpu.major == 10 && gpu.minor == 7 && kCudnn <= 92500;
+  return ((gpu.major == 9 && gpu.minor == 0) || gpu.major == 10) && !is_unsupported;
+}
+
+// `check_cudnn_tensor_shapes()` and `check_cudnn_d256_bprop_head_dim()`
+bool hasShapesForCudnn(const sdp_params& params, const GpuDescription& gpu) {
+  constexpr std::int64_t kLargest = 65535;
+  const std::int64_t query = headOf(params.query);
+  const std::int64_t value = headOf(params.value);
+  const bool takes_256 = kHasHeadsOf256 && isForLargeHeads(gpu);
+  const bool is_192_and_128 = query == 192 && value == 128;
+  const std::int64_t limit = takes_256 ? 256 : isForLargeHeads(gpu) && is_192_and_128 ? 192 : 128;
+  const bool has_heads = query <= limit && value <= limit && query % 8 == 0 && value % 8 == 0;
+  const bool has_lengths = params.key.size(2) != 1 && (params.dropout == 0 || params.query.size(2) != 1);
+  const bool has_backward = !takes_256 || !sdp::input_requires_grad(params) || (query <= 128 && value <= 128) ||
+                            is_192_and_128 || (query == 256 && value == 256);
+  return params.query.size(0) <= kLargest && params.query.size(1) <= kLargest && has_heads && has_lengths &&
+         has_backward;
+}
+
+bool canUseCudnn(const sdp_params& params, const GpuDescription& gpu, bool warns) {
+  const at::Context& context = at::globalContext();
+  if (!context.userEnabledCuDNNSDP()) {
+    return fails(warns, "cuDNN attention has been runtime disabled.");
+  }
+  if (context.deterministicAlgorithms() && !context.deterministicAlgorithmsWarnOnly()) {
+    return fails(warns, "cuDNN SDPA is not deterministic.");
+  }
+  // Probabilities of dropout are multiples of 1/16 there.
+  const bool has_dropout = params.dropout * 16 == std::floor(params.dropout * 16);
+  return sdp::check_tensor_shapes(params, warns) && hasLowPrecision(params, gpu, warns) &&
+         sdp::check_attn_mask_shape(params, warns) && isWithin(gpu, 8, 0, 12, 1) && has_dropout &&
+         sdp::check_nonzero_sequence_lengths_dense(params, warns) &&
+         sdp::check_last_dim_stride_equals_1_dense<kIgnoresStrideOfOne>(params, warns) && haveHeadsForCudnn(params) &&
+         hasShapesForCudnn(params, gpu);
+}
+
+// `check_prefer_cudnn_attention()`
+bool prefersCudnn(const GpuDescription& gpu) {
+  static const bool is_wanted = c10::utils::check_env("TORCH_CUDNN_SDPA_DEPRIORITIZED") != true;
+  return is_wanted && kCudnn > 91500 && (gpu.major == 9 || gpu.major == 10);
+}
+
+// PyTorch puts cuDNN first when attention is called for the first time. Here that holds for the devices that prefer it
+// only, and as long as the user has not set an order.
+std::array<SDPBackend, at::num_sdp_backends> orderFor(const GpuDescription& gpu) {
+  auto order = at::globalContext().sDPPriorityOrder();
+  constexpr std::array kDefault{SDPBackend::flash_attention, SDPBackend::efficient_attention, SDPBackend::math,
+                                SDPBackend::cudnn_attention};
+  if (prefersCudnn(gpu) && std::equal(kDefault.begin(), kDefault.end(), order.begin())) {
+    std::rotate(order.begin(), std::find(order.begin(), order.end(), SDPBackend::cudnn_attention),
+                std::next(std::find(order.begin(), order.end(), SDPBackend::cudnn_attention)));
+  }
+  return order;
+}
+
+bool canUse(SDPBackend backend, const sdp_params& params, const GpuDescription& gpu) {
+  switch (backend) {
+    case SDPBackend::cudnn_attention:
+      return canUseCudnn(params, gpu, /*warns=*/false);
+    case SDPBackend::flash_attention:
+      return canUseFlash(params, gpu, /*warns=*/false);
+    case SDPBackend::efficient_attention:
+      return canUseEfficient(params, gpu, /*warns=*/false);
+    case SDPBackend::math:
+      return at::globalContext().userEnabledMathSDP();
+    default:
+      return false;
+  }
+}
+
+[[noreturn]] void refuse(const sdp_params& params, const GpuDescription& gpu) {
+  TORCH_WARN("Memory efficient kernel not used because:");
+  canUseEfficient(params, gpu, /*warns=*/true);
+  TORCH_WARN("Flash attention kernel not used because:");
+  canUseFlash(params, gpu, /*warns=*/true);
+  TORCH_WARN("cuDNN attention kernel not used because:");
+  canUseCudnn(params, gpu, /*warns=*/true);
+  TORCH_CHECK(false, "No available kernel. Aborting execution.");
+}
+
+std::int64_t chooseAttention(const Tensor& query,
+                             const Tensor& key,
+                             const Tensor& value,
+                             const std::optional<Tensor>& mask,
+                             double dropout,
+                             bool is_causal,
+                             std::optional<double> /*scale*/,
+                             bool enable_gqa) {
+  const GpuDescription& gpu = fakeGpu();
+  if (query.is_nested() || key.is_nested() || value.is_nested()) {
+    return static_cast<std::int64_t>(SDPBackend::math);  // there are no nested fakes
+  }
+  const sdp_params params = withBatch({query, key, value, mask, dropout, is_causal, enable_gqa});
+  for (const SDPBackend backend : orderFor(gpu)) {
+    if (canUse(backend, params, gpu)) {
+      return static_cast<std::int64_t>(backend);
+    }
+  }
+  refuse(params, gpu);
+}
+
+}  // namespace
+
+void chooseAttentionOnFakeCuda() {
+  at::native::_fused_sdp_choice_stub.set_cuda_dispatch_ptr(&chooseAttention);
+}
+
+}  // namespace torchext

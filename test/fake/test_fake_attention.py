@@ -1,0 +1,159 @@
+"""The backend of attention on fake CUDA devices, by device, dtype, shape and settings."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from torchext.fake import FakeGPU, fake_mode
+from torchext.tools.torch_release import TORCH_RELEASE
+
+CUDNN, FLASH, EFFICIENT = "Cudnn", "Flash", "Efficient"
+MATH = None
+
+HALF, SINGLE, DOUBLE = torch.bfloat16, torch.float32, torch.float64
+
+
+def backend(
+    gpu: str | FakeGPU,
+    dtype: torch.dtype,
+    *,
+    head: int = 64,
+    heads: tuple[int, int] = (4, 4),
+    length: int = 128,
+    keys: int | None = None,
+    mask: torch.Size | None = None,
+    dropout: float = 0.0,
+    is_causal: bool = False,
+    enable_gqa: bool = False,
+) -> str | None:
+    """The backend that attention with gradients takes, by the name of its node in the graph."""
+    with fake_mode(fake_cuda=gpu if isinstance(gpu, FakeGPU) else FakeGPU(gpu)):
+        query = torch.empty(2, heads[0], length, head, dtype=dtype, device="cuda", requires_grad=True)
+        key, value = (
+            torch.empty(2, heads[1], keys or length, head, dtype=dtype, device="cuda", requires_grad=True)
+            for _ in range(2)
+        )
+        attn_mask = None if mask is None else torch.ones(mask, dtype=torch.bool, device="cuda")
+        output = scaled_dot_product_attention(query, key, value, attn_mask, dropout, is_causal, enable_gqa=enable_gqa)
+        output.sum().backward()
+        assert query.grad is not None
+        assert query.grad.shape == query.shape
+        node = output.grad_fn
+        while node is not None:
+            name = type(node).__name__
+            if name.startswith("ScaledDotProduct"):
+                return name.removeprefix("ScaledDotProduct").removesuffix("AttentionBackward0")
+            node = node.next_functions[0][0] if node.next_functions else None
+        return MATH
+
+
+# As PyTorch 2.15 chooses on such devices (`torch._fused_sdp_choice()` with the null driver of `make oracle`).
+@pytest.mark.parametrize(
+    ("gpu", "dtype", "expected"),
+    [
+        ("H100", HALF, CUDNN),
+        ("H100", torch.float16, CUDNN),
+        ("H100", SINGLE, EFFICIENT),
+        ("H100", DOUBLE, MATH),
+        ("B200", HALF, CUDNN),
+        ("A100-80GB", HALF, FLASH),
+        ("A100-80GB", SINGLE, EFFICIENT),
+        ("L4", HALF, FLASH),
+        ("RTX-4090", torch.float16, FLASH),
+        (FakeGPU("T4", memory=2**34, capability=(7, 5)), torch.float16, EFFICIENT),
+        (FakeGPU("T4", memory=2**34, capability=(7, 5)), HALF, MATH),
+    ],
+    ids=lambda value: getattr(value, "name", str(value)).removeprefix("torch."),
+)
+def test_is_chosen_by_device_and_dtype(gpu: str | FakeGPU, dtype: torch.dtype, expected: str | None) -> None:
+    assert backend(gpu, dtype) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"head": 4}, FLASH),  # padded to 8
+        ({"head": 65}, FLASH),
+        ({"head": 264}, EFFICIENT),
+        ({"head": 300}, MATH),
+        ({"dropout": 0.1}, FLASH),
+        ({"is_causal": True}, FLASH),
+        ({"is_causal": True, "keys": 64}, EFFICIENT),
+        ({"mask": torch.Size([128, 128])}, EFFICIENT),
+        ({"mask": torch.Size([2, 1, 128, 128])}, EFFICIENT),
+        ({"heads": (8, 2), "enable_gqa": True}, FLASH),
+        ({"length": 1}, FLASH),
+    ],
+    ids=lambda value: str(value),
+)
+def test_is_chosen_by_arguments(arguments: dict[str, object], expected: str | None) -> None:
+    assert backend("A100-80GB", HALF, **arguments) == expected  # type: ignore[arg-type]
+
+
+def test_cannot_train_large_heads_with_flash_on_small_devices() -> None:
+    assert backend("L4", HALF, head=200) == EFFICIENT
+    assert backend("A100-80GB", HALF, head=200) == FLASH
+
+
+class TestSettings:
+    def test_of_the_user_are_followed(self) -> None:
+        with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION]):
+            assert backend("H100", HALF) == EFFICIENT
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION]):
+            assert backend("H100", HALF) == FLASH
+        with sdpa_kernel([SDPBackend.MATH]):
+            assert backend("H100", HALF) == MATH
+
+    def test_may_set_the_order(self) -> None:
+        order = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.FLASH_ATTENTION]
+        with sdpa_kernel(order, set_priority=True):
+            assert backend("A100-80GB", HALF) == EFFICIENT
+
+    def test_without_cudnn_leave_flash(self) -> None:
+        before = torch.backends.cuda.cudnn_sdp_enabled()
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        try:
+            assert backend("H100", HALF) == FLASH
+        finally:
+            torch.backends.cuda.enable_cudnn_sdp(before)
+
+    def test_that_allow_no_backend_are_refused_with_the_reasons(self) -> None:
+        with warnings.catch_warnings(record=True) as reasons, sdpa_kernel([SDPBackend.FLASH_ATTENTION]):
+            warnings.simplefilter("always")
+            with pytest.raises(RuntimeError, match="No available kernel. Aborting execution."):
+                backend("H100", SINGLE)
+        assert any("Flash attention kernel not used because" in str(reason.message) for reason in reasons)
+
+
+class TestResults:
+    def test_have_the_layout_of_their_kernels(self) -> None:
+        with fake_mode(fake_cuda=FakeGPU("A100")), torch.no_grad():
+            half = torch.empty(2, 4, 128, 64, dtype=HALF, device="cuda")
+            assert scaled_dot_product_attention(half, half, half).stride() == (32768, 8192, 64, 1)
+            single = half.float()
+            assert scaled_dot_product_attention(single, single, single).stride() == (32768, 64, 256, 1)
+            heads_last = torch.empty(2, 128, 4, 64, dtype=HALF, device="cuda").transpose(1, 2)
+            assert scaled_dot_product_attention(heads_last, heads_last, heads_last).stride() == (32768, 64, 256, 1)
+
+    def test_do_not_keep_the_scores(self) -> None:
+        with fake_mode(fake_cuda=FakeGPU("A100")):
+            query = torch.empty(1, 1, 8192, 64, dtype=HALF, device="cuda", requires_grad=True)
+            scaled_dot_product_attention(query, query, query).sum().backward()
+            assert torch.cuda.max_memory_allocated() < 8192 * 8192
+
+    def test_on_the_cpu_are_those_of_the_cpu(self) -> None:
+        with fake_mode(fake_cuda=FakeGPU("A100")):
+            query = torch.empty(2, 4, 128, 64, requires_grad=True)
+            output = scaled_dot_product_attention(query, query, query)
+        assert "ForCpu" in type(output.grad_fn).__name__
+
+
+@pytest.mark.skipif(TORCH_RELEASE < (2, 15), reason="cuDNN takes heads of 256 since 2.15")
+def test_takes_cudnn_for_large_heads_on_large_devices() -> None:
+    assert backend("H100", HALF, head=256) == CUDNN
+    assert backend("H100", HALF, head=200) == FLASH  # there is no backward pass for others than 256

@@ -1,0 +1,126 @@
+"""Fake CUDA devices that are described."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from torchext.fake import FakeGPU, fake_mode
+
+GIB = 2**30
+
+
+class TestDescriptions:
+    @pytest.mark.parametrize("name", ["H100-80GB", "h100", "H100-80", "NVIDIA H100 80GB HBM3", "H100_80gb"])
+    def test_models_have_several_spellings(self, name: str) -> None:
+        assert FakeGPU(name) == FakeGPU("H100-80GB")
+
+    def test_of_one_model_the_memory_tells_which(self) -> None:
+        assert FakeGPU("A100-40GB").memory < FakeGPU("A100-80GB").memory
+
+    def test_of_other_devices_give_their_memory(self) -> None:
+        gpu = FakeGPU("mine", memory=GIB, capability=(7, 5), multiprocessors=40)
+        assert (gpu.memory, gpu.capability, gpu.multiprocessors) == (GIB, (7, 5), 40)
+
+    def test_of_unknown_models_are_refused(self) -> None:
+        with pytest.raises(ValueError, match="'X9' is unknown. Known are .*; for another one give its `memory`"):
+            FakeGPU("X9")
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ({"count": 65}, "`count` was expected to be from 1 to 64, but is 65"),
+            ({"memory": -1}, "`memory` was expected to be a number that is not negative, but is -1"),
+            ({"context": 10**12}, "leaves nothing of the memory"),
+        ],
+        ids=["count", "memory", "context"],
+    )
+    def test_with_impossible_numbers_are_refused(self, arguments: dict[str, int], message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            FakeGPU("H100", **arguments)  # type: ignore[arg-type]
+
+
+class TestDevices:
+    def test_are_what_torch_cuda_describes(self) -> None:
+        with fake_mode(fake_cuda=FakeGPU("L4", count=3)):
+            properties = torch.cuda.get_device_properties(2)
+            assert torch.cuda.device_count() == 3
+            assert torch.cuda.get_device_name() == "NVIDIA L4"
+            assert torch.cuda.get_device_capability() == (8, 9)
+            assert properties.total_memory == FakeGPU("L4").memory
+
+    def test_have_the_memory_that_is_left_by_the_context(self) -> None:
+        with fake_mode(fake_cuda=FakeGPU("mine", memory=GIB, context=GIB // 4)):
+            assert torch.cuda.mem_get_info() == (3 * GIB // 4, GIB)
+
+    def test_of_an_inner_block_are_its_own(self) -> None:
+        with fake_mode(fake_cuda=FakeGPU("L4")):
+            with fake_mode(fake_cuda=FakeGPU("A100-40GB")):
+                assert torch.cuda.get_device_capability() == (8, 0)
+            assert torch.cuda.get_device_capability() == (8, 9)
+
+    def test_stay_as_they_were_for_a_backward_pass_after_the_block(self) -> None:
+        with fake_mode(fake_cuda=FakeGPU("mine", memory=GIB)):
+            x = torch.ones(GIB // 16, device="cuda", requires_grad=True)
+            y = (x * 2).sum()
+        z = y * torch.ones((), device="cuda") if torch.cuda.is_available() else y
+        z.backward()
+        assert x.grad is not None
+        assert x.grad.device.type == "cuda"
+
+
+class TestMemory:
+    def test_is_counted_as_pytorch_rounds_it(self) -> None:
+        with fake_mode(fake_cuda=True):
+            small = torch.empty(100, device="cuda")
+            large = torch.empty(3 * 2**20, device="cuda")
+            assert torch.cuda.memory_allocated() == 512 + 12 * 2**20
+            assert torch.cuda.memory_reserved() == 2 * 2**20 + 12 * 2**20
+            del large
+            torch.cuda.empty_cache()
+            assert torch.cuda.memory_reserved() == 2 * 2**20
+            assert torch.cuda.max_memory_allocated() == 512 + 12 * 2**20
+            torch.cuda.reset_peak_memory_stats()
+            assert torch.cuda.max_memory_allocated() == 512
+            del small
+
+    def test_runs_out_with_the_words_of_pytorch(self) -> None:
+        with fake_mode(fake_cuda=FakeGPU("mine", memory=2 * GIB)):
+            kept = torch.empty(GIB // 2, dtype=torch.uint8, device="cuda")
+            with pytest.raises(
+                torch.cuda.OutOfMemoryError,
+                match=r"CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 2.00 GiB of "
+                r"which 1.50 GiB is free. Of the allocated memory 512.00 MiB is allocated by PyTorch",
+            ):
+                torch.empty(2 * GIB, dtype=torch.uint8, device="cuda")
+            assert torch.cuda.memory_allocated() == GIB // 2
+            assert torch.cuda.memory_stats()["num_ooms"] == 1
+            del kept
+
+    def test_is_that_of_a_new_process_in_a_new_block(self) -> None:
+        with fake_mode(fake_cuda=True):
+            torch.empty(2**20, device="cuda")
+        with fake_mode(fake_cuda=True):
+            assert torch.cuda.max_memory_allocated() == 0
+            assert torch.cuda.memory_reserved() == 0
+
+    def test_of_what_is_left_from_another_block_counts(self) -> None:
+        with fake_mode(fake_cuda=True):
+            left = torch.empty(2**20, device="cuda")
+        with fake_mode(fake_cuda=True):
+            assert torch.cuda.memory_allocated() == 4 * 2**20
+        del left
+
+    def test_can_be_limited(self) -> None:
+        with fake_mode(fake_cuda=FakeGPU("mine", memory=GIB)):
+            torch.cuda.set_per_process_memory_fraction(0.25)
+            with pytest.raises(torch.OutOfMemoryError, match="256.00 MiB allowed"):
+                torch.empty(GIB // 2, dtype=torch.uint8, device="cuda")
+
+    def test_has_a_history(self) -> None:
+        with fake_mode(fake_cuda=True):
+            torch.cuda.memory._record_memory_history()
+            torch.empty(100, device="cuda")
+            actions = [entry["action"] for entry in torch.cuda.memory._snapshot()["device_traces"][0]]
+            torch.cuda.memory._record_memory_history(enabled=None)
+        assert actions == ["segment_alloc", "alloc", "free_requested", "free_completed"]

@@ -1,0 +1,286 @@
+"""What `torchext.memory` says of programs."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import pickle
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules import module as modules
+from torch.utils.checkpoint import checkpoint
+
+from torchext.fake import FakeGPU, fake_mode
+from torchext.memory import Category, Phase, TrackedMemory, fits, max_batch, track_memory
+
+MIB = 2**20
+
+
+def trainer(device: str = "cuda", batch: int = 1024, width: int = 512) -> Callable[[], None]:
+    model = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width)).to(device)
+    optimizer = torch.optim.AdamW(model.parameters())
+    x = torch.randn(batch, width, device=device)
+
+    def step() -> None:
+        model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+class TestPeak:
+    def test_is_what_torch_cuda_says(self) -> None:
+        with fake_mode(fake_cuda=True), track_memory() as memory:
+            step = trainer()
+            step()
+            assert memory.peak().allocated == torch.cuda.max_memory_allocated()
+            assert memory.peak(of_reserved=True).reserved == torch.cuda.max_memory_reserved()
+            assert memory.now().allocated == torch.cuda.memory_allocated()
+
+    def test_counts_what_was_there_before(self) -> None:
+        with fake_mode(fake_cuda=True):
+            before = torch.empty(MIB, dtype=torch.uint8, device="cuda")
+            with track_memory() as memory:
+                torch.empty(2 * MIB, dtype=torch.uint8, device="cuda")
+            assert memory.peak().allocated == 3 * MIB
+            del before
+
+    def test_of_a_part_of_the_program_does_not_know_earlier_peaks(self) -> None:
+        with fake_mode(fake_cuda=True), track_memory() as whole:
+            torch.empty(8 * MIB, dtype=torch.uint8, device="cuda")
+            with track_memory() as part:
+                torch.empty(2 * MIB, dtype=torch.uint8, device="cuda")
+        assert (whole.peak().allocated, part.peak().allocated) == (8 * MIB, 2 * MIB)
+
+    def test_of_each_device_is_its_own(self) -> None:
+        with fake_mode(fake_cuda=2), track_memory() as memory:
+            tensors = [torch.empty((i + 1) * MIB, dtype=torch.uint8, device=f"cuda:{i}") for i in range(2)]
+        assert [memory.peak(tensor.device).allocated for tensor in tensors] == [MIB, 2 * MIB]
+        assert memory.devices == [torch.device("cuda:0"), torch.device("cuda:1")]
+
+    def test_is_not_known_of_other_devices(self) -> None:
+        with fake_mode(fake_cuda=True), track_memory() as memory:
+            torch.empty(1, device="cuda")
+        with pytest.raises(ValueError, match="allocated on 'cuda:3', only on cuda:0"):
+            memory.peak("cuda:3")
+
+    def test_is_not_known_where_nothing_was_allocated(self) -> None:
+        with track_memory() as memory:
+            pass
+        with pytest.raises(ValueError, match="Nothing has been allocated"):
+            memory.peak()
+
+    def test_of_fakes_on_the_cpu_is_that_of_real_tensors(self) -> None:
+        peaks = []
+        for is_fake in (False, True):
+            step = None
+            gc.collect()
+            if is_fake:
+                with fake_mode(), track_memory() as memory:
+                    step = trainer("cpu")
+                    step()
+            else:
+                with track_memory() as memory:
+                    step = trainer("cpu")
+                    step()
+            peaks.append(memory.peak("cpu").allocated)
+        real, fake = peaks
+        assert abs(real - fake) < 0.01 * real  # kernels of the CPU have small buffers
+
+
+class TestCategories:
+    def test_add_up_to_what_is_allocated(self) -> None:
+        with fake_mode(fake_cuda=True), track_memory() as memory:
+            step = trainer()
+            step()
+            step()
+        for state in memory.timeline():
+            assert sum(state.by_category.values()) == state.allocated
+
+    def test_parameters_gradients_and_states_are_known(self) -> None:
+        with fake_mode(fake_cuda=True), track_memory() as memory:
+            model = nn.Linear(512, 512, bias=False, device="cuda")
+            optimizer = torch.optim.Adam(model.parameters())
+            model(torch.ones(8, 512, device="cuda")).sum().backward()
+            optimizer.step()
+            held = memory.now().by_category
+        assert held[Category.PARAMETER] == MIB
+        assert held[Category.GRADIENT] == MIB
+        assert held[Category.OPTIMIZER_STATE] == 2 * MIB
+
+    def test_activations_are_what_the_backward_pass_finds(self) -> None:
+        with fake_mode(fake_cuda=True), track_memory() as memory:
+            model = nn.Sequential(nn.Linear(512, 512), nn.Sigmoid(), nn.Dropout(0.0)).to("cuda")
+            y = model(torch.ones(512, 512, device="cuda"))
+            assert memory.now().by_category[Category.ACTIVATION] == 0
+            y.sum().backward()
+        activations = [a for a in memory.allocations() if a.category is Category.ACTIVATION]
+        assert {a.operator for a in activations} >= {"aten::sigmoid"}
+        assert all(a.phase is Phase.FORWARD for a in activations)
+
+    def test_checkpointing_has_fewer_activations(self) -> None:
+        def peak(is_checkpointed: bool) -> int:
+            with fake_mode(fake_cuda=True), track_memory() as memory:
+                blocks = nn.ModuleList(nn.Sequential(nn.Linear(256, 256), nn.GELU()) for _ in range(8)).to("cuda")
+                x = torch.ones(4096, 256, device="cuda", requires_grad=True)
+                for block in blocks:
+                    x = checkpoint(block, x, use_reentrant=False) if is_checkpointed else block(x)
+                x.sum().backward()
+            return max(state.by_category[Category.ACTIVATION] for state in memory.timeline())
+
+        assert peak(True) < 0.7 * peak(False)
+
+    def test_stay_with_a_storage_that_is_resized(self) -> None:
+        with fake_mode(fake_cuda=True), track_memory() as memory:
+            model = nn.Linear(512, 512, bias=False, device="cuda")
+            model(torch.ones(8, 512, device="cuda"))
+            storage = model.weight.untyped_storage()
+            storage.resize_(0)
+            assert memory.now().by_category[Category.PARAMETER] == 0
+            storage.resize_(MIB)
+            assert memory.now().by_category[Category.PARAMETER] == MIB
+
+
+class TestHolders:
+    def test_are_named(self) -> None:
+        with fake_mode(fake_cuda=True), track_memory() as memory:
+            step = trainer()
+            step()
+            step()
+        titles = {allocation.title for allocation in memory.allocations()}
+        assert titles >= {"Sequential.0.weight", "Sequential.2.weight.exp_avg", "Sequential.1 aten::relu"}
+
+    def test_of_a_backward_pass_are_the_modules_of_the_forward_pass(self) -> None:
+        with fake_mode(fake_cuda=True), track_memory() as memory:
+            model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).to("cuda")
+            model(torch.ones(8, 64, device="cuda")).sum().backward()
+            gradients = [a for a in memory.allocations(at=10**6) if a.phase is Phase.BACKWARD and a.module]
+        assert {a.module for a in gradients} == {"Sequential.0", "Sequential.1"}
+
+    def test_are_lines_of_the_program_where_they_are_tracked(self) -> None:
+        with fake_mode(fake_cuda=True), track_memory(lines=True) as memory:
+            tensor = torch.empty(MIB, device="cuda")
+        (line,) = memory.by_line()
+        assert "test_tracking.py" in line
+        del tensor
+
+    def test_are_no_lines_elsewhere(self) -> None:
+        with fake_mode(fake_cuda=True), track_memory() as memory:
+            tensor = torch.empty(MIB, device="cuda")
+        with pytest.raises(ValueError, match=r"track_memory\(lines=True\)"):
+            memory.by_line()
+        del tensor
+
+    def test_are_not_kept_alive(self) -> None:
+        with fake_mode(fake_cuda=True), track_memory() as memory:
+            step: Callable[[], None] | None = trainer()
+            assert step is not None
+            step()
+            step = None
+            gc.collect()
+            assert memory.now().allocated == 0
+
+
+class TestReports:
+    def memory(self) -> TrackedMemory:
+        with fake_mode(fake_cuda=True), track_memory() as memory:
+            step = trainer()
+            step()
+            step()
+        return memory
+
+    def test_say_what_memory_is_for(self) -> None:
+        lines = self.memory().report().splitlines()
+        assert lines[0].startswith("Peak memory of cuda:0: ")
+        assert any("optimizer state" in line and "%" in line for line in lines)
+        assert any(line.endswith("Sequential.0.weight") for line in lines)
+
+    def test_are_drawn_as_a_page_that_needs_nothing_else(self, tmp_path: Path) -> None:
+        path = tmp_path / "memory.html"
+        self.memory().plot(path)
+        page = path.read_text()
+        assert "Sequential.0.weight" in page
+        assert "@" not in page.split("<script>")[0].replace("@media", "")
+        assert "http" not in page
+
+    def test_are_drawn_as_a_picture(self, tmp_path: Path) -> None:
+        pytest.importorskip("matplotlib", reason="draws pictures")
+        self.memory().plot(tmp_path / "memory.svg")
+        assert "<svg" in (tmp_path / "memory.svg").read_text()
+
+    def test_are_not_drawn_into_other_files(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match=r"must end with .html, .svg or .png"):
+            self.memory().plot(tmp_path / "memory.txt")
+
+    def test_snapshots_have_the_layout_of_pytorch(self, tmp_path: Path) -> None:
+        with fake_mode(fake_cuda=True), track_memory() as memory:
+            step = trainer()
+            step()
+            memory.save_snapshot(tmp_path / "memory.pickle")
+        snapshot = pickle.loads((tmp_path / "memory.pickle").read_bytes())
+        (trace,) = snapshot["device_traces"]
+        assert {"alloc", "free_requested", "free_completed"} == {entry["action"] for entry in trace}
+        allocated = sum(segment["allocated_size"] for segment in snapshot["segments"])
+        assert allocated == memory.now().allocated
+        pytest.importorskip("torch.cuda._memory_viz").segsum(snapshot)
+
+
+class TestBlocks:
+    def test_leave_nothing_behind(self) -> None:
+        def hooks() -> list[int]:
+            return [len(modules._global_forward_pre_hooks), len(modules._global_forward_hooks)]
+
+        before = hooks()
+        with contextlib.suppress(KeyError), track_memory():
+            assert hooks() != before
+            raise KeyError
+        assert hooks() == before
+
+    def test_in_two_threads_are_one_timeline(self) -> None:
+        with fake_mode(fake_cuda=True), track_memory() as memory:
+
+            def allocate() -> None:
+                with fake_mode(fake_cuda=True):
+                    torch.empty(MIB, dtype=torch.uint8, device="cuda")
+
+            thread = threading.Thread(target=allocate)
+            thread.start()
+            thread.join()
+        assert memory.peak().allocated == MIB
+
+
+class TestFits:
+    def test_tells_what_is_left(self) -> None:
+        fit = fits(lambda: trainer()(), "L4")
+        assert fit
+        assert fit.headroom == FakeGPU("L4").memory - fit.peak
+
+    def test_tells_where_the_memory_is_if_it_does_not(self) -> None:
+        fit = fits(lambda: trainer(batch=10**8)(), "A100-40GB")
+        assert not fit
+        assert "CUDA out of memory. Tried to allocate" in str(fit.error)
+        assert "The memory is held by" in str(fit.error)
+
+    def test_other_errors_are_the_programs(self) -> None:
+        with pytest.raises(ZeroDivisionError):
+            fits(lambda: 1 / 0)
+
+    def test_unknown_devices_are_refused(self) -> None:
+        with pytest.raises(ValueError, match="'H1000' is unknown. Known are A100-40GB"):
+            fits(lambda: None, "H1000")
+
+    def test_the_largest_batch_fits_and_the_next_does_not(self) -> None:
+        gpu = FakeGPU("small", memory=256 * MIB)
+        best = max_batch(lambda batch: trainer(batch=batch), gpu, multiple_of=64)
+        assert best % 64 == 0
+        assert fits(lambda: [step := trainer(batch=best), step(), step()], gpu)
+        assert not fits(lambda: [step := trainer(batch=best + 64), step(), step()], gpu)
+
+    def test_no_batch_fits_where_the_model_does_not(self) -> None:
+        assert max_batch(lambda batch: trainer(batch=batch), FakeGPU("tiny", memory=2 * MIB)) == 0

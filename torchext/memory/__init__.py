@@ -1,0 +1,20 @@
+"""How much memory a program needs, when, and who holds it: on fake devices without running it, on the CPU for real."""
+
+from __future__ import annotations
+
+from .categories import Category, Phase
+from .fitting import Fit, fits, max_batch
+from .states import Allocation, MemoryState
+from .tracking import TrackedMemory, track_memory
+
+__all__ = [
+    "Allocation",
+    "Category",
+    "Fit",
+    "MemoryState",
+    "Phase",
+    "TrackedMemory",
+    "fits",
+    "max_batch",
+    "track_memory",
+]

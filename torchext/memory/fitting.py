@@ -1,0 +1,117 @@
+"""Whether a program fits on a device."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..fake import FakeGPU, fake_mode
+from .tracking import TrackedMemory, track_memory
+
+__all__ = ["Fit", "fits", "max_batch"]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Whether a program fits, and what it needs. True in conditions if it does.
+
+    Attributes:
+        fits: Whether it ran to its end.
+        peak: The most bytes that were reserved on the device: if it did not fit, until then.
+        capacity: The bytes that a program can allocate there.
+        memory: What was tracked.
+        error: The error of the device, if it did not fit.
+    """
+
+    fits: bool
+    peak: int
+    capacity: int
+    memory: TrackedMemory
+    error: torch.OutOfMemoryError | None = None
+
+    @property
+    def headroom(self) -> int:
+        """The bytes that are left; negative or small if it did not fit."""
+        return self.capacity - self.peak
+
+    def __bool__(self) -> bool:
+        return self.fits
+
+
+def fits(program: Callable[[], Any], device: str | FakeGPU = "H100-80GB", *, lines: bool = False) -> Fit:
+    """Runs `program` on a fake GPU and tells whether it fits there.
+
+    Args:
+        program: Builds the model and the optimizer on "cuda", and runs two steps or more: the state of the optimizer is
+            allocated in the first. It is called inside of `fake_mode(fake_cuda=device)`, so no GPU is needed.
+        device: A description, or the name of one.
+        lines: As of `track_memory()`.
+
+    Raises:
+        ValueError: The device is unknown.
+        Exception: What `program` raises, other than `torch.OutOfMemoryError`.
+
+    Example:
+        >>> fits(train_two_steps, "A100-40GB")
+    """
+    gpu = FakeGPU(device) if isinstance(device, str) else device
+    error = None
+    with fake_mode(fake_cuda=gpu):
+        if any(torch.cuda.memory_allocated(i) for i in range(gpu.count)):
+            gc.collect()  # what another program has left in cycles would count
+    with fake_mode(fake_cuda=gpu), track_memory(lines=lines) as memory:
+        try:
+            program()
+        except torch.OutOfMemoryError as raised:
+            error = raised.with_traceback(None)  # the frames hold what was allocated
+    peak = memory.peak(of_reserved=True).reserved if memory.devices else 0
+    return Fit(error is None, peak, gpu.memory - gpu.context, memory, error)
+
+
+def max_batch(
+    make_step: Callable[[int], Callable[[], Any]],
+    device: str | FakeGPU = "H100-80GB",
+    *,
+    steps: int = 2,
+    multiple_of: int = 1,
+    limit: int = 2**20,
+) -> int:
+    """Finds the largest batch with which a step fits on a fake GPU.
+
+    Args:
+        make_step: Called with a size of the batch, builds the model, the optimizer and the batch on "cuda", and returns
+            a function that runs one step.
+        device: A description, or the name of one.
+        steps: How often the step is run.
+        multiple_of: Only multiples of it are tried.
+        limit: The largest size that is tried.
+
+    Returns:
+        The size, or 0 if not even `multiple_of` fits.
+
+    Raises:
+        ValueError: The device is unknown, or a number is not positive.
+    """
+    if min(steps, multiple_of) < 1:
+        raise ValueError(f"`steps` ({steps}) and `multiple_of` ({multiple_of}) were expected to be 1 or more.")
+
+    def fits_with(batch: int) -> bool:
+        def program() -> None:
+            step = make_step(batch)
+            for _ in range(steps):
+                step()
+
+        return bool(fits(program, device))
+
+    good, bad = 0, 1
+    while bad * multiple_of <= limit and fits_with(bad * multiple_of):
+        good, bad = bad, 2 * bad
+    bad = min(bad, limit // multiple_of + 1)
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if fits_with(middle * multiple_of) else (good, middle)
+    return good * multiple_of

@@ -1,0 +1,155 @@
+"""Telling the core what the program is doing, and which tensors are parameters, gradients and optimizer state.
+
+By PyTorch's own hooks for all modules and all optimizers, which are there while a tracker is open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+from weakref import ReferenceType, ref
+
+import torch
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+from torch.utils.weak import TensorWeakRef
+
+from .. import _C
+from .categories import Category, Phase
+
+__all__ = ["Observer", "storages_of"]
+
+OPTIMIZER_SCOPE = "optimizer step"
+
+
+class Observer:
+    """Watches one thread.
+
+    Attributes:
+        scopes: The names of the modules that have run, by the numbers that the core knows them by.
+        owners: The names of parameters, gradients and optimizer state, by the number of the allocation.
+    """
+
+    def __init__(self, trace_lines: bool) -> None:
+        self.scopes: list[str] = []
+        self.owners: dict[int, str] = {}
+        self._trace_lines = trace_lines
+        self._numbers: dict[str, int] = {}
+        self._stack: list[tuple[int, int, bool]] = []
+        # By ids. The references are weak: what the program frees is to be freed.
+        self._names: dict[int, tuple[str, ReferenceType[torch.nn.Module]]] = {}
+        self._parameters: dict[int, tuple[str, TensorWeakRef]] = {}
+        self._handles: list[RemovableHandle] = []
+
+    def begin(self) -> None:
+        """Begins to watch."""
+        self._handles = [
+            register_module_forward_pre_hook(self._enter_module),
+            register_module_forward_hook(self._leave_module, always_call=True),
+            register_optimizer_step_pre_hook(self._enter_optimizer),
+            register_optimizer_step_post_hook(self._leave_optimizer),
+        ]
+        self._outer = _C.set_memory_scope(-1, Phase.OTHER, self._trace_lines)
+
+    def end(self) -> None:
+        """Stops to watch. A step that has raised may have left the thread in the middle."""
+        for handle in self._handles:
+            handle.remove()
+        self.mark_gradients()
+        _C.set_memory_scope(*self._outer)
+
+    def mark_gradients(self) -> None:
+        """Marks the gradients that the known parameters have now."""
+        for name, reference in list(self._parameters.values()):
+            parameter = reference()
+            gradient = None if parameter is None else parameter.grad
+            if gradient is not None:
+                self._mark(gradient, Category.GRADIENT, f"{name}.grad")
+
+    def _enter_module(self, module: torch.nn.Module, args: Any) -> None:
+        name = self._name_of(module)
+        if name is None:
+            name = self._learn(module)
+        elif not self._stack:
+            self._mark_parameters(module, name)
+        self._stack.append(_C.set_memory_scope(self._number(name), Phase.FORWARD, self._trace_lines))
+
+    def _leave_module(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        # What a sharded module has gathered is there now.
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                self._mark(parameter, Category.PARAMETER, f"{self._name_of(module) or ''}.{name}")
+        if self._stack:
+            _C.set_memory_scope(*self._stack.pop())
+
+    def _learn(self, root: torch.nn.Module) -> str:
+        """Names `root` and its modules, and marks what they hold."""
+        root_name = type(root).__name__
+        for name, module in root.named_modules():
+            if self._name_of(module) is None:
+                self._names[id(module)] = (f"{root_name}.{name}" if name else root_name, ref(module))
+        self._mark_parameters(root, root_name)
+        return root_name
+
+    def _name_of(self, module: torch.nn.Module) -> str | None:
+        name, reference = self._names.get(id(module), (None, None))
+        return name if reference is not None and reference() is module else None
+
+    def _owner_of(self, parameter: torch.Tensor) -> str | None:
+        name, reference = self._parameters.get(id(parameter), (None, None))
+        return name if reference is not None and reference() is parameter else None
+
+    def _mark_parameters(self, root: torch.nn.Module, prefix: str) -> None:
+        for name, parameter in root.named_parameters():
+            self._parameters[id(parameter)] = (f"{prefix}.{name}", TensorWeakRef(parameter))
+            self._mark(parameter, Category.PARAMETER, f"{prefix}.{name}")
+        for name, buffer in root.named_buffers():
+            self._mark(buffer, Category.PARAMETER, f"{prefix}.{name}")
+        self.mark_gradients()
+
+    def _enter_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        for group in optimizer.param_groups:
+            for i, parameter in enumerate(group["params"]):
+                owner = self._owner_of(parameter)
+                if owner is None:
+                    owner = f"parameter {i}"
+                    self._parameters[id(parameter)] = (owner, TensorWeakRef(parameter))
+                self._mark(parameter, Category.PARAMETER, owner)
+        self.mark_gradients()
+        self._stack.append(_C.set_memory_scope(self._number(OPTIMIZER_SCOPE), Phase.OPTIMIZER, self._trace_lines))
+
+    def _leave_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if self._stack:
+            _C.set_memory_scope(*self._stack.pop())
+        for parameter, state in optimizer.state.items():
+            owner = self._owner_of(parameter) or "parameter"
+            for key, value in state.items():
+                if isinstance(value, torch.Tensor):
+                    self._mark(value, Category.OPTIMIZER_STATE, f"{owner}.{key}")
+
+    def _mark(self, tensor: torch.Tensor, category: Category, owner: str) -> None:
+        members = storages_of(tensor)
+        _C.mark_memory(members, category)
+        for member in members:
+            number = _C.memory_number(member)
+            if number >= 0:
+                self.owners[number] = owner
+
+    def _number(self, name: str) -> int:
+        number = self._numbers.get(name)
+        if number is None:
+            number = self._numbers[name] = len(self.scopes)
+            self.scopes.append(name)
+        return number
+
+
+def storages_of(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Returns the plain tensors that hold the memory of `tensor`, which may be a wrapper such as a DTensor."""
+    if type(tensor) in (torch.Tensor, torch.nn.Parameter):
+        return [tensor]
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is None:
+        return [tensor]
+    names: Iterable[str] = flatten()[0]
+    return [member for name in names for member in storages_of(getattr(tensor, name))]

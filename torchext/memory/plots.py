@@ -1,0 +1,118 @@
+"""Pictures of memory over time."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from .categories import Category
+from .reports import in_units
+from .states import Allocation, MemoryState
+
+__all__ = ["page_of", "plot"]
+
+# From the bottom up: what stays comes first, and what changes most is on top.
+ORDER = [
+    Category.PARAMETER,
+    Category.OPTIMIZER_STATE,
+    Category.GRADIENT,
+    Category.COMMUNICATION,
+    Category.INPUT,
+    Category.ACTIVATION,
+    Category.TEMPORARY,
+    Category.WORKSPACE,
+]
+COLORS = {
+    Category.PARAMETER: "#4477aa",
+    Category.OPTIMIZER_STATE: "#228833",
+    Category.GRADIENT: "#66ccee",
+    Category.COMMUNICATION: "#aa3377",
+    Category.INPUT: "#bbbbbb",
+    Category.ACTIVATION: "#ee6677",
+    Category.TEMPORARY: "#ccbb44",
+    Category.WORKSPACE: "#555555",
+}
+
+DETAILED = 120  # the moments of which the holders are listed
+
+AllocationsAt: TypeAlias = Callable[[int], list[Allocation]]
+
+
+def plot(path: Path, states: list[MemoryState], peak: MemoryState, allocations_at: AllocationsAt) -> None:
+    """Draws into `path`, by its ending.
+
+    Args:
+        path: The file.
+        states: The curve.
+        peak: The state with the most allocated bytes.
+        allocations_at: Returns what was alive after an event, the largest first.
+    """
+    if path.suffix == ".html":
+        path.write_text(page_of(states, peak, allocations_at), encoding="utf-8")
+    elif path.suffix in (".svg", ".png"):
+        _draw(path, states)
+    else:
+        raise ValueError(f"The picture's name must end with .html, .svg or .png, but is {str(path)!r}.")
+
+
+def _draw(path: Path, states: list[MemoryState]) -> None:
+    try:
+        from matplotlib.figure import Figure  # type: ignore[import-not-found, unused-ignore]
+    except ImportError as error:
+        raise ImportError(
+            f"Drawing {path.name} needs matplotlib (`pip install matplotlib`); a name that ends with .html does not."
+        ) from error
+    figure = Figure(figsize=(10, 5), layout="constrained")
+    axes = figure.add_subplot()
+    used = [category for category in ORDER if any(state.by_category[category] for state in states)]
+    gib = 2**30
+    axes.stackplot(
+        [state.event for state in states],
+        [[state.by_category[category] / gib for state in states] for category in used],
+        labels=[category.label for category in used],
+        colors=[COLORS[category] for category in used],
+        step="post",
+    )
+    axes.plot(
+        [state.event for state in states], [state.reserved / gib for state in states], "k--", lw=0.8, label="reserved"
+    )
+    axes.set_xlabel("allocations and frees")
+    axes.set_ylabel(f"GiB on {states[0].device}")
+    axes.margins(x=0)
+    axes.legend(loc="upper left", fontsize="small")
+    figure.savefig(path)
+
+
+def page_of(states: list[MemoryState], peak: MemoryState, allocations_at: AllocationsAt) -> str:
+    """Returns a page that needs nothing else: the curve, and the holders of memory at the moment that is pointed at."""
+    data = {
+        "device": peak.device,
+        "categories": [{"name": category.label, "color": COLORS[category]} for category in ORDER],
+        "points": [_point(state) for state in states],
+        "details": _details(states, peak, allocations_at),
+    }
+    text = json.dumps(data, separators=(",", ":")).replace("</", "<\\/")
+    title = f"Memory of {peak.device}: {in_units(peak.allocated)} at the peak"
+    page = resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
+    return page.replace("@TITLE@", html.escape(title)).replace("@DATA@", text)
+
+
+def _point(state: MemoryState) -> list[float]:
+    return [state.event, round(state.seconds, 6), state.reserved, *(state.by_category[category] for category in ORDER)]
+
+
+def _details(states: list[MemoryState], peak: MemoryState, allocations_at: AllocationsAt) -> dict[str, Any]:
+    """The largest holders at the peak, and at moments that are spread over the curve."""
+    stride = max(1, len(states) // DETAILED)
+    events = sorted({peak.event, *(state.event for state in states[::stride])})
+    details = {}
+    for event in events:
+        details[str(event)] = [
+            [allocation.size, allocation.category.label, allocation.title, allocation.line]
+            for allocation in allocations_at(event)[:12]
+        ]
+    return {"peak": peak.event, "at": details}

@@ -1,0 +1,71 @@
+"""Snapshots for PyTorch's viewer of memory."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .states import Allocation
+
+__all__ = ["Action", "save"]
+
+
+class Action(NamedTuple):
+    """One allocation or free.
+
+    Attributes:
+        device: The index of the CUDA device.
+        is_allocation: Whether it is allocated or freed.
+        address: Where.
+        stream: For which stream.
+        time_ns: When.
+        allocation: What.
+    """
+
+    device: int
+    is_allocation: bool
+    address: int
+    stream: int
+    time_ns: int
+    allocation: Allocation
+
+
+def save(path: Path, actions: Iterable[Action], segments: list[dict[str, Any]]) -> None:
+    """Writes what `torch.cuda.memory._dump_snapshot()` writes: the actions of each device, and the segments."""
+    traces: list[list[dict[str, Any]]] = []
+    for action in actions:
+        while len(traces) <= action.device:
+            traces.append([])
+        traces[action.device].extend(_entries(action))
+    snapshot = {
+        "segments": segments,
+        "device_traces": traces,
+        "allocator_settings": {},
+        "external_annotations": [],
+    }
+    with path.open("wb") as file:
+        pickle.dump(snapshot, file)
+
+
+def _entries(action: Action) -> Iterator[dict[str, Any]]:
+    for name in ["alloc"] if action.is_allocation else ["free_requested", "free_completed"]:
+        yield {
+            "action": name,
+            "addr": action.address,
+            "size": action.allocation.requested,
+            "stream": action.stream,
+            "time_us": action.time_ns // 1000,
+            "frames": _frames(action.allocation),
+        }
+
+
+def _frames(allocation: Allocation) -> list[dict[str, Any]]:
+    """What is known of an allocation, in place of the stack that PyTorch records."""
+    described = [
+        (allocation.category.label, allocation.owner),
+        (allocation.operator, allocation.module),
+        ("in", allocation.line),
+    ]
+    return [{"filename": text, "line": 0, "name": name} for name, text in described if text]
