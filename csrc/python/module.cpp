@@ -59,6 +59,7 @@ PYBIND11_MODULE(_C, module) {
   module.attr("built_for_torch") = TORCH_VERSION;
   torchext::python::bindFake(module);
   torchext::python::bindDeferredInit(module);
+  torchext::python::bindCollectives(module);
   torchext::python::bindFills(module);
   torchext::python::bindInference(module);
   torchext::python::bindInspect(module);

@@ -15,6 +15,10 @@ __all__ = ["address_to_compare"]
 COMPARING: dict[str, frozenset[str]] = {
     # Is the local tensor still the shard? Asked when a state dict has been loaded, and before the first forward pass.
     "torch.distributed.fsdp._fully_shard._fsdp_param": frozenset({"reset_sharded_param"}),
+    # The same of FSDP's first version; has the flat parameter been freed (which resizes its storage)?
+    "torch.distributed.fsdp._flat_param": frozenset({"_same_storage"}),
+    "torch.distributed.fsdp._runtime_utils": frozenset({"_catch_all_reshard"}),
+    "torch.distributed.utils": frozenset({"_data_ptr_allocated"}),
     # Which tensors of a state dict share memory?
     "safetensors.torch": frozenset({"_end_ptr", "_filter_shared_not_shared", "_is_complete", "storage_ptr"}),
     "huggingface_hub.serialization._torch": frozenset({"_end_ptr", "_filter_shared_not_shared", "storage_ptr"}),
@@ -45,4 +49,4 @@ def address_to_compare(storage: torch.UntypedStorage, offset: int = 0) -> int | 
     if frame.f_code.co_name not in COMPARING.get(frame.f_globals.get("__name__", ""), ()):
         return None
     address: int = storage._cdata + offset
-    return address
+    return address if storage.nbytes() else 0  # as of a storage that has nothing, whoever it is

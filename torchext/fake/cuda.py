@@ -354,4 +354,8 @@ def _latest_devices() -> Iterator[None]:
 
 
 def _may_be_fake(output: Any) -> bool:
-    return not isinstance(output, torch.Tensor) or _C.is_fake(output)
+    """Looks into wrappers as well: `loss_parallel()` has a backward pass begin at a distributed tensor."""
+    if not isinstance(output, torch.Tensor) or _C.is_fake(output):
+        return True
+    inner = getattr(output, "__tensor_flatten__", None)
+    return inner is not None and any(_may_be_fake(getattr(output, name)) for name in inner()[0])

@@ -298,8 +298,9 @@ class _Attribute(Thing):
 
         update_wrapper(function, self.original)
         # As pickle looks for it.
-        function.__module__ = self._owner.__module__
-        function.__qualname__ = f"{self._owner.__qualname__}.{self._name}"
+        if isinstance(self._owner, type):
+            function.__module__ = self._owner.__module__
+            function.__qualname__ = f"{self._owner.__qualname__}.{self._name}"
         return function
 
 

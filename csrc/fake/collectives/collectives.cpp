@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -207,6 +208,23 @@ bool takesNestedLists(const OperatorHandle& op) {
                      [&nested](const c10::Argument& argument) { return *argument.type() == *nested; });
 }
 
+// Set while somebody observes. Observers outlive the process's last call, so that none is destroyed in the midst of
+// one.
+std::atomic<CollectiveObserver*> observer{nullptr};
+
+void callObserved(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  const DispatchKeySet below = keys & DispatchKeySet{DispatchKeySet::FULL_AFTER, DispatchKey::BackendSelect};
+  CollectiveObserver* const watching = observer.load();
+  if (watching == nullptr) {
+    op.redispatchBoxed(below, stack);
+    return;
+  }
+  watching->observe(op, topOf(*stack, op.schema().arguments().size()), [&]() -> ArrayRef<IValue> {
+    op.redispatchBoxed(below, stack);
+    return topOf(*stack, op.schema().returns().size());
+  });
+}
+
 void lookIntoNestedLists(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   const auto arguments = topOf(*stack, op.schema().arguments().size());
   if (makeDeferredReal(op, arguments)) {
@@ -214,30 +232,55 @@ void lookIntoNestedLists(const OperatorHandle& op, DispatchKeySet keys, Stack* s
     return;
   }
   refuseCollective(op, arguments);
-  op.redispatchBoxed(keys & DispatchKeySet{DispatchKeySet::FULL_AFTER, DispatchKey::BackendSelect}, stack);
+  callObserved(op, keys, stack);
 }
 
-void registerForNestedLists(torch::Library& library) {
+// Registers `Kernel` for the operators of a namespace that are wanted. `BackendSelect` is the one key that every call
+// has, whatever its tensors are.
+template <c10::BoxedKernel::BoxedKernelFunction_withDispatchKeys* Kernel, typename Predicate>
+std::unique_ptr<torch::Library> registerBefore(const char* space, Predicate is_wanted) {
+  auto library =
+      std::make_unique<torch::Library>(torch::Library::IMPL, space, DispatchKey::BackendSelect, __FILE__, __LINE__);
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
-    const auto op = namespaceOf(name) == "c10d" ? dispatcher.findSchema(name) : std::nullopt;
-    if (op && takesNestedLists(*op)) {
-      library.impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&lookIntoNestedLists>());
+    const auto op = namespaceOf(name) == space ? dispatcher.findSchema(name) : std::nullopt;
+    if (op && is_wanted(*op)) {
+      library->impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<Kernel>());
     }
   }
+  return library;
+}
+
+// The kernels that are there while somebody observes.
+std::vector<std::unique_ptr<torch::Library>>& watchers() {
+  static auto* libraries = new std::vector<std::unique_ptr<torch::Library>>;  // outlives the end of the process
+  return *libraries;
+}
+
+void watchAll() {
+  watchers().push_back(registerBefore<&callObserved>(
+      "c10d", [](const OperatorHandle& op) { return takesGroup(op) && !takesNestedLists(op); }));
+  watchers().push_back(registerBefore<&callObserved>("_c10d_functional", [](const OperatorHandle& op) {
+    return op.schema().name() == "_c10d_functional::wait_tensor";
+  }));
 }
 
 }  // namespace
 
-// `BackendSelect` is the one key that every call has, whatever its tensors are.
 void watchNestedLists() {
   // Leaked: kernels may be in flight until the process ends.
-  static const auto* library = [] {
-    auto* made = new torch::Library(torch::Library::IMPL, "c10d", DispatchKey::BackendSelect, __FILE__, __LINE__);
-    registerForNestedLists(*made);
-    return made;
-  }();
+  static const auto* library = registerBefore<&lookIntoNestedLists>("c10d", takesNestedLists).release();
   static_cast<void>(library);
+}
+
+void observeCollectives(CollectiveObserver* observing) {
+  observer = observing;
+  if (observing == nullptr) {
+    watchers().clear();
+  } else if (watchers().empty()) {
+    watchNestedLists();
+    watchAll();
+  }
 }
 
 }  // namespace torchext

@@ -21,6 +21,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
+#include <c10/util/FunctionRef.h>
 #include <torchext/macros.h>
 
 namespace torchext {
@@ -64,5 +65,26 @@ void synchronizeForReal(const c10::OperatorHandle& op, torch::jit::Stack& stack)
 // Makes the operators of c10d that take lists of lists of tensors come here: the dispatcher does not look for keys in
 // such lists (`DispatchKeyExtractor`). To be called once there may be fakes; does nothing when called again.
 TORCHEXT_API void watchNestedLists();
+
+// Is told of every call of an operator of c10d that names a process group, and of `_c10d_functional::wait_tensor`, on
+// any thread, with real tensors and with fakes: functional collectives and `torch.distributed` end in these operators.
+class TORCHEXT_API CollectiveObserver {
+ public:
+  CollectiveObserver() = default;
+  CollectiveObserver(const CollectiveObserver&) = delete;
+  CollectiveObserver& operator=(const CollectiveObserver&) = delete;
+  CollectiveObserver(CollectiveObserver&&) = delete;
+  CollectiveObserver& operator=(CollectiveObserver&&) = delete;
+  virtual ~CollectiveObserver() = default;
+
+  // Makes the call, by `run`, which returns its results; or raises an error instead, and nothing has been done.
+  virtual void observe(const c10::OperatorHandle& op,
+                       c10::ArrayRef<c10::IValue> arguments,
+                       c10::function_ref<c10::ArrayRef<c10::IValue>()> run) = 0;
+};
+
+// Lets `observer`, which is never destroyed, observe from now on; nobody if it is null. Not to be called while another
+// thread communicates.
+TORCHEXT_API void observeCollectives(CollectiveObserver* observer);
 
 }  // namespace torchext

@@ -13,12 +13,22 @@ namespace {
 
 // Set while the library is loaded, and only read after that.
 BackendOfGroup backend_of_group = nullptr;
+NameOfReduction name_of_reduction = nullptr;
 
 }  // namespace
 
 bool setBackendOfGroup(BackendOfGroup answer) noexcept {
   backend_of_group = answer;
   return true;
+}
+
+bool setNameOfReduction(NameOfReduction answer) noexcept {
+  name_of_reduction = answer;
+  return true;
+}
+
+std::string nameOfReduction(const IValue& value) {
+  return name_of_reduction == nullptr ? std::string{} : name_of_reduction(value);
 }
 
 bool isProcessGroup(const c10::Type& type) {

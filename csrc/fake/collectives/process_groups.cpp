@@ -1,5 +1,7 @@
 #include "process_groups.h"
 
+#include <array>
+
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
@@ -34,11 +36,23 @@ std::optional<std::string> backendOf(const IValue& value, c10::Device device) {
   try {
     return group->getBackend(device.type())->getBackendName();
   } catch (const c10::Error&) {
-    return group->getBackendName();  // it has no backend for the device
+    return std::nullopt;  // it has no backend for the device, which the kernel says
   }
 }
 
-[[maybe_unused]] const bool is_registered = setBackendOfGroup(&backendOf);
+// In the order of `ReduceOp::RedOpType`.
+constexpr std::array kReductions{"SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM"};
+
+std::string reductionIn(const IValue& value) {
+  const auto* named = value.isCustomClass() ? dynamic_cast<const c10::NamedType*>(&*value.type()) : nullptr;
+  if (named == nullptr || !named->name() || named->name()->qualifiedName() != "__torch__.torch.classes.c10d.ReduceOp") {
+    return {};
+  }
+  const auto kind = static_cast<std::size_t>(value.toCustomClass<c10d::ReduceOp>()->op_);
+  return kind < kReductions.size() ? kReductions.at(kind) : "UNUSED";
+}
+
+[[maybe_unused]] const bool is_registered = setBackendOfGroup(&backendOf) && setNameOfReduction(&reductionIn);
 
 }  // namespace
 

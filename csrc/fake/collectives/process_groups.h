@@ -9,6 +9,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
+#include <torchext/macros.h>
 
 namespace torchext {
 
@@ -28,5 +29,10 @@ std::optional<std::string> communicationBackend(const c10::OperatorHandle& op,
 // Registers the function that answers the above for the value of such an argument. `process_groups.cpp` does so.
 using BackendOfGroup = std::optional<std::string> (*)(const c10::IValue& group, c10::Device device);
 bool setBackendOfGroup(BackendOfGroup answer) noexcept;
+
+// Returns the name of a reduction, such as "SUM", if `value` is one.
+TORCHEXT_API std::string nameOfReduction(const c10::IValue& value);
+using NameOfReduction = std::string (*)(const c10::IValue& value);
+bool setNameOfReduction(NameOfReduction answer) noexcept;
 
 }  // namespace torchext

@@ -1,0 +1,60 @@
+"""The world that is open: process groups belong to the process, so there is one at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..fake.gpus import FakeGPU
+from ..tools.leases import Lease
+
+__all__ = ["Job", "current", "enter", "leave", "while_world_is_open"]
+
+
+class Job:
+    """What the replaced functions of PyTorch have to know of the world that is open.
+
+    Attributes:
+        size: How many processes the job has.
+        rank: The rank of the one that is there.
+        gpus: What the GPUs of its machine are like; None if it has none.
+        store: Where the processes would meet.
+        recorder: Is told of collectives.
+        has_own_group: Whether the default process group is one that the program has not asked for.
+    """
+
+    def __init__(self, size: int, rank: int, gpus: FakeGPU | None, store: Any, recorder: Any) -> None:
+        self.size = size
+        self.rank = rank
+        self.gpus = gpus
+        self.store = store
+        self.recorder = recorder
+        self.has_own_group = False
+
+
+while_world_is_open = Lease("a block of torchext.dry_run.world() is open")
+
+_open: list[Job] = []
+
+
+def current() -> Job | None:
+    """Returns the world that is open, if there is one."""
+    return _open[0] if _open else None
+
+
+def enter(world: Job) -> None:
+    """Opens `world`.
+
+    Raises:
+        RuntimeError: Another one is open.
+    """
+    if _open:
+        raise RuntimeError(
+            f"A dry run of rank {_open[0].rank} of {_open[0].size} is going on, and process groups belong to the "
+            "process. Leave its block first, or use another process."
+        )
+    _open.append(world)
+
+
+def leave(world: Job) -> None:
+    """Closes `world`."""
+    _open.remove(world)

@@ -1,0 +1,573 @@
+"""The reducer of `DistributedDataParallel` for fakes.
+
+PyTorch's is C++ (`reducer.cpp`), and compares addresses of memory where nothing can be answered for fakes. This one
+fills, reduces and empties the same buckets in the same order, by the same operators, so that memory and communication
+are the same. Whether other ranks have used a parameter is unknown: they are taken to use what this one uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd import Variable
+
+from .. import _C
+from .current import current, while_world_is_open
+
+__all__ = ["FakeReducer"]
+
+# `kDefaultFirstBucketBytes` in reducer.hpp
+FIRST_BUCKET_BYTES = 1024 * 1024
+
+
+class FakeGradBucket:
+    """What a communication hook is given: see `torch.distributed.GradBucket`."""
+
+    def __init__(self, index: int, count: int, bucket: _Bucket) -> None:
+        self._index, self._count, self._bucket = index, count, bucket
+        self._buffer = bucket.buffer
+
+    def index(self) -> int:
+        """The number of the bucket."""
+        return self._index
+
+    def buffer(self) -> Tensor:
+        """All gradients in one tensor."""
+        return self._buffer
+
+    def set_buffer(self, buffer: Tensor) -> None:
+        """Replaces them."""
+        self._buffer = buffer
+
+    def gradients(self) -> list[Tensor]:
+        """The gradients, as views of the buffer."""
+        return [
+            self._buffer.narrow(0, offset, parameter.numel()).view(parameter.shape)
+            for offset, parameter in zip(self._bucket.offsets, self._bucket.parameters, strict=True)
+        ]
+
+    def parameters(self) -> list[Tensor]:
+        """Whose gradients they are."""
+        return list(self._bucket.parameters)
+
+    def is_last(self) -> bool:
+        """Whether it is the last one of this backward pass."""
+        return self._index == self._count - 1
+
+
+@dataclass
+class _Bucket:
+    indices: list[int]
+    parameters: list[Tensor]
+    offsets: list[int]
+    buffer: Tensor
+    views: list[Tensor]
+    pending: int = 0
+    future: Any = None
+
+
+@dataclass
+class _Iteration:
+    """What is known of the backward pass that is going on."""
+
+    next_bucket: int = 0
+    has_marked_unused: bool = False
+    is_expected: bool = False
+    needs_finalizing: bool = False
+    ready: set[int] = field(default_factory=set)
+    hooks_left: dict[int, int] = field(default_factory=dict)
+
+
+class FakeReducer:
+    """Has the methods of `torch.distributed.Reducer`, and the arguments of its constructor."""
+
+    def __init__(
+        self,
+        params: Sequence[Tensor],
+        bucket_indices: Sequence[Sequence[int]],
+        per_bucket_size_limits: Sequence[int],
+        process_group: dist.ProcessGroup,
+        expect_sparse_gradients: Sequence[bool] = (),
+        bucket_bytes_cap: int = 25 * 1024 * 1024,
+        find_unused_parameters: bool = False,
+        gradient_as_bucket_view: bool = False,
+        param_to_name_mapping: dict[int, str] | None = None,
+        first_bucket_bytes_cap: int = FIRST_BUCKET_BYTES,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        if any(expect_sparse_gradients):
+            raise NotImplementedError(
+                "DistributedDataParallel with sparse gradients, as of nn.Embedding(sparse=True), does not work in a "
+                "dry run. Use dense gradients."
+            )
+        self._parameters = list(params)
+        self._group = process_group
+        self._sparse = list(expect_sparse_gradients) or [False] * len(self._parameters)
+        self._caps = [first_bucket_bytes_cap, bucket_bytes_cap]
+        self._finds_unused = find_unused_parameters
+        self._grads_are_views = gradient_as_bucket_view
+        self._names = param_to_name_mapping or {}
+        self._is_static = False
+        self._backward_passes = 0
+        self._is_first_hook = True
+        self._iteration = _Iteration()
+        self._unused: list[int] = []
+        self._triggered = [0] * len(self._parameters)
+        self._arrived: list[int] | None = []  # until the buckets are rebuilt
+        self._hook: Callable[[FakeGradBucket], Any] | None = None
+        self._futures: list[Any] = []
+        self._low_precision: torch.dtype | None = None
+        self._is_optimizer_in_backward = False
+        self._forward_work: Any = None
+        self._divisor = process_group.size()
+        self._buckets: list[_Bucket] = []
+        self._locations: dict[int, tuple[int, int]] = {}
+        self._make_buckets(bucket_indices)
+        self._accumulators = [_accumulator(parameter) for parameter in self._parameters]
+        self._handles = [
+            accumulator.register_hook(self._make_hook(index)) for index, accumulator in enumerate(self._accumulators)
+        ]
+        self._used_map: Tensor | None = None
+        if find_unused_parameters:
+            self._make_used_map()
+
+    # What DistributedDataParallel calls, in the order of a step.
+
+    def set_logger(self, logger: object) -> None:
+        """There is nothing to log."""
+
+    def prepare_for_forward(self) -> None:
+        """Nothing has to be prepared."""
+
+    def _rebuild_buckets(self) -> bool:
+        """Makes buckets in the order in which the gradients came, once: `Reducer::rebuild_buckets()`."""
+        self._check_reducer_finalized()
+        if not self._should_rebuild() or not self._arrived:
+            return False
+        order, self._arrived = self._arrived, None
+        indices, _ = dist._compute_bucket_assignment_by_size(  # type: ignore[attr-defined]
+            [self._parameters[i] for i in order], self._caps, self._sparse, order
+        )
+        self._agree_on(indices)
+        self._make_buckets(indices)
+        return True
+
+    def prepare_for_backward(self, outputs: Iterable[Tensor]) -> None:
+        """Begins a backward pass that is to be reduced."""
+        for bucket in self._buckets:
+            bucket.pending = len(bucket.parameters)
+        self._iteration = _Iteration(is_expected=True, hooks_left=dict(enumerate(self._triggered)))
+        if self._finds_unused and not self._is_static:
+            self._unused = self._search_unused(outputs)
+
+    def _set_forward_pass_work_handle(self, work: Any, use_static_world_size: bool) -> None:
+        self._forward_work = None if use_static_world_size else work
+
+    def _set_static_graph(self) -> None:
+        self._is_static = True
+        self._make_used_map()
+
+    def _set_mixed_precision_param_dtype(self, dtype: torch.dtype) -> None:
+        self._low_precision = dtype
+        self._make_buckets([bucket.indices for bucket in self._buckets])
+
+    def _set_optimizer_in_backward(self) -> None:
+        self._is_optimizer_in_backward = True
+
+    def _install_post_backward_futures(self, futures: Iterable[Any]) -> None:
+        self._futures += futures
+
+    def _autograd_hook(self, index: int) -> None:
+        self._on_gradient(index)
+
+    def _push_all_rebuilt_params(self) -> None:
+        if self._should_rebuild() and self._arrived is not None:
+            self._arrived += range(len(self._parameters))
+
+    def _remove_autograd_hooks(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _check_reducer_finalized(self) -> None:
+        if self._iteration.needs_finalizing:
+            missing = sorted(set(range(len(self._parameters))) - self._iteration.ready)
+            raise RuntimeError(
+                "Expected to have finished reduction in the prior iteration before starting a new one. This error "
+                "indicates that your module has parameters that were not used in producing loss. You can enable "
+                "unused parameter detection by passing the keyword argument `find_unused_parameters=True` to "
+                "`torch.nn.parallel.DistributedDataParallel`, and by making sure all `forward` function outputs "
+                f"participate in calculating loss. Parameter indices which did not receive grad: {missing}"
+            )
+
+    def _reset_state(self) -> None:
+        self._iteration = _Iteration()
+        self._futures = []
+
+    def _update_process_group(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self._divisor = group.size()
+
+    def _get_local_used_map(self) -> Tensor:
+        self._make_used_map()
+        assert self._used_map is not None
+        return self._used_map
+
+    def _get_zeros_like_grad_buckets(self) -> list[FakeGradBucket]:
+        made = [FakeGradBucket(i, len(self._buckets), bucket) for i, bucket in enumerate(self._buckets)]
+        for bucket in made:
+            bucket.set_buffer(torch.zeros_like(bucket.buffer()))
+        return made
+
+    def _run_comm_hook(self, bucket: FakeGradBucket) -> Any:
+        return self._all_reduce(bucket) if self._hook is None else self._hook(bucket)
+
+    def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
+        """Nothing is logged."""
+
+    def register_hook(self, hook: Callable[[FakeGradBucket], Any]) -> None:
+        """Lets `hook` communicate the buckets.
+
+        Raises:
+            RuntimeError: There is one.
+        """
+        if self._hook is not None:
+            raise RuntimeError("register_comm_hook or register_builtin_comm_hook can only be called once.")
+        self._hook = hook
+
+    # What happens in a backward pass.
+
+    def _make_hook(self, index: int) -> Callable[..., None]:
+        return lambda *gradients: self._on_gradient(index)
+
+    def _on_gradient(self, index: int) -> None:
+        """The gradient of a parameter has been accumulated: `Reducer::autograd_hook()`."""
+        if self._is_first_hook:
+            self._is_first_hook = False
+            self._backward_passes += 1
+        if self._is_static and self._backward_passes == 1:
+            self._triggered[index] += 1
+            return
+        if not self._iteration.is_expected:
+            return
+        if not self._iteration.has_marked_unused:
+            self._iteration.has_marked_unused = True
+            for unused in self._unused:
+                self._mark_ready(unused)
+        if self._is_static:
+            if self._iteration.hooks_left[index] <= 0:
+                raise RuntimeError(
+                    "Your training graph has changed in this iteration, e.g., one parameter is unused in first "
+                    "iteration, but then got used in the second iteration. this is not compatible with static_graph "
+                    "set to True."
+                )
+            self._iteration.hooks_left[index] -= 1
+            if self._iteration.hooks_left[index] > 0:
+                return
+        if self._should_rebuild() and self._arrived is not None:
+            self._arrived.append(index)
+        self._mark_ready(index)
+
+    def _mark_ready(self, index: int) -> None:
+        if index in self._iteration.ready:
+            raise RuntimeError(
+                "Expected to mark a variable ready only once. This error is caused by one of the following reasons: "
+                "1) Use of a module parameter outside the `forward` function. 2) Reused parameters in multiple "
+                f"reentrant backward passes. Parameter at index {index} with name {self._names.get(index, '')} has "
+                "been marked as ready twice."
+            )
+        self._iteration.ready.add(index)
+        self._iteration.needs_finalizing = True
+        number, place = self._locations[index]
+        bucket = self._buckets[number]
+        self._fill(bucket, place)
+        bucket.pending -= 1
+        if bucket.pending == 0:
+            self._reduce_what_is_ready(number)
+        if self._iteration.next_bucket == len(self._buckets):
+            if self._finds_unused and not self._is_static:
+                self._reduce_used_map()
+            Variable._execution_engine.queue_callback(self._finalize)
+
+    def _fill(self, bucket: _Bucket, place: int) -> None:
+        """Copies a gradient to its place: `Reducer::mark_variable_ready_dense()`."""
+        parameter, view = bucket.parameters[place], bucket.views[place]
+        gradient = parameter.grad
+        with torch.no_grad():
+            if gradient is None:
+                view.zero_()
+            elif _share_storage(gradient, view):
+                if self._hook is None:
+                    view.div_(self._divisor)
+            else:
+                if self._hook is not None:
+                    view.copy_(gradient)
+                elif gradient.requires_grad:
+                    view.copy_(gradient * (1.0 / self._divisor))
+                else:
+                    torch.mul(gradient, torch.tensor(1.0 / self._divisor, dtype=torch.float64), out=view)
+                if self._grads_are_views:
+                    parameter.grad = view
+
+    def _reduce_what_is_ready(self, number: int) -> None:
+        """Buckets are reduced one after the other: `Reducer::mark_bucket_ready()`."""
+        if number > self._iteration.next_bucket:
+            return
+        while self._iteration.next_bucket < len(self._buckets):
+            bucket = self._buckets[self._iteration.next_bucket]
+            if bucket.pending:
+                return
+            self._communicate(bucket, self._iteration.next_bucket)
+            self._iteration.next_bucket += 1
+
+    def _communicate(self, bucket: _Bucket, number: int) -> None:
+        bucket.future = self._run_comm_hook(FakeGradBucket(number, len(self._buckets), bucket))
+
+    def _all_reduce(self, bucket: FakeGradBucket) -> Any:
+        options = dist.AllreduceOptions()
+        buffer = bucket.buffer()
+        work = self._group.allreduce([buffer], options)
+        return _Done(work, buffer)
+
+    def _finalize(self) -> None:
+        """All buckets were sent: `Reducer::finalize_backward()`."""
+        if self._is_static and self._backward_passes > 1 and self._should_rebuild() and self._arrived is not None:
+            self._arrived += self._unused
+        self._end_of_backward()
+
+    def _end_of_backward(self) -> None:
+        self._iteration.is_expected = False
+        self._iteration.needs_finalizing = False
+        self._is_first_hook = True
+        for bucket in self._buckets:
+            reduced = _result_of(bucket.future)
+            bucket.future = None
+            views = bucket.views if reduced is bucket.buffer else _views(reduced, bucket)
+            for place, view in enumerate(views):
+                self._hand_out(bucket, place, view)
+        for future in self._futures:
+            future.wait()
+        self._futures = []
+        if self._used_map is not None and not self._is_static:
+            self._used_map.zero_()
+
+    def _hand_out(self, bucket: _Bucket, place: int, view: Tensor) -> None:
+        """Copies a gradient back: `Reducer::finalize_bucket_dense()`."""
+        parameter, own_view = bucket.parameters[place], bucket.views[place]
+        is_unused = bucket.indices[place] in self._unused and (self._is_static or self._finds_unused)
+        with torch.no_grad():
+            if self._grads_are_views:
+                if not _share_storage(own_view, view):
+                    own_view.copy_(view)
+                if not is_unused and not self._is_optimizer_in_backward and parameter.grad is None:
+                    parameter.grad = own_view
+            elif not is_unused and not self._is_optimizer_in_backward:
+                if parameter.grad is None:
+                    parameter.grad = view.clone(memory_format=torch.contiguous_format)
+                else:
+                    parameter.grad.copy_(view)
+
+    def delay_all_reduce(self) -> None:
+        """Reduces all of the first pass at its end: `Reducer::delay_all_reduce()`."""
+        self._unused = [i for i, count in enumerate(self._triggered) if count == 0]
+        for index in range(len(self._parameters)):
+            number, place = self._locations[index]
+            self._fill(self._buckets[number], place)
+        self._reduce_used_map()
+        for number, bucket in enumerate(self._buckets):
+            self._communicate(bucket, number)
+        self._end_of_backward()
+
+    _delay_all_reduce = delay_all_reduce
+
+    # Buckets.
+
+    def _should_rebuild(self) -> bool:
+        return (self._is_static or not self._finds_unused) and self._arrived is not None
+
+    def _make_buckets(self, indices: Sequence[Sequence[int]]) -> None:
+        """`Reducer::initialize_buckets()`, which frees those that were there before."""
+        self._buckets = []
+        self._locations = {}
+        for number, members in enumerate(indices):
+            self._buckets.append(self._make_bucket(list(members)))
+            self._locations.update({index: (number, place) for place, index in enumerate(members)})
+
+    def _make_bucket(self, indices: list[int]) -> _Bucket:
+        parameters = [self._parameters[i] for i in indices]
+        offsets = [0]
+        for parameter in parameters:
+            offsets.append(offsets[-1] + parameter.numel())
+        dtype = self._low_precision or parameters[0].dtype
+        buffer = torch.empty(offsets[-1], dtype=dtype, device=parameters[0].device)
+        bucket = _Bucket(indices, parameters, offsets[:-1], buffer, [])
+        bucket.views = _views(buffer, bucket)
+        if self._grads_are_views:
+            with torch.no_grad():
+                for parameter, view in zip(parameters, bucket.views, strict=True):
+                    if parameter.grad is not None:
+                        view.copy_(parameter.grad)
+                        parameter.grad = view
+        return bucket
+
+    def _agree_on(self, indices: Sequence[Sequence[int]]) -> None:
+        """The ranks take the buckets of the first one: `Reducer::sync_bucket_indices()`."""
+        device = self._parameters[0].device
+        for numel in (sum(map(len, indices)) + 1, len(indices)):
+            numbers = torch.empty(numel, dtype=torch.int32, device=device)
+            numbers.copy_(torch.empty(numel, dtype=torch.int32), non_blocking=True)
+            self._group.broadcast([numbers], dist.BroadcastOptions()).wait()
+
+    # Which parameters were used.
+
+    def _make_used_map(self) -> None:
+        if self._used_map is None:
+            count = len(self._parameters)
+            self._used_map = torch.empty(count, dtype=torch.int32, device=self._parameters[0].device)
+
+    def _reduce_used_map(self) -> None:
+        assert self._used_map is not None
+        self._used_map.copy_(torch.zeros(len(self._parameters), dtype=torch.int32), non_blocking=True)
+        self._group.allreduce([self._used_map], dist.AllreduceOptions()).wait()
+
+    def _search_unused(self, outputs: Iterable[Tensor]) -> list[int]:
+        """Which parameters are not in the graph of the outputs."""
+        waiting = [output.grad_fn for output in outputs if output.grad_fn is not None]
+        seen = set(waiting)
+        while waiting:
+            for following, _ in waiting.pop().next_functions:
+                if following is not None and following not in seen:
+                    seen.add(following)
+                    waiting.append(following)
+        return [index for index, accumulator in enumerate(self._accumulators) if accumulator not in seen]
+
+
+class _Done:
+    """The future of a collective that has ended, and writes what it was given."""
+
+    def __init__(self, work: Any, tensor: Tensor) -> None:
+        self._work, self._tensor = work, tensor
+
+    def wait(self) -> Tensor:
+        self._work.wait()
+        return self._tensor
+
+
+class FakeLogger:
+    """Has the methods of `torch.distributed.Logger`, and logs nothing."""
+
+    def __init__(self, reducer: FakeReducer) -> None:
+        self.reducer = reducer
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *args, **kwargs: None
+
+
+def _accumulator(parameter: Tensor) -> Any:
+    """The node of the graph that accumulates the gradient; whoever holds it keeps it."""
+    return torch.autograd.graph.get_gradient_edge(parameter).node
+
+
+def _views(buffer: Tensor, bucket: _Bucket) -> list[Tensor]:
+    """Gradients in a buffer, laid out as `AccumulateGrad` makes them ("Gradient Layout Contract")."""
+    views = []
+    for offset, parameter in zip(bucket.offsets, bucket.parameters, strict=True):
+        is_dense = torch.ops.aten.is_non_overlapping_and_dense(parameter)
+        strides = parameter.stride() if is_dense else _contiguous_strides(parameter.shape)
+        views.append(buffer.detach().as_strided(parameter.shape, strides, offset))
+    return views
+
+
+def _contiguous_strides(shape: torch.Size) -> list[int]:
+    strides = [1]
+    for size in reversed(shape[1:]):
+        strides.insert(0, strides[0] * max(size, 1))
+    return strides[: len(shape)]
+
+
+def _share_storage(one: Tensor, other: Tensor) -> bool:
+    return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
+
+
+def _result_of(future: Any) -> Tensor:
+    result = future.wait()
+    reduced: Tensor = result[0] if isinstance(result, list | tuple) else result
+    return reduced
+
+
+def _install() -> None:
+    import torch.nn.parallel.distributed as parallel
+
+    reason = "compares addresses of memory, of which fakes have none"
+    while_world_is_open.patch(dist, "Reducer", _for_fakes, reason)
+    while_world_is_open.patch(dist, "Logger", _logging_nothing, "is told by a reducer of C++")
+    for name in ("_register_comm_hook", "_register_builtin_comm_hook"):
+        while_world_is_open.patch(dist, name, _registering, "takes a reducer of C++")
+    while_world_is_open.patch(
+        parallel, "_verify_param_shape_across_processes", _verifying, "reads numbers that other processes send"
+    )
+
+
+def _for_fakes(original: Callable[..., Any]) -> Callable[..., Any]:
+    def make(params: Sequence[Tensor], *args: Any, **kwargs: Any) -> Any:
+        is_fake = current() is not None and any(map(_C.is_fake, params))
+        return (FakeReducer if is_fake else original)(params, *args, **kwargs)
+
+    return make
+
+
+def _logging_nothing(original: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda reducer: FakeLogger(reducer) if isinstance(reducer, FakeReducer) else original(reducer)
+
+
+def _registering(original: Callable[..., None]) -> Callable[..., None]:
+    def register(reducer: Any, *args: Any) -> None:
+        if not isinstance(reducer, FakeReducer):
+            original(reducer, *args)
+        elif len(args) == 2:
+            state, hook = args
+            reducer.register_hook(lambda bucket: hook(state, bucket))
+        else:
+            reducer.register_hook(_builtin_hook(args[0], reducer))
+
+    return register
+
+
+def _builtin_hook(kind: Any, reducer: FakeReducer) -> Callable[[FakeGradBucket], Any]:
+    """`default_comm_hooks.cpp`."""
+
+    def hook(bucket: FakeGradBucket) -> Any:
+        buffer = bucket.buffer()
+        if str(kind).endswith("FP16_COMPRESS"):
+            buffer = buffer.to(torch.float16)
+        bucket.set_buffer(buffer.div_(reducer._divisor))
+        return reducer._all_reduce(bucket)
+
+    return hook
+
+
+def _verifying(original: Callable[..., None]) -> Callable[..., None]:
+    """The numbers are sent, and nobody compares them: `verify_params_across_processes()` in reducer.cpp."""
+
+    def verify(group: dist.ProcessGroup, tensors: list[Tensor], logger: Any = None) -> None:
+        if not any(map(_C.is_fake, tensors)):
+            original(group, tensors, logger)
+            return
+        device = tensors[0].device
+        count = torch.empty(1, dtype=torch.int64, device=device)
+        group.allgather([[torch.empty_like(count) for _ in range(group.size())]], [count]).wait()
+        numbers = torch.empty(sum(2 * tensor.dim() for tensor in tensors), dtype=torch.int64, device=device)
+        group.broadcast([numbers], dist.BroadcastOptions()).wait()
+
+    return verify
+
+
+while_world_is_open.declare(_install)

@@ -1,0 +1,215 @@
+"""Process groups of processes that do not exist, under the names that a program asks for.
+
+They are PyTorch's backend `fake` (`FakeProcessGroup.hpp`), on the devices that the backend with the name would serve,
+so that PyTorch itself refuses the others. Nothing waits for anybody: neither the meeting of the processes, nor
+barriers, nor the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+from urllib.parse import parse_qs, urlparse
+
+import torch
+import torch.cuda.nccl
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.distributed.distributed_c10d import Backend, BackendConfig, GroupMember
+
+from ..tools.dispatch_keys import without_our_keys
+from .current import current, while_world_is_open
+from .objects import OBJECT_COLLECTIVES
+
+__all__ = ["asked_backend", "initialize"]
+
+# `ncclGetVersion()` of the NCCL that PyTorch's wheels of these releases bring. Programs ask whether it knows bfloat16.
+NCCL_VERSION = (2, 27, 5)
+
+NCCL_TIMEOUT = timedelta(minutes=10)  # `kProcessGroupNCCLDefaultTimeout`
+
+
+def initialize(backend: str) -> None:
+    """Makes the default process group of the world that is open."""
+    dist.init_process_group(backend)
+
+
+def asked_backend(group: dist.ProcessGroup) -> str:
+    """The name under which the program has asked for `group`."""
+    return str(distributed_c10d._world.pg_map[group][0])
+
+
+def _install() -> None:
+    import torch.testing._internal.distributed.fake_pg
+
+    patch = while_world_is_open.patch
+    waits = "waits for processes that do not exist"
+    patch(distributed_c10d, "_new_process_group_helper", _with_fake_backend, "makes backends that communicate")
+    patch(distributed_c10d, "init_process_group", _replacing_the_first, "refuses a second default group")
+    patch(distributed_c10d, "rendezvous", _meeting_nobody, waits)
+    patch(distributed_c10d, "_get_default_timeout", _of_any_backend, "warns that this PyTorch has no NCCL")
+    patch(distributed_c10d, "_store_based_barrier", _doing_nothing, waits)
+    patch(distributed_c10d, "monitored_barrier", _monitoring_nobody, waits)
+    patch(distributed_c10d, "split_group", _making_new_groups, "splits communicators of NCCL")
+    patch(distributed_c10d, "is_nccl_available", _with_fake_gpus(True), "tells that this PyTorch has no NCCL")
+    patch(torch.cuda.nccl, "version", _with_fake_gpus(NCCL_VERSION), "asks NCCL, which need not be there")
+    for name, replacement in OBJECT_COLLECTIVES.items():
+        patch(
+            distributed_c10d, name, _always(replacement), "puts pickled objects into tensors, of other processes, too"
+        )
+
+
+while_world_is_open.declare(_install)
+
+
+def _always(replacement: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    return lambda original: replacement
+
+
+def _doing_nothing(original: Callable[..., Any]) -> Callable[..., None]:
+    return lambda *args, **kwargs: None
+
+
+def _of_any_backend(original: Callable[..., timedelta]) -> Callable[..., timedelta]:
+    def _get_default_timeout(backend: str) -> timedelta:
+        return NCCL_TIMEOUT if backend == Backend.NCCL else original(backend)
+
+    return _get_default_timeout
+
+
+def _with_fake_gpus(answer: object) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Gives `answer` where the world has GPUs."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def function(*args: Any, **kwargs: Any) -> Any:
+            world = current()
+            return answer if world is not None and world.gpus is not None else original(*args, **kwargs)
+
+        return function
+
+    return make
+
+
+def _with_fake_backend(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _new_process_group_helper(
+        group_size: int,
+        group_rank: int,
+        global_ranks_in_group: list[int],
+        backend: str,
+        store: Any,
+        group_name: str,
+        backend_options: Any = None,
+        timeout: timedelta | None = None,
+        pg_tag: str | None = None,
+        device_id: torch.device | None = None,
+        group_desc: str | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        # The options and the bound device are for communicators of NCCL.
+        served = BackendConfig(Backend(backend)).get_device_backend_map()
+        known = set(distributed_c10d._world.pg_map)
+        made = original(
+            group_size,
+            group_rank,
+            global_ranks_in_group,
+            Backend(",".join(f"{device}:{Backend.FAKE}" for device in served)),
+            store,
+            group_name,
+            None,
+            timeout,
+            pg_tag,
+            None,
+            group_desc,
+            **kwargs,
+        )
+        group = made[0]
+        if group != GroupMember.NON_GROUP_MEMBER and group not in known:
+            _rename(group, backend)
+        return made
+
+    return _new_process_group_helper
+
+
+def _rename(group: dist.ProcessGroup, backend: str) -> None:
+    """Has PyTorch's tables say what the program has asked for."""
+    world = distributed_c10d._world
+    world.pg_map[group] = (Backend(backend), world.pg_map[group][1])
+    world.pg_backend_config[group] = str(BackendConfig(Backend(backend)))
+    group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)  # the original looks for it by another spelling
+
+
+def _replacing_the_first(original: Callable[..., None]) -> Callable[..., None]:
+    """A program that makes its own default group gets it in the place of the one that the world has made for it."""
+
+    def init_process_group(*args: Any, **kwargs: Any) -> None:
+        world = current()
+        if world is not None and world.has_own_group and dist.is_initialized():
+            world.has_own_group = False
+            dist.destroy_process_group()
+        with without_our_keys():
+            original(*args, **kwargs)
+
+    return init_process_group
+
+
+def _meeting_nobody(original: Callable[..., Any]) -> Callable[..., Any]:
+    def rendezvous(url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) -> Iterator[tuple[Any, int, int]]:
+        world = current()
+        if world is None or not isinstance(url, str):
+            yield from original(url, rank, world_size, **kwargs)
+            return
+        query = parse_qs(urlparse(url).query)
+        asked_rank = int(query["rank"][0]) if "rank" in query else rank
+        asked_size = int(query["world_size"][0]) if "world_size" in query else world_size
+        for name, asked, own in (("rank", asked_rank, world.rank), ("world_size", asked_size, world.size)):
+            if asked not in (-1, own):
+                raise ValueError(
+                    f"The program initializes the default process group with {name}={asked}, but this is a dry run of "
+                    f"rank {world.rank} of {world.size}. Take both from the environment (RANK, WORLD_SIZE), as under "
+                    "torchrun, or give the dry run what the program uses."
+                )
+        yield world.store, world.rank, world.size
+
+    return rendezvous
+
+
+def _monitoring_nobody(original: Callable[..., None]) -> Callable[..., None]:
+    def monitored_barrier(
+        group: dist.ProcessGroup | None = None, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        if distributed_c10d._rank_not_in_group(group):
+            return
+        if dist.get_backend(group) != Backend.GLOO:
+            raise ValueError("monitored_barrier is only implemented for GLOO backend.")
+
+    return monitored_barrier
+
+
+def _making_new_groups(original: Callable[..., Any]) -> Callable[..., Any]:
+    def split_group(
+        parent_pg: dist.ProcessGroup | None = None,
+        split_ranks: list[list[int]] | None = None,
+        timeout: timedelta | None = None,
+        pg_options: Any = None,
+        group_desc: str | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> dist.ProcessGroup | None:
+        if not split_ranks:
+            raise ValueError("split_ranks cannot be None or empty")
+        parent = parent_pg or dist.group.WORLD
+        ranks_of_parent = dist.get_process_group_ranks(parent)
+        own = None
+        for ranks in split_ranks:
+            group = dist.new_group(
+                [ranks_of_parent[rank] for rank in ranks],
+                timeout,
+                dist.get_backend(parent),
+                group_desc=group_desc,
+            )
+            if group != GroupMember.NON_GROUP_MEMBER:
+                own = group
+        return own
+
+    return split_group

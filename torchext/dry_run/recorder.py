@@ -1,0 +1,181 @@
+"""Records the collectives of a process as they are called: NOTE [Collectives], csrc/fake/collectives/collectives.h."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import distributed_c10d
+from torch.utils.weak import TensorWeakRef
+
+from ..tools.dispatch_keys import without_our_keys
+from ..tools.source_lines import users_frame
+from .checks import check, tensors_of
+from .collectives import Collective
+from .current import current, while_world_is_open
+from .places import ModuleNames, place_here
+
+__all__ = ["Recorder"]
+
+Work: Any = torch._C._distributed_c10d.Work
+ProcessGroup: Any = dist.ProcessGroup
+
+# What a process gives and is given, by the names of the arguments in the schemas of c10d. Others are both.
+GIVEN = ("input_tensor", "input_tensors", "input_list", "inputs", "input")
+RECEIVED = ("output_tensor", "output_tensors", "output_lists", "outputs", "output")
+
+
+class Recorder:
+    """Collects collectives.
+
+    Args:
+        traces_lines: Whether to look for the line of the program that led to each.
+    """
+
+    def __init__(self, traces_lines: bool) -> None:
+        self.collectives: list[Collective] = []
+        self._traces_lines = traces_lines
+        self._names = ModuleNames()
+        self._by_work: dict[Any, int] = {}
+        self._results: dict[Any, list[TensorWeakRef]] = {}
+        self._by_storage: dict[int, int] = {}
+
+    def observe(self, name: str, values: tuple[Any, ...]) -> Callable[[tuple[Any, ...]], object] | None:
+        """Is called before a collective; what it returns, with the results of the collective."""
+        with without_our_keys():
+            if name == "_c10d_functional::wait_tensor":
+                self._wait_for_tensor(values[0])
+                return None
+            return self._record(name, values)
+
+    def waited(self, work: Any) -> None:
+        """The program waits for `work`."""
+        self._results.pop(work, None)
+        number = self._by_work.pop(work, None)
+        if number is not None:
+            self._mark_waited(number)
+
+    def results_of(self, work: Any) -> list[Tensor] | None:
+        """What the collective writes, as the future of a backend that communicates has it; None if it is unknown."""
+        found = [reference() for reference in self._results.get(work, [])]
+        alive = [tensor for tensor in found if tensor is not None]
+        return alive if alive and len(alive) == len(found) else None
+
+    def _record(self, name: str, values: tuple[Any, ...]) -> Callable[[tuple[Any, ...]], object] | None:
+        operator = name.partition("::")[2]
+        arguments = dict(zip(_parameters(name), values, strict=True))
+        group = ProcessGroup.unbox(arguments.pop("process_group"))
+        tensors = [t for value in arguments.values() for t in tensors_of(value)]
+        if operator not in ("barrier", "monitored_barrier_"):
+            check(operator, arguments, group)
+        number = len(self.collectives)
+        self.collectives.append(self._describe(operator, arguments, group, tensors))
+        for tensor in tensors:
+            if tensor.layout is torch.strided:
+                self._by_storage[tensor.untyped_storage()._cdata] = number
+
+        def on_return(results: tuple[Any, ...]) -> None:
+            if results and isinstance(results[-1], torch.ScriptObject):
+                work = Work.unbox(results[-1])
+                self._by_work[work] = number
+                received = [t for name in RECEIVED for t in tensors_of(arguments.get(name))] or tensors
+                self._results[work] = [TensorWeakRef(tensor) for tensor in received]
+
+        return on_return
+
+    def _describe(self, operator: str, arguments: dict[str, Any], group: Any, tensors: list[Tensor]) -> Collective:
+        is_barrier = "barrier" in operator
+        given = [t for name in GIVEN for t in tensors_of(arguments.get(name))]
+        received = [t for name in RECEIVED for t in tensors_of(arguments.get(name))]
+        if not given and not received and not is_barrier:
+            given = [] if operator.startswith("recv") else tensors
+            received = [] if operator == "send" else tensors
+        dtypes = {str(t.dtype) for t in tensors}
+        peer = next((arguments[n] for n in ("root_rank", "src", "dst") if n in arguments), None)
+        device = tensors[0].device if tensors else torch.device("cpu")
+        frame = users_frame() if self._traces_lines else None
+        return Collective(
+            operator=operator.strip("_"),
+            group=_name_of(group),
+            ranks=tuple(dist.get_process_group_ranks(group)),
+            backend=str(distributed_c10d._world.pg_map[group][0]) if group in distributed_c10d._world.pg_map else "",
+            bytes_in=_bytes(given),
+            bytes_out=_bytes(received),
+            dtype="" if is_barrier else dtypes.pop() if len(dtypes) == 1 else "mixed",
+            reduction=arguments.get("reduce_op", ""),
+            peer=peer,
+            device=str(device),
+            stream=_stream(device),
+            is_async=bool(arguments.get("async_op", arguments.get("asyncOp", True))),
+            issued_in=place_here(self._names),
+            waited_in=None,
+            line="" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}",
+        )
+
+    def _wait_for_tensor(self, tensor: Tensor) -> None:
+        number = self._by_storage.get(tensor.untyped_storage()._cdata)
+        if number is not None and self.collectives[number].waited_in is None:
+            self._mark_waited(number)
+
+    def _mark_waited(self, number: int) -> None:
+        self.collectives[number] = replace(self.collectives[number], waited_in=place_here(self._names))
+
+
+@cache
+def _parameters(name: str) -> tuple[str, ...]:
+    return tuple(argument.name for argument in torch._C._get_schema(name, "").arguments)
+
+
+def _bytes(tensors: list[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _name_of(group: Any) -> str:
+    """`mesh_tp` of a dimension `tp` (`DeviceMesh._init_one_process_group`), and so on."""
+    description = str(group.group_desc)
+    if description in ("default_pg", "mesh_default"):
+        return "world"
+    return description.removeprefix("mesh_") if description not in ("", "undefined") else str(group.group_name)
+
+
+def _stream(device: torch.device) -> int:
+    return 0 if device.type == "cpu" else int(torch._C._accelerator_getStream(device.index).stream_id)
+
+
+def _watch_waits() -> None:
+    while_world_is_open.patch(Work, "get_future", _with_results, "has a future without what was received")
+    for work in (Work, getattr(torch._C._distributed_c10d, "FakeWork", Work)):
+        for name in ("wait", "synchronize", "block_current_stream"):
+            if name in vars(work):
+                while_world_is_open.patch(work, name, _noting, "waits for a collective")
+
+
+def _with_results(original: Callable[..., Any]) -> Callable[..., Any]:
+    def get_future(work: Any) -> Any:
+        world = current()
+        results = None if world is None else world.recorder.results_of(work)
+        if results is None:
+            return original(work)
+        future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
+        future.set_result(results)
+        return future
+
+    return get_future
+
+
+def _noting(original: Callable[..., Any]) -> Callable[..., Any]:
+    def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+        world = current()
+        if world is not None:
+            world.recorder.waited(work)
+        return original(work, *args, **kwargs)
+
+    return wait
+
+
+while_world_is_open.declare(_watch_waits)
