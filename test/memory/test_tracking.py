@@ -286,3 +286,12 @@ class TestFits:
 
     def test_no_batch_fits_where_the_model_does_not(self) -> None:
         assert max_batch(lambda batch: trainer(batch=batch), FakeGPU("tiny", memory=2 * MIB)) == 0
+
+
+def test_operators_with_kernels_of_their_own_allocate_their_results_only() -> None:
+    with fake_mode(fake_cuda=True), track_memory() as memory:
+        x = torch.ones(1024, 1024, device="cuda", requires_grad=True)
+        torch.nn.functional.silu(x).backward(torch.ones(1024, 1024, device="cuda"))
+        made = [memory._timeline.record(number) for number, is_birth, *_ in memory._timeline.events(0, 100) if is_birth]
+    assert [operator for _, _, _, operator, *_ in made].count("aten::silu_backward") == 1
+    assert not {"aten::sigmoid", "aten::mul"} & {operator for _, _, _, operator, *_ in made}

@@ -17,13 +17,13 @@ __all__ = ["FakeEvent", "FakeStream", "current_stream", "default_stream", "set_s
 CUDA = 1  # the number of the type of device (`c10::DeviceType`)
 
 
-def _bases(base: type, wrapper: type) -> tuple[type, ...]:
+def _bases(fake: type, generic: type, wrapper: type) -> tuple[type, ...]:
     """The classes of which a fake is an instance.
 
-    In a build with CUDA the second has a layout of its own in C, so that there is no class with its instances' methods
-    that can be made without the driver.
+    In a build with CUDA the wrapper in torch.cuda has a layout of its own in C, and its instances cannot be made without
+    the driver.
     """
-    return (base,) if issubclass(wrapper, base) else (base, wrapper)
+    return (fake,) if issubclass(wrapper, generic) else (fake, wrapper)
 
 
 class _Stream(torch.Stream):
@@ -139,8 +139,8 @@ class _Event(torch.Event):
         return "<torch.cuda.Event>" if self._is_recorded else "<torch.cuda.Event uninitialized>"
 
 
-FakeStream: Any = type("Stream", _bases(_Stream, torch.cuda.Stream), {"__module__": "torch.cuda"})
-FakeEvent: Any = type("Event", _bases(_Event, torch.cuda.Event), {"__module__": "torch.cuda"})
+FakeStream: Any = type("Stream", _bases(_Stream, torch.Stream, torch.cuda.Stream), {"__module__": "torch.cuda"})
+FakeEvent: Any = type("Event", _bases(_Event, torch.Event, torch.cuda.Event), {"__module__": "torch.cuda"})
 
 
 def _stream(stream_id: int, index: int) -> Any:

@@ -114,7 +114,9 @@ bool isPinMemory(const OperatorHandle& op) {
 }
 
 std::optional<c10::DispatchKey> compositeKernelOf(const OperatorHandle& op) {
-  if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) {
+  // `silu_backward` has kernels of its own for real devices, too, and for Meta.
+  if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+      !op.hasKernelForDispatchKey(c10::DispatchKey::Meta)) {
     return c10::DispatchKey::CompositeImplicitAutograd;
   }
   if (op.hasTag(at::Tag::nondeterministic_seeded) &&
