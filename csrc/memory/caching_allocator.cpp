@@ -96,7 +96,7 @@ std::int64_t maxSplitSize() {
 }
 
 bool DriverMemory::take(std::size_t bytes) noexcept {
-  if (bytes > available()) {
+  if (is_limited_ && bytes > available()) {
     return false;
   }
   used_ += bytes;
@@ -111,8 +111,7 @@ std::uintptr_t DriverMemory::reserveAddresses(std::size_t bytes) noexcept {
   return std::exchange(address_, address_ + roundedUp(bytes, kSegmentMultiple));
 }
 
-CachingAllocator::CachingAllocator(std::size_t capacity, std::uintptr_t first_address)
-    : driver_{capacity, first_address} {}
+CachingAllocator::CachingAllocator(std::uintptr_t first_address) : driver_{first_address} {}
 
 CachingAllocator::~CachingAllocator() {
   for (Block* block : blocks_) {
@@ -511,7 +510,8 @@ Block* CachingAllocator::findExpandable(const Request& request) {
   }
   // An eighth more addresses than the device has memory: PyTorch leaves room for pages that have to move.
   const std::size_t page = pool.isSmall() ? kSmallSegment : compat::largeSegmentSize();
-  const std::size_t size = roundedUp(driver_.capacity() + driver_.capacity() / 8, page);
+  const std::size_t size =
+      roundedUp(std::max(driver_.capacity() + driver_.capacity() / 8, driver_.isLimited() ? 0 : request.size), page);
   expandable_.push_back({driver_.reserveAddresses(size), size, page});
   Block* block = newBlock(request.stream, size, pool, expandable_.back().begin);
   block->is_mapped = false;

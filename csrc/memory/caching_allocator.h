@@ -56,14 +56,20 @@ using MemoryObserver =
 // The memory that the driver has for the allocator. Its addresses are handed out in their order, and never again.
 class DriverMemory {
  public:
-  DriverMemory(std::size_t capacity, std::uintptr_t first_address) : capacity_{capacity}, address_{first_address} {}
+  explicit DriverMemory(std::uintptr_t first_address) : address_{first_address} {}
 
   std::size_t capacity() const noexcept {
     return capacity_;
   }
 
-  void setCapacity(std::size_t capacity) noexcept {
+  // Past an `is_limited` capacity nothing can be taken.
+  void setCapacity(std::size_t capacity, bool is_limited) noexcept {
     capacity_ = capacity;
+    is_limited_ = is_limited;
+  }
+
+  bool isLimited() const noexcept {
+    return is_limited_;
   }
 
   // Returns what is left. None, where more is in use than the device is now said to have.
@@ -83,7 +89,8 @@ class DriverMemory {
   std::uintptr_t reserveAddresses(std::size_t bytes) noexcept;
 
  private:
-  std::size_t capacity_;
+  std::size_t capacity_ = 0;
+  bool is_limited_ = true;
   std::size_t used_ = 0;
   std::uintptr_t address_;
 };
@@ -99,7 +106,7 @@ struct FailedRequest {
 // The caching allocator of one device: NOTE [The allocator is simulated]. Not thread-safe.
 class TORCHEXT_API CachingAllocator {
  public:
-  CachingAllocator(std::size_t capacity, std::uintptr_t first_address);
+  explicit CachingAllocator(std::uintptr_t first_address);
   CachingAllocator(const CachingAllocator&) = delete;
   CachingAllocator& operator=(const CachingAllocator&) = delete;
   CachingAllocator(CachingAllocator&&) = delete;

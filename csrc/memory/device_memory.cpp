@@ -90,11 +90,12 @@ void DeviceMemory::followGpu() {
   const GpuDescription& gpu = fakeGpu();
   const auto capacity = static_cast<std::size_t>(gpu.total_memory - gpu.context_memory);
   if (!allocator_ || first_ == nullptr) {
-    allocator_.emplace(capacity, firstAddressOf(device_));
+    allocator_.emplace(firstAddressOf(device_));
+    allocator_->driver().setCapacity(capacity, gpu.is_limited);
     history_.clear();
     observe();
   } else {
-    allocator_->driver().setCapacity(capacity);
+    allocator_->driver().setCapacity(capacity, gpu.is_limited);
     allocator_->emptyCache();
     allocator_->stats().resetPeak();
     allocator_->stats().resetAccumulated();

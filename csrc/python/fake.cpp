@@ -117,8 +117,8 @@ void describe(std::string name,
               std::int64_t shared_memory,
               std::int64_t l2_cache) {
   const auto [major, minor] = capability;
-  describeFakeGpu(
-      {std::move(name), memory, context, major, minor, multiprocessors, max_threads, shared_memory, l2_cache});
+  describeFakeGpu({std::move(name), memory, /*is_limited=*/true, context, major, minor, multiprocessors, max_threads,
+                   shared_memory, l2_cache});
 }
 
 // In the order of the arguments, without the memory of the context.

@@ -198,7 +198,8 @@ py::list memoryTraces() {
 using SimulatedEvent = std::tuple<std::string, std::int64_t, std::int64_t, std::int64_t>;
 std::vector<std::tuple<std::int64_t, std::int64_t>> simulateAllocations(std::int64_t capacity,
                                                                         const std::vector<SimulatedEvent>& events) {
-  CachingAllocator allocator{static_cast<std::size_t>(capacity), std::size_t{1} << 44U};
+  CachingAllocator allocator{std::size_t{1} << 44U};
+  allocator.driver().setCapacity(static_cast<std::size_t>(capacity), /*is_limited=*/true);
   std::unordered_map<std::int64_t, Block*> blocks;
   std::vector<std::tuple<std::int64_t, std::int64_t>> result;
   for (const auto& [what, id, bytes, stream] : events) {

@@ -97,6 +97,14 @@ class TestMemory:
             assert torch.cuda.memory_stats()["num_ooms"] == 1
             del kept
 
+    def test_does_not_run_out_on_devices_that_nobody_has_described(self) -> None:
+        with fake_mode(fake_cuda=True):
+            total = torch.cuda.get_device_properties().total_memory
+            model = [torch.empty(total // 4 * 3, dtype=torch.uint8, device="cuda") for _ in range(2)]
+            assert torch.cuda.memory_allocated() > total
+            assert torch.cuda.mem_get_info() == (0, total)
+            del model
+
     def test_is_that_of_a_new_process_in_a_new_block(self) -> None:
         with fake_mode(fake_cuda=True):
             torch.empty(2**20, device="cuda")

@@ -30,8 +30,9 @@ thread_local DeviceIndex visible_count = 0;
 thread_local DeviceIndex current_device = 0;
 
 auto asTuple(const GpuDescription& gpu) {
-  return std::tie(gpu.name, gpu.total_memory, gpu.context_memory, gpu.major, gpu.minor, gpu.multiprocessors,
-                  gpu.max_threads_per_multiprocessor, gpu.shared_memory_per_block_optin, gpu.l2_cache);
+  return std::tie(gpu.name, gpu.total_memory, gpu.is_limited, gpu.context_memory, gpu.major, gpu.minor,
+                  gpu.multiprocessors, gpu.max_threads_per_multiprocessor, gpu.shared_memory_per_block_optin,
+                  gpu.l2_cache);
 }
 
 // All descriptions that there have been, each once. Leaked: any thread may hold a pointer to one.

@@ -12,7 +12,9 @@ namespace torchext {
 struct GpuDescription {
   std::string name = "torchext fake CUDA device";
   std::int64_t total_memory = std::int64_t{80} << 30;  // in bytes, as the driver reports it
-  std::int64_t context_memory = 0;                     // in bytes, that a process cannot allocate
+  // Whether the memory can run out. Where nobody has said what the devices are, a model of any size fits.
+  bool is_limited = false;
+  std::int64_t context_memory = 0;  // in bytes, that a process cannot allocate
   int major = 9;
   int minor = 0;
   int multiprocessors = 132;
