@@ -71,9 +71,9 @@ def encode_tensor(tensor: Tensor) -> dict[str, Any]:
 def names_of_storages(values: Any, letter: str) -> dict[int, str]:
     """The addresses of the storages of all CUDA tensors in `values`."""
     names: dict[int, str] = {}
-    for i, tensor in enumerate(leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)):
-        if tensor.device.type == "cuda" and tensor.numel() > 0:
-            names.setdefault(tensor.untyped_storage().data_ptr(), f"{letter}{i}")
+    for i, leaf in enumerate(tree_leaves(values)):
+        if isinstance(leaf, Tensor) and leaf.device.type == "cuda" and leaf.numel() > 0:
+            names.setdefault(leaf.untyped_storage().data_ptr(), f"{letter}{i}")
     return names
 
 

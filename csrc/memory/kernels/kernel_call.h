@@ -95,5 +95,10 @@ struct NamedKernelRule {
 // The rules of one kind of kernels. Each is defined in the file of its kind.
 c10::ArrayRef<NamedKernelRule> blasKernelRules();
 c10::ArrayRef<NamedKernelRule> reductionKernelRules();
+c10::ArrayRef<NamedKernelRule> sortingKernelRules();
+c10::ArrayRef<NamedKernelRule> attentionKernelRules();
+c10::ArrayRef<NamedKernelRule> normalizationKernelRules();
+c10::ArrayRef<NamedKernelRule> lossKernelRules();
+c10::ArrayRef<NamedKernelRule> convolutionKernelRules();
 
 }  // namespace torchext

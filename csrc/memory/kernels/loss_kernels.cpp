@@ -1,0 +1,84 @@
+// Losses: they compute a number for each element, and reduce them.
+
+#include <array>
+#include <optional>
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/ExpandUtils.h>
+
+#include "kernel_call.h"
+#include "reduction_buffers.h"
+
+namespace torchext {
+
+using at::Tensor;
+
+namespace {
+
+using BlockNumber = KernelCall::BlockNumber;
+
+constexpr std::int64_t kNoReduction = 0;
+
+// Reduces a contiguous tensor of these sizes to the result.
+void reduceLosses(KernelCall& call, c10::IntArrayRef sizes) {
+  const Tensor& result = call.result();
+  const Tensor losses = at::detail::empty_meta(sizes, result.scalar_type());
+  const std::int64_t accumulator = std::max<std::int64_t>(4, static_cast<std::int64_t>(result.element_size()));
+  reduceOnGpu(call, {losses, result, std::nullopt, /*keepdim=*/false, accumulator});
+}
+
+template <std::size_t Reduction>
+void elementwiseLoss(KernelCall& call) {
+  call.allocateResults();
+  if (call.argument(Reduction).toInt() == kNoReduction) {
+    return;
+  }
+  const auto sizes = at::infer_size_dimvector(call.tensor(0).sizes(), call.tensor(1).sizes());
+  const auto element = static_cast<std::int64_t>(call.result().element_size());
+  const BlockNumber losses = call.allocate(c10::multiply_integers(sizes) * element);
+  reduceLosses(call, sizes);
+  call.free(losses);
+}
+
+// `binary_cross_entropy_cuda()`: the result is what the losses are in, and is shrunk when they have been reduced.
+void binaryCrossEntropy(KernelCall& call) {
+  call.allocateResults();
+  if (call.argument(3).toInt() == kNoReduction) {
+    return;
+  }
+  const BlockNumber reduced = call.copy(call.result());
+  reduceLosses(call, call.tensor(0).sizes());
+  call.free(reduced);
+}
+
+// `binary_cross_entropy_with_logits()` in Loss.cpp, of others: the logarithm of the sigmoid, and the losses.
+void binaryCrossEntropyWithLogits(KernelCall& call) {
+  const Tensor& self = call.tensor(0);
+  const BlockNumber logarithm = call.copy(self);
+  if (call.argument(4).toInt() == kNoReduction) {
+    call.allocateResults();
+    call.free(logarithm);
+    return;
+  }
+  const BlockNumber losses = call.copy(self);
+  call.allocateResults();
+  reduceLosses(call, self.sizes());
+  call.free({losses, logarithm});
+}
+
+constexpr std::array kLossRules{
+    NamedKernelRule{"aten::mse_loss", elementwiseLoss<2>},
+    NamedKernelRule{"aten::smooth_l1_loss", elementwiseLoss<2>},
+    NamedKernelRule{"aten::huber_loss", elementwiseLoss<2>},
+    NamedKernelRule{"aten::soft_margin_loss", elementwiseLoss<2>},
+    NamedKernelRule{"aten::binary_cross_entropy", binaryCrossEntropy},
+    NamedKernelRule{"aten::binary_cross_entropy_with_logits", binaryCrossEntropyWithLogits},
+};
+
+}  // namespace
+
+c10::ArrayRef<NamedKernelRule> lossKernelRules() {
+  return kLossRules;
+}
+
+}  // namespace torchext

@@ -1,0 +1,201 @@
+// Normalization, softmax, dropout, recurrent cells, norms of lists of tensors, and what is copied before it is resized.
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <vector>
+
+#include <ATen/EmptyTensor.h>
+
+#include "kernel_call.h"
+#include "reduction_buffers.h"
+
+namespace torchext {
+
+using at::Tensor;
+
+namespace {
+
+using BlockNumber = KernelCall::BlockNumber;
+
+BlockNumber copyUnlessContiguous(KernelCall& call, const Tensor& tensor) {
+  return tensor.is_contiguous() ? -1 : call.copy(tensor);
+}
+
+std::int64_t sizeOfSum(const Tensor& tensor) {
+  return std::max<std::int64_t>(4, static_cast<std::int64_t>(tensor.element_size()));
+}
+
+// Copies the first argument after it has allocated its results: `host_softmax()`, and others.
+void copyFirst(KernelCall& call) {
+  call.allocateResults();
+  call.free(copyUnlessContiguous(call, call.tensor(0)));
+}
+
+// `group_norm_kernel.cu`: for each channel of each sample a factor and a summand.
+void groupNorm(KernelCall& call) {
+  const Tensor& self = call.tensor(0);
+  const BlockNumber copy = self.is_contiguous(self.suggest_memory_format()) ? -1 : call.copy(self);
+  call.allocateResults();
+  const std::int64_t samples = call.argument(3).toInt();
+  const std::int64_t channels = call.argument(4).toInt();
+  const std::int64_t positions = call.argument(5).toInt();
+  if (positions > 1 && (call.has(1) || call.has(2)) && self.numel() > 0) {
+    const BlockNumber factor = call.allocate(samples * channels * sizeOfSum(self));
+    const BlockNumber summand = call.allocate(samples * channels * sizeOfSum(self));
+    call.free({summand, factor});
+  }
+  call.free(copy);
+}
+
+void groupNormBackward(KernelCall& call) {
+  const Tensor& gradient = call.tensor(0);
+  const Tensor& self = call.tensor(1);
+  const BlockNumber copy = copyUnlessContiguous(call, gradient);
+  call.allocateResults();
+  const std::int64_t samples = call.argument(5).toInt();
+  const std::int64_t channels = call.argument(6).toInt();
+  const std::int64_t positions = call.argument(7).toInt();
+  const std::int64_t of_groups = samples * call.argument(8).toInt() * sizeOfSum(self);
+  const std::int64_t of_channels = samples * channels * sizeOfSum(self);
+  const auto wanted = call.argument(9).toBoolList();
+  if (positions == 1) {
+    const BlockNumber first = wanted[0] ? call.allocate(of_groups) : -1;
+    const BlockNumber second = wanted[0] ? call.allocate(of_groups) : -1;
+    call.free({second, first, copy});
+    return;
+  }
+  const BlockNumber products = call.allocate(of_channels);
+  const BlockNumber sums = call.allocate(of_channels);
+  if (wanted[0]) {
+    const BlockNumber second = call.allocate(of_groups);
+    const BlockNumber third = call.allocate(of_groups);
+    const BlockNumber first = call.has(4) ? call.allocate(of_channels) : -1;
+    call.free({third, second, first});
+  }
+  call.free({sums, products, copy});
+}
+
+// `layer_norm_cuda()` and its backward in layer_norm_kernel.cu.
+void layerNorm(KernelCall& call) {
+  const BlockNumber copy = copyUnlessContiguous(call, call.tensor(0));
+  call.allocateResults();
+  call.free(copy);
+}
+
+void layerNormBackward(KernelCall& call) {
+  const BlockNumber input = copyUnlessContiguous(call, call.tensor(1));
+  call.allocateResults();
+  const BlockNumber gradient = copyUnlessContiguous(call, call.tensor(0));
+  call.free({gradient, input});
+}
+
+// The product of gradient and output is summed up.
+void softmaxBackward(KernelCall& call) {
+  call.allocateResults();
+  const BlockNumber product = call.copy(call.tensor(0));
+  call.free(product);
+}
+
+// `_safe_softmax()` in Attention.cpp of ATen/native/transformers: rows without any weight become zeros.
+void safeSoftmax(KernelCall& call) {
+  call.allocateResults();
+  const Tensor& self = call.tensor(0);
+  const std::int64_t dim = call.argument(1).toInt();
+  const BlockNumber is_masked = call.allocate(self.numel());
+  const Tensor mask = at::detail::empty_strided_meta(self.sizes(), self.strides(), at::kBool);
+  c10::DimVector sizes{self.sizes()};
+  sizes[static_cast<std::size_t>(dim < 0 ? dim + self.dim() : dim)] = 1;
+  const Tensor rows = at::detail::empty_meta(sizes, at::kBool);
+  const BlockNumber are_masked = call.allocate(rows.numel());
+  const std::array<std::int64_t, 1> dims{dim};
+  reduceOnGpu(call, {mask, rows, c10::OptionalIntArrayRef{dims}, /*keepdim=*/true, 1});
+  const BlockNumber zero = call.allocate(static_cast<std::int64_t>(self.element_size()));
+  call.free({zero, are_masked, is_masked});
+}
+
+// `logsumexp_out_impl()`: the maxima, whether they are infinite, and the sums of the exponentials.
+void logSumExp(KernelCall& call) {
+  const Tensor& self = call.tensor(0);
+  if (!self.is_floating_point() || self.numel() == 0) {
+    return;
+  }
+  const std::vector<std::int64_t> dims = call.argument(1).toIntVector();
+  const bool keepdim = call.argument(2).toBool();
+  const Tensor& result = call.result();
+  const auto element = static_cast<std::int64_t>(self.element_size());
+  const BlockNumber maxima = call.copy(result);
+  c10::DimVector sizes{self.sizes()};
+  for (const std::int64_t dim : dims) {
+    sizes[static_cast<std::size_t>(dim < 0 ? dim + self.dim() : dim)] = 1;
+  }
+  const Tensor kept = at::detail::empty_meta(sizes, self.scalar_type());
+  reduceOnGpu(call, {self, kept, c10::OptionalIntArrayRef{dims}, /*keepdim=*/true, element});
+  const BlockNumber magnitudes = call.copy(result);
+  const BlockNumber are_infinite = call.allocate(result.numel());
+  call.free({are_infinite, magnitudes});
+  const BlockNumber exponentials = call.copy(self);
+  call.allocateResult(0);
+  reduceOnGpu(call, {self, result, c10::OptionalIntArrayRef{dims}, keepdim, sizeOfSum(self)});
+  call.free({exponentials, maxima});
+}
+
+void maskFirst(KernelCall& call) {
+  call.allocateResults({1, 0});
+}
+
+void workspaceFirst(KernelCall& call) {
+  call.allocateResults({2, 0, 1});
+}
+
+// `upsample_*_backward`: the gradient in a memory format that the kernel knows.
+void copyForFormat(KernelCall& call) {
+  call.allocateResults();
+  const Tensor& gradient = call.tensor(0);
+  call.free(gradient.is_contiguous(gradient.suggest_memory_format()) ? -1 : call.copy(gradient));
+}
+
+// ForeachReduceOp.cu: the chunks are reduced to a number each, and these to one for each tensor.
+void normsOfList(KernelCall& call) {
+  constexpr std::int64_t kChunk = 65536;
+  const std::vector<Tensor> tensors = call.argument(0).toTensorVector();
+  std::int64_t chunks = 0;
+  for (const Tensor& tensor : tensors) {
+    chunks += (tensor.numel() + kChunk - 1) / kChunk;
+  }
+  const auto count = static_cast<std::int64_t>(tensors.size());
+  const std::int64_t size = tensors.empty() ? 0 : sizeOfSum(tensors.front());
+  const BlockNumber offsets = call.allocate((count + 1) * 8);
+  const BlockNumber norms = call.allocate(chunks * size);
+  call.allocateResults();
+  call.free({norms, offsets});
+}
+
+constexpr std::array kNormalizationRules{
+    NamedKernelRule{"aten::native_group_norm", groupNorm},
+    NamedKernelRule{"aten::native_group_norm_backward", groupNormBackward},
+    NamedKernelRule{"aten::native_layer_norm", layerNorm},
+    NamedKernelRule{"aten::native_layer_norm_backward", layerNormBackward},
+    NamedKernelRule{"aten::_softmax", copyFirst},
+    NamedKernelRule{"aten::_log_softmax", copyFirst},
+    NamedKernelRule{"aten::_softmax_backward_data", softmaxBackward},
+    NamedKernelRule{"aten::_log_softmax_backward_data", copyFirst},
+    NamedKernelRule{"aten::_safe_softmax", safeSoftmax},
+    NamedKernelRule{"aten::logsumexp", logSumExp},
+    NamedKernelRule{"aten::native_dropout", maskFirst},
+    NamedKernelRule{"aten::_thnn_fused_gru_cell", maskFirst},
+    NamedKernelRule{"aten::_thnn_fused_lstm_cell", workspaceFirst},
+    NamedKernelRule{"aten::nll_loss2d_forward", maskFirst},
+    NamedKernelRule{"aten::upsample_nearest2d_backward", copyForFormat},
+    NamedKernelRule{"aten::_upsample_nearest_exact2d_backward", copyForFormat},
+    NamedKernelRule{"aten::upsample_bilinear2d_backward", copyForFormat},
+    NamedKernelRule{"aten::_foreach_norm.Scalar", normsOfList},
+};
+
+}  // namespace
+
+c10::ArrayRef<NamedKernelRule> normalizationKernelRules() {
+  return kNormalizationRules;
+}
+
+}  // namespace torchext

@@ -1,0 +1,233 @@
+// Sorts, scans, and what is computed with them: embeddings and indices that are added up.
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <vector>
+
+#include "cub_buffers.h"
+#include "kernel_call.h"
+
+namespace torchext {
+
+using at::Tensor;
+
+namespace {
+
+using BlockNumber = KernelCall::BlockNumber;
+
+constexpr std::int64_t kLong = 8;  // bytes
+
+std::int64_t divideRoundingUp(std::int64_t a, std::int64_t b) {
+  return (a + b - 1) / b;
+}
+
+// `get_num_bits()`: how many bits numbers up to `largest` have.
+std::int64_t countBits(std::int64_t largest) {
+  std::int64_t bits = 1;
+  while ((largest >>= 1) != 0) {
+    ++bits;
+  }
+  return bits;
+}
+
+std::int64_t sliceSize(const Tensor& tensor, std::int64_t dim) {
+  return tensor.dim() == 0 ? 1 : tensor.size(dim);
+}
+
+// `launch_stable_sort_kernel()` and `sortKeyValueInplace()`. Slices of up to 4096 elements are sorted where they are.
+void sortSlices(KernelCall& call, const Tensor& self, std::int64_t dim) {
+  call.allocateResults();
+  const std::int64_t size = sliceSize(self, dim);
+  const std::int64_t count = self.numel();
+  constexpr std::int64_t kInPlace = 4096;
+  if (count == 0) {
+    return;
+  }
+  if (size <= kInPlace) {
+    call.allocateAndFree(size * kLong);
+    return;
+  }
+  const std::int64_t key_bytes = static_cast<std::int64_t>(self.element_size());
+  const CubSort sort{count, key_bytes, kLong, self.scalar_type() == at::kBool ? 8 : key_bytes * 8};
+  const std::int64_t slices = count / size;
+  constexpr std::int64_t kManySlices = 128;
+  if (slices == 1 || slices >= kManySlices) {
+    const BlockNumber indices = call.allocate(count * kLong);
+    call.allocateAndFree(slices == 1 ? cubRadixSortBytes(sort) : cubSegmentedSortBytes(sort));
+    call.free(indices);
+    return;
+  }
+  // `segmented_sort_pairs_by_full_sort()`: all elements together, and then by their slices.
+  const BlockNumber places = call.allocate(count * kLong);
+  const BlockNumber sorted_places = call.allocate(count * kLong);
+  const BlockNumber keys = call.allocate(count * key_bytes);
+  call.allocateAndFree(cubRadixSortBytes(sort));
+  call.free(keys);
+  call.allocateAndFree(cubRadixSortBytes({count, kLong, 0, countBits(slices)}));
+  call.free({sorted_places, places});
+}
+
+void sortStable(KernelCall& call) {
+  sortSlices(call, call.tensor(0), call.argument(2).toInt());
+}
+
+void sort(KernelCall& call) {
+  sortSlices(call, call.tensor(0), call.argument(1).toInt());
+}
+
+// `should_use_multiblock()` in TensorTopK.cu.
+bool usesManyBlocks(std::int64_t slices, std::int64_t size) {
+  struct Limit {
+    std::int64_t slices;
+    std::int64_t size;
+  };
+  constexpr std::array<Limit, 7> kLimits{{{20, 20000},
+                                          {40, 10000},
+                                          {80, 8000},
+                                          {199, 5000},
+                                          {799, 3000},
+                                          {4000, 800},
+                                          {std::numeric_limits<std::int64_t>::max(), 400}}};
+  const auto* limit =
+      std::find_if(kLimits.begin(), kLimits.end(), [slices](const Limit& entry) { return slices <= entry.slices; });
+  return size >= limit->size;
+}
+
+void topk(KernelCall& call) {
+  call.allocateResults();
+  const Tensor& self = call.tensor(0);
+  if (self.numel() == 0 || self.dim() == 0) {
+    return;
+  }
+  const BlockNumber copy = self.is_contiguous() ? -1 : call.copy(self);
+  const std::int64_t size = sliceSize(self, call.argument(2).toInt());
+  const std::int64_t slices = self.numel() / size;
+  if (usesManyBlocks(slices, size)) {
+    constexpr std::int64_t kThreads = 256;
+    constexpr std::int64_t kDigits = 256;
+    constexpr std::int64_t kBlocksPerMultiprocessor = 6;  // 65536 registers, of which a thread needs 40
+    const std::int64_t items = std::clamp<std::int64_t>(
+        divideRoundingUp(self.numel(), call.gpu.multiprocessors * kBlocksPerMultiprocessor * kThreads), 4, 64);
+    const std::int64_t blocks = slices * divideRoundingUp(size, items * kThreads);
+    const auto element = static_cast<std::int64_t>(self.element_size());
+    std::vector<BlockNumber> buffers;
+    for (const std::int64_t bytes : {slices * element, slices * 8, slices * 2 * std::max<std::int64_t>(element, 4),
+                                     blocks * kDigits * 2, slices * kDigits * 4, blocks * 4, blocks * 4}) {
+      buffers.push_back(call.allocate(bytes));
+    }
+    call.allocateAndFree(cubScanBytes(blocks, kLong));
+    call.allocateAndFree(cubScanBytes(blocks, kLong));
+    for (auto buffer = buffers.rbegin(); buffer != buffers.rend(); ++buffer) {
+      call.free(*buffer);
+    }
+  }
+  call.free(copy);
+}
+
+// Only vectors are scanned by CUB: `scan_dim()` in ScanUtils.cuh. Sums of integers are computed in those of 8 bytes.
+void cumulate(KernelCall& call) {
+  call.allocateResults();
+  const Tensor& self = call.tensor(0);
+  const Tensor& result = call.result();
+  if (self.numel() == 0 || self.dim() == 0) {
+    return;
+  }
+  const BlockNumber cast = self.scalar_type() == result.scalar_type() ? -1 : call.copy(result);
+  const BlockNumber copy = cast >= 0 || self.is_contiguous() ? -1 : call.copy(self);
+  if (self.numel() == sliceSize(self, call.argument(1).toInt())) {
+    call.allocateAndFree(cubScanBytes(self.numel(), static_cast<std::int64_t>(result.element_size())));
+  }
+  call.free({copy, cast});
+}
+
+// What has been sorted to add up the gradients of the same row.
+struct SortedIndices {
+  BlockNumber sorted;
+  BlockNumber original;
+};
+
+SortedIndices sortIndices(KernelCall& call, const Tensor& indices, std::int64_t largest) {
+  const std::int64_t count = indices.numel();
+  const auto element = static_cast<std::int64_t>(indices.element_size());
+  const BlockNumber sorted = call.allocate(count * element);
+  const BlockNumber original = call.allocate(count * element);
+  const BlockNumber range = call.allocate(count * element);
+  call.allocateAndFree(cubRadixSortBytes({count, element, element, countBits(largest)}));
+  call.free(range);
+  return {sorted, original};
+}
+
+// `embedding_backward_cuda_kernel()`: the rows are added up in segments of up to 10, and these by their row.
+void addUpSegments(KernelCall& call, const Tensor& gradient, const Tensor& indices, std::int64_t rows) {
+  call.allocateResults();
+  constexpr std::int64_t kRowsOfSegment = 10;
+  const std::int64_t count = indices.numel();
+  const auto element = static_cast<std::int64_t>(indices.element_size());
+  const BlockNumber offsets = call.allocate(count * element);
+  const BlockNumber num_segments = call.allocate(kLong);
+  const BlockNumber unique = call.allocate(count * element);
+  call.allocateAndFree(cubUniqueByKeyBytes(count));
+  call.free(unique);
+  const std::int64_t segments = std::min(count, rows);
+  const BlockNumber partials = call.allocate(segments * element);
+  const BlockNumber partial_offsets = call.allocate(segments * element);
+  call.allocateAndFree(cubScanBytes(segments, element));
+  const BlockNumber num_partials = call.allocate(kLong);
+  const std::int64_t parts = (count / kRowsOfSegment) + segments;
+  const BlockNumber starts = call.allocate(parts * element);
+  const std::int64_t sum_bytes = std::max<std::int64_t>(4, static_cast<std::int64_t>(gradient.element_size()));
+  const BlockNumber sums = call.allocate(parts * gradient.size(-1) * sum_bytes);
+  call.free({sums, starts, num_partials, partial_offsets, partials, num_segments, offsets});
+}
+
+void embeddingBackward(KernelCall& call) {
+  const Tensor& gradient = call.tensor(0);
+  const Tensor& indices = call.tensor(1);
+  const std::int64_t rows = call.argument(2).toInt();
+  constexpr std::int64_t kWithoutSort = 3072;
+  const BlockNumber contiguous = gradient.is_contiguous() ? -1 : call.copy(gradient);
+  if (indices.numel() <= kWithoutSort && !call.argument(4).toBool()) {
+    const BlockNumber copy = indices.is_contiguous() ? -1 : call.copy(indices);
+    call.allocateResults();
+    call.free({copy, contiguous});
+    return;
+  }
+  const SortedIndices sorted = sortIndices(call, indices, rows);
+  addUpSegments(call, gradient, indices, rows);
+  call.free({sorted.original, sorted.sorted, contiguous});
+}
+
+void embeddingBag(KernelCall& call) {
+  call.allocateResults({2, 1});
+  call.allocateResults();
+}
+
+void embeddingBagBackward(KernelCall& call) {
+  const Tensor& gradient = call.tensor(0);
+  const Tensor& indices = call.tensor(1);
+  const std::int64_t rows = call.argument(6).toInt();
+  const BlockNumber contiguous = gradient.is_contiguous() ? -1 : call.copy(gradient);
+  const SortedIndices sorted = sortIndices(call, indices, rows);
+  addUpSegments(call, gradient, indices, rows);
+  call.free({sorted.original, sorted.sorted, contiguous});
+}
+
+constexpr std::array kSortingRules{
+    NamedKernelRule{"aten::sort", sort},
+    NamedKernelRule{"aten::sort.stable", sortStable},
+    NamedKernelRule{"aten::topk", topk},
+    NamedKernelRule{"aten::cumsum", cumulate},
+    NamedKernelRule{"aten::cumprod", cumulate},
+    NamedKernelRule{"aten::embedding_dense_backward", embeddingBackward},
+    NamedKernelRule{"aten::_embedding_bag", embeddingBag},
+    NamedKernelRule{"aten::_embedding_bag_backward", embeddingBagBackward},
+};
+
+}  // namespace
+
+c10::ArrayRef<NamedKernelRule> sortingKernelRules() {
+  return kSortingRules;
+}
+
+}  // namespace torchext
