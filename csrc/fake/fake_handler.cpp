@@ -26,6 +26,7 @@
 #include "storage/fake_keys.h"
 #include "storage/fake_storage.h"
 #include "storage/storage_memory.h"
+#include "values/assumed_values.h"
 #include "values/known_values.h"
 
 namespace torchext {
@@ -400,6 +401,9 @@ void fakeFallback(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   try {
     FakeCall{op, keys, *stack}.run();
   } catch (const DataDependentError& error) {
+    if (!isRecording() && assumeValue(op, *stack)) {
+      return;
+    }
     if (!isInLayoutKernel()) {
       translateError(ErrorKind::kDataDependent, error);
     }

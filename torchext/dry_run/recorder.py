@@ -35,7 +35,13 @@ class Recorder:
 
     Args:
         traces_lines: Whether to look for the line of the program that led to each.
+
+    Attributes:
+        collectives: What was recorded.
+        on_buffers: Is called with the flat tensors of each collective, which were made for it.
     """
+
+    on_buffers: Callable[[list[Tensor]], object] | None = None
 
     def __init__(self, traces_lines: bool) -> None:
         self.collectives: list[Collective] = []
@@ -78,6 +84,8 @@ class Recorder:
         for tensor in tensors:
             if tensor.layout is torch.strided:
                 self._by_storage[tensor.untyped_storage()._cdata] = number
+        if self.on_buffers is not None:
+            self.on_buffers([t for t in tensors if t.dim() == 1 and not t.requires_grad])
 
         def on_return(results: tuple[Any, ...]) -> None:
             if results and isinstance(results[-1], torch.ScriptObject):

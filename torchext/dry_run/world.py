@@ -14,7 +14,7 @@ from typing_extensions import Self
 from .. import _C
 from ..fake import fake_mode
 from ..fake.gpus import FakeGPU
-from . import ddp_reducer, process_groups  # noqa: F401  (declares what is replaced)
+from . import data, ddp_reducer, process_groups  # noqa: F401  (declares what is replaced)
 from .collectives import Collective, GroupSummary, summarize
 from .current import Job, enter, leave, while_world_is_open
 from .environment import torchrun_environment
