@@ -32,8 +32,12 @@ TITLES = {"Fake Tensors & Deferred Module Initialization", "Storages, not tensor
 
 # PyTorch's files that comments and pages name, with their folder if we have a file of the same name.
 PYTORCHS = {
+    "CUDAGeneratorImpl.cpp",
+    "CUDAStream.cpp",
     "sdp_utils.cpp",
     "CUDACachingAllocator.cpp",
+    "CublasHandlePool.cpp",
+    "ReduceOps.cpp",
     "ADInplaceOrViewType.cpp",
     "AutocastRNN.cpp",
     "Blas.cpp",

@@ -19,6 +19,7 @@
 #include "meta/refusals.h"
 #include "storage/fake_factories.h"
 #include "storage/fake_keys.h"
+#include "storage/storage_memory.h"
 
 namespace torchext {
 
@@ -84,6 +85,13 @@ void readsIndices(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   op.redispatchBoxed(keys & kBelowComposites, stack);
 }
 
+// Has a kernel for CUDA only, which looks for the block of the caching allocator by its address.
+void recordStream(Tensor& self, c10::Stream stream) {  // NOLINT(google-runtime-references): the schema's
+  if (void* allocation = allocationOf(self.storage())) {
+    memoryCounter()->recordStream(allocation, stream.id());
+  }
+}
+
 // Makes what a composite operator allocates fake, even outside of fake_mode().
 void allocates(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   const FakeFactoriesGuard guard;
@@ -112,6 +120,7 @@ void translated(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
 
 void registerComposites(torch::Library& library) {
   library.impl("max_pool1d", &maxPool1d);
+  library.impl("record_stream", &recordStream);
   library.impl("ctc_loss.Tensor", torch::CppFunction::makeFromBoxedFunction<&translated<&readsLengths>>());
   library.impl("tensor_split.tensor_indices_or_sections",
                torch::CppFunction::makeFromBoxedFunction<&translated<&readsIndices>>());

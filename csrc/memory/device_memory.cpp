@@ -8,6 +8,7 @@
 #include <c10/util/Exception.h>
 
 #include "../fake/cuda/fake_cuda.h"
+#include "../fake/cuda/streams.h"
 #include "out_of_memory.h"
 
 namespace torchext {
@@ -85,6 +86,7 @@ void DeviceMemory::followGpu() {
     return;
   }
   generation_ = generation;
+  forgetWorkspaces();
   const GpuDescription& gpu = fakeGpu();
   const auto capacity = static_cast<std::size_t>(gpu.total_memory - gpu.context_memory);
   if (!allocator_ || first_ == nullptr) {
@@ -143,9 +145,43 @@ Allocation* DeviceMemory::allocate(std::size_t bytes, const AllocationCause& cau
   raiseOutOfMemory(bytes);
 }
 
-void DeviceMemory::free(Allocation* allocation) noexcept {
-  const std::unique_ptr<Allocation> owner{allocation};
+// Workspaces alone are no reason for the allocator to stay.
+void DeviceMemory::forgetWorkspaces() {
+  std::size_t num_allocations = 0;
+  for (const Allocation* allocation = first_; allocation != nullptr; allocation = allocation->next) {
+    ++num_allocations;
+  }
+  if (num_allocations == workspaces_.size()) {
+    for (const auto& [key, workspace] : std::exchange(workspaces_, {})) {
+      freeLocked(workspace);
+    }
+  }
+}
+
+void DeviceMemory::keepWorkspace(WorkspaceKey key, std::size_t bytes, const AllocationCause& cause) {
+  const std::tuple place{key.number, key.is_for_backward, currentFakeStream(device_.index())};
+  {
+    const std::lock_guard<std::mutex> lock(memoryMutex());
+    followGpu();
+    const auto known = workspaces_.find(place);
+    if (known != workspaces_.end() && known->second->bytes >= bytes) {
+      return;
+    }
+  }
+  Allocation* workspace = allocate(bytes, cause);
   const std::lock_guard<std::mutex> lock(memoryMutex());
+  if (Allocation* outgrown = std::exchange(workspaces_[place], workspace)) {
+    freeLocked(outgrown);
+  }
+}
+
+void DeviceMemory::free(Allocation* allocation) noexcept {
+  const std::lock_guard<std::mutex> lock(memoryMutex());
+  freeLocked(allocation);
+}
+
+void DeviceMemory::freeLocked(Allocation* allocation) noexcept {
+  const std::unique_ptr<Allocation> owner{allocation};
   if (allocation->next != nullptr) {
     allocation->next->previous = allocation->previous;
   }
@@ -267,6 +303,9 @@ std::vector<TraceEntry> DeviceMemory::history() {
 
 void DeviceMemory::tellExisting(Timeline& timeline) {
   const std::lock_guard<std::mutex> lock(memoryMutex());
+  if (allocator_) {
+    followGpu();
+  }
   for (Allocation* allocation = first_; allocation != nullptr; allocation = allocation->next) {
     AllocationRecord record = recordOf(*allocation, {});
     record.scope = -1;

@@ -7,9 +7,11 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <unordered_map>
 #include <vector>
 
@@ -19,6 +21,7 @@
 #include <torchext/macros.h>
 
 #include "caching_allocator.h"
+#include "kernels/kernel_memory.h"
 #include "timeline.h"
 
 namespace torchext {
@@ -55,6 +58,12 @@ struct AllocationCause {
   MemoryCategory category = MemoryCategory::kTemporary;
 };
 
+// Which workspace, and for which of the threads that the program would have on a GPU.
+struct WorkspaceKey {
+  WorkspaceNumber number;
+  bool is_for_backward;
+};
+
 // The memory of one device. Thread-safe.
 class TORCHEXT_API DeviceMemory {
  public:
@@ -72,6 +81,9 @@ class TORCHEXT_API DeviceMemory {
   Allocation* allocate(std::size_t bytes, const AllocationCause& cause);
   void free(Allocation* allocation) noexcept;
   void recordStream(Allocation* allocation, c10::StreamId stream);
+
+  // Sees that there is a workspace of at least `bytes` for the stream that is current on this thread. It is kept.
+  void keepWorkspace(WorkspaceKey key, std::size_t bytes, const AllocationCause& cause);
 
   // The following are about CUDA devices only.
   AllocatorStats stats();
@@ -98,6 +110,8 @@ class TORCHEXT_API DeviceMemory {
 
  private:
   void followGpu();
+  void freeLocked(Allocation* allocation) noexcept;
+  void forgetWorkspaces();
   void observe();
   AllocationRecord recordOf(const Allocation& allocation, const AllocationCause& cause) const;
   std::size_t reserved() const;
@@ -108,6 +122,8 @@ class TORCHEXT_API DeviceMemory {
   std::uint64_t generation_ = 0;  // of the fake GPU that the allocator is for
   std::size_t bytes_ = 0;         // that are allocated on a device without an allocator
   Allocation* first_ = nullptr;   // the list of what is allocated
+  // By the workspace, whether it is for backward passes, and the stream.
+  std::map<std::tuple<WorkspaceNumber, bool, c10::StreamId>, Allocation*> workspaces_;
   std::size_t max_history_ = 0;
   std::deque<TraceEntry> history_;
 };

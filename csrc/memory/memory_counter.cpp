@@ -1,5 +1,6 @@
 #include "memory_counter.h"
 
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <string_view>
@@ -15,7 +16,7 @@
 #include "../marks/source_lines.h"
 #include "../support/stack_utils.h"
 #include "device_memory.h"
-#include "kernel_memory.h"
+#include "kernels/kernel_memory.h"
 #include "timeline.h"
 
 namespace torchext {
@@ -40,6 +41,14 @@ struct Scratch final : KernelScratch {
   const Device device;
 };
 
+void countStoragesOf(ArrayRef<IValue> values) {
+  forEachTensor(values, [](const at::Tensor& tensor) {
+    if (tensor.has_storage()) {
+      countStorage(tensor.storage());
+    }
+  });
+}
+
 // The blocks that a running kernel has allocated.
 class KernelBlocks {
  public:
@@ -54,20 +63,29 @@ class KernelBlocks {
     }
   }
 
-  void run(ArrayRef<KernelStep> steps) {
+  // Results that a step names are counted then.
+  void run(ArrayRef<KernelStep> steps, ArrayRef<IValue> results) {
+    AllocationCause cause = current_cause;
+    cause.is_of_kernel = true;
     for (const KernelStep& step : steps) {
       const auto number = static_cast<std::size_t>(step.block);
-      if (step.kind == KernelStep::Kind::kFree) {
-        free(std::exchange(blocks_.at(number), nullptr));
-        continue;
-      }
-      if (blocks_.size() <= number) {
-        blocks_.resize(number + 1, nullptr);
-      }
-      AllocationCause cause = current_cause;
-      cause.is_of_kernel = true;
-      if (step.bytes > 0) {
-        blocks_[number] = DeviceMemory::of(device_).allocate(static_cast<std::size_t>(step.bytes), cause);
+      const auto bytes = static_cast<std::size_t>(step.bytes);
+      switch (step.kind) {
+        case KernelStep::Kind::kAllocate:
+          blocks_.resize(std::max(blocks_.size(), number + 1), nullptr);
+          blocks_[number] = DeviceMemory::of(device_).allocate(bytes, cause);
+          break;
+        case KernelStep::Kind::kFree:
+          free(std::exchange(blocks_[number], nullptr));
+          break;
+        case KernelStep::Kind::kWorkspace:
+          // Each thread has its own handle of cuBLAS, and on a GPU a backward pass runs on another one.
+          DeviceMemory::of(device_).keepWorkspace(
+              {static_cast<WorkspaceNumber>(number), torch::autograd::get_current_node() != nullptr}, bytes, cause);
+          break;
+        case KernelStep::Kind::kResult:
+          countStoragesOf(results[number]);
+          break;
       }
     }
   }
@@ -144,6 +162,11 @@ class Counter final : public MemoryCounter {
     DeviceMemory::of(known->device).free(known);
   }
 
+  void recordStream(void* allocation, c10::StreamId stream) override {
+    auto* known = static_cast<Allocation*>(allocation);
+    DeviceMemory::of(known->device).recordStream(known, stream);
+  }
+
   std::shared_ptr<const KernelScratch> scratchOf(const OperatorHandle& op,
                                                  ArrayRef<IValue> arguments,
                                                  ArrayRef<IValue> results) override {
@@ -168,22 +191,13 @@ class Counter final : public MemoryCounter {
     const CauseGuard cause{op};
     const auto* known = static_cast<const Scratch*>(scratch);
     if (known == nullptr) {
-      countResults(results);
+      countStoragesOf(results);
       return;
     }
     KernelBlocks blocks{known->device};
-    blocks.run(known->memory.before_results);
-    countResults(results);
-    blocks.run(known->memory.after_results);
-  }
-
- private:
-  static void countResults(ArrayRef<IValue> results) {
-    forEachTensor(results, [](const at::Tensor& result) {
-      if (result.has_storage()) {
-        countStorage(result.storage());
-      }
-    });
+    blocks.run(known->memory.before_results, results);
+    countStoragesOf(results);
+    blocks.run(known->memory.after_results, results);
   }
 };
 

@@ -14,6 +14,8 @@
 #include "../fake/cache/metadata_cache.h"
 #include "../fake/collectives/collectives.h"
 #include "../fake/cuda/fake_cuda.h"
+#include "../fake/cuda/generators.h"
+#include "../fake/cuda/streams.h"
 #include "../fake/fake.h"
 #include "../fake/layouts/layout.h"
 #include "../fake/meta/device_hints.h"
@@ -131,6 +133,18 @@ auto describedGpu() {
                     gpu.l2_cache};
 }
 
+std::int64_t currentStream(std::int64_t device) {
+  return currentFakeStream(static_cast<c10::DeviceIndex>(device));
+}
+
+void setCurrentStream(std::int64_t device, std::int64_t stream) {
+  setCurrentFakeStream(static_cast<c10::DeviceIndex>(device), stream);
+}
+
+at::Generator defaultGenerator(std::int64_t device) {
+  return defaultFakeCudaGenerator(static_cast<c10::DeviceIndex>(device));
+}
+
 // A description lives as long as the process, so its address names it.
 std::uintptr_t numberOfGpu() {
   return reinterpret_cast<std::uintptr_t>(&fakeGpu());
@@ -204,6 +218,10 @@ void bindFake(pybind11::module_& module) {
   bind(module, "largest_fake_cuda_devices", largestFakeCudaDevices);
   bind(module, "describe_fake_gpu", describe);
   bind(module, "describe_fake_gpu_again", describeAgain);
+  bind(module, "default_fake_cuda_generator", defaultGenerator);
+  bind(module, "current_fake_stream", currentStream);
+  bind(module, "set_current_fake_stream", setCurrentStream);
+  bind(module, "new_fake_stream", newFakeStream);
   bind(module, "fake_gpu", describedGpu);
   bind(module, "fake_gpu_number", numberOfGpu);
   module.def("call_backward", &callInside<FakeCudaBackwardGuard>);

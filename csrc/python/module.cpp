@@ -68,4 +68,5 @@ PYBIND11_MODULE(_C, module) {
   torchext::python::bindPatching(module);
   torchext::python::bindLeases(module);
   torchext::python::bindMemory(module);
+  torchext::python::bindKernelMemory(module);
 }

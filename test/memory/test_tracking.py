@@ -153,7 +153,8 @@ class TestHolders:
             step = trainer()
             step()
             step()
-        titles = {allocation.title for allocation in memory.allocations()}
+        events = range(memory.now().event)
+        titles = {allocation.title for event in events for allocation in memory.allocations(at=event)}
         assert titles >= {"Sequential.0.weight", "Sequential.2.weight.exp_avg", "Sequential.1 aten::relu"}
 
     def test_of_a_backward_pass_are_the_modules_of_the_forward_pass(self) -> None:
@@ -184,7 +185,8 @@ class TestHolders:
             step()
             step = None
             gc.collect()
-            assert memory.now().allocated == 0
+            now = memory.now()
+            assert now.allocated == now.by_category[Category.WORKSPACE]  # which cuBLAS keeps, before 2.15
 
 
 class TestReports:

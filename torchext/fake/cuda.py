@@ -7,17 +7,19 @@ in such a block, and answer for the fake devices on those threads only.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch.accelerator._utils import _get_device_index
 
 from .. import _C
 from ..tools.leases import Lease, while_fakes_live
 from ..tools.once import once
+from .cuda_streams import FakeEvent, FakeStream, current_stream, default_stream, set_stream, set_stream_by_id
 from .gpus import FakeGPU
 
 __all__ = ["fake_cuda"]
@@ -163,17 +165,36 @@ def _synchronize(device: Any = None) -> None:
     _index(device)
 
 
-def _get_rng_state(device: Any = "cuda") -> torch.Tensor:
-    _index(device)
-    return torch.zeros(16, dtype=torch.uint8)  # the seed and the offset of a generator that draws nothing
+def _generator(device: Any = "cuda") -> torch.Generator:
+    return _C.default_fake_cuda_generator(_index(device))
+
+
+def _generators() -> list[torch.Generator]:
+    return [_generator(i) for i in range(_C.fake_cuda_devices())]
 
 
 def _set_rng_state(new_state: torch.Tensor, device: Any = "cuda") -> None:
-    _index(device)
+    if _C.is_fake(new_state):
+        raise RuntimeError(
+            "The state of a generator is read, but this one is a fake tensor. Make it outside of fake_mode()."
+        )
+    _generator(device).set_state(new_state)
 
 
-def _get_rng_state_all() -> list[torch.Tensor]:
-    return [_get_rng_state(i) for i in range(_C.fake_cuda_devices())]
+def _set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
+    for i, state in enumerate(new_states):
+        _set_rng_state(state, i)
+
+
+def _manual_seed_all(seed: int) -> None:
+    for generator in _generators():
+        generator.manual_seed(int(seed))
+
+
+def _seed_all() -> None:
+    seed = None
+    for generator in _generators():
+        seed = generator.seed() if seed is None else generator.manual_seed(seed).initial_seed()
 
 
 def _do_nothing(*args: Any, **kwargs: Any) -> None:
@@ -189,10 +210,18 @@ ANSWERS: dict[str, Callable[..., Any]] = {
     "get_device_capability": _get_device_capability,
     "get_device_name": _get_device_name,
     "get_device_properties": _get_device_properties,
-    "get_rng_state": _get_rng_state,
-    "get_rng_state_all": _get_rng_state_all,
+    "_get_generator": _generator,
+    "_set_stream_by_id": lambda stream_id, device_index, device_type: set_stream_by_id(stream_id, device_index),
+    "current_stream": current_stream,
+    "default_stream": default_stream,
+    "get_rng_state": lambda device="cuda": _generator(device).get_state(),
+    "get_rng_state_all": lambda: [generator.get_state() for generator in _generators()],
     "init": _do_nothing,
-    "initial_seed": lambda: torch.initial_seed(),
+    "initial_seed": lambda: _generator().initial_seed(),
+    "manual_seed": lambda seed: _generator().manual_seed(int(seed)) and None,
+    "manual_seed_all": _manual_seed_all,
+    "seed": lambda: _generator().seed() and None,
+    "seed_all": _seed_all,
     "is_available": lambda: True,
     "is_current_stream_capturing": lambda: False,
     "is_bf16_supported": lambda including_emulation=True: True,
@@ -208,9 +237,54 @@ ANSWERS: dict[str, Callable[..., Any]] = {
     "set_per_process_memory_fraction": _set_memory_fraction,
     "set_device": _set_device,
     "set_rng_state": _set_rng_state,
-    "set_rng_state_all": _do_nothing,
+    "set_rng_state_all": _set_rng_state_all,
     "synchronize": _synchronize,
 }
+
+
+def _accelerator_stream(device: Any = None, /) -> Any:
+    return current_stream(_get_device_index(device, optional=True))
+
+
+def _set_accelerator_stream(stream: Any) -> None:
+    set_stream(stream)
+
+
+# `torch.accelerator` must not have the same functions as `torch.cuda`: Dynamo asserts that each has one name.
+ACCELERATOR: dict[str, Callable[..., Any]] = {
+    "current_stream": _accelerator_stream,
+    "set_stream": _set_accelerator_stream,
+}
+
+
+def _accelerator_index(device: Any = None) -> int:
+    return _index(_get_device_index(device, optional=True))
+
+
+def _accelerator_memory_stats(device: Any = None, /) -> dict[str, Any]:
+    return torch.cuda.memory.memory_stats(_accelerator_index(device))
+
+
+ACCELERATOR_MEMORY: dict[str, Callable[..., Any]] = {
+    "empty_cache": lambda: _C.cuda_empty_cache(),
+    "get_memory_info": lambda device=None, /: _C.cuda_mem_get_info(_accelerator_index(device)),
+    "memory_stats": _accelerator_memory_stats,
+    "reset_accumulated_memory_stats": lambda device=None, /: _C.cuda_reset_accumulated_memory_stats(
+        _accelerator_index(device)
+    ),
+    "reset_peak_memory_stats": lambda device=None, /: _C.cuda_reset_peak_memory_stats(_accelerator_index(device)),
+}
+
+
+def _making(original: Callable[..., Any], fake: type) -> Callable[..., Any]:
+    """Makes a `fake` on threads that see fake devices, and what `original` makes on others."""
+
+    def __new__(cls: type, *args: Any, **kwargs: Any) -> Any:
+        if _C.fake_cuda_devices() and not issubclass(cls, fake):
+            return fake(*args, **kwargs)
+        return original(cls, *args, **kwargs)
+
+    return __new__
 
 
 def _replaced_functions() -> None:
@@ -223,6 +297,14 @@ def _replaced_functions() -> None:
             if function is not None and id(function) not in found:
                 found.add(id(function))
                 _while_devices_exist.patch(module, name, partial(_answering, answer=answer), reason, is_traced=True)
+    for owner, name, fake in ((torch.cuda.Stream, "__new__", FakeStream), (torch.cuda.Event, "__new__", FakeEvent)):
+        _while_devices_exist.patch(owner, name, partial(_making, fake=fake), reason)
+    for name, answer in ACCELERATOR.items():
+        _while_devices_exist.patch(torch.accelerator, name, partial(_answering, answer=answer), reason, is_traced=True)
+    for name, answer in ACCELERATOR_MEMORY.items():
+        _while_devices_exist.patch(
+            torch.accelerator.memory, name, partial(_answering, answer=answer), reason, is_traced=True
+        )
     # PyTorch's own kernels stand for those of cuDNN.
     make = partial(_answering, answer=lambda tensor: False)
     _while_devices_exist.patch(torch.backends.cudnn, "is_acceptable", make, reason, is_traced=True)

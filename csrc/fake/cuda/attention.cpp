@@ -267,6 +267,8 @@ bool canUse(SDPBackend backend, const sdp_params& params, const GpuDescription& 
     case SDPBackend::math:
       return at::globalContext().userEnabledMathSDP();
     default:
+      // That of devices outside of PyTorch, which is allowed unless `sdpa_kernel()` names others.
+      TORCH_CHECK(!at::globalContext().userEnabledOverrideableSDP(), "Invalid backend");
       return false;
   }
 }

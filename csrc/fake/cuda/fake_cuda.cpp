@@ -15,6 +15,8 @@
 #include "../../support/no_warnings.h"
 #include "../../torch_internals/virtual_table.h"
 #include "attention.h"
+#include "generators.h"
+#include "streams.h"
 
 namespace torchext {
 
@@ -115,10 +117,22 @@ class NoCudaGuard final : public c10::impl::DeviceGuardImplInterface {
     current_device = device.index();
   }
 
-  // Returns one stream for all devices: for different ones, the engine would call `record_stream()` on gradients
-  // (`record_stream_any_impl`, input_buffer.cpp), and fakes have no memory to record it for.
+  // Returns one stream for all devices: see streams.h.
   c10::Stream getStream(c10::Device /*device*/) const override {
     return c10::Stream{c10::Stream::DEFAULT, {c10::kCUDA, 0}};
+  }
+
+  c10::Stream getNewStream(c10::Device device, int /*priority*/) const override {
+    return c10::Stream{c10::Stream::UNSAFE, device.has_index() ? device : getDevice(), newFakeStream()};
+  }
+
+  c10::Stream getStreamFromGlobalPool(c10::Device device, bool /*is_high_priority*/) const override {
+    return getNewStream(device, 0);
+  }
+
+  // Nothing takes time.
+  double elapsedTime(void* /*first*/, void* /*second*/, DeviceIndex /*device*/) const override {
+    return 0;
   }
 
   c10::Stream getDefaultStream(c10::Device device) const override {
@@ -168,9 +182,36 @@ using IsBuilt = bool (*)(const Hooks*);
 using IsAvailable = bool (*)(const Hooks*);
 using HasPrimaryContext = bool (*)(const Hooks*, DeviceIndex);
 
+using Init = void (*)(const Hooks*);
+using GetDefaultGenerator = const at::Generator& (*)(const Hooks*, DeviceIndex);
+using GetNewGenerator = at::Generator (*)(const Hooks*, DeviceIndex);
+
 IsBuilt original_is_built = nullptr;
 IsAvailable original_is_available = nullptr;
 HasPrimaryContext original_has_primary_context = nullptr;
+Init original_init = nullptr;
+GetDefaultGenerator original_get_default_generator = nullptr;
+GetNewGenerator original_get_new_generator = nullptr;
+
+DeviceIndex orCurrent(DeviceIndex device) {
+  return device < 0 ? current_device : device;
+}
+
+// PyTorch calls it before it asks for a generator.
+void init(const Hooks* hooks) {
+  if (visible_count == 0) {
+    original_init(hooks);
+  }
+}
+
+const at::Generator& getDefaultGenerator(const Hooks* hooks, DeviceIndex device) {
+  return visible_count > 0 ? defaultFakeCudaGenerator(orCurrent(device))
+                           : original_get_default_generator(hooks, device);
+}
+
+at::Generator getNewGenerator(const Hooks* hooks, DeviceIndex device) {
+  return visible_count > 0 ? newFakeCudaGenerator(orCurrent(device)) : original_get_new_generator(hooks, device);
+}
 
 bool isBuilt(const Hooks* hooks) {
   return visible_count > 0 || original_is_built(hooks);
@@ -199,6 +240,9 @@ void replace() {
   original_is_built = table->replace(slotOf(&Hooks::isBuilt), &isBuilt);
   original_has_primary_context = table->replace(slotOf(&Hooks::hasPrimaryContext), &hasPrimaryContext);
   original_is_available = table->replace(slotOf(&Hooks::isAvailable), &isAvailable);
+  original_init = table->replace(slotOf(&Hooks::init), &init);
+  original_get_default_generator = table->replace(slotOf(&Hooks::getDefaultGenerator), &getDefaultGenerator);
+  original_get_new_generator = table->replace(slotOf(&Hooks::getNewGenerator), &getNewGenerator);
   table->replace(slotOf(&Hooks::compiledWithCuDNN), &compiledWithCuDNN);
   table->installInto(&object);
 }
@@ -273,10 +317,6 @@ void describeFakeGpu(GpuDescription gpu) {
 
 std::uint64_t fakeCudaGeneration() noexcept {
   return generation;
-}
-
-c10::StreamId currentFakeStream(DeviceIndex /*device*/) noexcept {
-  return 0;
 }
 
 FakeCudaGuard::FakeCudaGuard(DeviceIndex count)

@@ -26,6 +26,7 @@ namespace torchext {
 //     functions of the CUDA hooks are replaced;
 //   * the engine counts devices once, at the first backward of the process, to start a thread for each. Fakes need
 //     none: their backward runs on the thread that calls it;
+//   * generators of random numbers for CUDA are asked of the hooks, too: generators.h. Streams are numbers: streams.h;
 //   * the functions of torch.cuda are written in Python, and answered in torchext/fake/cuda.py.
 //
 // On a machine with CUDA devices none of this happens.
@@ -42,9 +43,6 @@ TORCHEXT_API const GpuDescription& fakeGpu();
 
 // Describes the devices from now on, for as long as the block lasts that this thread is in.
 TORCHEXT_API void describeFakeGpu(GpuDescription gpu);
-
-// Returns the stream of `device` that is current on this thread.
-c10::StreamId currentFakeStream(c10::DeviceIndex device) noexcept;
 
 // Returns a number that changes when a thread begins to see devices while no other does.
 std::uint64_t fakeCudaGeneration() noexcept;

@@ -19,6 +19,7 @@
 #include <ATen/core/ivalue.h>
 #include <c10/core/Device.h>
 #include <c10/core/Storage.h>
+#include <c10/core/Stream.h>
 #include <c10/util/ArrayRef.h>
 #include <c10/util/FunctionRef.h>
 
@@ -53,6 +54,9 @@ class MemoryCounter {
   // what `free()` takes. Throws c10::OutOfMemoryError.
   virtual void* allocate(std::size_t nbytes, c10::Device device, std::uint8_t label) = 0;
   virtual void free(void* allocation) noexcept = 0;
+
+  // What has been allocated is used on `stream`, too.
+  virtual void recordStream(void* allocation, c10::StreamId stream) = 0;
 
   // Returns what the kernel for a call with these results allocates besides them, or null if that is nothing.
   virtual std::shared_ptr<const KernelScratch> scratchOf(const c10::OperatorHandle& op,

@@ -1,0 +1,38 @@
+#include "streams.h"
+
+#include <array>
+#include <atomic>
+
+#include <c10/util/Exception.h>
+
+namespace torchext {
+
+namespace {
+
+constexpr std::size_t kMaxDevices = 64;
+
+// The size of PyTorch's pools of streams (`kStreamsPerPool`, CUDAStream.cpp).
+constexpr unsigned kStreams = 32;
+
+thread_local std::array<c10::StreamId, kMaxDevices> current_streams{};
+
+}  // namespace
+
+c10::StreamId currentFakeStream(c10::DeviceIndex device) noexcept {
+  const auto index = static_cast<std::size_t>(device);
+  return index < kMaxDevices ? current_streams[index] : 0;
+}
+
+void setCurrentFakeStream(c10::DeviceIndex device, c10::StreamId stream) {
+  const auto index = static_cast<std::size_t>(device);
+  TORCH_CHECK(device >= 0 && index < kMaxDevices, "CUDA error: invalid device ordinal: ", static_cast<int>(device),
+              ".");
+  current_streams[index] = stream;
+}
+
+c10::StreamId newFakeStream() noexcept {
+  static std::atomic<unsigned> count{0};
+  return static_cast<c10::StreamId>(count++ % kStreams) + 1;
+}
+
+}  // namespace torchext

@@ -1,0 +1,109 @@
+#include "blas_workspace.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <exception>
+#include <optional>
+#include <regex>
+#include <string>
+
+#include <c10/util/env.h>
+
+#include "../../torch_internals/torch_compat.h"
+
+namespace torchext {
+
+namespace {
+
+// Since 2.15 each call allocates a workspace and frees it, unless this variable is set
+// (`isCUDABlasWorkspaceCachingEnabled` in CublasHandlePool.cpp). Before, the first call of a thread on a stream
+// allocated one, and it was kept.
+bool keepsWorkspaces() {
+#if TORCHEXT_TORCH_AT_LEAST(2, 15)
+  static const bool keeps = c10::utils::check_env("TORCH_CUBLAS_WORKSPACE_CACHE") == true;
+  return keeps;
+#else
+  return true;
+#endif
+}
+
+// A workspace that is kept serves both libraries (`unified_cublas_and_lt_workspaces`).
+bool sharesWorkspaces() {
+  static const bool shares = c10::utils::check_env("TORCH_CUBLASLT_UNIFIED_WORKSPACE") != false;
+  return keepsWorkspaces() && shares;
+}
+
+// As `parseChosenWorkspaceSize()`: the sum of `:KIB:COUNT` in the variable.
+std::optional<std::int64_t> cublasSizeOfEnvironment() {
+  const char* value = std::getenv("CUBLAS_WORKSPACE_CONFIG");
+  if (value == nullptr) {
+    return std::nullopt;
+  }
+  static const std::regex kPart{":([0-9]+):([0-9]+)"};
+  const std::string config{value};
+  const std::sregex_iterator end;
+  std::sregex_iterator part{config.begin(), config.end(), kPart};
+  if (part == end) {
+    return std::nullopt;
+  }
+  std::int64_t bytes = 0;
+  for (; part != end; ++part) {
+    bytes += (std::stoll((*part)[1]) << 10) * std::stoll((*part)[2]);
+  }
+  return bytes;
+}
+
+bool hasLargeWorkspace(const GpuDescription& gpu) {
+#if TORCHEXT_TORCH_AT_LEAST(2, 12)
+  return gpu.major >= 9 && gpu.major <= 12;
+#else
+  return gpu.major == 9;
+#endif
+}
+
+std::int64_t cublasSize(const GpuDescription& gpu) {
+  static const std::optional<std::int64_t> chosen = cublasSizeOfEnvironment();
+  constexpr std::int64_t kLarge = std::int64_t{4096 * 8} << 10;               // :4096:8
+  constexpr std::int64_t kSmall = std::int64_t{(4096 * 2) + (16 * 8)} << 10;  // :4096:2:16:8
+  return chosen.value_or(hasLargeWorkspace(gpu) ? kLarge : kSmall);
+}
+
+// As `parseCUDABlasLtWorkspaceSize()`: the variable is in KiB, and ignored if it is no number.
+std::int64_t cublasLtSizeOfEnvironment() {
+  const char* value = std::getenv("CUBLASLT_WORKSPACE_SIZE");
+  constexpr std::int64_t kDefault = 1024;
+  try {
+    return (value == nullptr ? kDefault : std::stoi(value)) << 10;
+  } catch (const std::exception&) {
+    return kDefault << 10;
+  }
+}
+
+std::int64_t cublasLtSize(const GpuDescription& gpu) {
+  static const std::int64_t chosen = cublasLtSizeOfEnvironment();
+  return sharesWorkspaces() ? std::min(chosen, cublasSize(gpu)) : chosen;
+}
+
+}  // namespace
+
+BlasWorkspace::BlasWorkspace(KernelCall& call, Library library) : call_{call} {
+  const bool is_lt = library == Library::kCublasLt;
+  const std::int64_t bytes = is_lt ? cublasLtSize(call.gpu) : cublasSize(call.gpu);
+  if (!keepsWorkspaces()) {
+    block_ = call.allocate(bytes);
+  } else if (is_lt && sharesWorkspaces()) {
+    call.keepWorkspace(kCublasWorkspace, std::max(bytes, cublasSize(call.gpu)));
+  } else {
+    call.keepWorkspace(is_lt ? kCublasLtWorkspace : kCublasWorkspace, bytes);
+  }
+}
+
+BlasWorkspace::~BlasWorkspace() {
+  call_.free(block_);
+}
+
+void callBlas(KernelCall& call, BlasWorkspace::Library library) {
+  const BlasWorkspace workspace{call, library};
+}
+
+}  // namespace torchext

@@ -1,0 +1,31 @@
+#pragma once
+
+// The workspaces of cuBLAS and cuBLASLt: how large they are, and how long they live.
+
+#include "kernel_call.h"
+
+namespace torchext {
+
+// A workspace that a kernel holds while its call of cuBLAS runs.
+class BlasWorkspace {
+ public:
+  enum class Library : std::uint8_t { kCublas, kCublasLt };
+
+  // The kernel gets the workspace for `library`.
+  BlasWorkspace(KernelCall& call, Library library);
+  BlasWorkspace(const BlasWorkspace&) = delete;
+  BlasWorkspace& operator=(const BlasWorkspace&) = delete;
+  BlasWorkspace(BlasWorkspace&&) = delete;
+  BlasWorkspace& operator=(BlasWorkspace&&) = delete;
+  // The kernel gives it back.
+  ~BlasWorkspace();
+
+ private:
+  KernelCall& call_;
+  KernelCall::BlockNumber block_ = -1;
+};
+
+// The kernel calls `library` once.
+void callBlas(KernelCall& call, BlasWorkspace::Library library = BlasWorkspace::Library::kCublas);
+
+}  // namespace torchext

@@ -1,0 +1,179 @@
+// Reductions: the Reduce*Kernel.cu in ATen/native/cuda, and ReduceOps.cpp, which calls them.
+
+#include <array>
+#include <optional>
+#include <vector>
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/ExpandUtils.h>
+
+#include "kernel_call.h"
+#include "reduction_buffers.h"
+
+namespace torchext {
+
+using at::Tensor;
+
+namespace {
+
+using BlockNumber = KernelCall::BlockNumber;
+
+// Where the arguments of an operator are, or -1.
+struct ReductionArguments {
+  int dims = -1;
+  int keepdim = -1;
+};
+
+// The size of what reductions of numbers accumulate in: `acc_type` of the dtype.
+std::int64_t sizeOfAccumulator(c10::ScalarType dtype) {
+  const bool is_half = c10::isReducedFloatingType(dtype) || dtype == at::kComplexHalf;
+  return static_cast<std::int64_t>(c10::elementSize(dtype)) * (is_half ? 2 : 1);
+}
+
+std::optional<std::vector<std::int64_t>> dimsOf(const KernelCall& call, ReductionArguments where) {
+  if (where.dims < 0) {
+    return std::nullopt;
+  }
+  const c10::IValue& dims = call.argument(static_cast<std::size_t>(where.dims));
+  if (dims.isNone()) {
+    return std::nullopt;
+  }
+  return dims.isInt() ? std::vector<std::int64_t>{dims.toInt()} : dims.toIntVector();
+}
+
+bool keepsDims(const KernelCall& call, ReductionArguments where) {
+  return where.keepdim >= 0 && call.argument(static_cast<std::size_t>(where.keepdim)).toBool();
+}
+
+struct Accumulator {
+  std::int64_t bytes;
+  int vector_size = 4;
+};
+
+// Reduces `input` to all results of the call.
+void reduce(KernelCall& call, const Tensor& input, ReductionArguments where, Accumulator accumulator) {
+  const auto dims = dimsOf(call, where);
+  std::vector<Tensor> results;
+  for (const c10::IValue& result : call.results) {
+    results.push_back(result.toTensor());
+  }
+  reduceOnGpu(call, {input, results, dims ? c10::OptionalIntArrayRef{*dims} : c10::OptionalIntArrayRef{},
+                     keepsDims(call, where), accumulator.bytes, accumulator.vector_size});
+}
+
+// A reduction that computes in the dtype of the result copies an input of another, but for half precision to float.
+void reduceInDtypeOfResult(KernelCall& call, ReductionArguments where) {
+  call.allocateResults();
+  const Tensor& self = call.tensor(0);
+  const c10::ScalarType dtype = call.result().scalar_type();
+  const bool is_cast_by_kernel = c10::isReducedFloatingType(self.scalar_type()) && dtype == at::kFloat;
+  if (self.scalar_type() == dtype || is_cast_by_kernel) {
+    reduce(call, self, where, {sizeOfAccumulator(dtype)});
+    return;
+  }
+  const auto strides = self.is_non_overlapping_and_dense()
+                           ? self.strides().vec()
+                           : at::infer_dense_strides(self.sizes(), self.strides());  // as `to()` makes them
+  const Tensor cast = at::detail::empty_strided_meta(self.sizes(), strides, dtype);
+  const BlockNumber copy = call.allocate(self.numel() * static_cast<std::int64_t>(c10::elementSize(dtype)));
+  reduce(call, cast, where, {sizeOfAccumulator(dtype)});
+  call.free(copy);
+}
+
+void reduceAll(KernelCall& call) {
+  reduceInDtypeOfResult(call, {});
+}
+
+void reduceDims(KernelCall& call) {
+  reduceInDtypeOfResult(call, {1, 2});
+}
+
+void vectorNorm(KernelCall& call) {
+  reduceInDtypeOfResult(call, {2, 3});
+}
+
+// Of extrema the threads keep one, in the dtype of the input.
+void extremum(KernelCall& call, ReductionArguments where) {
+  call.allocateResults();
+  const Tensor& self = call.tensor(0);
+  reduce(call, self, where, {static_cast<std::int64_t>(self.element_size())});
+}
+
+void extremumOfAll(KernelCall& call) {
+  extremum(call, {});
+}
+
+void extremumOfDims(KernelCall& call) {
+  extremum(call, {1, 2});
+}
+
+// A value and where it was found.
+constexpr std::int64_t kPair = 16;
+
+void extremumWithIndex(KernelCall& call) {
+  call.allocateResults();
+  reduce(call, call.tensor(0), {1, 2}, {kPair});
+}
+
+// Without a dimension the tensor is reduced as a vector.
+void indexOfExtremum(KernelCall& call) {
+  call.allocateResults();
+  const Tensor& self = call.tensor(0);
+  const BlockNumber copy = call.argument(1).isNone() && !self.is_contiguous() ? call.copy(self) : -1;
+  const Tensor contiguous =
+      copy < 0 ? self : Tensor{at::detail::empty_strided_meta({self.numel()}, {1}, self.scalar_type())};
+  reduce(call, contiguous, copy < 0 ? ReductionArguments{1, 2} : ReductionArguments{}, {kPair});
+  call.free(copy);
+}
+
+void isAnyOfAll(KernelCall& call) {
+  call.allocateResults();
+  reduce(call, call.tensor(0), {}, {1});
+}
+
+void isAnyOfDims(KernelCall& call) {
+  call.allocateResults();
+  reduce(call, call.tensor(0), {1, 2}, {1});
+}
+
+// Mean, sum of squares, and two counts, by Welford's algorithm.
+void variance(KernelCall& call) {
+  call.allocateResults();
+  const std::int64_t number = sizeOfAccumulator(call.tensor(0).scalar_type());
+  reduce(call, call.tensor(0), {1, 3}, {4 * number, 2});
+}
+
+constexpr std::array kReductionRules{
+    NamedKernelRule{"aten::sum", reduceAll},
+    NamedKernelRule{"aten::sum.dim_IntList", reduceDims},
+    NamedKernelRule{"aten::mean", reduceAll},
+    NamedKernelRule{"aten::mean.dim", reduceDims},
+    NamedKernelRule{"aten::nansum", reduceDims},
+    NamedKernelRule{"aten::linalg_vector_norm", vectorNorm},
+    NamedKernelRule{"aten::max", extremumOfAll},
+    NamedKernelRule{"aten::min", extremumOfAll},
+    NamedKernelRule{"aten::amax", extremumOfDims},
+    NamedKernelRule{"aten::amin", extremumOfDims},
+    NamedKernelRule{"aten::max.dim", extremumWithIndex},
+    NamedKernelRule{"aten::min.dim", extremumWithIndex},
+    NamedKernelRule{"aten::argmax", indexOfExtremum},
+    NamedKernelRule{"aten::argmin", indexOfExtremum},
+    NamedKernelRule{"aten::any", isAnyOfAll},
+    NamedKernelRule{"aten::all", isAnyOfAll},
+    NamedKernelRule{"aten::any.dim", isAnyOfDims},
+    NamedKernelRule{"aten::all.dim", isAnyOfDims},
+    NamedKernelRule{"aten::any.dims", isAnyOfDims},
+    NamedKernelRule{"aten::all.dims", isAnyOfDims},
+    NamedKernelRule{"aten::var.correction", variance},
+    NamedKernelRule{"aten::std.correction", variance},
+    NamedKernelRule{"aten::var_mean.correction", variance},
+    NamedKernelRule{"aten::std_mean.correction", variance},
+};
+
+}  // namespace
+
+c10::ArrayRef<NamedKernelRule> reductionKernelRules() {
+  return kReductionRules;
+}
+
+}  // namespace torchext

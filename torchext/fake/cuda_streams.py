@@ -1,0 +1,170 @@
+"""Streams and events of fake CUDA devices.
+
+Nothing runs on a stream, but memory is allocated for it, as on real devices. Events are always complete, and no time
+passes between them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .. import _C
+
+__all__ = ["FakeEvent", "FakeStream", "current_stream", "default_stream", "set_stream", "set_stream_by_id"]
+
+CUDA = 1  # the number of the type of device (`c10::DeviceType`)
+
+
+def _bases(base: type, wrapper: type) -> tuple[type, ...]:
+    """The classes of which a fake is an instance.
+
+    In a build with CUDA the second has a layout of its own in C, so that there is no class with its instances' methods
+    that can be made without the driver.
+    """
+    return (base,) if issubclass(wrapper, base) else (base, wrapper)
+
+
+class _Stream(torch.Stream):
+    """A `torch.cuda.Stream` of a fake device."""
+
+    def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> _Stream:
+        if "stream_id" in kwargs:
+            return super().__new__(
+                cls, stream_id=kwargs["stream_id"], device_index=kwargs["device_index"], device_type=CUDA
+            )
+        index = torch.cuda._utils._get_device_index(device, optional=True)
+        return super().__new__(cls, stream_id=_C.new_fake_stream(), device_index=index, device_type=CUDA)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass  # the wrapper of a build without CUDA would raise
+
+    @property
+    def cuda_stream(self) -> int:
+        """The address of the stream: its number, which is 0 for the default one."""
+        return self.stream_id
+
+    def wait_event(self, event: Any) -> None:
+        """Waits for nothing."""
+
+    def wait_stream(self, stream: Any) -> None:
+        """Waits for nothing."""
+
+    def record_event(self, event: Any = None) -> Any:
+        """Returns the event, or a new one."""
+        if event is None:
+            event = FakeEvent()
+        event.record(self)
+        return event
+
+    def query(self) -> bool:
+        """Everything is done."""
+        return True
+
+    def synchronize(self) -> None:
+        """Waits for nothing."""
+
+    def __enter__(self) -> _Stream:
+        self._previous = (current_stream(), current_stream(self.device))
+        set_stream(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        current, of_device = self._previous
+        set_stream(of_device)
+        torch.cuda.set_device(current.device)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, torch.Stream) and (self.stream_id, self.device) == (other.stream_id, other.device)
+
+    def __hash__(self) -> int:
+        return hash((self.stream_id, self.device))
+
+    def __repr__(self) -> str:
+        return f"<torch.cuda.Stream device={self.device} cuda_stream={self.cuda_stream:#x}>"
+
+
+class _Event(torch.Event):
+    """A `torch.cuda.Event` of a fake device."""
+
+    _is_timing: bool
+    _is_recorded: bool
+
+    def __new__(
+        cls,
+        enable_timing: bool = False,
+        blocking: bool = False,
+        interprocess: bool = False,
+        external: bool = False,
+    ) -> _Event:
+        event = super().__new__(cls, device="cuda", enable_timing=enable_timing, blocking=blocking)
+        event._is_timing = enable_timing
+        event._is_recorded = False
+        return event
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass  # the wrapper of a build without CUDA would raise
+
+    def record(self, stream: Any = None) -> None:
+        """Remembers that it has been recorded."""
+        self._is_recorded = True
+
+    def wait(self, stream: Any = None) -> None:
+        """Waits for nothing."""
+
+    def query(self) -> bool:
+        """Everything is done."""
+        return True
+
+    def synchronize(self) -> None:
+        """Waits for nothing."""
+
+    def elapsed_time(self, end_event: Any) -> float:
+        """Returns the milliseconds between two events: 0.
+
+        Raises:
+            RuntimeError: One was made without `enable_timing`, or has not been recorded.
+            TypeError: The other is of another class.
+        """
+        if not isinstance(end_event, _Event):
+            raise TypeError(f"expected a torch.cuda.Event, got {type(end_event).__name__}")
+        if not (self._is_timing and end_event._is_timing):
+            raise RuntimeError("Both events must be created with argument 'enable_timing=True'.")
+        if not (self._is_recorded and end_event._is_recorded):
+            raise RuntimeError("Both events must be recorded before calculating elapsed time.")
+        return 0.0
+
+    def __repr__(self) -> str:
+        return "<torch.cuda.Event>" if self._is_recorded else "<torch.cuda.Event uninitialized>"
+
+
+FakeStream: Any = type("Stream", _bases(_Stream, torch.cuda.Stream), {"__module__": "torch.cuda"})
+FakeEvent: Any = type("Event", _bases(_Event, torch.cuda.Event), {"__module__": "torch.cuda"})
+
+
+def _stream(stream_id: int, index: int) -> Any:
+    return FakeStream(stream_id=stream_id, device_index=index, device_type=CUDA)
+
+
+def current_stream(device: Any = None) -> Any:
+    """Returns the stream that is current on this thread."""
+    index = torch.cuda._utils._get_device_index(device, optional=True)
+    return _stream(_C.current_fake_stream(index), index)
+
+
+def default_stream(device: Any = None) -> Any:
+    """Returns the stream that is current at first."""
+    return _stream(0, torch.cuda._utils._get_device_index(device, optional=True))
+
+
+def set_stream_by_id(stream_id: int, index: int) -> None:
+    """Makes a stream current on this thread, and its device."""
+    torch.cuda.set_device(index)
+    _C.set_current_fake_stream(index, stream_id)
+
+
+def set_stream(stream: Any) -> None:
+    """Makes `stream` current on this thread, and its device."""
+    if stream is not None:
+        set_stream_by_id(stream.stream_id, stream.device_index)
