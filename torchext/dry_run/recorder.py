@@ -18,6 +18,7 @@ from ..tools.source_lines import users_frame
 from .checks import check, tensors_of
 from .collectives import Collective
 from .current import current, while_world_is_open
+from .late_imports import teach_what_is_imported
 from .places import ModuleNames, place_here
 
 __all__ = ["Recorder"]
@@ -73,6 +74,7 @@ class Recorder:
         return alive if alive and len(alive) == len(found) else None
 
     def _record(self, name: str, values: tuple[Any, ...]) -> Callable[[tuple[Any, ...]], object] | None:
+        teach_what_is_imported()
         operator = name.partition("::")[2]
         arguments = dict(zip(_parameters(name), values, strict=True))
         group = ProcessGroup.unbox(arguments.pop("process_group"))

@@ -20,7 +20,7 @@ from .. import _C
 from ..fake.gpus import FakeGPU
 from ..memory import Category, TrackedMemory, track_memory
 from .collectives import GroupSummary, summarize
-from .values import AssumedValue, assuming_values
+from .values import AssumedValue
 from .world import World, world
 
 __all__ = ["DevicePeak", "RankReport", "run_rank"]
@@ -169,8 +169,9 @@ def run_rank(
     report = RankReport(rank)
     start = time.perf_counter()
     with ExitStack() as block:
-        job = block.enter_context(world(size, rank, gpu, per_node, backend=None, trace=traces_lines, set_device=False))
-        assumed = block.enter_context(assuming_values(values))
+        job = block.enter_context(
+            world(size, rank, gpu, per_node, backend=None, trace=traces_lines, set_device=False, values=values)
+        )
         memory = block.enter_context(track_memory(lines=traces_lines))
         job.recorder.on_buffers = _mark_buffers
         counter = _Steps(steps, counts_flops, lambda step: _show_progress(job, step, steps, start))
@@ -189,7 +190,7 @@ def run_rank(
         counter.end()
         report.flops = counter.flops
         report.steps = counter.made
-        report.values = assumed.sites
+        report.values = job.values
         if not report.peaks:
             _describe(report, job, memory)
     report.seconds = time.perf_counter() - start
