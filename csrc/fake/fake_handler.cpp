@@ -383,7 +383,7 @@ void FakeCall::countMemory(const KernelScratch* scratch, c10::ArrayRef<IValue> r
 }
 
 void FakeCall::followValues(c10::ArrayRef<IValue> results) const {
-  if (may_have_known_ ||
+  if (may_have_known_ || (assumesValues() && haveOneElement(results)) ||
       (isFakeMode() && haveOneElement(results) && (isFactory(op_, arguments()) || isAboutNumbers(arguments())))) {
     const OwnComputation own;
     torchext::followValues(op_, arguments(), results);

@@ -62,12 +62,14 @@ void observeByPython(const py::object& observe) {
 
 PyObject* assume = nullptr;  // held for the life of the process, once it has been set
 
-std::optional<double> assumeByPython(const c10::OperatorHandle& op, c10::ScalarType dtype) {
+std::optional<double> assumeByPython(const c10::OperatorHandle& op,
+                                     c10::ScalarType dtype,
+                                     std::optional<double> computed) {
   const py::gil_scoped_acquire gil;
   if (assume == nullptr) {
     return std::nullopt;
   }
-  const auto answer = py::reinterpret_borrow<py::object>(assume)(op.schema().name(), py::cast(dtype));
+  const auto answer = py::reinterpret_borrow<py::object>(assume)(op.schema().name(), py::cast(dtype), computed);
   return answer.is_none() ? std::nullopt : std::optional{answer.cast<double>()};
 }
 

@@ -62,10 +62,12 @@ class AssumedValues:
         """Where values were read, the most often first."""
         return [AssumedValue(*site, count) for site, count in self._counts.most_common()]
 
-    def answer(self, operator: str, dtype: torch.dtype) -> float:
-        """The number that stands for a value of `dtype`."""
+    def answer(self, operator: str, dtype: torch.dtype, computed: float | None) -> float:
+        """The number that stands for a value of `dtype`, of which `computed` may follow from earlier answers."""
         frame = sys._getframe(1)
-        value = 1.0 if operator == "aten::equal" or _asks_whether_sound(frame) else 0.0
+        value = computed
+        if value is None:
+            value = 1.0 if operator == "aten::equal" or _asks_whether_sound(frame) else 0.0
         shown = str(bool(value)) if dtype is torch.bool else str(int(value) if not dtype.is_floating_point else value)
         self.note(operator, shown, frame)
         return value

@@ -6,6 +6,8 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Scalar.h>
 
+#include "known_values.h"
+
 namespace torchext {
 
 using c10::IValue;
@@ -34,6 +36,10 @@ void setAssumption(Assumption assumption) noexcept {
   assumption_in_use = assumption;
 }
 
+bool assumesValues() noexcept {
+  return assumption_in_use != nullptr;
+}
+
 bool assumeValue(const OperatorHandle& op, Stack& stack) {
   const Assumption assumption = assumption_in_use;
   const std::string& name = op.schema().name();
@@ -42,9 +48,9 @@ bool assumeValue(const OperatorHandle& op, Stack& stack) {
     return false;
   }
   const std::size_t count = op.schema().arguments().size();
-  const c10::ScalarType dtype =
-      is_number ? torch::jit::peek(stack, 0, count).toTensor().scalar_type() : c10::ScalarType::Bool;
-  const auto value = assumption(op, dtype);
+  const at::Tensor& first = torch::jit::peek(stack, 0, count).toTensor();
+  const c10::ScalarType dtype = is_number ? first.scalar_type() : c10::ScalarType::Bool;
+  const auto value = assumption(op, dtype, is_number ? assumedValue(first) : std::nullopt);
   if (!value) {
     return false;
   }
