@@ -26,6 +26,7 @@
 #include "storage/fake_keys.h"
 #include "storage/fake_storage.h"
 #include "storage/storage_memory.h"
+#include "values/assumed_values.h"
 #include "values/known_values.h"
 
 namespace torchext {
@@ -382,7 +383,7 @@ void FakeCall::countMemory(const KernelScratch* scratch, c10::ArrayRef<IValue> r
 }
 
 void FakeCall::followValues(c10::ArrayRef<IValue> results) const {
-  if (may_have_known_ ||
+  if (may_have_known_ || (assumesValues() && haveOneElement(results)) ||
       (isFakeMode() && haveOneElement(results) && (isFactory(op_, arguments()) || isAboutNumbers(arguments())))) {
     const OwnComputation own;
     torchext::followValues(op_, arguments(), results);
@@ -400,6 +401,9 @@ void fakeFallback(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   try {
     FakeCall{op, keys, *stack}.run();
   } catch (const DataDependentError& error) {
+    if (!isRecording() && assumeValue(op, *stack)) {
+      return;
+    }
     if (!isInLayoutKernel()) {
       translateError(ErrorKind::kDataDependent, error);
     }

@@ -7,6 +7,7 @@
 
 #include "../fake/collectives/collectives.h"
 #include "../fake/collectives/process_groups.h"
+#include "../fake/values/assumed_values.h"
 #include "bind.h"
 #include "module.h"
 
@@ -59,9 +60,28 @@ void observeByPython(const py::object& observe) {
   observeCollectives(observe.is_none() ? nullptr : new PythonObserver{observe});  // NOLINT(*-owning-memory): see above
 }
 
+PyObject* assume = nullptr;  // held for the life of the process, once it has been set
+
+std::optional<double> assumeByPython(const c10::OperatorHandle& op,
+                                     c10::ScalarType dtype,
+                                     std::optional<double> computed) {
+  const py::gil_scoped_acquire gil;
+  if (assume == nullptr) {
+    return std::nullopt;
+  }
+  const auto answer = py::reinterpret_borrow<py::object>(assume)(op.schema().name(), py::cast(dtype), computed);
+  return answer.is_none() ? std::nullopt : std::optional{answer.cast<double>()};
+}
+
+void setAssumptionOfPython(const py::object& function) {
+  assume = function.is_none() ? nullptr : py::object(function).release().ptr();
+  setAssumption(function.is_none() ? nullptr : &assumeByPython);
+}
+
 }  // namespace
 
 void bindCollectives(py::module_& module) {
+  module.def("assume_values", torch::wrap_pybind_function(setAssumptionOfPython));
   module.def("observe_collectives", torch::wrap_pybind_function(observeByPython));
 }
 

@@ -14,7 +14,17 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:find_unused_parameters=True was specified"),
 ]
 
+READ_VALUES = {"grad_scaler"}
 ON_GPUS_ONLY = {"fsdp2_offload_pinned", "fsdp1_sync", "fsdp1_offload", "grad_scaler"}
+
+
+@pytest.mark.parametrize("rank", [0, 37, 63])
+@pytest.mark.parametrize("name", STEPS)
+def test_engine_trains_on_gpus(name: str, rank: int) -> None:
+    with world(64, rank, values="zero" if name in READ_VALUES else "raise") as job:
+        STEPS[name](job, "cuda")
+    assert job.collectives
+    assert {record.device for record in job.collectives} <= {f"cuda:{job.local_rank}", "cpu"}
 
 
 @pytest.mark.parametrize("rank", [0, 37, 63])

@@ -3,11 +3,32 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-__all__ = ["forget_meshes"]
+__all__ = ["meshes_of_its_own"]
+
+
+@contextmanager
+def meshes_of_its_own() -> Iterator[None]:
+    """Lets nothing be remembered in the block from before it, and nothing after it from the block."""
+    random: Any = sys.modules.get("torch.distributed.tensor._random")
+    tracker = getattr(random, "_rng_tracker", None)
+    _forget(None)
+    try:
+        yield
+    finally:
+        _forget(tracker)
+
+
+def _forget(tracker: Any) -> None:
+    forget_meshes()
+    random: Any = sys.modules.get("torch.distributed.tensor._random")
+    if random is not None:
+        random._rng_tracker = tracker  # of the generators of the devices of a mesh
 
 
 def forget_meshes() -> None:

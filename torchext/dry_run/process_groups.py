@@ -20,6 +20,7 @@ from torch.distributed.distributed_c10d import Backend, BackendConfig, GroupMemb
 
 from ..tools.dispatch_keys import without_our_keys
 from .current import current, while_world_is_open
+from .late_imports import teach_what_is_imported
 from .objects import OBJECT_COLLECTIVES
 
 __all__ = ["asked_backend", "initialize"]
@@ -107,6 +108,7 @@ def _with_fake_backend(original: Callable[..., Any]) -> Callable[..., Any]:
         **kwargs: Any,
     ) -> Any:
         # The options and the bound device are for communicators of NCCL.
+        teach_what_is_imported()
         served = BackendConfig(Backend(backend)).get_device_backend_map()
         known = set(distributed_c10d._world.pg_map)
         made = original(

@@ -18,6 +18,7 @@ from ..tools.source_lines import users_frame
 from .checks import check, tensors_of
 from .collectives import Collective
 from .current import current, while_world_is_open
+from .late_imports import teach_what_is_imported
 from .places import ModuleNames, place_here
 
 __all__ = ["Recorder"]
@@ -35,7 +36,13 @@ class Recorder:
 
     Args:
         traces_lines: Whether to look for the line of the program that led to each.
+
+    Attributes:
+        collectives: What was recorded.
+        on_buffers: Is called with the flat tensors of each collective, which were made for it.
     """
+
+    on_buffers: Callable[[list[Tensor]], object] | None = None
 
     def __init__(self, traces_lines: bool) -> None:
         self.collectives: list[Collective] = []
@@ -67,6 +74,7 @@ class Recorder:
         return alive if alive and len(alive) == len(found) else None
 
     def _record(self, name: str, values: tuple[Any, ...]) -> Callable[[tuple[Any, ...]], object] | None:
+        teach_what_is_imported()
         operator = name.partition("::")[2]
         arguments = dict(zip(_parameters(name), values, strict=True))
         group = ProcessGroup.unbox(arguments.pop("process_group"))
@@ -78,6 +86,8 @@ class Recorder:
         for tensor in tensors:
             if tensor.layout is torch.strided:
                 self._by_storage[tensor.untyped_storage()._cdata] = number
+        if self.on_buffers is not None:
+            self.on_buffers([t for t in tensors if t.dim() == 1 and not t.requires_grad])
 
         def on_return(results: tuple[Any, ...]) -> None:
             if results and isinstance(results[-1], torch.ScriptObject):

@@ -14,14 +14,15 @@ from typing_extensions import Self
 from .. import _C
 from ..fake import fake_mode
 from ..fake.gpus import FakeGPU
-from . import ddp_reducer, process_groups  # noqa: F401  (declares what is replaced)
+from . import data, ddp_reducer, process_groups  # noqa: F401  (declares what is replaced)
 from .collectives import Collective, GroupSummary, summarize
 from .current import Job, enter, leave, while_world_is_open
 from .environment import torchrun_environment
-from .meshes import forget_meshes
-from .pipelining import teach_pipelining
+from .late_imports import teach_what_is_imported
+from .meshes import meshes_of_its_own
 from .recorder import Recorder
 from .store import LonelyStore
+from .values import AssumedValue, AssumedValues, assuming_values
 
 __all__ = ["World", "world"]
 
@@ -50,6 +51,7 @@ class World(Job, ContextDecorator):
         backend: str | None,
         trace: bool,
         set_device: bool,
+        values: str,
     ) -> None:
         # PyTorch's C++ does not keep alive what Python knows of the store.
         super().__init__(size, rank, gpus, LonelyStore(size, rank), Recorder(trace))
@@ -57,6 +59,8 @@ class World(Job, ContextDecorator):
         self._backend = backend
         self._trace = trace
         self._set_device = set_device
+        self._policy = values
+        self._assumed = AssumedValues()
         self._block: ExitStack | None = None
 
     @property
@@ -73,9 +77,16 @@ class World(Job, ContextDecorator):
         """The collectives by group and operator, the most bytes first."""
         return summarize(self.recorder.collectives)
 
+    @property
+    def values(self) -> list[AssumedValue]:
+        """Where the program has read values that do not exist, if the policy is to answer."""
+        return self._assumed.sites
+
     def _recreate_cm(self) -> Self:
         """A decorated function has a world of its own for each call."""
-        return type(self)(self.size, self.rank, self.gpus, self.per_node, self._backend, self._trace, self._set_device)
+        return type(self)(
+            self.size, self.rank, self.gpus, self.per_node, self._backend, self._trace, self._set_device, self._policy
+        )
 
     def __enter__(self) -> Self:
         if dist.is_initialized():
@@ -84,7 +95,7 @@ class World(Job, ContextDecorator):
                 "torch.distributed.destroy_process_group() before it."
             )
         with ExitStack() as block:
-            teach_pipelining()
+            teach_what_is_imported()
             enter(self)
             block.callback(leave, self)
             block.enter_context(torchrun_environment(self.size, self.rank, self.per_node))
@@ -95,8 +106,8 @@ class World(Job, ContextDecorator):
                 block.callback(setattr, torch.version, "cuda", None)
             if self.gpus is not None and self._set_device:
                 torch.cuda.set_device(self.local_rank)
-            forget_meshes()
-            block.callback(forget_meshes)
+            block.enter_context(meshes_of_its_own())
+            self._assumed = block.enter_context(assuming_values(self._policy))
             block.callback(_destroy_groups)
             _C.observe_collectives(self.recorder.observe)
             block.callback(_C.observe_collectives, None)
@@ -126,6 +137,7 @@ def world(
     backend: str | None = "default",
     trace: bool = False,
     set_device: bool = True,
+    values: str = "raise",
 ) -> World:
     """Makes this process one of many, on machines with GPUs, none of which need to be there.
 
@@ -144,12 +156,14 @@ def world(
             no group until the program initializes it, as under torchrun.
         trace: Whether the lines of the program that led to collectives are recorded, which takes longer.
         set_device: Whether the GPU of this process is the current device. A real process begins with device 0.
+        values: What becomes of a program that reads values, which fakes do not have: `raise` an error, or `zero`, which
+            answers 0 or false, and yes to whether something is finite. The answers are counted in `World.values`.
 
     Returns:
         A block, which is also a decorator. Only one can be open in a process.
 
     Raises:
-        ValueError: There is no such rank, or no such GPU.
+        ValueError: There is no such rank, GPU, or policy for values.
 
     Example:
         >>> with world(1024, rank=511) as job:
@@ -167,4 +181,4 @@ def world(
         gpus = replace(gpus, count=min(per_node, size))
     if backend == "default":
         backend = "gloo" if gpus is None else "cpu:gloo,cuda:nccl"
-    return World(size, rank, gpus, per_node, backend, trace, set_device)
+    return World(size, rank, gpus, per_node, backend, trace, set_device, values)

@@ -9,6 +9,7 @@
 #include <ATen/core/enum_tag.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/irange.h>
 #include <torchext/fake_tensor.h>
@@ -20,6 +21,7 @@
 #include "../calls/recording.h"
 #include "../storage/fake_storage.h"
 #include "../storage/fake_tensor_impl.h"
+#include "assumed_values.h"
 
 namespace torchext {
 
@@ -36,24 +38,35 @@ namespace {
 // The known bytes of a fake storage.
 class KnownValue final : public Provenance {
  public:
-  explicit KnownValue(Storage bytes) : bytes_{std::move(bytes)} {}
+  KnownValue(Storage bytes, bool is_assumed) : bytes_{std::move(bytes)}, is_assumed_{is_assumed} {}
 
   const Storage& bytes() const noexcept {
     return bytes_;
   }
 
+  // NOTE [Assumed values]
+  bool isAssumed() const noexcept {
+    return is_assumed_;
+  }
+
  private:
   Storage bytes_;
+  bool is_assumed_;
 };
 
-// Returns the bytes of `tensor`, if they are known.
-Storage knownBytes(const Tensor& tensor) {
+// Which values count.
+enum class Accept : std::uint8_t { kKnown, kAssumed };
+
+// Returns the bytes of `tensor`, if they are known, or assumed if that is accepted.
+Storage knownBytes(const Tensor& tensor, Accept accept = Accept::kKnown) {
   if (!mayBeKnown(tensor)) {
     return {};
   }
   const auto known = std::dynamic_pointer_cast<KnownValue>(provenanceOf(tensor.storage()));
   // A storage that has been enlarged since has bytes that are not known.
-  return known == nullptr || known->bytes().nbytes() < tensor.storage().nbytes() ? Storage{} : known->bytes();
+  const bool is_there = known != nullptr && known->bytes().nbytes() >= tensor.storage().nbytes() &&
+                        (accept == Accept::kAssumed || !known->isAssumed());
+  return is_there ? known->bytes() : Storage{};
 }
 
 Tensor showBytes(Storage bytes, const Tensor& like) {
@@ -120,7 +133,7 @@ std::vector<Tensor> writtenKnown(const OperatorHandle& op, ArrayRef<IValue> argu
   for (const auto i : c10::irange(arguments.size())) {
     if (writesArgument(op, stack, i)) {
       forEachTensor(arguments[i], [&written](const Tensor& tensor) {
-        if (isFake(tensor) && knownBytes(tensor)) {
+        if (isFake(tensor) && knownBytes(tensor, Accept::kAssumed)) {
           written.push_back(tensor);
         }
       });
@@ -141,14 +154,31 @@ bool haveOneElement(ArrayRef<IValue> results) {
   return one;
 }
 
-void rememberValue(const Tensor& fake, const Tensor& value) {
+namespace {
+
+void remember(const Tensor& fake, const Tensor& value, bool is_assumed) {
   if (!mayBeKnown(fake)) {
     return;
   }
   const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
   const Tensor bytes = at::empty({static_cast<int64_t>(fake.storage().nbytes())}, c10::kByte);
   showBytes(bytes.storage(), fake).copy_(value);
-  setProvenance(fake.storage(), std::make_shared<KnownValue>(bytes.storage()), {});
+  setProvenance(fake.storage(), std::make_shared<KnownValue>(bytes.storage(), is_assumed), {});
+}
+
+}  // namespace
+
+void rememberValue(const Tensor& fake, const Tensor& value) {
+  remember(fake, value, /*is_assumed=*/false);
+}
+
+std::optional<double> assumedValue(const Tensor& fake) {
+  const Storage bytes = isFake(fake) && fake.numel() == 1 ? knownBytes(fake, Accept::kAssumed) : Storage{};
+  if (!bytes || c10::isComplexType(fake.scalar_type())) {
+    return std::nullopt;
+  }
+  const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+  return showBytes(bytes, fake).item().toDouble();
 }
 
 bool areValuesKnown(const OperatorHandle& op, ArrayRef<IValue> arguments) {
@@ -160,7 +190,20 @@ bool areValuesKnown(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   return known;
 }
 
-Stack runOnValues(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+namespace {
+
+// Returns a real tensor with the value of `tensor`, which has one element: known, assumed before, or zero.
+Tensor valueOfAssumed(const Tensor& tensor) {
+  if (Tensor known = valueOfKnown(tensor); known.defined()) {
+    return known;
+  }
+  if (Storage bytes = knownBytes(tensor, Accept::kAssumed)) {
+    return showBytes(std::move(bytes), tensor);
+  }
+  return at::zeros(tensor.sizes(), at::TensorOptions(tensor.scalar_type()).device(c10::kCPU));
+}
+
+Stack runOn(const OperatorHandle& op, ArrayRef<IValue> arguments, Tensor (*value_of)(const Tensor&)) {
   const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
   const bool is_factory = isFactory(op, arguments);
   Stack stack;
@@ -171,14 +214,34 @@ Stack runOnValues(const OperatorHandle& op, ArrayRef<IValue> arguments) {
     } else if (op.schema().arguments()[i].name() == "pin_memory") {
       stack.emplace_back(false);
     } else {
-      stack.push_back(mapTensors(argument, is_factory ? standInOf : valueOfKnown));
+      stack.push_back(mapTensors(argument, is_factory ? standInOf : value_of));
     }
   }
   op.callBoxed(stack);
   return stack;
 }
 
+}  // namespace
+
+Stack runOnValues(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  return runOn(op, arguments, valueOfKnown);
+}
+
 namespace {
+
+// Returns true if `op` makes tensors of one element of such tensors, and somebody answers for those that are not known.
+bool canBeAssumed(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
+  return assumesValues() && canRunOnValues(op) && areSmall(results) && haveOneElement(results) &&
+         haveOneElement(arguments);
+}
+
+// What has been written with assumed values is assumed, too.
+void assume(const std::vector<Tensor>& tensors) {
+  for (const Tensor& tensor : tensors) {
+    setProvenance(tensor.storage(),
+                  std::make_shared<KnownValue>(knownBytes(tensor, Accept::kAssumed), /*is_assumed=*/true), {});
+  }
+}
 
 void forget(const std::vector<Tensor>& tensors) {
   for (const Tensor& tensor : tensors) {
@@ -194,11 +257,14 @@ bool isAllOnCpu(ArrayRef<IValue> values) {
 
 // Runs `op` on values. Returns nothing if the CPU kernel raises, but the fakes are on another device, whose kernel
 // might not.
-std::optional<Stack> tryRunOnValues(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
+std::optional<Stack> tryRunOnValues(const OperatorHandle& op,
+                                    ArrayRef<IValue> arguments,
+                                    ArrayRef<IValue> results,
+                                    bool are_known) {
   try {
-    return runOnValues(op, arguments);
+    return runOn(op, arguments, are_known ? valueOfKnown : valueOfAssumed);
   } catch (const c10::Error&) {
-    if (isAllOnCpu(arguments) && isAllOnCpu(results)) {
+    if (are_known && isAllOnCpu(arguments) && isAllOnCpu(results)) {
       throw;
     }
     return std::nullopt;
@@ -209,7 +275,7 @@ std::optional<Stack> tryRunOnValues(const OperatorHandle& op, ArrayRef<IValue> a
 
 void forgetValues(const IValue& tensors) {
   forEachTensor(tensors, [](const Tensor& tensor) {
-    if (isFake(tensor) && knownBytes(tensor)) {
+    if (isFake(tensor) && knownBytes(tensor, Accept::kAssumed)) {
       setProvenance(tensor.storage(), nullptr, {});
     }
   });
@@ -226,11 +292,12 @@ void followValues(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef
   if (written.empty() && made.empty()) {
     return;
   }
-  if (!canRunOnValues(op) || !areSmall(results) || !areValuesKnown(op, arguments)) {
+  const bool are_known = canRunOnValues(op) && areSmall(results) && areValuesKnown(op, arguments);
+  if (!are_known && !canBeAssumed(op, arguments, results)) {
     forget(written);
     return;
   }
-  const std::optional<Stack> values = tryRunOnValues(op, arguments, results);
+  const std::optional<Stack> values = tryRunOnValues(op, arguments, results, are_known);
   if (!values) {
     forget(written);
     return;
@@ -241,9 +308,12 @@ void followValues(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef
   forEachTensor(results, [&](const Tensor& result) {
     const Tensor& value = value_of_result.at(position++);
     if (isMadeByCall(result, arguments)) {
-      rememberValue(result, value);
+      remember(result, value, !are_known);
     }
   });
+  if (!are_known) {
+    assume(written);
+  }
 }
 
 }  // namespace torchext

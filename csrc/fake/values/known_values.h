@@ -13,6 +13,8 @@
 //
 // While deferred_init records, it keeps the values itself: none become known here.
 
+#include <optional>
+
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
@@ -35,6 +37,9 @@ bool areValuesKnown(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> ar
 
 // Runs `op` on the values of `arguments`, which are known, and returns its results, which are on the CPU.
 torch::jit::Stack runOnValues(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
+
+// Returns the assumed value of `fake` as a number, if it has one.
+std::optional<double> assumedValue(const at::Tensor& fake);
 
 // Forgets the known values of the fakes in `tensors`, to which something else has written.
 void forgetValues(const c10::IValue& tensors);

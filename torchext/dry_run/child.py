@@ -1,0 +1,17 @@
+"""The process of one rank: `python -m torchext.dry_run.child TASK ANSWER`, started by `command.py`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from .command import run_child
+
+__all__: list[str] = []
+
+if __name__ == "__main__":
+    run_child(Path(sys.argv[1]), Path(sys.argv[2]))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # threads of the program, which has been left in the midst, may wait for something

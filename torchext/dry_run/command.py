@@ -1,0 +1,151 @@
+"""`python -m torchext.dry_run`: will this job fit, and what does it send?"""
+
+from __future__ import annotations
+
+import argparse
+import pickle
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from ..fake.gpus import FakeGPU
+from .pages import page_of, text_of
+from .running import RankReport, run_rank
+from .values import POLICIES
+
+__all__ = ["main"]
+
+DOES_NOT_FIT = 3
+UNLIMITED = 1 << 50  # bytes: more than a device has, so that what would be needed can be told
+
+DESCRIPTION = """\
+Runs a training program as one rank of a job, without its GPUs and without the other processes, for some steps of its
+optimizer. Tells whether it fits, where the memory goes, and which collectives move how many bytes.
+
+  python -m torchext.dry_run --world-size 1024 --rank 0,511 --gpu H100-80GB -- train.py --batch-size 4
+  python -m torchext.dry_run --world-size 64 --steps 2 --report report.html -- -m my_package.train --config 8b.toml
+
+The exit code is 0 if it fits, 3 if it does not, and that of the program if it fails.
+"""
+
+
+def _ranks(text: str) -> list[int]:
+    return [int(rank) for rank in text.split(",")]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "python -m torchext.dry_run", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--world-size", type=int, default=1, metavar="N", help="how many processes the job has (default: 1)")
+    add(
+        "--rank", type=_ranks, default=[0], metavar="R,R", help="which of them to run, one after the other (default: 0)"
+    )
+    add("--gpu", default="H100-80GB", metavar="MODEL", help="what the GPUs are, such as A100-40GB (default: H100-80GB)")
+    add("--gpu-memory", type=float, metavar="GIB", help="the memory of each GPU, where the model is unknown or another")
+    add("--per-node", type=int, default=8, metavar="N", help="how many GPUs and processes a machine has (default: 8)")
+    add("--steps", type=int, default=2, metavar="N", help="how many steps of the optimizer to run (default: 2)")
+    add("--values", choices=POLICIES, default="zero", help="what becomes of reading values that do not exist")
+    add("--report", type=Path, metavar="FILE.html", help="also write a page")
+    add("--no-lines", action="store_true", help="do not look for the lines that made tensors: faster")
+    add("--no-flops", action="store_true", help="do not run one more step to count floating-point operations")
+    add("program", nargs=argparse.REMAINDER, help="-- script.py ARGS, or -- -m module ARGS")
+    return parser
+
+
+def _gpu(options: argparse.Namespace) -> FakeGPU:
+    if options.gpu_memory is None:
+        return FakeGPU(options.gpu)
+    return FakeGPU(options.gpu, memory=int(options.gpu_memory * 2**30))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line.
+
+    Args:
+        arguments: Those after the name of the module; by default those of the process.
+
+    Returns:
+        The exit code.
+    """
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    program = options.program[1:] if options.program[:1] == ["--"] else options.program
+    if not program or program == ["-m"]:
+        parser.error("which program? Give it after --, as in: -- train.py --batch-size 4")
+    if any(not 0 <= rank < options.world_size for rank in options.rank):
+        parser.error(
+            f"--rank {options.rank}: a job of {options.world_size} has the ranks 0 to {options.world_size - 1}"
+        )
+    if options.steps < 1:
+        parser.error("--steps: at least 1")
+    try:
+        gpu = _gpu(options)
+    except ValueError as error:
+        parser.error(str(error))
+    reports = [_run_in_process(options, program, gpu, rank) for rank in options.rank]
+    for report in reports:
+        print(text_of(report, options.world_size), end="\n\n")
+        if report.error:
+            print(report.error, file=sys.stderr)
+    if options.report is not None:
+        options.report.write_text(page_of(reports, options.world_size, shlex.join(program)))
+        print(f"The report is in {options.report}.")
+    return _exit_code(reports)
+
+
+def _exit_code(reports: Sequence[RankReport]) -> int:
+    if any(report.error for report in reports):
+        return 1
+    if any(report.out_of_memory for report in reports):
+        return DOES_NOT_FIT
+    return max(report.exit_code for report in reports)
+
+
+def _run_in_process(options: argparse.Namespace, program: list[str], gpu: FakeGPU, rank: int) -> RankReport:
+    """Runs one rank in a fresh process, and again with as much memory as it likes if it does not fit."""
+    report = _start(options, program, gpu, rank)
+    if report.out_of_memory:
+        needed = _start(options, program, replace(gpu, memory=UNLIMITED), rank)
+        for peak in needed.peaks:
+            peak.total = gpu.memory - gpu.context
+        needed.out_of_memory = report.out_of_memory
+        return needed
+    return report
+
+
+def _start(options: argparse.Namespace, program: list[str], gpu: FakeGPU, rank: int) -> RankReport:
+    with TemporaryDirectory() as folder:
+        task, answer = Path(folder) / "task", Path(folder) / "answer"
+        is_module = program[0] == "-m"
+        arguments = {
+            "program": program[1:] if is_module else program,
+            "is_module": is_module,
+            "size": options.world_size,
+            "rank": rank,
+            "gpu": gpu,
+            "per_node": options.per_node,
+            "steps": options.steps,
+            "values": options.values,
+            "traces_lines": not options.no_lines,
+            "counts_flops": not options.no_flops,
+        }
+        task.write_bytes(pickle.dumps(arguments))
+        ended = subprocess.run([sys.executable, "-m", "torchext.dry_run.child", str(task), str(answer)], check=False)
+        if not answer.exists():
+            return RankReport(rank, error=f"The process of rank {rank} has ended with code {ended.returncode}.")
+        report: RankReport = pickle.loads(answer.read_bytes())
+        return report
+
+
+def run_child(task: Path, answer: Path) -> None:
+    """Runs the rank that is described in the file `task`, and leaves the report in the file `answer`."""
+    arguments = pickle.loads(task.read_bytes())
+    report = run_rank(arguments.pop("program"), **arguments)
+    answer.write_bytes(pickle.dumps(report))

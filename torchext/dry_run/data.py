@@ -1,0 +1,111 @@
+"""Data loaders in a dry run: they read real data, in this process.
+
+Samplers shuffle real numbers and datasets open real files, so a loader computes as if there were no fakes; a batch
+becomes fake when it is moved to a fake device. A dataset that holds fakes, because it was made of `torch.randn()` in
+the program, is read as it is, and only the sampler computes for real. Nothing is pinned: there is no device to pin for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.utils.data
+from torch.utils.data import dataloader, dataset
+
+from .. import _C
+from ..tools.dispatch_keys import without_our_keys
+from .current import current, while_world_is_open
+
+__all__: list[str] = []
+
+# How deep datasets wrap datasets, and keep their tensors in containers.
+DEEPEST = 6
+
+
+def _install() -> None:
+    patch = while_world_is_open.patch
+    base: Any = dataloader._BaseDataLoaderIter
+    patch(base, "__init__", _without_pinning, "reads a seed, and starts to pin memory")
+    patch(base, "__next__", _reading_real_data, "computes with the values of indices and data")
+    patch(base, "_next_index", _sampling, "computes with the values of indices")
+    patch(dataloader.DataLoader, "_get_iterator", _in_this_process, "starts workers, which inherit that all is fake")
+    patch(dataset, "random_split", _really, "reads a permutation")
+
+
+while_world_is_open.declare(_install)
+
+
+def _really(original: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if current() is None:
+            return original(*args, **kwargs)
+        with without_our_keys():
+            return original(*args, **kwargs)
+
+    return run
+
+
+_sampling = _really
+
+
+def _without_pinning(original: Callable[..., None]) -> Callable[..., None]:
+    def __init__(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+        if current() is None:
+            original(self, loader, *args, **kwargs)
+            return
+        with without_our_keys():
+            original(self, loader, *args, **kwargs)
+        self._pin_memory = False
+
+    return __init__
+
+
+def _reading_real_data(original: Callable[..., Any]) -> Callable[..., Any]:
+    def __next__(self: Any) -> Any:
+        if current() is None:
+            return original(self)
+        with _state_for(self._dataset):
+            return original(self)
+
+    return __next__
+
+
+def _in_this_process(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Workers are real processes, in which nothing is fake. They cannot be sent a dataset of fakes."""
+
+    def _get_iterator(self: Any) -> Any:
+        if current() is None:
+            return original(self)
+        if self.num_workers and holds_fakes(self.dataset):
+            workers, self.num_workers = self.num_workers, 0
+            prefetch, self.prefetch_factor = self.prefetch_factor, None
+            try:
+                return original(self)
+            finally:
+                self.num_workers, self.prefetch_factor = workers, prefetch
+        with without_our_keys():
+            return original(self)
+
+    return _get_iterator
+
+
+def _state_for(data: object) -> AbstractContextManager[None]:
+    return nullcontext() if holds_fakes(data) else without_our_keys()
+
+
+def holds_fakes(value: object, depth: int = DEEPEST) -> bool:
+    """Returns true if a dataset has a fake tensor in its attributes, or those of a dataset that it wraps."""
+    if isinstance(value, torch.Tensor):
+        return _C.is_fake(value)
+    if depth == 0:
+        return False
+    if isinstance(value, list | tuple):
+        return any(holds_fakes(item, depth - 1) for item in value[:16])
+    if isinstance(value, dict):
+        return any(holds_fakes(item, depth - 1) for item in list(value.values())[:16])
+    if isinstance(value, torch.utils.data.Dataset):
+        return any(holds_fakes(item, depth - 1) for item in vars(value).values())
+    return False

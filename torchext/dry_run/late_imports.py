@@ -1,0 +1,14 @@
+"""Parts of PyTorch that take long to be imported, and that a program may import at any time in a world."""
+
+from __future__ import annotations
+
+from .pipelining import teach_pipelining
+from .random_state import teach_distributed_tensors
+
+__all__ = ["teach_what_is_imported"]
+
+
+def teach_what_is_imported() -> None:
+    """Declares the patches of what is imported by now. Called when a world begins, for each group, and each record."""
+    teach_pipelining()
+    teach_distributed_tensors()

@@ -1,0 +1,138 @@
+"""The report of the command line, as text and as a page."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+
+from .running import DevicePeak, RankReport
+
+__all__ = ["page_of", "text_of"]
+
+Row = Sequence[object]
+
+
+def in_units(nbytes: float) -> str:
+    """The bytes in the unit that suits."""
+    for unit in ("B", "KiB", "MiB"):
+        if abs(nbytes) < 1024:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.2f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.2f} GiB"
+
+
+def verdict(report: RankReport) -> str:
+    """One sentence on whether the rank fits."""
+    if report.error:
+        return "the program has failed"
+    if report.out_of_memory:
+        return "does not fit"
+    return "fits"
+
+
+def _tables(report: RankReport) -> Iterable[tuple[str, Row, list[Row]]]:
+    """Titles, headings and rows."""
+    yield (
+        "Memory",
+        ("device", "allocated", "reserved", "of", "headroom"),
+        [_memory_row(peak) for peak in report.peaks],
+    )
+    for peak in report.peaks:
+        total = max(peak.allocated, 1)
+        yield (
+            f"At the peak of {peak.device}",
+            ("category", "bytes", "share"),
+            [
+                (name, in_units(nbytes), f"{100 * nbytes / total:.1f} %")
+                for name, nbytes in sorted(peak.by_category.items(), key=lambda item: -item[1])
+            ],
+        )
+        yield (
+            f"Largest tensors of {peak.device}",
+            ("bytes", "category", "what", "line"),
+            [(in_units(size), category, title, line) for size, category, title, line in peak.largest[:10]],
+        )
+    yield (
+        "Collectives",
+        ("group", "ranks", "operator", "calls", "given", "received"),
+        [
+            (row.group, row.group_size, row.operator, row.calls, in_units(row.bytes_in), in_units(row.bytes_out))
+            for row in report.collectives
+        ],
+    )
+    if report.values:
+        yield (
+            "Values that do not exist, and what the program was told",
+            ("times", "answer", "line", "reader"),
+            [(site.count, site.answer, site.line, site.reader) for site in report.values],
+        )
+
+
+def _memory_row(peak: DevicePeak) -> Row:
+    left = f"{in_units(peak.headroom)} ({100 * peak.headroom / peak.total:.1f} %)" if peak.total else ""
+    return peak.device, in_units(peak.allocated), in_units(peak.reserved), in_units(peak.total), left
+
+
+def _summary(report: RankReport, size: int) -> list[str]:
+    lines = [f"rank {report.rank} of {size}: {verdict(report)}, {report.steps} steps in {report.seconds:.1f} s"]
+    if report.flops:
+        lines.append(f"{report.flops / 1e12:.3f} TFLOP in a step")
+    if report.out_of_memory:
+        lines.append(report.out_of_memory)
+    return lines
+
+
+def text_of(report: RankReport, size: int) -> str:
+    """The report of one rank for a terminal."""
+    parts = ["\n".join(_summary(report, size))]
+    for title, headings, rows in _tables(report):
+        if rows:
+            parts.append(f"{title}\n{_text_table(headings, rows)}")
+    return "\n\n".join(parts)
+
+
+def _text_table(headings: Row, rows: list[Row]) -> str:
+    cells = [[str(cell) for cell in row] for row in (headings, *rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(headings))]
+    return "\n".join(
+        "  " + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in cells
+    )
+
+
+STYLE = """
+body { font: 14px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem; color: #222; }
+table { border-collapse: collapse; margin: 0.5rem 0 1.5rem; }
+td, th { padding: 0.2rem 0.8rem; text-align: left; border-bottom: 1px solid #ddd; vertical-align: top; }
+.fits { color: #176f2c; } .fails { color: #b3261e; } iframe { width: 100%; height: 42rem; border: 1px solid #ddd; }
+pre { background: #f6f6f6; padding: 1rem; overflow-x: auto; }
+"""
+
+
+def page_of(reports: Sequence[RankReport], size: int, command: str) -> str:
+    """The reports of all ranks as one page, which needs nothing else."""
+    body = "\n".join(_section(report, size) for report in reports)
+    return (
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>Dry run</title><style>{STYLE}</style>"
+        f"<body><h1>Dry run of {size} processes</h1><pre>{html.escape(command)}</pre>{body}</body></html>"
+    )
+
+
+def _section(report: RankReport, size: int) -> str:
+    first, *others = _summary(report, size)
+    state = "fits" if verdict(report) == "fits" else "fails"
+    parts = [f"<h2 class={state}>{html.escape(first)}</h2>", *(f"<p>{html.escape(line)}</p>" for line in others)]
+    if report.error:
+        parts.append(f"<pre>{html.escape(report.error)}</pre>")
+    for title, headings, rows in _tables(report):
+        if rows:
+            parts.append(f"<h3>{html.escape(title)}</h3>{_html_table(headings, rows)}")
+    if report.page:
+        parts.append(f'<h3>Memory over time</h3><iframe srcdoc="{html.escape(report.page)}"></iframe>')
+    return "\n".join(parts)
+
+
+def _html_table(headings: Row, rows: list[Row]) -> str:
+    def row_of(cells: Row, tag: str) -> str:
+        return "<tr>" + "".join(f"<{tag}>{html.escape(str(cell))}</{tag}>" for cell in cells) + "</tr>"
+
+    return f"<table>{row_of(headings, 'th')}{''.join(row_of(row, 'td') for row in rows)}</table>"

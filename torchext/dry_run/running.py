@@ -1,0 +1,266 @@
+"""Runs a program as one rank, for some steps, and collects what the command line reports."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.flop_counter import FlopCounterMode
+
+from .. import _C
+from ..fake.gpus import FakeGPU
+from ..memory import Category, TrackedMemory, track_memory
+from .collectives import GroupSummary, summarize
+from .values import AssumedValue
+from .world import World, world
+
+__all__ = ["DevicePeak", "RankReport", "run_rank"]
+
+
+@dataclass
+class DevicePeak:
+    """The memory of one device.
+
+    Attributes:
+        device: Such as `cuda:0`.
+        allocated: The most bytes that were allocated.
+        reserved: The most bytes that PyTorch has reserved.
+        total: The bytes that there are.
+        by_category: The bytes at the peak, by what they are for.
+        by_module: By the module that holds them.
+        largest: The largest tensors at the peak: bytes, category, name, line.
+    """
+
+    device: str
+    allocated: int
+    reserved: int
+    total: int
+    by_category: dict[str, int] = field(default_factory=dict)
+    by_module: dict[str, int] = field(default_factory=dict)
+    largest: list[tuple[int, str, str, str]] = field(default_factory=list)
+
+    @property
+    def headroom(self) -> int:
+        """What is left; negative if it does not fit."""
+        return self.total - self.reserved
+
+
+@dataclass
+class RankReport:
+    """What one rank has done.
+
+    Attributes:
+        rank: Its rank.
+        steps: How many steps of the optimizer it has made.
+        error: The traceback of the program's own error; empty if there was none.
+        out_of_memory: What a device said that has run out of memory; empty if none has.
+        exit_code: The code with which the program has ended by itself, if it did.
+        peaks: The memory of each device.
+        collectives: What was sent, by group and operator.
+        flops: The floating-point operations of one step; 0 if they were not counted.
+        values: Where values were read that do not exist.
+        seconds: How long it took, without starting Python.
+        page: A page that shows the memory over time.
+    """
+
+    rank: int
+    steps: int = 0
+    error: str = ""
+    out_of_memory: str = ""
+    exit_code: int = 0
+    peaks: list[DevicePeak] = field(default_factory=list)
+    collectives: list[GroupSummary] = field(default_factory=list)
+    flops: int = 0
+    values: list[AssumedValue] = field(default_factory=list)
+    seconds: float = 0.0
+    page: str = ""
+
+
+class _Finished(BaseException):
+    """Ends the program after enough steps; no handler of `Exception` is to stop it."""
+
+
+class _Steps:
+    """Counts the steps of the optimizers, and ends the program when one begins a step too many.
+
+    By then all optimizers have made theirs. With `counts_flops` one more step is made for that, of which nothing else
+    is reported: the mode that counts may change what memory is needed.
+    """
+
+    def __init__(self, wanted: int, counts_flops: bool, on_step: Callable[[int], None]) -> None:
+        self.made = 0
+        self.flops = 0
+        self.on_enough: Callable[[], None] = lambda: None
+        self._wanted = wanted
+        self._counts_flops = counts_flops
+        self._on_step = on_step
+        self._by_optimizer: dict[int, int] = {}
+        self._mode: FlopCounterMode | None = None
+        self._hooks = [
+            register_optimizer_step_pre_hook(self._before),
+            register_optimizer_step_post_hook(self._after),
+        ]
+
+    def end(self) -> None:
+        """Counts no more."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        if self._mode is not None:
+            self.flops = self._mode.get_total_flops()
+            mode, self._mode = self._mode, None
+            mode.__exit__(None, None, None)
+
+    def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if self._mode is None and self._by_optimizer.get(id(optimizer), 0) >= self._wanted:
+            raise _Finished
+
+    def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if self._mode is not None:
+            raise _Finished
+        made = self._by_optimizer[id(optimizer)] = self._by_optimizer.get(id(optimizer), 0) + 1
+        if made > self.made:
+            self.made = made
+            self._on_step(made)
+        if min(self._by_optimizer.values()) >= self._wanted:
+            self.on_enough()
+            if not self._counts_flops:
+                raise _Finished
+            self._mode = FlopCounterMode(display=False)
+            self._mode.__enter__()
+
+
+def run_rank(
+    program: Sequence[str],
+    *,
+    is_module: bool,
+    size: int,
+    rank: int,
+    gpu: FakeGPU | None,
+    per_node: int,
+    steps: int,
+    values: str,
+    traces_lines: bool,
+    counts_flops: bool,
+) -> RankReport:
+    """Runs a program as rank `rank` of `size` until its optimizers have made `steps` steps.
+
+    Args:
+        program: The path of a script, or the name of a module, and its arguments.
+        is_module: Whether it is a module.
+        size: How many processes the job has.
+        rank: The rank.
+        gpu: What the GPUs are like.
+        per_node: How many a machine has.
+        steps: How many steps.
+        values: The policy for values that do not exist.
+        traces_lines: Whether to look for the lines that made tensors, which takes longer.
+        counts_flops: Whether to make one more step to count its floating-point operations.
+    """
+    report = RankReport(rank)
+    start = time.perf_counter()
+    with ExitStack() as block:
+        job = block.enter_context(
+            world(size, rank, gpu, per_node, backend=None, trace=traces_lines, set_device=False, values=values)
+        )
+        memory = block.enter_context(track_memory(lines=traces_lines))
+        job.recorder.on_buffers = _mark_buffers
+        counter = _Steps(steps, counts_flops, lambda step: _show_progress(job, step, steps, start))
+        block.callback(counter.end)
+        counter.on_enough = lambda: _describe(report, job, memory)
+        try:
+            _run(program, is_module)
+        except _Finished:
+            pass
+        except torch.cuda.OutOfMemoryError as error:
+            report.out_of_memory = str(error)
+        except SystemExit as error:
+            report.exit_code = _exit_code(error)
+        except BaseException:
+            report.error = traceback.format_exc()
+        counter.end()
+        report.flops = counter.flops
+        report.steps = counter.made
+        report.values = job.values
+        if not report.peaks:
+            _describe(report, job, memory)
+    report.seconds = time.perf_counter() - start
+    return report
+
+
+def _mark_buffers(tensors: list[torch.Tensor]) -> None:
+    """What is known to be a parameter, a gradient or a state of an optimizer stays that."""
+    _C.mark_memory([tensor for tensor in tensors if _C.is_fake(tensor)], Category.COMMUNICATION)
+
+
+def _run(program: Sequence[str], is_module: bool) -> None:
+    """As `python script` and `python -m module` do."""
+    sys.argv = list(program)
+    if is_module:
+        sys.path.insert(0, "")
+        runpy.run_module(program[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.path.insert(0, str(Path(program[0]).resolve().parent))
+        runpy.run_path(program[0], run_name="__main__")
+
+
+def _exit_code(error: SystemExit) -> int:
+    if error.code is None or isinstance(error.code, int):
+        return error.code or 0
+    print(error.code, file=sys.stderr)
+    return 1
+
+
+def _show_progress(job: World, step: int, steps: int, start: float) -> None:
+    used = max((torch.cuda.max_memory_allocated(i) for i in range(torch.cuda.device_count())), default=0)
+    print(
+        f"[dry run] rank {job.rank}: step {step} of {steps} after {time.perf_counter() - start:.1f} s, "
+        f"{used / 2**30:.2f} GiB allocated at most",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _describe(report: RankReport, job: World, memory: TrackedMemory) -> None:
+    """What is known now; later calls know more."""
+    report.collectives = summarize(job.collectives)
+    report.peaks = [_describe_device(memory, device, job.gpus) for device in memory.devices if _counts(device, job)]
+    busiest = max(report.peaks, key=lambda peak: peak.allocated, default=None)
+    if busiest is not None:
+        report.page = _page(memory, busiest.device)
+
+
+def _counts(device: torch.device, job: World) -> bool:
+    return device.type == "cuda" or job.gpus is None
+
+
+def _describe_device(memory: TrackedMemory, device: torch.device, gpu: FakeGPU | None) -> DevicePeak:
+    peak = memory.peak(device)
+    allocations = memory.allocations(device)
+    return DevicePeak(
+        device=str(device),
+        allocated=peak.allocated,
+        reserved=memory.peak(device, of_reserved=True).reserved,
+        total=0 if gpu is None else gpu.memory - gpu.context,
+        by_category={category.label: n for category, n in peak.by_category.items() if n},
+        by_module=dict(list(memory.by_module(device).items())[:20]),
+        largest=[(a.size, a.category.label, a.title, a.line) for a in allocations[:20]],
+    )
+
+
+def _page(memory: TrackedMemory, device: str) -> str:
+    from tempfile import TemporaryDirectory
+
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "memory.html"
+        memory.plot(path, device)
+        return path.read_text()

@@ -1,0 +1,143 @@
+"""Values that do not exist, and what a program is told when it reads them: NOTE [Assumed values].
+
+With the policy `zero` a number that is read is 0, and a truth value is false: a loss of 0.0 in the log, no infinity in
+a gradient. Where the line asks whether something is finite, or whether two tensors are equal, the answer is yes. Each
+place that reads one is counted, so that what the run took for granted can be looked through.
+"""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from types import FrameType
+from typing import Any
+
+import torch
+
+from .. import _C
+from ..tools.dispatch_keys import without_our_keys
+from ..tools.leases import Lease
+from ..tools.source_lines import users_frame
+
+__all__ = ["AssumedValue", "AssumedValues", "assuming_values"]
+
+POLICIES = ("zero", "raise")
+
+# What a line says that asks whether values are as they should be. `isfinite` of `torch` and `math`, and of libraries.
+SOUND = ("isfinite", "is_finite", "all_finite", "allclose")
+
+
+@dataclass(frozen=True)
+class AssumedValue:
+    """A place that has read values that do not exist.
+
+    Attributes:
+        line: The line of the program, `file:line in function`.
+        reader: The innermost function of Python that asked, which may be PyTorch's.
+        operator: The operator that reads.
+        answer: What it was told.
+        count: How often.
+    """
+
+    line: str
+    reader: str
+    operator: str
+    answer: str
+    count: int
+
+
+class AssumedValues:
+    """Answers for values, and counts."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[str, str, str, str]] = Counter()
+
+    @property
+    def sites(self) -> list[AssumedValue]:
+        """Where values were read, the most often first."""
+        return [AssumedValue(*site, count) for site, count in self._counts.most_common()]
+
+    def answer(self, operator: str, dtype: torch.dtype, computed: float | None) -> float:
+        """The number that stands for a value of `dtype`, of which `computed` may follow from earlier answers."""
+        frame = sys._getframe(1)
+        value = computed
+        if value is None:
+            value = 1.0 if operator == "aten::equal" or _asks_whether_sound(frame) else 0.0
+        shown = str(bool(value)) if dtype is torch.bool else str(int(value) if not dtype.is_floating_point else value)
+        self.note(operator, shown, frame)
+        return value
+
+    def note(self, operator: str, answer: str, frame: FrameType) -> None:
+        """Counts one reading."""
+        user = users_frame()
+        self._counts["" if user is None else _place(user), _place(frame), operator, answer] += 1
+
+
+def _asks_whether_sound(frame: FrameType) -> bool:
+    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+    return any(word in line for word in SOUND)
+
+
+def _place(frame: FrameType) -> str:
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+_assumed: list[AssumedValues] = []
+
+while_values_are_assumed = Lease("a dry run answers for values that do not exist")
+
+
+@contextmanager
+def assuming_values(policy: str = "zero") -> Iterator[AssumedValues]:
+    """Lets programs read values of fakes in the block, on all threads.
+
+    Args:
+        policy: `zero`, or `raise`, with which reading values raises an error as it does elsewhere.
+
+    Yields:
+        What has been read so far.
+
+    Raises:
+        ValueError: There is no such policy.
+    """
+    if policy not in POLICIES:
+        raise ValueError(f"The policy for values was expected to be one of {', '.join(POLICIES)}, but is {policy!r}.")
+    values = AssumedValues()
+    if policy == "raise":
+        yield values
+        return
+    _assumed.append(values)
+    _C.assume_values(values.answer)
+    try:
+        with while_values_are_assumed.hold():
+            yield values
+    finally:
+        _assumed.remove(values)
+        _C.assume_values(_assumed[-1].answer if _assumed else None)
+
+
+def _patch_reads() -> None:
+    for name in ("tolist", "numpy", "__array__"):
+        while_values_are_assumed.patch(
+            torch.Tensor, name, partial(_reading_zeros, name=name), "reads memory without calling an operator"
+        )
+
+
+def _reading_zeros(original: Callable[..., Any], name: str) -> Callable[..., Any]:
+    def read(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        is_fake = isinstance(self, torch.Tensor) and _C.is_fake(self) and not _C.is_deferred(self)
+        if not is_fake or not _assumed or self.layout is not torch.strided:
+            return original(self, *args, **kwargs)
+        _assumed[-1].note(f"Tensor.{name}", "zeros", sys._getframe(1))
+        with without_our_keys():
+            return original(torch.zeros(self.shape, dtype=self.dtype), *args, **kwargs)
+
+    return read
+
+
+while_values_are_assumed.declare(_patch_reads)
