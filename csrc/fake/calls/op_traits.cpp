@@ -114,9 +114,9 @@ bool isPinMemory(const OperatorHandle& op) {
 }
 
 std::optional<c10::DispatchKey> compositeKernelOf(const OperatorHandle& op) {
-  // `silu_backward` has kernels of its own for real devices, too, and for Meta.
+  // NOTE [Composite, but not on CUDA]
   if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
-      !op.hasKernelForDispatchKey(c10::DispatchKey::Meta)) {
+      !op.hasKernelForDispatchKey(c10::DispatchKey::Meta) && !op.hasKernelForDispatchKey(c10::DispatchKey::CUDA)) {
     return c10::DispatchKey::CompositeImplicitAutograd;
   }
   if (op.hasTag(at::Tag::nondeterministic_seeded) &&

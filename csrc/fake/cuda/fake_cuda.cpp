@@ -269,6 +269,27 @@ void registerAllocation() {
   }
 }
 
+void raiseNoDevice(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, torch::jit::Stack* /*stack*/) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, op.schema().name(), ": there is no CUDA device that could compute it.");
+}
+
+// NOTE [Composite, but not on CUDA]
+//
+// A few operators are composite, but have kernels for CUDA all the same, and then autograd knows them, too: what is
+// saved for backward and what is allocated differs. In a build without CUDA the dispatcher finds the composite only, on
+// the autograd keys as well. A kernel for CUDA that nobody can call has it find what it would find in a build with
+// CUDA, and our handler does not take the operator for composite.
+void registerOwnKernels() {
+  // Leaked: fakes outlive the block that made them.
+  static auto* library = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__);
+  for (const char* name : {"_fused_rms_norm", "mish_backward", "silu_backward"}) {
+    const auto op = c10::Dispatcher::singleton().findOp({std::string{"aten::"} + name, ""});
+    if (op && !op->hasKernelForDispatchKey(c10::DispatchKey::CUDA)) {
+      library->impl(name, torch::CppFunction::makeFromBoxedFunction<&raiseNoDevice>());
+    }
+  }
+}
+
 // Called for each block: FakeTensorMode registers a guard of its own if it finds one without devices
 // (`ensureCUDADeviceGuardSet()`).
 void registerGuard() {
@@ -281,6 +302,7 @@ void standInForCuda() {
   static const bool done = [] {
     hooks::replace();
     registerAllocation();
+    registerOwnKernels();
     chooseAttentionOnFakeCuda();
     return true;
   }();
