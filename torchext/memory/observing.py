@@ -152,4 +152,5 @@ def storages_of(tensor: torch.Tensor) -> list[torch.Tensor]:
     if flatten is None:
         return [tensor]
     names: Iterable[str] = flatten()[0]
-    return [member for name in names for member in storages_of(getattr(tensor, name))]
+    parts = [getattr(tensor, name) for name in names]  # a DTensor names its mesh, too
+    return [member for part in parts if isinstance(part, torch.Tensor) for member in storages_of(part)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -196,8 +196,9 @@ class TrackedMemory:
 def track_memory(*, lines: bool = False) -> Iterator[TrackedMemory]:
     """Tracks the memory of tensors in the block: how much, when, what for, and who holds it.
 
-    Fake tensors are tracked on all devices, on fake CUDA devices as PyTorch's caching allocator would serve them, real
-    tensors on the CPU. What fakes on CUDA have allocated before the block is counted from its beginning; of other
+    Fake tensors are tracked on all devices, on fake CUDA devices as PyTorch's caching allocator would serve them. A block
+    that is entered outside of `fake_mode()` tracks real tensors on the CPU, too, for which PyTorch's profiler must not
+    run on the thread. What fakes on CUDA have allocated before the block is counted from its beginning; of other
     tensors from before it, the parameters of modules that run in the block.
 
     Args:
@@ -216,15 +217,21 @@ def track_memory(*, lines: bool = False) -> Iterator[TrackedMemory]:
     observer = Observer(lines)
     memory = TrackedMemory(timeline, observer)
     try:
-        _C.enter_real_allocations()
-        try:
+        with nullcontext() if _C.are_factories_fake() else _real_allocations():
             observer.begin()
             try:
                 yield memory
             finally:
                 observer.end()
                 memory._end = timeline.count_events()
-        finally:
-            _C.leave_real_allocations()
     finally:
         _C.close_memory_tracker()
+
+
+@contextmanager
+def _real_allocations() -> Iterator[None]:
+    _C.enter_real_allocations()
+    try:
+        yield
+    finally:
+        _C.leave_real_allocations()
