@@ -16,19 +16,31 @@ class Job:
     Attributes:
         size: How many processes the job has.
         rank: The rank of the one that is there.
+        per_node: How many share a machine.
         gpus: What the GPUs of its machine are like; None if it has none.
         store: Where the processes would meet.
         recorder: Is told of collectives.
         has_own_group: Whether the default process group is one that the program has not asked for.
     """
 
-    def __init__(self, size: int, rank: int, gpus: FakeGPU | None, store: Any, recorder: Any) -> None:
+    def __init__(self, size: int, rank: int, per_node: int, gpus: FakeGPU | None, store: Any, recorder: Any) -> None:
         self.size = size
         self.rank = rank
+        self.per_node = per_node
         self.gpus = gpus
         self.store = store
         self.recorder = recorder
         self.has_own_group = False
+
+    @property
+    def local_rank(self) -> int:
+        """The rank among the processes of its machine."""
+        return self.rank % self.per_node
+
+    @property
+    def on_node(self) -> int:
+        """How many processes its machine has: the last may have fewer."""
+        return min(self.per_node, self.size - self.rank // self.per_node * self.per_node)
 
 
 while_world_is_open = Lease("a block of torchext.dry_run.world() is open")

@@ -151,5 +151,6 @@ def storages_of(tensor: torch.Tensor) -> list[torch.Tensor]:
     flatten = getattr(tensor, "__tensor_flatten__", None)
     if flatten is None:
         return [tensor]
-    names: Iterable[str] = flatten()[0]
-    return [member for name in names for member in storages_of(getattr(tensor, name))]
+    parts = (getattr(tensor, name) for name in flatten()[0])
+    # A DTensor names its mesh as well.
+    return [member for part in parts if isinstance(part, torch.Tensor) for member in storages_of(part)]
