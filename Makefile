@@ -45,7 +45,7 @@ export PYTHONPATH := $(CURDIR):$(PYTHONPATH)
 # Warnings stop those who change torchext, and nobody who installs it.
 export TORCHEXT_WERROR := 1
 
-.PHONY: demo test unit check package wheels sanitize matrix coverage lint tidy typecheck format sweep fuzz bench build clean help
+.PHONY: demo test unit check package wheels sanitize matrix coverage lint tidy typecheck format sweep fuzz oracle bench build clean help
 # Not for the checks of single files, which a make of their own runs: before GNU make 4.4 this counts for all targets.
 ifndef IN_PARALLEL
 .NOTPARALLEL:
@@ -114,6 +114,9 @@ sweep: build ## The long sweeps: every model and module constructor that is know
 
 fuzz: build ## Try PROGRAMS random programs, deferred against eager
 	$(PYTHON) -m pytest test/sweeps/test_fuzz.py -k many -n $(JOBS) --programs $(PROGRAMS) --fuzz-seed $(SEED)
+
+oracle: build ## Compare the memory of programs with that of a CUDA build (NULLCUDA: the library that stands in for its driver)
+	cd test && PYTHONPATH=$(CURDIR) $(PYTHON) -m oracle.compare
 
 bench: build ## Compare with PyTorch's own means
 	$(PYTHON) benchmarks/deferred_init.py

@@ -20,6 +20,7 @@
 #include "collectives/collectives.h"
 #include "layouts/layout.h"
 #include "meta/device_rules.h"
+#include "meta/kernel_results.h"
 #include "meta/meta_call.h"
 #include "resize.h"
 #include "storage/fake_factories.h"
@@ -358,6 +359,7 @@ void FakeCall::doNothing() {
 void FakeCall::runOnMetaAndRemember(const MetaPlan& plan, const CallKey& key) {
   const OwnComputation own;
   Stack results = runOnMeta(op_, stack_, plan);
+  completeResults(op_, arguments(), results);
   MemoryCounter* counter = memoryCounter();
   auto scratch = counter == nullptr ? nullptr : counter->scratchOf(op_, arguments(), results);
   countMemory(scratch.get(), results);

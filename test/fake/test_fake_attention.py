@@ -157,3 +157,12 @@ class TestResults:
 def test_takes_cudnn_for_large_heads_on_large_devices() -> None:
     assert backend("H100", HALF, head=256) == CUDNN
     assert backend("H100", HALF, head=200) == FLASH  # there is no backward pass for others than 256
+
+
+@pytest.mark.parametrize(("dropout", "device"), [(0.0, "cuda"), (0.1, "cpu")])
+def test_efficient_attention_returns_the_state_of_dropout_on_the_cpu(dropout: float, device: str) -> None:
+    with fake_mode(fake_cuda=FakeGPU("H100-80GB")):
+        q = torch.zeros(2, 4, 32, 64, device="cuda")
+        results = torch.ops.aten._scaled_dot_product_efficient_attention(q, q, q, None, True, dropout)
+        assert [result.device.type for result in results] == ["cuda", "cuda", device, device]
+        assert [result.shape for result in results[2:]] == [(), ()]

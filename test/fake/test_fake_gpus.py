@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -132,3 +134,64 @@ class TestMemory:
             actions = [entry["action"] for entry in torch.cuda.memory._snapshot()["device_traces"][0]]
             torch.cuda.memory._record_memory_history(enabled=None)
         assert actions == ["segment_alloc", "alloc", "free_requested", "free_completed"]
+
+
+class TestLibraries:
+    """What programs ask of CUDA besides its devices."""
+
+    def test_load_checkpoints_onto_the_device(self, tmp_path: Path) -> None:
+        module = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+        module[1].weight = module[0].weight
+        torch.save(module.state_dict(), tmp_path / "weights.pt")
+        with fake_mode(fake_cuda=2):
+            for location in ("cuda:1", torch.device("cuda", 1), {"cpu": "cuda:1"}, lambda storage, _: storage.cuda(1)):
+                state = torch.load(tmp_path / "weights.pt", map_location=location)
+                assert {str(tensor.device) for tensor in state.values()} == {"cuda:1"}
+                assert state["0.weight"].shape == (3, 3)
+                assert state["0.weight"].untyped_storage()._cdata == state["1.weight"].untyped_storage()._cdata
+            assert torch.load(tmp_path / "weights.pt", map_location="cpu")["0.bias"].device.type == "cpu"
+
+    def test_count_the_memory_of_what_was_loaded(self, tmp_path: Path) -> None:
+        torch.save(torch.ones(2**20), tmp_path / "tensor.pt")
+        with fake_mode(fake_cuda=True):
+            tensor = torch.load(tmp_path / "tensor.pt", map_location="cuda")
+            assert torch.cuda.memory_allocated() == 4 * 2**20
+            del tensor
+
+    def test_mark_ranges_of_profilers(self) -> None:
+        with fake_mode(fake_cuda=True), torch.cuda.nvtx.range("step"), torch.cuda.profiler.profile():
+            torch.cuda.nvtx.mark("here")
+            torch.ones(2, device="cuda")
+
+    def test_profile_without_warnings(self, capfd: pytest.CaptureFixture[str]) -> None:
+        activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+        with fake_mode(fake_cuda=True), torch.profiler.profile(activities=activities) as profile:
+            torch.ones(2, device="cuda") + 1
+        assert "aten::add" in {event.key for event in profile.key_averages()}
+        assert "Failed to record" not in capfd.readouterr().err
+
+    def test_answer_for_versions_and_settings(self) -> None:
+        with fake_mode(fake_cuda=2):
+            assert torch.cuda.nccl.version() >= (2, 0)
+            assert torch.cuda.can_device_access_peer(0, 1)
+            torch.cuda.set_sync_debug_mode("warn")
+            assert torch.cuda.get_sync_debug_mode() == 1
+            torch.cuda.set_sync_debug_mode(0)
+            torch.cuda.ipc_collect()
+
+    def test_refuse_graphs(self) -> None:
+        with (
+            fake_mode(fake_cuda=True),
+            pytest.raises(RuntimeError, match="A CUDA graph cannot be used on fake CUDA devices"),
+        ):
+            torch.cuda.CUDAGraph()
+
+    def test_scale_gradients(self) -> None:
+        with fake_mode(fake_cuda=True):
+            model = torch.nn.Linear(4, 4, device="cuda")
+            optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+            scaler = torch.amp.GradScaler("cuda")
+            scaler.scale(model(torch.ones(2, 4, device="cuda")).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            assert model.weight in optimizer.state

@@ -226,3 +226,22 @@ def test_real_storages_are_resized_as_ever() -> None:
     assert real.untyped_storage().nbytes() == 32
     assert real.tolist() == [1.0, 1.0, 1.0, 1.0]
     assert real.new(2).shape == (2,)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.functional.mse_loss,
+        nn.functional.smooth_l1_loss,
+        nn.functional.huber_loss,
+        nn.functional.l1_loss,
+        nn.functional.binary_cross_entropy,
+        nn.functional.soft_margin_loss,
+    ],
+)
+def test_losses_have_storages_as_large_as_real_ones(loss: Callable[..., torch.Tensor], reduction: str) -> None:
+    for sizes in ((3, 50), (3, 50), (1,), (0, 4)):  # twice: the second result is remembered
+        real = torch.zeros(sizes)
+        expected = described(loss(real, real.clone(), reduction=reduction))
+        assert described(loss(fake_like(real), fake_like(real), reduction=reduction)) == expected

@@ -96,7 +96,7 @@ def mismatches(lines: Sequence[str]) -> Iterator[str]:
 
 @pytest.fixture
 def cuda() -> Iterator[None]:
-    with fake_mode(fake_cuda=FakeGPU("H100-80GB")):
+    with fake_mode(fake_cuda=FakeGPU("H100-80GB")), torch.backends.cudnn.flags(enabled=False):
         yield
 
 
@@ -112,9 +112,10 @@ class TestTraces:
     @pytest.mark.skipif(not FREES_WORKSPACES, reason="before 2.15 workspaces are kept without being asked for")
     def test_rules_say_what_kernels_have_allocated_with_kept_workspaces(self) -> None:
         program = (
+            "import torch\n"
             "from torchext.fake import FakeGPU, fake_mode\n"
             "from test_kernel_memory import TRACES, mismatches\n"
-            "with fake_mode(fake_cuda=FakeGPU('H100-80GB')):\n"
+            "with fake_mode(fake_cuda=FakeGPU('H100-80GB')), torch.backends.cudnn.flags(enabled=False):\n"
             "    print(*mismatches(TRACES), sep='\\n', end='')\n"
         )
         assert run(program, TORCH_CUBLAS_WORKSPACE_CACHE="1") == ""

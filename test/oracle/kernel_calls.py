@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from oracle.fused_calls import fused_calls
 from torch import Tensor
 
 __all__ = ["calls"]
@@ -22,6 +23,7 @@ def calls() -> Iterator[Call]:
     """All calls. Their tensors are made when it is their turn."""
     yield from products()
     yield from reductions()
+    yield from fused_calls()
 
 
 def make(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -290,7 +290,9 @@ class Experts(nn.Module):
 
 
 def moe() -> Step:
-    model = nn.Sequential(nn.Embedding(1000, 256), Experts(256, 8), nn.LayerNorm(256), Experts(256, 8), nn.Linear(256, 10))
+    model = nn.Sequential(
+        nn.Embedding(1000, 256), Experts(256, 8), nn.LayerNorm(256), Experts(256, 8), nn.Linear(256, 10)
+    )
     x = tokens(16, 256)
     return trainer(model.cuda(), lambda model: model(x).logsumexp(-1).mean(), adamw(foreach=False))
 
@@ -354,7 +356,9 @@ def resnet(batch: int, optimize: Optimize, **options: Any) -> Step:
 
 def double(inputs: int, outputs: int) -> nn.Module:
     parts = [
-        part for n in (inputs, outputs) for part in (nn.Conv2d(n, outputs, 3, padding=1), nn.GroupNorm(8, outputs), nn.SiLU())
+        part
+        for n in (inputs, outputs)
+        for part in (nn.Conv2d(n, outputs, 3, padding=1), nn.GroupNorm(8, outputs), nn.SiLU())
     ]
     return nn.Sequential(*parts)
 
@@ -433,7 +437,9 @@ def vae() -> Step:
 
 
 def recurrent(cell: type[nn.Module]) -> Step:
-    model = nn.ModuleDict({"cell": cell(128, 256), "words": nn.Embedding(5000, 128), "head": nn.Linear(256, 5000)}).cuda()
+    model = nn.ModuleDict(
+        {"cell": cell(128, 256), "words": nn.Embedding(5000, 128), "head": nn.Linear(256, 5000)}
+    ).cuda()
     x = tokens(32, 20)
 
     def loss_of(model: nn.Module) -> Tensor:

@@ -16,7 +16,7 @@ from .copying import FakeCopy
 from .errors import DataDependentError, UnsupportedOperatorError
 from .fake_tensor_mode import fakes_on_this_thread
 from .gpus import FakeGPU
-from .transformers import teach_transformers
+from .transformers import transformers_see_fakes
 
 __all__ = [
     "CacheInfo",
@@ -56,8 +56,7 @@ def fake_mode(*, fake_cuda: bool | int | FakeGPU = False) -> Iterator[None]:
         ...     torch.ones(4, 4)
         tensor(..., size=(4, 4), dtype=torch.float32, device='cpu', fake=True)
     """
-    teach_transformers()
-    with while_fakes_live.hold(), cuda.fake_cuda(fake_cuda), fakes_on_this_thread():
+    with while_fakes_live.hold(), transformers_see_fakes(), cuda.fake_cuda(fake_cuda), fakes_on_this_thread():
         yield
 
 

@@ -19,6 +19,8 @@ COMPARING: dict[str, frozenset[str]] = {
     "torch.distributed.fsdp._flat_param": frozenset({"_same_storage"}),
     "torch.distributed.fsdp._runtime_utils": frozenset({"_catch_all_reshard"}),
     "torch.distributed.utils": frozenset({"_data_ptr_allocated"}),
+    # Has what was read from a file memory? Then later tensors on it share it.
+    "torch.serialization": frozenset({"load_tensor", "persistent_load"}),
     # Which tensors of a state dict share memory?
     "safetensors.torch": frozenset({"_end_ptr", "_filter_shared_not_shared", "_is_complete", "storage_ptr"}),
     "huggingface_hub.serialization._torch": frozenset({"_end_ptr", "_filter_shared_not_shared", "storage_ptr"}),

@@ -19,6 +19,7 @@ from torch.accelerator._utils import _get_device_index
 from .. import _C
 from ..tools.leases import Lease, while_fakes_live
 from ..tools.once import once
+from .cuda_libraries import patch_libraries
 from .cuda_streams import FakeEvent, FakeStream, current_stream, default_stream, set_stream, set_stream_by_id
 from .gpus import FakeGPU
 
@@ -305,6 +306,7 @@ def _replaced_functions() -> None:
         _while_devices_exist.patch(
             torch.accelerator.memory, name, partial(_answering, answer=answer), reason, is_traced=True
         )
+    patch_libraries(_while_devices_exist, _answering)
     # PyTorch's own kernels stand for those of cuDNN.
     make = partial(_answering, answer=lambda tensor: False)
     _while_devices_exist.patch(torch.backends.cudnn, "is_acceptable", make, reason, is_traced=True)

@@ -20,8 +20,8 @@ CUDA = 1  # the number of the type of device (`c10::DeviceType`)
 def _bases(fake: type, generic: type, wrapper: type) -> tuple[type, ...]:
     """The classes of which a fake is an instance.
 
-    In a build with CUDA the wrapper in torch.cuda has a layout of its own in C, and its instances cannot be made without
-    the driver.
+    In a build with CUDA the wrapper in torch.cuda has a layout of its own in C, and its instances cannot be made
+    without the driver.
     """
     return (fake,) if issubclass(wrapper, generic) else (fake, wrapper)
 

@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from .. import _C
+from ..tools.imports import once_imported
 from ..tools.leases import while_fakes_live
 
-__all__ = ["teach_transformers"]
+__all__ = ["transformers_see_fakes"]
+
+MODULE = "transformers.utils.import_utils"
 
 
-def teach_transformers() -> None:
+@contextmanager
+def transformers_see_fakes() -> Iterator[None]:
     """Where it sees a FakeTensor, transformers leaves out checks that read values, of attention masks say.
 
-    It may be imported at any time, so this is called for each block.
+    It may be imported before the block or in it.
     """
-    module: Any = sys.modules.get("transformers.utils.import_utils")
+    _teach()
+    with once_imported(MODULE, _teach):
+        yield
+
+
+def _teach() -> None:
+    module: Any = sys.modules.get(MODULE)
     if hasattr(module, "is_fake_tensor"):
         _patch_transformers(module)
 

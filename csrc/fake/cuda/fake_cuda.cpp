@@ -16,6 +16,7 @@
 #include "../../torch_internals/virtual_table.h"
 #include "attention.h"
 #include "generators.h"
+#include "profiling.h"
 #include "streams.h"
 
 namespace torchext {
@@ -304,6 +305,7 @@ void standInForCuda() {
     registerAllocation();
     registerOwnKernels();
     chooseAttentionOnFakeCuda();
+    standInForCudaProfiler();
     return true;
   }();
   static_cast<void>(done);

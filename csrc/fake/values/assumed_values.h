@@ -2,13 +2,13 @@
 
 // NOTE [Assumed values]
 //
-// A program reads a few numbers of its tensors that change nothing of what it would cost: the loss that it prints, whether
-// a gradient is infinite. So that a dry run need not end there, somebody may answer for them. Only a number or a truth
-// value is asked for: where shapes depend on values, no answer would be right.
+// A program reads a few numbers of its tensors that change nothing of what it would cost: the loss that it prints,
+// whether a gradient is infinite. So that a dry run need not end there, somebody may answer for them. Only a number or
+// a truth value is asked for: where shapes depend on values, no answer would be right.
 //
 // The answers have to fit together: if the program is told that an index is 0, the index plus 8 is 8. So an operator on
-// tensors of one element, some of which are not known, is run on zeros in their places, and what it makes has an assumed
-// value (NOTE [Constants keep their values]). It is not a known one: whoever reads it is answered, and counted.
+// tensors of one element, some of which are not known, is run on zeros in their places, and what it makes has an
+// assumed value (NOTE [Constants keep their values]). It is not a known one: whoever reads it is answered, and counted.
 
 #include <optional>
 

@@ -110,14 +110,14 @@ void flashAttention(KernelCall& call) {
 }
 
 // [batch, position, head, feature] is the layout of the kernels.
-BlockNumber copyForFlash(KernelCall& call, const Tensor& tensor) {
+BlockNumber copyForKernel(KernelCall& call, const Tensor& tensor) {
   return tensor.transpose(1, 2).is_contiguous() ? -1 : call.copy(tensor);
 }
 
 void flashAttentionBackward(KernelCall& call) {
   const AttentionSizes sizes{call.tensor(1), call.tensor(2)};
-  const BlockNumber gradient = copyForFlash(call, call.tensor(0));
-  const BlockNumber output = copyForFlash(call, call.tensor(4));
+  const BlockNumber gradient = copyForKernel(call, call.tensor(0));
+  const BlockNumber output = copyForKernel(call, call.tensor(4));
   call.allocateResults();
   constexpr std::int64_t kRowsOfBlock = 128;
   const std::int64_t rows = sizes.batch * sizes.heads * roundedUp(sizes.queries, kRowsOfBlock);
@@ -172,6 +172,7 @@ std::int64_t efficientWorkspace(const AttentionSizes& sizes, std::int64_t value_
 }
 
 void efficientAttentionBackward(KernelCall& call) {
+  const BlockNumber gradient = copyForKernel(call, call.tensor(0));
   call.allocateResults();
   const Tensor& query = call.tensor(1);
   const Tensor& output = call.tensor(5);
@@ -181,7 +182,7 @@ void efficientAttentionBackward(KernelCall& call) {
   if (query.scalar_type() != at::kFloat) {  // the kernel computes delta itself
     const BlockNumber of_kernel = call.allocate(delta);
     const BlockNumber buffer = call.allocate(workspace);
-    call.free({of_kernel, buffer});
+    call.free({of_kernel, buffer, gradient});
     return;
   }
   const BlockNumber product = call.copy(output);
@@ -193,7 +194,7 @@ void efficientAttentionBackward(KernelCall& call) {
   }
   call.free(product);
   const BlockNumber buffer = call.allocate(workspace);
-  call.free({sum, buffer});
+  call.free({sum, buffer, gradient});
 }
 
 constexpr std::array kAttentionRules{

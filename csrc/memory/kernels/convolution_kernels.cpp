@@ -34,6 +34,12 @@ class PlainConvolution {
   static constexpr std::size_t kStrideOfForward = 3;
   static constexpr std::size_t kStrideOfBackward = 4;
 
+  // `is_depthwise()` in Convolution.cpp: each channel of the input by itself.
+  bool isDepthwise(const Tensor& input) const {
+    return !at::globalContext().userEnabledCuDNN() && !is_transposed && groups > 1 && input.dim() == 4 &&
+           groups == input.size(1) && weight.size(0) % groups == 0;
+  }
+
   bool isKnown(const Tensor& input) const {
     const auto is_one = [](std::int64_t value) { return value == 1; };
     return !at::globalContext().userEnabledCuDNN() && groups == 1 && input.numel() > 0 &&
@@ -136,6 +142,10 @@ void convolutionBackward(KernelCall& call) {
   const PlainConvolution geometry{call, PlainConvolution::kStrideOfBackward};
   const Tensor& gradient = call.tensor(0);
   const Tensor& input = call.tensor(1);
+  if (geometry.isDepthwise(input)) {
+    call.allocateResults({1, 0});
+    return;
+  }
   if (!geometry.isKnown(input)) {
     return;
   }

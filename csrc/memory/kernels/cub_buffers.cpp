@@ -87,6 +87,11 @@ std::int64_t cubScanBytes(std::int64_t count, std::int64_t number_bytes) {
   }
 }
 
+std::int64_t cubScanByKeyBytes(std::int64_t count) {
+  constexpr std::int64_t kTile = 2464;
+  return alias(tileStates(count, kTile, 16) + aligned((countTiles(count, kTile) + 1) * 8));
+}
+
 std::int64_t cubUniqueByKeyBytes(std::int64_t count) {
   return alias(tileStates(count, 2432, 8) + (2 * kAlignment));
 }

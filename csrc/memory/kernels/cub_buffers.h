@@ -18,6 +18,7 @@ struct CubSort {
 std::int64_t cubRadixSortBytes(const CubSort& sort);
 std::int64_t cubSegmentedSortBytes(const CubSort& sort);
 std::int64_t cubScanBytes(std::int64_t count, std::int64_t number_bytes);
+std::int64_t cubScanByKeyBytes(std::int64_t count);
 std::int64_t cubUniqueByKeyBytes(std::int64_t count);
 
 }  // namespace torchext

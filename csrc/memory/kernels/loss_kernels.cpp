@@ -40,10 +40,25 @@ void elementwiseLoss(KernelCall& call) {
   call.free(losses);
 }
 
-// `binary_cross_entropy_cuda()`: the result is what the losses are in, and is shrunk when they have been reduced.
-void binaryCrossEntropy(KernelCall& call) {
+// `huber_loss()`: a function of its own reduces what the kernel has computed.
+void huberLoss(KernelCall& call) {
+  if (call.argument(2).toInt() == kNoReduction) {
+    call.allocateResults();
+    return;
+  }
+  const auto sizes = at::infer_size_dimvector(call.tensor(0).sizes(), call.tensor(1).sizes());
+  const auto element = static_cast<std::int64_t>(call.result().element_size());
+  const BlockNumber losses = call.allocate(c10::multiply_integers(sizes) * element);
   call.allocateResults();
-  if (call.argument(3).toInt() == kNoReduction) {
+  reduceLosses(call, sizes);
+  call.free(losses);
+}
+
+// `binary_cross_entropy_cuda()`: the result is what the losses are in, and is shrunk when they have been reduced.
+template <std::size_t Reduction>
+void lossInResult(KernelCall& call) {
+  call.allocateResults();
+  if (call.argument(Reduction).toInt() == kNoReduction) {
     return;
   }
   const BlockNumber reduced = call.copy(call.result());
@@ -69,9 +84,9 @@ void binaryCrossEntropyWithLogits(KernelCall& call) {
 constexpr std::array kLossRules{
     NamedKernelRule{"aten::mse_loss", elementwiseLoss<2>},
     NamedKernelRule{"aten::smooth_l1_loss", elementwiseLoss<2>},
-    NamedKernelRule{"aten::huber_loss", elementwiseLoss<2>},
-    NamedKernelRule{"aten::soft_margin_loss", elementwiseLoss<2>},
-    NamedKernelRule{"aten::binary_cross_entropy", binaryCrossEntropy},
+    NamedKernelRule{"aten::huber_loss", huberLoss},
+    NamedKernelRule{"aten::soft_margin_loss", lossInResult<2>},
+    NamedKernelRule{"aten::binary_cross_entropy", lossInResult<3>},
     NamedKernelRule{"aten::binary_cross_entropy_with_logits", binaryCrossEntropyWithLogits},
 };
 

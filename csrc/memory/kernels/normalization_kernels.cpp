@@ -32,6 +32,14 @@ void copyFirst(KernelCall& call) {
   call.free(copyUnlessContiguous(call, call.tensor(0)));
 }
 
+// The gradient, and the output: `host_softmax_backward()`.
+void copyBoth(KernelCall& call) {
+  call.allocateResults();
+  const BlockNumber gradient = copyUnlessContiguous(call, call.tensor(0));
+  const BlockNumber output = copyUnlessContiguous(call, call.tensor(1));
+  call.free({output, gradient});
+}
+
 // `group_norm_kernel.cu`: for each channel of each sample a factor and a summand.
 void groupNorm(KernelCall& call) {
   const Tensor& self = call.tensor(0);
@@ -40,12 +48,18 @@ void groupNorm(KernelCall& call) {
   const std::int64_t samples = call.argument(3).toInt();
   const std::int64_t channels = call.argument(4).toInt();
   const std::int64_t positions = call.argument(5).toInt();
-  if (positions > 1 && (call.has(1) || call.has(2)) && self.numel() > 0) {
+  const std::int64_t groups = call.argument(6).toInt();
+  // Of half precision, the moments are rounded when all is done.
+  const bool is_rounded = sizeOfSum(self) != static_cast<std::int64_t>(self.element_size());
+  const std::int64_t of_moments = is_rounded ? samples * groups * sizeOfSum(self) : 0;
+  const BlockNumber mean = call.allocate(of_moments);
+  const BlockNumber deviation = call.allocate(of_moments);
+  if (self.numel() > 0 && (positions == 1 || call.has(1) || call.has(2))) {
     const BlockNumber factor = call.allocate(samples * channels * sizeOfSum(self));
     const BlockNumber summand = call.allocate(samples * channels * sizeOfSum(self));
     call.free({summand, factor});
   }
-  call.free(copy);
+  call.free({deviation, mean, copy});
 }
 
 void groupNormBackward(KernelCall& call) {
@@ -59,14 +73,14 @@ void groupNormBackward(KernelCall& call) {
   const std::int64_t of_groups = samples * call.argument(8).toInt() * sizeOfSum(self);
   const std::int64_t of_channels = samples * channels * sizeOfSum(self);
   const auto wanted = call.argument(9).toBoolList();
+  const BlockNumber products = call.allocate(of_channels);
+  const BlockNumber sums = call.allocate(of_channels);
   if (positions == 1) {
     const BlockNumber first = wanted[0] ? call.allocate(of_groups) : -1;
     const BlockNumber second = wanted[0] ? call.allocate(of_groups) : -1;
-    call.free({second, first, copy});
+    call.free({second, first, sums, products, copy});
     return;
   }
-  const BlockNumber products = call.allocate(of_channels);
-  const BlockNumber sums = call.allocate(of_channels);
   if (wanted[0]) {
     const BlockNumber second = call.allocate(of_groups);
     const BlockNumber third = call.allocate(of_groups);
@@ -90,16 +104,18 @@ void layerNormBackward(KernelCall& call) {
   call.free({gradient, input});
 }
 
-// The product of gradient and output is summed up.
+// The product of gradient and output has the strides of the gradient. It is summed up.
 void softmaxBackward(KernelCall& call) {
   call.allocateResults();
   const BlockNumber product = call.copy(call.tensor(0));
-  call.free(product);
+  const BlockNumber copy = copyUnlessContiguous(call, call.tensor(0));
+  const BlockNumber output = copyUnlessContiguous(call, call.tensor(1));
+  call.free({output, copy, product});
 }
 
 // `_safe_softmax()` in Attention.cpp of ATen/native/transformers: rows without any weight become zeros.
 void safeSoftmax(KernelCall& call) {
-  call.allocateResults();
+  copyFirst(call);
   const Tensor& self = call.tensor(0);
   const std::int64_t dim = call.argument(1).toInt();
   const BlockNumber is_masked = call.allocate(self.numel());
@@ -179,7 +195,7 @@ constexpr std::array kNormalizationRules{
     NamedKernelRule{"aten::_softmax", copyFirst},
     NamedKernelRule{"aten::_log_softmax", copyFirst},
     NamedKernelRule{"aten::_softmax_backward_data", softmaxBackward},
-    NamedKernelRule{"aten::_log_softmax_backward_data", copyFirst},
+    NamedKernelRule{"aten::_log_softmax_backward_data", copyBoth},
     NamedKernelRule{"aten::_safe_softmax", safeSoftmax},
     NamedKernelRule{"aten::logsumexp", logSumExp},
     NamedKernelRule{"aten::native_dropout", maskFirst},

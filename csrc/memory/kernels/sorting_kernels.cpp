@@ -194,8 +194,14 @@ void embeddingBackward(KernelCall& call) {
     return;
   }
   const SortedIndices sorted = sortIndices(call, indices, rows);
+  BlockNumber counts = -1;
+  if (call.argument(4).toBool()) {  // how often each index is there: counted upwards, and spread downwards
+    counts = call.copy(indices);
+    call.allocateAndFree(cubScanByKeyBytes(indices.numel()));
+    call.allocateAndFree(cubScanByKeyBytes(indices.numel()));
+  }
   addUpSegments(call, gradient, indices, rows);
-  call.free({sorted.original, sorted.sorted, contiguous});
+  call.free({counts, sorted.original, sorted.sorted, contiguous});
 }
 
 void embeddingBag(KernelCall& call) {

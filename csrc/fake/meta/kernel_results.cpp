@@ -1,0 +1,79 @@
+#include "kernel_results.h"
+
+#include <array>
+#include <cstdint>
+#include <string_view>
+
+#include <ATen/ExpandUtils.h>
+#include <ATen/core/Reduction.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <c10/util/DimVector.h>
+#include <torchext/fake_tensor.h>
+
+#include "../storage/fake_factories.h"
+#include "../storage/storage_memory.h"
+
+namespace torchext {
+
+using at::Tensor;
+using c10::IValue;
+
+namespace {
+
+using Arguments = c10::ArrayRef<IValue>;
+using Results = std::vector<IValue>;
+
+// The result keeps an element for each of the broadcast inputs.
+template <std::size_t Reduction>
+void keepLosses(Arguments arguments, Results& results) {
+  const Tensor& result = results[0].toTensor();
+  if (arguments[Reduction].toInt() == at::Reduction::None || !isFake(result)) {
+    return;
+  }
+  const c10::DimVector sizes =
+      at::infer_size_dimvector(arguments[0].toTensor().sizes(), arguments[1].toTensor().sizes());
+  const auto nbytes = static_cast<std::size_t>(c10::multiply_integers(sizes) * result.element_size());
+  if (nbytes > result.storage().nbytes()) {
+    resizeFakeStorage(result.storage(), nbytes);
+  }
+}
+
+void moveStateOfGenerator(Arguments arguments, Results& results) {
+  constexpr std::size_t kDropout = 5;
+  if (arguments[kDropout].toDouble() == 0) {
+    return;
+  }
+  for (const std::size_t i : {std::size_t{2}, std::size_t{3}}) {
+    const Tensor& state = results[i].toTensor();
+    if (isFake(state) && state.is_cuda()) {
+      const FakeFactoriesGuard guard;
+      results[i] = at::empty(state.sizes(), state.options().device(c10::kCPU));
+    }
+  }
+}
+
+struct Completion {
+  std::string_view op;
+  void (*complete)(Arguments arguments, Results& results);
+};
+
+constexpr std::array kCompletions{
+    Completion{"aten::binary_cross_entropy", keepLosses<3>},
+    Completion{"aten::mse_loss", keepLosses<2>},
+    Completion{"aten::smooth_l1_loss", keepLosses<2>},
+    Completion{"aten::soft_margin_loss", keepLosses<2>},
+    Completion{"aten::_scaled_dot_product_efficient_attention", moveStateOfGenerator},
+};
+
+}  // namespace
+
+void completeResults(const c10::OperatorHandle& op, Arguments arguments, Results& results) {
+  for (const Completion& completion : kCompletions) {
+    if (completion.op == op.schema().name() && op.schema().overload_name().empty()) {
+      completion.complete(arguments, results);
+    }
+  }
+}
+
+}  // namespace torchext

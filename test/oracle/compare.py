@@ -1,0 +1,168 @@
+"""Compares the memory of programs on fake GPUs with that of PyTorch's own allocator in a CUDA build.
+
+    make oracle                                    # all programs
+    cd test
+    python -m oracle.compare gpt resnet            # some
+    python -m oracle.compare --events=gpt          # where the allocations of a program differ
+
+Needs a CUDA build of PyTorch, and in NULLCUDA the path of the library that stands in for the driver; no GPU. A program
+runs in two processes, each for three steps: on fakes, and with the real host code, the real allocator, and kernels that
+do nothing. What cuDNN allocates is unknown to both, so it is switched off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+TEST = Path(__file__).resolve().parent.parent
+STEPS = 3
+GPU = "H100-80GB"  # that the library stands in for
+# In percent. What the comparison fails for.
+ALLOCATED_BOUND = 0.5
+RESERVED_BOUND = 1.0
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """The most bytes in each step."""
+
+    allocated: list[int]
+    reserved: list[int]
+
+
+@contextlib.contextmanager
+def world(*, is_fake: bool) -> Iterator[None]:
+    """The GPU that programs run on."""
+    import torch
+
+    torch.backends.cudnn.enabled = False
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    if not is_fake:
+        torch.cuda.init()
+        yield
+        return
+    from torchext.dry_run.values import assuming_values
+    from torchext.fake import FakeGPU, fake_mode
+
+    with fake_mode(fake_cuda=FakeGPU(GPU)), assuming_values():
+        yield
+
+
+def run_peaks(name: str, *, is_fake: bool) -> Peaks:
+    """Runs a program in this process."""
+    import torch
+    from oracle.programs import PROGRAMS
+
+    peaks = Peaks([], [])
+    with world(is_fake=is_fake):
+        step = PROGRAMS[name]()
+        for _ in range(STEPS):
+            torch.cuda.reset_peak_memory_stats()
+            step()
+            peaks.allocated.append(torch.cuda.max_memory_allocated())
+            peaks.reserved.append(torch.cuda.max_memory_reserved())
+    return peaks
+
+
+def run_events(name: str, *, is_fake: bool) -> list[str]:
+    """What the allocator does in the construction and the first two steps, a line for each action."""
+    import torch
+    from oracle.programs import PROGRAMS
+
+    with world(is_fake=is_fake):
+        torch.cuda.memory._record_memory_history(max_entries=10**7, context=None)
+        step = PROGRAMS[name]()
+        step()
+        step()
+        trace = torch.cuda.memory._snapshot()["device_traces"][0]
+    numbers: dict[int, int] = {}
+    lines: list[str] = []
+    for event in trace:
+        if event["action"] == "alloc":
+            numbers[event["addr"]] = len(lines)
+            lines.append(f"+{event['size']}")
+        elif event["action"] == "free_requested":
+            birth = numbers[event["addr"]]
+            lines.append(f"-{event['size']} of {lines[birth]}")
+    return lines
+
+
+def in_process(name: str, *, is_fake: bool, events: bool = False) -> Any:
+    """What a program does in a process of its own."""
+    environment = dict(os.environ, TORCHEXT_ORACLE_CHILD="fake" if is_fake else "real")
+    if not is_fake:
+        environment["LD_PRELOAD"] = os.environ["NULLCUDA"]
+    arguments = [sys.executable, "-m", "oracle.compare", *([f"--events={name}"] if events else [name])]
+    done = subprocess.run(arguments, cwd=TEST, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{name}, {environment['TORCHEXT_ORACLE_CHILD']}: {done.stderr[-3000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def show_events(name: str, context: int = 12) -> None:
+    """Prints where the actions of both allocators differ."""
+    real, fake = (in_process(name, is_fake=is_fake, events=True) for is_fake in (False, True))
+    print("\n".join(difflib.unified_diff(real, fake, "CUDA build", "fakes", n=context, lineterm="")))
+
+
+def differences(real: list[int], fake: list[int]) -> float:
+    """The largest difference of a step, in percent."""
+    return max(((f - r) / r * 100 for r, f in zip(real, fake, strict=True)), key=abs)
+
+
+def shown(percent: float) -> str:
+    return "to the byte" if percent == 0 else f"{percent:+.3f} %"
+
+
+def compare(names: list[str]) -> bool:
+    """Prints a table, and returns whether all programs are within the bounds."""
+    print("| program | allocated (MiB) | difference | reserved (MiB) | difference |\n| --- | --: | --: | --: | --: |")
+    is_good = True
+    for name in names:
+        try:
+            real, fake = (Peaks(**in_process(name, is_fake=is_fake)) for is_fake in (False, True))
+        except RuntimeError as error:
+            print(f"| {name} | failed | | | |\n{error}", flush=True)
+            is_good = False
+            continue
+        allocated = differences(real.allocated, fake.allocated)
+        reserved = differences(real.reserved, fake.reserved)
+        is_good = is_good and abs(allocated) <= ALLOCATED_BOUND and abs(reserved) <= RESERVED_BOUND
+        mib = [f"{max(peaks) / 2**20:.1f}" for peaks in (real.allocated, real.reserved)]
+        print(f"| {name} | {mib[0]} | {shown(allocated)} | {mib[1]} | {shown(reserved)} |", flush=True)
+    return is_good
+
+
+def main() -> int:
+    from oracle.programs import PROGRAMS
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("programs", nargs="*", help="of programs.py; all by default")
+    parser.add_argument("--events", metavar="PROGRAM", help="show where the allocations of a program differ")
+    given = parser.parse_args()
+    child = os.environ.get("TORCHEXT_ORACLE_CHILD")
+    if child is not None:
+        is_fake = child == "fake"
+        name = given.events or given.programs[0]
+        print(json.dumps(run_events(name, is_fake=is_fake) if given.events else vars(run_peaks(name, is_fake=is_fake))))
+        return 0
+    if "NULLCUDA" not in os.environ:
+        parser.error("NULLCUDA must be the path of the library that stands in for the driver of CUDA (libnullcuda.so).")
+    if given.events:
+        show_events(given.events)
+        return 0
+    return 0 if compare(given.programs or list(PROGRAMS)) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

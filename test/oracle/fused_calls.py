@@ -1,0 +1,160 @@
+"""More calls for record_kernels.py: attention, normalization, losses, sorting, embeddings and convolutions."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["fused_calls"]
+
+Call = tuple[torch._ops.OpOverload, tuple[Any, ...]]
+
+aten = torch.ops.aten
+MEAN = 1
+
+
+def make(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """A tensor on the device."""
+    return torch.zeros(sizes, dtype=dtype, device="cuda")
+
+
+def fused_calls() -> Iterator[Call]:
+    """All calls. Those of backward kernels take what the forward ones return."""
+    yield from attention()
+    yield from norms()
+    yield from softmaxes()
+    yield from losses()
+    yield from sorting()
+    yield from embeddings()
+    yield from convolutions()
+    yield from images()
+
+
+def heads(layout: str, dtype: torch.dtype, sizes: tuple[int, int, int, int]) -> Tensor:
+    """[batch, head, position, feature], with the strides of another order."""
+    batch, head, position, feature = sizes
+    if layout == "bhtd":
+        return make(*sizes, dtype=dtype)
+    if layout == "bthd":
+        return make(batch, position, head, feature, dtype=dtype).transpose(1, 2)
+    return make(position, batch, head, feature, dtype=dtype).permute(1, 2, 0, 3)
+
+
+def attention() -> Iterator[Call]:
+    """Both fused kernels, whose tensors come in several layouts."""
+    for sizes, layout, dropout in itertools.product(
+        ((3, 4, 100, 64), (2, 8, 7, 96), (1, 2, 513, 128), (2, 2, 300, 256)), ("bhtd", "bthd", "tbhd"), (0.0, 0.1)
+    ):
+        for dtype in (torch.bfloat16, torch.float32):
+            q, k, v = (heads(layout, dtype, sizes) for _ in range(3))
+            forward = (q, k, v, None, True, dropout, False, None)
+            yield aten._scaled_dot_product_efficient_attention.default, forward
+            out, sums, seed, offset = aten._scaled_dot_product_efficient_attention(*forward[:-1])
+            for gradient in (heads("bthd", dtype, sizes), heads("bhtd", dtype, sizes)):
+                wanted = [True, True, True, False]
+                backward = (gradient, q, k, v, None, out, sums, seed, offset, dropout, wanted, False, None)
+                yield aten._scaled_dot_product_efficient_attention_backward.default, backward
+        q, k, v = (heads(layout, torch.bfloat16, sizes) for _ in range(3))
+        yield aten._scaled_dot_product_flash_attention.default, (q, k, v, dropout, True, False, None)
+        done = aten._scaled_dot_product_flash_attention(q, k, v, dropout, True, False)
+        out, sums, _, _, _, _, seed, offset, _ = done
+        for gradient in (heads("bthd", torch.bfloat16, sizes), heads("bhtd", torch.bfloat16, sizes)):
+            of_all = (None, None, sizes[2], sizes[2], dropout, True, seed, offset, None)
+            backward = (gradient, q, k, v, out, sums, *of_all)
+            yield aten._scaled_dot_product_flash_attention_backward.default, backward
+
+
+def norms() -> Iterator[Call]:
+    """Layer and group normalization, of layouts that are copied and others, and norms of lists."""
+    for dtype in (torch.float32, torch.bfloat16):
+        weight, bias = make(96, dtype=dtype), make(96, dtype=dtype)
+        for x in (make(40, 50, 96, dtype=dtype), make(50, 40, 96, dtype=dtype).transpose(0, 1)):
+            yield aten.native_layer_norm.default, (x, [96], weight, bias, 1e-5)
+            _, mean, rstd = aten.native_layer_norm(x, [96], weight, bias, 1e-5)
+            for gradient in (x.contiguous(), make(96, 40, 50, dtype=dtype).permute(1, 2, 0)):
+                backward = (gradient, x, [96], mean, rstd, weight, bias, [True, True, True])
+                yield aten.native_layer_norm_backward.default, backward
+        for images in (make(4, 96, 20, 20, dtype=dtype), make(4, 96, 1, 1, dtype=dtype)):
+            for affine in ((weight, bias), (None, None)):
+                yield aten.native_group_norm.default, (images, *affine, 4, 96, images[0, 0].numel(), 8, 1e-5)
+                _, mean, rstd = aten.native_group_norm(images, *affine, 4, 96, images[0, 0].numel(), 8, 1e-5)
+                wanted = [True, affine[0] is not None, affine[0] is not None]
+                of_sizes = (4, 96, images[0, 0].numel(), 8, wanted)
+                yield aten.native_group_norm_backward.default, (images, images, mean, rstd, affine[0], *of_sizes)
+        tensors = [make(n, dtype=dtype) for n in (7, 70000, 200001)]
+        yield aten._foreach_norm.Scalar, (tensors, 2, None)
+        yield aten.native_dropout.default, (make(1000, dtype=dtype), 0.5, True)
+
+
+def softmaxes() -> Iterator[Call]:
+    """Softmax and its relatives, over the last dimension and others."""
+    for dtype, dim in itertools.product((torch.float32, torch.bfloat16), (-1, 0)):
+        for x in (make(300, 1000, dtype=dtype), make(1000, 300, dtype=dtype).t()):
+            yield aten._softmax.default, (x, dim, False)
+            yield aten._log_softmax.default, (x, dim, False)
+            yield aten._softmax_backward_data.default, (x, x, dim, dtype)
+            yield aten._log_softmax_backward_data.default, (x, x, dim, dtype)
+            yield aten._safe_softmax.default, (x, dim, None)
+            yield aten.logsumexp.default, (x, [dim], False)
+
+
+def losses() -> Iterator[Call]:
+    """Losses, whose elements are reduced or not."""
+    for size, reduction in itertools.product((1000, 300000), (0, MEAN, 2)):
+        x, y = make(size), make(size)
+        yield aten.mse_loss.default, (x, y, reduction)
+        yield aten.smooth_l1_loss.default, (x, y, reduction, 1.0)
+        yield aten.huber_loss.default, (x, y, reduction, 1.0)
+        yield aten.binary_cross_entropy.default, (x, y, None, reduction)
+        yield aten.binary_cross_entropy_with_logits.default, (x, y, None, None, reduction)
+
+
+def sorting() -> Iterator[Call]:
+    """Sorting, the largest, and running sums."""
+    for dtype, sizes in itertools.product(
+        (torch.float32, torch.bfloat16), ((5000,), (4, 50257), (300, 64), (2000, 500))
+    ):
+        x = make(*sizes, dtype=dtype)
+        yield aten.sort.default, (x, -1, False)
+        yield aten.sort.stable, (x, True, -1, True)
+        yield aten.topk.default, (x, 50, -1, True, True)
+        yield aten.cumsum.default, (x, -1, None)
+        yield aten.cumsum.default, (x, 0, None)
+        yield aten.cumprod.default, (x, -1, None)
+
+
+def embeddings() -> Iterator[Call]:
+    """Embeddings, whose gradients are sums by index."""
+    for count in (40, 4000):
+        indices = make(count, dtype=torch.int64)
+        for by_frequency in (False, True):
+            arguments = (make(count, 64), indices, 1000, -1, by_frequency)
+            yield aten.embedding_dense_backward.default, arguments
+        offsets = torch.arange(0, count, 4, device="cuda")
+        for mode in (0, 1, 2):
+            yield aten._embedding_bag.default, (make(1000, 64), indices, offsets, False, mode, False, None, False, -1)
+
+
+def convolutions() -> Iterator[Call]:
+    """Convolutions by PyTorch's own kernels."""
+    for stride, groups, dtype in itertools.product((1, 2), (1, 16), (torch.float32, torch.bfloat16)):
+        x, weight = make(3, 16, 20, 20, dtype=dtype), make(32, 16 // groups, 3, 3, dtype=dtype)
+        bias = make(32, dtype=dtype)
+        geometry = ([stride, stride], [1, 1], [1, 1], False, [0, 0], groups)
+        yield aten.convolution.default, (x, weight, bias, *geometry)
+        gradient = aten.convolution(x, weight, bias, *geometry)
+        yield aten.convolution_backward.default, (gradient, x, weight, [32], *geometry, [True, True, True])
+    yield aten.convolution.default, (make(2, 8, 100), make(16, 8, 5), None, [1], [2], [1], False, [0], 1)
+    yield aten.convolution.default, (make(2, 8, 9, 9), make(8, 4, 3, 3), None, [2, 2], [1, 1], [1, 1], True, [0, 0], 1)
+
+
+def images() -> Iterator[Call]:
+    """Gradients of images that were enlarged."""
+    for gradient in (make(2, 8, 20, 20), make(2, 8, 20, 20).to(memory_format=torch.channels_last)):
+        sizes = ([20, 20], [2, 8, 10, 10])
+        yield aten.upsample_nearest2d_backward.default, (gradient, *sizes, None, None)
+        yield aten.upsample_bilinear2d_backward.default, (gradient, *sizes, False, None, None)

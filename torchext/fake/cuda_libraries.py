@@ -1,0 +1,135 @@
+"""What stands for the libraries of CUDA on threads that see fake devices.
+
+Programs ask for their versions, mark ranges for a profiler, and copy storages without an operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+import torch.cuda.nccl
+import torch.cuda.nvtx
+
+from .. import _C
+from ..tools.leases import Lease
+
+__all__ = ["patch_libraries"]
+
+# Of a recent build with CUDA. A build that has NCCL answers itself.
+NCCL_VERSION = (2, 27, 5)
+
+# `cudaSuccess`
+SUCCESS = 0
+
+_sync_debug_mode = 0
+
+
+def _set_sync_debug_mode(debug_mode: int | str) -> None:
+    global _sync_debug_mode
+    names = {"default": 0, "warn": 1, "error": 2}
+    if isinstance(debug_mode, str) and debug_mode not in names:
+        raise RuntimeError("invalid value of debug_mode, expected one of `default`, `warn`, `error`")
+    _sync_debug_mode = names[debug_mode] if isinstance(debug_mode, str) else debug_mode
+
+
+def _check_error(result: int) -> None:
+    if result != SUCCESS:
+        raise torch.cuda.CudaError(result)
+
+
+def _succeed(*args: Any) -> int:
+    return SUCCESS
+
+
+def _cudart() -> SimpleNamespace:
+    """The functions of the runtime that PyTorch binds."""
+    return SimpleNamespace(
+        cudaError=SimpleNamespace(success=SUCCESS),
+        cudaGetErrorString=lambda result: f"error {result} of a fake CUDA device",
+        cudaHostRegister=_succeed,
+        cudaHostUnregister=_succeed,
+        cudaMemGetInfo=lambda device: torch.cuda.mem_get_info(device),
+        cudaProfilerStart=_succeed,
+        cudaProfilerStop=_succeed,
+        cudaStreamCreate=_succeed,
+        cudaStreamDestroy=_succeed,
+    )
+
+
+def _do_nothing(*args: Any, **kwargs: Any) -> None:
+    pass
+
+
+ANSWERS: list[tuple[ModuleType, dict[str, Callable[..., Any]]]] = [
+    (
+        torch.cuda,
+        {
+            "can_device_access_peer": lambda device, peer_device: torch.device(device) != torch.device(peer_device),
+            "check_error": _check_error,
+            "cudart": _cudart,
+            "get_sync_debug_mode": lambda: _sync_debug_mode,
+            "ipc_collect": _do_nothing,
+            "set_sync_debug_mode": _set_sync_debug_mode,
+        },
+    ),
+    # The number of ranges around this one, which nobody has counted.
+    (
+        torch.cuda.nvtx,
+        {
+            "mark": _do_nothing,
+            "range_end": _do_nothing,
+            "range_pop": lambda: 0,
+            "range_push": lambda msg: 0,
+            "range_start": lambda msg: 0,
+        },
+    ),
+]
+
+
+def _refusing_graphs(original: Callable[..., Any]) -> Callable[..., Any]:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        if _C.fake_cuda_devices():
+            raise RuntimeError(
+                "A CUDA graph cannot be used on fake CUDA devices: no kernel runs there that it could keep. Run the "
+                "program without graphs."
+            )
+        return original(*args, **kwargs)
+
+    return refuse
+
+
+def _moving(original: Callable[..., torch.UntypedStorage]) -> Callable[..., torch.UntypedStorage]:
+    """`torch.load(map_location="cuda")` moves storages, by a copy that is no operator."""
+
+    def to(self: torch.UntypedStorage, *, device: Any, non_blocking: bool = False) -> torch.UntypedStorage:
+        wanted = torch.device(device)
+        if not _C.fake_cuda_devices() or wanted == self.device or wanted.type not in ("cpu", "cuda"):
+            return original(self, device=device, non_blocking=non_blocking)
+        if _C.is_storage_of_fakes(self):
+            return _C.bytes_of_storage(self).to(wanted).untyped_storage()
+        if wanted.type == "cpu":
+            return original(self, device=device, non_blocking=non_blocking)
+        return torch.empty(self.nbytes(), dtype=torch.uint8, device=wanted).untyped_storage()
+
+    return to
+
+
+def patch_libraries(lease: Lease, answering: Callable[..., Any]) -> None:
+    """Declares what is replaced.
+
+    Args:
+        lease: In place while any thread sees fake devices.
+        answering: Makes, of a function and of its `answer`, one that is the answer on threads that see them.
+    """
+    reason = "asks a library of CUDA that is not there"
+    for module, answers in ANSWERS:
+        for name, answer in answers.items():
+            lease.patch(module, name, partial(answering, answer=answer), reason)
+    if not hasattr(torch._C, "_nccl_version"):
+        lease.patch(torch.cuda.nccl, "version", partial(answering, answer=lambda: NCCL_VERSION), reason)
+    lease.patch(torch.cuda.CUDAGraph, "__new__", _refusing_graphs, reason)
+    lease.patch(torch.UntypedStorage, "to", _moving, "copies memory without calling an operator")
