@@ -32,7 +32,7 @@ POLICIES = ("zero", "raise")
 # Whose functions call kernels for dispatch modes.
 OF_MODES = {
     str(Path(torch.__file__).parent / name)
-    for name in ("_ops.py", "_dynamo/eval_frame.py", "utils/_stats.py", "utils/flop_counter.py")
+    for name in ("_compile.py", "_ops.py", "_dynamo/eval_frame.py", "utils/_stats.py", "utils/flop_counter.py")
 }
 
 # What a line says that asks whether values are as they should be. `isfinite` of `torch` and `math`, and of libraries.
