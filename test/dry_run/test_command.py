@@ -154,7 +154,7 @@ def test_modules_run_as_by_python(command: Command, tmp_path: Path) -> None:
     (package / "__init__.py").touch()
     (package / "part.py").write_text("name = 'part of the package'")
     (package / "go.py").write_text(
-        "import sys\nfrom .part import name\nprint(name, __name__, sys.argv[1:], sys.path[0] == __import__('os').getcwd())"
+        "import os, sys\nfrom .part import name\nprint(name, __name__, sys.argv[1:], sys.path[0] == os.getcwd())"
     )
     ended = command("", arguments=["-m", "package.go", "--steps", "7"])
     assert ended.code == 0
@@ -176,6 +176,13 @@ def test_scripts_run_as_by_python(command: Command, tmp_path: Path) -> None:
     ended = command("", arguments=["scripts/go.py", "-x"])
     assert ended.code == 0, ended.err
     assert "beside the script __main__ ['scripts/go.py', '-x']" in ended.out
+
+
+def test_compilers_are_ignored_and_the_report_says_so(command: Command) -> None:
+    ended = command(TRAIN.replace("optimizer =", "model = torch.compile(model)\n    optimizer ="))
+    assert ended.code == 0, ended.err
+    assert re.search(r"^torch.compile\(\) at \S*train.py:5 was ignored", ended.out, re.MULTILINE)
+    assert "OptimizedModule._orig_mod.0.weight" in ended.out
 
 
 DDP = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 from ..fake.gpus import FakeGPU
@@ -21,6 +22,9 @@ class Job:
         store: Where the processes would meet.
         recorder: Is told of collectives.
         has_own_group: Whether the default process group is one that the program has not asked for.
+        ignores_compilers: Whether the program has called `torch.compile()`, without effect.
+        remarks: What was done otherwise than the program says, for the reader of the report.
+        when_left: What to undo when the block is left.
     """
 
     def __init__(self, size: int, rank: int, per_node: int, gpus: FakeGPU | None, store: Any, recorder: Any) -> None:
@@ -31,6 +35,14 @@ class Job:
         self.store = store
         self.recorder = recorder
         self.has_own_group = False
+        self.ignores_compilers = False
+        self.remarks: list[str] = []
+        self.when_left = ExitStack()
+
+    def remark(self, text: str) -> None:
+        """Tells the reader of the report, once."""
+        if text not in self.remarks:
+            self.remarks.append(text)
 
     @property
     def local_rank(self) -> int:

@@ -5,11 +5,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
-
-import torch.multiprocessing
 
 from .current import current, while_world_is_open
 
@@ -49,7 +47,7 @@ def _starting_one(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _install() -> None:
     while_world_is_open.patch(
-        sys.modules["torch.multiprocessing.spawn"],
+        import_module("torch.multiprocessing.spawn"),
         "start_processes",
         _starting_one,
         "starts processes, which know nothing of the world",

@@ -91,6 +91,7 @@ def _summary(report: RankReport, size: int) -> list[str]:
         lines.append("The program has ended before any optimizer has made a step.")
     if report.out_of_memory:
         lines.append(report.out_of_memory)
+    lines += report.remarks
     return lines
 
 

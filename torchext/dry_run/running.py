@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import runpy
 import sys
 import time
@@ -70,6 +69,7 @@ class RankReport:
         collectives: What was sent, by group and operator.
         flops: The floating-point operations of one step; 0 if they were not counted.
         values: Where values were read that do not exist.
+        remarks: What was done otherwise than the program says.
         seconds: How long it took, without starting Python.
         page: A page that shows the memory over time.
     """
@@ -84,6 +84,7 @@ class RankReport:
     collectives: list[GroupSummary] = field(default_factory=list)
     flops: int = 0
     values: list[AssumedValue] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
     seconds: float = 0.0
     page: str = ""
 
@@ -207,6 +208,7 @@ def run_rank(
                 _describe_end(report, error)
         report.steps = counter.made
         report.values = job.values
+        report.remarks = list(job.remarks)
         if not report.peaks:
             _describe(report, job, memory)
     report.seconds = time.perf_counter() - start
@@ -240,7 +242,7 @@ def _run(program: Sequence[str], is_module: bool) -> None:
     """As `python script` and `python -m module` do."""
     sys.argv = list(program)
     # The first is where this process has found its own module.
-    sys.path[0] = os.getcwd() if is_module else str(Path(program[0]).resolve().parent)
+    sys.path[0] = str(Path.cwd()) if is_module else str(Path(program[0]).resolve().parent)
     if is_module:
         runpy.run_module(program[0], run_name="__main__", alter_sys=True)
     else:

@@ -14,7 +14,7 @@ from typing_extensions import Self
 from .. import _C
 from ..fake import fake_mode
 from ..fake.gpus import FakeGPU
-from . import data, ddp_reducer, launchers, process_groups  # noqa: F401  (declares what is replaced)
+from . import compiling, data, ddp_reducer, launchers, process_groups  # noqa: F401  (declares what is replaced)
 from .collectives import Collective, GroupSummary, summarize
 from .current import Job, enter, leave, while_world_is_open
 from .environment import torchrun_environment
@@ -102,6 +102,7 @@ class World(Job, ContextDecorator):
             teach_what_is_imported()
             enter(self)
             block.callback(leave, self)
+            block.callback(self.when_left.close)
             block.enter_context(torchrun_environment(self, self._is_launched))
             block.enter_context(while_world_is_open.hold())
             block.enter_context(fake_mode(fake_cuda=self.gpus or False))
