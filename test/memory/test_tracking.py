@@ -331,7 +331,7 @@ class TestRealTensors:
 
         with track_memory() as memory:
             x = torch.ones(1000, requires_grad=True)
-            Double.apply(x).sum().backward()
+            Double.apply(x).sum().backward()  # type: ignore[no-untyped-call]
             assert x.grad is not None
             assert memory.now("cpu").allocated == 8000
 

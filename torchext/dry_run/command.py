@@ -42,7 +42,12 @@ def _parser() -> argparse.ArgumentParser:
         "python -m torchext.dry_run", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--world-size", type=int, default=1, metavar="N", help="how many processes the job has (default: 1)")
+    add(
+        "--world-size",
+        type=int,
+        metavar="N",
+        help="how many processes torchrun starts (by default it starts none, and the program runs alone)",
+    )
     add(
         "--rank", type=_ranks, default=[0], metavar="R,R", help="which of them to run, one after the other (default: 0)"
     )
@@ -79,10 +84,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     program = options.program[1:] if options.program[:1] == ["--"] else options.program
     if not program or program == ["-m"]:
         parser.error("which program? Give it after --, as in: -- train.py --batch-size 4")
-    if any(not 0 <= rank < options.world_size for rank in options.rank):
-        parser.error(
-            f"--rank {options.rank}: a job of {options.world_size} has the ranks 0 to {options.world_size - 1}"
-        )
+    size = options.world_size or 1
+    if any(not 0 <= rank < size for rank in options.rank):
+        parser.error(f"--rank {options.rank}: a job of {size} has the ranks 0 to {size - 1}")
+    if options.world_size is not None and options.world_size < 1:
+        parser.error("--world-size: at least 1")
     if options.steps < 1:
         parser.error("--steps: at least 1")
     try:
@@ -91,11 +97,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     reports = [_run_in_process(options, program, gpu, rank) for rank in options.rank]
     for report in reports:
-        print(text_of(report, options.world_size), end="\n\n")
+        print(text_of(report, size), end="\n\n")
         if report.error:
             print(report.error, file=sys.stderr)
     if options.report is not None:
-        options.report.write_text(page_of(reports, options.world_size, shlex.join(program)))
+        options.report.write_text(page_of(reports, size, shlex.join(program)))
         print(f"The report is in {options.report}.")
     return _exit_code(reports)
 
@@ -105,7 +111,7 @@ def _exit_code(reports: Sequence[RankReport]) -> int:
         return 1
     if any(report.out_of_memory for report in reports):
         return DOES_NOT_FIT
-    return max(report.exit_code for report in reports)
+    return next((report.exit_code for report in reports if report.exit_code), 0)
 
 
 def _run_in_process(options: argparse.Namespace, program: list[str], gpu: FakeGPU, rank: int) -> RankReport:
@@ -113,6 +119,8 @@ def _run_in_process(options: argparse.Namespace, program: list[str], gpu: FakeGP
     report = _start(options, program, gpu, rank)
     if report.out_of_memory:
         needed = _start(options, program, replace(gpu, memory=UNLIMITED), rank)
+        if needed.error:  # after the point that it does not reach
+            return report
         for peak in needed.peaks:
             peak.total = gpu.memory - gpu.context
         needed.out_of_memory = report.out_of_memory
@@ -127,7 +135,8 @@ def _start(options: argparse.Namespace, program: list[str], gpu: FakeGPU, rank: 
         arguments = {
             "program": program[1:] if is_module else program,
             "is_module": is_module,
-            "size": options.world_size,
+            "size": options.world_size or 1,
+            "is_launched": options.world_size is not None,
             "rank": rank,
             "gpu": gpu,
             "per_node": options.per_node,

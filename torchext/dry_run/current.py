@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 from ..fake.gpus import FakeGPU
@@ -16,19 +17,42 @@ class Job:
     Attributes:
         size: How many processes the job has.
         rank: The rank of the one that is there.
+        per_node: How many share a machine.
         gpus: What the GPUs of its machine are like; None if it has none.
         store: Where the processes would meet.
         recorder: Is told of collectives.
         has_own_group: Whether the default process group is one that the program has not asked for.
+        ignores_compilers: Whether the program has called `torch.compile()`, without effect.
+        remarks: What was done otherwise than the program says, for the reader of the report.
+        when_left: What to undo when the block is left.
     """
 
-    def __init__(self, size: int, rank: int, gpus: FakeGPU | None, store: Any, recorder: Any) -> None:
+    def __init__(self, size: int, rank: int, per_node: int, gpus: FakeGPU | None, store: Any, recorder: Any) -> None:
         self.size = size
         self.rank = rank
+        self.per_node = per_node
         self.gpus = gpus
         self.store = store
         self.recorder = recorder
         self.has_own_group = False
+        self.ignores_compilers = False
+        self.remarks: list[str] = []
+        self.when_left = ExitStack()
+
+    def remark(self, text: str) -> None:
+        """Tells the reader of the report, once."""
+        if text not in self.remarks:
+            self.remarks.append(text)
+
+    @property
+    def local_rank(self) -> int:
+        """The rank among the processes of its machine."""
+        return self.rank % self.per_node
+
+    @property
+    def on_node(self) -> int:
+        """How many processes its machine has: the last may have fewer."""
+        return min(self.per_node, self.size - self.rank // self.per_node * self.per_node)
 
 
 while_world_is_open = Lease("a block of torchext.dry_run.world() is open")

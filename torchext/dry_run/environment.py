@@ -6,14 +6,21 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from .current import Job
+
 __all__ = ["torchrun_environment"]
 
 
 @contextmanager
-def torchrun_environment(size: int, rank: int, per_node: int) -> Iterator[None]:
-    """Sets in the block what torchrun sets for process `rank` of `size`, `per_node` of which share a machine."""
+def torchrun_environment(job: Job, is_launched: bool) -> Iterator[None]:
+    """Sets in the block what torchrun sets for the process of `job`, or takes it away."""
     saved = dict(os.environ)
-    os.environ.update(_variables(size, rank, per_node))
+    variables = _variables(job)
+    if is_launched:
+        os.environ.update(variables)
+    else:
+        for name in variables:
+            os.environ.pop(name, None)
     # What decides about the store of a job that is real.
     os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
     try:
@@ -24,19 +31,17 @@ def torchrun_environment(size: int, rank: int, per_node: int) -> Iterator[None]:
         os.environ.update(saved)
 
 
-def _variables(size: int, rank: int, per_node: int) -> dict[str, str]:
+def _variables(job: Job) -> dict[str, str]:
     """As `torch.distributed.elastic.agent.server.local_elastic_agent` sets them for one role."""
-    node, local_rank = divmod(rank, per_node)
-    on_node = min(per_node, size - node * per_node)
     numbers = {
-        "RANK": rank,
-        "WORLD_SIZE": size,
-        "LOCAL_RANK": local_rank,
-        "LOCAL_WORLD_SIZE": on_node,
-        "GROUP_RANK": node,
-        "GROUP_WORLD_SIZE": -(-size // per_node),
-        "ROLE_RANK": rank,
-        "ROLE_WORLD_SIZE": size,
+        "RANK": job.rank,
+        "WORLD_SIZE": job.size,
+        "LOCAL_RANK": job.local_rank,
+        "LOCAL_WORLD_SIZE": job.on_node,
+        "GROUP_RANK": job.rank // job.per_node,
+        "GROUP_WORLD_SIZE": -(-job.size // job.per_node),
+        "ROLE_RANK": job.rank,
+        "ROLE_WORLD_SIZE": job.size,
         "MASTER_PORT": 29500,
         "TORCHELASTIC_RESTART_COUNT": 0,
         "TORCHELASTIC_MAX_RESTARTS": 0,

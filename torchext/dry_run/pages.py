@@ -21,6 +21,15 @@ def in_units(nbytes: float) -> str:
     return f"{nbytes:.2f} GiB"
 
 
+def operations(flops: float) -> str:
+    """The floating-point operations in the unit that suits."""
+    for unit in ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP"):
+        if flops < 1000:
+            return f"{flops:.3g} {unit}"
+        flops /= 1000
+    return f"{flops:.4g} PFLOP"
+
+
 def verdict(report: RankReport) -> str:
     """One sentence on whether the rank fits."""
     if report.error:
@@ -74,11 +83,15 @@ def _memory_row(peak: DevicePeak) -> Row:
 
 
 def _summary(report: RankReport, size: int) -> list[str]:
-    lines = [f"rank {report.rank} of {size}: {verdict(report)}, {report.steps} steps in {report.seconds:.1f} s"]
+    steps = f"{report.steps} of {report.wanted} steps"
+    lines = [f"rank {report.rank} of {size}: {verdict(report)}, {steps} in {report.seconds:.1f} s"]
     if report.flops:
-        lines.append(f"{report.flops / 1e12:.3f} TFLOP in a step")
+        lines.append(f"{operations(report.flops)} in a step")
+    if not report.steps and not report.error and not report.out_of_memory:
+        lines.append("The program has ended before any optimizer has made a step.")
     if report.out_of_memory:
         lines.append(report.out_of_memory)
+    lines += report.remarks
     return lines
 
 

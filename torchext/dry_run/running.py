@@ -60,7 +60,8 @@ class RankReport:
 
     Attributes:
         rank: Its rank.
-        steps: How many steps of the optimizer it has made.
+        wanted: How many steps of the optimizer were asked for.
+        steps: How many it has made.
         error: The traceback of the program's own error; empty if there was none.
         out_of_memory: What a device said that has run out of memory; empty if none has.
         exit_code: The code with which the program has ended by itself, if it did.
@@ -68,11 +69,13 @@ class RankReport:
         collectives: What was sent, by group and operator.
         flops: The floating-point operations of one step; 0 if they were not counted.
         values: Where values were read that do not exist.
+        remarks: What was done otherwise than the program says.
         seconds: How long it took, without starting Python.
         page: A page that shows the memory over time.
     """
 
     rank: int
+    wanted: int = 0
     steps: int = 0
     error: str = ""
     out_of_memory: str = ""
@@ -81,6 +84,7 @@ class RankReport:
     collectives: list[GroupSummary] = field(default_factory=list)
     flops: int = 0
     values: list[AssumedValue] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
     seconds: float = 0.0
     page: str = ""
 
@@ -99,6 +103,7 @@ class _Steps:
     def __init__(self, wanted: int, counts_flops: bool, on_step: Callable[[int], None]) -> None:
         self.made = 0
         self.flops = 0
+        self.has_enough = False
         self.on_enough: Callable[[], None] = lambda: None
         self._wanted = wanted
         self._counts_flops = counts_flops
@@ -132,6 +137,7 @@ class _Steps:
             self.made = made
             self._on_step(made)
         if min(self._by_optimizer.values()) >= self._wanted:
+            self.has_enough = True
             self.on_enough()
             if not self._counts_flops:
                 raise _Finished
@@ -147,6 +153,7 @@ def run_rank(
     rank: int,
     gpu: FakeGPU | None,
     per_node: int,
+    is_launched: bool,
     steps: int,
     values: str,
     traces_lines: bool,
@@ -161,16 +168,27 @@ def run_rank(
         rank: The rank.
         gpu: What the GPUs are like.
         per_node: How many a machine has.
+        is_launched: Whether the program finds the environment of torchrun.
         steps: How many steps.
         values: The policy for values that do not exist.
         traces_lines: Whether to look for the lines that made tensors, which takes longer.
         counts_flops: Whether to make one more step to count its floating-point operations.
     """
-    report = RankReport(rank)
+    report = RankReport(rank, wanted=steps)
     start = time.perf_counter()
     with ExitStack() as block:
         job = block.enter_context(
-            world(size, rank, gpu, per_node, backend=None, trace=traces_lines, set_device=False, values=values)
+            world(
+                size,
+                rank,
+                gpu,
+                per_node,
+                backend=None,
+                trace=traces_lines,
+                set_device=False,
+                values=values,
+                is_launched=is_launched,
+            )
         )
         memory = block.enter_context(track_memory(lines=traces_lines))
         job.recorder.on_buffers = _mark_buffers
@@ -179,22 +197,40 @@ def run_rank(
         counter.on_enough = lambda: _describe(report, job, memory)
         try:
             _run(program, is_module)
+            counter.end()
+            report.flops = counter.flops
         except _Finished:
-            pass
-        except torch.cuda.OutOfMemoryError as error:
-            report.out_of_memory = str(error)
-        except SystemExit as error:
-            report.exit_code = _exit_code(error)
-        except BaseException:
-            report.error = traceback.format_exc()
-        counter.end()
-        report.flops = counter.flops
+            counter.end()
+            report.flops = counter.flops
+        except BaseException as error:
+            # What happens while operations are counted is no part of the run, and a part of a step is no count.
+            if not counter.has_enough:
+                _describe_end(report, error)
         report.steps = counter.made
         report.values = job.values
+        report.remarks = list(job.remarks)
         if not report.peaks:
             _describe(report, job, memory)
     report.seconds = time.perf_counter() - start
     return report
+
+
+def _describe_end(report: RankReport, error: BaseException) -> None:
+    """How a program has ended by itself."""
+    out_of_memory = _out_of_memory_behind(error)
+    if out_of_memory is not None:
+        report.out_of_memory = str(out_of_memory)
+    elif isinstance(error, SystemExit):
+        report.exit_code = _exit_code(error)
+    else:
+        report.error = "".join(traceback.format_exception(error))
+
+
+def _out_of_memory_behind(error: BaseException | None) -> torch.cuda.OutOfMemoryError | None:
+    """The error of a device that has run out of memory, which programs wrap in errors of their own."""
+    while error is not None and not isinstance(error, torch.cuda.OutOfMemoryError):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def _mark_buffers(tensors: list[torch.Tensor]) -> None:
@@ -205,11 +241,11 @@ def _mark_buffers(tensors: list[torch.Tensor]) -> None:
 def _run(program: Sequence[str], is_module: bool) -> None:
     """As `python script` and `python -m module` do."""
     sys.argv = list(program)
+    # The first is where this process has found its own module.
+    sys.path[0] = str(Path.cwd()) if is_module else str(Path(program[0]).resolve().parent)
     if is_module:
-        sys.path.insert(0, "")
         runpy.run_module(program[0], run_name="__main__", alter_sys=True)
     else:
-        sys.path.insert(0, str(Path(program[0]).resolve().parent))
         runpy.run_path(program[0], run_name="__main__")
 
 

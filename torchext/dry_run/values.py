@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -27,6 +28,12 @@ from ..tools.source_lines import users_frame
 __all__ = ["AssumedValue", "AssumedValues", "assuming_values"]
 
 POLICIES = ("zero", "raise")
+
+# Whose functions call kernels for dispatch modes.
+OF_MODES = {
+    str(Path(torch.__file__).parent / name)
+    for name in ("_compile.py", "_ops.py", "_dynamo/eval_frame.py", "utils/_stats.py", "utils/flop_counter.py")
+}
 
 # What a line says that asks whether values are as they should be. `isfinite` of `torch` and `math`, and of libraries.
 SOUND = ("isfinite", "is_finite", "all_finite", "allclose")
@@ -64,7 +71,7 @@ class AssumedValues:
 
     def answer(self, operator: str, dtype: torch.dtype, computed: float | None) -> float:
         """The number that stands for a value of `dtype`, of which `computed` may follow from earlier answers."""
-        frame = sys._getframe(1)
+        frame = _reader(sys._getframe(1))
         value = computed
         if value is None:
             value = 1.0 if operator == "aten::equal" or _asks_whether_sound(frame) else 0.0
@@ -76,6 +83,13 @@ class AssumedValues:
         """Counts one reading."""
         user = users_frame()
         self._counts["" if user is None else _place(user), _place(frame), operator, answer] += 1
+
+
+def _reader(frame: FrameType) -> FrameType:
+    """The frame that has called the operator: dispatch modes stand between it and the kernel."""
+    while frame.f_code.co_filename in OF_MODES and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
 
 
 def _asks_whether_sound(frame: FrameType) -> bool:
@@ -133,7 +147,7 @@ def _reading_zeros(original: Callable[..., Any], name: str) -> Callable[..., Any
         is_fake = isinstance(self, torch.Tensor) and _C.is_fake(self) and not _C.is_deferred(self)
         if not is_fake or not _assumed or self.layout is not torch.strided:
             return original(self, *args, **kwargs)
-        _assumed[-1].note(f"Tensor.{name}", "zeros", sys._getframe(1))
+        _assumed[-1].note(f"Tensor.{name}", "zeros", _reader(sys._getframe(1)))
         with without_our_keys():
             return original(torch.zeros(self.shape, dtype=self.dtype), *args, **kwargs)
 

@@ -14,7 +14,7 @@ from typing_extensions import Self
 from .. import _C
 from ..fake import fake_mode
 from ..fake.gpus import FakeGPU
-from . import data, ddp_reducer, process_groups  # noqa: F401  (declares what is replaced)
+from . import compiling, data, ddp_reducer, launchers, process_groups  # noqa: F401  (declares what is replaced)
 from .collectives import Collective, GroupSummary, summarize
 from .current import Job, enter, leave, while_world_is_open
 from .environment import torchrun_environment
@@ -52,21 +52,17 @@ class World(Job, ContextDecorator):
         trace: bool,
         set_device: bool,
         values: str,
+        is_launched: bool,
     ) -> None:
         # PyTorch's C++ does not keep alive what Python knows of the store.
-        super().__init__(size, rank, gpus, LonelyStore(size, rank), Recorder(trace))
-        self.per_node = per_node
+        super().__init__(size, rank, per_node, gpus, LonelyStore(size, rank), Recorder(trace))
         self._backend = backend
         self._trace = trace
         self._set_device = set_device
         self._policy = values
+        self._is_launched = is_launched
         self._assumed = AssumedValues()
         self._block: ExitStack | None = None
-
-    @property
-    def local_rank(self) -> int:
-        """The rank among the processes of its machine."""
-        return self.rank % self.per_node
 
     @property
     def collectives(self) -> list[Collective]:
@@ -85,7 +81,15 @@ class World(Job, ContextDecorator):
     def _recreate_cm(self) -> Self:
         """A decorated function has a world of its own for each call."""
         return type(self)(
-            self.size, self.rank, self.gpus, self.per_node, self._backend, self._trace, self._set_device, self._policy
+            self.size,
+            self.rank,
+            self.gpus,
+            self.per_node,
+            self._backend,
+            self._trace,
+            self._set_device,
+            self._policy,
+            self._is_launched,
         )
 
     def __enter__(self) -> Self:
@@ -98,7 +102,8 @@ class World(Job, ContextDecorator):
             teach_what_is_imported()
             enter(self)
             block.callback(leave, self)
-            block.enter_context(torchrun_environment(self.size, self.rank, self.per_node))
+            block.callback(self.when_left.close)
+            block.enter_context(torchrun_environment(self, self._is_launched))
             block.enter_context(while_world_is_open.hold())
             block.enter_context(fake_mode(fake_cuda=self.gpus or False))
             if self.gpus is not None and torch.version.cuda is None:
@@ -138,6 +143,7 @@ def world(
     trace: bool = False,
     set_device: bool = True,
     values: str = "raise",
+    is_launched: bool = True,
 ) -> World:
     """Makes this process one of many, on machines with GPUs, none of which need to be there.
 
@@ -158,6 +164,8 @@ def world(
         set_device: Whether the GPU of this process is the current device. A real process begins with device 0.
         values: What becomes of a program that reads values, which fakes do not have: `raise` an error, or `zero`, which
             answers 0 or false, and yes to whether something is finite. The answers are counted in `World.values`.
+        is_launched: Whether the environment says that torchrun has started the process. If not, programs find what they
+            find without a launcher: they train alone, or start processes themselves.
 
     Returns:
         A block, which is also a decorator. Only one can be open in a process.
@@ -181,4 +189,4 @@ def world(
         gpus = replace(gpus, count=min(per_node, size))
     if backend == "default":
         backend = "gloo" if gpus is None else "cpu:gloo,cuda:nccl"
-    return World(size, rank, gpus, per_node, backend, trace, set_device, values)
+    return World(size, rank, gpus, per_node, backend, trace, set_device, values, is_launched)

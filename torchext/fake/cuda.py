@@ -360,4 +360,7 @@ def _may_be_fake(output: Any) -> bool:
     if not isinstance(output, torch.Tensor) or _C.is_fake(output):
         return True
     inner = getattr(output, "__tensor_flatten__", None)
-    return inner is not None and any(_may_be_fake(getattr(output, name)) for name in inner()[0])
+    if inner is None:
+        return False
+    parts = (getattr(output, name) for name in inner()[0])
+    return any(_may_be_fake(part) for part in parts if isinstance(part, torch.Tensor))  # a DTensor names its mesh

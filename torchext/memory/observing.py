@@ -5,7 +5,6 @@ By PyTorch's own hooks for all modules and all optimizers, which are there while
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 from weakref import ReferenceType, ref
 

@@ -1,0 +1,318 @@
+"""`python -m torchext.dry_run`: programs run unmodified, and the exit code and the report say what they need."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from textwrap import dedent
+from typing import NamedTuple
+
+import pytest
+
+from torchext.dry_run.command import main
+
+# A thousand steps: the dry run is to end them.
+TRAIN = """
+    import torch, sys
+    width = int(sys.argv[1]) if len(sys.argv) > 1 else 256
+    model = torch.nn.Sequential(torch.nn.Linear(64, width), torch.nn.ReLU(), torch.nn.Linear(width, 8)).to("cuda")
+    optimizer = torch.optim.AdamW(model.parameters())
+    for step in range(1000):
+        loss = model(torch.randn(32, 64, device="cuda")).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+class Ended(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Ended]
+
+
+@pytest.fixture
+def command(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Writes `program` to train.py and runs it; each rank has its process, and this one reports."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(program: str, *options: str, arguments: Sequence[str] = ("train.py",)) -> Ended:
+        (tmp_path / "train.py").write_text(dedent(program))
+        capfd.readouterr()
+        code = main([*options, "--", *arguments])
+        return Ended(code, *capfd.readouterr())
+
+    return run
+
+
+def test_program_that_fits_is_ended_after_its_steps(command: Command) -> None:
+    ended = command(TRAIN, "--steps", "3")
+    assert ended.code == 0
+    assert re.search(r"^rank 0 of 1: fits, 3 of 3 steps in [\d.]+ s$", ended.out, re.MULTILINE)
+    assert re.search(r"^  cuda:0  [\d.]+ MiB  [\d.]+ MiB  79.20 GiB  79.\d\d GiB \(99.9 %\)$", ended.out, re.MULTILINE)
+    assert re.search(r"^  parameters +73.\d\d KiB", ended.out, re.MULTILINE)
+    assert "train.py:4 in <module>" in ended.out, "the line that made the parameters"
+    assert re.findall(r"step (\d) of 3", ended.err) == ["1", "2", "3"]
+
+
+def test_floating_point_operations_are_those_of_one_step(command: Command) -> None:
+    ended = command(TRAIN, "--steps", "3")
+    forward = 2 * 32 * (64 * 256 + 256 * 8)
+    backward = 2 * forward - 2 * 32 * 64 * 256  # the input needs no gradient
+    assert f"{(forward + backward) / 1e6:.3g} MFLOP in a step" in ended.out
+    assert "FLOP" not in command(TRAIN, "--no-flops").out
+
+
+def test_program_that_does_not_fit_is_told_what_it_needs(command: Command) -> None:
+    ended = command(TRAIN, "--gpu-memory", "2", arguments=["train.py", "8000000"])
+    assert ended.code == 3
+    assert "rank 0 of 1: does not fit, 2 of 2 steps" in ended.out
+    assert "CUDA out of memory. Tried to allocate" in ended.out
+    assert re.search(r"^  cuda:0  1\d\.\d\d GiB  1\d\.\d\d GiB  \d.\d\d GiB  -\d+\.\d\d GiB", ended.out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("handler", ["raise RuntimeError('failed') from error", "raise RuntimeError('failed')"])
+def test_out_of_memory_in_an_error_of_the_program_does_not_fit(command: Command, handler: str) -> None:
+    program = f"""
+        import torch
+        try:
+            torch.empty(1 << 40, device="cuda")
+        except torch.cuda.OutOfMemoryError as error:
+            {handler}
+    """
+    assert command(program).code == 3
+
+
+def test_out_of_memory_that_the_program_handles_fits(command: Command) -> None:
+    program = """
+        import torch
+        try:
+            torch.empty(1 << 40, device="cuda")
+        except torch.cuda.OutOfMemoryError:
+            torch.empty(1 << 20, device="cuda")
+    """
+    ended = command(program)
+    assert ended.code == 0
+    assert "The program has ended before any optimizer has made a step." in ended.out
+
+
+def test_what_happens_after_the_steps_does_not_count(command: Command) -> None:
+    """The step in which operations are counted is no part of the run."""
+    for failure in ("torch.empty(1 << 40, device='cuda')", "raise ValueError('after the steps')", "sys.exit(7)"):
+        ended = command(TRAIN.replace("zero_grad()", f"zero_grad(); step == 1 and exec({failure!r})"))
+        assert (ended.code, "fits, 2 of 2 steps" in ended.out) == (0, True)
+        assert "FLOP" not in ended.out
+
+
+def test_errors_of_the_program_are_shown(command: Command) -> None:
+    ended = command("def train():\n    raise ValueError('no data')\ntrain()")
+    assert ended.code == 1
+    assert "rank 0 of 1: the program has failed, 0 of 2 steps" in ended.out
+    assert re.search(r'File ".*train.py", line 2, in train.*ValueError: no data', ended.err, re.DOTALL)
+
+
+@pytest.mark.parametrize(("argument", "code"), [("0", 0), ("5", 5), ("-1", -1), ("'no data'", 1), ("", 0)])
+def test_exit_code_of_the_program_is_passed_on(command: Command, argument: str, code: int) -> None:
+    assert command(f"import sys; sys.exit({argument})").code == code
+
+
+READS = TRAIN + "        print('loss', loss.item())\n        print('sound', bool(torch.isfinite(loss)))\n"
+
+
+def test_values_that_do_not_exist_are_zero_and_listed(command: Command) -> None:
+    ended = command(READS)
+    assert ended.code == 0
+    assert "loss 0.0\nsound True\n" in ended.out
+    values = ended.out.partition("Values that do not exist")[2]
+    assert re.search(r"2 +0\.0 +\S*train.py:11 in <module> +\S*train.py:11", values)
+    assert re.search(r"2 +True +\S*train.py:12 in <module> +\S*train.py:12", values)
+    assert "_ops.py" not in values, "the mode that counts operations is no reader"
+
+
+def test_values_that_do_not_exist_can_be_refused(command: Command) -> None:
+    ended = command(READS, "--values", "raise")
+    assert ended.code == 1
+    assert re.search(r"train.py\", line 11, in <module>.*_local_scalar_dense", ended.err, re.DOTALL)
+
+
+def test_program_without_launcher_trains_alone(command: Command) -> None:
+    assert command("import os; assert 'RANK' not in os.environ and 'WORLD_SIZE' not in os.environ").code == 0
+    assert (
+        command("import os; assert os.environ['RANK'] + os.environ['WORLD_SIZE'] == '01'", "--world-size", "1")[0] == 0
+    )
+
+
+def test_modules_run_as_by_python(command: Command, tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "part.py").write_text("name = 'part of the package'")
+    (package / "go.py").write_text(
+        "import os, sys\nfrom .part import name\nprint(name, __name__, sys.argv[1:], sys.path[0] == os.getcwd())"
+    )
+    ended = command("", arguments=["-m", "package.go", "--steps", "7"])
+    assert ended.code == 0
+    assert "part of the package __main__ ['--steps', '7'] True" in ended.out
+
+
+def test_scripts_run_as_by_python(command: Command, tmp_path: Path) -> None:
+    """The folder of the script is searched for modules, and the current one is not."""
+    scripts = tmp_path / "scripts"
+    scripts.mkdir()
+    (scripts / "beside.py").write_text("name = 'beside the script'")
+    (tmp_path / "not_beside.py").touch()
+    (scripts / "go.py").write_text(
+        "import importlib.util, sys, beside\n"
+        "assert importlib.util.find_spec('not_beside') is None\n"
+        "assert sys.modules['__main__'].beside is beside\n"
+        "print(beside.name, __name__, sys.argv)"
+    )
+    ended = command("", arguments=["scripts/go.py", "-x"])
+    assert ended.code == 0, ended.err
+    assert "beside the script __main__ ['scripts/go.py', '-x']" in ended.out
+
+
+def test_compilers_are_ignored_and_the_report_says_so(command: Command) -> None:
+    ended = command(TRAIN.replace("optimizer =", "model = torch.compile(model)\n    optimizer ="))
+    assert ended.code == 0, ended.err
+    assert re.search(r"^torch.compile\(\) at \S*train.py:5 was ignored", ended.out, re.MULTILINE)
+    assert "OptimizedModule._orig_mod.0.weight" in ended.out
+
+
+DDP = """
+    import os, torch
+    from torch.nn.functional import cross_entropy
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+    def train(local_rank, width=256):
+        torch.cuda.set_device(local_rank)
+        model = DistributedDataParallel(torch.nn.Linear(64, width, device="cuda"), device_ids=[local_rank])
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        data = TensorDataset(torch.randn(512, 64), torch.randint(0, 10, (512,)))
+        loader = DataLoader(data, 16, sampler=DistributedSampler(data), num_workers=2, pin_memory=True)
+        for epoch in range(100):
+            loader.sampler.set_epoch(epoch)
+            for batch, labels in loader:
+                loss = cross_entropy(model(batch.cuda(non_blocking=True)), labels.cuda(non_blocking=True))
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+"""
+
+
+def test_several_ranks_of_a_job_that_torchrun_starts(command: Command) -> None:
+    program = """
+        torch.distributed.init_process_group("nccl")
+        assert torch.distributed.get_rank() == int(os.environ["RANK"])
+        train(int(os.environ["LOCAL_RANK"]))
+    """
+    ended = command(dedent(DDP) + dedent(program), "--world-size", "16", "--rank", "0,13", "--gpu", "A100-40GB")
+    assert ended.code == 0, ended.err
+    assert "rank 0 of 16: fits, 2 of 2 steps" in ended.out
+    assert "rank 13 of 16: fits, 2 of 2 steps" in ended.out
+    assert re.findall(r"^  (cuda:\d)  .* (39\.\d+ GiB)", ended.out, re.MULTILINE) == [
+        ("cuda:0", "39.47 GiB"),
+        ("cuda:5", "39.47 GiB"),
+    ]
+    assert len(re.findall(r"world +16 +allreduce +2 +130.00 KiB", ended.out)) == 2
+
+
+SPAWN = """
+    def main(local_rank, world_size, width):
+        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", "12355"
+        torch.distributed.init_process_group("nccl", rank=local_rank, world_size=world_size)
+        train(local_rank, width)
+
+    if __name__ == "__main__":
+        count = torch.cuda.device_count()
+        torch.multiprocessing.spawn(main, args=(count, 128), nprocs=count)
+"""
+
+
+def test_processes_that_the_program_starts_are_the_one_that_is_there(command: Command) -> None:
+    ended = command(dedent(DDP) + dedent(SPAWN), "--world-size", "4", "--rank", "3")
+    assert ended.code == 0, ended.err
+    assert "rank 3 of 4: fits, 2 of 2 steps" in ended.out
+    assert re.search(r"^  cuda:3  ", ended.out, re.MULTILINE)
+
+
+def test_processes_that_the_program_starts_have_to_be_as_many_as_the_job_has(command: Command) -> None:
+    ended = command(dedent(DDP) + dedent(SPAWN).replace("nprocs=count", "nprocs=3"), "--world-size", "4")
+    assert ended.code == 1
+    assert "spawn() was called for 3 processes, but this is a dry run of a job of 4" in ended.err
+
+
+def test_fully_sharded_job_reports_shards_and_collectives(command: Command) -> None:
+    program = """
+        import os, torch
+        from torch import nn
+        from torch.distributed.fsdp import fully_shard
+        torch.distributed.init_process_group("nccl")
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        with torch.device("meta"):
+            model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(4)))
+        for layer in model:
+            fully_shard(layer)
+        fully_shard(model)
+        model.to_empty(device="cuda")
+        for parameter in model.parameters():
+            nn.init.normal_(parameter)
+        optimizer = torch.optim.AdamW(model.parameters())
+        while True:
+            model(torch.randn(8, 1024, device="cuda")).sum().backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+    """
+    ended = command(program, "--world-size", "512", "--rank", "511")
+    assert ended.code == 0, ended.err
+    assert re.search(r"^  optimizer state +68.00 KiB", ended.out, re.MULTILINE), "of 32 MiB"
+    assert re.search(r"world +512 +allgather_base +16 +128.12 KiB +64.06 MiB", ended.out)
+    assert re.search(r"world +512 +reduce_scatter_base +8 +32.03 MiB +64.06 KiB", ended.out)
+
+
+def test_report_is_one_page_that_needs_nothing_else(command: Command, tmp_path: Path) -> None:
+    program = dedent(TRAIN).replace("in range(1000)", "in '<&>' * 1000")
+    ended = command(program, "--report", "out.html", arguments=["train.py", "64"])
+    assert ended.code == 0
+    assert "The report is in out.html." in ended.out
+    page = (tmp_path / "out.html").read_text()
+    assert "rank 0 of 1: fits, 2 of 2 steps" in page
+    assert "Largest tensors of cuda:0" in page
+    assert "<pre>train.py 64</pre>" in page
+    assert not re.search(r"""(src|href)=["']?(https?:|//|\w+\.(js|css))|@import|url\(""", page)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--world-size", "4", "--rank", "4", "--", "train.py"], r"a job of 4 has the ranks 0 to 3"),
+        (["--rank", "1", "--", "train.py"], r"a job of 1 has the ranks 0 to 0"),
+        (["--world-size", "0", "--", "train.py"], r"--world-size: at least 1"),
+        (["--steps", "0", "--", "train.py"], r"--steps: at least 1"),
+        (["--gpu", "H100-81GB", "--", "train.py"], r"H100-81GB"),
+        (["--rank", "0;1", "--", "train.py"], r"invalid _ranks value|--rank"),
+        (["--steps", "2"], r"which program\? Give it after --"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_exit_code_is_that_of_the_process(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import torch; torch.empty(1 << 40, device='cuda')")
+    ended = subprocess.run(
+        [sys.executable, "-m", "torchext.dry_run", "--", str(tmp_path / "train.py")], check=False, capture_output=True
+    )
+    assert ended.returncode == 3, ended.stderr
