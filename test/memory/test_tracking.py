@@ -21,6 +21,8 @@ from torchext.dry_run import world
 from torchext.fake import FakeGPU, fake_mode
 from torchext.memory import Category, Phase, TrackedMemory, fits, max_batch, track_memory
 
+pytestmark = pytest.mark.usefixtures("empty_devices")
+
 MIB = 2**20
 
 

@@ -196,9 +196,9 @@ class TrackedMemory:
 def track_memory(*, lines: bool = False) -> Iterator[TrackedMemory]:
     """Tracks the memory of tensors in the block: how much, when, what for, and who holds it.
 
-    Fake tensors are tracked on all devices, on fake CUDA devices as PyTorch's caching allocator would serve them. A block
-    that is entered outside of `fake_mode()` tracks real tensors on the CPU, too, for which PyTorch's profiler must not
-    run on the thread. What fakes on CUDA have allocated before the block is counted from its beginning; of other
+    Fake tensors are tracked on all devices, on fake CUDA devices as PyTorch's caching allocator would serve them. A
+    block that is entered outside of `fake_mode()` tracks real tensors on the CPU, too, for which PyTorch's profiler
+    must not run on the thread. What fakes on CUDA have allocated before the block is counted from its beginning; of other
     tensors from before it, the parameters of modules that run in the block.
 
     Args:
