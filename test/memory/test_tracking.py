@@ -361,3 +361,23 @@ class TestRealTensors:
             fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
             model(torch.ones(2, 64)).sum().backward()
             assert memory.now("cpu").by_category[Category.PARAMETER] == (64 * 64 + 64) * 4 // 2
+
+
+class TestDevices:
+    def test_that_is_meant_is_the_fullest_accelerator(self) -> None:
+        with fake_mode(fake_cuda=4), track_memory() as memory:
+            kept = [
+                torch.ones(nbytes, dtype=torch.uint8, device=device)
+                for nbytes, device in ((8 * MIB, "cpu"), (MIB, "cuda:1"), (2 * MIB, "cuda:3"), (MIB, "cuda:0"))
+            ]
+            assert memory.peak().device == "cuda:3"
+            assert memory.report().startswith("Peak memory of cuda:3: 2.00 MiB allocated")
+        del kept
+
+    def test_of_tensors_without_memory_is_none(self) -> None:
+        with fake_mode(), track_memory() as memory:
+            with torch.device("meta"):
+                model = nn.Linear(1000, 1000)
+            assert memory.devices == []
+            model.to_empty(device="cpu")
+            assert memory.peak("cpu").allocated == 1001 * 4000

@@ -151,13 +151,18 @@ class TrackedMemory:
         if device is None:
             if not known:
                 raise ValueError("Nothing has been allocated while memory was tracked.")
-            return "cuda:0" if "cuda:0" in known else known[0]
+            return max(known, key=self._importance)
         name = str(device)
         if name == "cuda":
             name = "cuda:0"
         if name not in known:
             raise ValueError(f"Nothing has been allocated on {name!r}, only on {', '.join(known) or 'no device'}.")
         return name
+
+    def _importance(self, device: str) -> tuple[bool, int]:
+        """Which device is meant if none is named: the one with the highest peak, and the CPU only where it is alone."""
+        peak = self._timeline.peak(device, self._begin, self._last(), False)
+        return not device.startswith("cpu"), peak[2]
 
     def _last(self) -> int:
         return self._timeline.count_events() if self._end is None else self._end
@@ -196,10 +201,10 @@ class TrackedMemory:
 def track_memory(*, lines: bool = False) -> Iterator[TrackedMemory]:
     """Tracks the memory of tensors in the block: how much, when, what for, and who holds it.
 
-    Fake tensors are tracked on all devices, on fake CUDA devices as PyTorch's caching allocator would serve them. A
-    block that is entered outside of `fake_mode()` tracks real tensors on the CPU, too, for which PyTorch's profiler
-    must not run on the thread. What fakes on CUDA have allocated before the block is counted from its beginning; of other
-    tensors from before it, the parameters of modules that run in the block.
+    Fake tensors are tracked on the CPU and on CUDA devices, on fake ones as PyTorch's caching allocator would serve
+    them. A block that is entered outside of `fake_mode()` tracks real tensors on the CPU, too, for which PyTorch's
+    profiler must not run on the thread. What fakes on CUDA have allocated before the block is counted from its
+    beginning; of other tensors from before it, the parameters of modules that run in the block.
 
     Args:
         lines: Also keep the line of the program that made each tensor. Takes longer.
