@@ -72,7 +72,7 @@ def train(layers: int, world_size: int) -> None:
     with torch.device("meta"):
         model = Llama(layers)
     for layer in model.layers:
-        fully_shard(layer, mesh=mesh, mp_policy=precision)  # type: ignore[arg-type]
+        fully_shard(layer, mesh=mesh, mp_policy=precision)
     fully_shard(model, mesh=mesh, mp_policy=precision)
     model.to_empty(device="cuda")
     optimizer = torch.optim.AdamW(model.parameters())

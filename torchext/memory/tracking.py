@@ -16,7 +16,8 @@ from .states import Allocation, MemoryState, summed
 
 __all__ = ["TrackedMemory", "track_memory"]
 
-POINTS = 1200  # of the curve in a picture
+POINTS = 1200  # of the curve in a page
+POINTS_OF_PICTURES = 250
 
 
 class TrackedMemory:
@@ -123,9 +124,10 @@ class TrackedMemory:
             ImportError: There is no matplotlib.
         """
         peak = self.peak(device)
+        path = Path(path)
         plots.plot(
-            Path(path),
-            self.timeline(peak.device, POINTS),
+            path,
+            self.timeline(peak.device, POINTS if path.suffix == ".html" else POINTS_OF_PICTURES),
             peak,
             lambda event: self.allocations(peak.device, at=event),
         )
