@@ -131,6 +131,7 @@ bench: build ## Compare with PyTorch's own means
 	$(PYTHON) benchmarks/metadata_getters.py
 	$(PYTHON) benchmarks/amp.py
 	$(PYTHON) benchmarks/patches.py
+	$(PYTHON) benchmarks/dry_run.py
 
 build: $(STATE)/built ## Compile the extension in place
 
