@@ -119,7 +119,14 @@ def test_errors_of_the_program_are_shown(command: Command) -> None:
 
 @pytest.mark.parametrize(("argument", "code"), [("0", 0), ("5", 5), ("-1", -1), ("'no data'", 1), ("", 0)])
 def test_exit_code_of_the_program_is_passed_on(command: Command, argument: str, code: int) -> None:
-    assert command(f"import sys; sys.exit({argument})").code == code
+    ended = command(f"import sys; sys.exit({argument})")
+    assert ended.code == code
+    assert (f"the program has ended with code {code}" if code else "fits, 0 of 2 steps") in ended.out
+
+
+def test_values_that_a_package_reads_are_of_the_line_that_calls_it(command: Command) -> None:
+    ended = command("import numpy, torch\nlist(numpy.arange(9)[i] for i in torch.randint(9, (3,), device='cuda'))")
+    assert re.search(r"3 +0 +\S*train.py:2 in <genexpr>", ended.out)
 
 
 READS = TRAIN + "        print('loss', loss.item())\n        print('sound', bool(torch.isfinite(loss)))\n"

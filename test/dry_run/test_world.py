@@ -102,6 +102,13 @@ def test_backend_refuses_the_devices_that_it_does_not_serve(job: World) -> None:
         dist.all_reduce(torch.ones(2))
 
 
+@pytest.mark.parametrize("device_ids", [None, [7]])
+def test_barrier_meets_nobody_on_the_device_of_its_backend(job: World, device_ids: list[int] | None) -> None:
+    dist.init_process_group("nccl")
+    dist.barrier(device_ids=device_ids)
+    assert [(record.operator, record.device) for record in job.collectives[-1:]] == [("barrier", "cuda:7")]
+
+
 def test_second_default_group_of_the_program_is_refused(job: World) -> None:
     dist.init_process_group("nccl")
     with pytest.raises(ValueError, match="default process group twice"):

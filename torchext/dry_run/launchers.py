@@ -17,8 +17,6 @@ __all__: list[str] = []
 class _Ended:
     """Stands for the processes: they have ended."""
 
-    processes: list[Any] = []
-
     def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
         return True
 
