@@ -22,7 +22,7 @@ BACKENDS_THAT_CALL_OPERATORS = ("eager", "aot_eager", "aot_eager_decomp_partitio
 
 
 def _ignored(original: Callable[..., Any]) -> Callable[..., Any]:
-    def compile(*args: Any, **kwargs: Any) -> Any:
+    def compile_nothing(*args: Any, **kwargs: Any) -> Any:
         job = current()
         backend = kwargs.get("backend") or "inductor"
         is_known = not isinstance(backend, str) or backend in BACKENDS_THAT_CALL_OPERATORS
@@ -33,7 +33,7 @@ def _ignored(original: Callable[..., Any]) -> Callable[..., Any]:
             job.remark(f"torch.compile(){place} was ignored: this is the memory of the program that is not compiled.")
         return original(*args, **kwargs)
 
-    return compile
+    return compile_nothing
 
 
 def _ignore_compilers(job: Job) -> None:

@@ -20,6 +20,7 @@ from .current import Job, enter, leave, while_world_is_open
 from .environment import torchrun_environment
 from .late_imports import teach_what_is_imported
 from .meshes import meshes_of_its_own
+from .nccl import names_of_nccl
 from .recorder import Recorder
 from .store import LonelyStore
 from .values import AssumedValue, AssumedValues, assuming_values
@@ -109,6 +110,8 @@ class World(Job, ContextDecorator):
             if self.gpus is not None and torch.version.cuda is None:
                 torch.version.cuda = CUDA_VERSION
                 block.callback(setattr, torch.version, "cuda", None)
+            if self.gpus is not None:
+                block.enter_context(names_of_nccl())
             if self.gpus is not None and self._set_device:
                 torch.cuda.set_device(self.local_rank)
             block.enter_context(meshes_of_its_own())
