@@ -110,6 +110,20 @@ def test_barrier_meets_nobody_on_the_device_of_its_backend(job: World, device_id
     assert [(record.operator, record.device) for record in job.collectives[-1:]] == [("barrier", "cuda:7")]
 
 
+def test_place_of_a_collective_may_be_a_module_without_truth_value(job: World) -> None:
+    class Odd(nn.Module):
+        """As `OptimizedModule` of a module without a length."""
+
+        def __len__(self) -> int:
+            raise TypeError("does not support len()")
+
+        def forward(self) -> None:
+            dist.all_reduce(on_gpu(2))
+
+    Odd()()
+    assert job.collectives[-1].issued_in.module == "Odd"
+
+
 def test_names_of_nccl_are_there_in_the_block_only() -> None:
     before = hasattr(dist, "ProcessGroupNCCL")
     with world(8):

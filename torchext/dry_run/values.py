@@ -27,7 +27,7 @@ from ..tools.dispatch_keys import without_our_keys
 from ..tools.leases import Lease
 from ..tools.source_lines import users_frame
 
-__all__ = ["AssumedValue", "AssumedValues", "assuming_values"]
+__all__ = ["AssumedValue", "AssumedValues", "assuming_values", "note_reading", "while_values_are_assumed"]
 
 POLICIES = ("zero", "raise")
 
@@ -115,6 +115,13 @@ def _place(frame: FrameType) -> str:
 
 
 _assumed: list[AssumedValues] = []
+
+
+def note_reading(operator: str, answer: str, frame: FrameType) -> None:
+    """Counts a reading for whoever assumes values now."""
+    if _assumed:
+        _assumed[-1].note(operator, answer, _reader(frame))
+
 
 while_values_are_assumed = Lease("a dry run answers for values that do not exist")
 

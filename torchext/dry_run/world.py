@@ -22,6 +22,7 @@ from .late_imports import teach_what_is_imported
 from .meshes import meshes_of_its_own
 from .nccl import names_of_nccl
 from .recorder import Recorder
+from .saving import not_writing_fakes
 from .store import LonelyStore
 from .values import AssumedValue, AssumedValues, assuming_values
 
@@ -116,6 +117,7 @@ class World(Job, ContextDecorator):
                 torch.cuda.set_device(self.local_rank)
             block.enter_context(meshes_of_its_own())
             self._assumed = block.enter_context(assuming_values(self._policy))
+            block.enter_context(not_writing_fakes())
             block.callback(_destroy_groups)
             _C.observe_collectives(self.recorder.observe)
             block.callback(_C.observe_collectives, None)
