@@ -67,6 +67,9 @@ unit: build ## The test suite and the quick examples
 	$(PYTHON) -m pytest test -n $(JOBS) --dist worksteal
 	$(PYTHON) examples/quickstart.py
 	$(PYTHON) examples/eight_gpus.py
+	$(PYTHON) examples/will_it_fit.py --gpus A100-40GB
+	$(PYTHON) examples/where_memory_goes.py
+	$(PYTHON) examples/one_rank_of_512.py --layers 4
 	$(PYTHON) examples/sharded_llama.py
 	$(PYTHON) examples/amp_training.py
 	$(PYTHON) examples/amp_dtypes.py

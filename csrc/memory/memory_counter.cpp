@@ -148,7 +148,7 @@ std::optional<Device> cudaDeviceOf(ArrayRef<IValue> values) {
 class Counter final : public MemoryCounter {
  public:
   bool counts(Device device) const noexcept override {
-    return isTracking() || (device.is_cuda() && !hasRealCuda());
+    return (device.is_cpu() || device.is_cuda()) && (isTracking() || (device.is_cuda() && !hasRealCuda()));
   }
 
   void* allocate(std::size_t nbytes, Device device, std::uint8_t label) override {

@@ -7,7 +7,9 @@
 #include <c10/core/Allocator.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/profiler/orchestration/observer.h>
 
+#include "../fake/storage/fake_storage.h"
 #include "../fake/storage/storage_memory.h"
 #include "../support/open_blocks.h"
 #include "device_memory.h"
@@ -16,9 +18,23 @@ namespace torchext {
 
 namespace {
 
-// The threads of one guard: those of the backward pass inherit it.
-class Reporter final : public c10::MemoryReportingInfoBase {
+namespace profiler = torch::profiler::impl;
+
+// The threads of one guard: those of the backward pass inherit it. PyTorch's allocator reports to what is in the place
+// of a profiler, and whoever finds something there takes it for one (`ProfilerStateBase::get()`): so it is one,
+// disabled.
+class Reporter final : public profiler::ProfilerStateBase {
  public:
+  Reporter() : ProfilerStateBase{profiler::ProfilerConfig{profiler::ProfilerState::Disabled}} {}
+  Reporter(const Reporter&) = delete;
+  Reporter& operator=(const Reporter&) = delete;
+  Reporter(Reporter&&) = delete;
+  Reporter& operator=(Reporter&&) = delete;
+
+  profiler::ActiveProfilerType profilerType() override {
+    return profiler::ActiveProfilerType::NONE;
+  }
+
   bool memoryProfilingEnabled() const override {
     return true;
   }
@@ -39,18 +55,34 @@ class Reporter final : public c10::MemoryReportingInfoBase {
       if (const auto node = torch::autograd::get_current_node()) {
         cause.sequence_nr = static_cast<std::int64_t>(node->sequence_nr());
       }
-      Allocation* allocation = DeviceMemory::of(device).allocate(static_cast<std::size_t>(bytes), cause);
       const std::lock_guard<std::mutex> lock(mutex_);
-      allocations_[address] = allocation;
+      if (!is_closed_) {
+        Allocation*& allocation = allocations_[address];
+        if (allocation != nullptr) {  // a thread of which nothing is reported has freed it
+          DeviceMemory::of(device).free(allocation);
+        }
+        allocation = DeviceMemory::of(device).allocate(static_cast<std::size_t>(bytes), cause);
+      }
     } else if (Allocation* allocation = take(address)) {
       DeviceMemory::of(device).free(allocation);
     }
   }
 
-  ~Reporter() override {
+  Allocation* find(const void* address) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto known = allocations_.find(address);
+    return known == allocations_.end() ? nullptr : known->second;
+  }
+
+  // Nothing is counted any more, not even what lives on. Other threads may keep the reporter for longer: those of
+  // process groups do, with the state of the thread that has called a collective.
+  void close() {
+    const std::lock_guard<std::mutex> lock(mutex_);
     for (const auto& [address, allocation] : allocations_) {
       DeviceMemory::of(allocation->device).free(allocation);
     }
+    allocations_.clear();
+    is_closed_ = true;
   }
 
  private:
@@ -66,18 +98,35 @@ class Reporter final : public c10::MemoryReportingInfoBase {
   }
 
   std::mutex mutex_;
-  std::unordered_map<void*, Allocation*> allocations_;
+  bool is_closed_ = false;
+  std::unordered_map<const void*, Allocation*> allocations_;
 };
 
 }  // namespace
 
 struct RealAllocationsGuard::State {
-  c10::DebugInfoGuard guard{c10::DebugInfoKind::PROFILER_STATE, std::make_shared<Reporter>()};
+  std::shared_ptr<c10::DebugInfoBase> reporter = std::make_shared<Reporter>();
+  c10::DebugInfoGuard guard{c10::DebugInfoKind::PROFILER_STATE, reporter};
 };
 
-RealAllocationsGuard::RealAllocationsGuard() : state_{std::make_unique<State>()} {}
+RealAllocationsGuard::RealAllocationsGuard() {
+  TORCH_CHECK(!profiler::profilerEnabled(),
+              "track_memory() counts real tensors by what PyTorch's allocator reports, but a profiler runs on this "
+              "thread, and gets the reports. Enter track_memory() before the profiler.");
+  state_ = std::make_unique<State>();
+}
 
-RealAllocationsGuard::~RealAllocationsGuard() = default;
+RealAllocationsGuard::~RealAllocationsGuard() {
+  dynamic_cast<Reporter&>(*state_->reporter).close();
+}
+
+Allocation* countedAllocationOf(const c10::Storage& storage) {
+  if (isFakeStorage(storage)) {
+    return static_cast<Allocation*>(allocationOf(storage));
+  }
+  auto* reporter = dynamic_cast<Reporter*>(c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE));
+  return reporter == nullptr ? nullptr : reporter->find(storage.data());
+}
 
 void enterRealAllocations() {
   OpenGuards<RealAllocationsGuard>::enter(kAnybody);

@@ -2,13 +2,20 @@
 
 #include <memory>
 
+#include <c10/core/Storage.h>
+
 #include <torchext/macros.h>
 
 namespace torchext {
 
+struct Allocation;
+
 // While at least one lives on a thread, what PyTorch's allocator of the CPU allocates and frees there is counted with
 // the fakes on the CPU, for comparisons. It is told by PyTorch itself, in the way in which it tells its profiler
-// (`reportMemoryUsageToProfiler()`); while the profiler of PyTorch records memory on the thread, that is told alone.
+// (`reportMemoryUsageToProfiler()`), so it cannot be done while PyTorch profiles on the thread, nor the other way
+// round.
+//
+// What another thread frees, such as those of gloo, is counted until its address is used again.
 class TORCHEXT_API RealAllocationsGuard {
  public:
   RealAllocationsGuard();
@@ -22,6 +29,9 @@ class TORCHEXT_API RealAllocationsGuard {
   struct State;
   std::unique_ptr<State> state_;
 };
+
+// Returns what is counted for the memory of a storage, fake or real, or null.
+TORCHEXT_API Allocation* countedAllocationOf(const c10::Storage& storage);
 
 // For languages without guards: NOTE [Guards and blocks].
 TORCHEXT_API void enterRealAllocations();

@@ -249,7 +249,7 @@ void markMemory(const std::vector<at::Tensor>& tensors, int category) {
     }
     countExistingStorage(tensor.storage());
     labelStorage(tensor.storage(), static_cast<std::uint8_t>(category));
-    if (auto* allocation = static_cast<Allocation*>(allocationOf(tensor.storage()))) {
+    if (Allocation* allocation = countedAllocationOf(tensor.storage())) {
       allocation->category = std::max(allocation->category, static_cast<MemoryCategory>(category));
       timeline->raise(allocation->number, allocation->category);
     }
@@ -258,8 +258,8 @@ void markMemory(const std::vector<at::Tensor>& tensors, int category) {
 
 // The number of the allocation in the timeline, or -1.
 std::int32_t memoryNumber(const at::Tensor& tensor) {
-  const void* allocation = tensor.has_storage() ? allocationOf(tensor.storage()) : nullptr;
-  return allocation == nullptr ? -1 : static_cast<const Allocation*>(allocation)->number.number;
+  const Allocation* allocation = tensor.has_storage() ? countedAllocationOf(tensor.storage()) : nullptr;
+  return allocation == nullptr ? -1 : allocation->number.number;
 }
 
 // The event, the time in ns, the bytes allocated and reserved, and the bytes by category.

@@ -9,6 +9,8 @@ import torch
 
 from torchext.fake import FakeGPU, fake_mode
 
+pytestmark = pytest.mark.usefixtures("empty_devices")
+
 GIB = 2**30
 
 

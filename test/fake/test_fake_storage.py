@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from torchext.deferred_init import deferred_init, is_deferred, materialize_tensor
-from torchext.fake import fake_like, is_fake
+from torchext.fake import fake_like, fake_mode, is_fake
 from torchext.tools.torch_release import TORCH_RELEASE
 
 
@@ -245,3 +245,15 @@ def test_losses_have_storages_as_large_as_real_ones(loss: Callable[..., torch.Te
         real = torch.zeros(sizes)
         expected = described(loss(real, real.clone(), reduction=reduction))
         assert described(loss(fake_like(real), fake_like(real), reduction=reduction)) == expected
+
+
+def test_views_that_must_not_have_been_written_to_are_printed() -> None:
+    with fake_mode():
+        x = torch.ones(4, requires_grad=True) * 1
+        first, _ = x.split(2)
+        with torch.no_grad():
+            first.mul_(2)
+        x.mul_(2)
+        with pytest.raises(RuntimeError, match="multiple views"):
+            first.grad_fn  # noqa: B018
+        assert repr(first) == "tensor(..., size=(2,), dtype=torch.float32, device='cpu', grad_fn=<Invalid>, fake=True)"

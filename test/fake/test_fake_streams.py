@@ -9,6 +9,8 @@ import torch
 
 from torchext.fake import fake_mode
 
+pytestmark = pytest.mark.usefixtures("empty_devices")
+
 MIB = 2**20
 
 

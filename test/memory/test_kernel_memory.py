@@ -18,6 +18,8 @@ from torch import Tensor
 from torchext import _C
 from torchext.fake import FakeGPU, fake_mode
 
+pytestmark = pytest.mark.usefixtures("empty_devices")
+
 # Written by test/oracle/record_kernels.py on PyTorch 2.15 (and the same on 2.14, of what is in both). The first part of
 # a line names the operator.
 TRACES = Path(__file__).with_name("kernel_traces.jsonl").read_text().splitlines()

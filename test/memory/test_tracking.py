@@ -12,11 +12,16 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.modules import module as modules
 from torch.utils.checkpoint import checkpoint
 
+from torchext.dry_run import world
 from torchext.fake import FakeGPU, fake_mode
 from torchext.memory import Category, Phase, TrackedMemory, fits, max_batch, track_memory
+
+pytestmark = pytest.mark.usefixtures("empty_devices")
 
 MIB = 2**20
 
@@ -311,3 +316,71 @@ def test_composites_with_kernels_for_cuda_allocate_their_results_only(
         births = [number for number, is_birth, *_ in memory._timeline.events(0, 100) if is_birth]
     made = [memory._timeline.record(number)[3] for number in births]
     assert [operator for operator in made if operator not in ("aten::ones", "existing")] == operators
+
+
+class TestRealTensors:
+    """What finds the tracker where PyTorch has its profiler."""
+
+    def test_functions_of_the_user_run(self) -> None:
+        class Double(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+                return 2 * x
+
+            @staticmethod
+            def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:
+                return 2 * gradient
+
+        with track_memory() as memory:
+            x = torch.ones(1000, requires_grad=True)
+            Double.apply(x).sum().backward()  # type: ignore[no-untyped-call]
+            assert x.grad is not None
+            assert memory.now("cpu").allocated == 8000
+
+    def test_profiler_may_run_where_all_is_fake(self) -> None:
+        with fake_mode(), track_memory() as memory:
+            kept = torch.ones(1000)
+            with torch.profiler.profile() as profile:
+                kept + 1
+            assert memory.now("cpu").allocated == 4000
+        assert "aten::add" in {event.key for event in profile.key_averages()}
+
+    def test_profiler_around_is_refused(self) -> None:
+        with (
+            torch.profiler.profile(),
+            pytest.raises(RuntimeError, match=r"Enter track_memory\(\) before the profiler"),
+            track_memory(),
+        ):
+            pass
+        with track_memory():
+            torch.ones(2)
+
+    def test_distributed_tensors_hold_what_their_parts_hold(self) -> None:
+        with world(2, 0, gpus=None), track_memory() as memory:
+            model = nn.Linear(64, 64)
+            fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+            model(torch.ones(2, 64)).sum().backward()
+            assert memory.now("cpu").by_category[Category.PARAMETER] == (64 * 64 + 64) * 4 // 2
+
+
+class TestDevices:
+    def test_that_is_meant_is_the_fullest_accelerator(self) -> None:
+        with fake_mode(fake_cuda=4), track_memory() as memory:
+            kept = [
+                torch.ones(nbytes, dtype=torch.uint8, device=device)
+                for nbytes, device in ((8 * MIB, "cpu"), (MIB, "cuda:1"), (2 * MIB, "cuda:3"), (MIB, "cuda:0"))
+            ]
+            assert memory.peak().device == "cuda:3"
+            assert memory.report().startswith("Peak memory of cuda:3: 2.00 MiB allocated")
+        del kept
+
+    def test_of_tensors_without_memory_is_none(self) -> None:
+        with fake_mode(), track_memory() as memory:
+            kept = torch.ones(1)  # other tests may have left more
+            before = memory.now("cpu").allocated
+            with torch.device("meta"):
+                model = nn.Linear(1000, 1000)
+            assert memory.now("cpu").allocated == before
+            model.to_empty(device="cpu")
+            assert memory.now("cpu").allocated == before + 1001 * 4000
+        del kept

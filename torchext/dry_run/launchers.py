@@ -17,6 +17,9 @@ __all__: list[str] = []
 class _Ended:
     """Stands for the processes: they have ended."""
 
+    def __init__(self) -> None:
+        self.processes: list[Any] = []
+
     def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
         return True
 

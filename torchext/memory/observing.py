@@ -150,6 +150,5 @@ def storages_of(tensor: torch.Tensor) -> list[torch.Tensor]:
     flatten = getattr(tensor, "__tensor_flatten__", None)
     if flatten is None:
         return [tensor]
-    parts = (getattr(tensor, name) for name in flatten()[0])
-    # A DTensor names its mesh as well.
+    parts = [getattr(tensor, name) for name in flatten()[0]]  # a DTensor names its mesh, too
     return [member for part in parts if isinstance(part, torch.Tensor) for member in storages_of(part)]

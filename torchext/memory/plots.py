@@ -61,6 +61,7 @@ def plot(path: Path, states: list[MemoryState], peak: MemoryState, allocations_a
 
 def _draw(path: Path, states: list[MemoryState]) -> None:
     try:
+        from matplotlib import rc_context  # type: ignore[import-not-found, unused-ignore]
         from matplotlib.figure import Figure  # type: ignore[import-not-found, unused-ignore]
     except ImportError as error:
         raise ImportError(
@@ -84,7 +85,9 @@ def _draw(path: Path, states: list[MemoryState]) -> None:
     axes.set_ylabel(f"GiB on {states[0].device}")
     axes.margins(x=0)
     axes.legend(loc="upper left", fontsize="small")
-    figure.savefig(path)
+    # The same picture has the same bytes.
+    with rc_context({"svg.hashsalt": "torchext", "svg.fonttype": "none"}):
+        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 def page_of(states: list[MemoryState], peak: MemoryState, allocations_at: AllocationsAt) -> str:

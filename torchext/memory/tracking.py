@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -16,7 +16,8 @@ from .states import Allocation, MemoryState, summed
 
 __all__ = ["TrackedMemory", "track_memory"]
 
-POINTS = 1200  # of the curve in a picture
+POINTS = 1200  # of the curve in a page
+POINTS_OF_PICTURES = 250
 
 
 class TrackedMemory:
@@ -123,9 +124,10 @@ class TrackedMemory:
             ImportError: There is no matplotlib.
         """
         peak = self.peak(device)
+        path = Path(path)
         plots.plot(
-            Path(path),
-            self.timeline(peak.device, POINTS),
+            path,
+            self.timeline(peak.device, POINTS if path.suffix == ".html" else POINTS_OF_PICTURES),
             peak,
             lambda event: self.allocations(peak.device, at=event),
         )
@@ -151,13 +153,18 @@ class TrackedMemory:
         if device is None:
             if not known:
                 raise ValueError("Nothing has been allocated while memory was tracked.")
-            return "cuda:0" if "cuda:0" in known else known[0]
+            return max(known, key=self._importance)
         name = str(device)
         if name == "cuda":
             name = "cuda:0"
         if name not in known:
             raise ValueError(f"Nothing has been allocated on {name!r}, only on {', '.join(known) or 'no device'}.")
         return name
+
+    def _importance(self, device: str) -> tuple[bool, int]:
+        """Which device is meant if none is named: the one with the highest peak, and the CPU only where it is alone."""
+        peak = self._timeline.peak(device, self._begin, self._last(), False)
+        return not device.startswith("cpu"), peak[2]
 
     def _last(self) -> int:
         return self._timeline.count_events() if self._end is None else self._end
@@ -196,9 +203,10 @@ class TrackedMemory:
 def track_memory(*, lines: bool = False) -> Iterator[TrackedMemory]:
     """Tracks the memory of tensors in the block: how much, when, what for, and who holds it.
 
-    Fake tensors are tracked on all devices, on fake CUDA devices as PyTorch's caching allocator would serve them, real
-    tensors on the CPU. What fakes on CUDA have allocated before the block is counted from its beginning; of other
-    tensors from before it, the parameters of modules that run in the block.
+    Fake tensors are tracked on the CPU and on CUDA devices, on fake ones as PyTorch's caching allocator would serve
+    them. A block that is entered outside of `fake_mode()` tracks real tensors on the CPU, too, for which PyTorch's
+    profiler must not run on the thread. What fakes on CUDA have allocated before the block is counted from its
+    beginning; of other tensors from before it, the parameters of modules that run in the block.
 
     Args:
         lines: Also keep the line of the program that made each tensor. Takes longer.
@@ -216,15 +224,21 @@ def track_memory(*, lines: bool = False) -> Iterator[TrackedMemory]:
     observer = Observer(lines)
     memory = TrackedMemory(timeline, observer)
     try:
-        _C.enter_real_allocations()
-        try:
+        with nullcontext() if _C.are_factories_fake() else _real_allocations():
             observer.begin()
             try:
                 yield memory
             finally:
                 observer.end()
                 memory._end = timeline.count_events()
-        finally:
-            _C.leave_real_allocations()
     finally:
         _C.close_memory_tracker()
+
+
+@contextmanager
+def _real_allocations() -> Iterator[None]:
+    _C.enter_real_allocations()
+    try:
+        yield
+    finally:
+        _C.leave_real_allocations()

@@ -56,13 +56,17 @@ def _patch_repr() -> None:
 
 
 def _repr_of_fake(fake: torch.Tensor) -> str:
+    try:
+        grad_fn = None if fake.grad_fn is None else type(fake.grad_fn).__name__
+    except RuntimeError:  # a view that must not have been written to, as `torch._tensor_str` has it
+        grad_fn = "Invalid"
     parts = [
         f"size={tuple(fake.shape)}",
         f"dtype={fake.dtype}",
         f"device='{fake.device}'",
         *([] if fake.layout is torch.strided else [f"layout={fake.layout}", f"nnz={fake._nnz()}"]),
-        *(["requires_grad=True"] if fake.requires_grad and fake.is_leaf else []),
-        *([f"grad_fn=<{type(fake.grad_fn).__name__}>"] if fake.grad_fn is not None else []),
+        *(["requires_grad=True"] if fake.requires_grad and grad_fn is None else []),
+        *([f"grad_fn=<{grad_fn}>"] if grad_fn is not None else []),
     ]
     return f"tensor(..., {', '.join(parts)}, fake=True)"
 
