@@ -62,6 +62,7 @@ PYTORCHS = {
     "reducer.cpp",
     "reducer.hpp",
     "Distributions.cpp",
+    "comm.cpp",
     "Dropout.cpp",
     "Exception.cpp",
     "LinearAlgebra.cpp",

@@ -11,6 +11,7 @@ from textwrap import dedent
 from typing import NamedTuple
 
 import pytest
+import torch
 
 from torchext.dry_run.command import main
 
@@ -119,7 +120,14 @@ def test_errors_of_the_program_are_shown(command: Command) -> None:
 
 @pytest.mark.parametrize(("argument", "code"), [("0", 0), ("5", 5), ("-1", -1), ("'no data'", 1), ("", 0)])
 def test_exit_code_of_the_program_is_passed_on(command: Command, argument: str, code: int) -> None:
-    assert command(f"import sys; sys.exit({argument})").code == code
+    ended = command(f"import sys; sys.exit({argument})")
+    assert ended.code == code
+    assert (f"the program has ended with code {code}" if code else "fits, 0 of 2 steps") in ended.out
+
+
+def test_values_that_a_package_reads_are_of_the_line_that_calls_it(command: Command) -> None:
+    ended = command("import numpy, torch\nlist(numpy.arange(9)[i] for i in torch.randint(9, (3,), device='cuda'))")
+    assert re.search(r"3 +0 +\S*train.py:2 in <genexpr>", ended.out)
 
 
 READS = TRAIN + "        print('loss', loss.item())\n        print('sound', bool(torch.isfinite(loss)))\n"
@@ -181,7 +189,7 @@ def test_scripts_run_as_by_python(command: Command, tmp_path: Path) -> None:
 def test_compilers_are_ignored_and_the_report_says_so(command: Command) -> None:
     ended = command(TRAIN.replace("optimizer =", "model = torch.compile(model)\n    optimizer ="))
     assert ended.code == 0, ended.err
-    assert re.search(r"^torch.compile\(\) at \S*train.py:5 was ignored", ended.out, re.MULTILINE)
+    assert re.search(r"^torch.compile\(\) was ignored: .* not compiled \(\S*train.py:5\)\.$", ended.out, re.MULTILINE)
     assert "OptimizedModule._orig_mod.0.weight" in ended.out
 
 
@@ -316,3 +324,33 @@ def test_exit_code_is_that_of_the_process(tmp_path: Path) -> None:
         [sys.executable, "-m", "torchext.dry_run", "--", str(tmp_path / "train.py")], check=False, capture_output=True
     )
     assert ended.returncode == 3, ended.stderr
+
+
+SAVE = """
+    import torch
+    model = torch.nn.Linear(4, 4, device="cuda")
+    torch.save({"epoch": 7, "model": model.state_dict()}, "checkpoint.pt")
+    torch.save({"epoch": 7, "names": ["weight"]}, "progress.pt")
+"""
+
+
+def test_checkpoints_are_not_overwritten(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "checkpoint.pt").write_text("of the real run")
+    ended = command(SAVE)
+    assert ended.code == 0, ended.err
+    assert re.search(r"1 +not written +\S*train.py:4 in <module>", ended.out)
+    assert (tmp_path / "checkpoint.pt").read_text() == "of the real run"
+    assert torch.load(tmp_path / "progress.pt") == {"epoch": 7, "names": ["weight"]}
+    assert command(SAVE, "--values", "raise").code == 1
+
+
+def test_checkpoints_of_safetensors_are_not_overwritten(command: Command, tmp_path: Path) -> None:
+    pytest.importorskip("safetensors")
+    (tmp_path / "model.safetensors").write_text("of the real run")
+    ended = command(
+        "import torch\nfrom safetensors.torch import save_file\n"
+        "save_file({'weight': torch.ones(2, device='cuda')}, 'model.safetensors')"
+    )
+    assert ended.code == 0, ended.err
+    assert re.search(r"1 +not written +\S*train.py:3 in <module>", ended.out)
+    assert (tmp_path / "model.safetensors").read_text() == "of the real run"

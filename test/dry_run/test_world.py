@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from datetime import timedelta
 
 import pytest
 import torch
@@ -100,6 +101,40 @@ def test_backend_refuses_the_devices_that_it_does_not_serve(job: World) -> None:
     dist.init_process_group("nccl")
     with pytest.raises(RuntimeError, match="No backend type associated with device type cpu"):
         dist.all_reduce(torch.ones(2))
+
+
+@pytest.mark.parametrize("device_ids", [None, [7]])
+def test_barrier_meets_nobody_on_the_device_of_its_backend(job: World, device_ids: list[int] | None) -> None:
+    dist.init_process_group("nccl")
+    dist.barrier(device_ids=device_ids)
+    assert [(record.operator, record.device) for record in job.collectives[-1:]] == [("barrier", "cuda:7")]
+
+
+def test_place_of_a_collective_may_be_a_module_without_truth_value(job: World) -> None:
+    class Odd(nn.Module):
+        """As `OptimizedModule` of a module without a length."""
+
+        def __len__(self) -> int:
+            raise TypeError("does not support len()")
+
+        def forward(self) -> None:
+            dist.all_reduce(on_gpu(2))
+
+    Odd()()
+    assert job.collectives[-1].issued_in.module == "Odd"
+
+
+def test_names_of_nccl_are_there_in_the_block_only() -> None:
+    before = hasattr(dist, "ProcessGroupNCCL")
+    with world(8):
+        options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+        dist.init_process_group("nccl", pg_options=options)
+        group = dist.new_group([0, 1], pg_options=options, backend="nccl")
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=30), group)
+        with pytest.raises(ValueError, match="Invalid process group specified"):
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=30), dist.new_group([1, 2]))
+        dist.distributed_c10d._abort_process_group()
+    assert hasattr(dist, "ProcessGroupNCCL") == before
 
 
 def test_second_default_group_of_the_program_is_refused(job: World) -> None:

@@ -453,3 +453,36 @@ def test_module_of_the_accelerator_is_what_the_thread_sees() -> None:
     with fake_mode(fake_cuda=2):
         assert torch.get_device_module() is torch.cuda
     assert torch.get_device_module() is outside
+
+
+def test_data_parallel_scatters_to_one_device() -> None:
+    with fake_mode(fake_cuda=2):
+        module = nn.DataParallel(nn.Linear(4, 3).cuda(), device_ids=[0])
+        output = module(torch.randn(6, 4))
+        assert (output.shape, output.device) == ((6, 3), torch.device("cuda", 0))
+
+
+@pytest.mark.parametrize(("sizes", "found"), [(None, [3, 2]), ([1, 4], [1, 4])])
+def test_scatter_divides_among_devices(sizes: list[int] | None, found: list[int]) -> None:
+    with fake_mode(fake_cuda=2):
+        parts = torch.nn.parallel.comm.scatter(torch.ones(5, 2), [1, 0], sizes)
+        assert [len(part) for part in parts] == found
+        assert [part.device.index for part in parts] == [1, 0]
+        out = [torch.empty(2, 2, device="cuda:0"), torch.empty(3, 2, device="cuda:1")]
+        assert torch.nn.parallel.comm.scatter(torch.ones(5, 2), out=out)[1] is out[1]
+        with pytest.raises(RuntimeError, match=r"len\(devices\) = 2 and len\(chunk_sizes\) = 1"):
+            torch.nn.parallel.comm.scatter(torch.ones(5, 2), [0, 1], [5])
+
+
+def test_addresses_are_compared_in_comprehensions_too() -> None:
+    """As `Accelerator._get_named_parameters()` does, which has one."""
+    functions: dict[str, Any] = {"__name__": "accelerate.accelerator"}
+    exec("def _get_named_parameters(module): return {n: p.data_ptr() for n, p in module.named_parameters()}", functions)
+    with fake_mode(fake_cuda=True):
+        module = nn.Linear(2, 2, device="cuda")
+        addresses = functions["_get_named_parameters"](module)
+        assert len(set(addresses.values())) == 2
+        module.weight.data = module.weight.data.view(-1)
+        assert functions["_get_named_parameters"](module) == addresses
+        with pytest.raises(RuntimeError, match="This tensor is fake"):
+            {name: p.data_ptr() for name, p in module.named_parameters()}

@@ -29,8 +29,10 @@ def _ignored(original: Callable[..., Any]) -> Callable[..., Any]:
         if job is not None and job.gpus is not None and not is_known and not kwargs.get("disable"):
             _ignore_compilers(job)
             frame = users_frame()
-            place = "" if frame is None else f" at {frame.f_code.co_filename}:{frame.f_lineno}"
-            job.remark(f"torch.compile(){place} was ignored: this is the memory of the program that is not compiled.")
+            job.remark(
+                "torch.compile() was ignored: this is the memory of the program that is not compiled",
+                "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}",
+            )
         return original(*args, **kwargs)
 
     return compile

@@ -23,7 +23,6 @@ class Job:
         recorder: Is told of collectives.
         has_own_group: Whether the default process group is one that the program has not asked for.
         ignores_compilers: Whether the program has called `torch.compile()`, without effect.
-        remarks: What was done otherwise than the program says, for the reader of the report.
         when_left: What to undo when the block is left.
     """
 
@@ -36,13 +35,17 @@ class Job:
         self.recorder = recorder
         self.has_own_group = False
         self.ignores_compilers = False
-        self.remarks: list[str] = []
+        self._remarks: dict[str, dict[str, None]] = {}
         self.when_left = ExitStack()
 
-    def remark(self, text: str) -> None:
-        """Tells the reader of the report, once."""
-        if text not in self.remarks:
-            self.remarks.append(text)
+    def remark(self, text: str, place: str) -> None:
+        """Tells the reader of the report, once for all places of the program."""
+        self._remarks.setdefault(text, {})[place] = None
+
+    @property
+    def remarks(self) -> list[str]:
+        """What was done otherwise than the program says, and where, for the reader of the report."""
+        return [f"{text} ({', '.join(filter(None, places))})." for text, places in self._remarks.items()]
 
     @property
     def local_rank(self) -> int:

@@ -36,6 +36,8 @@ def verdict(report: RankReport) -> str:
         return "the program has failed"
     if report.out_of_memory:
         return "does not fit"
+    if report.exit_code:
+        return f"the program has ended with code {report.exit_code}"
     return "fits"
 
 
@@ -87,7 +89,7 @@ def _summary(report: RankReport, size: int) -> list[str]:
     lines = [f"rank {report.rank} of {size}: {verdict(report)}, {steps} in {report.seconds:.1f} s"]
     if report.flops:
         lines.append(f"{operations(report.flops)} in a step")
-    if not report.steps and not report.error and not report.out_of_memory:
+    if not report.steps and verdict(report) == "fits":
         lines.append("The program has ended before any optimizer has made a step.")
     if report.out_of_memory:
         lines.append(report.out_of_memory)

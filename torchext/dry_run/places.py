@@ -46,7 +46,7 @@ def place_here(names: ModuleNames) -> Place:
             break
         owner = frame.f_locals.get("self") if frame.f_code.co_argcount else None
         if isinstance(owner, nn.Module):
-            innermost, outermost = innermost or owner, owner
+            innermost, outermost = owner if innermost is None else innermost, owner
         elif isinstance(owner, torch.optim.Optimizer):
             is_stepping = True
         elif not label and owner is not None:

@@ -21,14 +21,10 @@ from torch.distributed.distributed_c10d import Backend, BackendConfig, GroupMemb
 from ..tools.dispatch_keys import without_our_keys
 from .current import current, while_world_is_open
 from .late_imports import teach_what_is_imported
+from .nccl import NCCL_TIMEOUT, NCCL_VERSION
 from .objects import OBJECT_COLLECTIVES
 
 __all__ = ["asked_backend", "initialize"]
-
-# `ncclGetVersion()` of the NCCL that PyTorch's wheels of these releases bring. Programs ask whether it knows bfloat16.
-NCCL_VERSION = (2, 27, 5)
-
-NCCL_TIMEOUT = timedelta(minutes=10)  # `kProcessGroupNCCLDefaultTimeout`
 
 
 def initialize(backend: str) -> None:
@@ -50,6 +46,7 @@ def _install() -> None:
     patch(distributed_c10d, "init_process_group", _replacing_the_first, "refuses a second default group")
     patch(distributed_c10d, "rendezvous", _meeting_nobody, waits)
     patch(distributed_c10d, "_get_default_timeout", _of_any_backend, "warns that this PyTorch has no NCCL")
+    patch(distributed_c10d, "_set_pg_timeout", _having_no_timeout, "sets the timeouts of backends that communicate")
     patch(distributed_c10d, "_store_based_barrier", _doing_nothing, waits)
     patch(distributed_c10d, "monitored_barrier", _monitoring_nobody, waits)
     patch(distributed_c10d, "split_group", _making_new_groups, "splits communicators of NCCL")
@@ -77,6 +74,16 @@ def _of_any_backend(original: Callable[..., timedelta]) -> Callable[..., timedel
         return NCCL_TIMEOUT if backend == Backend.NCCL else original(backend)
 
     return _get_default_timeout
+
+
+def _having_no_timeout(original: Callable[..., None]) -> Callable[..., None]:
+    def _set_pg_timeout(timeout: timedelta, group: dist.ProcessGroup | None = None) -> None:
+        if current() is None:
+            original(timeout, group)
+        elif distributed_c10d._rank_not_in_group(group):
+            raise ValueError("Invalid process group specified")
+
+    return _set_pg_timeout
 
 
 def _with_fake_gpus(answer: object) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

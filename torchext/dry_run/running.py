@@ -208,7 +208,7 @@ def run_rank(
                 _describe_end(report, error)
         report.steps = counter.made
         report.values = job.values
-        report.remarks = list(job.remarks)
+        report.remarks = job.remarks
         if not report.peaks:
             _describe(report, job, memory)
     report.seconds = time.perf_counter() - start

@@ -8,7 +8,9 @@ place that reads one is counted, so that what the run took for granted can be lo
 from __future__ import annotations
 
 import linecache
+import os
 import sys
+import sysconfig
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,7 +27,7 @@ from ..tools.dispatch_keys import without_our_keys
 from ..tools.leases import Lease
 from ..tools.source_lines import users_frame
 
-__all__ = ["AssumedValue", "AssumedValues", "assuming_values"]
+__all__ = ["AssumedValue", "AssumedValues", "assuming_values", "note_reading", "while_values_are_assumed"]
 
 POLICIES = ("zero", "raise")
 
@@ -34,6 +36,9 @@ OF_MODES = {
     str(Path(torch.__file__).parent / name)
     for name in ("_compile.py", "_ops.py", "_dynamo/eval_frame.py", "utils/_stats.py", "utils/flop_counter.py")
 }
+
+# Where Python has the packages that are installed, and its own.
+INSTALLED = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("purelib", "platlib", "stdlib"))
 
 # What a line says that asks whether values are as they should be. `isfinite` of `torch` and `math`, and of libraries.
 SOUND = ("isfinite", "is_finite", "all_finite", "allclose")
@@ -44,7 +49,7 @@ class AssumedValue:
     """A place that has read values that do not exist.
 
     Attributes:
-        line: The line of the program, `file:line in function`.
+        line: The line of the program, not of a package, `file:line in function`.
         reader: The innermost function of Python that asked, which may be PyTorch's.
         operator: The operator that reads.
         answer: What it was told.
@@ -81,8 +86,16 @@ class AssumedValues:
 
     def note(self, operator: str, answer: str, frame: FrameType) -> None:
         """Counts one reading."""
-        user = users_frame()
+        user = _programs_frame()
         self._counts["" if user is None else _place(user), _place(frame), operator, answer] += 1
+
+
+def _programs_frame() -> FrameType | None:
+    """The innermost frame that is of no installed package, where there is one; the reader may be of a package."""
+    innermost = frame = users_frame()
+    while frame is not None and frame.f_code.co_filename.startswith(INSTALLED):
+        frame = frame.f_back
+    return frame if frame is not None and not frame.f_code.co_filename.startswith("<") else innermost
 
 
 def _reader(frame: FrameType) -> FrameType:
@@ -102,6 +115,13 @@ def _place(frame: FrameType) -> str:
 
 
 _assumed: list[AssumedValues] = []
+
+
+def note_reading(operator: str, answer: str, frame: FrameType) -> None:
+    """Counts a reading for whoever assumes values now."""
+    if _assumed:
+        _assumed[-1].note(operator, answer, _reader(frame))
+
 
 while_values_are_assumed = Lease("a dry run answers for values that do not exist")
 

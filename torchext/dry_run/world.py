@@ -20,7 +20,9 @@ from .current import Job, enter, leave, while_world_is_open
 from .environment import torchrun_environment
 from .late_imports import teach_what_is_imported
 from .meshes import meshes_of_its_own
+from .nccl import names_of_nccl
 from .recorder import Recorder
+from .saving import not_writing_fakes
 from .store import LonelyStore
 from .values import AssumedValue, AssumedValues, assuming_values
 
@@ -109,10 +111,13 @@ class World(Job, ContextDecorator):
             if self.gpus is not None and torch.version.cuda is None:
                 torch.version.cuda = CUDA_VERSION
                 block.callback(setattr, torch.version, "cuda", None)
+            if self.gpus is not None:
+                block.enter_context(names_of_nccl())
             if self.gpus is not None and self._set_device:
                 torch.cuda.set_device(self.local_rank)
             block.enter_context(meshes_of_its_own())
             self._assumed = block.enter_context(assuming_values(self._policy))
+            block.enter_context(not_writing_fakes())
             block.callback(_destroy_groups)
             _C.observe_collectives(self.recorder.observe)
             block.callback(_C.observe_collectives, None)

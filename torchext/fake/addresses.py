@@ -27,6 +27,8 @@ COMPARING: dict[str, frozenset[str]] = {
     "transformers.modeling_utils": frozenset({"_end_ptr", "_find_disjoint", "_find_identical"}),
     "transformers.pytorch_utils": frozenset({"id_tensor_storage"}),
     "accelerate.utils.modeling": frozenset({"id_tensor_storage", "set_module_tensor_to_device"}),
+    # Which parameters of an optimizer are which of the model, before and after it is sharded?
+    "accelerate.accelerator": frozenset({"_get_named_parameters", "_get_tensor_address", "_prepare_fsdp2"}),
     # Which weights are tied to one that is on the disk?
     "accelerate.big_modeling": frozenset({"dispatch_model"}),
     "accelerate.hooks": frozenset({"init_hook"}),
@@ -34,6 +36,9 @@ COMPARING: dict[str, frozenset[str]] = {
 
 # `TypedStorage` asks the storage that it wraps.
 PASSING_ON = "torch.storage"
+
+# Which Python before 3.12 runs in frames of their own.
+COMPREHENSIONS = ("<dictcomp>", "<genexpr>", "<listcomp>", "<setcomp>")
 
 
 def address_to_compare(storage: torch.UntypedStorage, offset: int = 0) -> int | None:
@@ -46,7 +51,9 @@ def address_to_compare(storage: torch.UntypedStorage, offset: int = 0) -> int | 
         offset: In bytes.
     """
     frame = sys._getframe(2)
-    while frame.f_globals.get("__name__") == PASSING_ON and frame.f_back is not None:
+    while frame.f_globals.get("__name__") == PASSING_ON or frame.f_code.co_name in COMPREHENSIONS:
+        if frame.f_back is None:
+            break
         frame = frame.f_back
     if frame.f_code.co_name not in COMPARING.get(frame.f_globals.get("__name__", ""), ()):
         return None

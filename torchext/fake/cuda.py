@@ -20,6 +20,7 @@ from .. import _C
 from ..tools.leases import Lease, while_fakes_live
 from ..tools.once import once
 from .cuda_libraries import patch_libraries
+from .cuda_parallel import patch_comm
 from .cuda_streams import FakeEvent, FakeStream, current_stream, default_stream, set_stream, set_stream_by_id
 from .gpus import FakeGPU
 
@@ -307,6 +308,7 @@ def _replaced_functions() -> None:
             torch.accelerator.memory, name, partial(_answering, answer=answer), reason, is_traced=True
         )
     patch_libraries(_while_devices_exist, _answering)
+    patch_comm(_while_devices_exist, _answering)
     # PyTorch's own kernels stand for those of cuDNN.
     make = partial(_answering, answer=lambda tensor: False)
     _while_devices_exist.patch(torch.backends.cudnn, "is_acceptable", make, reason, is_traced=True)

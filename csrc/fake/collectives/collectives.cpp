@@ -111,6 +111,12 @@ std::optional<std::string> whyRefused(const OperatorHandle& op, ArrayRef<IValue>
   return !backend || *backend == "fake" ? std::nullopt : std::optional{backendMessage(op, *fake, *backend)};
 }
 
+// Nobody is there to wait for, and the group may have a backend for the devices of fakes only.
+bool isOnFakeBackend(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  const auto fake = findFake(arguments);
+  return fake && communicationBackend(op, arguments, fake->device()) == "fake";
+}
+
 // The schemas of c10d declare no writes. As everywhere in PyTorch, an underscore at the end of the name means that the
 // first argument is written.
 void forgetWritten(const OperatorHandle& op, const Stack& arguments) {
@@ -140,7 +146,7 @@ CollectiveOutcome decideCollective(const OperatorHandle& op, ArrayRef<IValue> ar
     case Communication::kWaits:
       return CollectiveOutcome::kRunsKernel;
     case Communication::kSynchronizes:
-      return CollectiveOutcome::kRunsReal;
+      return isOnFakeBackend(op, arguments) ? CollectiveOutcome::kRunsKernel : CollectiveOutcome::kRunsReal;
     default:
       break;
   }

@@ -14,7 +14,7 @@
 //     afterwards: NOTE [Constants keep their values];
 //   * fakes on any other backend, and fakes together with real tensors, are refused;
 //   * a barrier has a tensor only to find its backend (`ProcessGroup::barrier()`). In a block that tensor is fake, but
-//     the barrier must still happen;
+//     the barrier must still happen; on the backend "fake" it does with the fake;
 //   * waiting for a tensor that no collective has made does nothing and returns it, as `c10d::wait_tensor()` does.
 
 #include <cstdint>
