@@ -92,6 +92,13 @@ void recordStream(Tensor& self, c10::Stream stream) {  // NOLINT(google-runtime-
   }
 }
 
+// Tells which kernel attention would choose. The kernels below ask by the device of the tensors that they are given,
+// and read no memory; so they are given the fakes. The tensors on Meta that fakes become have no device to ask for.
+void choosesAttention(const OperatorHandle& op, DispatchKeySet /*keys*/, Stack* stack) {
+  const Tensor& query = torch::jit::peek(*stack, 0, op.schema().arguments().size()).toTensor();
+  op.redispatchBoxed(DispatchKeySet{query.is_cpu() ? DispatchKey::CPU : DispatchKey::Meta}, stack);
+}
+
 // Makes what a composite operator allocates fake, even outside of fake_mode().
 void allocates(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   const FakeFactoriesGuard guard;
@@ -121,6 +128,7 @@ void translated(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
 void registerComposites(torch::Library& library) {
   library.impl("max_pool1d", &maxPool1d);
   library.impl("record_stream", &recordStream);
+  library.impl("_fused_sdp_choice", torch::CppFunction::makeFromBoxedFunction<&choosesAttention>());
   library.impl("ctc_loss.Tensor", torch::CppFunction::makeFromBoxedFunction<&translated<&readsLengths>>());
   library.impl("tensor_split.tensor_indices_or_sections",
                torch::CppFunction::makeFromBoxedFunction<&translated<&readsIndices>>());

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from torchext.fake import FakeGPU, fake_mode
+from torchext.fake import FakeGPU, fake_like, fake_mode
 from torchext.tools.torch_release import TORCH_RELEASE
 
 CUDNN, FLASH, EFFICIENT = "Cudnn", "Flash", "Efficient"
@@ -93,6 +94,25 @@ def test_is_chosen_by_device_and_dtype(gpu: str | FakeGPU, dtype: torch.dtype, e
 )
 def test_is_chosen_by_arguments(arguments: dict[str, object], expected: str | None) -> None:
     assert backend("A100-80GB", HALF, **arguments) == expected  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("gpu", ["H100-80GB", "A100-80GB"])
+@pytest.mark.parametrize("dtype", [HALF, SINGLE, DOUBLE], ids=str)
+def test_is_told_to_those_who_ask(gpu: str, dtype: torch.dtype) -> None:
+    numbers = {MATH: 0, FLASH: 1, EFFICIENT: 2, CUDNN: 3}
+    with fake_mode(fake_cuda=FakeGPU(gpu)):
+        query = torch.empty(2, 8, 128, 64, device="cuda", dtype=dtype)
+        found = torch._fused_sdp_choice(query, query, query)
+    assert found == numbers[backend(gpu, dtype)]
+
+
+@pytest.mark.parametrize("arguments", [{}, {"is_causal": True}, {"dropout_p": 0.5}], ids=str)
+def test_is_told_on_the_cpu_as_for_real_tensors(arguments: dict[str, Any]) -> None:
+    query = torch.ones(2, 8, 128, 64)
+    fake = fake_like(query)
+    assert torch._fused_sdp_choice(fake, fake, fake, **arguments) == torch._fused_sdp_choice(
+        query, query, query, **arguments
+    )
 
 
 def test_cannot_train_large_heads_with_flash_on_small_devices() -> None:
