@@ -41,7 +41,7 @@ LOOPS := $(wildcard benchmarks/*.cpp)
 # What has been done is remembered here, by the version of Python and torch that it was done for.
 STATE := build/state/$(shell $(SYSTEM_PYTHON) -c 'import torch, sys; print(torch.__version__, *sys.version_info[:2], sep="-")' 2>/dev/null || echo venv)
 
-export PYTHONPATH := $(CURDIR):$(PYTHONPATH)
+export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 # Warnings stop those who change torchext, and nobody who installs it.
 export TORCHEXT_WERROR := 1
 

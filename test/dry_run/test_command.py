@@ -15,6 +15,8 @@ import torch
 
 from torchext.dry_run.command import main
 
+ROOT = Path(__file__).parents[2]
+
 # A thousand steps: the dry run is to end them.
 TRAIN = """
     import torch, sys
@@ -169,8 +171,9 @@ def test_modules_run_as_by_python(command: Command, tmp_path: Path) -> None:
     assert "part of the package __main__ ['--steps', '7'] True" in ended.out
 
 
-def test_scripts_run_as_by_python(command: Command, tmp_path: Path) -> None:
+def test_scripts_run_as_by_python(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder of the script is searched for modules, and the current one is not."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # an empty entry there would mean the current folder
     scripts = tmp_path / "scripts"
     scripts.mkdir()
     (scripts / "beside.py").write_text("name = 'beside the script'")

@@ -550,7 +550,8 @@ class TestNames:
     def test_stub_lists_what_the_module_has(self) -> None:
         tree = ast.parse((ROOT / "torchext" / "_C.pyi").read_text())
         functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-        variables = {n.target.id for n in tree.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)}
+        annotated = [n for n in tree.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)]
+        variables = {ast.unparse(n.target) for n in annotated if ast.unparse(n.annotation) != "TypeAlias"}
         classes = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
         assert functions.keys() | variables | classes == {name for name in dir(_C) if not name.startswith("__")}
 
