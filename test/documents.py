@@ -63,6 +63,7 @@ PYTORCHS = {
     "reducer.hpp",
     "Distributions.cpp",
     "comm.cpp",
+    "python_variable.cpp",
     "Dropout.cpp",
     "Exception.cpp",
     "LinearAlgebra.cpp",

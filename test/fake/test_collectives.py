@@ -44,13 +44,6 @@ def world(request: pytest.FixtureRequest) -> Iterator[int]:
 of_fake_backend = pytest.mark.parametrize("world", ["fake"], indirect=True)
 # Of what PyTorch's backend "fake" does, which the tests of it are compared with.
 IS_COMPLETE = TORCH_RELEASE >= (2, 13)
-# Python's key is below ours there, and DTensor's dispatch in C++ leaves all keys out that are above Python's.
-fails_before_2_13 = pytest.mark.xfail(
-    TORCH_RELEASE < (2, 13),
-    reason="operators on DTensors pass the Fake key by",
-    raises=(RuntimeError, AssertionError),
-    strict=True,
-)
 of_gloo = pytest.mark.parametrize("world", ["gloo"], indirect=True)
 
 
@@ -349,7 +342,7 @@ def test_distributed_tensor_stays_deferred_where_all_have_recorded_the_same(worl
         lambda t: t.full_tensor(),
         lambda t: t.redistribute(placements=[Replicate()]),
         lambda t: t.redistribute(placements=[Shard(1)]),
-        pytest.param(lambda t: t.sum().full_tensor(), marks=fails_before_2_13),
+        lambda t: t.sum().full_tensor(),
     ],
     ids=["full_tensor", "replicate", "shard", "sum"],
 )
@@ -463,7 +456,6 @@ def test_default_mesh_of_fully_shard_is_on_the_fake_devices(world: int) -> None:
         assert weight.to_local().device.type == "cuda"
 
 
-@fails_before_2_13
 @of_fake_backend
 def test_fully_sharded_module_of_fakes_trains(world: int) -> None:
     with fake_mode():

@@ -338,6 +338,8 @@ REFUSED_ON_CUDA = {
 @pytest.mark.skipif(torch.cuda.is_available(), reason="real CUDA devices are not faked")
 @pytest.mark.parametrize("name", REFUSED_ON_CUDA)
 def test_fakes_on_cuda_refuse_what_kernels_for_cuda_refuse(name: str) -> None:
+    if name == "int32 targets" and TORCH_RELEASE < (2, 13):
+        pytest.skip("says it in other words before 2.13")
     with fake_mode(fake_cuda=1), torch.device("cuda"):
         assert error_of(PROGRAMS[name]) == REFUSED_ON_CUDA[name]
 

@@ -337,6 +337,7 @@ class TestRealTensors:
             assert x.grad is not None
             assert memory.now("cpu").allocated == 8000
 
+    @pytest.mark.filterwarnings("ignore:.*Profiler clears events:UserWarning")
     def test_profiler_may_run_where_all_is_fake(self) -> None:
         with fake_mode(), track_memory() as memory:
             kept = torch.ones(1000)

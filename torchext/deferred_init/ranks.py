@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .. import _C
+from ..fake.patches.distributed_tensors import teach_sharding
 from ..tools.dispatch_keys import without_our_keys
 from ..tools.held_tensors import Held
 from ..tools.leases import while_fakes_live
@@ -194,6 +195,7 @@ def teach_distributed_tensors() -> None:
     They take long to be imported, and may be at any time, so this is called for each block and each mesh. Where it is
     not called in time, deferred tensors are made real and sent.
     """
+    teach_sharding()
     module: Any = sys.modules.get("torch.distributed.tensor._collective_utils")
     if not hasattr(module, "mesh_broadcast") or id(module) in _taught:
         return

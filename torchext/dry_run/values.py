@@ -35,7 +35,7 @@ POLICIES = ("zero", "raise")
 OF_MODES = {
     str(Path(torch.__file__).parent / name)
     for name in ("_compile.py", "_ops.py", "_dynamo/eval_frame.py", "utils/_stats.py", "utils/flop_counter.py")
-}
+} | {str(Path(__file__).parents[1] / "fake" / "patches" / "tensors.py")}  # calls operators for them before 2.13
 
 # Where Python has the packages that are installed, and its own.
 INSTALLED = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("purelib", "platlib", "stdlib"))

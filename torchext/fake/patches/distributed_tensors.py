@@ -1,0 +1,68 @@
+"""Operators on distributed tensors of fakes, before PyTorch 2.13.
+
+The `Fake` key was above `Python` then, and `dispatchDTensorOp()` in `python_variable.cpp` calls the operator on the
+local tensors with all keys left out that are above `Python`. Where arguments have to be redistributed first, it leaves
+this to Python, where the call of the operator can be helped: `_patch_calls_of_handlers()` in `tensors.py`. So it is
+told that they have to be, from what they are to what they are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ... import _C
+from ...tools.leases import while_fakes_live
+from ...tools.torch_release import TORCH_RELEASE
+
+__all__ = ["teach_sharding"]
+
+_taught: set[int] = set()
+
+
+def teach_sharding() -> None:
+    """Patches the propagation of shardings, if it has been imported. It takes long to be, and may be at any time."""
+    module: Any = sys.modules.get("torch.distributed.tensor._dispatch")
+    if TORCH_RELEASE >= (2, 13) or not hasattr(module, "OpDispatcher") or id(module) in _taught:
+        return
+    _taught.add(id(module))
+    while_fakes_live.patch(
+        module.OpDispatcher,
+        "_propagate_op_sharding_dispatch_slow_path",
+        _leaving_calls_to_python,
+        "calls operators on local tensors below the Fake key",
+        releases="2.11 and 2.12",
+    )
+    while_fakes_live.patch(
+        module.OpDispatcher,
+        "redistribute_local_args",
+        _from_handler,
+        "computes on local tensors below the Fake key",
+        releases="2.11 and 2.12",
+    )
+
+
+def _leaving_calls_to_python(original: Callable[..., Any]) -> Callable[..., Any]:
+    # What has been remembered of real tensors would be found without asking.
+    torch._C._clear_DTensor_sharding_propagator_cache()
+
+    def _propagate_op_sharding_dispatch_slow_path(
+        self: Any, op_call: Any, args: Any, kwargs: Any, op_info: Any, try_cache: bool
+    ) -> Any:
+        sharding = original(self, op_call, args, kwargs, op_info, try_cache)
+        if not dataclasses.is_dataclass(sharding) or getattr(sharding, "needs_redistribute", True):
+            return sharding
+        return dataclasses.replace(sharding, needs_redistribute=True, redistribute_schema=op_info.schema)  # type: ignore[type-var]
+
+    return _propagate_op_sharding_dispatch_slow_path
+
+
+def _from_handler(original: Callable[..., Any]) -> Callable[..., Any]:
+    def redistribute_local_args(*args: Any, **kwargs: Any) -> Any:
+        return _C.call_from_handler(original, *args, **kwargs)
+
+    return redistribute_local_args
