@@ -15,11 +15,11 @@ from torch.optim import Optimizer
 from .. import _C
 from ..tools.held_tensors import Held, held_tensors, is_wrapper, parts_of
 from ..tools.leases import while_fakes_live
+from ..tools.progress import progress_bar
 from ..tools.source_lines import tracing
 from . import inductor, ranks
 from .companions import companions, state_of, watch_optimizers
 from .explanations import Explanation, RecordedOperation, RecordedValue, explain, export_graph
-from .progress import progress_bar
 from .reads import ReadsInTensorFunctions
 from .summaries import summary
 

@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from .. import _C
 from ..tools.held_tensors import Held, held_tensors
+from ..tools.sizes import readable
 from .timing import TimedOperator, timed_operators
 
 __all__ = ["summary"]
@@ -94,7 +95,7 @@ def _figures(held: Sequence[Held]) -> tuple[str, str, str, str]:
     storages = dict(map(_storage, tensors))
     states = sorted({_state(t) for t in tensors})
     nbytes = sum(storages.values())
-    return f"{elements:,}", _readable(nbytes), _size_of_whole(held, nbytes), ", ".join(states)
+    return f"{elements:,}", readable(nbytes), _size_of_whole(held, nbytes), ", ".join(states)
 
 
 def _size_of_whole(held: Sequence[Held], nbytes: int) -> str:
@@ -103,7 +104,7 @@ def _size_of_whole(held: Sequence[Held], nbytes: int) -> str:
         return ""
     wholes = {id(item.whole): item.whole for item in parts}.values()
     own = dict(_storage(item.tensor) for item in parts)
-    return _readable(nbytes - sum(own.values()) + sum(whole.numel() * whole.element_size() for whole in wholes))
+    return readable(nbytes - sum(own.values()) + sum(whole.numel() * whole.element_size() for whole in wholes))
 
 
 def _without_empty_columns(header: Row, rows: Sequence[Row]) -> str:
@@ -127,7 +128,7 @@ def _by_name(operators: Iterable[TimedOperator]) -> Iterator[Row]:
         return sum(one.predicted if one.measured is None else one.measured for one in of)
 
     for name, same in sorted(calls.items(), key=lambda item: -duration(item[1])):
-        yield name, f"{len(same):,}", _readable(sum(one.nbytes for one in same)), *_durations(same)
+        yield name, f"{len(same):,}", readable(sum(one.nbytes for one in same)), *_durations(same)
 
 
 def _durations(operators: Sequence[TimedOperator]) -> tuple[str, str]:
@@ -170,12 +171,3 @@ def _state(tensor: torch.Tensor) -> str:
     if _C.is_deferred(tensor):
         return "deferred"
     return "fake" if _C.is_fake(tensor) else "real"
-
-
-def _readable(nbytes: int) -> str:
-    size, unit = float(nbytes), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if size < 1024:
-            break
-        size, unit = size / 1024, larger
-    return f"{nbytes} B" if unit == "B" else f"{size:.1f} {unit}"
