@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include <ATen/core/Tensor.h>
+#include <torchext/macros.h>
 
 namespace torchext {
 
@@ -25,6 +26,6 @@ struct Digest {
 
 // The digest of the elements of `tensor`, which must be strided and have memory. Two tensors of the same shape, strides
 // and dtype that show the same bytes have the same one, wherever they are. Reads on all threads, as fast as the memory.
-Digest digestOf(const at::Tensor& tensor);
+TORCHEXT_API Digest digestOf(const at::Tensor& tensor);
 
 }  // namespace torchext

@@ -15,6 +15,7 @@
 #include "../marks/source_lines.h"
 #include "../support/huge_pages.h"
 #include "../support/plain_tensors.h"
+#include "../support/recycled_memory.h"
 #include "../support/stack_utils.h"
 
 namespace torchext {
@@ -123,6 +124,11 @@ Tensor Geometry::makeTensor(Storage storage) const {
 }
 
 Storage makeStorage(std::size_t nbytes, c10::Device device, bool is_pinned) {
+  constexpr std::size_t kWorthKeeping = std::size_t{64} << 10U;
+  RecycledMemory* recycled = RecycledMemory::current();
+  if (recycled != nullptr && nbytes >= kWorthKeeping && device.is_cpu() && !is_pinned) {
+    return recycled->makeStorage(nbytes);
+  }
   const auto options = at::TensorOptions().dtype(c10::kByte).device(device).pinned_memory(is_pinned);
   const Tensor bytes = at::empty({static_cast<int64_t>(nbytes)}, options);
   if (device.is_cpu() && !is_pinned) {

@@ -107,18 +107,22 @@ Move planMove(const Tensor& tensor, const Placement& placement) {
 }
 
 Storage becomeRealElsewhere(const Storage& fake, const Storage& real, const Move& move, at::ArrayRef<Tensor> tensors) {
-  const Storage storage = moved(real, move);
+  Storage storage = moved(real, move);
+  moveOnto(fake, storage, move, tensors);
+  return storage;
+}
+
+void moveOnto(const Storage& fake, const Storage& moved, const Move& move, at::ArrayRef<Tensor> tensors) {
   const std::vector<Tensor> movers = tensorsOn(fake, tensors);
   std::vector<Tensor> data;
   data.reserve(movers.size());
   for (const Tensor& tensor : movers) {
-    data.push_back(shownAs(tensor, storage, move));
+    data.push_back(shownAs(tensor, moved, move));
   }
   for (std::size_t i = 0; i < movers.size(); ++i) {
     // Lets go of the node that accumulates gradients, too, if that expects the old device or dtype.
     movers[i].set_data(data[i]);
   }
-  return storage;
 }
 
 }  // namespace torchext

@@ -54,4 +54,7 @@ c10::Storage becomeRealElsewhere(const c10::Storage& fake,
                                  const Move& move,
                                  at::ArrayRef<at::Tensor> tensors);
 
+// The same with `moved`, which has been made already of what `fake` is to be.
+void moveOnto(const c10::Storage& fake, const c10::Storage& moved, const Move& move, at::ArrayRef<at::Tensor> tensors);
+
 }  // namespace torchext

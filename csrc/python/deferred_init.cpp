@@ -1,12 +1,17 @@
 #include "../deferred_init/deferred_init.h"
+#include "../deferred_init/adopt.h"
+#include "../deferred_init/digest.h"
 #include "../deferred_init/draws.h"
 #include "../deferred_init/explain.h"
 #include "../deferred_init/materialize.h"
 #include "../deferred_init/operator_times.h"
 #include "../deferred_init/recording_digest.h"
+#include "../deferred_init/replay_needs.h"
 #include "../deferred_init/retained.h"
 #include "../marks/source_lines.h"
+#include "../support/recycled_memory.h"
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -88,6 +93,28 @@ std::vector<std::pair<std::uint64_t, std::uint64_t>> digestsOf(const Tensors& te
   return numbers;
 }
 
+// Of a real tensor.
+std::pair<std::uint64_t, std::uint64_t> digestOfTensor(const at::Tensor& tensor) {
+  const Digest digest = digestOf(tensor);
+  return {digest.low, digest.high};
+}
+
+// The bytes of memory at the most, and those that are written in all.
+std::pair<std::size_t, std::size_t> needsOfEvaluating(const at::Tensor& deferred) {
+  const ReplayNeeds needs = needsOf(deferred);
+  return {needs.peak, needs.written};
+}
+
+at::Tensor evaluateIn(const at::Tensor& deferred, const std::shared_ptr<RecycledMemory>& memory) {
+  at::Tensor values;
+  {
+    const RecyclingGuard guard{*memory};
+    values = evaluate(deferred);
+  }
+  memory->trim();
+  return values;
+}
+
 // Of each tensor, the text and the digest of each source.
 std::vector<std::vector<std::tuple<std::string, std::uint64_t, std::uint64_t>>> sourcesOfTensors(
     const Tensors& tensors) {
@@ -114,6 +141,13 @@ void bindDeferredInit(pybind11::module_& module) {
   bind(module, "defer_again", deferAgainTensors);
   bind(module, "is_retained", isRetained);
   bind(module, "evaluate", evaluate);
+  pybind11::class_<RecycledMemory, std::shared_ptr<RecycledMemory>>(module, "RecycledMemory")
+      .def(pybind11::init(&RecycledMemory::make), pybind11::arg("slack"))
+      .def("trim", &RecycledMemory::trim);
+  bind(module, "evaluate_in", evaluateIn);
+  bind(module, "needs_of_evaluating", needsOfEvaluating);
+  bind(module, "adopt", adopt);
+  bind(module, "digest_of", digestOfTensor);
   bind(module, "skip_fill", skipFill);
   module.def("explain", torch::wrap_pybind_function(explainTensors));
   module.def("time_operators", torch::wrap_pybind_function(timeOperatorsOf), pybind11::arg("tensors"),

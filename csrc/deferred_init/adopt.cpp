@@ -1,0 +1,71 @@
+#include "adopt.h"
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include <c10/core/StorageImpl.h>
+
+#include "../fake/fake.h"
+#include "../fake/storage/fake_storage.h"
+#include "deferred_init.h"
+#include "op_graph.h"
+#include "place.h"
+#include "replay.h"
+
+namespace torchext {
+
+using at::Tensor;
+using c10::Storage;
+
+namespace {
+
+void deleteOwner(void* owner) {
+  delete static_cast<Storage*>(owner);
+}
+
+// A storage that has the bytes that `data` shows, and keeps alive whatever they belong to.
+Storage storageOver(const Tensor& data) {
+  void* memory = data.data_ptr();
+  auto owner = std::make_unique<Storage>(data.storage());
+  c10::DataPtr pointer{memory, owner.get(), &deleteOwner, data.device()};
+  owner.release();  // NOLINT(bugprone-unused-return-value): now owned by `pointer`
+  return Storage{c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t{}, data.nbytes(),
+                                                       std::move(pointer), /*allocator=*/nullptr,
+                                                       /*resizable=*/false)};
+}
+
+bool showsAllInOrder(const Tensor& tensor) {
+  return Geometry::of(tensor).isContiguous() && tensor.storage_offset() == 0 && tensor.numel() > 0 &&
+         tensor.nbytes() == tensor.storage().nbytes();
+}
+
+bool isPlainMemory(const Tensor& data) {
+  return data.layout() == c10::kStrided && data.has_storage() && !isFake(data) && !data.is_meta() && !data.is_conj() &&
+         !data.is_neg() && data.is_contiguous() &&
+         reinterpret_cast<std::uintptr_t>(data.const_data_ptr()) % data.itemsize() == 0;
+}
+
+}  // namespace
+
+bool adopt(const Tensor& deferred, const Tensor& data) {
+  const ReplayLock lock(replayMutex());
+  const StorageValuePtr value = isDeferred(deferred) ? valueOf(deferred) : nullptr;
+  if (value == nullptr || value->isPinned() || deferred.sizes() != data.sizes() || !showsAllInOrder(deferred) ||
+      !isPlainMemory(data)) {
+    return false;
+  }
+  const Storage fake = deferred.storage();
+  const Move move = planMove(deferred, {data.device(), data.scalar_type()});
+  if (!move.dtypes && deferred.scalar_type() != data.scalar_type()) {
+    return false;
+  }
+  if (move.isNeeded()) {
+    moveOnto(fake, storageOver(data), move, {deferred});
+  } else {
+    becomeReal(fake, storageOver(data));
+  }
+  return true;
+}
+
+}  // namespace torchext

@@ -1,0 +1,115 @@
+#include "recycled_memory.h"
+
+#if defined(__linux__)
+#include <malloc.h>
+#endif
+
+#include <algorithm>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/StorageImpl.h>
+
+#include "huge_pages.h"
+
+namespace torchext {
+
+namespace {
+
+thread_local RecycledMemory* current_memory = nullptr;
+
+// Would one of `size` bytes do for `nbytes` bytes without wasting much?
+bool fits(std::size_t size, std::size_t nbytes) {
+  return size >= nbytes && size - nbytes <= nbytes / 4;
+}
+
+}  // namespace
+
+struct RecycledMemory::Block {
+  c10::DataPtr data;
+  std::size_t size = 0;
+};
+
+struct RecycledMemory::State {
+  std::mutex mutex;
+  // What nobody uses at the moment.
+  std::vector<Block> free;
+  std::size_t slack = 0;
+};
+
+// The context of a storage on a block, which goes back when the storage is freed.
+struct RecycledMemory::InUse {
+  std::shared_ptr<RecycledMemory> owner;
+  Block block;
+};
+
+void RecycledMemory::giveBack(void* in_use) {
+  const std::unique_ptr<InUse> used{static_cast<InUse*>(in_use)};
+  State& state = *used->owner->state_;
+  const std::lock_guard<std::mutex> lock(state.mutex);
+  state.free.push_back(std::move(used->block));
+}
+
+RecycledMemory::RecycledMemory(std::size_t slack) : state_{std::make_unique<State>()} {
+  state_->slack = slack;
+}
+
+RecycledMemory::~RecycledMemory() = default;
+
+std::shared_ptr<RecycledMemory> RecycledMemory::make(std::size_t slack) {
+  return std::shared_ptr<RecycledMemory>{new RecycledMemory{slack}};
+}
+
+c10::Storage RecycledMemory::makeStorage(std::size_t nbytes) {
+  auto used = std::make_unique<InUse>();
+  std::vector<Block> outdated;  // freed without the lock
+  {
+    const std::lock_guard<std::mutex> lock(state_->mutex);
+    auto& free = state_->free;
+    const auto found =
+        std::find_if(free.begin(), free.end(), [nbytes](const Block& block) { return fits(block.size, nbytes); });
+    if (found != free.end()) {
+      used->block = std::move(*found);
+      free.erase(found);
+    } else {
+      outdated.swap(free);  // what is needed now has another size
+    }
+  }
+  outdated.clear();
+  if (used->block.size == 0) {
+    used->block = {c10::GetCPUAllocator()->allocate(nbytes), nbytes};
+    preferHugePages(used->block.data.get(), nbytes);
+  }
+  used->owner = shared_from_this();
+  void* memory = used->block.data.get();
+  c10::DataPtr data{memory, used.get(), &giveBack, c10::kCPU};
+  used.release();  // NOLINT(bugprone-unused-return-value): now owned by `data`
+  return c10::Storage{c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t{}, nbytes,
+                                                            std::move(data), /*allocator=*/nullptr,
+                                                            /*resizable=*/false)};
+}
+
+RecycledMemory* RecycledMemory::current() noexcept {
+  return current_memory;
+}
+
+RecyclingGuard::RecyclingGuard(RecycledMemory& memory) noexcept : before_{std::exchange(current_memory, &memory)} {}
+
+RecyclingGuard::~RecyclingGuard() {
+  current_memory = before_;
+}
+
+void RecycledMemory::trim() const noexcept {
+#if defined(__GLIBC__)
+#if __GLIBC_PREREQ(2, 33)
+  if (mallinfo2().fordblks <= state_->slack) {
+    return;
+  }
+#endif
+  malloc_trim(0);
+#endif
+}
+
+}  // namespace torchext
