@@ -71,6 +71,7 @@ unit: build ## The test suite and the quick examples
 	$(PYTHON) examples/where_memory_goes.py
 	$(PYTHON) examples/one_rank_of_512.py --layers 4
 	$(PYTHON) examples/sharded_llama.py
+	$(PYTHON) examples/larger_than_memory.py
 	$(PYTHON) examples/amp_training.py
 	$(PYTHON) examples/amp_dtypes.py
 
@@ -132,6 +133,7 @@ bench: build ## Compare with PyTorch's own means
 	$(PYTHON) benchmarks/amp.py
 	$(PYTHON) benchmarks/patches.py
 	$(PYTHON) benchmarks/dry_run.py
+	$(PYTHON) benchmarks/checkpoint.py
 
 build: $(STATE)/built ## Compile the extension in place
 

@@ -7,14 +7,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch.distributed as dist
 from torch.multiprocessing import set_forkserver_preload
 from torch.multiprocessing.spawn import start_processes
 
-__all__ = ["main", "program", "run_program"]
+__all__ = ["main", "program", "run_alone", "run_program"]
+
+T = TypeVar("T")
 
 Function: TypeAlias = Callable[[], None]
 
@@ -68,6 +72,12 @@ def _run(rank: int, module: str, name: str, meeting_point: str) -> None:
         function()
     finally:
         dist.destroy_process_group()
+
+
+def run_alone(function: Callable[..., T], *args: Any) -> T:
+    """Returns what a function of an importable module returns in a new process."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(function, *args).result()
 
 
 def main() -> None:

@@ -29,6 +29,7 @@ except ImportError as error:
 __all__ = [
     "__version__",
     "amp",
+    "checkpoint",
     "cmake_prefix_path",
     "compat",
     "deferred_init",
@@ -42,6 +43,7 @@ __all__ = [
 
 fake = _import_module(".fake", __name__)
 deferred_init = _import_module(".deferred_init", __name__)
+checkpoint = _import_module(".checkpoint", __name__)
 inference = _import_module(".inference", __name__)
 memory = _import_module(".memory", __name__)
 compat = _import_module(".compat", __name__)

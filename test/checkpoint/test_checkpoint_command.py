@@ -1,0 +1,140 @@
+"""`python -m torchext.checkpoint`: what it writes, what it tells, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+import transformers
+
+from torchext.checkpoint import folder as folders
+from torchext.checkpoint.command import main
+
+MODULE = """\
+import torch
+from torch import nn
+
+made = nn.Linear(2, 2)
+number = 5
+
+def build(layers=2, width=64):
+    return nn.Sequential(*[nn.Linear(width, width) for _ in range(layers)])
+
+def made_before():
+    return made
+
+def a_number():
+    return 5
+
+def orthogonal():
+    return nn.ParameterDict({"w": nn.init.orthogonal_(torch.empty(900, 900))})
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    name = f"models_of_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    return name
+
+
+def test_writes_what_eager_construction_would_have_saved(module: str, tmp_path: Path) -> None:
+    arguments = [f"{module}:build", "--args", "3", "width=32", "--seed", "7", "--dtype", "bfloat16", "--quiet"]
+    threads = torch.get_num_threads()
+    try:
+        assert main([*arguments, "--out", str(tmp_path / "out"), "--workers", "1", "--max-shard-size", "5KB"]) == 0
+    finally:
+        torch.set_num_threads(threads)
+    torch.manual_seed(7)
+    eager = torch.nn.Sequential(*[torch.nn.Linear(32, 32) for _ in range(3)]).bfloat16().state_dict()
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    found = {}
+    for file in set(index["weight_map"].values()):
+        found.update(safetensors.torch.load_file(tmp_path / "out" / file))
+    assert found.keys() == eager.keys()
+    assert all(torch.equal(found[name], eager[name]) for name in eager)
+
+
+def test_process_shows_a_bar_and_ends(module: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torchext.checkpoint", f"{module}:build", "--out", str(tmp_path / "out")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "saving: 100%" in done.stderr
+    assert (tmp_path / "out" / "model.safetensors").exists()
+
+
+def test_model_of_transformers_is_built_from_its_config(tmp_path: Path) -> None:
+    config = transformers.LlamaConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, vocab_size=100
+    )
+    config.architectures = ["LlamaForCausalLM"]
+    config.save_pretrained(tmp_path / "config")
+    assert main(["--hf", str(tmp_path / "config"), "--out", str(tmp_path / "out"), "--quiet"]) == 0
+    torch.manual_seed(0)
+    eager = transformers.LlamaForCausalLM(config)
+    loaded = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "out")
+    assert all(torch.equal(a, b) for a, b in zip(loaded.parameters(), eager.parameters(), strict=True))
+
+
+def test_plan_writes_nothing_and_tells_all(module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([f"{module}:build", "--out", str(tmp_path / "out"), "--plan", "--max-shard-size", "20KB"]) == 0
+    told = capsys.readouterr().out
+    assert "model-00001-of-00002.safetensors  2 tensors  16.4 KiB\n" in told
+    assert "model.safetensors.index.json\n" in told
+    for row in ("in all ", "memory ", "computing ", "writing ", "predicted "):
+        assert row in told
+    assert not (tmp_path / "out").exists()
+
+
+# The arguments, and what is told.
+MISUSES = {
+    "nothing to construct": ([], "either MODULE:FUNCTION or --hf FOLDER says what to construct"),
+    "both": (["x:y", "--hf", "z"], "either MODULE:FUNCTION or --hf FOLDER says what to construct"),
+    "no function": (["{module}"], "was expected to be MODULE:FUNCTION"),
+    "unknown module": (["no_such_module:build"], "there is no module 'no_such_module'"),
+    "unknown function": (["{module}:nope"], "there is no 'nope' in"),
+    "not a function": (["{module}:number"], "was expected to be a function or a class, but it is a int"),
+    "nothing deferred": (["{module}:made_before"], "nothing that '{module}:made_before' returned is deferred"),
+    "no module": (["{module}:a_number"], "was expected to return a module or a state dict, but returned a int"),
+    "unknown dtype": (["{module}:build", "--dtype", "float12"], "--dtype float12 is not a dtype of PyTorch"),
+    "no size": (["{module}:build", "--max-memory", "much"], "`--max-memory` takes a size such as"),
+    "no workers": (["{module}:build", "--workers", "0"], "--workers was expected to be at least 1"),
+    "an order of arguments": (["{module}:build", "--args", "width=3", "4"], "--args has '4' after one with a name"),
+    "no config": (["--hf", "/no/such/folder"], "there is no config.json in '/no/such/folder'"),
+}
+
+
+@pytest.mark.parametrize("name", MISUSES)
+def test_mistakes_are_told_plainly(name: str, module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments, message = MISUSES[name]
+    filled = [argument.replace("{module}", module) for argument in arguments]
+    assert main([*filled, "--out", str(tmp_path / "out"), "--quiet"]) == 2
+    told = capsys.readouterr().err
+    assert message.replace("{module}", module) in told
+    assert "Traceback" not in told
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_does_not_fit_has_an_exit_code_of_its_own(
+    module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = ["--out", str(tmp_path / "out"), "--quiet"]
+    assert main([f"{module}:orthogonal", *out, "--max-memory", "4MiB"]) == 3
+    assert "Computing `w` of shape (900, 900) takes" in capsys.readouterr().err
+    usage = folders.shutil._ntuple_diskusage(10, 10, 10)  # type: ignore[attr-defined]
+    monkeypatch.setattr(folders.shutil, "disk_usage", lambda path: usage)
+    assert main([f"{module}:build", *out]) == 3
+    assert "No space left on device" in capsys.readouterr().err
+
+
+def test_what_is_there_already_is_a_failure(module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [f"{module}:build", "--out", str(tmp_path / "model.safetensors"), "--quiet"]
+    assert main(arguments) == 0
+    assert main(arguments) == 1
+    assert "There are such files already" in capsys.readouterr().err

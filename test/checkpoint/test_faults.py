@@ -1,0 +1,201 @@
+"""What writing leaves behind when it is killed, interrupted, out of space, or in somebody's way."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from checkpoint_programs import four_files, save_until_killed
+from torch import nn
+
+from torchext.checkpoint import folder as folders
+from torchext.checkpoint import save_safetensors
+from torchext.deferred_init import deferred_init
+
+SIZES: dict[str, Any] = {"max_shard_size": "1MB", "max_memory": "4MiB"}
+
+
+@pytest.fixture
+def eager(tmp_path: Path) -> dict[str, bytes]:
+    save_safetensors(four_files(), tmp_path / "eager", **SIZES)
+    return files(tmp_path / "eager")
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()} if folder.exists() else {}
+
+
+def test_names_of_complete_files_only_are_visible_after_sigkill(
+    eager: dict[str, bytes], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """100 times with --long."""
+    folder = tmp_path / "out"
+    for attempt in range(100 if request.config.getoption("--long") else 4):
+        kill_while_saving(folder, tmp_path / f"ready{attempt}", 0.003 * attempt)
+        found = {name: content for name, content in files(folder).items() if not name.startswith(".")}
+        assert found.items() <= eager.items()
+        if "model.safetensors.index.json" in found:
+            assert found == eager
+        if len(found) >= 3 or attempt % 10 == 9:
+            save_safetensors(deferred_init(four_files), folder, resume=bool(found), **SIZES)
+            assert files(folder) == eager
+            shutil.rmtree(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def kill_while_saving(folder: Path, is_ready: Path, seconds: float) -> None:
+    process = get_context("fork").Process(target=save_until_killed, args=(folder, is_ready))
+    process.start()
+    while not is_ready.exists():
+        time.sleep(0.001)
+    time.sleep(seconds)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+
+
+class Stopped(BaseException):
+    pass
+
+
+def stop_at(monkeypatch: pytest.MonkeyPatch, count: int, error: BaseException) -> None:
+    """Has the `count`th file raise when it is to be completed."""
+    left = [count]
+    complete = folders.IncompleteFile.complete
+
+    def failing(self: Any) -> None:
+        if not self.path.name.startswith("."):
+            left[0] -= 1
+            if left[0] == 0:
+                raise error
+        complete(self)
+
+    monkeypatch.setattr(folders.IncompleteFile, "complete", failing)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left on device")], ids=repr)
+def test_interrupted_call_is_gone_on_with(
+    error: BaseException, eager: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        stop_at(patch, 3, error)
+        with pytest.raises(type(error)):
+            save_safetensors(deferred_init(four_files), folder, **SIZES)
+    left = files(folder)
+    assert {name for name in left if not name.startswith(".")} == set(sorted(eager)[:2])
+    assert not [name for name in left if name.endswith((".incomplete", ".lock"))]
+    times = {name: (folder / name).stat().st_mtime_ns for name in sorted(eager)[:2]}
+    with pytest.raises(FileExistsError, match=r"interrupted call has left by `resume=True`: model-00001"):
+        save_safetensors(deferred_init(four_files), folder, **SIZES)
+    save_safetensors(deferred_init(four_files), folder, resume=True, **SIZES)
+    assert files(folder) == eager
+    assert {name: (folder / name).stat().st_mtime_ns for name in times} == times
+
+
+def other_values() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(*[nn.Linear(450, 500) for _ in range(4)])
+
+
+def other_row() -> nn.Module:
+    model = four_files()
+    with torch.no_grad():
+        model[3].weight[7] = 0
+    return model
+
+
+@pytest.mark.parametrize("construct", [other_values, other_row])
+def test_resuming_with_other_values_is_refused(
+    construct: Callable[[], nn.Module], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        stop_at(patch, 3, KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            save_safetensors(deferred_init(four_files), folder, **SIZES)
+    before = files(folder)
+    with pytest.raises(FileExistsError, match="was about other tensors, values or options"):
+        save_safetensors(deferred_init(construct), folder, resume=True, **SIZES)
+    assert files(folder) == before
+
+
+def test_complete_checkpoint_is_not_written_again(eager: dict[str, bytes], tmp_path: Path) -> None:
+    with pytest.raises(FileExistsError, match="Remove them, choose another place, or go on"):
+        save_safetensors(deferred_init(four_files), tmp_path / "eager", **SIZES)
+    with pytest.raises(FileExistsError, match="because the call that wrote these was not interrupted"):
+        save_safetensors(deferred_init(four_files), tmp_path / "eager", resume=True, **SIZES)
+    assert files(tmp_path / "eager") == eager
+
+
+def test_full_disk_is_noticed_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil._ntuple_diskusage(10**6, 10**6, 1000)  # type: ignore[attr-defined]
+    monkeypatch.setattr(folders.shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(OSError, match=r"No space left on device: 3.4 MiB are to be written, 1000 B are free") as caught:
+        save_safetensors(deferred_init(four_files), tmp_path / "out", **SIZES)
+    assert caught.value.errno == errno.ENOSPC
+    assert files(tmp_path / "out") == {}
+
+
+@pytest.mark.parametrize("path", ["/proc/torchext/out", "/proc/torchext/model.safetensors"])
+def test_folder_that_cannot_be_made_is_an_error(path: str) -> None:
+    with pytest.raises(OSError, match="/proc/torchext"):
+        save_safetensors(deferred_init(nn.Linear, 2, 2), path)
+
+
+def test_file_in_the_place_of_a_folder_and_the_other_way_round(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder.safetensors").mkdir()
+    with pytest.raises(NotADirectoryError, match="`path` is a folder, unless .*, but .* is a file"):
+        save_safetensors(deferred_init(nn.Linear, 2, 2), tmp_path / "file")
+    with pytest.raises(IsADirectoryError, match="`path` is a file, because .*, but .* is a folder"):
+        save_safetensors(deferred_init(nn.Linear, 2, 2), tmp_path / "folder.safetensors")
+
+
+def test_two_calls_into_one_folder_are_refused(eager: dict[str, bytes], tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    locked = folders.Folder(folder, "model.safetensors.index.json")
+    with locked.locked(), pytest.raises(RuntimeError, match=rf"out is being written into by process {os.getpid()} on"):
+        save_safetensors(deferred_init(four_files), folder, **SIZES)
+    save_safetensors(deferred_init(four_files), folder, **SIZES)
+    assert files(folder) == eager
+
+
+def test_lock_of_a_process_that_was_killed_is_no_lock(eager: dict[str, bytes], tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (folder / ".model.safetensors.index.json.lock").write_text("process 1 on nowhere")
+    save_safetensors(deferred_init(four_files), folder, **SIZES)
+    assert files(folder) == eager
+
+
+def test_no_thread_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(self: Any, content: memoryview, at: int) -> None:
+        if at > 10_000:
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(folders.IncompleteFile, "write", failing)
+    with pytest.raises(OSError, match="Input/output error"):
+        save_safetensors(deferred_init(four_files), tmp_path / "out.safetensors", max_memory="4MiB")
+    assert [thread.name for thread in threading.enumerate() if "checkpoint" in thread.name] == []
+    assert files(tmp_path) == {}
+
+
+def test_single_file_is_written_beside_others(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    save_safetensors(deferred_init(four_files), tmp_path / "a.safetensors")
+    save_safetensors(deferred_init(four_files), tmp_path / "b.safetensors")
+    assert sorted(files(tmp_path)) == ["a.safetensors", "b.safetensors", "notes.txt"]
+    assert torch.equal(
+        safetensors.torch.load_file(tmp_path / "a.safetensors")["3.bias"], four_files().state_dict()["3.bias"]
+    )

@@ -1,0 +1,73 @@
+"""What the tests of checkpoints run in processes of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+
+from torchext.checkpoint import load_safetensors, save_safetensors
+from torchext.deferred_init import deferred_init
+
+
+def grow_while_saving(construct: Callable[[], nn.Module], folder: Path, max_memory: int) -> int:
+    """By how many bytes the process grows beyond what it has had before, in a process of its own."""
+    model = deferred_init(construct)
+    save_safetensors(deferred_init(nn.Linear, 500, 500), folder / "first", max_memory=max_memory)  # what is needed once
+    return _growth(lambda: save_safetensors(model, folder / "model", max_memory=max_memory))
+
+
+def one_large_tensor() -> nn.Module:
+    model = nn.Module()
+    model.weight = nn.Parameter((torch.randn(4096, 8192) * 0.02).bfloat16())
+    return model
+
+
+def several_tensors() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*[nn.Linear(2048, 2048) for _ in range(12)])
+
+
+def save_until_killed(folder: Path, is_ready: Path) -> None:
+    """Saves the model of `four_files()`, after telling that it is about to."""
+    model = deferred_init(four_files)
+    is_ready.touch()
+    save_safetensors(model, folder, max_shard_size="1MB", max_memory="4MiB", resume=True)
+
+
+def four_files() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*[nn.Linear(450, 500) for _ in range(4)])
+
+
+def grow_while_loading(path: Path) -> tuple[int, int]:
+    """By how many bytes the process grows while it loads, and when it has read all of the model."""
+    model = deferred_init(several_tensors)
+    load_safetensors(deferred_init(nn.Linear, 2, 2), {"weight": torch.ones(2, 2), "bias": torch.ones(2)})
+    before = psutil.Process().memory_info().rss
+    load_safetensors(model, path)
+    loaded = psutil.Process().memory_info().rss - before
+    for parameter in model.parameters():
+        parameter.sum()
+    return loaded, psutil.Process().memory_info().rss - before
+
+
+def grow_while_saving_distributed(folder: Path) -> tuple[int, int]:
+    """By how many bytes the process grows, and the size of what it saves."""
+    dcp.save(deferred_init(nn.Linear, 500, 500).state_dict(), checkpoint_id=folder / "first")
+    model = deferred_init(several_tensors)
+    size = sum(parameter.nbytes for parameter in model.parameters())
+    return _growth(lambda: dcp.save(model.state_dict(), checkpoint_id=folder / "model")), size
+
+
+def _growth(function: Callable[[], object]) -> int:
+    """By how many bytes the process is larger meanwhile than it was before."""
+    before = psutil.Process().memory_info().rss
+    Path("/proc/self/clear_refs").write_text("5")
+    function()
+    peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(peak.split()[1]) * 1024 - before

@@ -1,0 +1,12 @@
+"""`python -m torchext.checkpoint`."""
+
+from __future__ import annotations
+
+import sys
+
+from .command import main
+
+__all__: list[str] = []
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

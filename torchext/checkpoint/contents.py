@@ -1,0 +1,268 @@
+"""What belongs into a checkpoint: which tensors, under which names, in which files."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn import Module
+
+from .. import _C
+from ..tools.held_tensors import is_wrapper
+from .header import Header, make_header
+from .libraries import hub_serialization
+
+__all__ = ["Contents", "PlannedFile", "plan_files", "state_of"]
+
+SUFFIX = ".safetensors"
+
+
+class Contents(NamedTuple):
+    """What is to be written."""
+
+    tensors: dict[str, torch.Tensor]
+    """Each memory once."""
+    dtype: torch.dtype | None
+    """What floating point and complex tensors are converted to."""
+    removed: dict[str, str]
+    """The names that share the memory of another, and that one."""
+    parameters: int | None
+    """How many parameters the model has, where the index is to say so: in checkpoints of transformers."""
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """The dtype that a tensor is written in."""
+        tensor = self.tensors[name]
+        is_converted = self.dtype is not None and (tensor.is_floating_point() or tensor.is_complex())
+        return self.dtype if is_converted and self.dtype is not None else tensor.dtype
+
+    def nbytes_of(self, name: str) -> int:
+        """The number of bytes that a tensor is written in."""
+        return self.tensors[name].numel() * self.dtype_of(name).itemsize
+
+
+class PlannedFile(NamedTuple):
+    """A file that is to be written."""
+
+    name: str
+    header: Header
+
+
+class PlannedFiles(NamedTuple):
+    """All of them, and the index, if there are several."""
+
+    files: list[PlannedFile]
+    index_file: tuple[str, bytes] | None
+    """Its name, and what is in it."""
+
+
+def state_of(source: Module | Mapping[str, Any], dtype: torch.dtype | None) -> Contents:
+    """Returns what a checkpoint of `source` has.
+
+    Args:
+        source: A module, or a state dict.
+        dtype: What to convert floating point and complex tensors to.
+
+    Raises:
+        TypeError: `source` is neither, or holds what is not a tensor, or `dtype` is neither floating point nor complex.
+        ValueError: A tensor has no values, is not strided, or is a part of one that is on several processes.
+        RuntimeError: Tensors share memory, and none of them shows all of it.
+    """
+    if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
+        raise TypeError(f"`dtype` was expected to be floating point or complex, but it is {dtype}.")
+    if isinstance(source, Module):
+        if _is_of_transformers(source):
+            return _state_of_transformers(source, dtype)
+        source = source.state_dict()
+    elif not isinstance(source, Mapping):
+        raise TypeError(f"A module or a state dict was expected, but `source` is a {type(source).__name__}.")
+    tensors = dict(source)
+    _check(tensors)
+    removed = _duplicates(tensors)
+    return Contents({name: tensor for name, tensor in tensors.items() if name not in removed}, dtype, removed, None)
+
+
+def _check(tensors: Mapping[str, Any]) -> None:
+    for name, tensor in tensors.items():
+        if not isinstance(name, str):
+            raise TypeError(f"Names of tensors were expected to be strings, but one is {name!r}.")
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"`{name}` was expected to be a tensor, but it is a {type(tensor).__name__}.")
+        if is_wrapper(tensor):
+            raise ValueError(
+                f"`{name}` is a {type(tensor).__name__}, which is more than one tensor. Save what is on several "
+                "processes by torch.distributed.checkpoint.save()."
+            )
+        if tensor.layout != torch.strided:
+            raise ValueError(f"`{name}` has the layout {tensor.layout}, and safetensors knows strided tensors only.")
+        if tensor.is_meta or (_C.is_fake(tensor) and not _C.is_deferred(tensor)):
+            kind = "is on the device `meta`" if tensor.is_meta else "is fake"
+            raise ValueError(f"`{name}` {kind}, so that it has no values to be saved. Construct it by deferred_init().")
+
+
+# ---- Shared memory ----
+
+
+def _storage_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """Which storage a tensor shows, and its size in bytes."""
+    with torch._C.DisableTorchFunctionSubclass():  # lazy parameters refuse to show theirs
+        storage = tensor.untyped_storage()
+        return storage._cdata, storage.nbytes()
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """From which byte of its storage to which a tensor reaches."""
+    begin = tensor.storage_offset()
+    last = begin + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    end = last + 1 if tensor.numel() else begin
+    return int(begin) * tensor.itemsize, int(end) * tensor.itemsize
+
+
+def _duplicates(tensors: Mapping[str, torch.Tensor], discarded: Iterable[str] = ()) -> dict[str, str]:
+    """Returns which names are left out because another shows their memory, and that one, as safetensors does.
+
+    Args:
+        tensors: All of them.
+        discarded: Names that are rather left out than others.
+    """
+    removed = {}
+    for names in _sharing(tensors):
+        complete = [name for name in names if _shows_all(tensors[name])]
+        if not complete and _are_one_tensor([tensors[name] for name in names]):
+            complete = names
+        if not complete:
+            raise RuntimeError(
+                f"{', '.join(f'`{name}`' for name in names)} share memory, and none of them shows all of it, so that "
+                "it is not clear which to save. Clone them, or save what they are views of."
+            )
+        kept = min(set(complete).difference(discarded) or complete)
+        removed.update({name: kept for name in names if name != kept})
+    return removed
+
+
+def _are_one_tensor(tensors: list[torch.Tensor]) -> bool:
+    views = {(tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors}
+    return len(views) == 1
+
+
+def _sharing(tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
+    """Groups of names whose tensors overlap."""
+    by_storage: dict[tuple[int, int], list[str]] = {}
+    for name, tensor in tensors.items():
+        if tensor.numel() > 0:
+            by_storage.setdefault(_storage_of(tensor), []).append(name)
+    groups = []
+    for names in by_storage.values():
+        group: list[str] = []
+        end = 0
+        for begin, last, name in sorted((*_extent(tensors[name]), name) for name in names):
+            if group and begin >= end:
+                groups.append(group)
+                group, end = [], 0
+            group.append(name)
+            end = max(end, last)
+        groups.append(group)
+    return [sorted(group) for group in groups if len(group) > 1]
+
+
+def _shows_all(tensor: torch.Tensor) -> bool:
+    return tensor.storage_offset() == 0 and tensor.numel() * tensor.itemsize == _storage_of(tensor)[1]
+
+
+# ---- Models of transformers ----
+
+
+def _is_of_transformers(module: Module) -> bool:
+    """Whether `save_pretrained()` would save it."""
+    modeling = sys.modules.get("transformers.modeling_utils")
+    return modeling is not None and isinstance(module, modeling.PreTrainedModel)
+
+
+def _state_of_transformers(module: Any, dtype: torch.dtype | None) -> Contents:
+    """What `save_pretrained()` would save: it leaves names out, and gives others back the names of checkpoints."""
+    tensors = dict(module.state_dict())
+    for name in module._keys_to_ignore_on_save or ():
+        tensors.pop(name, None)
+    _check(tensors)
+    kept = _names_of_transformers(module, tensors)
+    tensors = _as_in_checkpoints(module, {name: tensors[name] for name in kept})
+    _check(tensors)
+    return Contents(tensors, dtype, {}, module.num_parameters())
+
+
+def _names_of_transformers(module: Any, tensors: Mapping[str, torch.Tensor]) -> Iterable[str]:
+    """Asks transformers, about stand-ins on the meta device: deferred tensors do not have the addresses it looks at."""
+    import transformers.modeling_utils as modeling
+
+    remove = getattr(modeling, "remove_tied_weights_from_state_dict", None)
+    if remove is None:
+        tied = [name for name in tensors if name in (module._tied_weights_keys or ())]
+        return tensors.keys() - _duplicates(tensors, tied).keys()
+    stand_ins = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in tensors.items()}
+    return dict(remove(stand_ins, module))
+
+
+def _as_in_checkpoints(module: Any, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Undoes what loading does, such as to join the weights of experts. What it computes is recorded."""
+    loading = sys.modules.get("transformers.core_model_loading")
+    if loading is None or not hasattr(loading, "revert_weight_conversion"):
+        return tensors
+    with torch.no_grad():
+        return dict(loading.revert_weight_conversion(module, tensors))
+
+
+# ---- Files ----
+
+
+def plan_files(contents: Contents, path: Path, max_shard_size: int, metadata: Mapping[str, str] | None) -> PlannedFiles:
+    """Divides a checkpoint into files.
+
+    Args:
+        contents: What is in it.
+        path: One file, if it ends in `.safetensors`, else a folder, with the files that huggingface_hub would make.
+        max_shard_size: The size of a file of several, in bytes. A tensor that is larger has a file of its own.
+        metadata: What else the files say.
+    """
+    if path.suffix == SUFFIX:
+        notes = {**contents.removed, **(metadata or {})}
+        return PlannedFiles([_plan_file(path.name, contents, contents.tensors, notes)], None)
+    if not contents.tensors:
+        return PlannedFiles([_plan_file(f"model{SUFFIX}", contents, (), {"format": "pt", **(metadata or {})})], None)
+    split = hub_serialization().split_state_dict_into_shards_factory(
+        {name: _stored(contents, name) for name in contents.tensors},
+        get_storage_size=lambda stored: stored[1],
+        get_storage_id=lambda stored: stored,
+        filename_pattern=f"model{{suffix}}{SUFFIX}",
+        max_shard_size=max_shard_size,
+    )
+    notes = {**contents.removed, **(metadata or {})}
+    of_files = {"format": "pt"} if split.is_sharded else {"format": "pt", **notes}
+    files = [_plan_file(name, contents, names, of_files) for name, names in split.filename_to_tensors.items()]
+    return PlannedFiles(files, _index(contents, split, notes) if split.is_sharded else None)
+
+
+def _plan_file(name: str, contents: Contents, names: Iterable[str], metadata: Mapping[str, str]) -> PlannedFile:
+    tensors = {one: (contents.dtype_of(one), tuple(contents.tensors[one].shape)) for one in names}
+    return PlannedFile(name, make_header(tensors, metadata))
+
+
+def _stored(contents: Contents, name: str) -> tuple[int, int]:
+    """Which storage, and how large a one, huggingface_hub would see: what is converted or put in order has its own."""
+    tensor = contents.tensors[name]
+    if contents.dtype_of(name) != tensor.dtype or not (tensor.is_contiguous() or contents.parameters is not None):
+        return id(tensor), contents.nbytes_of(name)
+    storage, nbytes = _storage_of(tensor)
+    return (storage, nbytes) if nbytes else (0, 0)
+
+
+def _index(contents: Contents, split: Any, notes: Mapping[str, str]) -> tuple[str, bytes]:
+    index = {"metadata": {**split.metadata, **notes}, "weight_map": split.tensor_to_filename}
+    if contents.parameters is None:  # as huggingface_hub writes it
+        text = json.dumps(index, indent=2)
+    else:  # as transformers does
+        index["metadata"]["total_parameters"] = contents.parameters
+        text = json.dumps(index, indent=2, sort_keys=True) + "\n"
+    return f"model{SUFFIX}.index.json", text.encode()

@@ -1,0 +1,277 @@
+"""From files of tensors to a module that is deferred."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch.nn import Module
+from torch.overrides import TorchFunctionMode
+
+from .. import _C
+from ..deferred_init import materialize_module, materialize_tensor
+from ..tools.held_tensors import is_wrapper, parts_of
+from .pieces import LARGEST_PIECE, parts_of_shape
+from .reading import StateDict, read_state
+
+__all__ = ["LoadedKeys", "load_safetensors"]
+
+Device: TypeAlias = torch.device | str | int
+
+
+class LoadedKeys(NamedTuple):
+    """What `load_safetensors(strict=False)` has not found."""
+
+    missing_keys: list[str]
+    """Names of the module that are not in the files. They have the values of eager construction."""
+    unexpected_keys: list[str]
+    """Names in the files that the module does not have."""
+
+
+def load_safetensors(
+    module: Module,
+    path: str | os.PathLike[str] | Mapping[str, Any],
+    *,
+    strict: bool = True,
+    device: Device | None = None,
+    dtype: torch.dtype | None = None,
+) -> LoadedKeys:
+    """Makes a deferred module real, with tensors from files.
+
+    Its tensors become real in place, so that ties, optimizers and all other holders see them. Where dtype and device
+    are those of the file, they show the file itself, which is mapped into memory: nothing is read before it is used,
+    and what is written to them is not written to the file. Others are converted one by one. What the files do not have,
+    such as buffers that are not persistent, gets the values of eager construction. Tensors of the module that are real
+    already are copied into.
+
+    Parts of tensors that are on several processes, of `DTensor`s, are read from their places in the files.
+
+    Args:
+        module: A module, deferred as a whole or in parts. Its `load_state_dict()` decides what goes where, with its
+            hooks.
+        path: A file of safetensors, an index of several, a folder with `model.safetensors` or
+            `model.safetensors.index.json`, a file of `torch.save()`, or a state dict, whose tensors the module then
+            shares, as by `load_state_dict(assign=True)`.
+        strict: Whether it is an error if names are missing, or not expected. A name that is tied to one in the files is
+            not missing.
+        device: Where to put parameters and buffers, if not on the devices that they were recorded on.
+        dtype: What to convert floating point and complex parameters and buffers to.
+
+    Returns:
+        The names that were missing and those that were not expected.
+
+    Raises:
+        TypeError: `module` is not a module.
+        FileNotFoundError: There is no such file.
+        ValueError: A file is damaged, or is not what it should be; or an argument is out of range. The module is as it
+            was.
+        RuntimeError: Names are missing or not expected, or shapes differ: all of them, in the words of
+            `load_state_dict()`. The module is as it was, but for what its own hooks have done.
+        ImportError: safetensors is needed and not installed.
+    """
+    if not isinstance(module, Module):
+        raise TypeError(f"load_safetensors() takes a module, but `module` is a {type(module).__name__}.")
+    place = _Place(None if device is None else torch.device(device), dtype)
+    state = read_state(path)
+    tied = _tied(module, state.tensors)
+    with _Collecting(module, tied.values()) as collected:
+        keys = module.load_state_dict({**state.tensors, **tied}, strict=strict)
+    loads = list(collected.loads.values())
+    for load in loads:
+        _check(load, place)
+    shown = _Shown()
+    for load in loads:
+        _Loader(state, place, shown).load(load)
+    materialize_module(module, device=device, dtype=dtype)
+    return LoadedKeys(list(keys.missing_keys), list(keys.unexpected_keys))
+
+
+class _Place(NamedTuple):
+    """Where tensors go, and what they become."""
+
+    device: torch.device | None
+    dtype: torch.dtype | None
+
+    def of(self, tensor: torch.Tensor) -> tuple[torch.device, torch.dtype]:
+        """The device and the dtype of a tensor of the module afterwards."""
+        is_converted = self.dtype is not None and (tensor.is_floating_point() or tensor.is_complex())
+        return self.device or tensor.device, self.dtype if is_converted and self.dtype else tensor.dtype
+
+
+class _Load(NamedTuple):
+    """A tensor of the module, and what it is to become."""
+
+    target: torch.Tensor
+    data: torch.Tensor
+
+
+class _Collecting(TorchFunctionMode):
+    """Collects what `load_state_dict()` would copy, so that nothing has changed when it raises.
+
+    Args:
+        module: The module.
+        tied: What need not be copied, because the memory is that of another tensor.
+    """
+
+    def __init__(self, module: Module, tied: Iterable[torch.Tensor]) -> None:
+        super().__init__()
+        self._tied = {id(tensor) for tensor in tied}
+        held = [*module.parameters(), *module.buffers()]
+        self._held = {id(tensor): tensor for tensor in held}
+        self.loads: dict[int, _Load] = {}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.Tensor.copy_ and len(args) == 2 and not kwargs and id(args[0]) in self._held:
+            target, data = args
+            if data is not target and id(data) not in self._tied:
+                self.loads[id(target)] = _Load(target, data)
+            return target
+        return func(*args, **(kwargs or {}))
+
+
+def _tied(module: Module, tensors: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """What is not in the files, because one that is shows its memory: the same tensor, or all of the memory."""
+    held = {name: tensor for name, tensor in module.state_dict(keep_vars=True).items() if _is_tensor(tensor)}
+    given = {name: data for name, data in tensors.items() if name in held and _is_tensor(data)}
+    same = {id(held[name]): data for name, data in given.items()}
+    whole = {_storage(held[name]): data for name, data in given.items() if _shows_all(held[name], data)}
+    tied = {}
+    for name, tensor in held.items():
+        if name in tensors:
+            continue
+        if id(tensor) in same:
+            tied[name] = same[id(tensor)].detach()
+        elif (data := whole.get(_storage(tensor))) is not None and data.dtype == tensor.dtype:
+            offset = data.storage_offset() + tensor.storage_offset()
+            tied[name] = data.detach().as_strided(tensor.shape, tensor.stride(), offset)
+    return tied
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _storage(tensor: torch.Tensor) -> int | None:
+    """Which storage a tensor shows, if it shows one."""
+    if is_wrapper(tensor) or tensor.layout != torch.strided or tensor.numel() == 0:
+        return None
+    with torch._C.DisableTorchFunctionSubclass():
+        storage: int = tensor.untyped_storage()._cdata
+        return storage
+
+
+def _shows_all(tensor: torch.Tensor, data: torch.Tensor) -> bool:
+    """Whether `tensor` shows all of its storage in order, so that what shows a part of it shows a part of `data`."""
+    return (
+        _storage(tensor) is not None
+        and tensor.is_contiguous()
+        and tensor.untyped_storage().nbytes() == tensor.nbytes
+        and data.shape == tensor.shape
+        and data.is_contiguous()
+    )
+
+
+def _check(load: _Load, place: _Place) -> None:
+    """Raises what would be raised halfway otherwise."""
+    target = load.target
+    if place.dtype is not None and not (place.dtype.is_floating_point or place.dtype.is_complex):
+        raise TypeError(f"`dtype` was expected to be floating point or complex, but it is {place.dtype}.")
+    for part in parts_of(target):
+        if _C.is_fake(part) and not _C.is_deferred(part):
+            raise ValueError(
+                f"A tensor of shape {tuple(part.shape)} is fake, and was not constructed by deferred_init(), so that "
+                "it cannot become real."
+            )
+    device, dtype = place.of(target)
+    if is_wrapper(target) and (device.type != target.device.type or dtype != target.dtype):
+        raise ValueError(
+            f"A {type(target).__name__} of shape {tuple(target.shape)} cannot be loaded with another device or dtype. "
+            "Convert the module before it is wrapped, or after it is loaded."
+        )
+
+
+class _Shown:
+    """The memory that tensors of the module show already, so that no two of them come to share it."""
+
+    def __init__(self) -> None:
+        self._spans: dict[int, list[tuple[int, int]]] = {}
+
+    def take(self, data: torch.Tensor) -> bool:
+        """Returns whether nobody has taken it yet, and takes it."""
+        storage = data.untyped_storage()
+        begin = int(data.storage_offset()) * data.itemsize
+        end = begin + data.numel() * data.itemsize
+        spans = self._spans.setdefault(storage.data_ptr(), [])
+        if any(first < end and begin < last for first, last in spans):
+            return False
+        spans.append((begin, end))
+        return True
+
+
+class _Loader(NamedTuple):
+    """Loads one tensor after the other, so that no more than one is in memory twice."""
+
+    state: StateDict
+    place: _Place
+    shown: _Shown
+
+    def load(self, load: _Load) -> None:
+        target, data = load.target, load.data
+        if is_wrapper(target):
+            target, data = self._local(target, data)
+        if not _C.is_deferred(target):
+            with torch.no_grad():
+                target.copy_(data)
+            self.state.forget(data)
+        elif not _C.adopt(target, self._ready(target, data)):
+            self._copy(target, data)
+
+    def _ready(self, target: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
+        """What `target` shall show: `data` itself if it can."""
+        device, dtype = self.place.of(target)
+        if _C.is_fake(data):
+            return data  # of the module itself, which is not adopted
+        is_there = data.device.type == device.type and device.index in (None, data.device.index)
+        is_exact = torch.promote_types(data.dtype, target.dtype) == target.dtype
+        if is_there and data.dtype == dtype and is_exact and data.is_contiguous() and self.shown.take(data):
+            return data.detach()
+        return self._converted(data.detach(), target.dtype, dtype, device)
+
+    def _converted(
+        self, data: torch.Tensor, recorded: torch.dtype, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """As by copying it into what was recorded, and converting that."""
+        result = torch.empty(data.shape, dtype=dtype, device=device)
+        for part in parts_of_shape(data.shape, LARGEST_PIECE // data.itemsize):
+            result[part] = data[part].to(recorded)
+            self.state.forget(data[part])
+        return result
+
+    def _copy(self, target: torch.Tensor, data: torch.Tensor) -> None:
+        """Into a part of a larger memory, say, whose rest is computed."""
+        with torch.no_grad():
+            target.copy_(data)
+        materialize_tensor(target, device=self.place.device, dtype=self.place.dtype)
+        self.state.forget(data)
+
+    def _local(self, target: Any, data: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The part of a distributed tensor that this process has, and of what it is loaded from."""
+        [local] = parts_of(target)
+        if is_wrapper(data):
+            [data] = parts_of(data)
+            return local, data
+        return local, _shard_of(target, data)
+
+
+def _shard_of(target: Any, data: torch.Tensor) -> torch.Tensor:
+    """The elements of `data` that belong to the local part of `target`, without reading others."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    shape, offset = compute_local_shape_and_global_offset(data.shape, target.device_mesh, target.placements)
+    for dim, (size, begin) in enumerate(zip(shape, offset, strict=True)):
+        data = data.narrow(dim, begin if size else 0, size)
+    return data

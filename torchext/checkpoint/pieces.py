@@ -1,0 +1,185 @@
+"""Tensors in pieces of bounded size, each computed when its turn comes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from .. import _C
+from ..tools.sizes import readable
+
+__all__ = ["LARGEST_PIECE", "Budget", "Pieces", "cut", "parts_of_shape", "recorded_as"]
+
+LARGEST_PIECE = 16 << 20
+"""Memory of up to this size is used again by the allocator, larger memory is given back to the system at once."""
+
+SMALLEST_PIECE = 64 << 10
+
+OVERHEAD = 2 << 20
+"""What Python and the recording take, in bytes."""
+
+IN_FLIGHT = 2
+"""How many pieces are there besides the one that is being computed: one waits, and one is being written."""
+
+
+class Budget(NamedTuple):
+    """How much memory there is."""
+
+    max_memory: int
+    """In bytes."""
+
+    @property
+    def piece(self) -> int:
+        """The size of a piece in bytes."""
+        return max(SMALLEST_PIECE, min(LARGEST_PIECE, (self.max_memory - OVERHEAD) // 8))
+
+    @property
+    def for_computing(self) -> int:
+        """How much of the memory one piece may take while it is computed."""
+        return self.max_memory - self.beside_computing
+
+    @property
+    def beside_computing(self) -> int:
+        """How much of it there is besides: pieces, and what has been freed and is not used again."""
+        return IN_FLIGHT * self.piece + self.slack + OVERHEAD
+
+    @property
+    def slack(self) -> int:
+        """How much may be freed before it is given back to the system."""
+        return self.piece
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """How a tensor is divided."""
+
+    tensor: torch.Tensor
+    dtype: torch.dtype
+    """What it is converted to."""
+    piece: int
+    """The size of a piece in elements. 0 if the tensor is computed at once, and then divided."""
+    nbytes: int
+    needs: int
+    """How much memory computing a piece takes, in bytes."""
+
+    def values(self, memory: _C.RecycledMemory) -> Iterator[torch.Tensor]:
+        """Yields the elements in their order, as real tensors on the CPU, which are computed in `memory`."""
+        elements = max(1, LARGEST_PIECE // self.dtype.itemsize)
+        if self.piece == 0:
+            whole = _values(self.tensor, self.dtype, memory)
+            yield from (whole[part] for part in parts_of_shape(whole.shape, elements))
+        else:
+            yield from (
+                _values(self.tensor[part], self.dtype, memory) for part in parts_of_shape(self.tensor.shape, self.piece)
+            )
+
+
+def cut(name: str, tensor: torch.Tensor, dtype: torch.dtype, budget: Budget) -> Pieces:
+    """Decides how a tensor is divided, so that no piece takes more memory than there is.
+
+    Random fills, copies and simple arithmetic are computed piece by piece. What can only be computed as a whole, as
+    `orthogonal_`, is computed once, where memory allows.
+
+    Raises:
+        MemoryError: There is not enough. It tells what is needed.
+    """
+    tensor = tensor.detach()
+    nbytes = tensor.numel() * dtype.itemsize
+    size = max(1, budget.piece // max(dtype.itemsize, tensor.itemsize))
+    if not _C.is_deferred(tensor):
+        return Pieces(tensor, dtype, size, nbytes, IN_FLIGHT * budget.piece)
+    if tensor.numel() == 0:
+        return Pieces(tensor, dtype, 0, nbytes, 0)
+    whole, work = _needs(tensor, dtype)
+    if tensor.numel() <= size and whole <= budget.for_computing:
+        return Pieces(tensor, dtype, 0, nbytes, whole)
+    while True:
+        part = _middle(tensor, size)
+        of_part, work_of_part = _needs(tensor[part], dtype)
+        is_cheap = work_of_part * tensor.numel() <= 2 * work * tensor[part].numel()
+        if is_cheap and of_part <= budget.for_computing:
+            return Pieces(tensor, dtype, size, nbytes, of_part)
+        if not is_cheap or size * tensor.itemsize <= SMALLEST_PIECE:
+            break
+        size //= 2
+    if whole <= budget.for_computing:
+        return Pieces(tensor, dtype, 0, nbytes, whole)
+    if of_part <= budget.for_computing:
+        return Pieces(tensor, dtype, size, nbytes, of_part)
+    needed = min(whole, of_part) + budget.beside_computing
+    raise MemoryError(
+        f"Computing `{name}` of shape {tuple(tensor.shape)} takes {readable(needed)}, because not all of the operators "
+        f"that it comes from can be computed in parts, but `max_memory` is {readable(budget.max_memory)}. Allow as "
+        "much, or materialize this tensor first. explain() shows what it comes from."
+    )
+
+
+def _values(tensor: torch.Tensor, dtype: torch.dtype, memory: _C.RecycledMemory) -> torch.Tensor:
+    if _C.is_deferred(tensor):
+        return _C.evaluate_in(recorded_as(tensor, dtype), memory).to("cpu")
+    with torch.no_grad():
+        return tensor.to("cpu", dtype).resolve_conj().resolve_neg().contiguous()
+
+
+def recorded_as(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A deferred tensor that shows all of its storage, and that in order."""
+    with torch.no_grad():
+        result = tensor.to(dtype).resolve_conj().resolve_neg().contiguous()
+        is_all = result.untyped_storage().nbytes() == result.numel() * result.itemsize
+        return result if is_all else result.clone(memory_format=torch.contiguous_format)
+
+
+def _needs(tensor: torch.Tensor, dtype: torch.dtype) -> tuple[int, int]:
+    return _C.needs_of_evaluating(recorded_as(tensor, dtype))
+
+
+Part = tuple[int | slice, ...]
+
+
+def parts_of_shape(shape: torch.Size, elements: int) -> Iterator[Part]:
+    """Divides a shape, in the order of its elements, into parts of at most `elements` elements."""
+    cut_at = _dimension_to_cut(shape, elements)
+    if cut_at == len(shape):
+        for i in range(math.prod(shape)):
+            yield _index_of(i, shape)
+        return
+    step = _step(shape, cut_at, elements)
+    for i in range(math.prod(shape[:cut_at])):
+        outer = _index_of(i, shape[:cut_at])
+        for begin in range(0, shape[cut_at], step):
+            yield (*outer, slice(begin, begin + step))
+
+
+def _middle(tensor: torch.Tensor, elements: int) -> Part:
+    """One of these parts, which has others before it and after it."""
+    shape = tensor.shape
+    cut_at = _dimension_to_cut(shape, elements)
+    if cut_at == len(shape):
+        return tuple(size // 2 for size in shape)
+    step = _step(shape, cut_at, elements)
+    begin = shape[cut_at] // 2 // step * step
+    return (*(size // 2 for size in shape[:cut_at]), slice(begin, begin + step))
+
+
+def _dimension_to_cut(shape: torch.Size, elements: int) -> int:
+    """The first dimension whose entries have at most `elements` elements."""
+    for dim in range(len(shape)):
+        if math.prod(shape[dim + 1 :]) <= elements:
+            return dim
+    return len(shape)
+
+
+def _step(shape: torch.Size, dim: int, elements: int) -> int:
+    return max(1, elements // max(1, math.prod(shape[dim + 1 :])))
+
+
+def _index_of(number: int, shape: torch.Size) -> tuple[int, ...]:
+    index = []
+    for size in reversed(shape):
+        number, at = divmod(number, size)
+        index.append(at)
+    return tuple(reversed(index))

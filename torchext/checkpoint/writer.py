@@ -1,0 +1,86 @@
+"""Writing on a thread of its own, while the next piece is computed."""
+
+from __future__ import annotations
+
+import ctypes
+import queue
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import NamedTuple
+
+import torch
+from typing_extensions import Self
+
+from .folder import IncompleteFile
+
+__all__ = ["Writer"]
+
+
+class _Piece(NamedTuple):
+    file: IncompleteFile
+    tensor: torch.Tensor
+    at: int
+
+
+class Writer:
+    """Writes pieces, and completes files, in the order in which it is told to.
+
+    One piece waits while another one is written. An error is raised where the next piece is handed over.
+
+    Args:
+        on_written: Is called with the number of bytes of each piece that has been written.
+    """
+
+    def __init__(self, on_written: Callable[[int], object] | None) -> None:
+        self._on_written = on_written
+        self._tasks: queue.Queue[_Piece | IncompleteFile | None] = queue.Queue(maxsize=1)
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="torchext checkpoint writer")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is not None and self._error is None:
+            self._error = error  # what waits is not written any more
+        self._tasks.put(None)
+        self._thread.join()
+        if error is None:
+            self._check()
+
+    def write(self, file: IncompleteFile, tensor: torch.Tensor, at: int) -> None:
+        """Writes the elements of `tensor`, which is contiguous and on the CPU, `at` bytes from the beginning."""
+        self._check()
+        if tensor.numel() > 0:
+            self._tasks.put(_Piece(file, tensor, at))
+
+    def complete(self, file: IncompleteFile) -> None:
+        """Gives the file its name, when all before has been written."""
+        self._check()
+        self._tasks.put(file)
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            if self._error is None:
+                try:
+                    self._do(task)
+                except BaseException as error:
+                    self._error = error
+            del task  # its memory
+
+    def _do(self, task: _Piece | IncompleteFile) -> None:
+        if isinstance(task, IncompleteFile):
+            task.complete()
+            return
+        nbytes = task.tensor.numel() * task.tensor.itemsize
+        task.file.write(memoryview((ctypes.c_ubyte * nbytes).from_address(task.tensor.data_ptr())), task.at)
+        if self._on_written is not None:
+            self._on_written(nbytes)
