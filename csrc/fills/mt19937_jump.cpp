@@ -268,9 +268,7 @@ void advanceBlocks(Words& x, std::uint64_t blocks) {
     jumpBlocks(x, blocks - 1);
     return;
   }
-  for (std::uint64_t i = 1; i < blocks; ++i) {
-    mt19937::nextBlock(x.data());
-  }
+  mt19937::nextBlocks(x.data(), blocks - 1);
 }
 
 }  // namespace
