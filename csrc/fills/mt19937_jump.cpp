@@ -258,7 +258,7 @@ void jumpBlocks(Words& x, std::uint64_t blocks) {
 }
 
 void advanceBlocks(Words& x, std::uint64_t blocks) {
-  constexpr std::uint64_t kJumpPaysFrom = 2048;
+  constexpr std::uint64_t kJumpPaysFrom = 4096;
   if (blocks == 0) {
     return;
   }
