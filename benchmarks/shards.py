@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -55,22 +56,32 @@ def build(initializer: str, size: int, world: int, is_row: bool) -> Tensor:
     return part.clone(memory_format=torch.contiguous_format)
 
 
-def measure(initializer: str, size: int, world: int, is_row: bool, repeats: int) -> tuple[float, float]:
-    """Seconds, and MiB beyond what was held before."""
+class Cost(NamedTuple):
+    """Of one materialization: medians, and the most memory."""
+
+    seconds: float
+    processor_seconds: float  # of all threads, which what else runs on the machine does not change much
+    grown: float  # MiB beyond what was held before
+
+
+def measure(initializer: str, size: int, world: int, is_row: bool, is_eager: bool, repeats: int) -> Cost:
+    """What a shard costs, or what it costs to construct it eagerly."""
     materialize_tensor(deferred_init(build, initializer, 512, 1, True))  # what is found out once
     seconds = []
+    processor_seconds = []
     grown = 0.0
     for _ in range(repeats):
-        shard = deferred_init(build, initializer, size, world, is_row)
+        shard = None if is_eager else deferred_init(build, initializer, size, world, is_row)
         gc.collect()
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
         before = memory("VmRSS")
-        start = time.perf_counter()
-        materialize_tensor(shard)
+        start, processor_start = time.perf_counter(), time.process_time()
+        shard = build(initializer, size, world, is_row) if shard is None else materialize_tensor(shard)
         seconds.append(time.perf_counter() - start)
+        processor_seconds.append(time.process_time() - processor_start)
         grown = max(grown, memory("VmHWM") - before)
         del shard
-    return statistics.median(seconds), grown
+    return Cost(statistics.median(seconds), statistics.median(processor_seconds), grown)
 
 
 def measure_walk(size: int, repeats: int) -> float:
@@ -85,11 +96,20 @@ def measure_walk(size: int, repeats: int) -> float:
     return statistics.median(seconds)
 
 
-def in_process(*arguments: object) -> tuple[float, float]:
+def in_process(*arguments: object) -> Cost:
     """What `measure()` returns in a new process."""
     command = [sys.executable, __file__, "--one", json.dumps(arguments)]
-    seconds, grown = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    return seconds, grown
+    return Cost(*json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
+
+
+def row(initializer: str, shard: str, cost: Cost, whole: Cost | None, mib: float) -> None:
+    """Prints a row of the table, compared with `whole`."""
+    ratios = ["", ""] if whole is None else [f"1/{b / a:.0f}" for a, b in zip(cost[:2], whole[:2], strict=True)]
+    print(
+        f"| {initializer} | {shard} | {1000 * cost.seconds:.1f} | {ratios[0]} | {1000 * cost.processor_seconds:.1f} "
+        f"| {ratios[1]} | {cost.grown:.0f} | {mib:.1f} |",
+        flush=True,
+    )
 
 
 def main() -> None:
@@ -106,20 +126,18 @@ def main() -> None:
         return
     print(f"{torch.get_num_threads()} threads; a matrix of {options.size}^2 in float32")
     print(f"walk: {1000 * measure_walk(options.size, options.repeats):.1f} ms on one thread\n")
-    print("| initializer | shard | ms | of the whole | MiB | shard, MiB |")
-    print("| --- | --- | ---: | ---: | ---: | ---: |")
+    print("| initializer | shard | ms | of the whole | ms of processors | of the whole | MiB | shard, MiB |")
+    print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |")
     size_mib = options.size**2 / 2**18
     for name in INITIALIZERS:
-        whole, grown = in_process(name, options.size, 1, True, options.repeats)
-        print(f"| `{name}` | whole | {1000 * whole:.1f} | | {grown:.0f} | {size_mib:.0f} |")
+        eager = in_process(name, options.size, 1, True, True, min(options.repeats, 3))
+        row(f"`{name}`", "whole, eager", eager, None, size_mib)
+        whole = in_process(name, options.size, 1, True, False, options.repeats)
+        row("", "whole", whole, None, size_mib)
         for kind in ("rows", "columns"):
             for world in options.worlds:
-                seconds, grown = in_process(name, options.size, world, kind == "rows", options.repeats)
-                print(
-                    f"| | {kind} of {world} | {1000 * seconds:.1f} | 1/{whole / seconds:.0f} | {grown:.0f} "
-                    f"| {size_mib / world:.1f} |",
-                    flush=True,
-                )
+                cost = in_process(name, options.size, world, kind == "rows", False, options.repeats)
+                row("", f"{kind} of {world}", cost, whole, size_mib / world)
     if not options.no_llama:
         print("\nLlama 8B, with construction:")
         for world in options.worlds:

@@ -1,6 +1,8 @@
 #include "mt19937.h"
 
 #include "../support/simd_clones.h"
+#include "avx512.h"
+#include "mt19937_avx512.h"
 
 namespace torchext::mt19937 {
 
@@ -38,19 +40,26 @@ std::uint32_t before(Step step, std::uint32_t result) {
   return y;
 }
 
-}  // namespace
-
 // The loops are split where a word starts to depend on words of the new block, so that each of them can be vectorized.
 TORCHEXT_SIMD_CLONES
-void nextBlock(std::uint32_t* state) {
+void nextBlocksByLoops(std::uint32_t* state, std::size_t count) {
   std::uint32_t* x = state;
-  for (std::size_t j = 0; j < kN - kM; ++j) {
-    x[j] = x[j + kM] ^ twist(x[j], x[j + 1]);
+  for (std::size_t i = 0; i < count; ++i) {
+    for (std::size_t j = 0; j < kN - kM; ++j) {
+      x[j] = x[j + kM] ^ twist(x[j], x[j + 1]);
+    }
+    for (std::size_t j = kN - kM; j < kN - 1; ++j) {
+      x[j] = x[j + kM - kN] ^ twist(x[j], x[j + 1]);
+    }
+    x[kN - 1] = x[kM - 1] ^ twist(x[kN - 1], x[0]);
   }
-  for (std::size_t j = kN - kM; j < kN - 1; ++j) {
-    x[j] = x[j + kM - kN] ^ twist(x[j], x[j + 1]);
-  }
-  x[kN - 1] = x[kM - 1] ^ twist(x[kN - 1], x[0]);
+}
+
+}  // namespace
+
+void nextBlocks(std::uint32_t* state, std::size_t count) {
+  static const auto kernel = hasAvx512() ? nextBlocksByAvx512 : nextBlocksByLoops;
+  kernel(state, count);
 }
 
 TORCHEXT_SIMD_CLONES

@@ -16,8 +16,13 @@ constexpr std::uint32_t kA = 0x9908b0dfU;
 
 static_assert(at::MERSENNE_STATE_N == kN && at::MERSENNE_STATE_M == kM);
 
-// Replaces the kN words of a state by the next ones.
-void nextBlock(std::uint32_t* state);
+// Replaces the kN words of a state by those that are `count` blocks later.
+void nextBlocks(std::uint32_t* state, std::size_t count);
+
+// Replaces them by the next ones.
+inline void nextBlock(std::uint32_t* state) {
+  nextBlocks(state, 1);
+}
 
 // Makes random numbers of words of a state. Neither changes the words, nor needs them to be aligned.
 void temper(const std::uint32_t* words, std::uint32_t* numbers, std::size_t count);

@@ -258,7 +258,7 @@ void jumpBlocks(Words& x, std::uint64_t blocks) {
 }
 
 void advanceBlocks(Words& x, std::uint64_t blocks) {
-  constexpr std::uint64_t kJumpPaysFrom = 2048;
+  constexpr std::uint64_t kJumpPaysFrom = 4096;
   if (blocks == 0) {
     return;
   }
@@ -268,9 +268,7 @@ void advanceBlocks(Words& x, std::uint64_t blocks) {
     jumpBlocks(x, blocks - 1);
     return;
   }
-  for (std::uint64_t i = 1; i < blocks; ++i) {
-    mt19937::nextBlock(x.data());
-  }
+  mt19937::nextBlocks(x.data(), blocks - 1);
 }
 
 }  // namespace

@@ -6,10 +6,11 @@
 #include <cstdint>
 #include <cstring>
 
-#include <ATen/Version.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 #include <immintrin.h>
+
+#include "avx512.h"
 
 // All that follows is compiled for these processors, whatever the rest is compiled for. Headers of others are included
 // above, because their functions may be the ones that the linker keeps for all.
@@ -49,20 +50,9 @@ constexpr Kernels kKernels{uniformValues<LanesAvx512, Element>, normalValues<Lan
 
 namespace torchext {
 
-namespace {
-
-// Not where the user has PyTorch do without (`ATEN_CPU_CAPABILITY`).
-bool isSupported() {
-  return at::get_cpu_capability() == "AVX512" && __builtin_cpu_supports("avx512f") &&
-         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma");
-}
-
-}  // namespace
-
 const KindOfLanes* avx512Lanes() {
   static constexpr KindOfLanes kLanes{kKernels<float>, kKernels<c10::BFloat16>, kKernels<c10::Half>};
-  return isSupported() ? &kLanes : nullptr;
+  return hasAvx512() ? &kLanes : nullptr;
 }
 
 }  // namespace torchext

@@ -64,13 +64,13 @@ class Part {
   // Returns how many rounds it takes, and moves `engine` from where the fill of this part begins in the first round to
   // where it ends.
   std::int64_t compute(Engine& engine) {
+    Engine round = engine;
     fillAll(engine);
-    Engine later = engine;
-    std::int64_t drawn = drawsUntil(end_);
     std::int64_t rounds = 1;
     for (; !pending_.empty(); ++rounds) {
-      advance(later, static_cast<std::uint64_t>(drawsOfFill(fill_.dtype, count_) - drawn + begin_));
-      drawn = fillPending(later);
+      // The same distance each time, so that one polynomial does for all jumps (mt19937_jump.h).
+      advance(round, static_cast<std::uint64_t>(drawsOfFill(fill_.dtype, count_)));
+      fillPending(round);
     }
     return rounds;
   }
@@ -127,9 +127,8 @@ class Part {
     }
   }
 
-  // Moves `engine`, which is at the beginning of this part, over one round. Returns how many numbers the round has
-  // drawn by then, counted from the beginning of the whole fill.
-  std::int64_t fillPending(Engine& engine) {
+  // Fills what is pending once more. `engine` is where this part begins in the round.
+  void fillPending(Engine engine) {
     std::int64_t drawn = begin_;
     std::size_t kept = 0;
     for (std::size_t first = 0; first < pending_.size();) {
@@ -150,7 +149,6 @@ class Part {
       drawn = drawsUntil(to);
     }
     pending_.resize(kept);
-    return drawn;
   }
 
   // Chunks that are near each other are filled at once, with what lies between them.

@@ -163,8 +163,13 @@ print((peaks[1] - peaks[0]) / 2**20, (peaks[2] - peaks[0]) / 2**20)
     assert materializing < 128 + 110
 
 
-@pytest.mark.parametrize("skipped", [10**6, 2 * 10**6 + 3, 3 * 10**7 + 5])
-def test_long_distances_are_jumped(skipped: int) -> None:
+def test_rejection_sampling_of_nothing_writes_once() -> None:
+    assert_same_results(lambda: [nn.init.trunc_normal_(torch.empty(0, 5)), torch.rand(3)])
+
+
+# Few blocks of 624 numbers, several, more than a copy pays for, and too many to walk.
+@pytest.mark.parametrize("skipped", [623, 624, 625, 3000, 60001, 10**6, 4 * 10**6 + 3, 3 * 10**7 + 5])
+def test_distances_are_walked_or_jumped(skipped: int) -> None:
     def build() -> list[Tensor]:
         torch.empty(skipped).uniform_()
         return [torch.rand(1000)]

@@ -88,7 +88,7 @@ def _recorded_trunc_normal(original: Callable[..., torch.Tensor]) -> Callable[..
                 _call_on_nothing(original, torch.clone, mean, std, a, b)  # warns
             torch.ops.torchext.trunc_normal_(tensor, mean, std, a, b, generator=generator)
             # The first draw, and the write of what was drawn again, which is not needed only if nothing was rejected.
-            for _ in range(2):
+            for _ in range(min(tensor.numel(), 1) + 1):
                 torch.autograd.graph.increment_version(tensor)
             return tensor
 

@@ -4,6 +4,9 @@ The `Fake` key was above `Python` then, and `dispatchDTensorOp()` in `python_var
 local tensors with all keys left out that are above `Python`. Where arguments have to be redistributed first, it leaves
 this to Python, where the call of the operator can be helped: `_patch_calls_of_handlers()` in `tensors.py`. So it is
 told that they have to be, from what they are to what they are.
+
+Some operators have handlers of their own (`OpDispatcher._custom_op_handlers`), which are called in the same state, and
+call functions of PyTorch's as well as operators.
 """
 
 from __future__ import annotations
@@ -11,6 +14,8 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable
+from importlib import import_module
+from inspect import isfunction
 from typing import Any
 
 import torch
@@ -20,6 +25,8 @@ from ...tools.leases import while_fakes_live
 from ...tools.torch_release import TORCH_RELEASE
 
 __all__ = ["teach_sharding"]
+
+_MODULES_OF_HANDLERS = ("_dispatch", "_nonlinear_redux", "_tp_conv", "parallel.loss")
 
 _taught: set[int] = set()
 
@@ -44,6 +51,16 @@ def teach_sharding() -> None:
         "computes on local tensors below the Fake key",
         releases="2.11 and 2.12",
     )
+    for name in _MODULES_OF_HANDLERS:
+        _teach_handlers(import_module(f"torch.distributed.tensor.{name}"))
+
+
+def _teach_handlers(module: Any) -> None:
+    for name, function in vars(module).items():
+        if isfunction(function) and function.__module__ == module.__name__ and name.endswith("_handler"):
+            while_fakes_live.patch(
+                module, name, _from_handler, "computes on local tensors below the Fake key", releases="2.11 and 2.12"
+            )
 
 
 def _leaving_calls_to_python(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -62,7 +79,7 @@ def _leaving_calls_to_python(original: Callable[..., Any]) -> Callable[..., Any]
 
 
 def _from_handler(original: Callable[..., Any]) -> Callable[..., Any]:
-    def redistribute_local_args(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: Any, **kwargs: Any) -> Any:
         return _C.call_from_handler(original, *args, **kwargs)
 
-    return redistribute_local_args
+    return run

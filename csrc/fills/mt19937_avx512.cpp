@@ -1,0 +1,116 @@
+#include "mt19937_avx512.h"
+
+#if defined(__x86_64__) && defined(__GNUC__)
+
+#include <array>
+#include <cstring>
+
+#include <immintrin.h>
+
+#include "mt19937.h"
+
+// As in transforms_avx512.cpp: headers are included above.
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx512f"))), apply_to = function)
+#else
+#pragma GCC push_options
+// GCC's own header takes what it leaves undefined on purpose for a mistake (its bug 105593).
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC target("avx512f")
+#endif
+
+namespace torchext::mt19937 {
+
+namespace {
+
+constexpr std::size_t kLanes = 16;
+constexpr std::size_t kVectors = kN / kLanes;
+// Word j of a new block needs word j + kM of the old one, and as soon as there is none, word j + kM - kN of the new
+// one. The vector in which that begins has words of both.
+constexpr std::size_t kFromNew = (kN - kM) / kLanes;
+constexpr int kShift = static_cast<int>(kM % kLanes);
+static_assert(kN % kLanes == 0 && (kFromNew + 1) * kLanes > kN - kM);
+
+inline __m512i load(const std::uint32_t* from) {
+  return _mm512_loadu_si512(from);
+}
+
+// `low` and `high` follow each other.
+template <int kFirst>
+inline __m512i between(__m512i low, __m512i high) {
+  return _mm512_alignr_epi32(high, low, kFirst);
+}
+
+inline __m512i next(__m512i words, __m512i following, __m512i far) {
+  constexpr int kSelect = 0xCA;  // of each bit: the first decides which of the others
+  const __m512i lower = _mm512_set1_epi32(0x7fffffff);
+  const __m512i mixed = _mm512_ternarylogic_epi32(lower, following, words, kSelect);
+  const __mmask16 odd = _mm512_test_epi32_mask(following, _mm512_set1_epi32(1));
+  const __m512i sum = _mm512_xor_si512(far, _mm512_srli_epi32(mixed, 1));
+  return _mm512_mask_xor_epi32(sum, odd, sum, _mm512_set1_epi32(static_cast<int>(kA)));
+}
+
+// Words that have just been written are read as they were written, in whole vectors, and moved in registers: what is
+// read across two of them would have to wait until they are in the cache.
+void moveOn(std::uint32_t* x) {
+  const auto vector = [x](std::size_t i) { return x + i * kLanes; };
+  __m512i low = load(vector(kVectors - 1 - kFromNew));
+  for (std::size_t i = 0; i < kFromNew; ++i) {
+    const __m512i high = load(vector(kVectors - kFromNew + i));
+    const __m512i words = next(load(vector(i)), load(vector(i) + 1), between<kShift>(low, high));
+    _mm512_storeu_si512(vector(i), words);
+    low = high;
+  }
+  for (std::size_t i = kFromNew; i + 1 < kVectors; ++i) {
+    const __m512i high = load(vector(i - kFromNew));
+    const __m512i words = next(load(vector(i)), load(vector(i) + 1), between<kShift>(low, high));
+    _mm512_storeu_si512(vector(i), words);
+    low = high;
+  }
+  const __m512i last = load(vector(kVectors - 1));
+  const __m512i high = load(vector(kVectors - 1 - kFromNew));
+  _mm512_storeu_si512(vector(kVectors - 1), next(last, between<1>(last, load(x)), between<kShift>(low, high)));
+}
+
+}  // namespace
+
+// Vectors that lie across two lines of the cache take twice as long, and a state of PyTorch's is aligned like its
+// words.
+void nextBlocksByAvx512(std::uint32_t* state, std::size_t count) {
+  constexpr std::size_t kWorthACopy = 8;
+  if (count < kWorthACopy) {
+    for (std::size_t i = 0; i < count; ++i) {
+      moveOn(state);
+    }
+    return;
+  }
+  alignas(64) std::array<std::uint32_t, kN> words;
+  std::memcpy(words.data(), state, sizeof(words));
+  for (std::size_t i = 0; i < count; ++i) {
+    moveOn(words.data());
+  }
+  std::memcpy(state, words.data(), sizeof(words));
+}
+
+}  // namespace torchext::mt19937
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+
+#else
+
+#include <c10/util/Exception.h>
+
+namespace torchext::mt19937 {
+
+void nextBlocksByAvx512(std::uint32_t* /*state*/, std::size_t /*count*/) {
+  TORCH_INTERNAL_ASSERT(false, "Compiled without AVX-512.");
+}
+
+}  // namespace torchext::mt19937
+
+#endif

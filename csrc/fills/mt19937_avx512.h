@@ -1,0 +1,11 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace torchext::mt19937 {
+
+// What `nextBlocks()` does, by AVX-512. Only where `hasAvx512()` (avx512.h).
+void nextBlocksByAvx512(std::uint32_t* state, std::size_t count);
+
+}  // namespace torchext::mt19937
