@@ -223,6 +223,8 @@ void bindFake(pybind11::module_& module) {
   bind(module, "current_fake_stream", currentStream);
   bind(module, "set_current_fake_stream", setCurrentStream);
   bind(module, "new_fake_stream", newFakeStream);
+  bind(module, "count_work_on_fake_stream", countWork);
+  bind(module, "work_on_fake_stream", workOn);
   bind(module, "fake_gpu", describedGpu);
   bind(module, "fake_gpu_number", numberOfGpu);
   module.def("call_backward", &callInside<FakeCudaBackwardGuard>);

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from .. import _C
-from ..memory.observing import storages_of
+from ..fake.checks import storages_of
 from ..tools.imports import once_imported
 from .values import note_reading, while_values_are_assumed
 
