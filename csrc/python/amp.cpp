@@ -2,6 +2,7 @@
 #include <array>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -189,21 +190,42 @@ PyObject* leave(PyObject* self, PyObject* const* /*unused*/, Py_ssize_t /*unused
   END_HANDLE_TH_ERRORS
 }
 
+pybind11::object deviceTypeOf(const Region& region) {
+  return region.device_type ? pybind11::cast(nameOf(*region.device_type)) : pybind11::none();
+}
+
+pybind11::object dtypeOf(const Region& region) {
+  return region.dtype ? pybind11::reinterpret_borrow<pybind11::object>(
+                            reinterpret_cast<PyObject*>(torch::getTHPDtype(*region.dtype)))
+                      : pybind11::none();
+}
+
 // The arguments with which the region was made, in their order.
 PyObject* arguments(PyObject* self, PyObject* /*unused*/) {
   HANDLE_TH_ERRORS
   const Region& region = *asRegion(self);
-  const auto device_type = region.device_type ? std::optional{nameOf(*region.device_type)} : std::nullopt;
-  pybind11::object dtype = pybind11::none();
-  if (region.dtype) {
-    dtype =
-        pybind11::reinterpret_borrow<pybind11::object>(reinterpret_cast<PyObject*>(torch::getTHPDtype(*region.dtype)));
-  }
-  return pybind11::make_tuple(device_type, dtype, region.is_enabled, region.is_caching, region.is_self_cleaning)
+  return pybind11::make_tuple(deviceTypeOf(region), dtypeOf(region), region.is_enabled, region.is_caching,
+                              region.is_self_cleaning)
       .release()
       .ptr();
   END_HANDLE_TH_ERRORS
 }
+
+// The same, one by one: what `torch.compile` guards.
+template <typename Value, Value value>
+PyObject* argument(PyObject* self, void* /*unused*/) {
+  HANDLE_TH_ERRORS
+  const Region& region = *asRegion(self);
+  if constexpr (std::is_member_object_pointer_v<Value>) {
+    return pybind11::cast(region.*value).release().ptr();
+  } else {
+    return value(region).release().ptr();
+  }
+  END_HANDLE_TH_ERRORS
+}
+
+template <auto value>
+constexpr getter kArgument = &argument<decltype(value), value>;
 
 // Does the region make operators autocast where none around it does?
 PyObject* isOutermost(PyObject* self, PyObject* /*unused*/) {
@@ -220,9 +242,15 @@ void addRegionType(pybind11::module_& module) {
                                   {"_arguments", &arguments, METH_NOARGS, nullptr},
                                   {"_is_outermost", &isOutermost, METH_NOARGS, nullptr},
                                   {nullptr, nullptr, 0, nullptr}};
+  static PyGetSetDef properties[] = {{"device_type", kArgument<&deviceTypeOf>, nullptr, nullptr, nullptr},
+                                     {"dtype", kArgument<&dtypeOf>, nullptr, nullptr, nullptr},
+                                     {"enabled", kArgument<&Region::is_enabled>, nullptr, nullptr, nullptr},
+                                     {"cache", kArgument<&Region::is_caching>, nullptr, nullptr, nullptr},
+                                     {"self_cleaning", kArgument<&Region::is_self_cleaning>, nullptr, nullptr, nullptr},
+                                     {nullptr, nullptr, nullptr, nullptr, nullptr}};
   addBlockType(module, "AutocastRegion",
                {"torchext._C.AutocastRegion", static_cast<int>(sizeof(Region)), &newRegion, &freeBlock,
-                static_cast<PyMethodDef*>(methods)});
+                static_cast<PyMethodDef*>(methods), static_cast<PyGetSetDef*>(properties)});
 }
 
 std::string deviceTypeNameInUse() {

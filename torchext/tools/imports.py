@@ -1,4 +1,4 @@
-"""Acts as soon as a module has been imported, while a block lasts."""
+"""Acts as soon as a module has been imported: while a block lasts, or whenever that is."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-__all__ = ["once_imported"]
+__all__ = ["once_imported", "when_imported"]
 
 
 @contextmanager
@@ -29,6 +29,25 @@ def once_imported(name: str, act: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         sys.meta_path.remove(finder)
+
+
+def when_imported(name: str, act: Callable[[], None]) -> None:
+    """Calls `act` when the module has run: now, if it has been imported, or else when it is.
+
+    Args:
+        name: Of the module, with its packages.
+        act: Called once, by the thread that imports it.
+    """
+    if name in sys.modules:
+        act()
+        return
+
+    def act_once() -> None:
+        sys.meta_path.remove(finder)
+        act()
+
+    finder = _Finder(name, act_once)
+    sys.meta_path.insert(0, finder)
 
 
 class _Finder(MetaPathFinder):
