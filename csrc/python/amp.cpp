@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/PythonTorchFunctionTLS.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/DynamicTypes.h>
 
@@ -16,6 +17,7 @@
 #include "../support/open_blocks.h"
 #include "bind.h"
 #include "block_type.h"
+#include "interpreter.h"
 #include "leases.h"
 #include "module.h"
 
@@ -168,12 +170,23 @@ PyObject* newRegion(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   return function == nullptr ? self : decorateWith(self, function);
 }
 
+// `torch.export` traces by a function mode, and PyTorch's own regions tell it. Returns false with a Python error.
+bool tellModes(PyObject* self, bool begins) {
+  if (!at::impl::torch_function_mode_enabled()) {
+    return true;
+  }
+  PyObject* const done =
+      PyObject_CallFunctionObjArgs(provided(Provided::kTellModes), self, begins ? Py_True : Py_False, nullptr);
+  Py_XDECREF(done);
+  return done != nullptr;
+}
+
 PyObject* enter(PyObject* self, PyObject* /*unused*/) {
   HANDLE_TH_ERRORS
   const Region& region = *asRegion(self);
   enterRegion(region.owner, {region.device_type ? *region.device_type : deviceTypeInUse(), region.dtype,
                              region.is_enabled, region.is_caching, region.is_self_cleaning});
-  if (!settleLeases()) {
+  if (!settleLeases() || !tellModes(self, true)) {
     leaveRegion(region.owner);
     return nullptr;
   }
@@ -186,6 +199,9 @@ PyObject* enter(PyObject* self, PyObject* /*unused*/) {
 PyObject* leave(PyObject* self, PyObject* const* /*unused*/, Py_ssize_t /*unused*/) {
   HANDLE_TH_ERRORS
   leaveRegion(asRegion(self)->owner);
+  if (!tellModes(self, false)) {
+    return nullptr;
+  }
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
@@ -261,6 +277,15 @@ bool isAmpTensor(const at::Tensor& tensor) {
   return isAmp(tensor);
 }
 
+// 0: ordinary, 1: wrapped, 2: to be cleaned.
+int ampKind(const at::Tensor& tensor) {
+  return static_cast<int>(ampMarkOf(*tensor.unsafeGetTensorImpl()));
+}
+
+void setAmpKind(const at::Tensor& tensor, int kind) {
+  setAmpMark(*tensor.unsafeGetTensorImpl(), static_cast<AmpMark>(kind));
+}
+
 // All or none.
 void wrapTensors(const std::vector<at::Tensor>& tensors) {
   for (const at::Tensor& tensor : tensors) {
@@ -316,6 +341,8 @@ void bindAmp(pybind11::module_& module) {
   bind(module, "autocast_device_type_in_use", deviceTypeNameInUse);
   bind(module, "is_in_enabled_region", isInEnabledRegion);
   bind(module, "is_amp", isAmpTensor);
+  bind(module, "amp_kind", ampKind);
+  bind(module, "set_amp_kind", setAmpKind);
   bind(module, "wrap_amp", wrapTensors);
   bind(module, "make_amp_like", makeTensorAmpLike);
   bind(module, "unwrap_amp", unwrapTensor);

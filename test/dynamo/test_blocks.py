@@ -259,6 +259,21 @@ class TestGraphBreaks:
         assert graph_breaks() == 1
         assert not torch.is_inference_mode_enabled()
 
+    @pytest.mark.parametrize("backend", BACKENDS)
+    def test_an_error_of_an_operator_leaves_the_block(self, backend: str) -> None:
+        def function(x: Tensor, index: Tensor) -> Tensor:
+            with inference_mode(), normal_tensors(), inference_mode():
+                return (x @ W)[index]
+
+        run = compiled(function, backend)
+        run(torch.eye(2), torch.tensor([0]))
+        with pytest.raises(IndexError, match="out of (bounds|range)"):
+            run(torch.eye(2), torch.tensor([7]))
+        assert not torch.is_inference_mode_enabled()
+        assert torch.is_grad_enabled()
+        with inference_mode():  # pairs, so nothing is open
+            pass
+
     def test_of_what_was_given_to_normal_is_called_as_it_is(self) -> None:
         def function(x: Tensor) -> Tensor:
             return to_normal(x)

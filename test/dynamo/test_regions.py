@@ -324,6 +324,24 @@ class TestGraphBreaks:
             compiled(function, fullgraph=False)(torch.eye(2))
         assert not torch.is_autocast_enabled("cpu")
 
+    @pytest.mark.parametrize("backend", BACKENDS)
+    def test_an_error_of_an_operator_leaves_the_region(self, backend: str) -> None:
+        """PyTorch's own region stays open after an error in a graph of the backend "eager"."""
+
+        def function(x: Tensor, index: Tensor) -> Tensor:
+            with amp.autocast("cpu"), amp.autocast("cpu", dtype=FP16, cache=False), torch.no_grad():
+                return (x @ W)[index]
+
+        run = compiled(function, backend)
+        run(torch.eye(2), torch.tensor([0]))
+        with pytest.raises(IndexError, match="out of (bounds|range)"):
+            run(torch.eye(2), torch.tensor([7]))
+        assert not torch.is_autocast_enabled("cpu")
+        assert torch.get_autocast_dtype("cpu") is BF16
+        assert torch.is_autocast_cache_enabled()
+        assert torch.is_grad_enabled()
+        assert torch.autocast_increment_nesting() - 1 == torch.autocast_decrement_nesting() == 0
+
     def test_an_argument_of_a_wrong_type_is_the_programs_error(self) -> None:
         def function(x: Tensor) -> Tensor:
             with amp.autocast("gpu"):

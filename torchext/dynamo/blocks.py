@@ -12,12 +12,13 @@ from torch._dynamo.variables.tensor import TensorVariable
 
 from .. import _C, inference
 from ..tools.calls import run_in_block
-from .results import Block, Mode, results_of
+from .results import Mode, results_of
 from .variables import FunctionOfOurs, GuardClass, break_graph, guard_attributes, guard_class, inline
 
 __all__ = ["BY_OBJECT", "BY_TYPE"]
 
 Translator = Any
+Block = _C.InferenceBlock | _C.NormalTensorsBlock
 
 
 class BlockVariable(ContextWrappingVariable):

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.ctx_manager import ContextWrappingVariable
+from torch._dynamo.variables.tensor import TensorVariable
+from torch._dynamo.variables.user_defined import UserDefinedClassVariable
 
 from .. import _C, amp
 from ..amp import casts, decorators
-from .variables import FunctionOfOurs, GuardClass, guard_attributes, guard_class, inline
+from .entered import Guard, enter, leave
+from .results import results_of
+from .variables import FunctionOfOurs, GuardClass, break_graph, guard_attributes, guard_class, inline
 
 __all__ = ["BY_OBJECT", "BY_TYPE"]
 
@@ -71,22 +75,34 @@ class _OpenRegion:
     """A region that is open while Dynamo traces, and in the graph."""
 
     def __init__(self, tx: Translator, region: _C.AutocastRegion) -> None:
+        results = results_of(tx.output)  # which puts the state back after errors
+        if region.self_cleaning:
+            _check_not_exported(tx)
+            results.call_operators("enters a self-cleaning region")
         device_type = region.device_type or _C.autocast_device_type_in_use()
         around = torch.get_autocast_dtype(device_type)
         self._leave: Callable[[], None] | None = lambda: region.__exit__(None, None, None)
         region.__enter__()
         tx.output.add_cleanup_hook(self._close_in_earnest)
-        dtype = torch.get_autocast_dtype(device_type)
-        state = (device_type, dtype, torch.is_autocast_enabled(device_type), torch.is_autocast_cache_enabled())
-        self._node = _call(tx, _amp._enter_autocast, *state) if _is_known_to_pytorch(device_type) else None
+        state = State(
+            device_type,
+            torch.get_autocast_dtype(device_type),
+            torch.is_autocast_enabled(device_type),
+            torch.is_autocast_cache_enabled(),
+        )
+        self._exit: Callable[..., None] | None = None
+        if region.self_cleaning:
+            self._node, self._exit = _call(tx, enter_self_cleaning, *state), leave
+        elif _is_known_to_pytorch(device_type):
+            self._node, self._exit = _call(tx, _amp._enter_autocast, *state), _amp._exit_autocast
         # As the region does: NOTE [Autocast regions]. PyTorch's would be given the casts of the dtype around it.
-        self._forgets_casts = dtype is not around and not tx.output.export
+        self._forgets_casts = state.dtype is not around and not tx.output.export
         self._forget_casts(tx)
 
     def close(self, tx: Translator) -> None:
         self._close_in_earnest()
-        if self._node is not None:
-            _call(tx, _amp._exit_autocast, self._node)
+        if self._exit is not None:
+            _call(tx, self._exit, self._node)
             self._forget_casts(tx)
 
     def _close_in_earnest(self) -> None:
@@ -97,6 +113,28 @@ class _OpenRegion:
     def _forget_casts(self, tx: Translator) -> None:
         if self._forgets_casts:
             _call(tx, torch.clear_autocast_cache)
+
+
+class State(NamedTuple):
+    """What `torch.autocast` is made of, in its order."""
+
+    device_type: str
+    dtype: torch.dtype
+    is_enabled: bool
+    is_caching: bool
+
+
+def enter_self_cleaning(device_type: str, dtype: torch.dtype, is_enabled: bool, is_caching: bool) -> Guard:
+    """Enters a self-cleaning region, in a graph that no backend compiles."""
+    return enter(_C.AutocastRegion(device_type, dtype=dtype, enabled=is_enabled, cache=is_caching, self_cleaning=True))
+
+
+def _check_not_exported(tx: Translator) -> None:
+    if tx.output.export:
+        break_graph(
+            "self-cleaning region in torch.export",
+            "An exported program has no AmpTensors: export it with amp.autocast(), and cast what leaves the region.",
+        )
 
 
 def _call(tx: Translator, function: Callable[..., object], *args: Any) -> Any:
@@ -134,11 +172,32 @@ def _can_autocast(tx: Translator, device_type: VariableTracker) -> VariableTrack
     return ConstantVariable.create(casts.can_autocast(device_type.as_python_constant()))
 
 
+class AmpTensorClass(UserDefinedClassVariable):
+    """The class `AmpTensor`. To Dynamo a tensor is an instance of its type, which that of an AmpTensor is not."""
+
+    def as_python_constant(self) -> Any:
+        """Called by `isinstance()`."""
+        break_graph("isinstance() of AmpTensor", "Dynamo does not ask AmpTensor for its instances: call is_amp().")
+
+
+def _wrap_amp_tensor_class(builder: Any, value: type) -> VariableTracker:
+    guard_class(builder)
+    return AmpTensorClass(value, source=builder.source)
+
+
+def _is_amp(tx: Translator, tensor: VariableTracker) -> VariableTracker:
+    if not isinstance(tensor, TensorVariable):
+        break_graph("is_amp() of what is not a tensor", "The program raises an error there.")
+    return ConstantVariable.create(_C.is_amp(tensor.as_proxy().node.meta["example_value"]))
+
+
 BY_TYPE: dict[type, Any] = {amp.autocast: _wrap_region, _C.AutocastRegion: _wrap_region}
 BY_OBJECT = [
     (amp.autocast, _wrap_class),
     (_C.AutocastRegion, _wrap_class),
     (decorators.is_outermost, FunctionOfOurs.wrap(lambda tx, region: region.is_outermost(tx))),
+    (amp.AmpTensor, _wrap_amp_tensor_class),
+    (_C.is_amp, FunctionOfOurs.wrap(_is_amp)),
     (casts.can_autocast, FunctionOfOurs.wrap(_can_autocast)),
     (_C.autocast_device_type_in_use, FunctionOfOurs.wrap(_device_type_in_use)),
 ]

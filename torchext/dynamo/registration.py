@@ -21,12 +21,13 @@ Wrap = Callable[[Any, Any], Any]
 def register() -> None:
     """Lets Dynamo trace into the guards. Called once Dynamo has been imported."""
     try:
-        from . import blocks, refusals, regions
+        from . import amp_tensors, blocks, refusals, regions
 
         by_type = {**regions.BY_TYPE, **blocks.BY_TYPE}
         by_object = [*regions.BY_OBJECT, *blocks.BY_OBJECT, *refusals.BY_OBJECT]
         _enter(by_type, by_object)
         refusals.keep_from_dynamo()
+        amp_tensors.declare()
     except (ImportError, AttributeError, TypeError) as error:
         warnings.warn(
             f"The guards of torchext break the graphs of torch.compile: torch {torch.__version__} is not as torchext "

@@ -17,20 +17,22 @@ from __future__ import annotations
 
 import enum
 import functools
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from typing import Any, TypeAlias
+from types import CodeType
+from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
 from .. import _C
 from ..inference.origins import are_all_blocks_traced, origin
+from .entered import Guard, enter, leave, left_after_errors
 
-__all__ = ["Block", "Mode", "Results", "enter_block", "exit_block", "results_of"]
+__all__ = ["Mode", "Results", "bypass_package", "enter_block", "results_of"]
 
 Compiled = Callable[..., Any]
-Block: TypeAlias = _C.InferenceBlock | _C.NormalTensorsBlock
 
 
 class Mode(enum.Enum):
@@ -41,16 +43,9 @@ class Mode(enum.Enum):
     NORMAL = "in a block that is not in inference mode"
 
 
-def enter_block(mode: bool | None, is_traced: bool) -> Block:
+def enter_block(mode: bool | None, is_traced: bool) -> Guard:
     """Enters a block in a graph: of inference mode, on or off, or, without a mode, of normal tensors."""
-    block = _C.NormalTensorsBlock() if mode is None else _C.InferenceBlock(mode, trace=is_traced)
-    block.__enter__()
-    return block
-
-
-def exit_block(block: Block) -> None:
-    """Leaves it."""
-    block.__exit__(None, None, None)
+    return enter(_C.NormalTensorsBlock() if mode is None else _C.InferenceBlock(mode, trace=is_traced))
 
 
 class Results:
@@ -68,6 +63,8 @@ class Results:
         self._grad_modes: dict[Node, bool] = {}  # of nodes that enter and leave blocks
         self._made_normal: dict[Node, Any] = {}  # the storages that `to_normal()` was given
         self._plan: _Plan | None = None
+        self._why_not_compiled = ""
+        self._unclean_on: set[str] = set()
         compiler = output.compiler_fn
         self._is_eager = _calls_operators(compiler)
         output.add_graph_finalizer(self._finish_graph)
@@ -85,7 +82,7 @@ class Results:
     def exit(self, entered: Node, mode: Mode) -> None:
         """Notes that the block ends that `entered` has begun. The grad mode has been put back."""
         self._note_modes()
-        node = self._output.create_node("call_function", exit_block, (entered,), {})
+        node = self._output.create_node("call_function", leave, (entered,), {})
         self._grad_modes[node] = torch.is_grad_enabled()
         self.mode = mode
 
@@ -99,6 +96,19 @@ class Results:
         node = self._output.create_node("call_function", _C.make_normal, ([tensor],), {})
         self._made_normal[node] = _storage(value)
         return True
+
+    def call_operators(self, reason: str) -> None:
+        """Has no backend compile the graph, whose function does what `reason` says.
+
+        The operators are called as they were traced, and blocks are entered. Warns, unless that was asked for.
+        """
+        if not self._is_eager:
+            self._is_eager = True
+            self._why_not_compiled = reason
+
+    def note_unclean_input(self, device_type: str) -> None:
+        """Notes that the graph is given a result of a self-cleaning region, which needs cleaning without autocast."""
+        self._unclean_on.add(device_type)
 
     def _note_modes(self) -> None:
         for node in reversed(self._output.graph.nodes):
@@ -118,9 +128,16 @@ class Results:
 
     def _finish_graph(self, graph_module: GraphModule) -> None:
         self._note_modes()
-        if not (self._is_eager and not self._output.export):
+        if self._unclean_on and not self._always_autocasts(graph_module):
+            self.call_operators("is given results of a self-cleaning region")
+        if self._grad_modes and (self._output.export or not self._is_eager):
             self._plan = self._make_plan(graph_module)
             self._replace_blocks(graph_module)
+
+    def _always_autocasts(self, graph_module: GraphModule) -> bool:
+        enter = torch.amp._enter_autocast  # type: ignore[attr-defined]
+        states = [node.args[2] for node in graph_module.graph.nodes if node.target is enter]
+        return all(states) and all(map(torch.is_autocast_enabled, self._unclean_on))
 
     def _make_plan(self, graph_module: GraphModule) -> _Plan:
         made = self._storages()
@@ -149,11 +166,13 @@ class Results:
     def _calling(self, compiler: Any) -> Any:
         @functools.wraps(compiler)
         def compile_graph(graph_module: GraphModule, inputs: Any, **options: Any) -> Compiled:
-            compiled: Compiled = compiler(graph_module, inputs, **options)
+            if self._why_not_compiled:
+                _warn_once(self._output.root_tx.f_code, self._why_not_compiled)
+                return left_after_errors(graph_module.forward)
+            compiled: Compiled = left_after_errors(compiler(graph_module, inputs, **options))
             if self._plan is None or self._output.export:
                 return compiled
-            # What PyTorch stores of the code for other processes does not know what follows.
-            self._output.bypass_package("torchext finishes what the compiled code returns")
+            bypass_package(self._output)
             return self._plan.finishing(compiled)
 
         return compile_graph
@@ -208,6 +227,27 @@ def _inference_tensor(tensor: torch.Tensor, is_copied: bool) -> torch.Tensor:
         return tensor.clone()
     made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     return made.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
+
+
+def bypass_package(output: Any) -> None:
+    """Keeps PyTorch from storing the code for other processes, without what is done to its results."""
+    output.bypass_package("torchext makes the results of the code what they are in eager code")
+
+
+_has_warned = False
+
+
+def _warn_once(code: CodeType, reason: str) -> None:
+    global _has_warned
+    if not _has_warned:
+        _has_warned = True
+        warnings.warn_explicit(
+            f"torch.compile: `{code.co_name}` {reason}, of which backends know nothing, so its operators are called as "
+            "in eager code. Compile what runs in amp.autocast() instead. Others will not be named.",
+            UserWarning,
+            code.co_filename,
+            code.co_firstlineno,
+        )
 
 
 def results_of(output: Any) -> Results:
