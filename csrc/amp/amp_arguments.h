@@ -8,7 +8,6 @@
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/util/SmallVector.h>
-#include <torchext/macros.h>
 
 namespace torchext {
 
@@ -37,7 +36,7 @@ struct AmpArguments {
 };
 
 // Do operators autocast here for the device of `tensor`, or around the compiled code that runs here?
-TORCHEXT_API bool isAutocastingFor(const at::Tensor& tensor);
+bool isAutocastingFor(const at::Tensor& tensor);
 
 // Is `tensor` to be cleaned, and not in float32 yet, and do operators not autocast for it?
 bool isUnclean(const at::Tensor& tensor);

@@ -287,6 +287,26 @@ class TestGraphBreaks:
         ):
             compiled(function)(x)
 
+    @pytest.mark.parametrize("backend", BACKENDS)
+    def test_to_normal_needs_no_block_in_the_graph(self, backend: str) -> None:
+        def function(x: Tensor) -> Any:
+            return to_normal(x * 2), x + 1
+
+        x = torch.ones(2)
+        with inference_mode():
+            found, wanted = compiled(function, backend)(x), function(x)
+        check_same(found, wanted)
+        assert graph_breaks() == 0
+
+    @pytest.mark.parametrize("backend", BACKENDS)
+    def test_to_normal_of_all_that_a_block_has_made(self, backend: str) -> None:
+        def function(x: Tensor) -> Any:
+            with inference_mode():
+                y = x * 2
+            return to_normal(y)
+
+        check_compiled(function, torch.ones(2, requires_grad=True), backend=backend)
+
     def test_of_views_to_normal_is_called_as_it_is(self) -> None:
         def function(x: Tensor) -> Any:
             with inference_mode():

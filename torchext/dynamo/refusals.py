@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import FunctionType
 from typing import Any
 
 from .. import amp, inference
@@ -28,8 +27,7 @@ NOT_TRACED: list[Any] = [
 
 def keep_from_dynamo() -> None:
     """Lets Dynamo call functions of ours, behind a graph break, without compiling what they are made of."""
-    for function in (*NOT_TRACED, inference.to_normal):
-        assert isinstance(function, FunctionType)
+    for function in [*NOT_TRACED, inference.to_normal]:
         skip_frames(function.__code__, with_callees=True)
 
 

@@ -130,7 +130,7 @@ class Results:
         self._note_modes()
         if self._unclean_on and not self._always_autocasts(graph_module):
             self.call_operators("is given results of a self-cleaning region")
-        if self._grad_modes and (self._output.export or not self._is_eager):
+        if (self._grad_modes or self._made_normal) and (self._output.export or not self._is_eager):
             self._plan = self._make_plan(graph_module)
             self._replace_blocks(graph_module)
 
@@ -144,12 +144,14 @@ class Results:
         (results,) = graph_module.graph.output_node().args
         modes = [made.get(_storage(r.meta["example_value"])) if _is_tensor(r) else None for r in results]  # type: ignore[union-attr]
         called = {self._modes.get(node) for node in graph_module.graph.nodes if self._is_operator(node)}
-        return _Plan(modes, called.pop() if len(called) == 1 else None, self._is_traced)
+        is_only_one = len(called) == 1 and called >= {mode for mode in modes if mode is not None}
+        return _Plan(modes, called.pop() if is_only_one else None, self._is_traced)
 
     def _is_operator(self, node: Node) -> bool:
         return (
             node.op in ("call_function", "call_method", "call_module")
             and node not in self._grad_modes
+            and node not in self._made_normal
             and node.target is not torch._C._set_grad_enabled
         )
 
@@ -183,7 +185,7 @@ class _Plan:
 
     Attributes:
         modes: For each result, where its storage was made; None for what is no tensor, or an input's.
-        only: The mode in which all operators were called, if there is just one.
+        only: The mode in which all operators were called, if there is just one and nothing was made normal later.
         is_traced: Whether origins are traced in a block.
     """
 
