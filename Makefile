@@ -129,6 +129,7 @@ bench: build ## Compare with PyTorch's own means
 	$(PYTHON) benchmarks/external_tensors.py
 	$(PYTHON) benchmarks/fake_dispatch.py
 	$(PYTHON) benchmarks/inference_mode.py
+	$(PYTHON) benchmarks/compile.py
 	$(PYTHON) benchmarks/metadata_getters.py
 	$(PYTHON) benchmarks/amp.py
 	$(PYTHON) benchmarks/patches.py

@@ -52,3 +52,4 @@ if _TYPE_CHECKING:
     from . import amp
 else:
     amp = _import_module(".amp", __name__)
+_import_module(".dynamo", __name__)

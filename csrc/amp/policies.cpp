@@ -71,7 +71,8 @@ ScalarType targetDtype(const Stack& stack, std::size_t count, DeviceType device_
 // The kernel of an `Autocast*` key for operators that follow the policy.
 template <CastPolicy kPolicy>
 void castAndRun(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  const DispatchKey key = keys.highestPriorityTypeId();
+  // `torch.compile` calls kernels by name (`callBoxedForDispatchKey()`), with keys that may be above theirs.
+  const DispatchKey key = (keys & c10::autocast_dispatch_keyset).highestPriorityTypeId();
   const DeviceType device_type = deviceTypeOf(key);
   const c10::impl::ExcludeDispatchKeyGuard no_autocast{key};
   const std::size_t count = op.schema().arguments().size();

@@ -34,6 +34,7 @@ struct OpenRegion {
   bool is_self_cleaning;
   Previous previous;
   LeaseHold lease;
+  std::optional<LeaseHold> marks_lease;  // of one that is self-cleaning: what it makes will be marked
 };
 
 std::vector<OpenRegion>& openRegions() {
@@ -93,8 +94,10 @@ void enterRegion(BlockOwner owner, const RegionOptions& options) {
                           autocast::get_autocast_dtype(device_type)};
   const bool is_enabled = options.is_enabled && canAutocastTo(device_type, options.dtype);
   const bool is_self_cleaning = options.is_self_cleaning && is_enabled;
-  openRegions().push_back({owner, device_type, is_enabled, is_self_cleaning, previous, LeaseHold{leaseOfRegions()}});
+  openRegions().push_back(
+      {owner, device_type, is_enabled, is_self_cleaning, previous, LeaseHold{leaseOfRegions()}, {}});
   if (is_self_cleaning) {
+    openRegions().back().marks_lease.emplace(leaseOfMarks());
     demandMarksKey(MarksFeature::kAmp);  // every operator is met, whatever its arguments are
   }
   autocast::set_autocast_enabled(device_type, is_enabled);

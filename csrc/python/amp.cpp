@@ -2,9 +2,11 @@
 #include <array>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
+#include <ATen/PythonTorchFunctionTLS.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/DynamicTypes.h>
 
@@ -15,6 +17,7 @@
 #include "../support/open_blocks.h"
 #include "bind.h"
 #include "block_type.h"
+#include "interpreter.h"
 #include "leases.h"
 #include "module.h"
 
@@ -167,12 +170,23 @@ PyObject* newRegion(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   return function == nullptr ? self : decorateWith(self, function);
 }
 
+// `torch.export` traces by a function mode, and PyTorch's own regions tell it. Returns false with a Python error.
+bool tellModes(PyObject* self, bool begins) {
+  if (!at::impl::torch_function_mode_enabled()) {
+    return true;
+  }
+  PyObject* const done =
+      PyObject_CallFunctionObjArgs(provided(Provided::kTellModes), self, begins ? Py_True : Py_False, nullptr);
+  Py_XDECREF(done);
+  return done != nullptr;
+}
+
 PyObject* enter(PyObject* self, PyObject* /*unused*/) {
   HANDLE_TH_ERRORS
   const Region& region = *asRegion(self);
   enterRegion(region.owner, {region.device_type ? *region.device_type : deviceTypeInUse(), region.dtype,
                              region.is_enabled, region.is_caching, region.is_self_cleaning});
-  if (!settleLeases()) {
+  if (!settleLeases() || !tellModes(self, true)) {
     leaveRegion(region.owner);
     return nullptr;
   }
@@ -185,25 +199,49 @@ PyObject* enter(PyObject* self, PyObject* /*unused*/) {
 PyObject* leave(PyObject* self, PyObject* const* /*unused*/, Py_ssize_t /*unused*/) {
   HANDLE_TH_ERRORS
   leaveRegion(asRegion(self)->owner);
+  if (!tellModes(self, false)) {
+    return nullptr;
+  }
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
+}
+
+pybind11::object deviceTypeOf(const Region& region) {
+  return region.device_type ? pybind11::cast(nameOf(*region.device_type)) : pybind11::none();
+}
+
+pybind11::object dtypeOf(const Region& region) {
+  return region.dtype ? pybind11::reinterpret_borrow<pybind11::object>(
+                            reinterpret_cast<PyObject*>(torch::getTHPDtype(*region.dtype)))
+                      : pybind11::none();
 }
 
 // The arguments with which the region was made, in their order.
 PyObject* arguments(PyObject* self, PyObject* /*unused*/) {
   HANDLE_TH_ERRORS
   const Region& region = *asRegion(self);
-  const auto device_type = region.device_type ? std::optional{nameOf(*region.device_type)} : std::nullopt;
-  pybind11::object dtype = pybind11::none();
-  if (region.dtype) {
-    dtype =
-        pybind11::reinterpret_borrow<pybind11::object>(reinterpret_cast<PyObject*>(torch::getTHPDtype(*region.dtype)));
-  }
-  return pybind11::make_tuple(device_type, dtype, region.is_enabled, region.is_caching, region.is_self_cleaning)
+  return pybind11::make_tuple(deviceTypeOf(region), dtypeOf(region), region.is_enabled, region.is_caching,
+                              region.is_self_cleaning)
       .release()
       .ptr();
   END_HANDLE_TH_ERRORS
 }
+
+// The same, one by one: what `torch.compile` guards.
+template <typename Value, Value value>
+PyObject* argument(PyObject* self, void* /*unused*/) {
+  HANDLE_TH_ERRORS
+  const Region& region = *asRegion(self);
+  if constexpr (std::is_member_object_pointer_v<Value>) {
+    return pybind11::cast(region.*value).release().ptr();
+  } else {
+    return value(region).release().ptr();
+  }
+  END_HANDLE_TH_ERRORS
+}
+
+template <auto value>
+constexpr getter kArgument = &argument<decltype(value), value>;
 
 // Does the region make operators autocast where none around it does?
 PyObject* isOutermost(PyObject* self, PyObject* /*unused*/) {
@@ -220,9 +258,15 @@ void addRegionType(pybind11::module_& module) {
                                   {"_arguments", &arguments, METH_NOARGS, nullptr},
                                   {"_is_outermost", &isOutermost, METH_NOARGS, nullptr},
                                   {nullptr, nullptr, 0, nullptr}};
+  static PyGetSetDef properties[] = {{"device_type", kArgument<&deviceTypeOf>, nullptr, nullptr, nullptr},
+                                     {"dtype", kArgument<&dtypeOf>, nullptr, nullptr, nullptr},
+                                     {"enabled", kArgument<&Region::is_enabled>, nullptr, nullptr, nullptr},
+                                     {"cache", kArgument<&Region::is_caching>, nullptr, nullptr, nullptr},
+                                     {"self_cleaning", kArgument<&Region::is_self_cleaning>, nullptr, nullptr, nullptr},
+                                     {nullptr, nullptr, nullptr, nullptr, nullptr}};
   addBlockType(module, "AutocastRegion",
                {"torchext._C.AutocastRegion", static_cast<int>(sizeof(Region)), &newRegion, &freeBlock,
-                static_cast<PyMethodDef*>(methods)});
+                static_cast<PyMethodDef*>(methods), static_cast<PyGetSetDef*>(properties)});
 }
 
 std::string deviceTypeNameInUse() {
@@ -231,6 +275,15 @@ std::string deviceTypeNameInUse() {
 
 bool isAmpTensor(const at::Tensor& tensor) {
   return isAmp(tensor);
+}
+
+// 0: ordinary, 1: wrapped, 2: to be cleaned.
+int ampKind(const at::Tensor& tensor) {
+  return static_cast<int>(ampMarkOf(*tensor.unsafeGetTensorImpl()));
+}
+
+void setAmpKind(const at::Tensor& tensor, int kind) {
+  setAmpMark(*tensor.unsafeGetTensorImpl(), static_cast<AmpMark>(kind));
 }
 
 // All or none.
@@ -288,6 +341,8 @@ void bindAmp(pybind11::module_& module) {
   bind(module, "autocast_device_type_in_use", deviceTypeNameInUse);
   bind(module, "is_in_enabled_region", isInEnabledRegion);
   bind(module, "is_amp", isAmpTensor);
+  bind(module, "amp_kind", ampKind);
+  bind(module, "set_amp_kind", setAmpKind);
   bind(module, "wrap_amp", wrapTensors);
   bind(module, "make_amp_like", makeTensorAmpLike);
   bind(module, "unwrap_amp", unwrapTensor);

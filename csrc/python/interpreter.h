@@ -16,6 +16,7 @@ enum class Provided : std::uint8_t {
   kUnsupportedOperatorError,  // torchext.fake: the class of errors
   kFakeCopy,                  // torchext.fake.copying: the class of memos that make fakes
   kSettleLeases,              // torchext.tools.leases: replaces PyTorch's functions, or gives them back
+  kTellModes,                 // torchext.amp.function_modes: tells function modes that a region begins or ends
 };
 
 // Null before it is provided. Held for the life of the process.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from torchext.tools.imports import once_imported
+from torchext.tools.imports import once_imported, when_imported
 
 NAME = "torchext_imported_in_a_test"
 
@@ -46,6 +46,18 @@ def test_is_not_acted_on_before_the_block_and_after_it(module: Path) -> None:
     with once_imported(NAME, lambda: seen.append(2)):
         importlib.import_module(NAME)
     assert seen == []
+
+
+def test_is_acted_on_whenever_the_module_is_imported(module: Path) -> None:
+    seen: list[int] = []
+    finders = list(sys.meta_path)
+    when_imported(NAME, lambda: seen.append(1))
+    assert seen == []
+    importlib.import_module(NAME)
+    assert seen == [1]
+    assert sys.meta_path == finders
+    when_imported(NAME, lambda: seen.append(2))
+    assert seen == [1, 2]
 
 
 def test_errors_of_the_module_are_its_own(module: Path) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from .. import _C
-from . import backward, patches  # noqa: F401  (declare what is replaced)
+from . import backward, function_modes, patches  # noqa: F401  (declare what is replaced, and what the core calls)
 from .amp_tensor import AmpTensor, is_amp, unwrap, wrap
 from .decorators import Autocasting, InFloat32, InLowerPrecision, decorate
 from .policies import policy, register_policy

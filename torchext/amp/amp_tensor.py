@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
@@ -13,6 +14,7 @@ from torch.optim import Optimizer
 from .. import _C
 from ..tools.held_tensors import reachable_tensors
 from ..tools.leases import while_autocasting, while_marks_live
+from ..tools.torch_release import TORCH_RELEASE
 
 __all__ = ["AmpTensor", "is_amp", "unwrap", "wrap"]
 
@@ -74,6 +76,7 @@ def wrap(obj: T) -> T:
 def _wrap(tensors: list[Tensor]) -> None:
     with while_marks_live.hold(), while_autocasting.hold():  # goes on being held by the marks
         _C.wrap_amp(tensors)
+    _forget_compiled_code()
 
 
 def unwrap(obj: U) -> U:
@@ -99,6 +102,7 @@ def unwrap(obj: U) -> U:
             _C.unwrap_amp(tensor.grad)
     if isinstance(obj, nn.Module):
         _forget_to_wrap(obj)
+    _forget_compiled_code()
     return obj
 
 
@@ -111,6 +115,13 @@ def is_amp(tensor: Tensor) -> bool:
     if not isinstance(tensor, Tensor):
         raise TypeError(f"is_amp() takes a tensor, but `tensor` is a {type(tensor).__name__}.")
     return _C.is_amp(tensor)
+
+
+def _forget_compiled_code() -> None:
+    """Before 2.12 Dynamo does not look again at the parameters of a module in which none is another object."""
+    dynamo: Any = sys.modules.get("torch._dynamo")
+    if TORCH_RELEASE < (2, 12) and dynamo is not None:
+        dynamo.reset()
 
 
 def _wrap_when_initialized(module: nn.Module) -> None:

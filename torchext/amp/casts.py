@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-__all__ = ["to_float32", "to_lower_precision"]
+__all__ = ["can_autocast", "to_float32", "to_lower_precision"]
 
 T = TypeVar("T")
 
@@ -32,9 +32,14 @@ def to_lower_precision(tree: T) -> T:
 
 def _lower_dtype(tensor: Tensor) -> torch.dtype:
     device_type = tensor.device.type
-    if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
+    if can_autocast(device_type) and torch.is_autocast_enabled(device_type):
         return torch.get_autocast_dtype(device_type)
     return tensor.dtype
+
+
+def can_autocast(device_type: str) -> bool:
+    """Returns true if there is autocast for such devices. A function of its own, which `torch.compile` is told of."""
+    return torch.amp.is_autocast_available(device_type)
 
 
 def _map(tree: T, dtype_of: Callable[[Tensor], torch.dtype]) -> T:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
 from typing import Any, TypeVar, cast
 
@@ -14,10 +14,13 @@ from .. import _C
 from ..tools.calls import Call, Way, call_in_way
 from .casts import to_float32, to_lower_precision
 
-__all__ = ["Autocasting", "InFloat32", "InLowerPrecision", "decorate"]
+__all__ = ["Autocasting", "InFloat32", "InLowerPrecision", "decorate", "in_region", "is_outermost"]
 
 T = TypeVar("T", bound=Callable[..., Any])
-State = dict[str, tuple[bool, torch.dtype | None]]
+StateOfDevice = tuple[str, bool, torch.dtype]
+State = tuple[StateOfDevice, StateOfDevice]
+
+is_outermost = _C.AutocastRegion._is_outermost
 
 
 class Autocasting:
@@ -25,31 +28,40 @@ class Autocasting:
 
     def __init__(self, region: _C.AutocastRegion) -> None:
         self.region = region
+        self._is_enabled = region.enabled
 
     def __call__(self) -> Call:
         """How to run one call."""
-        is_enabled = self.region._arguments()[2]
-        return Call(self._where_needed, cast_out=self._cast_out) if is_enabled else Call(lambda: self.region)
+        return Call(self._where_needed, cast_out=self._cast_out) if self._is_enabled else Call(lambda: self.region)
 
     def plain(self, function: T) -> T:
         """What a plain function becomes: without an object for each call."""
-        region, is_outermost = self.region, self.region._is_outermost
-        is_enabled = region._arguments()[2]
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            if is_enabled and not is_outermost():
-                return function(*args, **kwargs)
-            with region:
-                result = function(*args, **kwargs)
-            return to_float32(result) if is_enabled else result
-
-        return cast("T", run)
+        return in_region(self.region, self._is_enabled, function)
 
     def _where_needed(self) -> AbstractContextManager[object]:
-        return self.region if self.region._is_outermost() else nullcontext()
+        return self.region if is_outermost(self.region) else nullcontext()
 
     def _cast_out(self, results: Any) -> Any:
-        return to_float32(results) if self.region._is_outermost() else results
+        return to_float32(results) if is_outermost(self.region) else results
+
+
+def in_region(region: _C.AutocastRegion, is_enabled: bool, function: T) -> T:
+    """Returns a function that runs the plain function `function` in `region`.
+
+    Args:
+        region: The region.
+        is_enabled: What `region.enabled` is.
+        function: The function. `torch.compile` traces into what is returned, and into this, too.
+    """
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if is_enabled and not is_outermost(region):
+            return function(*args, **kwargs)
+        with region:
+            result = function(*args, **kwargs)
+        return to_float32(result) if is_enabled else result
+
+    return cast("T", run)
 
 
 class InFloat32:
@@ -58,6 +70,17 @@ class InFloat32:
     def __call__(self) -> Call:
         """How to run one call."""
         return Call(_no_autocast, cast_in=to_float32, cast_out=to_float32)
+
+    def plain(self, function: T) -> T:
+        """What a plain function becomes: without an object for each call."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with _OFF_ON_CPU, _OFF_IN_USE:
+                args, kwargs = to_float32((args, kwargs))
+                result = function(*args, **kwargs)
+            return to_float32(result)
+
+        return cast("T", run)
 
 
 class InLowerPrecision:
@@ -186,22 +209,33 @@ def _decorate_autograd_function(cls: type[torch.autograd.Function], way: Way) ->
         cls.setup_context = staticmethod(wrapped_setup_context)  # type: ignore[method-assign]
 
 
-def _device_types() -> set[str]:
-    """Those for which a function runs in a state of its own."""
-    return {"cpu", _C.autocast_device_type_in_use()}
+# The CPU's, and those of the accelerator that is in use when they are entered.
+_OFF_ON_CPU = _C.AutocastRegion("cpu", enabled=False)
+_OFF_IN_USE = _C.AutocastRegion(enabled=False)
+
+
+@contextmanager
+def _no_autocast() -> Iterator[None]:
+    with _OFF_ON_CPU, _OFF_IN_USE:
+        yield
 
 
 def _autocast_state() -> State:
-    """Whether operators autocast now, and to what."""
-    return {d: (torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in _device_types()}
+    """Whether operators autocast now, and to what, on the devices for which a function runs in a state of its own."""
+    in_use = _C.autocast_device_type_in_use()
+    return _state_for("cpu"), _state_for(in_use)
 
 
-def _in_state(state: State) -> ExitStack:
-    stack = ExitStack()
-    for device_type, (is_enabled, dtype) in state.items():
-        stack.enter_context(_C.AutocastRegion(device_type, dtype=dtype, enabled=is_enabled))
-    return stack
+def _state_for(device_type: str) -> StateOfDevice:
+    return device_type, torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
 
 
-def _no_autocast() -> ExitStack:
-    return _in_state(dict.fromkeys(_device_types(), (False, None)))
+@contextmanager
+def _in_state(state: State) -> Iterator[None]:
+    with _region_of(state[0]), _region_of(state[1]):
+        yield
+
+
+def _region_of(state: StateOfDevice) -> _C.AutocastRegion:
+    device_type, is_enabled, dtype = state
+    return _C.AutocastRegion(device_type, dtype=dtype, enabled=is_enabled)

@@ -6,18 +6,22 @@ unchanged, and all of them where `torch.compile` traces, whose tensors are not A
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, nullcontext
 from functools import wraps
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
+from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
 
 from .. import _C
 from ..tools import marks  # noqa: F401  (declares what is replaced for both features)
+from ..tools.imports import when_imported
 from ..tools.leases import while_marks_live
 from ..tools.patching import Concerns
 
@@ -175,6 +179,33 @@ def _patch_random_state_of_compilation() -> None:
 
     while_marks_live.patch(PhiloxState, "reset", make, "keeps tensors of the region in which code was compiled last")
 
+
+def _patch_export() -> None:
+    """A program that is exported has other tensors in the place of those that it was traced with, without marks."""
+    for name in ("_export", "_export_for_training"):
+        while_marks_live.patch(sys.modules["torch.export._trace"], name, _refusing_amp, "exports without marks")
+
+
+def _refusing_amp(original: Callable[..., Any]) -> Callable[..., Any]:
+    def export(*args: Any, **kwargs: Any) -> Any:
+        for leaf in pytree.tree_leaves((args, kwargs)):
+            if any(_C.is_amp(tensor) for tensor in _tensors_of(leaf)):
+                raise NotImplementedError(
+                    f"torch.export was given AmpTensors, in a {type(leaf).__name__}: an exported program has none. "
+                    "Call amp.unwrap(), and enter amp.autocast() in what is exported."
+                )
+        return original(*args, **kwargs)
+
+    return export
+
+
+def _tensors_of(leaf: object) -> Iterable[Tensor]:
+    if isinstance(leaf, nn.Module):
+        return chain(leaf.parameters(), leaf.buffers())
+    return [leaf] if isinstance(leaf, Tensor) else []
+
+
+when_imported("torch.export._trace", lambda: while_marks_live.declare(_patch_export))
 
 while_marks_live.declare(
     _patch_torch_func,

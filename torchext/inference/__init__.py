@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import warnings
 from collections.abc import Callable, Iterator
@@ -73,10 +72,14 @@ class inference_mode(_C.InferenceBlock):  # noqa: N801 - PyTorch's name
         return _decorated(self, function)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return functools.partial(inference_mode, trace=self.trace), (self.mode,)
+        return _make_block, (self.mode, self.trace)
 
     def __repr__(self) -> str:
         return f"inference_mode({self.mode}{', trace=True' if self.trace else ''})"
+
+
+def _make_block(mode: bool, trace: bool) -> inference_mode:
+    return inference_mode(mode, trace=trace)
 
 
 class normal_tensors(_C.NormalTensorsBlock):  # noqa: N801 - as inference_mode

@@ -13,7 +13,7 @@ from .. import _C
 from ..tools.leases import Lease, settle, while_marks_live
 from ..tools.patching import Concerns
 
-__all__ = ["Origin", "origin", "trace_origins"]
+__all__ = ["Origin", "are_all_blocks_traced", "origin", "trace_origins"]
 
 
 class Origin(NamedTuple):
@@ -73,6 +73,11 @@ def trace_origins(enabled: bool = True) -> None:
     _hold_while_tracing(enabled)
     if enabled and torch.is_inference_mode_enabled():
         _trace_here()
+
+
+def are_all_blocks_traced() -> bool:
+    """Returns true after `trace_origins()`."""
+    return _is_tracing_all
 
 
 def _trace_here() -> None:

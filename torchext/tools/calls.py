@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import types
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AbstractContextManager, nullcontext
-from functools import update_wrapper
 from typing import Any, Protocol, TypeVar, cast
 
-__all__ = ["Call", "Way", "call_in_block", "call_in_way"]
+from .frames import skip_frames
+
+__all__ = ["Call", "Way", "begin_generator", "call_in_block", "call_in_way", "run_in_block"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 AnyFunction = Callable[..., Any]
@@ -73,7 +75,7 @@ def call_in_way(way: Way, function: Function, plain: Callable[[Function], Functi
         wrapper = _generator(way, function)
     else:
         wrapper = _plain(way, function) if plain is None else plain(function)
-    return cast("Function", update_wrapper(wrapper, function))
+    return cast("Function", functools.update_wrapper(wrapper, function))
 
 
 def call_in_block(block: AbstractContextManager[object], function: Function) -> Function:
@@ -83,7 +85,17 @@ def call_in_block(block: AbstractContextManager[object], function: Function) -> 
         block: What can be entered any number of times, also while it is open.
         function: Anything that can be called.
     """
-    return call_in_way(lambda: Call(lambda: block), function)
+    return call_in_way(lambda: Call(lambda: block), function, functools.partial(run_in_block, block))
+
+
+def run_in_block(block: AbstractContextManager[object], function: Function) -> Function:
+    """Does what `call_in_block()` does with a plain function: `torch.compile` traces into this."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with block:
+            return function(*args, **kwargs)
+
+    return cast("Function", run)
 
 
 def _is_kind(check: Callable[[object], bool], function: AnyFunction) -> bool:
@@ -104,6 +116,7 @@ def _plain(way: Way, function: AnyFunction) -> AnyFunction:
 
 def _generator(way: Way, function: AnyFunction) -> AnyFunction:
     def run(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+        begin_generator()
         call = way()
         inner = _begin(call, function, args, kwargs)
         return call.cast_out((yield from _steps(call.guard, inner, call.cast_out)))
@@ -155,11 +168,9 @@ def _steps(guard: Guard, inner: Resumable, cast_out: Callable[[Any], Any] = _as_
     step: Callable[[Any], Any] = inner.send
     given: Any = None
     while True:
-        try:
-            with guard():
-                item = step(given)
-        except StopIteration as stop:
-            return stop.value
+        has_ended, item = _step(guard, step, given)
+        if has_ended:
+            return item
         try:
             given = yield cast_out(item)
         except GeneratorExit:
@@ -171,5 +182,25 @@ def _steps(guard: Guard, inner: Resumable, cast_out: Callable[[Any], Any] = _as_
         else:
             step = inner.send
 
+
+def _step(guard: Guard, step: Callable[[Any], Any], given: Any) -> tuple[bool, Any]:
+    """Returns whether that was the end, and what was yielded or returned.
+
+    Dynamo loses its way where the end of a generator passes through a block, or a block is in a generator.
+    """
+    with guard():
+        try:
+            return False, step(given)
+        except StopIteration as stop:
+            return True, stop.value
+
+
+def begin_generator() -> None:
+    """Does nothing; Dynamo is told by it that a decorated generator begins."""
+
+
+# Of a function that returns a generator Dynamo makes one that returns an iterator, which has no `send()`.
+for _function in (_begin, _step):
+    skip_frames(_function.__code__)
 
 _awaitable_steps = types.coroutine(_steps)

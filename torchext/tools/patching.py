@@ -34,6 +34,7 @@ from typing import Any, NamedTuple
 import torch.compiler
 
 from .. import _C
+from .frames import skip_frames
 
 __all__ = ["Concerns", "Make", "Patch", "Steps", "Thing", "patching_lock"]
 
@@ -205,7 +206,7 @@ class Thing:
             function = patch.make(function)
             concerns |= patch.concerns
             if isinstance(function, FunctionType) and not is_traced:
-                _keep_from_dynamo(function.__code__)
+                skip_frames(function.__code__)
         self._made[patches] = _Replacement(function, concerns, is_traced)
         return self._made[patches]
 
@@ -340,13 +341,6 @@ def _thing_of(owner: Any, name: str) -> Thing:
         else:
             _things[key] = _CFunction(found)
     return _things[key]
-
-
-def _keep_from_dynamo(code: CodeType) -> None:
-    """Dynamo compiles each function that a graph break leads to, but those in files of PyTorch's, as the originals."""
-    frames: Any = torch._C._dynamo.eval_frame
-    skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)
-    frames.set_code_exec_strategy(code, skip)
 
 
 def _copy_of(function: FunctionType) -> FunctionType:

@@ -1,0 +1,49 @@
+"""What is not traced, but called as it is, after a graph break that says why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .. import amp, inference
+from ..tools.calls import begin_generator
+from ..tools.frames import skip_frames
+from ..tools.torch_release import TORCH_RELEASE
+from .variables import FunctionOfOurs, break_graph
+
+__all__ = ["BY_OBJECT", "keep_from_dynamo"]
+
+# Their effects are not a graph's: they mark tensors, or ask PyTorch's dispatcher.
+NOT_TRACED: list[Any] = [
+    amp.policy,
+    amp.register_policy,
+    amp.unwrap,
+    amp.wrap,
+    inference.check_dispatch_state,
+    inference.origin,
+    inference.trace_origins,
+]
+
+
+def keep_from_dynamo() -> None:
+    """Lets Dynamo call functions of ours, behind a graph break, without compiling what they are made of."""
+    for function in [*NOT_TRACED, inference.to_normal]:
+        skip_frames(function.__code__, with_callees=True)
+
+
+def _breaking(function: Any) -> Callable[..., Any]:
+    def trace(tx: Any, *args: Any, **kwargs: Any) -> Any:
+        break_graph(f"{function.__name__}()", f"{function.__name__}() acts on objects that no graph knows.")
+
+    return FunctionOfOurs.wrap(trace)
+
+
+def _break_at_generator(tx: Any) -> Any:
+    break_graph(
+        "decorated generator", "Before 2.14 Dynamo loses what a generator returns, or cannot resume one by `send()`."
+    )
+
+
+BY_OBJECT = [(function, _breaking(function)) for function in NOT_TRACED]
+if TORCH_RELEASE < (2, 14):
+    BY_OBJECT.append((begin_generator, FunctionOfOurs.wrap(_break_at_generator)))

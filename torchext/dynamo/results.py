@@ -1,0 +1,288 @@
+"""Which results of compiled code are inference tensors, and making them so.
+
+What AOTAutograd compiles allocates its tensors in the mode in which it is called. `torch.inference_mode` in a graph
+therefore has normal tensors as its results, if it can be compiled at all: views of tensors that require a gradient
+cannot. So a block of ours is only grad mode in such a graph. While Dynamo traces, it is noted in which mode each
+operator was called. A tensor is an inference tensor if the operator that made its storage was called in inference mode;
+what the compiled code returns is made one if it is to be one:
+
+- If all operators were called in the same mode, the code runs in that mode, and nothing more has to be done.
+- Otherwise it runs outside of the mode, and some of what it returns is put in inference tensors: on the same storage,
+  or on a copy where autograd may have saved that.
+
+The backend "eager" calls the operators as they were traced. So there the blocks stay in the graph as what they are.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from types import CodeType
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from .. import _C
+from ..inference.origins import are_all_blocks_traced, origin
+from .entered import Guard, enter, leave, left_after_errors
+
+__all__ = ["Mode", "Results", "bypass_package", "enter_block", "results_of"]
+
+Compiled = Callable[..., Any]
+
+
+class Mode(enum.Enum):
+    """Where an operator was called."""
+
+    AROUND = "in no block of the graph: in whatever mode the compiled code is called in"
+    INFERENCE = "in inference mode"
+    NORMAL = "in a block that is not in inference mode"
+
+
+def enter_block(mode: bool | None, is_traced: bool) -> Guard:
+    """Enters a block in a graph: of inference mode, on or off, or, without a mode, of normal tensors."""
+    return enter(_C.NormalTensorsBlock() if mode is None else _C.InferenceBlock(mode, trace=is_traced))
+
+
+class Results:
+    """What is noted of one graph.
+
+    Attributes:
+        mode: That in which operators are called now.
+    """
+
+    def __init__(self, output: Any) -> None:
+        self.mode = Mode.AROUND
+        self._output = output
+        self._is_traced = False
+        self._modes: dict[Node, Mode] = {}
+        self._grad_modes: dict[Node, bool] = {}  # of nodes that enter and leave blocks
+        self._made_normal: dict[Node, Any] = {}  # the storages that `to_normal()` was given
+        self._plan: _Plan | None = None
+        self._why_not_compiled = ""
+        self._unclean_on: set[str] = set()
+        compiler = output.compiler_fn
+        self._is_eager = _calls_operators(compiler)
+        output.add_graph_finalizer(self._finish_graph)
+        output.compiler_fn = self._calling(compiler)
+
+    def enter(self, mode: bool | None, is_traced: bool) -> Node:
+        """Notes that a block begins, as `enter_block()` does. The grad mode has been set to that of the block."""
+        self._note_modes()
+        node: Node = self._output.create_node("call_function", enter_block, (mode, is_traced), {})
+        self._grad_modes[node] = torch.is_grad_enabled()
+        self.mode = Mode.INFERENCE if mode else Mode.NORMAL
+        self._is_traced |= is_traced
+        return node
+
+    def exit(self, entered: Node, mode: Mode) -> None:
+        """Notes that the block ends that `entered` has begun. The grad mode has been put back."""
+        self._note_modes()
+        node = self._output.create_node("call_function", leave, (entered,), {})
+        self._grad_modes[node] = torch.is_grad_enabled()
+        self.mode = mode
+
+    def make_normal(self, tensor: Node) -> bool:
+        """Notes that a tensor that the graph has made is made normal. Returns false if another one shows its memory."""
+        self._note_modes()
+        value = tensor.meta["example_value"]
+        shown = (other for node in self._output.graph.nodes for other in _tensors(node.meta.get("example_value")))
+        if any(other is not value and _storage(other) == _storage(value) for other in shown):
+            return False
+        node = self._output.create_node("call_function", _C.make_normal, ([tensor],), {})
+        self._made_normal[node] = _storage(value)
+        return True
+
+    def call_operators(self, reason: str) -> None:
+        """Has no backend compile the graph, whose function does what `reason` says.
+
+        The operators are called as they were traced, and blocks are entered. Warns, unless that was asked for.
+        """
+        if not self._is_eager:
+            self._is_eager = True
+            self._why_not_compiled = reason
+
+    def note_unclean_input(self, device_type: str) -> None:
+        """Notes that the graph is given a result of a self-cleaning region, which needs cleaning without autocast."""
+        self._unclean_on.add(device_type)
+
+    def _note_modes(self) -> None:
+        for node in reversed(self._output.graph.nodes):
+            if node in self._modes:
+                return
+            self._modes[node] = self.mode
+
+    def _storages(self) -> dict[Any, Mode | None]:
+        made: dict[Any, Mode | None] = {}
+        for node in self._output.graph.nodes:
+            mode = None if node.op in ("placeholder", "get_attr") else self._modes.get(node, self.mode)
+            for tensor in _tensors(node.meta.get("example_value")):
+                made.setdefault(_storage(tensor), mode)
+            if node in self._made_normal:
+                made[self._made_normal[node]] = Mode.NORMAL
+        return made
+
+    def _finish_graph(self, graph_module: GraphModule) -> None:
+        self._note_modes()
+        if self._unclean_on and not self._always_autocasts(graph_module):
+            self.call_operators("is given results of a self-cleaning region")
+        if (self._grad_modes or self._made_normal) and (self._output.export or not self._is_eager):
+            self._plan = self._make_plan(graph_module)
+            self._replace_blocks(graph_module)
+
+    def _always_autocasts(self, graph_module: GraphModule) -> bool:
+        enter = torch.amp._enter_autocast  # type: ignore[attr-defined]
+        states = [node.args[2] for node in graph_module.graph.nodes if node.target is enter]
+        return all(states) and all(map(torch.is_autocast_enabled, self._unclean_on))
+
+    def _make_plan(self, graph_module: GraphModule) -> _Plan:
+        made = self._storages()
+        (results,) = graph_module.graph.output_node().args
+        modes = [made.get(_storage(r.meta["example_value"])) if _is_tensor(r) else None for r in results]  # type: ignore[union-attr]
+        called = {self._modes.get(node) for node in graph_module.graph.nodes if self._is_operator(node)}
+        is_only_one = len(called) == 1 and called >= {mode for mode in modes if mode is not None}
+        return _Plan(modes, called.pop() if is_only_one else None, self._is_traced)
+
+    def _is_operator(self, node: Node) -> bool:
+        return (
+            node.op in ("call_function", "call_method", "call_module")
+            and node not in self._grad_modes
+            and node not in self._made_normal
+            and node.target is not torch._C._set_grad_enabled
+        )
+
+    def _replace_blocks(self, graph_module: GraphModule) -> None:
+        graph = graph_module.graph
+        for node, is_enabled in reversed(self._grad_modes.items()):
+            with graph.inserting_before(node):
+                graph.call_function(torch._C._set_grad_enabled, (is_enabled,))
+            graph.erase_node(node)
+        for node in self._made_normal:
+            graph.erase_node(node)
+        graph_module.recompile()
+
+    def _calling(self, compiler: Any) -> Any:
+        @functools.wraps(compiler)
+        def compile_graph(graph_module: GraphModule, inputs: Any, **options: Any) -> Compiled:
+            if self._why_not_compiled:
+                _warn_once(self._output.root_tx.f_code, self._why_not_compiled)
+                return left_after_errors(graph_module.forward)
+            compiled: Compiled = left_after_errors(compiler(graph_module, inputs, **options))
+            if self._plan is None or self._output.export:
+                return compiled
+            bypass_package(self._output)
+            return self._plan.finishing(compiled)
+
+        return compile_graph
+
+
+class _Plan:
+    """What is to be done about the results of compiled code.
+
+    Attributes:
+        modes: For each result, where its storage was made; None for what is no tensor, or an input's.
+        only: The mode in which all operators were called, if there is just one and nothing was made normal later.
+        is_traced: Whether origins are traced in a block.
+    """
+
+    def __init__(self, modes: list[Mode | None], only: Mode | None, is_traced: bool) -> None:
+        self.modes = modes
+        self.only = only
+        self.is_traced = is_traced
+
+    def finishing(self, compiled: Compiled) -> Compiled:
+        """Returns what calls `compiled` and makes its results what they are to be."""
+
+        def run(*args: Any) -> Any:
+            is_inference = torch.is_inference_mode_enabled()
+            wanted = [mode is Mode.INFERENCE or (mode is Mode.AROUND and is_inference) for mode in self.modes]
+            if self.only is Mode.INFERENCE:
+                with _C.InferenceBlock(trace=self.is_traced):
+                    return self._finish(compiled(*args), wanted, args)
+            if self.only is Mode.AROUND or not (is_inference or any(wanted)):
+                return compiled(*args)
+            with _C.NormalTensorsBlock() if is_inference else nullcontext():
+                return self._finish(compiled(*args), wanted, args)
+
+        return run
+
+    def _finish(self, results: Any, wanted: list[bool], args: Any) -> Any:
+        may_be_saved = any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args)
+        is_traced = self.is_traced or are_all_blocks_traced()
+        finished = list(results)
+        with _C.InferenceBlock(trace=self.is_traced):
+            for index, is_wanted in enumerate(wanted):
+                result = finished[index]
+                if is_wanted and not (result.is_inference() and (not is_traced or origin(result) is not None)):
+                    finished[index] = _inference_tensor(result, is_copied=may_be_saved and not result.is_inference())
+        return tuple(finished)
+
+
+def _inference_tensor(tensor: torch.Tensor, is_copied: bool) -> torch.Tensor:
+    """Returns an inference tensor with the values of `tensor`. Called in inference mode."""
+    is_plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided
+    if is_copied or not is_plain or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
+        return tensor.clone()
+    made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return made.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
+
+
+def bypass_package(output: Any) -> None:
+    """Keeps PyTorch from storing the code for other processes, without what is done to its results."""
+    output.bypass_package("torchext makes the results of the code what they are in eager code")
+
+
+_has_warned = False
+
+
+def _warn_once(code: CodeType, reason: str) -> None:
+    global _has_warned
+    if not _has_warned:
+        _has_warned = True
+        warnings.warn_explicit(
+            f"torch.compile: `{code.co_name}` {reason}, of which backends know nothing, so its operators are called as "
+            "in eager code. Compile what runs in amp.autocast() instead. Others will not be named.",
+            UserWarning,
+            code.co_filename,
+            code.co_firstlineno,
+        )
+
+
+def results_of(output: Any) -> Results:
+    """Returns what is noted of the graph that Dynamo makes, beginning with it."""
+    found: Results = vars(output).get("_torchext_results") or Results(output)
+    output._torchext_results = found
+    return found
+
+
+def _calls_operators(compiler: Any) -> bool:
+    """Returns true for the backend "eager"."""
+    from torch._dynamo.backends.debugging import eager  # not before: Inductor may be about to import Dynamo
+
+    while hasattr(compiler, "_torchdynamo_orig_backend"):
+        compiler = compiler._torchdynamo_orig_backend
+    return getattr(compiler, "compiler_fn", compiler) is eager  # `torch.compile()` wraps what has a name
+
+
+def _is_tensor(node: object) -> bool:
+    return isinstance(node, Node) and isinstance(node.meta.get("example_value"), torch.Tensor)
+
+
+def _tensors(value: object) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _tensors(part)
+
+
+def _storage(tensor: torch.Tensor) -> Any:
+    """What tensors have in common that share memory. Lives as long as the tensor."""
+    try:
+        return tensor.untyped_storage()._cdata
+    except NotImplementedError:  # of another layout
+        return id(tensor)
