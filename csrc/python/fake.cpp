@@ -169,8 +169,8 @@ class ShowFakeKeyGuard {
   }
 };
 
-// Calls `function`, which may have been called by a handler of `__torch_dispatch__`. A Meta kernel in Python that runs for
-// a fake is below the key because it has come from there.
+// Calls `function`, which may have been called by a handler of `__torch_dispatch__`. A Meta kernel in Python that runs
+// for a fake is below the key because it has come from there.
 pybind11::object callFromHandler(const pybind11::function& function,
                                  const pybind11::args& args,
                                  const pybind11::kwargs& kwargs) {

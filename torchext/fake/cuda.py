@@ -219,8 +219,12 @@ def _memory_fraction(device: Any = None) -> float:
 def _is_capturing() -> bool:
     """Answers yes to `SyncBatchNorm`, which otherwise looks which processes had no input: all had some."""
     asks = torch.nn.modules._functions.SyncBatchNorm.forward.__code__
-    # Between it and this function are the replaced one and what stands for it.
-    return any(sys._getframe(depth).f_code is asks for depth in (1, 2, 3))
+    frame = sys._getframe()
+    for _ in range(3):  # between it and this function are the replaced one and what stands for it
+        frame = frame.f_back or frame
+        if frame.f_code is asks:
+            return True
+    return False
 
 
 def _synchronize(device: Any = None) -> None:
