@@ -33,8 +33,8 @@ double fractionIn(const ConfigTokenizer& tokens, std::size_t at) {
 }
 
 void checkBackend(const std::string& backend) {
-  TORCH_CHECK_VALUE(backend == "native", "The allocator `backend:", backend, "` in PYTORCH_ALLOC_CONF is not simulated ",
-                    "on fake CUDA devices, only `backend:native` is.");
+  TORCH_CHECK_VALUE(backend == "native", "The allocator `backend:", backend,
+                    "` in PYTORCH_ALLOC_CONF is not simulated ", "on fake CUDA devices, only `backend:native` is.");
 }
 
 }  // namespace

@@ -51,7 +51,7 @@ struct TraceEntry {
   std::uintptr_t address;
   std::size_t bytes;
   c10::StreamId stream;
-  std::int64_t time_us;  // since the epoch
+  std::int64_t time_us;                     // since the epoch
   std::shared_ptr<const StackTrace> stack;  // null if it is not recorded
 };
 
@@ -140,7 +140,7 @@ class TORCHEXT_API DeviceMemory {
   std::size_t max_history_ = 0;
   std::deque<TraceEntry> history_;
   std::atomic<HistoryStacks> history_stacks_{HistoryStacks::kNone};
-  std::shared_ptr<const StackTrace> stack_;  // of the action that is going on
+  std::shared_ptr<const StackTrace> stack_;                                       // of the action that is going on
   std::unordered_map<std::uintptr_t, std::shared_ptr<const StackTrace>> stacks_;  // of allocated blocks, by address
 };
 
