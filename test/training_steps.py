@@ -13,6 +13,11 @@ from torch import Tensor, nn
 from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    set_model_state_dict,
+)
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffload,
@@ -22,6 +27,7 @@ from torch.distributed.fsdp import (
     ShardingStrategy,
     fully_shard,
 )
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
@@ -29,6 +35,7 @@ from torch.distributed.pipelining import (
     ScheduleInterleaved1F1B,
 )
 from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
@@ -362,6 +369,60 @@ def with_grad_scaler(world: World, device: str) -> nn.Module:
     return model
 
 
+def context_parallel_attention(world: World, device: str) -> nn.Module:
+    """Each rank has a part of the sequence, and gathers the keys and values of the others."""
+    mesh = init_device_mesh(device, (world.size,), mesh_dim_names=("cp",))
+    model = nn.Linear(WIDTH, 3 * WIDTH).to(device, torch.bfloat16)
+    x = torch.randn(BATCH, 2 * world.size, WIDTH, device=device, dtype=torch.bfloat16)
+    with context_parallel(mesh, buffers=(x,), buffer_seq_dims=(1,), no_restore_buffers={x}):
+        assert x.shape[1] == 2
+        q, k, v = (part.unflatten(-1, (2, -1)).transpose(1, 2) for part in model(x).chunk(3, -1))
+        functional.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
+    return model
+
+
+def synchronized_batch_norm(world: World, device: str) -> nn.Module:
+    layers = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+    model = DistributedDataParallel(nn.SyncBatchNorm.convert_sync_batchnorm(layers).to(device))
+    model(torch.randn(2, 3, 8, 8, device=device)).sum().backward()
+    assert model.module[1].weight.grad is not None
+    return model
+
+
+def zero_redundancy(world: World, device: str) -> nn.Module:
+    model = DistributedDataParallel(nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(world.size)]).to(device))
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
+    model(torch.randn(2, WIDTH, device=device)).sum().backward()
+    optimizer.step()
+    return model
+
+
+def initialized_when_sharded(world: World, device: str) -> nn.Module:
+    """As torchtitan does: on the meta device, sharded, and filled then."""
+    with torch.device("meta"):
+        model = nn.Linear(WIDTH, WIDTH)
+    fully_shard(model, mesh=init_device_mesh(device, (world.size,)))
+    model.to_empty(device=device)
+    nn.init.trunc_normal_(model.weight, std=0.02)
+    nn.init.kaiming_uniform_(model.weight)
+    nn.init.zeros_(model.bias)
+    model(torch.randn(2, WIDTH, device=device)).sum().backward()
+    return model
+
+
+def loaded_from_rank_0(world: World, device: str) -> nn.Module:
+    model = nn.Sequential(FeedForward(), FeedForward()).to(device)
+    fully_shard(model, mesh=init_device_mesh(device, (world.size,)))
+    whole = {}
+    if world.rank == 0:
+        whole = {name: torch.randn(tensor.shape) for name, tensor in model.state_dict().items()}
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_model_state_dict(model, whole, options=options)
+    model(torch.randn(2, WIDTH, device=device)).sum().backward()
+    assert get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    return model
+
+
 BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
 STEPS: dict[str, Step] = {
@@ -400,4 +461,9 @@ STEPS: dict[str, Step] = {
     "interleaved": partial(pipeline, schedule=ScheduleInterleaved1F1B, per_rank=2),
     "pp_dp_tp": three_dimensions,
     "expert_parallel": expert_parallel,
+    "context_parallel": context_parallel_attention,
+    "sync_batch_norm": synchronized_batch_norm,
+    "zero_redundancy": zero_redundancy,
+    "initialized_when_sharded": initialized_when_sharded,
+    "loaded_from_rank_0": loaded_from_rank_0,
 }

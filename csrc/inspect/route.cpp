@@ -291,6 +291,9 @@ void Walk::followMeta(const TableEntry& entry, MetadataKernel kernel) {
       end(key, entry, RouteTurn::kDecomposes,
           "asks the composite kernel for the metadata, on the meta device, unless they are remembered");
       break;
+    case MetadataKernel::kOwn:
+      end(key, entry, RouteTurn::kComputes, "makes fakes by a rule of torchext");
+      break;
     case MetadataKernel::kNone:
       end(key, entry, RouteTurn::kComputes, "makes a fake like the first argument");
       break;

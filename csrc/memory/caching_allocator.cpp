@@ -364,6 +364,7 @@ void CachingAllocator::emptyCache() {
 }
 
 void CachingAllocator::setMemoryFraction(double fraction) {
+  fraction_ = fraction;
   allowed_ = static_cast<std::size_t>(fraction * static_cast<double>(driver_.capacity()));
 }
 

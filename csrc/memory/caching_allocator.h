@@ -142,6 +142,11 @@ class TORCHEXT_API CachingAllocator {
     return driver_;
   }
 
+  // Returns the fraction that it was limited to; 1 if it was not.
+  double memoryFraction() const noexcept {
+    return fraction_;
+  }
+
   // Returns what the program may take, in bytes, if it was limited.
   std::optional<std::size_t> allowed() const noexcept {
     return allowed_;
@@ -197,6 +202,7 @@ class TORCHEXT_API CachingAllocator {
   std::list<ExpandableSegment> expandable_;
   std::vector<Block*> awaited_;  // freed, and to be free when the streams that used them are done
   std::optional<std::size_t> allowed_;
+  double fraction_ = 1;
   MemoryObserver observer_;
 };
 

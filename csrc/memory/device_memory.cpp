@@ -9,6 +9,7 @@
 
 #include "../fake/cuda/fake_cuda.h"
 #include "../fake/cuda/streams.h"
+#include "cuda_settings.h"
 #include "out_of_memory.h"
 
 namespace torchext {
@@ -85,6 +86,7 @@ void DeviceMemory::followGpu() {
   if (allocator_ && generation == generation_) {
     return;
   }
+  const CudaSettings settings = cudaSettings();
   generation_ = generation;
   forgetWorkspaces();
   const GpuDescription& gpu = fakeGpu();
@@ -94,6 +96,9 @@ void DeviceMemory::followGpu() {
     allocator_->driver().setCapacity(capacity, gpu.is_limited);
     history_.clear();
     observe();
+    if (settings.memory_fraction) {
+      allocator_->setMemoryFraction(*settings.memory_fraction);
+    }
   } else {
     allocator_->driver().setCapacity(capacity, gpu.is_limited);
     allocator_->emptyCache();
@@ -108,19 +113,33 @@ void DeviceMemory::observe() {
     return;
   }
   allocator_->setObserver([this](MemoryAction action, std::uintptr_t address, std::size_t bytes, c10::StreamId stream) {
-    history_.push_back({action, address, bytes, stream, nowInMicroseconds()});
+    history_.push_back({action, address, bytes, stream, nowInMicroseconds(), stack_});
+    if (action == MemoryAction::kAlloc && stack_ != nullptr) {
+      stacks_[address] = stack_;
+    } else if (action == MemoryAction::kFreeCompleted) {
+      stacks_.erase(address);
+    }
     if (history_.size() > max_history_) {
       history_.pop_front();
     }
   });
 }
 
+// To be called before the lock is taken: others may wait for it with that of the interpreter.
+std::shared_ptr<const StackTrace> DeviceMemory::stackToRecord(HistoryStacks least) const {
+  return history_stacks_.load(std::memory_order_relaxed) < least
+             ? nullptr
+             : std::make_shared<const StackTrace>(interpreter().stackHere());
+}
+
 Allocation* DeviceMemory::allocate(std::size_t bytes, const AllocationCause& cause) {
+  auto stack = stackToRecord(HistoryStacks::kOfAllocations);
   auto allocation =
       std::make_unique<Allocation>(Allocation{device_, bytes, nullptr, cause.op, categoryOf(cause, threadScope())});
   {
     const std::lock_guard<std::mutex> lock(memoryMutex());
     followGpu();
+    stack_ = std::move(stack);
     try {
       if (allocator_) {
         allocation->block = allocator_->allocate(bytes, currentFakeStream(device_.index()));
@@ -131,6 +150,7 @@ Allocation* DeviceMemory::allocate(std::size_t bytes, const AllocationCause& cau
       allocation.reset();
       bytes = request.bytes;
     }
+    stack_ = nullptr;
     if (allocation != nullptr) {
       allocation->next = first_;
       if (first_ != nullptr) {
@@ -177,8 +197,11 @@ void DeviceMemory::keepWorkspace(WorkspaceKey key, std::size_t bytes, const Allo
 }
 
 void DeviceMemory::free(Allocation* allocation) noexcept {
+  auto stack = stackToRecord(HistoryStacks::kOfAll);
   const std::lock_guard<std::mutex> lock(memoryMutex());
+  stack_ = std::move(stack);
   freeLocked(allocation);
+  stack_ = nullptr;
 }
 
 void DeviceMemory::freeLocked(Allocation* allocation) noexcept {
@@ -273,6 +296,12 @@ void DeviceMemory::setFraction(double fraction) {
   allocator_->setMemoryFraction(fraction);
 }
 
+double DeviceMemory::fraction() {
+  const std::lock_guard<std::mutex> lock(memoryMutex());
+  followGpu();
+  return allocator_->memoryFraction();
+}
+
 DeviceMemory::DriverInfo DeviceMemory::driverInfo() {
   const std::lock_guard<std::mutex> lock(memoryMutex());
   followGpu();
@@ -287,19 +316,26 @@ void DeviceMemory::visitSegments(const std::function<void(const Block& first)>& 
   }
 }
 
-void DeviceMemory::recordHistory(bool enabled, std::size_t max_entries) {
+void DeviceMemory::recordHistory(bool enabled, std::size_t max_entries, HistoryStacks stacks) {
   const std::lock_guard<std::mutex> lock(memoryMutex());
   followGpu();
   max_history_ = enabled ? max_entries : 0;
   if (!enabled) {
     history_.clear();
+    stacks_.clear();
   }
+  history_stacks_ = enabled ? stacks : HistoryStacks::kNone;
   observe();
 }
 
 std::vector<TraceEntry> DeviceMemory::history() {
   const std::lock_guard<std::mutex> lock(memoryMutex());
   return {history_.begin(), history_.end()};
+}
+
+const StackTrace* DeviceMemory::stackOf(std::uintptr_t address) const {
+  const auto found = stacks_.find(address);
+  return found == stacks_.end() ? nullptr : found->second.get();
 }
 
 void DeviceMemory::tellExisting(Timeline& timeline) {

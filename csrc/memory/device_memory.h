@@ -3,6 +3,7 @@
 // The memory of fake devices: one simulated allocator for each fake CUDA device of the process, and plain sums for all
 // other devices.
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -20,6 +21,7 @@
 
 #include <torchext/macros.h>
 
+#include "../support/interpreter.h"
 #include "caching_allocator.h"
 #include "kernels/kernel_memory.h"
 #include "timeline.h"
@@ -38,13 +40,19 @@ struct Allocation {
   Allocation* next = nullptr;
 };
 
+using StackTrace = std::vector<StackFrame>;
+
+// Whether the history has the functions that were running.
+enum class HistoryStacks : std::uint8_t { kNone, kOfAllocations, kOfAll };
+
 // An action of the allocator, as `torch.cuda.memory._snapshot()` lists them.
 struct TraceEntry {
   MemoryAction action;
   std::uintptr_t address;
   std::size_t bytes;
   c10::StreamId stream;
-  std::int64_t time_us;  // since the epoch
+  std::int64_t time_us;                     // since the epoch
+  std::shared_ptr<const StackTrace> stack;  // null if it is not recorded
 };
 
 // What allocates.
@@ -91,6 +99,7 @@ class TORCHEXT_API DeviceMemory {
   void resetAccumulatedStats();
   void emptyCache();
   void setFraction(double fraction);
+  double fraction();
 
   struct DriverInfo {
     std::size_t free;
@@ -102,8 +111,11 @@ class TORCHEXT_API DeviceMemory {
   void visitSegments(const std::function<void(const Block& first)>& visit);
 
   // Keeps the last `max_entries` actions, or stops to.
-  void recordHistory(bool enabled, std::size_t max_entries);
+  void recordHistory(bool enabled, std::size_t max_entries, HistoryStacks stacks);
   std::vector<TraceEntry> history();
+
+  // Returns where the allocated block at an address was allocated, or null. For `visitSegments()`.
+  const StackTrace* stackOf(std::uintptr_t address) const;
 
   // Tells `timeline` what is allocated now.
   void tellExisting(Timeline& timeline);
@@ -113,6 +125,7 @@ class TORCHEXT_API DeviceMemory {
   void freeLocked(Allocation* allocation) noexcept;
   void forgetWorkspaces();
   void observe();
+  std::shared_ptr<const StackTrace> stackToRecord(HistoryStacks least) const;
   AllocationRecord recordOf(const Allocation& allocation, const AllocationCause& cause) const;
   std::size_t reserved() const;
   [[noreturn]] void raiseOutOfMemory(std::size_t bytes);
@@ -126,6 +139,9 @@ class TORCHEXT_API DeviceMemory {
   std::map<std::tuple<WorkspaceNumber, bool, c10::StreamId>, Allocation*> workspaces_;
   std::size_t max_history_ = 0;
   std::deque<TraceEntry> history_;
+  std::atomic<HistoryStacks> history_stacks_{HistoryStacks::kNone};
+  std::shared_ptr<const StackTrace> stack_;                                       // of the action that is going on
+  std::unordered_map<std::uintptr_t, std::shared_ptr<const StackTrace>> stacks_;  // of allocated blocks, by address
 };
 
 // Tells `timeline` what is allocated on all devices.

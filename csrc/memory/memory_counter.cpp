@@ -11,6 +11,7 @@
 #include <torch/csrc/autograd/function.h>
 
 #include "../fake/cuda/fake_cuda.h"
+#include "../fake/cuda/streams.h"
 #include "../fake/storage/fake_storage.h"
 #include "../fake/storage/storage_memory.h"
 #include "../marks/source_lines.h"
@@ -189,6 +190,9 @@ class Counter final : public MemoryCounter {
                  ArrayRef<IValue> /*arguments*/,
                  ArrayRef<IValue> results) override {
     const CauseGuard cause{op};
+    if (const auto device = cudaDeviceOf(results)) {
+      countWork(device->index());
+    }
     const auto* known = static_cast<const Scratch*>(scratch);
     if (known == nullptr) {
       countStoragesOf(results);

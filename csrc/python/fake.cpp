@@ -169,8 +169,8 @@ class ShowFakeKeyGuard {
   }
 };
 
-// Calls `function`, which may have been called by a handler of `__torch_dispatch__`. A Meta kernel in Python that runs for
-// a fake is below the key because it has come from there.
+// Calls `function`, which may have been called by a handler of `__torch_dispatch__`. A Meta kernel in Python that runs
+// for a fake is below the key because it has come from there.
 pybind11::object callFromHandler(const pybind11::function& function,
                                  const pybind11::args& args,
                                  const pybind11::kwargs& kwargs) {
@@ -223,6 +223,8 @@ void bindFake(pybind11::module_& module) {
   bind(module, "current_fake_stream", currentStream);
   bind(module, "set_current_fake_stream", setCurrentStream);
   bind(module, "new_fake_stream", newFakeStream);
+  bind(module, "count_work_on_fake_stream", countWork);
+  bind(module, "work_on_fake_stream", workOn);
   bind(module, "fake_gpu", describedGpu);
   bind(module, "fake_gpu_number", numberOfGpu);
   module.def("call_backward", &callInside<FakeCudaBackwardGuard>);

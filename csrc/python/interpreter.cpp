@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <string>
+#include <vector>
 
 #include <torch/csrc/Exceptions.h>
 
@@ -49,6 +50,12 @@ bool asksToStop(const pybind11::error_already_set& error) {
   return !error.matches(PyExc_Exception);
 }
 
+// Takes the reference that a function of Python's API returns.
+template <typename Object>
+pybind11::object stolen(Object* object) {
+  return pybind11::reinterpret_steal<pybind11::object>(reinterpret_cast<PyObject*>(object));
+}
+
 class Python final : public Interpreter {
  public:
   void withoutLock(c10::function_ref<void()> run) const override {
@@ -78,6 +85,20 @@ class Python final : public Interpreter {
     PyObject* function = provided(Provided::kCurrentLine);
     return function == nullptr ? std::string{}
                                : pybind11::reinterpret_borrow<pybind11::function>(function)().cast<std::string>();
+  }
+
+  std::vector<StackFrame> stackHere() const override {
+    const pybind11::gil_scoped_acquire gil;
+    std::vector<StackFrame> frames;
+    auto frame = stolen(PyThreadState_GetFrame(PyThreadState_Get()));
+    while (frame) {
+      auto* const here = reinterpret_cast<PyFrameObject*>(frame.ptr());
+      const auto code = stolen(PyFrame_GetCode(here));
+      frames.push_back({code.attr("co_name").cast<std::string>(), code.attr("co_filename").cast<std::string>(),
+                        PyFrame_GetLineNumber(here)});
+      frame = stolen(PyFrame_GetBack(here));
+    }
+    return frames;
   }
 
   void raise(ErrorKind kind, const std::string& message) const override {

@@ -90,9 +90,16 @@ void setMemoryFraction(double fraction, std::int64_t device) {
   memoryOf(device).setFraction(fraction);
 }
 
-void recordMemoryHistory(bool enabled, std::size_t max_entries) {
+double memoryFraction(std::int64_t device) {
+  return memoryOf(device).fraction();
+}
+
+// `stacks` is a HistoryStacks.
+void recordMemoryHistory(bool enabled, std::size_t max_entries, int stacks) {
+  TORCH_CHECK_VALUE(stacks >= 0 && stacks <= static_cast<int>(HistoryStacks::kOfAll), "There are no stacks ", stacks,
+                    ".");
   for (c10::DeviceIndex i = 0; i < fakeCudaDeviceCount(); ++i) {
-    memoryOf(i).recordHistory(enabled, max_entries);
+    memoryOf(i).recordHistory(enabled, max_entries, static_cast<HistoryStacks>(stacks));
   }
 }
 
@@ -125,8 +132,23 @@ const char* stateOf(const Block& block) {
   return block.is_awaited ? "active_pending_free" : "inactive";
 }
 
+py::list asFrames(const StackTrace* stack) {
+  py::list frames;
+  if (stack != nullptr) {
+    for (const StackFrame& frame : *stack) {
+      py::dict described;
+      described["filename"] = frame.file;
+      described["line"] = frame.line;
+      described["name"] = frame.function;
+      frames.append(described);
+    }
+  }
+  return frames;
+}
+
 // As a segment in `torch._C._cuda_memorySnapshot()`.
 py::dict asSegment(const Block& first, std::int64_t device) {
+  const DeviceMemory& memory = memoryOf(device);
   py::list blocks;
   std::size_t total = 0;
   std::size_t allocated = 0;
@@ -138,7 +160,7 @@ py::dict asSegment(const Block& first, std::int64_t device) {
     described["size"] = block->size;
     described["requested_size"] = block->requested;
     described["state"] = stateOf(*block);
-    described["frames"] = py::list{};
+    described["frames"] = asFrames(block->isFree() ? nullptr : memory.stackOf(block->address));
     blocks.append(described);
     total += block->size;
     allocated += block->is_allocated ? block->size : 0;
@@ -184,7 +206,7 @@ py::list memoryTraces() {
       described["compile_context"] = "N/A";
       described["user_metadata"] = "";
       described["pool_id"] = std::tuple{0, 0};
-      described["frames"] = py::list{};
+      described["frames"] = asFrames(entry.stack.get());
       trace.append(described);
     }
     traces.append(trace);
@@ -365,6 +387,7 @@ void bindMemory(py::module_& module) {
   bind(module, "cuda_empty_cache", emptyCache);
   bind(module, "cuda_mem_get_info", memGetInfo);
   bind(module, "cuda_set_memory_fraction", setMemoryFraction);
+  bind(module, "cuda_memory_fraction", memoryFraction);
   bind(module, "cuda_record_memory_history", recordMemoryHistory);
   module.def("cuda_memory_segments", torch::wrap_pybind_function(memorySegments));
   module.def("cuda_memory_traces", torch::wrap_pybind_function(memoryTraces));

@@ -28,6 +28,10 @@ std::string Interpreter::sourceLineHere() const {
   return {};
 }
 
+std::vector<StackFrame> Interpreter::stackHere() const {
+  return {};
+}
+
 void Interpreter::raise(ErrorKind /*kind*/, const std::string& /*message*/) const {}
 
 void Interpreter::raiseWithNote(const c10::Error& /*error*/, const std::string& /*note*/) const {}

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <exception>
 #include <string>
+#include <vector>
 
 #include <c10/util/Exception.h>
 #include <c10/util/FunctionRef.h>
@@ -18,6 +19,13 @@ namespace torchext {
 // Errors for which the language has classes of its own: torchext/fake/errors.py. PyTorch translates every c10::Error
 // into one of a few classes.
 enum class ErrorKind : std::uint8_t { kDataDependent, kUnsupportedOperator };
+
+// A function that is running.
+struct StackFrame {
+  std::string function;
+  std::string file;
+  int line;
+};
 
 class TORCHEXT_API Interpreter {
  public:
@@ -42,6 +50,9 @@ class TORCHEXT_API Interpreter {
 
   // Returns the source line that runs now, as "file:line in function"; empty if that cannot be told.
   virtual std::string sourceLineHere() const;
+
+  // Returns the functions that are running, the innermost first.
+  virtual std::vector<StackFrame> stackHere() const;
 
   // Raises an error of the language's class for `kind`; returns if there is none.
   virtual void raise(ErrorKind kind, const std::string& message) const;

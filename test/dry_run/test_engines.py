@@ -15,7 +15,9 @@ pytestmark = [
 ]
 
 READ_VALUES = {"grad_scaler"}
-ON_GPUS_ONLY = {"fsdp2_offload_pinned", "fsdp1_sync", "fsdp1_offload", "grad_scaler"}
+ON_GPUS_ONLY = {"fsdp2_offload_pinned", "fsdp1_sync", "fsdp1_offload", "grad_scaler", "sync_batch_norm"}
+# PyTorch has no strategy for the attention of CPUs.
+ON_GPUS_ONLY |= {"context_parallel"}
 
 
 @pytest.mark.parametrize("rank", [0, 37, 63])

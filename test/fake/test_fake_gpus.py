@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,13 @@ from torchext.fake import FakeGPU, fake_mode
 pytestmark = pytest.mark.usefixtures("empty_devices")
 
 GIB = 2**30
+
+
+@pytest.fixture
+def allocator_settings() -> Iterator[Callable[[str], None]]:
+    """Sets what PYTORCH_ALLOC_CONF sets."""
+    yield torch._C._accelerator_setAllocatorSettings
+    torch._C._accelerator_setAllocatorSettings("")
 
 
 class TestDescriptions:
@@ -52,6 +60,17 @@ class TestDevices:
             assert torch.cuda.get_device_name() == "NVIDIA L4"
             assert torch.cuda.get_device_capability() == (8, 9)
             assert properties.total_memory == FakeGPU("L4").memory
+
+    def test_have_the_dtypes_of_real_ones(self) -> None:
+        with fake_mode(fake_cuda=True):
+            supported = torch.accelerator.get_device_capability("cuda")["supported_dtypes"]
+        assert {torch.float8_e4m3fn, torch.bfloat16, torch.complex64} <= supported
+
+    def test_tell_what_is_in_use(self) -> None:
+        with fake_mode(fake_cuda=FakeGPU("mine", memory=GIB)):
+            kept = torch.empty(GIB // 4, dtype=torch.uint8, device="cuda")
+            assert torch.cuda.device_memory_used() == GIB // 4
+            del kept
 
     def test_have_the_memory_that_is_left_by_the_context(self) -> None:
         with fake_mode(fake_cuda=FakeGPU("mine", memory=GIB, context=GIB // 4)):
@@ -136,6 +155,62 @@ class TestMemory:
             actions = [entry["action"] for entry in torch.cuda.memory._snapshot()["device_traces"][0]]
             torch.cuda.memory._record_memory_history(enabled=None)
         assert actions == ["segment_alloc", "alloc", "free_requested", "free_completed"]
+
+    def test_has_a_history_with_the_functions_that_were_running(self) -> None:
+        with fake_mode(fake_cuda=True):
+            torch.cuda.memory._record_memory_history(context="all")
+            kept = torch.empty(100, device="cuda")
+            torch.empty(200, device="cuda")
+            snapshot = torch.cuda.memory._snapshot()
+            torch.cuda.memory._record_memory_history(enabled=None)
+            del kept
+        actions = {entry["action"]: entry for entry in snapshot["device_traces"][0]}
+        name = "test_has_a_history_with_the_functions_that_were_running"
+        assert actions["alloc"]["frames"][0]["name"] == name
+        assert actions["alloc"]["frames"][0]["filename"] == __file__
+        assert actions["free_completed"]["frames"][0]["name"] == name
+        blocks = [block for segment in snapshot["segments"] for block in segment["blocks"]]
+        assert [bool(block["frames"]) for block in blocks] == [block["state"] != "inactive" for block in blocks]
+
+    @pytest.mark.parametrize("context", [None, "alloc"])
+    def test_has_a_history_with_as_much_of_the_functions_as_asked(self, context: str | None) -> None:
+        with fake_mode(fake_cuda=True):
+            torch.cuda.memory._record_memory_history(context=context)
+            torch.empty(100, device="cuda")
+            trace = torch.cuda.memory._snapshot()["device_traces"][0]
+            torch.cuda.memory._record_memory_history(enabled=None)
+        found = {entry["action"]: bool(entry["frames"]) for entry in trace}
+        assert (found["alloc"], found["free_completed"]) == (context is not None, False)
+
+    def test_fraction_is_told(self) -> None:
+        with fake_mode(fake_cuda=FakeGPU("mine", memory=GIB)):
+            assert torch.cuda.get_per_process_memory_fraction() == 1.0
+            torch.cuda.set_per_process_memory_fraction(0.25)
+            assert torch.cuda.get_per_process_memory_fraction() == 0.25
+
+    def test_fraction_may_be_a_setting(self, allocator_settings: Callable[[str], None]) -> None:
+        allocator_settings("per_process_memory_fraction:0.25")
+        with (
+            fake_mode(fake_cuda=FakeGPU("mine", memory=GIB)),
+            pytest.raises(torch.OutOfMemoryError, match="256.00 MiB allowed"),
+        ):
+            torch.empty(GIB // 2, dtype=torch.uint8, device="cuda")
+
+    @pytest.mark.skipif(torch.version.cuda is not None, reason="a CUDA build parses these settings itself")
+    @pytest.mark.parametrize(
+        ("settings", "message"),
+        [
+            ("backend:cudaMallocAsync", "`backend:cudaMallocAsync` in PYTORCH_ALLOC_CONF is not simulated"),
+            ("expandable:True", "Unrecognized key 'expandable' in Accelerator allocator config"),
+            ("per_process_memory_fraction:2.0", "per_process_memory_fraction is invalid"),
+        ],
+    )
+    def test_settings_that_a_device_would_refuse_are_refused(
+        self, allocator_settings: Callable[[str], None], settings: str, message: str
+    ) -> None:
+        allocator_settings(settings)
+        with fake_mode(fake_cuda=True), pytest.raises(ValueError, match=message):
+            torch.empty(1, device="cuda")
 
 
 class TestLibraries:

@@ -41,6 +41,13 @@ class TestStreams:
             assert "torch.cuda.Stream device=cuda:0 cuda_stream=0x" in repr(stream)
             assert len({stream, torch.cuda.Stream()}) == 2
 
+    def test_have_priorities(self) -> None:
+        with fake_mode(fake_cuda=True):
+            lowest, highest = torch.cuda.Stream().priority_range()
+            assert torch.cuda.Stream().priority == lowest
+            assert torch.cuda.Stream(priority=-1).priority == -1
+            assert torch.cuda.Stream(priority=-9).priority == highest
+
     def test_have_nothing_to_wait_for(self) -> None:
         with fake_mode(fake_cuda=True):
             stream, other = torch.cuda.Stream(), torch.cuda.Stream()
@@ -87,6 +94,26 @@ class TestStreams:
                 y = x * 2
             (y + x).sum().backward()
             assert x.grad is not None
+
+    def test_leave_the_backward_pass_on_the_device_of_the_program(self) -> None:
+        seen = []
+
+        class Looking(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+                return 2 * x
+
+            @staticmethod
+            def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:
+                seen.append((torch.cuda.current_device(), torch.empty(1, device="cuda").device.index))
+                return gradient
+
+        with fake_mode(fake_cuda=4):
+            torch.cuda.set_device(3)
+            x = torch.ones(4, device="cuda", requires_grad=True)
+            Looking.apply(x).sum().backward()  # type: ignore[no-untyped-call]
+            assert torch.cuda.current_device() == 3
+        assert seen == [(3, 3)]
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
     def test_are_not_there_outside_of_blocks(self) -> None:

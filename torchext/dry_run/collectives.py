@@ -27,7 +27,10 @@ class Collective:
         is_async: Whether the program went on without waiting for it.
         issued_in: The module that was running, by its name in the model or by its class, and the phase:
             `forward`, `backward`, `optimizer` or an empty string.
-        waited_in: The same of the place where the program waited for it; None if it did not.
+        waited_in: The same of the place where the program waited for it, or had a stream wait; None if it did not.
+        overlap: How many operators a GPU may run while it runs: those that were issued on the stream that waits for it,
+            after the last one for which it has to wait itself.
+        overlaps_with: Where these were issued.
         line: The line of the program that led to it, `file:line in function`; empty unless it was asked for.
     """
 
@@ -46,6 +49,8 @@ class Collective:
     issued_in: Place
     waited_in: Place | None
     line: str
+    overlap: int = 0
+    overlaps_with: tuple[Place, ...] = ()
 
     @property
     def group_size(self) -> int:
@@ -54,8 +59,12 @@ class Collective:
 
     @property
     def overlaps(self) -> bool:
-        """Whether the program did something else between the call and the wait: in another module, or another phase."""
-        return self.is_async and self.waited_in != self.issued_in
+        """Whether something else may run meanwhile.
+
+        On a GPU, operators that need not wait for it; elsewhere, what the program does in another module, or another
+        phase, before it waits.
+        """
+        return self.overlap > 0 or (self.is_async and self.waited_in != self.issued_in)
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,26 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-__all__ = ["OBJECT_COLLECTIVES"]
+__all__ = ["OBJECT_COLLECTIVES", "root_saying"]
+
+_said_by_root: list[list[Any]] = []
+
+
+@contextmanager
+def root_saying(objects: list[Any]) -> Iterator[None]:
+    """Has the root of a broadcast say `objects` in the block, where it is known what it would say."""
+    _said_by_root.append(objects)
+    try:
+        yield
+    finally:
+        _said_by_root.pop()
 
 
 def _copies(value: object, count: int) -> list[Any]:
@@ -74,6 +87,9 @@ def _broadcast_object_list(
     _peer(src, group_src, group)
     if not object_list:
         raise IndexError("list index out of range")  # as the original does of the sizes
+    if _said_by_root:
+        object_list[:] = _said_by_root[-1]
+        return
     object_list[:] = [copy for value in object_list for copy in _copies(value, 1)]
 
 

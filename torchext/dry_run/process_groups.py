@@ -7,14 +7,14 @@ barriers, nor the store.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
-import torch
-import torch.cuda.nccl
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import Backend, BackendConfig, GroupMember
 
@@ -52,6 +52,9 @@ def _install() -> None:
     patch(distributed_c10d, "split_group", _making_new_groups, "splits communicators of NCCL")
     patch(distributed_c10d, "is_nccl_available", _with_fake_gpus(True), "tells that this PyTorch has no NCCL")
     patch(torch.cuda.nccl, "version", _with_fake_gpus(NCCL_VERSION), "asks NCCL, which need not be there")
+    for name in ("all_gather_into_tensor", "all_gather_single"):
+        if name in vars(distributed_c10d):
+            patch(distributed_c10d, name, _gathering_flat, "has the output cut by its first dimension")
     for name, replacement in OBJECT_COLLECTIVES.items():
         patch(
             distributed_c10d, name, _always(replacement), "puts pickled objects into tensors, of other processes, too"
@@ -100,38 +103,18 @@ def _with_fake_gpus(answer: object) -> Callable[[Callable[..., Any]], Callable[.
 
 
 def _with_fake_backend(original: Callable[..., Any]) -> Callable[..., Any]:
-    def _new_process_group_helper(
-        group_size: int,
-        group_rank: int,
-        global_ranks_in_group: list[int],
-        backend: str,
-        store: Any,
-        group_name: str,
-        backend_options: Any = None,
-        timeout: timedelta | None = None,
-        pg_tag: str | None = None,
-        device_id: torch.device | None = None,
-        group_desc: str | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        # The options and the bound device are for communicators of NCCL.
+    signature = inspect.signature(original)
+
+    def _new_process_group_helper(*args: Any, **kwargs: Any) -> Any:
         teach_what_is_imported()
+        given = signature.bind(*args, **kwargs)
+        backend = given.arguments["backend"]
         served = BackendConfig(Backend(backend)).get_device_backend_map()
+        given.arguments["backend"] = Backend(",".join(f"{device}:{Backend.FAKE}" for device in served))
+        # These are for communicators of NCCL.
+        given.arguments["backend_options"] = given.arguments["device_id"] = None
         known = set(distributed_c10d._world.pg_map)
-        made = original(
-            group_size,
-            group_rank,
-            global_ranks_in_group,
-            Backend(",".join(f"{device}:{Backend.FAKE}" for device in served)),
-            store,
-            group_name,
-            None,
-            timeout,
-            pg_tag,
-            None,
-            group_desc,
-            **kwargs,
-        )
+        made = original(*given.args, **given.kwargs)
         group = made[0]
         if group != GroupMember.NON_GROUP_MEMBER and group not in known:
             _rename(group, backend)
@@ -146,6 +129,18 @@ def _rename(group: dist.ProcessGroup, backend: str) -> None:
     world.pg_map[group] = (Backend(backend), world.pg_map[group][1])
     world.pg_backend_config[group] = str(BackendConfig(Backend(backend)))
     group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)  # the original looks for it by another spelling
+
+
+def _gathering_flat(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A backend that communicates asks for the number of elements only, as `SyncBatchNorm` knows."""
+
+    def all_gather(output_tensor: Tensor, input_tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        is_cut_elsewhere = output_tensor.shape[1:] != input_tensor.shape[1:] and output_tensor.is_contiguous()
+        if current() is not None and is_cut_elsewhere:
+            output_tensor, input_tensor = output_tensor.view(-1), input_tensor.reshape(-1)
+        return original(output_tensor, input_tensor, *args, **kwargs)
+
+    return all_gather
 
 
 def _replacing_the_first(original: Callable[..., None]) -> Callable[..., None]:

@@ -13,12 +13,14 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 from torch.utils.weak import TensorWeakRef
 
+from .. import _C
 from ..tools.dispatch_keys import without_our_keys
 from ..tools.source_lines import users_frame
 from .checks import check, tensors_of
-from .collectives import Collective
+from .collectives import Collective, Place
 from .current import current, while_world_is_open
 from .late_imports import teach_what_is_imported
+from .overlaps import Overlaps
 from .places import ModuleNames, place_here
 
 __all__ = ["Recorder"]
@@ -51,6 +53,11 @@ class Recorder:
         self._by_work: dict[Any, int] = {}
         self._results: dict[Any, list[TensorWeakRef]] = {}
         self._by_storage: dict[int, int] = {}
+        self._overlaps = Overlaps(self._mark_overlap)
+
+    def close(self) -> None:
+        """Is told no more."""
+        self._overlaps.close()
 
     def observe(self, name: str, values: tuple[Any, ...]) -> Callable[[tuple[Any, ...]], object] | None:
         """Is called before a collective; what it returns, with the results of the collective."""
@@ -66,6 +73,7 @@ class Recorder:
         number = self._by_work.pop(work, None)
         if number is not None:
             self._mark_waited(number)
+            self._overlaps.wait(number)
 
     def results_of(self, work: Any) -> list[Tensor] | None:
         """What the collective writes, as the future of a backend that communicates has it; None if it is unknown."""
@@ -82,7 +90,9 @@ class Recorder:
         if operator not in ("barrier", "monitored_barrier_"):
             check(operator, arguments, group)
         number = len(self.collectives)
-        self.collectives.append(self._describe(operator, arguments, group, tensors))
+        made = self._describe(operator, arguments, group, tensors)
+        self.collectives.append(made)
+        self._overlaps.issue(number, made)
         for tensor in tensors:
             if tensor.layout is torch.strided:
                 self._by_storage[tensor.untyped_storage()._cdata] = number
@@ -131,9 +141,18 @@ class Recorder:
         number = self._by_storage.get(tensor.untyped_storage()._cdata)
         if number is not None and self.collectives[number].waited_in is None:
             self._mark_waited(number)
+            self._overlaps.wait(number)
 
     def _mark_waited(self, number: int) -> None:
         self.collectives[number] = replace(self.collectives[number], waited_in=place_here(self._names))
+
+    def _mark_overlap(self, number: int, operators: int, places: tuple[Place, ...]) -> None:
+        self.collectives[number] = replace(
+            self.collectives[number],
+            waited_in=place_here(self._names),
+            overlap=operators,
+            overlaps_with=places,
+        )
 
 
 @cache
@@ -154,7 +173,7 @@ def _name_of(group: Any) -> str:
 
 
 def _stream(device: torch.device) -> int:
-    return 0 if device.type == "cpu" else int(torch._C._accelerator_getStream(device.index).stream_id)
+    return 0 if device.type == "cpu" or device.index is None else _C.current_fake_stream(device.index)
 
 
 def _watch_waits() -> None:

@@ -119,6 +119,7 @@ class World(Job, ContextDecorator):
             self._assumed = block.enter_context(assuming_values(self._policy))
             block.enter_context(not_writing_fakes())
             block.callback(_destroy_groups)
+            block.callback(self.recorder.close)
             _C.observe_collectives(self.recorder.observe)
             block.callback(_C.observe_collectives, None)
             if self._backend is not None:

@@ -7,6 +7,7 @@ in such a block, and answer for the fake devices on those threads only.
 from __future__ import annotations
 
 import sys
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -21,7 +22,15 @@ from ..tools.leases import Lease, while_fakes_live
 from ..tools.once import once
 from .cuda_libraries import patch_libraries
 from .cuda_parallel import patch_comm
-from .cuda_streams import FakeEvent, FakeStream, current_stream, default_stream, set_stream, set_stream_by_id
+from .cuda_streams import (
+    FakeEvent,
+    FakeStream,
+    current_stream,
+    default_stream,
+    set_stream,
+    set_stream_by_id,
+    synchronize,
+)
 from .gpus import FakeGPU
 
 __all__ = ["fake_cuda"]
@@ -107,12 +116,12 @@ def _set_device(device: Any) -> None:
 def _exchange_device(device: int) -> int:
     previous = torch._C._accelerator_getDeviceIndex()
     if device >= 0:
-        torch._C._accelerator_setDeviceIndex(_index(device))
+        torch._C._accelerator_exchangeDevice(_index(device))
     return previous
 
 
 def _get_device_properties(device: Any = None) -> SimpleNamespace:
-    _index(device)
+    index = _index(device)
     name, memory, (major, minor), multiprocessors, threads, shared_memory, l2_cache = _C.fake_gpu()
     return SimpleNamespace(
         name=name,
@@ -126,10 +135,18 @@ def _get_device_properties(device: Any = None) -> SimpleNamespace:
         shared_memory_per_block_optin=shared_memory,
         shared_memory_per_multiprocessor=shared_memory + 1024,
         L2_cache_size=l2_cache,
+        max_threads_per_block=1024,
         warp_size=32,
         is_integrated=False,
         is_multi_gpu_board=False,
         gcnArchName="",
+        uuid=uuid.UUID(int=index),
+        pci_bus_id=index,
+        pci_device_id=0,
+        pci_domain_id=0,
+        clock_rate=0,
+        memory_clock_rate=0,
+        memory_bus_width=0,
     )
 
 
@@ -151,8 +168,35 @@ def _snapshot(device: Any = None, augment_with_fx_traces: bool = False) -> dict[
     }
 
 
+# `HistoryStacks` (csrc/memory/device_memory.h) by `context`
+STACKS = {None: 0, "state": 1, "alloc": 1, "all": 2}
+
+
 def _record_memory_history(enabled: str | bool | None = "all", *args: Any, **kwargs: Any) -> None:
-    _C.cuda_record_memory_history(bool(enabled), kwargs.get("max_entries", sys.maxsize))
+    record = _record_history_as_before if isinstance(enabled, bool) else _record_history
+    record(enabled, *args, **kwargs)
+
+
+def _record_history(
+    enabled: Any,
+    context: str | None = "all",
+    stacks: str = "all",
+    max_entries: int = sys.maxsize,
+    *args: Any,
+    **kwargs: Any,
+) -> None:
+    if enabled not in (None, "state", "all"):
+        raise RuntimeError("expected enabled to be 'state', or 'all'")
+    if context not in STACKS:
+        raise RuntimeError("expected context to be 'state', 'alloc', or 'all'")
+    _C.cuda_record_memory_history(enabled is not None, 1 if enabled == "state" else max_entries, STACKS[context])
+
+
+def _record_history_as_before(
+    enabled: Any, record_context: bool = True, trace_alloc_max_entries: int = 1, *args: Any, **kwargs: Any
+) -> None:
+    """Takes the arguments that PyTorch calls legacy."""
+    _C.cuda_record_memory_history(enabled, trace_alloc_max_entries, int(record_context))
 
 
 def _set_memory_fraction(fraction: float, device: Any = None) -> None:
@@ -163,8 +207,23 @@ def _set_memory_fraction(fraction: float, device: Any = None) -> None:
     _C.cuda_set_memory_fraction(fraction, _index(device))
 
 
+def _device_memory_used(device: Any = None) -> int:
+    free, total = _C.cuda_mem_get_info(_index(device))
+    return total - free
+
+
+def _memory_fraction(device: Any = None) -> float:
+    return _C.cuda_memory_fraction(_index(device))
+
+
+def _is_capturing() -> bool:
+    """Answers yes to `SyncBatchNorm`, which otherwise looks which processes had no input: all had some."""
+    # Between it and this function are the replaced one and what stands for it.
+    return sys._getframe(3).f_code is torch.nn.modules._functions.SyncBatchNorm.forward.__code__
+
+
 def _synchronize(device: Any = None) -> None:
-    _index(device)
+    synchronize(_index(device))
 
 
 def _generator(device: Any = "cuda") -> torch.Generator:
@@ -225,12 +284,14 @@ ANSWERS: dict[str, Callable[..., Any]] = {
     "seed": lambda: _generator().seed() and None,
     "seed_all": _seed_all,
     "is_available": lambda: True,
-    "is_current_stream_capturing": lambda: False,
+    "is_current_stream_capturing": _is_capturing,
     "is_bf16_supported": lambda including_emulation=True: True,
     "_record_memory_history": _record_memory_history,
     "_snapshot": _snapshot,
     "empty_cache": lambda: _C.cuda_empty_cache(),
+    "device_memory_used": _device_memory_used,
     "get_allocator_backend": lambda: "native",
+    "get_per_process_memory_fraction": _memory_fraction,
     "mem_get_info": lambda device=None: _C.cuda_mem_get_info(_index(device)),
     "memory_snapshot": lambda mempool_id=None, include_traces=True: _C.cuda_memory_segments(),
     "memory_stats_as_nested_dict": lambda device=None: _C.cuda_memory_stats(_index(device)),

@@ -11,8 +11,17 @@ from typing import Any
 import torch
 
 from .. import _C
+from .stream_order import Clock, StreamKey, clock_of, clock_of_device, order_after, order_program_after
 
-__all__ = ["FakeEvent", "FakeStream", "current_stream", "default_stream", "set_stream", "set_stream_by_id"]
+__all__ = [
+    "FakeEvent",
+    "FakeStream",
+    "current_stream",
+    "default_stream",
+    "set_stream",
+    "set_stream_by_id",
+    "synchronize",
+]
 
 CUDA = 1  # the number of the type of device (`c10::DeviceType`)
 
@@ -29,13 +38,17 @@ def _bases(fake: type, generic: type, wrapper: type) -> tuple[type, ...]:
 class _Stream(torch.Stream):
     """A `torch.cuda.Stream` of a fake device."""
 
+    priority = 0
+
     def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> _Stream:
         if "stream_id" in kwargs:
             return super().__new__(
                 cls, stream_id=kwargs["stream_id"], device_index=kwargs["device_index"], device_type=CUDA
             )
         index = torch.cuda._utils._get_device_index(device, optional=True)
-        return super().__new__(cls, stream_id=_C.new_fake_stream(), device_index=index, device_type=CUDA)
+        stream = super().__new__(cls, stream_id=_C.new_fake_stream(), device_index=index, device_type=CUDA)
+        stream.priority = max(min(priority, 0), cls.priority_range()[1])
+        return stream
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass  # the wrapper of a build without CUDA would raise
@@ -45,11 +58,19 @@ class _Stream(torch.Stream):
         """The address of the stream: its number, which is 0 for the default one."""
         return self.stream_id
 
+    @classmethod
+    def priority_range(cls) -> tuple[int, int]:
+        """The lowest and the highest priority, as `CUDAStream::priority_range()` has them."""
+        return 0, -3
+
     def wait_event(self, event: Any) -> None:
-        """Waits for nothing."""
+        """Takes no time, but what this stream does from now on comes after the event."""
+        if isinstance(event, _Event):
+            event.wait(self)
 
     def wait_stream(self, stream: Any) -> None:
-        """Waits for nothing."""
+        """Takes no time, but what this stream does from now on comes after what has been issued on the other."""
+        order_after(_key(self), clock_of(_key(stream)))
 
     def record_event(self, event: Any = None) -> Any:
         """Returns the event, or a new one."""
@@ -63,7 +84,8 @@ class _Stream(torch.Stream):
         return True
 
     def synchronize(self) -> None:
-        """Waits for nothing."""
+        """Takes no time, but what the program issues from now on comes after what has been issued on this stream."""
+        order_program_after(clock_of(_key(self)), _current_key())
 
     def __enter__(self) -> _Stream:
         self._previous = (current_stream(), current_stream(self.device))
@@ -90,6 +112,7 @@ class _Event(torch.Event):
 
     _is_timing: bool
     _is_recorded: bool
+    _clock: Clock
 
     def __new__(
         cls,
@@ -101,24 +124,28 @@ class _Event(torch.Event):
         event = super().__new__(cls, device="cuda", enable_timing=enable_timing, blocking=blocking)
         event._is_timing = enable_timing
         event._is_recorded = False
+        event._clock = {}
         return event
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass  # the wrapper of a build without CUDA would raise
 
     def record(self, stream: Any = None) -> None:
-        """Remembers that it has been recorded."""
+        """Remembers what has been issued on the stream."""
         self._is_recorded = True
+        self._clock = clock_of(_current_key() if stream is None else _key(stream))
 
     def wait(self, stream: Any = None) -> None:
-        """Waits for nothing."""
+        """Takes no time, but what the stream does from now on comes after what was issued before the event."""
+        order_after(_current_key() if stream is None else _key(stream), self._clock)
 
     def query(self) -> bool:
         """Everything is done."""
         return True
 
     def synchronize(self) -> None:
-        """Waits for nothing."""
+        """Takes no time, but what the program issues from now on comes after what was issued before the event."""
+        order_program_after(self._clock, _current_key())
 
     def elapsed_time(self, end_event: Any) -> float:
         """Returns the milliseconds between two events: 0.
@@ -141,6 +168,15 @@ class _Event(torch.Event):
 
 FakeStream: Any = type("Stream", _bases(_Stream, torch.Stream, torch.cuda.Stream), {"__module__": "torch.cuda"})
 FakeEvent: Any = type("Event", _bases(_Event, torch.Event, torch.cuda.Event), {"__module__": "torch.cuda"})
+
+
+def _key(stream: Any) -> StreamKey:
+    return stream.device_index, stream.stream_id
+
+
+def _current_key() -> StreamKey:
+    index = torch.cuda.current_device()
+    return index, _C.current_fake_stream(index)
 
 
 def _stream(stream_id: int, index: int) -> Any:
@@ -168,3 +204,8 @@ def set_stream(stream: Any) -> None:
     """Makes `stream` current on this thread, and its device."""
     if stream is not None:
         set_stream_by_id(stream.stream_id, stream.device_index)
+
+
+def synchronize(index: int) -> None:
+    """Takes no time, but what the program issues from now on comes after all that has been issued on the device."""
+    order_program_after(clock_of_device(index), _current_key())

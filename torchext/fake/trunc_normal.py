@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..tools.dispatch_keys import without_our_keys
 from ..tools.leases import while_fakes_live
 from . import rejection
-from .checks import is_fake_tensor
+from .checks import is_fake_tensor, is_wrapper_of_fakes
 
 __all__ = ["install"]
 
@@ -79,6 +79,9 @@ def _recorded_trunc_normal(original: Callable[..., torch.Tensor]) -> Callable[..
     ) -> torch.Tensor:
         if is_fake_tensor(tensor) and (tensor.is_conj() or tensor.is_neg()):
             _call_on_nothing(original, _conjugated if tensor.is_conj() else _negated, mean, std, a, b)  # raises
+        if is_wrapper_of_fakes(tensor):
+            with torch.no_grad():
+                return tensor.normal_(mean, std, generator=generator)
         if not is_fake_tensor(tensor) or not tensor.is_floating_point():
             return original(tensor, mean, std, a, b, generator)
         with torch.no_grad():

@@ -15,9 +15,10 @@ from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import TensorWeakRef
 
 from .. import _C
+from ..tools.wrappers import storages_of
 from .categories import Category, Phase
 
-__all__ = ["Observer", "storages_of"]
+__all__ = ["Observer"]
 
 OPTIMIZER_SCOPE = "optimizer step"
 
@@ -141,14 +142,3 @@ class Observer:
             number = self._numbers[name] = len(self.scopes)
             self.scopes.append(name)
         return number
-
-
-def storages_of(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Returns the plain tensors that hold the memory of `tensor`, which may be a wrapper such as a DTensor."""
-    if type(tensor) in (torch.Tensor, torch.nn.Parameter):
-        return [tensor]
-    flatten = getattr(tensor, "__tensor_flatten__", None)
-    if flatten is None:
-        return [tensor]
-    parts = [getattr(tensor, name) for name in flatten()[0]]  # a DTensor names its mesh, too
-    return [member for part in parts if isinstance(part, torch.Tensor) for member in storages_of(part)]

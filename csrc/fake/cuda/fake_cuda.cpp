@@ -30,6 +30,9 @@ FakeCudaAllocation fake_cuda_allocation = nullptr;
 thread_local DeviceIndex visible_count = 0;
 thread_local DeviceIndex current_device = 0;
 
+// The device that the program has set: the first one that is not cuda:0, since there are fake devices.
+std::atomic<DeviceIndex> program_device{0};
+
 auto asTuple(const GpuDescription& gpu) {
   return std::tie(gpu.name, gpu.total_memory, gpu.is_limited, gpu.context_memory, gpu.major, gpu.minor,
                   gpu.multiprocessors, gpu.max_threads_per_multiprocessor, gpu.shared_memory_per_block_optin,
@@ -103,7 +106,7 @@ class NoCudaGuard final : public c10::impl::DeviceGuardImplInterface {
 
   c10::Device exchangeDevice(c10::Device device) const override {
     const c10::Device previous = getDevice();
-    setDevice(device);
+    uncheckedSetDevice(device);
     return previous;
   }
 
@@ -113,15 +116,18 @@ class NoCudaGuard final : public c10::impl::DeviceGuardImplInterface {
 
   void setDevice(c10::Device device) const override {
     uncheckedSetDevice(device);
+    DeviceIndex first = 0;
+    program_device.compare_exchange_strong(first, device.index());
   }
 
   void uncheckedSetDevice(c10::Device device) const noexcept override {
     current_device = device.index();
   }
 
-  // Returns one stream for all devices: see streams.h.
+  // Returns one stream for all devices: see streams.h. Its device is that of the program, because the autograd engine
+  // makes it the current device for hooks and functions of the user's in backward passes.
   c10::Stream getStream(c10::Device /*device*/) const override {
-    return c10::Stream{c10::Stream::DEFAULT, {c10::kCUDA, 0}};
+    return c10::Stream{c10::Stream::DEFAULT, {c10::kCUDA, program_device}};
   }
 
   c10::Stream getNewStream(c10::Device device, int /*priority*/) const override {
@@ -130,6 +136,11 @@ class NoCudaGuard final : public c10::impl::DeviceGuardImplInterface {
 
   c10::Stream getStreamFromGlobalPool(c10::Device device, bool /*is_high_priority*/) const override {
     return getNewStream(device, 0);
+  }
+
+  // All dtypes, as `DeviceCapability` is by default and for CUDA.
+  c10::DeviceCapability getDeviceCapability(c10::Device /*device*/) const override {
+    return {};
   }
 
   // Nothing takes time.
@@ -352,6 +363,7 @@ FakeCudaGuard::FakeCudaGuard(DeviceIndex count)
   standInForCuda();
   if (liveGuards()++ == 0) {
     ++generation;
+    program_device = 0;
   }
   visible_count = count;
   if (visible_gpu == nullptr) {

@@ -16,6 +16,13 @@ constexpr unsigned kStreams = 32;
 
 thread_local std::array<c10::StreamId, kMaxDevices> current_streams{};
 
+std::atomic<std::int64_t>* counterOf(c10::DeviceIndex device, c10::StreamId stream) noexcept {
+  static std::array<std::atomic<std::int64_t>, kMaxDevices*(kStreams + 1)> counters{};
+  const auto index = static_cast<std::size_t>(device);
+  const auto number = static_cast<std::size_t>(stream);
+  return index < kMaxDevices && number <= kStreams ? &counters.at(index * (kStreams + 1) + number) : nullptr;
+}
+
 }  // namespace
 
 c10::StreamId currentFakeStream(c10::DeviceIndex device) noexcept {
@@ -28,6 +35,17 @@ void setCurrentFakeStream(c10::DeviceIndex device, c10::StreamId stream) {
   TORCH_CHECK(device >= 0 && index < kMaxDevices, "CUDA error: invalid device ordinal: ", static_cast<int>(device),
               ".");
   current_streams[index] = stream;
+}
+
+void countWork(c10::DeviceIndex device) noexcept {
+  if (auto* counter = counterOf(device, currentFakeStream(device))) {
+    counter->fetch_add(1, std::memory_order_relaxed);
+  }
+}
+
+std::int64_t workOn(c10::DeviceIndex device, c10::StreamId stream) noexcept {
+  const auto* counter = counterOf(device, stream);
+  return counter == nullptr ? 0 : counter->load(std::memory_order_relaxed);
 }
 
 c10::StreamId newFakeStream() noexcept {

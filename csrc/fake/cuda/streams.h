@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdint>
+
 #include <c10/core/Device.h>
 #include <c10/core/Stream.h>
 
@@ -20,5 +22,11 @@ TORCHEXT_API void setCurrentFakeStream(c10::DeviceIndex device, c10::StreamId st
 
 // Returns a stream that is not in use. As on real devices, there is a limited number, which are given in turn.
 TORCHEXT_API c10::StreamId newFakeStream() noexcept;
+
+// Counts an operator that this thread has issued on the current stream of `device`.
+TORCHEXT_API void countWork(c10::DeviceIndex device) noexcept;
+
+// Returns how many operators have been issued on `stream` of `device`.
+TORCHEXT_API std::int64_t workOn(c10::DeviceIndex device, c10::StreamId stream) noexcept;
 
 }  // namespace torchext

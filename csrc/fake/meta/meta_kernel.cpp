@@ -15,6 +15,7 @@
 #include "../../support/stack_utils.h"
 #include "../calls/op_traits.h"
 #include "../calls/recording.h"
+#include "own_kernels.h"
 #include "zeros_call.h"
 
 namespace torchext {
@@ -195,6 +196,9 @@ MetadataKernel metadataKernelFor(const OperatorHandle& op, const Stack& stack) {
   if (hasMetaKernel(op)) {
     return MetadataKernel::kMeta;
   }
+  if (hasOwnKernel(op)) {
+    return MetadataKernel::kOwn;
+  }
   return !isRecording() && mayRunOnZeros(op, stack) ? MetadataKernel::kZeros : MetadataKernel::kMissing;
 }
 
@@ -211,6 +215,9 @@ void callMetadataKernel(MetadataKernel kernel, const OperatorHandle& op, Stack& 
       break;
     case MetadataKernel::kComposite:
       op.callBoxedForDispatchKey(DispatchKey::CompositeExplicitAutograd, stack);
+      break;
+    case MetadataKernel::kOwn:
+      callOwnKernel(op, stack);
       break;
     case MetadataKernel::kNone:
       makeLikeFirstArgument(op, stack);

@@ -17,6 +17,7 @@ enum class MetadataKernel : std::uint8_t {
   kMeta,
   kComposite,  // the kernel of `CompositeExplicitAutograd`
   kNone,       // no kernel: the result is like the first argument
+  kOwn,        // a function of ours: own_kernels.h
   kZeros,      // there is no Meta kernel: NOTE [Asking the kernel of the CPU]
   kMissing,    // there is no Meta kernel, and the CPU kernel cannot be asked: the call raises an error
 };

@@ -1,9 +1,9 @@
-"""Operators on distributed tensors of fakes, before PyTorch 2.13.
+"""Distributed tensors of fakes.
 
-The `Fake` key was above `Python` then, and `dispatchDTensorOp()` in `python_variable.cpp` calls the operator on the
-local tensors with all keys left out that are above `Python`. Where arguments have to be redistributed first, it leaves
-this to Python, where the call of the operator can be helped: `_patch_calls_of_handlers()` in `tensors.py`. So it is
-told that they have to be, from what they are to what they are.
+Before PyTorch 2.13, operators on them need help. The `Fake` key was above `Python` then, and `dispatchDTensorOp()` in
+`python_variable.cpp` calls the operator on the local tensors with all keys left out that are above `Python`. Where
+arguments have to be redistributed first, it leaves this to Python, where the call of the operator can be helped:
+`_patch_calls_of_handlers()` in `tensors.py`. So it is told that they have to be, from what they are to what they are.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from ... import _C
 from ...tools.leases import while_fakes_live
 from ...tools.torch_release import TORCH_RELEASE
+from ..collectives import teach_offsets
 
 __all__ = ["teach_sharding"]
 
@@ -25,7 +26,12 @@ _taught: set[int] = set()
 
 
 def teach_sharding() -> None:
-    """Patches the propagation of shardings, if it has been imported. It takes long to be, and may be at any time."""
+    """Patches what distributes tensors, if it has been imported. It takes long to be, and may be at any time."""
+    teach_offsets()
+    _teach_propagation()
+
+
+def _teach_propagation() -> None:
     module: Any = sys.modules.get("torch.distributed.tensor._dispatch")
     if TORCH_RELEASE >= (2, 13) or not hasattr(module, "OpDispatcher") or id(module) in _taught:
         return

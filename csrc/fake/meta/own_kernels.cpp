@@ -1,0 +1,105 @@
+#include "own_kernels.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+#include <vector>
+
+#include <ATen/AccumulateType.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+
+#include "../../support/stack_utils.h"
+
+namespace torchext {
+
+using at::Tensor;
+using c10::ArrayRef;
+using c10::IValue;
+using c10::OperatorHandle;
+
+namespace {
+
+using Results = std::vector<IValue>;
+
+Tensor tensorOr(const IValue& value, const Tensor& other) {
+  const Tensor tensor = value.isTensor() ? value.toTensor() : Tensor{};
+  return tensor.defined() ? tensor : other;
+}
+
+// One for each channel, in the dtype that the kernels of `like` accumulate in.
+Tensor forEachChannel(int64_t channels, const Tensor& like) {
+  return at::empty({channels}, like.options().dtype(at::toAccumulateType(like.scalar_type(), c10::DeviceType::CUDA)));
+}
+
+// (input, eps) -> (mean, invstd)
+Results stats(ArrayRef<IValue> arguments) {
+  const Tensor& input = arguments[0].toTensor();
+  return {forEachChannel(input.size(1), input), forEachChannel(input.size(1), input)};
+}
+
+// (input, mean, invstd, ...) -> (mean, invstd), of a row of `mean` for each process
+Results gatherStats(ArrayRef<IValue> arguments) {
+  const Tensor& mean = arguments[1].toTensor();
+  return {forEachChannel(mean.size(1), mean), forEachChannel(mean.size(1), mean)};
+}
+
+// (input, ...) -> output
+Results likeFirst(ArrayRef<IValue> arguments) {
+  return {at::empty_like(arguments[0].toTensor())};
+}
+
+// (grad_out, input, ...) -> grad_input
+Results likeSecond(ArrayRef<IValue> arguments) {
+  return {at::empty_like(arguments[1].toTensor())};
+}
+
+// (grad_out, input, mean, invstd, weight, input_g, weight_g, bias_g) -> (sum_dy, sum_dy_xmu, grad_weight, grad_bias)
+Results reduceBackward(ArrayRef<IValue> arguments) {
+  const Tensor& mean = arguments[2].toTensor();
+  const auto like = [](bool is_wanted, const Tensor& tensor) -> IValue {
+    return is_wanted ? at::empty_like(tensor, c10::MemoryFormat::Contiguous) : Tensor{};
+  };
+  const Tensor weight = tensorOr(arguments[4], mean);
+  const bool of_input = arguments[5].toBool();
+  return {like(of_input, mean), like(of_input, mean), like(arguments[6].toBool(), weight),
+          like(arguments[7].toBool(), weight)};
+}
+
+struct OwnKernel {
+  std::string_view op;
+  Results (*call)(ArrayRef<IValue> arguments);
+};
+
+constexpr std::array<OwnKernel, 5> kKernels{{
+    {"aten::batch_norm_stats", stats},
+    {"aten::batch_norm_gather_stats_with_counts", gatherStats},
+    {"aten::batch_norm_elemt", likeFirst},
+    {"aten::batch_norm_backward_reduce", reduceBackward},
+    {"aten::batch_norm_backward_elemt", likeSecond},
+}};
+
+const OwnKernel* find(const OperatorHandle& op) {
+  const c10::OperatorName& name = op.operator_name();
+  const auto* const found = std::find_if(kKernels.begin(), kKernels.end(),
+                                         [&name](const OwnKernel& kernel) { return kernel.op == name.name; });
+  return found == kKernels.end() || !name.overload_name.empty() ? nullptr : found;
+}
+
+}  // namespace
+
+bool hasOwnKernel(const OperatorHandle& op) {
+  return find(op) != nullptr;
+}
+
+void callOwnKernel(const OperatorHandle& op, torch::jit::Stack& stack) {
+  const std::size_t count = op.schema().arguments().size();
+  Results results = find(op)->call(topOf(stack, count));
+  torch::jit::drop(stack, count);
+  for (IValue& result : results) {
+    torch::jit::push(stack, std::move(result));
+  }
+}
+
+}  // namespace torchext

@@ -1,0 +1,16 @@
+#pragma once
+
+// Metadata of operators that PyTorch has kernels of for CUDA only, and no Meta kernel: the statistics that processes
+// exchange in `torch.nn.SyncBatchNorm` (Normalization.cu). Asking the kernel of the CPU does not help: there is none.
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+namespace torchext {
+
+bool hasOwnKernel(const c10::OperatorHandle& op);
+
+// Replaces the arguments on top of `stack`, which are on the meta device, by what a call of `op` returns.
+void callOwnKernel(const c10::OperatorHandle& op, torch::jit::Stack& stack);
+
+}  // namespace torchext

@@ -1,0 +1,115 @@
+"""Distributed checkpoints in a dry run: what this process would write is planned, and not written.
+
+The plan of all is made by one process from the plans of the others, which do not exist; so the metadata that a save
+returns are of the part of this process. Loading reads what is there, without the others. Where rank 0 sends a whole
+state dict, the others are told that it has what they have, as in a job that works.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .current import current, while_world_is_open
+from .objects import root_saying
+from .saving import NOT_WRITTEN, holds_fakes
+from .values import note_reading, while_values_are_assumed
+
+__all__ = ["teach_checkpoints"]
+
+_taught: set[int] = set()
+
+
+def teach_checkpoints() -> None:
+    """Declares the patches, if distributed checkpoints are imported; that takes long, and many programs need none."""
+    saver: Any = sys.modules.get("torch.distributed.checkpoint.state_dict_saver")
+    if hasattr(saver, "_save_state_dict") and id(saver) not in _taught:
+        _taught.add(id(saver))
+        while_values_are_assumed.patch(saver, "_save_state_dict", _only_planning, "writes the memory of tensors")
+    stager: Any = sys.modules.get("torch.distributed.checkpoint._state_dict_stager")
+    if hasattr(stager, "StateDictStager") and id(stager) not in _taught:
+        _taught.add(id(stager))
+        while_values_are_assumed.patch(
+            stager.StateDictStager, "stage", _not_staging_fakes, "copies the memory of tensors to be written meanwhile"
+        )
+    loader: Any = sys.modules.get("torch.distributed.checkpoint.state_dict_loader")
+    if hasattr(loader, "_load_state_dict") and id(loader) not in _taught:
+        _taught.add(id(loader))
+        while_world_is_open.patch(loader, "_load_state_dict", _reading_alone, "is told by rank 0 what to read")
+    state_dict: Any = sys.modules.get("torch.distributed.checkpoint.state_dict")
+    if hasattr(state_dict, "_broadcast_state_dict") and id(state_dict) not in _taught:
+        _taught.add(id(state_dict))
+        while_world_is_open.patch(
+            state_dict, "_broadcast_state_dict", _hearing_of_own_tensors, "asks rank 0 which tensors it has"
+        )
+
+
+def _only_planning(original: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+
+    def _save_state_dict(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs)
+        given.apply_defaults()
+        state_dict = given.arguments["state_dict"]
+        if not holds_fakes(state_dict):
+            return original(*args, **kwargs)
+        from torch.distributed.checkpoint import default_planner
+
+        planner = given.arguments["planner"] or default_planner.DefaultSavePlanner()
+        is_coordinator = dist.get_rank(given.arguments["process_group"]) == given.arguments["coordinator_rank"]
+        planner.set_up_planner(state_dict, is_coordinator=is_coordinator)
+        plan = planner.create_local_plan()
+        note_reading("checkpoint.save", NOT_WRITTEN, sys._getframe(1))
+        _, metadata = default_planner.create_default_global_save_plan([plan])
+        return metadata
+
+    return _save_state_dict
+
+
+def _not_staging_fakes(original: Callable[..., Any]) -> Callable[..., Any]:
+    def stage(self: Any, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+        return state_dict if holds_fakes(state_dict) else original(self, state_dict, *args, **kwargs)
+
+    return stage
+
+
+def _reading_alone(original: Callable[..., None]) -> Callable[..., None]:
+    """What a process reads is what it has planned: the plan of all only looks for errors of the others."""
+    signature = inspect.signature(original)
+
+    def _load_state_dict(*args: Any, **kwargs: Any) -> None:
+        given = signature.bind(*args, **kwargs)
+        if current() is not None:
+            given.arguments["no_dist"] = True
+        original(*given.args, **given.kwargs)
+
+    return _load_state_dict
+
+
+def _hearing_of_own_tensors(original: Callable[..., None]) -> Callable[..., None]:
+    def _broadcast_state_dict(
+        full_state_dict: dict[str, Any], local_state_dict: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> None:
+        if current() is None or dist.get_rank() == 0:
+            original(full_state_dict, local_state_dict, *args, **kwargs)
+            return
+        with root_saying([_described(local_state_dict)]):
+            original(full_state_dict, local_state_dict, *args, **kwargs)
+
+    return _broadcast_state_dict
+
+
+def _described(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """As rank 0 describes its tensors: numbers as they are, of others the whole size."""
+    utils: Any = sys.modules["torch.distributed._state_dict_utils"]
+    return {
+        key: utils._TensorInfo(value.size(), value.dtype)
+        if isinstance(value, torch.Tensor) and value.dim() > 0
+        else value
+        for key, value in state_dict.items()
+    }
