@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..fake.patches.distributed_tensors import teach_sharding
+from ..fake.collectives import teach_offsets
 from .checkpoints import teach_checkpoints
 from .pipelining import teach_pipelining
 from .random_state import teach_distributed_tensors
@@ -12,7 +12,7 @@ __all__ = ["teach_what_is_imported"]
 
 def teach_what_is_imported() -> None:
     """Declares the patches of what is imported by now. Called when a world begins, for each group, and each record."""
-    teach_sharding()
+    teach_offsets()
     teach_checkpoints()
     teach_pipelining()
     teach_distributed_tensors()

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from .. import _C
-from ..fake.checks import storages_of
 from ..tools.imports import once_imported
+from ..tools.wrappers import storages_of
 from .values import note_reading, while_values_are_assumed
 
 __all__ = ["not_writing_fakes"]

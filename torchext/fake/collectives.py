@@ -1,11 +1,13 @@
 """The patches for what exchanges no values of the user's tensors, but uses tensors to communicate.
 
-`dist.broadcast_object_list()` puts the pickled objects into tensors, and a `DeviceMesh` the numbers of the processes.
+`dist.broadcast_object_list()` puts the pickled objects into tensors, a `DeviceMesh` the numbers of the processes, and a
+`DTensor` the indices of the part that a process holds.
 In a block these would be fake, or deferred; they are real, as the processes are.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +16,7 @@ import torch.distributed as dist
 from ..tools.dispatch_keys import without_our_keys
 from ..tools.leases import while_fakes_live
 
-__all__ = ["install"]
+__all__ = ["install", "teach_offsets"]
 
 OBJECTS = (
     *("all_gather_object", "broadcast_object_list", "gather_object"),
@@ -39,6 +41,20 @@ def install() -> None:
             while_fakes_live.patch(
                 device_mesh.DeviceMesh, name, _on_real_tensors, "puts the numbers of processes into a tensor"
             )
+
+
+_taught: set[int] = set()
+
+
+def teach_offsets() -> None:
+    """Patches what computes which part a process holds, if distributed tensors are imported."""
+    utils: Any = sys.modules.get("torch.distributed.tensor._utils")
+    if not hasattr(utils, "_compute_local_shape_and_global_offset") or id(utils) in _taught:
+        return
+    _taught.add(id(utils))
+    while_fakes_live.patch(
+        utils, "_compute_local_shape_and_global_offset", _on_real_tensors, "puts the indices of a part into a tensor"
+    )
 
 
 def _on_real_tensors(original: Callable[..., Any]) -> Callable[..., Any]:

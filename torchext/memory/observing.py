@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import TensorWeakRef
 
 from .. import _C
-from ..fake.checks import storages_of
+from ..tools.wrappers import storages_of
 from .categories import Category, Phase
 
 __all__ = ["Observer"]

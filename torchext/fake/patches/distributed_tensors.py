@@ -1,8 +1,5 @@
 """Distributed tensors of fakes.
 
-Which part of a tensor a process holds is computed with a tensor of indices (`_compute_local_shape_and_global_offset`).
-It is real, as the processes are.
-
 Before PyTorch 2.13, operators on them need help. The `Fake` key was above `Python` then, and `dispatchDTensorOp()` in
 `python_variable.cpp` calls the operator on the local tensors with all keys left out that are above `Python`. Where
 arguments have to be redistributed first, it leaves this to Python, where the call of the operator can be helped:
@@ -24,9 +21,9 @@ from typing import Any
 import torch
 
 from ... import _C
-from ...tools.dispatch_keys import without_our_keys
 from ...tools.leases import while_fakes_live
 from ...tools.torch_release import TORCH_RELEASE
+from ..collectives import teach_offsets
 
 __all__ = ["teach_sharding"]
 
@@ -37,26 +34,8 @@ _taught: set[int] = set()
 
 def teach_sharding() -> None:
     """Patches what distributes tensors, if it has been imported. It takes long to be, and may be at any time."""
-    _teach_offsets()
+    teach_offsets()
     _teach_propagation()
-
-
-def _teach_offsets() -> None:
-    utils: Any = sys.modules.get("torch.distributed.tensor._utils")
-    if not hasattr(utils, "_compute_local_shape_and_global_offset") or id(utils) in _taught:
-        return
-    _taught.add(id(utils))
-    while_fakes_live.patch(
-        utils, "_compute_local_shape_and_global_offset", _on_real_tensors, "puts the indices of a part into a tensor"
-    )
-
-
-def _on_real_tensors(original: Callable[..., Any]) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with without_our_keys():
-            return original(*args, **kwargs)
-
-    return run
 
 
 def _teach_propagation() -> None:
