@@ -18,8 +18,9 @@ from torch import nn
 from torch.distributed.checkpoint import HuggingFaceStorageWriter
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from torchext.checkpoint import load_safetensors, save_safetensors
 from torchext.deferred_init import deferred_init, is_deferred, materialize_module
@@ -157,6 +158,30 @@ def check_file_is_loaded(shard: Any) -> None:
 def each_of_two_processes_reads_its_part_of_a_file() -> None:
     check_file_is_loaded(by_fully_shard)
     check_file_is_loaded(by_tensors)
+
+
+@program(4)
+def placements_divide_files_as_they_divide_tensors() -> None:
+    mesh = init_device_mesh("cpu", (2, 2))
+    whole = torch.arange(70.0).view(14, 5)
+    strided = _StridedShard(0, split_factor=2)
+    for placements in (
+        [strided, Shard(0)],
+        [Replicate(), strided],
+        [Shard(0), Replicate()],
+        [Shard(1), Shard(0)],
+        [Shard(0), Shard(0)],
+    ):
+        wanted = distribute_tensor(whole, mesh, placements, src_data_rank=None)
+        for data in (
+            whole,
+            distribute_tensor(whole, mesh, [Replicate(), Shard(0)], src_data_rank=None),
+            distribute_tensor(whole, mesh, placements, src_data_rank=None),
+        ):
+            zeros = deferred_init(torch.zeros, 14, 5)
+            module = nn.ParameterDict({"w": distribute_tensor(zeros, mesh, placements, src_data_rank=None)})
+            load_safetensors(module, {"w": data})
+            assert torch.equal(module["w"].to_local(), wanted.to_local()), (placements, type(data))
 
 
 @program(4)

@@ -32,6 +32,15 @@ def several_tensors() -> nn.Module:
     return nn.Sequential(*[nn.Linear(2048, 2048) for _ in range(12)])
 
 
+def several_layouts() -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
+    model.turned = nn.Parameter(torch.randn(30, 40).t())
+    model.rows = nn.Parameter(torch.randn(20, 10)[4:9])
+    model.register_buffer("conjugate", torch.randn(3, dtype=torch.complex64).conj())
+    return model
+
+
 def save_until_killed(folder: Path, is_ready: Path) -> None:
     """Saves the model of `four_files()`, after telling that it is about to."""
     model = deferred_init(four_files)

@@ -164,7 +164,7 @@ def test_file_in_the_place_of_a_folder_and_the_other_way_round(tmp_path: Path) -
 
 def test_two_calls_into_one_folder_are_refused(eager: dict[str, bytes], tmp_path: Path) -> None:
     folder = tmp_path / "out"
-    locked = folders.Folder(folder, "model.safetensors.index.json")
+    locked = folders.Folder(folder, "model")
     with locked.locked(), pytest.raises(RuntimeError, match=rf"out is being written into by process {os.getpid()} on"):
         save_safetensors(deferred_init(four_files), folder, **SIZES)
     save_safetensors(deferred_init(four_files), folder, **SIZES)
@@ -174,7 +174,7 @@ def test_two_calls_into_one_folder_are_refused(eager: dict[str, bytes], tmp_path
 def test_lock_of_a_process_that_was_killed_is_no_lock(eager: dict[str, bytes], tmp_path: Path) -> None:
     folder = tmp_path / "out"
     folder.mkdir()
-    (folder / ".model.safetensors.index.json.lock").write_text("process 1 on nowhere")
+    (folder / ".model.lock").write_text("process 1 on nowhere")
     save_safetensors(deferred_init(four_files), folder, **SIZES)
     assert files(folder) == eager
 
@@ -188,6 +188,81 @@ def test_no_thread_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(OSError, match="Input/output error"):
         save_safetensors(deferred_init(four_files), tmp_path / "out.safetensors", max_memory="4MiB")
     assert [thread.name for thread in threading.enumerate() if "checkpoint" in thread.name] == []
+    assert files(tmp_path) == {}
+
+
+def test_checkpoint_of_another_number_of_files_is_in_the_way(eager: dict[str, bytes], tmp_path: Path) -> None:
+    for options in {}, {"max_shard_size": "2MB"}:
+        with pytest.raises(FileExistsError, match="files of another checkpoint. Remove them, .*model-00001-of"):
+            save_safetensors(deferred_init(four_files), tmp_path / "eager", **options)
+    with pytest.raises(FileExistsError, match="There are files of another checkpoint"):
+        save_safetensors(deferred_init(four_files), tmp_path / "eager" / "model.safetensors")
+    assert files(tmp_path / "eager") == eager
+
+
+def test_resuming_with_other_strides_or_damaged_files_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    square = torch.arange(90_000.0).view(300, 300)
+    with monkeypatch.context() as patch:
+        stop_at(patch, 2, KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            save_safetensors({"a": square, "b": torch.ones(300, 300)}, tmp_path / "out", max_shard_size=400_000)
+    with pytest.raises(FileExistsError, match="was about other tensors, values or options"):
+        save_safetensors(
+            {"a": square.t(), "b": torch.ones(300, 300)}, tmp_path / "out", max_shard_size=400_000, resume=True
+        )
+    (tmp_path / "out" / "model-00001-of-00002.safetensors").write_bytes(b"cut")
+    with pytest.raises(FileExistsError, match="these were changed since. Remove them: model-00001-of-00002"):
+        save_safetensors(
+            {"a": square, "b": torch.ones(300, 300)}, tmp_path / "out", max_shard_size=400_000, resume=True
+        )
+
+
+def test_writer_has_ended_when_an_interrupted_call_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice: while it flushes a file, and while that is waited for."""
+    flushes = threading.Event()
+    fsync = os.fsync
+
+    def slowly(descriptor: int) -> None:
+        flushes.set()
+        time.sleep(0.3)
+        fsync(descriptor)
+
+    def interrupt() -> None:
+        flushes.wait()
+        for _ in range(2):
+            time.sleep(0.05)
+            signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folders.os, "fsync", slowly)
+        patch.setattr(folders.Folder, "_write_record", lambda self, record: None)
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            save_and_wait(tmp_path / "out.safetensors", thread)
+    assert [one.name for one in threading.enumerate() if "checkpoint" in one.name] == []
+    assert not [name for name in files(tmp_path) if name.endswith((".incomplete", ".lock"))]
+
+
+def save_and_wait(path: Path, thread: threading.Thread) -> None:
+    """Until all interrupts have come."""
+    try:
+        save_safetensors(deferred_init(four_files), path, max_memory="4MiB")
+    finally:
+        thread.join()
+
+
+def test_hidden_file_that_somebody_removes_is_an_error_that_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def removed(self: Any) -> None:
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", "hidden")
+
+    monkeypatch.setattr(folders.IncompleteFile, "complete", removed)
+    with pytest.raises(FileNotFoundError, match="hidden"):
+        save_safetensors(deferred_init(four_files), tmp_path / "out.safetensors", max_memory="4MiB")
     assert files(tmp_path) == {}
 
 

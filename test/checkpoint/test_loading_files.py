@@ -194,6 +194,82 @@ def test_views_of_what_is_loaded_are_not_missing(tmp_path: Path) -> None:
     assert model.rows.untyped_storage()._cdata == model.weight.untyped_storage()._cdata
 
 
+class Versioned(nn.Linear):
+    """Older checkpoints of it have the transpose."""
+
+    _version = 2
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: Any, *rest: Any) -> None:
+        if (local_metadata.get("version") or 1) < 2:
+            state_dict[prefix + "weight"] = state_dict[prefix + "weight"].t()
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
+
+
+@pytest.mark.parametrize("source", [of_torch_save, of_a_state_dict])
+def test_versions_of_modules_are_those_of_the_state_dict(source: Callable[..., Any], tmp_path: Path) -> None:
+    saved = Versioned(2, 2)
+    model = deferred_init(Versioned, 2, 2)
+    load_safetensors(model, source(saved, tmp_path))
+    assert torch.equal(model.weight, saved.weight)
+
+
+def test_state_dict_of_the_caller_is_not_written() -> None:
+    whole, rows = torch.ones(4, 2), torch.zeros(2, 2)
+
+    class Views(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, 2))
+            self.register_buffer("rows", self.weight.data[:2])
+
+    model = deferred_init(Views)
+    load_safetensors(model, {"weight": whole, "rows": rows})
+    assert torch.equal(model.weight, torch.cat([rows, whole[2:]]))
+    assert torch.equal(whole, torch.ones(4, 2))
+
+
+def test_views_pass_through_the_recorded_dtype_alike() -> None:
+    def halves() -> nn.ParameterDict:
+        fused = torch.zeros(4, dtype=torch.half)
+        return nn.ParameterDict({"a": fused[:2], "b": fused[2:]})
+
+    model = deferred_init(halves)
+    load_safetensors(model, {"a": torch.full((2,), 1 / 3), "b": torch.full((2,), 1 / 3)}, dtype=torch.float32)
+    wanted = torch.full((2,), 1 / 3).half().float()
+    assert torch.equal(model["a"], wanted)
+    assert torch.equal(model["b"], wanted)
+
+
+def test_dtypes_without_promotion_are_converted() -> None:
+    model = deferred_init(nn.Linear, 2, 2)
+    load_safetensors(model, {"weight": torch.ones(2, 2).to(torch.float8_e4m3fn), "bias": torch.ones(2)})
+    assert torch.equal(model.weight, torch.ones(2, 2))
+
+
+UNLOADABLE: dict[str, tuple[Callable[[], torch.Tensor], dict[str, Any], str]] = {
+    "sparse": (lambda: torch.ones(2).to_sparse(), {}, "has no values in order: its layout is torch.sparse_coo"),
+    "meta": (lambda: torch.ones(2, device="meta"), {}, "has no values in order: .* its device meta"),
+    "to meta": (lambda: torch.ones(2), {"device": "meta"}, "cannot be loaded to the device `meta`"),
+}
+
+
+@pytest.mark.parametrize("name", UNLOADABLE)
+def test_what_has_no_values_changes_nothing(name: str) -> None:
+    make, options, message = UNLOADABLE[name]
+    model = deferred_init(nn.Linear, 2, 2)
+    with pytest.raises(ValueError, match=message):
+        load_safetensors(model, {"weight": torch.ones(2, 2), "bias": make()}, **options)
+    assert all(map(is_deferred, model.parameters()))
+
+
+def test_default_device_does_not_matter(tmp_path: Path) -> None:
+    with torch.device("meta"):
+        save_safetensors({"weight": deferred_init(torch.ones, 3, device="cpu")}, tmp_path / "model.safetensors")
+        model = deferred_init(lambda: nn.ParameterDict({"weight": torch.zeros(3, device="cpu")}))
+        load_safetensors(model, tmp_path / "model.safetensors")
+    assert torch.equal(model["weight"], torch.ones(3))
+
+
 def header(**entries: Any) -> bytes:
     content = json.dumps(entries).encode()
     return len(content).to_bytes(8, "little") + content

@@ -21,6 +21,7 @@ from torch.nn import Module
 from .. import _C
 from ..deferred_init import deferred_init, is_deferred
 from ..tools.sizes import bytes_of, readable
+from .contents import SUFFIX
 from .saving import Plan, plan_checkpoint, save_safetensors
 
 __all__ = ["main"]
@@ -222,7 +223,9 @@ def _construct(model: _Model, options: argparse.Namespace) -> Any:
 
 def _save_config(source: Any, out: Path) -> None:
     """Beside the weights, so that `from_pretrained()` finds it."""
-    folder = out.parent if out.suffix else out
+    folder = out.parent if out.suffix == SUFFIX else out
+    if (folder / "config.json").exists():
+        return  # somebody's own
     source.config.save_pretrained(folder)
     if source.can_generate() and source.generation_config is not None:
         source.generation_config.save_pretrained(folder)

@@ -16,7 +16,6 @@ import torch
 from .. import _C
 from ..tools.imports import when_imported
 from ..tools.leases import while_fakes_live
-from .pieces import recorded_as
 
 __all__ = ["install"]
 
@@ -63,11 +62,18 @@ _computed = _Computed()
 def _computing(original: Callable[..., Any]) -> Callable[..., Any]:
     def transform_object(self: Any, write_item: Any, object: Any) -> Any:  # noqa: A002
         if isinstance(object, torch.Tensor) and _C.is_deferred(object):
-            object = _C.evaluate(recorded_as(object.detach(), object.dtype))  # noqa: A001
-            _computed.storage = object.untyped_storage()
+            object = _C.evaluate(_own(object.detach()))  # noqa: A001
+            if type(self).__module__ == PLANNER:  # others may keep what they get
+                _computed.storage = object.untyped_storage()
         return original(self, write_item, object)
 
     return transform_object
+
+
+def _own(tensor: torch.Tensor) -> torch.Tensor:
+    """What shows no more than the tensor, and is written alike: the writer clones views."""
+    is_all = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.itemsize
+    return tensor if is_all else tensor.clone()
 
 
 def _then_letting_go(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,7 +11,7 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -114,20 +114,28 @@ class Folder:
                         f"{self.path} is being written into by {owner}. Wait until it is done, or choose another "
                         "folder."
                     ) from None
-                with suppress(FileNotFoundError):  # its last owner has removed it meanwhile
-                    if os.path.samestat(os.fstat(lock.fileno()), self._lock.stat()):
-                        lock.truncate(0)
-                        lock.write(f"process {os.getpid()} on {os.uname().nodename}")
-                        lock.flush()
-                        yield
-                        return
+                if self._is_there(lock.fileno()):
+                    lock.truncate(0)
+                    lock.write(f"process {os.getpid()} on {os.uname().nodename}")
+                    lock.flush()
+                    yield
+                    return
 
-    def begin(self, files: Mapping[str, int], last: str | None, content: str, resume: bool) -> set[str]:
+    def _is_there(self, descriptor: int) -> bool:
+        """Whether the last owner has not removed the lock meanwhile."""
+        with suppress(FileNotFoundError):
+            return os.path.samestat(os.fstat(descriptor), self._lock.stat())
+        return False
+
+    def begin(
+        self, files: Mapping[str, int], last: str | None, others: Iterable[str], content: str, resume: bool
+    ) -> set[str]:
         """Begins to write files, or goes on.
 
         Args:
             files: The files by name, with their sizes.
             last: The file that comes after all of them, if there is one.
+            others: Files that would be taken for a part of them.
             content: Tells what will be in them.
             resume: Whether to go on where a call that was interrupted has stopped.
 
@@ -139,6 +147,12 @@ class Folder:
             OSError: There is not enough space.
         """
         present = {name for name in files if (self.path / name).exists()}
+        if others := sorted(others):
+            raise FileExistsError(
+                errno.EEXIST,
+                f"There are files of another checkpoint. Remove them, or choose another place: {', '.join(others)}",
+                os.fspath(self.path),
+            )
         is_ended = (self.path / last).exists() if last else present == set(files)
         record = self._read_record()
         if present or is_ended:
@@ -156,6 +170,13 @@ class Folder:
                     errno.EEXIST,
                     f"`resume=True` cannot go on, because the call that wrote these {why}. Remove them, or choose "
                     f"another place: {names}",
+                    os.fspath(self.path),
+                )
+            damaged = sorted(name for name in present if (self.path / name).stat().st_size != files[name])
+            if damaged:
+                raise FileExistsError(
+                    errno.EEXIST,
+                    f"`resume=True` cannot go on: these were changed since. Remove them: {', '.join(damaged)}",
                     os.fspath(self.path),
                 )
         self._remove_hidden(record)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..tools.dispatch_keys import without_our_keys
 from .libraries import safetensors_torch
 
 __all__ = ["LENGTH_BYTES", "Header", "KnownDtype", "TensorPlace", "known_dtypes", "make_header", "parse_header"]
@@ -125,7 +126,8 @@ def _stand_in(
 def _element(name: str, dtype: torch.dtype) -> torch.Tensor:
     """A tensor of one element, which no kernel has to know."""
     try:
-        return torch.zeros(dtype.itemsize, dtype=torch.uint8).view(dtype)
+        with without_our_keys():
+            return torch.zeros(dtype.itemsize, dtype=torch.uint8, device="cpu").view(dtype)
     except (RuntimeError, NotImplementedError) as error:
         raise TypeError(f"safetensors does not know the dtype {dtype} of `{name}`.") from error
 

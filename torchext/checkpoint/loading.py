@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
@@ -12,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from .. import _C
 from ..deferred_init import materialize_module, materialize_tensor
+from ..tools.dispatch_keys import without_our_keys
 from ..tools.held_tensors import is_wrapper, parts_of
 from .pieces import LARGEST_PIECE, parts_of_shape
 from .reading import StateDict, read_state
@@ -57,7 +59,7 @@ def load_safetensors(
         strict: Whether it is an error if names are missing, or not expected. A name that is tied to one in the files is
             not missing.
         device: Where to put parameters and buffers, if not on the devices that they were recorded on.
-        dtype: What to convert floating point and complex parameters and buffers to.
+        dtype: What to convert floating point and complex parameters and buffers to that are deferred.
 
     Returns:
         The names that were missing and those that were not expected.
@@ -68,7 +70,7 @@ def load_safetensors(
         ValueError: A file is damaged, or is not what it should be; or an argument is out of range. The module is as it
             was.
         RuntimeError: Names are missing or not expected, or shapes differ: all of them, in the words of
-            `load_state_dict()`. The module is as it was, but for what its own hooks have done.
+            `load_state_dict()`. The module is as it was, but for what its own hooks and `set_extra_state()` have done.
         ImportError: safetensors is needed and not installed.
     """
     if not isinstance(module, Module):
@@ -77,15 +79,22 @@ def load_safetensors(
     state = read_state(path)
     tied = _tied(module, state.tensors)
     with _Collecting(module, tied.values()) as collected:
-        keys = module.load_state_dict({**state.tensors, **tied}, strict=strict)
+        keys = module.load_state_dict(_with_versions({**state.tensors, **tied}, state.versions), strict=strict)
     loads = list(collected.loads.values())
     for load in loads:
         _check(load, place)
-    shown = _Shown()
+    loader = _Loader(state, place, _Shown(), Counter(_storage(load.target) for load in loads))
     for load in loads:
-        _Loader(state, place, shown).load(load)
+        loader.load(load)
     materialize_module(module, device=device, dtype=dtype)
     return LoadedKeys(list(keys.missing_keys), list(keys.unexpected_keys))
+
+
+def _with_versions(tensors: dict[str, Any], versions: Any) -> OrderedDict[str, Any]:
+    state = OrderedDict(tensors)
+    if versions is not None:
+        state._metadata = versions  # type: ignore[attr-defined]
+    return state
 
 
 class _Place(NamedTuple):
@@ -105,6 +114,8 @@ class _Load(NamedTuple):
 
     target: torch.Tensor
     data: torch.Tensor
+    recorded: torch.dtype
+    """The dtype of the target, which values pass through."""
 
 
 class _Collecting(TorchFunctionMode):
@@ -128,7 +139,8 @@ class _Collecting(TorchFunctionMode):
         if func is torch.Tensor.copy_ and len(args) == 2 and not kwargs and id(args[0]) in self._held:
             target, data = args
             if data is not target and id(data) not in self._tied:
-                self.loads[id(target)] = _Load(target, data)
+                self.loads.pop(id(target), None)  # what is copied last stays
+                self.loads[id(target)] = _Load(target, data, target.dtype)
             return target
         return func(*args, **(kwargs or {}))
 
@@ -177,7 +189,19 @@ def _shows_all(tensor: torch.Tensor, data: torch.Tensor) -> bool:
 
 def _check(load: _Load, place: _Place) -> None:
     """Raises what would be raised halfway otherwise."""
-    target = load.target
+    target, data = load.target, load.data
+    if place.device is not None and place.device.type == "meta":
+        raise ValueError("Tensors cannot be loaded to the device `meta`, where they have no values.")
+    if data.layout != torch.strided or data.is_meta or (_C.is_fake(data) and not _C.is_deferred(data)):
+        raise ValueError(
+            f"What is to be loaded into a tensor of shape {tuple(target.shape)} has no values in order: its layout is "
+            f"{data.layout}, its device {data.device}."
+        )
+    if is_wrapper(data) and not is_wrapper(target):
+        raise ValueError(
+            f"A {type(data).__name__} cannot be loaded into a tensor of shape {tuple(target.shape)} that is whole. Use "
+            "its full_tensor()."
+        )
     if place.dtype is not None and not (place.dtype.is_floating_point or place.dtype.is_complex):
         raise TypeError(f"`dtype` was expected to be floating point or complex, but it is {place.dtype}.")
     for part in parts_of(target):
@@ -218,14 +242,16 @@ class _Loader(NamedTuple):
     state: StateDict
     place: _Place
     shown: _Shown
+    counts: Counter[int | None]
+    """How many tensors are loaded into each storage."""
 
     def load(self, load: _Load) -> None:
         target, data = load.target, load.data
         if is_wrapper(target):
-            target, data = self._local(target, data)
+            target, data = _local(target, data)
         if not _C.is_deferred(target):
             with torch.no_grad():
-                target.copy_(data)
+                target.copy_(data.to(load.recorded))
             self.state.forget(data)
         elif not _C.adopt(target, self._ready(target, data)):
             self._copy(target, data)
@@ -236,8 +262,8 @@ class _Loader(NamedTuple):
         if _C.is_fake(data):
             return data  # of the module itself, which is not adopted
         is_there = data.device.type == device.type and device.index in (None, data.device.index)
-        is_exact = torch.promote_types(data.dtype, target.dtype) == target.dtype
-        if is_there and data.dtype == dtype and is_exact and data.is_contiguous() and self.shown.take(data):
+        is_same = data.dtype == dtype and _is_exact(data.dtype, target.dtype) and data.is_contiguous()
+        if is_there and is_same and self.counts[_storage(target)] <= 1 and self.shown.take(data):
             return data.detach()
         return self._converted(data.detach(), target.dtype, dtype, device)
 
@@ -258,20 +284,51 @@ class _Loader(NamedTuple):
         materialize_tensor(target, device=self.place.device, dtype=self.place.dtype)
         self.state.forget(data)
 
-    def _local(self, target: Any, data: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The part of a distributed tensor that this process has, and of what it is loaded from."""
-        [local] = parts_of(target)
-        if is_wrapper(data):
-            [data] = parts_of(data)
-            return local, data
-        return local, _shard_of(target, data)
+
+def _is_exact(dtype: torch.dtype, other: torch.dtype) -> bool:
+    """Whether `other` has all values of `dtype`."""
+    if dtype == other:
+        return True
+    try:
+        return torch.promote_types(dtype, other) == other
+    except RuntimeError:  # of float8 and others
+        return False
 
 
-def _shard_of(target: Any, data: torch.Tensor) -> torch.Tensor:
+def _local(target: Any, data: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The part of a distributed tensor that this process has, and of what it is loaded from."""
+    [local] = parts_of(target)
+    if not isinstance(data, type(target)):
+        return local, _shard_of(target, local, data)
+    if (data.device_mesh, data.placements) != (target.device_mesh, target.placements):
+        data = data.redistribute(target.device_mesh, target.placements)
+    [data] = parts_of(data)
+    return local, data
+
+
+def _shard_of(target: Any, local: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
     """The elements of `data` that belong to the local part of `target`, without reading others."""
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    shape, offset = compute_local_shape_and_global_offset(data.shape, target.device_mesh, target.placements)
-    for dim, (size, begin) in enumerate(zip(shape, offset, strict=True)):
-        data = data.narrow(dim, begin if size else 0, size)
+    coordinate = target.device_mesh.get_coordinate()
+    if coordinate is None:  # this process is not in the mesh
+        return torch.empty(local.shape, dtype=data.dtype)
+    for dim in range(data.dim()):
+        indices = _indices(target, coordinate, dim, data)
+        is_range = len(indices) == 0 or bool(torch.all(indices.diff() == 1))
+        if is_range:
+            data = data.narrow(dim, int(indices[0]) if len(indices) else 0, len(indices))
+        else:
+            data = data.index_select(dim, indices)
     return data
+
+
+def _indices(target: Any, coordinate: list[int], dim: int, data: torch.Tensor) -> torch.Tensor:
+    """Which indices of a dimension the local part has: as placements divide tensors, they divide these."""
+    with without_our_keys():
+        indices = torch.arange(data.shape[dim], device="cpu").view([-1 if i == dim else 1 for i in range(data.dim())])
+        for mesh_dim, placement in enumerate(target.placements):
+            if getattr(placement, "dim", None) == dim:
+                parts, _ = placement._split_tensor(
+                    indices, target.device_mesh.size(mesh_dim), with_padding=False, contiguous=False
+                )
+                indices = parts[coordinate[mesh_dim]]
+        return indices.flatten()

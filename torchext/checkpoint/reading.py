@@ -40,7 +40,7 @@ class Mapped:
         """Returns a tensor on the bytes from `begin` to `end`, which it keeps mapped."""
         with without_our_keys():
             if begin == end:
-                return torch.empty(shape, dtype=dtype)
+                return torch.empty(shape, dtype=dtype, device="cpu")
             raw = torch.frombuffer(self._bytes, dtype=torch.uint8, count=end - begin, offset=begin)
             if begin % dtype.itemsize:  # safetensors does not write such files
                 raw = raw.clone()
@@ -62,6 +62,8 @@ class StateDict(NamedTuple):
 
     tensors: dict[str, Any]
     files: list[Mapped]
+    versions: Any = None
+    """What `state_dict()` has noted of the versions of modules, if it was there."""
 
     def forget(self, tensor: torch.Tensor) -> None:
         """Lets go of the memory of what has been read of `tensor`."""
@@ -82,7 +84,7 @@ def read_state(source: str | os.PathLike[str] | Mapping[str, Any]) -> StateDict:
         ImportError: safetensors is needed and not installed.
     """
     if isinstance(source, Mapping):
-        return StateDict(dict(source), [])
+        return StateDict(dict(source), [], getattr(source, "_metadata", None))
     path = _file_of(Path(source))
     if path.suffix == ".json":
         return _read_index(path)
@@ -94,9 +96,11 @@ def read_state(source: str | os.PathLike[str] | Mapping[str, Any]) -> StateDict:
 def _file_of(path: Path) -> Path:
     if not path.is_dir():
         return path
-    for name in (f"model{SUFFIX}", f"model{SUFFIX}.index.json"):
-        if (path / name).exists():
-            return path / name
+    found = [name for name in (f"model{SUFFIX}", f"model{SUFFIX}.index.json") if (path / name).exists()]
+    if len(found) > 1:
+        raise ValueError(f"There are two checkpoints in {path}: `{found[0]}` and `{found[1]}`. Name one of them.")
+    if found:
+        return path / found[0]
     raise FileNotFoundError(f"There is neither `model{SUFFIX}` nor `model{SUFFIX}.index.json` in {path}.")
 
 
@@ -172,4 +176,4 @@ def _read_pickle(path: Path) -> StateDict:
         raise ValueError(f"{path} is not a file of torch.save() that holds tensors, or is damaged: {error}") from error
     if not isinstance(content, Mapping):
         raise ValueError(f"{path} was expected to hold a state dict, but it holds a {type(content).__name__}.")
-    return StateDict(dict(content), [])
+    return StateDict(dict(content), [], getattr(content, "_metadata", None))

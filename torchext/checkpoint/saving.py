@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -36,16 +37,21 @@ class Plan(NamedTuple):
     text: str
     """Tells this plan from others: what is in the files, and how it comes about."""
     budget: Budget
+    stem: str
+    """How the names of the files begin."""
 
     @property
     def nbytes(self) -> int:
         """The size of all files, without the index."""
         return sum(file.header.file_size for file in self.files.files)
 
-    @property
-    def name(self) -> str:
-        """What the files are about."""
-        return self.files.files[0].name if self.files.index_file is None else self.files.index_file[0]
+    def others(self) -> list[str]:
+        """Files in the place that would be taken for a part of this checkpoint."""
+        own = {file.name for file in self.files.files} | (
+            {self.files.index_file[0]} if self.files.index_file else set()
+        )
+        kin = re.compile(rf"{re.escape(self.stem)}(-\d{{5}}-of-\d{{5}})?{re.escape(SUFFIX)}(\.index\.json)?")
+        return [path.name for path in self.place.iterdir() if kin.fullmatch(path.name) and path.name not in own]
 
 
 def save_safetensors(
@@ -95,11 +101,11 @@ def save_safetensors(
     plan = plan_checkpoint(
         source, path, max_shard_size=max_shard_size, max_memory=max_memory, dtype=dtype, metadata=metadata
     )
-    folder = Folder(plan.place, plan.name)
+    folder = Folder(plan.place, plan.stem)
     sizes = {file.name: file.header.file_size for file in plan.files.files}
     index = plan.files.index_file
     with folder.locked():
-        complete = folder.begin(sizes, index[0] if index else None, plan.text, resume)
+        complete = folder.begin(sizes, index[0] if index else None, plan.others(), plan.text, resume)
         try:
             _write_files(plan, complete, progress)
             if index is not None:
@@ -133,7 +139,8 @@ def plan_checkpoint(
     files = plan_files(contents, target, bytes_of(max_shard_size, "max_shard_size"), metadata)
     pieces = {name: cut(name, tensor, contents.dtype_of(name), budget) for name, tensor in contents.tensors.items()}
     place = target.parent if target.suffix == SUFFIX else target
-    return Plan(place, files, pieces, contents, _digest_of(contents, files), budget)
+    stem = target.stem if target.suffix == SUFFIX else "model"
+    return Plan(place, files, pieces, contents, _digest_of(contents, files), budget, stem)
 
 
 def _check_target(target: Path) -> None:
@@ -156,7 +163,8 @@ def _digest_of(contents: Contents, files: PlannedFiles) -> str:
     found = hashlib.sha256()
     for tensor in contents.tensors.values():
         digest = next(recorded) if _C.is_deferred(tensor) else _C.digest_of(tensor.detach())
-        found.update(repr((_C.is_deferred(tensor), digest)).encode())
+        shown = tensor.stride(), tensor.is_conj(), tensor.is_neg()
+        found.update(repr((_C.is_deferred(tensor), digest, shown)).encode())
     for file in files.files:
         found.update(file.name.encode() + file.header.content)
     if files.index_file is not None:

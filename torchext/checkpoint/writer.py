@@ -16,6 +16,9 @@ from .folder import IncompleteFile
 
 __all__ = ["Writer"]
 
+PATIENCE = 0.02
+"""How long the thread waits for a task before it asks whether there will be more, in seconds."""
+
 
 class _Piece(NamedTuple):
     file: IncompleteFile
@@ -34,9 +37,10 @@ class Writer:
 
     def __init__(self, on_written: Callable[[int], object] | None) -> None:
         self._on_written = on_written
-        self._tasks: queue.Queue[_Piece | IncompleteFile | None] = queue.Queue(maxsize=1)
+        self._tasks: queue.Queue[_Piece | IncompleteFile] = queue.Queue(maxsize=1)
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="torchext checkpoint writer")
+        self._is_ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="torchext checkpoint writer", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -45,10 +49,15 @@ class Writer:
     def __exit__(
         self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        """Returns when the thread has ended, also if it is interrupted meanwhile: the files are closed after this."""
         if error is not None and self._error is None:
             self._error = error  # what waits is not written any more
-        self._tasks.put(None)
-        self._thread.join()
+        self._is_ending.set()
+        while self._thread.is_alive():
+            try:
+                self._thread.join()
+            except BaseException as interrupt:
+                self._error = self._error or interrupt
         if error is None:
             self._check()
 
@@ -68,7 +77,13 @@ class Writer:
             raise self._error
 
     def _run(self) -> None:
-        while (task := self._tasks.get()) is not None:
+        while True:
+            try:
+                task = self._tasks.get(timeout=PATIENCE)
+            except queue.Empty:
+                if self._is_ending.is_set():
+                    return
+                continue
             if self._error is None:
                 try:
                     self._do(task)
