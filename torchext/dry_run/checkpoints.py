@@ -15,6 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ..tools.leases import Lease
+from ..tools.patching import Make
 from .current import current, while_world_is_open
 from .objects import root_saying
 from .saving import NOT_WRITTEN, holds_fakes
@@ -27,26 +29,23 @@ _taught: set[int] = set()
 
 def teach_checkpoints() -> None:
     """Declares the patches, if distributed checkpoints are imported; that takes long, and many programs need none."""
-    saver: Any = sys.modules.get("torch.distributed.checkpoint.state_dict_saver")
-    if hasattr(saver, "_save_state_dict") and id(saver) not in _taught:
-        _taught.add(id(saver))
-        while_values_are_assumed.patch(saver, "_save_state_dict", _only_planning, "writes the memory of tensors")
-    stager: Any = sys.modules.get("torch.distributed.checkpoint._state_dict_stager")
-    if hasattr(stager, "StateDictStager") and id(stager) not in _taught:
-        _taught.add(id(stager))
-        while_values_are_assumed.patch(
-            stager.StateDictStager, "stage", _not_staging_fakes, "copies the memory of tensors to be written meanwhile"
-        )
-    loader: Any = sys.modules.get("torch.distributed.checkpoint.state_dict_loader")
-    if hasattr(loader, "_load_state_dict") and id(loader) not in _taught:
-        _taught.add(id(loader))
-        while_world_is_open.patch(loader, "_load_state_dict", _reading_alone, "is told by rank 0 what to read")
-    state_dict: Any = sys.modules.get("torch.distributed.checkpoint.state_dict")
-    if hasattr(state_dict, "_broadcast_state_dict") and id(state_dict) not in _taught:
-        _taught.add(id(state_dict))
-        while_world_is_open.patch(
-            state_dict, "_broadcast_state_dict", _hearing_of_own_tensors, "asks rank 0 which tensors it has"
-        )
+    for lease, name, owner, function, make, reason in _patches():
+        module: Any = sys.modules.get(f"torch.distributed.checkpoint.{name}")
+        patched = getattr(module, owner, None) if owner else module
+        if hasattr(patched, function) and id(patched) not in _taught:
+            _taught.add(id(patched))
+            lease.patch(patched, function, make, reason)
+
+
+def _patches() -> list[tuple[Lease, str, str, str, Make, str]]:
+    """The lease, the module, the class or nothing, the function, what makes its replacement, and the reason."""
+    assumed, world = while_values_are_assumed, while_world_is_open
+    return [
+        (assumed, "state_dict_saver", "", "_save_state_dict", _only_planning, "writes the memory of tensors"),
+        (assumed, "_state_dict_stager", "StateDictStager", "stage", _not_staging_fakes, "copies what is to be written"),
+        (world, "state_dict_loader", "", "_load_state_dict", _reading_alone, "is told by rank 0 what to read"),
+        (world, "state_dict", "", "_broadcast_state_dict", _hearing_of_own_tensors, "asks rank 0 what it has"),
+    ]
 
 
 def _only_planning(original: Callable[..., Any]) -> Callable[..., Any]:
