@@ -129,6 +129,17 @@ def test_names_that_share_memory_are_noted_as_by_huggingface_hub(tmp_path: Path)
     assert ours["__metadata__"] == {"format": "pt", "2.weight": "0.weight"}
 
 
+def test_expanded_view_does_not_stand_for_what_it_is_a_view_of(tmp_path: Path) -> None:
+    def construct() -> dict[str, torch.Tensor]:
+        weight = torch.arange(4.0)
+        return {"expanded": weight[:2].expand(2, 2), "weight": weight}
+
+    save_safetensors(deferred_init(construct), tmp_path / "model.safetensors")
+    found = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    assert found.keys() == {"weight"}
+    assert torch.equal(found["weight"], torch.arange(4.0))
+
+
 def header(path: Path) -> dict[str, Any]:
     content = path.read_bytes()
     return dict(json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")]))

@@ -15,6 +15,7 @@ from .. import _C
 from ..tools.held_tensors import is_wrapper
 from .header import Header, make_header
 from .libraries import hub_serialization
+from .tensors import check_dtype, converted_dtype, shows_all, storage_of
 
 __all__ = ["Contents", "PlannedFile", "plan_files", "state_of"]
 
@@ -35,9 +36,7 @@ class Contents(NamedTuple):
 
     def dtype_of(self, name: str) -> torch.dtype:
         """The dtype that a tensor is written in."""
-        tensor = self.tensors[name]
-        is_converted = self.dtype is not None and (tensor.is_floating_point() or tensor.is_complex())
-        return self.dtype if is_converted and self.dtype is not None else tensor.dtype
+        return converted_dtype(self.tensors[name], self.dtype)
 
     def nbytes_of(self, name: str) -> int:
         """The number of bytes that a tensor is written in."""
@@ -71,8 +70,7 @@ def state_of(source: Module | Mapping[str, Any], dtype: torch.dtype | None) -> C
         ValueError: A tensor has no values, is not strided, or is a part of one that is on several processes.
         RuntimeError: Tensors share memory, and none of them shows all of it.
     """
-    if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
-        raise TypeError(f"`dtype` was expected to be floating point or complex, but it is {dtype}.")
+    check_dtype(dtype)
     if isinstance(source, Module):
         if _is_of_transformers(source):
             return _state_of_transformers(source, dtype)
@@ -106,13 +104,6 @@ def _check(tensors: Mapping[str, Any]) -> None:
 # ---- Shared memory ----
 
 
-def _storage_of(tensor: torch.Tensor) -> tuple[int, int]:
-    """Which storage a tensor shows, and its size in bytes."""
-    with torch._C.DisableTorchFunctionSubclass():  # lazy parameters refuse to show theirs
-        storage = tensor.untyped_storage()
-        return storage._cdata, storage.nbytes()
-
-
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:
     """From which byte of its storage to which a tensor reaches."""
     begin = tensor.storage_offset()
@@ -130,7 +121,7 @@ def _duplicates(tensors: Mapping[str, torch.Tensor], discarded: Iterable[str] = 
     """
     removed = {}
     for names in _sharing(tensors):
-        complete = [name for name in names if _shows_all(tensors[name])]
+        complete = [name for name in names if shows_all(tensors[name])]
         if not complete and _are_one_tensor([tensors[name] for name in names]):
             complete = names
         if not complete:
@@ -153,7 +144,7 @@ def _sharing(tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
     by_storage: dict[tuple[int, int], list[str]] = {}
     for name, tensor in tensors.items():
         if tensor.numel() > 0:
-            by_storage.setdefault(_storage_of(tensor), []).append(name)
+            by_storage.setdefault(storage_of(tensor), []).append(name)
     groups = []
     for names in by_storage.values():
         group: list[str] = []
@@ -166,10 +157,6 @@ def _sharing(tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
             end = max(end, last)
         groups.append(group)
     return [sorted(group) for group in groups if len(group) > 1]
-
-
-def _shows_all(tensor: torch.Tensor) -> bool:
-    return tensor.storage_offset() == 0 and tensor.numel() * tensor.itemsize == _storage_of(tensor)[1]
 
 
 # ---- Models of transformers ----
@@ -254,7 +241,7 @@ def _stored(contents: Contents, name: str) -> tuple[int, int]:
     tensor = contents.tensors[name]
     if contents.dtype_of(name) != tensor.dtype or not (tensor.is_contiguous() or contents.parameters is not None):
         return id(tensor), contents.nbytes_of(name)
-    storage, nbytes = _storage_of(tensor)
+    storage, nbytes = storage_of(tensor)
     return (storage, nbytes) if nbytes else (0, 0)
 
 

@@ -16,6 +16,7 @@ import torch
 from .. import _C
 from ..tools.imports import when_imported
 from ..tools.leases import while_fakes_live
+from .tensors import shows_all
 
 __all__ = ["install"]
 
@@ -72,8 +73,7 @@ def _computing(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _own(tensor: torch.Tensor) -> torch.Tensor:
     """What shows no more than the tensor, and is written alike: the writer clones views."""
-    is_all = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.itemsize
-    return tensor if is_all else tensor.clone()
+    return tensor if shows_all(tensor) else tensor.clone()
 
 
 def _then_letting_go(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -17,6 +17,7 @@ from ..tools.dispatch_keys import without_our_keys
 from ..tools.held_tensors import is_wrapper, parts_of
 from .pieces import LARGEST_PIECE, parts_of_shape
 from .reading import StateDict, read_state
+from .tensors import check_dtype, converted_dtype, shows_all, storage_of
 
 __all__ = ["LoadedKeys", "load_safetensors"]
 
@@ -65,7 +66,7 @@ def load_safetensors(
         The names that were missing and those that were not expected.
 
     Raises:
-        TypeError: `module` is not a module.
+        TypeError: `module` is not a module, or `dtype` is neither floating point nor complex.
         FileNotFoundError: There is no such file.
         ValueError: A file is damaged, or is not what it should be; or an argument is out of range. The module is as it
             was.
@@ -75,6 +76,7 @@ def load_safetensors(
     """
     if not isinstance(module, Module):
         raise TypeError(f"load_safetensors() takes a module, but `module` is a {type(module).__name__}.")
+    check_dtype(dtype)
     place = _Place(None if device is None else torch.device(device), dtype)
     state = read_state(path)
     tied = _tied(module, state.tensors)
@@ -105,8 +107,7 @@ class _Place(NamedTuple):
 
     def of(self, tensor: torch.Tensor) -> tuple[torch.device, torch.dtype]:
         """The device and the dtype of a tensor of the module afterwards."""
-        is_converted = self.dtype is not None and (tensor.is_floating_point() or tensor.is_complex())
-        return self.device or tensor.device, self.dtype if is_converted and self.dtype else tensor.dtype
+        return self.device or tensor.device, converted_dtype(tensor, self.dtype)
 
 
 class _Load(NamedTuple):
@@ -150,7 +151,7 @@ def _tied(module: Module, tensors: Mapping[str, Any]) -> dict[str, torch.Tensor]
     held = {name: tensor for name, tensor in module.state_dict(keep_vars=True).items() if _is_tensor(tensor)}
     given = {name: data for name, data in tensors.items() if name in held and _is_tensor(data)}
     same = {id(held[name]): data for name, data in given.items()}
-    whole = {_storage(held[name]): data for name, data in given.items() if _shows_all(held[name], data)}
+    whole = {_storage(held[name]): data for name, data in given.items() if _show_all_in_order(held[name], data)}
     tied = {}
     for name, tensor in held.items():
         if name in tensors:
@@ -171,17 +172,15 @@ def _storage(tensor: torch.Tensor) -> int | None:
     """Which storage a tensor shows, if it shows one."""
     if is_wrapper(tensor) or tensor.layout != torch.strided or tensor.numel() == 0:
         return None
-    with torch._C.DisableTorchFunctionSubclass():
-        storage: int = tensor.untyped_storage()._cdata
-        return storage
+    return storage_of(tensor)[0]
 
 
-def _shows_all(tensor: torch.Tensor, data: torch.Tensor) -> bool:
+def _show_all_in_order(tensor: torch.Tensor, data: torch.Tensor) -> bool:
     """Whether `tensor` shows all of its storage in order, so that what shows a part of it shows a part of `data`."""
     return (
         _storage(tensor) is not None
         and tensor.is_contiguous()
-        and tensor.untyped_storage().nbytes() == tensor.nbytes
+        and shows_all(tensor)
         and data.shape == tensor.shape
         and data.is_contiguous()
     )
@@ -202,8 +201,6 @@ def _check(load: _Load, place: _Place) -> None:
             f"A {type(data).__name__} cannot be loaded into a tensor of shape {tuple(target.shape)} that is whole. Use "
             "its full_tensor()."
         )
-    if place.dtype is not None and not (place.dtype.is_floating_point or place.dtype.is_complex):
-        raise TypeError(f"`dtype` was expected to be floating point or complex, but it is {place.dtype}.")
     for part in parts_of(target):
         if _C.is_fake(part) and not _C.is_deferred(part):
             raise ValueError(

@@ -11,6 +11,7 @@ import torch
 
 from .. import _C
 from ..tools.sizes import readable
+from .tensors import shows_all
 
 __all__ = ["LARGEST_PIECE", "Budget", "Pieces", "cut", "parts_of_shape", "recorded_as"]
 
@@ -129,8 +130,7 @@ def recorded_as(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A deferred tensor that shows all of its storage, and that in order."""
     with torch.no_grad():
         result = tensor.to(dtype).resolve_conj().resolve_neg().contiguous()
-        is_all = result.untyped_storage().nbytes() == result.numel() * result.itemsize
-        return result if is_all else result.clone(memory_format=torch.contiguous_format)
+        return result if shows_all(result) else result.clone(memory_format=torch.contiguous_format)
 
 
 def _needs(tensor: torch.Tensor, dtype: torch.dtype) -> tuple[int, int]:

@@ -1,0 +1,41 @@
+"""What saving and loading ask of a tensor: its storage, and the dtype that it is converted to."""
+
+from __future__ import annotations
+
+import torch
+
+__all__ = ["check_dtype", "converted_dtype", "shows_all", "storage_of"]
+
+
+def storage_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """Returns which storage a strided tensor shows, and its size in bytes."""
+    with torch._C.DisableTorchFunctionSubclass():  # lazy parameters refuse to show theirs
+        storage = tensor.untyped_storage()
+        return storage._cdata, storage.nbytes()
+
+
+def shows_all(tensor: torch.Tensor) -> bool:
+    """Returns whether a tensor shows each byte of its storage, and once: an expanded one may only have as many."""
+    return tensor.numel() * tensor.itemsize == storage_of(tensor)[1] and _is_dense(tensor)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
+def check_dtype(dtype: torch.dtype | None) -> None:
+    """Raises TypeError for a dtype that tensors are not to be converted to."""
+    if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
+        raise TypeError(f"`dtype` was expected to be floating point or complex, but it is {dtype}.")
+
+
+def converted_dtype(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    """Returns what `Module.to(dtype)` makes of a tensor's dtype: that of integers stays."""
+    is_converted = tensor.is_floating_point() or tensor.is_complex()
+    return dtype if dtype is not None and is_converted else tensor.dtype
