@@ -33,7 +33,12 @@ from torch.distributed.pipelining import (
     Schedule1F1B,
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleZBVZeroBubble,
+    SplitPoint,
 )
+from torch.distributed.pipelining import pipeline as trace_pipeline
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.parallel import (
@@ -265,7 +270,9 @@ def tensor_parallel_and_fsdp2(world: World, device: str) -> nn.Module:
     return train(shard(model, mesh["dp"], mp_policy=policy), device)
 
 
-def stages_of(world: World, device: str, pp: int, per_rank: int = 1, mesh: DeviceMesh | None = None) -> list[Any]:
+def stages_of(
+    world: World, device: str, pp: int, per_rank: int = 1, mesh: DeviceMesh | None = None, is_v_shaped: bool = False
+) -> list[Any]:
     rank = world.rank % pp if mesh is None else mesh.get_local_rank()
     group = None if mesh is None else mesh.get_group()
     count = pp * per_rank
@@ -273,7 +280,7 @@ def stages_of(world: World, device: str, pp: int, per_rank: int = 1, mesh: Devic
     ids = torch.empty(1, SEQUENCE, dtype=torch.int64, device="meta")
     logits = torch.empty(1, SEQUENCE, VOCABULARY, device="meta", requires_grad=True)
     stages = []
-    for index in range(rank, count, pp):
+    for index in (rank, count - 1 - rank) if is_v_shaped else range(rank, count, pp):
         model = Llama(count)
         model.layers = nn.ModuleDict({str(index): model.layers[str(index)]})
         if index > 0:
@@ -295,15 +302,26 @@ def stages_of(world: World, device: str, pp: int, per_rank: int = 1, mesh: Devic
     return stages
 
 
-def pipeline(world: World, device: str, schedule: Any, per_rank: int = 1) -> nn.Module:
+def pipeline(world: World, device: str, schedule: Any, per_rank: int = 1, is_v_shaped: bool = False) -> nn.Module:
     mesh = init_device_mesh(device, (world.size // 4, 4), mesh_dim_names=("dp", "pp"))
-    stages = stages_of(world, device, 4, per_rank, mesh["pp"])
+    stages = stages_of(world, device, 4, per_rank, mesh["pp"], is_v_shaped)
     return run_schedule(schedule, stages, mesh["pp"], device)
+
+
+def traced_pipeline(world: World, device: str) -> nn.Module:
+    """PyTorch cuts the model into stages, and moves the one of the rank to its device."""
+    mesh = init_device_mesh(device, (world.size // 4, 4), mesh_dim_names=("dp", "pp"))
+    model = nn.Sequential(nn.Embedding(VOCABULARY, WIDTH), *[FeedForward() for _ in range(4)])
+    model.append(nn.Linear(WIDTH, VOCABULARY))
+    starts = {str(index): SplitPoint.BEGINNING for index in (2, 3, 4)}
+    pipe = trace_pipeline(model, mb_args=(tokens("cpu")[:1],), split_spec=starts)
+    stage = pipe.build_stage(mesh["pp"].get_local_rank(), torch.device(device), mesh["pp"].get_group())
+    return run_schedule(ScheduleGPipe, [stage], mesh["pp"], device)
 
 
 def run_schedule(schedule: Any, stages: list[Any], mesh: DeviceMesh, device: str) -> nn.Module:
     modules = nn.ModuleList(stage.submod for stage in stages)
-    given = stages if issubclass(schedule, ScheduleInterleaved1F1B) else stages[0]
+    given = stages if issubclass(schedule, PipelineScheduleMulti) else stages[0]
     running = schedule(given, n_microbatches=BATCH, loss_fn=cross_entropy)
     optimizer = torch.optim.AdamW(modules.parameters())
     batch = tokens(device)
@@ -459,6 +477,9 @@ STEPS: dict[str, Step] = {
     "gpipe": partial(pipeline, schedule=ScheduleGPipe),
     "1f1b": partial(pipeline, schedule=Schedule1F1B),
     "interleaved": partial(pipeline, schedule=ScheduleInterleaved1F1B, per_rank=2),
+    "zero_bubble": partial(pipeline, schedule=ScheduleInterleavedZeroBubble, per_rank=2),
+    "zero_bubble_v": partial(pipeline, schedule=ScheduleZBVZeroBubble, per_rank=2, is_v_shaped=True),
+    "traced_pipeline": traced_pipeline,
     "pp_dp_tp": three_dimensions,
     "expert_parallel": expert_parallel,
     "context_parallel": context_parallel_attention,

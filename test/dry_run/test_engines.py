@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from training_steps import STEPS
 
 from torchext.dry_run import world
 
 # PyTorch's, on real tensors, too.
 pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated"),
     pytest.mark.filterwarnings("ignore:DTensor random operators may not have complete support"),
     pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view tensor"),
     pytest.mark.filterwarnings("ignore:find_unused_parameters=True was specified"),
@@ -35,3 +39,12 @@ def test_engine_trains_on_cpus(name: str, rank: int) -> None:
     with world(64, rank, gpus=None) as job:
         STEPS[name](job, "cpu")
     assert job.collectives
+
+
+def test_stage_without_shapes_is_refused() -> None:
+    """Its neighbours, which would tell them, do not exist."""
+    needs_them = "requires dynamic shape inference|returns what rank 0 of the group sends"
+    with world(4, 1, gpus=None) as job:
+        stage = PipelineStage(nn.Linear(4, 4), job.rank, job.size, torch.device("cpu"))
+        with pytest.raises(RuntimeError, match=needs_them):
+            ScheduleGPipe(stage, n_microbatches=2).step(target=torch.zeros(2, 4))

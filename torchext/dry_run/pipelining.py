@@ -2,32 +2,48 @@
 
 Before the first step the stages vote on whether all of them were given the shapes that they exchange, by tensors that
 are sent from stage to stage and read. Here each stage decides for itself: the others are taken to be built as it is. A
-stage that was given no shapes asks its neighbours for theirs, which nobody can answer (`recv_object_list()`).
+stage that was given no shapes would ask its neighbours for theirs, which nobody can answer.
+
+A traced stage is moved to its device as usual.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import Backend
+
+from .. import _C
 from .current import while_world_is_open
 
 __all__ = ["teach_pipelining"]
 
 _taught: set[int] = set()
+_are_stages_meeting: ContextVar[bool] = ContextVar("_are_stages_meeting", default=False)
 
 
 def teach_pipelining() -> None:
-    """Declares the patch, if pipelining is imported; that takes long, and most programs need none."""
+    """Declares the patches, if pipelining is imported; that takes long, and most programs need none."""
     schedules: Any = sys.modules.get("torch.distributed.pipelining.schedules")
     if schedules is None or id(schedules) in _taught:
         return
     _taught.add(id(schedules))
-    if hasattr(schedules._PipelineSchedule, "_warmup_p2p"):
-        while_world_is_open.patch(
-            schedules._PipelineSchedule, "_warmup_p2p", _deciding_alone, "reads what other stages have voted"
-        )
+    schedule = schedules._PipelineSchedule
+    patch = while_world_is_open.patch
+    votes = "reads what other stages have voted"
+    if hasattr(schedule, "_warmup_p2p"):
+        patch(schedule, "_warmup_p2p", _deciding_alone, votes, releases="2.12 to 2.14")
+    meeting = "_initialize_pipeline_distributed_state"
+    if hasattr(schedule, meeting):
+        patch(schedule, meeting, _with_groups_called_fake, votes, releases="2.15")
+        patch(dist, "get_backend", _answering_fake_meanwhile, f"tells {meeting} whether others exist", releases="2.15")
+        stage: Any = sys.modules["torch.distributed.pipelining.stage"]
+        patch(stage, "is_fake_tensor", _only_of_pytorch, "leaves fake parameters where they are", releases="2.15")
 
 
 def _deciding_alone(original: Callable[..., None]) -> Callable[..., None]:
@@ -42,3 +58,32 @@ def _deciding_alone(original: Callable[..., None]) -> Callable[..., None]:
             stage._inference_mode = mode.DYNAMIC if is_dynamic else mode.STATIC
 
     return _warmup_p2p
+
+
+def _with_groups_called_fake(original: Callable[..., None]) -> Callable[..., None]:
+    """Since 2.15 stages decide alone if the backend of their group is `fake`, and say what they need for that."""
+
+    def _initialize_pipeline_distributed_state(self: Any, *args: Any, **kwargs: Any) -> None:
+        before = _are_stages_meeting.set(True)
+        try:
+            original(self, *args, **kwargs)
+        finally:
+            _are_stages_meeting.reset(before)
+
+    return _initialize_pipeline_distributed_state
+
+
+def _answering_fake_meanwhile(original: Callable[..., str]) -> Callable[..., str]:
+    def get_backend(group: dist.ProcessGroup | None = None) -> str:
+        return Backend.FAKE if _are_stages_meeting.get() else original(group)
+
+    return get_backend
+
+
+def _only_of_pytorch(original: Callable[[object], bool]) -> Callable[[object], bool]:
+    """`_PipelineStage._move_submod_to_device()` is the only one in its module to ask."""
+
+    def is_fake_tensor(x: object) -> bool:
+        return original(x) and not (isinstance(x, torch.Tensor) and _C.is_fake(x))
+
+    return is_fake_tensor
