@@ -63,7 +63,7 @@ def main() -> None:
 
     print(memory.report(largest=5))
     peak = memory.peak()
-    print(f"\nThe peak is at {peak.event} of {memory.timeline(count=1)[-1].event} events, and")
+    print(f"\nThe peak is at {peak.event} of {memory.now().event} events, and")
     print(f"{peak.by_category[Category.ACTIVATION] / peak.allocated:.0%} of it are kept for the backward pass.")
     if options.picture is not None:
         memory.plot(options.picture)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import pickle
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -206,6 +207,7 @@ class TestReports:
         lines = self.memory().report().splitlines()
         assert lines[0].startswith("Peak memory of cuda:0: ")
         assert any("optimizer state" in line and "%" in line for line in lines)
+        assert any("fragmentation" in line for line in lines)
         assert any(line.endswith("Sequential.0.weight") for line in lines)
 
     def test_are_drawn_as_a_page_that_needs_nothing_else(self, tmp_path: Path) -> None:
@@ -236,6 +238,26 @@ class TestReports:
         allocated = sum(segment["allocated_size"] for segment in snapshot["segments"])
         assert allocated == memory.now().allocated
         pytest.importorskip("torch.cuda._memory_viz").segsum(snapshot)
+
+    def test_snapshots_name_categories_and_lines(self, tmp_path: Path) -> None:
+        with fake_mode(fake_cuda=True), track_memory(lines=True) as memory:
+            tensor = torch.empty(MIB, device="cuda")
+            memory.save_snapshot(tmp_path / "memory.pickle")
+        ((entry,),) = pickle.loads((tmp_path / "memory.pickle").read_bytes())["device_traces"]
+        assert entry["category"] == "inputs"
+        frame = entry["frames"][-1]
+        assert Path(frame["filename"]).name == Path(__file__).name
+        assert frame["name"] == "test_snapshots_name_categories_and_lines"
+        assert "torch.empty(MIB" in Path(__file__).read_text().splitlines()[frame["line"] - 1]
+        del tensor
+
+    def test_show_what_is_reserved_and_not_in_use(self) -> None:
+        with fake_mode(fake_cuda=True), track_memory() as memory:
+            tensor = torch.empty(5 * MIB, dtype=torch.uint8, device="cuda")
+        fragmentation = memory.peak().fragmentation
+        assert fragmentation == 15 * MIB  # the segment has 20 MiB
+        assert re.search(r" 15\.00 MiB +fragmentation", memory.report())
+        del tensor
 
 
 class TestBlocks:

@@ -5,20 +5,12 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Sequence
 
+from ..memory.reports import in_units
 from .running import DevicePeak, RankReport
 
 __all__ = ["page_of", "text_of"]
 
 Row = Sequence[object]
-
-
-def in_units(nbytes: float) -> str:
-    """The bytes in the unit that suits."""
-    for unit in ("B", "KiB", "MiB"):
-        if abs(nbytes) < 1024:
-            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.2f} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.2f} GiB"
 
 
 def operations(flops: float) -> str:
@@ -54,8 +46,11 @@ def _tables(report: RankReport) -> Iterable[tuple[str, Row, list[Row]]]:
             f"At the peak of {peak.device}",
             ("category", "bytes", "share"),
             [
-                (name, in_units(nbytes), f"{100 * nbytes / total:.1f} %")
-                for name, nbytes in sorted(peak.by_category.items(), key=lambda item: -item[1])
+                *(
+                    (name, in_units(nbytes), f"{100 * nbytes / total:.1f} %")
+                    for name, nbytes in sorted(peak.by_category.items(), key=lambda item: -item[1])
+                ),
+                ("fragmentation", in_units(peak.fragmentation), ""),
             ],
         )
         yield (

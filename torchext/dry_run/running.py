@@ -36,6 +36,7 @@ class DevicePeak:
         reserved: The most bytes that PyTorch has reserved.
         total: The bytes that there are.
         by_category: The bytes at the peak, by what they are for.
+        fragmentation: The bytes that were reserved and not in use at the peak.
         by_module: By the module that holds them.
         largest: The largest tensors at the peak: bytes, category, name, line.
     """
@@ -45,6 +46,7 @@ class DevicePeak:
     reserved: int
     total: int
     by_category: dict[str, int] = field(default_factory=dict)
+    fragmentation: int = 0
     by_module: dict[str, int] = field(default_factory=dict)
     largest: list[tuple[int, str, str, str]] = field(default_factory=list)
 
@@ -288,6 +290,7 @@ def _describe_device(memory: TrackedMemory, device: torch.device, gpu: FakeGPU |
         reserved=memory.peak(device, of_reserved=True).reserved,
         total=0 if gpu is None else gpu.memory - gpu.context,
         by_category={category.label: n for category, n in peak.by_category.items() if n},
+        fragmentation=peak.fragmentation,
         by_module=dict(list(memory.by_module(device).items())[:20]),
         largest=[(a.size, a.category.label, a.title, a.line) for a in allocations[:20]],
     )

@@ -37,6 +37,9 @@ COLORS = {
     Category.WORKSPACE: "#555555",
 }
 
+UNUSED = "not in use"
+COLOR_OF_UNUSED = "#eeeeee"
+
 DETAILED = 120  # the moments of which the holders are listed
 
 AllocationsAt: TypeAlias = Callable[[int], list[Allocation]]
@@ -73,9 +76,12 @@ def _draw(path: Path, states: list[MemoryState]) -> None:
     gib = 2**30
     axes.stackplot(
         [state.event for state in states],
-        [[state.by_category[category] / gib for state in states] for category in used],
-        labels=[category.label for category in used],
-        colors=[COLORS[category] for category in used],
+        [
+            *([state.by_category[category] / gib for state in states] for category in used),
+            [state.fragmentation / gib for state in states],
+        ],
+        labels=[*(category.label for category in used), UNUSED],
+        colors=[*(COLORS[category] for category in used), COLOR_OF_UNUSED],
         step="post",
     )
     axes.plot(
@@ -94,7 +100,10 @@ def page_of(states: list[MemoryState], peak: MemoryState, allocations_at: Alloca
     """Returns a page that needs nothing else: the curve, and the holders of memory at the moment that is pointed at."""
     data = {
         "device": peak.device,
-        "categories": [{"name": category.label, "color": COLORS[category]} for category in ORDER],
+        "categories": [
+            *({"name": category.label, "color": COLORS[category]} for category in ORDER),
+            {"name": UNUSED, "color": COLOR_OF_UNUSED},
+        ],
         "points": [_point(state) for state in states],
         "details": _details(states, peak, allocations_at),
     }
@@ -105,7 +114,8 @@ def page_of(states: list[MemoryState], peak: MemoryState, allocations_at: Alloca
 
 
 def _point(state: MemoryState) -> list[float]:
-    return [state.event, round(state.seconds, 6), state.reserved, *(state.by_category[category] for category in ORDER)]
+    used = [state.by_category[category] for category in ORDER]
+    return [state.event, round(state.seconds, 6), state.reserved, *used, state.fragmentation]
 
 
 def _details(states: list[MemoryState], peak: MemoryState, allocations_at: AllocationsAt) -> dict[str, Any]:

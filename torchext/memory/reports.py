@@ -13,11 +13,11 @@ __all__ = ["in_units", "report"]
 def in_units(nbytes: int) -> str:
     """Returns `nbytes` as a person reads it: "1.50 GiB"."""
     size = float(nbytes)
-    for unit in ("B", "KiB", "MiB"):
+    for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1024:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.2f} {unit}"
         size /= 1024
-    return f"{size:.2f} GiB"
+    return f"{size:.2f} TiB"
 
 
 def report(peak: MemoryState, reserved: int, allocations: list[Allocation], largest: int) -> str:
@@ -34,6 +34,7 @@ def report(peak: MemoryState, reserved: int, allocations: list[Allocation], larg
         f"Peak memory of {peak.device}: {in_units(peak.allocated)} allocated, {in_units(reserved)} reserved",
         "",
         *_table([(category.label, nbytes) for category, nbytes in _sorted(peak.by_category)], peak.allocated),
+        f"  {in_units(peak.fragmentation):>12}           fragmentation (reserved and not in use)",
         "",
         "By module",
         *_table(list(by_module.items())[:largest], peak.allocated),

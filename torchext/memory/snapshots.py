@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +11,8 @@ from typing import Any, NamedTuple
 from .states import Allocation
 
 __all__ = ["Action", "save"]
+
+_LINE = re.compile(r"(?P<file>.+):(?P<number>\d+) in (?P<function>.+)")
 
 
 class Action(NamedTuple):
@@ -58,14 +61,15 @@ def _entries(action: Action) -> Iterator[dict[str, Any]]:
             "stream": action.stream,
             "time_us": action.time_ns // 1000,
             "frames": _frames(action.allocation),
+            "category": action.allocation.category.label,
         }
 
 
 def _frames(allocation: Allocation) -> list[dict[str, Any]]:
     """What is known of an allocation, in place of the stack that PyTorch records."""
-    described = [
-        (allocation.category.label, allocation.owner),
-        (allocation.operator, allocation.module),
-        ("in", allocation.line),
-    ]
-    return [{"filename": text, "line": 0, "name": name} for name, text in described if text]
+    described = [(allocation.category.label, allocation.owner), (allocation.operator, allocation.module)]
+    frames = [{"filename": text, "line": 0, "name": name} for name, text in described if text]
+    line = _LINE.fullmatch(allocation.line)
+    if line is not None:
+        frames.append({"filename": line["file"], "line": int(line["number"]), "name": line["function"]})
+    return frames
