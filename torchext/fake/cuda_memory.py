@@ -1,0 +1,107 @@
+"""What `torch.cuda` and `torch.accelerator` say of the memory of fake devices: csrc/memory counts it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.accelerator._utils import _get_device_index
+
+from .. import _C
+from .cuda_devices import index_of
+
+__all__ = ["ACCELERATOR_MEMORY", "MEMORY"]
+
+
+def _snapshot(device: Any = None, augment_with_fx_traces: bool = False) -> dict[str, Any]:
+    return {
+        "segments": _C.cuda_memory_segments(),
+        "device_traces": _C.cuda_memory_traces(),
+        "allocator_settings": {},
+        "external_annotations": [],
+    }
+
+
+# `HistoryStacks` (csrc/memory/device_memory.h) by `context`
+STACKS = {None: 0, "state": 1, "alloc": 1, "all": 2}
+
+
+def _record_memory_history(enabled: str | bool | None = "all", *args: Any, **kwargs: Any) -> None:
+    record = _record_history_as_before if isinstance(enabled, bool) else _record_history
+    record(enabled, *args, **kwargs)
+
+
+def _record_history(
+    enabled: Any,
+    context: str | None = "all",
+    stacks: str = "all",
+    max_entries: int = sys.maxsize,
+    *args: Any,
+    **kwargs: Any,
+) -> None:
+    if enabled not in (None, "state", "all"):
+        raise RuntimeError("expected enabled to be 'state', or 'all'")
+    if context not in STACKS:
+        raise RuntimeError("expected context to be 'state', 'alloc', or 'all'")
+    _C.cuda_record_memory_history(enabled is not None, 1 if enabled == "state" else max_entries, STACKS[context])
+
+
+def _record_history_as_before(
+    enabled: Any, record_context: bool = True, trace_alloc_max_entries: int = 1, *args: Any, **kwargs: Any
+) -> None:
+    """Takes the arguments that PyTorch calls legacy."""
+    _C.cuda_record_memory_history(enabled, trace_alloc_max_entries, int(record_context))
+
+
+def _set_memory_fraction(fraction: float, device: Any = None) -> None:
+    if not isinstance(fraction, float):
+        raise TypeError("Invalid type for fraction argument, must be `float`")
+    if not 0 <= fraction <= 1:
+        raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0~1")
+    _C.cuda_set_memory_fraction(fraction, index_of(device))
+
+
+def _device_memory_used(device: Any = None) -> int:
+    free, total = _C.cuda_mem_get_info(index_of(device))
+    return total - free
+
+
+def _memory_fraction(device: Any = None) -> float:
+    return _C.cuda_memory_fraction(index_of(device))
+
+
+MEMORY: dict[str, Callable[..., Any]] = {
+    "_record_memory_history": _record_memory_history,
+    "_snapshot": _snapshot,
+    "device_memory_used": _device_memory_used,
+    "empty_cache": lambda: _C.cuda_empty_cache(),
+    "get_allocator_backend": lambda: "native",
+    "get_per_process_memory_fraction": _memory_fraction,
+    "mem_get_info": lambda device=None: _C.cuda_mem_get_info(index_of(device)),
+    "memory_snapshot": lambda mempool_id=None, include_traces=True: _C.cuda_memory_segments(),
+    "memory_stats_as_nested_dict": lambda device=None: _C.cuda_memory_stats(index_of(device)),
+    "reset_accumulated_memory_stats": lambda device=None: _C.cuda_reset_accumulated_memory_stats(index_of(device)),
+    "reset_peak_memory_stats": lambda device=None: _C.cuda_reset_peak_memory_stats(index_of(device)),
+    "set_per_process_memory_fraction": _set_memory_fraction,
+}
+
+
+def _accelerator_index(device: Any = None) -> int:
+    return index_of(_get_device_index(device, optional=True))
+
+
+def _accelerator_memory_stats(device: Any = None, /) -> dict[str, Any]:
+    return torch.cuda.memory.memory_stats(_accelerator_index(device))
+
+
+ACCELERATOR_MEMORY: dict[str, Callable[..., Any]] = {
+    "empty_cache": lambda: _C.cuda_empty_cache(),
+    "get_memory_info": lambda device=None, /: _C.cuda_mem_get_info(_accelerator_index(device)),
+    "memory_stats": _accelerator_memory_stats,
+    "reset_accumulated_memory_stats": lambda device=None, /: _C.cuda_reset_accumulated_memory_stats(
+        _accelerator_index(device)
+    ),
+    "reset_peak_memory_stats": lambda device=None, /: _C.cuda_reset_peak_memory_stats(_accelerator_index(device)),
+}
