@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -256,12 +258,78 @@ class TestLibraries:
             torch.cuda.set_sync_debug_mode(0)
             torch.cuda.ipc_collect()
 
-    def test_refuse_graphs(self) -> None:
-        with (
-            fake_mode(fake_cuda=True),
-            pytest.raises(RuntimeError, match="A CUDA graph cannot be used on fake CUDA devices"),
-        ):
-            torch.cuda.CUDAGraph()
+    @pytest.mark.parametrize("make", [torch.cuda.CUDAGraph, torch.cuda.graph_pool_handle])
+    def test_refuse_graphs(self, make: Callable[[], object]) -> None:
+        refused = pytest.raises(RuntimeError, match="A CUDA graph cannot be used on fake CUDA devices")
+        with fake_mode(fake_cuda=True), refused:
+            make()
+
+    @pytest.mark.parametrize(
+        "use",
+        [
+            torch.cuda.MemPool,
+            partial(torch.cuda.memory.CUDAPluggableAllocator, "allocator.so", "allocate", "free"),
+            partial(torch.cuda.memory.change_current_allocator, None),
+        ],
+    )
+    def test_refuse_other_allocators(self, use: Callable[[], object]) -> None:
+        refused = pytest.raises(RuntimeError, match="only PyTorch's caching allocator with its default pools")
+        with fake_mode(fake_cuda=True), refused:
+            use()
+
+    def test_do_not_disable_the_allocator(self) -> None:
+        with fake_mode(fake_cuda=True):
+            torch.cuda.memory.caching_allocator_enable(True)
+            with pytest.raises(RuntimeError, match=r"without caching_allocator_enable\(False\)"):
+                torch.cuda.memory.caching_allocator_enable(False)
+
+    def test_have_streams_of_their_class(self) -> None:
+        with fake_mode(fake_cuda=2):
+            stream = torch.cuda.Stream(1)
+            assert isinstance(stream, torch.cuda.Stream)
+            assert isinstance(torch.cuda.current_stream(), torch.cuda.Stream)
+            assert isinstance(stream.record_event(), torch.cuda.Event)
+            assert torch.cuda.ExternalStream(stream.cuda_stream, device=1) == stream
+            assert not isinstance(stream, torch.cuda.Event)
+
+    def test_allocate_without_a_tensor(self) -> None:
+        with fake_mode(fake_cuda=2):
+            stream = torch.cuda.Stream(1)
+            addresses = [
+                torch.cuda.caching_allocator_alloc(1000, 1),
+                torch.cuda.caching_allocator_alloc(1000, 1, stream),
+                torch.cuda.caching_allocator_alloc(1000, 1, stream.cuda_stream),
+            ]
+            assert len(set(addresses)) == 3
+            assert torch.cuda.memory_allocated(1) == 3 * 1024
+            assert torch.cuda.memory_allocated(0) == 0
+            assert {segment["stream"] for segment in torch.cuda.memory_snapshot()} == {0, stream.cuda_stream}
+            for address in addresses:
+                torch.cuda.caching_allocator_delete(address)
+            assert torch.cuda.memory_allocated(1) == 0
+            with pytest.raises(RuntimeError, match="invalid device pointer"):
+                torch.cuda.caching_allocator_delete(addresses[0])
+            with pytest.raises(TypeError, match="Invalid type for stream argument"):
+                torch.cuda.caching_allocator_alloc(1000, 1, "stream")
+
+    def test_have_default_generators(self) -> None:
+        before = torch.cuda.default_generators
+        with fake_mode(fake_cuda=3):
+            first = torch.cuda.default_generators[0]
+            assert len(torch.cuda.default_generators) == 3
+            assert torch.cuda.default_generators[-1].device == torch.device("cuda", 2)
+            first.manual_seed(5)
+            assert torch.cuda.initial_seed() == 5
+            with ThreadPoolExecutor() as elsewhere:
+                assert elsewhere.submit(lambda: len(torch.cuda.default_generators)).result() == len(before)
+        assert torch.cuda.default_generators is before
+
+    def test_are_idle(self) -> None:
+        with fake_mode(fake_cuda=2):
+            assert torch.cuda.utilization() == torch.cuda.power_draw(1) == torch.cuda.clock_rate() == 0
+            assert torch.cuda.current_blas_handle() != 0
+            with pytest.raises(RuntimeError, match="invalid device ordinal"):
+                torch.cuda.utilization(2)
 
     def test_scale_gradients(self) -> None:
         with fake_mode(fake_cuda=True):

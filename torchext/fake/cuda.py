@@ -21,7 +21,7 @@ from .cuda_devices import DEVICES
 from .cuda_libraries import patch_libraries
 from .cuda_memory import ACCELERATOR_MEMORY, MEMORY
 from .cuda_parallel import patch_comm
-from .cuda_random import RANDOM
+from .cuda_random import RANDOM, generators_by_thread
 from .cuda_streams import FakeEvent, FakeStream, current_stream, default_stream, set_stream, set_stream_by_id
 from .gpus import FakeGPU
 
@@ -140,6 +140,7 @@ def _replaced_functions() -> None:
         _while_devices_exist.patch(
             torch.accelerator.memory, name, partial(_answering, answer=answer), reason, is_traced=True
         )
+    _while_devices_exist.patch(torch.cuda, "default_generators", generators_by_thread, reason)
     patch_libraries(_while_devices_exist, _answering)
     patch_comm(_while_devices_exist, _answering)
     # PyTorch's own kernels stand for those of cuDNN.

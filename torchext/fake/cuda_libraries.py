@@ -16,8 +16,12 @@ import torch.cuda.nvtx
 
 from .. import _C
 from ..tools.leases import Lease
+from .cuda_devices import index_of
 
 __all__ = ["patch_libraries"]
+
+# What NVML measures: nothing runs on a fake device.
+IDLE = 0
 
 # Of a recent build with CUDA. A build that has NCCL answers itself.
 NCCL_VERSION = (2, 27, 5)
@@ -60,6 +64,16 @@ def _cudart() -> SimpleNamespace:
     )
 
 
+def _handle(device: Any = None) -> int:
+    """What stands for the address of a library's handle, which differs from device to device and is not null."""
+    return index_of(device) + 1
+
+
+def _idle(device: Any = None) -> int:
+    index_of(device)
+    return IDLE
+
+
 def _do_nothing(*args: Any, **kwargs: Any) -> None:
     pass
 
@@ -70,10 +84,17 @@ ANSWERS: list[tuple[ModuleType, dict[str, Callable[..., Any]]]] = [
         {
             "can_device_access_peer": lambda device, peer_device: torch.device(device) != torch.device(peer_device),
             "check_error": _check_error,
+            "clock_rate": _idle,
             "cudart": _cudart,
+            "current_blas_handle": _handle,
+            "current_solver_handle": _handle,
             "get_sync_debug_mode": lambda: _sync_debug_mode,
             "ipc_collect": _do_nothing,
+            "memory_usage": _idle,
+            "power_draw": _idle,
             "set_sync_debug_mode": _set_sync_debug_mode,
+            "temperature": _idle,
+            "utilization": _idle,
         },
     ),
     # The number of ranges around this one, which nobody has counted.
@@ -90,16 +111,35 @@ ANSWERS: list[tuple[ModuleType, dict[str, Callable[..., Any]]]] = [
 ]
 
 
-def _refusing_graphs(original: Callable[..., Any]) -> Callable[..., Any]:
-    def refuse(*args: Any, **kwargs: Any) -> Any:
-        if _C.fake_cuda_devices():
-            raise RuntimeError(
-                "A CUDA graph cannot be used on fake CUDA devices: no kernel runs there that it could keep. Run the "
-                "program without graphs."
-            )
-        return original(*args, **kwargs)
+NO_GRAPHS = (
+    "A CUDA graph cannot be used on fake CUDA devices: no kernel runs there that it could keep. Run the program "
+    "without graphs."
+)
+NO_POOLS = (
+    "A memory pool of the program's own, or another allocator, cannot be used on fake CUDA devices: only PyTorch's "
+    "caching allocator with its default pools is simulated there. Run the program without it."
+)
+# A build without CUDA has a class there that refuses itself, before `MemPool.__init__()`.
+MAKING_POOLS = "__new__" if "__new__" in vars(torch.cuda.MemPool.__base__) else "__init__"
+REFUSED: list[tuple[Any, str, str]] = [
+    (torch.cuda.CUDAGraph, "__new__", NO_GRAPHS),
+    (torch.cuda, "graph_pool_handle", NO_GRAPHS),
+    (torch.cuda.MemPool, MAKING_POOLS, NO_POOLS),
+    (torch.cuda.memory.CUDAPluggableAllocator, "__init__", NO_POOLS),
+    (torch.cuda.memory, "change_current_allocator", NO_POOLS),
+]
 
-    return refuse
+
+def _refusing(message: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def refuse(*args: Any, **kwargs: Any) -> Any:
+            if _C.fake_cuda_devices():
+                raise RuntimeError(message)
+            return original(*args, **kwargs)
+
+        return refuse
+
+    return make
 
 
 def _moving(original: Callable[..., torch.UntypedStorage]) -> Callable[..., torch.UntypedStorage]:
@@ -128,8 +168,10 @@ def patch_libraries(lease: Lease, answering: Callable[..., Any]) -> None:
     reason = "asks a library of CUDA that is not there"
     for module, answers in ANSWERS:
         for name, answer in answers.items():
-            lease.patch(module, name, partial(answering, answer=answer), reason)
+            if hasattr(module, name):  # of handles and measurements, newer releases tell more
+                lease.patch(module, name, partial(answering, answer=answer), reason)
     if not hasattr(torch._C, "_nccl_version"):
         lease.patch(torch.cuda.nccl, "version", partial(answering, answer=lambda: NCCL_VERSION), reason)
-    lease.patch(torch.cuda.CUDAGraph, "__new__", _refusing_graphs, reason)
+    for owner, name, message in REFUSED:
+        lease.patch(owner, name, _refusing(message), reason)
     lease.patch(torch.UntypedStorage, "to", _moving, "copies memory without calling an operator")

@@ -72,9 +72,51 @@ def _memory_fraction(device: Any = None) -> float:
     return _C.cuda_memory_fraction(index_of(device))
 
 
+# What the program has allocated without a tensor, by the number that stands for its address.
+_raw: dict[int, torch.Tensor] = {}
+
+
+def _allocate(size: int, device: Any = None, stream: Any = None) -> int:
+    index = index_of(device)
+    if stream is None:
+        stream = torch.cuda.current_stream(index)
+    if isinstance(stream, int):
+        stream = torch.cuda.ExternalStream(stream, device=index)
+    elif not isinstance(stream, torch.cuda.Stream):
+        raise TypeError(
+            "Invalid type for stream argument, must be `torch.cuda.Stream` or `int` representing a pointer to an "
+            "existing stream"
+        )
+    with torch.cuda.stream(stream):
+        memory = torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", index))
+    address: int = memory.untyped_storage()._cdata
+    _raw[address] = memory
+    return address
+
+
+def _free(mem_ptr: int) -> None:
+    if _raw.pop(mem_ptr, None) is None and mem_ptr:
+        raise RuntimeError(f"invalid device pointer: {mem_ptr:#x} was not returned by caching_allocator_alloc().")
+
+
+def _enable_caching(value: bool = True) -> None:
+    if not value:
+        raise RuntimeError(
+            "The caching allocator cannot be disabled on fake CUDA devices: it is what is simulated there. Run the "
+            "program without caching_allocator_enable(False)."
+        )
+
+
+def _reset_host_stats() -> None:
+    """Pinned memory is not counted."""
+
+
 MEMORY: dict[str, Callable[..., Any]] = {
     "_record_memory_history": _record_memory_history,
     "_snapshot": _snapshot,
+    "caching_allocator_alloc": _allocate,
+    "caching_allocator_delete": _free,
+    "caching_allocator_enable": _enable_caching,
     "device_memory_used": _device_memory_used,
     "empty_cache": lambda: _C.cuda_empty_cache(),
     "get_allocator_backend": lambda: "native",
@@ -84,6 +126,8 @@ MEMORY: dict[str, Callable[..., Any]] = {
     "memory_stats_as_nested_dict": lambda device=None: _C.cuda_memory_stats(index_of(device)),
     "reset_accumulated_memory_stats": lambda device=None: _C.cuda_reset_accumulated_memory_stats(index_of(device)),
     "reset_peak_memory_stats": lambda device=None: _C.cuda_reset_peak_memory_stats(index_of(device)),
+    "reset_accumulated_host_memory_stats": _reset_host_stats,
+    "reset_peak_host_memory_stats": _reset_host_stats,
     "set_per_process_memory_fraction": _set_memory_fraction,
 }
 

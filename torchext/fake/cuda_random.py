@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ import torch
 from .. import _C
 from .cuda_devices import index_of
 
-__all__ = ["RANDOM"]
+__all__ = ["RANDOM", "generators_by_thread"]
 
 
 def _generator(device: Any = "cuda") -> torch.Generator:
@@ -57,3 +57,21 @@ RANDOM: dict[str, Callable[..., Any]] = {
     "set_rng_state": _set_rng_state,
     "set_rng_state_all": _set_rng_state_all,
 }
+
+
+class _DefaultGenerators(tuple[torch.Generator, ...]):
+    """`torch.cuda.default_generators`, which answers for the fake devices on threads that see them."""
+
+    def __len__(self) -> int:
+        return len(_generators()) if _C.fake_cuda_devices() else super().__len__()
+
+    def __iter__(self) -> Iterator[torch.Generator]:
+        return iter(_generators()) if _C.fake_cuda_devices() else super().__iter__()
+
+    def __getitem__(self, index: Any) -> Any:
+        return tuple(_generators())[index] if _C.fake_cuda_devices() else super().__getitem__(index)
+
+
+def generators_by_thread(original: tuple[torch.Generator, ...]) -> tuple[torch.Generator, ...]:
+    """Replaces `torch.cuda.default_generators`, which is no function."""
+    return _DefaultGenerators(original)

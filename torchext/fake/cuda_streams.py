@@ -26,13 +26,16 @@ __all__ = [
 CUDA = 1  # the number of the type of device (`c10::DeviceType`)
 
 
-def _bases(fake: type, generic: type, wrapper: type) -> tuple[type, ...]:
-    """The classes of which a fake is an instance.
+def _standing_for(wrapper: type, fake: type, generic: type) -> Any:
+    """Makes the class of fakes that pass for instances of `wrapper`, a class in torch.cuda.
 
-    In a build with CUDA the wrapper in torch.cuda has a layout of its own in C, and its instances cannot be made
-    without the driver.
+    In a build with CUDA that has a layout of its own in C, and its instances cannot be made without the driver. There
+    they only say that they are of this class, which `isinstance()` believes.
     """
-    return (fake,) if issubclass(wrapper, generic) else (fake, wrapper)
+    has_own_layout = issubclass(wrapper, generic)
+    bases = (fake,) if has_own_layout else (fake, wrapper)
+    attributes = {"__class__": property(lambda self: wrapper)} if has_own_layout else {}
+    return type(wrapper.__name__, bases, {"__module__": "torch.cuda", **attributes})
 
 
 class _Stream(torch.Stream):
@@ -46,6 +49,8 @@ class _Stream(torch.Stream):
                 cls, stream_id=kwargs["stream_id"], device_index=kwargs["device_index"], device_type=CUDA
             )
         index = torch.cuda._utils._get_device_index(device, optional=True)
+        if "stream_ptr" in kwargs:  # as `ExternalStream` asks for it: what `cuda_stream` was
+            return super().__new__(cls, stream_id=kwargs["stream_ptr"], device_index=index, device_type=CUDA)
         stream = super().__new__(cls, stream_id=_C.new_fake_stream(), device_index=index, device_type=CUDA)
         stream.priority = max(min(priority, 0), cls.priority_range()[1])
         return stream
@@ -166,8 +171,8 @@ class _Event(torch.Event):
         return "<torch.cuda.Event>" if self._is_recorded else "<torch.cuda.Event uninitialized>"
 
 
-FakeStream: Any = type("Stream", _bases(_Stream, torch.Stream, torch.cuda.Stream), {"__module__": "torch.cuda"})
-FakeEvent: Any = type("Event", _bases(_Event, torch.Event, torch.cuda.Event), {"__module__": "torch.cuda"})
+FakeStream: Any = _standing_for(torch.cuda.Stream, _Stream, torch.Stream)
+FakeEvent: Any = _standing_for(torch.cuda.Event, _Event, torch.Event)
 
 
 def _key(stream: Any) -> StreamKey:

@@ -68,8 +68,8 @@ class Lease:
         Args:
             owner: The module or the class. A function that a class inherits is replaced for all who do.
             name: The name of the attribute.
-            make: Is given what was there before, and returns what shall be called. What is replaced twice is given the
-                replacement.
+            make: Is given what was there before, and returns what shall be called, or the value that shall be there.
+                What is replaced twice is given the replacement.
             reason: What PyTorch does, for which this is needed.
             concerns: Which calls it is about. Others go to the original, unless Dynamo traces the replacement.
             is_traced: Whether Dynamo traces the replacement of a function of Python, and not the original.

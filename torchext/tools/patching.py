@@ -8,7 +8,7 @@ and `inspect.signature()`. Only what it calls is exchanged:
   marks of ours, and for calls that it is not about, that calls the original.
 - A method, a property, a constructor or a function of C gets another definition: NOTE [Replaced C functions] in
   csrc/python/patching.cpp.
-- Of anything else, as a slot of a type, the attribute itself is replaced.
+- Of anything else, as a slot of a type or a value that nobody calls, the attribute itself is replaced.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ from .frames import skip_frames
 __all__ = ["Concerns", "Make", "Patch", "Steps", "Thing", "patching_lock"]
 
 Function = Callable[..., Any]
-Make = Callable[[Function], Function]
+Make = Callable[[Any], Any]
 """Is given what to call for all that is not ours, and makes the replacement. That is called as the original was, except
-that a function of Python hands on by position what can be given so, with defaults filled in."""
+that a function of Python hands on by position what can be given so, with defaults filled in. Of a value it makes a
+value."""
 
 
 class Concerns(enum.IntFlag):
@@ -305,6 +306,26 @@ class _Attribute(Thing):
         return function
 
 
+class _Value(Thing):
+    """An attribute that nobody calls. What replaces it is made of it."""
+
+    def __init__(self, owner: Any, name: str) -> None:
+        super().__init__()
+        self.function = None
+        self._owner = owner
+        self._name = name
+        self.original = self._value = getattr(owner, name)
+
+    def _exchange(self, replacement: _Replacement | None, steps: Steps) -> None:
+        value = self.original if replacement is None else replacement.function
+        steps.others.append(partial(self._set, value))
+
+    def _set(self, value: Any) -> None:
+        if vars(self._owner).get(self._name) is self._value:  # else it is somebody else's by now
+            setattr(self._owner, self._name, value)
+            self._value = value
+
+
 _things: dict[object, Thing] = {}
 
 # By the index of a `_PythonFunction`. Read by the code that it is given, which outlives this module if that is imported
@@ -334,6 +355,8 @@ def _thing_of(owner: Any, name: str) -> Thing:
     if key not in _things:
         if is_constructor:
             _things[key] = _Constructor(owner)
+        elif not is_kept and not callable(found) and not hasattr(type(found), "__get__"):
+            _things[key] = _Value(owner, name)
         elif not is_kept:
             _things[key] = _Attribute(owner, name)
         elif isinstance(found, FunctionType):
