@@ -42,8 +42,10 @@ def teach_pipelining() -> None:
     if hasattr(schedule, meeting):
         patch(schedule, meeting, _with_groups_called_fake, votes, releases="2.15")
         patch(dist, "get_backend", _answering_fake_meanwhile, f"tells {meeting} whether others exist", releases="2.15")
-        stage: Any = sys.modules["torch.distributed.pipelining.stage"]
-        patch(stage, "is_fake_tensor", _only_of_pytorch, "leaves fake parameters where they are", releases="2.15")
+    stage: Any = sys.modules["torch.distributed.pipelining.stage"]
+    if hasattr(stage, "is_fake_tensor"):
+        keeps = "leaves stages with fake parameters where they are"
+        patch(stage, "is_fake_tensor", _only_of_pytorch, keeps, releases="2.14 and 2.15")
 
 
 def _deciding_alone(original: Callable[..., None]) -> Callable[..., None]:
