@@ -18,6 +18,7 @@
 #include "calls/op_traits.h"
 #include "calls/recording.h"
 #include "collectives/collectives.h"
+#include "cuda/composed_kernels.h"
 #include "layouts/layout.h"
 #include "meta/device_rules.h"
 #include "meta/kernel_results.h"
@@ -74,6 +75,7 @@ class FakeCall {
   bool isPythonsFirst() const;
   bool isAboutFakes() const;
   bool canRunOnValues() const;
+  std::optional<DispatchKey> kernelToDecomposeBy() const;
 
   // What to do with it.
   std::optional<FakeOutcome> decideBeforeLooking() const;
@@ -169,7 +171,7 @@ FakeDecision FakeCall::decide() const {
 // A composite operator does what the operators that it calls do, so those are handled instead. Composites arrive here
 // undecomposed if autograd is skipped, as in inference mode; the random ones always do.
 FakeDecision FakeCall::decideHowToFake() const {
-  if (compositeKernelOf(op_)) {
+  if (kernelToDecomposeBy()) {
     return {FakeOutcome::kDecomposes};
   }
   if (has_fake_ && communicationOf(op_) != Communication::kNone) {
@@ -248,6 +250,12 @@ void FakeCall::carryOut(const FakeDecision& decision, const CallKey* key) {
     case FakeOutcome::kRefuses:
       std::rethrow_exception(decision.refusal);
   }
+}
+
+// NOTE [Composed on CUDA]. The recorder wants the operator as a whole.
+std::optional<DispatchKey> FakeCall::kernelToDecomposeBy() const {
+  const auto composite = compositeKernelOf(op_);
+  return composite || isRecording() ? composite : composedKernelOnCuda(op_, arguments());
 }
 
 // NOTE [Constants keep their values]
@@ -335,8 +343,8 @@ void FakeCall::pinMemory() {
 }
 
 void FakeCall::decompose() {
-  if (const auto composite = compositeKernelOf(op_)) {
-    op_.callBoxedForDispatchKey(*composite, stack_);
+  if (const auto kernel = kernelToDecomposeBy()) {
+    op_.callBoxedForDispatchKey(*kernel, stack_);
   }
 }
 

@@ -25,6 +25,7 @@ def make(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
 def fused_calls() -> Iterator[Call]:
     """All calls. Those of backward kernels take what the forward ones return."""
     yield from attention()
+    yield from grouped_attention()
     yield from norms()
     yield from softmaxes()
     yield from losses()
@@ -32,6 +33,23 @@ def fused_calls() -> Iterator[Call]:
     yield from embeddings()
     yield from convolutions()
     yield from images()
+
+
+def grouped_attention() -> Iterator[Call]:
+    """Attention of which several heads of queries share keys and values."""
+    for dtype, layout in itertools.product((torch.bfloat16, torch.float32), ("bhtd", "bthd")):
+        q, k, v = (heads(layout, dtype, (3, count, 100, 64)) for count in (8, 2, 2))
+        forward = (q, k, v, None, True, 0.0, False)
+        yield aten._scaled_dot_product_efficient_attention.default, (*forward, None)
+        out, sums, *state = aten._scaled_dot_product_efficient_attention(*forward)
+        of_all = (None, out, sums, *state, 0.0, [True, True, True, False], False, None)
+        yield aten._scaled_dot_product_efficient_attention_backward.default, (out, q, k, v, *of_all)
+        if dtype == torch.bfloat16:
+            yield aten._scaled_dot_product_flash_attention.default, (q, k, v, 0.0, True, False, None)
+            out, sums, _, _, _, _, *state, _ = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, False)
+            lengths = (None, None, 100, 100)
+            of_flash = (out, sums, *lengths, 0.0, True, *state, None)
+            yield aten._scaled_dot_product_flash_attention_backward.default, (out, q, k, v, *of_flash)
 
 
 def heads(layout: str, dtype: torch.dtype, sizes: tuple[int, int, int, int]) -> Tensor:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from oracle.convolution_calls import convolution_calls
 from oracle.fused_calls import fused_calls
 from torch import Tensor
 
@@ -24,6 +25,7 @@ def calls() -> Iterator[Call]:
     yield from products()
     yield from reductions()
     yield from fused_calls()
+    yield from convolution_calls()
 
 
 def make(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:

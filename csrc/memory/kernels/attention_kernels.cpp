@@ -171,18 +171,34 @@ std::int64_t efficientWorkspace(const AttentionSizes& sizes, std::int64_t value_
   return sizes.batch * sizes.heads * bytes;
 }
 
+// Where heads of queries share keys and values, each gets a gradient of its own, which
+// `_efficient_attention_backward()` sums up.
+struct GradientsOfEachHead {
+  BlockNumber key = -1;
+  BlockNumber value = -1;
+
+  GradientsOfEachHead(KernelCall& call, const AttentionSizes& sizes, const Tensor& of_key, const Tensor& of_value) {
+    if (sizes.heads != sizes.key_heads) {
+      const std::int64_t heads_for_each = sizes.heads / sizes.key_heads;
+      key = call.allocate(KernelCall::bytesOf(of_key) * heads_for_each);
+      value = call.allocate(KernelCall::bytesOf(of_value) * heads_for_each);
+    }
+  }
+};
+
 void efficientAttentionBackward(KernelCall& call) {
   const BlockNumber gradient = copyForKernel(call, call.tensor(0));
   call.allocateResults();
   const Tensor& query = call.tensor(1);
   const Tensor& output = call.tensor(5);
   const AttentionSizes sizes{query, call.tensor(2)};
+  const GradientsOfEachHead expanded{call, sizes, call.tensor(2), call.tensor(3)};
   const std::int64_t delta = sizes.rows() * kFloat;
   const std::int64_t workspace = efficientWorkspace(sizes, call.tensor(3).size(3), query.scalar_type());
   if (query.scalar_type() != at::kFloat) {  // the kernel computes delta itself
     const BlockNumber of_kernel = call.allocate(delta);
     const BlockNumber buffer = call.allocate(workspace);
-    call.free({of_kernel, buffer, gradient});
+    call.free({of_kernel, buffer, expanded.value, expanded.key, gradient});
     return;
   }
   const BlockNumber product = call.copy(output);
@@ -194,7 +210,7 @@ void efficientAttentionBackward(KernelCall& call) {
   }
   call.free(product);
   const BlockNumber buffer = call.allocate(workspace);
-  call.free({sum, buffer, gradient});
+  call.free({sum, buffer, expanded.value, expanded.key, gradient});
 }
 
 constexpr std::array kAttentionRules{
