@@ -97,7 +97,7 @@ class FakeCall {
   template <typename Values>
   void replaceArguments(Values results);
   void followValues(c10::ArrayRef<IValue> results) const;
-  void countMemory(const KernelScratch* scratch, c10::ArrayRef<IValue> results) const;
+  void countMemory(const KernelScratch* scratch, c10::ArrayRef<IValue> results, bool has_new = takeUncounted()) const;
   static void countVersions(const IValue& written_by_foreach);
 
   c10::ArrayRef<IValue> arguments() const {
@@ -367,10 +367,11 @@ void FakeCall::doNothing() {
 void FakeCall::runOnMetaAndRemember(const MetaPlan& plan, const CallKey& key) {
   const OwnComputation own;
   Stack results = runOnMeta(op_, stack_, plan);
+  const bool has_new = takeUncounted();  // before the next two lines, which may call operators on fakes
   completeResults(op_, arguments(), results);
   MemoryCounter* counter = memoryCounter();
   auto scratch = counter == nullptr ? nullptr : counter->scratchOf(op_, arguments(), results);
-  countMemory(scratch.get(), results);
+  countMemory(scratch.get(), results, takeUncounted() || has_new);
   // A call that changes the metadata of its arguments is not remembered: it would have another effect the next time.
   const CallKey key_after{op_, stack_};
   metadataCache().remember(key, key.isComplete() && key_after.words() == key.words()
@@ -381,8 +382,7 @@ void FakeCall::runOnMetaAndRemember(const MetaPlan& plan, const CallKey& key) {
 }
 
 // NOTE [Memory is counted where storages are born and die]
-void FakeCall::countMemory(const KernelScratch* scratch, c10::ArrayRef<IValue> results) const {
-  const bool has_new = takeUncounted();
+void FakeCall::countMemory(const KernelScratch* scratch, c10::ArrayRef<IValue> results, bool has_new) const {
   if (isRecording()) {
     if (has_new) {
       forEachTensor(results, [](const Tensor& result) { dismissStorage(result.storage()); });

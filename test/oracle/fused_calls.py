@@ -37,14 +37,15 @@ def fused_calls() -> Iterator[Call]:
 
 def grouped_attention() -> Iterator[Call]:
     """Attention of which several heads of queries share keys and values."""
-    for dtype, layout in itertools.product((torch.bfloat16, torch.float32), ("bhtd", "bthd")):
+    for dtype, layout, is_masked in itertools.product((torch.bfloat16, torch.float32), ("bhtd", "bthd"), (False, True)):
         q, k, v = (heads(layout, dtype, (3, count, 100, 64)) for count in (8, 2, 2))
-        forward = (q, k, v, None, True, 0.0, False)
+        mask = make(100, 104, dtype=dtype)[:, :100].expand(3, 8, 100, 100) if is_masked else None
+        forward = (q, k, v, mask, True, 0.0, False)
         yield aten._scaled_dot_product_efficient_attention.default, (*forward, None)
         out, sums, *state = aten._scaled_dot_product_efficient_attention(*forward)
-        of_all = (None, out, sums, *state, 0.0, [True, True, True, False], False, None)
+        of_all = (mask, out, sums, *state, 0.0, [True, True, True, is_masked], False, None)
         yield aten._scaled_dot_product_efficient_attention_backward.default, (out, q, k, v, *of_all)
-        if dtype == torch.bfloat16:
+        if dtype == torch.bfloat16 and not is_masked:
             yield aten._scaled_dot_product_flash_attention.default, (q, k, v, 0.0, True, False, None)
             out, sums, _, _, _, _, *state, _ = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, False)
             lengths = (None, None, 100, 100)
@@ -96,7 +97,13 @@ def norms() -> Iterator[Call]:
             for gradient in (x.contiguous(), make(96, 40, 50, dtype=dtype).permute(1, 2, 0)):
                 backward = (gradient, x, [96], mean, rstd, weight, bias, [True, True, True])
                 yield aten.native_layer_norm_backward.default, backward
-        for images in (make(4, 96, 20, 20, dtype=dtype), make(4, 96, 1, 1, dtype=dtype)):
+        last = make(4, 96, 20, 20, dtype=dtype).to(memory_format=torch.channels_last)
+        for images in (
+            make(4, 96, 20, 20, dtype=dtype),
+            make(4, 96, 1, 1, dtype=dtype),
+            make(4, 96, dtype=dtype),
+            last,
+        ):
             for affine in ((weight, bias), (None, None)):
                 yield aten.native_group_norm.default, (images, *affine, 4, 96, images[0, 0].numel(), 8, 1e-5)
                 _, mean, rstd = aten.native_group_norm(images, *affine, 4, 96, images[0, 0].numel(), 8, 1e-5)
@@ -128,7 +135,6 @@ def losses() -> Iterator[Call]:
         yield aten.smooth_l1_loss.default, (x, y, reduction, 1.0)
         yield aten.huber_loss.default, (x, y, reduction, 1.0)
         yield aten.binary_cross_entropy.default, (x, y, None, reduction)
-        yield aten.binary_cross_entropy_with_logits.default, (x, y, None, None, reduction)
 
 
 def sorting() -> Iterator[Call]:

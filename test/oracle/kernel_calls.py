@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from oracle.convolution_calls import convolution_calls
 from oracle.fused_calls import fused_calls
+from oracle.image_calls import image_calls
+from oracle.indexing_calls import indexing_calls
 from torch import Tensor
 
 __all__ = ["calls"]
@@ -26,6 +28,8 @@ def calls() -> Iterator[Call]:
     yield from reductions()
     yield from fused_calls()
     yield from convolution_calls()
+    yield from image_calls()
+    yield from indexing_calls()
 
 
 def make(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -1,6 +1,8 @@
 #include "composed_kernels.h"
 
+#include <algorithm>
 #include <array>
+#include <string>
 #include <string_view>
 #include <unordered_map>
 
@@ -14,7 +16,20 @@ using c10::OperatorHandle;
 namespace {
 
 // Those of which the kernel allocates more than its results, and reads no value.
-constexpr std::array<const char*, 1> kComposed{"_trilinear"};
+constexpr std::array<std::string_view, 14> kComposed{"_euclidean_dist",
+                                                     "_trilinear",
+                                                     "affine_grid_generator",
+                                                     "binary_cross_entropy_with_logits",
+                                                     "block_diag",
+                                                     "count_nonzero",
+                                                     "dist",
+                                                     "isinf",
+                                                     "logcumsumexp",
+                                                     "masked_scatter",
+                                                     "norm.Scalar",
+                                                     "norm.ScalarOpt_dtype",
+                                                     "soft_margin_loss_backward",
+                                                     "soft_margin_loss_backward.grad_input"};
 
 using KernelsByOperator = std::unordered_map<OperatorHandle, DispatchKey>;
 
@@ -22,8 +37,10 @@ KernelsByOperator resolve() {
   constexpr std::array kKeys{DispatchKey::CompositeExplicitAutograd,
                              DispatchKey::CompositeExplicitAutogradNonFunctional};
   KernelsByOperator kernels;
-  for (const char* name : kComposed) {
-    const auto op = c10::Dispatcher::singleton().findOp({std::string{"aten::"} + name, ""});
+  for (const std::string_view name : kComposed) {
+    const std::size_t dot = std::min(name.find('.'), name.size());
+    const std::string overload{name.substr(std::min(dot + 1, name.size()))};
+    const auto op = c10::Dispatcher::singleton().findOp({"aten::" + std::string{name.substr(0, dot)}, overload});
     for (const DispatchKey key : kKeys) {
       // Not every release has every operator.
       if (op && op->hasKernelForDispatchKey(key)) {

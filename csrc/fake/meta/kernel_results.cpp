@@ -39,6 +39,26 @@ void keepLosses(Arguments arguments, Results& results) {
   }
 }
 
+// The result was one like the first argument before it was resized (`im2col_out_cuda_template()`), and storages do not
+// shrink.
+void keepFirst(Arguments arguments, Results& results) {
+  const Tensor& first = arguments[0].toTensor();
+  const Tensor& result = results[0].toTensor();
+  const auto nbytes = static_cast<std::size_t>(first.numel() * static_cast<std::int64_t>(first.element_size()));
+  if (isFake(result) && result.is_cuda() && nbytes > result.storage().nbytes()) {
+    resizeFakeStorage(result.storage(), nbytes);
+  }
+}
+
+// `log_sigmoid_forward_cuda()` keeps nothing for the backward pass.
+void emptyBuffer(Arguments /*arguments*/, Results& results) {
+  const Tensor& buffer = results[1].toTensor();
+  if (isFake(buffer) && buffer.is_cuda()) {
+    const FakeFactoriesGuard guard;
+    results[1] = at::empty({0}, buffer.options());
+  }
+}
+
 void moveStateOfGenerator(Arguments arguments, Results& results) {
   constexpr std::size_t kDropout = 5;
   if (arguments[kDropout].toDouble() == 0) {
@@ -63,6 +83,9 @@ constexpr std::array kCompletions{
     Completion{"aten::mse_loss", keepLosses<2>},
     Completion{"aten::smooth_l1_loss", keepLosses<2>},
     Completion{"aten::soft_margin_loss", keepLosses<2>},
+    Completion{"aten::im2col", keepFirst},
+    Completion{"aten::col2im", keepFirst},
+    Completion{"aten::log_sigmoid_forward", emptyBuffer},
     Completion{"aten::_scaled_dot_product_efficient_attention", moveStateOfGenerator},
 };
 

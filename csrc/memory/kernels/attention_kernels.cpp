@@ -188,11 +188,12 @@ struct GradientsOfEachHead {
 
 void efficientAttentionBackward(KernelCall& call) {
   const BlockNumber gradient = copyForKernel(call, call.tensor(0));
-  call.allocateResults();
   const Tensor& query = call.tensor(1);
   const Tensor& output = call.tensor(5);
   const AttentionSizes sizes{query, call.tensor(2)};
+  call.allocateResults({0, 1, 2});
   const GradientsOfEachHead expanded{call, sizes, call.tensor(2), call.tensor(3)};
+  call.allocateResults();  // that of a mask
   const std::int64_t delta = sizes.rows() * kFloat;
   const std::int64_t workspace = efficientWorkspace(sizes, call.tensor(3).size(3), query.scalar_type());
   if (query.scalar_type() != at::kFloat) {  // the kernel computes delta itself

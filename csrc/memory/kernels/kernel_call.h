@@ -67,6 +67,9 @@ class KernelCall {
   BlockNumber copy(const at::Tensor& tensor) {
     return allocate(bytesOf(tensor));
   }
+  BlockNumber copyUnlessContiguous(const at::Tensor& tensor) {
+    return tensor.is_contiguous() ? -1 : copy(tensor);
+  }
   static std::int64_t bytesOf(const at::Tensor& tensor) {
     return tensor.numel() * static_cast<std::int64_t>(tensor.element_size());
   }
@@ -100,5 +103,10 @@ c10::ArrayRef<NamedKernelRule> attentionKernelRules();
 c10::ArrayRef<NamedKernelRule> normalizationKernelRules();
 c10::ArrayRef<NamedKernelRule> lossKernelRules();
 c10::ArrayRef<NamedKernelRule> convolutionKernelRules();
+c10::ArrayRef<NamedKernelRule> batchNormKernelRules();
+c10::ArrayRef<NamedKernelRule> imageKernelRules();
+c10::ArrayRef<NamedKernelRule> indexingKernelRules();
+c10::ArrayRef<NamedKernelRule> randomKernelRules();
+c10::ArrayRef<NamedKernelRule> distanceKernelRules();
 
 }  // namespace torchext

@@ -20,8 +20,10 @@ c10::OperatorName parseName(std::string_view name) {
 
 RulesByOperator resolveRules() {
   RulesByOperator rules;
-  for (const auto& kind : {blasKernelRules(), reductionKernelRules(), sortingKernelRules(), attentionKernelRules(),
-                           normalizationKernelRules(), lossKernelRules(), convolutionKernelRules()}) {
+  for (const auto& kind :
+       {blasKernelRules(), reductionKernelRules(), sortingKernelRules(), attentionKernelRules(),
+        normalizationKernelRules(), lossKernelRules(), convolutionKernelRules(), batchNormKernelRules(),
+        imageKernelRules(), indexingKernelRules(), randomKernelRules(), distanceKernelRules()}) {
     for (const NamedKernelRule& entry : kind) {
       // Not every release has every operator.
       if (const auto op = c10::Dispatcher::singleton().findOp(parseName(entry.op))) {

@@ -66,28 +66,25 @@ void lossInResult(KernelCall& call) {
   call.free(reduced);
 }
 
-// `binary_cross_entropy_with_logits()` in Loss.cpp, of others: the logarithm of the sigmoid, and the losses.
-void binaryCrossEntropyWithLogits(KernelCall& call) {
-  const Tensor& self = call.tensor(0);
-  const BlockNumber logarithm = call.copy(self);
-  if (call.argument(4).toInt() == kNoReduction) {
-    call.allocateResults();
-    call.free(logarithm);
-    return;
-  }
-  const BlockNumber losses = call.copy(self);
+// `multi_margin_loss_cuda_out()`: a loss for each sample.
+void multiMarginLoss(KernelCall& call) {
   call.allocateResults();
-  reduceLosses(call, self.sizes());
-  call.free({losses, logarithm});
+  const Tensor& self = call.tensor(0);
+  constexpr std::size_t kReduction = 5;
+  if (self.dim() == 2 && call.argument(kReduction).toInt() != kNoReduction) {
+    const BlockNumber losses = call.allocate(self.size(0) * static_cast<std::int64_t>(self.element_size()));
+    reduceLosses(call, self.sizes().slice(0, 1));
+    call.free(losses);
+  }
 }
 
 constexpr std::array kLossRules{
     NamedKernelRule{"aten::mse_loss", elementwiseLoss<2>},
     NamedKernelRule{"aten::smooth_l1_loss", elementwiseLoss<2>},
     NamedKernelRule{"aten::huber_loss", huberLoss},
+    NamedKernelRule{"aten::multi_margin_loss", multiMarginLoss},
     NamedKernelRule{"aten::soft_margin_loss", lossInResult<2>},
     NamedKernelRule{"aten::binary_cross_entropy", lossInResult<3>},
-    NamedKernelRule{"aten::binary_cross_entropy_with_logits", binaryCrossEntropyWithLogits},
 };
 
 }  // namespace

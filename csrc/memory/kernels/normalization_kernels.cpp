@@ -18,10 +18,6 @@ namespace {
 
 using BlockNumber = KernelCall::BlockNumber;
 
-BlockNumber copyUnlessContiguous(KernelCall& call, const Tensor& tensor) {
-  return tensor.is_contiguous() ? -1 : call.copy(tensor);
-}
-
 std::int64_t sizeOfSum(const Tensor& tensor) {
   return std::max<std::int64_t>(4, static_cast<std::int64_t>(tensor.element_size()));
 }
@@ -29,16 +25,18 @@ std::int64_t sizeOfSum(const Tensor& tensor) {
 // Copies the first argument after it has allocated its results: `host_softmax()`, and others.
 void copyFirst(KernelCall& call) {
   call.allocateResults();
-  call.free(copyUnlessContiguous(call, call.tensor(0)));
+  call.free(call.copyUnlessContiguous(call.tensor(0)));
 }
 
 // The gradient, and the output: `host_softmax_backward()`.
 void copyBoth(KernelCall& call) {
   call.allocateResults();
-  const BlockNumber gradient = copyUnlessContiguous(call, call.tensor(0));
-  const BlockNumber output = copyUnlessContiguous(call, call.tensor(1));
+  const BlockNumber gradient = call.copyUnlessContiguous(call.tensor(0));
+  const BlockNumber output = call.copyUnlessContiguous(call.tensor(1));
   call.free({output, gradient});
 }
+
+constexpr std::int64_t kDimsOfImages = 4;  // whose channels may come last
 
 // `group_norm_kernel.cu`: for each channel of each sample a factor and a summand.
 void groupNorm(KernelCall& call) {
@@ -54,7 +52,9 @@ void groupNorm(KernelCall& call) {
   const std::int64_t of_moments = is_rounded ? samples * groups * sizeOfSum(self) : 0;
   const BlockNumber mean = call.allocate(of_moments);
   const BlockNumber deviation = call.allocate(of_moments);
-  if (self.numel() > 0 && (positions == 1 || call.has(1) || call.has(2))) {
+  const bool is_flat = positions == 1 && self.dim() < kDimsOfImages;
+  const bool is_last = self.suggest_memory_format() != at::MemoryFormat::Contiguous;
+  if (self.numel() > 0 && !is_flat && (is_last || positions == 1 || call.has(1) || call.has(2))) {
     const BlockNumber factor = call.allocate(samples * channels * sizeOfSum(self));
     const BlockNumber summand = call.allocate(samples * channels * sizeOfSum(self));
     call.free({summand, factor});
@@ -65,7 +65,8 @@ void groupNorm(KernelCall& call) {
 void groupNormBackward(KernelCall& call) {
   const Tensor& gradient = call.tensor(0);
   const Tensor& self = call.tensor(1);
-  const BlockNumber copy = copyUnlessContiguous(call, gradient);
+  const at::MemoryFormat format = self.suggest_memory_format();
+  const BlockNumber copy = gradient.is_contiguous(format) ? -1 : call.copy(gradient);
   call.allocateResults();
   const std::int64_t samples = call.argument(5).toInt();
   const std::int64_t channels = call.argument(6).toInt();
@@ -73,8 +74,9 @@ void groupNormBackward(KernelCall& call) {
   const std::int64_t of_groups = samples * call.argument(8).toInt() * sizeOfSum(self);
   const std::int64_t of_channels = samples * channels * sizeOfSum(self);
   const auto wanted = call.argument(9).toBoolList();
-  const BlockNumber products = call.allocate(of_channels);
-  const BlockNumber sums = call.allocate(of_channels);
+  const bool is_flat = positions == 1 && self.dim() < kDimsOfImages;
+  const BlockNumber products = is_flat ? -1 : call.allocate(of_channels);
+  const BlockNumber sums = is_flat ? -1 : call.allocate(of_channels);
   if (positions == 1) {
     const BlockNumber first = wanted[0] ? call.allocate(of_groups) : -1;
     const BlockNumber second = wanted[0] ? call.allocate(of_groups) : -1;
@@ -84,7 +86,8 @@ void groupNormBackward(KernelCall& call) {
   if (wanted[0]) {
     const BlockNumber second = call.allocate(of_groups);
     const BlockNumber third = call.allocate(of_groups);
-    const BlockNumber first = call.has(4) ? call.allocate(of_channels) : -1;
+    const bool has_factors = call.has(4) && format == at::MemoryFormat::Contiguous;
+    const BlockNumber first = has_factors ? call.allocate(of_channels) : -1;
     call.free({third, second, first});
   }
   call.free({sums, products, copy});
@@ -92,15 +95,15 @@ void groupNormBackward(KernelCall& call) {
 
 // `layer_norm_cuda()` and its backward in layer_norm_kernel.cu.
 void layerNorm(KernelCall& call) {
-  const BlockNumber copy = copyUnlessContiguous(call, call.tensor(0));
+  const BlockNumber copy = call.copyUnlessContiguous(call.tensor(0));
   call.allocateResults();
   call.free(copy);
 }
 
 void layerNormBackward(KernelCall& call) {
-  const BlockNumber input = copyUnlessContiguous(call, call.tensor(1));
+  const BlockNumber input = call.copyUnlessContiguous(call.tensor(1));
   call.allocateResults();
-  const BlockNumber gradient = copyUnlessContiguous(call, call.tensor(0));
+  const BlockNumber gradient = call.copyUnlessContiguous(call.tensor(0));
   call.free({gradient, input});
 }
 
@@ -108,8 +111,8 @@ void layerNormBackward(KernelCall& call) {
 void softmaxBackward(KernelCall& call) {
   call.allocateResults();
   const BlockNumber product = call.copy(call.tensor(0));
-  const BlockNumber copy = copyUnlessContiguous(call, call.tensor(0));
-  const BlockNumber output = copyUnlessContiguous(call, call.tensor(1));
+  const BlockNumber copy = call.copyUnlessContiguous(call.tensor(0));
+  const BlockNumber output = call.copyUnlessContiguous(call.tensor(1));
   call.free({output, copy, product});
 }
 

@@ -7,6 +7,8 @@
 #include <ATen/WrapDimUtilsMulti.h>
 #include <ATen/ops/from_blob.h>
 
+#include "arithmetic.h"
+
 namespace torchext {
 
 using at::Tensor;
@@ -15,18 +17,6 @@ using at::TensorIteratorBase;
 namespace {
 
 constexpr std::int64_t kWarp = 32;
-
-std::int64_t divideUp(std::int64_t a, std::int64_t b) {
-  return (a + b - 1) / b;
-}
-
-std::int64_t lastPowerOf2(std::int64_t n) {
-  std::int64_t power = 1;
-  while (power * 2 <= n) {
-    power *= 2;
-  }
-  return power;
-}
 
 // A tensor of the same geometry on memory that nobody reads: TensorIterator orders and merges its dimensions as it does
 // those of the real one. Its elements are those of `dtype`, because on the CPU all operands need the same.
@@ -98,10 +88,10 @@ class ReduceLaunch {
     return iterator_.strides(iterator_.ntensors() - 1)[static_cast<std::size_t>(dim)];
   }
   std::int64_t gridX() const {
-    return divideUp(num_outputs_ / output_vector_, output_step_);
+    return divideRoundingUp(num_outputs_ / output_vector_, output_step_);
   }
   std::int64_t valuesPerThread() const {
-    return divideUp(num_inputs_, input_step_);
+    return divideRoundingUp(num_inputs_, input_step_);
   }
 
   // `get_output_vec_size()`: how many neighbouring results a thread can reduce to.
@@ -160,8 +150,9 @@ class ReduceLaunch {
     (reduces_along_y ? input_step_ : output_step_) *= height_;
     const std::int64_t target = gpu.multiprocessors * (gpu.max_threads_per_multiprocessor / (width_ * height_));
     if (reduces_along_y && valuesPerThread() >= kMaxValues && gridX() <= target) {
-      ctas_per_output_ = std::max(std::min(divideUp(target, gridX()), divideUp(valuesPerThread(), kMinValues)),
-                                  divideUp(valuesPerThread(), kMaxValues));
+      ctas_per_output_ =
+          std::max(std::min(divideRoundingUp(target, gridX()), divideRoundingUp(valuesPerThread(), kMinValues)),
+                   divideRoundingUp(valuesPerThread(), kMaxValues));
     }
   }
 

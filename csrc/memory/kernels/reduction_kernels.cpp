@@ -1,6 +1,7 @@
 // Reductions: the Reduce*Kernel.cu in ATen/native/cuda, and ReduceOps.cpp, which calls them.
 
 #include <array>
+#include <cmath>
 #include <optional>
 #include <vector>
 
@@ -143,6 +144,85 @@ void variance(KernelCall& call) {
   reduce(call, call.tensor(0), {1, 3}, {4 * number, 2});
 }
 
+// The smallest and the largest, found together: `aminmax_allreduce_kernel()`, which copies what is not contiguous.
+void reduceToExtrema(KernelCall& call, const Tensor& self, const c10::OptionalIntArrayRef& dims, bool keepdim) {
+  std::vector<Tensor> results;
+  const Tensor one = at::detail::empty_meta({}, self.scalar_type());
+  for (const c10::IValue& result : call.results) {
+    results.push_back(dims.has_value() ? result.toTensor() : one);
+  }
+  const auto element = static_cast<std::int64_t>(self.element_size());
+  reduceOnGpu(call, {self, results, dims, keepdim, 2 * element});
+}
+
+void extremaTogether(KernelCall& call) {
+  call.allocateResults();
+  const auto dims = dimsOf(call, {1, 2});
+  reduceToExtrema(call, call.tensor(0), dims ? c10::OptionalIntArrayRef{*dims} : c10::OptionalIntArrayRef{},
+                  keepsDims(call, {1, 2}));
+}
+
+// `count_nonzero_cuda()`: which are not zero, and how many.
+void countNonzero(KernelCall& call) {
+  const Tensor& self = call.tensor(0);
+  const BlockNumber are_nonzero = call.allocate(self.numel());
+  call.allocateResult(0);
+  const BlockNumber as_numbers = call.allocate(self.numel() * static_cast<std::int64_t>(sizeof(std::int64_t)));
+  const Tensor numbers = at::detail::empty_meta(self.sizes(), at::kLong);
+  reduce(call, numbers, {1}, {sizeOfAccumulator(at::kLong)});
+  call.free({as_numbers, are_nonzero});
+}
+
+// `renorm_out()` in Normalization.cpp: the norms, in float, and the factors that they become.
+void renorm(KernelCall& call) {
+  call.allocateResults();
+  const Tensor& self = call.tensor(0);
+  if (self.numel() == 0) {
+    return;
+  }
+  const std::int64_t kept =
+      call.argument(2).toInt() < 0 ? call.argument(2).toInt() + self.dim() : call.argument(2).toInt();
+  std::vector<std::int64_t> dims;
+  for (std::int64_t dim = 0; dim < self.dim(); ++dim) {
+    if (dim != kept) {
+      dims.push_back(dim);
+    }
+  }
+  const std::int64_t number = sizeOfAccumulator(self.scalar_type());
+  const BlockNumber norms = call.allocate(self.size(kept) * number);
+  const Tensor result = at::detail::empty_meta({self.size(kept)}, self.scalar_type());
+  reduceOnGpu(call, {self, result, c10::OptionalIntArrayRef{dims}, /*keepdim=*/false, number});
+  const auto element = static_cast<std::int64_t>(self.element_size());
+  const BlockNumber factors = number == element ? -1 : call.allocate(self.size(kept) * element);
+  call.free({factors, norms});
+}
+
+// `_histc_cuda_template()` looks for the bounds, if it is not told them.
+void histogram(KernelCall& call) {
+  call.allocateResults();
+  const Tensor& self = call.tensor(0);
+  if (self.numel() == 0 || !call.argument(2).toScalar().equal(0) || !call.argument(3).toScalar().equal(0)) {
+    return;
+  }
+  const auto element = static_cast<std::int64_t>(self.element_size());
+  const BlockNumber smallest = call.allocate(element);
+  const BlockNumber largest = call.allocate(element);
+  reduceToExtrema(call, self, std::nullopt, /*keepdim=*/false);
+  call.free({smallest, largest});
+}
+
+// `isin_default_kernel_gpu()`, of few elements to look for. More are sorted, and their number decided by the values.
+void isIn(KernelCall& call) {
+  call.allocateResults();
+  const Tensor& elements = call.tensor(0);
+  const Tensor& wanted = call.tensor(1);
+  if (static_cast<double>(wanted.numel()) < 10.0 * std::pow(static_cast<double>(elements.numel()), 0.145)) {
+    const BlockNumber are_equal = call.allocate(elements.numel() * wanted.numel());
+    const BlockNumber are_in = call.allocate(elements.numel());
+    call.free({are_in, are_equal});
+  }
+}
+
 constexpr std::array kReductionRules{
     NamedKernelRule{"aten::sum", reduceAll},
     NamedKernelRule{"aten::sum.dim_IntList", reduceDims},
@@ -150,6 +230,8 @@ constexpr std::array kReductionRules{
     NamedKernelRule{"aten::mean.dim", reduceDims},
     NamedKernelRule{"aten::nansum", reduceDims},
     NamedKernelRule{"aten::linalg_vector_norm", vectorNorm},
+    NamedKernelRule{"aten::norm.ScalarOpt_dim", vectorNorm},
+    NamedKernelRule{"aten::norm.ScalarOpt_dim_dtype", vectorNorm},
     NamedKernelRule{"aten::max", extremumOfAll},
     NamedKernelRule{"aten::min", extremumOfAll},
     NamedKernelRule{"aten::amax", extremumOfDims},
@@ -164,6 +246,11 @@ constexpr std::array kReductionRules{
     NamedKernelRule{"aten::all.dim", isAnyOfDims},
     NamedKernelRule{"aten::any.dims", isAnyOfDims},
     NamedKernelRule{"aten::all.dims", isAnyOfDims},
+    NamedKernelRule{"aten::aminmax", extremaTogether},
+    NamedKernelRule{"aten::count_nonzero.dim_IntList", countNonzero},
+    NamedKernelRule{"aten::renorm", renorm},
+    NamedKernelRule{"aten::histc", histogram},
+    NamedKernelRule{"aten::isin.Tensor_Tensor", isIn},
     NamedKernelRule{"aten::var.correction", variance},
     NamedKernelRule{"aten::std.correction", variance},
     NamedKernelRule{"aten::var_mean.correction", variance},

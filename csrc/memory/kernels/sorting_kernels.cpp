@@ -5,6 +5,9 @@
 #include <limits>
 #include <vector>
 
+#include <ATen/EmptyTensor.h>
+
+#include "arithmetic.h"
 #include "cub_buffers.h"
 #include "kernel_call.h"
 
@@ -18,36 +21,19 @@ using BlockNumber = KernelCall::BlockNumber;
 
 constexpr std::int64_t kLong = 8;  // bytes
 
-std::int64_t divideRoundingUp(std::int64_t a, std::int64_t b) {
-  return (a + b - 1) / b;
-}
-
-// `get_num_bits()`: how many bits numbers up to `largest` have.
-std::int64_t countBits(std::int64_t largest) {
-  std::int64_t bits = 1;
-  while ((largest >>= 1) != 0) {
-    ++bits;
-  }
-  return bits;
-}
-
 std::int64_t sliceSize(const Tensor& tensor, std::int64_t dim) {
   return tensor.dim() == 0 ? 1 : tensor.size(dim);
 }
 
-// `launch_stable_sort_kernel()` and `sortKeyValueInplace()`. Slices of up to 4096 elements are sorted where they are.
-void sortSlices(KernelCall& call, const Tensor& self, std::int64_t dim) {
-  call.allocateResults();
+// The elements of a slice are side by side, and nothing is between them.
+bool hasCompactSlices(const Tensor& tensor, std::int64_t dim) {
+  return tensor.dim() == 0 || (tensor.is_non_overlapping_and_dense() && tensor.stride(dim) == 1);
+}
+
+// `launch_stable_sort_kernel()`.
+void sortCompactSlices(KernelCall& call, const Tensor& self, std::int64_t dim) {
   const std::int64_t size = sliceSize(self, dim);
   const std::int64_t count = self.numel();
-  constexpr std::int64_t kInPlace = 4096;
-  if (count == 0) {
-    return;
-  }
-  if (size <= kInPlace) {
-    call.allocateAndFree(size * kLong);
-    return;
-  }
   const std::int64_t key_bytes = static_cast<std::int64_t>(self.element_size());
   const CubSort sort{count, key_bytes, kLong, self.scalar_type() == at::kBool ? 8 : key_bytes * 8};
   const std::int64_t slices = count / size;
@@ -68,12 +54,92 @@ void sortSlices(KernelCall& call, const Tensor& self, std::int64_t dim) {
   call.free({sorted_places, places});
 }
 
+// What a sort allocates after its results (`sort_cuda_kernel()`). Slices of up to 4096 elements are sorted where they
+// are (`sortKeyValueInplace()`), others beside, if their elements are not side by side.
+void sortSlices(KernelCall& call, const Tensor& self, std::int64_t dim) {
+  constexpr std::int64_t kInPlace = 4096;
+  if (self.numel() == 0) {
+    return;
+  }
+  if (sliceSize(self, dim) <= kInPlace) {
+    call.allocateAndFree(sliceSize(self, dim) * kLong);
+    return;
+  }
+  const bool is_ready = hasCompactSlices(self, dim);
+  const BlockNumber copy = is_ready ? -1 : call.copy(self);
+  const bool goes_beside = !is_ready && !hasCompactSlices(call.result(), dim);
+  const BlockNumber values = goes_beside ? call.copy(self) : -1;
+  const BlockNumber indices = goes_beside ? call.allocate(self.numel() * kLong) : -1;
+  sortCompactSlices(call, self, dim);
+  call.free({indices, values, copy});
+}
+
 void sortStable(KernelCall& call) {
+  call.allocateResults();
   sortSlices(call, call.tensor(0), call.argument(2).toInt());
 }
 
 void sort(KernelCall& call) {
+  call.allocateResults();
   sortSlices(call, call.tensor(0), call.argument(1).toInt());
+}
+
+// `median_impl()` sorts all elements, and looks whether the last is NaN.
+void medianOfAll(KernelCall& call) {
+  const Tensor& self = call.tensor(0);
+  if (self.numel() == 0) {
+    return;
+  }
+  const BlockNumber copy = call.copyUnlessContiguous(self);
+  const BlockNumber sorted = call.copy(self);
+  const BlockNumber indices = call.allocate(self.numel() * kLong);
+  sortSlices(call, at::detail::empty_meta({self.numel()}, self.scalar_type()), 0);
+  call.free(indices);
+  const BlockNumber is_nan = call.allocate(1);
+  call.allocateResult(0);
+  call.free({is_nan, sorted, copy});
+}
+
+// `mode_kernel_impl()`: the dimension is brought to the end.
+void mode(KernelCall& call) {
+  call.allocateResults();
+  const Tensor& self = call.tensor(0);
+  if (self.dim() > 0 && self.numel() > 0) {
+    const Tensor& last = self.transpose(call.argument(1).toInt(), -1);
+    call.free(last.is_contiguous() ? -1 : call.copy(self));
+  }
+}
+
+void kthValue(KernelCall& call) {
+  const Tensor& self = call.tensor(0);
+  const BlockNumber copy = call.copyUnlessContiguous(self);
+  call.allocateResults();
+  call.free(copy);
+}
+
+// `searchsorted_maybe_trim_input_tensors()`.
+template <std::size_t Values, std::size_t Boundaries>
+void search(KernelCall& call) {
+  call.allocateResults();
+  const Tensor& values = call.tensor(Values);
+  const Tensor& boundaries = call.tensor(Boundaries);
+  const BlockNumber contiguous_values = call.copyUnlessContiguous(values);
+  const BlockNumber contiguous_boundaries = call.copyUnlessContiguous(boundaries);
+  const c10::ScalarType common = c10::promoteTypes(values.scalar_type(), boundaries.scalar_type());
+  const auto cast = [&call, common](const Tensor& tensor) {
+    const auto element = static_cast<std::int64_t>(c10::elementSize(common));
+    return tensor.scalar_type() == common ? -1 : call.allocate(tensor.numel() * element);
+  };
+  const BlockNumber cast_values = cast(values);
+  const BlockNumber cast_boundaries = cast(boundaries);
+  call.free({cast_boundaries, cast_values, contiguous_boundaries, contiguous_values});
+}
+
+// `cummax()` and `cummin()` scan a contiguous tensor.
+void cumulateExtremum(KernelCall& call) {
+  call.allocateResults();
+  const Tensor& self = call.tensor(0);
+  call.free(call.copyUnlessContiguous(self));
 }
 
 // `should_use_multiblock()` in TensorTopK.cu.
@@ -100,7 +166,7 @@ void topk(KernelCall& call) {
   if (self.numel() == 0 || self.dim() == 0) {
     return;
   }
-  const BlockNumber copy = self.is_contiguous() ? -1 : call.copy(self);
+  const BlockNumber copy = call.copyUnlessContiguous(self);
   const std::int64_t size = sliceSize(self, call.argument(2).toInt());
   const std::int64_t slices = self.numel() / size;
   if (usesManyBlocks(slices, size)) {
@@ -134,7 +200,7 @@ void cumulate(KernelCall& call) {
     return;
   }
   const BlockNumber cast = self.scalar_type() == result.scalar_type() ? -1 : call.copy(result);
-  const BlockNumber copy = cast >= 0 || self.is_contiguous() ? -1 : call.copy(self);
+  const BlockNumber copy = cast >= 0 ? -1 : call.copyUnlessContiguous(self);
   if (self.numel() == sliceSize(self, call.argument(1).toInt())) {
     call.allocateAndFree(cubScanBytes(self.numel(), static_cast<std::int64_t>(result.element_size())));
   }
@@ -181,25 +247,28 @@ void addUpSegments(KernelCall& call, const Tensor& gradient, const Tensor& indic
   call.free({sums, starts, num_partials, partial_offsets, partials, num_segments, offsets});
 }
 
+// How often each index is there: counted upwards, and spread downwards.
+BlockNumber countIndices(KernelCall& call, const Tensor& indices) {
+  const BlockNumber counts = call.copy(indices);
+  call.allocateAndFree(cubScanByKeyBytes(indices.numel()));
+  call.allocateAndFree(cubScanByKeyBytes(indices.numel()));
+  return counts;
+}
+
 void embeddingBackward(KernelCall& call) {
   const Tensor& gradient = call.tensor(0);
   const Tensor& indices = call.tensor(1);
   const std::int64_t rows = call.argument(2).toInt();
   constexpr std::int64_t kWithoutSort = 3072;
-  const BlockNumber contiguous = gradient.is_contiguous() ? -1 : call.copy(gradient);
+  const BlockNumber contiguous = call.copyUnlessContiguous(gradient);
   if (indices.numel() <= kWithoutSort && !call.argument(4).toBool()) {
-    const BlockNumber copy = indices.is_contiguous() ? -1 : call.copy(indices);
+    const BlockNumber copy = call.copyUnlessContiguous(indices);
     call.allocateResults();
     call.free({copy, contiguous});
     return;
   }
   const SortedIndices sorted = sortIndices(call, indices, rows);
-  BlockNumber counts = -1;
-  if (call.argument(4).toBool()) {  // how often each index is there: counted upwards, and spread downwards
-    counts = call.copy(indices);
-    call.allocateAndFree(cubScanByKeyBytes(indices.numel()));
-    call.allocateAndFree(cubScanByKeyBytes(indices.numel()));
-  }
+  const BlockNumber counts = call.argument(4).toBool() ? countIndices(call, indices) : -1;
   addUpSegments(call, gradient, indices, rows);
   call.free({counts, sorted.original, sorted.sorted, contiguous});
 }
@@ -209,14 +278,25 @@ void embeddingBag(KernelCall& call) {
   call.allocateResults();
 }
 
+// The operator has `offsets` among its arguments, or not. `kRows` is the place of the number of rows.
+template <std::size_t kRows>
 void embeddingBagBackward(KernelCall& call) {
+  constexpr std::size_t kByFrequency = kRows + 1;
+  constexpr std::size_t kMode = kRows + 2;
+  constexpr std::int64_t kMax = 2;
   const Tensor& gradient = call.tensor(0);
   const Tensor& indices = call.tensor(1);
-  const std::int64_t rows = call.argument(6).toInt();
-  const BlockNumber contiguous = gradient.is_contiguous() ? -1 : call.copy(gradient);
+  const std::int64_t rows = call.argument(kRows).toInt();
+  const BlockNumber contiguous = call.copyUnlessContiguous(gradient);
+  if (call.argument(kMode).toInt() == kMax) {  // is added up by atomic operations
+    call.allocateResults();
+    call.free(contiguous);
+    return;
+  }
   const SortedIndices sorted = sortIndices(call, indices, rows);
+  const BlockNumber counts = call.argument(kByFrequency).toBool() ? countIndices(call, indices) : -1;
   addUpSegments(call, gradient, indices, rows);
-  call.free({sorted.original, sorted.sorted, contiguous});
+  call.free({counts, sorted.original, sorted.sorted, contiguous});
 }
 
 constexpr std::array kSortingRules{
@@ -225,9 +305,18 @@ constexpr std::array kSortingRules{
     NamedKernelRule{"aten::topk", topk},
     NamedKernelRule{"aten::cumsum", cumulate},
     NamedKernelRule{"aten::cumprod", cumulate},
+    NamedKernelRule{"aten::_logcumsumexp", cumulate},
+    NamedKernelRule{"aten::cummax", cumulateExtremum},
+    NamedKernelRule{"aten::cummin", cumulateExtremum},
+    NamedKernelRule{"aten::median", medianOfAll},
+    NamedKernelRule{"aten::mode", mode},
+    NamedKernelRule{"aten::kthvalue", kthValue},
+    NamedKernelRule{"aten::bucketize.Tensor", search<0, 1>},
+    NamedKernelRule{"aten::searchsorted.Tensor", search<1, 0>},
     NamedKernelRule{"aten::embedding_dense_backward", embeddingBackward},
     NamedKernelRule{"aten::_embedding_bag", embeddingBag},
-    NamedKernelRule{"aten::_embedding_bag_backward", embeddingBagBackward},
+    NamedKernelRule{"aten::_embedding_bag_backward", embeddingBagBackward<6>},
+    NamedKernelRule{"aten::_embedding_bag_dense_backward", embeddingBagBackward<5>},
 };
 
 }  // namespace

@@ -1,0 +1,54 @@
+// Distances between all pairs of rows: DistanceKernel.cu, and what calls it.
+
+#include <array>
+#include <cstdint>
+
+#include "kernel_call.h"
+
+namespace torchext {
+
+using at::Tensor;
+
+namespace {
+
+using BlockNumber = KernelCall::BlockNumber;
+
+void distances(KernelCall& call) {
+  const BlockNumber first = call.copyUnlessContiguous(call.tensor(0));
+  const BlockNumber second = call.copyUnlessContiguous(call.tensor(1));
+  call.allocateResults();
+  call.free({second, first});
+}
+
+// The gradient that each pair gives to each feature, before they are summed up.
+void distancesBackward(KernelCall& call) {
+  const Tensor& gradient = call.tensor(0);
+  const Tensor& first = call.tensor(1);
+  const BlockNumber copy = call.copyUnlessContiguous(first);
+  const BlockNumber other = call.copyUnlessContiguous(call.tensor(2));
+  call.allocateResult(0);
+  call.allocateAndFree(gradient.numel() * first.size(-1) * static_cast<std::int64_t>(first.element_size()));
+  call.free({other, copy});
+}
+
+void ownDistancesBackward(KernelCall& call) {
+  call.allocateResults();
+  const Tensor& self = call.tensor(1);
+  if (self.numel() > 0 && self.size(0) > 1) {
+    call.allocateAndFree((self.size(0) - 1) * KernelCall::bytesOf(call.result()));
+  }
+}
+
+constexpr std::array kDistanceRules{
+    NamedKernelRule{"aten::_cdist_forward", distances},
+    NamedKernelRule{"aten::_cdist_backward", distancesBackward},
+    NamedKernelRule{"aten::_pdist_backward", ownDistancesBackward},
+};
+
+}  // namespace
+
+c10::ArrayRef<NamedKernelRule> distanceKernelRules() {
+  return kDistanceRules;
+}
+
+}  // namespace torchext

@@ -1,0 +1,140 @@
+// Pooling, padding, and patches of images: what they copy to have it in the layout that their kernels read.
+
+#include <array>
+#include <cstdint>
+
+#include "kernel_call.h"
+
+namespace torchext {
+
+using at::Tensor;
+
+namespace {
+
+using BlockNumber = KernelCall::BlockNumber;
+
+// Which layouts a kernel reads.
+enum class Reads : std::uint8_t {
+  kContiguous,  // `contiguous()`
+  kOwnFormat,   // `contiguous(suggest_memory_format())`: also with the channels last
+};
+
+bool isReadable(const Tensor& tensor, Reads reads) {
+  return tensor.is_contiguous(reads == Reads::kContiguous ? at::MemoryFormat::Contiguous
+                                                          : tensor.suggest_memory_format());
+}
+
+BlockNumber copyUnless(KernelCall& call, const Tensor& tensor, bool is_readable) {
+  return is_readable ? -1 : call.copy(tensor);
+}
+
+// Allocates the results, and copies the first argument: an image, or a gradient.
+template <Reads kReads>
+void copyAfterResults(KernelCall& call) {
+  call.allocateResults();
+  call.free(copyUnless(call, call.tensor(0), isReadable(call.tensor(0), kReads)));
+}
+
+template <Reads kReads>
+void copyBeforeResults(KernelCall& call) {
+  const BlockNumber copy = copyUnless(call, call.tensor(0), isReadable(call.tensor(0), kReads));
+  call.allocateResults();
+  call.free(copy);
+}
+
+// The gradient is read in the format of the image, which is the second argument, and copied, too, if `kCopiesImage`.
+template <bool kCopiesImage>
+void copyInFormatOfImage(KernelCall& call) {
+  call.allocateResults();
+  const Tensor& image = call.tensor(1);
+  const Tensor& gradient = call.tensor(0);
+  const BlockNumber image_copy = copyUnless(call, image, !kCopiesImage || isReadable(image, Reads::kOwnFormat));
+  const BlockNumber copy = copyUnless(call, gradient, gradient.is_contiguous(image.suggest_memory_format()));
+  call.free({copy, image_copy});
+}
+
+bool hasChannelsLast(const Tensor& tensor) {
+  return tensor.suggest_memory_format() == at::MemoryFormat::ChannelsLast;
+}
+
+// AdaptiveAveragePooling.cu: where the channels come last, the gradient is read as it is.
+void adaptiveAveragePoolBackward(KernelCall& call) {
+  call.allocateResults();
+  const Tensor& gradient = call.tensor(0);
+  call.free(copyUnless(call, gradient, hasChannelsLast(call.tensor(1)) || gradient.is_contiguous()));
+}
+
+// AdaptiveMaxPooling2d.cu: results that are not contiguous are computed beside.
+void adaptiveMaxPool(KernelCall& call) {
+  call.allocateResults();
+  const BlockNumber output = copyUnless(call, call.result(), call.result().is_contiguous());
+  const BlockNumber indices = copyUnless(call, call.result(1), call.result(1).is_contiguous());
+  const BlockNumber image = copyUnless(call, call.tensor(0), call.tensor(0).is_contiguous());
+  call.free({image, indices, output});
+}
+
+void adaptiveMaxPoolBackward(KernelCall& call) {
+  call.allocateResults();
+  const BlockNumber gradient = copyUnless(call, call.tensor(0), call.tensor(0).is_contiguous());
+  const BlockNumber indices = copyUnless(call, call.tensor(2), call.tensor(2).is_contiguous());
+  const BlockNumber result = copyUnless(call, call.result(), call.result().is_contiguous());
+  call.free({result, indices, gradient});
+}
+
+// `im2col_out_cuda_template()`: the result is first one like the image, and then resized.
+void imageToColumns(KernelCall& call) {
+  const Tensor& image = call.tensor(0);
+  const bool grows = KernelCall::bytesOf(call.result()) > KernelCall::bytesOf(image);
+  const BlockNumber first = grows ? call.copy(image) : -1;
+  const BlockNumber copy = copyUnless(call, image, image.is_contiguous());
+  call.allocateResult(0);
+  call.free({first, copy});
+}
+
+// As `unfold_backward_cuda_kernel()`: where windows overlap, each place is looked up.
+void unfoldBackward(KernelCall& call) {
+  call.allocateResults();
+  const std::int64_t dim = call.argument(2).toInt();
+  const auto sizes = call.argument(1).toIntVector();
+  if (call.argument(4).toInt() < call.argument(3).toInt() && !sizes.empty()) {
+    const auto count = static_cast<std::int64_t>(sizes.size());
+    call.allocateAndFree(sizes[static_cast<std::size_t>(dim < 0 ? dim + count : dim)] * 8);
+  }
+}
+
+constexpr std::array kImageRules{
+    NamedKernelRule{"aten::max_pool2d_with_indices", copyAfterResults<Reads::kOwnFormat>},
+    NamedKernelRule{"aten::max_pool2d_with_indices_backward", copyInFormatOfImage<true>},
+    NamedKernelRule{"aten::max_pool3d_with_indices", copyAfterResults<Reads::kOwnFormat>},
+    NamedKernelRule{"aten::max_pool3d_with_indices_backward", copyInFormatOfImage<false>},
+    NamedKernelRule{"aten::avg_pool2d", copyAfterResults<Reads::kOwnFormat>},
+    NamedKernelRule{"aten::avg_pool2d_backward", copyInFormatOfImage<true>},
+    NamedKernelRule{"aten::avg_pool3d", copyAfterResults<Reads::kContiguous>},
+    NamedKernelRule{"aten::avg_pool3d_backward", copyAfterResults<Reads::kContiguous>},
+    NamedKernelRule{"aten::_adaptive_avg_pool2d", copyBeforeResults<Reads::kOwnFormat>},
+    NamedKernelRule{"aten::_adaptive_avg_pool2d_backward", adaptiveAveragePoolBackward},
+    NamedKernelRule{"aten::_adaptive_avg_pool3d", copyBeforeResults<Reads::kContiguous>},
+    NamedKernelRule{"aten::_adaptive_avg_pool3d_backward", copyAfterResults<Reads::kContiguous>},
+    NamedKernelRule{"aten::adaptive_max_pool2d", adaptiveMaxPool},
+    NamedKernelRule{"aten::adaptive_max_pool2d_backward", adaptiveMaxPoolBackward},
+    NamedKernelRule{"aten::adaptive_max_pool3d", copyAfterResults<Reads::kContiguous>},
+    NamedKernelRule{"aten::adaptive_max_pool3d_backward", copyAfterResults<Reads::kContiguous>},
+    NamedKernelRule{"aten::reflection_pad1d", copyAfterResults<Reads::kContiguous>},
+    NamedKernelRule{"aten::reflection_pad1d_backward", copyAfterResults<Reads::kContiguous>},
+    NamedKernelRule{"aten::reflection_pad2d", copyAfterResults<Reads::kContiguous>},
+    NamedKernelRule{"aten::reflection_pad2d_backward", copyAfterResults<Reads::kContiguous>},
+    NamedKernelRule{"aten::reflection_pad3d", copyAfterResults<Reads::kContiguous>},
+    NamedKernelRule{"aten::upsample_nearest2d", copyAfterResults<Reads::kOwnFormat>},
+    NamedKernelRule{"aten::_upsample_nearest_exact2d", copyAfterResults<Reads::kOwnFormat>},
+    NamedKernelRule{"aten::im2col", imageToColumns},
+    NamedKernelRule{"aten::col2im", copyAfterResults<Reads::kContiguous>},
+    NamedKernelRule{"aten::unfold_backward", unfoldBackward},
+};
+
+}  // namespace
+
+c10::ArrayRef<NamedKernelRule> imageKernelRules() {
+  return kImageRules;
+}
+
+}  // namespace torchext
