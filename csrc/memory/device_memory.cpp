@@ -333,9 +333,9 @@ std::vector<TraceEntry> DeviceMemory::history() {
   return {history_.begin(), history_.end()};
 }
 
-const StackTrace* DeviceMemory::stackOf(std::uintptr_t address) const {
+std::shared_ptr<const StackTrace> DeviceMemory::stackOf(std::uintptr_t address) const {
   const auto found = stacks_.find(address);
-  return found == stacks_.end() ? nullptr : found->second.get();
+  return found == stacks_.end() ? nullptr : found->second;
 }
 
 void DeviceMemory::tellExisting(Timeline& timeline) {

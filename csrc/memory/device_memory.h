@@ -107,7 +107,8 @@ class TORCHEXT_API DeviceMemory {
   };
   DriverInfo driverInfo();
 
-  // Calls `visit` with the blocks that begin segments, while nothing can be allocated.
+  // Calls `visit` with the blocks that begin segments, while nothing can be allocated or freed. So it must not make
+  // Python objects: that may collect garbage, and fakes among it.
   void visitSegments(const std::function<void(const Block& first)>& visit);
 
   // Keeps the last `max_entries` actions, or stops to.
@@ -115,7 +116,7 @@ class TORCHEXT_API DeviceMemory {
   std::vector<TraceEntry> history();
 
   // Returns where the allocated block at an address was allocated, or null. For `visitSegments()`.
-  const StackTrace* stackOf(std::uintptr_t address) const;
+  std::shared_ptr<const StackTrace> stackOf(std::uintptr_t address) const;
 
   // Tells `timeline` what is allocated now.
   void tellExisting(Timeline& timeline);

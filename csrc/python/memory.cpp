@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <tuple>
 #include <unordered_map>
@@ -146,27 +147,41 @@ py::list asFrames(const StackTrace* stack) {
   return frames;
 }
 
+// A block as it was when it was seen, and where it was allocated.
+struct SeenBlock {
+  Block block;
+  std::shared_ptr<const StackTrace> stack;
+};
+
+std::vector<SeenBlock> seeSegment(const Block& first, const DeviceMemory& memory) {
+  std::vector<SeenBlock> seen;
+  for (const Block* block = &first; block != nullptr && block->is_mapped; block = block->next) {
+    seen.push_back({*block, block->isFree() ? nullptr : memory.stackOf(block->address)});
+  }
+  return seen;
+}
+
 // As a segment in `torch._C._cuda_memorySnapshot()`.
-py::dict asSegment(const Block& first, std::int64_t device) {
-  const DeviceMemory& memory = memoryOf(device);
+py::dict asSegment(const std::vector<SeenBlock>& seen, std::int64_t device) {
   py::list blocks;
   std::size_t total = 0;
   std::size_t allocated = 0;
   std::size_t active = 0;
   std::size_t requested = 0;
-  for (const Block* block = &first; block != nullptr && block->is_mapped; block = block->next) {
+  for (const auto& [block, stack] : seen) {
     py::dict described;
-    described["address"] = block->address;
-    described["size"] = block->size;
-    described["requested_size"] = block->requested;
-    described["state"] = stateOf(*block);
-    described["frames"] = asFrames(block->isFree() ? nullptr : memory.stackOf(block->address));
+    described["address"] = block.address;
+    described["size"] = block.size;
+    described["requested_size"] = block.requested;
+    described["state"] = stateOf(block);
+    described["frames"] = asFrames(stack.get());
     blocks.append(described);
-    total += block->size;
-    allocated += block->is_allocated ? block->size : 0;
-    active += block->isFree() ? 0 : block->size;
-    requested += block->isFree() ? 0 : block->requested;
+    total += block.size;
+    allocated += block.is_allocated ? block.size : 0;
+    active += block.isFree() ? 0 : block.size;
+    requested += block.isFree() ? 0 : block.requested;
   }
+  const Block& first = seen.front().block;
   py::dict segment;
   segment["device"] = device;
   segment["address"] = first.address;
@@ -186,7 +201,14 @@ py::dict asSegment(const Block& first, std::int64_t device) {
 py::list memorySegments() {
   py::list segments;
   for (c10::DeviceIndex i = 0; i < fakeCudaDeviceCount(); ++i) {
-    memoryOf(i).visitSegments([&](const Block& first) { segments.append(asSegment(first, i)); });
+    DeviceMemory& memory = memoryOf(i);
+    std::vector<std::vector<SeenBlock>> seen;
+    memory.visitSegments([&](const Block& first) { seen.push_back(seeSegment(first, memory)); });
+    for (const std::vector<SeenBlock>& segment : seen) {
+      if (!segment.empty()) {
+        segments.append(asSegment(segment, i));
+      }
+    }
   }
   return segments;
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -173,6 +175,23 @@ class TestMemory:
         assert actions["free_completed"]["frames"][0]["name"] == name
         blocks = [block for segment in snapshot["segments"] for block in segment["blocks"]]
         assert [bool(block["frames"]) for block in blocks] == [block["state"] != "inactive" for block in blocks]
+
+    def test_can_be_described_while_garbage_is_collected(self) -> None:
+        program = (
+            "import gc\n"
+            "import torch\n"
+            "from torchext.fake import fake_mode\n"
+            "with fake_mode(fake_cuda=True):\n"
+            "    kept = [torch.empty(100, device='cuda') for _ in range(2000)]\n"
+            "    gc.collect()\n"
+            "    gc.set_threshold(500)\n"
+            "    cycle = [torch.empty(100, device='cuda')]\n"
+            "    cycle.append(cycle)\n"
+            "    del cycle\n"
+            "    print(len(torch.cuda.memory._snapshot()['segments']))\n"
+        )
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
+        assert done.stdout.strip() == "1"
 
     @pytest.mark.parametrize("context", [None, "alloc"])
     def test_has_a_history_with_as_much_of_the_functions_as_asked(self, context: str | None) -> None:
