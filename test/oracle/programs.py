@@ -6,63 +6,17 @@ They run on "cuda", and read no value, so that they also run where kernels compu
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from oracle.training import Optimize, Step, adamw, sgd, tokens, trainer
+from oracle.varied_programs import VARIED_PROGRAMS
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 __all__ = ["PROGRAMS", "Step"]
-
-Step = Callable[[], object]
-Optimize = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
-
-
-def trainer(model: nn.Module, loss_of: Callable[[nn.Module], Tensor], optimize: Optimize, **options: Any) -> Step:
-    """Returns what trains `model` for a step.
-
-    Args:
-        model: On the device.
-        loss_of: Computes the loss.
-        optimize: Makes the optimizer.
-        options: `autocast`, a dtype; `clip`, a norm; `microbatches`, whose gradients are added up; `scaler`, to scale
-            the loss.
-    """
-    optimizer = optimize(model.parameters())
-    scaler = torch.amp.GradScaler("cuda") if options.get("scaler") else None
-    dtype, count = options.get("autocast"), options.get("microbatches", 1)
-
-    def step() -> None:
-        for _ in range(count):
-            with nullcontext() if dtype is None else torch.autocast("cuda", dtype):
-                loss = loss_of(model) / count if count > 1 else loss_of(model)
-            (loss if scaler is None else scaler.scale(loss)).backward()
-        if options.get("clip"):
-            torch.nn.utils.clip_grad_norm_(model.parameters(), options["clip"])
-        if scaler is None:
-            optimizer.step()
-        else:
-            scaler.step(optimizer)
-            scaler.update()
-        optimizer.zero_grad()
-
-    return step
-
-
-def adamw(**options: Any) -> Optimize:
-    return lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, **options)
-
-
-def sgd(**options: Any) -> Optimize:
-    return lambda parameters: torch.optim.SGD(parameters, lr=1e-2, **options)
-
-
-def tokens(*sizes: int) -> Tensor:
-    return torch.zeros(sizes, dtype=torch.int64, device="cuda")
-
 
 # ---- Perceptrons.
 
@@ -555,4 +509,5 @@ PROGRAMS: dict[str, Callable[[], Step]] = {
     "dlrm": dlrm,
     "graph": graph,
     "contrastive": contrastive,
+    **VARIED_PROGRAMS,
 }
