@@ -10,6 +10,7 @@
 #include "../fake/cuda/fake_cuda.h"
 #include "../fake/storage/storage_memory.h"
 #include "../memory/device_memory.h"
+#include "../memory/kernels/blas_workspace.h"
 #include "../memory/memory_counter.h"
 #include "../memory/real_allocations.h"
 #include "../memory/timeline.h"
@@ -27,6 +28,11 @@ DeviceMemory& memoryOf(std::int64_t index) {
   TORCH_CHECK(index >= 0 && index < count, "CUDA error: invalid device ordinal: device ", index,
               " is named, but there are ", static_cast<int>(count), " fake ones.");
   return DeviceMemory::of({c10::kCUDA, static_cast<c10::DeviceIndex>(index)});
+}
+
+template <BlasWorkspace::Library kLibrary>
+std::int64_t workspaceSize() {
+  return blasWorkspaceSize(kLibrary, fakeGpu());
 }
 
 py::dict asDict(const MemoryStat& stat) {
@@ -413,6 +419,8 @@ void bindMemory(py::module_& module) {
   bind(module, "cuda_record_memory_history", recordMemoryHistory);
   module.def("cuda_memory_segments", torch::wrap_pybind_function(memorySegments));
   module.def("cuda_memory_traces", torch::wrap_pybind_function(memoryTraces));
+  bind(module, "cublas_workspace_size", &workspaceSize<BlasWorkspace::Library::kCublas>);
+  bind(module, "cublaslt_workspace_size", &workspaceSize<BlasWorkspace::Library::kCublasLt>);
   bind(module, "simulate_allocations", simulateAllocations);
   bindTimeline(module);
   bind(module, "open_memory_tracker", openTracker);

@@ -343,6 +343,15 @@ class TestLibraries:
                 assert elsewhere.submit(lambda: len(torch.cuda.default_generators)).result() == len(before)
         assert torch.cuda.default_generators is before
 
+    @pytest.mark.skipif(not hasattr(torch.backends.cuda, "cublas_workspace_size"), reason="PyTorch before 2.14")
+    @pytest.mark.parametrize("library", ["cublas", "cublaslt"])
+    def test_tell_the_size_of_workspaces_and_keep_it(self, library: str) -> None:
+        size = getattr(torch.backends.cuda, f"{library}_workspace_size")
+        with fake_mode(fake_cuda=True):
+            assert size() == size(size()) == {"cublas": 32 * 2**20, "cublaslt": 2**20}[library]
+            with pytest.raises(RuntimeError, match=f"environment variable {library.upper()}_WORKSPACE"):
+                size(2**21)
+
     def test_are_idle(self) -> None:
         with fake_mode(fake_cuda=2):
             assert torch.cuda.utilization() == torch.cuda.power_draw(1) == torch.cuda.clock_rate() == 0

@@ -74,6 +74,20 @@ def _idle(device: Any = None) -> int:
     return IDLE
 
 
+def _telling_workspaces(tell: Callable[[], int], variable: str) -> Callable[..., int]:
+    """What a workspace takes is known, but kept with the answers for operators, so it cannot change."""
+
+    def workspace_size(size: int | None = None) -> int:
+        if size is not None and size != tell():
+            raise RuntimeError(
+                "The size of the workspaces of cuBLAS cannot be set in a program on fake CUDA devices. Set the "
+                f"environment variable {variable} before the process begins."
+            )
+        return tell()
+
+    return workspace_size
+
+
 def _do_nothing(*args: Any, **kwargs: Any) -> None:
     pass
 
@@ -95,6 +109,13 @@ ANSWERS: list[tuple[ModuleType, dict[str, Callable[..., Any]]]] = [
             "set_sync_debug_mode": _set_sync_debug_mode,
             "temperature": _idle,
             "utilization": _idle,
+        },
+    ),
+    (
+        torch.backends.cuda,
+        {
+            "cublas_workspace_size": _telling_workspaces(_C.cublas_workspace_size, "CUBLAS_WORKSPACE_CONFIG"),
+            "cublaslt_workspace_size": _telling_workspaces(_C.cublaslt_workspace_size, "CUBLASLT_WORKSPACE_SIZE"),
         },
     ),
     # The number of ranges around this one, which nobody has counted.

@@ -86,9 +86,13 @@ std::int64_t cublasLtSize(const GpuDescription& gpu) {
 
 }  // namespace
 
+std::int64_t blasWorkspaceSize(BlasWorkspace::Library library, const GpuDescription& gpu) {
+  return library == BlasWorkspace::Library::kCublasLt ? cublasLtSize(gpu) : cublasSize(gpu);
+}
+
 BlasWorkspace::BlasWorkspace(KernelCall& call, Library library) : call_{call} {
   const bool is_lt = library == Library::kCublasLt;
-  const std::int64_t bytes = is_lt ? cublasLtSize(call.gpu) : cublasSize(call.gpu);
+  const std::int64_t bytes = blasWorkspaceSize(library, call.gpu);
   if (!keepsWorkspaces()) {
     block_ = call.allocate(bytes);
   } else if (is_lt && sharesWorkspaces()) {

@@ -2,6 +2,10 @@
 
 // The workspaces of cuBLAS and cuBLASLt: how large they are, and how long they live.
 
+#include <cstdint>
+
+#include <torchext/macros.h>
+
 #include "kernel_call.h"
 
 namespace torchext {
@@ -24,6 +28,9 @@ class BlasWorkspace {
   KernelCall& call_;
   KernelCall::BlockNumber block_ = -1;
 };
+
+// Returns how many bytes a workspace for `library` has.
+TORCHEXT_API std::int64_t blasWorkspaceSize(BlasWorkspace::Library library, const GpuDescription& gpu);
 
 // The kernel calls `library` once.
 void callBlas(KernelCall& call, BlasWorkspace::Library library = BlasWorkspace::Library::kCublas);
