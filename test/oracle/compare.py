@@ -154,8 +154,9 @@ def main() -> int:
     if child is not None:
         is_fake = child == "fake"
         name = given.events or given.programs[0]
-        print(json.dumps(run_events(name, is_fake=is_fake) if given.events else vars(run_peaks(name, is_fake=is_fake))))
-        return 0
+        result = run_events(name, is_fake=is_fake) if given.events else vars(run_peaks(name, is_fake=is_fake))
+        print(json.dumps(result), flush=True)
+        os._exit(0)  # a thread of autograd that has not ended may terminate the process when it ends
     if "NULLCUDA" not in os.environ:
         parser.error("NULLCUDA must be the path of the library that stands in for the driver of CUDA (libnullcuda.so).")
     if given.events:

@@ -102,7 +102,7 @@ class Geometry {
       return tensor.suggest_memory_format() == at::MemoryFormat::Contiguous;
     };
     return at::globalContext().userEnabledCuDNN() &&
-           (c10::isReducedFloatingType(input.scalar_type()) || !is_contiguous(input) || !is_contiguous(weight));
+           (input.scalar_type() == at::kHalf || !is_contiguous(input) || !is_contiguous(weight));
   }
 
   // `select_conv_backend()`.

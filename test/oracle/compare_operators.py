@@ -1,0 +1,159 @@
+"""Compares what operators allocate on fake GPUs with what they allocate in a CUDA build, one by one.
+
+    cd test
+    python -m oracle.compare_operators                      # all operators that PyTorch tests
+    python -m oracle.compare_operators softmax cumsum       # some
+
+Needs what compare.py needs. The calls are the samples of PyTorch's own tests (`op_db`), forward and backward. They are
+small: what differs is how often is allocated, not how much. Where values decide, a difference may be right: kernels of
+the CUDA build compute nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from oracle.compare import TEST, world
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+DTYPES = (torch.float32, torch.bfloat16)
+SAMPLES = 10  # of an operator in a dtype
+ROUNDED = 512  # what the allocator rounds to
+# Families whose libraries have no stand-in, and what reads values.
+LEFT_OUT = ("linalg", "fft", "stft", "istft", "sparse", "cholesky", "lu", "svd", "qr", "nonzero", "masked_select")
+
+Events = list[str]
+
+
+def recorded(call: Callable[[], Any]) -> tuple[Events, Any]:
+    """What the allocator does during a call, and what the call returns."""
+    torch.cuda.memory._record_memory_history(None)
+    torch.cuda.memory._record_memory_history(max_entries=10**6, context=None)
+    before = len(torch.cuda.memory._snapshot()["device_traces"][0])
+    result = call()
+    trace = torch.cuda.memory._snapshot()["device_traces"][0][before:]
+    events: Events = []
+    addresses: set[int] = set()  # what was there before may be collected meanwhile
+    for event in trace:
+        rounded = -(-event["size"] // ROUNDED) * ROUNDED
+        if event["action"] == "alloc":
+            addresses.add(event["addr"])
+            events.append(f"+{rounded}")
+        elif event["action"] == "free_requested" and event["addr"] in addresses:
+            events.append(f"-{rounded}")
+    return events, result
+
+
+def both_passes(op: Any, sample: Any) -> dict[str, Events]:
+    """What a sample allocates forward and backward."""
+    forward, results = recorded(lambda: op(sample.input, *sample.args, **sample.kwargs))
+
+    def differentiable(values: Any) -> list[Tensor]:
+        return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor) and leaf.requires_grad]
+
+    outputs, inputs = differentiable(results), differentiable((sample.input, sample.args, sample.kwargs))
+    if not outputs or not inputs:
+        return {"forward": forward}
+    ones = [torch.ones_like(output) for output in outputs]
+    backward, _ = recorded(lambda: torch.autograd.grad(outputs, inputs, ones, allow_unused=True))
+    return {"forward": forward, "backward": backward}
+
+
+def samples_of(op: Any, dtype: torch.dtype) -> Iterator[Any]:
+    """The first samples, the same in both worlds."""
+    torch.manual_seed(0)
+    random.seed(0)
+    needs_grad = op.supports_autograd and dtype in op.supported_backward_dtypes("cuda")
+    return itertools.islice(op.sample_inputs("cuda", dtype, requires_grad=needs_grad), SAMPLES)
+
+
+def run_operators(names: list[str], file: Path, *, is_fake: bool) -> None:
+    """Writes a line for each sample that runs, and the name of each operator before."""
+    warnings.simplefilter("ignore")
+    with world(is_fake=is_fake), file.open("a") as out:
+        for op in wanted_operators(names):
+            out.write(json.dumps([op.formatted_name]) + "\n")
+            out.flush()  # it may end the process
+            for dtype in DTYPES:
+                # A sample that one of the worlds refuses is not compared.
+                with contextlib.suppress(Exception):
+                    for i, sample in enumerate(samples_of(op, dtype)):
+                        with contextlib.suppress(Exception):
+                            line = [f"{op.formatted_name}, {dtype}, sample {i}", both_passes(op, sample)]
+                            out.write(json.dumps(line) + "\n")
+
+
+def wanted_operators(names: list[str]) -> list[Any]:
+    """Those of these names, or all, after those of `TORCHEXT_ORACLE_DONE`."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    done = set(os.environ.get("TORCHEXT_ORACLE_DONE", "").split())
+    chosen = [op for op in op_db if (op.name in names if names else not op.name.startswith(LEFT_OUT))]
+    return [op for op in chosen if op.formatted_name not in done]
+
+
+def in_processes(names: list[str], *, is_fake: bool) -> dict[str, dict[str, Events]]:
+    """What all samples allocate. A process that an operator ends is followed by another, without that operator."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "samples.jsonl"
+        file.touch()
+        environment = dict(os.environ, TORCHEXT_ORACLE_CHILD="fake" if is_fake else "real")
+        if not is_fake:
+            environment["LD_PRELOAD"] = os.environ["NULLCUDA"]
+        while True:
+            before = file.stat().st_size
+            lines = [json.loads(line) for line in file.read_text().splitlines()]
+            environment["TORCHEXT_ORACLE_DONE"] = " ".join(line[0] for line in lines if len(line) == 1)
+            arguments = [sys.executable, "-m", "oracle.compare_operators", f"--file={file}", *names]
+            done = subprocess.run(arguments, cwd=TEST, env=environment, capture_output=True, text=True, check=False)
+            if done.returncode != 0 and file.stat().st_size == before:
+                raise RuntimeError(done.stderr[-3000:])
+            if done.returncode == 0:
+                return {line[0]: line[1] for line in map(json.loads, file.read_text().splitlines()) if len(line) == 2}
+
+
+def compare(names: list[str]) -> bool:
+    """Prints what differs, and returns whether nothing does."""
+    real, fake = (in_processes(names, is_fake=is_fake) for is_fake in (False, True))
+    common = [name for name in real if name in fake]
+    different = [name for name in common if real[name] != fake[name]]
+    for name in different:
+        for direction, events in real[name].items():
+            if events != fake[name].get(direction):
+                print(f"{name}, {direction}\n  CUDA build {' '.join(events)}\n  fakes      ", end="")
+                print(" ".join(fake[name].get(direction, [])))
+    print(f"{len(common)} samples, of which {len(different)} differ")
+    return not different
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("operators", nargs="*", help="as op_db names them; all by default")
+    parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    child = os.environ.get("TORCHEXT_ORACLE_CHILD")
+    if child is not None:
+        run_operators(given.operators, given.file, is_fake=child == "fake")
+        sys.stdout.flush()
+        os._exit(0)
+    if "NULLCUDA" not in os.environ:
+        parser.error("NULLCUDA must be the path of the library that stands in for the driver of CUDA (libnullcuda.so).")
+    return 0 if compare(given.operators) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
