@@ -132,6 +132,51 @@ def test_values_that_a_package_reads_are_of_the_line_that_calls_it(command: Comm
     assert re.search(r"3 +0 +\S*train.py:2 in <genexpr>", ended.out)
 
 
+def test_package_may_be_in_an_environment_below(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where Python has an environment on top of another one, or the user's own packages."""
+    package = tmp_path / "below" / "site-packages"
+    package.mkdir(parents=True)
+    (package / "logging_of_losses.py").write_text("def log(loss):\n    return loss.item()")
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{package}")
+    ended = command("import logging_of_losses, torch\nlogging_of_losses.log(torch.ones(2, device='cuda').sum())")
+    assert re.search(r"1 +0.0 +\S*train.py:2 in <module> +\S*logging_of_losses.py:2 in log", ended.out)
+
+
+SEND_STATES = """
+    import torch, torch.distributed as dist
+    dist.init_process_group("nccl")
+    generator = torch.Generator().manual_seed(7)
+    before = generator.get_state()
+    for get, set_ in [
+        (generator.get_state, generator.set_state),
+        (torch.get_rng_state, torch.set_rng_state),
+        (torch.cuda.get_rng_state, torch.cuda.set_rng_state),
+        (torch.cuda.get_rng_state, lambda state: torch.cuda.set_rng_state_all([state])),
+    ]:
+        state = get().cuda()
+        dist.broadcast(state, 0)
+        set_(state.cpu())
+    assert torch.equal(generator.get_state(), before)
+    assert generator.set_state(before.cuda().cpu()) is generator
+"""
+
+
+def test_states_of_generators_that_others_send_are_not_set(command: Command) -> None:
+    ended = command(SEND_STATES, "--world-size", "2", "--rank", "1")
+    assert ended.code == 0, ended.err
+    assert re.findall(r"1 +not set +\S*train.py:(\d+) in", ended.out).count("14") == 3
+    assert re.search(r"1 +not set +\S*train.py:10 in <lambda>", ended.out)
+    assert re.search(r"1 +not set +\S*train.py:16 in <module>", ended.out)
+
+
+def test_states_of_generators_that_others_send_are_values(command: Command) -> None:
+    ended = command(SEND_STATES, "--world-size", "2", "--values", "raise")
+    assert ended.code == 1
+    assert re.search(r"train.py\", line 14, in <module>.*no data to read", ended.err, re.DOTALL)
+
+
 READS = TRAIN + "        print('loss', loss.item())\n        print('sound', bool(torch.isfinite(loss)))\n"
 
 

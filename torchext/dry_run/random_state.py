@@ -1,8 +1,11 @@
-"""How DTensor moves the random generators of devices, so that ranks draw what one process would.
+"""The states of random generators, which are real in a dry run, too, until a program moves them to a GPU.
 
-It computes with the numbers of a generator's state, which are real here, too, and moves them to the device and back,
-which makes them fake. So its functions that compute are called as if there were no fakes, and the state stays on the
-CPU.
+DTensor moves the generators of devices so that ranks draw what one process would. It computes with the numbers of a
+state, and moves them to the device and back, which makes them fake. So its functions that compute are called as if
+there were no fakes, and the state stays on the CPU.
+
+Other programs send the state of rank 0 to all ranks over the GPUs, and set it. What arrives is fake; the generator
+stays as it is, which is counted as a value that was read.
 """
 
 from __future__ import annotations
@@ -14,8 +17,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from .. import _C
 from ..tools.dispatch_keys import without_our_keys
+from ..tools.patching import Concerns
 from .current import current, while_world_is_open
+from .values import note_reading, while_values_are_assumed
 
 __all__ = ["teach_distributed_tensors"]
 
@@ -62,3 +68,31 @@ def _really(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(*args, **kwargs)
 
     return run
+
+
+STATE_KEPT = "not set"
+
+
+def _keeping_state(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`torch.cuda.set_rng_state_all()` is given a list."""
+
+    def set_state(*args: Any, **kwargs: Any) -> Any:
+        given = [*args, *kwargs.values()]
+        states = [state for value in given for state in (value if isinstance(value, list | tuple) else [value])]
+        if not any(isinstance(state, torch.Tensor) and _C.is_fake(state) for state in states):
+            return original(*args, **kwargs)
+        note_reading("Generator.set_state", STATE_KEPT, sys._getframe(1))
+        return given[0] if isinstance(given[0], torch.Generator) else None  # as `torch.Generator.set_state()` does
+
+    return set_state
+
+
+def _install() -> None:
+    reason = "reads the state of a generator, which a program may have moved to a GPU"
+    patch = while_values_are_assumed.patch
+    patch(torch.Generator, "set_state", _keeping_state, reason, concerns=Concerns.FAKES)
+    for name in ("set_rng_state", "set_rng_state_all"):
+        patch(torch.cuda.random, name, _keeping_state, reason)
+
+
+while_values_are_assumed.declare(_install)

@@ -37,8 +37,10 @@ OF_MODES = {
     for name in ("_compile.py", "_ops.py", "_dynamo/eval_frame.py", "utils/_stats.py", "utils/flop_counter.py")
 } | {str(Path(__file__).parents[1] / "fake" / "patches" / "tensors.py")}  # calls operators for them before 2.13
 
-# Where Python has the packages that are installed, and its own.
-INSTALLED = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("purelib", "platlib", "stdlib"))
+# Where Python has its own modules, and what the folders are called that it has packages in: an environment may be on
+# top of another one.
+STANDARD_LIBRARY = f"{sysconfig.get_path('stdlib')}{os.sep}"
+FOLDERS_OF_PACKAGES = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 
 # What a line says that asks whether values are as they should be. `isfinite` of `torch` and `math`, and of libraries.
 SOUND = ("isfinite", "is_finite", "all_finite", "allclose")
@@ -93,9 +95,13 @@ class AssumedValues:
 def _programs_frame() -> FrameType | None:
     """The innermost frame that is of no installed package, where there is one; the reader may be of a package."""
     innermost = frame = users_frame()
-    while frame is not None and frame.f_code.co_filename.startswith(INSTALLED):
+    while frame is not None and _is_installed(frame.f_code.co_filename):
         frame = frame.f_back
     return frame if frame is not None and not frame.f_code.co_filename.startswith("<") else innermost
+
+
+def _is_installed(file: str) -> bool:
+    return file.startswith(STANDARD_LIBRARY) or any(folder in file for folder in FOLDERS_OF_PACKAGES)
 
 
 def _reader(frame: FrameType) -> FrameType:
