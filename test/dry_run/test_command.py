@@ -241,6 +241,47 @@ def test_compilers_are_ignored_and_the_report_says_so(command: Command) -> None:
     assert "OptimizedModule._orig_mod.0.weight" in ended.out
 
 
+FLEX = """
+    import torch
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+    LENGTH = 4096
+    bias = torch.nn.Parameter(torch.zeros(4, device="cuda"))
+    query, key, value = (torch.randn(1, 4, LENGTH, 64, device="cuda", requires_grad=True) for _ in range(3))
+    optimizer = torch.optim.SGD([bias, query, key, value])
+    before = torch.cuda.memory_allocated()
+    blocks = {create}(lambda b, h, i, j: i >= j, None, None, LENGTH, LENGTH, device="cuda")
+    print("mask", (torch.cuda.max_memory_allocated() - before) >> 20, blocks.kv_indices.shape)
+    torch.cuda.reset_peak_memory_stats()
+    while True:
+        out = {attend}(query, key, value, lambda score, b, h, i, j: score + bias[h], blocks)
+        out.sum().backward()
+        print("step", (torch.cuda.max_memory_allocated() - before) >> 20, tuple(bias.grad.shape))
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_flex_attention_of_a_program_that_compiles_is_its_kernel(command: Command) -> None:
+    compiled = {"create": "torch.compile(create_block_mask)", "attend": "torch.compile(flex_attention)"}
+    ended = command(FLEX.format(**compiled))
+    assert ended.code == 0, ended.err
+    assert re.search(r"^mask 0 torch.Size\(\[1, 1, 32, 32\]\)$", ended.out, re.MULTILINE)
+    # The result, its gradient, and those of the query, the key and the value are 4 MiB each.
+    used = re.findall(r"^step (\d+) \(4,\)$", ended.out, re.MULTILINE)
+    assert len(used) == 3
+    assert max(map(int, used)) <= 6 * 4
+    forward = 4 * 2 * 2 * 4096 * 4096 * 64
+    assert f"{forward * 3.5 / 1e9:.3g} GFLOP in a step" in ended.out, "the backward pass has five products of two"
+    assert re.search(r"^flex_attention\(\) was counted as the kernel .* \(\S*train.py:13\)\.$", ended.out, re.MULTILINE)
+
+
+def test_mask_of_blocks_that_is_not_compiled_has_an_element_for_each_pair(command: Command) -> None:
+    program = FLEX.format(create="create_block_mask", attend="torch.compile(flex_attention)")
+    ended = command(program)
+    assert ended.code == 0, ended.err
+    assert int(re.findall(r"^mask (\d+)", ended.out, re.MULTILINE)[0]) >= 2 * 4096 * 4096 >> 20
+
+
 DDP = """
     import os, torch
     from torch.nn.functional import cross_entropy

@@ -3,15 +3,25 @@
 Inductor makes kernels for the GPU, by Triton, and calls them with addresses; a fake GPU runs no kernels. What a
 compiled program allocates is therefore not known here. `torch.compiler.set_stance("force_eager")` is PyTorch's own way
 to ignore compilers, and the report says that they were ignored. Backends that call PyTorch's operators are left alone.
+
+Where the program without a compiler would need memory of another order of magnitude, it is counted as compiled:
+`flex_attention`, and the masks of blocks for it that a compiled function makes, for which no kernel writes what the
+mask says of each query and key.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from functools import partial, wraps
+from types import FunctionType
 from typing import Any
 
 import torch
 
+from .. import _C
+from ..fake.flex_attention import attending_by_kernel
+from ..tools.imports import once_imported
 from ..tools.source_lines import users_frame
 from .current import Job, current, while_world_is_open
 
@@ -20,22 +30,26 @@ __all__: list[str] = []
 # Those that call operators of PyTorch, of `torch._dynamo.backends.debugging`.
 BACKENDS_THAT_CALL_OPERATORS = ("eager", "aot_eager", "aot_eager_decomp_partition")
 
+FLEX_ATTENTION = "torch.nn.attention.flex_attention"
+
 
 def _ignored(original: Callable[..., Any]) -> Callable[..., Any]:
-    def compile(*args: Any, **kwargs: Any) -> Any:  # noqa: A001 it replaces that of torch
+    def compile(model: Any = None, *args: Any, **kwargs: Any) -> Any:  # noqa: A001 it replaces that of torch
         job = current()
         backend = kwargs.get("backend") or "inductor"
         is_known = not isinstance(backend, str) or backend in BACKENDS_THAT_CALL_OPERATORS
         if job is not None and job.gpus is not None and not is_known and not kwargs.get("disable"):
             _ignore_compilers(job)
-            frame = users_frame()
-            job.remark(
-                "torch.compile() was ignored: this is the memory of the program that is not compiled",
-                "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}",
-            )
-        return original(*args, **kwargs)
+            _remark(job, "torch.compile() was ignored: this is the memory of the program that is not compiled")
+            model = _compiled(model) if isinstance(model, FunctionType) else model
+        return original(model, *args, **kwargs)
 
     return compile
+
+
+def _remark(job: Job, text: str) -> None:
+    frame = users_frame()
+    job.remark(text, "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}")
 
 
 def _ignore_compilers(job: Job) -> None:
@@ -43,6 +57,69 @@ def _ignore_compilers(job: Job) -> None:
         job.ignores_compilers = True
         job.when_left.callback(torch.compiler.set_stance, "default")
         torch.compiler.set_stance("force_eager")
+        told = partial(_remark, job, "flex_attention() was counted as the kernel that a compiler makes of it")
+        job.when_left.enter_context(attending_by_kernel(told))
+        _teach_flex_attention()
+        job.when_left.enter_context(once_imported(FLEX_ATTENTION, _teach_flex_attention))
+
+
+_compiled_calls = 0  # that are going on, of functions that the program has compiled
+
+
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        global _compiled_calls
+        _compiled_calls += 1
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _compiled_calls -= 1
+
+    return call
+
+
+def _without_elements(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """What `create_mask()` returns, as a view of one element."""
+
+    def create_mask(
+        mod_fn: Callable[..., Any], batch: int | None, heads: int | None, queries: int, keys: int, device: Any = None
+    ) -> torch.Tensor:
+        if not _compiled_calls or not _C.are_factories_fake():
+            return original(mod_fn, batch, heads, queries, keys, device)
+        device = torch.accelerator.current_accelerator() or "cpu" if device is None else device
+        return torch.empty((), dtype=torch.bool, device=device).expand(batch or 1, heads or 1, queries, keys)
+
+    return create_mask
+
+
+def _of_blocks(original: Callable[..., Any]) -> Callable[..., Any]:
+    """What `_convert_mask_to_block_mask()` returns: for each block, whether some of it counts, and whether all does."""
+
+    def convert(
+        mask: torch.Tensor, query_block: int = 128, key_block: int = 128, separate_full_blocks: bool = False
+    ) -> Any:
+        if not _compiled_calls or not _C.is_fake(mask) or mask.dim() != 4:
+            return original(mask, query_block, key_block, separate_full_blocks)
+        *batch, queries, keys = mask.shape
+        blocks = (*batch, -(-queries // query_block), -(-keys // key_block))
+        partial, full = (torch.empty(blocks, dtype=torch.int8, device=mask.device) for _ in range(2))
+        return partial, full if separate_full_blocks else None
+
+    return convert
+
+
+_taught: set[int] = set()
+
+
+def _teach_flex_attention() -> None:
+    module = sys.modules.get(FLEX_ATTENTION)
+    if module is None or id(module) in _taught:
+        return
+    _taught.add(id(module))
+    reason = "makes what Inductor's kernels do not write"
+    while_world_is_open.patch(module, "create_mask", _without_elements, reason)
+    while_world_is_open.patch(module, "_convert_mask_to_block_mask", _of_blocks, reason)
 
 
 def _install() -> None:

@@ -31,6 +31,7 @@ from ..tools.dispatch_keys import is_constructing, making_fakes
 from ..tools.higher_order_keys import pass_by
 from ..tools.leases import while_fakes_live
 from .errors import DataDependentError
+from .flex_attention import KERNEL_OF, call_kernel
 
 __all__ = ["install"]
 
@@ -88,6 +89,11 @@ def _run_on_fakes(
     fake_function = getattr(hop_utils, "registered_hop_fake_fns", {}).get(op)
     if fake_function is not None and not is_differentiated:
         return fake_function(*args, **kwargs)
+    if op.name() == KERNEL_OF and fake_function is not None and not kwargs:
+        captured = [tensor for tensor in _tensors(args[3:]) if _C.is_fake(tensor) and tensor.requires_grad]
+        results = call_kernel(op, args[:3], args[3:], captured)
+        if results is not None:
+            return results
     try:
         return run()
     except DataDependentError:
@@ -186,7 +192,7 @@ def _is_about_ours(values: object) -> bool:
 
 
 def _tensors(values: object) -> Iterator[Tensor]:
-    """The tensors in `values`, and those that the functions and modules there hold or have closed over."""
+    """The tensors in `values`, and those that functions and modules there hold, have closed over or know globally."""
     seen: set[int] = set()
     waiting = pytree.tree_leaves(values)
     while waiting:
@@ -207,8 +213,11 @@ def _held_by(function: Any) -> list[object]:
         return [function.func, function.args, function.keywords]
     if isinstance(function, MethodType):
         return [function.__func__, function.__self__]
-    held: list[object] = []
-    for cell in function.__closure__ or () if isinstance(function, FunctionType) else ():
+    if not isinstance(function, FunctionType):
+        return []
+    held: list[object] = [function.__globals__.get(name) for name in function.__code__.co_names]
+    held = [value for value in held if isinstance(value, Tensor)]
+    for cell in function.__closure__ or ():
         with suppress(ValueError):  # not filled yet
             held.append(cell.cell_contents)
     return held
