@@ -196,6 +196,20 @@ def test_values_that_do_not_exist_can_be_refused(command: Command) -> None:
     assert re.search(r"train.py\", line 11, in <module>.*_local_scalar_dense", ended.err, re.DOTALL)
 
 
+def test_error_after_values_that_do_not_exist_names_the_last_of_them(command: Command) -> None:
+    ended = command(
+        "import torch\ntokens = torch.ones(8, 4, device='cuda')\n"
+        "counts = torch.full((2,), 4, device='cuda').tolist()\ntokens.split(counts)"
+    )
+    assert ended.code == 1
+    assert re.search(
+        r"sum exactly to 8.*told values .* by Tensor.tolist at \S*train.py:3 in <module>: zeros. If sizes",
+        ended.err,
+        re.DOTALL,
+    )
+    assert "told values" not in command("raise ValueError('no data')").err
+
+
 def test_program_without_launcher_trains_alone(command: Command) -> None:
     assert command("import os; assert 'RANK' not in os.environ and 'WORLD_SIZE' not in os.environ").code == 0
     assert (

@@ -207,7 +207,7 @@ def run_rank(
         except BaseException as error:
             # What happens while operations are counted is no part of the run, and a part of a step is no count.
             if not counter.has_enough:
-                _describe_end(report, error)
+                _describe_end(report, error, job.latest_value)
         report.steps = counter.made
         report.values = job.values
         report.remarks = job.remarks
@@ -217,7 +217,7 @@ def run_rank(
     return report
 
 
-def _describe_end(report: RankReport, error: BaseException) -> None:
+def _describe_end(report: RankReport, error: BaseException, latest: AssumedValue | None) -> None:
     """How a program has ended by itself."""
     out_of_memory = _out_of_memory_behind(error)
     if out_of_memory is not None:
@@ -226,6 +226,18 @@ def _describe_end(report: RankReport, error: BaseException) -> None:
         report.exit_code = _exit_code(error)
     else:
         report.error = "".join(traceback.format_exception(error))
+        if latest is not None:
+            report.error += _about_values(latest)
+
+
+def _about_values(latest: AssumedValue) -> str:
+    """What the reader of an error has to know: it may come of what the program was told."""
+    return (
+        "\nBefore this error the program was told values that do not exist, the last of them by "
+        f"{latest.operator} at {latest.line}: {latest.answer}. If sizes follow from it, such as how many tokens an "
+        "expert gets or how large the tensors of other ranks are, the program cannot be run dry beyond that line: let "
+        "it take them from its settings, or leave that part out.\n"
+    )
 
 
 def _out_of_memory_behind(error: BaseException | None) -> torch.cuda.OutOfMemoryError | None:

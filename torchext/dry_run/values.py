@@ -66,9 +66,14 @@ class AssumedValue:
 
 
 class AssumedValues:
-    """Answers for values, and counts."""
+    """Answers for values, and counts.
+
+    Attributes:
+        latest: The place that has read last, with what it was told.
+    """
 
     def __init__(self) -> None:
+        self.latest: AssumedValue | None = None
         self._counts: Counter[tuple[str, str, str, str]] = Counter()
 
     @property
@@ -89,7 +94,9 @@ class AssumedValues:
     def note(self, operator: str, answer: str, frame: FrameType) -> None:
         """Counts one reading."""
         user = _programs_frame()
-        self._counts["" if user is None else _place(user), _place(frame), operator, answer] += 1
+        site = "" if user is None else _place(user), _place(frame), operator, answer
+        self._counts[site] += 1
+        self.latest = AssumedValue(*site, self._counts[site])
 
 
 def _programs_frame() -> FrameType | None:

@@ -80,6 +80,11 @@ class World(Job, ContextDecorator):
         """Where the program has read values that do not exist, if the policy is to answer."""
         return self._assumed.sites
 
+    @property
+    def latest_value(self) -> AssumedValue | None:
+        """What the program has read last of these."""
+        return self._assumed.latest
+
     def _recreate_cm(self) -> Self:
         """A decorated function has a world of its own for each call."""
         return type(self)(
