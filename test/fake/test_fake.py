@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import threading
 from collections.abc import Callable
@@ -445,6 +446,31 @@ class TestConversions:
         meta = meta_like(fake.t()[1:])
         assert meta.is_meta
         assert (meta.shape, meta.stride(), meta.storage_offset(), meta.dtype) == ((3, 4), (1, 4), 1, torch.float32)
+
+    @pytest.mark.parametrize(
+        "copy",
+        [
+            lambda meta: meta.cpu(),
+            lambda meta: meta.to("cpu", torch.float64),
+            lambda meta: torch.ops.aten._to_copy(meta, device="cpu"),
+            lambda meta: torch.empty(2, 3).copy_(meta),
+            lambda meta: torch._foreach_copy_([torch.empty(2, 3)], [meta]),
+            lambda meta: torch.empty(2, 3).__setitem__(0, meta[0]),
+            lambda meta: torch.as_strided_scatter(torch.empty(2, 3), meta, (2, 3), (3, 1)),
+            lambda meta: nn.Linear(3, 2, device="meta").to("cpu"),
+        ],
+    )
+    def test_nothing_is_copied_out_of_meta_tensors(self, copy: Callable[[torch.Tensor], object]) -> None:
+        for mode in (contextlib.nullcontext(), fake_mode()):
+            with mode, pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor; no data!"):
+                copy(torch.empty(2, 3, device="meta"))
+
+    def test_meta_tensors_are_copied_to_meta_tensors(self) -> None:
+        with fake_mode():
+            meta = torch.empty(2, 3, device="meta")
+            assert meta.to(torch.float64).is_meta
+            assert meta.copy_(torch.empty(2, 3)).is_meta
+            assert torch.empty_like(meta, device="cpu").device == torch.device("cpu")
 
     def test_meta_like_of_a_real_tensor_raises(self) -> None:
         with pytest.raises(ValueError, match="was expected to be a fake tensor"):

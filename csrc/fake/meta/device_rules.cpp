@@ -37,10 +37,20 @@ constexpr std::array<std::string_view, 15> kMixesDevices{"aten::copy_",
                                                          "aten::_index_put_impl_",
                                                          "aten::resize_as_"};
 
+// Of these, those that copy the values of their second argument by `copy_impl()`. So does `_to_copy`, of its only one.
+constexpr std::array<std::string_view, 5> kCopiesSecond{"aten::copy_", "aten::copy", "aten::_foreach_copy_",
+                                                        "aten::_foreach_copy", "aten::as_strided_scatter"};
+
 // Operators whose kernels for the meta device check no device: weights on the meta device may be looked up with indices
 // on the CPU.
 constexpr std::array<std::string_view, 3> kLooksUpInMeta{"aten::embedding", "aten::_embedding_bag",
                                                          "aten::_embedding_bag_forward_only"};
+
+bool isOnMeta(const c10::IValue& argument) {
+  bool is_any = false;
+  forEachTensor(argument, [&is_any](const at::Tensor& tensor) { is_any = is_any || tensor.is_meta(); });
+  return is_any;
+}
 
 bool isCpuScalar(const at::Tensor& tensor) {
   return tensor.dim() == 0 && tensor.is_cpu();
@@ -55,6 +65,7 @@ DeviceRules::DeviceRules(const OperatorHandle& op, const Stack& arguments) : op_
 }
 
 Device DeviceRules::outputDevice() const {
+  checkThatValuesExist();
   if (const auto device = explicitDevice()) {
     checkFakeCudaDevice(withIndex(*device));
     return withIndex(*device);
@@ -88,6 +99,18 @@ std::optional<Device> DeviceRules::commonDeviceOfTensors() const {
   };
   forEachTensor(stack_, op_.schema().arguments().size(), visit);
   return common ? common : scalar;
+}
+
+// As `copy_impl()`. A fake stands for a tensor that has values, unless it is on the meta device.
+void DeviceRules::checkThatValuesExist() const {
+  const std::string& name = op_.schema().name();
+  const auto argument = [this](std::size_t i) -> const c10::IValue& {
+    return torch::jit::peek(stack_, i, op_.schema().arguments().size());
+  };
+  const bool is_lost = isAmong(kCopiesSecond, name) ? isOnMeta(argument(1)) && !isOnMeta(argument(0))
+                                                    : name == "aten::_to_copy" && isOnMeta(argument(0)) &&
+                                                          !explicitDevice().value_or(c10::kMeta).is_meta();
+  TORCH_CHECK_NOT_IMPLEMENTED(!is_lost, "Cannot copy out of meta tensor; no data!");
 }
 
 bool DeviceRules::namesFakeDevice() const {

@@ -23,7 +23,7 @@ class DeviceRules {
   DeviceRules(const c10::OperatorHandle& op, const torch::jit::Stack& arguments);
 
   // Raises PyTorch's "Expected all tensors to be on the same device" if the arguments are on devices that the operator
-  // does not mix.
+  // does not mix, and its "Cannot copy out of meta tensor; no data!".
   c10::Device outputDevice() const;
 
   // Returns the position in the schema of the `device` argument of rules 1 and 2, or -1.
@@ -38,6 +38,7 @@ class DeviceRules {
   std::optional<c10::Device> explicitDevice() const;
   std::optional<c10::Device> commonDeviceOfTensors() const;
   bool mixesDevices() const;
+  void checkThatValuesExist() const;
 
   const c10::OperatorHandle& op_;
   const torch::jit::Stack& stack_;
