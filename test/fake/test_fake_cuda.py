@@ -486,3 +486,18 @@ def test_addresses_are_compared_in_comprehensions_too() -> None:
         assert functions["_get_named_parameters"](module) == addresses
         with pytest.raises(RuntimeError, match="This tensor is fake"):
             {name: p.data_ptr() for name, p in module.named_parameters()}
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_masks_are_written_together_with_indices(accumulate: bool) -> None:
+    """The mask has as many elements as its dimension, and stands for as many indices as are true."""
+    for fake_cuda in (False, True):
+        with fake_mode(fake_cuda=fake_cuda):
+            device = "cuda" if fake_cuda else "cpu"
+            x = torch.zeros(4, 5, 6, device=device)
+            mask = torch.zeros(4, dtype=torch.bool, device=device)
+            index = torch.zeros(2, dtype=torch.int64, device=device)
+            x[mask, index] = 1.0
+            x.index_put_((mask, index), torch.ones(6, device=device), accumulate=accumulate)
+            x[[True, False, True, False], [0, 1]] = 1.0
+            assert x.shape == (4, 5, 6)

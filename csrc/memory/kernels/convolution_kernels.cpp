@@ -371,14 +371,16 @@ class ConvolutionBackward {
     }
     if (wanted_.weight || wanted_.bias) {
       const Operand gradient = contiguous(call_, gradient_);
-      multiplyColumns();
+      multiplyColumns(/*multiplies=*/wanted_.weight);  // for the bias alone the columns are not needed, but made
       call_.free(gradient.copy);
     }
   }
 
-  void multiplyColumns() {
+  void multiplyColumns(bool multiplies = true) {
     const BlockNumber columns = geometry_.needsColumns() ? call_.allocate(geometry_.columns(input_, weight_)) : -1;
-    callBlas(call_);
+    if (multiplies) {
+      callBlas(call_);
+    }
     call_.free(columns);
   }
 

@@ -34,9 +34,14 @@ class Indices {
   explicit Indices(const c10::IValue& list) {
     for (const c10::IValue& item : list.toListRef()) {
       tensors_.push_back(item.isTensor() ? item.toTensor() : Tensor{});
-      if (tensors_.back().defined()) {
-        has_mask_ = has_mask_ || isMask(tensors_.back());
-        sizes_ = at::infer_size_dimvector(sizes_, tensors_.back().sizes());
+      has_mask_ = has_mask_ || (tensors_.back().defined() && isMask(tensors_.back()));
+    }
+    if (has_mask_) {  // stands for as many indices as it has dimensions, of sizes of their own
+      return;
+    }
+    for (const Tensor& index : tensors_) {
+      if (index.defined()) {
+        sizes_ = at::infer_size_dimvector(sizes_, index.sizes());
       }
     }
     for (Tensor& index : tensors_) {

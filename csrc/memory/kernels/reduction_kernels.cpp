@@ -165,7 +165,7 @@ void extremaTogether(KernelCall& call) {
 // `count_nonzero_cuda()`: which are not zero, and how many.
 void countNonzero(KernelCall& call) {
   const Tensor& self = call.tensor(0);
-  const BlockNumber are_nonzero = call.allocate(self.numel());
+  const BlockNumber are_nonzero = self.scalar_type() == at::kBool ? -1 : call.allocate(self.numel());
   call.allocateResult(0);
   const BlockNumber as_numbers = call.allocate(self.numel() * static_cast<std::int64_t>(sizeof(std::int64_t)));
   const Tensor numbers = at::detail::empty_meta(self.sizes(), at::kLong);
