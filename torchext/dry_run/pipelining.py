@@ -14,7 +14,6 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Backend
 
@@ -43,9 +42,8 @@ def teach_pipelining() -> None:
         patch(schedule, meeting, _with_groups_called_fake, votes, releases="2.15")
         patch(dist, "get_backend", _answering_fake_meanwhile, f"tells {meeting} whether others exist", releases="2.15")
     stage: Any = sys.modules["torch.distributed.pipelining.stage"]
-    if hasattr(stage, "is_fake_tensor"):
-        keeps = "leaves stages with fake parameters where they are"
-        patch(stage, "is_fake_tensor", _only_of_pytorch, keeps, releases="2.14 and 2.15")
+    keeps = "since 2.14, leaves stages with fake parameters where they are"
+    patch(stage._PipelineStage, "_move_submod_to_device", _moving_fakes, keeps)
 
 
 def _deciding_alone(original: Callable[..., None]) -> Callable[..., None]:
@@ -82,10 +80,14 @@ def _answering_fake_meanwhile(original: Callable[..., str]) -> Callable[..., str
     return get_backend
 
 
-def _only_of_pytorch(original: Callable[[object], bool]) -> Callable[[object], bool]:
-    """`_PipelineStage._move_submod_to_device()` is the only one in its module to ask."""
+def _moving_fakes(original: Callable[..., None]) -> Callable[..., None]:
+    """A fake stands for a real tensor, unless it is on the meta device."""
 
-    def is_fake_tensor(x: object) -> bool:
-        return original(x) and not (isinstance(x, torch.Tensor) and _C.is_fake(x))
+    def _move_submod_to_device(self: Any) -> None:
+        parameters = list(self.submod.parameters())
+        if any(_C.is_fake(parameter) for parameter in parameters) and not any(one.is_meta for one in parameters):
+            self.submod.to(self.device)
+        else:
+            original(self)
 
-    return is_fake_tensor
+    return _move_submod_to_device
