@@ -331,12 +331,20 @@ class TestLibraries:
             with pytest.raises(TypeError, match="Invalid type for stream argument"):
                 torch.cuda.caching_allocator_alloc(1000, 1, "stream")
 
+    def test_forget_memory_without_a_tensor_after_the_last_block(self) -> None:
+        with fake_mode(fake_cuda=True):
+            torch.cuda.caching_allocator_alloc(2**20)
+        with fake_mode(fake_cuda=True):
+            assert torch.cuda.memory_allocated() == 0
+
     def test_have_default_generators(self) -> None:
         before = torch.cuda.default_generators
         with fake_mode(fake_cuda=3):
             first = torch.cuda.default_generators[0]
             assert len(torch.cuda.default_generators) == 3
             assert torch.cuda.default_generators[-1].device == torch.device("cuda", 2)
+            assert first in torch.cuda.default_generators
+            assert repr(first) in repr(torch.cuda.default_generators)
             first.manual_seed(5)
             assert torch.cuda.initial_seed() == 5
             with ThreadPoolExecutor() as elsewhere:

@@ -19,7 +19,7 @@ from ..tools.leases import Lease, while_fakes_live
 from ..tools.once import once
 from .cuda_devices import DEVICES
 from .cuda_libraries import patch_libraries
-from .cuda_memory import ACCELERATOR_MEMORY, MEMORY
+from .cuda_memory import ACCELERATOR_MEMORY, MEMORY, forget_raw_memory
 from .cuda_parallel import patch_comm
 from .cuda_random import RANDOM, generators_by_thread
 from .cuda_streams import FakeEvent, FakeStream, current_stream, default_stream, set_stream, set_stream_by_id
@@ -72,6 +72,8 @@ def _block(count: int, gpu: FakeGPU | None) -> Iterator[None]:
             finally:
                 torch.get_device_module.cache_clear()
     finally:
+        if not _while_devices_exist.is_active:  # they end with the last block, as with a process
+            forget_raw_memory()
         _C.leave_fake_cuda(block)  # last: raises on another thread
 
 

@@ -96,7 +96,7 @@ ANSWERS: list[tuple[ModuleType, dict[str, Callable[..., Any]]]] = [
     (
         torch.cuda,
         {
-            "can_device_access_peer": lambda device, peer_device: torch.device(device) != torch.device(peer_device),
+            "can_device_access_peer": lambda device, peer_device: index_of(device) != index_of(peer_device),
             "check_error": _check_error,
             "clock_rate": _idle,
             "cudart": _cudart,

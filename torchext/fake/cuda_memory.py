@@ -12,7 +12,7 @@ from torch.accelerator._utils import _get_device_index
 from .. import _C
 from .cuda_devices import index_of
 
-__all__ = ["ACCELERATOR_MEMORY", "MEMORY"]
+__all__ = ["ACCELERATOR_MEMORY", "MEMORY", "forget_raw_memory"]
 
 
 def _snapshot(device: Any = None, augment_with_fx_traces: bool = False) -> dict[str, Any]:
@@ -97,6 +97,11 @@ def _allocate(size: int, device: Any = None, stream: Any = None) -> int:
 def _free(mem_ptr: int) -> None:
     if _raw.pop(mem_ptr, None) is None and mem_ptr:
         raise RuntimeError(f"invalid device pointer: {mem_ptr:#x} was not returned by caching_allocator_alloc().")
+
+
+def forget_raw_memory() -> None:
+    """Frees what the program has not."""
+    _raw.clear()
 
 
 def _enable_caching(value: bool = True) -> None:

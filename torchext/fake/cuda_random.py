@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -59,19 +59,31 @@ RANDOM: dict[str, Callable[..., Any]] = {
 }
 
 
-class _DefaultGenerators(tuple[torch.Generator, ...]):
+class _DefaultGenerators(Sequence[torch.Generator]):
     """`torch.cuda.default_generators`, which answers for the fake devices on threads that see them."""
 
-    def __len__(self) -> int:
-        return len(_generators()) if _C.fake_cuda_devices() else super().__len__()
+    def __init__(self, original: tuple[torch.Generator, ...]) -> None:
+        self._original = original
 
-    def __iter__(self) -> Iterator[torch.Generator]:
-        return iter(_generators()) if _C.fake_cuda_devices() else super().__iter__()
+    def _current(self) -> tuple[torch.Generator, ...]:
+        return tuple(_generators()) if _C.fake_cuda_devices() else self._original
+
+    def __len__(self) -> int:
+        return len(self._current())
 
     def __getitem__(self, index: Any) -> Any:
-        return tuple(_generators())[index] if _C.fake_cuda_devices() else super().__getitem__(index)
+        return self._current()[index]
+
+    def __eq__(self, other: object) -> bool:
+        return self._current() == (other._current() if isinstance(other, _DefaultGenerators) else other)
+
+    def __hash__(self) -> int:
+        return hash(self._current())
+
+    def __repr__(self) -> str:
+        return repr(self._current())
 
 
-def generators_by_thread(original: tuple[torch.Generator, ...]) -> tuple[torch.Generator, ...]:
+def generators_by_thread(original: tuple[torch.Generator, ...]) -> Sequence[torch.Generator]:
     """Replaces `torch.cuda.default_generators`, which is no function."""
     return _DefaultGenerators(original)
