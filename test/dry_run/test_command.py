@@ -284,11 +284,49 @@ def test_flex_attention_of_a_program_that_compiles_is_its_kernel(command: Comman
     assert re.search(r"^mask 0 torch.Size\(\[1, 1, 32, 32\]\)$", ended.out, re.MULTILINE)
     # The result, its gradient, and those of the query, the key and the value are 4 MiB each.
     used = re.findall(r"^step (\d+) \(4,\)$", ended.out, re.MULTILINE)
-    assert len(used) == 3
     assert max(map(int, used)) <= 6 * 4
-    forward = 4 * 2 * 2 * 4096 * 4096 * 64
-    assert f"{forward * 3.5 / 1e9:.3g} GFLOP in a step" in ended.out, "the backward pass has five products of two"
+    if torch.__version__ >= (2, 15):  # whose FlopCounterMode knows the operator; it makes a third step
+        assert len(used) == 3
+        forward = 4 * 2 * 2 * 4096 * 4096 * 64
+        assert f"{forward * 3.5 / 1e9:.3g} GFLOP in a step" in ended.out, "the backward pass has five products of two"
+    else:
+        assert len(used) == 2
+        assert "FLOP in a step" not in ended.out
     assert re.search(r"^flex_attention\(\) was counted as the kernel .* \(\S*train.py:13\)\.$", ended.out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("call", ["torch.compile(Masking())()", "torch.compile(Masking().forward)()"])
+def test_mask_of_blocks_that_a_compiled_module_makes_has_no_elements(command: Command, call: str) -> None:
+    ended = command(
+        f"""
+        import torch
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        class Masking(torch.nn.Module):
+            def forward(self):
+                return create_block_mask(lambda b, h, i, j: i >= j, None, None, 4096, 4096, device="cuda")
+
+        {call}
+        print("mask", torch.cuda.max_memory_allocated() >> 20)
+        """
+    )
+    assert ended.code == 0, ended.err
+    assert re.search(r"^mask 0$", ended.out, re.MULTILINE)
+
+
+def test_flex_attention_that_is_not_compiled_computes_all_scores(command: Command) -> None:
+    ended = command(
+        """
+        import torch
+        from torch.nn.attention.flex_attention import flex_attention
+        query = torch.randn(1, 4, 4096, 64, device="cuda")
+        with torch.no_grad():
+            flex_attention(query, query, query)
+        print("used", torch.cuda.max_memory_allocated() >> 20)
+        """
+    )
+    assert ended.code == 0, ended.err
+    assert int(re.findall(r"^used (\d+)", ended.out, re.MULTILINE)[0]) >= 4 * 4 * 4096 * 4096 >> 20
 
 
 def test_mask_of_blocks_that_is_not_compiled_has_an_element_for_each_pair(command: Command) -> None:

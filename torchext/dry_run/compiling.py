@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextvars import ContextVar
 from functools import partial, wraps
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -41,7 +42,8 @@ def _ignored(original: Callable[..., Any]) -> Callable[..., Any]:
         if job is not None and job.gpus is not None and not is_known and not kwargs.get("disable"):
             _ignore_compilers(job)
             _remark(job, "torch.compile() was ignored: this is the memory of the program that is not compiled")
-            model = _compiled(model) if isinstance(model, FunctionType) else model
+            model = _compiled(model) if isinstance(model, FunctionType | MethodType) else model
+            return _marked(original(model, *args, **kwargs))
         return original(model, *args, **kwargs)
 
     return compile
@@ -63,20 +65,26 @@ def _ignore_compilers(job: Job) -> None:
         job.when_left.enter_context(once_imported(FLEX_ATTENTION, _teach_flex_attention))
 
 
-_compiled_calls = 0  # that are going on, of functions that the program has compiled
+_is_in_compiled_code: ContextVar[bool] = ContextVar("_is_in_compiled_code", default=False)
 
 
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        global _compiled_calls
-        _compiled_calls += 1
+        before = _is_in_compiled_code.set(True)
         try:
             return function(*args, **kwargs)
         finally:
-            _compiled_calls -= 1
+            _is_in_compiled_code.reset(before)
 
     return call
+
+
+def _marked(compiled: Any) -> Any:
+    """A compiled module is another module, which has its forward pass as an attribute."""
+    if isinstance(compiled, torch.nn.Module) and "forward" in vars(compiled):
+        compiled.forward = _compiled(compiled.forward)
+    return compiled
 
 
 def _without_elements(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -85,7 +93,7 @@ def _without_elements(original: Callable[..., torch.Tensor]) -> Callable[..., to
     def create_mask(
         mod_fn: Callable[..., Any], batch: int | None, heads: int | None, queries: int, keys: int, device: Any = None
     ) -> torch.Tensor:
-        if not _compiled_calls or not _C.are_factories_fake():
+        if not _is_in_compiled_code.get() or not _C.are_factories_fake():
             return original(mod_fn, batch, heads, queries, keys, device)
         device = torch.accelerator.current_accelerator() or "cpu" if device is None else device
         return torch.empty((), dtype=torch.bool, device=device).expand(batch or 1, heads or 1, queries, keys)
@@ -99,7 +107,7 @@ def _of_blocks(original: Callable[..., Any]) -> Callable[..., Any]:
     def convert(
         mask: torch.Tensor, query_block: int = 128, key_block: int = 128, separate_full_blocks: bool = False
     ) -> Any:
-        if not _compiled_calls or not _C.is_fake(mask) or mask.dim() != 4:
+        if not _is_in_compiled_code.get() or not _C.is_fake(mask) or mask.dim() != 4:
             return original(mask, query_block, key_block, separate_full_blocks)
         *batch, queries, keys = mask.shape
         blocks = (*batch, -(-queries // query_block), -(-keys // key_block))

@@ -11,7 +11,7 @@ stays as it is, which is counted as a value that was read.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -74,9 +74,10 @@ STATE_KEPT = "not set"
 
 
 def _keeping_state(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch.cuda.set_rng_state_all()` is given a list."""
+    """`torch.cuda.set_rng_state_all()` is given several, in any iterable."""
 
     def set_state(*args: Any, **kwargs: Any) -> Any:
+        args = tuple(list(value) if isinstance(value, Iterator) else value for value in args)
         given = [*args, *kwargs.values()]
         states = [state for value in given for state in (value if isinstance(value, list | tuple) else [value])]
         if not any(isinstance(state, torch.Tensor) and _C.is_fake(state) for state in states):

@@ -234,9 +234,9 @@ def _about_values(latest: AssumedValue) -> str:
     """What the reader of an error has to know: it may come of what the program was told."""
     return (
         "\nBefore this error the program was told values that do not exist, the last of them by "
-        f"{latest.operator} at {latest.line}: {latest.answer}. If sizes follow from it, such as how many tokens an "
-        "expert gets or how large the tensors of other ranks are, the program cannot be run dry beyond that line: let "
-        "it take them from its settings, or leave that part out.\n"
+        f"{latest.operator} at {latest.line or latest.reader}: {latest.answer}. If sizes follow from it, such as how "
+        "many tokens an expert gets or how large the tensors of other ranks are, the program cannot be run dry beyond "
+        "that line: let it take them from its settings, or leave that part out.\n"
     )
 
 

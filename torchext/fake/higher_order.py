@@ -31,7 +31,7 @@ from ..tools.dispatch_keys import is_constructing, making_fakes
 from ..tools.higher_order_keys import pass_by
 from ..tools.leases import while_fakes_live
 from .errors import DataDependentError
-from .flex_attention import KERNEL_OF, call_kernel
+from .flex_attention import KERNEL_OF, attends_by_kernel, call_kernel
 
 __all__ = ["install"]
 
@@ -87,13 +87,13 @@ def _run_on_fakes(
     op: Any, run: Callable[[], Any], is_differentiated: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     fake_function = getattr(hop_utils, "registered_hop_fake_fns", {}).get(op)
-    if fake_function is not None and not is_differentiated:
-        return fake_function(*args, **kwargs)
-    if op.name() == KERNEL_OF and fake_function is not None and not kwargs:
+    is_attention = op.name() == KERNEL_OF and not kwargs
+    if fake_function is not None and is_attention and attends_by_kernel() and is_differentiated:
         captured = [tensor for tensor in _tensors(args[3:]) if _C.is_fake(tensor) and tensor.requires_grad]
-        results = call_kernel(op, args[:3], args[3:], captured)
-        if results is not None:
-            return results
+        return call_kernel(op, args[:3], args[3:], captured)
+    # Attention that is not compiled computes all scores.
+    if fake_function is not None and not is_differentiated and (not is_attention or attends_by_kernel()):
+        return fake_function(*args, **kwargs)
     try:
         return run()
     except DataDependentError:
