@@ -8,8 +8,8 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -248,10 +248,20 @@ def test_writer_has_ended_when_an_interrupted_call_has(tmp_path: Path, monkeypat
         patch.setattr(folders.Folder, "_write_record", lambda self, record: None)
         thread = threading.Thread(target=interrupt)
         thread.start()
-        with pytest.raises(KeyboardInterrupt):
+        with interruptible(), pytest.raises(KeyboardInterrupt):
             save_and_wait(tmp_path / "out.safetensors", thread)
     assert [one.name for one in threading.enumerate() if "checkpoint" in one.name] == []
     assert not [name for name in files(tmp_path) if name.endswith((".incomplete", ".lock"))]
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Shells let the programs that they start in the background ignore interrupts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def save_and_wait(path: Path, thread: threading.Thread) -> None:
