@@ -22,6 +22,8 @@ READ_VALUES = {"grad_scaler"}
 ON_GPUS_ONLY = {"fsdp2_offload_pinned", "fsdp1_sync", "fsdp1_offload", "grad_scaler", "sync_batch_norm"}
 # PyTorch has no strategy for the attention of CPUs.
 ON_GPUS_ONLY |= {"context_parallel"}
+if torch.__version__ < (2, 12):  # the first exchange is with the rank itself, too, which gloo refuses
+    ON_GPUS_ONLY |= {"zero_bubble_v"}
 
 
 @pytest.mark.parametrize("rank", [0, 37, 63])

@@ -263,7 +263,7 @@ class TestLibraries:
 
     def test_profile_without_warnings(self, capfd: pytest.CaptureFixture[str]) -> None:
         activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-        with fake_mode(fake_cuda=True), torch.profiler.profile(activities=activities) as profile:
+        with fake_mode(fake_cuda=True), torch.profiler.profile(activities=activities, acc_events=True) as profile:
             torch.ones(2, device="cuda") + 1
         assert "aten::add" in {event.key for event in profile.key_averages()}
         assert "Failed to record" not in capfd.readouterr().err

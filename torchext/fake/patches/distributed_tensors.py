@@ -28,6 +28,7 @@ from ..collectives import teach_offsets
 __all__ = ["teach_sharding"]
 
 _MODULES_OF_HANDLERS = ("_dispatch", "_nonlinear_redux", "_tp_conv", "parallel.loss")
+_MODULE_OF_CONTEXT_PARALLEL = "torch.distributed.tensor.experimental._context_parallel._attention"
 
 _taught: set[int] = set()
 
@@ -35,12 +36,14 @@ _taught: set[int] = set()
 def teach_sharding() -> None:
     """Patches what distributes tensors, if it has been imported. It takes long to be, and may be at any time."""
     teach_offsets()
-    _teach_propagation()
+    if TORCH_RELEASE < (2, 13):
+        _teach_propagation()
+        _teach_context_parallel()
 
 
 def _teach_propagation() -> None:
     module: Any = sys.modules.get("torch.distributed.tensor._dispatch")
-    if TORCH_RELEASE >= (2, 13) or not hasattr(module, "OpDispatcher") or id(module) in _taught:
+    if not hasattr(module, "OpDispatcher") or id(module) in _taught:
         return
     _taught.add(id(module))
     while_fakes_live.patch(
@@ -59,6 +62,14 @@ def _teach_propagation() -> None:
     )
     for name in _MODULES_OF_HANDLERS:
         _teach_handlers(import_module(f"torch.distributed.tensor.{name}"))
+
+
+def _teach_context_parallel() -> None:
+    """Its handlers are entered when a program begins to attend in parallel, and are in a module of their own."""
+    module: Any = sys.modules.get(_MODULE_OF_CONTEXT_PARALLEL)
+    if hasattr(module, "_sdpa_handler") and id(module) not in _taught:
+        _taught.add(id(module))
+        _teach_handlers(module)
 
 
 def _teach_handlers(module: Any) -> None:
