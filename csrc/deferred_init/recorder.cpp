@@ -339,11 +339,8 @@ bool RecordedCall::isCheck() const {
 
 // On a device that is fake, values cannot be looked at.
 bool RecordedCall::isOnMissingDevice() const {
-  bool is_missing = false;
-  for (const IValue& argument : topOf(stack_, num_arguments_)) {
-    forEachTensor(argument, [&](const Tensor& tensor) { is_missing = is_missing || tensor.is_cuda(); });
-  }
-  return is_missing && !hasRealCuda();
+  return hasTensor(topOf(stack_, num_arguments_), [](const Tensor& tensor) { return tensor.is_cuda(); }) &&
+         !hasRealCuda();
 }
 
 // An operator that only makes views writes nothing: the views show what they show.

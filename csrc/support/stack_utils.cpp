@@ -86,6 +86,16 @@ void forEachTensor(const Stack& stack, std::size_t count, TensorVisitor visit) {
   forEachTensor(topOf(stack, count), visit);
 }
 
+bool hasTensor(const IValue& value, TensorPredicate is_wanted) {
+  return hasTensor(c10::ArrayRef<IValue>{value}, is_wanted);
+}
+
+bool hasTensor(c10::ArrayRef<IValue> values, TensorPredicate is_wanted) {
+  bool has_any = false;
+  forEachTensor(values, [&](const at::Tensor& tensor) { has_any = has_any || is_wanted(tensor); });
+  return has_any;
+}
+
 IValue mapTensors(const IValue& value, TensorMapper map) {
   if (value.isTensor()) {
     const at::Tensor& tensor = value.toTensor();

@@ -14,6 +14,7 @@
 namespace torchext {
 
 using TensorVisitor = c10::function_ref<void(const at::Tensor&)>;
+using TensorPredicate = c10::function_ref<bool(const at::Tensor&)>;
 using TensorMapper = c10::function_ref<at::Tensor(const at::Tensor&)>;
 
 // Returns the last `count` values of `stack`.
@@ -28,6 +29,10 @@ void forEachTensor(const c10::IValue& value, TensorVisitor visit);
 // The same for several values, and for the last `count` values of `stack`.
 void forEachTensor(c10::ArrayRef<c10::IValue> values, TensorVisitor visit);
 void forEachTensor(const torch::jit::Stack& stack, std::size_t count, TensorVisitor visit);
+
+// Returns true if `is_wanted` returns true for one of the defined tensors in `value`, or in `values`.
+bool hasTensor(const c10::IValue& value, TensorPredicate is_wanted);
+bool hasTensor(c10::ArrayRef<c10::IValue> values, TensorPredicate is_wanted);
 
 // Returns `value` with each defined tensor replaced by the tensor that `map` returns for it. Compound values that hold
 // tensors are rebuilt, never changed in place, since the caller of the operator may hold them too.

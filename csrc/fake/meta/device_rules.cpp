@@ -47,9 +47,7 @@ constexpr std::array<std::string_view, 3> kLooksUpInMeta{"aten::embedding", "ate
                                                          "aten::_embedding_bag_forward_only"};
 
 bool isOnMeta(const c10::IValue& argument) {
-  bool is_any = false;
-  forEachTensor(argument, [&is_any](const at::Tensor& tensor) { is_any = is_any || tensor.is_meta(); });
-  return is_any;
+  return hasTensor(argument, [](const at::Tensor& tensor) { return tensor.is_meta(); });
 }
 
 bool isCpuScalar(const at::Tensor& tensor) {

@@ -58,10 +58,9 @@ bool isRangeBetweenTensors(const OperatorHandle& op) {
 }
 
 bool hasComplex(c10::ArrayRef<c10::IValue> arguments) {
-  bool has_any = false;
-  forEachTensor(arguments, [&has_any](const Tensor& tensor) { has_any = has_any || tensor.is_complex(); });
-  return has_any || std::any_of(arguments.begin(), arguments.end(),
-                                [](const c10::IValue& value) { return value.isComplexDouble(); });
+  return hasTensor(arguments, [](const Tensor& tensor) { return tensor.is_complex(); }) ||
+         std::any_of(arguments.begin(), arguments.end(),
+                     [](const c10::IValue& value) { return value.isComplexDouble(); });
 }
 
 // Infers a complex dtype. Eagerly, the bounds are read as numbers before the dtype is inferred (`linspace()`,

@@ -120,9 +120,7 @@ bool isKernelOfPyTorchs(const OperatorHandle& op) {
 }
 
 bool isOnCuda(ArrayRef<IValue> arguments) {
-  bool is_on_cuda = false;
-  forEachTensor(arguments, [&](const Tensor& tensor) { is_on_cuda = is_on_cuda || tensor.is_cuda(); });
-  return is_on_cuda;
+  return hasTensor(arguments, [](const Tensor& tensor) { return tensor.is_cuda(); });
 }
 
 // Returns true if the arguments are on several devices. A tensor without dimensions may always be on the CPU.

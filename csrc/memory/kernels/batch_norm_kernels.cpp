@@ -21,10 +21,6 @@ using BlockNumber = KernelCall::BlockNumber;
 
 constexpr std::int64_t kChannels = 1;  // the dimension
 
-std::int64_t sizeOfNumber(const Tensor& tensor) {
-  return std::max<std::int64_t>(4, static_cast<std::int64_t>(tensor.element_size()));
-}
-
 bool isFlatWithChannelsLast(const Tensor& tensor) {
   return tensor.is_contiguous() && tensor.stride(kChannels) == 1;
 }
@@ -69,7 +65,7 @@ void meetInBuffer(KernelCall& call, const Tensor& tensor, std::int64_t count) {
   const Launch launch{tensor};
   if (launch.blocks_of_others > 1) {
     const std::int64_t numbers = count * tensor.size(kChannels) * launch.blocks_of_others;
-    const BlockNumber buffer = call.allocate(numbers * sizeOfNumber(tensor));
+    const BlockNumber buffer = call.allocate(numbers * accumulatorBytes(tensor.scalar_type()));
     const BlockNumber semaphores = call.allocate(launch.blocks_of_channels * static_cast<std::int64_t>(sizeof(int)));
     call.free({semaphores, buffer});
   }
@@ -77,19 +73,18 @@ void meetInBuffer(KernelCall& call, const Tensor& tensor, std::int64_t count) {
 
 // `var_mean()` over all dimensions but one, which computes in float.
 void meanAndVariance(KernelCall& call, const Tensor& self) {
-  std::vector<std::int64_t> dims;
-  for (std::int64_t dim = 0; dim < self.dim(); ++dim) {
-    if (dim != kChannels) {
-      dims.push_back(dim);
-    }
-  }
-  const bool is_cast = sizeOfNumber(self) != static_cast<std::int64_t>(self.element_size());
-  const BlockNumber cast = is_cast ? call.allocate(self.numel() * sizeOfNumber(self)) : -1;
+  const std::vector<std::int64_t> dims = dimsBut(self, kChannels);
+  const bool is_cast = accumulatorBytes(self.scalar_type()) != static_cast<std::int64_t>(self.element_size());
+  const BlockNumber cast = is_cast ? call.allocate(self.numel() * accumulatorBytes(self.scalar_type())) : -1;
   const Tensor input =
       at::detail::empty_strided_meta(self.sizes(), self.strides(), is_cast ? at::kFloat : self.scalar_type());
   const Tensor mean = at::detail::empty_meta({self.size(kChannels)}, input.scalar_type());
-  reduceOnGpu(call,
-              {input, {mean, mean}, c10::OptionalIntArrayRef{dims}, /*keepdim=*/false, 4 * sizeOfNumber(self), 2});
+  reduceOnGpu(call, {input,
+                     {mean, mean},
+                     c10::OptionalIntArrayRef{dims},
+                     /*keepdim=*/false,
+                     4 * accumulatorBytes(self.scalar_type()),
+                     2});
   call.free(cast);
 }
 
@@ -142,7 +137,7 @@ void batchNormBackward(KernelCall& call) {
     call.free({copy, input});
     return;
   }
-  const std::int64_t of_sum = self.size(kChannels) * sizeOfNumber(self);
+  const std::int64_t of_sum = self.size(kChannels) * accumulatorBytes(self.scalar_type());
   const BlockNumber sums = call.allocate(of_sum);
   const BlockNumber products = call.allocate(of_sum);
   if (wanted[1]) {
@@ -156,7 +151,7 @@ void batchNormBackward(KernelCall& call) {
   }
   // The kernel for all layouts wants a weight.
   const bool is_general = !statisticsAreChannelsLast(self) || !statisticsAreChannelsLast(gradient);
-  const BlockNumber one = is_general && !call.has(2) ? call.allocate(sizeOfNumber(self)) : -1;
+  const BlockNumber one = is_general && !call.has(2) ? call.allocate(accumulatorBytes(self.scalar_type())) : -1;
   call.allocateResult(0);
   call.free({one, products, sums});
 }

@@ -254,14 +254,9 @@ struct Wanted {
 
 // Sums up a gradient over all of its dimensions but that of the channels, to the gradient of the bias.
 void sumForBias(KernelCall& call, const Tensor& gradient, std::int64_t dim_of_channels) {
-  std::vector<std::int64_t> dims;
-  for (std::int64_t dim = 0; dim < gradient.dim(); ++dim) {
-    if (dim != dim_of_channels) {
-      dims.push_back(dim);
-    }
-  }
+  const std::vector<std::int64_t> dims = dimsBut(gradient, dim_of_channels);
   const Tensor result = at::detail::empty_meta({gradient.size(dim_of_channels)}, gradient.scalar_type());
-  const std::int64_t accumulator = std::max<std::int64_t>(4, static_cast<std::int64_t>(gradient.element_size()));
+  const std::int64_t accumulator = accumulatorBytes(gradient.scalar_type());
   reduceOnGpu(call, {gradient, result, c10::OptionalIntArrayRef{dims}, /*keepdim=*/false, accumulator});
 }
 

@@ -3,18 +3,16 @@
 #include <algorithm>
 #include <array>
 
+#include "arithmetic.h"
+
 namespace torchext {
 
 namespace {
 
 constexpr std::int64_t kAlignment = 256;
 
-std::int64_t countTiles(std::int64_t count, std::int64_t tile) {
-  return (count + tile - 1) / tile;
-}
-
 std::int64_t aligned(std::int64_t bytes) {
-  return countTiles(bytes, kAlignment) * kAlignment;
+  return divideRoundingUp(bytes, kAlignment) * kAlignment;
 }
 
 // `AliasTemporaries()`: each part begins at a multiple of 256, and so may the whole.
@@ -50,7 +48,7 @@ RadixTile tileFor(const CubSort& sort) {
 // The state of the tiles of a scan.
 std::int64_t tileStates(std::int64_t count, std::int64_t tile, std::int64_t state_bytes) {
   constexpr std::int64_t kPadding = 32;
-  return aligned((countTiles(count, tile) + kPadding) * state_bytes);
+  return aligned((divideRoundingUp(count, tile) + kPadding) * state_bytes);
 }
 
 }  // namespace
@@ -62,9 +60,9 @@ std::int64_t cubRadixSortBytes(const CubSort& sort) {
     return 1;
   }
   constexpr std::int64_t kDigits = 256;
-  const std::int64_t passes = countTiles(sort.bits, 8);
+  const std::int64_t passes = divideRoundingUp(sort.bits, 8);
   const std::int64_t bins = passes * kDigits * 8;
-  const std::int64_t look_back = countTiles(sort.count, tile.size) * kDigits * 4;
+  const std::int64_t look_back = divideRoundingUp(sort.count, tile.size) * kDigits * 4;
   const std::int64_t counters = aligned(passes * 4);
   const std::int64_t buffers =
       passes > 1 ? aligned(sort.count * sort.key_bytes) + aligned(sort.count * sort.value_bytes) : 0;
@@ -89,7 +87,7 @@ std::int64_t cubScanBytes(std::int64_t count, std::int64_t number_bytes) {
 
 std::int64_t cubScanByKeyBytes(std::int64_t count) {
   constexpr std::int64_t kTile = 2464;
-  return alias(tileStates(count, kTile, 16) + aligned((countTiles(count, kTile) + 1) * 8));
+  return alias(tileStates(count, kTile, 16) + aligned((divideRoundingUp(count, kTile) + 1) * 8));
 }
 
 std::int64_t cubUniqueByKeyBytes(std::int64_t count) {

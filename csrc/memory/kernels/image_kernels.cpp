@@ -67,17 +67,17 @@ void adaptiveAveragePoolBackward(KernelCall& call) {
 // AdaptiveMaxPooling2d.cu: results that are not contiguous are computed beside.
 void adaptiveMaxPool(KernelCall& call) {
   call.allocateResults();
-  const BlockNumber output = copyUnless(call, call.result(), call.result().is_contiguous());
-  const BlockNumber indices = copyUnless(call, call.result(1), call.result(1).is_contiguous());
-  const BlockNumber image = copyUnless(call, call.tensor(0), call.tensor(0).is_contiguous());
+  const BlockNumber output = call.copyUnlessContiguous(call.result());
+  const BlockNumber indices = call.copyUnlessContiguous(call.result(1));
+  const BlockNumber image = call.copyUnlessContiguous(call.tensor(0));
   call.free({image, indices, output});
 }
 
 void adaptiveMaxPoolBackward(KernelCall& call) {
   call.allocateResults();
-  const BlockNumber gradient = copyUnless(call, call.tensor(0), call.tensor(0).is_contiguous());
-  const BlockNumber indices = copyUnless(call, call.tensor(2), call.tensor(2).is_contiguous());
-  const BlockNumber result = copyUnless(call, call.result(), call.result().is_contiguous());
+  const BlockNumber gradient = call.copyUnlessContiguous(call.tensor(0));
+  const BlockNumber indices = call.copyUnlessContiguous(call.tensor(2));
+  const BlockNumber result = call.copyUnlessContiguous(call.result());
   call.free({result, indices, gradient});
 }
 
@@ -86,7 +86,7 @@ void imageToColumns(KernelCall& call) {
   const Tensor& image = call.tensor(0);
   const bool grows = KernelCall::bytesOf(call.result()) > KernelCall::bytesOf(image);
   const BlockNumber first = grows ? call.copy(image) : -1;
-  const BlockNumber copy = copyUnless(call, image, image.is_contiguous());
+  const BlockNumber copy = call.copyUnlessContiguous(image);
   call.allocateResult(0);
   call.free({first, copy});
 }

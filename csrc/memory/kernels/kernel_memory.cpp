@@ -3,6 +3,8 @@
 #include <string>
 #include <unordered_map>
 
+#include <torch/csrc/jit/frontend/function_schema_parser.h>
+
 #include "kernel_call.h"
 
 namespace torchext {
@@ -13,11 +15,6 @@ namespace {
 
 using RulesByOperator = std::unordered_map<OperatorHandle, KernelRule>;
 
-c10::OperatorName parseName(std::string_view name) {
-  const std::size_t dot = name.find('.');
-  return {std::string{name.substr(0, dot)}, dot == std::string_view::npos ? "" : std::string{name.substr(dot + 1)}};
-}
-
 RulesByOperator resolveRules() {
   RulesByOperator rules;
   for (const auto& kind :
@@ -26,7 +23,7 @@ RulesByOperator resolveRules() {
         imageKernelRules(), indexingKernelRules(), randomKernelRules(), distanceKernelRules()}) {
     for (const NamedKernelRule& entry : kind) {
       // Not every release has every operator.
-      if (const auto op = c10::Dispatcher::singleton().findOp(parseName(entry.op))) {
+      if (const auto op = c10::Dispatcher::singleton().findOp(torch::jit::parseName(std::string{entry.op}))) {
         rules.emplace(*op, entry.rule);
       }
     }

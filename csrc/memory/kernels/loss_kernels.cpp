@@ -23,8 +23,7 @@ constexpr std::int64_t kNoReduction = 0;
 void reduceLosses(KernelCall& call, c10::IntArrayRef sizes) {
   const Tensor& result = call.result();
   const Tensor losses = at::detail::empty_meta(sizes, result.scalar_type());
-  const std::int64_t accumulator = std::max<std::int64_t>(4, static_cast<std::int64_t>(result.element_size()));
-  reduceOnGpu(call, {losses, result, std::nullopt, /*keepdim=*/false, accumulator});
+  reduceOnGpu(call, {losses, result, std::nullopt, /*keepdim=*/false, accumulatorBytes(result.scalar_type())});
 }
 
 template <std::size_t Reduction>

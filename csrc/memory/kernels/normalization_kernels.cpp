@@ -1,6 +1,5 @@
 // Normalization, softmax, dropout, recurrent cells, norms of lists of tensors, and what is copied before it is resized.
 
-#include <algorithm>
 #include <array>
 #include <optional>
 #include <vector>
@@ -17,10 +16,6 @@ using at::Tensor;
 namespace {
 
 using BlockNumber = KernelCall::BlockNumber;
-
-std::int64_t sizeOfSum(const Tensor& tensor) {
-  return std::max<std::int64_t>(4, static_cast<std::int64_t>(tensor.element_size()));
-}
 
 // Copies the first argument after it has allocated its results: `host_softmax()`, and others.
 void copyFirst(KernelCall& call) {
@@ -48,15 +43,15 @@ void groupNorm(KernelCall& call) {
   const std::int64_t positions = call.argument(5).toInt();
   const std::int64_t groups = call.argument(6).toInt();
   // Of half precision, the moments are rounded when all is done.
-  const bool is_rounded = sizeOfSum(self) != static_cast<std::int64_t>(self.element_size());
-  const std::int64_t of_moments = is_rounded ? samples * groups * sizeOfSum(self) : 0;
+  const bool is_rounded = accumulatorBytes(self.scalar_type()) != static_cast<std::int64_t>(self.element_size());
+  const std::int64_t of_moments = is_rounded ? samples * groups * accumulatorBytes(self.scalar_type()) : 0;
   const BlockNumber mean = call.allocate(of_moments);
   const BlockNumber deviation = call.allocate(of_moments);
   const bool is_flat = positions == 1 && self.dim() < kDimsOfImages;
   const bool is_last = self.suggest_memory_format() != at::MemoryFormat::Contiguous;
   if (self.numel() > 0 && !is_flat && (is_last || positions == 1 || call.has(1) || call.has(2))) {
-    const BlockNumber factor = call.allocate(samples * channels * sizeOfSum(self));
-    const BlockNumber summand = call.allocate(samples * channels * sizeOfSum(self));
+    const BlockNumber factor = call.allocate(samples * channels * accumulatorBytes(self.scalar_type()));
+    const BlockNumber summand = call.allocate(samples * channels * accumulatorBytes(self.scalar_type()));
     call.free({summand, factor});
   }
   call.free({deviation, mean, copy});
@@ -71,8 +66,8 @@ void groupNormBackward(KernelCall& call) {
   const std::int64_t samples = call.argument(5).toInt();
   const std::int64_t channels = call.argument(6).toInt();
   const std::int64_t positions = call.argument(7).toInt();
-  const std::int64_t of_groups = samples * call.argument(8).toInt() * sizeOfSum(self);
-  const std::int64_t of_channels = samples * channels * sizeOfSum(self);
+  const std::int64_t of_groups = samples * call.argument(8).toInt() * accumulatorBytes(self.scalar_type());
+  const std::int64_t of_channels = samples * channels * accumulatorBytes(self.scalar_type());
   const auto wanted = call.argument(9).toBoolList();
   const bool is_flat = positions == 1 && self.dim() < kDimsOfImages;
   const BlockNumber products = is_flat ? -1 : call.allocate(of_channels);
@@ -155,7 +150,7 @@ void logSumExp(KernelCall& call) {
   call.free({are_infinite, magnitudes});
   const BlockNumber exponentials = call.copy(self);
   call.allocateResult(0);
-  reduceOnGpu(call, {self, result, c10::OptionalIntArrayRef{dims}, keepdim, sizeOfSum(self)});
+  reduceOnGpu(call, {self, result, c10::OptionalIntArrayRef{dims}, keepdim, accumulatorBytes(self.scalar_type())});
   call.free({exponentials, maxima});
 }
 
@@ -183,7 +178,7 @@ void normsOfList(KernelCall& call) {
     chunks += (tensor.numel() + kChunk - 1) / kChunk;
   }
   const auto count = static_cast<std::int64_t>(tensors.size());
-  const std::int64_t size = tensors.empty() ? 0 : sizeOfSum(tensors.front());
+  const std::int64_t size = tensors.empty() ? 0 : accumulatorBytes(tensors.front().scalar_type());
   const BlockNumber offsets = call.allocate((count + 1) * 8);
   const BlockNumber norms = call.allocate(chunks * size);
   call.allocateResults();

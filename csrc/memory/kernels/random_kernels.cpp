@@ -66,7 +66,7 @@ void sampleLargest(KernelCall& call) {
   const std::int64_t distributions = self.dim() == 1 ? 1 : self.size(0);
   const BlockNumber sums = call.allocate(distributions * element);
   const std::array<std::int64_t, 1> last{self.dim() - 1};
-  reduceProbabilities(call, c10::OptionalIntArrayRef{last}, std::max<std::int64_t>(element, 4));
+  reduceProbabilities(call, c10::OptionalIntArrayRef{last}, accumulatorBytes(self.scalar_type()));
   const BlockNumber are_zero = call.allocate(distributions);
   BlockNumber is_any_zero = are_zero;
   if (self.dim() > 1) {

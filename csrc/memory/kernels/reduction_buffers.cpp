@@ -172,6 +172,21 @@ class ReduceLaunch {
 
 }  // namespace
 
+std::int64_t accumulatorBytes(c10::ScalarType dtype) {
+  const bool is_half = c10::isReducedFloatingType(dtype) || dtype == at::kComplexHalf;
+  return static_cast<std::int64_t>(c10::elementSize(dtype)) * (is_half ? 2 : 1);
+}
+
+std::vector<std::int64_t> dimsBut(const Tensor& tensor, std::int64_t kept) {
+  std::vector<std::int64_t> dims;
+  for (std::int64_t dim = 0; dim < tensor.dim(); ++dim) {
+    if (dim != kept) {
+      dims.push_back(dim);
+    }
+  }
+  return dims;
+}
+
 void reduceOnGpu(KernelCall& call, const Reduction& reduction) {
   if (reduction.input.numel() == 0) {
     return;

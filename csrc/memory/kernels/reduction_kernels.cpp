@@ -25,12 +25,6 @@ struct ReductionArguments {
   int keepdim = -1;
 };
 
-// The size of what reductions of numbers accumulate in: `acc_type` of the dtype.
-std::int64_t sizeOfAccumulator(c10::ScalarType dtype) {
-  const bool is_half = c10::isReducedFloatingType(dtype) || dtype == at::kComplexHalf;
-  return static_cast<std::int64_t>(c10::elementSize(dtype)) * (is_half ? 2 : 1);
-}
-
 std::optional<std::vector<std::int64_t>> dimsOf(const KernelCall& call, ReductionArguments where) {
   if (where.dims < 0) {
     return std::nullopt;
@@ -69,7 +63,7 @@ void reduceInDtypeOfResult(KernelCall& call, ReductionArguments where) {
   const c10::ScalarType dtype = call.result().scalar_type();
   const bool is_cast_by_kernel = c10::isReducedFloatingType(self.scalar_type()) && dtype == at::kFloat;
   if (self.scalar_type() == dtype || is_cast_by_kernel) {
-    reduce(call, self, where, {sizeOfAccumulator(dtype)});
+    reduce(call, self, where, {accumulatorBytes(dtype)});
     return;
   }
   const auto strides = self.is_non_overlapping_and_dense()
@@ -77,7 +71,7 @@ void reduceInDtypeOfResult(KernelCall& call, ReductionArguments where) {
                            : at::infer_dense_strides(self.sizes(), self.strides());  // as `to()` makes them
   const Tensor cast = at::detail::empty_strided_meta(self.sizes(), strides, dtype);
   const BlockNumber copy = call.allocate(self.numel() * static_cast<std::int64_t>(c10::elementSize(dtype)));
-  reduce(call, cast, where, {sizeOfAccumulator(dtype)});
+  reduce(call, cast, where, {accumulatorBytes(dtype)});
   call.free(copy);
 }
 
@@ -140,7 +134,7 @@ void isAnyOfDims(KernelCall& call) {
 // Mean, sum of squares, and two counts, by Welford's algorithm.
 void variance(KernelCall& call) {
   call.allocateResults();
-  const std::int64_t number = sizeOfAccumulator(call.tensor(0).scalar_type());
+  const std::int64_t number = accumulatorBytes(call.tensor(0).scalar_type());
   reduce(call, call.tensor(0), {1, 3}, {4 * number, 2});
 }
 
@@ -169,7 +163,7 @@ void countNonzero(KernelCall& call) {
   call.allocateResult(0);
   const BlockNumber as_numbers = call.allocate(self.numel() * static_cast<std::int64_t>(sizeof(std::int64_t)));
   const Tensor numbers = at::detail::empty_meta(self.sizes(), at::kLong);
-  reduce(call, numbers, {1}, {sizeOfAccumulator(at::kLong)});
+  reduce(call, numbers, {1}, {accumulatorBytes(at::kLong)});
   call.free({as_numbers, are_nonzero});
 }
 
@@ -182,13 +176,8 @@ void renorm(KernelCall& call) {
   }
   const std::int64_t kept =
       call.argument(2).toInt() < 0 ? call.argument(2).toInt() + self.dim() : call.argument(2).toInt();
-  std::vector<std::int64_t> dims;
-  for (std::int64_t dim = 0; dim < self.dim(); ++dim) {
-    if (dim != kept) {
-      dims.push_back(dim);
-    }
-  }
-  const std::int64_t number = sizeOfAccumulator(self.scalar_type());
+  const std::vector<std::int64_t> dims = dimsBut(self, kept);
+  const std::int64_t number = accumulatorBytes(self.scalar_type());
   const BlockNumber norms = call.allocate(self.size(kept) * number);
   const Tensor result = at::detail::empty_meta({self.size(kept)}, self.scalar_type());
   reduceOnGpu(call, {self, result, c10::OptionalIntArrayRef{dims}, /*keepdim=*/false, number});

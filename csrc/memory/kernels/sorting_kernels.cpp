@@ -10,6 +10,7 @@
 #include "arithmetic.h"
 #include "cub_buffers.h"
 #include "kernel_call.h"
+#include "reduction_buffers.h"
 
 namespace torchext {
 
@@ -242,7 +243,7 @@ void addUpSegments(KernelCall& call, const Tensor& gradient, const Tensor& indic
   const BlockNumber num_partials = call.allocate(kLong);
   const std::int64_t parts = (count / kRowsOfSegment) + segments;
   const BlockNumber starts = call.allocate(parts * element);
-  const std::int64_t sum_bytes = std::max<std::int64_t>(4, static_cast<std::int64_t>(gradient.element_size()));
+  const std::int64_t sum_bytes = accumulatorBytes(gradient.scalar_type());
   const BlockNumber sums = call.allocate(parts * gradient.size(-1) * sum_bytes);
   call.free({sums, starts, num_partials, partial_offsets, partials, num_segments, offsets});
 }

@@ -292,9 +292,9 @@ void SparseCall::refuseDevice(const c10::Error& error) const {
 }  // namespace
 
 bool isAboutSparse(const OperatorHandle& op, ArrayRef<IValue> arguments) {
-  bool has_sparse = convertsToSparse(op) || isSparseGradient(op, arguments);
-  forEachTensor(arguments, [&has_sparse](const Tensor& tensor) { has_sparse = has_sparse || isSparse(tensor); });
-  return has_sparse || isSparseLayout(layoutArgument(op, arguments).value_or(c10::kStrided));
+  return convertsToSparse(op) || isSparseGradient(op, arguments) ||
+         hasTensor(arguments, [](const Tensor& tensor) { return isSparse(tensor); }) ||
+         isSparseLayout(layoutArgument(op, arguments).value_or(c10::kStrided));
 }
 
 void checkSparse(const OperatorHandle& op, const Stack& stack) {
