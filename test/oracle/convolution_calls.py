@@ -7,20 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from oracle.recording import Call, aten, make
 from torch import Tensor
 
 __all__ = ["convolution_calls"]
 
-Call = tuple[torch._ops.OpOverload, tuple[Any, ...]]
-
-aten = torch.ops.aten
 CHANNELS = 16  # of the output
 LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
-
-
-def make(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """A tensor on the device."""
-    return torch.zeros(sizes, dtype=dtype, device="cuda")
 
 
 def geometry(

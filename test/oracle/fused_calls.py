@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Any
 
 import torch
+from oracle.recording import Call, aten, make
 from torch import Tensor
 
 __all__ = ["fused_calls"]
 
-Call = tuple[torch._ops.OpOverload, tuple[Any, ...]]
-
-aten = torch.ops.aten
 MEAN = 1
-
-
-def make(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """A tensor on the device."""
-    return torch.zeros(sizes, dtype=dtype, device="cuda")
 
 
 def fused_calls() -> Iterator[Call]:

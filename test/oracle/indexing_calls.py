@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Any
 
 import torch
+from oracle.recording import Call, aten, make
 from torch import Tensor
 
 __all__ = ["indexing_calls"]
 
-Call = tuple[torch._ops.OpOverload, tuple[Any, ...]]
-
-aten = torch.ops.aten
 FLOATS = (torch.float32, torch.bfloat16)
 LARGEST_MODE = 2048  # beyond, values decide
-
-
-def make(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """A tensor on the device."""
-    return torch.zeros(sizes, dtype=dtype, device="cuda")
 
 
 def indices(*sizes: int) -> Tensor:

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from oracle.convolution_calls import convolution_calls
 from oracle.fused_calls import fused_calls
 from oracle.image_calls import image_calls
 from oracle.indexing_calls import indexing_calls
+from oracle.recording import Call, aten, make
 from torch import Tensor
 
 __all__ = ["calls"]
 
-Call = tuple[torch._ops.OpOverload, tuple[Any, ...]]
-
-aten = torch.ops.aten
 FLOATS = (torch.float32, torch.bfloat16, torch.float64)
 REDUCED = [(1 << 20,), (100003,), (2048, 1024), (1024, 2049), (100003, 3), (3, 100003), (8, 300, 512), (4, 96, 40, 40)]
 
@@ -30,11 +27,6 @@ def calls() -> Iterator[Call]:
     yield from convolution_calls()
     yield from image_calls()
     yield from indexing_calls()
-
-
-def make(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """A tensor on the device."""
-    return torch.zeros(sizes, dtype=dtype, device="cuda")
 
 
 def products() -> Iterator[Call]:
