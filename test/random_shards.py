@@ -12,14 +12,18 @@ from torch import Tensor, nn
 __all__ = ["random_program"]
 
 SHAPES = [(64, 48), (16, 6, 24), (4096,), (8, 32, 4, 4), (100, 37), (37, 100), (1000,), (3, 500), (128, 16)]
-DTYPES = [torch.float32] * 4 + [torch.float64, torch.bfloat16, torch.float16]
+DTYPES = [torch.float32] * 4 + [torch.float64, torch.bfloat16, torch.float16, torch.complex64]
+# What memory is viewed as. Regions of it may be as narrow as one byte.
+VIEWED_DTYPES = [torch.uint8, torch.int8, torch.bool, torch.int16, torch.int32, torch.int64]
+VIEWED_DTYPES += [torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128]
 
 Refused = (RuntimeError, NotImplementedError, IndexError, ValueError)
 
 WRITES: list[Callable[[Tensor], object]] = [
     lambda t: t.normal_(0.1, 2),
     lambda t: t.uniform_(-1, 3),
-    lambda t: nn.init.trunc_normal_(t, 0, 1.5),
+    # Of few elements eager construction may reject none, and then counts one write less.
+    lambda t: nn.init.trunc_normal_(t, 0, 1.5) if t.numel() > 100 else t.normal_(),
     lambda t: t.bernoulli_(0.4),
     lambda t: t.exponential_(),
     lambda t: t.zero_(),
@@ -42,6 +46,13 @@ WRITES: list[Callable[[Tensor], object]] = [
     lambda t: t.cumsum_(0),
     # What is not a number.
     lambda t: t.mul_(float("inf")).mul_(0),
+    # Of integers and Booleans.
+    lambda t: t.random_(0, 100),
+    lambda t: t.random_(),
+    lambda t: t.bitwise_not_(),
+    lambda t: t.bitwise_and_(3),
+    lambda t: t.logical_not_(),
+    lambda t: t.copy_(torch.randn(t.shape) > 0),
 ]
 
 RESULTS: list[Callable[[Tensor], Tensor]] = [
@@ -61,6 +72,9 @@ RESULTS: list[Callable[[Tensor], Tensor]] = [
     lambda t: torch.where(t > 0, t, -t),
     lambda t: torch.zeros_like(t).copy_(t),
     lambda t: t.softmax(0),
+    lambda t: t > 0,
+    lambda t: (t * 50).to(torch.uint8),
+    lambda t: torch.view_as_real(t),
 ]
 
 CUTS: list[Callable[[Tensor], Tensor]] = [
@@ -69,6 +83,7 @@ CUTS: list[Callable[[Tensor], Tensor]] = [
     lambda t: t.new_zeros(t.shape).copy_(t),
     lambda t: t.to(torch.bfloat16),
     lambda t: t.reshape(-1) * 2,
+    lambda t: t.sum(),
 ]
 
 
@@ -108,7 +123,7 @@ class _Program:
     def step(self, tensor: Tensor) -> Tensor:
         dim = self.random.randrange(max(tensor.dim(), 1))
         size = tensor.size(dim)
-        kind = self.random.randrange(8)
+        kind = self.random.randrange(11)
         if kind < 3:
             begin = self.random.randint(0, size)
             return tensor.narrow(dim, begin, self.random.randint(begin, size) - begin)
@@ -121,6 +136,13 @@ class _Program:
             return tensor.flatten() if tensor.is_contiguous() else tensor
         if kind == 6:
             return tensor.select(dim, self.random.randrange(size))
+        if kind == 7:
+            return tensor.view(self.random.choice(VIEWED_DTYPES))
+        if kind == 8:
+            return self.random.choice([torch.view_as_real, torch.real, torch.imag, torch.conj])(tensor)
+        if kind == 9:
+            begin = self.random.randrange(size)
+            return tensor.narrow(dim, begin, min(self.random.randint(1, 9), size - begin))
         steps = slice(self.random.randint(0, 2), None, self.random.randint(1, 3))
         index: tuple[slice, ...] = (slice(None),) * dim + (steps,)
         return tensor[index]

@@ -91,10 +91,12 @@ class Asked {
   }
 
  private:
-  // One with which the box would have few bytes that nobody has asked for.
+  // One with which the box would have few bytes that are not requested. That includes each box within it, however
+  // narrow: the loop of `visitOutput()` ends only because a wider box replaces the one that it was made of.
   std::vector<Box>::iterator findNear(const Box& box) {
     return std::find_if(boxes_.begin(), boxes_.end(), [&box](const Box& other) {
-      return box.with(other).nbytes() <= (box.nbytes() + other.nbytes()) / 8 * 9;
+      const std::size_t sum = box.nbytes() + other.nbytes();
+      return box.with(other).nbytes() <= sum + sum / 8;
     });
   }
 

@@ -233,8 +233,25 @@ def test_copy_of_what_a_kernel_keeps_is_not_written_into_its_memory() -> None:
     library._destroy()
 
 
-def test_random_programs_have_the_shards_of_eager_construction() -> None:
-    for seed in range(500):
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.int16, torch.float16], ids=str)
+@pytest.mark.parametrize("width", [1, 2, 3, 5, 8])
+def test_regions_narrower_than_an_element_are_computed(width: int, dtype: torch.dtype) -> None:
+    def build() -> list[Tensor]:
+        weight = torch.empty(1024).normal_()
+        viewed = weight.view(dtype)
+        return [viewed[20 : 20 + width].clone(), viewed[-width:].clone(), viewed[1::37].clone()]
+
+    eager, deferred = build_both(build)
+    for shard, expected in zip(reversed(deferred), reversed(eager), strict=True):
+        assert_same_tensor(materialize_tensor(shard), expected)
+
+
+@pytest.mark.filterwarnings("ignore:Casting complex values")
+@pytest.mark.parametrize(
+    "seeds", [range(500), pytest.param(range(500, 20_000), marks=pytest.mark.long)], ids=["few", "many"]
+)
+def test_random_programs_have_the_shards_of_eager_construction(seeds: range) -> None:
+    for seed in seeds:
         eager, deferred = build_both(random_program(seed), seed)
         order = list(range(len(deferred)))
         random.Random(seed).shuffle(order)
