@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -30,6 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    os.environ["TORCHEXT_CHECK_LOCKS"] = "1"  # also in the processes that tests start
     if config.getoption("--foreign-fakes"):
         with TemporaryDirectory() as folder:
             compile_and_load(Path(folder))

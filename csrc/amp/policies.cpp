@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <map>
-#include <mutex>
 #include <utility>
 
 #include <torch/library.h>
 
+#include "../support/locks.h"
 #include "../support/stack_utils.h"
 #include "../torch_internals/autocast_mode.h"
 #include "policy_probe.h"
@@ -24,10 +24,7 @@ using torch::jit::Stack;
 
 namespace {
 
-struct Registered {
-  std::mutex mutex;
-  std::map<std::pair<std::string, DeviceType>, CastPolicy> policies;
-};
+using Registered = std::map<std::pair<std::string, DeviceType>, CastPolicy>;
 
 Registered& registered() {
   static auto* all = new Registered;
@@ -107,7 +104,7 @@ OperatorHandle findOperator(const OperatorName& name) {
 }
 
 void checkFree(const OperatorHandle& op, DeviceType device_type) {
-  const auto& policies = registered().policies;
+  const auto& policies = registered();
   const auto name = c10::DeviceTypeName(device_type, /*lower_case=*/true);
   TORCH_CHECK_VALUE(policies.count(entryOf(op.operator_name(), device_type)) == 0, "`", op.operator_name(),
                     "` has a policy for '", name, "' already. It is registered once for the process.");
@@ -145,7 +142,7 @@ void addKernel(const OperatorHandle& op, CastPolicy policy, DeviceType device_ty
 void registerPolicy(const std::vector<OperatorName>& operators,
                     CastPolicy policy,
                     const std::vector<DeviceType>& device_types) {
-  const std::lock_guard<std::mutex> lock(registered().mutex);
+  const Locked lock{LockRank::kPolicies};
   for (const OperatorName& name : operators) {
     const OperatorHandle op = findOperator(name);
     if (policy != CastPolicy::kFallthrough) {
@@ -158,7 +155,7 @@ void registerPolicy(const std::vector<OperatorName>& operators,
   for (const OperatorName& name : operators) {
     for (const DeviceType device_type : device_types) {
       addKernel(findOperator(name), policy, device_type);
-      registered().policies.emplace(entryOf(name, device_type), policy);
+      registered().emplace(entryOf(name, device_type), policy);
     }
   }
 }
@@ -166,8 +163,8 @@ void registerPolicy(const std::vector<OperatorName>& operators,
 CastPolicy policyOf(const OperatorName& name, DeviceType device_type) {
   const OperatorHandle op = findOperator(name);
   {
-    const std::lock_guard<std::mutex> lock(registered().mutex);
-    const auto& policies = registered().policies;
+    const Locked lock{LockRank::kPolicies};
+    const auto& policies = registered();
     const auto found = policies.find(entryOf(name, device_type));
     if (found != policies.end()) {
       return found->second;

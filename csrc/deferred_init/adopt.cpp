@@ -8,6 +8,7 @@
 
 #include "../fake/fake.h"
 #include "../fake/storage/fake_storage.h"
+#include "../support/locks.h"
 #include "deferred_init.h"
 #include "op_graph.h"
 #include "place.h"
@@ -49,7 +50,7 @@ bool isPlainMemory(const Tensor& data) {
 }  // namespace
 
 bool adopt(const Tensor& deferred, const Tensor& data) {
-  const ReplayLock lock(replayMutex());
+  const Locked lock{LockRank::kReplay};
   const StorageValuePtr value = isDeferred(deferred) ? valueOf(deferred) : nullptr;
   if (value == nullptr || value->isPinned() || deferred.sizes() != data.sizes() || !showsAllInOrder(deferred) ||
       !isPlainMemory(data)) {

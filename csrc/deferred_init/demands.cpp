@@ -246,7 +246,7 @@ void Pass::ask(const StorageValue& value, const std::optional<Box>& box) {
   if (value.writer() == nullptr || !box) {
     return;
   }
-  const bool is_whole = value.isPinned() || value.writer()->dependsOnOtherGenerators();
+  const bool is_whole = value.isPinned() || value.dependsOnOtherGenerators();
   asked_[keyOf(value)].add(is_whole ? box->grid().whole() : *box);
 }
 

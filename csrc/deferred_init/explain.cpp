@@ -15,6 +15,7 @@
 #include <c10/util/irange.h>
 
 #include "../fake/calls/op_traits.h"
+#include "../support/locks.h"
 #include "demands.h"
 #include "liveness.h"
 #include "op_graph.h"
@@ -339,7 +340,7 @@ std::int64_t Explainer::addConstant(const StorageValue& value, const Geometry& s
 }  // namespace
 
 Explanation explain(at::ArrayRef<Tensor> tensors) {
-  const ReplayLock lock(replayMutex());  // a value that is read on another thread loses its operators: `fold()`
+  const Locked lock{LockRank::kReplay};  // a value that is read on another thread loses its operators: `fold()`
   return Explainer{}.run(tensors);
 }
 

@@ -2,15 +2,15 @@
 
 #include <cstdint>
 #include <iterator>
-#include <mutex>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include <ATen/ops/clone.h>
 #include <ATen/ops/empty.h>
 
 #include "../fake/fake.h"
-#include "../support/interpreter_lock.h"
+#include "../support/locks.h"
 #include "../support/plain_tensors.h"
 #include "op_graph.h"
 #include "real_dispatch.h"
@@ -41,24 +41,20 @@ struct Span {
 // The storages that small tensors were copied to, for as long as a recording refers to them. Nobody writes into them.
 class SharedCopies {
  public:
-  // A storage that holds `bytes` from `offset` on.
+  // A storage that holds `bytes` from `offset` on. Threads that ask for equal bytes at once may get copies of their
+  // own.
   Storage of(const Tensor& bytes, std::size_t offset);
-
-  void lock() {
-    mutex_.lock();
-  }
-
-  void unlock() {
-    mutex_.unlock();
-  }
 
  private:
   using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
   static bool holds(const Storage& storage, const Tensor& bytes, std::size_t offset);
+  // Under the lock references are taken and kept, but no tensor is made, read or freed: a tracker that counts real
+  // memory has locks of its own.
+  std::vector<Storage> storagesWith(std::uint64_t key);
+  void add(std::uint64_t key, const Storage& copy);
   void forgetTheFreed();
 
-  std::mutex mutex_;
   std::unordered_multimap<std::uint64_t, WeakStorage> copies_;
   // How many may be known before those are dropped that have been freed.
   std::size_t limit_ = 64;
@@ -71,19 +67,34 @@ bool SharedCopies::holds(const Storage& storage, const Tensor& bytes, std::size_
 
 Storage SharedCopies::of(const Tensor& bytes, std::size_t offset) {
   const std::uint64_t key = digestOf(bytes).low ^ offset;
-  const InterpreterAwareLock<std::mutex> lock(mutex_);
-  const auto [begin, end] = copies_.equal_range(key);
-  for (auto entry = begin; entry != end; ++entry) {
-    if (Storage known{entry->second.lock()}; known && holds(known, bytes, offset)) {
+  for (const Storage& known : storagesWith(key)) {
+    if (holds(known, bytes, offset)) {
       return known;
     }
   }
   const auto size = static_cast<int64_t>(offset + bytes.nbytes());
   Storage copy = at::empty({size}, at::TensorOptions(c10::kByte).device(bytes.device())).storage();
   bytesAt(copy, offset, bytes.nbytes()).copy_(bytes);
+  add(key, copy);
+  return copy;
+}
+
+std::vector<Storage> SharedCopies::storagesWith(std::uint64_t key) {
+  std::vector<Storage> found;
+  const Locked lock{LockRank::kSharedCopies};
+  const auto [begin, end] = copies_.equal_range(key);
+  for (auto entry = begin; entry != end; ++entry) {
+    if (Storage known{entry->second.lock()}) {
+      found.push_back(std::move(known));
+    }
+  }
+  return found;
+}
+
+void SharedCopies::add(std::uint64_t key, const Storage& copy) {
+  const Locked lock{LockRank::kSharedCopies};
   forgetTheFreed();
   copies_.emplace(key, copy.getWeakStorageImpl());
-  return copy;
 }
 
 void SharedCopies::forgetTheFreed() {
@@ -142,14 +153,6 @@ Tensor memoryOf(const Tensor& tensor) {
 }
 
 }  // namespace
-
-void lockSharedCopies() {
-  sharedCopies().lock();
-}
-
-void unlockSharedCopies() {
-  sharedCopies().unlock();
-}
 
 ExternalTensor::ExternalTensor(const Tensor& tensor) {
   if (!showsMemory(tensor)) {

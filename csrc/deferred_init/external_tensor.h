@@ -53,8 +53,4 @@ class ExternalTensor {
   std::optional<std::int64_t> version_;
 };
 
-// Held while the process forks, so that it is not locked in the child by a thread that exists in the parent only.
-void lockSharedCopies();
-void unlockSharedCopies();
-
 }  // namespace torchext

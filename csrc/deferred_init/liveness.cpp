@@ -170,7 +170,7 @@ void Walk::runs(const Demanded& demanded, const std::vector<Footprint>& footprin
     }
     const StorageValue& value = *argument.value;
     ByteSet read = values[keyOf(value)].read;
-    if (value.writer() != nullptr && value.writer()->dependsOnOtherGenerators()) {
+    if (value.dependsOnOtherGenerators()) {
       read = wholeOf(value);
     }
     if (!read.isEmpty()) {

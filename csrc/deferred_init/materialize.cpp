@@ -9,6 +9,7 @@
 
 #include "../fake/fake.h"
 #include "../fake/storage/fake_storage.h"
+#include "../support/locks.h"
 #include "replay.h"
 #include "retained.h"
 
@@ -113,7 +114,7 @@ void materialize(at::ArrayRef<Tensor> tensors) {
 }
 
 void materialize(at::ArrayRef<Tensor> placed, at::ArrayRef<Tensor> others, const MaterializeOptions& options) {
-  const ReplayLock lock(replayMutex());
+  const Locked lock{LockRank::kReplay};
   const Placement placement = checkedPlacement(options.placement);
   Request request;
   for (const Tensor& tensor : placed) {
@@ -136,7 +137,7 @@ void materialize(at::ArrayRef<Tensor> placed, at::ArrayRef<Tensor> others, const
 }
 
 Tensor evaluate(const Tensor& deferred) {
-  const ReplayLock lock(replayMutex());  // it may become real on another thread, which changes what it is asked here
+  const Locked lock{LockRank::kReplay};  // it may become real on another thread, which changes what it is asked here
   const StorageValuePtr value = valueOf(deferred);
   TORCH_CHECK_VALUE(value != nullptr, "Only the value of a deferred tensor can be evaluated.");
   return Geometry::of(deferred).makeTensor(computeValues({value}, /*keep_small=*/false).front());
@@ -146,7 +147,7 @@ std::vector<Storage> computeValues(const std::vector<StorageValuePtr>& values, b
   if (values.empty()) {
     return {};
   }
-  const ReplayLock lock(replayMutex());
+  const Locked lock{LockRank::kReplay};
   std::vector<Storage> storages = Replay{values}.run();
   const auto add_bytes = [](std::size_t sum, const Storage& storage) { return sum + storage.nbytes(); };
   if (keep_small && std::accumulate(storages.begin(), storages.end(), std::size_t{0}, add_bytes) <= kSmallBytes) {

@@ -151,6 +151,7 @@ Tensor Geometry::makeEmptyTensor(c10::Device device) const {
 
 StorageValue::StorageValue(std::shared_ptr<const OpNode> writer, std::size_t output, const Storage& storage)
     : writer_{std::move(writer)}, output_{output}, device_{storage.device()}, nbytes_{storage.nbytes()} {
+  depends_on_other_generators_ = writer_->dependsOnOtherGenerators();
   const WrittenStorage& written = writer_->written()[output_];
   is_pinned_ = written.is_argument ? writer_->tensors()[written.position].value->is_pinned_ : makesPinned(*writer_);
 }
@@ -167,7 +168,9 @@ Storage StorageValue::makeEmptyStorage() const {
 }
 
 void StorageValue::fold(Storage constant) {
+  checkHolds(LockRank::kReplay);
   constant_ = std::move(constant);
+  depends_on_other_generators_ = false;
   release(std::exchange(writer_, nullptr));
 }
 
@@ -216,8 +219,7 @@ OpNode::OpNode(const c10::OperatorHandle& op, const Stack& stack)
   };
   mapTensors(arguments_, count, take);
   depends_on_other_generators_ = std::any_of(tensors_.begin(), tensors_.end(), [](const TensorArgument& argument) {
-    return argument.value != nullptr && argument.value->writer() != nullptr &&
-           argument.value->writer()->dependsOnOtherGenerators();
+    return argument.value != nullptr && argument.value->dependsOnOtherGenerators();
   });
 }
 

@@ -24,6 +24,7 @@
 // `Parameter(t)`, `.data`, `.data = u`, `detach()`, `set_()`, `chunk()` and the like record nothing: they change which
 // storage a tensor shows, and that is kept in the tensor itself.
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -36,6 +37,7 @@
 #include <c10/core/Scalar.h>
 
 #include "../fake/storage/fake_storage.h"
+#include "../support/locks.h"
 #include "external_tensor.h"
 #include "real_dispatch.h"
 #include "rng_tape.h"
@@ -98,8 +100,10 @@ class StorageValue final : public Provenance {
   StorageValue& operator=(StorageValue&&) = delete;
   ~StorageValue() override;
 
-  // Null for a constant.
+  // Null for a constant. Another thread may fold the value, so this and `constant()` are for those that hold the lock
+  // `kReplay`.
   const std::shared_ptr<const OpNode>& writer() const noexcept {
+    checkHolds(LockRank::kReplay);
     return writer_;
   }
 
@@ -109,6 +113,7 @@ class StorageValue final : public Provenance {
 
   // Null unless the value is a constant.
   const c10::Storage& constant() const noexcept {
+    checkHolds(LockRank::kReplay);
     return constant_;
   }
 
@@ -137,14 +142,20 @@ class StorageValue final : public Provenance {
     repeats_ = repeats;
   }
 
-  // Turns a value that has been computed into a constant, and releases the operators that led to it. The caller makes
-  // sure that the graph is not being replayed meanwhile.
+  // Returns true if an operator that led to it draws from a generator that is not read as a tape. On any thread.
+  bool dependsOnOtherGenerators() const noexcept {
+    return depends_on_other_generators_.load(std::memory_order_relaxed);
+  }
+
+  // Turns a value that has been computed into a constant, and releases the operators that led to it. The caller holds
+  // the lock `kReplay`.
   void fold(c10::Storage constant);
 
  private:
   std::shared_ptr<const OpNode> writer_;
   std::size_t output_ = 0;
   std::uint32_t repeats_ = 0;
+  std::atomic<bool> depends_on_other_generators_{false};
   bool is_pinned_ = false;
   c10::Device device_;
   std::size_t nbytes_;

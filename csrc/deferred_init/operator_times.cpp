@@ -11,6 +11,7 @@
 #include <ATen/ops/empty.h>
 
 #include "../fake/calls/op_traits.h"
+#include "../support/locks.h"
 #include "demands.h"
 #include "draws.h"
 #include "liveness.h"
@@ -160,7 +161,7 @@ void checkCanBePutBack(const LiveGraph& graph) {
 }  // namespace
 
 std::vector<TimedOperator> timeOperators(at::ArrayRef<Tensor> tensors, bool measures) {
-  const ReplayLock lock(replayMutex());
+  const Locked lock{LockRank::kReplay};
   std::vector<StorageValuePtr> values;
   values.reserve(tensors.size());
   for (const Tensor& tensor : tensors) {

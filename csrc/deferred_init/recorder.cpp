@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <exception>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -25,7 +24,7 @@
 #include "../fake/storage/fake_factories.h"
 #include "../fake/storage/fake_storage.h"
 #include "../support/interpreter.h"
-#include "../support/interpreter_lock.h"
+#include "../support/locks.h"
 #include "../support/stack_utils.h"
 #include "../torch_internals/error_texts.h"
 #include "composite_call.h"
@@ -82,7 +81,7 @@ std::uint32_t repeatsAfterConstruction(const c10::Storage& storage, const Geomet
   if (before == nullptr) {
     return 1;
   }
-  const ReplayLock lock(replayMutex());  // a value that is read on another thread loses its operators: `fold()`
+  const Locked lock{LockRank::kReplay};  // a value that is read on another thread loses its operators: `fold()`
   const bool writes_again =
       before->writer() != nullptr && before->writer()->written()[before->output()].geometry == written;
   return writes_again ? before->repeats() + 1 : 1;
@@ -487,11 +486,14 @@ std::optional<at::Generator> RecordedCall::generator() const {
 // Moves the generator past the numbers that the operator would draw, and returns where they start. Two threads that
 // record do not come in between each other.
 TapePosition RecordedCall::takeDraws(const at::Generator& generator, const Stack& called) const {
-  static std::recursive_mutex mutex;
-  const InterpreterAwareLock<std::recursive_mutex> lock(mutex);
-  if (const auto position = takeDrawsOf(op_, called, generator)) {
-    return *position;
+  {
+    const Locked lock{LockRank::kDraws};
+    if (const auto position = takeDrawsOf(op_, called, generator)) {
+      return *position;
+    }
   }
+  const Locked replay{LockRank::kReplay};  // the call may read deferred tensors
+  const Locked lock{LockRank::kDraws};
   TapePosition position = tapePosition(generator);
   callInScratch(op_, called);
   return position;

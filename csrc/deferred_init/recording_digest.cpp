@@ -12,6 +12,7 @@
 #include <c10/util/irange.h>
 
 #include "../support/kernels_only.h"
+#include "../support/locks.h"
 #include "liveness.h"
 #include "op_graph.h"
 #include "real_dispatch.h"
@@ -270,7 +271,7 @@ std::vector<Source> sourcesOfCall(const OpNode& node, TapeReader& tape) {
 }  // namespace
 
 std::vector<Digest> digestsOfRecordings(at::ArrayRef<Tensor> tensors) {
-  const ReplayLock lock(replayMutex());
+  const Locked lock{LockRank::kReplay};
   const std::vector<Recording> recordings = recordingsOf(tensors);
   const LiveGraph graph = liveGraph(valuesOf(recordings));
   Digester digester{graph};
@@ -285,7 +286,7 @@ std::vector<Digest> digestsOfRecordings(at::ArrayRef<Tensor> tensors) {
 }
 
 std::vector<std::vector<Source>> sourcesOf(at::ArrayRef<Tensor> tensors) {
-  const ReplayLock lock(replayMutex());
+  const Locked lock{LockRank::kReplay};
   const std::vector<Recording> recordings = recordingsOf(tensors);
   TapeReader tape;
   std::vector<std::vector<Source>> all;

@@ -88,11 +88,6 @@ std::vector<Tensor> flatten(const Stack& results) {
 
 }  // namespace
 
-std::recursive_mutex& replayMutex() {
-  static std::recursive_mutex mutex;
-  return mutex;
-}
-
 Replay::Replay(const std::vector<StorageValuePtr>& wanted, Progress on_value)
     : wanted_{wanted}, graph_{liveGraph(wanted)}, on_value_{on_value} {
   keepDerivationsTogether(graph_.operators);

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <mutex>
 #include <optional>
 #include <unordered_map>
 #include <unordered_set>
@@ -9,7 +8,6 @@
 
 #include <c10/util/FunctionRef.h>
 
-#include "../support/interpreter_lock.h"
 #include "demands.h"
 #include "elementwise_steps.h"
 #include "liveness.h"
@@ -21,10 +19,6 @@ namespace torchext {
 // Called when a value has been computed, with its size, by those who want to know.
 using Progress = c10::function_ref<void(std::size_t nbytes)>;
 inline void nobodyAsks(std::size_t /*nbytes*/) {}
-
-// One replay at a time: replaying may fold values. Recursive, because a kernel in Python may read a deferred tensor.
-using ReplayLock = InterpreterAwareLock<std::recursive_mutex>;
-std::recursive_mutex& replayMutex();
 
 // Computes recorded values: NOTE [The graph of recorded operators]. One instance computes one set of values, once.
 //

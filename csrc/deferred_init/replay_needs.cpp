@@ -9,6 +9,7 @@
 #include <c10/util/hash.h>
 #include <c10/util/irange.h>
 
+#include "../support/locks.h"
 #include "demands.h"
 #include "liveness.h"
 #include "part_rules.h"
@@ -174,7 +175,7 @@ class Rehearsal {
 }  // namespace
 
 ReplayNeeds needsOf(const at::Tensor& deferred) {
-  const ReplayLock lock(replayMutex());
+  const Locked lock{LockRank::kReplay};
   const StorageValuePtr value = valueOf(deferred);
   TORCH_CHECK_VALUE(value != nullptr, "Only of a deferred tensor can it be told what computing it takes.");
   return Rehearsal{value}.run();

@@ -9,6 +9,7 @@
 #include "../fake/fake.h"
 #include "../fake/storage/fake_storage.h"
 #include "../fake/storage/fake_tensor_impl.h"
+#include "../support/locks.h"
 #include "materialize.h"
 #include "replay.h"
 
@@ -137,7 +138,7 @@ void Retained::moveTo(const Storage& fake, const Found& found) const {
 }
 
 void deferAgain(at::ArrayRef<Tensor> tensors) {
-  const ReplayLock lock(replayMutex());
+  const Locked lock{LockRank::kReplay};
   std::vector<std::shared_ptr<Retained>> all;
   std::vector<StorageValuePtr> values;
   for (const Tensor& tensor : tensors) {

@@ -88,12 +88,12 @@ void sawMove(CPUGeneratorImpl& impl, std::uint64_t draws) {
 }  // namespace
 
 TapePosition tapePosition(Generator generator) {
-  const std::lock_guard<std::mutex> lock(generator.mutex());
+  const std::lock_guard lock(generator.mutex());
   return positionLocked(cpuImpl(generator));
 }
 
 TapePosition takeDraws(Generator generator, std::uint64_t draws) {
-  const std::lock_guard<std::mutex> lock(generator.mutex());
+  const std::lock_guard lock(generator.mutex());
   CPUGeneratorImpl& impl = cpuImpl(generator);
   TapePosition position = positionLocked(impl);
   position.length = draws;
@@ -104,7 +104,7 @@ TapePosition takeDraws(Generator generator, std::uint64_t draws) {
 
 TapePosition takeNormals(Generator generator, std::uint64_t count) {
   constexpr std::uint64_t kDrawsOfPair = 4;  // two doubles, two draws each
-  const std::lock_guard<std::mutex> lock(generator.mutex());
+  const std::lock_guard lock(generator.mutex());
   CPUGeneratorImpl& impl = cpuImpl(generator);
   TapePosition position = positionLocked(impl);
   if (count > 0 && impl.next_double_normal_sample().has_value()) {
@@ -162,7 +162,7 @@ const Generator& TapeReader::moveTo(const TapePosition& position) {
 
 DefaultGeneratorAt::DefaultGeneratorAt(const TapePosition& position) {
   Generator generator = at::detail::getDefaultCPUGenerator();
-  const std::lock_guard<std::mutex> lock(generator.mutex());
+  const std::lock_guard lock(generator.mutex());
   CPUGeneratorImpl& impl = cpuImpl(generator);
   previous_engine_ = engineOf(impl);
   previous_kept_ = keptNormals(impl);
@@ -173,7 +173,7 @@ DefaultGeneratorAt::DefaultGeneratorAt(const TapePosition& position) {
 
 DefaultGeneratorAt::~DefaultGeneratorAt() {
   Generator generator = at::detail::getDefaultCPUGenerator();
-  const std::lock_guard<std::mutex> lock(generator.mutex());
+  const std::lock_guard lock(generator.mutex());
   setEngine(cpuImpl(generator), previous_engine_);
   setKeptNormals(cpuImpl(generator), previous_kept_);
 }

@@ -104,7 +104,7 @@ std::optional<std::uint64_t> TruncatedNormals::countDraws(std::int64_t count, co
   }
   auto& impl = *generator.get<at::CPUGeneratorImpl>();
   Engine engine = [&impl] {
-    const std::lock_guard<std::mutex> lock(impl.mutex_);
+    const std::lock_guard lock(impl.mutex_);
     return impl.engine().data();
   }();
   return fillTruncated(*fill, nullptr, count, engine);

@@ -87,9 +87,8 @@ void readsIndices(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
 
 // Has a kernel for CUDA only, which looks for the block of the caching allocator by its address.
 void recordStream(Tensor& self, c10::Stream stream) {  // NOLINT(google-runtime-references): the schema's
-  if (void* allocation = allocationOf(self.storage())) {
-    memoryCounter()->recordStream(allocation, stream.id());
-  }
+  visitAllocation(self.storage(),
+                  [&stream](void* allocation) { memoryCounter()->recordStream(allocation, stream.id()); });
 }
 
 // Tells which kernel attention would choose. The kernels below ask by the device of the tensors that they are given,

@@ -2,7 +2,6 @@
 
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -12,7 +11,7 @@
 #include <torch/library.h>
 #include <torchext/fake_tensor.h>
 
-#include "../support/interpreter_lock.h"
+#include "../support/locks.h"
 #include "../support/no_warnings.h"
 #include "../support/stack_utils.h"
 #include "../support/take_key.h"
@@ -127,10 +126,7 @@ class SharedKernel final : public c10::OperatorKernel {
 };
 
 // The kernels that we have put on the `Fake` key of single operators.
-struct SharedKernels {
-  std::mutex mutex;
-  std::unordered_map<c10::OperatorName, KernelIdentity> identities;
-};
+using SharedKernels = std::unordered_map<c10::OperatorName, KernelIdentity>;
 
 SharedKernels& sharedKernels() {
   static auto* kernels = new SharedKernels;
@@ -185,7 +181,7 @@ void repairSharedFakeKey() {
   if (c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(DispatchKey::Fake)) {
     return;
   }
-  const InterpreterAwareLock<std::mutex> lock(sharedKernels().mutex);
+  const Locked lock{LockRank::kForeignKernels};
   if (!c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(DispatchKey::Fake)) {
     registerFallback(DispatchKey::Fake, torch::CppFunction::makeFromBoxedFunction<&callOwner>());
   }
@@ -195,10 +191,9 @@ void shareKernelOf(const OperatorHandle& op) {
   if (!op.hasKernelForDispatchKey(DispatchKey::Fake)) {
     return;
   }
-  SharedKernels& shared = sharedKernels();
-  const InterpreterAwareLock<std::mutex> lock(shared.mutex);
+  const Locked lock{LockRank::kForeignKernels};
   RegisteredKernel kernel = tableKernel(op, DispatchKey::Fake).registered;
-  KernelIdentity& identity = shared.identities[op.operator_name()];
+  KernelIdentity& identity = sharedKernels()[op.operator_name()];
   if (identityOf(kernel.kernel) != identity) {
     replaceKernelOf(op, std::move(kernel));
     identity = identityOf(tableKernel(op, DispatchKey::Fake).registered.kernel);
@@ -212,14 +207,6 @@ void shareKernelsOfAll() {
       shareKernelOf(*op);
     }
   }
-}
-
-void lockForeignFakes() {
-  sharedKernels().mutex.lock();
-}
-
-void unlockForeignFakes() {
-  sharedKernels().mutex.unlock();
 }
 
 void callOwner(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {

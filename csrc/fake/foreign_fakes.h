@@ -47,10 +47,6 @@ void shareKernelOf(const c10::OperatorHandle& op);
 // The same for all operators.
 void shareKernelsOfAll();
 
-// Held while the process forks, so that the child does not inherit a lock held by a thread that it does not have.
-void lockForeignFakes();
-void unlockForeignFakes();
-
 // Handles a call that has arrived at the `Fake` key, or passes it to the other owner's fallback.
 void callOwner(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 

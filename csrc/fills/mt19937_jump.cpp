@@ -6,10 +6,10 @@
 #include <cstddef>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <utility>
 #include <vector>
 
+#include "../support/locks.h"
 #include "../support/simd_clones.h"
 #include "mt19937.h"
 
@@ -173,9 +173,8 @@ Windows windowsOf(const Polynomial& p) {
 // The windows of t^exponent, remembered: a model repeats its layers, so it repeats its distances.
 std::shared_ptr<const Windows> powerWindows(std::uint64_t exponent) {
   constexpr std::size_t kMaxRemembered = 64;
-  static std::mutex mutex;
   static std::map<std::uint64_t, std::shared_ptr<const Windows>> remembered;
-  const std::lock_guard<std::mutex> lock(mutex);
+  const Locked lock{LockRank::kJumps};
   if (const auto found = remembered.find(exponent); found != remembered.end()) {
     return found->second;
   }

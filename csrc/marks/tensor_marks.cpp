@@ -3,11 +3,11 @@
 #include <array>
 #include <atomic>
 #include <map>
-#include <mutex>
 #include <utility>
 
 #include <c10/util/intrusive_ptr.h>
 
+#include "../support/locks.h"
 #include "../torch_internals/open_tensor_impl.h"
 
 namespace torchext {
@@ -27,7 +27,7 @@ std::atomic<std::int64_t> live_marks{0};
 class MarksTable {
  public:
   TensorMarksPtr find(const std::string& origin, AmpMark amp) {
-    const std::lock_guard<std::mutex> lock{mutex_};
+    const Locked lock{LockRank::kMarks};
     WeakMarks& slot = slotOf(origin, amp);
     TensorMarksPtr marks = slot.lock();
     if (marks == nullptr) {
@@ -39,7 +39,7 @@ class MarksTable {
 
   // Others may have replaced `dead` before it came here.
   void forget(const TensorMarks& dead) {
-    const std::lock_guard<std::mutex> lock{mutex_};
+    const Locked lock{LockRank::kMarks};
     WeakMarks& slot = slotOf(dead.origin, dead.amp);
     if (slot._unsafe_get_target() == &dead) {
       slot.reset();
@@ -47,13 +47,6 @@ class MarksTable {
     if (slot._unsafe_get_target() == nullptr && !dead.origin.empty()) {
       with_origin_.erase({dead.origin, dead.amp});
     }
-  }
-
-  void lock() {
-    mutex_.lock();
-  }
-  void unlock() {
-    mutex_.unlock();
   }
 
  private:
@@ -64,9 +57,6 @@ class MarksTable {
     return with_origin_.try_emplace({origin, amp}, WeakMarks{TensorMarksPtr{}}).first->second;
   }
 
-  // No code that holds it calls foreign code, or waits. So a thread may wait for it with the interpreter's lock held,
-  // as in the destructor of a tensor.
-  std::mutex mutex_;
   // Indexed by AmpMark. Where marking has to be fast, most tensors have no origin.
   std::array<WeakMarks, 3> without_origin_{WeakMarks{TensorMarksPtr{}}, WeakMarks{TensorMarksPtr{}},
                                            WeakMarks{TensorMarksPtr{}}};
@@ -141,14 +131,6 @@ Tensor withoutMarks(const Tensor& tensor) {
   Tensor plain{impl.shallow_copy_and_detach(/*version_counter=*/0, /*allow_tensor_metadata_change=*/true)};
   setMarks(*plain.unsafeGetTensorImpl(), {}, AmpMark::kNone);
   return plain;
-}
-
-void lockMarks() {
-  marksTable().lock();
-}
-
-void unlockMarks() {
-  marksTable().unlock();
 }
 
 }  // namespace torchext

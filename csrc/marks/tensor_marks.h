@@ -77,8 +77,4 @@ TORCHEXT_API void setAmpMark(c10::TensorImpl& impl, AmpMark amp);
 // Returns an alias of the tensor without marks, detached from autograd.
 TORCHEXT_API at::Tensor withoutMarks(const at::Tensor& tensor);
 
-// Held while the process forks, so that the child does not inherit a lock held by a thread that it does not have.
-void lockMarks();
-void unlockMarks();
-
 }  // namespace torchext

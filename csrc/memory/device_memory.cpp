@@ -9,6 +9,7 @@
 
 #include "../fake/cuda/fake_cuda.h"
 #include "../fake/cuda/streams.h"
+#include "../support/locks.h"
 #include "cuda_settings.h"
 #include "out_of_memory.h"
 
@@ -17,12 +18,6 @@ namespace torchext {
 namespace {
 
 constexpr std::size_t kMaxCudaDevices = 64;
-
-// Guards all devices.
-std::mutex& memoryMutex() {
-  static auto* mutex = new std::mutex;
-  return *mutex;
-}
 
 std::int64_t nowInMicroseconds() {
   return std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::system_clock::now().time_since_epoch())
@@ -137,7 +132,7 @@ Allocation* DeviceMemory::allocate(std::size_t bytes, const AllocationCause& cau
   auto allocation =
       std::make_unique<Allocation>(Allocation{device_, bytes, nullptr, cause.op, categoryOf(cause, threadScope())});
   {
-    const std::lock_guard<std::mutex> lock(memoryMutex());
+    const Locked lock{LockRank::kDeviceMemory};
     followGpu();
     stack_ = std::move(stack);
     try {
@@ -182,7 +177,7 @@ void DeviceMemory::forgetWorkspaces() {
 void DeviceMemory::keepWorkspace(WorkspaceKey key, std::size_t bytes, const AllocationCause& cause) {
   const std::tuple place{key.number, key.is_for_backward, currentFakeStream(device_.index())};
   {
-    const std::lock_guard<std::mutex> lock(memoryMutex());
+    const Locked lock{LockRank::kDeviceMemory};
     followGpu();
     const auto known = workspaces_.find(place);
     if (known != workspaces_.end() && known->second->bytes >= bytes) {
@@ -190,7 +185,7 @@ void DeviceMemory::keepWorkspace(WorkspaceKey key, std::size_t bytes, const Allo
     }
   }
   Allocation* workspace = allocate(bytes, cause);
-  const std::lock_guard<std::mutex> lock(memoryMutex());
+  const Locked lock{LockRank::kDeviceMemory};
   if (Allocation* outgrown = std::exchange(workspaces_[place], workspace)) {
     freeLocked(outgrown);
   }
@@ -198,7 +193,7 @@ void DeviceMemory::keepWorkspace(WorkspaceKey key, std::size_t bytes, const Allo
 
 void DeviceMemory::free(Allocation* allocation) noexcept {
   auto stack = stackToRecord(HistoryStacks::kOfAll);
-  const std::lock_guard<std::mutex> lock(memoryMutex());
+  const Locked lock{LockRank::kDeviceMemory};
   stack_ = std::move(stack);
   freeLocked(allocation);
   stack_ = nullptr;
@@ -221,7 +216,7 @@ void DeviceMemory::freeLocked(Allocation* allocation) noexcept {
 }
 
 void DeviceMemory::recordStream(Allocation* allocation, c10::StreamId stream) {
-  const std::lock_guard<std::mutex> lock(memoryMutex());
+  const Locked lock{LockRank::kDeviceMemory};
   if (allocation->block != nullptr) {
     allocator_->recordStream(allocation->block, stream);
   }
@@ -252,7 +247,7 @@ std::size_t DeviceMemory::reserved() const {
 void DeviceMemory::raiseOutOfMemory(std::size_t bytes) {
   OutOfMemory report{};
   {
-    const std::lock_guard<std::mutex> lock(memoryMutex());
+    const Locked lock{LockRank::kDeviceMemory};
     report = {
         device_.index(),
         bytes,
@@ -267,49 +262,49 @@ void DeviceMemory::raiseOutOfMemory(std::size_t bytes) {
 }
 
 AllocatorStats DeviceMemory::stats() {
-  const std::lock_guard<std::mutex> lock(memoryMutex());
+  const Locked lock{LockRank::kDeviceMemory};
   followGpu();
   return allocator_->stats();
 }
 
 void DeviceMemory::resetPeakStats() {
-  const std::lock_guard<std::mutex> lock(memoryMutex());
+  const Locked lock{LockRank::kDeviceMemory};
   followGpu();
   allocator_->stats().resetPeak();
 }
 
 void DeviceMemory::resetAccumulatedStats() {
-  const std::lock_guard<std::mutex> lock(memoryMutex());
+  const Locked lock{LockRank::kDeviceMemory};
   followGpu();
   allocator_->stats().resetAccumulated();
 }
 
 void DeviceMemory::emptyCache() {
-  const std::lock_guard<std::mutex> lock(memoryMutex());
+  const Locked lock{LockRank::kDeviceMemory};
   followGpu();
   allocator_->emptyCache();
 }
 
 void DeviceMemory::setFraction(double fraction) {
-  const std::lock_guard<std::mutex> lock(memoryMutex());
+  const Locked lock{LockRank::kDeviceMemory};
   followGpu();
   allocator_->setMemoryFraction(fraction);
 }
 
 double DeviceMemory::fraction() {
-  const std::lock_guard<std::mutex> lock(memoryMutex());
+  const Locked lock{LockRank::kDeviceMemory};
   followGpu();
   return allocator_->memoryFraction();
 }
 
 DeviceMemory::DriverInfo DeviceMemory::driverInfo() {
-  const std::lock_guard<std::mutex> lock(memoryMutex());
+  const Locked lock{LockRank::kDeviceMemory};
   followGpu();
   return {allocator_->driver().available(), static_cast<std::size_t>(fakeGpu().total_memory)};
 }
 
 void DeviceMemory::visitSegments(const std::function<void(const Block& first)>& visit) {
-  const std::lock_guard<std::mutex> lock(memoryMutex());
+  const Locked lock{LockRank::kDeviceMemory};
   followGpu();
   for (const Block* first : allocator_->segments()) {
     visit(*first);
@@ -317,7 +312,7 @@ void DeviceMemory::visitSegments(const std::function<void(const Block& first)>& 
 }
 
 void DeviceMemory::recordHistory(bool enabled, std::size_t max_entries, HistoryStacks stacks) {
-  const std::lock_guard<std::mutex> lock(memoryMutex());
+  const Locked lock{LockRank::kDeviceMemory};
   followGpu();
   max_history_ = enabled ? max_entries : 0;
   if (!enabled) {
@@ -329,7 +324,7 @@ void DeviceMemory::recordHistory(bool enabled, std::size_t max_entries, HistoryS
 }
 
 std::vector<TraceEntry> DeviceMemory::history() {
-  const std::lock_guard<std::mutex> lock(memoryMutex());
+  const Locked lock{LockRank::kDeviceMemory};
   return {history_.begin(), history_.end()};
 }
 
@@ -339,7 +334,7 @@ std::shared_ptr<const StackTrace> DeviceMemory::stackOf(std::uintptr_t address) 
 }
 
 void DeviceMemory::tellExisting(Timeline& timeline) {
-  const std::lock_guard<std::mutex> lock(memoryMutex());
+  const Locked lock{LockRank::kDeviceMemory};
   if (allocator_) {
     followGpu();
   }
@@ -355,16 +350,6 @@ void tellExistingAllocations(Timeline& timeline) {
   for (std::size_t i = 0; i < kMaxCudaDevices; ++i) {
     DeviceMemory::of({c10::kCUDA, static_cast<c10::DeviceIndex>(i)}).tellExisting(timeline);
   }
-}
-
-void lockDeviceMemory() {
-  memoryMutex().lock();
-  lockTimeline();
-}
-
-void unlockDeviceMemory() {
-  unlockTimeline();
-  memoryMutex().unlock();
 }
 
 }  // namespace torchext

@@ -148,8 +148,4 @@ class TORCHEXT_API DeviceMemory {
 // Tells `timeline` what is allocated on all devices.
 TORCHEXT_API void tellExistingAllocations(Timeline& timeline);
 
-// Held while the process forks: see `lockStorages()`.
-void lockDeviceMemory();
-void unlockDeviceMemory();
-
 }  // namespace torchext

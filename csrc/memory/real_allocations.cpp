@@ -1,6 +1,5 @@
 #include "real_allocations.h"
 
-#include <mutex>
 #include <optional>
 #include <unordered_map>
 
@@ -11,6 +10,7 @@
 
 #include "../fake/storage/fake_storage.h"
 #include "../fake/storage/storage_memory.h"
+#include "../support/locks.h"
 #include "../support/open_blocks.h"
 #include "device_memory.h"
 
@@ -55,7 +55,7 @@ class Reporter final : public profiler::ProfilerStateBase {
       if (const auto node = torch::autograd::get_current_node()) {
         cause.sequence_nr = static_cast<std::int64_t>(node->sequence_nr());
       }
-      const std::lock_guard<std::mutex> lock(mutex_);
+      const Locked lock{LockRank::kRealMemory};
       if (!is_closed_) {
         Allocation*& allocation = allocations_[address];
         if (allocation != nullptr) {  // a thread of which nothing is reported has freed it
@@ -68,16 +68,18 @@ class Reporter final : public profiler::ProfilerStateBase {
     }
   }
 
-  Allocation* find(const void* address) {
-    const std::lock_guard<std::mutex> lock(mutex_);
+  void visit(const void* address, c10::function_ref<void(Allocation&)> visit) {
+    const Locked lock{LockRank::kRealMemory};
     const auto known = allocations_.find(address);
-    return known == allocations_.end() ? nullptr : known->second;
+    if (known != allocations_.end()) {
+      visit(*known->second);
+    }
   }
 
   // Nothing is counted any more, not even what lives on. Other threads may keep the reporter for longer: those of
   // process groups do, with the state of the thread that has called a collective.
   void close() {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const Locked lock{LockRank::kRealMemory};
     for (const auto& [address, allocation] : allocations_) {
       DeviceMemory::of(allocation->device).free(allocation);
     }
@@ -87,7 +89,7 @@ class Reporter final : public profiler::ProfilerStateBase {
 
  private:
   Allocation* take(void* address) {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const Locked lock{LockRank::kRealMemory};
     const auto known = allocations_.find(address);
     if (known == allocations_.end()) {
       return nullptr;  // allocated before
@@ -97,7 +99,6 @@ class Reporter final : public profiler::ProfilerStateBase {
     return allocation;
   }
 
-  std::mutex mutex_;
   bool is_closed_ = false;
   std::unordered_map<const void*, Allocation*> allocations_;
 };
@@ -120,12 +121,14 @@ RealAllocationsGuard::~RealAllocationsGuard() {
   dynamic_cast<Reporter&>(*state_->reporter).close();
 }
 
-Allocation* countedAllocationOf(const c10::Storage& storage) {
+void visitCountedAllocation(const c10::Storage& storage, c10::function_ref<void(Allocation&)> visit) {
   if (isFakeStorage(storage)) {
-    return static_cast<Allocation*>(allocationOf(storage));
+    visitAllocation(storage, [&visit](void* allocation) { visit(*static_cast<Allocation*>(allocation)); });
+    return;
   }
-  auto* reporter = dynamic_cast<Reporter*>(c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE));
-  return reporter == nullptr ? nullptr : reporter->find(storage.data());
+  if (auto* reporter = dynamic_cast<Reporter*>(c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE))) {
+    reporter->visit(storage.data(), visit);
+  }
 }
 
 void enterRealAllocations() {

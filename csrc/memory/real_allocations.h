@@ -3,6 +3,7 @@
 #include <memory>
 
 #include <c10/core/Storage.h>
+#include <c10/util/FunctionRef.h>
 
 #include <torchext/macros.h>
 
@@ -30,8 +31,9 @@ class TORCHEXT_API RealAllocationsGuard {
   std::unique_ptr<State> state_;
 };
 
-// Returns what is counted for the memory of a storage, fake or real, or null.
-TORCHEXT_API Allocation* countedAllocationOf(const c10::Storage& storage);
+// Calls `visit` with what is counted for the memory of a storage, fake or real, if anything is. It is not freed before
+// `visit` returns.
+TORCHEXT_API void visitCountedAllocation(const c10::Storage& storage, c10::function_ref<void(Allocation&)> visit);
 
 // For languages without guards: NOTE [Guards and blocks].
 TORCHEXT_API void enterRealAllocations();

@@ -10,6 +10,8 @@
 #include <c10/util/irange.h>
 #include <torch/csrc/autograd/function.h>
 
+#include "../support/locks.h"
+
 namespace torchext {
 
 namespace {
@@ -26,7 +28,6 @@ std::atomic<bool> is_tracking{false};
 thread_local ThreadScope thread_scope;
 
 struct Current {
-  std::mutex mutex;
   int trackers = 0;
   std::shared_ptr<Timeline> timeline;
 };
@@ -52,7 +53,7 @@ void apply(MemoryPoint& point, const AllocationRecord& record, bool is_birth) {
 Timeline::Timeline() : number_{++timelines_begun} {}
 
 AllocationNumber Timeline::addBirth(AllocationRecord record, std::size_t reserved) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const Locked lock{LockRank::kTimelines};
   const auto number = static_cast<std::int32_t>(records_.size());
   record.born = static_cast<std::int64_t>(events_.size());
   if (record.scope < 0 && record.sequence_nr >= 0) {
@@ -65,7 +66,7 @@ AllocationNumber Timeline::addBirth(AllocationRecord record, std::size_t reserve
 }
 
 AllocationNumber Timeline::addExisting(AllocationRecord record) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const Locked lock{LockRank::kTimelines};
   record.born = -1;
   record.died = -1;
   records_.push_back(record);
@@ -73,7 +74,7 @@ AllocationNumber Timeline::addExisting(AllocationRecord record) {
 }
 
 void Timeline::addDeath(AllocationNumber allocation, std::size_t reserved) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const Locked lock{LockRank::kTimelines};
   if (AllocationRecord* record = find(allocation)) {
     record->died = static_cast<std::int64_t>(events_.size());
     events_.push_back({allocation.number, /*is_birth=*/false, reserved, nowInNanoseconds()});
@@ -81,14 +82,14 @@ void Timeline::addDeath(AllocationNumber allocation, std::size_t reserved) {
 }
 
 void Timeline::raise(AllocationNumber allocation, MemoryCategory category) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const Locked lock{LockRank::kTimelines};
   if (AllocationRecord* record = find(allocation)) {
     record->category = std::max(record->category, category);
   }
 }
 
 void Timeline::markActivations() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const Locked lock{LockRank::kTimelines};
   for (AllocationRecord& record : records_) {
     if (record.died < 0 && record.phase == MemoryPhase::kForward && record.category == MemoryCategory::kTemporary) {
       record.category = MemoryCategory::kActivation;
@@ -97,7 +98,7 @@ void Timeline::markActivations() {
 }
 
 std::int32_t Timeline::numberOf(const std::string& text) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const Locked lock{LockRank::kTimelines};
   const auto [entry, is_new] = numbers_.try_emplace(text, static_cast<std::int32_t>(names_.size()));
   if (is_new) {
     names_.push_back(text);
@@ -106,17 +107,17 @@ std::int32_t Timeline::numberOf(const std::string& text) {
 }
 
 std::string Timeline::nameOf(std::int32_t number) const {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const Locked lock{LockRank::kTimelines};
   return number < 0 ? std::string{} : names_.at(static_cast<std::size_t>(number));
 }
 
 std::int64_t Timeline::countEvents() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const Locked lock{LockRank::kTimelines};
   return static_cast<std::int64_t>(events_.size());
 }
 
 std::vector<c10::Device> Timeline::devices() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const Locked lock{LockRank::kTimelines};
   std::vector<c10::Device> devices;
   for (const AllocationRecord& record : records_) {
     if (std::find(devices.begin(), devices.end(), record.device) == devices.end()) {
@@ -158,7 +159,7 @@ void Timeline::replay(c10::Device device, std::int64_t end, const Visit& visit) 
 }
 
 MemoryPoint Timeline::peak(c10::Device device, std::int64_t begin, std::int64_t end, bool of_reserved) const {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const Locked lock{LockRank::kTimelines};
   MemoryPoint peak{};
   bool has_begun = false;
   const auto bytes = [of_reserved](const MemoryPoint& point) { return of_reserved ? point.reserved : point.allocated; };
@@ -173,7 +174,7 @@ MemoryPoint Timeline::peak(c10::Device device, std::int64_t begin, std::int64_t 
 }
 
 MemoryPoint Timeline::pointAfter(c10::Device device, std::int64_t event) const {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const Locked lock{LockRank::kTimelines};
   MemoryPoint last{};
   replay(device, event + 1, [&last](const MemoryPoint& point) { last = point; });
   return last;
@@ -183,7 +184,7 @@ std::vector<MemoryPoint> Timeline::curve(c10::Device device,
                                          std::int64_t begin,
                                          std::int64_t end,
                                          std::size_t count) const {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const Locked lock{LockRank::kTimelines};
   const auto stretch =
       std::max<std::int64_t>(1, (end - begin) / static_cast<std::int64_t>(std::max<std::size_t>(count, 1)));
   std::vector<MemoryPoint> points;
@@ -201,7 +202,7 @@ std::vector<MemoryPoint> Timeline::curve(c10::Device device,
 }
 
 std::vector<std::int32_t> Timeline::aliveAfter(c10::Device device, std::int64_t event) const {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const Locked lock{LockRank::kTimelines};
   std::vector<std::int32_t> alive;
   for (const auto i : c10::irange(records_.size())) {
     const AllocationRecord& record = records_[i];
@@ -213,19 +214,19 @@ std::vector<std::int32_t> Timeline::aliveAfter(c10::Device device, std::int64_t 
 }
 
 AllocationRecord Timeline::record(std::int32_t allocation) const {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const Locked lock{LockRank::kTimelines};
   return records_.at(static_cast<std::size_t>(allocation));
 }
 
 std::vector<MemoryEvent> Timeline::events(std::int64_t begin, std::int64_t end) const {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const Locked lock{LockRank::kTimelines};
   const auto size = static_cast<std::int64_t>(events_.size());
   const std::int64_t first = std::clamp<std::int64_t>(begin, 0, size);
   return {events_.begin() + first, events_.begin() + std::clamp(end, first, size)};
 }
 
 void Timeline::addBoundary(std::uint64_t sequence_nr, std::int32_t scope) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const Locked lock{LockRank::kTimelines};
   boundaries_[sequence_nr] = scope;
 }
 
@@ -242,7 +243,7 @@ AllocationRecord* Timeline::find(AllocationNumber allocation) {
 
 std::shared_ptr<Timeline> openTimeline() {
   Current& current = currentState();
-  const std::lock_guard<std::mutex> lock(current.mutex);
+  const Locked lock{LockRank::kTimelines};
   if (current.trackers++ == 0) {
     current.timeline = std::make_shared<Timeline>();
     is_tracking = true;
@@ -253,7 +254,7 @@ std::shared_ptr<Timeline> openTimeline() {
 void closeTimeline() {
   std::shared_ptr<Timeline> last;  // freed after the lock is released
   Current& current = currentState();
-  const std::lock_guard<std::mutex> lock(current.mutex);
+  const Locked lock{LockRank::kTimelines};
   TORCH_CHECK(current.trackers > 0, "No tracker of memory is open.");
   if (--current.trackers == 0) {
     is_tracking = false;
@@ -267,22 +268,8 @@ bool isTracking() noexcept {
 
 std::shared_ptr<Timeline> currentTimeline() {
   Current& current = currentState();
-  const std::lock_guard<std::mutex> lock(current.mutex);
+  const Locked lock{LockRank::kTimelines};
   return current.timeline;
-}
-
-void lockTimeline() {
-  currentState().mutex.lock();
-  if (Timeline* timeline = currentState().timeline.get()) {
-    timeline->lock();
-  }
-}
-
-void unlockTimeline() {
-  if (Timeline* timeline = currentState().timeline.get()) {
-    timeline->unlock();
-  }
-  currentState().mutex.unlock();
 }
 
 const ThreadScope& threadScope() noexcept {

@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -120,13 +119,6 @@ class TORCHEXT_API Timeline {
   // From the node of autograd with this sequence number on, `scope` is what makes nodes. Backward passes look it up.
   void addBoundary(std::uint64_t sequence_nr, std::int32_t scope);
 
-  void lock() {
-    mutex_.lock();
-  }
-  void unlock() {
-    mutex_.unlock();
-  }
-
  private:
   template <typename Visit>
   void replay(c10::Device device, std::int64_t end, const Visit& visit) const;
@@ -134,7 +126,6 @@ class TORCHEXT_API Timeline {
   AllocationRecord* find(AllocationNumber allocation);
   std::int32_t scopeOfNode(std::int64_t sequence_nr) const;
 
-  mutable std::mutex mutex_;
   const std::uint64_t number_;
   std::vector<AllocationRecord> records_;
   std::vector<MemoryEvent> events_;
@@ -154,10 +145,6 @@ TORCHEXT_API bool isTracking() noexcept;
 
 // Returns the timeline that collects, or null.
 TORCHEXT_API std::shared_ptr<Timeline> currentTimeline();
-
-// Held while the process forks: see `lockStorages()`.
-void lockTimeline();
-void unlockTimeline();
 
 // What this thread is doing, for the records of what it allocates.
 struct ThreadScope {

@@ -1,6 +1,5 @@
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -20,6 +19,7 @@
 #include "../fake/layouts/layout.h"
 #include "../fake/meta/device_hints.h"
 #include "../fake/storage/fake_factories.h"
+#include "../support/locks.h"
 #include "../support/open_blocks.h"
 #include "bind.h"
 #include "module.h"
@@ -33,7 +33,7 @@ namespace {
 class NameCudaGuard {
  public:
   NameCudaGuard() {
-    const std::lock_guard<std::mutex> lock(mutex());
+    const Locked lock{LockRank::kNamedCuda};
     if (count++ == 0) {
       torch::utils::set_requires_device_init(c10::kCUDA, false);
     }
@@ -43,18 +43,13 @@ class NameCudaGuard {
   NameCudaGuard(NameCudaGuard&&) = delete;
   NameCudaGuard& operator=(NameCudaGuard&&) = delete;
   ~NameCudaGuard() {
-    const std::lock_guard<std::mutex> lock(mutex());
+    const Locked lock{LockRank::kNamedCuda};
     if (--count == 0) {
       torch::utils::set_requires_device_init(c10::kCUDA, true);
     }
   }
 
  private:
-  static std::mutex& mutex() {
-    static std::mutex of_count;
-    return of_count;
-  }
-
   static inline std::size_t count = 0;
 };
 

@@ -30,7 +30,7 @@ void checkArguments(const char* function, const at::Tensor& tensor, const at::Ge
 template <typename Draw>
 auto drawFrom(const at::Generator& generator, const Draw& draw) {
   auto& impl = *generator.get<at::CPUGeneratorImpl>();
-  const std::lock_guard<std::mutex> lock(impl.mutex_);
+  const std::lock_guard lock(impl.mutex_);
   at::mt19937 engine = impl.engine();
   at::mt19937_data_pod state = engine.data();
   const auto result = draw(state);

@@ -14,6 +14,7 @@
 #include "../memory/memory_counter.h"
 #include "../memory/real_allocations.h"
 #include "../memory/timeline.h"
+#include "../support/locks.h"
 #include "bind.h"
 #include "module.h"
 
@@ -299,17 +300,24 @@ void markMemory(const std::vector<at::Tensor>& tensors, int category) {
     }
     countExistingStorage(tensor.storage());
     labelStorage(tensor.storage(), static_cast<std::uint8_t>(category));
-    if (Allocation* allocation = countedAllocationOf(tensor.storage())) {
-      allocation->category = std::max(allocation->category, static_cast<MemoryCategory>(category));
-      timeline->raise(allocation->number, allocation->category);
-    }
+    visitCountedAllocation(tensor.storage(), [&](Allocation& allocation) {
+      const Locked lock{LockRank::kDeviceMemory};  // its records are made under this lock
+      allocation.category = std::max(allocation.category, static_cast<MemoryCategory>(category));
+      timeline->raise(allocation.number, allocation.category);
+    });
   }
 }
 
 // The number of the allocation in the timeline, or -1.
 std::int32_t memoryNumber(const at::Tensor& tensor) {
-  const Allocation* allocation = tensor.has_storage() ? countedAllocationOf(tensor.storage()) : nullptr;
-  return allocation == nullptr ? -1 : allocation->number.number;
+  std::int32_t number = -1;
+  if (tensor.has_storage()) {
+    visitCountedAllocation(tensor.storage(), [&number](const Allocation& allocation) {
+      const Locked lock{LockRank::kDeviceMemory};
+      number = allocation.number.number;
+    });
+  }
+  return number;
 }
 
 // The event, the time in ns, the bytes allocated and reserved, and the bytes by category.

@@ -56,6 +56,7 @@ PYBIND11_MODULE(_C, module) {
   checkLibrary();
   setUpOrRaiseImportError();
   torchext::python::bindInterpreter(module);
+  torchext::python::bindLocks(module);
   module.attr("built_for_torch") = TORCH_VERSION;
   torchext::python::bindFake(module);
   torchext::python::bindDeferredInit(module);

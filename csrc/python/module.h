@@ -14,6 +14,7 @@ void bindInspect(pybind11::module_& module);
 void bindMarks(pybind11::module_& module);
 void bindAmp(pybind11::module_& module);
 void bindLeases(pybind11::module_& module);
+void bindLocks(pybind11::module_& module);
 void bindMemory(pybind11::module_& module);
 void bindKernelMemory(pybind11::module_& module);
 void bindPatching(pybind11::module_& module);

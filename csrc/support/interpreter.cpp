@@ -2,6 +2,8 @@
 
 #include <atomic>
 
+#include "locks.h"
+
 namespace torchext {
 
 namespace {
@@ -41,6 +43,7 @@ void setInterpreter(const Interpreter& interpreter) noexcept {
 }
 
 const Interpreter& interpreter() {
+  checkMayNeedInterpreter();
   static const auto* none = new Interpreter;
   const Interpreter* set = current.load(std::memory_order_acquire);
   return set == nullptr ? *none : *set;

@@ -41,7 +41,7 @@ class TORCHEXT_API Interpreter {
 
   // Calls `run` with the interpreter's lock. For code that needs it while it holds a lock of ours that others wait for
   // with the interpreter's: it takes this one first, as they do. Locks that are held for long are waited for without
-  // it: interpreter_lock.h.
+  // it: NOTE [The order of locks].
   virtual void withLock(c10::function_ref<void()> run) const;
 
   // Returns true if `error` asks the program to stop, as Python's KeyboardInterrupt does. It must not be taken for a

@@ -5,7 +5,6 @@
 #endif
 
 #include <algorithm>
-#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -13,6 +12,7 @@
 #include <c10/core/StorageImpl.h>
 
 #include "huge_pages.h"
+#include "locks.h"
 
 namespace torchext {
 
@@ -33,7 +33,6 @@ struct RecycledMemory::Block {
 };
 
 struct RecycledMemory::State {
-  std::mutex mutex;
   // What nobody uses at the moment.
   std::vector<Block> free;
   std::size_t slack = 0;
@@ -48,7 +47,7 @@ struct RecycledMemory::InUse {
 void RecycledMemory::giveBack(void* in_use) {
   const std::unique_ptr<InUse> used{static_cast<InUse*>(in_use)};
   State& state = *used->owner->state_;
-  const std::lock_guard<std::mutex> lock(state.mutex);
+  const Locked lock{LockRank::kRecycled};
   state.free.push_back(std::move(used->block));
 }
 
@@ -66,7 +65,7 @@ c10::Storage RecycledMemory::makeStorage(std::size_t nbytes) {
   auto used = std::make_unique<InUse>();
   std::vector<Block> outdated;  // freed without the lock
   {
-    const std::lock_guard<std::mutex> lock(state_->mutex);
+    const Locked lock{LockRank::kRecycled};
     auto& free = state_->free;
     const auto found =
         std::find_if(free.begin(), free.end(), [nbytes](const Block& block) { return fits(block.size, nbytes); });

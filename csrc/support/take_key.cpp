@@ -1,22 +1,16 @@
 #include "take_key.h"
 
-#include <mutex>
 #include <utility>
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
-#include "interpreter_lock.h"
+#include "locks.h"
 
 namespace torchext {
 
 using c10::DispatchKey;
 
 namespace {
-
-std::mutex& keysMutex() {
-  static auto* mutex = new std::mutex;
-  return *mutex;
-}
 
 // Constant initialization, so that other files may set it while the library is loaded.
 void (*prepareForKeys)() = [] {};
@@ -36,7 +30,7 @@ void beforeFirstKey(void (*prepare)()) noexcept {
 
 void LazyKey::takeSlowly(c10::function_ref<void()> take) {
   prepareForKeys();
-  const InterpreterAwareLock<std::mutex> lock(keysMutex());
+  const Locked lock{LockRank::kKeys};
   if (is_taken_.load(std::memory_order_relaxed)) {
     return;
   }
@@ -51,14 +45,6 @@ void registerFallback(DispatchKey key, torch::CppFunction&& fallback) {
   // Leaked: kernels may be in flight until the process ends.
   static_cast<void>(
       (new torch::Library(torch::Library::IMPL, "_", key, __FILE__, __LINE__))->fallback(std::move(fallback)));
-}
-
-void lockKeys() {
-  keysMutex().lock();
-}
-
-void unlockKeys() {
-  keysMutex().unlock();
 }
 
 }  // namespace torchext

@@ -43,8 +43,4 @@ void beforeFirstKey(void (*prepare)()) noexcept;
 // Puts a fallback on a key, for good.
 void registerFallback(c10::DispatchKey key, torch::CppFunction&& fallback);
 
-// Held while the process forks: keys are taken with locks of PyTorch's held.
-void lockKeys();
-void unlockKeys();
-
 }  // namespace torchext

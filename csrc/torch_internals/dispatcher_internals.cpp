@@ -114,7 +114,7 @@ bool isPythonKernel(const KernelFunction& kernel) {
 
 RegisteredKernel fallbackOf(DispatchKey key) {
   Dispatcher& dispatcher = Dispatcher::singleton();
-  const std::lock_guard<std::mutex> lock(mutexOf(dispatcher));
+  const std::lock_guard lock(mutexOf(dispatcher));
   const auto index = static_cast<std::size_t>(c10::getDispatchTableIndexForDispatchKey(key));
   const AnnotatedKernel& found = fallbackAt(dispatcher, index);
   return {found.kernel, found.debug};
@@ -124,7 +124,7 @@ RegisteredKernel fallbackOf(DispatchKey key) {
 // the fallback has that object.
 void removeFallback(DispatchKey key) {
   Dispatcher& dispatcher = Dispatcher::singleton();
-  const std::lock_guard<std::mutex> lock(mutexOf(dispatcher));
+  const std::lock_guard lock(mutexOf(dispatcher));
   deregisterFallback(dispatcher, key);
 }
 

@@ -21,6 +21,8 @@
 #include <torchext/torchext.h>
 
 #include "deferred_init/explain.h"
+#include "fake/storage/storage_memory.h"
+#include "memory/timeline.h"
 #include "tests.h"
 
 using at::Tensor;
@@ -194,6 +196,38 @@ void oneReadsWhatAnotherWrites() {
   }
 }
 
+// To read an element makes a constant of the value that others record operators with, which are asked for its operator.
+void othersRecordWithWhatIsRead() {
+  for (int round = 0; round < kRounds; ++round) {
+    const Tensor tensor = deferredFull(round).add(1);
+    const auto read = [&] { EXPECT(tensor.select(0, 0).select(0, 0).item<double>() == round + 1.0); };
+    const auto record = [&] {
+      const Tensor next = tensor.add(1).mul(2);
+      tensor.view({16}).mul(3);
+      EXPECT(torchext::evaluate(next).equal(at::full({4, 4}, 2.0 * (round + 2))));
+    };
+    runAtOnce({read, record, record});
+  }
+}
+
+// What is counted of a storage belongs to its record, which is gone when it becomes real.
+void othersCountWhatBecomesReal() {
+  const auto timeline = torchext::openTimeline();
+  for (int round = 0; round < kRounds; ++round) {
+    const Tensor tensor = deferredFull(round);
+    const c10::Storage storage = tensor.storage();
+    const auto count = [&storage] {
+      torchext::countExistingStorage(storage);
+      torchext::labelStorage(storage, 1);
+      torchext::visitAllocation(storage, [](void* allocation) { EXPECT(allocation != nullptr); });
+    };
+    runAtOnce({[&] { torchext::materialize({tensor}); }, count, count});
+    EXPECT(isFullOf(tensor, round));
+  }
+  torchext::closeTimeline();
+  EXPECT(timeline->aliveAfter(c10::kCPU, timeline->countEvents()).empty());
+}
+
 constexpr Test kTests[] = {
     {"threads_begin_at_once", &threadsBeginAtOnce},
     {"threads_make_fakes_and_share_the_cache", &threadsMakeFakesAndShareTheCache},
@@ -203,6 +237,8 @@ constexpr Test kTests[] = {
     {"others_read_sizes_and_free_views_of_what_becomes_real", &othersReadSizesAndFreeViewsOfWhatBecomesReal},
     {"others_explain_and_evaluate_what_is_read", &othersExplainAndEvaluateWhatIsRead},
     {"one_reads_what_another_writes", &oneReadsWhatAnotherWrites},
+    {"others_record_with_what_is_read", &othersRecordWithWhatIsRead},
+    {"others_count_what_becomes_real", &othersCountWhatBecomesReal},
 };
 
 }  // namespace

@@ -7,7 +7,6 @@ PyTorch does not.
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -20,8 +19,7 @@ from ..tools.source_lines import users_frame
 
 __all__: list[str] = []
 
-_lock = threading.Lock()
-_warned: set[tuple[str, int]] = set()
+_warned: dict[tuple[str, int], object] = {}
 
 # The position of `create_graph` in the arguments of `_engine_run_backward()` behind the outputs.
 CREATE_GRAPH = 2
@@ -60,10 +58,9 @@ def _warn() -> None:
     if frame is None:
         return  # a thread that a library has started
     line = (frame.f_code.co_filename, frame.f_lineno)
-    with _lock:
-        if line in _warned:
-            return
-        _warned.add(line)
+    this_call = object()
+    if _warned.setdefault(line, this_call) is not this_call:  # of two threads, one is first
+        return
     warnings.warn_explicit(
         f"{line[0]}:{line[1]} runs backward() inside an autocast region: the operators of the backward pass run in "
         "the dtypes of the forward pass, and those that the region casts as well may run in others. Leave the region "

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from .. import _C
 from ..tools.calls import call_in_block
-from ..tools.held_tensors import LEAVES, inner_tensors, is_wrapper, reachable_tensors
+from ..tools.held_tensors import inner_tensors, is_wrapper, reachable_tensors
 from .origins import Origin, origin, trace_origins
 
 __all__ = [
@@ -189,7 +189,7 @@ def to_normal(obj: T) -> T:
         >>> to_normal(model)(torch.ones(2)).requires_grad
         True
     """
-    tensors = list(_tensors_of(obj))
+    tensors = list(reachable_tensors(obj, torch.Tensor.is_inference))
     is_surely_right = isinstance(obj, torch.Tensor | torch.nn.Module | torch.optim.Optimizer)
     if not tensors and not is_surely_right and pytree.tree_is_leaf(obj):
         raise TypeError(
@@ -198,14 +198,6 @@ def to_normal(obj: T) -> T:
         )
     _C.make_normal([part for tensor in tensors for part in _parts_of(tensor)])
     return obj
-
-
-def _tensors_of(obj: object) -> Iterator[torch.Tensor]:
-    for leaf in pytree.tree_leaves(obj):
-        if isinstance(leaf, torch.Tensor):
-            yield leaf
-        elif not issubclass(type(leaf), LEAVES):
-            yield from reachable_tensors(leaf, torch.Tensor.is_inference)
 
 
 def _parts_of(tensor: torch.Tensor, around: tuple[torch.Tensor, ...] = ()) -> Iterator[torch.Tensor]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -11,7 +10,7 @@ import torch
 
 from .. import _C
 from ..tools.leases import Lease, settle, while_marks_live
-from ..tools.patching import Concerns
+from ..tools.patching import Concerns, patching_lock
 
 __all__ = ["Origin", "are_all_blocks_traced", "origin", "trace_origins"]
 
@@ -86,13 +85,12 @@ def _trace_here() -> None:
 
 
 _while_all_blocks_trace = Lease("trace_origins() is on")
-_tracing_lock = threading.Lock()
 _is_tracing_all = False
 
 
 def _hold_while_tracing(enabled: bool) -> None:
     global _is_tracing_all
-    with _tracing_lock:
+    with patching_lock:
         if enabled and not _is_tracing_all:
             _while_all_blocks_trace.acquire()
         elif not enabled and _is_tracing_all:

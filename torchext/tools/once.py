@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from functools import wraps
+
+from .patching import patching_lock
 
 __all__ = ["once"]
 
@@ -14,7 +15,6 @@ def once(function: Callable[[], None]) -> Callable[[], None]:
 
     If it fails, the next call tries again. While it runs, calls by itself do nothing.
     """
-    lock = threading.RLock()
     is_done = is_running = False
 
     @wraps(function)
@@ -22,7 +22,7 @@ def once(function: Callable[[], None]) -> Callable[[], None]:
         nonlocal is_done, is_running
         if is_done:
             return
-        with lock:
+        with patching_lock:  # most of what is done once replaces something
             if is_done or is_running:
                 return
             is_running = True

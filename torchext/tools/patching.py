@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import enum
 import inspect
-import os
-import threading
 import traceback
 from collections.abc import Callable
 from functools import partial, update_wrapper
@@ -118,11 +116,8 @@ class _Lock:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = _C.Lock("patches")  # of the core, which orders it among its own and takes all of them for a fork
         self._waiting: list[Callable[[], None]] = []
-        os.register_at_fork(
-            before=self._lock.acquire, after_in_parent=self._lock.release, after_in_child=self._lock.release
-        )
 
     def __enter__(self) -> None:
         self._lock.acquire()

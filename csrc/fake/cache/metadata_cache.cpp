@@ -3,6 +3,8 @@
 #include <iterator>
 #include <utility>
 
+#include "../../support/locks.h"
+
 namespace torchext {
 
 namespace {
@@ -18,7 +20,7 @@ std::shared_ptr<const ResultRecipe> MetadataCache::find(const CallKey& key) {
     return nullptr;
   }
   const View view{key.words(), key.hash()};
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const Locked lock{LockRank::kMetadataCache};
   const auto found = index_.find(view);
   if (found == index_.end()) {
     return nullptr;
@@ -30,7 +32,7 @@ std::shared_ptr<const ResultRecipe> MetadataCache::find(const CallKey& key) {
 
 void MetadataCache::remember(const CallKey& key, std::shared_ptr<const ResultRecipe> recipe) {
   Entries forgotten;  // freed after the lock: freeing a kernel written in Python takes the interpreter's lock
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const Locked lock{LockRank::kMetadataCache};
   ++info_.misses;
   if (recipe == nullptr || key.words().size() > kMaxWords) {
     ++info_.uncacheable;
@@ -49,7 +51,7 @@ void MetadataCache::remember(const CallKey& key, std::shared_ptr<const ResultRec
 }
 
 CacheInfo MetadataCache::info() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const Locked lock{LockRank::kMetadataCache};
   CacheInfo info = info_;
   info.size = entries_.size();
   info.capacity = kMaxEntries;
@@ -58,7 +60,7 @@ CacheInfo MetadataCache::info() const {
 
 void MetadataCache::clear() {
   Entries forgotten;
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const Locked lock{LockRank::kMetadataCache};
   index_.clear();
   forgotten.swap(entries_);
   num_words_ = 0;

@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <list>
 #include <memory>
-#include <mutex>
 #include <unordered_map>
 #include <vector>
 
@@ -41,14 +40,6 @@ class MetadataCache {
   // Forgets all recipes and counts.
   TORCHEXT_API void clear();
 
-  // Held while the process forks: see `lockStorages()`.
-  void lock() {
-    mutex_.lock();
-  }
-  void unlock() {
-    mutex_.unlock();
-  }
-
  private:
   struct Entry {
     std::vector<std::uint64_t> words;
@@ -75,7 +66,6 @@ class MetadataCache {
   bool isTooLarge() const noexcept;
   Entries takeOldest();
 
-  mutable std::mutex mutex_;
   Entries entries_;  // the most recently used comes first
   std::unordered_map<View, Entries::iterator, HashOfView> index_;
   std::size_t num_words_ = 0;

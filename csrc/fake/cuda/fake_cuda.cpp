@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <deque>
-#include <mutex>
 #include <tuple>
 #include <utility>
 
@@ -12,6 +11,7 @@
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
+#include "../../support/locks.h"
 #include "../../support/no_warnings.h"
 #include "../../torch_internals/virtual_table.h"
 #include "attention.h"
@@ -43,7 +43,7 @@ auto asTuple(const GpuDescription& gpu) {
 class GpuDescriptions {
  public:
   const GpuDescription* add(GpuDescription gpu) {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const Locked lock{LockRank::kGpus};
     for (const GpuDescription& known : descriptions_) {
       if (asTuple(known) == asTuple(gpu)) {
         return &known;
@@ -54,7 +54,6 @@ class GpuDescriptions {
   }
 
  private:
-  std::mutex mutex_;
   std::deque<GpuDescription> descriptions_;
 };
 

@@ -3,11 +3,12 @@
 #include <array>
 #include <cstring>
 #include <memory>
-#include <mutex>
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/Utils.h>
 #include <c10/core/GeneratorImpl.h>
+
+#include "../../support/locks.h"
 
 namespace torchext {
 
@@ -85,9 +86,8 @@ at::Generator newFakeCudaGenerator(c10::DeviceIndex device) {
 }
 
 const at::Generator& defaultFakeCudaGenerator(c10::DeviceIndex device) {
-  static std::mutex mutex;
   static auto* generators = new std::array<at::Generator, kMaxGenerators>;  // leaked: fakes may outlive statics
-  const std::lock_guard<std::mutex> lock(mutex);
+  const Locked lock{LockRank::kGenerators};
   at::Generator& generator = generators->at(static_cast<std::size_t>(device));
   if (!generator.defined()) {
     generator = newFakeCudaGenerator(device);

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <exception>
-#include <mutex>
 #include <new>
 #include <numeric>
 #include <optional>
@@ -17,6 +16,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 
+#include "../../support/locks.h"
 #include "../../support/no_warnings.h"
 #include "../../support/plain_tensors.h"
 #include "../../support/stack_utils.h"
@@ -281,29 +281,20 @@ Stack raiseOrReturn(const OperatorHandle& op, ArrayRef<IValue> arguments, Outcom
 class Passed {
  public:
   bool has(std::size_t hash) {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const Locked lock{LockRank::kRefusals};
     return hashes_.count(hash) != 0;
   }
 
   void add(std::size_t hash) {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const Locked lock{LockRank::kRefusals};
     if (hashes_.size() == kMax) {
       hashes_.clear();
     }
     hashes_.insert(hash);
   }
 
-  void lock() {
-    mutex_.lock();
-  }
-
-  void unlock() {
-    mutex_.unlock();
-  }
-
  private:
   static constexpr std::size_t kMax = 16384;
-  std::mutex mutex_;
   std::unordered_set<std::size_t> hashes_;
 };
 
@@ -453,14 +444,6 @@ bool refuseAsReal(const OperatorHandle& op, ArrayRef<IValue> arguments) {
 
 void refuseAsRealIfCheap(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   isAcceptedByReal(op, arguments, kCheap);
-}
-
-void lockRefusals() {
-  passed().lock();
-}
-
-void unlockRefusals() {
-  passed().unlock();
 }
 
 }  // namespace torchext

@@ -37,8 +37,4 @@ bool refuseAsReal(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> argu
 // The same for a call that is most probably right, but needs values that fakes do not have.
 void refuseAsRealIfCheap(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
 
-// Held while the process forks, so that the child does not inherit a lock held by a thread that it does not have.
-void lockRefusals();
-void unlockRefusals();
-
 }  // namespace torchext

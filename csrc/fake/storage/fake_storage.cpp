@@ -1,7 +1,7 @@
 #include "fake_storage.h"
 
 #include <atomic>
-#include <mutex>
+#include <optional>
 #include <string_view>
 #include <utility>
 
@@ -10,6 +10,7 @@
 
 #include "../../support/interpreter.h"
 #include "../../support/leases.h"
+#include "../../support/locks.h"
 #include "../../torch_internals/open_tensor_impl.h"
 #include "../../torch_internals/torch_compat.h"
 #include "fake_keys.h"
@@ -38,63 +39,23 @@ thread_local bool has_uncounted = false;
 thread_local int own_computations = 0;
 
 // What has been counted of a storage: NOTE [Memory is counted where storages are born and die].
-class CountedMemory {
- public:
+struct CountedMemory {
   CountedMemory() = default;
   CountedMemory(const CountedMemory&) = delete;
   CountedMemory& operator=(const CountedMemory&) = delete;
   CountedMemory(CountedMemory&&) = delete;
   CountedMemory& operator=(CountedMemory&&) = delete;
   ~CountedMemory() {
-    release();
-  }
-
-  void* allocation() const noexcept {
-    return allocation_;
-  }
-
-  bool isExpected() const noexcept {
-    return is_expected_;
-  }
-
-  // The storage is new, and will be counted when the call that makes it has its results.
-  void expect() noexcept {
-    is_expected_ = true;
-    has_uncounted = true;
-  }
-
-  void count(std::size_t nbytes, c10::Device device) {
-    is_expected_ = false;
-    void* allocation = nbytes == 0 ? nullptr : memoryCounter()->allocate(nbytes, device, label_);
-    release();
-    allocation_ = allocation;
-    is_counted_ = true;
-  }
-
-  // What is not to be counted never is.
-  void dismiss() noexcept {
-    is_expected_ = false;
-  }
-
-  bool isCounted() const noexcept {
-    return is_counted_;
-  }
-
-  void setLabel(std::uint8_t label) noexcept {
-    label_ = label;
-  }
-
- private:
-  void release() noexcept {
-    if (void* allocation = std::exchange(allocation_, nullptr)) {
+    if (allocation != nullptr) {
       memoryCounter()->free(allocation);
     }
   }
 
-  void* allocation_ = nullptr;
-  bool is_expected_ = false;
-  bool is_counted_ = false;
-  std::uint8_t label_ = 0;
+  void* allocation = nullptr;
+  // The storage is new, and will be counted when the call that makes it has its results.
+  bool is_expected = false;
+  bool is_counted = false;
+  std::uint8_t label = 0;
 };
 
 struct FakeStorageContext {
@@ -119,11 +80,44 @@ FakeStorageContext* contextOf(const Storage& storage) noexcept {
   return data.get_deleter() == &deleteContext ? static_cast<FakeStorageContext*>(data.get_context()) : nullptr;
 }
 
-// Guards all contexts, and whether a storage has one. Tensors are made and freed, and storages become real, on any
-// thread. Only pointer updates run under this lock, and references are taken: `residentsOf()`.
-std::mutex& contextMutex() {
-  static std::mutex mutex;
-  return mutex;
+// All contexts, and whether a storage has one, are guarded by the lock `kStorages`. Tensors are made and freed, and
+// storages become real, on any thread. Only pointer updates run under this lock, and references are taken:
+// `residentsOf()`. Contexts are deleted without it, because they hold a lease, whose end may call the interpreter.
+
+// What is to be counted of a storage.
+struct Countable {
+  std::size_t nbytes;
+  c10::Device device;
+  std::uint8_t label;
+};
+
+// Returns what is to be counted of `storage` if it is fake and `is_wanted` returns true, which may change the record.
+template <typename Condition>
+std::optional<Countable> countableOf(const Storage& storage, const Condition& is_wanted) {
+  const Locked lock{LockRank::kStorages};
+  FakeStorageContext* context = contextOf(storage);
+  if (context == nullptr || !is_wanted(context->memory)) {
+    return std::nullopt;
+  }
+  return Countable{storage.nbytes(), storage.device(), context->memory.label};
+}
+
+// Allocates what is to be counted of `storage`, and frees what it had before. The counter may raise, so this is done
+// without the lock. If the storage has become real in the meantime, on another thread, nothing is counted.
+void count(const Storage& storage, const Countable& countable) {
+  MemoryCounter& counter = *memoryCounter();
+  const auto [nbytes, device, label] = countable;
+  void* outdated = nbytes == 0 ? nullptr : counter.allocate(nbytes, device, label);
+  {
+    const Locked lock{LockRank::kStorages};
+    if (FakeStorageContext* context = contextOf(storage)) {
+      std::swap(context->memory.allocation, outdated);
+      context->memory.is_counted = true;
+    }
+  }
+  if (outdated != nullptr) {
+    counter.free(outdated);
+  }
 }
 
 // The allocator of fake storages, which makes them resizable. Only code that resizes a storage without the dispatcher
@@ -150,7 +144,8 @@ Storage makeFakeStorage(std::size_t nbytes, c10::Device device) {
   takeFakeKeys();
   auto context = std::make_unique<FakeStorageContext>();
   if (const MemoryCounter* counter = memoryCounter(); counter != nullptr && counter->counts(device)) {
-    context->memory.expect();
+    context->memory.is_expected = true;
+    has_uncounted = true;
   }
   DataPtr data{nullptr, context.get(), &deleteContext, device};
   context.release();  // NOLINT(bugprone-unused-return-value): now owned by `data`
@@ -190,44 +185,54 @@ bool takeUncounted() noexcept {
 }
 
 void countStorage(const Storage& storage) {
-  FakeStorageContext* context = contextOf(storage);
-  if (context != nullptr && context->memory.isExpected()) {
-    context->memory.count(storage.nbytes(), storage.device());
+  const auto is_expected = [](CountedMemory& memory) { return std::exchange(memory.is_expected, false); };
+  if (const auto countable = countableOf(storage, is_expected)) {
+    count(storage, *countable);
   }
 }
 
 void dismissStorage(const Storage& storage) noexcept {
+  const Locked lock{LockRank::kStorages};
   if (FakeStorageContext* context = contextOf(storage)) {
-    context->memory.dismiss();
+    context->memory.is_expected = false;
   }
 }
 
 void countExistingStorage(const Storage& storage) {
-  FakeStorageContext* context = contextOf(storage);
-  if (context != nullptr && !context->memory.isCounted() && memoryCounter() != nullptr &&
-      memoryCounter()->counts(storage.device())) {
-    context->memory.count(storage.nbytes(), storage.device());
+  const MemoryCounter* counter = memoryCounter();
+  const auto is_uncounted = [](const CountedMemory& memory) { return !memory.is_counted; };
+  const auto countable = countableOf(storage, is_uncounted);
+  if (countable && counter != nullptr && counter->counts(countable->device)) {
+    count(storage, *countable);
   }
 }
 
 void resizeFakeStorage(const Storage& storage, std::size_t nbytes) {
-  StorageImpl& impl = *storage.unsafeGetStorageImpl();
-  FakeStorageContext* context = contextOf(storage);
-  if (context != nullptr && context->memory.isCounted() && nbytes != impl.nbytes()) {
-    context->memory.count(nbytes, impl.device());
+  const auto is_counted = [](const CountedMemory& memory) { return memory.is_counted; };
+  auto countable = countableOf(storage, is_counted);
+  if (countable && countable->nbytes != nbytes) {
+    countable->nbytes = nbytes;
+    count(storage, *countable);
   }
-  impl.set_nbytes(nbytes);
+  const Locked lock{LockRank::kStorages};
+  if (contextOf(storage) != nullptr) {  // the memory of one that has become real has the size that it has
+    storage.unsafeGetStorageImpl()->set_nbytes(nbytes);
+  }
 }
 
 void labelStorage(const Storage& storage, std::uint8_t label) noexcept {
+  const Locked lock{LockRank::kStorages};
   if (FakeStorageContext* context = contextOf(storage)) {
-    context->memory.setLabel(label);
+    context->memory.label = label;
   }
 }
 
-void* allocationOf(const Storage& storage) noexcept {
+void visitAllocation(const Storage& storage, c10::function_ref<void(void*)> visit) {
+  const Locked lock{LockRank::kStorages};
   const FakeStorageContext* context = contextOf(storage);
-  return context == nullptr ? nullptr : context->memory.allocation();
+  if (context != nullptr && context->memory.allocation != nullptr) {
+    visit(context->memory.allocation);
+  }
 }
 
 bool isNoDataError(const c10::Error& error) {
@@ -235,13 +240,13 @@ bool isNoDataError(const c10::Error& error) {
 }
 
 std::shared_ptr<Provenance> provenanceOf(const Storage& storage) {
-  const std::lock_guard<std::mutex> lock(contextMutex());
+  const Locked lock{LockRank::kStorages};
   const FakeStorageContext* context = contextOf(storage);
   return context == nullptr ? nullptr : context->provenance;
 }
 
 void setProvenance(const Storage& storage, std::shared_ptr<Provenance> provenance, DispatchKeySet keys) {
-  const std::lock_guard<std::mutex> lock(contextMutex());
+  const Locked lock{LockRank::kStorages};
   FakeStorageContext* context = contextOf(storage);
   if (context == nullptr) {
     return;  // it has become real meanwhile, on another thread
@@ -262,7 +267,7 @@ std::vector<at::Tensor> residentsOf(const Storage& storage) {
   // A reference to a tensor that only Python holds is a reference to its object (`try_incref_pyobject()` of c10), for
   // which PyTorch takes the interpreter's lock; threads that hold that wait for ours.
   interpreter().withLock([&] {
-    const std::lock_guard<std::mutex> lock(contextMutex());
+    const Locked lock{LockRank::kStorages};
     const FakeStorageContext* context = contextOf(storage);
     for (FakeTensorImpl* impl = context == nullptr ? nullptr : context->residents; impl != nullptr;
          impl = impl->next_resident_) {
@@ -283,7 +288,8 @@ void becomeReal(const Storage& fake, const Storage& real) {
   StorageImpl& source = *real.unsafeGetStorageImpl();
   TORCH_INTERNAL_ASSERT(source.device() == impl.device() && real.use_count() == 1);
   std::shared_ptr<Provenance> provenance;  // freed after the lock is released, see setProvenance()
-  const std::lock_guard<std::mutex> lock(contextMutex());
+  DataPtr outdated;                        // holds the context
+  const Locked lock{LockRank::kStorages};
   FakeStorageContext* context = contextOf(fake);
   if (context == nullptr) {
     return;  // another thread was faster
@@ -300,8 +306,7 @@ void becomeReal(const Storage& fake, const Storage& real) {
   impl.set_allocator(source.allocator());
   impl.set_resizable(source.resizable());
   compat::allowDataAccess(impl);
-  // Deletes the context.
-  impl.set_data_ptr_noswap(source.set_data_ptr(DataPtr{nullptr, source.device()}));
+  outdated = impl.set_data_ptr(source.set_data_ptr(DataPtr{nullptr, source.device()}));
 }
 
 void becomeFakeAgain(const Storage& real, std::size_t nbytes, at::ArrayRef<at::Tensor> tensors) {
@@ -310,7 +315,7 @@ void becomeFakeAgain(const Storage& real, std::size_t nbytes, at::ArrayRef<at::T
   DataPtr data{nullptr, context.get(), &deleteContext, impl.device()};
   context.release();  // NOLINT(bugprone-unused-return-value): now owned by `data`
   {
-    const std::lock_guard<std::mutex> lock(contextMutex());
+    const Locked lock{LockRank::kStorages};
     TORCH_INTERNAL_ASSERT(contextOf(real) == nullptr);
     std::swap(data, impl._mutable_data_ptr_no_checks());  // the memory is freed after the lock is released
     impl.set_nbytes(nbytes);
@@ -334,16 +339,8 @@ void dropStaleKeys(const at::TensorBase& tensor) {
   }
 }
 
-void lockStorages() {
-  contextMutex().lock();
-}
-
-void unlockStorages() {
-  contextMutex().unlock();
-}
-
 void addResident(const Storage& storage, FakeTensorImpl& impl) {
-  const std::lock_guard<std::mutex> lock(contextMutex());
+  const Locked lock{LockRank::kStorages};
   FakeStorageContext* context = contextOf(storage);
   if (context == nullptr) {
     return;
@@ -361,7 +358,7 @@ void removeResident(FakeTensorImpl& impl) noexcept {
   if (impl.link_ == nullptr) {
     return;
   }
-  const std::lock_guard<std::mutex> lock(contextMutex());
+  const Locked lock{LockRank::kStorages};
   FakeTensorImpl** link = impl.link_;
   if (link == nullptr) {
     return;

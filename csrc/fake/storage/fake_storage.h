@@ -81,8 +81,4 @@ void becomeFakeAgain(const c10::Storage& real, std::size_t nbytes, at::ArrayRef<
 // given fake `.data`, so it is no FakeTensorImpl, and not on the storage's list. Does nothing to others.
 void dropStaleKeys(const at::TensorBase& tensor);
 
-// Held while the process forks, so that the child does not inherit a lock held by a thread that it does not have.
-void lockStorages();
-void unlockStorages();
-
 }  // namespace torchext

@@ -110,7 +110,8 @@ void resizeFakeStorage(const c10::Storage& storage, std::size_t nbytes);
 // Labels `storage` for the counter. The label stays while the storage is resized.
 TORCHEXT_API void labelStorage(const c10::Storage& storage, std::uint8_t label) noexcept;
 
-// Returns what the counter has allocated for `storage`, or null.
-TORCHEXT_API void* allocationOf(const c10::Storage& storage) noexcept;
+// Calls `visit` with what the counter has allocated for `storage`, if there is something. It is not freed before
+// `visit` returns, which must not use fakes: the lock `kStorages` is held.
+TORCHEXT_API void visitAllocation(const c10::Storage& storage, c10::function_ref<void(void* allocation)> visit);
 
 }  // namespace torchext

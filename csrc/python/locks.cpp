@@ -1,0 +1,94 @@
+#include "../support/locks.h"
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <c10/util/Exception.h>
+
+#include "bind.h"
+#include "module.h"
+
+namespace torchext::python {
+
+namespace {
+
+LockRank rankOf(const std::string& name) {
+  const std::vector<LockRank> all = allLocks();
+  const auto found = std::find_if(all.begin(), all.end(), [&name](LockRank rank) { return nameOf(rank) == name; });
+  TORCH_CHECK_VALUE(found != all.end(), "There is no lock \"", name, "\".");
+  return *found;
+}
+
+// A lock of the table under which Python code may run.
+class Lock {
+ public:
+  explicit Lock(const std::string& name) : rank_{rankOf(name)} {
+    TORCH_CHECK_VALUE(isOutsideOfInterpreter(rank_), "Python code must not run while \"", name, "\" is held.");
+  }
+
+  bool acquire(bool blocking) const {
+    if (!blocking) {
+      return tryToAcquire(rank_);
+    }
+    torchext::acquire(rank_);
+    return true;
+  }
+
+  void release() const {
+    torchext::release(rank_);
+  }
+
+ private:
+  LockRank rank_;
+};
+
+std::vector<std::string> lockNames() {
+  std::vector<std::string> names;
+  for (const LockRank rank : allLocks()) {
+    names.emplace_back(nameOf(rank));
+  }
+  return names;
+}
+
+// For our tests: holds any lock, without that of the interpreter.
+void holdLock(const std::string& name, double seconds) {
+  const Locked lock{rankOf(name)};
+  std::this_thread::sleep_for(std::chrono::duration<double>{seconds});
+}
+
+// For our tests. Returns true if another thread holds the lock.
+bool isLockHeld(const std::string& name) {
+  const LockRank rank = rankOf(name);
+  const bool is_free = tryToAcquire(rank);
+  if (is_free) {
+    release(rank);
+  }
+  return !is_free;
+}
+
+// Python takes its import lock before it forks, which code that holds one of the outer locks may wait for.
+void surviveForksOfPython() {
+  using pybind11::arg;
+  pybind11::module_::import("os").attr("register_at_fork")(
+      arg("before") = pybind11::cpp_function{&acquireOuterLocks},
+      arg("after_in_parent") = pybind11::cpp_function{&releaseOuterLocks},
+      arg("after_in_child") = pybind11::cpp_function{&releaseOuterLocks});
+}
+
+}  // namespace
+
+void bindLocks(pybind11::module_& module) {
+  pybind11::class_<Lock>(module, "Lock")
+      .def(pybind11::init(torch::wrap_pybind_function([](const std::string& name) { return Lock{name}; })))
+      .def("acquire", &Lock::acquire, pybind11::arg("blocking") = true)
+      .def("release", &Lock::release);
+  module.def("lock_names", &lockNames);
+  bind(module, "hold_lock", holdLock);
+  bind(module, "is_lock_held", isLockHeld);
+  surviveForksOfPython();
+}
+
+}  // namespace torchext::python

@@ -1,0 +1,193 @@
+#include "locks.h"
+
+#include <array>
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+#include <string_view>
+
+#include <pthread.h>
+
+#include "interpreter.h"
+
+namespace torchext {
+
+namespace {
+
+constexpr auto kNumRanks = static_cast<std::size_t>(LockRank::kCount);
+
+constexpr std::array<const char*, kNumRanks> kNames{
+    "replay",   "draws",           "patches",     "keys",          "foreign kernels", "policies",   "interpreter",
+    "cache",    "refusals",        "marks",       "copies",        "jumps",           "generators", "named cuda",
+    "storages", "recycled memory", "real memory", "device memory", "timelines",       "gpus"};
+
+// What this thread holds. Trivially destructible, so that locks can be taken while a thread ends.
+struct Held {
+  std::uint32_t ranks = 0;
+  std::array<std::uint16_t, kNumRanks> counts{};
+  // While it forks, the thread holds all locks, and is in the midst of nothing that they guard but what it held before.
+  // So functions that the program has Python call then may take them again.
+  std::uint16_t forks = 0;
+};
+static_assert(kNumRanks <= 32);
+
+thread_local Held held;
+
+// Leaked: threads take locks until the process ends.
+std::mutex& mutexOf(LockRank rank) {
+  static auto* all = new std::array<std::mutex, kNumRanks>;
+  return (*all)[static_cast<std::size_t>(rank)];
+}
+
+constexpr std::uint32_t bitOf(LockRank rank) {
+  return std::uint32_t{1} << static_cast<unsigned>(rank);
+}
+
+bool areLocksChecked() noexcept {
+  static const bool are_checked = [] {
+    const char* value = std::getenv("TORCHEXT_CHECK_LOCKS");
+    return value != nullptr && std::string_view{value} == "1";
+  }();
+  return are_checked;
+}
+
+[[noreturn]] void endProcess(const char* what, LockRank rank, const char* held_one) noexcept {
+  std::fprintf(stderr,
+               "torchext: %s the lock \"%s\"%s%s%s: see the NOTE [The order of locks] in csrc/support/locks.h.\n", what,
+               nameOf(rank), held_one == nullptr ? "" : " while it holds \"", held_one == nullptr ? "" : held_one,
+               held_one == nullptr ? "" : "\"");
+  std::abort();
+}
+
+// Of what this thread holds, the last in the order.
+LockRank lastHeld() {
+  auto rank = kNumRanks - 1;
+  while ((held.ranks & bitOf(static_cast<LockRank>(rank))) == 0) {
+    --rank;
+  }
+  return static_cast<LockRank>(rank);
+}
+
+void checkOrder(LockRank rank) noexcept {
+  if (held.ranks >= bitOf(rank) && areLocksChecked()) {
+    endProcess("a thread waits for", rank, nameOf(lastHeld()));
+  }
+}
+
+// Takes it again if this thread holds it. A thread that takes again what guards a change in progress would wait for
+// itself.
+bool acquireAgain(LockRank rank) noexcept {
+  auto& count = held.counts[static_cast<std::size_t>(rank)];
+  if (count == 0) {
+    return false;
+  }
+  if (rank > LockRank::kPatches && held.forks == 0) {
+    endProcess("a thread takes again", rank, nullptr);
+  }
+  ++count;
+  return true;
+}
+
+void noteAcquired(LockRank rank) noexcept {
+  held.counts[static_cast<std::size_t>(rank)] = 1;
+  held.ranks |= bitOf(rank);
+}
+
+template <typename Visit>
+void forEachLock(LockRank begin, LockRank end, const Visit& visit) {
+  for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i) {
+    if (const auto rank = static_cast<LockRank>(i); rank != LockRank::kInterpreter) {
+      visit(rank);
+    }
+  }
+}
+
+void acquireForFork(LockRank end) noexcept {
+  ++held.forks;
+  forEachLock(LockRank{}, end, acquire);
+}
+
+void releaseAfterFork(LockRank end) noexcept {
+  forEachLock(LockRank{}, end, release);
+  --held.forks;
+}
+
+void acquireAll() noexcept {
+  acquireForFork(LockRank::kCount);
+}
+
+void releaseAll() noexcept {
+  releaseAfterFork(LockRank::kCount);
+}
+
+}  // namespace
+
+const char* nameOf(LockRank rank) {
+  return kNames.at(static_cast<std::size_t>(rank));
+}
+
+std::vector<LockRank> allLocks() {
+  std::vector<LockRank> all;
+  forEachLock(LockRank{}, LockRank::kCount, [&all](LockRank rank) { all.push_back(rank); });
+  return all;
+}
+
+void acquire(LockRank rank) noexcept {
+  if (acquireAgain(rank)) {
+    return;
+  }
+  checkOrder(rank);
+  std::mutex& mutex = mutexOf(rank);
+  if (!mutex.try_lock()) {
+    if (isOutsideOfInterpreter(rank)) {
+      interpreter().withoutLock([&mutex] { mutex.lock(); });
+    } else {
+      mutex.lock();
+    }
+  }
+  noteAcquired(rank);
+}
+
+bool tryToAcquire(LockRank rank) noexcept {
+  if (acquireAgain(rank)) {
+    return true;
+  }
+  if (!mutexOf(rank).try_lock()) {
+    return false;
+  }
+  noteAcquired(rank);
+  return true;
+}
+
+void release(LockRank rank) noexcept {
+  auto& count = held.counts[static_cast<std::size_t>(rank)];
+  if (--count == 0) {
+    held.ranks &= ~bitOf(rank);
+    mutexOf(rank).unlock();
+  }
+}
+
+void checkMayNeedInterpreter() noexcept {
+  checkOrder(LockRank::kInterpreter);
+}
+
+void checkHolds(LockRank rank) noexcept {
+  if (held.counts[static_cast<std::size_t>(rank)] == 0 && areLocksChecked()) {
+    endProcess("a thread reads what is guarded by, but does not hold,", rank, nullptr);
+  }
+}
+
+void surviveForks() {
+  pthread_atfork(&acquireAll, &releaseAll, &releaseAll);
+}
+
+void acquireOuterLocks() noexcept {
+  acquireForFork(LockRank::kInterpreter);
+}
+
+void releaseOuterLocks() noexcept {
+  releaseAfterFork(LockRank::kInterpreter);
+}
+
+}  // namespace torchext
