@@ -323,6 +323,36 @@ class TestToNormal:
         with pytest.raises(TypeError, match="is a list_iterator in which no tensor was found"):
             to_normal(iter([torch.ones(1)]))
 
+    @pytest.mark.parametrize("container", [list, dict, Cache])
+    def test_cycles_of_containers_end(self, container: type[Any]) -> None:
+        with inference_mode():
+            tensor = torch.ones(2)
+        whole = container()
+        if isinstance(whole, list):
+            whole += [whole, tensor, (whole,)]
+        else:
+            held = whole if isinstance(whole, dict) else vars(whole)
+            held.update(itself=[whole], tensor=tensor)
+        assert to_normal(whole) is whole
+        assert not tensor.is_inference()
+
+    @pytest.mark.parametrize("kind", ["lists", "tuples", "attributes of tensors", "objects"])
+    def test_depth_of_containers_has_no_limit(self, kind: str) -> None:
+        def around(inner: Any) -> Any:
+            if kind in ("lists", "tuples"):
+                return [inner] if kind == "lists" else (inner,)
+            outer = torch.ones(1) if kind == "attributes of tensors" else Cache.__new__(Cache)
+            outer.inner = inner
+            return outer
+
+        with inference_mode():
+            tensor = torch.ones(2)
+        nested: Any = tensor
+        for _ in range(5000):
+            nested = around(nested)
+        to_normal(nested)
+        assert not tensor.is_inference()
+
     @pytest.mark.parametrize("where", ["alone", "in an output", "in a module", "in a closure"])
     def test_objects_are_looked_into(self, where: str) -> None:
         with inference_mode():

@@ -164,15 +164,15 @@ class _Reach:
 
     def tensors_on(self, tensor: torch.Tensor, name: str) -> Iterator[torch.Tensor]:
         """The tensors that are wanted and held by attributes of `tensor`."""
-        attributes = self._attributes(tensor)
-        if attributes and id(tensor) not in self._seen:
-            self._seen[id(tensor)] = tensor
-            for value in attributes:
-                yield from filter(self._is_wanted, self.tensors_in(value, name))
+        yield from self._search([(value, True) for value in self._attributes_once(tensor)], name)
 
     def tensors_in(self, value: object, name: str) -> Iterator[torch.Tensor]:
         """The tensors in the containers that make up `value`, and those that are wanted in other objects in them."""
-        stack = [(value, False)]
+        yield from self._search([(value, False)], name)
+
+    def _search(self, values: list[tuple[object, bool]], name: str) -> Iterator[torch.Tensor]:
+        """The tensors in `values`, each with whether an object holds it. Without recursion: lists may be linked."""
+        stack = values[::-1]
         while stack:
             value, is_in_object = stack.pop()
             if id(type(value)) in LEAF_TYPES or _is_one_of(value, LEAVES):
@@ -180,7 +180,7 @@ class _Reach:
             if _is(value, torch.Tensor):
                 if not is_in_object or self._is_wanted(value):
                     yield value
-                yield from self.tensors_on(value, name)
+                stack.extend((part, True) for part in reversed(self._attributes_once(value)))
             elif _is(value, Module):
                 self._meet(value, name)
             elif id(value) not in self._seen:
@@ -188,6 +188,14 @@ class _Reach:
                 is_in_object = is_in_object or not _is_one_of(value, CONTAINERS)
                 content = [*_content(value, self._into_caches), *self._attributes(value)]
                 stack.extend((part, is_in_object) for part in reversed(content))
+
+    def _attributes_once(self, tensor: torch.Tensor) -> list[object]:
+        """The attributes of a tensor the first time, and nothing afterwards."""
+        attributes = self._attributes(tensor)
+        if not attributes or id(tensor) in self._seen:
+            return []
+        self._seen[id(tensor)] = tensor
+        return attributes
 
     def _meet(self, module: Module, name: str) -> None:
         """A module that the root is a part of is only referred to, by a part of it, and is not held by it."""
