@@ -120,8 +120,8 @@ ElementwiseStep::ElementwiseStep(const OpNode& node, std::optional<OperatorHandl
 }
 
 std::optional<ElementwiseStep> ElementwiseStep::of(const OpNode& node, const Geometry& shown) {
-  if (node.written().size() != 1 || node.tensors().empty() || node.tensors().front().value == nullptr ||
-      node.tensors().front().geometry != shown || !isFloatingPoint(shown)) {
+  if (node.threadState().settings->flushesDenormals() || node.written().size() != 1 || node.tensors().empty() ||
+      node.tensors().front().value == nullptr || node.tensors().front().geometry != shown || !isFloatingPoint(shown)) {
     return std::nullopt;
   }
   const WrittenStorage& written = node.written().front();

@@ -195,7 +195,7 @@ bool isConcatenation(const OpNode& node) {
 }
 
 bool isConstantFactory(const OpNode& node) {
-  if (onlyAllocates(node.op()) && at::globalContext().deterministicAlgorithms()) {
+  if (onlyAllocates(node.op()) && node.threadState().settings->isDeterministic()) {
     return false;  // fills what it allocates
   }
   return (isOneOf(kZerosAndOnes, node) || onlyAllocates(node.op())) &&
@@ -410,7 +410,9 @@ const Geometry& writtenGeometry(const OpNode& node) {
 }
 
 PartRule partRuleOf(const OpNode& node) {
-  if (!writesOneTensor(node) || readsWhatItWrites(node) || !areOrdinary(node)) {
+  // `set_flush_denormal()` is about one thread. Other threads, which compute a part of a whole, may not flush.
+  const bool depends_on_threads = node.threadState().settings->flushesDenormals();
+  if (depends_on_threads || !writesOneTensor(node) || readsWhatItWrites(node) || !areOrdinary(node)) {
     return PartRule::kNone;
   }
   if (isConstantFactory(node)) {

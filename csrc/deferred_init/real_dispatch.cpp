@@ -30,10 +30,19 @@ void setDtypes(const ThreadState& state) {
   }
 }
 
+ThreadState withoutGradients(ThreadState state) {
+  state.grad_mode = false;
+  return state;
+}
+
 }  // namespace
 
 ThreadState ThreadState::current() {
-  ThreadState state{c10::impl::tls_local_dispatch_key_set(), c10::get_default_dtype_as_scalartype(), {}};
+  ThreadState state{c10::impl::tls_local_dispatch_key_set(),
+                    c10::get_default_dtype_as_scalartype(),
+                    {},
+                    c10::GradMode::is_enabled(),
+                    KernelSettings::current()};
   for (std::size_t i = 0; i < kAutocastDevices.size(); ++i) {
     state.autocast_dtypes[i] = autocast::get_autocast_dtype(kAutocastDevices[i]);
   }
@@ -48,8 +57,27 @@ AutocastCacheOff::~AutocastCacheOff() {
   autocast::set_autocast_cache_enabled(was_enabled_);
 }
 
+NoFunctionModes::NoFunctionModes() {
+  using at::impl::PythonTorchFunctionTLS;
+  if (PythonTorchFunctionTLS::stack_len() > 0) {
+    previous_ = PythonTorchFunctionTLS::get_state();
+    PythonTorchFunctionTLS::set_state({});
+  }
+}
+
+NoFunctionModes::~NoFunctionModes() {
+  if (previous_) {
+    at::impl::PythonTorchFunctionTLS::set_state(*previous_);
+  }
+}
+
+RealDispatch::RealDispatch() : RealDispatch(withoutGradients(ThreadState::current())) {}
+
 RealDispatch::RealDispatch(const ThreadState& state)
-    : previous_{ThreadState::current()}, keys_{state.keys.included_ - kSkipped, state.keys.excluded_ | kSkipped} {
+    : previous_{ThreadState::current()},
+      keys_{state.keys.included_ - kSkipped, state.keys.excluded_ | kSkipped},
+      grad_mode_{state.grad_mode},
+      settings_{*state.settings} {
   setDtypes(state);
 }
 

@@ -1,20 +1,28 @@
 #pragma once
 
 #include <array>
+#include <memory>
+#include <optional>
 
+#include <ATen/PythonTorchFunctionTLS.h>
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include "kernel_settings.h"
+
 namespace torchext {
 
-// The state of the thread that the result of an operator depends on, as it was when the operator was recorded. The
-// default dtype is process-wide, but a constructor may switch it for its own duration, so it belongs here.
+// The state that the result of an operator depends on, as it was when the operator was recorded: NOTE [What results
+// depend on]. The default dtype is process-wide, but a constructor may switch it for its own duration, so it belongs
+// here.
 struct ThreadState {
   c10::impl::LocalDispatchKeySet keys;
   c10::ScalarType default_dtype;
   std::array<c10::ScalarType, 2> autocast_dtypes;  // of kAutocastDevices in real_dispatch.cpp
+  bool grad_mode;
+  std::shared_ptr<const KernelSettings> settings;
 
   static ThreadState current();
 };
@@ -35,11 +43,27 @@ class AutocastCacheOff {
   bool was_enabled_;
 };
 
+// While it lives, no modes of `__torch_function__` are active on this thread, the default device among them. A kernel
+// that is written in Python does not see them eagerly either: each is taken off the stack while it handles the call.
+class NoFunctionModes {
+ public:
+  NoFunctionModes();
+  NoFunctionModes(const NoFunctionModes&) = delete;
+  NoFunctionModes& operator=(const NoFunctionModes&) = delete;
+  NoFunctionModes(NoFunctionModes&&) = delete;
+  NoFunctionModes& operator=(NoFunctionModes&&) = delete;
+  ~NoFunctionModes();
+
+ private:
+  std::optional<at::impl::PythonTorchFunctionTLS> previous_;
+};
+
 // While it lives, operators called on this thread run for real: without `DeferredInit`, `Fake` and autograd, not seen
 // by Python modes, and in the given state. Restores everything.
 class RealDispatch {
  public:
-  RealDispatch() : RealDispatch(ThreadState::current()) {}
+  // In the present state, without gradients.
+  RealDispatch();
   explicit RealDispatch(const ThreadState& state);
   RealDispatch(const RealDispatch&) = delete;
   RealDispatch& operator=(const RealDispatch&) = delete;
@@ -50,7 +74,9 @@ class RealDispatch {
  private:
   ThreadState previous_;
   c10::impl::ForceDispatchKeyGuard keys_;
-  c10::AutoGradMode grad_mode_{false};
+  c10::AutoGradMode grad_mode_;
+  NoFunctionModes no_modes_;
+  KernelSettingsGuard settings_;
   AutocastCacheOff no_cache_;
 };
 

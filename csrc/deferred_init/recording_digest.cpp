@@ -142,6 +142,10 @@ void addState(Items& items, const ThreadState& state) {
   for (const c10::ScalarType dtype : state.autocast_dtypes) {
     items.addNumber(static_cast<int>(dtype));
   }
+  items.addNumber(state.grad_mode);
+  for (const auto& [name, value] : state.settings->list()) {
+    items.addNumber(value);
+  }
 }
 
 void addCall(Items& items, const OpNode& node, TapeReader& tape) {

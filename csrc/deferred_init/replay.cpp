@@ -61,6 +61,7 @@ void checkDevicesExist(const OpNode& node) {
 // Are the real tensors that `node` reads as they were, and its devices there?
 void checkInputs(const OpNode& node) {
   checkDevicesExist(node);
+  checkCudaPrecision(node);
   for (const TensorArgument& argument : node.tensors()) {
     if (argument.external != nullptr) {
       argument.external->check(node.op().operator_name());
@@ -223,6 +224,7 @@ void Replay::runNext(std::size_t place) {
   const LiveOperator& live = graph_.operators[place];
   naming(*live.node, [&] {
     const RealDispatch guard{live.node->threadState()};
+    const ThreadCountGuard threads{*live.node};
     checkInputs(*live.node);
     if (demands_.areNone(*live.node)) {
       return;

@@ -3,6 +3,7 @@
 #include "../deferred_init/digest.h"
 #include "../deferred_init/draws.h"
 #include "../deferred_init/explain.h"
+#include "../deferred_init/kernel_settings.h"
 #include "../deferred_init/materialize.h"
 #include "../deferred_init/operator_times.h"
 #include "../deferred_init/recording_digest.h"
@@ -11,6 +12,7 @@
 #include "../marks/source_lines.h"
 #include "../support/recycled_memory.h"
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -105,6 +107,12 @@ std::pair<std::size_t, std::size_t> needsOfEvaluating(const at::Tensor& deferred
   return {needs.peak, needs.written};
 }
 
+// Those that an operator would be recorded with now: NOTE [What results depend on].
+std::map<std::string, int> kernelSettings() {
+  const auto settings = KernelSettings::current()->list();
+  return {settings.begin(), settings.end()};
+}
+
 at::Tensor evaluateIn(const at::Tensor& deferred, const std::shared_ptr<RecycledMemory>& memory) {
   at::Tensor values;
   {
@@ -147,6 +155,7 @@ void bindDeferredInit(pybind11::module_& module) {
   bind(module, "evaluate_in", evaluateIn);
   bind(module, "needs_of_evaluating", needsOfEvaluating);
   bind(module, "adopt", adopt);
+  bind(module, "kernel_settings", kernelSettings);
   bind(module, "digest_of", digestOfTensor);
   bind(module, "skip_fill", skipFill);
   module.def("explain", torch::wrap_pybind_function(explainTensors));

@@ -1,0 +1,92 @@
+#pragma once
+
+// NOTE [What results depend on]
+//
+// Kernels read more than their arguments: settings of the process (`at::Context`) and of the thread. A recorded call
+// runs later, maybe in another function or on another thread, so each of these settings has one of three answers, which
+// docs/deferred_init.md lists:
+//
+//   * It is recorded with each call and put back for its replay. That is the rule. Settings of the process are written
+//     only where they differ, because other threads read them without a lock.
+//   * It is compared at replay, and a difference is an error. That is so where putting it back is impossible or not
+//   safe.
+//   * It cannot reach a recorded call, because what reads it has run by then: Python and composite operators.
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <torchext/macros.h>
+
+namespace torchext {
+
+class OpNode;
+
+// The settings that are numbers, as they were when a call was recorded.
+class KernelSettings {
+ public:
+  // Those of this thread. Consecutive calls share one object while nothing changes. Costs about 0.1 microseconds.
+  TORCHEXT_API static std::shared_ptr<const KernelSettings> current();
+
+  bool isDeterministic() const noexcept;
+  bool flushesDenormals() const noexcept;
+
+  // Each by its name, for reports and digests.
+  TORCHEXT_API std::vector<std::pair<std::string_view, int>> list() const;
+
+  bool operator==(const KernelSettings& other) const noexcept {
+    return values_ == other.values_ && forks_ == other.forks_;
+  }
+
+ private:
+  friend class KernelSettingsGuard;
+  friend class ThreadCountGuard;
+
+  static constexpr std::size_t kCount = 24;
+
+  KernelSettings();
+
+  std::array<std::int16_t, kCount> values_{};
+  // How many forks led to the process.
+  int forks_;
+};
+
+// While it lives, the settings but for the number of threads are those of `wanted`. Restores them.
+class KernelSettingsGuard {
+ public:
+  explicit KernelSettingsGuard(const KernelSettings& wanted);
+  KernelSettingsGuard(const KernelSettingsGuard&) = delete;
+  KernelSettingsGuard& operator=(const KernelSettingsGuard&) = delete;
+  KernelSettingsGuard(KernelSettingsGuard&&) = delete;
+  KernelSettingsGuard& operator=(KernelSettingsGuard&&) = delete;
+  ~KernelSettingsGuard();
+
+ private:
+  // What to set, by the number of the setting.
+  std::vector<std::pair<std::size_t, std::int16_t>> changed_;
+};
+
+// While it lives, PyTorch's kernels divide their work among as many threads as when `node` was recorded, if its result
+// can depend on that. Sums do, for example, and random fills, copies and additions do not. Raises an error where the
+// number cannot be put back: after a fork, OpenMP's threads are gone, and a kernel that needs them would wait forever.
+class ThreadCountGuard {
+ public:
+  explicit ThreadCountGuard(const OpNode& node);
+  ThreadCountGuard(const ThreadCountGuard&) = delete;
+  ThreadCountGuard& operator=(const ThreadCountGuard&) = delete;
+  ThreadCountGuard(ThreadCountGuard&&) = delete;
+  ThreadCountGuard& operator=(ThreadCountGuard&&) = delete;
+  ~ThreadCountGuard();
+
+ private:
+  int previous_;
+};
+
+// Raises an error if `node`, which is on a CUDA device, was recorded under another precision of products. Unlike the
+// other settings, PyTorch's own default for it cannot be read, and so not be restored.
+void checkCudaPrecision(const OpNode& node);
+
+}  // namespace torchext
