@@ -94,6 +94,7 @@ class FakeCall {
   void runOnKnownValues();
   void doNothing();
   void runOnMetaAndRemember(const MetaPlan& plan, const CallKey& key);
+  Stack runOnMetaOrRememberRefusal(const MetaPlan& plan, const CallKey& key);
   template <typename Values>
   void replaceArguments(Values results);
   void followValues(c10::ArrayRef<IValue> results) const;
@@ -294,7 +295,7 @@ bool FakeCall::isAboutFakes() const {
 
 bool FakeCall::tryRemembered(const CallKey& key) {
   const auto recipe = metadataCache().find(key);
-  if (recipe == nullptr) {
+  if (recipe == nullptr || (recipe->refuses() && isRecording())) {  // the recorder may run the call for real
     return false;
   }
   Results results = recipe->make(key.tensors());
@@ -364,9 +365,21 @@ void FakeCall::doNothing() {
   torch::jit::drop(stack_, num_arguments_ - 1);
 }
 
+Stack FakeCall::runOnMetaOrRememberRefusal(const MetaPlan& plan, const CallKey& key) {
+  std::exception_ptr refusal;
+  try {
+    return runOnMeta(op_, stack_, plan, refusal);
+  } catch (const c10::Error&) {
+    if (refusal && key.isComplete()) {
+      metadataCache().remember(key, ResultRecipe::refusing(op_, std::move(refusal)));
+    }
+    throw;
+  }
+}
+
 void FakeCall::runOnMetaAndRemember(const MetaPlan& plan, const CallKey& key) {
   const OwnComputation own;
-  Stack results = runOnMeta(op_, stack_, plan);
+  Stack results = runOnMetaOrRememberRefusal(plan, key);
   const bool has_new = takeUncounted();  // before the next two lines, which may call operators on fakes
   completeResults(op_, arguments(), results);
   MemoryCounter* counter = memoryCounter();

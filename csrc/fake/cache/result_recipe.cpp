@@ -166,7 +166,17 @@ std::shared_ptr<const ResultRecipe> ResultRecipe::learn(const c10::OperatorHandl
   return learned ? recipe : nullptr;
 }
 
+std::shared_ptr<const ResultRecipe> ResultRecipe::refusing(const c10::OperatorHandle& op, std::exception_ptr refusal) {
+  const auto recipe = std::make_shared<ResultRecipe>();
+  recipe->kernel_ = metaKernelOf(op);
+  recipe->refusal_ = std::move(refusal);
+  return recipe;
+}
+
 Results ResultRecipe::make(Arguments arguments) const {
+  if (refusal_) {
+    std::rethrow_exception(refusal_);
+  }
   const RecipeMaker maker{arguments, *this};
   Results results;
   for (const ValueRecipe& value : values_) {

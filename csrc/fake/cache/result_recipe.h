@@ -1,5 +1,6 @@
 #pragma once
 
+#include <exception>
 #include <memory>
 #include <vector>
 
@@ -14,7 +15,7 @@ namespace torchext {
 
 using Results = c10::SmallVector<c10::IValue, 4>;
 
-// How to make the results of a call again, for other tensors with the same metadata.
+// How to make the results of a call again, for other tensors with the same metadata, or why there are none.
 class ResultRecipe {
  public:
   // Learns from a call of `op` on `arguments` that has made `results`. Returns null if the results cannot be made from
@@ -24,7 +25,14 @@ class ResultRecipe {
                                                    c10::ArrayRef<c10::IValue> results,
                                                    std::shared_ptr<const KernelScratch> scratch);
 
-  // Returns the results for `arguments`.
+  // Returns the recipe of a call of `op` that real tensors refuse.
+  static std::shared_ptr<const ResultRecipe> refusing(const c10::OperatorHandle& op, std::exception_ptr refusal);
+
+  bool refuses() const noexcept {
+    return refusal_ != nullptr;
+  }
+
+  // Returns the results for `arguments`, or raises the refusal.
   Results make(c10::ArrayRef<const at::Tensor*> arguments) const;
 
   const KernelScratch* scratch() const noexcept {
@@ -61,6 +69,7 @@ class ResultRecipe {
   std::vector<ValueRecipe> values_;
   std::vector<NewStorage> new_storages_;
   std::shared_ptr<const KernelScratch> scratch_;
+  std::exception_ptr refusal_;
 };
 
 }  // namespace torchext

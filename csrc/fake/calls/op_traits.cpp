@@ -19,8 +19,19 @@ namespace {
 
 constexpr std::array<std::string_view, 4> kTensorOptions{"dtype", "layout", "device", "pin_memory"};
 
-bool hasSuffix(const std::string& text, std::string_view suffix) {
-  return text.size() >= suffix.size() && text.compare(text.size() - suffix.size(), suffix.size(), suffix) == 0;
+// Factories that read nothing of their tensor argument but its metadata. `randint_like` reads a bound if that is a
+// tensor.
+constexpr std::array<std::string_view, 12> kLikeTensors{
+    "aten::empty_like",        "aten::full_like",  "aten::ones_like",    "aten::zeros_like",
+    "aten::rand_like",         "aten::randn_like", "aten::randint_like", "aten::new_empty",
+    "aten::new_empty_strided", "aten::new_full",   "aten::new_ones",     "aten::new_zeros"};
+
+bool makesLikeTensor(const OperatorHandle& op) {
+  const auto& schema = op.schema();
+  const auto count = std::count_if(schema.arguments().begin(), schema.arguments().end(), [](const auto& argument) {
+    return argument.type()->isSubtypeOf(*c10::TensorType::get());
+  });
+  return isAmong(kLikeTensors, schema.name()) && takesTensorOptions(schema) && count == 1;
 }
 
 bool hasMaskIndex(const Stack& stack, const OperatorHandle& op) {
@@ -114,9 +125,11 @@ bool isPinMemory(const OperatorHandle& op) {
 }
 
 std::optional<c10::DispatchKey> compositeKernelOf(const OperatorHandle& op) {
-  // NOTE [Composite, but not on CUDA]
+  // NOTE [Composite, but not on CUDA]. Some have a kernel for the CPU, which rounds in another way than the composite:
+  // `mish_backward`.
   if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
-      !op.hasKernelForDispatchKey(c10::DispatchKey::Meta) && !op.hasKernelForDispatchKey(c10::DispatchKey::CUDA)) {
+      !op.hasKernelForDispatchKey(c10::DispatchKey::Meta) && !op.hasKernelForDispatchKey(c10::DispatchKey::CUDA) &&
+      !op.hasKernelForDispatchKey(c10::DispatchKey::CPU)) {
     return c10::DispatchKey::CompositeImplicitAutograd;
   }
   if (op.hasTag(at::Tag::nondeterministic_seeded) &&
@@ -134,11 +147,7 @@ bool takesTensorOptions(const c10::FunctionSchema& schema) {
 }
 
 bool isFactory(const OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments) {
-  const std::string& name = op.schema().name();
-  if (isLiftFresh(op)) {
-    return true;
-  }
-  if (takesTensorOptions(op.schema()) && (hasSuffix(name, "_like") || name.rfind("aten::new_", 0) == 0)) {
+  if (isLiftFresh(op) || makesLikeTensor(op)) {
     return true;
   }
   bool has_tensor = false;
@@ -203,7 +212,7 @@ bool needsValues(const OperatorHandle& op, const Stack& stack) {
 bool lacksValues(const OperatorHandle& op, const Stack& stack) {
   const int size = findArgument(op.schema(), "output_size");
   const bool is_told =
-      size >= 0 && op.hasTag(at::Tag::dynamic_output_shape) &&
+      size >= 0 && namespaceOf(op.operator_name()) == "aten" && op.hasTag(at::Tag::dynamic_output_shape) &&
       !torch::jit::peek(stack, static_cast<std::size_t>(size), op.schema().arguments().size()).isNone();
   return !is_told && needsValues(op, stack);
 }

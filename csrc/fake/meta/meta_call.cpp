@@ -92,12 +92,15 @@ void checkCanBeFaked(const OperatorHandle& op, const Stack& stack) {
 // Runs one call by its plan.
 class MetaCall {
  public:
-  MetaCall(const OperatorHandle& op, const Stack& called, const MetaPlan& plan)
-      : op_{op}, called_{called}, plan_{plan}, stack_(arguments().vec()) {}
+  // Sets `refusal` before it raises what real tensors raise.
+  MetaCall(const OperatorHandle& op, const Stack& called, const MetaPlan& plan, std::exception_ptr& refusal)
+      : op_{op}, called_{called}, plan_{plan}, refusal_{refusal}, stack_(arguments().vec()) {}
 
   Stack run();
 
  private:
+  template <typename Trial>
+  auto noteRefusalOf(const Trial& trial);
   bool runWithoutMetaKernel(bool is_prepared, const std::exception& error);
   void convertArgumentsToMeta();
   IValue toMeta(const IValue& value, const c10::Argument& argument);
@@ -116,11 +119,22 @@ class MetaCall {
   const OperatorHandle& op_;
   const Stack& called_;  // has the arguments on top
   const MetaPlan& plan_;
+  std::exception_ptr& refusal_;
   Stack stack_;  // first the converted arguments, then the results
   Shadows shadows_;
   // The arguments to whose data or metadata the operator writes.
   std::vector<Tensor> written_;
 };
+
+template <typename Trial>
+auto MetaCall::noteRefusalOf(const Trial& trial) {
+  try {
+    return trial();
+  } catch (const c10::Error&) {
+    refusal_ = std::current_exception();
+    throw;
+  }
+}
 
 Stack MetaCall::run() {
   bool is_prepared = false;
@@ -132,7 +146,8 @@ Stack MetaCall::run() {
     is_prepared = true;
     callMetaKernel();
   } catch (const DataDependentError&) {
-    refuseAsRealIfCheap(op_, arguments());  // the kernel computes the results unless it refuses
+    // The kernel computes the results unless it refuses.
+    noteRefusalOf([this] { refuseAsRealIfCheap(op_, arguments()); });
     throw;
   } catch (const std::exception& error) {
     if (interpreter().isInterrupt(error) || !runWithoutMetaKernel(is_prepared, error)) {
@@ -142,7 +157,7 @@ Stack MetaCall::run() {
   }
   RealResults real;
   if (!needsValues(op_, called_)) {  // stand-ins have none
-    real = refuseAsReal(op_, arguments(), stack_);
+    real = noteRefusalOf([this] { return refuseAsReal(op_, arguments(), stack_); });
   }
   correctMetaResults(real);
   updateWrittenFakes();
@@ -172,7 +187,7 @@ void MetaCall::correctMetaResults(const RealResults& real) {
 // `error`.
 bool MetaCall::runWithoutMetaKernel(bool is_prepared, const std::exception& error) {
   if (!is_prepared) {
-    refuseAsReal(op_, arguments());
+    noteRefusalOf([this] { return refuseAsReal(op_, arguments()); });
     return false;
   }
   // A kernel is registered, but only says that there is none, or none for these arguments.
@@ -180,7 +195,7 @@ bool MetaCall::runWithoutMetaKernel(bool is_prepared, const std::exception& erro
   if (missing != nullptr && !isRecording() && tryOnZeros()) {
     return true;
   }
-  const bool is_accepted = refuseAsReal(op_, arguments());
+  const bool is_accepted = noteRefusalOf([this] { return refuseAsReal(op_, arguments()); });
   if (missing != nullptr) {
     TORCHEXT_THROW(
         UnsupportedOperatorError,
@@ -215,7 +230,7 @@ void MetaCall::convertArgumentsToMeta() {
 }
 
 IValue MetaCall::toMeta(const IValue& value, const c10::Argument& argument) {
-  if (value.isBool() && argument.name() == "pin_memory") {
+  if (value.isBool() && argument.name() == "pin_memory" && takesTensorOptions(op_.schema())) {
     return false;  // there is nothing to pin, and the meta device refuses to pin
   }
   if (value.isGenerator()) {
@@ -328,12 +343,13 @@ MetaPlan planOnMeta(const OperatorHandle& op, const Stack& stack) {
   }
 }
 
-Stack runOnMeta(const OperatorHandle& op, const Stack& stack, const MetaPlan& plan) {
-  return MetaCall{op, stack, plan}.run();
+Stack runOnMeta(const OperatorHandle& op, const Stack& stack, const MetaPlan& plan, std::exception_ptr& refusal) {
+  return MetaCall{op, stack, plan, refusal}.run();
 }
 
 void runOnMeta(const OperatorHandle& op, Stack& stack) {
-  Stack results = runOnMeta(op, stack, planOnMeta(op, stack));
+  std::exception_ptr refusal;
+  Stack results = runOnMeta(op, stack, planOnMeta(op, stack), refusal);
   torch::jit::drop(stack, op.schema().arguments().size());
   std::move(results.begin(), results.end(), std::back_inserter(stack));
 }

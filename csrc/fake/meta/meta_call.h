@@ -27,8 +27,12 @@ MetaPlan planOnMeta(const c10::OperatorHandle& op, const torch::jit::Stack& stac
 // Returns the fake results of the call, which it finds by running the operator's Meta kernel. Changes the metadata of
 // arguments as the operator does, but not the stack.
 //
-// Raises the plan's refusal, or what real tensors raise instead, and what the kernel raises.
-torch::jit::Stack runOnMeta(const c10::OperatorHandle& op, const torch::jit::Stack& stack, const MetaPlan& plan);
+// Raises the plan's refusal, or what real tensors raise instead, and what the kernel raises. If it raises what real
+// tensors raise, it sets `refusal` first: the same call will always raise it.
+torch::jit::Stack runOnMeta(const c10::OperatorHandle& op,
+                            const torch::jit::Stack& stack,
+                            const MetaPlan& plan,
+                            std::exception_ptr& refusal);
 
 // Plans the call, and replaces the arguments on top of `stack` by its results.
 void runOnMeta(const c10::OperatorHandle& op, torch::jit::Stack& stack);

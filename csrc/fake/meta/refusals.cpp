@@ -13,8 +13,11 @@
 #include <vector>
 
 #include <ATen/core/enum_tag.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/DimVector.h>
 #include <c10/util/Exception.h>
+#include <c10/util/irange.h>
 
 #include "../../support/locks.h"
 #include "../../support/no_warnings.h"
@@ -28,7 +31,9 @@
 #include "convolutions.h"
 #include "device_rules.h"
 #include "real_results.h"
+#include "size_scale.h"
 #include "stand_ins.h"
+#include "trust.h"
 
 namespace torchext {
 
@@ -44,8 +49,8 @@ namespace {
 
 // The most elements that arguments and results together may have in a trial:
 constexpr double kCheap = 32768;          // for a call that will most probably pass
+constexpr double kModest = 4194304;       // for a call that has no smaller one
 constexpr double kAffordable = 33554432;  // for a call that will most probably be refused
-constexpr int64_t kLargestDivisor = 1099511627776;
 
 // The kernels of these expect values that no fill provides: lengths that add up to a size; enough pivots; zero points
 // between two numbers that are arguments; diagonals that differ.
@@ -63,15 +68,6 @@ bool checksAlignment(const OperatorHandle& op) {
 
 bool expectsValues(const OperatorHandle& op) {
   return isAmong(kExpectsValues, op.schema().name());
-}
-
-// Returns true for operators that do not check what an earlier call has computed for them, such as a forward for its
-// backward, or a library for itself: buffers, which Meta kernels make of any size, and positions. Their kernels trust
-// these, and could write anywhere.
-bool trustsArguments(const OperatorHandle& op) {
-  const std::string& name = op.schema().name();
-  return name.find("_backward") != std::string::npos || name.find("mkldnn_rnn") != std::string::npos ||
-         name.find("fbgemm") != std::string::npos || name.find("pack") != std::string::npos;
 }
 
 bool isReplaceable(const Tensor& tensor) {
@@ -139,8 +135,8 @@ bool mixesDevices(ArrayRef<IValue> arguments) {
 bool canBeTriedOut(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   return isKernelOfPyTorchs(op) && !op.hasTag(at::Tag::inplace_view) &&
          (!op.hasTag(at::Tag::nondeterministic_seeded) || takesGenerator(op)) && !expectsValues(op) &&
-         !hasEffects(op) && !trustsArguments(op) && std::all_of(arguments.begin(), arguments.end(), canStandIn) &&
-         !mixesDevices(arguments);
+         !hasEffects(op) && mayBeTriedOut(op, arguments) &&
+         std::all_of(arguments.begin(), arguments.end(), canStandIn) && !mixesDevices(arguments);
 }
 
 // What a kernel has raised.
@@ -190,9 +186,9 @@ bool passes(const OperatorHandle& op, ArrayRef<IValue> arguments, Likeness liken
   });
 }
 
-bool passesWithOtherDtypes(const OperatorHandle& op, ArrayRef<IValue> arguments, int64_t divisor) {
-  return passes(op, arguments, {Fill::kIdentity, Dtypes::kCommon, divisor}) ||
-         passes(op, arguments, {Fill::kIdentity, Dtypes::kFloat, divisor});
+bool passesWithOtherDtypes(const OperatorHandle& op, ArrayRef<IValue> arguments, const SizeScale& scale) {
+  return passes(op, arguments, {Fill::kIdentity, Dtypes::kCommon, scale}) ||
+         passes(op, arguments, {Fill::kIdentity, Dtypes::kFloat, scale});
 }
 
 // Returns the refusal that does not depend on values, or results. If the errors for different fills differ, some are
@@ -212,7 +208,7 @@ Outcome outcomeOf(const OperatorHandle& op, ArrayRef<IValue> arguments, Likeness
       is_same = is_same && first->message == outcome.refusal->message;
     }
   }
-  return is_same || passesWithOtherDtypes(op, arguments, likeness.divisor) ? Outcome{std::move(first), {}} : Outcome{};
+  return is_same || passesWithOtherDtypes(op, arguments, likeness.scale) ? Outcome{std::move(first), {}} : Outcome{};
 }
 
 // Where checks are that CPU kernels share with CUDA kernels: those of structured kernels, of elementwise ones, of typed
@@ -303,42 +299,102 @@ Passed& passed() {
   return *passed;
 }
 
-// Returns the smallest power of two that makes the call cheap, or 0.
-int64_t divisorFor(ArrayRef<IValue> arguments) {
-  for (int64_t divisor = 2; divisor <= kLargestDivisor; divisor *= 2) {
-    if (countElements(arguments, divisor) <= kCheap) {
-      return divisor;
+// Returns a scale that makes the call cheap, or as cheap as it gets.
+SizeScale scaleFor(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
+  const std::vector<int64_t> numbers = numbersOf(op, arguments, results);
+  const auto is_cheap = [&](const SizeScale& scale) {
+    return countElements(arguments, scale) + countElements(results, scale) <= kCheap;
+  };
+  for (int64_t divisor = 2; !numbers.empty() && divisor <= numbers.back() / 2; divisor *= 2) {
+    auto scale = SizeScale::dividing(numbers, divisor);
+    if (scale && is_cheap(*scale)) {
+      return *std::move(scale);
     }
   }
-  return 0;
+  for (const int64_t kept : {64, 32, 16}) {
+    SizeScale scale = SizeScale::compressing(numbers, kept);
+    if (is_cheap(scale)) {
+      return scale;
+    }
+  }
+  return SizeScale::compressing(numbers, SizeScale::kLeastKept);
 }
 
 // This function and the next ones raise the refusal, or return the results of the trial, if there are any.
-Stack tryOutScaled(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results, double size) {
-  const int64_t divisor = checksAlignment(op) ? 0 : divisorFor(arguments);
-  if (divisor == 0) {
+RealResults tryOutAsItIs(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  return {raiseOrReturn(op, arguments, outcomeOf(op, arguments, {})), /*has_sizes=*/true};
+}
+
+// Returns the arguments of a convolution with all sizes and groups cut to 1, and without padding.
+Stack withSmallConvolution(ArrayRef<IValue> arguments) {
+  constexpr std::size_t kPadding = 4;
+  constexpr std::size_t kGroups = 8;
+  Stack small = arguments.vec();
+  for (IValue& value : small) {
+    value = mapTensors(value, [](const Tensor& tensor) {
+      return at::empty(c10::DimVector(static_cast<std::size_t>(tensor.dim()), 1), tensor.options().device(c10::kCPU));
+    });
+  }
+  small[kPadding] = std::vector<int64_t>(small[kPadding].toIntVector().size(), 0);
+  small[kGroups] = 1;
+  return small;
+}
+
+bool haveOneDtype(ArrayRef<IValue> arguments) {
+  std::optional<c10::ScalarType> common;
+  return !hasTensor(arguments, [&common](const Tensor& tensor) {
+    common = common.value_or(tensor.scalar_type());
+    return tensor.scalar_type() != *common;
+  });
+}
+
+// A convolution with smaller sizes is often invalid, because its sizes depend on each other and on number arguments.
+// Which dtypes may be mixed, and which `output_padding` a stride allows, does not depend on them. Which library is
+// chosen does, and whether it has a kernel for the dtype.
+RealResults tryOutSmallConvolution(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  if (hasTensor(arguments, [](const Tensor& tensor) { return tensor.numel() == 0; })) {
     return {};
   }
-  const Stack scaled = standInsOf(op, arguments, {Fill::kZeros, Dtypes::kKept, divisor});
+  const Stack small = withSmallConvolution(arguments);
+  Outcome outcome = outcomeOf(op, small, {});
+  if (outcome.refusal && haveOneDtype(arguments) && passesWithOtherDtypes(op, small, {})) {
+    return {};
+  }
+  return {raiseOrReturn(op, arguments, std::move(outcome))};
+}
+
+RealResults tryOutScaled(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results, double size) {
+  if (checksAlignment(op)) {
+    return {};
+  }
+  if (trustOf(op) == Trust::kSizes) {
+    return size <= kModest ? tryOutAsItIs(op, arguments) : RealResults{};
+  }
+  const SizeScale scale = scaleFor(op, arguments, results);
+  if (countElements(arguments, scale) + countElements(results, scale) > kAffordable) {
+    return {};
+  }
+  const Stack scaled = standInsOf(op, arguments, {Fill::kZeros, Dtypes::kKept, scale});
   const CallKey key{op, scaled};
   const std::size_t hash = key.hash();
   if (key.isComplete() && passed().has(hash)) {
     return {};
   }
-  Outcome outcome = outcomeOf(op, arguments, {Fill::kIdentity, Dtypes::kKept, divisor});
+  Outcome outcome = outcomeOf(op, arguments, {Fill::kIdentity, Dtypes::kKept, scale});
   if (!outcome.refusal) {
-    if (key.isComplete() && agrees({outcome.results, false}, op, results)) {
+    RealResults real{std::move(outcome.results), /*has_sizes=*/false};
+    if (key.isComplete() && agrees(real, op, results)) {
       passed().add(hash);
     }
-    return std::move(outcome.results);
+    return real;
   }
-  if (passesWithOtherDtypes(op, arguments, divisor)) {
-    return raiseOrReturn(op, arguments, std::move(outcome));
+  if (passesWithOtherDtypes(op, arguments, scale)) {
+    return {raiseOrReturn(op, arguments, std::move(outcome))};
   }
-  // A convolution with all sizes divided is often invalid, because its sizes depend on each other and on number
-  // arguments.
-  const bool is_affordable = size <= kAffordable && !isConvolution(op);
-  return is_affordable ? raiseOrReturn(op, arguments, outcomeOf(op, arguments, {})) : Stack{};
+  if (isConvolution(op)) {
+    return tryOutSmallConvolution(op, arguments);
+  }
+  return size <= kAffordable ? tryOutAsItIs(op, arguments) : RealResults{};
 }
 
 // Returns the position of the argument `size`, if it is a list of numbers.
@@ -373,20 +429,59 @@ double countRequested(const OperatorHandle& op, ArrayRef<IValue> arguments) {
                          [](double count, int64_t size) { return count * static_cast<double>(size); });
 }
 
-Stack tryOutFactory(const OperatorHandle& op, ArrayRef<IValue> arguments, double size) {
+RealResults tryOutFactory(const OperatorHandle& op, ArrayRef<IValue> arguments, double size) {
   if (size <= kCheap) {
-    return raiseOrReturn(op, arguments, outcomeOf(op, arguments, {}));
+    return tryOutAsItIs(op, arguments);
   }
   const auto small = withSmallSize(op, arguments);
-  return small ? raiseOrReturn(op, *small, outcomeOf(op, *small, {})) : Stack{};
+  return small ? RealResults{raiseOrReturn(op, *small, outcomeOf(op, *small, {}))} : RealResults{};
 }
 
-Stack tryOutAffordably(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results, double size) {
+// Returns the arguments of a recurrent layer with all sizes cut to 1, but for the gates. oneDNN refuses dtypes whatever
+// the sizes are, and a layer takes long: each step multiplies all weights.
+std::optional<Stack> withSmallLayer(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  constexpr std::size_t kFirstWeight = 1;
+  constexpr std::size_t kLastWeight = 4;
+  const auto hidden = static_cast<std::size_t>(findArgument(op.schema(), "hidden_size"));
+  const int64_t hidden_size = arguments[hidden].toInt();
+  if (hidden_size < 1 || hasTensor(arguments, [](const Tensor& tensor) { return tensor.numel() == 0; })) {
+    return std::nullopt;
+  }
+  Stack small = arguments.vec();
+  for (const auto i : c10::irange(small.size())) {
+    small[i] = mapTensors(small[i], [&](const Tensor& tensor) {
+      c10::DimVector sizes(static_cast<std::size_t>(tensor.dim()), 1);
+      if (i >= kFirstWeight && i <= kLastWeight && tensor.dim() > 0) {
+        sizes[0] = tensor.size(0) / hidden_size;
+      }
+      return at::empty(sizes, tensor.options().device(c10::kCPU));
+    });
+  }
+  small[hidden] = 1;
+  return small;
+}
+
+RealResults tryOutLayer(const OperatorHandle& op, ArrayRef<IValue> arguments, double size) {
+  if (size <= kCheap) {
+    return tryOutAsItIs(op, arguments);
+  }
+  if (const auto small = withSmallLayer(op, arguments)) {
+    raiseOrReturn(op, *small, outcomeOf(op, *small, {}));
+  }
+  return {};
+}
+
+RealResults tryOutAffordably(const OperatorHandle& op,
+                             ArrayRef<IValue> arguments,
+                             ArrayRef<IValue> results,
+                             double size) {
   if (makesTensorsOfNothing(op)) {
     return tryOutFactory(op, arguments, size);
   }
-  return size <= kCheap ? raiseOrReturn(op, arguments, outcomeOf(op, arguments, {}))
-                        : tryOutScaled(op, arguments, results, size);
+  if (op.schema().name() == "aten::mkldnn_rnn_layer") {
+    return tryOutLayer(op, arguments, size);
+  }
+  return size <= kCheap ? tryOutAsItIs(op, arguments) : tryOutScaled(op, arguments, results, size);
 }
 
 // The state of the thread in which kernels are tried out.
@@ -414,7 +509,7 @@ double largestNumber(ArrayRef<IValue> arguments) {
 // Returns true if real tensors on the CPU accept the call, and false if this cannot be told, or takes more than
 // `max_elements`. Raises the refusal.
 bool isAcceptedByReal(const OperatorHandle& op, ArrayRef<IValue> arguments, double max_elements) {
-  const double size = std::max({countElements(arguments, 1), countRequested(op, arguments), largestNumber(arguments)});
+  const double size = std::max({countElements(arguments, {}), countRequested(op, arguments), largestNumber(arguments)});
   if (!canBeTriedOut(op, arguments) || size > max_elements) {
     return false;
   }
@@ -422,9 +517,22 @@ bool isAcceptedByReal(const OperatorHandle& op, ArrayRef<IValue> arguments, doub
   return !raiseOrReturn(op, arguments, outcomeOf(op, arguments, {})).empty();
 }
 
+// Raises what the dispatcher raises for an operator of PyTorch's that has a Meta kernel, but none for the CPU:
+// `mm.dtype`.
+void refuseWithoutCpuKernel(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  const bool is_on_cpu =
+      hasTensor(arguments, [](const Tensor& tensor) { return tensor.is_cpu(); }) &&
+      !hasTensor(arguments, [](const Tensor& tensor) { return !tensor.is_cpu() || !isPlain(tensor); });
+  if (is_on_cpu && namespaceOf(op.operator_name()) == "aten" && !op.hasComputedKernelForDispatchKey(DispatchKey::CPU)) {
+    Stack stack = arguments.vec();
+    op.redispatchBoxed(DispatchKeySet{DispatchKey::CPU}, &stack);
+  }
+}
+
 }  // namespace
 
 RealResults refuseAsReal(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
+  refuseWithoutCpuKernel(op, arguments);
   if (isConvolution(op)) {
     const Trial trial;
     checkShapesOfConvolution(arguments);
@@ -434,8 +542,7 @@ RealResults refuseAsReal(const OperatorHandle& op, ArrayRef<IValue> arguments, A
     return {};
   }
   const Trial trial;
-  const double size = countElements(arguments, 1) + countElements(results, 1);
-  return {tryOutAffordably(op, arguments, results, size), /*has_sizes=*/size <= kCheap};
+  return tryOutAffordably(op, arguments, results, countElements(arguments, {}) + countElements(results, {}));
 }
 
 bool refuseAsReal(const OperatorHandle& op, ArrayRef<IValue> arguments) {

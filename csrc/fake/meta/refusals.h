@@ -9,13 +9,14 @@
 //
 //   * Values do not exist, so only an error that does not depend on them counts: one that is the same for all fills, or
 //     that is about dtypes.
-//   * A call that is too large is tried out with its sizes divided. An error counts if the same call passes with common
-//     dtypes: then it is about dtypes, for which sizes do not matter. Otherwise the call is tried out as it is, if that
-//     is affordable.
+//   * A call that is too large is tried out with smaller sizes: NOTE [Smaller calls]. An error counts if the same call
+//     passes with common dtypes: then it is about dtypes, for which sizes do not matter. Otherwise the call is tried
+//     out as it is, if that is affordable.
 //   * If the Meta kernel has raised, the call is most probably wrong, and may be larger: its kernel will not compute.
-//   * Only PyTorch's own CPU kernels are run, and none that would draw from a generator of the user's.
+//   * Only PyTorch's own CPU kernels are run, none that would draw from a generator of the user's, and none that trusts
+//     an argument: NOTE [What kernels trust].
 //
-// Calls that are remembered have passed: they are not tried out again.
+// Calls that have passed or were refused are remembered, and not tried out again.
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>

@@ -18,6 +18,7 @@
 #include "../storage/fake_storage.h"
 #include "../storage/fake_tensor_impl.h"
 #include "shadows.h"
+#include "trust.h"
 
 namespace torchext {
 
@@ -33,9 +34,6 @@ namespace {
 // The stand-ins of tensors on a storage larger than this do not share a storage: each gets one that is just large
 // enough.
 constexpr std::size_t kSmallStorage = std::size_t{1} << 16U;
-
-// Sizes up to this one are kept if they cannot be divided.
-constexpr int64_t kSmallSize = 64;
 
 ScalarType dtypeOf(ScalarType dtype, Dtypes dtypes) {
   if (dtypes == Dtypes::kFloat) {
@@ -120,17 +118,29 @@ void fill(const Tensor& tensor, Fill fill) {
   }
 }
 
-// Returns strides for `sizes` in the order of `strides`, without gaps. Expanded dimensions stay expanded.
-c10::DimVector stridesInOrder(c10::IntArrayRef sizes, c10::IntArrayRef strides) {
+// Returns strides for smaller sizes that compare as those of `tensor` do: equal ones stay equal (the order of their
+// dimensions is then decided by the sizes), gaps and overlaps stay, and expanded dimensions stay expanded.
+c10::DimVector stridesLike(const Tensor& tensor, c10::IntArrayRef smaller) {
+  const c10::IntArrayRef sizes = tensor.sizes();
+  const c10::IntArrayRef strides = tensor.strides();
   std::vector<std::size_t> order(sizes.size());
   std::iota(order.rbegin(), order.rend(), 0);
   std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return strides[a] < strides[b]; });
-  c10::DimVector result(sizes.size());
-  int64_t stride = 1;
+  c10::DimVector result(sizes.size(), 0);
+  int64_t last = 0;   // the stride of the dimensions before
+  int64_t dense = 1;  // the stride after these if there is neither a gap nor an overlap
+  int64_t smaller_last = 0;
+  int64_t smaller_dense = 1;
   for (const std::size_t dim : order) {
-    const bool is_expanded = strides[dim] == 0;
-    result[dim] = is_expanded ? 0 : stride;
-    stride *= is_expanded ? 1 : std::max<int64_t>(sizes[dim], 1);
+    if (strides[dim] > last) {
+      last = strides[dim];
+      smaller_last = last == dense  ? smaller_dense
+                     : last > dense ? std::max(smaller_dense, smaller_last) + 1
+                                    : smaller_last + 1;
+    }
+    result[dim] = smaller_last;
+    dense = std::max(dense, last * std::max<int64_t>(sizes[dim], 1));
+    smaller_dense = std::max(smaller_dense, smaller_last * std::max<int64_t>(smaller[dim], 1));
   }
   return result;
 }
@@ -140,9 +150,22 @@ bool isPivots(const c10::Argument& argument) {
   return argument.name().find("pivots") != std::string::npos;
 }
 
+// Returns true for an argument of type `SymInt`, as sizes are declared, or `int[]`, as those of pooling kernels are.
+// Others are dimensions, dtypes or bounds of values.
+bool mayBeSize(const c10::Argument& argument) {
+  const auto optional = argument.real_type()->cast<c10::OptionalType>();
+  const auto& type = optional ? optional->getElementType() : argument.real_type();
+  if (const auto list = type->cast<c10::ListType>()) {
+    const auto kind = list->getElementType()->kind();
+    return kind == c10::TypeKind::IntType || kind == c10::TypeKind::SymIntType;
+  }
+  return type->kind() == c10::TypeKind::SymIntType;
+}
+
 class StandIns {
  public:
-  explicit StandIns(const Likeness& likeness) : likeness_{likeness}, scale_{likeness.divisor} {}
+  StandIns(const OperatorHandle& op, const Likeness& likeness)
+      : likeness_{likeness}, trusts_indices_{trustOf(op) == Trust::kIndices} {}
 
   IValue of(const IValue& value, const c10::Argument& argument);
   Tensor of(const Tensor& tensor, Fill fill_with);
@@ -152,8 +175,10 @@ class StandIns {
   Tensor makeAlone(const Tensor& tensor, c10::IntArrayRef sizes, c10::IntArrayRef strides) const;
   Storage storageOf(const Storage& storage);
 
-  Likeness likeness_;
-  SizeScale scale_;
+  Fill fillFor(const Tensor& tensor, const c10::Argument& argument) const;
+
+  const Likeness& likeness_;
+  const bool trusts_indices_;
   PointerNumbers tensors_;
   std::vector<Tensor> stand_ins_;
   PointerNumbers storages_;
@@ -174,10 +199,11 @@ Tensor StandIns::of(const Tensor& tensor, Fill fill_with) {
 
 Tensor StandIns::make(const Tensor& tensor) {
   const ScalarType dtype = dtypeOf(tensor.scalar_type(), likeness_.dtypes);
-  if (!scale_.keepsAll()) {
+  if (!likeness_.scale.keepsAll()) {
     c10::DimVector sizes(tensor.sizes());
-    std::transform(sizes.begin(), sizes.end(), sizes.begin(), [this](int64_t size) { return scale_.of(size); });
-    return makeAlone(tensor, sizes, stridesInOrder(sizes, tensor.strides()));
+    std::transform(sizes.begin(), sizes.end(), sizes.begin(),
+                   [this](int64_t size) { return likeness_.scale.of(size); });
+    return makeAlone(tensor, sizes, stridesLike(tensor, sizes));
   }
   if (dtype != tensor.scalar_type() || tensor.storage().nbytes() > kSmallStorage || !holdsItsElements(tensor)) {
     return makeAlone(tensor, tensor.sizes(), tensor.strides());
@@ -201,6 +227,14 @@ Storage StandIns::storageOf(const Storage& storage) {
   return stand_in_storages_[number];
 }
 
+Fill StandIns::fillFor(const Tensor& tensor, const c10::Argument& argument) const {
+  if (isPivots(argument)) {
+    return Fill::kOnes;
+  }
+  return trusts_indices_ && c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/false) ? Fill::kZeros
+                                                                                             : likeness_.fill;
+}
+
 IValue StandIns::of(const IValue& value, const c10::Argument& argument) {
   if (isGenerator(argument)) {
     return value.isNone() || value.toGenerator().device().is_cpu() ? IValue{at::detail::createCPUGenerator()} : value;
@@ -209,17 +243,16 @@ IValue StandIns::of(const IValue& value, const c10::Argument& argument) {
     // Without an accelerator, the kernel has to refuse to pin. A fake accelerator has no allocator that could.
     return value.toBool() && fakeCudaDeviceCount() == 0;
   }
-  if (value.isInt()) {
-    return scale_.ofNumber(value.toInt());
+  if (mayBeSize(argument) && value.isInt()) {
+    return likeness_.scale.of(value.toInt());
   }
-  if (value.isIntList()) {
+  if (mayBeSize(argument) && value.isIntList()) {
     std::vector<int64_t> numbers = value.toIntVector();
     std::transform(numbers.begin(), numbers.end(), numbers.begin(),
-                   [this](int64_t number) { return scale_.ofNumber(number); });
+                   [this](int64_t number) { return likeness_.scale.of(number); });
     return numbers;
   }
-  const Fill fill_with = isPivots(argument) ? Fill::kOnes : likeness_.fill;
-  return mapTensors(value, [&](const Tensor& tensor) { return of(tensor, fill_with); });
+  return mapTensors(value, [&](const Tensor& tensor) { return of(tensor, fillFor(tensor, argument)); });
 }
 
 // How many elements lie between the first and the last one of `tensor`, these included: a column of a matrix needs the
@@ -234,35 +267,8 @@ double extentOf(const Tensor& tensor) {
 
 }  // namespace
 
-int64_t SizeScale::of(int64_t size) {
-  if (keepsAll()) {
-    return size;
-  }
-  const auto known =
-      std::find_if(replaced_.begin(), replaced_.end(), [size](const auto& pair) { return pair.first == size; });
-  if (known != replaced_.end()) {
-    return known->second;
-  }
-  // Odd and distinct, for the first few.
-  const auto substitute = 2 * static_cast<int64_t>(replaced_.size()) + 17;
-  int64_t scaled = size;
-  if (size % divisor_ == 0 && size >= 2 * divisor_) {
-    scaled = size / divisor_;
-  } else if (size > kSmallSize) {
-    scaled = std::min(substitute, kSmallSize);
-  }
-  replaced_.emplace_back(size, scaled);
-  return scaled;
-}
-
-int64_t SizeScale::ofNumber(int64_t number) const {
-  const auto known =
-      std::find_if(replaced_.begin(), replaced_.end(), [number](const auto& pair) { return pair.first == number; });
-  return number > kSmallSize && known != replaced_.end() ? known->second : number;
-}
-
 Stack standInsOf(const OperatorHandle& op, c10::ArrayRef<IValue> arguments, const Likeness& likeness) {
-  StandIns stand_ins{likeness};
+  StandIns stand_ins{op, likeness};
   Stack stack;
   stack.reserve(arguments.size());
   for (const auto i : c10::irange(arguments.size())) {
@@ -271,10 +277,36 @@ Stack standInsOf(const OperatorHandle& op, c10::ArrayRef<IValue> arguments, cons
   return stack;
 }
 
-double countElements(c10::ArrayRef<IValue> arguments, int64_t divisor) {
-  SizeScale scale{divisor};
+std::vector<int64_t> numbersOf(const OperatorHandle& op,
+                               c10::ArrayRef<IValue> arguments,
+                               c10::ArrayRef<IValue> results) {
+  std::vector<int64_t> numbers;
+  const auto add_sizes = [&numbers](const Tensor& tensor) {
+    numbers.insert(numbers.end(), tensor.sizes().begin(), tensor.sizes().end());
+  };
+  forEachTensor(arguments, add_sizes);
+  forEachTensor(results, add_sizes);
+  for (const auto i : c10::irange(arguments.size())) {
+    if (!mayBeSize(op.schema().arguments()[i])) {
+      continue;
+    }
+    if (arguments[i].isInt()) {
+      numbers.push_back(arguments[i].toInt());
+    } else if (arguments[i].isIntList()) {
+      const std::vector<int64_t> list = arguments[i].toIntVector();
+      numbers.insert(numbers.end(), list.begin(), list.end());
+    }
+  }
+  numbers.erase(std::remove_if(numbers.begin(), numbers.end(), [](int64_t number) { return number <= 0; }),
+                numbers.end());
+  std::sort(numbers.begin(), numbers.end());
+  numbers.erase(std::unique(numbers.begin(), numbers.end()), numbers.end());
+  return numbers;
+}
+
+double countElements(c10::ArrayRef<IValue> values, const SizeScale& scale) {
   double count = 0;
-  forEachTensor(arguments, [&](const Tensor& tensor) {
+  forEachTensor(values, [&](const Tensor& tensor) {
     double elements = 1;
     for (const int64_t size : tensor.sizes()) {
       elements *= static_cast<double>(scale.of(size));

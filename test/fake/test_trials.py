@@ -1,0 +1,285 @@
+"""Calls are tried out on real tensors of other sizes: refusals, dtypes and strides are those of the call itself."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from common import assert_same_tensor, build_both
+from refusals import Call, Difference, call_of, compare
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.opinfo.core import OpInfo, SampleInput, UnaryUfuncInfo
+
+from torchext.deferred_init import deferred_init, materialize_tensor
+from torchext.fake import cache_info, fake_like, fake_mode
+from torchext.tools.torch_release import TORCH_RELEASE
+
+# More elements than a trial may have, and none that a power of two divides.
+SIZES = [(33, 33, 33), (41, 41, 41), (32771,), (40009, 1), (1, 40009), (181, 183), (3, 5, 7, 11, 31), (1, 301, 400)]
+UNARY = [op for op in op_db if isinstance(op, UnaryUfuncInfo)]
+ELEMENTWISE = [torch.add, torch.div, torch.floor_divide, torch.pow, torch.atan2, torch.bitwise_and, torch.hypot]
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex64)
+
+
+def tensor_of(sizes: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.ones(sizes, dtype=dtype)
+
+
+def difference(function: Callable[..., Any], *arguments: Any, **kwargs: Any) -> Difference | None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of complex half precision
+        return compare(call_of(function, SampleInput(arguments[0], args=arguments[1:], kwargs=kwargs)))
+
+
+@pytest.mark.parametrize("op", UNARY, ids=lambda op: op.name)
+def test_dtypes_are_checked_at_odd_sizes(op: OpInfo) -> None:
+    pairs = zip(itertools.cycle(SIZES), DTYPES, strict=False)
+    for sizes, dtype in pairs:
+        transposed = tensor_of(sizes, dtype).transpose(0, -1)
+        assert difference(op, transposed) is None, (sizes, dtype)
+
+
+@pytest.mark.parametrize("op", ELEMENTWISE, ids=lambda op: op.__name__)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_operands_are_promoted_and_laid_out_at_odd_sizes(op: Any, sizes: tuple[int, ...]) -> None:
+    small = tuple(1 if i % 2 else size for i, size in enumerate(sizes))
+    for dtype, other in itertools.combinations(DTYPES[:5], 2):
+        for one, two in ((sizes, sizes), (sizes, small), (small, sizes)):
+            assert (
+                difference(op, tensor_of(one, dtype).transpose(0, -1), tensor_of(two, other).transpose(0, -1)) is None
+            )
+
+
+# Arguments with equal strides: which dimension counts as the inner one depends on the sizes.
+WINDOWS = [((301, 400), (1, 1)), ((400, 301), (1, 1)), ((301, 400, 2), (2, 2, 1)), ((2, 301, 400), (700, 1, 1)),
+           ((64, 301, 3), (3, 3, 3)), ((300, 200, 100), (1, 1, 0)), ((181, 17, 97), (7, 1, 1))]  # fmt: skip
+
+
+@pytest.mark.parametrize(("sizes", "strides"), WINDOWS, ids=str)
+def test_ties_of_strides_are_decided_by_the_sizes_of_the_call(sizes: Any, strides: Any) -> None:
+    memory = torch.arange(1.0, 2001)
+    for operator in (
+        torch.exp,
+        torch.clone,
+        torch.neg,
+        lambda x: x + 1,
+        lambda x: x.to(torch.float64),
+        torch.zeros_like,
+    ):
+        call = Call(lambda x, operator=operator: operator(x.as_strided(sizes, strides)), [memory], *spec_of_one(memory))
+        assert compare(call) is None
+
+
+def spec_of_one(tensor: Tensor) -> tuple[Any, str]:
+    call = call_of(torch.neg, SampleInput(tensor))
+    return call.spec, call.change
+
+
+def test_memory_of_results_with_ties_is_laid_out_as_eagerly() -> None:
+    def program() -> Tensor:
+        windows = torch.arange(1000.0).as_strided((301, 400), (1, 1))
+        return windows.exp2().as_strided((301 * 400,), (1,)).clone()
+
+    eager, deferred = build_both(program)
+    assert_same_tensor(materialize_tensor(deferred), eager)
+
+
+# What has the relation of a smaller call only by accident.
+ACCIDENTS: dict[str, Callable[[], Any]] = {
+    "antialiasing to half": lambda: functional.interpolate(
+        torch.ones(1, 1, 128, 256, dtype=torch.int64), size=(64, 128), mode="bilinear", antialias=True
+    ),
+    "antialiasing to a quarter": lambda: functional.interpolate(
+        torch.ones(1, 3, 256, 256, dtype=torch.int32), size=(64, 64), mode="bicubic", antialias=True
+    ),
+    "output padding": lambda: functional.conv_transpose2d(
+        torch.ones(1, 3, 128, 128), torch.ones(3, 3, 3, 3), stride=100, output_padding=128
+    ),
+    "size beside a kept one": lambda: torch.ones(100, 17, 33).mul(torch.ones(100, 17, 33, dtype=torch.bool)).erfinv(),
+    "not a multiple": lambda: functional.pixel_shuffle(torch.ones(1, 906, 33, 33), 2),
+}
+
+
+@pytest.mark.parametrize("name", ACCIDENTS)
+def test_call_does_not_pass_because_a_smaller_one_does(name: str) -> None:
+    call = Call(lambda _: ACCIDENTS[name](), [torch.ones(1)], *spec_of_one(torch.ones(1)))
+    assert compare(call) is None
+
+
+def gradient(loss: Callable[..., Tensor], x: Tensor, *others: Any, **kwargs: Any) -> Tensor:
+    x = x.detach().requires_grad_()
+    return torch.autograd.grad(loss(x, *others, **kwargs).sum(), x)[0]
+
+
+LOSSES = [functional.mse_loss, functional.l1_loss, functional.smooth_l1_loss, functional.huber_loss,
+          functional.binary_cross_entropy, functional.soft_margin_loss, functional.kl_div]  # fmt: skip
+PADDINGS = [("reflect", (1, 2, 1, 1)), ("replicate", (1, 2, 1, 1)), ("constant", (1, 2)), ("circular", (1, 1, 1, 1))]
+
+
+@pytest.mark.parametrize("sizes", [(3, 4), (181, 183)], ids=str)
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__)
+def test_gradients_of_losses_are_those_of_real_kernels(loss: Any, sizes: tuple[int, int]) -> None:
+    x, target = torch.full(sizes, 0.5), torch.full(sizes[::-1], 0.5).t()
+    for one, two in ((x, target), (target, x), (x, target.double()), (x.double(), target), (x.bfloat16(), target)):
+        for reduction in ("mean", "none"):
+            assert (
+                difference(lambda x, *rest, **kwargs: gradient(loss, x, *rest, **kwargs), one, two, reduction=reduction)
+                is None
+            )
+
+
+@pytest.mark.parametrize(("mode", "padding"), PADDINGS, ids=str)
+@pytest.mark.parametrize("sizes", [(2, 3, 5, 4), (3, 7, 41, 43)], ids=str)
+def test_gradients_of_paddings_are_those_of_real_kernels(mode: str, padding: Any, sizes: tuple[int, ...]) -> None:
+    x = torch.rand(sizes)
+    for one in (x, x.transpose(2, 3), x.to(memory_format=torch.channels_last), x.double()):
+        assert difference(lambda x: gradient(lambda x: functional.pad(x, padding, mode), x), one) is None
+
+
+def lstm(size: int, input_dtype: torch.dtype, *state_dtypes: torch.dtype) -> Any:
+    state = tuple(torch.zeros(1, 3, size, dtype=dtype) for dtype in state_dtypes)
+    return nn.LSTM(size, size)(torch.ones(5, 3, size, dtype=input_dtype), state)
+
+
+MIXED: dict[str, Callable[[], Any]] = {
+    "hidden state of another dtype": lambda: lstm(2, torch.float32, torch.float64, torch.float32),
+    "cell of another dtype": lambda: lstm(2, torch.float32, torch.float32, torch.bfloat16),
+    "large hidden state of another dtype": lambda: lstm(301, torch.float32, torch.float64, torch.float64),
+    "integer weights of bags": lambda: functional.embedding_bag(
+        torch.zeros(4, dtype=torch.long), torch.ones(5, 3, dtype=torch.int32), torch.tensor([0, 2])
+    ),
+    "product in another dtype": lambda: torch.mm(
+        torch.ones(3, 3, dtype=torch.bfloat16), torch.ones(3, 3, dtype=torch.bfloat16), out_dtype=torch.float32
+    ),
+    "products in another dtype": lambda: torch.bmm(
+        torch.ones(2, 3, 3, dtype=torch.bfloat16), torch.ones(2, 3, 3, dtype=torch.bfloat16), out_dtype=torch.float32
+    ),
+    "kernel for CUDA": lambda: torch.ops.aten._fused_dropout(torch.ones(3), 0.5),
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_trusting_kernels_refuse_what_they_refuse_eagerly(name: str) -> None:
+    with pytest.raises((RuntimeError, NotImplementedError)) as eager:
+        MIXED[name]()
+    with fake_mode(), pytest.raises(eager.type) as fake:
+        MIXED[name]()
+    assert str(fake.value).splitlines()[0] == str(eager.value).splitlines()[0]
+
+
+# Operators whose names say that an earlier call has computed some of their arguments. Each was reviewed: what it trusts
+# is in the table of csrc/fake/meta/trust.cpp, or it trusts nothing.
+REVIEWED = """
+_adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward _backward _batch_norm_impl_index_backward _cdist_backward
+_convert_weight_to_int4pack_for_cpu _convolution_double_backward _ctc_loss_backward _cudnn_rnn _cudnn_rnn_backward
+_cudnn_rnn_flatten_weight _dyn_quant_pack_4bit_weight _embedding_bag_backward _embedding_bag_dense_backward
+_embedding_bag_per_sample_weights_backward _embedding_bag_sparse_backward
+_fake_quantize_learnable_per_channel_affine_backward _fake_quantize_learnable_per_tensor_affine_backward
+_gather_sparse_backward _grid_sampler_2d_cpu_fallback_backward _log_softmax_backward_data _masked_softmax_backward
+_nnpack_available _nnpack_spatial_convolution _pack_padded_sequence _pack_padded_sequence_backward
+_pad_packed_sequence _pdist_backward _prelu_kernel_backward _scaled_dot_product_flash_attention_for_cpu_backward
+_scaled_dot_product_fused_attention_overrideable_backward _segment_reduce_backward _slow_conv2d_backward
+_softmax_backward_data _sparse_log_softmax_backward_data _sparse_softmax_backward_data _sparse_sum_backward
+_thnn_differentiable_gru_cell_backward _thnn_differentiable_lstm_cell_backward _thnn_fused_gru_cell_backward
+_thnn_fused_lstm_cell_backward _thnn_fused_lstm_cell_backward_impl _unpack_dual _upsample_bicubic2d_aa_backward
+_upsample_bilinear2d_aa_backward _upsample_lanczos2d_aa_backward _upsample_nearest_exact1d_backward
+_upsample_nearest_exact2d_backward _upsample_nearest_exact3d_backward _use_cudnn_rnn_flatten_weight
+_weight_int4pack_mm_for_cpu _weight_int8pack_mm _weight_norm_differentiable_backward _weight_norm_interface_backward
+_wrapped_linear_prepack _wrapped_quantized_linear_prepacked adaptive_avg_pool3d_backward adaptive_max_pool2d_backward
+adaptive_max_pool3d_backward affine_grid_generator_backward avg_pool2d_backward avg_pool3d_backward
+batch_norm_backward batch_norm_backward_elemt batch_norm_backward_reduce binary_cross_entropy_backward
+conv_tbc_backward convolution_backward convolution_backward_overrideable cudnn_affine_grid_generator_backward
+cudnn_batch_norm_backward cudnn_grid_sampler_backward cummaxmin_backward cumprod_backward diagonal_backward
+elu_backward embedding_backward embedding_dense_backward embedding_sparse_backward
+fake_quantize_per_channel_affine_cachemask_backward fake_quantize_per_tensor_affine_cachemask_backward
+fbgemm_pack_gemm_matrix_fp16 fbgemm_pack_quantized_matrix fractional_max_pool2d_backward
+fractional_max_pool3d_backward gather_backward gelu_backward glu_backward glu_backward_jvp grid_sampler_2d_backward
+grid_sampler_3d_backward hardshrink_backward hardsigmoid_backward hardswish_backward hardtanh_backward
+huber_loss_backward index_select_backward infinitely_differentiable_gelu_backward leaky_relu_backward linear_backward
+log_sigmoid_backward logit_backward lstm_mps_backward lu_unpack masked_scatter_backward masked_select_backward
+matmul_backward matrix_exp_backward max_pool2d_backward max_pool2d_with_indices_backward
+max_pool3d_with_indices_backward miopen_batch_norm_backward miopen_rnn miopen_rnn_backward mish_backward
+mkldnn_adaptive_avg_pool2d_backward mkldnn_linear_backward mkldnn_linear_backward_input mkldnn_linear_backward_weights
+mkldnn_max_pool2d_backward mkldnn_max_pool3d_backward mkldnn_rnn_layer mkldnn_rnn_layer_backward
+mps_convolution_backward mps_convolution_transpose_backward mse_loss_backward multi_margin_loss_backward
+multilabel_margin_loss_backward native_batch_norm_backward native_dropout_backward native_group_norm_backward
+native_layer_norm_backward nll_loss2d_backward nll_loss_backward quantized_rnn_relu_cell quantized_rnn_tanh_cell
+reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward replication_pad1d_backward
+replication_pad2d_backward replication_pad3d_backward rnn_relu rnn_relu_cell rnn_tanh rnn_tanh_cell
+rrelu_with_noise_backward select_backward sigmoid_backward silu_backward slice_backward smooth_l1_loss_backward
+soft_margin_loss_backward softplus_backward softshrink_backward tanh_backward threshold_backward to_dense_backward
+to_mkldnn_backward trace_backward unfold_backward upsample_bicubic2d_backward upsample_bilinear2d_backward
+upsample_linear1d_backward upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward
+upsample_trilinear3d_backward value_selecting_reduction_backward
+"""
+
+
+def operators_that_may_trust() -> set[str]:
+    found = set()
+    for name in torch._C._dispatch_get_all_op_names():
+        operator = name.removeprefix("aten::").partition(".")[0]
+        may_trust = name.startswith("aten::") and any(part in operator for part in ("_backward", "rnn", "pack"))
+        if may_trust and torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "CPU"):
+            found.add(operator)
+    return found
+
+
+@pytest.mark.skipif(TORCH_RELEASE != (2, 13), reason="the list is that of one release")
+def test_operators_that_may_trust_their_arguments_were_reviewed() -> None:
+    assert operators_that_may_trust() == {*REVIEWED.split()}
+
+
+def test_refusals_are_remembered() -> None:
+    a = fake_like(torch.ones(400, 400))
+    b = fake_like(torch.ones(400, 400, dtype=torch.float64))
+    for hits in (0, 1, 1):
+        before = cache_info()
+        with pytest.raises(RuntimeError, match="expected m1 and m2 to have the same dtype, but got: float != double"):
+            a @ b
+        assert cache_info().hits - before.hits == hits
+
+
+def test_remembered_refusal_does_not_keep_the_recorder_from_running_the_operator() -> None:
+    def program() -> Tensor:
+        return torch.view_copy(torch.arange(30.0).view(5, 6).t(), (2, 15))
+
+    with fake_mode():
+        program()
+    assert_same_tensor(materialize_tensor(deferred_init(program)), program())
+
+
+@pytest.fixture
+def doubling() -> Any:
+    """A custom operator with the options of a factory, which reads the values of its argument."""
+    options = "*, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None"
+    library = torch.library.Library("torchext_test_trials", "DEF")
+    library.define(f"scaled_like(Tensor x, {options}) -> Tensor")
+    library.impl("scaled_like", lambda x, **_: x * 2, "CPU")
+    library.impl("scaled_like", lambda x, **_: torch.empty_like(x), "Meta")
+    yield torch.ops.torchext_test_trials.scaled_like
+    library._destroy()
+
+
+def test_operator_of_another_library_is_no_factory_because_of_its_name(doubling: Any) -> None:
+    def program() -> Tensor:
+        x = torch.arange(5.0)
+        y = doubling(x)
+        x.zero_()
+        return y
+
+    assert_same_tensor(materialize_tensor(deferred_init(program)), program())
+
+
+@pytest.mark.parametrize("function", [functional.mish, functional.silu], ids=lambda function: function.__name__)
+def test_gradient_that_has_a_kernel_beside_a_composite_has_its_bits(function: Any) -> None:
+    def program() -> Tensor:
+        return gradient(lambda x: function(x) * 3, torch.randn(1000))
+
+    eager, deferred = build_both(program)
+    assert_same_tensor(materialize_tensor(deferred), eager)
