@@ -8,8 +8,8 @@
 #include <vector>
 
 #include <pybind11/pybind11.h>
+#include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/Exceptions.h>
-#include <torch/csrc/Storage.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "../fake/fake.h"
@@ -77,8 +77,8 @@ bool isAbout(unsigned concerns, PyObject* argument) {
   if (argument == nullptr) {
     return false;
   }
-  if (isStorage(argument)) {
-    return (concerns & kFakes) != 0 && isStorageOfFakes(THPStorage_Unpack(argument));
+  if (torch::isStorage(argument)) {  // also a `TypedStorage`, a class of Python around a storage
+    return (concerns & kFakes) != 0 && isStorageOfFakes(torch::createStorage(argument));
   }
   if (isTensor(argument)) {
     const at::Tensor& tensor = THPVariable_Unpack(argument);

@@ -20,7 +20,55 @@ from torchext.deferred_init import deferred_init, is_deferred, materialize_modul
 from torchext.fake import fake_mode, is_fake
 
 
+def encoded(mask: Tensor | None) -> Tensor:
+    """Runs an encoder in eval mode, which computes otherwise if a TorchFunctionMode may be listening."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 2).eval()
+    with torch.no_grad():
+        output: Tensor = encoder(torch.randn(2, 3, 8), src_key_padding_mask=mask)
+    return output
+
+
+PADDING = {
+    "none": lambda: None,
+    "left-aligned": lambda: torch.tensor([[False, False, True], [False, True, True]]),
+    "not left-aligned": lambda: torch.tensor([[False, True, False], [False, True, True]]),
+}
+
+
+def answers_about_modes() -> list[object]:
+    tensor, module = torch.ones(3), nn.Linear(2, 2)
+    return [
+        torch.overrides.has_torch_function((tensor, module.weight)),
+        torch.overrides.has_torch_function_unary(tensor),
+        torch.overrides._get_current_function_mode_stack(),
+        torch._C._is_torch_function_mode_enabled(),
+        torch._C._is_torch_function_enabled(),
+        torch._C._len_torch_function_stack(),
+        torch._C._len_torch_dispatch_stack(),
+        torch.utils._python_dispatch.is_in_torch_dispatch_mode(),
+        torch._C._functorch.peek_interpreter_stack(),
+        torch.compiler.is_compiling(),
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.get_default_device(),
+        isinstance(tensor, torch.FloatTensor),
+        isinstance(tensor, torch.LongTensor),
+        isinstance(module.weight, torch.FloatTensor),
+        tensor.type(),
+    ]
+
+
 class TestState:
+    def test_constructors_are_given_eager_answers_about_modes(self) -> None:
+        assert deferred_init(answers_about_modes) == answers_about_modes()
+
+    @pytest.mark.parametrize("padding", PADDING)
+    @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype")
+    def test_constructors_take_the_fast_path_of_transformers(self, padding: str) -> None:
+        eager, deferred = build_both(lambda: encoded(PADDING[padding]()))
+        assert torch.equal(materialize_tensor(deferred), eager)
+
     def test_default_dtype_of_the_recording_counts(self) -> None:
         def build() -> list[Tensor]:
             torch.set_default_dtype(torch.float64)

@@ -20,7 +20,6 @@ from ..tools.source_lines import tracing
 from . import inductor, ranks
 from .companions import companions, state_of, watch_optimizers
 from .explanations import Explanation, RecordedOperation, RecordedValue, explain, export_graph
-from .reads import ReadsInTensorFunctions
 from .summaries import summary
 
 __all__ = [
@@ -74,7 +73,7 @@ def deferred_init(fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
             return deferred_init(fn, *args, **kwargs)
     inductor.teach_inductor()
     ranks.teach_distributed_tensors()
-    with while_fakes_live.hold(), ReadsInTensorFunctions():
+    with while_fakes_live.hold():
         _C.enter_deferred_init()
         try:
             return fn(*args, **kwargs)

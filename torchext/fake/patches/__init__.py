@@ -10,12 +10,13 @@ from ... import _C
 from ...tools.leases import while_fakes_live
 from ...tools.torch_release import TORCH_RELEASE
 from .. import collectives, fake_tensor_mode, higher_order, meta_functions, trunc_normal
-from . import optimizers, saving, sparse, storages, tensors
+from . import optimizers, python_data, saving, sparse, storages, tensors
 
 __all__: list[str] = []
 
 while_fakes_live.declare(
     tensors.install,
+    python_data.install,
     storages.install,
     saving.install,
     fake_tensor_mode.install,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import operator
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -20,7 +19,7 @@ from ..checks import is_fake_tensor
 from ..copying import FakeCopy
 from .storages import copied_bytes, no_data
 
-__all__ = ["install", "make_tensor", "real_value"]
+__all__ = ["install"]
 
 
 def install() -> None:
@@ -31,6 +30,7 @@ def install() -> None:
     _patch_new_tensor()
     _patch_lazy_parameters()
     _patch_nested_dummy()
+    _patch_tensor_types()
     if TORCH_RELEASE < (2, 13):
         _patch_calls_of_handlers()
 
@@ -145,7 +145,7 @@ def _patch_reads() -> None:
     """`tolist()` and `numpy()` read the memory of the tensor without calling an operator."""
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda self: original(real_value(self))
+        return lambda self: original(_C.evaluate(self) if _C.is_deferred(self) else self)
 
     reason = "reads memory without calling an operator"
     while_fakes_live.patch(torch.Tensor, "tolist", make, reason, concerns=Concerns.FAKES)
@@ -168,69 +168,7 @@ def _sharing_memory(original: Callable[..., Any], name: str, error: type[Excepti
     return share
 
 
-def real_value(data: Any) -> Any:
-    """Returns `data`, a tensor or nested sequences, with real tensors in the place of deferred ones.
-
-    What PyTorch reads otherwise than element by element (`internal_new_from_data()`, tensor_new.cpp) is left as it is,
-    and so is what it refuses: sequences that are nested too deep, or contain themselves, or cannot be read.
-    """
-    try:
-        return data if _is_nested_too_deep(data) else _real_value(data, ())
-    except _UnreadableError:
-        return data
-
-
-class _UnreadableError(Exception):
-    """A sequence does not give its elements."""
-
-
-def _real_value(data: Any, parents: tuple[Any, ...]) -> Any:
-    if isinstance(data, torch.Tensor):
-        return _C.evaluate(data) if _C.is_deferred(data) else data
-    if not _is_sequence(data) or any(data is parent for parent in parents):
-        return data
-    elements = [_element(data, i) for i in range(len(data))]
-    parents = (*parents, data)
-    values = [_real_value(element, parents) for element in elements]
-    if not any(map(operator.is_not, values, elements)):
-        return data
-    return tuple(values) if type(data) is tuple else values
-
-
-def _is_nested_too_deep(data: Any) -> bool:
-    for _ in range(MAX_DIMENSIONS + 1):
-        if isinstance(data, torch.Tensor) or not _is_sequence(data) or len(data) == 0:
-            return False
-        data = _element(data, 0)  # PyTorch looks at the first ones, too
-    return True
-
-
-def _element(sequence: Any, place: int) -> Any:
-    try:
-        return sequence[place]
-    except Exception as error:
-        raise _UnreadableError from error
-
-
-MAX_DIMENSIONS = 128  # `MAX_DIMS`, tensor_new.cpp
-
-
-NUMBERS = frozenset({int, float, complex, bool, str, bytes, range})
-
-
-MEMORY = ("__cuda_array_interface__", "__array_interface__", "__dlpack__")
-
-
-def _is_sequence(data: object) -> bool:
-    cls = type(data)
-    if cls in NUMBERS:
-        return False
-    if isinstance(data, dict | str | bytes | bytearray | memoryview | torch.UntypedStorage | torch.TypedStorage):
-        return False
-    return hasattr(cls, "__getitem__") and hasattr(cls, "__len__") and not any(hasattr(data, name) for name in MEMORY)
-
-
-def make_tensor(
+def _make_tensor(
     data: Any,
     *,
     dtype: torch.dtype | None = None,
@@ -238,10 +176,9 @@ def make_tensor(
     requires_grad: bool = False,
     **kwargs: Any,
 ) -> torch.Tensor:
-    """`torch.tensor()` for data that may be, or hold, fake tensors: a fake is copied, the values of others are read."""
     if isinstance(data, torch.Tensor) and _C.is_fake(data):
         return data.detach().to(device=device, dtype=dtype, copy=True).requires_grad_(requires_grad)
-    return torch.tensor(real_value(data), dtype=dtype, device=device, requires_grad=requires_grad, **kwargs)
+    return torch.tensor(data, dtype=dtype, device=device, requires_grad=requires_grad, **kwargs)
 
 
 def _patch_new_tensor() -> None:
@@ -258,7 +195,7 @@ def _lifting_data(original: Callable[..., torch.Tensor]) -> Callable[..., torch.
             return original(self, *args, **kwargs)  # which refuses them
         given = {name: value for name, value in kwargs.items() if value is not None and name != "data"}
         options: dict[str, Any] = {"dtype": self.dtype, "device": self.device} | given
-        result = make_tensor(data, **options)
+        result = _make_tensor(data, **options)
         _C.make_amp_like(result, self)
         return result
 
@@ -296,7 +233,7 @@ def _new_fake(like: torch.Tensor, args: tuple[Any, ...], device: torch.device | 
     if isinstance(args[0], torch.Tensor):
         alias: torch.Tensor = torch.ops.aten.alias(args[0])
         return alias
-    return make_tensor(args[0], dtype=like.dtype, device=device)
+    return _make_tensor(args[0], dtype=like.dtype, device=device)
 
 
 def _patch_lazy_parameters() -> None:
@@ -333,6 +270,26 @@ def _patch_nested_dummy() -> None:
         "_nt_view_dummy",
         make,
         "makes a tensor that outlives the block, and keeps it in a global variable",
+    )
+
+
+def _patch_tensor_types() -> None:
+    """`isinstance(tensor, torch.FloatTensor)` compares the highest dispatch key (`legacyExtractDispatchKey()`)."""
+
+    def make(original: Callable[..., bool]) -> Callable[..., bool]:
+        def __instancecheck__(self: type, instance: object) -> bool:
+            if not isinstance(instance, torch.Tensor) or not _C.is_fake(instance):
+                return original(self, instance)
+            return bool(instance.type() == f"{self.__module__}.{self.__name__}")
+
+        return __instancecheck__
+
+    while_fakes_live.patch(
+        type(torch.FloatTensor),
+        "__instancecheck__",
+        make,
+        "asks the highest dispatch key for the device (legacyExtractDispatchKey)",
+        concerns=Concerns.FAKES,
     )
 
 
