@@ -1,9 +1,7 @@
 #include "composites.h"
 
 #include <algorithm>
-#include <array>
 #include <optional>
-#include <string_view>
 #include <tuple>
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -16,6 +14,7 @@
 
 #include "../support/stack_utils.h"
 #include "calls/errors.h"
+#include "calls/op_traits.h"
 #include "meta/refusals.h"
 #include "storage/fake_factories.h"
 #include "storage/fake_keys.h"
@@ -98,17 +97,21 @@ void choosesAttention(const OperatorHandle& op, DispatchKeySet /*keys*/, Stack* 
   op.redispatchBoxed(DispatchKeySet{query.is_cpu() ? DispatchKey::CPU : DispatchKey::Meta}, stack);
 }
 
-// Makes what a composite operator allocates fake, even outside of fake_mode().
+// Makes what a composite operator allocates fake, even outside of fake_mode(), or deferred.
 void allocates(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  const FakeFactoriesGuard guard;
-  op.redispatchBoxed((keys & kBelowComposites) | DispatchKeySet{DispatchKey::Fake}, stack);
+  const FactoriesOfCall guard{topOf(*stack, op.schema().arguments().size())};
+  op.redispatchBoxed(keys & kBelowComposites, stack);
 }
 
-// Returns true for operators that make a tensor with the options of their argument, and write to it.
-bool isAllocating(const c10::OperatorName& name) {
-  constexpr std::array<std::string_view, 4> kNames{"aten::linalg_norm", "aten::linalg_matrix_norm", "aten::linalg_cond",
-                                                   "aten::linalg_matrix_rank"};
-  return isAmong(kNames, name.name);
+// Returns true for composite operators that may allocate a tensor and write to it. Those that only make views do not.
+bool mayAllocate(const OperatorHandle& op) {
+  const auto& schema = op.schema();
+  const auto is_tensor = [](const c10::Argument& result) {
+    return result.type()->isSubtypeOf(*c10::TensorType::get()) ||
+           result.type()->isSubtypeOf(*c10::ListType::ofTensors());
+  };
+  return namespaceOf(op.operator_name()) == "aten" && compositeKernelOf(op) && !onlyMakesViews(op) &&
+         std::any_of(schema.returns().begin(), schema.returns().end(), is_tensor);
 }
 
 // Runs `kKernel`, and raises its C++ errors as the Python errors for them.
@@ -132,7 +135,8 @@ void registerComposites(torch::Library& library) {
   library.impl("tensor_split.tensor_indices_or_sections",
                torch::CppFunction::makeFromBoxedFunction<&translated<&readsIndices>>());
   for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
-    if (isAllocating(name)) {
+    const auto op = c10::Dispatcher::singleton().findSchema(name);
+    if (op && !op->hasKernelForDispatchKey(kCompositesKey) && mayAllocate(*op)) {
       library.impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&allocates>());
     }
   }

@@ -6,6 +6,7 @@
 #include "../support/take_key.h"
 #include "fake_handler.h"
 #include "foreign_fakes.h"
+#include "gradient_factories.h"
 #include "resize.h"
 
 namespace torchext {
@@ -22,6 +23,7 @@ void registerFakeKey() {
     registerFallback(DispatchKey::Fake, torch::CppFunction::makeFromBoxedFunction<&fakeFallback>());
     registerResizeOfFakes();
   }
+  makeGradientsFake(true);
 }
 
 void takeFakeKey() {

@@ -14,8 +14,8 @@ void connectPartsOfFakes() {
   static const bool connected = [] {
     registerLayouts();
     setFakeKeyHooks(fakeKeyHooks());
-    registerOnCompositesKey(&registerComposites);
     registerOnCompositesKey(&registerValueShortcuts);
+    registerOnCompositesKey(&registerComposites);
     setFakeCudaAllocation(&runOnMeta);
     return true;
   }();

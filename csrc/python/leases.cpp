@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 
+#include "../fake/gradient_factories.h"
 #include "../support/leases.h"
 #include "interpreter.h"
 #include "module.h"
@@ -88,6 +89,13 @@ void settleLeasesSoon(Lease& lease) {
   }
 }
 
+void setActive(Lease& lease, bool is_active) {
+  lease.setActive(is_active);
+  if (&lease == &leaseOfFakes()) {
+    makeGradientsFake(is_active);
+  }
+}
+
 }  // namespace
 
 bool settleLeases() {
@@ -108,7 +116,7 @@ void bindLeases(pybind11::module_& module) {
       .def("release", &Lease::release)
       .def("is_held", &Lease::isHeld)
       .def("is_active", &Lease::isActive)
-      .def("set_active", &Lease::setActive);
+      .def("set_active", &setActive);
   module.attr("lease_of_fakes") = pybind11::cast(&leaseOfFakes(), pybind11::return_value_policy::reference);
   module.attr("lease_of_marks") = pybind11::cast(&leaseOfMarks(), pybind11::return_value_policy::reference);
   module.attr("lease_of_regions") = pybind11::cast(&leaseOfRegions(), pybind11::return_value_policy::reference);

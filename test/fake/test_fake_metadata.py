@@ -90,3 +90,12 @@ def test_result_that_is_an_argument_stays_it() -> None:
     with fake_mode(), torch.inference_mode():
         out = torch.empty(2, 4, 3, 3)
         assert shuffled_into(out) is out
+
+
+@pytest.mark.parametrize("is_wanted", [True, False])
+def test_attention_returns_no_weights_that_are_not_wanted(is_wanted: bool) -> None:
+    attention, x = nn.MultiheadAttention(8, 2, batch_first=True).eval(), torch.ones(2, 3, 8)
+    fake_attention, fake_x = fake_like(attention), fake_like(x)
+    with torch.no_grad():  # lets the module take its fast path
+        _, weights = fake_attention(fake_x, fake_x, fake_x, need_weights=is_wanted)
+    assert (weights is not None) == is_wanted

@@ -73,6 +73,15 @@ void moveStateOfGenerator(Arguments arguments, Results& results) {
   }
 }
 
+// The weights of attention are undefined where they are not wanted (`native_multi_head_attention_cpu()`,
+// attention.cpp).
+void dropWeights(Arguments arguments, Results& results) {
+  constexpr std::size_t kNeedWeights = 10;
+  if (!arguments[kNeedWeights].toBool()) {
+    results[1] = Tensor{};
+  }
+}
+
 struct Completion {
   std::string_view op;
   void (*complete)(Arguments arguments, Results& results);
@@ -86,6 +95,7 @@ constexpr std::array kCompletions{
     Completion{"aten::im2col", keepFirst},
     Completion{"aten::col2im", keepFirst},
     Completion{"aten::log_sigmoid_forward", emptyBuffer},
+    Completion{"aten::_native_multi_head_attention", dropWeights},
     Completion{"aten::_scaled_dot_product_efficient_attention", moveStateOfGenerator},
 };
 

@@ -8,6 +8,7 @@
 //   * some losses compute an element for each input in their result, and shrink that when they have reduced it, so that
 //     its storage stays large: the structured kernels of `mse_loss` and `smooth_l1_loss` have the broadcast size,
 //     `binary_cross_entropy` and `soft_margin_loss` resize what they return (Loss.cpp, Loss.cu);
+//   * the fast path of `torch.nn.MultiheadAttention` returns undefined weights unless they are wanted;
 //   * memory-efficient attention with dropout returns the state of the generator on the CPU, unless a CUDA graph is
 //     captured (`_efficient_attention_forward()` in attention.cu).
 

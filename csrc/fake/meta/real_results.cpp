@@ -79,7 +79,14 @@ std::vector<Tensor> tensorsIn(const IValue& value) {
   return tensors;
 }
 
+bool isUndefined(const IValue& value) {
+  return value.isTensor() && !value.toTensor().defined();
+}
+
 IValue corrected(const IValue& meta, const IValue& real, bool has_sizes) {
+  if (meta.isTensor() && isUndefined(real)) {
+    return real;
+  }
   const std::vector<Tensor> real_tensors = tensorsIn(real);
   if (real_tensors.size() != tensorsIn(meta).size()) {
     return meta;

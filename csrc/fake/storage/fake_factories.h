@@ -1,5 +1,9 @@
 #pragma once
 
+#include <optional>
+
+#include <ATen/core/ivalue.h>
+#include <c10/util/ArrayRef.h>
 #include <torchext/macros.h>
 
 #include "../../support/included_key.h"
@@ -19,6 +23,18 @@ class FakeFactoriesGuard {
 
  private:
   IncludedKey include_{c10::DispatchKey::Fake};
+};
+
+// While it lives, factories on this thread make what the tensors among `arguments` are: deferred tensors if there is a
+// deferred one, otherwise fakes if there is a fake. PyTorch's kernels and gradient formulas allocate with factories,
+// and write what they compute of their arguments there. Nests.
+class FactoriesOfCall {
+ public:
+  explicit FactoriesOfCall(c10::ArrayRef<c10::IValue> arguments);
+
+ private:
+  std::optional<FakeFactoriesGuard> fake_;
+  std::optional<IncludedKey> deferred_;
 };
 
 // Returns true if the thread includes the `Fake` key on our behalf: NOTE [Two owners of the Fake key]. PyTorch copies

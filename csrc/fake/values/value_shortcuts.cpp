@@ -13,6 +13,7 @@
 #include "../../support/stack_utils.h"
 #include "../../torch_internals/autograd.h"
 #include "../../torch_internals/open_tensor_impl.h"
+#include "../storage/fake_factories.h"
 #include "../storage/fake_keys.h"
 #include "../storage/fake_tensor_impl.h"
 
@@ -76,6 +77,7 @@ void readsValues(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
           value, [](const Tensor& tensor) { return isPlainFake(tensor) ? aliasWithoutValues(tensor) : tensor; });
     }
   }
+  const FactoriesOfCall guard{topOf(*stack, arguments.size())};
   op.redispatchBoxed(keys & kBelowComposites, stack);
 }
 

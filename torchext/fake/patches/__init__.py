@@ -10,7 +10,7 @@ from ... import _C
 from ...tools.leases import while_fakes_live
 from ...tools.torch_release import TORCH_RELEASE
 from .. import collectives, fake_tensor_mode, higher_order, meta_functions, trunc_normal
-from . import optimizers, python_data, saving, sparse, storages, tensors
+from . import gradients, optimizers, python_data, saving, sparse, storages, tensors
 
 __all__: list[str] = []
 
@@ -25,6 +25,7 @@ while_fakes_live.declare(
     meta_functions.install,
     sparse.install,
     optimizers.install,
+    gradients.install,
     _C.watch_nested_lists,
 )
 if TORCH_RELEASE >= (2, 12):

@@ -1,0 +1,141 @@
+"""What is computed from a fake is fake wherever it is computed, also what PyTorch allocates on the way."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.opinfo.core import OpInfo
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from torchext.deferred_init import deferred_init, is_deferred, materialize_tensor
+from torchext.fake import fake_like, is_fake
+
+DIFFERENTIABLE = [op for op in op_db if op.supports_autograd and torch.float32 in op.supported_backward_dtypes("cpu")]
+
+
+def fake(*shape: int) -> Tensor:
+    return fake_like(torch.ones(*shape))
+
+
+def invertible() -> Tensor:
+    return torch.arange(9.0).reshape(3, 3).add_(torch.eye(3))
+
+
+def gradient(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    function(x.requires_grad_()).sum().backward()
+    assert x.grad is not None
+    return x.grad
+
+
+GRADIENTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "max": lambda x: x.max(1).values,
+    "sgn": torch.sgn,
+    "matrix_exp": torch.matrix_exp,
+    "compiled": torch.compile(lambda x: x.max(1).values + x.sgn().sum(), backend="aot_eager"),
+}
+
+CALLS: dict[str, Callable[[Tensor], object]] = {
+    "inv": lambda x: torch.linalg.inv(x, out=torch.empty_like(x)),
+    "pad_sequence": lambda x: nn.utils.rnn.pad_sequence([x, x[:2]]),
+    "norm": torch.linalg.norm,
+    "stack": lambda x: torch.vstack([x, x], out=x.new_empty(6, 3)),
+}
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients_of_fakes_are_fake(name: str) -> None:
+    found = gradient(GRADIENTS[name], fake(3, 3))
+    assert is_fake(found)
+    assert found.shape == (3, 3)
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients_of_real_tensors_stay_real_while_fakes_live(name: str) -> None:
+    alive = fake(3)
+    assert not is_fake(gradient(GRADIENTS[name], torch.ones(3, 3)))
+    assert is_fake(alive)
+
+
+def test_each_root_of_a_backward_pass_decides_for_itself() -> None:
+    real, other = torch.ones(3, 3, requires_grad=True), fake(3, 3).requires_grad_()
+    torch.autograd.backward([real.max(1).values.sum() + real.sgn().sum(), other.max(1).values.sum()])
+    assert not is_fake(real.grad)
+    assert is_fake(other.grad)
+
+
+def test_factories_of_a_users_backward_make_real_tensors() -> None:
+    made = []
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            made.append(torch.zeros(3))
+            return grads[0] * 2
+
+    assert is_fake(gradient(lambda x: Doubled.apply(x).sgn(), fake(3)))
+    assert not is_fake(made[0])
+    assert not is_fake(torch.zeros(3))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_what_composite_operators_allocate_is_fake(name: str) -> None:
+    results = tree_leaves(CALLS[name](fake(3, 3)))
+    expected = tree_leaves(CALLS[name](torch.eye(3)))
+    assert [(is_fake(found), found.shape) for found in results] == [(True, real.shape) for real in expected]
+
+
+@pytest.mark.parametrize("name", ["max", "sgn", "matrix_exp", *CALLS])
+def test_what_is_allocated_for_deferred_tensors_is_deferred(name: str) -> None:
+    def run(x: Tensor) -> list[Any]:
+        return [gradient(GRADIENTS[name], x)] if name in GRADIENTS else tree_leaves(CALLS[name](x))
+
+    found = run(deferred_init(invertible))
+    assert all(map(is_deferred, found))
+    assert all(map(torch.equal, map(materialize_tensor, found), run(invertible())))
+
+
+def forward_and_backward(op: OpInfo, args: tuple[Any, ...]) -> list[Tensor]:
+    """Returns the results, and the gradients of the arguments."""
+    results = [leaf for leaf in tree_leaves(op.op(args[0], *args[1], **args[2])) if isinstance(leaf, Tensor)]
+    losses = [result.sum() for result in results if result.requires_grad]
+    if losses:
+        sum(losses[1:], losses[0]).backward()
+    tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
+    return [*results, *(tensor.grad for tensor in tensors if tensor.is_leaf and tensor.grad is not None)]
+
+
+def samples_of(op: OpInfo) -> Iterator[tuple[Any, ...]]:
+    for sample in itertools.islice(op.sample_inputs("cpu", torch.float32, requires_grad=True), 4):
+        args = (sample.input, sample.args, sample.kwargs)
+        tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
+        if tensors and all(tensor.layout is torch.strided for tensor in tensors):
+            yield args
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("part", range(8))
+def test_all_results_and_gradients_are_fake(part: int) -> None:
+    wrong: dict[str, object] = {}
+    for op in DIFFERENTIABLE[part::8]:
+        name = op.formatted_name
+        for args in samples_of(op):
+            fakes = tree_map_only(Tensor, fake_like, args)
+            try:
+                results = forward_and_backward(op, fakes)
+            except Exception as error:  # refusals have tests of their own
+                if "into the real tensor" in str(error):
+                    wrong[name] = error
+                continue
+            if not all(map(is_fake, results)):
+                wrong[name] = [is_fake(result) for result in results]
+    assert not wrong
