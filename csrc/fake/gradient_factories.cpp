@@ -1,7 +1,6 @@
 #include "gradient_factories.h"
 
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include <ATen/record_function.h>
@@ -37,12 +36,8 @@ at::CallbackHandle addObserver() {
 }  // namespace
 
 void makeGradientsFake(bool is_wanted) {
-  static std::mutex mutex;
-  static at::CallbackHandle handle = at::INVALID_CALLBACK_HANDLE;
-  const std::scoped_lock lock{mutex};
-  if (handle == at::INVALID_CALLBACK_HANDLE) {
-    handle = is_wanted ? addObserver() : handle;
-  } else if (is_wanted) {
+  static const at::CallbackHandle handle = addObserver();  // PyTorch guards its list of observers by a lock
+  if (is_wanted) {
     at::reenableCallback(handle);
   } else {
     at::disableCallback(handle);
