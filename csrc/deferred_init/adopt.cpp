@@ -47,13 +47,26 @@ bool isPlainMemory(const Tensor& data) {
          reinterpret_cast<std::uintptr_t>(data.const_data_ptr()) % data.itemsize() == 0;
 }
 
+bool canShow(const Tensor& deferred, const Tensor& data) {
+  const StorageValuePtr value = isDeferred(deferred) ? valueOf(deferred) : nullptr;
+  return value != nullptr && !value->isPinned() && deferred.sizes() == data.sizes() && showsAllInOrder(deferred) &&
+         isPlainMemory(data);
+}
+
 }  // namespace
+
+bool showData(const Tensor& deferred, const Tensor& data) {
+  const Locked lock{LockRank::kReplay};
+  if (!canShow(deferred, data) || deferred.device() != data.device() || deferred.dtype() != data.dtype()) {
+    return false;
+  }
+  setValue(deferred.storage(), std::make_shared<StorageValue>(storageOver(data)));
+  return true;
+}
 
 bool adopt(const Tensor& deferred, const Tensor& data) {
   const Locked lock{LockRank::kReplay};
-  const StorageValuePtr value = isDeferred(deferred) ? valueOf(deferred) : nullptr;
-  if (value == nullptr || value->isPinned() || deferred.sizes() != data.sizes() || !showsAllInOrder(deferred) ||
-      !isPlainMemory(data)) {
+  if (!canShow(deferred, data)) {
     return false;
   }
   const Storage fake = deferred.storage();

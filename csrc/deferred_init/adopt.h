@@ -17,4 +17,10 @@ namespace torchext {
 // Raises ValueError when other tensors on the storage do not admit the dtype.
 TORCHEXT_API bool adopt(const at::Tensor& deferred, const at::Tensor& data);
 
+// Makes the elements of `data` the value of `deferred`, which stays deferred, without copying or reading them. `data`
+// must not be written as long as something recorded refers to that value: RecordedValue::keepApart().
+//
+// Returns false, and has changed nothing, where `adopt()` would, or if `data` has another device or dtype.
+TORCHEXT_API bool showData(const at::Tensor& deferred, const at::Tensor& data);
+
 }  // namespace torchext

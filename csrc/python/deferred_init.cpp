@@ -6,6 +6,7 @@
 #include "../deferred_init/kernel_settings.h"
 #include "../deferred_init/materialize.h"
 #include "../deferred_init/operator_times.h"
+#include "../deferred_init/recorded_value.h"
 #include "../deferred_init/recording_digest.h"
 #include "../deferred_init/replay_needs.h"
 #include "../deferred_init/retained.h"
@@ -156,6 +157,12 @@ void bindDeferredInit(pybind11::module_& module) {
   bind(module, "needs_of_evaluating", needsOfEvaluating);
   bind(module, "adopt", adopt);
   bind(module, "kernel_settings", kernelSettings);
+  bind(module, "show_data", showData);
+  pybind11::class_<RecordedValue>(module, "RecordedValue")
+      .def(pybind11::init([](const at::Tensor& tensor) { return RecordedValue{tensor}; }))
+      .def("is_of", torch::wrap_pybind_function_no_gil(&RecordedValue::isOf))
+      .def("put_back", torch::wrap_pybind_function_no_gil(&RecordedValue::putBack))
+      .def("keep_apart", torch::wrap_pybind_function_no_gil(&RecordedValue::keepApart));
   bind(module, "digest_of", digestOfTensor);
   bind(module, "skip_fill", skipFill);
   module.def("explain", torch::wrap_pybind_function(explainTensors));

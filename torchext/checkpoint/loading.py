@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch.nn import Module
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from .. import _C
@@ -80,15 +81,24 @@ def load_safetensors(
     place = _Place(None if device is None else torch.device(device), dtype)
     state = read_state(path)
     tied = _tied(module, state.tensors)
-    with _Collecting(module, tied.values()) as collected:
-        keys = module.load_state_dict(_with_versions({**state.tensors, **tied}, state.versions), strict=strict)
-    loads = list(collected.loads.values())
-    for load in loads:
-        _check(load, place)
+    given = _with_versions({**state.tensors, **tied}, state.versions)
+    preview = _Preview(place) if _has_code_that_may_look(module) else None
+    try:
+        with _Collecting(module, tied.values(), preview) as collected:
+            keys = module.load_state_dict(given, strict=strict)
+        for load in collected.loads.values():
+            _check(load, place)
+    except BaseException:
+        if preview is not None:
+            preview.put_back()
+        raise
+    loads = [load for load in collected.loads.values() if preview is None or preview.is_shown(load)]
     loader = _Loader(state, place, _Shown(), Counter(_storage(load.target) for load in loads))
     for load in loads:
         loader.load(load)
     materialize_module(module, device=device, dtype=dtype)
+    if preview is not None:
+        preview.keep_apart()
     return LoadedKeys(list(keys.missing_keys), list(keys.unexpected_keys))
 
 
@@ -125,11 +135,13 @@ class _Collecting(TorchFunctionMode):
     Args:
         module: The module.
         tied: What need not be copied, because the memory is that of another tensor.
+        preview: Shows the values at once to the module's own code, if it has any.
     """
 
-    def __init__(self, module: Module, tied: Iterable[torch.Tensor]) -> None:
+    def __init__(self, module: Module, tied: Iterable[torch.Tensor], preview: _Preview | None) -> None:
         super().__init__()
         self._tied = {id(tensor) for tensor in tied}
+        self._preview = preview
         held = [*module.parameters(), *module.buffers()]
         self._held = {id(tensor): tensor for tensor in held}
         self.loads: dict[int, _Load] = {}
@@ -141,14 +153,93 @@ class _Collecting(TorchFunctionMode):
             target, data = args
             if data is not target and id(data) not in self._tied:
                 self.loads.pop(id(target), None)  # what is copied last stays
-                self.loads[id(target)] = _Load(target, data, target.dtype)
+                load = self.loads[id(target)] = _Load(target, data, target.dtype)
+                if self._preview is not None:
+                    self._preview.show(load)
             return target
         return func(*args, **(kwargs or {}))
 
 
+class _Preview:
+    """Shows the values of files while `load_state_dict()` runs, as eager modules have them then, to be put back.
+
+    Hooks, `set_extra_state()` and methods that a module overrides may read what has been loaded, compute other tensors
+    of it, and change it.
+    """
+
+    def __init__(self, place: _Place) -> None:
+        self._place = place
+        self._deferred: list[tuple[_C.RecordedValue, _C.RecordedValue]] = []
+        """What each storage showed before, and with the values."""
+        self._latest: dict[int | None, tuple[_C.RecordedValue, bool]] = {}
+        """For each storage, the last value that it was given here, and whether others have changed one."""
+        self._real: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        """Tensors that were real, and copies of what they were."""
+
+    def show(self, load: _Load) -> None:
+        """Lets the target of `load` have its values, unless it cannot: then the caller raises."""
+        try:
+            _check(load, self._place)
+        except ValueError:
+            return
+        target, data = _parts_of_load(load)
+        if not _C.is_deferred(target):
+            self._real.setdefault(id(target), (target, target.detach().clone()))
+            target.copy_(data)
+            return
+        before = _C.RecordedValue(target)
+        storage = _storage(target)
+        latest, is_changed = self._latest.get(storage, (before, False))
+        is_changed = is_changed or not latest.is_of(target)
+        if not _C.show_data(target, data.detach()):
+            target.copy_(data)
+        shown = _C.RecordedValue(target)
+        self._deferred.append((before, shown))
+        self._latest[storage] = shown, is_changed
+
+    def is_shown(self, load: _Load) -> bool:
+        """Whether the target of `load` is deferred and still has the values that it was given here."""
+        target, _ = _parts_of_load(load)
+        if not _C.is_deferred(target):
+            return False
+        shown, is_changed = self._latest.get(_storage(target), (None, True))
+        return not is_changed and shown is not None and shown.is_of(target)
+
+    def put_back(self) -> None:
+        """Gives all targets the values that they had before."""
+        for before, _ in reversed(self._deferred):
+            before.put_back()
+        with torch.no_grad():
+            for target, value in self._real.values():
+                target.copy_(value)
+
+    def keep_apart(self) -> None:
+        """Copies what is recorded outside of the module as read from memory that its tensors show now."""
+        self._latest.clear()
+        shown = [value for _, value in self._deferred]
+        self._deferred.clear()
+        for value in shown:
+            value.keep_apart()
+
+
+def _has_code_that_may_look(module: Module) -> bool:
+    """Whether code other than PyTorch's runs in `load_state_dict()`, which may look at what has been loaded."""
+    methods = "load_state_dict", "_load_from_state_dict", "set_extra_state"
+    return any(
+        part._load_state_dict_pre_hooks
+        or part._load_state_dict_post_hooks
+        or not all(map(_is_of_pytorch, (getattr(part, name) for name in methods)))
+        for part in module.modules()
+    )
+
+
+def _is_of_pytorch(method: object) -> bool:
+    return str(getattr(method, "__module__", None)).startswith("torch.nn.modules.")
+
+
 def _tied(module: Module, tensors: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """What is not in the files, because one that is shows its memory: the same tensor, or all of the memory."""
-    held = {name: tensor for name, tensor in module.state_dict(keep_vars=True).items() if _is_tensor(tensor)}
+    held = {name: tensor for name, tensor in module.state_dict(keep_vars=True).items() if _has_values(tensor)}
     given = {name: data for name, data in tensors.items() if name in held and _is_tensor(data)}
     same = {id(held[name]): data for name, data in given.items()}
     whole = {_storage(held[name]): data for name, data in given.items() if _show_all_in_order(held[name], data)}
@@ -162,6 +253,11 @@ def _tied(module: Module, tensors: Mapping[str, Any]) -> dict[str, torch.Tensor]
             offset = data.storage_offset() + tensor.storage_offset()
             tied[name] = data.detach().as_strided(tensor.shape, tensor.stride(), offset)
     return tied
+
+
+def _has_values(value: object) -> bool:
+    """Whether it is a tensor, and not one of a lazy module, which `load_state_dict()` gives its shape."""
+    return isinstance(value, torch.Tensor) and not is_lazy(value)
 
 
 def _is_tensor(value: object) -> bool:
@@ -243,9 +339,7 @@ class _Loader(NamedTuple):
     """How many tensors are loaded into each storage."""
 
     def load(self, load: _Load) -> None:
-        target, data = load.target, load.data
-        if is_wrapper(target):
-            target, data = _local(target, data)
+        target, data = _parts_of_load(load)
         if not _C.is_deferred(target):
             with torch.no_grad():
                 target.copy_(data.to(load.recorded))
@@ -290,6 +384,11 @@ def _is_exact(dtype: torch.dtype, other: torch.dtype) -> bool:
         return torch.promote_types(dtype, other) == other
     except RuntimeError:  # of float8 and others
         return False
+
+
+def _parts_of_load(load: _Load) -> tuple[torch.Tensor, torch.Tensor]:
+    """The target and the data of `load`, or, if the target is distributed, the parts that this process has."""
+    return _local(load.target, load.data) if is_wrapper(load.target) else (load.target, load.data)
 
 
 def _local(target: Any, data: Any) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,0 +1,293 @@
+"""What a module's own code finds while `load_safetensors()` runs is what it finds in eager `load_state_dict()`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from torchext.checkpoint import load_safetensors
+from torchext.deferred_init import deferred_init, is_deferred, materialize_module, materialize_tensor
+
+
+class PostHook(nn.Linear):
+    """Computes a buffer of what has been loaded."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 3)
+        self.register_buffer("scale", self.weight.detach().abs().max(), persistent=False)
+        self.register_load_state_dict_post_hook(self._derive)
+
+    def _derive(self, module: nn.Module, keys: object) -> None:
+        self.scale = self.weight.detach().abs().max()
+
+
+class PostHookInPlace(PostHook):
+    def _derive(self, module: nn.Module, keys: object) -> None:
+        self.scale.copy_(self.weight.detach().abs().max())
+
+
+class ReadsNumbers(PostHook):
+    def _derive(self, module: nn.Module, keys: object) -> None:
+        self.number = float(self.weight.detach().sum())
+        self.list = self.bias.tolist()
+
+
+class Overrides(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(3, 3)
+        self.scale = self.weight.detach().sum()
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
+        self.scale = self.weight.detach().sum()
+
+
+class OverridesOutermost(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(3, 3)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        keys = super().load_state_dict(*args, **kwargs)
+        with torch.no_grad():
+            self.weight /= self.weight.norm()
+        return keys
+
+
+class ExtraState(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(3, 3)
+        self.seen = 0.0
+
+    def get_extra_state(self) -> torch.Tensor:
+        return torch.full((3,), 2.0)
+
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        self.seen = self.weight.detach() @ state.float()
+        self.number = float(self.seen.sum())
+
+
+class ChangesWhatIsLoaded(PostHook):
+    def _derive(self, module: nn.Module, keys: object) -> None:
+        with torch.no_grad():
+            self.weight.mul_(2)
+            self.bias[1] = self.weight[0, 0]
+
+
+class GivesOtherData(PostHook):
+    def _derive(self, module: nn.Module, keys: object) -> None:
+        self.weight.data = self.weight.data.t().contiguous() + 1
+
+
+class ReplacesParameter(PostHook):
+    def _derive(self, module: nn.Module, keys: object) -> None:
+        self.weight = nn.Parameter(self.weight.detach() * 3)
+
+
+class SecondSeesFirst(nn.Sequential):
+    """The hook before the second layer is loaded finds the first one loaded, and the second as constructed."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(3, 3), nn.Linear(3, 3))
+        self[1].register_load_state_dict_pre_hook(self._look)
+
+    def _look(self, *args: object) -> None:
+        self.seen = float(self[0].weight.detach().sum()), float(self[1].weight.detach().sum())
+
+
+class Views(nn.Module):
+    """Parameters that show parts of one memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        whole = torch.randn(4, 3)
+        self.upper, self.lower = nn.Parameter(whole[:2]), nn.Parameter(whole[2:])
+        self.register_buffer("between", whole[1:3], persistent=False)
+        self.register_load_state_dict_post_hook(self._derive)
+
+    def _derive(self, module: nn.Module, keys: object) -> None:
+        self.sum = self.between.sum().item()
+
+
+class ViewsChanged(Views):
+    def _derive(self, module: nn.Module, keys: object) -> None:
+        with torch.no_grad():
+            self.between.zero_()
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.b.weight = self.a.weight
+        self.register_load_state_dict_post_hook(self._derive)
+
+    def _derive(self, module: nn.Module, keys: object) -> None:
+        self.sum = (self.a.weight + self.b.weight).detach()
+
+
+class PartlyReal(PostHook):
+    def __init__(self) -> None:
+        super().__init__()
+        if not is_deferred(self.weight):
+            return
+        materialize_tensor(self.weight)
+
+
+class Large(nn.Linear):
+    """Above the size that recordings copy."""
+
+    def __init__(self) -> None:
+        super().__init__(1024, 300)
+        self.register_load_state_dict_post_hook(self._derive)
+
+    def _derive(self, module: nn.Module, keys: object) -> None:
+        self.mean = self.weight.detach().mean(0)
+
+
+CLASSES: list[type[nn.Module]] = [
+    *(PostHook, PostHookInPlace, ReadsNumbers, Overrides, OverridesOutermost, ExtraState, ChangesWhatIsLoaded),
+    *(GivesOtherData, ReplacesParameter, SecondSeesFirst, Views, ViewsChanged, Tied, PartlyReal, Large),
+]
+
+
+def bytes_of(tensor: torch.Tensor) -> list[int]:
+    return tensor.detach().contiguous().view(-1).view(torch.uint8).tolist()
+
+
+def contents(module: nn.Module) -> dict[str, Any]:
+    """What a module has: tensors as lists of bytes, so that NaNs and signs of zero count."""
+    found: dict[str, Any] = {}
+    for prefix, part in module.named_modules():
+        for name, value in [*part._parameters.items(), *part._buffers.items(), *vars(part).items()]:
+            if isinstance(value, torch.Tensor):
+                assert not is_deferred(value), name
+                found[f"{prefix}.{name}"] = value.dtype, bytes_of(value)
+            elif isinstance(value, (int, float, list, tuple)):
+                found[f"{prefix}.{name}"] = value
+    return found
+
+
+def saved_state(cls: type[nn.Module], dtype: torch.dtype = torch.float32) -> dict[str, Any]:
+    torch.manual_seed(1)
+    state = cls().state_dict()
+    return {name: value.to(dtype) for name, value in state.items()}
+
+
+def constructed(make: Callable[..., nn.Module], *args: Any) -> nn.Module:
+    torch.manual_seed(2)
+    return make(*args)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+@pytest.mark.parametrize("cls", CLASSES)
+def test_own_code_finds_what_eager_modules_have(cls: type[nn.Module], dtype: torch.dtype) -> None:
+    eager = constructed(cls)
+    eager.load_state_dict(saved_state(cls, dtype))
+    module = constructed(deferred_init, cls)
+    load_safetensors(module, saved_state(cls, dtype))
+    assert contents(module) == contents(eager)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_own_code_finds_what_is_in_a_file(cls: type[nn.Module], tmp_path: Path) -> None:
+    torch.save(saved_state(cls), tmp_path / "model.pt")
+    eager = constructed(cls)
+    eager.load_state_dict(saved_state(cls))
+    module = constructed(deferred_init, cls)
+    load_safetensors(module, tmp_path / "model.pt")
+    assert contents(module) == contents(eager)
+
+
+@pytest.mark.parametrize("cls", [PostHook, ReadsNumbers, ExtraState, ChangesWhatIsLoaded, Views])
+def test_own_code_finds_values_in_the_recorded_dtype(cls: type[nn.Module]) -> None:
+    """As by loading, and then `to()`."""
+    eager = constructed(cls)
+    eager.load_state_dict(saved_state(cls))
+    eager.to(torch.float16)
+    module = constructed(deferred_init, cls)
+    load_safetensors(module, saved_state(cls), dtype=torch.float16)
+    held = {name: tensor.float().tolist() for name, tensor in [*module.named_parameters(), *module.named_buffers()]}
+    assert held == {
+        name: tensor.float().tolist() for name, tensor in [*eager.named_parameters(), *eager.named_buffers()]
+    }
+
+
+@pytest.mark.parametrize("cls", [cls for cls in CLASSES if cls is not ReplacesParameter and cls is not GivesOtherData])
+def test_what_is_loaded_is_put_back_on_an_error(cls: type[nn.Module]) -> None:
+    module = constructed(deferred_init, cls)
+    state = saved_state(cls)
+    with pytest.raises(RuntimeError, match="Unexpected key"):
+        load_safetensors(module, {**state, "unexpected": torch.ones(1)})
+    expected = constructed(cls)
+    materialize_module(module)
+    for name, tensor in expected.named_parameters():
+        if cls not in (ViewsChanged, ChangesWhatIsLoaded, OverridesOutermost):  # whose hooks write
+            assert torch.equal(module.get_parameter(name), tensor), name
+    assert {name: value.tolist() for name, value in state.items()} == {
+        name: value.tolist() for name, value in saved_state(cls).items()
+    }
+
+
+def test_a_hook_that_raises_leaves_the_values_of_construction() -> None:
+    def refuse(module: nn.Module, keys: object) -> None:
+        raise ValueError(f"sum {float(module.weight.detach().sum())}")
+
+    def make() -> nn.Module:
+        module = nn.Linear(3, 3)
+        module.register_load_state_dict_post_hook(refuse)
+        return module
+
+    module = constructed(deferred_init, make)
+    with pytest.raises(ValueError, match=r"sum 9\.0"):
+        load_safetensors(module, {"weight": torch.ones(3, 3), "bias": torch.ones(3)})
+    assert is_deferred(module.weight)
+    materialize_module(module)
+    assert torch.equal(module.weight, constructed(make).weight)
+
+
+def test_what_a_hook_keeps_elsewhere_is_not_changed_by_later_writes() -> None:
+    kept: list[torch.Tensor] = []
+
+    def keep(module: nn.Module, keys: object) -> None:
+        kept.append(module.weight.detach() * 2)
+
+    def make() -> nn.Module:
+        module = nn.Linear(3, 3)
+        module.register_load_state_dict_post_hook(keep)
+        return module
+
+    module = deferred_init(make)
+    load_safetensors(module, {"weight": torch.ones(3, 3), "bias": torch.ones(3)})
+    with torch.no_grad():
+        module.weight.zero_()
+    assert torch.equal(materialize_tensor(kept[0]), torch.full((3, 3), 2.0))
+
+
+def test_with_hooks_memory_is_shared_as_without(tmp_path: Path) -> None:
+    state = saved_state(PostHook)
+    module = constructed(deferred_init, PostHook)
+    load_safetensors(module, state)
+    assert module.weight.data_ptr() == state["weight"].data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (lambda: nn.LazyLinear(3), (2, 5)),
+        (lambda: nn.Sequential(nn.Linear(4, 4), nn.LazyBatchNorm1d()), (3, 4)),
+        (lambda: nn.LazyConv2d(2, 3), (1, 3, 5, 5)),
+    ],
+)
+def test_lazy_modules_get_the_shapes_of_what_is_loaded(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
+    saved = make()
+    saved(torch.randn(shape))
+    module = deferred_init(make)
+    load_safetensors(module, saved.state_dict())
+    for name, tensor in saved.state_dict().items():
+        assert torch.equal(module.state_dict()[name], tensor), name
+    assert torch.equal(module.eval()(torch.ones(shape)), saved.eval()(torch.ones(shape)))
