@@ -99,17 +99,18 @@ Geometry Geometry::of(const Tensor& tensor) {
           tensor.storage_offset(),
           tensor.dtype(),
           tensor.is_conj(),
-          tensor.is_neg()};
+          tensor.is_neg(),
+          tensor._is_zerotensor()};
 }
 
 bool Geometry::fits(const Tensor& tensor) const {
   return tensor.dtype() == dtype && tensor.sizes() == c10::IntArrayRef(sizes) &&
          tensor.strides() == c10::IntArrayRef(strides) && tensor.storage_offset() == storage_offset &&
-         tensor.is_conj() == is_conj && tensor.is_neg() == is_neg;
+         tensor.is_conj() == is_conj && tensor.is_neg() == is_neg && tensor._is_zerotensor() == is_zero;
 }
 
 bool Geometry::isContiguous() const {
-  return at::geometry_is_contiguous(sizes, strides) && !is_conj && !is_neg;
+  return at::geometry_is_contiguous(sizes, strides) && !is_conj && !is_neg && !is_zero;
 }
 
 Tensor Geometry::makeTensor(Storage storage) const {
@@ -119,6 +120,9 @@ Tensor Geometry::makeTensor(Storage storage) const {
   }
   if (is_neg) {
     bits = bits.add(DispatchKey::Negative);
+  }
+  if (is_zero) {
+    bits = bits.add(DispatchKey::ZeroTensor);
   }
   return makeStridedTensor(std::move(storage), c10::typeMetaToScalarType(dtype), sizes, strides, storage_offset, bits);
 }

@@ -54,6 +54,8 @@ struct Geometry {
   caffe2::TypeMeta dtype;
   bool is_conj = false;
   bool is_neg = false;
+  // NOTE [Zeros of forward AD]. In a replay their storage holds zeros.
+  bool is_zero = false;
 
   static Geometry of(const at::Tensor& tensor);
 
@@ -62,7 +64,7 @@ struct Geometry {
   // Returns true if both show the same bytes in the same order.
   bool operator==(const Geometry& other) const {
     return sizes == other.sizes && strides == other.strides && storage_offset == other.storage_offset &&
-           dtype == other.dtype && is_conj == other.is_conj && is_neg == other.is_neg;
+           dtype == other.dtype && is_conj == other.is_conj && is_neg == other.is_neg && is_zero == other.is_zero;
   }
 
   bool operator!=(const Geometry& other) const {

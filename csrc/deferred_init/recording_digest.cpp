@@ -56,6 +56,7 @@ class Items {
     addNumber(static_cast<int>(c10::typeMetaToScalarType(geometry.dtype)));
     addNumber(geometry.is_conj);
     addNumber(geometry.is_neg);
+    addNumber(geometry.is_zero);
   }
 
   // What there is to tell of tensors and generators is added elsewhere. Numbers are told apart by their bits: -0.0 is

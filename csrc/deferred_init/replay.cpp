@@ -23,13 +23,13 @@ using torch::jit::Stack;
 
 namespace {
 
-// A kernel that returns other strides than its Meta kernel promised has its result moved to where views expect it. So
-// has one that returns a tensor of zeros without memory (`_efficientzerotensor`), which the fake promised to be
-// ordinary.
-Storage storageAsPromised(const Geometry& promised, const Tensor& result) {
-  if (promised.fits(result) && !result._is_zerotensor()) {
+// A kernel that returns other strides than its Meta kernel promised has its result moved to where views expect it.
+// Zeros without memory (NOTE [Zeros of forward AD]) are given memory, because a value is a storage.
+Storage storageAsPromised(Geometry promised, const Tensor& result) {
+  if (promised.fits(result) && !promised.is_zero) {
     return result.storage();
   }
+  promised.is_zero = false;  // `copy_` refuses to write into one
   const Tensor moved = promised.makeEmptyTensor(result.device());
   moved.copy_(result);
   return moved.storage();

@@ -4,6 +4,7 @@
 #include <optional>
 #include <tuple>
 
+#include <ATen/TensorSubclassLikeUtils.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/max_pool1d_with_indices.h>
@@ -46,8 +47,14 @@ Tensor maxPool1dWithIndices(const Tensor& self,
   }
 }
 
-// On the CPU, if no gradient is needed, the composite kernel reads the memory of its argument (`max_pool1d_impl()`,
-// MaxPooling.cpp). What it calls otherwise returns the same, but as a view.
+// The condition of `max_pool1d()` (MaxPooling.cpp).
+bool readsMemory(const Tensor& self) {
+  const bool needs_gradient = self.requires_grad() && c10::GradMode::is_enabled();
+  return self.is_cpu() && !needs_gradient && !self._fw_grad(/*level=*/0).defined() && !at::isTensorSubclassLike(self);
+}
+
+// Where the composite kernel reads the memory of its argument, autograd does not see what it computes. The operator
+// that it calls otherwise returns the same, but as a view.
 Tensor maxPool1d(const Tensor& self,
                  c10::IntArrayRef kernel_size,
                  c10::IntArrayRef stride,
@@ -55,7 +62,7 @@ Tensor maxPool1d(const Tensor& self,
                  c10::IntArrayRef dilation,
                  bool ceil_mode) {
   std::optional<at::AutoDispatchBelowADInplaceOrView> untracked;
-  if (self.is_cpu() && !(self.requires_grad() && c10::GradMode::is_enabled())) {
+  if (readsMemory(self)) {
     untracked.emplace();
   }
   return maxPool1dWithIndices(self, kernel_size, stride, padding, dilation, ceil_mode);

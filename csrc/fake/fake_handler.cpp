@@ -23,6 +23,7 @@
 #include "meta/device_rules.h"
 #include "meta/kernel_results.h"
 #include "meta/meta_call.h"
+#include "meta/zero_tensors.h"
 #include "resize.h"
 #include "storage/fake_factories.h"
 #include "storage/fake_keys.h"
@@ -253,10 +254,15 @@ void FakeCall::carryOut(const FakeDecision& decision, const CallKey* key) {
   }
 }
 
-// NOTE [Composed on CUDA]. The recorder wants the operator as a whole.
+// NOTE [Zeros of forward AD], NOTE [Composed on CUDA]. For the latter, the recorder needs the operator as a whole.
 std::optional<DispatchKey> FakeCall::kernelToDecomposeBy() const {
-  const auto composite = compositeKernelOf(op_);
-  return composite || isRecording() ? composite : composedKernelOnCuda(op_, arguments());
+  if (const auto composite = compositeKernelOf(op_)) {
+    return composite;
+  }
+  if (const auto kernel = kernelForZeroTensors(op_, arguments())) {
+    return kernel;
+  }
+  return isRecording() ? std::nullopt : composedKernelOnCuda(op_, arguments());
 }
 
 // NOTE [Constants keep their values]

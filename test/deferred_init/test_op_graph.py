@@ -7,6 +7,7 @@ import pytest
 import torch
 from common import (
     assert_defers_exactly,
+    assert_same_tensor,
     assert_tensors_defer_exactly,
 )
 from torch import Tensor, nn
@@ -191,13 +192,42 @@ class TestGraph:
 
         assert torch.equal(materialize_tensor(deferred_init(build)), build())
 
-    def test_tensors_of_zeros_without_memory(self) -> None:
+    @pytest.mark.parametrize("factor", [-1.0, float("inf"), float("nan")])
+    def test_products_with_zeros_without_memory_stay_such_zeros(self, factor: float) -> None:
         def build() -> list[Tensor]:
-            zeros = torch._efficientzerotensor(3)
-            return [zeros + torch.ones(3), zeros * 2]
+            zeros, factors = torch._efficientzerotensor(3), torch.full((3,), factor)
+            products = [zeros * factors, zeros * factor, zeros / factors, zeros.view(3, 1) * factors]
+            products += [torch.ops.aten.mul.Scalar(zeros, factor), zeros.dot(factors), factors.vdot(zeros)]
+            return [
+                *products,
+                zeros,
+                zeros + factors,
+                zeros.clone() * factors,
+                factors.clone().copy_(zeros),
+                zeros.sin(),
+            ]
 
         for found, wanted in zip(deferred_init(build), build(), strict=True):
-            assert torch.equal(materialize_tensor(found), wanted.clone())
+            assert_same_tensor(materialize_tensor(found), wanted, strictly=False)
+            assert found._is_zerotensor() == wanted._is_zerotensor()
+
+    @pytest.mark.parametrize("operator", ["add_", "copy_", "fill_"])
+    def test_zeros_without_memory_are_immutable(self, operator: str) -> None:
+        def build() -> Tensor:
+            return getattr(torch._efficientzerotensor(3), operator)(torch.ones(()))
+
+        for call in (build, lambda: deferred_init(build)):
+            with pytest.raises(RuntimeError, match="ZeroTensors are immutable"):
+                call()
+
+    def test_tangents_that_are_zero_hide_infinities_and_nans(self) -> None:
+        def build() -> tuple[Tensor, Tensor]:
+            x = torch.tensor([float("inf"), float("nan"), -1.0]).clone()
+            gradient = torch.func.grad(lambda x: (x[0] * x[1].detach() + x[2].exp()).sum())
+            return torch.func.jvp(gradient, (x,), (x,))[1], torch.func.hessian(lambda x: x.prod())(x.clone())
+
+        for found, wanted in zip(deferred_init(build), build(), strict=True):
+            assert_same_tensor(materialize_tensor(found), wanted, strictly=False)
 
     def test_likeness_does_not_depend_on_values(self) -> None:
         real = torch.ones(2)

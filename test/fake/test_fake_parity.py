@@ -196,6 +196,25 @@ def test_dual_numbers_meet_python_numbers(name: str) -> None:
             assert metadata(run()) == wanted
 
 
+def test_pooling_of_what_requires_no_gradient_keeps_tangents() -> None:
+    def run(primal: Tensor, tangent: Tensor) -> list[Tensor]:
+        with forward_ad.dual_level():
+            return list(forward_ad.unpack_dual(functional.max_pool1d(forward_ad.make_dual(primal, tangent), 2)))
+
+    real = torch.rand(2, 3, 8)
+    assert metadata(run(fake_like(real), fake_like(real))) == metadata(run(real, real))
+
+
+def test_scalar_products_of_zero_tangents_have_the_dtype_of_real_ones() -> None:
+    def run(x: Tensor, y: Tensor) -> list[Tensor]:
+        with forward_ad.dual_level():
+            return list(forward_ad.unpack_dual(torch.ldexp(forward_ad.make_dual(x, x), y)))
+
+    wanted = metadata(run(torch.ones(()), torch.ones(())))
+    with fake_mode():
+        assert metadata(run(torch.ones(()), torch.ones(()))) == wanted
+
+
 # Shortcuts that read values.
 
 

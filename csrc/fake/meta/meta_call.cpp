@@ -27,6 +27,7 @@
 #include "meta_kernel.h"
 #include "refusals.h"
 #include "shadows.h"
+#include "zero_tensors.h"
 #include "zeros_call.h"
 
 namespace torchext {
@@ -179,6 +180,7 @@ void MetaCall::correctMetaResults(const RealResults& real) {
   if (plan_.device.is_cpu() && real.has_sizes) {
     correctByReal(real, op_, stack_);
   }
+  correctForZeroTensors(op_, arguments(), stack_);
 }
 
 // Called after `error` was raised: by the Meta kernel if `is_prepared`, and otherwise before it was called. Raises what

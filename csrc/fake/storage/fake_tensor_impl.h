@@ -97,8 +97,9 @@ class FakeTensorImpl final : public c10::TensorImpl {
   std::shared_ptr<Provenance> retained_;
 };
 
-// The keys of a view that is conjugated or negated when it is read.
-constexpr c10::DispatchKeySet kLazyBits({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});
+// The keys that say how a tensor is read: conjugated, negated, or as zeros without memory (NOTE [Zeros of forward AD]).
+constexpr c10::DispatchKeySet kLazyBits({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative,
+                                         c10::DispatchKey::ZeroTensor});
 
 // What an alias carries so that it counts as a tensor that may have no memory: NOTE [Shortcuts that read values].
 constexpr c10::DispatchKeySet kWithoutValues{c10::BackendComponent::MetaBit};

@@ -162,7 +162,11 @@ void remember(const Tensor& fake, const Tensor& value, bool is_assumed) {
   }
   const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
   const Tensor bytes = at::empty({static_cast<int64_t>(fake.storage().nbytes())}, c10::kByte);
-  showBytes(bytes.storage(), fake).copy_(value);
+  if (fake._is_zerotensor()) {
+    bytes.zero_();  // `copy_` refuses to write into zeros of forward AD
+  } else {
+    showBytes(bytes.storage(), fake).copy_(value);
+  }
   setProvenance(fake.storage(), std::make_shared<KnownValue>(bytes.storage(), is_assumed), {});
 }
 

@@ -1,0 +1,29 @@
+#pragma once
+
+// NOTE [Zeros of forward AD]
+//
+// Where forward AD needs a tangent that an argument does not have, PyTorch makes zeros without memory
+// (`_efficientzerotensor`), which are immutable and carry the `ZeroTensor` key. They are more than zeros: products with
+// them are such zeros again, whatever the other factor is, so that infinities and NaNs do not appear. PyTorch's kernels
+// on that key are above ours and do so for fakes, if fakes carry the key like the tensors that they stand for
+// (`kLazyBits`). A few operators fall through the key, and their kernels check for it: the functions below are for them.
+
+#include <optional>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <c10/util/ArrayRef.h>
+
+namespace torchext {
+
+// Returns the key of the kernel that a call with these arguments runs on the fakes, because it calls another operator
+// that returns such zeros: `mul.Scalar` calls `mul.Tensor`.
+std::optional<c10::DispatchKey> kernelForZeroTensors(const c10::OperatorHandle& op,
+                                                     c10::ArrayRef<c10::IValue> arguments);
+
+// Replaces the result on the meta device of a call whose kernel returns such zeros: `dot`.
+void correctForZeroTensors(const c10::OperatorHandle& op,
+                           c10::ArrayRef<c10::IValue> arguments,
+                           torch::jit::Stack& results);
+
+}  // namespace torchext
