@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/ScalarOps.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/irange.h>
@@ -117,8 +118,7 @@ void followMetadata(const Tensor& fake, const Tensor& real) {
     fake.unsafeGetTensorImpl()->bump_version();
   }
   if (auto* impl = dynamic_cast<FakeTensorImpl*>(fake.unsafeGetTensorImpl())) {
-    fake.storage().unsafeGetStorageImpl()->set_nbytes(real.storage().nbytes());
-    impl->copyGeometry(*real.unsafeGetTensorImpl());
+    impl->resizeLike(*real.unsafeGetTensorImpl(), real.storage().nbytes());
   }
 }
 
@@ -138,9 +138,41 @@ bool isMemoryOfOthers(const OperatorHandle& op, const Tensor& result) {
   return namespaceOf(op.operator_name()) == "aten" && result.storage().allocator() == nullptr;
 }
 
-bool overwritesFirstArgument(const OperatorHandle& op) {
+// Returns true if the `index`th tensor argument of `node` is overwritten, and so needs no values.
+bool needsNoValues(const OpNode& node, std::size_t index) {
   constexpr std::array<std::string_view, 2> kNames{"aten::bernoulli_", "torchext::trunc_normal_"};
-  return isAmong(kNames, op.schema().name());
+  return index == 0 && isAmong(kNames, node.op().schema().name());
+}
+
+// Returns the tensor arguments of `node`, with copies of its deferred ones. They have the geometry that was recorded:
+// since then, the fake of an `out` may have been resized, but its storage has the old value.
+std::vector<Tensor> scratchTensors(const OpNode& node) {
+  const std::vector<TensorArgument>& arguments = node.tensors();
+  std::vector<StorageValuePtr> values;
+  for (const auto i : c10::irange(arguments.size())) {
+    if (arguments[i].value != nullptr && !needsNoValues(node, i) &&
+        std::find(values.begin(), values.end(), arguments[i].value) == values.end()) {
+      values.push_back(arguments[i].value);
+    }
+  }
+  const std::vector<Storage> storages = computeValues(values, /*keep_small=*/false);
+  const RealDispatch guard;
+  std::vector<Tensor> tensors;
+  for (const auto i : c10::irange(arguments.size())) {
+    const TensorArgument& argument = arguments[i];
+    if (argument.number) {
+      tensors.push_back(at::native::wrapped_scalar_tensor(*argument.number));
+    } else if (argument.external != nullptr) {
+      tensors.push_back(argument.external->tensor());
+    } else if (argument.value == nullptr || needsNoValues(node, i)) {
+      const c10::Device device = argument.device ? *argument.device : argument.value->device();
+      tensors.push_back(argument.geometry.makeEmptyTensor(device));
+    } else {
+      const auto found = std::find(values.begin(), values.end(), argument.value) - values.begin();
+      tensors.push_back(argument.geometry.makeTensor(storages[static_cast<std::size_t>(found)]));
+    }
+  }
+  return tensors;
 }
 
 }  // namespace
@@ -177,18 +209,10 @@ void callForReal(const OperatorHandle& op, Stack& stack) {
   }
 }
 
-void callInScratch(const OperatorHandle& op, const Stack& stack) {
-  const auto count = op.schema().arguments().size();
-  Stack scratch(stack.end() - static_cast<std::ptrdiff_t>(count), stack.end());
-  if (overwritesFirstArgument(op)) {
-    const RealDispatch guard;
-    const Tensor& self = scratch.front().toTensor();
-    scratch.front() = Geometry::of(self).makeEmptyTensor(self.device());
-  }
-  const RealArguments arguments{scratch, count, /*keep_small=*/false};
-  mapTensors(scratch, count, [&arguments](const Tensor& tensor) { return arguments.realOf(tensor); });
+void callInScratch(const OpNode& node) {
+  Stack stack = node.arguments(scratchTensors(node));
   const RealDispatch guard;
-  op.callBoxed(scratch);
+  node.op().callBoxed(stack);
 }
 
 Tensor deferConstant(const Tensor& constant) {

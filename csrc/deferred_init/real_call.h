@@ -8,14 +8,16 @@
 
 namespace torchext {
 
+class OpNode;
+
 // Calls `op` as eager execution would, and replaces the arguments on `stack` by its results. What it writes into a
 // deferred argument becomes that argument's recorded value; new tensors come back as deferred constants; what it writes
 // into a real argument is written.
 void callForReal(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
-// Calls `op` for its effect on the generator alone, with copies of its deferred arguments. The first argument is not
-// computed if the operator overwrites it anyway.
-void callInScratch(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
+// Calls the operator of `node` for its effect on the generator alone, with copies of its deferred arguments. The first
+// argument is not computed if the operator overwrites it anyway.
+void callInScratch(const OpNode& node);
 
 // Returns a deferred tensor whose value is that of `constant`, which must not be written by anything else.
 at::Tensor deferConstant(const at::Tensor& constant);

@@ -145,7 +145,7 @@ class RecordedCall {
   Stack arguments() const;
   std::vector<AboutToWrite> writtenArguments() const;
   std::optional<at::Generator> generator() const;
-  TapePosition takeDraws(const at::Generator& generator, const Stack& called) const;
+  TapePosition takeDraws(const OpNode& node, const at::Generator& generator, const Stack& called) const;
   void noteDraws(const std::shared_ptr<OpNode>& node,
                  const std::optional<at::Generator>& generator,
                  const Stack& called) const;
@@ -440,7 +440,7 @@ void RecordedCall::noteDraws(const std::shared_ptr<OpNode>& node,
                              const std::optional<at::Generator>& generator,
                              const Stack& called) const {
   if (generator) {
-    node->setTape(takeDraws(*generator, called));
+    node->setTape(takeDraws(*node, *generator, called));
   } else if (drawsNumbers(op_)) {
     node->setDrawsWithoutTape();
   }
@@ -485,7 +485,9 @@ std::optional<at::Generator> RecordedCall::generator() const {
 
 // Moves the generator past the numbers that the operator would draw, and returns where they start. Two threads that
 // record do not come in between each other.
-TapePosition RecordedCall::takeDraws(const at::Generator& generator, const Stack& called) const {
+TapePosition RecordedCall::takeDraws(const OpNode& node,
+                                       const at::Generator& generator,
+                                       const Stack& called) const {
   {
     const Locked lock{LockRank::kDraws};
     if (const auto position = takeDrawsOf(op_, called, generator)) {
@@ -495,7 +497,7 @@ TapePosition RecordedCall::takeDraws(const at::Generator& generator, const Stack
   const Locked replay{LockRank::kReplay};  // the call may read deferred tensors
   const Locked lock{LockRank::kDraws};
   TapePosition position = tapePosition(generator);
-  callInScratch(op_, called);
+  callInScratch(node);
   return position;
 }
 

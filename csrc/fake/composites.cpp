@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 #include <tuple>
+#include <vector>
 
 #include <ATen/TensorSubclassLikeUtils.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -10,15 +11,18 @@
 #include <ATen/ops/max_pool1d_with_indices.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/irange.h>
 #include <torch/library.h>
 #include <torchext/fake_tensor.h>
 
 #include "../support/stack_utils.h"
+#include "../torch_internals/open_tensor_impl.h"
 #include "calls/errors.h"
 #include "calls/op_traits.h"
 #include "meta/refusals.h"
 #include "storage/fake_factories.h"
 #include "storage/fake_keys.h"
+#include "storage/fake_tensor_impl.h"
 #include "storage/storage_memory.h"
 
 namespace torchext {
@@ -104,9 +108,46 @@ void choosesAttention(const OperatorHandle& op, DispatchKeySet /*keys*/, Stack* 
   op.redispatchBoxed(DispatchKeySet{query.is_cpu() ? DispatchKey::CPU : DispatchKey::Meta}, stack);
 }
 
+// While it lives, the fakes among the outputs of a call look as if they may have no memory (`isTensorSubclassLike()`).
+// Then `at::native::resize_output()` calls the operator `resize_`. Otherwise it would allocate memory for a tensor on
+// the CPU itself, which fails after the tensor has got its new sizes.
+class ResizableOutputs {
+ public:
+  ResizableOutputs(const OperatorHandle& op, const Stack& stack) {
+    const auto& arguments = op.schema().arguments();
+    for (const auto i : c10::irange(arguments.size())) {
+      if (arguments[i].is_out()) {
+        forEachTensor(torch::jit::peek(stack, i, arguments.size()), [this](const Tensor& output) { add(output); });
+      }
+    }
+  }
+  ResizableOutputs(const ResizableOutputs&) = delete;
+  ResizableOutputs& operator=(const ResizableOutputs&) = delete;
+  ResizableOutputs(ResizableOutputs&&) = delete;
+  ResizableOutputs& operator=(ResizableOutputs&&) = delete;
+  ~ResizableOutputs() {
+    for (const Tensor& output : outputs_) {
+      DispatchKeySet& keys = OpenTensorImpl::keysOf(*output.unsafeGetTensorImpl());
+      keys = keys - kWithoutValues;
+    }
+  }
+
+ private:
+  void add(const Tensor& output) {
+    DispatchKeySet& keys = OpenTensorImpl::keysOf(*output.unsafeGetTensorImpl());
+    if (isFake(output) && output.has_storage() && !keys.has_any(kWithoutValues)) {
+      keys = keys | kWithoutValues;
+      outputs_.push_back(output);
+    }
+  }
+
+  std::vector<Tensor> outputs_;
+};
+
 // Makes what a composite operator allocates fake, even outside of fake_mode(), or deferred.
 void allocates(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   const FactoriesOfCall guard{topOf(*stack, op.schema().arguments().size())};
+  const ResizableOutputs outputs{op, *stack};
   op.redispatchBoxed(keys & kBelowComposites, stack);
 }
 

@@ -301,7 +301,8 @@ bool FakeCall::isAboutFakes() const {
 
 bool FakeCall::tryRemembered(const CallKey& key) {
   const auto recipe = metadataCache().find(key);
-  if (recipe == nullptr || (recipe->refuses() && isRecording())) {  // the recorder may run the call for real
+  // While recording, the recorder may run the call for real.
+  if (recipe == nullptr || (recipe->refuses() && isRecording()) || !recipe->canBeMade(key.tensors())) {
     return false;
   }
   Results results = recipe->make(key.tensors());
@@ -385,16 +386,18 @@ Stack FakeCall::runOnMetaOrRememberRefusal(const MetaPlan& plan, const CallKey& 
 
 void FakeCall::runOnMetaAndRemember(const MetaPlan& plan, const CallKey& key) {
   const OwnComputation own;
+  const ArgumentsBefore before{key.tensors()};
   Stack results = runOnMetaOrRememberRefusal(plan, key);
   const bool has_new = takeUncounted();  // before the next two lines, which may call operators on fakes
   completeResults(op_, arguments(), results);
   MemoryCounter* counter = memoryCounter();
   auto scratch = counter == nullptr ? nullptr : counter->scratchOf(op_, arguments(), results);
   countMemory(scratch.get(), results, takeUncounted() || has_new);
-  // A call that changes the metadata of its arguments is not remembered: it would have another effect the next time.
   const CallKey key_after{op_, stack_};
-  metadataCache().remember(key, key.isComplete() && key_after.words() == key.words()
-                                    ? ResultRecipe::learn(op_, key_after.tensors(), results, std::move(scratch))
+  const bool can_be_repeated = key.isComplete() && !before.areMovedOrWarnedOf(op_, key.tensors());
+  metadataCache().remember(key, can_be_repeated
+                                    ? ResultRecipe::learn(op_, key.tensors(), key_after.words() != key.words(), results,
+                                                          std::move(scratch))
                                     : nullptr);
   followValues(results);
   replaceArguments(std::move(results));

@@ -196,7 +196,19 @@ class TestResults:
             assert fake.resize_(4, 5).shape == (4, 5)
             assert fake.untyped_storage().nbytes() == 80
             assert fake.t_().shape == (5, 4)
+        assert cache_info().hits > 0
+
+    def test_moves_to_another_storage_are_not_remembered(self) -> None:
+        for _ in range(2):
+            fake, other = fake_like(torch.ones(2, 3)), fake_like(torch.ones(6))
+            assert fake.set_(other).untyped_storage()._cdata == other.untyped_storage()._cdata
         assert cache_info().uncacheable > 0
+
+    def test_metadata_of_detached_tensors_are_never_changed(self) -> None:
+        fake_like(torch.ones(2, 3)).t_()
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="not allowed on a Tensor created from"):
+                fake_like(torch.ones(2, 3)).detach().t_()
 
     def test_out_that_is_resized_is_resized_each_time(self, fake: torch.Tensor) -> None:
         for _ in range(2):

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include <ATen/core/enum_tag.h>
+#include <c10/util/accumulate.h>
 #include <c10/util/irange.h>
 #include <torchext/fake_tensor.h>
 
@@ -28,7 +30,29 @@ c10::intrusive_ptr<c10::TensorImpl> formOf(const Tensor& tensor) {
   return form;
 }
 
+// Returns null for a real tensor, and for one that was given fake `.data`.
+FakeTensorImpl* fakeImplOf(const Tensor& tensor) {
+  return isFake(tensor) ? dynamic_cast<FakeTensorImpl*>(tensor.unsafeGetTensorImpl()) : nullptr;
+}
+
 }  // namespace
+
+ArgumentsBefore::ArgumentsBefore(Arguments arguments) {
+  for (const Tensor* tensor : arguments) {
+    entries_.push_back({tensor->storage().unsafeGetStorageImpl(), c10::DimVector(tensor->sizes())});
+  }
+}
+
+bool ArgumentsBefore::areMovedOrWarnedOf(const c10::OperatorHandle& op, Arguments arguments) const {
+  const auto warns = [&op](const Entry& before, const Tensor& tensor) {
+    return !op.hasTag(at::Tag::inplace_view) && c10::multiply_integers(before.sizes) != 0 &&
+           tensor.sizes() != c10::IntArrayRef(before.sizes);
+  };
+  return !std::equal(entries_.begin(), entries_.end(), arguments.begin(), arguments.end(),
+                     [&](const Entry& before, const Tensor* tensor) {
+                       return before.storage == tensor->storage().unsafeGetStorageImpl() && !warns(before, *tensor);
+                     });
+}
 
 // Finds out, for each result, where it comes from.
 class RecipeLearner {
@@ -155,11 +179,17 @@ Tensor RecipeMaker::makeTensor(const TensorRecipe& recipe) const {
 
 std::shared_ptr<const ResultRecipe> ResultRecipe::learn(const c10::OperatorHandle& op,
                                                         Arguments arguments,
+                                                        bool resizes,
                                                         ArrayRef<IValue> results,
                                                         std::shared_ptr<const KernelScratch> scratch) {
   const auto recipe = std::make_shared<ResultRecipe>();
   recipe->scratch_ = std::move(scratch);
   recipe->kernel_ = metaKernelOf(op);
+  for (std::size_t i = 0; resizes && i < arguments.size(); ++i) {
+    if (fakeImplOf(*arguments[i]) != nullptr) {
+      recipe->resized_.push_back({i, formOf(*arguments[i]), arguments[i]->storage().nbytes()});
+    }
+  }
   RecipeLearner learner{arguments, *recipe};
   const bool learned =
       std::all_of(results.begin(), results.end(), [&learner](const IValue& result) { return learner.learn(result); });
@@ -173,9 +203,18 @@ std::shared_ptr<const ResultRecipe> ResultRecipe::refusing(const c10::OperatorHa
   return recipe;
 }
 
+bool ResultRecipe::canBeMade(Arguments arguments) const {
+  return std::all_of(resized_.begin(), resized_.end(), [&](const Resized& resized) {
+    return arguments[resized.number]->unsafeGetTensorImpl()->allow_tensor_metadata_change();
+  });
+}
+
 Results ResultRecipe::make(Arguments arguments) const {
   if (refusal_) {
     std::rethrow_exception(refusal_);
+  }
+  for (const Resized& resized : resized_) {
+    fakeImplOf(*arguments[resized.number])->resizeLike(*resized.form, resized.nbytes);
   }
   const RecipeMaker maker{arguments, *this};
   Results results;

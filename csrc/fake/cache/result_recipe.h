@@ -7,6 +7,8 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/util/DimVector.h>
 #include <c10/util/SmallVector.h>
 
 #include "../storage/storage_memory.h"
@@ -15,13 +17,32 @@ namespace torchext {
 
 using Results = c10::SmallVector<c10::IValue, 4>;
 
+// What the arguments of a call are like before it.
+class ArgumentsBefore {
+ public:
+  explicit ArgumentsBefore(c10::ArrayRef<const at::Tensor*> arguments);
+
+  // Returns true if a call of `op` has moved one of the arguments to another storage, or has resized a tensor with
+  // elements. PyTorch warns of the latter, each time, except if the operator is there to change metadata.
+  bool areMovedOrWarnedOf(const c10::OperatorHandle& op, c10::ArrayRef<const at::Tensor*> arguments) const;
+
+ private:
+  struct Entry {
+    const c10::StorageImpl* storage;  // only compared: a storage at the address of one that was freed has moved, too
+    c10::DimVector sizes;
+  };
+  c10::SmallVector<Entry, 4> entries_;
+};
+
 // How to make the results of a call again, for other tensors with the same metadata, or why there are none.
 class ResultRecipe {
  public:
-  // Learns from a call of `op` on `arguments` that has made `results`. Returns null if the results cannot be made from
-  // the arguments and their metadata alone. `scratch` is what the kernel needs besides, or null.
+  // Learns from a call of `op` on `arguments` that has made `results`, and has changed the metadata of arguments if
+  // `resizes` is true. Returns null if that cannot be done again from the arguments and their metadata alone. `scratch`
+  // is what the kernel needs besides, or null.
   static std::shared_ptr<const ResultRecipe> learn(const c10::OperatorHandle& op,
                                                    c10::ArrayRef<const at::Tensor*> arguments,
+                                                   bool resizes,
                                                    c10::ArrayRef<c10::IValue> results,
                                                    std::shared_ptr<const KernelScratch> scratch);
 
@@ -32,7 +53,10 @@ class ResultRecipe {
     return refusal_ != nullptr;
   }
 
-  // Returns the results for `arguments`, or raises the refusal.
+  // Returns false if an argument that would be resized must not be, because it is the result of `detach()`.
+  bool canBeMade(c10::ArrayRef<const at::Tensor*> arguments) const;
+
+  // Returns the results for `arguments`, and resizes these as the call did, or raises the refusal.
   Results make(c10::ArrayRef<const at::Tensor*> arguments) const;
 
   const KernelScratch* scratch() const noexcept {
@@ -59,6 +83,13 @@ class ResultRecipe {
     c10::IValue other;
   };
 
+  // The metadata of an argument after the call.
+  struct Resized {
+    std::size_t number;
+    c10::intrusive_ptr<c10::TensorImpl> form;
+    std::size_t nbytes;
+  };
+
   struct NewStorage {
     std::size_t nbytes;
     c10::Device device;
@@ -68,6 +99,7 @@ class ResultRecipe {
   c10::KernelFunction kernel_;
   std::vector<ValueRecipe> values_;
   std::vector<NewStorage> new_storages_;
+  std::vector<Resized> resized_;
   std::shared_ptr<const KernelScratch> scratch_;
   std::exception_ptr refusal_;
 };

@@ -76,6 +76,21 @@ bool readsLengths(const OperatorHandle& op, const Stack& stack) {
   return schema.name() == "aten::_pack_padded_sequence";
 }
 
+// Returns true if `op`, or the operator without `out` that it is generated from, has the tag: PyTorch does not give
+// `dynamic_output_shape` to `bincount.out` and others.
+bool isTagged(const OperatorHandle& op, at::Tag tag) {
+  if (op.hasTag(tag)) {
+    return true;
+  }
+  const std::string& overload = op.schema().overload_name();
+  if (!hasSuffix(overload, "out")) {
+    return false;
+  }
+  const std::string functional = overload.substr(0, overload.size() - (hasSuffix(overload, "_out") ? 4 : 3));
+  const auto found = c10::Dispatcher::singleton().findSchema({op.schema().name(), functional});
+  return found && found->hasTag(tag);
+}
+
 bool writesRunningStatistics(const OperatorHandle& op, const Stack& stack) {
   const auto& schema = op.schema();
   const auto found = std::find_if(kUndeclaredWrites.begin(), kUndeclaredWrites.end(),
@@ -200,7 +215,7 @@ bool needsValues(const OperatorHandle& op, const Stack& stack) {
   if (readsLengths(op, stack) || op.hasTag(at::Tag::data_dependent_output)) {
     return true;
   }
-  if (!op.hasTag(at::Tag::dynamic_output_shape)) {
+  if (!isTagged(op, at::Tag::dynamic_output_shape)) {
     return false;
   }
   const std::string& name = op.schema().name();
@@ -212,7 +227,7 @@ bool needsValues(const OperatorHandle& op, const Stack& stack) {
 bool lacksValues(const OperatorHandle& op, const Stack& stack) {
   const int size = findArgument(op.schema(), "output_size");
   const bool is_told =
-      size >= 0 && namespaceOf(op.operator_name()) == "aten" && op.hasTag(at::Tag::dynamic_output_shape) &&
+      size >= 0 && namespaceOf(op.operator_name()) == "aten" && isTagged(op, at::Tag::dynamic_output_shape) &&
       !torch::jit::peek(stack, static_cast<std::size_t>(size), op.schema().arguments().size()).isNone();
   return !is_told && needsValues(op, stack);
 }

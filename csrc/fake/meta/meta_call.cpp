@@ -27,6 +27,7 @@
 #include "meta_kernel.h"
 #include "refusals.h"
 #include "shadows.h"
+#include "written_arguments.h"
 #include "zero_tensors.h"
 #include "zeros_call.h"
 
@@ -108,7 +109,9 @@ class MetaCall {
   void callMetaKernel();
   bool tryOnZeros();
   void correctMetaResults(const RealResults& real);
-  void updateWrittenFakes();
+  bool needsSizes(const RealResults& real);
+  Stack effects();
+  void updateWrittenFakes(const RealResults& real);
   void separateOutputs();
   void convertOutputsToFake();
   Tensor toFake(const Tensor& meta);
@@ -158,13 +161,39 @@ Stack MetaCall::run() {
   }
   RealResults real;
   if (!needsValues(op_, called_)) {  // stand-ins have none
-    real = noteRefusalOf([this] { return refuseAsReal(op_, arguments(), stack_); });
+    real = noteRefusalOf([this] { return refuseAsReal(op_, arguments(), effects()); });
+    if (needsSizes(real)) {
+      RealResults of_its_size = noteRefusalOf([this] { return refuseAsReal(op_, arguments()); });
+      real = of_its_size.values.empty() ? std::move(real) : std::move(of_its_size);
+    }
   }
   correctMetaResults(real);
-  updateWrittenFakes();
+  updateWrittenFakes(real);
   separateOutputs();
   convertOutputsToFake();
   return std::move(stack_);
+}
+
+// Returns true if the operator resizes an argument to a shape that neither the Meta kernel nor a smaller trial tells.
+bool MetaCall::needsSizes(const RealResults& real) {
+  const std::size_t first = op_.schema().returns().size();
+  bool needs = false;
+  for (const auto i : c10::irange(written_.size())) {
+    needs = needs || (!real.has_sizes && first + i < real.values.size() && real.values[first + i].isTensor() &&
+                      shadows_.of(written_[i]).sizes() == written_[i].sizes());
+  }
+  return needs;
+}
+
+// The results, and what has changed of the shadows that were written: `WrittenTensors::changed()`.
+Stack MetaCall::effects() {
+  Stack effects = stack_;
+  for (const Tensor& fake : written_) {
+    const Tensor shadow = shadows_.of(fake);
+    const bool is_same = shadow.sizes() == fake.sizes() && shadow.strides() == fake.strides();
+    effects.push_back(is_same ? IValue{} : IValue{shadow});
+  }
+  return effects;
 }
 
 // The rules for the device override what a smaller trial has shown, and what a trial of the call's own size has shown
@@ -197,7 +226,7 @@ bool MetaCall::runWithoutMetaKernel(bool is_prepared, const std::exception& erro
   if (missing != nullptr && !isRecording() && tryOnZeros()) {
     return true;
   }
-  const bool is_accepted = noteRefusalOf([this] { return refuseAsReal(op_, arguments()); });
+  const bool is_accepted = noteRefusalOf([this] { return !refuseAsReal(op_, arguments()).values.empty(); });
   if (missing != nullptr) {
     TORCHEXT_THROW(
         UnsupportedOperatorError,
@@ -257,9 +286,11 @@ void MetaCall::callMetaKernel() {
 }
 
 // In-place operators may change more than data: `resize_`, `set_`, `t_` and their kin change the metadata of the
-// shadow, and the fake follows.
-void MetaCall::updateWrittenFakes() {
-  for (const Tensor& fake : written_) {
+// shadow, and the fake follows. NOTE [Arguments that change their shape]
+void MetaCall::updateWrittenFakes(const RealResults& real) {
+  const std::size_t first = op_.schema().returns().size();
+  for (const auto i : c10::irange(written_.size())) {
+    const Tensor& fake = written_[i];
     const Tensor shadow = shadows_.of(fake);
     const Storage storage = shadows_.originalOf(shadow.storage(), fake.device());
     auto* impl = dynamic_cast<FakeTensorImpl*>(fake.unsafeGetTensorImpl());
@@ -270,9 +301,11 @@ void MetaCall::updateWrittenFakes() {
       impl->moveTo(storage);  // if the storage is real, this makes the tensor real, as in `torch.load()`
     }
     if (isFakeStorage(storage)) {
-      resizeFakeStorage(storage, shadow.storage().nbytes());
+      resizeWritten(op_, fake, shadow, first + i < real.values.size() ? &real.values[first + i] : nullptr,
+                    real.has_sizes);
+    } else {
+      impl->copyGeometry(*shadow.unsafeGetTensorImpl());
     }
-    impl->copyGeometry(*shadow.unsafeGetTensorImpl());
   }
 }
 

@@ -56,15 +56,6 @@ c10::DimVector stridesIn(const Order& order, const Tensor& tensor) {
   return strides;
 }
 
-// Returns the strides that `meta` should have if `real` is the result of a smaller call.
-c10::DimVector stridesLike(const Tensor& real, const Tensor& meta) {
-  const auto order = real.dim() == meta.dim() && meta.numel() > 0 ? orderOfStrides(real) : std::nullopt;
-  const auto of_meta = order ? orderOfStrides(meta) : std::nullopt;
-  const bool is_known = of_meta && order->size() == of_meta->size() &&
-                        std::is_permutation(order->begin(), order->end(), of_meta->begin());
-  return is_known && *order != *of_meta ? stridesIn(*order, meta) : c10::DimVector(meta.strides());
-}
-
 Tensor corrected(const Tensor& meta, const Tensor& real, bool has_sizes) {
   const c10::IntArrayRef sizes = has_sizes ? real.sizes() : meta.sizes();
   const c10::DimVector strides = has_sizes ? c10::DimVector(real.strides()) : stridesLike(real, meta);
@@ -102,17 +93,40 @@ bool isSame(const IValue& a, const IValue& b) {
                     [](const Tensor& tensor, const Tensor& other) { return tensor.is_same(other); });
 }
 
+// Returns true if a tensor that was written has changed as its stand-in has.
+bool hasChangedAlike(const IValue& meta, const IValue& real) {
+  return meta.isTensor() == real.isTensor() &&
+         (!meta.isTensor() ||
+          meta.toTensor().strides() == c10::IntArrayRef(stridesLike(real.toTensor(), meta.toTensor())));
+}
+
 }  // namespace
 
+c10::DimVector stridesLike(const Tensor& real, const Tensor& meta) {
+  const auto order = real.dim() == meta.dim() && meta.numel() > 0 ? orderOfStrides(real) : std::nullopt;
+  const auto of_meta = order ? orderOfStrides(meta) : std::nullopt;
+  const bool is_known = of_meta && order->size() == of_meta->size() &&
+                        std::is_permutation(order->begin(), order->end(), of_meta->begin());
+  return is_known && *order != *of_meta ? stridesIn(*order, meta) : c10::DimVector(meta.strides());
+}
+
 bool agrees(const RealResults& real, const OperatorHandle& op, c10::ArrayRef<IValue> results) {
-  Stack stack = results.vec();
+  const std::size_t num_returns = op.schema().returns().size();
+  if (real.values.size() != results.size()) {
+    return true;  // nothing is known
+  }
+  const auto returned = results.slice(0, num_returns);
+  const auto written = results.slice(num_returns);
+  Stack stack = returned.vec();
   correctByReal(real, op, stack);
-  return std::equal(stack.begin(), stack.end(), results.begin(), results.end(), isSame);
+  return std::equal(stack.begin(), stack.end(), returned.begin(), isSame) &&
+         std::equal(written.begin(), written.end(),
+                    real.values.begin() + static_cast<std::ptrdiff_t>(num_returns), hasChangedAlike);
 }
 
 void correctByReal(const RealResults& real, const OperatorHandle& op, Stack& stack) {
   const auto& returns = op.schema().returns();
-  if (real.values.size() != returns.size()) {
+  if (real.values.size() < returns.size()) {
     return;
   }
   for (const auto i : c10::irange(returns.size())) {

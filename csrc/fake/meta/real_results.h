@@ -17,19 +17,25 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/core/stack.h>
 #include <c10/util/ArrayRef.h>
+#include <c10/util/DimVector.h>
 
 namespace torchext {
 
 // The results of a trial.
 struct RealResults {
-  torch::jit::Stack values;  // empty when nothing is known
+  // The returned values, and then those of `WrittenTensors::changed()`. Empty when nothing is known.
+  torch::jit::Stack values;
   bool has_sizes = false;    // whether the trial had the sizes of the call
 };
 
-// Returns true if `results`, which a Meta kernel of `op` has returned, need no correction.
+// Returns true if `results`, which a Meta kernel of `op` has returned, and the values of `WrittenTensors::changed()` that
+// follow them, need no correction.
 bool agrees(const RealResults& real, const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> results);
 
 // Corrects the results of a Meta kernel of `op`, which are on top of `stack`, except those that are arguments or views.
 void correctByReal(const RealResults& real, const c10::OperatorHandle& op, torch::jit::Stack& stack);
+
+// Returns the strides that `meta` should have if `real` is the result of a smaller call.
+c10::DimVector stridesLike(const at::Tensor& real, const at::Tensor& meta);
 
 }  // namespace torchext

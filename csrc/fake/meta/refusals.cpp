@@ -34,6 +34,7 @@
 #include "size_scale.h"
 #include "stand_ins.h"
 #include "trust.h"
+#include "written_arguments.h"
 
 namespace torchext {
 
@@ -163,7 +164,10 @@ struct Outcome {
 Outcome tryOut(const OperatorHandle& op, ArrayRef<IValue> arguments, const Likeness& likeness) {
   try {
     Stack stack = standInsOf(op, arguments, likeness);
+    const WrittenTensors written{op, stack};
     op.redispatchBoxed(DispatchKeySet{DispatchKey::CPU}, &stack);
+    Stack changed = written.changed();
+    stack.insert(stack.end(), changed.begin(), changed.end());
     return {std::nullopt, std::move(stack)};
   } catch (const c10::OutOfMemoryError&) {
     return {};
@@ -506,15 +510,15 @@ double largestNumber(ArrayRef<IValue> arguments) {
   return largest;
 }
 
-// Returns true if real tensors on the CPU accept the call, and false if this cannot be told, or takes more than
-// `max_elements`. Raises the refusal.
-bool isAcceptedByReal(const OperatorHandle& op, ArrayRef<IValue> arguments, double max_elements) {
+// Returns what real tensors on the CPU return, or nothing if this cannot be told, or takes more than `max_elements`.
+// Raises the refusal.
+Stack resultsOfReal(const OperatorHandle& op, ArrayRef<IValue> arguments, double max_elements) {
   const double size = std::max({countElements(arguments, {}), countRequested(op, arguments), largestNumber(arguments)});
   if (!canBeTriedOut(op, arguments) || size > max_elements) {
-    return false;
+    return {};
   }
   const Trial trial;
-  return !raiseOrReturn(op, arguments, outcomeOf(op, arguments, {})).empty();
+  return raiseOrReturn(op, arguments, outcomeOf(op, arguments, {}));
 }
 
 // Raises what the dispatcher raises for an operator of PyTorch's that has a Meta kernel, but none for the CPU:
@@ -542,15 +546,16 @@ RealResults refuseAsReal(const OperatorHandle& op, ArrayRef<IValue> arguments, A
     return {};
   }
   const Trial trial;
-  return tryOutAffordably(op, arguments, results, countElements(arguments, {}) + countElements(results, {}));
+  const auto returned = results.slice(0, op.schema().returns().size());
+  return tryOutAffordably(op, arguments, results, countElements(arguments, {}) + countElements(returned, {}));
 }
 
-bool refuseAsReal(const OperatorHandle& op, ArrayRef<IValue> arguments) {
-  return isAcceptedByReal(op, arguments, kAffordable);
+RealResults refuseAsReal(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  return {resultsOfReal(op, arguments, kAffordable), /*has_sizes=*/true};
 }
 
 void refuseAsRealIfCheap(const OperatorHandle& op, ArrayRef<IValue> arguments) {
-  isAcceptedByReal(op, arguments, kCheap);
+  resultsOfReal(op, arguments, kCheap);
 }
 
 }  // namespace torchext

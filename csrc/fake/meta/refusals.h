@@ -26,14 +26,15 @@
 namespace torchext {
 
 // Raises what a call of `op` on real tensors like `arguments` would raise, if that is known not to depend on values.
-// `results` are those of the Meta kernel. Returns the results of the trial, if there was one.
+// `results` are those of the Meta kernel, and then those of `WrittenTensors::changed()`. Returns the same of the trial, if
+// there was one.
 RealResults refuseAsReal(const c10::OperatorHandle& op,
                          c10::ArrayRef<c10::IValue> arguments,
                          c10::ArrayRef<c10::IValue> results);
 
-// The same for a call that cannot be faked, and whose error may be one that real tensors raise. Returns true if real
-// tensors on the CPU were seen to accept the call.
-bool refuseAsReal(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
+// The same for a call that cannot be faked, and whose error may be one that real tensors raise, or whose results need a
+// trial of its own size. The trial may take long.
+RealResults refuseAsReal(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
 
 // The same for a call that is most probably right, but needs values that fakes do not have.
 void refuseAsRealIfCheap(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);

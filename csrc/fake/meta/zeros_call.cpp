@@ -49,14 +49,20 @@ class ZeroArguments {
   // Returns true if a view of a real argument is among `results`.
   bool areRealOnesShownBy(const Stack& results) const;
 
-  // Returns true if the call has changed neither the geometry nor the storage of any argument.
-  bool haveKeptTheirGeometry() const;
+  // Returns true if the call has not moved any argument to another storage, and has resized fakes only.
+  bool canBeFollowed() const;
+
+  // Gives the fakes that the call has resized the geometry that it gave their zeros.
+  void resizeOriginals() const;
 
  private:
   struct Entry {
     Tensor original;
     Tensor zeros;
     Storage storage;  // the one that `zeros` was made on
+    std::size_t nbytes;  // of the storage, before the call
+
+    bool isResized() const;
   };
   Storage storageFor(const Tensor& tensor) const;
 
@@ -83,7 +89,8 @@ Tensor ZeroArguments::zerosFor(const Tensor& tensor) {
   if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
     zeros.unsafeGetTensorImpl()->set_wrapped_number(true);
   }
-  entries_.push_back({tensor, std::move(zeros), std::move(storage)});
+  const std::size_t nbytes = storage.nbytes();
+  entries_.push_back({tensor, std::move(zeros), std::move(storage), nbytes});
   return entries_.back().zeros;
 }
 
@@ -108,12 +115,25 @@ bool ZeroArguments::areRealOnesShownBy(const Stack& results) const {
   return are_shown;
 }
 
-bool ZeroArguments::haveKeptTheirGeometry() const {
+bool ZeroArguments::Entry::isResized() const {
+  return zeros.sizes() != original.sizes() || zeros.strides() != original.strides() ||
+         zeros.storage_offset() != original.storage_offset() || storage.nbytes() != nbytes;
+}
+
+bool ZeroArguments::canBeFollowed() const {
   return std::all_of(entries_.begin(), entries_.end(), [](const Entry& entry) {
-    return entry.zeros.sizes() == entry.original.sizes() && entry.zeros.strides() == entry.original.strides() &&
-           entry.zeros.storage_offset() == entry.original.storage_offset() &&
-           isSameStorage(entry.zeros.storage(), entry.storage);
+    return isSameStorage(entry.zeros.storage(), entry.storage) &&
+           (!entry.isResized() || (isFake(entry.original) && entry.nbytes == entry.original.storage().nbytes()));
   });
+}
+
+void ZeroArguments::resizeOriginals() const {
+  for (const Entry& entry : entries_) {
+    auto* impl = dynamic_cast<FakeTensorImpl*>(entry.original.unsafeGetTensorImpl());
+    if (impl != nullptr && entry.isResized()) {
+      impl->resizeLike(*entry.zeros.unsafeGetTensorImpl(), entry.storage.nbytes());
+    }
+  }
 }
 
 bool isPytorchs(const OperatorHandle& op) {
@@ -197,10 +217,11 @@ std::optional<Stack> tryRunOnZeros(const OperatorHandle& op, const Stack& stack,
   }
   ZeroArguments zeros;
   Stack real = withZeros(op, stack, zeros);
-  if (!tryCall(op, real) || !zeros.haveKeptTheirGeometry() || !areTensors(op, real) || zeros.areRealOnesShownBy(real)) {
+  if (!tryCall(op, real) || !zeros.canBeFollowed() || !areTensors(op, real) || zeros.areRealOnesShownBy(real)) {
     return std::nullopt;
   }
   mapTensors(real, real.size(), [&](const Tensor& result) { return toFake(result, zeros, device); });
+  zeros.resizeOriginals();
   return real;
 }
 

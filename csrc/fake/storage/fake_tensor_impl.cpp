@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include <ATen/EmptyTensor.h>
 #include <c10/core/TensorOptions.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
@@ -9,6 +10,7 @@
 #include "fake_keys.h"
 #include "fake_storage.h"
 #include "fake_storage_residents.h"
+#include "storage_memory.h"
 
 namespace torchext {
 
@@ -25,6 +27,13 @@ namespace {
 bool isDispatchModeActive() {
   return c10::impl::TorchDispatchModeTLS::any_modes_set() &&
          !c10::impl::tls_is_dispatch_key_excluded(DispatchKey::Python);
+}
+
+// Returns true if a storage of `nbytes` bytes holds the elements of `tensor`.
+bool isHeldBy(std::size_t nbytes, const TensorImpl& tensor) {
+  return tensor.numel() == 0 ||
+         at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.dtype().itemsize(),
+                                          static_cast<std::size_t>(tensor.storage_offset())) <= nbytes;
 }
 
 }  // namespace
@@ -56,6 +65,16 @@ void FakeTensorImpl::copyGeometry(const TensorImpl& source) {
   storage_offset_ = source.storage_offset();
   refresh_numel();
   refresh_contiguous();
+}
+
+void FakeTensorImpl::resizeLike(const TensorImpl& source, std::size_t nbytes) {
+  const bool is_freed = nbytes < storage_.nbytes() || !isHeldBy(storage_.nbytes(), *this);
+  TORCH_INTERNAL_ASSERT(is_freed || isHeldBy(nbytes, source), "a tensor of shape ",
+                        source.sizes(), " and strides ", source.strides(), " does not fit into ", nbytes, " bytes");
+  if (nbytes != storage_.nbytes()) {
+    resizeFakeStorage(storage_, nbytes);
+  }
+  copyGeometry(source);
 }
 
 void FakeTensorImpl::moveTo(Storage storage) {

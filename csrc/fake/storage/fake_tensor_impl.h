@@ -36,6 +36,11 @@ class FakeTensorImpl final : public c10::TensorImpl {
   // Copies the sizes, strides, storage offset and the conjugate and negative bits of `source`.
   void copyGeometry(const c10::TensorImpl& source);
 
+  // Copies the geometry of `source`, and gives the storage, which must be fake, `nbytes` bytes. Raises, and changes
+  // nothing, if the storage would be smaller than the geometry: kernels trust that the memory of a tensor holds its
+  // elements. Only a storage that is freed (by `untyped_storage().resize_(0)`), or has been, may be smaller.
+  void resizeLike(const c10::TensorImpl& source, std::size_t nbytes);
+
   // Moves to another storage, as `Tensor.set_()` does. On a real one it becomes an ordinary tensor.
   void moveTo(c10::Storage storage);
 

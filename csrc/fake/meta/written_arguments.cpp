@@ -1,0 +1,99 @@
+#include "written_arguments.h"
+
+#include <algorithm>
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/enum_tag.h>
+#include <c10/core/TensorImpl.h>
+
+#include "../../support/stack_utils.h"
+#include "../calls/errors.h"
+#include "../storage/fake_tensor_impl.h"
+#include "refusals.h"
+
+namespace torchext {
+
+using at::Tensor;
+using c10::IValue;
+using c10::OperatorHandle;
+using torch::jit::Stack;
+
+namespace {
+
+// What becomes of the sizes, strides and storage of a tensor. Its storage offset stays.
+void resize(const Tensor& fake, c10::IntArrayRef sizes, c10::IntArrayRef strides, std::size_t nbytes) {
+  const c10::TensorImpl& impl = *fake.unsafeGetTensorImpl();
+  const c10::DispatchKeySet keys{c10::computeDispatchKey(fake.scalar_type(), c10::kStrided, c10::kMeta)};
+  auto form = c10::make_intrusive<c10::TensorImpl>(keys | (impl.key_set() & kLazyBits), impl.dtype(), c10::kMeta);
+  form->set_sizes_and_strides(sizes, strides, impl.storage_offset());
+  const std::size_t needed =
+      at::detail::computeStorageNbytes(sizes, strides, fake.itemsize(), static_cast<std::size_t>(impl.storage_offset()));
+  dynamic_cast<FakeTensorImpl&>(*fake.unsafeGetTensorImpl())
+      .resizeLike(*form, std::max({fake.storage().nbytes(), form->numel() == 0 ? 0 : needed, nbytes}));
+}
+
+void resizeLike(const Tensor& fake, const Tensor& real) {
+  resize(fake, real.sizes(), real.strides(), real.storage().nbytes());
+}
+
+bool mayChangeShape(const OperatorHandle& op) {
+  const auto& arguments = op.schema().arguments();
+  return op.hasTag(at::Tag::inplace_view) || std::any_of(arguments.begin(), arguments.end(), [](const auto& argument) {
+           return argument.is_out();
+         });
+}
+
+void resizeByMeta(const OperatorHandle& op, const Tensor& fake, const Tensor& shadow) {
+  // The words of a TensorIterator (`TensorIteratorBase::mark_resize_outputs()`), which most of these operators have.
+  TORCH_CHECK(fake.sizes() == shadow.sizes() || mayChangeShape(op), "output with shape ", fake.sizes(),
+              " doesn't match the broadcast shape ", shadow.sizes());
+  dynamic_cast<FakeTensorImpl&>(*fake.unsafeGetTensorImpl())
+      .resizeLike(*shadow.unsafeGetTensorImpl(), shadow.storage().nbytes());
+}
+
+}  // namespace
+
+WrittenTensors::WrittenTensors(const OperatorHandle& op, c10::ArrayRef<IValue> arguments) {
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    if (isWritten(op.schema().arguments()[i])) {
+      forEachTensor(arguments[i], [this](const Tensor& tensor) {
+        entries_.push_back({tensor, c10::DimVector(tensor.sizes()), c10::DimVector(tensor.strides()),
+                            tensor.storage().nbytes()});
+      });
+    }
+  }
+}
+
+Stack WrittenTensors::changed() const {
+  Stack changed;
+  for (const Entry& entry : entries_) {
+    const bool is_same = entry.tensor.sizes() == c10::IntArrayRef(entry.sizes) &&
+                         entry.tensor.strides() == c10::IntArrayRef(entry.strides) &&
+                         entry.tensor.storage().nbytes() == entry.nbytes;
+    changed.push_back(is_same ? IValue{} : IValue{entry.tensor});
+  }
+  return changed;
+}
+
+void resizeWritten(const OperatorHandle& op,
+                   const Tensor& fake,
+                   const Tensor& shadow,
+                   const IValue* real,
+                   bool has_sizes) {
+  if (real == nullptr) {
+    resizeByMeta(op, fake, shadow);
+  } else if (!real->isTensor()) {
+    return;
+  } else if (has_sizes) {
+    resizeLike(fake, real->toTensor());
+  } else if (shadow.sizes() != fake.sizes()) {
+    resize(fake, shadow.sizes(), stridesLike(real->toTensor(), shadow), shadow.storage().nbytes());
+  } else {
+    TORCHEXT_THROW(UnsupportedOperatorError,
+                   c10::str("`", op.operator_name(), "` resizes an argument of shape ", fake.sizes(),
+                            ", and the call is too large to find out to which shape. Give it an argument of the "
+                            "shape that it has after the call, or make the call on real tensors."));
+  }
+}
+
+}  // namespace torchext
