@@ -25,6 +25,8 @@ Key keyOf(const StorageValue& value) {
 // when its writer is looked at.
 class Walk {
  public:
+  explicit Walk(bool uses_computed) : uses_computed_{uses_computed} {}
+
   LiveGraph run(const std::vector<StorageValuePtr>& wanted);
 
  private:
@@ -43,8 +45,12 @@ class Walk {
   void demand(const StorageValue& value, const ByteSet& bytes);
   bool passesOn(const Demanded& demanded, const std::vector<Footprint>& footprints);
   void runs(const Demanded& demanded, const std::vector<Footprint>& footprints);
-  const StorageValue* actual(const StorageValue* value) const;
+  bool isComputed(const StorageValue& value) const {
+    return uses_computed_ && value.computed() != nullptr;
+  }
+  const StorageValue* actual(const StorageValue* value);
 
+  const bool uses_computed_;
   std::map<std::uint64_t, Demanded> open_;
   // Values whose living bytes are those of an earlier one.
   std::unordered_map<Key, const StorageValue*, c10::hash<Key>> earlier_;
@@ -83,7 +89,7 @@ void Walk::demand(const StorageValue& value, const ByteSet& bytes) {
   constexpr std::size_t kPatience = 20'000'000;
   constexpr std::size_t kFewRuns = 64;
   const OpNode* node = value.writer().get();
-  if (node == nullptr) {
+  if (node == nullptr || isComputed(value)) {
     return;
   }
   Demanded& demanded = open_[node->number()];
@@ -181,17 +187,25 @@ void Walk::runs(const Demanded& demanded, const std::vector<Footprint>& footprin
   graph_.operators.push_back(std::move(live));
 }
 
-const StorageValue* Walk::actual(const StorageValue* value) const {
-  for (auto found = earlier_.end(); value != nullptr && (found = earlier_.find(keyOf(*value))) != earlier_.end();) {
+const StorageValue* Walk::actual(const StorageValue* value) {
+  while (value != nullptr && !isComputed(*value)) {
+    const auto found = earlier_.find(keyOf(*value));
+    if (found == earlier_.end()) {
+      return value;
+    }
     value = found->second;
   }
-  return value;
+  if (value == nullptr) {
+    return nullptr;
+  }
+  graph_.computed.push_back(value->computed());
+  return graph_.computed.back().get();
 }
 
 }  // namespace
 
-LiveGraph liveGraph(const std::vector<StorageValuePtr>& wanted) {
-  return Walk{}.run(wanted);
+LiveGraph liveGraph(const std::vector<StorageValuePtr>& wanted, bool uses_computed) {
+  return Walk{uses_computed}.run(wanted);
 }
 
 bool isSameValue(const StorageValue& a, const StorageValue& b) {

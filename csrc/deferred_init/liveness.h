@@ -39,10 +39,12 @@ struct LiveGraph {
   std::vector<LiveOperator> operators;
   // The values that were asked for, or earlier ones of the same storages with the same bytes.
   std::vector<const StorageValue*> wanted;
+  // Constants in place of values that have been computed before.
+  std::vector<StorageValuePtr> computed;
 };
 
-// Returns what has to run for `wanted`.
-LiveGraph liveGraph(const std::vector<StorageValuePtr>& wanted);
+// Returns what has to run for `wanted`: from the beginning, or from values that have been computed before.
+LiveGraph liveGraph(const std::vector<StorageValuePtr>& wanted, bool uses_computed = false);
 
 // Returns true if both are the same output of the same operator, or the same constant.
 bool isSameValue(const StorageValue& a, const StorageValue& b);

@@ -92,7 +92,7 @@ void materializeTogether(const std::vector<Pending>& storages, const Materialize
   for (const Pending& pending : storages) {
     values.push_back(pending.value);
   }
-  const std::vector<Storage> real = Replay{values, options.on_done}.run();
+  const std::vector<Storage> real = Replay{values, options.on_done, Memory::kUses}.run();
   for (const auto i : c10::irange(storages.size())) {
     checkFits(storages[i].fake, real[i]);
   }
@@ -143,12 +143,12 @@ Tensor evaluate(const Tensor& deferred) {
   return Geometry::of(deferred).makeTensor(computeValues({value}, /*keep_small=*/false).front());
 }
 
-std::vector<Storage> computeValues(const std::vector<StorageValuePtr>& values, bool keep_small) {
+std::vector<Storage> computeValues(const std::vector<StorageValuePtr>& values, bool keep_small, Memory memory) {
   if (values.empty()) {
     return {};
   }
   const Locked lock{LockRank::kReplay};
-  std::vector<Storage> storages = Replay{values}.run();
+  std::vector<Storage> storages = Replay{values, nobodyAsks, memory}.run();
   const auto add_bytes = [](std::size_t sum, const Storage& storage) { return sum + storage.nbytes(); };
   if (keep_small && std::accumulate(storages.begin(), storages.end(), std::size_t{0}, add_bytes) <= kSmallBytes) {
     for (const auto i : c10::irange(values.size())) {

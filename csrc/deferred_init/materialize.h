@@ -37,6 +37,8 @@ TORCHEXT_API void materialize(at::ArrayRef<at::Tensor> placed,
 // Computes `values` into storages that nobody else refers to. With `keep_small`, what is small is kept in the graph
 // too, so that a constructor that reads values again and again does not compute them again and again; then the caller
 // must not write into the storages.
-std::vector<c10::Storage> computeValues(const std::vector<StorageValuePtr>& values, bool keep_small);
+std::vector<c10::Storage> computeValues(const std::vector<StorageValuePtr>& values,
+                                        bool keep_small,
+                                        Memory memory = Memory::kUses);
 
 }  // namespace torchext

@@ -175,6 +175,7 @@ void StorageValue::fold(Storage constant) {
   checkHolds(LockRank::kReplay);
   constant_ = std::move(constant);
   depends_on_other_generators_ = false;
+  computed_ = nullptr;
   release(std::exchange(writer_, nullptr));
 }
 
@@ -186,6 +187,9 @@ StorageValuePtr valueOf(const at::TensorBase& tensor) {
 }
 
 void setValue(const Storage& storage, StorageValuePtr value) {
+  if (const auto before = std::dynamic_pointer_cast<StorageValue>(provenanceOf(storage)); before != value && before) {
+    before->supersede();
+  }
   setProvenance(storage, std::move(value), DispatchKeySet{DispatchKey::DeferredInit});
 }
 

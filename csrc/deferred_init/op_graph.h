@@ -88,7 +88,7 @@ c10::Storage makeStorage(std::size_t nbytes, c10::Device device, bool is_pinned 
 at::Tensor bytesAt(const c10::Storage& storage, std::size_t begin, std::size_t nbytes);
 
 // The bytes of one storage between two writes.
-class StorageValue final : public Provenance {
+class StorageValue final : public Provenance, public std::enable_shared_from_this<StorageValue> {
  public:
   // What `writer` leaves in `storage`, the `output`th that it writes.
   StorageValue(std::shared_ptr<const OpNode> writer, std::size_t output, const c10::Storage& storage);
@@ -149,6 +149,22 @@ class StorageValue final : public Provenance {
     return depends_on_other_generators_.load(std::memory_order_relaxed);
   }
 
+  // Returns false once its storage has been written again: only operators that are recorded already read it then.
+  bool isCurrent() const noexcept {
+    return is_current_.load(std::memory_order_relaxed);
+  }
+  void supersede() noexcept {
+    is_current_.store(false, std::memory_order_relaxed);
+  }
+
+  // A constant with the same bytes, or null: computed_values.h. To be used with the lock of replays.
+  const std::shared_ptr<StorageValue>& computed() const noexcept {
+    return computed_;
+  }
+  void setComputed(std::shared_ptr<StorageValue> constant) const noexcept {
+    computed_ = std::move(constant);
+  }
+
   // Turns a value that has been computed into a constant, and releases the operators that led to it. The caller holds
   // the lock `kReplay`.
   void fold(c10::Storage constant);
@@ -162,6 +178,8 @@ class StorageValue final : public Provenance {
   c10::Device device_;
   std::size_t nbytes_;
   c10::Storage constant_;
+  std::atomic<bool> is_current_{true};
+  mutable std::shared_ptr<StorageValue> computed_;
 };
 
 using StorageValuePtr = std::shared_ptr<StorageValue>;

@@ -69,7 +69,7 @@ RealArguments::RealArguments(const Stack& stack, std::size_t count, bool keep_sm
     }
   };
   forEachTensor(stack, count, collect);
-  const std::vector<Storage> storages = computeValues(values, keep_small);
+  const std::vector<Storage> storages = computeValues(values, keep_small, Memory::kRemembers);
   for (const auto i : c10::irange(entries_.size())) {
     // Whether versions are counted, and whether a write is refused, is decided by what the tensor is, not by the mode.
     const c10::InferenceMode mode{entries_[i].original.is_inference()};

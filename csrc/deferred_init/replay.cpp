@@ -11,6 +11,7 @@
 #include "../fake/cuda/fake_cuda.h"
 #include "../fake/fake.h"
 #include "../support/stack_utils.h"
+#include "computed_values.h"
 #include "draws.h"
 #include "replay_fill.h"
 #include "replay_order.h"
@@ -89,8 +90,8 @@ std::vector<Tensor> flatten(const Stack& results) {
 
 }  // namespace
 
-Replay::Replay(const std::vector<StorageValuePtr>& wanted, Progress on_value)
-    : wanted_{wanted}, graph_{liveGraph(wanted)}, on_value_{on_value} {
+Replay::Replay(const std::vector<StorageValuePtr>& wanted, Progress on_value, Memory memory)
+    : wanted_{wanted}, graph_{liveGraph(wanted, memory != Memory::kNone)}, on_value_{on_value}, memory_{memory} {
   keepDerivationsTogether(graph_.operators);
   for (const StorageValue* value : graph_.wanted) {
     wanted_of_node_[value->writer().get()].push_back(value);
@@ -131,6 +132,10 @@ void Replay::begin(const std::vector<std::size_t>& places) {
         Buffer& buffer = bufferOf(*argument.value);
         buffer.pending_reads += 1;
         buffer.reader = place;
+        if (buffer.remembered == nullptr && isToBeRemembered(*argument.value)) {
+          buffer.remembered = argument.value;
+          buffer.pending_reads += 1;
+        }
       }
     }
     if (const auto wanted = wanted_of_node_.find(live.node); wanted != wanted_of_node_.end()) {
@@ -172,6 +177,9 @@ std::vector<Storage> Replay::run() {
   for (const StorageValue* value : graph_.wanted) {
     storages.push_back(value->writer() == nullptr ? copyOf(value->constant()) : partsOf(*value).front().storage);
   }
+  if (memory_ == Memory::kRemembers) {
+    remember(storages);
+  }
   buffers_.clear();
   // A kernel may keep what it returns.
   for (Storage& storage : storages) {
@@ -180,6 +188,30 @@ std::vector<Storage> Replay::run() {
     }
   }
   return storages;
+}
+
+// Only tensors that show a value have it read once more.
+bool Replay::isToBeRemembered(const StorageValue& value) const {
+  return memory_ == Memory::kRemembers && value.isCurrent() && !value.writer()->dependsOnOtherGenerators() &&
+         isWorthRemembering(value);
+}
+
+// The caller may write into what it gets, and a kernel into what it keeps.
+void Replay::remember(const std::vector<Storage>& wanted) {
+  for (const auto i : c10::irange(wanted.size())) {
+    const StorageValue& value = *graph_.wanted[i];
+    if (value.writer() != nullptr && isToBeRemembered(value)) {
+      rememberComputed(value, copyOf(wanted[i]));
+    }
+  }
+  for (const auto& [node, buffers] : buffers_) {
+    for (const Buffer& buffer : buffers) {
+      if (buffer.remembered != nullptr && !buffer.is_wanted && buffer.parts.size() == 1 && !buffer.parts.front().box &&
+          buffer.parts.front().storage.use_count() == 1) {
+        rememberComputed(*buffer.remembered, buffer.parts.front().storage);
+      }
+    }
+  }
 }
 
 void Replay::runAndDrop(c10::function_ref<void(const LiveOperator& live, double seconds)> on_operator) {

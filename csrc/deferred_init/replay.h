@@ -20,6 +20,13 @@ namespace torchext {
 using Progress = c10::function_ref<void(std::size_t nbytes)>;
 inline void nobodyAsks(std::size_t /*nbytes*/) {}
 
+// What a replay does with values that other replays need, too: NOTE [Computed values].
+enum class Memory : std::uint8_t {
+  kNone,      // runs all operators
+  kUses,      // begins with values that are remembered
+  kRemembers  // and remembers those that it computes
+};
+
 // Computes recorded values: NOTE [The graph of recorded operators]. One instance computes one set of values, once.
 //
 // Nothing outside changes while it runs: not the graph, not a fake tensor, not a generator of the CPU. (A generator of
@@ -29,7 +36,9 @@ inline void nobodyAsks(std::size_t /*nbytes*/) {}
 class Replay {
  public:
   // Calls `on_value` once for each wanted value that has been computed.
-  explicit Replay(const std::vector<StorageValuePtr>& wanted, Progress on_value = nobodyAsks);
+  explicit Replay(const std::vector<StorageValuePtr>& wanted,
+                  Progress on_value = nobodyAsks,
+                  Memory memory = Memory::kNone);
 
   // Raises what `run()` would raise, as far as that can be told without computing anything.
   void check() const;
@@ -54,6 +63,8 @@ class Replay {
     bool is_wanted = false;
     // The place of the last of these operators: the only one, where `pending_reads` is 1 and it is not wanted.
     std::optional<std::size_t> reader;
+    // Set if it is to be remembered.
+    const StorageValue* remembered = nullptr;
   };
 
   // An operator of the plan that is run on each stretch of a fill, and its place.
@@ -102,6 +113,9 @@ class Replay {
                    const std::vector<Parts>& writable);
   void finishReads(const LiveOperator& live);
 
+  bool isToBeRemembered(const StorageValue& value) const;
+  void remember(const std::vector<c10::Storage>& wanted);
+
   void reportWanted(const OpNode* node);
   void dropWanted(const LiveOperator& live);
 
@@ -110,6 +124,7 @@ class Replay {
   LiveGraph graph_;
   Demands demands_;
   Progress on_value_;
+  const Memory memory_;
   // The wanted values that an operator of the plan writes, and constants for null.
   std::unordered_map<const OpNode*, std::vector<const StorageValue*>> wanted_of_node_;
   // For which of them `on_value_` has been called.

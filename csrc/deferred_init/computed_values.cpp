@@ -1,0 +1,82 @@
+#include "computed_values.h"
+
+#include <algorithm>
+#include <deque>
+#include <memory>
+#include <numeric>
+#include <utility>
+
+namespace torchext {
+
+namespace {
+
+constexpr std::size_t kMostBytes = std::size_t{256} << 20U;
+
+struct Entry {
+  std::weak_ptr<const StorageValue> value;
+  std::size_t nbytes;
+};
+
+// Which values have constants, the oldest first.
+class Remembered {
+ public:
+  void add(const StorageValue& value, std::size_t nbytes);
+
+ private:
+  void dropFreed();
+  void dropOldest();
+
+  // Freed values are among them, and count, until they are the oldest or half of all may be freed.
+  std::deque<Entry> entries_;
+  std::size_t nbytes_ = 0;
+  std::size_t alive_ = 0;
+};
+
+void Remembered::add(const StorageValue& value, std::size_t nbytes) {
+  constexpr std::size_t kFew = 64;
+  if (entries_.size() > 2 * alive_ + kFew) {
+    dropFreed();
+  }
+  entries_.push_back({value.weak_from_this(), nbytes});
+  nbytes_ += nbytes;
+  while (nbytes_ > kMostBytes) {
+    dropOldest();
+  }
+}
+
+void Remembered::dropFreed() {
+  const auto freed =
+      std::remove_if(entries_.begin(), entries_.end(), [](const Entry& entry) { return entry.value.expired(); });
+  entries_.erase(freed, entries_.end());
+  alive_ = entries_.size();
+  nbytes_ = std::accumulate(entries_.begin(), entries_.end(), std::size_t{0},
+                            [](std::size_t sum, const Entry& entry) { return sum + entry.nbytes; });
+}
+
+void Remembered::dropOldest() {
+  const Entry oldest = std::move(entries_.front());
+  entries_.pop_front();
+  nbytes_ -= oldest.nbytes;
+  if (const auto value = oldest.value.lock()) {
+    value->setComputed(nullptr);
+  }
+}
+
+Remembered& remembered() {
+  static auto* const all = new Remembered;  // values may be freed when the process ends
+  return *all;
+}
+
+}  // namespace
+
+bool isWorthRemembering(const StorageValue& value) {
+  return value.nbytes() <= kMostBytes;
+}
+
+void rememberComputed(const StorageValue& value, c10::Storage storage) {
+  const std::size_t nbytes = storage.nbytes();
+  value.setComputed(std::make_shared<StorageValue>(std::move(storage)));
+  remembered().add(value, nbytes);
+}
+
+}  // namespace torchext
