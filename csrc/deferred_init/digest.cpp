@@ -8,6 +8,7 @@
 
 #include <ATen/Parallel.h>
 
+#include "../fills/threads.h"
 #include "op_graph.h"
 #include "real_dispatch.h"
 
@@ -64,6 +65,13 @@ Digest digestOfBytes(const std::uint8_t* bytes, std::size_t count) {
   return {folded(lanes, count, kFactors[0]), folded(lanes, ~count, kFactors[1])};
 }
 
+// A thread is started in less time than it takes to read a few chunks.
+std::size_t threadsFor(std::size_t chunks) {
+  constexpr std::size_t kWorthAThread = 4;
+  const auto most = static_cast<std::size_t>(at::in_parallel_region() ? 1 : at::get_num_threads());
+  return std::clamp<std::size_t>(chunks / kWorthAThread, 1, most);
+}
+
 // Takes the elements of a tensor to pieces of contiguous memory.
 class Reader {
  public:
@@ -118,8 +126,9 @@ void Reader::readMemory(const std::uint8_t* bytes, std::size_t count) {
   const std::size_t first = digests_.size();
   const std::size_t chunks = (count + kChunkBytes - 1) / kChunkBytes;
   digests_.resize(first + chunks);
-  at::parallel_for(0, static_cast<int64_t>(chunks), 1, [&](int64_t begin, int64_t end) {
-    for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i) {
+  const std::size_t threads = threadsFor(chunks);
+  runAtOnce(static_cast<std::int64_t>(threads), [&](std::int64_t thread) {
+    for (auto i = static_cast<std::size_t>(thread); i < chunks; i += threads) {
       const std::size_t offset = i * kChunkBytes;
       digests_[first + i] = digestOfBytes(bytes + offset, std::min(kChunkBytes, count - offset));
     }

@@ -12,6 +12,7 @@ import torch
 from common import assert_same_tensor, too_large_to_copy
 from torch import Tensor, nn
 
+from torchext import _C
 from torchext.deferred_init import deferred_init, explain, is_deferred, materialize_module, materialize_tensor
 
 # The size of a tensor too large to be copied when it is recorded (kMaxCopiedBytes,
@@ -314,3 +315,17 @@ def test_what_has_a_handler_is_compared(change: Callable[[Tensor, Tensor], objec
     change(source, base)
     with pytest.raises(RuntimeError, match="changed in place since"):
         materialize_tensor(deferred)
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 1 << 20, (9 << 20) + 5])
+def test_digest_does_not_depend_on_the_number_of_threads(nbytes: int) -> None:
+    memory = torch.randint(256, (nbytes,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    before = torch.get_num_threads()
+    try:
+        digests = set()
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            digests.add(_C.digest_of(memory))
+    finally:
+        torch.set_num_threads(before)
+    assert len(digests) == 1
