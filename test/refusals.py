@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from functools import partial
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from torchext.fake import DataDependentError, UnsupportedOperatorError, fake_like, fake_mode
 
-__all__ = ["Call", "Difference", "calls_of", "compare", "error_calls_of", "layouts", "mutations"]
+__all__ = ["Call", "Difference", "calls_of", "compare", "enlarged", "error_calls_of", "layouts", "mutations"]
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int32, torch.bool, torch.complex64)
 
@@ -120,6 +121,43 @@ def layouts(call: Call) -> Iterator[Call]:
                 with torch.no_grad():
                     leaves[place] = change(leaves[place].detach())
             yield call._replace(leaves=leaves, change=f"{change.__name__} {changed}")
+
+
+# Sizes, by the most dimensions that an argument has, with which there are more elements than a trial may have.
+LARGE = {1: (32771, 40009), 2: (183, 211, 401, 97), 3: (33, 41, 37, 35), 4: (15, 17, 13, 19), 5: (9, 11, 7, 13)}
+MOST_ELEMENTS = 100_000
+
+
+def with_sizes(tensor: Tensor, sizes: dict[int, int]) -> Tensor:
+    """Returns `tensor` repeated or cut to other sizes, so that its values stay in their range."""
+    for dim, size in enumerate(tensor.shape):
+        if size and size in sizes:
+            tensor = tensor.index_select(dim, torch.arange(sizes[size]) % size)
+    return tensor
+
+
+def enlarged(call: Call) -> Iterator[Call]:
+    """Returns the same call with all sizes replaced by larger ones, and with one: equal ones stay equal."""
+    tensors = [leaf.detach() for leaf in call.leaves if isinstance(leaf, Tensor)]
+    dims = max((tensor.dim() for tensor in tensors), default=0)
+    if dims not in LARGE or not tensors[0].numel():
+        return
+    longest = sorted({size for tensor in tensors for size in tensor.shape if size > 1})
+    changes = [{size: LARGE[dims][i % len(LARGE[dims])] + 100 * i // 4 for i, size in enumerate(longest)}]
+    for size in {*tensors[0].shape[:1], *tensors[0].shape[-1:]} - {1}:
+        changes.append({size: 33_001 * size // tensors[0].numel() + 2 | 1})
+    for sizes in changes:
+        count = sum(prod(sizes.get(size, size) for size in tensor.shape) for tensor in tensors)
+        if 32_000 < count < MOST_ELEMENTS:
+            leaves = [
+                with_sizes(leaf.detach(), sizes)
+                if isinstance(leaf, Tensor)
+                else sizes.get(leaf, leaf)
+                if type(leaf) is int and leaf > dims
+                else leaf
+                for leaf in call.leaves
+            ]
+            yield call._replace(leaves=leaves, change=f"sizes {sizes}")
 
 
 def mutations(call: Call) -> Iterator[Call]:

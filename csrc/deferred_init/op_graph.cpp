@@ -64,7 +64,8 @@ bool makesPinned(const OpNode& node) {
   if (isPinMemory(node.op())) {
     return true;
   }
-  const int position = findArgument(node.op().schema(), "pin_memory");
+  const auto& schema = node.op().schema();
+  const int position = takesTensorOptions(schema) ? findArgument(schema, "pin_memory") : -1;
   const c10::IValue pin = position < 0 ? c10::IValue{} : node.arguments()[static_cast<std::size_t>(position)];
   return pin.isBool() && pin.toBool();
 }

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from refusals import Difference, calls_of, compare, error_calls_of, layouts, mutations
+from refusals import Difference, calls_of, compare, enlarged, error_calls_of, layouts, mutations
 from torch import Tensor, nn
 from torch.testing._internal.common_device_type import instantiate_device_type_tests, ops
 from torch.testing._internal.common_methods_invocations import op_db
@@ -412,6 +412,10 @@ DIFFERENCES: dict[str, tuple[set[str], str]] = {
 }
 
 
+# Those that take more than linear time, or return tens of thousands of tensors.
+SLOW_WHEN_LARGE = {"matrix_exp", "cdist", "chunk", "split", "tensor_split", "unbind", "unsafe_chunk", "unsafe_split"}
+
+
 def full_name(op: OpInfo) -> str:
     return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else str(op.name)
 
@@ -440,6 +444,23 @@ class TestRefusals(TestCase):
             for sample in itertools.islice(calls_of(op, dtype), 2):
                 found += [difference for call in mutations(sample) if (difference := compare(call))]
         allowed = DIFFERENCES.get(full_name(op), (set(), ""))[0]
+        assert {one.kind for one in found} <= allowed, found
+
+    @pytest.mark.long
+    @ops(op_db, allowed_dtypes=(torch.float32,))
+    def test_large_samples_are_refused_and_laid_out_as_real_ones(
+        self, device: str, dtype: torch.dtype, op: OpInfo
+    ) -> None:
+        if full_name(op) in SLOW_WHEN_LARGE:
+            self.skipTest("takes long with large arguments")
+        found: list[Difference] = []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of samples that provoke them
+            for sample in itertools.islice(calls_of(op, dtype), 2):
+                for large in enlarged(sample):
+                    calls = [large, *layouts(large), *itertools.islice(mutations(large), 7)]
+                    found += [difference for call in calls if (difference := compare(call))]
+        allowed = DIFFERENCES.get(full_name(op), (set(), ""))[0] | {"other words"}
         assert {one.kind for one in found} <= allowed, found
 
     @ops(op_db, allowed_dtypes=(torch.float32,))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -283,3 +284,40 @@ def test_gradient_that_has_a_kernel_beside_a_composite_has_its_bits(function: An
 
     eager, deferred = build_both(program)
     assert_same_tensor(materialize_tensor(deferred), eager)
+
+
+@pytest.mark.parametrize("sizes", [(2, 4, 6, 6), (3, 4, 61, 60)], ids=str)
+@pytest.mark.parametrize("is_training", [True, False])
+def test_gradients_of_batch_norm_are_laid_out_as_real_ones(sizes: tuple[int, ...], is_training: bool) -> None:
+    x = torch.rand(sizes)
+    for one in (x, x.transpose(2, 3), x.to(memory_format=torch.channels_last), x.double().transpose(2, 3)):
+        statistics = [torch.zeros(4, dtype=one.dtype), torch.ones(4, dtype=one.dtype)]
+        norm = partial(functional.batch_norm, training=is_training)
+        assert difference(partial(gradient, norm), one, *statistics) is None
+
+
+def test_large_convolutions_and_normalizations_by_groups_check_dtypes() -> None:
+    with fake_mode():
+        x = torch.ones(8, 4096, 99, 99)
+        with pytest.raises(RuntimeError, match="should be the same|expected scalar type"):
+            functional.conv2d(x, torch.ones(4096, 4, 3, 3, dtype=torch.float64), groups=1024)
+        with pytest.raises(RuntimeError, match="mixed dtype"):
+            functional.group_norm(x, 32, torch.ones(4096, dtype=torch.float64), torch.ones(4096, dtype=torch.float64))
+        assert functional.conv2d(x, torch.ones(4096, 4, 3, 3), groups=1024).shape == (8, 4096, 97, 97)
+        assert functional.group_norm(x, 32).shape == x.shape
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CS. tensor support")
+def test_results_of_sparse_products_are_remembered() -> None:
+    dense = torch.ones(5, 5)
+    coo = torch.eye(5).to_sparse()
+    for sparse in (coo, torch.eye(5).to_sparse_csr(), torch.eye(5).to_sparse_csc(), torch.eye(5).double().to_sparse()):
+        for program in (lambda sparse, dense: sparse @ dense.to(sparse.dtype), lambda sparse, _: sparse.to_dense()):
+            fakes = fake_like(sparse), fake_like(dense)
+            wanted = program(sparse, dense)
+            for _ in range(2):
+                before = cache_info()
+                found = program(*fakes)
+                assert (found.shape, found.stride(), found.dtype) == (wanted.shape, wanted.stride(), wanted.dtype)
+            if sparse.layout is torch.sparse_coo:
+                assert cache_info().misses == before.misses

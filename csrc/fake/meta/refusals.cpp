@@ -329,19 +329,31 @@ RealResults tryOutAsItIs(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   return {raiseOrReturn(op, arguments, outcomeOf(op, arguments, {})), /*has_sizes=*/true};
 }
 
-// Returns the arguments of a convolution with all sizes and groups cut to 1, and without padding.
-Stack withSmallConvolution(ArrayRef<IValue> arguments) {
-  constexpr std::size_t kPadding = 4;
-  constexpr std::size_t kGroups = 8;
+// Returns the arguments with all sizes and numbers cut to 1.
+Stack withOnes(ArrayRef<IValue> arguments) {
   Stack small = arguments.vec();
   for (IValue& value : small) {
-    value = mapTensors(value, [](const Tensor& tensor) {
+    value = value.isInt() ? IValue{1} : mapTensors(value, [](const Tensor& tensor) {
       return at::empty(c10::DimVector(static_cast<std::size_t>(tensor.dim()), 1), tensor.options().device(c10::kCPU));
     });
   }
-  small[kPadding] = std::vector<int64_t>(small[kPadding].toIntVector().size(), 0);
-  small[kGroups] = 1;
   return small;
+}
+
+// Returns the arguments of a convolution with all sizes and groups cut to 1, and without padding.
+Stack withSmallConvolution(ArrayRef<IValue> arguments) {
+  constexpr std::size_t kPadding = 4;
+  Stack small = withOnes(arguments);
+  small[kPadding] = std::vector<int64_t>(small[kPadding].toIntVector().size(), 0);
+  return small;
+}
+
+// Tries out normalization by groups on one group of one element, which shows the dtypes.
+RealResults tryOutOneGroup(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  constexpr std::array<std::string_view, 2> kNormalizes{"aten::native_group_norm", "aten::native_group_norm_backward"};
+  return isAmong(kNormalizes, op.schema().name())
+             ? RealResults{raiseOrReturn(op, arguments, outcomeOf(op, withOnes(arguments), {}))}
+             : RealResults{};
 }
 
 bool haveOneDtype(ArrayRef<IValue> arguments) {
@@ -372,7 +384,7 @@ RealResults tryOutScaled(const OperatorHandle& op, ArrayRef<IValue> arguments, A
     return {};
   }
   if (trustOf(op) == Trust::kSizes) {
-    return size <= kModest ? tryOutAsItIs(op, arguments) : RealResults{};
+    return size <= kModest ? tryOutAsItIs(op, arguments) : tryOutOneGroup(op, arguments);
   }
   const SizeScale scale = scaleFor(op, arguments, results);
   if (countElements(arguments, scale) + countElements(results, scale) > kAffordable) {

@@ -21,7 +21,7 @@ struct Entry {
 };
 
 constexpr std::array kTable{
-    // Workspaces of oneDNN, weights in the order of a library, alpha of `ctc_loss`, lengths, bags, reserves of cuDNN.
+    // Workspaces of oneDNN, weights in the order of a library, alpha of `ctc_loss`, lengths, bags.
     Entry{"aten::mkldnn_rnn_layer_backward", Trust::kBuffers},
     Entry{"aten::_convert_weight_to_int4pack", Trust::kBuffers},
     Entry{"aten::_convert_weight_to_int4pack_for_cpu", Trust::kBuffers},
@@ -36,8 +36,6 @@ constexpr std::array kTable{
     Entry{"aten::_embedding_bag_backward", Trust::kBuffers},
     Entry{"aten::_embedding_bag_dense_backward", Trust::kBuffers},
     Entry{"aten::_embedding_bag_per_sample_weights_backward", Trust::kBuffers},
-    Entry{"aten::batch_norm_backward", Trust::kBuffers},
-    Entry{"aten::native_batch_norm_backward", Trust::kBuffers},
     Entry{"aten::convolution_backward", Trust::kBuffers},
     Entry{"aten::convolution_backward_overrideable", Trust::kBuffers},
     Entry{"aten::_slow_conv2d_backward", Trust::kBuffers},
@@ -66,6 +64,8 @@ constexpr std::array kTable{
     Entry{"aten::nll_loss2d_backward", Trust::kIndices},
     Entry{"aten::multi_margin_loss_backward", Trust::kIndices},
     Entry{"aten::multilabel_margin_loss_backward", Trust::kIndices},
+    Entry{"aten::batch_norm_backward", Trust::kStatistics},
+    Entry{"aten::native_batch_norm_backward", Trust::kStatistics},
     // Dtypes of statistics and of half-precision results; `log_sigmoid_forward_cuda()` returns an empty buffer.
     Entry{"aten::log_sigmoid_backward", Trust::kForward},
     Entry{"aten::native_layer_norm_backward", Trust::kForward},
@@ -85,6 +85,18 @@ bool areOnCpu(c10::ArrayRef<c10::IValue> arguments) {
   return !hasTensor(arguments, [](const Tensor& tensor) { return tensor.is_cuda(); });
 }
 
+// (grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, is_training, ...). What the forward has
+// saved is read in training only, and empty otherwise.
+bool haveStatistics(c10::ArrayRef<c10::IValue> arguments) {
+  constexpr std::size_t kFirst = 2;
+  constexpr std::size_t kSaved = 5;
+  constexpr std::size_t kIsTraining = 7;
+  const Tensor& input = arguments[1].toTensor();
+  const std::size_t end = arguments[kIsTraining].toBool() ? kIsTraining : kSaved;
+  return input.dim() > 1 && !hasTensor(arguments.slice(kFirst, end - kFirst),
+                                       [&input](const Tensor& tensor) { return tensor.numel() != input.size(1); });
+}
+
 }  // namespace
 
 Trust trustOf(const OperatorHandle& op) {
@@ -99,6 +111,8 @@ bool mayBeTriedOut(const OperatorHandle& op, c10::ArrayRef<c10::IValue> argument
       return false;
     case Trust::kIndices:
       return haveElements(arguments) && areOnCpu(arguments);
+    case Trust::kStatistics:
+      return haveStatistics(arguments) && areOnCpu(arguments);
     case Trust::kSizes:
     case Trust::kForward:
       return areOnCpu(arguments);

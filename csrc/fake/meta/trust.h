@@ -17,10 +17,11 @@ namespace torchext {
 
 enum class Trust : std::uint8_t {
   kNothing,
-  kBuffers,  // the sizes or contents of buffers: never tried out
-  kSizes,    // sums or products of sizes: tried out at their own sizes only
-  kIndices,  // positions: tried out with zeros, where these are positions
-  kForward,  // what the forward on the CPU computes, which differs on CUDA: tried out on the CPU only
+  kBuffers,     // the sizes or contents of buffers: never tried out
+  kSizes,       // sums or products of sizes: tried out at their own sizes only, if these are modest
+  kIndices,     // positions: tried out with zeros, where these are positions
+  kStatistics,  // one of each channel: tried out on the CPU if there are as many
+  kForward,     // what the forward on the CPU computes, which differs on CUDA: tried out on the CPU only
 };
 
 // Returns what the CPU kernel of `op` trusts.

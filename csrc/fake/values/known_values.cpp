@@ -215,7 +215,7 @@ Stack runOn(const OperatorHandle& op, ArrayRef<IValue> arguments, Tensor (*value
     const IValue& argument = arguments[i];
     if (argument.isDevice()) {
       stack.emplace_back(c10::Device{c10::kCPU});
-    } else if (op.schema().arguments()[i].name() == "pin_memory") {
+    } else if (takesTensorOptions(op.schema()) && op.schema().arguments()[i].name() == "pin_memory") {
       stack.emplace_back(false);
     } else {
       stack.push_back(mapTensors(argument, is_factory ? standInOf : value_of));

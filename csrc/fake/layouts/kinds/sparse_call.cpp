@@ -6,18 +6,24 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/SparseTensorImpl.h>
+#include <ATen/core/List.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/irange.h>
 #include <torchext/fake_tensor.h>
 
 #include "../../../support/stack_utils.h"
 #include "../../../torch_internals/error_texts.h"
+#include "../../cache/call_key.h"
+#include "../../cache/metadata_cache.h"
+#include "../../cache/result_recipe.h"
 #include "../../calls/errors.h"
 #include "../../calls/recording.h"
 #include "../../cuda/fake_cuda.h"
 #include "../../meta/meta_call.h"
 #include "../../storage/fake_factories.h"
 #include "../../storage/fake_storage.h"
+#include "../../values/known_values.h"
 #include "../layout.h"
 #include "sparse_fakes.h"
 #include "sparse_remedies.h"
@@ -121,6 +127,62 @@ void makeArgumentsFake(const OperatorHandle& op, Stack& stack) {
   });
 }
 
+// Returns what the metadata of results depend on, in a form that a CallKey describes.
+IValue described(const Tensor& sparse) {
+  const auto* coo = dynamic_cast<const at::SparseTensorImpl*>(sparse.unsafeGetTensorImpl());
+  c10::impl::GenericList parts(c10::AnyType::get());
+  parts.push_back(static_cast<std::int64_t>(sparse.layout()));
+  parts.push_back(coo != nullptr && coo->coalesced());
+  parts.push_back(sparse.sizes());
+  for (const Tensor& member : sparseMembersOf(sparse)) {
+    parts.push_back(member);
+  }
+  return parts;
+}
+
+Stack described(ArrayRef<IValue> arguments) {
+  Stack stack = arguments.vec();
+  for (IValue& value : stack) {
+    if (value.isTensor() && isSparse(value.toTensor())) {
+      value = described(value.toTensor());
+    }
+  }
+  return stack;
+}
+
+// A call whose kernel reads memory, so that a remedy makes its results. Finding this out takes an error each time, so
+// the results are remembered.
+class RemediedCall {
+ public:
+  RemediedCall(const OperatorHandle& op, ArrayRef<IValue> arguments)
+      : op_{op}, arguments_(arguments), described_(described(arguments)), key_{op, described_} {}
+
+  // Replaces the arguments on top of `stack` by the results, if the call is known.
+  bool tryRemembered(Stack& stack) const {
+    const auto recipe = metadataCache().find(key_);
+    if (recipe == nullptr) {
+      return false;
+    }
+    const Results results = recipe->make(key_.tensors());
+    followValues(op_, arguments_, results);
+    torch::jit::drop(stack, arguments_.size());
+    stack.insert(stack.end(), results.begin(), results.end());
+    return true;
+  }
+
+  void remember(ArrayRef<IValue> results) const {
+    if (key_.isComplete() && CallKey{op_, described_}.words() == key_.words()) {
+      metadataCache().remember(key_, ResultRecipe::learn(op_, key_.tensors(), results, /*scratch=*/nullptr));
+    }
+  }
+
+ private:
+  const OperatorHandle& op_;
+  const ArrayRef<IValue> arguments_;
+  const Stack described_;
+  const CallKey key_;
+};
+
 class SparseCall {
  public:
   SparseCall(const OperatorHandle& op, const Stack& stack);
@@ -132,7 +194,8 @@ class SparseCall {
   void checkIsNotRecorded() const;
   void checkIsToldByMetadata() const;
   bool mustDoWithoutKernel() const;
-  void callKernel(Stack& stack) const;
+  void callRemembered(Stack& stack) const;
+  bool callKernel(Stack& stack) const;
   bool isForeign() const;
   bool hasOwnKernelOn(c10::DeviceType device) const;
   DispatchKey keyOn(c10::DeviceType device) const;
@@ -177,6 +240,8 @@ void SparseCall::run(Stack& stack) const {
   const FakeFactoriesGuard guard;
   if (mustDoWithoutKernel()) {
     applyRemedy(op_, stack);
+  } else if (hasRemedyForElements(op_, arguments())) {
+    callRemembered(stack);
   } else {
     callKernel(stack);
   }
@@ -218,7 +283,16 @@ bool SparseCall::mustDoWithoutKernel() const {
   return isForeign() && hasRemedy(op_, arguments());
 }
 
-void SparseCall::callKernel(Stack& stack) const {
+void SparseCall::callRemembered(Stack& stack) const {
+  const Stack called = arguments().vec();
+  const RemediedCall call{op_, called};
+  if (!call.tryRemembered(stack) && !callKernel(stack)) {
+    call.remember(topOf(stack, op_.schema().returns().size()));
+  }
+}
+
+// Returns false if a remedy has made the results.
+bool SparseCall::callKernel(Stack& stack) const {
   const Stack called = arguments().vec();
   const GeometryOfWritten geometry{op_, called};
   const std::size_t bottom = stack.size() - called.size();
@@ -230,7 +304,7 @@ void SparseCall::callKernel(Stack& stack) const {
   try {
     const InLayoutKernel in_kernel;
     op_.redispatchBoxed(c10::DispatchKeySet{kernel()}, &stack);
-    return;
+    return true;
   } catch (const DataDependentError&) {
     put_arguments_back();
     if (!hasRemedyForElements(op_, called)) {
@@ -249,6 +323,7 @@ void SparseCall::callKernel(Stack& stack) const {
     }
   }
   applyRemedy(op_, stack);
+  return false;
 }
 
 DispatchKey SparseCall::keyOn(c10::DeviceType device) const {
