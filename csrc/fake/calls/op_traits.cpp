@@ -76,6 +76,10 @@ bool readsLengths(const OperatorHandle& op, const Stack& stack) {
   return schema.name() == "aten::_pack_padded_sequence";
 }
 
+bool hasSuffix(const std::string& text, std::string_view suffix) {
+  return text.size() >= suffix.size() && text.compare(text.size() - suffix.size(), suffix.size(), suffix) == 0;
+}
+
 // Returns true if `op`, or the operator without `out` that it is generated from, has the tag: PyTorch does not give
 // `dynamic_output_shape` to `bincount.out` and others.
 bool isTagged(const OperatorHandle& op, at::Tag tag) {

@@ -172,7 +172,8 @@ class RemediedCall {
 
   void remember(ArrayRef<IValue> results) const {
     if (key_.isComplete() && CallKey{op_, described_}.words() == key_.words()) {
-      metadataCache().remember(key_, ResultRecipe::learn(op_, key_.tensors(), results, /*scratch=*/nullptr));
+      metadataCache().remember(key_, ResultRecipe::learn(op_, key_.tensors(), /*resizes=*/false, results,
+                                                         /*scratch=*/nullptr));
     }
   }
 
