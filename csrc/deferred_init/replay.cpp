@@ -177,9 +177,7 @@ std::vector<Storage> Replay::run() {
   for (const StorageValue* value : graph_.wanted) {
     storages.push_back(value->writer() == nullptr ? copyOf(value->constant()) : partsOf(*value).front().storage);
   }
-  if (memory_ == Memory::kRemembers) {
-    remember(storages);
-  }
+  rememberWanted(storages);
   buffers_.clear();
   // A kernel may keep what it returns.
   for (Storage& storage : storages) {
@@ -196,20 +194,12 @@ bool Replay::isToBeRemembered(const StorageValue& value) const {
          isWorthRemembering(value);
 }
 
-// The caller may write into what it gets, and a kernel into what it keeps.
-void Replay::remember(const std::vector<Storage>& wanted) {
-  for (const auto i : c10::irange(wanted.size())) {
+// The caller may write into what it gets.
+void Replay::rememberWanted(const std::vector<Storage>& storages) const {
+  for (const auto i : c10::irange(storages.size())) {
     const StorageValue& value = *graph_.wanted[i];
     if (value.writer() != nullptr && isToBeRemembered(value)) {
-      rememberComputed(value, copyOf(wanted[i]));
-    }
-  }
-  for (const auto& [node, buffers] : buffers_) {
-    for (const Buffer& buffer : buffers) {
-      if (buffer.remembered != nullptr && !buffer.is_wanted && buffer.parts.size() == 1 && !buffer.parts.front().box &&
-          buffer.parts.front().storage.use_count() == 1) {
-        rememberComputed(*buffer.remembered, buffer.parts.front().storage);
-      }
+      rememberComputed(value, copyOf(storages[i]));
     }
   }
 }
@@ -550,6 +540,13 @@ void Replay::keepFused(const std::vector<Fused>& fused) {
   }
 }
 
+// At once, so that the memory of older ones can be freed. A kernel may write into what it keeps.
+void Replay::rememberRead(const Buffer& buffer) {
+  if (buffer.parts.size() == 1 && !buffer.parts.front().box && buffer.parts.front().storage.use_count() == 1) {
+    rememberComputed(*buffer.remembered, buffer.parts.front().storage);
+  }
+}
+
 void Replay::finishReads(const LiveOperator& live) {
   for (const LiveArgument& argument : live.arguments) {
     if (argument.value == nullptr || argument.value->writer() == nullptr) {
@@ -557,6 +554,10 @@ void Replay::finishReads(const LiveOperator& live) {
     }
     Buffer& buffer = bufferOf(*argument.value);
     buffer.pending_reads -= 1;
+    if (buffer.pending_reads == 1 && buffer.remembered != nullptr && !buffer.is_wanted) {
+      rememberRead(buffer);
+      buffer.pending_reads = 0;
+    }
     if (buffer.pending_reads == 0) {
       buffer.parts.clear();
     }

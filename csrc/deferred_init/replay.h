@@ -114,7 +114,8 @@ class Replay {
   void finishReads(const LiveOperator& live);
 
   bool isToBeRemembered(const StorageValue& value) const;
-  void remember(const std::vector<c10::Storage>& wanted);
+  void rememberWanted(const std::vector<c10::Storage>& storages) const;
+  static void rememberRead(const Buffer& buffer);
 
   void reportWanted(const OpNode* node);
   void dropWanted(const LiveOperator& live);
