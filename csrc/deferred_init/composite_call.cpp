@@ -1,5 +1,6 @@
 #include "composite_call.h"
 
+#include <c10/core/GradMode.h>
 #include <c10/util/irange.h>
 
 #include "../fake/fake.h"
@@ -64,7 +65,8 @@ class Composite {
       return;
     }
     putBack();
-    callForReal(op_, stack_);
+    refuseToLoseGradients();
+    callForReal(op_, below_, stack_);
   }
 
  private:
@@ -84,6 +86,16 @@ class Composite {
   bool tryAgain() {
     putBack();
     return tryCall();
+  }
+
+  void refuseToLoseGradients() const {
+    const auto needs_gradient = [](const Tensor& tensor) {
+      return tensor.requires_grad() && valueOf(tensor) != nullptr;
+    };
+    TORCH_CHECK(!c10::GradMode::is_enabled() || !hasTensor(topOf(arguments_, arguments_.size()), needs_gradient), "`",
+                op_.operator_name(),
+                "` reads the values of a deferred tensor that requires gradients, which would be lost. Materialize the "
+                "tensor first, or make the call under torch.no_grad().");
   }
 
   // In the place of what a call that has failed has left of the arguments.

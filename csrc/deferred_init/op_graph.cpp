@@ -216,6 +216,19 @@ TensorArgument TensorArgument::metadataOf(const Tensor& tensor) {
   return argument;
 }
 
+std::vector<Tensor> returnedTensors(c10::ArrayRef<c10::IValue> results) {
+  std::vector<Tensor> tensors;
+  for (const c10::IValue& result : results) {
+    if (result.isTensorList()) {
+      const std::vector<Tensor> list = result.toTensorVector();
+      tensors.insert(tensors.end(), list.begin(), list.end());
+    } else {
+      tensors.push_back(result.isTensor() ? result.toTensor() : Tensor{});
+    }
+  }
+  return tensors;
+}
+
 OpNode::OpNode(const c10::OperatorHandle& op, const Stack& stack)
     : number_{nextNumber()}, op_{op}, thread_state_{ThreadState::current()}, source_{tracedSourceLine()} {
   const auto count = op_.schema().arguments().size();

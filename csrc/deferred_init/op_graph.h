@@ -207,7 +207,7 @@ struct TensorArgument {
 
 // A storage that a recorded operator writes.
 struct WrittenStorage {
-  // Among the tensor arguments when `is_argument`, else among the tensors that the operator returns.
+  // Among the tensor arguments when `is_argument`, else among `returnedTensors()`.
   std::uint32_t position = 0;
   bool is_argument = false;
   // Of an argument: an `out` that had another size before.
@@ -215,6 +215,10 @@ struct WrittenStorage {
   // Of a returned tensor or a resized argument, according to the fake.
   Geometry geometry;
 };
+
+// Returns the tensors among the results of an operator. Undefined ones count: a kernel may return none where its Meta
+// kernel returned a tensor, as `native_batch_norm_backward` does for what its `output_mask` leaves out.
+std::vector<at::Tensor> returnedTensors(c10::ArrayRef<c10::IValue> results);
 
 // A recorded call. Immutable once a value refers to it.
 class OpNode {

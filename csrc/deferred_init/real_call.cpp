@@ -13,6 +13,7 @@
 
 #include "../fake/calls/op_traits.h"
 #include "../fake/fake.h"
+#include "../fake/storage/fake_keys.h"
 #include "../fake/storage/fake_storage.h"
 #include "../fake/storage/fake_tensor_impl.h"
 #include "../support/plain_tensors.h"
@@ -177,17 +178,16 @@ std::vector<Tensor> scratchTensors(const OpNode& node) {
 
 }  // namespace
 
-void callForReal(const OperatorHandle& op, Stack& stack) {
+void callForReal(const OperatorHandle& op, DispatchKeySet keys, Stack& stack) {
   const auto count = op.schema().arguments().size();
   bool writes_any = false;
   const std::vector<Tensor> written = writtenDeferred(op, stack, writes_any);
   const RealArguments arguments{stack, count, /*keep_small=*/!writes_any};
   {
-    // Through autograd and all: the call may write into real tensors, whose version counters and leaf checks matter.
     const c10::impl::ExcludeDispatchKeyGuard guard{kOurs};
     mapTensors(stack, count, [&arguments](const Tensor& tensor) { return arguments.realOf(tensor); });
     const Stack called(stack.end() - static_cast<std::ptrdiff_t>(count), stack.end());
-    op.callBoxed(stack);
+    op.redispatchBoxed(keys & kBelowFake, &stack);
     const auto to_deferred = [&](const Tensor& result) {
       if (Tensor original = arguments.originalOf(result); original.defined()) {
         return original;

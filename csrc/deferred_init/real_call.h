@@ -10,10 +10,10 @@ namespace torchext {
 
 class OpNode;
 
-// Calls `op` as eager execution would, and replaces the arguments on `stack` by its results. What it writes into a
-// deferred argument becomes that argument's recorded value; new tensors come back as deferred constants; what it writes
-// into a real argument is written.
-void callForReal(const c10::OperatorHandle& op, torch::jit::Stack& stack);
+// Calls the kernel that `op` has for `keys` below `Fake`, as eager execution would, and replaces the arguments on
+// `stack` by its results. What it writes into a deferred argument becomes that argument's recorded value; new tensors
+// come back as deferred constants; what it writes into a real argument is written.
+void callForReal(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack& stack);
 
 // Calls the operator of `node` for its effect on the generator alone, with copies of its deferred arguments. The first
 // argument is not computed if the operator overwrites it anyway.

@@ -27,9 +27,8 @@ struct ThreadState {
   static ThreadState current();
 };
 
-// While it lives, autocast casts without its cache. The cache maps a leaf to its cast for as long as the region lasts;
-// a fake cast must not be found when the leaf has become real, nor the cast of a leaf that exists during the replay
-// only.
+// While it lives, autocast casts without its cache, which maps a leaf to its cast for as long as the region lasts: the
+// cast of a leaf that exists during the replay only must not be found later.
 class AutocastCacheOff {
  public:
   AutocastCacheOff();

@@ -95,7 +95,18 @@ void warnOfGrowth(const OperatorHandle& op) {
       "by materialize_tensor(); if it is the state of an optimizer, by materialize_module(module, optimizer).");
 }
 
-// Handles one call. csrc/README.md tells the steps.
+// Returns true for a factory that a constructor calls. Real kernels and the handlers of modes call theirs with the key
+// excluded.
+bool isFactoryOfDeferred(const OperatorHandle& op, c10::ArrayRef<IValue> arguments) {
+  return c10::impl::tls_is_dispatch_key_included(DispatchKey::DeferredInit) &&
+         !c10::impl::tls_is_dispatch_key_excluded(DispatchKey::DeferredInit) && isFactory(op, arguments);
+}
+
+bool haveDeferred(c10::ArrayRef<IValue> arguments) {
+  return hasTensor(arguments, [](const Tensor& tensor) { return valueOf(tensor) != nullptr; });
+}
+
+// Handles one call. csrc/README.md lists the steps.
 class RecordedCall {
  public:
   RecordedCall(const OperatorHandle& op, DispatchKeySet keys, Stack& stack)
@@ -105,18 +116,15 @@ class RecordedCall {
         num_arguments_{op.schema().arguments().size()},
         bottom_{stack.size() - num_arguments_} {}
 
-  void run();
+  // At the key `DeferredInit`, above autograd.
+  RecorderOutcome decideAboveAutograd();
+  // At the key `Fake`, below autograd.
+  RecorderOutcome decideBelowAutograd();
 
-  // What run() would do.
-  RecorderOutcome decide();
-
-  // The same for a call that did not come here on its own. Nothing when it is not about deferred tensors.
-  std::optional<RecorderOutcome> decideForHandler();
-  void runForHandler();
+  void carryOut(RecorderOutcome outcome);
 
  private:
   // What is known of the call.
-  RecorderOutcome decideHowToRecord() const;
   bool isPythonsFirst() const;
   void lookAtArguments();
   void lookAt(const Tensor& tensor, bool is_written);
@@ -124,17 +132,18 @@ class RecordedCall {
   bool isMadeByFakeTensorMode() const;
   bool isConstant() const;
   bool isSharedMemory() const;
+  bool showsDeferred() const;
   bool mustRunForReal() const;
   bool isCheck() const;
   bool isOnMissingDevice() const;
   bool leavesNothingToRecord() const;
 
   // What can be done with it.
-  void carryOut(RecorderOutcome outcome);
   void passOn();
   void passOnBelow();
   void communicate();
   void liftConstant();
+  void showDeferred();
   void runForReal();
   void runAsFake();
   bool tryRunAsFake();
@@ -167,26 +176,6 @@ class RecordedCall {
   bool has_foreign_fake_ = false;
 };
 
-void RecordedCall::run() {
-  carryOut(decide());
-}
-
-// The `Fake` handler decomposes composite operators, and their parts come here again. Factories come only if the
-// handler has entered fake_mode().
-std::optional<RecorderOutcome> RecordedCall::decideForHandler() {
-  if (compositeKernelOf(op_)) {
-    return std::nullopt;
-  }
-  lookAtArguments();
-  return has_deferred_ ? std::optional{decideHowToRecord()} : std::nullopt;
-}
-
-void RecordedCall::runForHandler() {
-  if (const auto outcome = decideForHandler()) {
-    carryOut(*outcome);
-  }
-}
-
 void RecordedCall::carryOut(RecorderOutcome outcome) {
   switch (outcome) {
     case RecorderOutcome::kDecomposes:
@@ -210,6 +199,9 @@ void RecordedCall::carryOut(RecorderOutcome outcome) {
     case RecorderOutcome::kRunsForReal:
       runForReal();
       break;
+    case RecorderOutcome::kShows:
+      showDeferred();
+      break;
     case RecorderOutcome::kRunsAsFake:
       runWithoutRecording();
       break;
@@ -218,7 +210,8 @@ void RecordedCall::carryOut(RecorderOutcome outcome) {
   }
 }
 
-RecorderOutcome RecordedCall::decide() {
+// NOTE [Recording below autograd]
+RecorderOutcome RecordedCall::decideAboveAutograd() {
   // A composite operator is recorded as what it is made of: the operators that it calls come here again. So a value
   // that it reads (`is_nonzero`, `one_hot`) is read when it is needed, and what it draws is seen as a draw.
   if (compositeKernelOf(op_)) {
@@ -228,22 +221,36 @@ RecorderOutcome RecordedCall::decide() {
   if (isPythonsFirst()) {
     return RecorderOutcome::kPassesOn;
   }
-  return isAboutDeferred() ? decideHowToRecord() : RecorderOutcome::kPassesOnBelow;
-}
-
-RecorderOutcome RecordedCall::decideHowToRecord() const {
+  if (!isAboutDeferred()) {
+    return RecorderOutcome::kPassesOnBelow;
+  }
   if (isConstant()) {
     return isSharedMemory() ? RecorderOutcome::kPassesOnBelow : RecorderOutcome::kLifts;
   }
   switch (communicationOf(op_)) {
+    case Communication::kCollective:
+      return RecorderOutcome::kCommunicates;
+    case Communication::kSynchronizes:
+      return RecorderOutcome::kSynchronizes;
+    default:
+      return RecorderOutcome::kPassesOn;
+  }
+}
+
+RecorderOutcome RecordedCall::decideBelowAutograd() {
+  lookAtArguments();
+  switch (communicationOf(op_)) {
     case Communication::kNone:
       break;
     case Communication::kWaits:
-      return RecorderOutcome::kRunsAsFake;  // nobody has sent anything that a deferred tensor would have to wait for
+      return RecorderOutcome::kRunsAsFake;  // deferred tensors wait for no other process
     case Communication::kSynchronizes:
       return RecorderOutcome::kSynchronizes;
     case Communication::kCollective:
       return RecorderOutcome::kCommunicates;
+  }
+  if (showsDeferred()) {
+    return RecorderOutcome::kShows;
   }
   if (mustRunForReal()) {
     return RecorderOutcome::kRunsForReal;
@@ -292,9 +299,8 @@ bool RecordedCall::isAboutDeferred() const {
   if (has_deferred_) {
     return true;
   }
-  return !has_unrecorded_fake_ && !has_foreign_fake_ &&
-         c10::impl::tls_is_dispatch_key_included(DispatchKey::DeferredInit) &&
-         isFactory(op_, topOf(stack_, num_arguments_)) && !isMadeByFakeTensorMode();
+  return !has_unrecorded_fake_ && !has_foreign_fake_ && isFactoryOfDeferred(op_, topOf(stack_, num_arguments_)) &&
+         !isMadeByFakeTensorMode();
 }
 
 // `MetaConverter` (meta_utils.py) switches the handlers of `__torch_dispatch__` off to make the meta tensor that stands
@@ -319,6 +325,11 @@ bool RecordedCall::isSharedMemory() const {
   }
   const c10::Storage& storage = constant.storage();
   return storage.allocator() == nullptr || storage.use_count() > 1;
+}
+
+// `set_()` writes nothing: the tensor shows another storage, and is deferred like that from now on.
+bool RecordedCall::showsDeferred() const {
+  return has_deferred_ && writes_real_ && op_.schema().name() == "aten::set_";
 }
 
 // Writing a deferred tensor into a real one has to happen now: the real one shows it at once. And of an operator
@@ -347,13 +358,14 @@ bool RecordedCall::leavesNothingToRecord() const {
   return (has_unrecorded_fake_ && !writes_deferred_) || onlyMakesViews(op_);
 }
 
+// The key `Fake` has the handler of fakes meet factories, whose arguments do not carry it.
 void RecordedCall::passOn() {
-  op_.redispatchBoxed(keys_ & kBelowDeferredInit, &stack_);
+  op_.redispatchBoxed((keys_ & kBelowDeferredInit) | kFake, &stack_);
 }
 
 void RecordedCall::passOnBelow() {
   const c10::impl::ExcludeDispatchKeyGuard guard{kDeferredInit};
-  passOn();
+  op_.redispatchBoxed(keys_ & kBelowDeferredInit, &stack_);
 }
 
 void RecordedCall::communicate() {
@@ -366,12 +378,24 @@ void RecordedCall::liftConstant() {
   torch::jit::push(stack_, deferConstant(constant));
 }
 
+// As `.data = deferred` does. The real kernel would compare the memory of the storages (`checkSetStorage()`, Resize.h).
+void RecordedCall::showDeferred() {
+  const Tensor self = torch::jit::peek(stack_, 0, num_arguments_).toTensor();
+  const Tensor source = torch::jit::peek(stack_, 1, num_arguments_).toTensor();
+  TORCH_CHECK(self.dtype() == source.dtype(), "Could not set tensor of type ", source.dtype().name(),
+              " to a tensor of type ", self.dtype().name());
+  TORCH_CHECK(self.device() == source.device(), "Attempted to set the storage of a tensor on device \"", self.device(),
+              "\" to a storage on different device \"", source.device(),
+              "\".  This is no longer allowed; the devices must match.");
+  self.unsafeGetTensorImpl()->shallow_copy_from(source.getIntrusivePtr());
+  torch::jit::drop(stack_, num_arguments_ - 1);
+}
+
 void RecordedCall::runForReal() {
-  callForReal(op_, stack_);
+  callForReal(op_, keys_, stack_);
 }
 
 void RecordedCall::runAsFake() {
-  const AutocastCacheOff no_cache;
   const RecordingGuard recording{/*can_run_for_real=*/!has_unrecorded_fake_};
   const c10::impl::ExcludeDispatchKeyGuard exclude{kDeferredInit};
   const FakeFactoriesGuard include;
@@ -525,35 +549,41 @@ void RecordedCall::noteWrittenArguments(const std::shared_ptr<OpNode>& node,
 
 void RecordedCall::noteResults(const std::shared_ptr<OpNode>& node) const {
   std::uint32_t position = 0;
-  const auto visit = [&](const Tensor& result) {
-    if (isFake(result) && result.has_storage() && provenanceOf(result.storage()) == nullptr) {
+  for (const Tensor& result : returnedTensors(topOf(stack_, op_.schema().returns().size()))) {
+    if (result.defined() && isFake(result) && result.has_storage() && provenanceOf(result.storage()) == nullptr) {
       const auto output =
           node->addWritten({position, /*is_argument=*/false, /*was_resized=*/false, Geometry::of(result)});
       setValue(result.storage(), std::make_shared<StorageValue>(node, output, result.storage()));
     }
     ++position;
-  };
-  forEachTensor(stack_, op_.schema().returns().size(), visit);
+  }
 }
 
 }  // namespace
 
 RecorderOutcome predictRecorder(const OperatorHandle& op, DispatchKeySet keys, const Stack& arguments) {
   Stack stack = arguments;
-  return RecordedCall{op, keys, stack}.decide();
+  return RecordedCall{op, keys, stack}.decideAboveAutograd();
+}
+
+RecorderOutcome predictRecorderBelowAutograd(const OperatorHandle& op, DispatchKeySet keys, const Stack& arguments) {
+  Stack stack = arguments;
+  return RecordedCall{op, keys, stack}.decideBelowAutograd();
 }
 
 void deferredInitFallback(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  RecordedCall{op, keys, *stack}.run();
+  RecordedCall call{op, keys, *stack};
+  call.carryOut(call.decideAboveAutograd());
 }
 
 HandlersRecorder handlersRecorder() noexcept {
-  return {[](const OperatorHandle& op, const Stack& arguments) {
-            Stack stack = topOf(arguments, op.schema().arguments().size()).vec();
-            return RecordedCall{op, {}, stack}.decideForHandler().has_value();
+  return {[](const OperatorHandle& op, const Stack& stack) {
+            const auto arguments = topOf(stack, op.schema().arguments().size());
+            return (haveDeferred(arguments) || isFactoryOfDeferred(op, arguments)) && !compositeKernelOf(op);
           },
           [](const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-            RecordedCall{op, keys, *stack}.runForHandler();
+            RecordedCall call{op, keys, *stack};
+            call.carryOut(call.decideBelowAutograd());
           }};
 }
 

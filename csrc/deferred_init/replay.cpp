@@ -82,12 +82,6 @@ void naming(const OpNode& node, const Function& run) {
   }
 }
 
-std::vector<Tensor> flatten(const Stack& results) {
-  std::vector<Tensor> tensors;
-  forEachTensor(results, results.size(), [&tensors](const Tensor& tensor) { tensors.push_back(tensor); });
-  return tensors;
-}
-
 }  // namespace
 
 Replay::Replay(const std::vector<StorageValuePtr>& wanted, Progress on_value, Memory memory)
@@ -502,7 +496,7 @@ void Replay::keepWritten(const OpNode& node,
                          const Stack& results,
                          const std::vector<Parts>& writable) {
   auto& buffers = buffers_[&node];
-  const std::vector<Tensor> returned = flatten(results);
+  const std::vector<Tensor> returned = returnedTensors(results);
   for (const auto i : c10::irange(node.written().size())) {
     const WrittenStorage& written = node.written()[i];
     if (buffers[i].pending_reads == 0) {
@@ -517,8 +511,9 @@ void Replay::keepWritten(const OpNode& node,
       }
       continue;
     }
-    TORCH_INTERNAL_ASSERT(written.position < returned.size(), node.op().operator_name(),
-                          " returned fewer tensors than when recorded.");
+    TORCH_CHECK(written.position < returned.size() && returned[written.position].defined(), "`",
+                node.op().operator_name(), "` returned no tensor as result ", written.position,
+                ", although its Meta kernel did.");
     const Tensor& result = returned[written.position];
     Storage storage = storageAsPromised(written.geometry, result);
     const bool is_shared = std::any_of(arguments.begin(), arguments.end(), [&storage](const Tensor& argument) {

@@ -101,6 +101,7 @@ class Walk {
   void followMeta(const TableEntry& entry, MetadataKernel kernel);
   void followRefusal(const TableEntry& entry, const std::exception_ptr& error);
   void followRecorder(const TableEntry& entry);
+  void followRecorderBelowAutograd(const TableEntry& entry);
   void followMarks(const TableEntry& entry);
   void followComposites(const TableEntry& entry);
   void followBackendSelect(const TableEntry& entry);
@@ -241,7 +242,7 @@ void Walk::followFake(const TableEntry& entry) {
       passOn(key, entry);
       break;
     case FakeOutcome::kRecords:
-      end(key, entry, RouteTurn::kDecomposes, "hands the call to deferred_init, which has not seen it");
+      followRecorderBelowAutograd(entry);
       break;
     case FakeOutcome::kRunsReal:
       passOn(key, entry, "the call is not about fake tensors");
@@ -326,9 +327,9 @@ void Walk::followRefusal(const TableEntry& entry, const std::exception_ptr& erro
 void Walk::followRecorder(const TableEntry& entry) {
   constexpr DispatchKey key = DispatchKey::DeferredInit;
   switch (predictRecorder(op_, keys_, arguments_)) {
-    case RecorderOutcome::kDecomposes:
     case RecorderOutcome::kPassesOn:
-      passOn(key, entry, "what the kernels below call comes here again");
+      passOn(key, entry, "the handler of Fake records the call; what the kernels in between call comes here again");
+      keys_ = keys_.add(DispatchKey::Fake);
       break;
     case RecorderOutcome::kPassesOnBelow:
       passOn(key, entry, "the call is not about deferred tensors");
@@ -343,16 +344,34 @@ void Walk::followRecorder(const TableEntry& entry) {
     case RecorderOutcome::kSynchronizes:
       end(key, entry, RouteTurn::kDecomposes, "makes the call now, on a real tensor");
       break;
-    case RecorderOutcome::kRunsForReal:
-      end(key, entry, RouteTurn::kDecomposes, "makes the call now, on the values of the deferred arguments");
+    default:
+      passOn(key, entry, "what the kernels below call comes here again");
+  }
+}
+
+// NOTE [Recording below autograd]
+void Walk::followRecorderBelowAutograd(const TableEntry& entry) {
+  constexpr DispatchKey key = DispatchKey::Fake;
+  switch (predictRecorderBelowAutograd(op_, keys_, arguments_)) {
+    case RecorderOutcome::kCommunicates:
+      end(key, entry, RouteTurn::kDecomposes, "makes the deferred arguments real, and is called again");
       break;
-    case RecorderOutcome::kRunsAsFake:
-    case RecorderOutcome::kRecords:
-      passOn(key, entry, "records the call if it writes");
-      is_recorded_ = true;
+    case RecorderOutcome::kSynchronizes:
+      end(key, entry, RouteTurn::kDecomposes, "makes the call now, on a real tensor");
+      break;
+    case RecorderOutcome::kShows:
+      passOn(key, entry, "the tensor becomes deferred");
       excluded_ = excluded_.add(key);
-      included_ = included_.add(DispatchKey::Fake);
-      keys_ = keys_ | included_;
+      break;
+    case RecorderOutcome::kRunsForReal:
+      passOn(key, entry, "deferred_init makes the call now, on the values of the deferred arguments");
+      excluded_ = excluded_.add(key);
+      break;
+    default:
+      is_recorded_ = true;
+      excluded_ = excluded_.add(DispatchKey::DeferredInit);
+      included_ = included_.add(key);
+      followFake(entry);
   }
 }
 

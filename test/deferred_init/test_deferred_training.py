@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.optim import SGD, Adagrad, AdamW, Optimizer
+from torch.utils.checkpoint import checkpoint
 
 from torchext.deferred_init import deferred_init, is_deferred, materialize_module, materialize_tensor
 
@@ -277,3 +279,161 @@ def test_optimizers_in_two_places_are_refused() -> None:
     with pytest.raises(TypeError, match="takes optimizers, but was given a str"):
         materialize_module(model, optimizer="SGD")
     materialize_module(model, optimizer=None)
+
+
+# ---- What autograd computes by itself ----
+
+
+@torch.library.custom_op("torchext_test_training::sine", mutates_args=())
+def sine(x: torch.Tensor) -> torch.Tensor:
+    return x.sin()
+
+
+def keep_cosine(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(inputs[0].cos() * torch.ones(3))
+
+
+sine.register_autograd(lambda ctx, grad: grad * ctx.saved_tensors[0], setup_context=keep_cosine)
+
+
+class FrozenNorm(nn.Module):
+    """A normalization whose statistics and weights are real already, between layers that are deferred."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 3), nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.norm(self.first(x)))  # type: ignore[no-any-return]
+
+
+def with_real_norm(model: nn.Module) -> nn.Module:
+    model.norm = nn.BatchNorm1d(3)
+    return model
+
+
+INPUT = torch.linspace(-1, 1, 12).view(3, 4)
+
+
+def loss_of(model: nn.Module, *inputs: torch.Tensor) -> torch.Tensor:
+    result = model(*(inputs or (INPUT,)))
+    return (result[0] if isinstance(result, tuple) else result).square().sum()  # type: ignore[no-any-return]
+
+
+def with_pack_hooks(model: nn.Module) -> None:
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x.mul(2), lambda x: x / 2):
+        loss_of(model).backward()  # type: ignore[no-untyped-call]
+
+
+def in_autocast(model: nn.Module) -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        weight = model[0].weight
+        hidden = torch.mm(torch.mm(INPUT, weight.t()), weight.t()[:3])
+    hidden.float().square().sum().backward()
+
+
+def by_forward_mode(model: nn.Module) -> None:
+    weight = model[0].weight
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(weight.detach(), torch.full((3, 4), 0.5))
+        weight.grad = forward_ad.unpack_dual((dual * dual).sin().mul_(dual)).tangent
+
+
+def into_a_real_tensor(model: nn.Module) -> None:
+    total = torch.zeros(3, 2)
+    total.add_(model(INPUT))
+    total[0] = model(INPUT)[1]
+    total.square().sum().backward()
+
+
+def through_quantization(model: nn.Module) -> None:
+    weight = torch.fake_quantize_per_tensor_affine(model[0].weight, 0.1, 0, -128, 127)
+    scale, zero = torch.full((3,), 0.1), torch.zeros(3, dtype=torch.int32)
+    weight = torch.fake_quantize_per_channel_affine(weight, scale, zero, 0, -128, 127)
+    nn.functional.linear(INPUT, weight).square().sum().backward()
+
+
+def sequence() -> torch.Tensor:
+    return torch.linspace(-1, 1, 40).view(5, 2, 4)
+
+
+def twice(model: nn.Module) -> None:
+    for _ in range(2):
+        loss_of(model, sequence()).backward()  # type: ignore[no-untyped-call]
+
+
+PROGRAMS: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], Any]]] = {
+    "overwritten by an activation": (
+        lambda: nn.Sequential(nn.Linear(4, 3), nn.ReLU6(inplace=True), nn.Linear(3, 2)),
+        lambda model: loss_of(model).backward(),  # type: ignore[no-untyped-call]
+    ),
+    "LSTM": (lambda: nn.LSTM(4, 3, num_layers=2, bidirectional=True), twice),
+    "GRU": (lambda: nn.GRU(4, 3), twice),
+    "RNN": (lambda: nn.RNN(4, 3), twice),
+    "pack hooks": (make_model, with_pack_hooks),
+    "hinge_embedding_loss": (
+        make_model,
+        lambda model: nn.functional.hinge_embedding_loss(model(INPUT), torch.ones(3, 2)).backward(),
+    ),
+    "autocast, with a weight that is used twice": (make_model, in_autocast),
+    "forward mode": (make_model, by_forward_mode),
+    "setup_context of a custom operator": (
+        lambda: nn.Linear(4, 3),
+        lambda model: sine(model(INPUT)).square().sum().backward(),
+    ),
+    "fake quantization": (make_model, through_quantization),
+    "results in a real tensor": (make_model, into_a_real_tensor),
+    "checkpointing": (
+        lambda: nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.3), nn.Linear(3, 2)),
+        lambda model: checkpoint(model, INPUT, use_reentrant=False).square().sum().backward(),  # type: ignore[no-untyped-call]
+    ),
+    "a module that is real already": (
+        FrozenNorm,
+        lambda model: loss_of(with_real_norm(model)).backward(),  # type: ignore[no-untyped-call]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("in_reverse", [False, True], ids=["the module", "gradients first"])
+def test_gradients_are_those_of_eager_training(name: str, in_reverse: bool) -> None:
+    make, run = PROGRAMS[name]
+
+    def trained(build: Callable[[], nn.Module]) -> nn.Module:
+        torch.manual_seed(0)
+        model = build()
+        run(model)
+        return model
+
+    wanted, model = trained(make), trained(lambda: deferred_init(make))
+    gradients = [parameter.grad for parameter in model.parameters()]
+    assert [grad is None for grad in gradients] == [parameter.grad is None for parameter in wanted.parameters()]
+    for grad in reversed(gradients) if in_reverse else []:
+        if grad is not None and is_deferred(grad):
+            materialize_tensor(grad)
+    materialize_module(model)
+    for found, expected in zip(model.parameters(), wanted.parameters(), strict=True):
+        for one, other in ((found, expected), (found.grad, expected.grad)):
+            if other is not None:
+                assert not is_deferred(one)
+                assert torch.equal(one, other)
+
+
+def test_real_tensor_that_is_set_to_a_deferred_one_shares_its_storage() -> None:
+    real, deferred = torch.zeros(3), deferred_init(torch.ones, 3)
+    assert real.set_(deferred) is real
+    assert is_deferred(real)
+    deferred.add_(1)
+    real[0] = 5
+    materialize_tensor(deferred)
+    assert real.tolist() == deferred.tolist() == [5, 2, 2]
+    with pytest.raises(RuntimeError, match="Could not set tensor of type float to a tensor of type double"):
+        torch.zeros(3, dtype=torch.double).set_(deferred_init(torch.ones, 3))
+
+
+def test_cast_in_autocasts_cache_is_forgotten_when_its_leaf_becomes_real() -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        layer = deferred_init(nn.Linear, 4, 3)
+        assert is_deferred(layer(INPUT))
+        materialize_module(layer)
+        assert not is_deferred(layer(INPUT))

@@ -18,6 +18,7 @@
 #include "../../torch_internals/dispatcher_internals.h"
 #include "../../torch_internals/kernel_identity.h"
 #include "../calls/device_index.h"
+#include "../calls/recording.h"
 #include "../cuda/fake_cuda.h"
 
 namespace torchext {
@@ -122,6 +123,7 @@ void CallKey::addGlobalState() {
       context.userEnabledMathSDP(),
       context.userEnabledCuDNNSDP(),
       at::get_num_threads() > 1,  // decides whether oneDNN runs some convolutions
+      isRecording(),              // what is composed on CUDA is recorded as a whole
   };
   std::uint64_t state = bits(c10::get_default_dtype_as_scalartype()) << 8U | bits(fakeCudaDeviceCount());
   for (const bool flag : flags) {

@@ -44,8 +44,7 @@ void setHandlersRecorder(HandlersRecorder recorder) {
 
 bool mustBeRecordedForHandler(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
   const HandlersRecorder* recorder = handlers_recorder.load(std::memory_order_acquire);
-  return recorder != nullptr && !isRecording() &&
-         c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::DeferredInit) && recorder->concerns(op, stack);
+  return recorder != nullptr && !isRecording() && recorder->concerns(op, stack);
 }
 
 void recordForHandler(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {

@@ -7,9 +7,6 @@ namespace torchext {
 
 // Lives while the recorder of deferred_init runs an operator as a fake one on this thread. If the `Fake` handler
 // refuses the operator as not implemented, the recorder catches the error and runs the operator for real. Nests.
-//
-// Whether the thread excludes the key `DeferredInit` does not tell this: it does so in the handler of a
-// TorchDispatchMode, too.
 class RecordingGuard {
  public:
   // `can_run_for_real` is false if an argument has no values; then the recorder catches nothing.
@@ -36,9 +33,10 @@ bool isInKernelOfFakeTensorMode() noexcept;
 
 // NOTE [Calls of handlers]
 //
-// While a `__torch_dispatch__` runs, be it of a mode or of a subclass, `pythonFallback()` excludes all keys above
-// `Python` on the thread (PythonFallbackKernel.cpp), and `DeferredInit` is one of them. So the calls that it makes
-// reach the handler of `Fake` without having been recorded, and that handler passes them to the recorder first.
+// The handler of `Fake` passes calls that are about deferred tensors to the recorder, which calls it again to have them
+// run as fakes: NOTE [Recording below autograd]. So are those that a `__torch_dispatch__` makes, be it of a mode or of
+// a subclass, although these never reach the key `DeferredInit`: while it runs, `pythonFallback()` excludes all keys
+// above `Python` on the thread (PythonFallbackKernel.cpp).
 
 // How the recorder takes such calls.
 struct HandlersRecorder {
@@ -51,7 +49,7 @@ struct HandlersRecorder {
 // To be called once, before there are deferred tensors.
 void setHandlersRecorder(HandlersRecorder recorder);
 
-// Returns true if the call of `op` with the arguments on top of `stack` is the recorder's, and has bypassed it.
+// Returns true if the call of `op` with the arguments on top of `stack` is the recorder's, which is not making it.
 bool mustBeRecordedForHandler(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
 // Lets the recorder handle such a call.

@@ -8,11 +8,15 @@
 #include <ATen/core/Reduction.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
 #include <c10/util/DimVector.h>
 #include <torchext/fake_tensor.h>
 
+#include "../calls/errors.h"
+#include "../calls/recording.h"
 #include "../storage/fake_factories.h"
 #include "../storage/storage_memory.h"
+#include "zeros_call.h"
 
 namespace torchext {
 
@@ -26,7 +30,7 @@ using Results = std::vector<IValue>;
 
 // The result keeps an element for each of the broadcast inputs.
 template <std::size_t Reduction>
-void keepLosses(Arguments arguments, Results& results) {
+void keepLosses(const c10::OperatorHandle& /*op*/, Arguments arguments, Results& results) {
   const Tensor& result = results[0].toTensor();
   if (arguments[Reduction].toInt() == at::Reduction::None || !isFake(result)) {
     return;
@@ -41,7 +45,7 @@ void keepLosses(Arguments arguments, Results& results) {
 
 // The result was one like the first argument before it was resized (`im2col_out_cuda_template()`), and storages do not
 // shrink.
-void keepFirst(Arguments arguments, Results& results) {
+void keepFirst(const c10::OperatorHandle& /*op*/, Arguments arguments, Results& results) {
   const Tensor& first = arguments[0].toTensor();
   const Tensor& result = results[0].toTensor();
   const auto nbytes = static_cast<std::size_t>(first.numel() * static_cast<std::int64_t>(first.element_size()));
@@ -51,7 +55,7 @@ void keepFirst(Arguments arguments, Results& results) {
 }
 
 // `log_sigmoid_forward_cuda()` keeps nothing for the backward pass.
-void emptyBuffer(Arguments /*arguments*/, Results& results) {
+void emptyBuffer(const c10::OperatorHandle& /*op*/, Arguments /*arguments*/, Results& results) {
   const Tensor& buffer = results[1].toTensor();
   if (isFake(buffer) && buffer.is_cuda()) {
     const FakeFactoriesGuard guard;
@@ -59,7 +63,7 @@ void emptyBuffer(Arguments /*arguments*/, Results& results) {
   }
 }
 
-void moveStateOfGenerator(Arguments arguments, Results& results) {
+void moveStateOfGenerator(const c10::OperatorHandle& /*op*/, Arguments arguments, Results& results) {
   constexpr std::size_t kDropout = 5;
   if (arguments[kDropout].toDouble() == 0) {
     return;
@@ -75,16 +79,30 @@ void moveStateOfGenerator(Arguments arguments, Results& results) {
 
 // The weights of attention are undefined where they are not wanted (`native_multi_head_attention_cpu()`,
 // attention.cpp).
-void dropWeights(Arguments arguments, Results& results) {
+void dropWeights(const c10::OperatorHandle& /*op*/, Arguments arguments, Results& results) {
   constexpr std::size_t kNeedWeights = 10;
   if (!arguments[kNeedWeights].toBool()) {
     results[1] = Tensor{};
   }
 }
 
+// oneDNN alone knows how large the workspace is.
+void sizeWorkspace(const c10::OperatorHandle& op, Arguments arguments, Results& results) {
+  constexpr std::size_t kWorkspace = 3;
+  const Tensor& output = results[0].toTensor();
+  if (!c10::GradMode::is_enabled()) {
+    results[kWorkspace] = Tensor{};
+  } else if (const auto on_zeros = tryRunOnZeros(op, arguments.vec(), output.device())) {
+    results[kWorkspace] = (*on_zeros)[kWorkspace];
+  } else if (isRecording()) {
+    TORCHEXT_THROW(UnsupportedOperatorError,
+                   c10::str("The size of the workspace of `", op.operator_name(), "` cannot be found out."));
+  }
+}
+
 struct Completion {
   std::string_view op;
-  void (*complete)(Arguments arguments, Results& results);
+  void (*complete)(const c10::OperatorHandle& op, Arguments arguments, Results& results);
 };
 
 constexpr std::array kCompletions{
@@ -92,6 +110,7 @@ constexpr std::array kCompletions{
     Completion{"aten::mse_loss", keepLosses<2>},
     Completion{"aten::smooth_l1_loss", keepLosses<2>},
     Completion{"aten::soft_margin_loss", keepLosses<2>},
+    Completion{"aten::mkldnn_rnn_layer", sizeWorkspace},
     Completion{"aten::im2col", keepFirst},
     Completion{"aten::col2im", keepFirst},
     Completion{"aten::log_sigmoid_forward", emptyBuffer},
@@ -104,7 +123,7 @@ constexpr std::array kCompletions{
 void completeResults(const c10::OperatorHandle& op, Arguments arguments, Results& results) {
   for (const Completion& completion : kCompletions) {
     if (completion.op == op.schema().name() && op.schema().overload_name().empty()) {
-      completion.complete(arguments, results);
+      completion.complete(op, arguments, results);
     }
   }
 }

@@ -10,7 +10,10 @@
 //     `binary_cross_entropy` and `soft_margin_loss` resize what they return (Loss.cpp, Loss.cu);
 //   * the fast path of `torch.nn.MultiheadAttention` returns undefined weights unless they are wanted;
 //   * memory-efficient attention with dropout returns the state of the generator on the CPU, unless a CUDA graph is
-//     captured (`_efficient_attention_forward()` in attention.cu).
+//     captured (`_efficient_attention_forward()` in attention.cu);
+//   * oneDNN's LSTM has a workspace for its backward, of a size that only oneDNN knows, in grad mode, and none without
+//     (`mkldnn_rnn_layer()` in RNN.cpp). Its Meta kernel returns an empty one. Reading that from memory would be
+//     out of bounds, so a deferred LSTM whose workspace cannot be found out on zeros is run at once.
 
 #include <vector>
 

@@ -1,5 +1,6 @@
 #include "meta_call.h"
 
+#include <algorithm>
 #include <exception>
 #include <iterator>
 #include <optional>
@@ -311,15 +312,22 @@ void MetaCall::updateWrittenFakes(const RealResults& real) {
 
 // Meta kernels that are formulas in Python return their argument where there is nothing to do: `native_dropout` without
 // training. The operators return another tensor, as they declare. (Views are left alone: `unsafe_split` makes them,
-// although it declares none.)
+// although it declares none.) Others return one tensor twice, where the kernel returns two: the gradients of both
+// biases in `mkldnn_rnn_layer_backward`.
 void MetaCall::separateOutputs() {
   if (!declaresNoSharing(op_)) {
     return;
   }
-  mapTensors(stack_, stack_.size(), [this](const Tensor& meta) {
-    const bool is_argument = shadows_.originalOf(*meta.unsafeGetTensorImpl()).defined();
-    return is_argument ? Tensor{at::detail::empty_strided_meta(meta.sizes(), meta.strides(), meta.scalar_type())}
-                       : meta;
+  std::vector<const TensorImpl*> returned;
+  mapTensors(stack_, stack_.size(), [&](const Tensor& meta) {
+    const TensorImpl* impl = meta.unsafeGetTensorImpl();
+    const bool is_argument = shadows_.originalOf(*impl).defined();
+    const bool is_repeated = std::find(returned.begin(), returned.end(), impl) != returned.end() &&
+                             op_.hasKernelForDispatchKey(DispatchKey::Meta);
+    returned.push_back(impl);
+    return is_argument || is_repeated
+               ? Tensor{at::detail::empty_strided_meta(meta.sizes(), meta.strides(), meta.scalar_type())}
+               : meta;
   });
 }
 

@@ -11,6 +11,7 @@
 #include "../../support/interpreter.h"
 #include "../../support/leases.h"
 #include "../../support/locks.h"
+#include "../../torch_internals/autocast_mode.h"
 #include "../../torch_internals/open_tensor_impl.h"
 #include "../../torch_internals/torch_compat.h"
 #include "fake_keys.h"
@@ -136,6 +137,14 @@ class NoMemoryAllocator final : public c10::Allocator {
 c10::Allocator* noMemoryAllocator() {
   static NoMemoryAllocator allocator;
   return &allocator;
+}
+
+// Autocast's cache maps a leaf to its cast for as long as the region lasts. When the leaf becomes real, the cast does
+// not, and must not be found any more.
+void forgetCasts() {
+  if (autocast::is_autocast_enabled(c10::kCPU) || autocast::is_autocast_enabled(c10::kCUDA)) {
+    autocast::clear_cache();
+  }
 }
 
 }  // namespace
@@ -284,6 +293,7 @@ std::vector<at::Tensor> residentsOf(const Storage& storage) {
 }
 
 void becomeReal(const Storage& fake, const Storage& real) {
+  forgetCasts();
   StorageImpl& impl = *fake.unsafeGetStorageImpl();
   StorageImpl& source = *real.unsafeGetStorageImpl();
   TORCH_INTERNAL_ASSERT(source.device() == impl.device() && real.use_count() == 1);
