@@ -509,9 +509,7 @@ std::optional<at::Generator> RecordedCall::generator() const {
 
 // Moves the generator past the numbers that the operator would draw, and returns where they start. Two threads that
 // record do not come in between each other.
-TapePosition RecordedCall::takeDraws(const OpNode& node,
-                                       const at::Generator& generator,
-                                       const Stack& called) const {
+TapePosition RecordedCall::takeDraws(const OpNode& node, const at::Generator& generator, const Stack& called) const {
   {
     const Locked lock{LockRank::kDraws};
     if (const auto position = takeDrawsOf(op_, called, generator)) {

@@ -395,10 +395,10 @@ void FakeCall::runOnMetaAndRemember(const MetaPlan& plan, const CallKey& key) {
   countMemory(scratch.get(), results, takeUncounted() || has_new);
   const CallKey key_after{op_, stack_};
   const bool can_be_repeated = key.isComplete() && !before.areMovedOrWarnedOf(op_, key.tensors());
-  metadataCache().remember(key, can_be_repeated
-                                    ? ResultRecipe::learn(op_, key.tensors(), key_after.words() != key.words(), results,
-                                                          std::move(scratch))
-                                    : nullptr);
+  metadataCache().remember(
+      key, can_be_repeated
+               ? ResultRecipe::learn(op_, key.tensors(), key_after.words() != key.words(), results, std::move(scratch))
+               : nullptr);
   followValues(results);
   replaceArguments(std::move(results));
 }

@@ -120,8 +120,8 @@ bool agrees(const RealResults& real, const OperatorHandle& op, c10::ArrayRef<IVa
   Stack stack = returned.vec();
   correctByReal(real, op, stack);
   return std::equal(stack.begin(), stack.end(), returned.begin(), isSame) &&
-         std::equal(written.begin(), written.end(),
-                    real.values.begin() + static_cast<std::ptrdiff_t>(num_returns), hasChangedAlike);
+         std::equal(written.begin(), written.end(), real.values.begin() + static_cast<std::ptrdiff_t>(num_returns),
+                    hasChangedAlike);
 }
 
 void correctByReal(const RealResults& real, const OperatorHandle& op, Stack& stack) {

@@ -25,11 +25,11 @@ namespace torchext {
 struct RealResults {
   // The returned values, and then those of `WrittenTensors::changed()`. Empty when nothing is known.
   torch::jit::Stack values;
-  bool has_sizes = false;    // whether the trial had the sizes of the call
+  bool has_sizes = false;  // whether the trial had the sizes of the call
 };
 
-// Returns true if `results`, which a Meta kernel of `op` has returned, and the values of `WrittenTensors::changed()` that
-// follow them, need no correction.
+// Returns true if `results`, which a Meta kernel of `op` has returned, and the values of `WrittenTensors::changed()`
+// that follow them, need no correction.
 bool agrees(const RealResults& real, const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> results);
 
 // Corrects the results of a Meta kernel of `op`, which are on top of `stack`, except those that are arguments or views.

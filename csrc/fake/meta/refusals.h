@@ -26,8 +26,8 @@
 namespace torchext {
 
 // Raises what a call of `op` on real tensors like `arguments` would raise, if that is known not to depend on values.
-// `results` are those of the Meta kernel, and then those of `WrittenTensors::changed()`. Returns the same of the trial, if
-// there was one.
+// `results` are those of the Meta kernel, and then those of `WrittenTensors::changed()`. Returns the same of the trial,
+// if there was one.
 RealResults refuseAsReal(const c10::OperatorHandle& op,
                          c10::ArrayRef<c10::IValue> arguments,
                          c10::ArrayRef<c10::IValue> results);

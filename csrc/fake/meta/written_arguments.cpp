@@ -26,8 +26,8 @@ void resize(const Tensor& fake, c10::IntArrayRef sizes, c10::IntArrayRef strides
   const c10::DispatchKeySet keys{c10::computeDispatchKey(fake.scalar_type(), c10::kStrided, c10::kMeta)};
   auto form = c10::make_intrusive<c10::TensorImpl>(keys | (impl.key_set() & kLazyBits), impl.dtype(), c10::kMeta);
   form->set_sizes_and_strides(sizes, strides, impl.storage_offset());
-  const std::size_t needed =
-      at::detail::computeStorageNbytes(sizes, strides, fake.itemsize(), static_cast<std::size_t>(impl.storage_offset()));
+  const std::size_t needed = at::detail::computeStorageNbytes(sizes, strides, fake.itemsize(),
+                                                              static_cast<std::size_t>(impl.storage_offset()));
   dynamic_cast<FakeTensorImpl&>(*fake.unsafeGetTensorImpl())
       .resizeLike(*form, std::max({fake.storage().nbytes(), form->numel() == 0 ? 0 : needed, nbytes}));
 }
@@ -38,9 +38,8 @@ void resizeLike(const Tensor& fake, const Tensor& real) {
 
 bool mayChangeShape(const OperatorHandle& op) {
   const auto& arguments = op.schema().arguments();
-  return op.hasTag(at::Tag::inplace_view) || std::any_of(arguments.begin(), arguments.end(), [](const auto& argument) {
-           return argument.is_out();
-         });
+  return op.hasTag(at::Tag::inplace_view) ||
+         std::any_of(arguments.begin(), arguments.end(), [](const auto& argument) { return argument.is_out(); });
 }
 
 void resizeByMeta(const OperatorHandle& op, const Tensor& fake, const Tensor& shadow) {
@@ -57,8 +56,8 @@ WrittenTensors::WrittenTensors(const OperatorHandle& op, c10::ArrayRef<IValue> a
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     if (isWritten(op.schema().arguments()[i])) {
       forEachTensor(arguments[i], [this](const Tensor& tensor) {
-        entries_.push_back({tensor, c10::DimVector(tensor.sizes()), c10::DimVector(tensor.strides()),
-                            tensor.storage().nbytes()});
+        entries_.push_back(
+            {tensor, c10::DimVector(tensor.sizes()), c10::DimVector(tensor.strides()), tensor.storage().nbytes()});
       });
     }
   }
@@ -75,11 +74,8 @@ Stack WrittenTensors::changed() const {
   return changed;
 }
 
-void resizeWritten(const OperatorHandle& op,
-                   const Tensor& fake,
-                   const Tensor& shadow,
-                   const IValue* real,
-                   bool has_sizes) {
+void resizeWritten(
+    const OperatorHandle& op, const Tensor& fake, const Tensor& shadow, const IValue* real, bool has_sizes) {
   if (real == nullptr) {
     resizeByMeta(op, fake, shadow);
   } else if (!real->isTensor()) {

@@ -4,7 +4,8 @@
 //
 // Meta kernels do not always resize the arguments that a call writes as real kernels do:
 //
-//   * Those that are Python functions resize an `out` contiguously, where a TensorIterator gives it the order of strides
+//   * Those that are Python functions resize an `out` contiguously, where a TensorIterator gives it the order of
+//   strides
 //     of its input, and where LAPACK needs columns.
 //   * Those of in-place operators are made of functions with an `out`, and resize their argument: `a &= b` grows `a`.
 //   * Some kernels resize arguments that their Meta kernels leave alone: `_fused_moving_avg_obs_fq_helper` gives its
@@ -50,8 +51,8 @@ class WrittenTensors {
 // tensor that stood for it, and has been written. `real` is the entry of `WrittenTensors::changed()` for the stand-in
 // of a trial, which had the sizes of the call if `has_sizes` is true, or null if there was no trial.
 //
-// Raises c10::Error if an in-place operator would change the shape, and UnsupportedOperatorError if it is known that the
-// kernel changes it, but not to which. `fake` has not changed then.
+// Raises c10::Error if an in-place operator would change the shape, and UnsupportedOperatorError if it is known that
+// the kernel changes it, but not to which. `fake` has not changed then.
 void resizeWritten(const c10::OperatorHandle& op,
                    const at::Tensor& fake,
                    const at::Tensor& shadow,

@@ -59,7 +59,7 @@ class ZeroArguments {
   struct Entry {
     Tensor original;
     Tensor zeros;
-    Storage storage;  // the one that `zeros` was made on
+    Storage storage;     // the one that `zeros` was made on
     std::size_t nbytes;  // of the storage, before the call
 
     bool isResized() const;

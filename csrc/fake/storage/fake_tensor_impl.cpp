@@ -69,8 +69,8 @@ void FakeTensorImpl::copyGeometry(const TensorImpl& source) {
 
 void FakeTensorImpl::resizeLike(const TensorImpl& source, std::size_t nbytes) {
   const bool is_freed = nbytes < storage_.nbytes() || !isHeldBy(storage_.nbytes(), *this);
-  TORCH_INTERNAL_ASSERT(is_freed || isHeldBy(nbytes, source), "a tensor of shape ",
-                        source.sizes(), " and strides ", source.strides(), " does not fit into ", nbytes, " bytes");
+  TORCH_INTERNAL_ASSERT(is_freed || isHeldBy(nbytes, source), "a tensor of shape ", source.sizes(), " and strides ",
+                        source.strides(), " does not fit into ", nbytes, " bytes");
   if (nbytes != storage_.nbytes()) {
     resizeFakeStorage(storage_, nbytes);
   }

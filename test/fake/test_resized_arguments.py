@@ -1,0 +1,112 @@
+"""Arguments that a call resizes become what they become eagerly, and no others change their shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from common import assert_same_tensor
+from torch import Tensor
+from torch.ao.quantization import FusedMovingAvgObsFakeQuantize, MovingAveragePerChannelMinMaxObserver
+
+from torchext.deferred_init import deferred_init, materialize_tensor
+from torchext.fake import DataDependentError, fake_like
+
+# Composite operators and drawing ones resize their output below the dispatcher (`at::native::resize_output()`).
+RESIZE_NATIVELY: dict[str, Callable[[Tensor], Tensor]] = {
+    "bernoulli": lambda out: torch.bernoulli(torch.full((2,), 0.5), out=out),
+    "cauchy": lambda out: torch.ops.aten.cauchy.out(torch.ones(3), out=out),
+    "inner": lambda out: torch.inner(torch.ones(2, 3), torch.ones(4, 3), out=out),
+    "kron": lambda out: torch.kron(torch.ones(2, 3), torch.ones(3, 2), out=out),
+    "matrix_norm": lambda out: torch.linalg.matrix_norm(torch.ones(4, 2, 3), out=out),
+    "normal": lambda out: torch.normal(0.0, torch.ones(2, 3), out=out),
+    "pinv": lambda out: torch.linalg.pinv(torch.eye(3), out=out),
+    "quantile": lambda out: torch.quantile(torch.arange(6.0).view(2, 3), 0.5, dim=1, out=out),
+    "rand_like": lambda out: torch.ops.aten.rand_like.out(torch.ones(3, 2), out=out),
+    "tensordot": lambda out: torch.tensordot(torch.ones(2, 3), torch.ones(3, 2), dims=1, out=out),
+    "vecdot": lambda out: torch.linalg.vecdot(torch.ones(4, 3), torch.ones(4, 3), out=out),
+}
+
+
+@pytest.mark.parametrize("name", RESIZE_NATIVELY)
+def test_output_that_is_resized_natively_gets_memory(name: str) -> None:
+    def fn() -> Tensor:
+        torch.manual_seed(0)
+        return RESIZE_NATIVELY[name](torch.empty(0))
+
+    # Not strictly: `at::native::resize_output()` does not count a version, but the operator that fakes need does.
+    assert_same_tensor(materialize_tensor(deferred_init(fn)), fn(), strictly=False)
+
+
+@pytest.mark.parametrize("name", RESIZE_NATIVELY)
+def test_fake_output_that_is_resized_natively_gets_a_storage(name: str) -> None:
+    wanted, fake = RESIZE_NATIVELY[name](torch.empty(0)), fake_like(torch.empty(0))
+    RESIZE_NATIVELY[name](fake)
+    assert (fake.shape, fake.untyped_storage().nbytes()) == (wanted.shape, wanted.untyped_storage().nbytes())
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@pytest.mark.parametrize("shape", [(0,), (2, 3)], ids=["empty", "of the same number of elements"])
+@pytest.mark.parametrize("size", [3, 300], ids=["small", "too large to be tried out"])
+def test_output_gets_the_order_of_strides_of_its_input(shape: tuple[int, ...], size: int) -> None:
+    def fn() -> Tensor:
+        input_ = torch.arange(float(2 * size * size)).view(2 * size, size)
+        out = torch.empty(shape if shape == (0,) else (2 * size, size))
+        return torch.mul(input_.t(), 2, out=out)
+
+    wanted = fn()
+    assert wanted.stride() == (1, size)
+    for _ in range(2):  # the second answer comes from the cache, where trials are remembered, too
+        assert_same_tensor(materialize_tensor(deferred_init(fn)), wanted)
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@pytest.mark.parametrize("size", [6, 300, 6000])
+def test_in_place_operator_does_not_grow_its_argument(size: int) -> None:
+    fake = fake_like(torch.ones(size, 1, dtype=torch.bool))
+    with pytest.raises(RuntimeError, match=rf"\[{size}, 1\] doesn't match the broadcast shape \[{size}, {size}\]"):
+        fake &= fake_like(torch.ones(size, dtype=torch.bool))
+    assert fake.shape == (size, 1)
+
+
+@pytest.mark.parametrize("size", [40, 400000])
+def test_kernel_that_resizes_what_its_meta_kernel_does_not_is_followed(size: int) -> None:
+    def fn() -> tuple[Tensor, ...]:
+        observed = FusedMovingAvgObsFakeQuantize(
+            observer=MovingAveragePerChannelMinMaxObserver,
+            dtype=torch.qint8,
+            qscheme=torch.per_channel_symmetric,
+            quant_min=-128,
+            quant_max=127,
+        )
+        result = observed(torch.arange(float(size)).view(4, -1) / size)
+        return observed.scale, observed.zero_point, observed.activation_post_process.min_val, result
+
+    wanted = fn()
+    found = deferred_init(fn)
+    assert [t.shape for t in found] == [t.shape for t in wanted]
+    for tensor, expected in zip(found, wanted, strict=True):
+        assert_same_tensor(materialize_tensor(tensor), expected, strictly=False)
+
+
+def test_output_of_a_kernel_without_a_meta_kernel_is_resized() -> None:
+    matrix = torch.rand(4, 3)
+    wanted = torch.geqrf(matrix, out=(torch.empty(0), torch.empty(0)))
+    for _ in range(2):
+        a, tau = fake_like(torch.empty(0)), fake_like(torch.empty(0))
+        torch.geqrf(fake_like(matrix), out=(a, tau))
+        for fake, real in zip((a, tau), wanted, strict=True):
+            assert (fake.shape, fake.stride()) == (real.shape, real.stride())
+            assert fake.untyped_storage().nbytes() == real.untyped_storage().nbytes()
+
+
+def test_output_whose_shape_depends_on_values_is_refused() -> None:
+    with pytest.raises(DataDependentError, match=r"aten::bincount.out"):
+        torch.ops.aten.bincount.out(fake_like(torch.ones(3, dtype=torch.int64)), out=fake_like(torch.empty(0).long()))
+
+
+def test_storage_is_never_made_smaller_than_its_tensor() -> None:
+    fake = fake_like(torch.ones(4))
+    torch.ops.aten.exponential.out(fake_like(torch.ones(30)), out=fake.resize_(0))
+    assert fake.untyped_storage().nbytes() == fake.numel() * fake.element_size()
