@@ -18,7 +18,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput, UnaryUfuncInfo
 
 from torchext.deferred_init import deferred_init, materialize_tensor
-from torchext.fake import cache_info, fake_like, fake_mode
+from torchext.fake import DataDependentError, cache_info, fake_like, fake_mode
 from torchext.tools.torch_release import TORCH_RELEASE
 
 # More elements than a trial may have, and none that a power of two divides.
@@ -103,6 +103,8 @@ ACCIDENTS: dict[str, Callable[[], Any]] = {
         torch.ones(1, 3, 128, 128), torch.ones(3, 3, 3, 3), stride=100, output_padding=128
     ),
     "size beside a kept one": lambda: torch.ones(100, 17, 33).mul(torch.ones(100, 17, 33, dtype=torch.bool)).erfinv(),
+    "diagonal that is too short": lambda: torch.diagonal_scatter(torch.ones(211, 211), torch.ones(183), 2),
+    "mask of integers": lambda: torch.ones(183, 183).masked_select(torch.ones(183, 183, dtype=torch.int64)),
     "not a multiple": lambda: functional.pixel_shuffle(torch.ones(1, 906, 33, 33), 2),
 }
 
@@ -234,6 +236,11 @@ def operators_that_may_trust() -> set[str]:
 @pytest.mark.skipif(TORCH_RELEASE != (2, 13), reason="the list is that of one release")
 def test_operators_that_may_trust_their_arguments_were_reviewed() -> None:
     assert operators_that_may_trust() == {*REVIEWED.split()}
+
+
+def test_large_call_that_needs_values_is_refused_for_that() -> None:
+    with fake_mode(), pytest.raises(DataDependentError, match="nonzero"):
+        torch.ones(183, 181, dtype=torch.complex64).nonzero()
 
 
 def test_refusals_are_remembered() -> None:

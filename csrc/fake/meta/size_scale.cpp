@@ -12,6 +12,11 @@ constexpr int64_t kSmallSize = 64;
 // Numbers are replaced by this one or larger ones, which leaves room for kernels of the usual sizes.
 constexpr int64_t kLeastImage = 17;
 
+// Numbers that differ by this or less keep their difference, and others differ by more.
+constexpr int64_t kNear = 8;
+
+constexpr int64_t kMostTried = 4096;
+
 bool isMultiple(int64_t number, int64_t factor) {
   return number % factor == 0;
 }
@@ -22,17 +27,25 @@ bool isMultiple(int64_t number, int64_t factor) {
 bool SizeScale::keepsRelations(int64_t number, int64_t image) const {
   return (images_.empty() || image > images_.back().second) && isMultiple(number, 2) == isMultiple(image, 2) &&
          std::all_of(images_.begin(), images_.end(), [&](const auto& smaller) {
-           return smaller.first < 2 || isMultiple(number, smaller.first) == isMultiple(image, smaller.second);
+           const int64_t difference = number - smaller.first;
+           const int64_t difference_of_images = image - smaller.second;
+           const bool keeps_distance =
+               difference <= kNear ? difference_of_images == difference : difference_of_images > kNear;
+           return keeps_distance &&
+                  (smaller.first < 2 || isMultiple(number, smaller.first) == isMultiple(image, smaller.second));
          });
 }
 
-// Returns `number` itself if no smaller one has its relations.
+// Returns `number` itself if no smaller one is found that has its relations.
 int64_t SizeScale::smallestLike(int64_t number, int64_t least) const {
-  int64_t image = images_.empty() ? least : std::max(least, images_.back().second + 1);
-  while (image < number && !keepsRelations(number, image)) {
-    ++image;
+  const int64_t first = images_.empty() ? least : std::max(least, images_.back().second + 1);
+  const int64_t end = std::min(number, first + kMostTried);
+  for (int64_t image = first; image < end; ++image) {
+    if (keepsRelations(number, image)) {
+      return image;
+    }
   }
-  return image;
+  return number;
 }
 
 std::optional<SizeScale> SizeScale::dividing(c10::ArrayRef<int64_t> numbers, int64_t divisor) {

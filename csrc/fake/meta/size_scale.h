@@ -9,7 +9,9 @@
 //     become 64, and of two dimensions with equal strides, the shorter one counts as the inner one
 //     (`TensorIteratorBase::reorder_dimensions()`);
 //   * a multiple of another number stays one, and a number that is not a multiple does not become one;
-//   * even numbers stay even.
+//   * even numbers stay even;
+//   * numbers that differ by little keep their difference, and others differ by more: a diagonal of 209 elements fits
+//     into a matrix of 211, from `offset=2` on, and one of 183 does not.
 //
 // Dividing all large sizes by a power of two keeps sums and products as well, so it comes first. Otherwise each large
 // number becomes the smallest one that has these relations to those before it. Sums and products are lost then; a
