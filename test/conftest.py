@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -73,6 +74,17 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _checked_hits(pytestconfig: pytest.Config) -> Iterator[None]:
+    """Checks a part of what the cache of metadata returns: NOTE [Checking hits]."""
+    from torchext import _C
+
+    is_sweep = pytestconfig.getoption("--long") or pytestconfig.getoption("--programs") > 0
+    _C.check_hits(0.2 if is_sweep else 0.02)
+    yield
+    assert _C.take_wrong_hits() == 0
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 #include <exception>
 #include <iterator>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include <ATen/DeviceAccelerator.h>
@@ -10,8 +11,10 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torchext/fake_tensor.h>
 
+#include "../support/held_warnings.h"
 #include "../support/stack_utils.h"
 #include "cache/call_key.h"
+#include "cache/hit_checks.h"
 #include "cache/metadata_cache.h"
 #include "cache/result_recipe.h"
 #include "calls/errors.h"
@@ -87,6 +90,7 @@ class FakeCall {
 
   // How to do it.
   bool tryRemembered(const CallKey& key);
+  std::string describeAgain(const CallKey& key) const;
   void carryOut(const FakeDecision& decision, const CallKey* key);
   void runOnRealTensors();
   void liftConstant();
@@ -129,7 +133,7 @@ void FakeCall::run() {
   lookAtArguments(key);
   const IValue written = has_fake_ && writesForeach(op_) ? torch::jit::peek(stack_, 0, num_arguments_) : IValue{};
   const bool may_be_remembered = has_fake_ || isFakeMode();
-  if (!may_be_remembered || !tryRemembered(key)) {
+  if (!may_be_remembered || canRunOnValues() || !tryRemembered(key)) {
     carryOut(decide(), &key);
   }
   countVersions(written);
@@ -305,11 +309,34 @@ bool FakeCall::tryRemembered(const CallKey& key) {
   if (recipe == nullptr || (recipe->refuses() && isRecording()) || !recipe->canBeMade(key.tensors())) {
     return false;
   }
+  if (!recipe->refuses() && !recipe->resizes() && isHitChecked()) {
+    checkHit(op_, recipe->describe(), [&] { return describeAgain(key); });
+  }
   Results results = recipe->make(key.tensors());
   countMemory(recipe->scratch(), results);
   followValues(results);
   replaceArguments(std::move(results));
   return true;
+}
+
+// Computes the results of a remembered call again: NOTE [Checking hits]. Its effects on the arguments are none, or the
+// call would not be remembered.
+std::string FakeCall::describeAgain(const CallKey& key) const {
+  const OwnComputation own;
+  const FakeDecision decision = decide();
+  if (decision.outcome != FakeOutcome::kRunsOnMeta) {
+    return c10::str("outcome ", static_cast<int>(decision.outcome));
+  }
+  HeldWarnings warnings;
+  std::exception_ptr refusal;
+  Stack results = runOnMeta(op_, stack_, decision.plan, refusal);
+  completeResults(op_, arguments(), results);
+  MemoryCounter* counter = memoryCounter();
+  auto scratch = counter == nullptr ? nullptr : counter->scratchOf(op_, arguments(), results);
+  takeUncounted();
+  warnings.take();
+  const auto recipe = ResultRecipe::learn(op_, key.tensors(), /*resizes=*/false, results, std::move(scratch));
+  return recipe == nullptr ? "results that cannot be remembered" : recipe->describe();
 }
 
 // The kernels of `ADInplaceOrView` do not bump the versions of what foreach operators write. The real kernels do,
@@ -387,14 +414,16 @@ Stack FakeCall::runOnMetaOrRememberRefusal(const MetaPlan& plan, const CallKey& 
 void FakeCall::runOnMetaAndRemember(const MetaPlan& plan, const CallKey& key) {
   const OwnComputation own;
   const ArgumentsBefore before{key.tensors()};
+  HeldWarnings warnings;
   Stack results = runOnMetaOrRememberRefusal(plan, key);
   const bool has_new = takeUncounted();  // before the next two lines, which may call operators on fakes
   completeResults(op_, arguments(), results);
   MemoryCounter* counter = memoryCounter();
   auto scratch = counter == nullptr ? nullptr : counter->scratchOf(op_, arguments(), results);
   countMemory(scratch.get(), results, takeUncounted() || has_new);
+  // A call that warns is not remembered, because it warns the next time, too.
   const CallKey key_after{op_, stack_};
-  const bool can_be_repeated = key.isComplete() && !before.areMovedOrWarnedOf(op_, key.tensors());
+  const bool can_be_repeated = key.isComplete() && warnings.isEmpty() && !before.areMovedOrWarnedOf(op_, key.tensors());
   metadataCache().remember(
       key, can_be_repeated
                ? ResultRecipe::learn(op_, key.tensors(), key_after.words() != key.words(), results, std::move(scratch))

@@ -38,6 +38,17 @@ thread_local AllocationCause current_cause;
 struct Scratch final : KernelScratch {
   Scratch(KernelMemory of_kernel, Device on_device) : memory{std::move(of_kernel)}, device{on_device} {}
 
+  std::string describe() const override {
+    std::string text = device.str();
+    for (const auto& steps : {memory.before_results, memory.after_results}) {
+      text += " |";
+      for (const KernelStep& step : steps) {
+        text += c10::str(" ", static_cast<int>(step.kind), ":", step.bytes, ":", step.block);
+      }
+    }
+    return text;
+  }
+
   const KernelMemory memory;
   const Device device;
 };

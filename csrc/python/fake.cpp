@@ -10,6 +10,7 @@
 #include <torch/csrc/utils/device_lazy_init.h>
 #include <torch/csrc/utils/tensor_new.h>
 
+#include "../fake/cache/hit_checks.h"
 #include "../fake/cache/metadata_cache.h"
 #include "../fake/collectives/collectives.h"
 #include "../fake/cuda/fake_cuda.h"
@@ -182,6 +183,11 @@ std::optional<std::string> metaCallDevice() {
   return device ? std::optional{c10::DeviceTypeName(device->type(), /*lower_case=*/true)} : std::nullopt;
 }
 
+// In C++, so that `HeldWarnings` notices it.
+void warnOfMetaKernel(const std::string& message) {
+  TORCH_WARN(message);
+}
+
 at::Tensor makeSparseFake(const at::Tensor& like, const std::vector<at::Tensor>& members) {
   return sparseFakeOf(like, members);
 }
@@ -225,8 +231,11 @@ void bindFake(pybind11::module_& module) {
   module.def("call_backward", &callInside<FakeCudaBackwardGuard>);
   module.def("call_from_handler", &callFromHandler);
   bind(module, "meta_call_device", metaCallDevice);
+  module.def("warn_of_meta_kernel", &warnOfMetaKernel);
   bind(module, "cache_info", cacheInfo);
   bind(module, "cache_clear", clearCache);
+  bind(module, "check_hits", checkHits);
+  bind(module, "take_wrong_hits", takeWrongHits);
   bind(module, "watch_nested_lists", watchNestedLists);
   bindQuestion<&isFake>(module, "is_fake", "is_fake(tensor: torch.Tensor) -> bool");
   bind(module, "fake_like", fakeLike);

@@ -96,13 +96,46 @@ const OperatorEntry& operatorEntry(const OperatorHandle& op) {
   return entryOf(op);
 }
 
-const KernelFunction& metaKernelOf(const OperatorHandle& op) {
-  return entryOf(op).lookup(c10::DispatchKeySet{DispatchKey::Meta});
+const KernelFunction& kernelOf(const OperatorHandle& op, DispatchKey key) {
+  static const KernelFunction none;
+  return op.hasComputedKernelForDispatchKey(key) ? entryOf(op).lookup(c10::DispatchKeySet{key}) : none;
 }
 
 TableKernel tableKernel(const OperatorHandle& op, DispatchKey key) {
   const auto [kernel, reason] = computeEntry(entryOf(op), key);
   return {{kernel.kernel, kernel.debug}, reason};
+}
+
+namespace {
+
+// Returns the folder of PyTorch's sources in the words of "registered at FOLDER/build/aten/...": that of the schemas.
+const std::string& sourcesOfPyTorch() {
+  static const std::string folder = [] {
+    const std::string schema = entryOf(Dispatcher::singleton().findSchemaOrThrow("aten::add", "Tensor")).debug();
+    return schema.substr(0, schema.find("build/aten/"));
+  }();
+  return folder;
+}
+
+bool contains(const std::string& text, const char* part) {
+  return text.find(part) != std::string::npos;
+}
+
+}  // namespace
+
+// A kernel written in Python is registered at the line that has made its `Library`. That is a line of PyTorch's for
+// `torch.library.impl()` of a program, too, so only the files that register kernels of PyTorch's own count.
+bool isKernelOfPyTorch(const OperatorHandle& op, DispatchKey key) {
+  const auto [kernel, reason] = computeEntry(entryOf(op), key);
+  if (!kernel.kernel.isValid()) {
+    return false;
+  }
+  if (isPythonKernel(kernel.kernel)) {
+    const bool is_prim = entryOf(op).operator_name().name.rfind("prims::", 0) == 0;
+    return contains(kernel.debug, "torch/_meta_registrations.py:") || contains(kernel.debug, "torch/_prims/") ||
+           (is_prim && contains(kernel.debug, "torch/_library/custom_ops.py:"));
+  }
+  return kernel.debug.rfind(sourcesOfPyTorch(), 0) == 0;
 }
 
 // Kernels registered through torch.library are instances of `PythonKernelHolder`, which no header declares.
@@ -137,7 +170,7 @@ bool testOperatorEntry(bool is_broken) {
   const auto [kernel, reason] = computeEntry(entry, DispatchKey::CPU);
   return entry.operator_name() == op.operator_name() && std::string_view{reason} == "kernel" &&
          identityOf(kernel.kernel) == identityOf(entry.lookup(c10::DispatchKeySet{DispatchKey::CPU})) &&
-         metaKernelOf(op).isValid() && functorOf(boxedOf(KernelFunction{})) == nullptr;
+         kernelOf(op, DispatchKey::Meta).isValid() && functorOf(boxedOf(KernelFunction{})) == nullptr;
 }
 
 // The public function tells whether there is a fallback.

@@ -11,9 +11,9 @@ namespace torchext {
 // Returns what the dispatcher knows about `op`, mainly its dispatch table.
 const c10::impl::OperatorEntry& operatorEntry(const c10::OperatorHandle& op);
 
-// Returns the kernel that `op` has for the `Meta` key now. It may change when a library is loaded or unloaded. There
-// must be one.
-const c10::KernelFunction& metaKernelOf(const c10::OperatorHandle& op);
+// Returns the kernel that `op` has for `key`, which is that of a backend, now. It may change when a library is loaded
+// or unloaded. Returns a kernel that is not valid if there is none.
+const c10::KernelFunction& kernelOf(const c10::OperatorHandle& op, c10::DispatchKey key);
 
 // A kernel, and where it was registered, in PyTorch's words. The kernel is not valid if there is none.
 struct RegisteredKernel {
@@ -28,6 +28,10 @@ struct TableKernel {
   const char* reason;
 };
 TableKernel tableKernel(const c10::OperatorHandle& op, c10::DispatchKey key);
+
+// Returns true if PyTorch has registered the kernel that `op` has for `key`, and false for one that a program or
+// another library has registered, and where there is none.
+bool isKernelOfPyTorch(const c10::OperatorHandle& op, c10::DispatchKey key);
 
 // Returns true if `kernel` was registered from Python.
 bool isPythonKernel(const c10::KernelFunction& kernel);

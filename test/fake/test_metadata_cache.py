@@ -8,11 +8,14 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
+from torchext import _C
+from torchext.deferred_init import deferred_init, materialize_tensor
 from torchext.fake import DataDependentError, cache_clear, cache_info, fake_like, fake_mode, is_fake
 
 
@@ -169,6 +172,129 @@ class TestKeys:
                     kernels.impl("f", lambda x, rows=rows: x.new_empty(rows, 4), "Meta")
                     for _ in range(2):
                         assert torch.ops.torchext_test_cache.f(fake).shape == (rows, 4), name
+
+    @pytest.mark.filterwarnings("ignore:Warning only once for all operators")
+    @pytest.mark.parametrize(("device", "keys"), [("cuda", ["Meta"]), ("cpu", ["Meta", "CPU"])])
+    def test_kernels_of_other_libraries_for_operators_of_pytorch(self, device: str, keys: list[str]) -> None:
+        with fake_mode(fake_cuda=True):
+            fake = torch.ones(4, 4, device=device)
+            assert fake.hypot(fake).shape == (4, 4)
+            with torch.library._scoped_library("aten", "IMPL") as library:
+                for key in keys:
+                    library.impl("hypot", lambda x, y: x.new_empty(rows, 4), key)
+                for rows in (2, 3):
+                    assert fake.hypot(fake).shape == (rows, 4)
+            assert fake.hypot(fake).shape == (4, 4)
+
+    def test_devices_of_generators(self) -> None:
+        with fake_mode(fake_cuda=True):
+            cpu, cuda = torch.Generator(), torch.Generator("cuda")
+            for device, right, wrong in (("cpu", cpu, cuda), ("cuda", cuda, cpu)):
+                tensor = torch.empty(3, device=device)
+                for _ in range(2):
+                    tensor.normal_(generator=right)
+                    expected = f"Expected a '{device}' device type for generator but found '{wrong.device.type}'"
+                    with pytest.raises(RuntimeError, match=expected):
+                        tensor.normal_(generator=wrong)
+                    with pytest.raises(RuntimeError, match=expected):
+                        torch.multinomial(tensor, 1, generator=wrong)
+                    with pytest.raises(RuntimeError, match="generator"):
+                        torch.randperm(3, generator=wrong, device=device)
+                tensor[:0].normal_(generator=wrong)  # draws nothing, so looks at no generator
+
+    def test_recording(self, fake: torch.Tensor) -> None:
+        for _ in range(2):
+            assert is_fake(fake + 1)
+            deferred = deferred_init(lambda: torch.ones(4, 4) + 1)
+            assert torch.equal(materialize_tensor(deferred), torch.full((4, 4), 2.0))
+
+    def test_priority_of_attention(self) -> None:
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        with fake_mode(fake_cuda=True):
+            query = torch.ones(1, 1, 16, 64, dtype=torch.float16, device="cuda", requires_grad=True)
+            for _ in range(2):
+                names = []
+                for first in (SDPBackend.EFFICIENT_ATTENTION, SDPBackend.FLASH_ATTENTION):
+                    both = [first, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
+                    with sdpa_kernel(both, set_priority=True):
+                        result = torch.nn.functional.scaled_dot_product_attention(query, query, query)
+                    names.append(type(result.grad_fn).__name__)
+                assert names == [
+                    "ScaledDotProductEfficientAttentionBackward0",
+                    "ScaledDotProductFlashAttentionBackward0",
+                ]
+
+
+class TestWarnings:
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda t: t.std(0),
+            lambda t: torch.var_mean(t, 0),
+            lambda t: torch.add(t, t, out=torch.empty(2)),
+            lambda t: t.put_(torch.tensor([0]), torch.ones(1)),
+        ],
+    )
+    def test_are_those_of_the_real_call_each_time(self, call: Callable[[torch.Tensor], object]) -> None:
+        def messages(tensor: torch.Tensor) -> list[str]:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                call(tensor)
+            return [str(warning.message).split(" (Triggered")[0] for warning in caught]
+
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        try:
+            expected = messages(torch.ones(1, 4))
+            assert len(expected) == 1
+            with fake_mode():
+                tensor = torch.ones(1, 4)
+                for _ in range(3):
+                    assert messages(tensor) == expected
+        finally:
+            torch.use_deterministic_algorithms(False)
+
+    def test_meta_kernels_in_python_warn_each_time(self) -> None:
+        with fake_mode(fake_cuda=True):
+            tensor = torch.ones(3, device="cuda")
+            torch.use_deterministic_algorithms(True, warn_only=True)
+            try:
+                for _ in range(3):
+                    with pytest.warns(UserWarning, match="_histc_cuda .* does not have a deterministic"):
+                        tensor.histc()
+            finally:
+                torch.use_deterministic_algorithms(False)
+
+
+class TestChecks:
+    def test_hit_that_differs_raises(self, fake: torch.Tensor) -> None:
+        rows = 2
+        with torch.library._scoped_library("torchext", "FRAGMENT") as library:
+            library.define("looks_at_rows(Tensor x) -> Tensor")
+            library.impl("looks_at_rows", lambda x: x.new_empty(rows, 4), "Meta")
+            before = _C.check_hits(1.0)
+            try:
+                for _ in range(2):
+                    assert torch.ops.torchext.looks_at_rows(fake).shape == (2, 4)
+                rows = 3
+                with pytest.raises(RuntimeError, match=r"remembered .*sizes \[2, 4\].* makes .*sizes \[3, 4\]"):
+                    torch.ops.torchext.looks_at_rows(fake)
+                assert _C.take_wrong_hits() == 1
+            finally:
+                _C.check_hits(before)
+
+    def test_memory_is_counted_once(self) -> None:
+        with fake_mode(fake_cuda=True):
+            a = torch.ones(64, 64, device="cuda")
+            a @ a
+            used = torch.cuda.memory_allocated()
+            before = _C.check_hits(1.0)
+            try:
+                results = [a @ a, a.sort()]
+                assert torch.cuda.memory_allocated() - used == 3 * 64 * 64 * 4 + 64 * 64 * 4
+            finally:
+                _C.check_hits(before)
+            del results
 
 
 class TestResults:

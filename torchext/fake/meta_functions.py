@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, NoReturn
 
 import torch
 import torch._library.fake_impl
 import torch._meta_registrations
+import torch._prims_common.wrappers
 from torch import Tensor
 
 from .. import _C
@@ -25,6 +26,12 @@ def install() -> None:
         torch._meta_registrations, "_meta_grouped_mm_common", _taking_all_dtypes, "takes bfloat16 only"
     )
     _patch_device_hint()
+    while_fakes_live.patch(
+        torch._prims_common, "alert_not_deterministic", _warning_in_cpp, "warns where it cannot be held back"
+    )
+    while_fakes_live.patch(
+        torch._prims_common.wrappers, "_resize_output_check", _warning_of_resizing, "warns where it cannot be held back"
+    )
     while_fakes_live.patch(
         torch._library.fake_impl, "set_ctx_getter", _refusing_sizes, "takes our fakes for meta tensors"
     )
@@ -68,6 +75,43 @@ def _refusing_sizes(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(ctx_getter if _C.meta_call_device() is None else lambda: _Context(ctx_getter))
 
     return set_ctx_getter
+
+
+def _warning_in_cpp(original: Callable[[str], None]) -> Callable[[str], None]:
+    """Warns as `Context::alertNotDeterministic()` does, so that the warning of a Meta kernel can be held back."""
+
+    def alert_not_deterministic(caller: str) -> None:
+        if _C.meta_call_device() is None or not torch.is_deterministic_algorithms_warn_only_enabled():
+            original(caller)
+        else:
+            _C.warn_of_meta_kernel(
+                f"{caller} does not have a deterministic implementation, but you set "
+                "'torch.use_deterministic_algorithms(True, warn_only=True)'. You can file an issue at "
+                "https://github.com/pytorch/pytorch/issues to help us prioritize adding deterministic support for this "
+                "operation."
+            )
+
+    return alert_not_deterministic
+
+
+def _warning_of_resizing(original: Callable[..., bool]) -> Callable[..., bool]:
+    """Warns as `resize_output_check()` does (Resize.cpp)."""
+
+    def resize_output_check(out: Tensor, shape: Sequence[int]) -> bool:
+        if _C.meta_call_device() is None:
+            return original(out, shape)
+        is_needed = tuple(out.shape) != tuple(shape)
+        if is_needed and out.numel() != 0:
+            _C.warn_of_meta_kernel(
+                "An output with one or more elements was resized since it had shape "
+                f"{list(out.shape)}, which does not match the required output shape {list(shape)}. This behavior is "
+                "deprecated, and in a future PyTorch release outputs will not be resized unless they have zero "
+                "elements. You can explicitly reuse an out tensor t by resizing it, inplace, to zero elements with "
+                "t.resize_(0)."
+            )
+        return is_needed
+
+    return resize_output_check
 
 
 class _Context:

@@ -20,6 +20,7 @@
 #include "../calls/device_index.h"
 #include "../calls/recording.h"
 #include "../cuda/fake_cuda.h"
+#include "../storage/storage_memory.h"
 
 namespace torchext {
 
@@ -67,12 +68,13 @@ std::uint64_t deviceBits(c10::Device device) {
   return bits(static_cast<std::uint8_t>(device.type())) | bits(static_cast<std::uint8_t>(device.index())) << 8U;
 }
 
-// PyTorch's Meta kernels and ours look at nothing but what is in the key. Those of other libraries may look at
-// anything.
-bool hasPureMetaKernel(const c10::OperatorHandle& op) {
+// Kernels of other libraries may look at anything. `hasPureKernels()` is exact, but takes longer.
+bool mayHavePureKernels(const c10::OperatorHandle& op) {
   constexpr std::array<std::string_view, 3> kNamespaces{"aten", "prims", "torchext"};
   return isAmong(kNamespaces, namespaceOf(op.operator_name()));
 }
+
+constexpr std::array kComputingKeys{DispatchKey::Meta, DispatchKey::CPU};
 
 // Keys of tensors that are more than sizes and strides on a storage.
 constexpr DispatchKeySet kNotPlain({DispatchKey::Python, DispatchKey::ZeroTensor, DispatchKey::FuncTorchBatched,
@@ -87,6 +89,21 @@ bool isPlain(const Tensor& tensor) {
 
 }  // namespace
 
+static_assert(std::tuple_size_v<CallKernels> == kComputingKeys.size());
+
+bool hasPureKernels(const c10::OperatorHandle& op) {
+  return namespaceOf(op.operator_name()) == "torchext" ||
+         std::all_of(kComputingKeys.begin(), kComputingKeys.end(),
+                     [&op](DispatchKey key) { return !kernelOf(op, key).isValid() || isKernelOfPyTorch(op, key); });
+}
+
+CallKernels kernelsOf(const c10::OperatorHandle& op) {
+  CallKernels kernels;
+  std::transform(kComputingKeys.begin(), kComputingKeys.end(), kernels.begin(),
+                 [&op](DispatchKey key) { return kernelOf(op, key); });
+  return kernels;
+}
+
 CallKey::CallKey(const c10::OperatorHandle& op, const Stack& stack) {
   addOperator(op);
   addGlobalState();
@@ -94,19 +111,22 @@ CallKey::CallKey(const c10::OperatorHandle& op, const Stack& stack) {
   std::for_each(stack.end() - count, stack.end(), [this](const IValue& value) { add(value); });
 }
 
-// The schema identifies the operator, and the kernel what is registered for it. While a copy of the kernel lives, as it
-// does in a cache entry, neither address can be reused for another one.
+// The schema identifies the operator, and the kernels what is registered for it. While copies of the kernels live, as
+// they do in a cache entry, no address can be reused for another one.
 void CallKey::addOperator(const c10::OperatorHandle& op) {
-  is_complete_ = hasPureMetaKernel(op) && op.hasComputedKernelForDispatchKey(DispatchKey::Meta);
+  is_complete_ = mayHavePureKernels(op) && op.hasComputedKernelForDispatchKey(DispatchKey::Meta);
   if (is_complete_) {
     words_.push_back(reinterpret_cast<std::uintptr_t>(&op.schema()));
-    const KernelIdentity kernel = identityOf(metaKernelOf(op));
-    words_.append(kernel.begin(), kernel.end());
+    for (const DispatchKey key : kComputingKeys) {
+      const KernelIdentity kernel = identityOf(kernelOf(op, key));
+      words_.append(kernel.begin(), kernel.end());
+    }
   }
 }
 
 void CallKey::addGlobalState() {
-  const at::Context& context = at::globalContext();
+  at::Context& context = at::globalContext();
+  const MemoryCounter* counter = memoryCounter();
   const std::array flags{
       c10::GradMode::is_enabled(),
       c10::InferenceMode::is_enabled(),
@@ -122,6 +142,9 @@ void CallKey::addGlobalState() {
       context.userEnabledMemEfficientSDP(),
       context.userEnabledMathSDP(),
       context.userEnabledCuDNNSDP(),
+      context.userEnabledOverrideableSDP(),
+      isRecording(),
+      counter != nullptr && counter->counts(c10::Device{c10::kCUDA, 0}),  // decides whether workspaces are computed
       at::get_num_threads() > 1,  // decides whether oneDNN runs some convolutions
       isRecording(),              // what is composed on CUDA is recorded as a whole
   };
@@ -131,6 +154,11 @@ void CallKey::addGlobalState() {
   }
   words_.push_back(state);
   if (fakeCudaDeviceCount() > 0) {
+    std::uint64_t order = 0;
+    for (const at::SDPBackend backend : context.sDPPriorityOrder()) {
+      order = order << 8U | bits(static_cast<int64_t>(backend));
+    }
+    words_.push_back(order);
     words_.push_back(reinterpret_cast<std::uintptr_t>(&fakeGpu()));
   }
 }
@@ -158,7 +186,8 @@ void CallKey::add(const IValue& value) {
   } else if (value.isString()) {
     addString(value.toStringRef());
   } else if (value.isGenerator()) {
-    words_.push_back(word(Kind::kGenerator));  // Meta kernels draw nothing
+    const at::Generator generator = value.toGenerator();
+    words_.push_back(word(Kind::kGenerator, generator.defined() ? deviceBits(generator.device()) : ~std::uint64_t{0}));
   } else if (value.isComplexDouble()) {
     const auto number = value.toComplexDouble();
     words_.append({word(Kind::kComplex), bitsOf(number.real()), bitsOf(number.imag())});

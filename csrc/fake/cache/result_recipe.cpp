@@ -1,6 +1,7 @@
 #include "result_recipe.h"
 
 #include <algorithm>
+#include <sstream>
 #include <utility>
 
 #include <ATen/core/enum_tag.h>
@@ -8,7 +9,6 @@
 #include <c10/util/irange.h>
 #include <torchext/fake_tensor.h>
 
-#include "../../torch_internals/dispatcher_internals.h"
 #include "../storage/fake_storage.h"
 #include "../storage/fake_tensor_impl.h"
 
@@ -182,9 +182,12 @@ std::shared_ptr<const ResultRecipe> ResultRecipe::learn(const c10::OperatorHandl
                                                         bool resizes,
                                                         ArrayRef<IValue> results,
                                                         std::shared_ptr<const KernelScratch> scratch) {
+  if (!hasPureKernels(op)) {
+    return nullptr;
+  }
   const auto recipe = std::make_shared<ResultRecipe>();
   recipe->scratch_ = std::move(scratch);
-  recipe->kernel_ = metaKernelOf(op);
+  recipe->kernels_ = kernelsOf(op);
   for (std::size_t i = 0; resizes && i < arguments.size(); ++i) {
     if (fakeImplOf(*arguments[i]) != nullptr) {
       recipe->resized_.push_back({i, formOf(*arguments[i]), arguments[i]->storage().nbytes()});
@@ -197,8 +200,11 @@ std::shared_ptr<const ResultRecipe> ResultRecipe::learn(const c10::OperatorHandl
 }
 
 std::shared_ptr<const ResultRecipe> ResultRecipe::refusing(const c10::OperatorHandle& op, std::exception_ptr refusal) {
+  if (!hasPureKernels(op)) {
+    return nullptr;
+  }
   const auto recipe = std::make_shared<ResultRecipe>();
-  recipe->kernel_ = metaKernelOf(op);
+  recipe->kernels_ = kernelsOf(op);
   recipe->refusal_ = std::move(refusal);
   return recipe;
 }
@@ -207,6 +213,43 @@ bool ResultRecipe::canBeMade(Arguments arguments) const {
   return std::all_of(resized_.begin(), resized_.end(), [&](const Resized& resized) {
     return arguments[resized.number]->unsafeGetTensorImpl()->allow_tensor_metadata_change();
   });
+}
+
+std::string ResultRecipe::describe() const {
+  std::ostringstream text;
+  const auto describe_tensor = [&text](const TensorRecipe& tensor) {
+    switch (tensor.source) {
+      case TensorRecipe::Source::kUndefined:
+        text << "undefined; ";
+        return;
+      case TensorRecipe::Source::kArgument:
+        text << "argument " << tensor.number << "; ";
+        return;
+      case TensorRecipe::Source::kViewOfArgument:
+        text << "view of argument " << tensor.number;
+        break;
+      case TensorRecipe::Source::kNewStorage:
+        text << "on new storage " << tensor.number;
+        break;
+    }
+    const c10::TensorImpl& form = *tensor.form;
+    text << ": " << form.dtype() << ", sizes " << form.sizes() << ", strides " << form.strides() << ", offset "
+         << form.storage_offset() << ", lazy bits " << (form.key_set() & kLazyBits) << "; ";
+  };
+  for (const ValueRecipe& value : values_) {
+    text << (value.is_list ? "list: " : "");
+    std::for_each(value.tensors.begin(), value.tensors.end(), describe_tensor);
+    if (!value.is_list && value.tensors.empty()) {
+      text << value.other << "; ";
+    }
+  }
+  for (const NewStorage& storage : new_storages_) {
+    text << "storage of " << storage.nbytes << " bytes on " << storage.device << "; ";
+  }
+  if (scratch_ != nullptr) {
+    text << "scratch: " << scratch_->describe();
+  }
+  return text.str();
 }
 
 Results ResultRecipe::make(Arguments arguments) const {

@@ -2,6 +2,7 @@
 
 #include <exception>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -12,6 +13,7 @@
 #include <c10/util/SmallVector.h>
 
 #include "../storage/storage_memory.h"
+#include "call_key.h"
 
 namespace torchext {
 
@@ -38,8 +40,8 @@ class ArgumentsBefore {
 class ResultRecipe {
  public:
   // Learns from a call of `op` on `arguments` that has made `results`, and has changed the metadata of arguments if
-  // `resizes` is true. Returns null if that cannot be done again from the arguments and their metadata alone. `scratch`
-  // is what the kernel needs besides, or null.
+  // `resizes` is true. Returns null if that cannot be done again from the arguments and their metadata alone, or depends
+  // on more than that (`hasPureKernels()`). `scratch` is what the kernel needs besides, or null.
   static std::shared_ptr<const ResultRecipe> learn(const c10::OperatorHandle& op,
                                                    c10::ArrayRef<const at::Tensor*> arguments,
                                                    bool resizes,
@@ -62,6 +64,14 @@ class ResultRecipe {
   const KernelScratch* scratch() const noexcept {
     return scratch_.get();
   }
+
+  // Returns true if `make()` resizes arguments.
+  bool resizes() const noexcept {
+    return !resized_.empty();
+  }
+
+  // Describes what `make()` makes, and what the kernel needs besides. Recipes with equal descriptions are equal.
+  std::string describe() const;
 
  private:
   friend class RecipeLearner;
@@ -95,8 +105,8 @@ class ResultRecipe {
     c10::Device device;
   };
 
-  // Kept alive so that its identity, which is part of the call's key, stays unique.
-  c10::KernelFunction kernel_;
+  // Kept alive so that their identities, which are part of the call's key, stay unique.
+  CallKernels kernels_;
   std::vector<ValueRecipe> values_;
   std::vector<NewStorage> new_storages_;
   std::vector<Resized> resized_;

@@ -68,7 +68,32 @@ Device DeviceRules::outputDevice() const {
     checkFakeCudaDevice(withIndex(*device));
     return withIndex(*device);
   }
-  return commonDeviceOfTensors().value_or(Device{c10::kCPU});
+  const Device device = commonDeviceOfTensors().value_or(Device{c10::kCPU});
+  checkGenerators(device);
+  return device;
+}
+
+// As `check_generator()` (Generator.h), which compares types of devices, and `randperm`, which compares devices.
+// Kernels do not look at the generator if there is nothing to draw. Factories call an operator on their result.
+void DeviceRules::checkGenerators(Device device) const {
+  const auto arguments = topOf(stack_, op_.schema().arguments().size());
+  const int training = findArgument(op_.schema(), "training");
+  const bool draws = hasTensor(arguments, [](const at::Tensor& tensor) { return tensor.numel() > 0; }) &&
+                     (training < 0 || arguments[static_cast<std::size_t>(training)].toBool());
+  if (!draws || device.is_meta()) {
+    return;
+  }
+  for (const c10::IValue& argument : arguments) {
+    if (!argument.isGenerator()) {
+      continue;
+    }
+    const Device found = argument.toGenerator().device();
+    if (op_.schema().name() == "aten::randperm") {
+      TORCH_CHECK(found == device, "Expected a '", device, "' generator device but found '", found, "'");
+    }
+    TORCH_CHECK(found.type() == device.type(), "Expected a '", device.type(), "' device type for generator but found '",
+                found.type(), "'");
+  }
 }
 
 std::optional<Device> DeviceRules::explicitDevice() const {

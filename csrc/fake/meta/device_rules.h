@@ -23,7 +23,7 @@ class DeviceRules {
   DeviceRules(const c10::OperatorHandle& op, const torch::jit::Stack& arguments);
 
   // Raises PyTorch's "Expected all tensors to be on the same device" if the arguments are on devices that the operator
-  // does not mix, and its "Cannot copy out of meta tensor; no data!".
+  // does not mix, its "Cannot copy out of meta tensor; no data!", and what it raises for a generator of another device.
   c10::Device outputDevice() const;
 
   // Returns the position in the schema of the `device` argument of rules 1 and 2, or -1.
@@ -39,6 +39,7 @@ class DeviceRules {
   std::optional<c10::Device> commonDeviceOfTensors() const;
   bool mixesDevices() const;
   void checkThatValuesExist() const;
+  void checkGenerators(c10::Device device) const;
 
   const c10::OperatorHandle& op_;
   const torch::jit::Stack& stack_;

@@ -13,6 +13,7 @@
 #include <c10/util/irange.h>
 #include <torchext/fake_tensor.h>
 
+#include "../../support/held_warnings.h"
 #include "../../support/interpreter.h"
 #include "../../support/stack_utils.h"
 #include "../calls/errors.h"
@@ -143,13 +144,16 @@ auto MetaCall::noteRefusalOf(const Trial& trial) {
 
 Stack MetaCall::run() {
   bool is_prepared = false;
+  std::vector<c10::Warning> warnings;
   try {
     if (plan_.refusal) {
       std::rethrow_exception(plan_.refusal);
     }
     convertArgumentsToMeta();
     is_prepared = true;
+    HeldWarnings held;
     callMetaKernel();
+    warnings = held.take();
   } catch (const DataDependentError&) {
     // The kernel computes the results unless it refuses.
     noteRefusalOf([this] { refuseAsRealIfCheap(op_, arguments()); });
@@ -168,6 +172,9 @@ Stack MetaCall::run() {
       real = of_its_size.values.empty() ? std::move(real) : std::move(of_its_size);
     }
   }
+  // Meta kernels leave some warnings out, and word others differently.
+  const bool is_real = plan_.device.is_cpu() && real.has_sizes && !real.values.empty();
+  passOn(is_real ? real.warnings : warnings);
   correctMetaResults(real);
   updateWrittenFakes(real);
   separateOutputs();

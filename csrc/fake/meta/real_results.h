@@ -13,11 +13,14 @@
 //
 // Only calls on the CPU are corrected in this way, because trials are made there.
 
+#include <vector>
+
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/core/stack.h>
 #include <c10/util/ArrayRef.h>
 #include <c10/util/DimVector.h>
+#include <c10/util/Exception.h>
 
 namespace torchext {
 
@@ -26,6 +29,7 @@ struct RealResults {
   // The returned values, and then those of `WrittenTensors::changed()`. Empty when nothing is known.
   torch::jit::Stack values;
   bool has_sizes = false;  // whether the trial had the sizes of the call
+  std::vector<c10::Warning> warnings;
 };
 
 // Returns true if `results`, which a Meta kernel of `op` has returned, and the values of `WrittenTensors::changed()`

@@ -19,8 +19,8 @@
 #include <c10/util/Exception.h>
 #include <c10/util/irange.h>
 
+#include "../../support/held_warnings.h"
 #include "../../support/locks.h"
-#include "../../support/no_warnings.h"
 #include "../../support/plain_tensors.h"
 #include "../../support/stack_utils.h"
 #include "../../torch_internals/dispatcher_internals.h"
@@ -505,10 +505,30 @@ RealResults tryOutAffordably(const OperatorHandle& op,
 class Trial {
  public:
   Trial() = default;
+  Trial(const Trial&) = delete;
+  Trial& operator=(const Trial&) = delete;
+  Trial(Trial&&) = delete;
+  Trial& operator=(Trial&&) = delete;
+  ~Trial() {
+    warnings_.take();
+  }
+
+  // Returns what the kernels have warned of, each message once: a call may be tried out several times.
+  std::vector<c10::Warning> takeWarnings() {
+    std::vector<c10::Warning> different;
+    for (c10::Warning& warning : warnings_.take()) {
+      const bool is_new = std::none_of(different.begin(), different.end(),
+                                       [&](const c10::Warning& other) { return other.msg() == warning.msg(); });
+      if (is_new) {
+        different.push_back(std::move(warning));
+      }
+    }
+    return different;
+  }
 
  private:
   const c10::impl::ExcludeDispatchKeyGuard keys_{kHiddenFromUsers};
-  const NoWarnings no_warnings_;
+  HeldWarnings warnings_;
 };
 
 // Returns the largest integer among the arguments. It may be a size for which there is no memory, as `minlength` of
@@ -558,9 +578,12 @@ RealResults refuseAsReal(const OperatorHandle& op, ArrayRef<IValue> arguments, A
   if (!canBeTriedOut(op, arguments) || onlyMakesViews(op)) {
     return {};
   }
-  const Trial trial;
+  Trial trial;
   const auto returned = results.slice(0, op.schema().returns().size());
-  return tryOutAffordably(op, arguments, results, countElements(arguments, {}) + countElements(returned, {}));
+  RealResults real =
+      tryOutAffordably(op, arguments, results, countElements(arguments, {}) + countElements(returned, {}));
+  real.warnings = trial.takeWarnings();
+  return real;
 }
 
 RealResults refuseAsReal(const OperatorHandle& op, ArrayRef<IValue> arguments) {

@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
@@ -36,6 +37,9 @@ class KernelScratch {
   KernelScratch(KernelScratch&&) = delete;
   KernelScratch& operator=(KernelScratch&&) = delete;
   virtual ~KernelScratch() = default;
+
+  // Returns a text that tells it apart from others.
+  virtual std::string describe() const = 0;
 };
 
 class MemoryCounter {

@@ -1,0 +1,85 @@
+#include "hit_checks.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <exception>
+#include <random>
+
+#include <c10/util/Exception.h>
+
+#include "../../support/interpreter.h"
+
+namespace torchext {
+
+namespace {
+
+double fractionOfEnvironment() {
+  const char* value = std::getenv("TORCHEXT_CHECK_CACHE");
+  return value == nullptr ? 0 : std::strtod(value, nullptr);
+}
+
+std::atomic<double>& checkedFraction() {
+  static std::atomic<double> fraction{fractionOfEnvironment()};
+  return fraction;
+}
+
+std::atomic<std::uint64_t> wrong_hits{0};
+
+thread_local bool is_checking = false;
+
+// Computing the results of one call may call other operators.
+class Checking {
+ public:
+  Checking() {
+    is_checking = true;
+  }
+  Checking(const Checking&) = delete;
+  Checking& operator=(const Checking&) = delete;
+  Checking(Checking&&) = delete;
+  Checking& operator=(Checking&&) = delete;
+  ~Checking() {
+    is_checking = false;
+  }
+};
+
+}  // namespace
+
+double checkHits(double fraction) {
+  return checkedFraction().exchange(fraction);
+}
+
+std::uint64_t takeWrongHits() noexcept {
+  return wrong_hits.exchange(0);
+}
+
+bool isHitChecked() {
+  const double fraction = checkedFraction().load(std::memory_order_relaxed);
+  if (fraction <= 0 || is_checking) {
+    return false;
+  }
+  thread_local std::minstd_rand numbers;  // seeded equally, so that a failure can be repeated
+  return std::uniform_real_distribution<double>{}(numbers) < fraction;
+}
+
+void checkHit(const c10::OperatorHandle& op,
+              const std::string& remembered,
+              c10::function_ref<std::string()> recompute) {
+  const Checking checking;
+  std::string recomputed;
+  try {
+    recomputed = recompute();
+  } catch (const std::exception& error) {
+    if (interpreter().isInterrupt(error)) {
+      throw;
+    }
+    recomputed = c10::str("an error: ", error.what());
+  }
+  if (recomputed != remembered) {
+    ++wrong_hits;
+    TORCH_CHECK(false, "The metadata cache of fake tensors returned wrong results for `", op.operator_name(),
+                "`: remembered ", remembered, " but a call now makes ", recomputed,
+                ". This is a bug of torchext: NOTE [What the metadata of results depend on] misses something.");
+  }
+}
+
+}  // namespace torchext

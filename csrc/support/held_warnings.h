@@ -1,0 +1,53 @@
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include <c10/util/Exception.h>
+
+namespace torchext {
+
+// Holds back PyTorch's warnings on this thread while it lives, and passes them on when it dies. What Python code warns
+// of with `warnings.warn()` is not held back.
+class HeldWarnings {
+ public:
+  HeldWarnings() = default;
+  HeldWarnings(const HeldWarnings&) = delete;
+  HeldWarnings& operator=(const HeldWarnings&) = delete;
+  HeldWarnings(HeldWarnings&&) = delete;
+  HeldWarnings& operator=(HeldWarnings&&) = delete;
+  ~HeldWarnings() {
+    for (const c10::Warning& warning : handler_.held) {
+      outer_->process(warning);
+    }
+  }
+
+  bool isEmpty() const noexcept {
+    return handler_.held.empty();
+  }
+
+  // Returns the warnings, which are not passed on.
+  std::vector<c10::Warning> take() noexcept {
+    return std::exchange(handler_.held, {});
+  }
+
+ private:
+  struct Hold final : c10::WarningHandler {
+    void process(const c10::Warning& warning) override {
+      held.push_back(warning);
+    }
+    std::vector<c10::Warning> held;
+  };
+
+  c10::WarningHandler* outer_ = c10::WarningUtils::get_warning_handler();
+  Hold handler_;
+  c10::WarningUtils::WarningHandlerGuard guard_{&handler_};
+};
+
+inline void passOn(const std::vector<c10::Warning>& warnings) {
+  for (const c10::Warning& warning : warnings) {
+    c10::WarningUtils::get_warning_handler()->process(warning);
+  }
+}
+
+}  // namespace torchext
