@@ -24,6 +24,7 @@
 #include "storage/fake_keys.h"
 #include "storage/fake_tensor_impl.h"
 #include "storage/storage_memory.h"
+#include "values/known_values.h"
 
 namespace torchext {
 
@@ -93,6 +94,14 @@ void readsLengths(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
 void readsIndices(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   refuseToRead(op, *stack, "tensor_indices_or_sections");
   op.redispatchBoxed(keys & kBelowComposites, stack);
+}
+
+// `torch.tensor([x, y])` reads its elements with our keys excluded (`internal_new_from_data()`, tensor_new.cpp).
+void readsNumber(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  const Tensor& self = torch::jit::peek(*stack, 0, op.schema().arguments().size()).toTensor();
+  const bool passes_by = c10::impl::tls_is_dispatch_key_excluded(DispatchKey::Fake) && isFake(self) &&
+                         !self.key_set().has(DispatchKey::DeferredInit) && mayBeKnown(self);
+  op.redispatchBoxed(passes_by ? DispatchKeySet{DispatchKey::Fake} : keys & kBelowComposites, stack);
 }
 
 // Has a kernel for CUDA only, which looks for the block of the caching allocator by its address.
@@ -177,6 +186,7 @@ void translated(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
 
 void registerComposites(torch::Library& library) {
   library.impl("max_pool1d", &maxPool1d);
+  library.impl("_local_scalar_dense", torch::CppFunction::makeFromBoxedFunction<&readsNumber>());
   library.impl("record_stream", &recordStream);
   library.impl("_fused_sdp_choice", torch::CppFunction::makeFromBoxedFunction<&choosesAttention>());
   library.impl("ctc_loss.Tensor", torch::CppFunction::makeFromBoxedFunction<&translated<&readsLengths>>());

@@ -5,10 +5,12 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/irange.h>
 #include <torchext/fake_tensor.h>
 
 #include "../support/held_warnings.h"
@@ -60,6 +62,19 @@ std::exception_ptr refusalOf(const Check& check) {
   } catch (const c10::Error&) {
     return std::current_exception();
   }
+}
+
+Tensor fakeOn(c10::Device device, const Tensor& value) {
+  const FakeFactoriesGuard guard;
+  return at::empty_strided(value.sizes(), value.strides(), at::TensorOptions(value.scalar_type()).device(device));
+}
+
+Tensor resizedTo(c10::IntArrayRef sizes, const Tensor& out) {
+  if (!out.sizes().equals(sizes)) {
+    out.resize_(sizes);
+  }
+  forgetValues(out);
+  return out;
 }
 
 // Handles one call. csrc/README.md lists the steps.
@@ -129,6 +144,9 @@ void FakeCall::run() {
     carryOut({*outcome}, /*key=*/nullptr);
     return;
   }
+  if (isMaskedIndexing(op_, stack_)) {
+    expandKnownMasks(op_, stack_);
+  }
   const CallKey key{op_, stack_};
   lookAtArguments(key);
   const IValue written = has_fake_ && writesForeach(op_) ? torch::jit::peek(stack_, 0, num_arguments_) : IValue{};
@@ -143,6 +161,9 @@ void FakeCall::run() {
 FakeDecision FakeCall::predict() {
   if (const auto outcome = decideBeforeLooking()) {
     return {*outcome};
+  }
+  if (isMaskedIndexing(op_, stack_)) {
+    expandKnownMasks(op_, stack_);
   }
   forEachTensor(stack_, num_arguments_, [this](const Tensor& tensor) {
     has_fake_ = has_fake_ || isFake(tensor);
@@ -385,9 +406,17 @@ void FakeCall::decompose() {
 
 void FakeCall::runOnKnownValues() {
   const OwnComputation own;
+  const c10::Device device = DeviceRules(op_, stack_).outputDevice();
+  std::vector<Tensor> outs;
+  for (const auto i : c10::irange(num_arguments_)) {
+    if (op_.schema().arguments()[i].is_out()) {
+      outs.push_back(arguments()[i].toTensor());
+    }
+  }
   Stack values = runOnValues(op_, arguments());
-  mapTensors(values, values.size(), [](const Tensor& value) {
-    Tensor fake = fakeLike(value);
+  std::size_t number = 0;
+  mapTensors(values, values.size(), [&](const Tensor& value) {
+    Tensor fake = number < outs.size() ? resizedTo(value.sizes(), outs[number++]) : fakeOn(device, value);
     rememberValue(fake, value);
     return fake;
   });
@@ -445,7 +474,8 @@ void FakeCall::countMemory(const KernelScratch* scratch, c10::ArrayRef<IValue> r
 
 void FakeCall::followValues(c10::ArrayRef<IValue> results) const {
   if (may_have_known_ || (assumesValues() && haveOneElement(results)) ||
-      (isFakeMode() && haveOneElement(results) && (isFactory(op_, arguments()) || isAboutNumbers(arguments())))) {
+      (isFakeMode() && haveOneElement(results) &&
+       (!has_fake_ || isFactory(op_, arguments()) || isAboutNumbers(arguments())))) {
     const OwnComputation own;
     torchext::followValues(op_, arguments(), results);
   }

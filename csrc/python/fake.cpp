@@ -18,8 +18,10 @@
 #include "../fake/cuda/streams.h"
 #include "../fake/fake.h"
 #include "../fake/layouts/layout.h"
+#include "../fake/meta/device_checks.h"
 #include "../fake/meta/device_hints.h"
 #include "../fake/storage/fake_factories.h"
+#include "../fake/values/known_values.h"
 #include "../support/locks.h"
 #include "../support/open_blocks.h"
 #include "bind.h"
@@ -199,6 +201,19 @@ std::vector<at::Tensor> layoutMembers(const at::Tensor& tensor) {
 }
 
 // As a tuple in the order of torchext.fake.CacheInfo.
+at::Tensor fakeLikeWithValue(const at::Tensor& tensor) {
+  at::Tensor fake = fakeLike(tensor);
+  if (tensor.layout() == c10::kStrided) {
+    copyValue(fake, tensor);
+  }
+  return fake;
+}
+
+std::optional<at::Tensor> knownValue(const at::Tensor& fake) {
+  at::Tensor value = knownValueOf(fake);
+  return value.defined() ? std::optional{std::move(value)} : std::nullopt;
+}
+
 auto cacheInfo() {
   const CacheInfo info = metadataCache().info();
   return std::tuple{info.hits, info.misses, info.uncacheable, info.size, info.capacity};
@@ -231,6 +246,7 @@ void bindFake(pybind11::module_& module) {
   module.def("call_backward", &callInside<FakeCudaBackwardGuard>);
   module.def("call_from_handler", &callFromHandler);
   bind(module, "meta_call_device", metaCallDevice);
+  bind(module, "set_native_functions", setNativeFunctions);
   module.def("warn_of_meta_kernel", &warnOfMetaKernel);
   bind(module, "cache_info", cacheInfo);
   bind(module, "cache_clear", clearCache);
@@ -238,12 +254,14 @@ void bindFake(pybind11::module_& module) {
   bind(module, "take_wrong_hits", takeWrongHits);
   bind(module, "watch_nested_lists", watchNestedLists);
   bindQuestion<&isFake>(module, "is_fake", "is_fake(tensor: torch.Tensor) -> bool");
-  bind(module, "fake_like", fakeLike);
+  bind(module, "fake_like", fakeLikeWithValue);
   bind(module, "meta_like", metaLike);
   bind(module, "view_storage_like", viewStorageLike);
   bind(module, "sparse_fake_of", makeSparseFake);
   bind(module, "layout_members", layoutMembers);
   bind(module, "fake_bytes", fakeBytes);
+  bind(module, "copy_value", copyValue);
+  bind(module, "known_value", knownValue);
   bindQuestion<&isStorageOfFakes>(module, "is_storage_of_fakes",
                                   "is_storage_of_fakes(storage: torch.UntypedStorage) -> bool");
   bind(module, "bytes_of_storage", bytesOfStorage);

@@ -501,3 +501,59 @@ def test_masks_are_written_together_with_indices(accumulate: bool) -> None:
             x.index_put_((mask, index), torch.ones(6, device=device), accumulate=accumulate)
             x[[True, False, True, False], [0, 1]] = 1.0
             assert x.shape == (4, 5, 6)
+
+
+class TestMixedDevices:
+    """Rules of kernels for CUDA, from PyTorch's sources."""
+
+    @pytest.fixture(autouse=True)
+    def cuda(self) -> Iterator[None]:
+        with fake_mode(fake_cuda=2):
+            yield
+
+    @pytest.mark.parametrize(
+        ("call", "message"),
+        [
+            (lambda cpu, cuda, n: cpu[torch.zeros(2, dtype=torch.int64, device="cuda")], "indices should be either on"),
+            (lambda cpu, cuda, n: cuda[torch.zeros(2, dtype=torch.int64, device="cuda:1")], "indexed tensor .cuda:0."),
+            (lambda cpu, cuda, n: cuda.index_put_((torch.tensor([0, 1]),), cpu[:2]), "same device"),
+            (lambda cpu, cuda, n: cuda.index_put((torch.tensor([0]),), torch.ones(1)), "same device"),
+            (lambda cpu, cuda, n: cpu.index_put_((torch.tensor([0, 1]),), cuda[:2]), "same device"),
+            (lambda cpu, cuda, n: n.add_(cuda[0, 0]), "same device"),
+            (lambda cpu, cuda, n: torch.add(cuda[0, 0], 1, out=n), "same device"),
+            (lambda cpu, cuda, n: torch.addmm(n, cuda, cuda), "same device"),
+            (lambda cpu, cuda, n: cuda.gather(0, torch.tensor(0)), "same device"),
+            (lambda cpu, cuda, n: cuda.index_select(0, torch.tensor(0)), "same device"),
+            (lambda cpu, cuda, n: torch.dot(cuda[0], cpu[0]), "same device"),
+            (lambda cpu, cuda, n: nn.functional.nll_loss(cuda[0], torch.tensor(0)), "same device"),
+            (lambda cpu, cuda, n: cuda.clamp(min=n), "same device"),
+            (lambda cpu, cuda, n: torch.embedding(cuda, torch.tensor(0)), "same device"),
+        ],
+    )
+    def test_are_refused(self, call: Callable[..., object], message: str) -> None:
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match=message):
+                call(torch.ones(3, 3), torch.ones(3, 3, device="cuda"), torch.tensor(1.0))
+
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda cuda, n: cuda[torch.tensor([0, 1])],
+            lambda cuda, n: cuda[torch.tensor(0)],
+            lambda cuda, n: cuda.index_put_((torch.tensor([0, 1]),), n),
+            lambda cuda, n: cuda.index_put_((cuda > 0,), torch.ones(1)),
+            lambda cuda, n: cuda + n,
+            lambda cuda, n: cuda.mul_(n),
+            lambda cuda, n: torch.where(cuda > 0, cuda, n),
+            lambda cuda, n: cuda.masked_fill(cuda > 0, n),
+            lambda cuda, n: cuda.fill_(n),
+            lambda cuda, n: torch._foreach_mul([cuda], n)[0],
+            lambda cuda, n: cuda.copy_(n),
+            lambda cuda, n: torch.lerp(cuda, cuda, 0.5),
+        ],
+    )
+    def test_are_accepted_where_kernels_take_numbers(self, call: Callable[..., torch.Tensor]) -> None:
+        assert call(torch.ones(3, 3, device="cuda"), torch.tensor(1.0)).device == torch.device("cuda:0")
+
+    def test_number_on_the_cpu_is_filled_with_one_of_a_device(self) -> None:
+        assert torch.tensor(1.0).fill_(torch.tensor(2.0, device="cuda")).device == torch.device("cpu")

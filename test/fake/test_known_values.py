@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -88,8 +89,8 @@ def test_writes_change_the_value(write: Callable[[torch.Tensor], object]) -> Non
 def test_value_is_forgotten_when_a_fake_is_written_into_it(
     write: Callable[[torch.Tensor, torch.Tensor], object],
 ) -> None:
-    unknown = fake_like(torch.tensor(1.0))
     with fake_mode():
+        unknown = torch.empty(())
         tensor = torch.tensor(5.0)
         alias = tensor.detach()
         write(tensor, unknown)
@@ -144,6 +145,161 @@ def test_operators_that_need_values_run_on_known_ones() -> None:
         assert a.view(1).nonzero().shape == (1, 1)
         assert torch.zeros(1).nonzero().shape == (0, 1)
         assert list(range(int(a))) == [0, 1]
+
+
+def results_of(result: object) -> list[torch.Tensor]:
+    return [result] if isinstance(result, torch.Tensor) else [t for t in result if isinstance(t, torch.Tensor)]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda t: t.nonzero(),
+        lambda t: torch.nonzero(t, out=torch.empty(0, dtype=torch.int64, device=t.device)),
+        lambda t: torch.where(t),
+        lambda t: torch.where(t > 0, t, 0),
+        lambda t: torch.argwhere(t),
+        lambda t: torch.repeat_interleave(t),
+        lambda t: torch.repeat_interleave(torch.ones(1, 3, device=t.device), t, dim=0),
+        lambda t: torch.unique(t, return_inverse=True, return_counts=True),
+        lambda t: torch.unique_consecutive(t),
+        lambda t: torch.bincount(t),
+        lambda t: t[t > 0],
+        lambda t: t[t < 0],
+        lambda t: t.masked_select(t > 0),
+        lambda t: torch.ones(1, 3, device=t.device)[t > 0],
+        lambda t: torch.ones(2, 1, 3, device=t.device)[:, t < 0],
+        lambda t: torch.ones(3, 1, device=t.device)[torch.tensor([0, 1], device=t.device), t[0] > 0],
+        lambda t: torch.combinations(t, with_replacement=True),
+    ],
+)
+def test_results_of_known_values_are_where_these_are(device: str, read: Callable[[torch.Tensor], object]) -> None:
+    expected = [(r.shape, r.dtype) for r in results_of(read(torch.tensor([1])))]
+    with fake_mode(fake_cuda=True):
+        for _ in range(2):
+            results = results_of(read(torch.tensor([1], device=device)))
+            assert [(r.shape, r.dtype) for r in results] == expected
+            assert all(is_fake(r) and r.device.type == device for r in results)
+
+
+def test_known_numbers_make_tensors_and_lists() -> None:
+    with fake_mode():
+        one, two = torch.tensor(1.0), torch.tensor([2.0])
+        assert torch.tensor([one, one + 1]).shape == (2,)
+        assert torch.as_tensor([[one], [one]]).shape == (2, 1)
+        assert torch.tensor([one + 1]).item() == 2.0
+        assert (one.tolist(), two.tolist(), two.view(1, 1).tolist()) == (1.0, [2.0], [[2.0]])
+        with pytest.raises(DataDependentError, match=UNKNOWN):
+            torch.tensor([torch.empty(())])
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_out_of_another_size_is_resized_to_known_values(device: str) -> None:
+    with fake_mode(fake_cuda=True):
+        out = torch.empty(0, dtype=torch.int64, device=device)
+        for value in (3, 0, 2):
+            assert torch.nonzero(torch.tensor([value], device=device), out=out) is out
+            assert out.shape == ((1, 1) if value else (0, 1))
+            out.resize_(0)
+
+
+COPIES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "fake_like": fake_like,
+    "deepcopy": copy.deepcopy,
+    "clone": torch.clone,
+    "cuda": lambda t: t.to("cuda").to("cuda:0", torch.float64),
+    "copy_": lambda t: torch.empty(()).copy_(t),
+    "load_state_dict": lambda t: loaded({"value": t}),
+    "assigned": lambda t: loaded({"value": fake_like(t)}, assign=True),
+    "module": lambda t: fake_like(nn.ParameterList([t])).get_parameter("0"),
+    "data": lambda t: nn.Parameter(t).data,
+    "numbers": lambda t: fake_like({"a": [t]})["a"][0],
+}
+
+
+def loaded(state: dict[str, torch.Tensor], assign: bool = False) -> torch.Tensor:
+    module = nn.Module()
+    module.register_buffer("value", torch.zeros(()))
+    module.load_state_dict(state, assign=assign)
+    return module.value  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("is_real", [True, False])
+@pytest.mark.parametrize("name", COPIES)
+def test_value_follows_copies(name: str, is_real: bool) -> None:
+    real = torch.tensor(5.5)
+    with fake_mode(fake_cuda=True):
+        assert COPIES[name](real if is_real else torch.tensor(5.5)).item() == 5.5
+
+
+def test_copy_does_not_share_the_value() -> None:
+    real = torch.tensor(1.0)
+    first, second = fake_like(real), fake_like(real)
+    first.add_(1)
+    real.add_(5)
+    assert (first.item(), second.item()) == (2.0, 1.0)
+
+
+def test_element_of_a_larger_storage_is_unknown() -> None:
+    for source in (torch.ones(4)[1:2], torch.ones(2, device="meta")[0]):
+        with pytest.raises(DataDependentError, match=UNKNOWN):
+            fake_like(source, device="cpu").item()
+
+
+@pytest.mark.filterwarnings("ignore:.*lr_scheduler")
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("way", ["real state", "fake state", "fake_like", "fake to fake"])
+@pytest.mark.parametrize(
+    "cls",
+    [
+        torch.optim.ASGD,
+        torch.optim.Adadelta,
+        torch.optim.Adagrad,
+        torch.optim.Adam,
+        torch.optim.AdamW,
+        torch.optim.Adamax,
+        torch.optim.NAdam,
+        torch.optim.RAdam,
+        torch.optim.RMSprop,
+        torch.optim.Rprop,
+    ],
+)
+def test_state_of_optimizers_keeps_its_numbers(cls: Any, way: str, device: str) -> None:
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
+        for _ in range(2):
+            model(torch.ones(4, 3, device=next(model.parameters()).device)).sum().backward()
+            optimizer.step()
+        tensors = [value for state in optimizer.state.values() for value in state.values()]
+        return [float(value) for value in tensors if isinstance(value, torch.Tensor) and value.dim() == 0]
+
+    def make(device: str) -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = nn.Linear(3, 2, device=device)
+        return model, cls(model.parameters(), lr=0.1)
+
+    model, optimizer = make("cpu")
+    train(model, optimizer)
+    state = copy.deepcopy(optimizer.state_dict())
+    with fake_mode(fake_cuda=True):
+        if way == "fake_like":
+            fakes = fake_like((model, optimizer))
+        else:
+            fakes = make(device)
+            if way == "fake to fake":
+                other = make("cpu")
+                train(*other)
+                state = copy.deepcopy(other[1].state_dict())
+            fakes[1].load_state_dict(fake_like(state) if way == "fake state" else state)
+        numbers = train(*fakes)
+    assert numbers == pytest.approx(train(model, optimizer))
+
+
+def test_counters_of_modules_are_copied() -> None:
+    averaged = torch.optim.swa_utils.AveragedModel(nn.BatchNorm1d(3))
+    averaged.update_parameters(nn.BatchNorm1d(3))
+    copied = fake_like(averaged)
+    assert copied.n_averaged.item() == 1
+    assert copied.module.num_batches_tracked.item() == 0
 
 
 def test_errors_of_values_are_raised_as_by_the_real_run() -> None:

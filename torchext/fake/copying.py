@@ -16,7 +16,6 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .. import _C
-from ..tools.dispatch_keys import making_fakes
 
 __all__ = ["FakeCopy"]
 
@@ -53,8 +52,6 @@ class FakeCopy(dict[int, Any]):
             # A class of tensors may have a `__deepcopy__` of its own, which would copy memory.
             for tensor in (*module.parameters(), *module.buffers()):
                 self.tensor(tensor)
-        else:
-            self._keep_steps(module)
         try:
             return copy.deepcopy(module, self)
         except NotImplementedError:
@@ -86,13 +83,6 @@ class FakeCopy(dict[int, Any]):
         """Copies a storage; tensors that share it will share the copy."""
         return self._bytes_of(storage).untyped_storage()
 
-    def _keep_steps(self, optimizer: Optimizer) -> None:
-        """`Optimizer.step()` reads how many steps there have been, so the copies of the counts keep their values."""
-        for state in optimizer.state.values():
-            step = state.get("step") if isinstance(state, dict) else None
-            if isinstance(step, torch.Tensor) and step.is_cpu and step.numel() == 1:
-                self[id(step)] = _copy_with_value(step)
-
     def _leaf(self, leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
             return self.tensor(leaf)
@@ -120,6 +110,8 @@ class FakeCopy(dict[int, Any]):
         fake = self._view_of_base(tensor)
         if fake is None:
             fake = _C.view_storage_like(self._bytes_of(tensor.untyped_storage(), tensor.device), tensor)
+            if tensor.numel() == 1:
+                _C.copy_value(fake, tensor)
             if type(tensor) is not torch.Tensor:
                 return torch.Tensor._make_subclass(type(tensor), fake, tensor.requires_grad)
         elif type(tensor) is not torch.Tensor:
@@ -200,16 +192,6 @@ class FakeCopy(dict[int, Any]):
 
 
 _C.provide("fake_copy", FakeCopy)
-
-
-def _copy_with_value(tensor: torch.Tensor) -> torch.Tensor:
-    """A fake copy that keeps the value of `tensor`, if it is known, as constants do in `fake_mode`."""
-    if _C.is_fake(tensor):
-        return tensor.detach().clone()
-    copied = tensor.detach().clone()
-    with making_fakes():
-        fake: torch.Tensor = torch.ops.aten.lift_fresh(copied)
-    return fake
 
 
 def _has_attributes(obj: object) -> bool:

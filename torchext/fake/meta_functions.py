@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from functools import wraps
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -24,6 +25,9 @@ def install() -> None:
     """Installs the patches. Calls that are not about our fakes go to the originals, unchanged."""
     while_fakes_live.patch(
         torch._meta_registrations, "_meta_grouped_mm_common", _taking_all_dtypes, "takes bfloat16 only"
+    )
+    _C.set_native_functions(
+        str(Path(torch.__file__).parents[1] / "torchgen/packaged/ATen/native/native_functions.yaml")
     )
     _patch_device_hint()
     while_fakes_live.patch(

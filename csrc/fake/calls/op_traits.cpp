@@ -34,6 +34,11 @@ bool makesLikeTensor(const OperatorHandle& op) {
   return isAmong(kLikeTensors, schema.name()) && takesTensorOptions(schema) && count == 1;
 }
 
+bool indexesByTensors(const OperatorHandle& op) {
+  const std::string& name = op.schema().name();
+  return name == "aten::index" || name == "aten::_unsafe_index";
+}
+
 bool hasMaskIndex(const Stack& stack, const OperatorHandle& op) {
   const int position = findArgument(op.schema(), "indices");
   if (position < 0) {
@@ -222,10 +227,12 @@ bool needsValues(const OperatorHandle& op, const Stack& stack) {
   if (!isTagged(op, at::Tag::dynamic_output_shape)) {
     return false;
   }
-  const std::string& name = op.schema().name();
   // These are tagged because with a mask, their shape depends on values; with index tensors of integers it does not.
-  const bool indexes = name == "aten::index" || name == "aten::_unsafe_index";
-  return !indexes || hasMaskIndex(stack, op);
+  return !indexesByTensors(op) || hasMaskIndex(stack, op);
+}
+
+bool isMaskedIndexing(const OperatorHandle& op, const Stack& stack) {
+  return indexesByTensors(op) && hasMaskIndex(stack, op);
 }
 
 bool lacksValues(const OperatorHandle& op, const Stack& stack) {

@@ -49,7 +49,10 @@ bool takesGenerator(const c10::OperatorHandle& op);
 // Returns true if the result, or its shape, cannot be told without the values of the arguments.
 bool needsValues(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
-// Returns true if that is so and no other argument tells it instead, as `repeat_interleave(output_size=)` does.
+// Returns true for an operator that indexes with at least one mask, and so is one of them.
+bool isMaskedIndexing(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
+
+// Returns true if values are needed and no other argument tells it instead, as `repeat_interleave(output_size=)` does.
 bool lacksValues(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
 // Returns true for `_foreach_add_` and its kin, which write to the tensors in their first argument, a list.

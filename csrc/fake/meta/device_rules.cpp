@@ -9,6 +9,7 @@
 #include "../calls/device_index.h"
 #include "../calls/op_traits.h"
 #include "../cuda/fake_cuda.h"
+#include "device_checks.h"
 
 namespace torchext {
 
@@ -20,8 +21,9 @@ namespace {
 
 // Operators whose tensor arguments may be on different devices. `copy_` copies between devices by definition, and so do
 // operators that clone their first argument and copy into a view of the clone; the indexing kernels move their index
-// tensors to the device of `self` (TensorAdvancedIndexing.cpp, `make_info`); `resize_as_` only looks at a shape.
-constexpr std::array<std::string_view, 15> kMixesDevices{"aten::copy_",
+// tensors to the device of `self` (TensorAdvancedIndexing.cpp, `make_info`); `fill_` reads a value on another device as
+// a number; `resize_as_` only looks at a shape.
+constexpr std::array<std::string_view, 18> kMixesDevices{"aten::copy_",
                                                          "aten::copy",
                                                          "aten::_copy_from",
                                                          "aten::_foreach_copy_",
@@ -35,6 +37,9 @@ constexpr std::array<std::string_view, 15> kMixesDevices{"aten::copy_",
                                                          "aten::index_put",
                                                          "aten::_unsafe_index",
                                                          "aten::_index_put_impl_",
+                                                         "aten::_unsafe_index_put",
+                                                         "aten::fill",
+                                                         "aten::fill_",
                                                          "aten::resize_as_"};
 
 // Of these, those that copy the values of their second argument by `copy_impl()`. So does `_to_copy`, of its only one.
@@ -45,6 +50,16 @@ constexpr std::array<std::string_view, 5> kCopiesSecond{"aten::copy_", "aten::co
 // on the CPU.
 constexpr std::array<std::string_view, 3> kLooksUpInMeta{"aten::embedding", "aten::_embedding_bag",
                                                          "aten::_embedding_bag_forward_only"};
+
+constexpr std::array<std::string_view, 2> kReadsByIndex{"aten::index", "aten::_unsafe_index"};
+constexpr std::array<std::string_view, 4> kWritesByIndex{"aten::index_put", "aten::index_put_",
+                                                         "aten::_index_put_impl_", "aten::_unsafe_index_put"};
+
+bool onlyMasks(const c10::IValue& indices) {
+  return !hasTensor(indices, [](const at::Tensor& index) {
+    return index.scalar_type() != c10::kBool && index.scalar_type() != c10::kByte;
+  });
+}
 
 bool isOnMeta(const c10::IValue& argument) {
   return hasTensor(argument, [](const at::Tensor& tensor) { return tensor.is_meta(); });
@@ -64,6 +79,7 @@ DeviceRules::DeviceRules(const OperatorHandle& op, const Stack& arguments) : op_
 
 Device DeviceRules::outputDevice() const {
   checkThatValuesExist();
+  checkIndices();
   if (const auto device = explicitDevice()) {
     checkFakeCudaDevice(withIndex(*device));
     return withIndex(*device);
@@ -121,7 +137,49 @@ std::optional<Device> DeviceRules::commonDeviceOfTensors() const {
     }
   };
   forEachTensor(stack_, op_.schema().arguments().size(), visit);
+  if (common && scalar && common->is_cuda() && !mixes) {
+    refuseNumber(*scalar, *common);
+  }
   return common ? common : scalar;
+}
+
+// Raises for a CPU tensor without dimensions that does not mix with `common`: a written one, as
+// `TensorIteratorBase::compute_types()` does, or any among the arguments that are compared.
+// NOTE [Operators that compare devices]
+void DeviceRules::refuseNumber(Device number, Device common) const {
+  const auto& declared = op_.schema().arguments();
+  const auto arguments = topOf(stack_, declared.size());
+  const bool compares = comparesDevices(op_);
+  for (std::size_t i = 0; i < declared.size(); ++i) {
+    const bool is_compared = compares && (!declared[i].kwarg_only() || declared[i].is_out());
+    const bool is_written = isWritten(declared[i]) && arguments[i].isTensor();
+    TORCH_CHECK(!(is_compared || is_written) || !hasTensor(arguments[i], isCpuScalar),
+                "Expected all tensors to be on the same device, but found at least two devices, ", common, " and ",
+                number, "! (when checking argument `", declared[i].name(), "` of ", op_.operator_name(), ")");
+  }
+}
+
+// As the kernels of indexing: `check_indices_on_cpu_or_selfdevice()` and `_index_put_impl_()`
+// (TensorAdvancedIndexing.cpp). The latter moves indices to the device of `self`, and numbers as well.
+void DeviceRules::checkIndices() const {
+  const std::string& name = op_.schema().name();
+  const auto arguments = topOf(stack_, op_.schema().arguments().size());
+  if (isAmong(kReadsByIndex, name)) {
+    const Device device = arguments[0].toTensor().device();
+    TORCH_CHECK(device.is_meta() || !hasTensor(arguments[1],
+                                               [device](const at::Tensor& index) {
+                                                 return !index.is_cpu() && index.device() != device;
+                                               }),
+                "indices should be either on cpu or on the same device as the indexed tensor (", device, ")");
+  } else if (isAmong(kWritesByIndex, name)) {
+    const Device device = arguments[0].toTensor().device();
+    const at::Tensor& value = arguments[2].toTensor();
+    const bool is_number = value.dim() == 0 || (value.numel() == 1 && value.is_cpu() && onlyMasks(arguments[1]) &&
+                                                !arguments[3].toBool());  // `canDispatchToMaskedFill()`
+    TORCH_CHECK(device.is_meta() || is_number || value.device() == device,
+                "Expected all tensors to be on the same device, but found at least two devices, ", device, " and ",
+                value.device(), "! (when checking the arguments of ", op_.operator_name(), ")");
+  }
 }
 
 // As `copy_impl()`. A fake stands for a tensor that has values, unless it is on the meta device.

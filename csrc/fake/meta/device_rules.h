@@ -14,7 +14,7 @@ namespace torchext {
 //      there;
 //   2. so does one that takes TensorOptions (`dtype`, `layout`, `device`, `pin_memory`);
 //   3. otherwise they are where the tensor arguments are; a CPU tensor without dimensions counts only when there is no
-//      other, because such a tensor mixes with any device;
+//      other, because a TensorIterator mixes such a tensor with any device, unless it is written;
 //   4. otherwise on the CPU.
 //
 // A `device` argument that is None leaves the decision to the next rule.
@@ -40,6 +40,8 @@ class DeviceRules {
   bool mixesDevices() const;
   void checkThatValuesExist() const;
   void checkGenerators(c10::Device device) const;
+  void checkIndices() const;
+  void refuseNumber(c10::Device number, c10::Device common) const;
 
   const c10::OperatorHandle& op_;
   const torch::jit::Stack& stack_;

@@ -545,13 +545,14 @@ double largestNumber(ArrayRef<IValue> arguments) {
 
 // Returns what real tensors on the CPU return, or nothing if this cannot be told, or takes more than `max_elements`.
 // Raises the refusal.
-Stack resultsOfReal(const OperatorHandle& op, ArrayRef<IValue> arguments, double max_elements) {
+RealResults resultsOfReal(const OperatorHandle& op, ArrayRef<IValue> arguments, double max_elements) {
   const double size = std::max({countElements(arguments, {}), countRequested(op, arguments), largestNumber(arguments)});
   if (!canBeTriedOut(op, arguments) || size > max_elements) {
     return {};
   }
-  const Trial trial;
-  return raiseOrReturn(op, arguments, outcomeOf(op, arguments, {}));
+  Trial trial;
+  Stack values = raiseOrReturn(op, arguments, outcomeOf(op, arguments, {}));
+  return {std::move(values), /*has_sizes=*/true, trial.takeWarnings()};
 }
 
 // Raises what the dispatcher raises for an operator of PyTorch's that has a Meta kernel, but none for the CPU:
@@ -587,7 +588,7 @@ RealResults refuseAsReal(const OperatorHandle& op, ArrayRef<IValue> arguments, A
 }
 
 RealResults refuseAsReal(const OperatorHandle& op, ArrayRef<IValue> arguments) {
-  return {resultsOfReal(op, arguments, kAffordable), /*has_sizes=*/true};
+  return resultsOfReal(op, arguments, kAffordable);
 }
 
 void refuseAsRealIfCheap(const OperatorHandle& op, ArrayRef<IValue> arguments) {

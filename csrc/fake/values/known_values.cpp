@@ -19,6 +19,7 @@
 #include "../calls/hidden_keys.h"
 #include "../calls/op_traits.h"
 #include "../calls/recording.h"
+#include "../storage/fake_factories.h"
 #include "../storage/fake_storage.h"
 #include "../storage/fake_tensor_impl.h"
 #include "assumed_values.h"
@@ -176,6 +177,81 @@ void rememberValue(const Tensor& fake, const Tensor& value) {
   remember(fake, value, /*is_assumed=*/false);
 }
 
+namespace {
+
+bool isOneElement(const Tensor& tensor) {
+  return tensor.layout() == c10::kStrided && tensor.has_storage() && tensor.numel() == 1 &&
+         tensor.storage().nbytes() == tensor.itemsize() && tensor.itemsize() <= kMaxKnownBytes;
+}
+
+// Returns a copy of the bytes of `source` on the CPU, or nothing if they do not exist.
+std::shared_ptr<KnownValue> copyOfBytes(const Tensor& source) {
+  const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+  const auto nbytes = static_cast<int64_t>(source.storage().nbytes());
+  const Tensor bytes = at::empty({nbytes}, c10::kByte);
+  if (!isFake(source)) {
+    bytes.copy_(makeStridedTensor(source.storage(), c10::kByte, {nbytes}, {1}, 0, {}));
+    return std::make_shared<KnownValue>(bytes.storage(), /*is_assumed=*/false);
+  }
+  const Storage known = knownBytes(source, Accept::kAssumed);
+  if (!known) {
+    return nullptr;
+  }
+  bytes.copy_(makeStridedTensor(known, c10::kByte, {nbytes}, {1}, 0, {}));
+  return std::make_shared<KnownValue>(bytes.storage(), /*is_assumed=*/!knownBytes(source));
+}
+
+}  // namespace
+
+void copyValue(const Tensor& fake, const Tensor& source) {
+  const bool is_meta = source.is_meta() || fake.is_meta();
+  if (is_meta || isRecording() || !isOneElement(fake) || !isOneElement(source) ||
+      provenanceOf(fake.storage()) != nullptr) {
+    return;
+  }
+  if (auto value = copyOfBytes(source)) {
+    setProvenance(fake.storage(), std::move(value), {});
+  }
+}
+
+Tensor knownValueOf(const Tensor& fake) {
+  return isFake(fake) ? valueOfKnown(fake) : Tensor{};
+}
+
+void expandKnownMasks(const OperatorHandle& op, Stack& arguments) {
+  const std::size_t count = op.schema().arguments().size();
+  if (isRecording() || areValuesKnown(op, topOf(arguments, count))) {
+    return;  // the values of the result become known
+  }
+  IValue& indices = torch::jit::peek(arguments, 1, count);
+  const Tensor self = torch::jit::peek(arguments, 0, count).toTensor();
+  c10::List<std::optional<Tensor>> expanded;
+  int64_t dim = 0;
+  for (const IValue& element : indices.toListRef()) {
+    const Tensor index = element.isNone() ? Tensor{} : element.toTensor();
+    const bool is_mask = index.defined() && (index.scalar_type() == c10::kBool || index.scalar_type() == c10::kByte);
+    const Tensor mask = is_mask && (isFake(index) || !index.is_cpu()) ? valueOfKnown(index) : index;
+    if (!is_mask) {
+      expanded.push_back(index.defined() ? std::optional{index} : std::nullopt);
+      ++dim;
+      continue;
+    }
+    if (!mask.defined() || dim + mask.dim() > self.dim() ||
+        !mask.sizes().equals(self.sizes().slice(static_cast<std::size_t>(dim), static_cast<std::size_t>(mask.dim())))) {
+      return;  // is not known, or does not fit
+    }
+    const int64_t num_selected = [&mask] {
+      const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+      return mask.nonzero().size(0);
+    }();
+    const FakeFactoriesGuard guard;
+    for (int64_t i = 0; i < mask.dim(); ++i, ++dim) {
+      expanded.push_back(at::empty({num_selected}, at::TensorOptions(c10::kLong).device(index.device())));
+    }
+  }
+  indices = std::move(expanded);
+}
+
 std::optional<double> assumedValue(const Tensor& fake) {
   const Storage bytes = isFake(fake) && fake.numel() == 1 ? knownBytes(fake, Accept::kAssumed) : Storage{};
   if (!bytes || c10::isComplexType(fake.scalar_type())) {
@@ -190,7 +266,12 @@ bool areValuesKnown(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   if (isFactory(op, arguments)) {
     return known;
   }
-  forEachTensor(arguments, [&known](const Tensor& tensor) { known = known && valueOfKnown(tensor).defined(); });
+  const bool makes_out = op.hasTag(at::Tag::dynamic_output_shape);  // of another size: runOnValues()
+  for (const auto i : c10::irange(arguments.size())) {
+    if (!makes_out || !op.schema().arguments()[i].is_out()) {
+      forEachTensor(arguments[i], [&known](const Tensor& tensor) { known = known && valueOfKnown(tensor).defined(); });
+    }
+  }
   return known;
 }
 
@@ -205,6 +286,11 @@ Tensor valueOfAssumed(const Tensor& tensor) {
     return showBytes(std::move(bytes), tensor);
   }
   return at::zeros(tensor.sizes(), at::TensorOptions(tensor.scalar_type()).device(c10::kCPU));
+}
+
+// An `out` is real already.
+Tensor valueOrItself(const Tensor& tensor) {
+  return isFake(tensor) ? valueOfKnown(tensor) : tensor;
 }
 
 Stack runOn(const OperatorHandle& op, ArrayRef<IValue> arguments, Tensor (*value_of)(const Tensor&)) {
@@ -228,7 +314,16 @@ Stack runOn(const OperatorHandle& op, ArrayRef<IValue> arguments, Tensor (*value
 }  // namespace
 
 Stack runOnValues(const OperatorHandle& op, ArrayRef<IValue> arguments) {
-  return runOn(op, arguments, valueOfKnown);
+  Stack values = arguments.vec();
+  for (const auto i : c10::irange(arguments.size())) {
+    if (op.schema().arguments()[i].is_out()) {
+      const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+      values[i] = mapTensors(values[i], [](const Tensor& out) {
+        return at::empty_strided(out.sizes(), out.strides(), at::TensorOptions(out.scalar_type()).device(c10::kCPU));
+      });
+    }
+  }
+  return runOn(op, values, valueOrItself);
 }
 
 namespace {
@@ -285,7 +380,28 @@ void forgetValues(const IValue& tensors) {
   });
 }
 
+namespace {
+
+// Gives what `op` overwrites some value, so that it has the one that is written, if that is known.
+void expectOverwrites(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  for (const auto i : c10::irange(arguments.size())) {
+    if (isWritten(op.schema().arguments()[i]) && overwritesArgument(op, i)) {
+      forEachTensor(arguments[i], [](const Tensor& tensor) {
+        if (isFake(tensor) && isOneElement(tensor) && provenanceOf(tensor.storage()) == nullptr) {
+          rememberValue(tensor, at::zeros(tensor.sizes(), at::TensorOptions(tensor.scalar_type()).device(c10::kCPU)));
+        }
+      });
+    }
+  }
+}
+
+}  // namespace
+
 void followValues(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
+  if (canRunOnValues(op)) {
+    const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+    expectOverwrites(op, arguments);
+  }
   const std::vector<Tensor> written = writtenKnown(op, arguments);
   std::vector<Tensor> made;
   forEachTensor(results, [&](const Tensor& result) {

@@ -46,10 +46,7 @@ def _as_if_coalesced(grad: torch.Tensor) -> torch.Tensor:
 
 
 def _patch_optimizer_state() -> None:
-    """`Optimizer.load_state_dict()` takes over the tensors that it is given, and `step()` would write fakes into them.
-
-    Real steps stay real, because optimizers read them.
-    """
+    """`Optimizer.load_state_dict()` takes over tensors, and `step()` would write fakes into them."""
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def take_over(
@@ -58,7 +55,7 @@ def _patch_optimizer_state() -> None:
             taken = original(param, value, param_id, param_groups, key)
             if not _C.is_fake(param) or _C.is_deferred(param) or _C.is_fake(taken):
                 return taken
-            return taken.clone() if key == "step" else FakeCopy(None).tensor(taken)
+            return FakeCopy(None).tensor(taken)
 
         return take_over
 

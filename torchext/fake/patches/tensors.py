@@ -145,7 +145,11 @@ def _patch_reads() -> None:
     """`tolist()` and `numpy()` read the memory of the tensor without calling an operator."""
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda self: original(_C.evaluate(self) if _C.is_deferred(self) else self)
+        def tolist(self: torch.Tensor) -> Any:
+            known = _C.evaluate(self) if _C.is_deferred(self) else _C.known_value(self)
+            return original(self if known is None else known)
+
+        return tolist
 
     reason = "reads memory without calling an operator"
     while_fakes_live.patch(torch.Tensor, "tolist", make, reason, concerns=Concerns.FAKES)

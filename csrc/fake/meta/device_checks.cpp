@@ -1,0 +1,79 @@
+#include "device_checks.h"
+
+#include <fstream>
+#include <string_view>
+#include <unordered_set>
+#include <utility>
+
+namespace torchext {
+
+namespace {
+
+std::string& pathOfNativeFunctions() {
+  static std::string path;
+  return path;
+}
+
+bool startsWith(const std::string& line, std::string_view prefix) {
+  return line.compare(0, prefix.size(), prefix) == 0;
+}
+
+// Reads the entries of native_functions.yaml, one line after the other.
+class Reader {
+ public:
+  void read(const std::string& line) {
+    constexpr std::string_view kBegin = "- func: ";
+    if (startsWith(line, kBegin)) {
+      finish();
+      name_ = "aten::" + line.substr(kBegin.size(), line.find('(') - kBegin.size());
+      has_kernel_ = false;
+      checks_ = true;
+    } else if (startsWith(line, "  device_check: NoCheck")) {
+      checks_ = false;
+    } else if (startsWith(line, "  structured_delegate:") ||
+               (startsWith(line, "    ") && line.substr(0, line.find(':')).find("CUDA") != std::string::npos)) {
+      has_kernel_ = true;
+    }
+  }
+
+  std::unordered_set<std::string> take() {
+    finish();
+    return std::move(names_);
+  }
+
+ private:
+  void finish() {
+    if (has_kernel_ && checks_) {
+      names_.insert(std::move(name_));
+    }
+  }
+
+  std::string name_;
+  bool has_kernel_ = false;
+  bool checks_ = false;
+  std::unordered_set<std::string> names_;
+};
+
+const std::unordered_set<std::string>& comparing() {
+  static const std::unordered_set<std::string> names = [] {
+    Reader reader;
+    std::ifstream file{pathOfNativeFunctions()};
+    for (std::string line; std::getline(file, line);) {
+      reader.read(line);
+    }
+    return reader.take();
+  }();
+  return names;
+}
+
+}  // namespace
+
+void setNativeFunctions(std::string path) {
+  pathOfNativeFunctions() = std::move(path);
+}
+
+bool comparesDevices(const c10::OperatorHandle& op) {
+  return comparing().count(c10::toString(op.operator_name())) != 0;
+}
+
+}  // namespace torchext
