@@ -29,7 +29,7 @@ struct RealResults {
   // The returned values, and then those of `WrittenTensors::changed()`. Empty when nothing is known.
   torch::jit::Stack values;
   bool has_sizes = false;  // whether the trial had the sizes of the call
-  std::vector<c10::Warning> warnings;
+  std::vector<c10::Warning> warnings{};
 };
 
 // Returns true if `results`, which a Meta kernel of `op` has returned, and the values of `WrittenTensors::changed()`
