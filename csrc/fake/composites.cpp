@@ -16,6 +16,7 @@
 #include <torchext/fake_tensor.h>
 
 #include "../support/stack_utils.h"
+#include "../torch_internals/autograd.h"
 #include "../torch_internals/open_tensor_impl.h"
 #include "calls/errors.h"
 #include "calls/op_traits.h"
@@ -153,11 +154,50 @@ class ResizableOutputs {
   std::vector<Tensor> outputs_;
 };
 
+bool isPlainFake(const Tensor& tensor) {
+  return isFake(tensor) && !tensor.key_set().has(DispatchKey::DeferredInit);
+}
+
+void replaceArguments(const OperatorHandle& op, Stack& stack, bool answer) {
+  torch::jit::drop(stack, op.schema().arguments().size());
+  torch::jit::push(stack, answer);
+}
+
+// Gradient formulas check whether the loss depends on the phase of eigenvectors (`linalg_eig_backward()`,
+// `svd_backward()`). Of fakes it is assumed that it does not.
+void checksGradients(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  if (isRunningPyTorchsNode() && hasTensor(topOf(*stack, op.schema().arguments().size()), isPlainFake)) {
+    replaceArguments(op, *stack, true);
+    return;
+  }
+  op.redispatchBoxed(keys & kBelowComposites, stack);
+}
+
+// `torch.nn.TransformerEncoder` asks in order to drop what is masked by a nested tensor, of which there are no fakes.
+// Otherwise it computes results of the same shape with the mask.
+void looksAtMask(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  if (hasTensor(topOf(*stack, op.schema().arguments().size()), isPlainFake)) {
+    replaceArguments(op, *stack, false);
+    return;
+  }
+  op.redispatchBoxed(keys & kBelowComposites, stack);
+}
+
 // Makes what a composite operator allocates fake, even outside of fake_mode(), or deferred.
 void allocates(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   const FactoriesOfCall guard{topOf(*stack, op.schema().arguments().size())};
   const ResizableOutputs outputs{op, *stack};
   op.redispatchBoxed(keys & kBelowComposites, stack);
+}
+
+// The composite kernel prints the values of a tensor that it refuses.
+void makesGrids(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  forEachTensor(topOf(*stack, op.schema().arguments().size()), [](const Tensor& tensor) {
+    TORCH_CHECK(!isPlainFake(tensor) || tensor.dim() <= 1,
+                "torch.meshgrid: Expected 0D or 1D tensor in the tensor list but got: [ ", tensor.toString(), "{",
+                c10::Join(",", tensor.sizes()), "} ]");
+  });
+  allocates(op, keys, stack);
 }
 
 // Returns true for composite operators that may allocate a tensor and write to it. Those that only make views do not.
@@ -192,6 +232,11 @@ void registerComposites(torch::Library& library) {
   library.impl("ctc_loss.Tensor", torch::CppFunction::makeFromBoxedFunction<&translated<&readsLengths>>());
   library.impl("tensor_split.tensor_indices_or_sections",
                torch::CppFunction::makeFromBoxedFunction<&translated<&readsIndices>>());
+  library.impl("allclose", torch::CppFunction::makeFromBoxedFunction<&checksGradients>());
+  library.impl("_nested_tensor_from_mask_left_aligned", torch::CppFunction::makeFromBoxedFunction<&looksAtMask>());
+  for (const char* name : {"meshgrid", "meshgrid.indexing"}) {
+    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&makesGrids>());
+  }
   for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
     const auto op = c10::Dispatcher::singleton().findSchema(name);
     if (op && !op->hasKernelForDispatchKey(kCompositesKey) && mayAllocate(*op)) {

@@ -11,7 +11,7 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from common import assert_same_tensor
 from sweeps import test_op_db
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 from torch.testing._internal.common_device_type import instantiate_device_type_tests, ops
@@ -468,3 +468,171 @@ def test_matrices_of_groups_are_checked(shape: tuple[int, ...], dtype: torch.dty
     offsets = torch.tensor([2, 6], dtype=torch.int32)
     with fake_mode(), pytest.raises(RuntimeError, match=match):
         torch._grouped_mm(torch.zeros(6, 8, dtype=dtype), torch.zeros(shape, dtype=dtype), offs=offsets)
+
+
+# What real tensors can do, and fakes could not.
+
+
+def trained(module: nn.Module, *inputs: Tensor) -> Any:
+    """Returns the output of a training step, and the gradients of the parameters."""
+    outputs = module(*inputs)
+    sum(leaf.sum() for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.requires_grad).backward()
+    return outputs, [parameter.grad for parameter in module.parameters()]
+
+
+def ctc_loss(device: str, dtype: torch.dtype = torch.int64) -> Any:
+    """Returns the loss of targets in both forms, and the gradients."""
+    results = []
+    for targets in (torch.ones(2, 3, dtype=dtype), torch.ones(5, dtype=dtype)):
+        x = torch.zeros(6, 2, 4, device=device, requires_grad=True)
+        loss = functional.ctc_loss(x.log_softmax(2), targets.to(device), (6, 5), (3, 2), reduction="none")
+        loss.sum().backward()
+        results += [loss, x.grad]
+    return results
+
+
+def margin_loss(device: str, dtype: torch.dtype, loss: Callable[..., Tensor], target: tuple[int, ...]) -> Any:
+    x = torch.zeros(3, 4, device=device, dtype=dtype, requires_grad=True)
+    result = loss(x, torch.zeros(target, dtype=torch.int64, device=device))
+    result.backward()
+    return result, x.grad
+
+
+def phases(function: Callable[[Tensor], Any]) -> Any:
+    """Returns gradients of a complex decomposition, whose formula checks the loss."""
+    x = torch.diag(torch.arange(1.0, 4.0)).to(torch.complex64).requires_grad_()
+    values, vectors = function(x)
+    (values.abs().sum() + vectors.abs().sum()).backward()
+    return x.grad
+
+
+def encoded(is_left_aligned: bool) -> Any:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 2).eval()
+    mask = torch.tensor([[False, not is_left_aligned, is_left_aligned], [False, True, True]])
+    with torch.no_grad():
+        return encoder(torch.ones(2, 3, 8), src_key_padding_mask=mask)
+
+
+def mutated_after_it_was_saved() -> Any:
+    x = torch.ones(3, requires_grad=True)
+    with torch.autograd.graph.allow_mutation_on_saved_tensors():
+        y = x * 2
+        z = y.sin()
+        y.mul_(3)
+        z.sum().backward()
+    return z, x.grad
+
+
+PROGRAMS: dict[str, Program] = {
+    "ctc_loss": lambda: ctc_loss("cpu"),
+    "eigh": lambda: phases(torch.linalg.eigh),
+    "eig": lambda: phases(torch.linalg.eig),
+    "svd": lambda: phases(lambda x: torch.linalg.svd(x)[1:]),
+    "mutation": mutated_after_it_was_saved,
+    "encoder": lambda: encoded(True),
+    "encoder of a mask with holes": lambda: encoded(False),
+    "t_": lambda: torch.ones(2, 3).t_(),
+    "squeeze_": lambda: torch.ones(2, 1).squeeze_(),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype")
+def test_program_returns_what_it_returns_eagerly(name: str) -> None:
+    expected = metadata(PROGRAMS[name]())
+    with fake_mode():
+        found = PROGRAMS[name]()
+    assert are_fake(found)
+    assert metadata(found) == expected
+
+
+def on_cuda(expected: Any) -> Any:
+    return tree_map_only(Tensor, lambda tensor: torch.empty_like(tensor, device="cuda"), expected)
+
+
+PROGRAMS_FOR_DEVICES: dict[str, Callable[[str], Any]] = {
+    "GRU": lambda device: trained(
+        nn.GRU(3, 4, 2, bidirectional=True, device=device), torch.ones(5, 2, 3, device=device)
+    ),
+    "GRU without bias": lambda device: trained(
+        nn.GRU(3, 4, bias=False, device=device), torch.ones(5, 3, device=device)
+    ),
+    "GRUCell": lambda device: trained(nn.GRUCell(3, 4, device=device), torch.ones(5, 3, device=device)),
+    "LSTMCell": lambda device: trained(nn.LSTMCell(3, 4, device=device), torch.ones(5, 3, device=device)),
+    "ctc_loss": ctc_loss,
+    "ctc_loss of int32": lambda device: ctc_loss(device, torch.int32),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS_FOR_DEVICES)
+def test_program_returns_on_fake_cuda_what_it_returns_on_the_cpu(name: str) -> None:
+    expected = PROGRAMS_FOR_DEVICES[name]("cpu")
+    with fake_mode(fake_cuda=True):
+        found = PROGRAMS_FOR_DEVICES[name]("cuda")
+        shapes = [tuple(leaf.shape) for leaf in tree_leaves(expected) if isinstance(leaf, Tensor)]
+        assert [tuple(leaf.shape) for leaf in tree_leaves(found) if isinstance(leaf, Tensor)] == shapes
+        assert all(leaf.is_cuda for leaf in tree_leaves(found) if isinstance(leaf, Tensor))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("loss", "target"), [(functional.multi_margin_loss, (3,)), (functional.multilabel_margin_loss, (3, 4))]
+)
+def test_losses_without_meta_kernels_have_gradients_of_16_bits(
+    loss: Callable[..., Tensor], target: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    with fake_mode(fake_cuda=True):
+        _, gradient = margin_loss("cuda", dtype, loss, target)
+    assert gradient.dtype == dtype
+    assert gradient.shape == (3, 4)
+    assert gradient.untyped_storage().nbytes() == 24
+
+
+def test_replicas_run_on_two_fake_devices() -> None:
+    with fake_mode(fake_cuda=2):
+        module = nn.DataParallel(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).cuda())
+        output = module(torch.ones(5, 3, device="cuda"))
+        assert output.shape == (5, 4)
+        assert output.device == torch.device("cuda", 0)
+        assert output.requires_grad
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_modules_with_counters_compile(backend: str) -> None:
+    module, x = fake_like(nn.BatchNorm1d(4)), fake_like(torch.ones(3, 4))
+    output, gradients = trained(torch.compile(module, backend=backend), x)
+    assert are_fake(output)
+    assert are_fake(gradients)
+
+
+def test_types_of_tensors_are_those_of_real_tensors() -> None:
+    x, index = fake_like(torch.ones(3)), fake_like(torch.ones(3, dtype=torch.int64))
+    assert isinstance(x, torch.FloatTensor)
+    assert not isinstance(x, torch.LongTensor)
+    assert isinstance(index, torch.LongTensor)
+    assert isinstance(nn.Parameter(x), torch.FloatTensor)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: x.t_(),
+        lambda x: x.transpose_(0, 5),
+        lambda x: x.unsqueeze_(7),
+        lambda x: torch.segment_reduce(x, "sum"),
+    ],
+)
+def test_refusals_have_the_words_of_real_tensors(call: Callable[[Tensor], object]) -> None:
+    with pytest.raises((RuntimeError, IndexError), match=r".") as eager:
+        call(torch.ones(2, 3, 4))
+    with pytest.raises(eager.type, match=r".") as found:
+        call(fake_like(torch.ones(2, 3, 4)))
+    assert str(found.value) == str(eager.value)
+
+
+def test_grids_of_matrices_are_refused_without_their_values() -> None:
+    with pytest.raises(
+        RuntimeError, match=r"Expected 0D or 1D tensor in .* got: \[ torch.FloatTensor"
+    ):
+        torch.meshgrid(fake_like(torch.ones(3, 4)), indexing="ij")

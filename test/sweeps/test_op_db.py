@@ -53,7 +53,7 @@ NEEDS_VALUES = {
 UNSUPPORTED: set[str] = set()
 
 # The formula of the gradient looks at values.
-GRADIENT_NEEDS_VALUES = {"index_fill", "index_put", "linalg.eig"}
+GRADIENT_NEEDS_VALUES = {"index_fill", "index_put"}
 
 # PyTorch has no Meta kernel for the gradient, and the CPU kernel cannot be asked. There are none today.
 GRADIENT_UNSUPPORTED: set[str] = set()

@@ -13,6 +13,8 @@ __all__ = ["address_to_compare"]
 
 # Functions that compare the addresses of storages and tensors, and hand them to nobody who would look behind them.
 COMPARING: dict[str, frozenset[str]] = {
+    # Does an in-place operator write a tensor that was saved (`allow_mutation_on_saved_tensors()`)?
+    "torch.autograd.graph": frozenset({"_get_sid", "_get_tid"}),
     # Is the local tensor still the shard? Asked when a state dict has been loaded, and before the first forward pass.
     "torch.distributed.fsdp._fully_shard._fsdp_param": frozenset({"reset_sharded_param"}),
     # The same of FSDP's first version; has the flat parameter been freed (which resizes its storage)?

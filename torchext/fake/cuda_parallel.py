@@ -1,6 +1,6 @@
-"""`torch.nn.parallel.comm.scatter()` on fake CUDA devices, by operators, as comm.cpp of a CUDA build does it.
+"""`torch.nn.parallel.comm` on fake CUDA devices, by operators, as comm.cpp of a CUDA build does it.
 
-`DataParallel` begins with it, also on one device, and a build for CPUs does not have it.
+`DataParallel` calls it, also on one device, and a build for CPUs does not have it.
 """
 
 from __future__ import annotations
@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
 from torch.cuda._utils import _get_device_index
 from torch.nn.parallel import comm
 
+from .. import _C
 from ..tools.leases import Lease
 
 __all__ = ["patch_comm"]
@@ -57,6 +59,73 @@ def _scatter_out(
     return tuple(out)
 
 
+def _broadcast(
+    tensor: torch.Tensor, devices: Sequence[Any] | None = None, *, out: Sequence[torch.Tensor] | None = None
+) -> tuple[torch.Tensor, ...]:
+    if (devices is None) == (out is None):
+        raise RuntimeError(
+            f"Exactly one of 'devices' and 'out' must be specified, but got devices={devices} and out={out}"
+        )
+    if out is not None:
+        for other in out:
+            other.copy_(tensor, non_blocking=True)
+        return tuple(out)
+    return tuple(tensor.to(_cuda(device), non_blocking=True) for device in devices or ())
+
+
+def _broadcast_coalesced(
+    tensors: Sequence[torch.Tensor], devices: Sequence[Any], buffer_size: int = 10485760
+) -> list[list[torch.Tensor]]:
+    first = _cuda(devices[0])
+    if any(tensor.device != first for tensor in tensors):
+        raise RuntimeError("All tensors must be on devices[0]: " + str(first.index))
+    return [list(tensors), *([tensor.to(_cuda(device)) for tensor in tensors] for device in devices[1:])]
+
+
+def _gather(
+    tensors: Sequence[torch.Tensor],
+    dim: int = 0,
+    destination: Any = None,
+    *,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    if out is not None and destination is not None:
+        raise RuntimeError(
+            f"'destination' must not be specified when 'out' is specified, but got destination={destination}"
+        )
+    if out is not None:
+        for part, tensor in zip(out.split([tensor.shape[dim] for tensor in tensors], dim), tensors, strict=True):
+            part.copy_(tensor, non_blocking=True)
+        return out
+    index = _get_device_index(destination, allow_cpu=True, optional=True)
+    device = torch.device("cpu") if index == -1 else torch.device("cuda", index)
+    return torch.cat([tensor.to(device, non_blocking=True) for tensor in tensors], dim)
+
+
+def _cuda(device: Any) -> torch.device:
+    return torch.device("cuda", _get_device_index(device))
+
+
+def _applied_one_by_one(original: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    """Runs the replicas on this thread, which sees the fake devices, and not on new ones."""
+
+    def parallel_apply(
+        modules: Sequence[Any], inputs: Sequence[Any], kwargs_tup: Sequence[Any] | None = None, devices: Any = None
+    ) -> list[Any]:
+        count = len(modules)
+        parts = [None if part is None else list(part) for part in (kwargs_tup, devices)]
+        are_wrong = len(inputs) != count or any(part is not None and len(part) != count for part in parts)
+        if not _C.fake_cuda_devices() or are_wrong:
+            return original(modules, inputs, kwargs_tup, devices)
+        outputs = []
+        for i in range(count):
+            one = [None if part is None else [part[i]] for part in parts]
+            outputs += original([modules[i]], [inputs[i]], *one)
+        return outputs
+
+    return parallel_apply
+
+
 def patch_comm(lease: Lease, answering: Callable[..., Any]) -> None:
     """Declares what answers for the fake devices.
 
@@ -64,5 +133,14 @@ def patch_comm(lease: Lease, answering: Callable[..., Any]) -> None:
         lease: Is held while there are such devices.
         answering: Given the original and `answer`, chooses between them by what the thread sees.
     """
-    make = partial(answering, answer=_scatter)
-    lease.patch(comm, "scatter", make, "calls a function that a build for CPUs does not have", is_traced=True)
+    reason = "calls a function that a build for CPUs does not have"
+    answers = {
+        "broadcast": _broadcast,
+        "broadcast_coalesced": _broadcast_coalesced,
+        "gather": _gather,
+        "scatter": _scatter,
+    }
+    for name, answer in answers.items():
+        lease.patch(comm, name, partial(answering, answer=answer), reason, is_traced=True)
+    module = import_module("torch.nn.parallel.parallel_apply")  # `torch.nn.parallel` has the function by that name
+    lease.patch(module, "parallel_apply", _applied_one_by_one, "calls the replicas on new threads")

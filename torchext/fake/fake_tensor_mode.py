@@ -12,10 +12,12 @@ from typing import Any
 
 import torch
 import torch.fx.experimental.proxy_tensor
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 
 from .. import _C
 from ..tools.leases import while_fakes_live
+from ..tools.patching import Concerns
 
 __all__ = ["fakes_on_this_thread", "install"]
 
@@ -72,6 +74,8 @@ def install() -> None:
     while_fakes_live.patch(FakeTensorMode, "__enter__", _suspending, reason)
     while_fakes_live.patch(FakeTensorMode, "__exit__", _resuming, reason)
     while_fakes_live.patch(FakeTensorMode, "from_tensor", _suspending_meanwhile, reason)
+    if hasattr(fake_tensor, "_is_plain_tensor"):
+        _patch_reads_of_inputs()
     if hasattr(torch._C, "_is_fake_tensor"):
         _patch_tracing()
 
@@ -102,6 +106,19 @@ def _suspending_meanwhile(original: Callable[..., FakeTensor]) -> Callable[..., 
             _resume()
 
     return from_tensor
+
+
+def _patch_reads_of_inputs() -> None:
+    """Dynamo reads integers that are inputs without dimensions, such as the counter of `torch.nn.BatchNorm1d`."""
+
+    def make(original: Callable[[object], bool]) -> Callable[[object], bool]:
+        def _is_plain_tensor(t: object) -> bool:
+            has_value = not (isinstance(t, torch.Tensor) and _C.is_fake(t)) or _C.is_deferred(t)
+            return has_value and original(t)
+
+        return _is_plain_tensor
+
+    while_fakes_live.patch(fake_tensor, "_is_plain_tensor", make, "tells whether item() works", concerns=Concerns.FAKES)
 
 
 def _patch_tracing() -> None:

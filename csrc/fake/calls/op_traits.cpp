@@ -227,6 +227,9 @@ bool needsValues(const OperatorHandle& op, const Stack& stack) {
   if (!isTagged(op, at::Tag::dynamic_output_shape)) {
     return false;
   }
+  if (op.schema().name() == "aten::_ctc_loss" && op.schema().overload_name().empty()) {
+    return false;  // the size of the result depends on lengths, which this overload takes as numbers
+  }
   // These are tagged because with a mask, their shape depends on values; with index tensors of integers it does not.
   return !indexesByTensors(op) || hasMaskIndex(stack, op);
 }

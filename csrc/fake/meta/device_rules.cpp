@@ -22,8 +22,8 @@ namespace {
 // Operators whose tensor arguments may be on different devices. `copy_` copies between devices by definition, and so do
 // operators that clone their first argument and copy into a view of the clone; the indexing kernels move their index
 // tensors to the device of `self` (TensorAdvancedIndexing.cpp, `make_info`); `fill_` reads a value on another device as
-// a number; `resize_as_` only looks at a shape.
-constexpr std::array<std::string_view, 18> kMixesDevices{"aten::copy_",
+// a number; `resize_as_` only looks at a shape, and the choice of a kernel for `ctc_loss` at lengths on the CPU.
+constexpr std::array<std::string_view, 20> kMixesDevices{"aten::copy_",
                                                          "aten::copy",
                                                          "aten::_copy_from",
                                                          "aten::_foreach_copy_",
@@ -40,7 +40,9 @@ constexpr std::array<std::string_view, 18> kMixesDevices{"aten::copy_",
                                                          "aten::_unsafe_index_put",
                                                          "aten::fill",
                                                          "aten::fill_",
-                                                         "aten::resize_as_"};
+                                                         "aten::resize_as_",
+                                                         "aten::_use_cudnn_ctc_loss",
+                                                         "aten::_use_miopen_ctc_loss"};
 
 // Of these, those that copy the values of their second argument by `copy_impl()`. So does `_to_copy`, of its only one.
 constexpr std::array<std::string_view, 5> kCopiesSecond{"aten::copy_", "aten::copy", "aten::_foreach_copy_",

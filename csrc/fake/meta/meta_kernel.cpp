@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include <ATen/TensorIterator.h>
+#include <ATen/core/enum_tag.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/empty_strided.h>
@@ -28,11 +29,13 @@ using torch::jit::Stack;
 
 namespace {
 
-// Returns true for `ldexp`: the decomposition registered for Meta turns integers into float32, not into the default
-// dtype.
+// Returns true for operators whose own C++ computes on any device, where the decomposition registered for Meta differs:
+// that of `ldexp` turns integers into float32, not into the default dtype, and those of `t_`, `squeeze_` and other
+// operators that change a view in place raise AssertionError.
 bool isComposedOperator(const OperatorHandle& op) {
-  return op.schema().name() == "aten::ldexp" && op.schema().overload_name() == "Tensor" &&
-         op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd);
+  const bool differs = (op.schema().name() == "aten::ldexp" && op.schema().overload_name() == "Tensor") ||
+                       (op.hasTag(at::Tag::inplace_view) && namespaceOf(op.operator_name()) == "aten");
+  return differs && op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd);
 }
 
 // Returns true for `pow` of two booleans: eagerly the result is boolean (`TORCH_META_FUNC2(pow, Tensor_Scalar)`), but

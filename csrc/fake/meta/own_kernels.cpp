@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -67,24 +68,51 @@ Results reduceBackward(ArrayRef<IValue> arguments) {
           like(arguments[7].toBool(), weight)};
 }
 
+// (input_gates, hidden_gates, hx, ...) -> (hy, workspace), which keeps five values of each hidden unit (RNN.cu)
+Results gruCell(ArrayRef<IValue> arguments) {
+  const Tensor& hx = arguments[2].toTensor();
+  return {at::empty_like(hx, c10::MemoryFormat::Contiguous), at::empty({hx.size(0), hx.size(1) * 5}, hx.options())};
+}
+
+// (grad_hy, workspace, has_bias) -> (grad_input_gates, grad_hidden_gates, grad_hx, grad_input_bias, grad_hidden_bias)
+Results gruCellBackward(ArrayRef<IValue> arguments) {
+  const Tensor& grad = arguments[0].toTensor();
+  const auto batch = grad.size(0);
+  const auto gates = grad.size(1) * 3;
+  const auto bias = [&]() -> IValue { return arguments[2].toBool() ? at::empty({gates}, grad.options()) : Tensor{}; };
+  return {at::empty({batch, gates}, grad.options()), at::empty({batch, gates}, grad.options()),
+          at::empty_like(grad, c10::MemoryFormat::Contiguous), bias(), bias()};
+}
+
+// Fake CUDA devices use PyTorch's own kernels, not those of cuDNN or MIOpen.
+Results no(ArrayRef<IValue> /*arguments*/) {
+  return {false};
+}
+
 struct OwnKernel {
   std::string_view op;
   Results (*call)(ArrayRef<IValue> arguments);
 };
 
-constexpr std::array<OwnKernel, 5> kKernels{{
+constexpr std::array<OwnKernel, 11> kKernels{{
     {"aten::batch_norm_stats", stats},
     {"aten::batch_norm_gather_stats_with_counts", gatherStats},
     {"aten::batch_norm_elemt", likeFirst},
     {"aten::batch_norm_backward_reduce", reduceBackward},
     {"aten::batch_norm_backward_elemt", likeSecond},
+    {"aten::_thnn_fused_gru_cell", gruCell},
+    {"aten::_thnn_fused_gru_cell_backward", gruCellBackward},
+    {"aten::_use_cudnn_ctc_loss", no},
+    {"aten::_use_cudnn_ctc_loss.Tensor", no},
+    {"aten::_use_miopen_ctc_loss", no},
+    {"aten::_use_miopen_ctc_loss.Tensor", no},
 }};
 
 const OwnKernel* find(const OperatorHandle& op) {
-  const c10::OperatorName& name = op.operator_name();
-  const auto* const found = std::find_if(kKernels.begin(), kKernels.end(),
-                                         [&name](const OwnKernel& kernel) { return kernel.op == name.name; });
-  return found == kKernels.end() || !name.overload_name.empty() ? nullptr : found;
+  const std::string name = c10::toString(op.operator_name());
+  const auto* const found =
+      std::find_if(kKernels.begin(), kKernels.end(), [&name](const OwnKernel& kernel) { return kernel.op == name; });
+  return found == kKernels.end() ? nullptr : found;
 }
 
 }  // namespace

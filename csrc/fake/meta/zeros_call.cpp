@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/EmptyTensor.h>
 #include <ATen/core/enum_tag.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/irange.h>
@@ -35,9 +36,12 @@ std::size_t storageBytes(const Tensor& tensor) {
   return holdsItsElements(tensor) ? tensor.storage().nbytes() : neededBytes(tensor);
 }
 
-// The tensor arguments of a call, each with a real tensor of the same geometry on the CPU.
+// The tensor arguments of a call, each with a real tensor of the same geometry on the CPU; if they are widened, that of
+// a tensor in `half` is in float32.
 class ZeroArguments {
  public:
+  explicit ZeroArguments(std::optional<c10::ScalarType> half) : half_{half} {}
+
   Tensor zerosFor(const Tensor& tensor);
 
   // Returns the argument that `real` stands for, or an undefined tensor.
@@ -49,7 +53,8 @@ class ZeroArguments {
   // Returns true if a view of a real argument is among `results`.
   bool areRealOnesShownBy(const Stack& results) const;
 
-  // Returns true if the call has not moved any argument to another storage, and has resized fakes only.
+  // Returns true if the call has not moved any argument to another storage, and has resized fakes only, which are
+  // not widened.
   bool canBeFollowed() const;
 
   // Gives the fakes that the call has resized the geometry that it gave their zeros.
@@ -65,7 +70,11 @@ class ZeroArguments {
     bool isResized() const;
   };
   Storage storageFor(const Tensor& tensor) const;
+  bool isWidened(const Tensor& tensor) const {
+    return half_ && tensor.scalar_type() == *half_;
+  }
 
+  const std::optional<c10::ScalarType> half_;
   std::vector<Entry> entries_;
 };
 
@@ -73,7 +82,7 @@ Storage ZeroArguments::storageFor(const Tensor& tensor) const {
   const auto found = std::find_if(entries_.begin(), entries_.end(), [&tensor](const Entry& entry) {
     return isSameStorage(entry.original.storage(), tensor.storage());
   });
-  const std::size_t nbytes = storageBytes(tensor);
+  const std::size_t nbytes = storageBytes(tensor) * (isWidened(tensor) ? 2 : 1);
   return found == entries_.end() || found->storage.nbytes() < nbytes ? makeZeroStorage(nbytes) : found->storage;
 }
 
@@ -84,8 +93,9 @@ Tensor ZeroArguments::zerosFor(const Tensor& tensor) {
     }
   }
   Storage storage = storageFor(tensor);
-  Tensor zeros = makeStridedTensor(storage, tensor.scalar_type(), tensor.sizes(), tensor.strides(),
-                                   tensor.storage_offset(), tensor.key_set() & kLazyBits);
+  const c10::ScalarType dtype = isWidened(tensor) ? c10::kFloat : tensor.scalar_type();
+  Tensor zeros = makeStridedTensor(storage, dtype, tensor.sizes(), tensor.strides(), tensor.storage_offset(),
+                                   tensor.key_set() & kLazyBits);
   if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
     zeros.unsafeGetTensorImpl()->set_wrapped_number(true);
   }
@@ -121,8 +131,8 @@ bool ZeroArguments::Entry::isResized() const {
 }
 
 bool ZeroArguments::canBeFollowed() const {
-  return std::all_of(entries_.begin(), entries_.end(), [](const Entry& entry) {
-    return isSameStorage(entry.zeros.storage(), entry.storage) &&
+  return std::all_of(entries_.begin(), entries_.end(), [this](const Entry& entry) {
+    return isSameStorage(entry.zeros.storage(), entry.storage) && (!entry.isResized() || !isWidened(entry.original)) &&
            (!entry.isResized() || (isFake(entry.original) && entry.nbytes == entry.original.storage().nbytes()));
   });
 }
@@ -192,14 +202,46 @@ bool tryCall(const OperatorHandle& op, Stack& stack) {
   }
 }
 
-Tensor toFake(const Tensor& real, const ZeroArguments& zeros, c10::Device device) {
+// `half` is what the call's own results are in where those of the widened call are in float32.
+Tensor toFake(const Tensor& real, const ZeroArguments& zeros, c10::Device device, std::optional<c10::ScalarType> half) {
   if (Tensor original = zeros.originalOf(real); original.defined()) {
     return original;
   }
   if (const Tensor* base = zeros.baseOf(real)) {
     return makeFakeView(*base, *real.unsafeGetTensorImpl());
   }
-  return makeFakeTensor(makeFakeStorage(real.storage().nbytes(), device), *real.unsafeGetTensorImpl());
+  const bool is_widened = half && real.scalar_type() == c10::kFloat;
+  const Tensor own = is_widened ? Tensor{at::detail::empty_strided_meta(real.sizes(), real.strides(), *half)} : real;
+  const std::size_t nbytes = real.storage().nbytes() / (is_widened ? 2 : 1);
+  return makeFakeTensor(makeFakeStorage(nbytes, device), *own.unsafeGetTensorImpl());
+}
+
+// Returns float16 or bfloat16 if the call is about one of them and not about other floating point numbers.
+std::optional<c10::ScalarType> halfOf(c10::ArrayRef<c10::IValue> arguments) {
+  std::optional<c10::ScalarType> half;
+  bool is_only = true;
+  forEachTensor(arguments, [&](const Tensor& tensor) {
+    if (c10::isFloatingType(tensor.scalar_type())) {
+      is_only = is_only && c10::isReducedFloatingType(tensor.scalar_type()) &&
+                half.value_or(tensor.scalar_type()) == tensor.scalar_type();
+      half = tensor.scalar_type();
+    }
+  });
+  return is_only ? half : std::nullopt;
+}
+
+std::optional<Stack> tryRun(const OperatorHandle& op,
+                            const Stack& stack,
+                            c10::Device device,
+                            std::optional<c10::ScalarType> half) {
+  ZeroArguments zeros{half};
+  Stack real = withZeros(op, stack, zeros);
+  if (!tryCall(op, real) || !zeros.canBeFollowed() || !areTensors(op, real) || zeros.areRealOnesShownBy(real)) {
+    return std::nullopt;
+  }
+  mapTensors(real, real.size(), [&](const Tensor& result) { return toFake(result, zeros, device, half); });
+  zeros.resizeOriginals();
+  return real;
 }
 
 }  // namespace
@@ -215,14 +257,13 @@ std::optional<Stack> tryRunOnZeros(const OperatorHandle& op, const Stack& stack,
   if (!mayRunOnZeros(op, stack)) {
     return std::nullopt;
   }
-  ZeroArguments zeros;
-  Stack real = withZeros(op, stack, zeros);
-  if (!tryCall(op, real) || !zeros.canBeFollowed() || !areTensors(op, real) || zeros.areRealOnesShownBy(real)) {
-    return std::nullopt;
+  auto results = tryRun(op, stack, device, std::nullopt);
+  if (results || device.is_cpu()) {
+    return results;
   }
-  mapTensors(real, real.size(), [&](const Tensor& result) { return toFake(result, zeros, device); });
-  zeros.resizeOriginals();
-  return real;
+  // The kernels for CUDA know numbers of 16 bits where those for the CPU do not (`multi_margin_loss_backward`).
+  const auto half = halfOf(topOf(stack, op.schema().arguments().size()));
+  return half ? tryRun(op, stack, device, half) : std::nullopt;
 }
 
 }  // namespace torchext
