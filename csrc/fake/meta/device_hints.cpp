@@ -28,6 +28,10 @@ thread_local std::optional<c10::Device> meta_call_device;
 constexpr std::array<std::string_view, 5> kBatchNormalizations{
     "aten::native_batch_norm", "aten::_native_batch_norm_legit", "aten::_native_batch_norm_legit_no_training",
     "aten::_batch_norm_with_update", "aten::_batch_norm_no_update"};
+// Their second argument is the input. The gradient has its memory format (`batch_norm_backward_cpu`,
+// Normalization.cpp).
+constexpr std::array<std::string_view, 2> kBatchNormalizationsBackward{"aten::native_batch_norm_backward",
+                                                                       "aten::batch_norm_backward"};
 constexpr std::array<std::string_view, 2> kOtherNormalizations{"aten::native_layer_norm", "aten::native_group_norm"};
 
 // These keep the memory format of their argument on the CPU (`max_unpooling2d_forward_out_cpu`, `channel_shuffle()`),
@@ -126,6 +130,10 @@ bool isBatchNormalization(const OperatorHandle& op) {
   return isAmong(kBatchNormalizations, op.schema().name());
 }
 
+bool isBatchNormalizationBackward(const OperatorHandle& op) {
+  return isAmong(kBatchNormalizationsBackward, op.schema().name());
+}
+
 bool isNormalization(const OperatorHandle& op) {
   return isBatchNormalization(op) || isAmong(kOtherNormalizations, op.schema().name());
 }
@@ -140,7 +148,8 @@ bool decidesByDevice(const OperatorHandle& op, c10::Device device) {
   if (hasFormatOfConvolution(op)) {
     return device.is_cpu() || device.is_cuda();
   }
-  return device.is_cpu() && (isNormalization(op) || isFourier(op) || isAmong(kKeepFormat, op.schema().name()));
+  return device.is_cpu() && (isNormalization(op) || isBatchNormalizationBackward(op) || isFourier(op) ||
+                             isAmong(kKeepFormat, op.schema().name()));
 }
 
 void correctForDevice(const OperatorHandle& op,
@@ -153,6 +162,11 @@ void correctForDevice(const OperatorHandle& op,
     correctStatistics(op, arguments, results);
     if (isBatchNormalization(op)) {
       correctMemoryFormat(arguments, torch::jit::peek(results, 0, op.schema().returns().size()));
+    }
+  } else if (isBatchNormalizationBackward(op)) {
+    c10::IValue& gradient = torch::jit::peek(results, 0, op.schema().returns().size());
+    if (gradient.toTensor().defined()) {
+      correctMemoryFormat(arguments.slice(1), gradient);
     }
   } else if (!isFourier(op)) {
     correctMemoryFormat(arguments, results.back());

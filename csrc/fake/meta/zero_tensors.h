@@ -6,7 +6,8 @@
 // (`_efficientzerotensor`), which are immutable and carry the `ZeroTensor` key. They are more than zeros: products with
 // them are such zeros again, whatever the other factor is, so that infinities and NaNs do not appear. PyTorch's kernels
 // on that key are above ours and do so for fakes, if fakes carry the key like the tensors that they stand for
-// (`kLazyBits`). A few operators fall through the key, and their kernels check for it: the functions below are for them.
+// (`kLazyBits`). A few operators fall through the key, and their kernels check for it. The functions below are for
+// these.
 
 #include <optional>
 
