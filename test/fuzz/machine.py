@@ -1,0 +1,100 @@
+"""Runs random programs."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from common import too_large_to_copy
+from fuzz import gradients, memory, states, vocabulary
+from fuzz.states import restored_settings
+from torch import Tensor
+
+__all__ = ["ACTIONS", "AWAITED", "FACTORIES", "Machine", "Step", "change"]
+
+# Actions that do not pass yet, and why. Random programs leave them out.
+AWAITED = {
+    "backward_in_place": "what autograd saves before it is overwritten is copied below the recorder",
+    "backward_with_checkpoint": "what is computed again in a backward pass is not recorded",
+    "backward_with_pack_hooks": "what pack hooks compute is not recorded",
+    "duals": "the tangents that the kernels of autograd compute are not recorded",
+    "out_of_any_shape": "`at::native::resize_output` resizes a fake `out=` below the dispatcher",
+    "out_of_no_elements": "`at::native::resize_output` resizes a fake `out=` below the dispatcher",
+    "out_of_a_view": "the kernel gives a resized `out=` the order of strides of its input, the fake is contiguous",
+}
+
+FACTORIES = {**vocabulary.FACTORIES, **states.FACTORIES}
+ACTIONS = {**vocabulary.ACTIONS, **memory.ACTIONS, **gradients.ACTIONS, **states.ACTIONS}
+
+# Results with more elements are not kept: programs that double a tensor again and again would not end.
+LARGEST = 2**18
+
+
+class Step(NamedTuple):
+    """One statement of a program: the name of an action, and numbers that select its operands."""
+
+    action: str
+    a: int
+    b: int
+    n: int
+
+
+class Machine:
+    """Runs a program. The tensors that it has made are its memory, and steps refer to them by position."""
+
+    def __init__(self) -> None:
+        self.memory: list[Tensor] = []
+        self.generator = torch.Generator().manual_seed(5)
+        self.sources = make_sources()
+        self.has_read_large = False
+
+    def run(self, program: list[Step], skipped: set[int]) -> list[Tensor]:
+        """Runs `program`, without the steps in `skipped`, and returns its memory."""
+        with restored_settings(), torch.no_grad():
+            for place, step in enumerate(program):
+                if place not in skipped:
+                    self.step(step)
+        return self.memory
+
+    def step(self, step: Step) -> None:
+        if step.action in FACTORIES:
+            shape = vocabulary.SHAPES[step.a % len(vocabulary.SHAPES)]
+            self.keep([FACTORIES[step.action](shape, step.b, step.n)])
+        elif self.memory:
+            a, b = (self.memory[place % len(self.memory)] for place in (step.a, step.b))
+            result = ACTIONS[step.action](self, a, b, step.n)
+            self.keep([result] if isinstance(result, Tensor) else result or [])
+
+    def keep(self, tensors: list[Tensor]) -> None:
+        self.memory.extend(tensor for tensor in tensors if tensor.numel() <= LARGEST)
+
+    def forget(self, tensor: Tensor) -> None:
+        self.memory = [t for t in self.memory if t is not tensor]
+
+
+def make_sources() -> list[Tensor]:
+    """Returns real tensors for programs to read: small ones, also on foreign memory, and one too large to copy."""
+    with torch.inference_mode():
+        inference = torch.linspace(-1, 1, 3)
+    return [
+        torch.linspace(-2, 2, 3),
+        torch.arange(20).view(4, 5),
+        torch.from_numpy(np.linspace(0, 1, 4, dtype=np.float32)).view(4, 1),
+        inference,
+        too_large_to_copy(),
+    ]
+
+
+def change(source: Tensor, n: int) -> None:
+    """Changes all elements, without bumping the version."""
+    if n % 3 == 0:
+        source.numpy()[...] += 1
+    elif n % 3 == 1:
+        storage: Any = source.detach().untyped_storage()
+        storage.fill_(3)
+    elif source.is_inference():
+        with torch.inference_mode():
+            source.add_(1)
+    else:
+        source.data.add_(1)
