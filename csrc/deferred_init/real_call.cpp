@@ -156,7 +156,7 @@ std::vector<Tensor> scratchTensors(const OpNode& node) {
       values.push_back(arguments[i].value);
     }
   }
-  const std::vector<Storage> storages = computeValues(values, /*keep_small=*/false);
+  const std::vector<Storage> storages = computeValues(values, /*keep_small=*/false, Memory::kRemembers);
   const RealDispatch guard;
   std::vector<Tensor> tensors;
   for (const auto i : c10::irange(arguments.size())) {
