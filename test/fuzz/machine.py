@@ -15,10 +15,6 @@ __all__ = ["ACTIONS", "AWAITED", "FACTORIES", "Machine", "Step", "change"]
 
 # Actions that do not pass yet, and why. Random programs leave them out.
 AWAITED = {
-    "backward_in_place": "what autograd saves before it is overwritten is copied below the recorder",
-    "backward_with_checkpoint": "what is computed again in a backward pass is not recorded",
-    "backward_with_pack_hooks": "what pack hooks compute is not recorded",
-    "duals": "the tangents that the kernels of autograd compute are not recorded",
     "out_of_any_shape": "`at::native::resize_output` resizes a fake `out=` below the dispatcher",
     "out_of_no_elements": "`at::native::resize_output` resizes a fake `out=` below the dispatcher",
     "out_of_a_view": "the kernel gives a resized `out=` the order of strides of its input, the fake is contiguous",

@@ -152,8 +152,6 @@ def test_tangents_of_fakes_have_the_metadata_of_real_ones(op: OpInfo, transforms
 @pytest.mark.parametrize("op", OPERATORS, ids=full_name)
 def test_deferred_tangents_have_the_bits_of_eager_ones(op: OpInfo, transforms: Any, count: int) -> None:
     for sample, transform in itertools.product(samples(op, count), transforms):
-        if transform in AWAITED:
-            continue
         call = call_of(op, sample, are_others_fake=False)
         primals = [with_special_values(primal) for primal in call.primals]
         tangents = [with_special_values(torch.randn_like(primal)) for primal in primals]
@@ -174,10 +172,3 @@ def test_deferred_tangents_have_the_bits_of_eager_ones(op: OpInfo, transforms: A
                 continue
             assert_same_tensor(materialize_tensor(found) if is_fake(found) else found, expected, transform.__name__)
             assert found._is_zerotensor() == expected._is_zerotensor()
-
-
-# What does not pass yet on deferred tensors, and what it waits for.
-AWAITED: dict[Transform, str] = {
-    duals: "the kernels of autograd compute tangents below the recorder",
-    duals_of_some: "the kernels of autograd compute tangents below the recorder",
-}
