@@ -33,6 +33,12 @@ TITLES = {"Fake Tensors & Deferred Module Initialization", "Storages, not tensor
 # PyTorch's files that comments and pages name, with their folder if we have a file of the same name.
 PYTORCHS = {
     "CUDAGeneratorImpl.cpp",
+    "BinaryOps.cpp",
+    "Device.h",
+    "Generator.h",
+    "IndexingUtils.h",
+    "RNN.cpp",
+    "Resize.cpp",
     "CUDAStream.cpp",
     "sdp_utils.cpp",
     "CUDACachingAllocator.cpp",

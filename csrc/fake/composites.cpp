@@ -138,15 +138,15 @@ class ResizableOutputs {
   ~ResizableOutputs() {
     for (const Tensor& output : outputs_) {
       DispatchKeySet& keys = OpenTensorImpl::keysOf(*output.unsafeGetTensorImpl());
-      keys = keys - kWithoutValues;
+      keys = keys.remove_backend(kWithoutValues);  // a difference of sets leaves backends as they are
     }
   }
 
  private:
   void add(const Tensor& output) {
     DispatchKeySet& keys = OpenTensorImpl::keysOf(*output.unsafeGetTensorImpl());
-    if (isFake(output) && output.has_storage() && !keys.has_any(kWithoutValues)) {
-      keys = keys | kWithoutValues;
+    if (isFake(output) && output.has_storage() && !keys.has_backend(kWithoutValues)) {
+      keys = keys | DispatchKeySet{kWithoutValues};
       outputs_.push_back(output);
     }
   }
@@ -223,6 +223,16 @@ void translated(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
 }
 
 }  // namespace
+
+void makeResultsOfZerosFake() {
+  [[maybe_unused]] static const auto* library = [] {
+    auto* added = new torch::Library(torch::Library::IMPL, "aten", kCompositesKey, __FILE__, __LINE__);
+    for (const char* name : {"add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "linalg_cross"}) {
+      added->impl(name, torch::CppFunction::makeFromBoxedFunction<&allocates>());
+    }
+    return added;
+  }();
+}
 
 void registerComposites(torch::Library& library) {
   library.impl("max_pool1d", &maxPool1d);

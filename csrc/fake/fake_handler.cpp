@@ -23,6 +23,7 @@
 #include "calls/op_traits.h"
 #include "calls/recording.h"
 #include "collectives/collectives.h"
+#include "composites.h"
 #include "cuda/composed_kernels.h"
 #include "layouts/layout.h"
 #include "meta/device_rules.h"
@@ -442,6 +443,9 @@ Stack FakeCall::runOnMetaOrRememberRefusal(const MetaPlan& plan, const CallKey& 
 
 void FakeCall::runOnMetaAndRemember(const MetaPlan& plan, const CallKey& key) {
   const OwnComputation own;
+  if (op_.schema().name() == "aten::_efficientzerotensor") {
+    makeResultsOfZerosFake();
+  }
   const ArgumentsBefore before{key.tensors()};
   HeldWarnings warnings;
   Stack results = runOnMetaOrRememberRefusal(plan, key);

@@ -14,8 +14,9 @@ namespace torchext::python {
 namespace {
 
 // By Provided.
-constexpr std::array<const char*, 6> kNames{"current_line", "data_dependent_error", "unsupported_operator_error",
-                                            "fake_copy",    "settle_leases",        "tell_modes"};
+constexpr std::array<const char*, 7> kNames{"current_line", "data_dependent_error", "unsupported_operator_error",
+                                            "fake_copy",    "typed_storage",        "settle_leases",
+                                            "tell_modes"};
 
 std::array<PyObject*, kNames.size()>& objects() noexcept {
   static std::array<PyObject*, kNames.size()> all{};

@@ -15,6 +15,7 @@ enum class Provided : std::uint8_t {
   kDataDependentError,        // torchext.fake: the class of errors
   kUnsupportedOperatorError,  // torchext.fake: the class of errors
   kFakeCopy,                  // torchext.fake.copying: the class of memos that make fakes
+  kTypedStorage,              // torchext.fake.patches.python_data: PyTorch's class of storages with a dtype
   kSettleLeases,              // torchext.tools.leases: replaces PyTorch's functions, or gives them back
   kTellModes,                 // torchext.amp.function_modes: tells function modes that a region begins or ends
 };

@@ -73,11 +73,17 @@ std::array<Slot, kSlots>& slots() {
   return *all;
 }
 
+// By its type: `torch::isStorage()` asks `__class__`, too.
+bool isTypedStorage(PyObject* object) {
+  PyObject* type = provided(Provided::kTypedStorage);
+  return type != nullptr && PyObject_TypeCheck(object, reinterpret_cast<PyTypeObject*>(type)) != 0;
+}
+
 bool isAbout(unsigned concerns, PyObject* argument) {
   if (argument == nullptr) {
     return false;
   }
-  if (torch::isStorage(argument)) {  // also a `TypedStorage`, a class of Python around a storage
+  if (isStorage(argument) || isTypedStorage(argument)) {
     return (concerns & kFakes) != 0 && isStorageOfFakes(torch::createStorage(argument));
   }
   if (isTensor(argument)) {

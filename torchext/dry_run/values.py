@@ -35,7 +35,10 @@ POLICIES = ("zero", "raise")
 OF_MODES = {
     str(Path(torch.__file__).parent / name)
     for name in ("_compile.py", "_ops.py", "_dynamo/eval_frame.py", "utils/_stats.py", "utils/flop_counter.py")
-} | {str(Path(__file__).parents[1] / "fake" / "patches" / "tensors.py")}  # calls operators for them before 2.13
+} | {
+    str(Path(__file__).parents[1] / "fake" / "patches" / name)
+    for name in ("tensors.py", "python_data.py")  # call operators for them before 2.13, and patch what reads
+}
 
 # Where Python has its own modules, and what the folders are called that it has packages in: an environment may be on
 # top of another one.

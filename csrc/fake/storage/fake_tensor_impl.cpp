@@ -125,8 +125,8 @@ at::Tensor makeFakeTensor(Storage storage, const TensorImpl& form) {
 }
 
 at::Tensor makeFakeView(const at::Tensor& base, const TensorImpl& form) {
-  auto fake = c10::make_intrusive<FakeTensorImpl>(TensorImpl::VIEW, Storage{base.storage()},
-                                                  base.key_set() - kWithoutValues, form.dtype());
+  const DispatchKeySet keys = base.device().is_meta() ? base.key_set() : base.key_set().remove_backend(kWithoutValues);
+  auto fake = c10::make_intrusive<FakeTensorImpl>(TensorImpl::VIEW, Storage{base.storage()}, keys, form.dtype());
   fake->copyGeometry(form);
   return at::Tensor{std::move(fake)};
 }

@@ -107,7 +107,7 @@ constexpr c10::DispatchKeySet kLazyBits({c10::DispatchKey::Conjugate, c10::Dispa
                                          c10::DispatchKey::ZeroTensor});
 
 // What an alias carries so that it counts as a tensor that may have no memory: NOTE [Shortcuts that read values].
-constexpr c10::DispatchKeySet kWithoutValues{c10::BackendComponent::MetaBit};
+constexpr c10::BackendComponent kWithoutValues = c10::BackendComponent::MetaBit;
 
 // Makes a fake tensor with the dtype and geometry of `form` on `storage`, which is fake, and which no argument of the
 // call shows.

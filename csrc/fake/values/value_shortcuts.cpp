@@ -57,7 +57,7 @@ Tensor aliasWithoutValues(const Tensor& tensor) {
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
   const c10::impl::ExcludeDispatchKeyGuard no_modes{DispatchKey::Python};
   auto alias = impl.shallow_copy_and_detach(impl.version_counter(), impl.allow_tensor_metadata_change());
-  OpenTensorImpl::keysOf(*alias) = alias->key_set() | kWithoutValues;
+  OpenTensorImpl::keysOf(*alias) = alias->key_set() | DispatchKeySet{kWithoutValues};
   if (tensor.requires_grad()) {
     alias->set_autograd_meta(autogradMetaOfAlias(alias.get(), tensor));
   }

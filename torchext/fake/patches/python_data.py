@@ -28,6 +28,8 @@ FACTORIES = ("tensor", "as_tensor", "asarray")
 
 Storage = torch.UntypedStorage | torch.TypedStorage
 
+_C.provide("typed_storage", torch.TypedStorage)
+
 
 def install() -> None:
     """Installs the patches."""
