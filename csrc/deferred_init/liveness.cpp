@@ -43,6 +43,7 @@ class Walk {
   };
 
   void demand(const StorageValue& value, const ByteSet& bytes);
+  static bool isWhole(const Output& output);
   bool passesOn(const Demanded& demanded, const std::vector<Footprint>& footprints);
   void runs(const Demanded& demanded, const std::vector<Footprint>& footprints);
   bool isComputed(const StorageValue& value) const {
@@ -102,6 +103,15 @@ void Walk::demand(const StorageValue& value, const ByteSet& bytes) {
   if (work_ > kPatience && output.bytes.countRuns() > kFewRuns) {
     output.bytes = wholeOf(value);
   }
+}
+
+bool Walk::isWhole(const Output& output) {
+  if (output.value == nullptr) {
+    return false;
+  }
+  ByteSet dead = wholeOf(*output.value);
+  dead.remove(output.bytes);
+  return dead.isEmpty();
 }
 
 // Is nothing of what the operator itself has written alive? Then who asked for the rest is referred to the value
@@ -168,7 +178,10 @@ void Walk::runs(const Demanded& demanded, const std::vector<Footprint>& footprin
       bytes.read.add(passed_on);
     }
   }
-  LiveOperator live{&node, {}};
+  LiveOperator live{&node, {}, {}};
+  for (const Output& output : demanded.outputs) {
+    live.is_whole.push_back(isWhole(output));
+  }
   for (const TensorArgument& argument : node.tensors()) {
     live.arguments.emplace_back();
     if (argument.value == nullptr) {

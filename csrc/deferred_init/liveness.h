@@ -32,6 +32,8 @@ struct LiveOperator {
   const OpNode* node = nullptr;
   // One for each tensor argument.
   std::vector<LiveArgument> arguments;
+  // One for each written storage: true if all of its bytes are alive. The others may have arbitrary contents.
+  std::vector<bool> is_whole;
 };
 
 struct LiveGraph {

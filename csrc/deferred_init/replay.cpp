@@ -120,13 +120,16 @@ void Replay::begin(const std::vector<std::size_t>& places) {
   for (const std::size_t place : places) {
     const LiveOperator& live = graph_.operators[place];
     is_done_[place] = false;
-    buffers_[live.node] = std::vector<Buffer>(live.node->written().size());
+    auto& buffers = buffers_[live.node] = std::vector<Buffer>(live.node->written().size());
+    for (const auto i : c10::irange(buffers.size())) {
+      buffers[i].is_whole = live.is_whole[i];
+    }
     for (const LiveArgument& argument : live.arguments) {
       if (argument.value != nullptr && argument.value->writer() != nullptr) {
         Buffer& buffer = bufferOf(*argument.value);
         buffer.pending_reads += 1;
         buffer.reader = place;
-        if (buffer.remembered == nullptr && isToBeRemembered(*argument.value)) {
+        if (buffer.remembered == nullptr && buffer.is_whole && isToBeRemembered(*argument.value)) {
           buffer.remembered = argument.value;
           buffer.pending_reads += 1;
         }

@@ -61,6 +61,8 @@ class Replay {
     // Arguments of planned operators that have yet to read it, plus one if it is wanted.
     std::size_t pending_reads = 0;
     bool is_wanted = false;
+    // The bytes that are not alive have arbitrary contents, if there are any: NOTE [Dead writes].
+    bool is_whole = false;
     // The place of the last of these operators: the only one, where `pending_reads` is 1 and it is not wanted.
     std::optional<std::size_t> reader;
     // Set if it is to be remembered.

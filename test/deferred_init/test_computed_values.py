@@ -105,3 +105,23 @@ def test_oldest_values_are_forgotten_where_there_are_many(counted: Any) -> None:
 
     deferred_init(build)
     assert counted.runs == 2
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (40, 40)])
+@pytest.mark.parametrize(
+    "write", [lambda row: row.fill_(3), lambda row: torch.exp(torch.ones_like(row), out=row)], ids=["fill_", "out"]
+)
+@pytest.mark.parametrize("make", [torch.zeros, torch.randn, lambda *shape: torch.softmax(torch.ones(*shape), 0)])
+def test_value_of_which_a_part_was_read_is_computed_as_a_whole_afterwards(
+    shape: tuple[int, ...], write: Callable[[Tensor], Tensor], make: Callable[..., Tensor]
+) -> None:
+    """The read computes the row only. The memory beside it has arbitrary contents."""
+
+    def build() -> Tensor:
+        rows = make(3, *shape)
+        write(rows[1])
+        assert rows[1].sum().item() > 0
+        return rows
+
+    eager, deferred = build_both(build)
+    assert_same_tensor(materialize_tensor(deferred), eager)
