@@ -4,6 +4,7 @@
 #include <c10/util/irange.h>
 
 #include "../fake/fake.h"
+#include "../fake/storage/fake_factories.h"
 #include "../fake/storage/fake_storage.h"
 #include "../support/stack_utils.h"
 #include "deferred_init.h"
@@ -61,7 +62,10 @@ class Composite {
         arguments_(stack.begin() + static_cast<std::ptrdiff_t>(bottom_), stack.end()) {}
 
   void run() {
-    if (tryCall() || (computeIndices(op_, arguments_) && tryAgain())) {
+    if (tryCall() || tryWithRealFactories()) {
+      return;
+    }
+    if (computeIndices(op_, arguments_) && (tryAgain() || tryWithRealFactories())) {
       return;
     }
     putBack();
@@ -81,6 +85,12 @@ class Composite {
       }
       return false;
     }
+  }
+
+  // For kernels that access the memory of what they allocate. NOTE [Composites that look at memory]
+  bool tryWithRealFactories() {
+    const RealFactoriesGuard guard;
+    return tryAgain();
   }
 
   bool tryAgain() {

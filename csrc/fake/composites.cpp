@@ -1,6 +1,7 @@
 #include "composites.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <optional>
 #include <tuple>
 #include <vector>
@@ -23,6 +24,7 @@
 #include "meta/refusals.h"
 #include "storage/fake_factories.h"
 #include "storage/fake_keys.h"
+#include "storage/fake_storage.h"
 #include "storage/fake_tensor_impl.h"
 #include "storage/storage_memory.h"
 #include "values/known_values.h"
@@ -183,10 +185,29 @@ void looksAtMask(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   op.redispatchBoxed(keys & kBelowComposites, stack);
 }
 
-// Makes what a composite operator allocates fake, even outside of fake_mode(), or deferred.
-void allocates(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+void callWithFactoriesOfCall(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   const FactoriesOfCall guard{topOf(*stack, op.schema().arguments().size())};
   const ResizableOutputs outputs{op, *stack};
+  op.redispatchBoxed(keys & kBelowComposites, stack);
+}
+
+// Makes what a composite operator allocates fake, even outside of fake_mode(), or deferred. Where the kernel accesses
+// memory, what it allocates is real: `at::tensor()` writes numbers into the result of a factory (`tensor_cpu()`,
+// Utils.cpp), with which `ctc_loss` divides by the lengths of targets.
+void allocates(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  const Stack arguments = topOf(*stack, op.schema().arguments().size()).vec();
+  const std::size_t bottom = stack->size() - arguments.size();
+  try {
+    callWithFactoriesOfCall(op, keys, stack);
+    return;
+  } catch (const c10::Error& error) {
+    if (!isNoDataError(error)) {
+      throw;
+    }
+  }
+  stack->resize(bottom);  // what the call has left there goes
+  stack->insert(stack->end(), arguments.begin(), arguments.end());
+  const RealFactoriesGuard guard;
   op.redispatchBoxed(keys & kBelowComposites, stack);
 }
 

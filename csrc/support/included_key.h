@@ -4,13 +4,14 @@
 
 namespace torchext {
 
-// While it lives, this thread includes a dispatch key. PyTorch's `IncludeDispatchKeyGuard` puts back all keys that it
-// has found, which takes those of guards away that began meanwhile and go on: NOTE [Guards and blocks]. This one
-// changes its own key only.
+// While it lives, this thread includes a dispatch key, or does not include it. PyTorch's `IncludeDispatchKeyGuard`
+// restores all keys, which ends guards that began later and outlive it: NOTE [Guards and blocks]. This one changes its
+// own key only.
 class IncludedKey {
  public:
-  explicit IncludedKey(c10::DispatchKey key) : key_{key}, was_included_{c10::impl::tls_is_dispatch_key_included(key)} {
-    c10::impl::tls_set_dispatch_key_included(key_, true);
+  explicit IncludedKey(c10::DispatchKey key, bool is_included = true)
+      : key_{key}, was_included_{c10::impl::tls_is_dispatch_key_included(key)} {
+    c10::impl::tls_set_dispatch_key_included(key_, is_included);
   }
   IncludedKey(const IncludedKey&) = delete;
   IncludedKey& operator=(const IncludedKey&) = delete;

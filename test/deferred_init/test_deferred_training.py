@@ -437,3 +437,19 @@ def test_cast_in_autocasts_cache_is_forgotten_when_its_leaf_becomes_real() -> No
         assert is_deferred(layer(INPUT))
         materialize_module(layer)
         assert not is_deferred(layer(INPUT))
+
+
+@pytest.mark.parametrize("lengths", [[6, 5], torch.tensor([6, 5])], ids=["numbers", "tensor"])
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_ctc_loss_of_deferred_tensors_has_gradients(reduction: str, lengths: Any) -> None:
+    def build() -> tuple[torch.Tensor, torch.Tensor]:
+        torch.manual_seed(0)
+        x = torch.randn(6, 2, 4, requires_grad=True)
+        of_targets = torch.tensor([3, 2]) if isinstance(lengths, torch.Tensor) else [3, 2]
+        targets = torch.tensor([[1, 2, 3], [3, 1, 0]])
+        loss = nn.functional.ctc_loss(x.log_softmax(2), targets, lengths, of_targets, reduction=reduction)
+        (gradient,) = torch.autograd.grad(loss.sum(), x)
+        return loss.detach(), gradient
+
+    for found, wanted in zip(deferred_init(build), build(), strict=True):
+        assert torch.equal(materialize_tensor(found), wanted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -480,12 +481,17 @@ def trained(module: nn.Module, *inputs: Tensor) -> Any:
     return outputs, [parameter.grad for parameter in module.parameters()]
 
 
+REDUCTIONS = ("none", "mean", "sum")
+
+
 def ctc_loss(device: str, dtype: torch.dtype = torch.int64) -> Any:
-    """Returns the loss of targets in both forms, and the gradients."""
+    """Returns the losses of targets in both forms, and the gradients."""
     results = []
-    for targets in (torch.ones(2, 3, dtype=dtype), torch.ones(5, dtype=dtype)):
+    for targets, reduction in itertools.product(
+        (torch.ones(2, 3, dtype=dtype), torch.ones(5, dtype=dtype)), REDUCTIONS
+    ):
         x = torch.zeros(6, 2, 4, device=device, requires_grad=True)
-        loss = functional.ctc_loss(x.log_softmax(2), targets.to(device), (6, 5), (3, 2), reduction="none")
+        loss = functional.ctc_loss(x.log_softmax(2), targets.to(device), (6, 5), (3, 2), reduction=reduction)
         loss.sum().backward()
         results += [loss, x.grad]
     return results
@@ -632,7 +638,5 @@ def test_refusals_have_the_words_of_real_tensors(call: Callable[[Tensor], object
 
 
 def test_grids_of_matrices_are_refused_without_their_values() -> None:
-    with pytest.raises(
-        RuntimeError, match=r"Expected 0D or 1D tensor in .* got: \[ torch.FloatTensor"
-    ):
+    with pytest.raises(RuntimeError, match=r"Expected 0D or 1D tensor in .* got: \[ torch.FloatTensor"):
         torch.meshgrid(fake_like(torch.ones(3, 4)), indexing="ij")

@@ -37,6 +37,21 @@ class FactoriesOfCall {
   std::optional<IncludedKey> deferred_;
 };
 
+// While it lives, factories on this thread make real tensors, even in fake_mode() and deferred_init().
+class RealFactoriesGuard {
+ public:
+  RealFactoriesGuard() = default;
+  RealFactoriesGuard(const RealFactoriesGuard&) = delete;
+  RealFactoriesGuard& operator=(const RealFactoriesGuard&) = delete;
+  RealFactoriesGuard(RealFactoriesGuard&&) = delete;
+  RealFactoriesGuard& operator=(RealFactoriesGuard&&) = delete;
+  ~RealFactoriesGuard() = default;
+
+ private:
+  IncludedKey fake_{c10::DispatchKey::Fake, /*is_included=*/false};
+  IncludedKey deferred_{c10::DispatchKey::DeferredInit, /*is_included=*/false};
+};
+
 // Returns true if the thread includes the `Fake` key on our behalf: NOTE [Two owners of the Fake key]. PyTorch copies
 // the included keys to other threads, such as those of the autograd engine. There the key counts as ours, unless it has
 // another owner.
