@@ -163,3 +163,29 @@ def test_model_stays_channels_last() -> None:
         found = run()
     assert is_fake(found)
     assert found.stride() == wanted.stride()
+
+
+def gaps(tensor: Tensor) -> Tensor:
+    return torch.stack([tensor, tensor], -1)[..., 0]
+
+
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("shape", [(7, 2), (3, 2, 5), (2, 3, 4, 5), (2, 3, 4, 5, 2), (1, 3, 1, 1)])
+def test_gradient_of_batch_normalization_on_the_cpu_has_the_format_of_its_input(
+    shape: tuple[int, ...], train: bool
+) -> None:
+    layouts: list[Layout] = [lambda t: t, backwards, gaps, *([channels_last] if len(shape) == 4 else [])]
+    for of_input, of_gradient in itertools.product(layouts, layouts):
+
+        def strides(of_input: Layout = of_input, of_gradient: Layout = of_gradient) -> list[tuple[int, ...]]:
+            x, grad = of_input(torch.rand(shape)), of_gradient(torch.rand(shape))
+            ones = torch.ones(shape[1])
+            _, mean, invstd = torch.native_batch_norm(x, ones, None, ones, ones, train, 0.1, 1e-5)
+            gradients = torch.ops.aten.native_batch_norm_backward(
+                grad, x, ones, ones, ones, mean, invstd, train, 1e-5, [True, True, True]
+            )
+            return [gradient.stride() for gradient in gradients]
+
+        with fake_mode():
+            found = strides()
+        assert found == strides()
