@@ -21,6 +21,7 @@
 #include "../torch_internals/open_tensor_impl.h"
 #include "calls/errors.h"
 #include "calls/op_traits.h"
+#include "gradient_factories.h"
 #include "meta/refusals.h"
 #include "storage/fake_factories.h"
 #include "storage/fake_keys.h"
@@ -168,7 +169,7 @@ void replaceArguments(const OperatorHandle& op, Stack& stack, bool answer) {
 // Gradient formulas check whether the loss depends on the phase of eigenvectors (`linalg_eig_backward()`,
 // `svd_backward()`). Of fakes it is assumed that it does not.
 void checksGradients(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  if (isRunningPyTorchsNode() && hasTensor(topOf(*stack, op.schema().arguments().size()), isPlainFake)) {
+  if (isInGradientFormula() && hasTensor(topOf(*stack, op.schema().arguments().size()), isPlainFake)) {
     replaceArguments(op, *stack, true);
     return;
   }

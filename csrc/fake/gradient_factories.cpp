@@ -1,22 +1,46 @@
 #include "gradient_factories.h"
 
+#include <array>
 #include <memory>
 #include <vector>
 
 #include <ATen/record_function.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "../torch_internals/autograd.h"
 #include "storage/fake_factories.h"
 
 namespace torchext {
 
+using c10::DispatchKey;
+
 namespace {
 
-struct NodeContext final : at::ObserverContext {
-  explicit NodeContext(c10::ArrayRef<c10::IValue> gradients) : factories{gradients} {}
+// The formula that runs on this thread, or null.
+thread_local const RunningFormula* running = nullptr;
 
+constexpr std::array kKeysOfFactories{DispatchKey::Fake, DispatchKey::DeferredInit};
+
+}  // namespace
+
+struct RunningFormula final : at::ObserverContext {
+  explicit RunningFormula(c10::ArrayRef<c10::IValue> gradients) : factories{gradients} {
+    running = this;
+  }
+  RunningFormula(const RunningFormula&) = delete;
+  RunningFormula& operator=(const RunningFormula&) = delete;
+  RunningFormula(RunningFormula&&) = delete;
+  RunningFormula& operator=(RunningFormula&&) = delete;
+  ~RunningFormula() override {
+    running = outer;
+  }
+
+  const RunningFormula* outer = running;
+  const c10::impl::LocalDispatchKeySet keys_before = c10::impl::tls_local_dispatch_key_set();
   FactoriesOfCall factories;
 };
+
+namespace {
 
 // The context lives until the node has run.
 std::unique_ptr<at::ObserverContext> beforeNode(const at::RecordFunction& node) {
@@ -25,7 +49,14 @@ std::unique_ptr<at::ObserverContext> beforeNode(const at::RecordFunction& node) 
   }
   const auto inputs = node.inputs();
   const std::vector<c10::IValue> gradients(inputs.begin(), inputs.end());
-  return std::make_unique<NodeContext>(gradients);
+  return std::make_unique<RunningFormula>(gradients);
+}
+
+// Includes those of the two keys that are among `keys`, and not the others.
+void include(c10::DispatchKeySet keys) {
+  for (const DispatchKey key : kKeysOfFactories) {
+    c10::impl::tls_set_dispatch_key_included(key, keys.has(key));
+  }
 }
 
 at::CallbackHandle addObserver() {
@@ -34,6 +65,24 @@ at::CallbackHandle addObserver() {
 }
 
 }  // namespace
+
+bool isInGradientFormula() {
+  return running != nullptr && isRunningPyTorchsNode();
+}
+
+OutsideOfFormula::OutsideOfFormula() : formula_{running}, included_{c10::impl::tls_local_dispatch_key_set().included_} {
+  if (formula_ != nullptr) {
+    include(formula_->keys_before.included_);
+  }
+  running = nullptr;
+}
+
+OutsideOfFormula::~OutsideOfFormula() {
+  if (formula_ != nullptr) {
+    include(included_);
+  }
+  running = formula_;
+}
 
 void makeGradientsFake(bool is_wanted) {
   static const at::CallbackHandle handle = addObserver();  // PyTorch guards its list of observers by a lock

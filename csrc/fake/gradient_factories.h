@@ -1,8 +1,11 @@
 #pragma once
 
+#include <c10/core/DispatchKeySet.h>
 #include <torchext/macros.h>
 
 namespace torchext {
+
+struct RunningFormula;
 
 // Makes what the gradient formulas of PyTorch allocate fake, or deferred, where a gradient that they are given is so:
 // `sgn` returns `at::zeros()`, `matrix_exp` writes its gradient into a tensor from `at::empty()`. Formulas are called
@@ -10,9 +13,29 @@ namespace torchext {
 // (`RecordScope::BACKWARD_FUNCTION`).
 //
 // The backward of a function that a user has written is left alone, as its forward is: its factories make real tensors
-// outside of a block.
+// outside of a block. So is user code that a formula calls: a function that unpacks what was saved, and what
+// `torch.utils.checkpoint` computes again in one.
 
-// Begins or stops to observe. Nodes of real gradients cost more meanwhile, so it is stopped while no fake is alive.
+// Begins or stops to observe. Nodes of real gradients cost more, so it is stopped while no fake is alive.
 TORCHEXT_API void makeGradientsFake(bool is_wanted);
+
+// Returns true in an observed formula on this thread, and false in user code that it calls.
+bool isInGradientFormula();
+
+// While it lives, factories on this thread make what they made before the innermost formula began. For user code that
+// a formula calls. Nests.
+class TORCHEXT_API OutsideOfFormula {
+ public:
+  OutsideOfFormula();
+  OutsideOfFormula(const OutsideOfFormula&) = delete;
+  OutsideOfFormula& operator=(const OutsideOfFormula&) = delete;
+  OutsideOfFormula(OutsideOfFormula&&) = delete;
+  OutsideOfFormula& operator=(OutsideOfFormula&&) = delete;
+  ~OutsideOfFormula();
+
+ private:
+  const RunningFormula* formula_;
+  c10::DispatchKeySet included_;
+};
 
 }  // namespace torchext

@@ -17,6 +17,7 @@
 #include "../fake/cuda/generators.h"
 #include "../fake/cuda/streams.h"
 #include "../fake/fake.h"
+#include "../fake/gradient_factories.h"
 #include "../fake/layouts/layout.h"
 #include "../fake/meta/device_checks.h"
 #include "../fake/meta/device_hints.h"
@@ -179,6 +180,12 @@ pybind11::object callFromHandler(const pybind11::function& function,
   return function(*args, **kwargs);
 }
 
+// Calls `function`, which belongs to the user, for a gradient formula.
+pybind11::object callOutsideOfFormula(const pybind11::function& function, const pybind11::args& args) {
+  const OutsideOfFormula outside;
+  return function(*args);
+}
+
 // The type of the device that the running Meta kernel computes for.
 std::optional<std::string> metaCallDevice() {
   const auto device = deviceOfMetaCall();
@@ -200,7 +207,6 @@ std::vector<at::Tensor> layoutMembers(const at::Tensor& tensor) {
   return layout == nullptr ? std::vector<at::Tensor>{} : layout->membersOf(tensor);
 }
 
-// As a tuple in the order of torchext.fake.CacheInfo.
 at::Tensor fakeLikeWithValue(const at::Tensor& tensor) {
   at::Tensor fake = fakeLike(tensor);
   if (tensor.layout() == c10::kStrided) {
@@ -247,6 +253,7 @@ void bindFake(pybind11::module_& module) {
   module.def("call_from_handler", &callFromHandler);
   bind(module, "meta_call_device", metaCallDevice);
   bind(module, "set_native_functions", setNativeFunctions);
+  module.def("call_outside_of_formula", &callOutsideOfFormula);
   module.def("warn_of_meta_kernel", &warnOfMetaKernel);
   bind(module, "cache_info", cacheInfo);
   bind(module, "cache_clear", clearCache);

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo
 from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.checkpoint import checkpoint
 
 from torchext.deferred_init import deferred_init, is_deferred, materialize_tensor
-from torchext.fake import fake_like, is_fake
+from torchext.fake import DataDependentError, fake_like, fake_mode, is_fake
 
 DIFFERENTIABLE = [op for op in op_db if op.supports_autograd and torch.float32 in op.supported_backward_dtypes("cpu")]
 
@@ -139,3 +140,62 @@ def test_all_results_and_gradients_are_fake(part: int) -> None:
             if not all(map(is_fake, results)):
                 wrong[name] = [is_fake(result) for result in results]
     assert not wrong
+
+
+def test_code_that_a_checkpoint_computes_again_makes_what_it_made_before() -> None:
+    made: list[bool] = []
+
+    def function(x: Tensor) -> Tensor:
+        made.append(is_fake(torch.zeros(1)))
+        return x.exp() * x.sin()
+
+    checkpoint(function, fake(3).requires_grad_(), use_reentrant=False).sum().backward()
+    assert made == [False, False]
+
+
+def test_code_that_a_checkpoint_computes_again_cannot_compare_fakes() -> None:
+    calls = itertools.count()
+
+    def function(x: Tensor) -> Tensor:
+        if next(calls) > 0:
+            torch.allclose(x, x)
+        return x.exp() * x.sin()
+
+    result = checkpoint(function, fake(3).requires_grad_(), use_reentrant=False)
+    with pytest.raises(DataDependentError, match="allclose"):
+        result.sum().backward()
+
+
+@pytest.mark.parametrize("is_default", [False, True], ids=["of one tensor", "of a block"])
+def test_function_that_unpacks_saved_fakes_may_write_real_tensors(is_default: bool) -> None:
+    count = torch.zeros(())
+
+    def unpack(tensor: Tensor) -> Tensor:
+        count.add_(torch.ones(()))
+        return tensor
+
+    x = fake(3).requires_grad_()
+    if is_default:
+        with torch.autograd.graph.saved_tensors_hooks(torch.detach, unpack):
+            y = x.sin()
+    else:
+        y = x.sin()
+        y.grad_fn._raw_saved_self.register_hooks(torch.detach, unpack)  # type: ignore[union-attr]
+    y.sum().backward()
+    assert count == 1
+    assert x.grad is not None
+    assert is_fake(x.grad)
+
+
+def test_function_that_unpacks_saved_fakes_makes_fakes_in_fake_mode() -> None:
+    made: list[bool] = []
+
+    def unpack(tensor: Tensor) -> Tensor:
+        made.append(is_fake(torch.ones(())))
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(torch.detach, unpack):
+        y = fake(3).requires_grad_().sin().sum()
+    with fake_mode():
+        y.backward()
+    assert made == [True]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,6 +33,24 @@ def install() -> None:
                 _with_factories_of_gradients,
                 "lets functions allocate, such as the compiled ones of aot_autograd",
             )
+    for owner, name in (
+        (torch._C._autograd, "_push_saved_tensors_default_hooks"),
+        (torch._C._autograd.SavedTensor, "register_hooks"),
+    ):
+        while_fakes_live.patch(
+            owner, name, _unpacking_outside_of_formulas, "has gradient formulas call what unpacks saved tensors"
+        )
+
+
+def _unpacking_outside_of_formulas(original: Callable[..., None]) -> Callable[..., None]:
+    def hook(*args: Any) -> None:
+        *others, unpack = args
+        # aot_autograd looks at hooks that are graphs, which call nothing of the user's.
+        if callable(unpack) and not isinstance(unpack, torch.fx.GraphModule):
+            unpack = partial(_C.call_outside_of_formula, unpack)
+        original(*others, unpack)
+
+    return hook
 
 
 def _with_factories_of_gradients(original: Callable[..., Any]) -> Callable[..., Any]:
