@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cfloat>
+#include <cstdint>
 #include <type_traits>
 
 #include <ATen/Context.h>
@@ -190,7 +191,7 @@ bool isOnCuda(const OpNode& node) {
 KernelSettings::KernelSettings() : forks_{forks.load(std::memory_order_relaxed)} {
   static_assert(kSettings.size() == kCount);
   std::transform(kSettings.begin(), kSettings.end(), values_.begin(),
-                 [](const Setting& setting) { return static_cast<std::int16_t>(setting.get()); });
+                 [](const Setting& setting) { return setting.get(); });
 }
 
 std::shared_ptr<const KernelSettings> KernelSettings::current() {
@@ -225,7 +226,7 @@ KernelSettingsGuard::KernelSettingsGuard(const KernelSettings& wanted) {
       continue;
     }
     if (const int now = setting.get(); now != wanted.values_[i]) {
-      changed_.emplace_back(i, static_cast<std::int16_t>(setting.own == nullptr ? now : setting.own()));
+      changed_.emplace_back(i, setting.own == nullptr ? now : setting.own());
       setting.set(wanted.values_[i]);
     }
   }

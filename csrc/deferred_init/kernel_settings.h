@@ -13,7 +13,6 @@
 //   * It cannot reach a recorded call, because what reads it has run by then: Python and composite operators.
 
 #include <array>
-#include <cstdint>
 #include <memory>
 #include <string_view>
 #include <utility>
@@ -49,7 +48,7 @@ class KernelSettings {
 
   KernelSettings();
 
-  std::array<std::int16_t, kCount> values_{};
+  std::array<int, kCount> values_{};
   // How many forks led to the process.
   int forks_;
 };
@@ -66,7 +65,7 @@ class KernelSettingsGuard {
 
  private:
   // What to set, by the number of the setting.
-  std::vector<std::pair<std::size_t, std::int16_t>> changed_;
+  std::vector<std::pair<std::size_t, int>> changed_;
 };
 
 // While it lives, PyTorch's kernels divide their work among as many threads as when `node` was recorded, if its result
