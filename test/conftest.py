@@ -59,11 +59,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        if "long" in item.keywords and not config.getoption("--long"):
+        if item.get_closest_marker("long") and not config.getoption("--long"):
             item.add_marker(pytest.mark.skip(reason="part of a long sweep; run with --long"))
-        if "foreign_fakes" in item.keywords and not config.getoption("--foreign-fakes"):
+        if item.get_closest_marker("foreign_fakes") and not config.getoption("--foreign-fakes"):
             item.add_marker(pytest.mark.skip(reason="needs --foreign-fakes; test_package.py runs it so"))
-        if "cuda" in item.keywords and not torch.cuda.is_available():
+        if item.get_closest_marker("cuda") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 

@@ -33,11 +33,9 @@ NEEDS_VALUES = {
     "cov",  # checks the weights
     "equal",
     "istft",  # checks the window
-    "item",
     "linalg.lstsq",
     "linalg.lstsq.grad_oriented",
     "masked_select",
-    "narrow",  # with a tensor as start
     *(["nanquantile", "quantile"] if TORCH_RELEASE < (2, 12) else []),  # checks a tensor of quantiles
     "nn.functional.ctc_loss",  # with tensors of lengths
     "nn.functional.gaussian_nll_loss",  # checks the variances

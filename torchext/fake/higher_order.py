@@ -94,6 +94,9 @@ def _run_on_fakes(
     # Attention that is not compiled computes all scores.
     if fake_function is not None and not is_differentiated and (not is_attention or attends_by_kernel()):
         return fake_function(*args, **kwargs)
+    if op.name() == "cond" and torch.is_grad_enabled() and _C.is_fake(args[0]):
+        # Autograd gives gradients to what either branch uses (`CondAutogradOp`), even if the predicate is known.
+        return _merge_branches(*args, **kwargs)
     try:
         return run()
     except DataDependentError:
