@@ -38,6 +38,15 @@ bool isComposedOperator(const OperatorHandle& op) {
   return differs && op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd);
 }
 
+// Returns true for scatters that copy the whole storage (`clone_preserve_strides()`, TensorConversions.cpp). Their
+// Python references copy it only up to the last element.
+bool isScatterIntoCopy(const OperatorHandle& op) {
+  const std::string& name = op.schema().name();
+  return (name == "aten::slice_scatter" || name == "aten::select_scatter" || name == "aten::diagonal_scatter") &&
+         op.schema().overload_name().empty() &&
+         op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional);
+}
+
 // Returns true for `pow` of two booleans: eagerly the result is boolean (`TORCH_META_FUNC2(pow, Tensor_Scalar)`), but
 // that of `_refs.pow` is int64.
 bool isPowerOfBooleans(const OperatorHandle& op, const Stack& stack) {
@@ -192,7 +201,7 @@ MetadataKernel metadataKernelFor(const OperatorHandle& op, const Stack& stack) {
   if (isPowerOfBooleans(op, stack)) {
     return MetadataKernel::kNone;
   }
-  if (isComposedFactory(op, stack) || isComposedOperator(op)) {
+  if (isComposedFactory(op, stack) || isComposedOperator(op) || isScatterIntoCopy(op)) {
     return MetadataKernel::kComposite;
   }
   if (hasMetaKernel(op)) {
@@ -216,7 +225,9 @@ void callMetadataKernel(MetadataKernel kernel, const OperatorHandle& op, Stack& 
       callMetaKernel(op, stack);
       break;
     case MetadataKernel::kComposite:
-      op.callBoxedForDispatchKey(DispatchKey::CompositeExplicitAutograd, stack);
+      op.callBoxedForDispatchKey(isScatterIntoCopy(op) ? DispatchKey::CompositeExplicitAutogradNonFunctional
+                                                       : DispatchKey::CompositeExplicitAutograd,
+                                 stack);
       break;
     case MetadataKernel::kOwn:
       callOwnKernel(op, stack);
