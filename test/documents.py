@@ -39,6 +39,7 @@ PYTORCHS = {
     "IndexingUtils.h",
     "RNN.cpp",
     "Resize.cpp",
+    "TensorConversions.cpp",
     "CUDAStream.cpp",
     "sdp_utils.cpp",
     "CUDACachingAllocator.cpp",

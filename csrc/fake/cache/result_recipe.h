@@ -40,8 +40,8 @@ class ArgumentsBefore {
 class ResultRecipe {
  public:
   // Learns from a call of `op` on `arguments` that has made `results`, and has changed the metadata of arguments if
-  // `resizes` is true. Returns null if that cannot be done again from the arguments and their metadata alone, or depends
-  // on more than that (`hasPureKernels()`). `scratch` is what the kernel needs besides, or null.
+  // `resizes` is true. Returns null if that cannot be done again from the arguments and their metadata alone, or
+  // depends on more than that (`hasPureKernels()`). `scratch` is what the kernel needs besides, or null.
   static std::shared_ptr<const ResultRecipe> learn(const c10::OperatorHandle& op,
                                                    c10::ArrayRef<const at::Tensor*> arguments,
                                                    bool resizes,

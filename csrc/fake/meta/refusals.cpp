@@ -592,7 +592,8 @@ RealResults refuseAsReal(const OperatorHandle& op, ArrayRef<IValue> arguments) {
 }
 
 void refuseAsRealIfCheap(const OperatorHandle& op, ArrayRef<IValue> arguments) {
-  if (!resultsOfReal(op, arguments, kCheap).values.empty() || !canBeTriedOut(op, arguments) || makesTensorsOfNothing(op)) {
+  if (!resultsOfReal(op, arguments, kCheap).values.empty() || !canBeTriedOut(op, arguments) ||
+      makesTensorsOfNothing(op)) {
     return;
   }
   const double size = countElements(arguments, {});
