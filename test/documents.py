@@ -40,6 +40,7 @@ PYTORCHS = {
     "RNN.cpp",
     "Resize.cpp",
     "TensorConversions.cpp",
+    "Utils.cpp",
     "CUDAStream.cpp",
     "sdp_utils.cpp",
     "CUDACachingAllocator.cpp",

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 from common import assert_same_tensor
 from fuzz.machine import Machine, Step, change
 from fuzz.states import restored_settings
 from torch import Tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from torchext.deferred_init import deferred_init, materialize_tensor
 
-__all__ = ["CHECKS"]
+__all__ = ["CHECKS", "prepare", "run"]
 
 
 def steps_that_raise(program: list[Step]) -> set[int]:
@@ -135,3 +137,16 @@ def error_of(machine: Machine, program: list[Step], skipped: list[int], place: i
 
 
 CHECKS = {"defer exactly": check, "raise as eagerly": check_refusal}
+
+
+# Another process imports these by name, so they are not in a file of tests.
+
+
+def prepare() -> None:
+    """Makes a process group of this process only."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+
+
+def run(checked: str, program: list[Step], order: int) -> None:
+    """Checks a program. Raises an AssertionError if it differs."""
+    CHECKS[checked](program, order)

@@ -19,12 +19,10 @@ from collections.abc import Iterator
 import hypothesis
 import pytest
 import torch
-import torch.distributed as dist
-from fuzz.checks import CHECKS
+from fuzz.checks import CHECKS, prepare, run
 from fuzz.machine import ACTIONS, AWAITED, FACTORIES, Step
 from fuzz.watchdog import Watchdog
 from hypothesis import strategies
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 TRIED = [name for name in ACTIONS if name not in AWAITED]
 
@@ -45,15 +43,6 @@ FIRST_STEPS = strategies.builds(
 PROGRAMS = strategies.tuples(
     strategies.lists(FIRST_STEPS, min_size=1, max_size=4), strategies.lists(STEPS, min_size=1, max_size=25)
 ).map(lambda parts: [*parts[0], *parts[1]])
-
-
-def prepare() -> None:
-    """Makes a process group of this process only."""
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
-
-
-def run(checked: str, program: list[Step], order: int) -> None:
-    CHECKS[checked](program, order)
 
 
 @pytest.fixture(scope="module")

@@ -33,22 +33,30 @@ def install() -> None:
                 _with_factories_of_gradients,
                 "lets functions allocate, such as the compiled ones of aot_autograd",
             )
-    for owner, name in (
-        (torch._C._autograd, "_push_saved_tensors_default_hooks"),
-        (torch._C._autograd.SavedTensor, "register_hooks"),
+    for owner, name, count in (
+        (torch._C._autograd, "_push_saved_tensors_default_hooks", 2),
+        (torch._C._autograd.SavedTensor, "register_hooks", 3),
     ):
         while_fakes_live.patch(
-            owner, name, _unpacking_outside_of_formulas, "has gradient formulas call what unpacks saved tensors"
+            owner,
+            name,
+            partial(_unpacking_outside_of_formulas, count=count),
+            "has gradient formulas call what unpacks saved tensors",
         )
 
 
-def _unpacking_outside_of_formulas(original: Callable[..., None]) -> Callable[..., None]:
-    def hook(*args: Any) -> None:
-        *others, unpack = args
-        # aot_autograd looks at hooks that are graphs, which call nothing of the user's.
-        if callable(unpack) and not isinstance(unpack, torch.fx.GraphModule):
-            unpack = partial(_C.call_outside_of_formula, unpack)
-        original(*others, unpack)
+def _unpacking_outside_of_formulas(original: Callable[..., None], count: int) -> Callable[..., None]:
+    """Wraps the last of `count` arguments, which unpacks."""
+
+    def hook(*args: Any, **kwargs: Any) -> None:
+        # Errors about wrong arguments quote these. Hooks that are graphs are looked at by aot_autograd, and call no
+        # function of the program.
+        is_method = not args[:-2] or isinstance(args[0], torch._C._autograd.SavedTensor)
+        are_hooks = not kwargs and len(args) == count and is_method and all(map(callable, args[-2:]))
+        if not are_hooks or isinstance(args[-1], torch.fx.GraphModule):
+            original(*args, **kwargs)
+            return
+        original(*args[:-1], partial(_C.call_outside_of_formula, args[-1]))
 
     return hook
 
