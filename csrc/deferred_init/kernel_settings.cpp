@@ -248,8 +248,12 @@ ThreadCountGuard::ThreadCountGuard(const OpNode& node) : previous_{at::get_num_t
   if (!has_lost_threads) {
     at::set_num_threads(recorded);
   }
-  TORCH_CHECK(at::get_num_threads() == recorded || isSmall(node), "`", node.op().operator_name(),
-              "` was recorded when PyTorch used ", recorded, " threads, now it uses ", previous_,
+  const bool is_acceptable = at::get_num_threads() == recorded || isSmall(node);
+  if (!is_acceptable && at::get_num_threads() != previous_) {
+    at::set_num_threads(previous_);  // an exception in a constructor skips the destructor
+  }
+  TORCH_CHECK(is_acceptable, "`", node.op().operator_name(), "` was recorded when PyTorch used ", recorded,
+              " threads, now it uses ", previous_,
               has_lost_threads ? " in a forked process, where the others are gone" : " and does not change that",
               ". Its last bits may depend on the number. Call torch.set_num_threads(", previous_,
               ") before the construction", has_lost_threads ? ", or materialize before the fork." : ".");

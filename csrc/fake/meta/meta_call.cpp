@@ -182,7 +182,7 @@ Stack MetaCall::run() {
   return std::move(stack_);
 }
 
-// Returns true if the operator resizes an argument to a shape that neither the Meta kernel nor a smaller trial tells.
+// Returns true if the operator resizes an argument to a shape that neither the Meta kernel nor a smaller trial shows.
 bool MetaCall::needsSizes(const RealResults& real) {
   const std::size_t first = op_.schema().returns().size();
   bool needs = false;
