@@ -10,23 +10,37 @@ namespace torchext {
 
 #ifdef __linux__
 
+namespace {
+
+constexpr std::uintptr_t kHugePage = std::uintptr_t{1} << 21U;
+
+// A wish: where it is not granted, or there is no memory, all is as before.
+void advise(void* data, std::uintptr_t begin, std::uintptr_t end) noexcept {
+  if (begin < end) {
+    const auto offset = static_cast<std::intptr_t>(begin) - reinterpret_cast<std::intptr_t>(data);
+    static_cast<void>(madvise(static_cast<char*>(data) + offset, end - begin, MADV_HUGEPAGE));
+  }
+}
+
+}  // namespace
+
 void preferHugePages(void* data, std::size_t nbytes) noexcept {
-  constexpr std::uintptr_t kHugePage = std::uintptr_t{1} << 21U;
   const auto address = reinterpret_cast<std::uintptr_t>(data);
   // Pages that are shared with what lies before or behind are the allocator's, too, and count if this has half of them:
   // what comes out of one heap is mostly written together.
-  const std::uintptr_t begin = (address + kHugePage / 2) / kHugePage * kHugePage;
-  const std::uintptr_t end = (address + nbytes + kHugePage / 2) / kHugePage * kHugePage;
-  if (begin < end) {
-    // A wish: where it is not granted, or there is no memory, all is as before.
-    auto* first = static_cast<char*>(data) + (static_cast<std::intptr_t>(begin) - static_cast<std::intptr_t>(address));
-    static_cast<void>(madvise(first, end - begin, MADV_HUGEPAGE));
-  }
+  advise(data, (address + kHugePage / 2) / kHugePage * kHugePage,
+         (address + nbytes + kHugePage / 2) / kHugePage * kHugePage);
+}
+
+void preferHugePagesWithin(void* data, std::size_t nbytes) noexcept {
+  const auto address = reinterpret_cast<std::uintptr_t>(data);
+  advise(data, (address + kHugePage - 1) / kHugePage * kHugePage, (address + nbytes) / kHugePage * kHugePage);
 }
 
 #else
 
 void preferHugePages(void* /*data*/, std::size_t /*nbytes*/) noexcept {}
+void preferHugePagesWithin(void* /*data*/, std::size_t /*nbytes*/) noexcept {}
 
 #endif
 

@@ -79,7 +79,7 @@ c10::Storage RecycledMemory::makeStorage(std::size_t nbytes) {
   outdated.clear();
   if (used->block.size == 0) {
     used->block = {c10::GetCPUAllocator()->allocate(nbytes), nbytes};
-    preferHugePages(used->block.data.get(), nbytes);
+    preferHugePagesWithin(used->block.data.get(), nbytes);
   }
   used->owner = shared_from_this();
   void* memory = used->block.data.get();
