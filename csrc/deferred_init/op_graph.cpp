@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
@@ -234,9 +235,18 @@ OpNode::OpNode(const c10::OperatorHandle& op, const Stack& stack)
   const auto count = op_.schema().arguments().size();
   arguments_.assign(stack.end() - static_cast<std::ptrdiff_t>(count), stack.end());
   const bool reads_metadata_only = isFactory(op_, arguments_);
+  const bool writes_arguments = op_.schema().is_mutable();
+  std::unordered_map<const c10::TensorImpl*, std::uint32_t> known;
   const auto take = [&](const Tensor& tensor) {
     tensors_.push_back(reads_metadata_only && tensor.layout() == c10::kStrided ? TensorArgument::metadataOf(tensor)
                                                                                : TensorArgument::of(tensor));
+    if (writes_arguments && tensors_.back().value != nullptr) {
+      const auto [first, is_new] =
+          known.emplace(tensor.unsafeGetTensorImpl(), static_cast<std::uint32_t>(tensors_.size() - 1));
+      if (!is_new) {
+        tensors_.back().same_as = first->second;
+      }
+    }
     return placeholder();
   };
   mapTensors(arguments_, count, take);

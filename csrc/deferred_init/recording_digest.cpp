@@ -205,6 +205,9 @@ class Digester {
     } else {
       items.add(argument.geometry);
     }
+    if (argument.same_as) {
+      items.addNumber(*argument.same_as);
+    }
     if (live != nullptr) {
       items.add(of(*live));
     }

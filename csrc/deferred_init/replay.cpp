@@ -394,7 +394,8 @@ std::vector<Tensor> Replay::makeArguments(const LiveOperator& live, const std::v
   std::vector<Tensor> tensors;
   tensors.reserve(live.arguments.size());
   for (const auto i : c10::irange(live.arguments.size())) {
-    tensors.push_back(makeArgument(live, i, nullptr, writable));
+    const auto& same_as = live.node->tensors()[i].same_as;
+    tensors.push_back(same_as ? tensors[*same_as] : makeArgument(live, i, nullptr, writable));
   }
   return tensors;
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -261,3 +263,42 @@ class TestGraph:
 
         assert materialize_tensor(deferred_init(build)).item() == 20_000
         deferred_init(build)  # freed without being materialized
+
+
+def write_into_input(reduce: Callable[..., object], *args: object) -> Tensor:
+    x = torch.randn(4, 3)
+    reduce(x, *args, out=x)
+    return x
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@pytest.mark.parametrize("reduce", [torch.sum, torch.mean, torch.prod, torch.amax, torch.amin, torch.nansum])
+@pytest.mark.parametrize("args", [(0,), (1, True)], ids=["a dimension that goes", "a dimension that stays"])
+def test_out_that_is_the_input_is_read_by_its_new_shape(
+    reduce: Callable[..., object], args: tuple[object, ...]
+) -> None:
+    assert_tensors_defer_exactly(lambda: write_into_input(reduce, *args))
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+def test_two_results_of_which_one_is_the_input() -> None:
+    def construct() -> tuple[Tensor, Tensor]:
+        x, indices = torch.randn(5), torch.empty(0, dtype=torch.long)
+        torch.max(x, 0, out=(x, indices))
+        return x, indices
+
+    assert_tensors_defer_exactly(construct)
+
+
+def test_view_that_autograd_forbids_to_use_is_materialized() -> None:
+    def construct() -> tuple[Tensor, Tensor]:
+        base = torch.zeros(3)
+        with torch.no_grad():
+            view = base.view(3)
+        base.add_(torch.ones(3, requires_grad=True))
+        return base, view
+
+    _, view = deferred_init(construct)
+    with pytest.raises(RuntimeError, match="A view was created in no_grad mode"):
+        view.is_leaf  # noqa: B018
+    assert materialize_tensor(view).tolist() == [1.0, 1.0, 1.0]

@@ -25,9 +25,18 @@ def filled(x: Tensor) -> Tensor:
     return torch.rand(8, 8).add_(x)
 
 
+def sum_into(out_of: Callable[[Tensor], Tensor]) -> Tensor:
+    x = torch.rand(1)
+    return torch.sum(x, 0, keepdim=True, out=out_of(x))
+
+
 DIFFERENT: dict[str, tuple[Callable[[], Tensor], Callable[[], Tensor]]] = {
     "shapes": (lambda: torch.rand(8), lambda: torch.rand(4, 2)),
     "what came before": (lambda: torch.rand(8), lambda: (torch.rand(1), torch.rand(8))[1]),
+    "an `out` that is the input and one that shows its memory": (
+        lambda: sum_into(lambda x: x),
+        lambda: sum_into(lambda x: x.detach()),
+    ),
     "signs of zeros": (lambda: torch.full((8,), 0.0), lambda: torch.full((8,), -0.0)),
     "signs of imaginary zeros": (
         lambda: torch.full((8,), complex(1, 0.0)),

@@ -51,10 +51,17 @@ def companions(tensors: Iterable[torch.Tensor]) -> Iterator[Held]:
     """
     optimizers = [optimizer for known in list(_optimizers.values()) if (optimizer := known()) is not None]
     for tensor in tensors:
-        if tensor.is_leaf and tensor.grad is not None:
+        if _is_leaf(tensor) and tensor.grad is not None:
             yield from _deferred_in(tensor.grad, "grad", goes_along=True)
         for optimizer in optimizers:
             yield from _state_for(optimizer, tensor)
+
+
+def _is_leaf(tensor: torch.Tensor) -> bool:
+    try:
+        return tensor.is_leaf
+    except RuntimeError:  # a view that `no_grad()` made and whose base was written with gradients since: no leaf
+        return False
 
 
 def state_of(optimizer: Optimizer, materialized: Iterable[torch.Tensor]) -> Iterator[Held]:
