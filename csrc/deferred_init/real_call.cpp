@@ -118,9 +118,7 @@ void followMetadata(const Tensor& fake, const Tensor& real) {
   for (int64_t i = 0; !fake.is_inference() && i < real._version(); ++i) {
     fake.unsafeGetTensorImpl()->bump_version();
   }
-  if (auto* impl = dynamic_cast<FakeTensorImpl*>(fake.unsafeGetTensorImpl())) {
-    impl->resizeLike(*real.unsafeGetTensorImpl(), real.storage().nbytes());
-  }
+  FakeTensorImpl::resizeLike(*fake.unsafeGetTensorImpl(), *real.unsafeGetTensorImpl(), real.storage().nbytes());
 }
 
 // Is `tensor` one of `values`, or does it show the memory of one?

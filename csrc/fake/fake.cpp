@@ -47,7 +47,7 @@ Tensor viewStorageLike(const Tensor& fake, const Tensor& like) {
   const c10::Storage& storage = fake.storage();
   auto impl =
       c10::make_intrusive<FakeTensorImpl>(storage, fakeBackendKeys(like.scalar_type(), storage.device()), like.dtype());
-  impl->copyGeometry(*like.unsafeGetTensorImpl());
+  FakeTensorImpl::copyGeometry(*impl, *like.unsafeGetTensorImpl());
   return Tensor{std::move(impl)};
 }
 

@@ -58,14 +58,6 @@ bool hasMemory(const Storage& storage) {
          (storage.nbytes() != 0 && storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get() != nullptr);
 }
 
-void moveTo(TensorImpl& impl, const Storage& storage) {
-  if (auto* fake = dynamic_cast<FakeTensorImpl*>(&impl)) {
-    fake->moveTo(storage);
-  } else {
-    impl.set_storage_keep_dtype(storage);
-  }
-}
-
 // The inference tensors among those given and the members of sparse ones, by what they share.
 class InferenceTensors {
  public:
@@ -116,7 +108,7 @@ void InferenceTensors::becomeNormalTogether(const Storage& storage, const std::v
   for (const Tensor& tensor : tensors) {
     TensorImpl& impl = *tensor.unsafeGetTensorImpl();
     if (!isSameStorage(own, impl.storage())) {
-      moveTo(impl, own);
+      FakeTensorImpl::moveTo(impl, own);
     }
     giveAutograd(impl, version);
   }

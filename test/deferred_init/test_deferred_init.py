@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -26,6 +27,16 @@ import torchext
 from torchext.deferred_init import deferred_init, is_deferred, materialize_module, materialize_tensor
 from torchext.fake import fake_mode, is_fake
 from torchext.fake.patches import saving
+
+CHANGES_OF_METADATA = {
+    "out": lambda tensor: torch.mul(torch.ones(3), 2, out=tensor.resize_(0)),
+    "out of a factory": lambda tensor: torch.zeros(3, out=tensor.resize_(0)),
+    "resize_": lambda tensor: tensor.resize_(3),
+    "set_": lambda tensor: tensor.set_(torch.ones(3)),
+    "t_": lambda tensor: tensor.t_(),
+    "unsqueeze_": lambda tensor: tensor.unsqueeze_(0),
+    "as_strided_": lambda tensor: tensor.as_strided_((2,), (3,)),
+}
 
 
 class TestIdentity:
@@ -105,6 +116,23 @@ class TestIdentity:
         assert not is_deferred(real)
         assert (real + 1).tolist() == [1.0, 2.0, 3.0]
         assert "Fake" not in str(torch._C._dispatch_keys(real))
+
+    @pytest.mark.parametrize("change", CHANGES_OF_METADATA.values(), ids=CHANGES_OF_METADATA)
+    def test_real_tensor_that_was_given_deferred_data_changes_its_metadata(
+        self, change: Callable[[Tensor], object]
+    ) -> None:
+        """It is no FakeTensorImpl."""
+
+        def build() -> Tensor:
+            tensor = torch.from_numpy(np.zeros(1, dtype=np.float32))
+            tensor.data = torch.arange(8.0).view(2, 4)
+            change(tensor)
+            return tensor
+
+        for _ in range(2):  # the second call is answered by the cache
+            deferred = deferred_init(build)
+            assert is_deferred(deferred)
+            assert_same_tensor(materialize_tensor(deferred), build(), strictly=False)
 
 
 class TestAfterConstruction:

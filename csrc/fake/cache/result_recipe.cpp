@@ -30,11 +30,6 @@ c10::intrusive_ptr<c10::TensorImpl> formOf(const Tensor& tensor) {
   return form;
 }
 
-// Returns null for a real tensor, and for one that was given fake `.data`.
-FakeTensorImpl* fakeImplOf(const Tensor& tensor) {
-  return isFake(tensor) ? dynamic_cast<FakeTensorImpl*>(tensor.unsafeGetTensorImpl()) : nullptr;
-}
-
 }  // namespace
 
 ArgumentsBefore::ArgumentsBefore(Arguments arguments) {
@@ -189,7 +184,7 @@ std::shared_ptr<const ResultRecipe> ResultRecipe::learn(const c10::OperatorHandl
   recipe->scratch_ = std::move(scratch);
   recipe->kernels_ = kernelsOf(op);
   for (std::size_t i = 0; resizes && i < arguments.size(); ++i) {
-    if (fakeImplOf(*arguments[i]) != nullptr) {
+    if (isFake(*arguments[i])) {
       recipe->resized_.push_back({i, formOf(*arguments[i]), arguments[i]->storage().nbytes()});
     }
   }
@@ -257,7 +252,7 @@ Results ResultRecipe::make(Arguments arguments) const {
     std::rethrow_exception(refusal_);
   }
   for (const Resized& resized : resized_) {
-    fakeImplOf(*arguments[resized.number])->resizeLike(*resized.form, resized.nbytes);
+    FakeTensorImpl::resizeLike(*arguments[resized.number]->unsafeGetTensorImpl(), *resized.form, resized.nbytes);
   }
   const RecipeMaker maker{arguments, *this};
   Results results;

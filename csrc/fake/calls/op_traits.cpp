@@ -209,6 +209,11 @@ bool isAboutNumbers(c10::ArrayRef<c10::IValue> arguments) {
   return are_numbers && numbers > 1;
 }
 
+bool hasOut(const OperatorHandle& op) {
+  const auto& arguments = op.schema().arguments();
+  return std::any_of(arguments.begin(), arguments.end(), [](const auto& argument) { return argument.is_out(); });
+}
+
 bool isGenerator(const c10::Argument& argument) {
   const auto optional = argument.type()->cast<c10::OptionalType>();
   const auto& type = optional ? optional->getElementType() : argument.type();

@@ -40,6 +40,9 @@ bool declaresNoSharing(const c10::OperatorHandle& op);
 // of them.
 bool isAboutNumbers(c10::ArrayRef<c10::IValue> arguments);
 
+// Returns true for an operator with an argument that it resizes to its result: `out`.
+bool hasOut(const c10::OperatorHandle& op);
+
 // Returns true for an argument that is a random generator.
 bool isGenerator(const c10::Argument& argument);
 

@@ -301,18 +301,15 @@ void MetaCall::updateWrittenFakes(const RealResults& real) {
     const Tensor& fake = written_[i];
     const Tensor shadow = shadows_.of(fake);
     const Storage storage = shadows_.originalOf(shadow.storage(), fake.device());
-    auto* impl = dynamic_cast<FakeTensorImpl*>(fake.unsafeGetTensorImpl());
-    if (impl == nullptr) {
-      continue;  // a real tensor that was given fake `.data`: its kernels write data only
-    }
+    c10::TensorImpl& impl = *fake.unsafeGetTensorImpl();
     if (!isSameStorage(storage, fake.storage())) {
-      impl->moveTo(storage);  // if the storage is real, this makes the tensor real, as in `torch.load()`
+      FakeTensorImpl::moveTo(impl, storage);  // if it is real, this makes the tensor real, as in `torch.load()`
     }
     if (isFakeStorage(storage)) {
       resizeWritten(op_, fake, shadow, first + i < real.values.size() ? &real.values[first + i] : nullptr,
                     real.has_sizes);
     } else {
-      impl->copyGeometry(*shadow.unsafeGetTensorImpl());
+      FakeTensorImpl::copyGeometry(impl, *shadow.unsafeGetTensorImpl());
     }
   }
 }

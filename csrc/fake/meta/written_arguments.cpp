@@ -8,6 +8,7 @@
 
 #include "../../support/stack_utils.h"
 #include "../calls/errors.h"
+#include "../calls/op_traits.h"
 #include "../storage/fake_tensor_impl.h"
 #include "refusals.h"
 
@@ -28,8 +29,8 @@ void resize(const Tensor& fake, c10::IntArrayRef sizes, c10::IntArrayRef strides
   form->set_sizes_and_strides(sizes, strides, impl.storage_offset());
   const std::size_t needed = at::detail::computeStorageNbytes(sizes, strides, fake.itemsize(),
                                                               static_cast<std::size_t>(impl.storage_offset()));
-  dynamic_cast<FakeTensorImpl&>(*fake.unsafeGetTensorImpl())
-      .resizeLike(*form, std::max({fake.storage().nbytes(), form->numel() == 0 ? 0 : needed, nbytes}));
+  FakeTensorImpl::resizeLike(*fake.unsafeGetTensorImpl(), *form,
+                             std::max({fake.storage().nbytes(), form->numel() == 0 ? 0 : needed, nbytes}));
 }
 
 void resizeLike(const Tensor& fake, const Tensor& real) {
@@ -37,17 +38,14 @@ void resizeLike(const Tensor& fake, const Tensor& real) {
 }
 
 bool mayChangeShape(const OperatorHandle& op) {
-  const auto& arguments = op.schema().arguments();
-  return op.hasTag(at::Tag::inplace_view) ||
-         std::any_of(arguments.begin(), arguments.end(), [](const auto& argument) { return argument.is_out(); });
+  return op.hasTag(at::Tag::inplace_view) || hasOut(op);
 }
 
 void resizeByMeta(const OperatorHandle& op, const Tensor& fake, const Tensor& shadow) {
   // The words of a TensorIterator (`TensorIteratorBase::mark_resize_outputs()`), which most of these operators have.
   TORCH_CHECK(fake.sizes() == shadow.sizes() || mayChangeShape(op), "output with shape ", fake.sizes(),
               " doesn't match the broadcast shape ", shadow.sizes());
-  dynamic_cast<FakeTensorImpl&>(*fake.unsafeGetTensorImpl())
-      .resizeLike(*shadow.unsafeGetTensorImpl(), shadow.storage().nbytes());
+  FakeTensorImpl::resizeLike(*fake.unsafeGetTensorImpl(), *shadow.unsafeGetTensorImpl(), shadow.storage().nbytes());
 }
 
 }  // namespace

@@ -139,9 +139,9 @@ bool ZeroArguments::canBeFollowed() const {
 
 void ZeroArguments::resizeOriginals() const {
   for (const Entry& entry : entries_) {
-    auto* impl = dynamic_cast<FakeTensorImpl*>(entry.original.unsafeGetTensorImpl());
-    if (impl != nullptr && entry.isResized()) {
-      impl->resizeLike(*entry.zeros.unsafeGetTensorImpl(), entry.storage.nbytes());
+    if (entry.isResized()) {
+      FakeTensorImpl::resizeLike(*entry.original.unsafeGetTensorImpl(), *entry.zeros.unsafeGetTensorImpl(),
+                                 entry.storage.nbytes());
     }
   }
 }

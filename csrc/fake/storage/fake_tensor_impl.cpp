@@ -53,45 +53,55 @@ FakeTensorImpl::~FakeTensorImpl() {
 }
 
 void FakeTensorImpl::release_resources() {
-  removeResident(*this);
-  retained_ = nullptr;
+  leaveStorage();
   TensorImpl::release_resources();
 }
 
-void FakeTensorImpl::copyGeometry(const TensorImpl& source) {
-  key_set_ = (key_set_ - kLazyBits) | (source.key_set() & kLazyBits);
-  sizes_and_strides_.set_sizes(source.sizes());
-  sizes_and_strides_.set_strides(source.strides());
-  storage_offset_ = source.storage_offset();
-  refresh_numel();
-  refresh_contiguous();
+// A member of TensorImpl is named as one of this class: see OpenTensorImpl. What `set_sizes_and_strides()` would
+// refuse, a tensor that `.data` has returned, the kernel refuses before.
+void FakeTensorImpl::copyGeometry(TensorImpl& fake, const TensorImpl& source) {
+  DispatchKeySet& keys = fake.*(&FakeTensorImpl::key_set_);
+  keys = (keys - kLazyBits) | (source.key_set() & kLazyBits);
+  (fake.*(&FakeTensorImpl::sizes_and_strides_)).set_sizes(source.sizes());
+  (fake.*(&FakeTensorImpl::sizes_and_strides_)).set_strides(source.strides());
+  fake.*(&FakeTensorImpl::storage_offset_) = source.storage_offset();
+  (fake.*(&FakeTensorImpl::refresh_numel))();
+  (fake.*(&FakeTensorImpl::refresh_contiguous))();
 }
 
-void FakeTensorImpl::resizeLike(const TensorImpl& source, std::size_t nbytes) {
-  const bool is_freed = nbytes < storage_.nbytes() || !isHeldBy(storage_.nbytes(), *this);
+void FakeTensorImpl::resizeLike(TensorImpl& fake, const TensorImpl& source, std::size_t nbytes) {
+  const Storage& storage = fake.storage();
+  const bool is_freed = nbytes < storage.nbytes() || !isHeldBy(storage.nbytes(), fake);
   TORCH_INTERNAL_ASSERT(is_freed || isHeldBy(nbytes, source), "a tensor of shape ", source.sizes(), " and strides ",
                         source.strides(), " does not fit into ", nbytes, " bytes");
-  if (nbytes != storage_.nbytes()) {
-    resizeFakeStorage(storage_, nbytes);
+  if (nbytes != storage.nbytes()) {
+    resizeFakeStorage(storage, nbytes);
   }
-  copyGeometry(source);
+  copyGeometry(fake, source);
 }
 
-void FakeTensorImpl::moveTo(Storage storage) {
+void FakeTensorImpl::moveTo(TensorImpl& tensor, Storage storage) {
+  auto* resident = dynamic_cast<FakeTensorImpl*>(&tensor);
+  if (resident != nullptr) {
+    resident->leaveStorage();
+  }
+  const bool stays_fake = isFakeStorage(storage);
+  tensor.*(&FakeTensorImpl::device_opt_) = storage.device();
+  tensor.*(&FakeTensorImpl::storage_) = std::move(storage);
+  DispatchKeySet& keys = tensor.*(&FakeTensorImpl::key_set_);
+  keys = (keys - kFakeKeys - DispatchKeySet{DispatchKey::DeferredInit}) | (stays_fake ? kFakeKeys : DispatchKeySet{});
+  if (stays_fake && resident != nullptr) {
+    addResident(resident->storage_, *resident);
+  }
+}
+
+void FakeTensorImpl::leaveStorage() noexcept {
   removeResident(*this);
   retained_ = nullptr;
-  storage_ = std::move(storage);
-  device_opt_ = storage_.device();
-  removeKeys(kFakeKeys | DispatchKeySet{DispatchKey::DeferredInit});
-  if (isFakeStorage(storage_)) {
-    addKeys(kFakeKeys);
-    addResident(storage_, *this);
-  }
 }
 
 void FakeTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& source) {
-  removeResident(*this);
-  retained_ = nullptr;
+  leaveStorage();
   TensorImpl::shallow_copy_from(source);
   addResident(storage_, *this);
 }
@@ -120,14 +130,14 @@ c10::intrusive_ptr<TensorImpl> FakeTensorImpl::shallow_copy_and_detach(VariableV
 at::Tensor makeFakeTensor(Storage storage, const TensorImpl& form) {
   const DispatchKeySet backend_keys = fakeBackendKeys(c10::typeMetaToScalarType(form.dtype()), storage.device());
   auto fake = c10::make_intrusive<FakeTensorImpl>(std::move(storage), backend_keys, form.dtype());
-  fake->copyGeometry(form);
+  FakeTensorImpl::copyGeometry(*fake, form);
   return at::Tensor{std::move(fake)};
 }
 
 at::Tensor makeFakeView(const at::Tensor& base, const TensorImpl& form) {
   const DispatchKeySet keys = base.device().is_meta() ? base.key_set() : base.key_set().remove_backend(kWithoutValues);
   auto fake = c10::make_intrusive<FakeTensorImpl>(TensorImpl::VIEW, Storage{base.storage()}, keys, form.dtype());
-  fake->copyGeometry(form);
+  FakeTensorImpl::copyGeometry(*fake, form);
   return at::Tensor{std::move(fake)};
 }
 

@@ -33,16 +33,18 @@ class FakeTensorImpl final : public c10::TensorImpl {
   FakeTensorImpl& operator=(FakeTensorImpl&&) = delete;
   ~FakeTensorImpl() override;
 
+  // The next three take any TensorImpl: a tensor that was real when it was given fake `.data` is no FakeTensorImpl.
+
   // Copies the sizes, strides, storage offset and the conjugate and negative bits of `source`.
-  void copyGeometry(const c10::TensorImpl& source);
+  static void copyGeometry(c10::TensorImpl& fake, const c10::TensorImpl& source);
 
   // Copies the geometry of `source`, and gives the storage, which must be fake, `nbytes` bytes. Raises, and changes
   // nothing, if the storage would be smaller than the geometry: kernels trust that the memory of a tensor holds its
   // elements. Only a storage that is freed (by `untyped_storage().resize_(0)`), or has been, may be smaller.
-  void resizeLike(const c10::TensorImpl& source, std::size_t nbytes);
+  static void resizeLike(c10::TensorImpl& fake, const c10::TensorImpl& source, std::size_t nbytes);
 
-  // Moves to another storage, as `Tensor.set_()` does. On a real one it becomes an ordinary tensor.
-  void moveTo(c10::Storage storage);
+  // Moves a tensor to another storage, as `Tensor.set_()` does. On a real one it becomes, or stays, an ordinary tensor.
+  static void moveTo(c10::TensorImpl& tensor, c10::Storage storage);
 
   // Returns what has been kept of how the bytes came about after the tensor became real: see becomeFakeAgain(). Null
   // unless it was set; dropped when the tensor is given other data.
@@ -88,6 +90,9 @@ class FakeTensorImpl final : public c10::TensorImpl {
   void removeKeys(c10::DispatchKeySet keys) noexcept {
     key_set_ = key_set_ - keys;
   }
+
+  // Drops what depends on the storage.
+  void leaveStorage() noexcept;
 
   void unlink() noexcept {
     next_resident_ = nullptr;

@@ -42,7 +42,7 @@ Tensor fakeLike(const Tensor& tensor) {
   auto impl =
       c10::make_intrusive<FakeTensorImpl>(makeFakeStorage(tensor.storage().nbytes(), tensor.device()),
                                           fakeBackendKeys(tensor.scalar_type(), tensor.device()), tensor.dtype());
-  impl->copyGeometry(*tensor.unsafeGetTensorImpl());
+  FakeTensorImpl::copyGeometry(*impl, *tensor.unsafeGetTensorImpl());
   Tensor fake{std::move(impl)};
   fake.set_requires_grad(tensor.requires_grad());
   return fake;
