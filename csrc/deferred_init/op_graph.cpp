@@ -235,12 +235,12 @@ OpNode::OpNode(const c10::OperatorHandle& op, const Stack& stack)
   const auto count = op_.schema().arguments().size();
   arguments_.assign(stack.end() - static_cast<std::ptrdiff_t>(count), stack.end());
   const bool reads_metadata_only = isFactory(op_, arguments_);
-  const bool writes_arguments = op_.schema().is_mutable();
+  const bool has_out = hasOut(op_);
   std::unordered_map<const c10::TensorImpl*, std::uint32_t> known;
   const auto take = [&](const Tensor& tensor) {
     tensors_.push_back(reads_metadata_only && tensor.layout() == c10::kStrided ? TensorArgument::metadataOf(tensor)
                                                                                : TensorArgument::of(tensor));
-    if (writes_arguments && tensors_.back().value != nullptr) {
+    if (has_out && tensors_.back().value != nullptr) {
       const auto [first, is_new] =
           known.emplace(tensor.unsafeGetTensorImpl(), static_cast<std::uint32_t>(tensors_.size() - 1));
       if (!is_new) {
