@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import subprocess
 import sys
 import warnings
@@ -473,6 +474,29 @@ class TestRefusals(TestCase):
 
 
 instantiate_device_type_tests(TestRefusals, globals(), only_for="cpu")
+
+
+TOO_LARGE_TO_COMPUTE = {
+    "index that is no vector": lambda: torch.ones(37, 1200).index_select(0, torch.ones(37, 1200, dtype=torch.int64)),
+    "points of other dimensions": lambda: torch.cdist(torch.ones(40009, 3), torch.ones(40013, 2)),
+    "blocks that do not add up": lambda: nn.functional.fold(torch.ones(1, 1, 694 * 693), 70001, 1, stride=101),
+}
+
+
+@pytest.mark.parametrize("call", TOO_LARGE_TO_COMPUTE.values(), ids=TOO_LARGE_TO_COMPUTE)
+def test_calls_with_large_results_are_refused(call: Callable[[], Tensor]) -> None:
+    """They are tried out up to where the result is allocated."""
+    with pytest.raises((RuntimeError, IndexError)) as wanted:
+        call()
+    with fake_mode(), pytest.raises(type(wanted.value), match=re.escape(str(wanted.value))):
+        call()
+
+
+def test_large_calls_are_tried_out_without_their_results() -> None:
+    """The smaller call is refused, because its sizes no longer match, and the result would take 20 GB."""
+    with fake_mode():
+        image = nn.functional.fold(torch.ones(1, 1, 694 * 694), 70001, 1, stride=101)
+    assert image.shape == (1, 1, 70001, 70001)
 
 
 def test_buffers_of_kernels_are_not_made_up() -> None:

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <exception>
 #include <new>
 #include <numeric>
@@ -19,6 +20,7 @@
 #include <c10/util/Exception.h>
 #include <c10/util/irange.h>
 
+#include "../../support/allocation_limit.h"
 #include "../../support/held_warnings.h"
 #include "../../support/locks.h"
 #include "../../support/plain_tensors.h"
@@ -52,6 +54,9 @@ namespace {
 constexpr double kCheap = 32768;          // for a call that will most probably pass
 constexpr double kModest = 4194304;       // for a call that has no smaller one
 constexpr double kAffordable = 33554432;  // for a call that will most probably be refused
+
+// The largest result that such a trial allocates. The kernel has accepted the call by then.
+constexpr std::size_t kMostBytes = std::size_t{1} << 28U;
 
 // The kernels of these expect values that no fill provides: lengths that add up to a size; enough pivots; zero points
 // between two numbers that are arguments; diagonals that differ.
@@ -411,7 +416,11 @@ RealResults tryOutScaled(const OperatorHandle& op, ArrayRef<IValue> arguments, A
   if (isConvolution(op)) {
     return tryOutSmallConvolution(op, arguments);
   }
-  return size <= kAffordable ? tryOutAsItIs(op, arguments) : RealResults{};
+  if (countElements(arguments, {}) > kAffordable) {
+    return {};
+  }
+  const AllocationLimit limit{kMostBytes};
+  return tryOutAsItIs(op, arguments);
 }
 
 // Returns the position of the argument `size`, if it is a list of numbers.

@@ -11,7 +11,7 @@
 //     that is about dtypes.
 //   * A call that is too large is tried out with smaller sizes: NOTE [Smaller calls]. An error counts if the same call
 //     passes with common dtypes: then it is about dtypes, for which sizes do not matter. Otherwise the call is tried
-//     out as it is, if that is affordable.
+//     out as it is, if its arguments are affordable, up to where its kernel allocates a large result.
 //   * If the Meta kernel has raised, the call is most probably wrong, and may be larger: its kernel will not compute.
 //   * Only PyTorch's own CPU kernels are run, none that would draw from a generator of the user's, and none that trusts
 //     an argument: NOTE [What kernels trust].

@@ -1,0 +1,53 @@
+#include "allocation_limit.h"
+
+#include <cstdint>
+#include <new>
+
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/impl/alloc_cpu.h>
+#include <torch/csrc/profiler/orchestration/observer.h>
+
+namespace torchext {
+
+namespace {
+
+namespace profiler = torch::profiler::impl;
+
+// Whoever finds something in the place of a profiler takes it for one (`ProfilerStateBase::get()`): so it is one,
+// disabled.
+class Reporter final : public profiler::ProfilerStateBase {
+ public:
+  explicit Reporter(std::size_t max_bytes)
+      : ProfilerStateBase{profiler::ProfilerConfig{profiler::ProfilerState::Disabled}}, max_bytes_{max_bytes} {}
+
+  profiler::ActiveProfilerType profilerType() override {
+    return profiler::ActiveProfilerType::NONE;
+  }
+
+  bool memoryProfilingEnabled() const override {
+    return true;
+  }
+
+  // `DefaultCPUAllocator::allocate()` reports before anybody owns the memory, so what raises frees it.
+  void reportMemoryUsage(void* address,
+                         std::int64_t bytes,
+                         std::size_t /*allocated*/,
+                         std::size_t /*reserved*/,
+                         c10::Device device) override {
+    if (device.is_cpu() && bytes > 0 && static_cast<std::size_t>(bytes) > max_bytes_) {
+      c10::profiledCPUMemoryReporter().Delete(address);
+      c10::free_cpu(address);
+      throw std::bad_alloc{};
+    }
+  }
+
+ private:
+  std::size_t max_bytes_;
+};
+
+}  // namespace
+
+AllocationLimit::AllocationLimit(std::size_t max_bytes)
+    : reporter_{std::make_shared<Reporter>(max_bytes)}, guard_{c10::DebugInfoKind::PROFILER_STATE, reporter_} {}
+
+}  // namespace torchext
