@@ -119,6 +119,8 @@ def duals(machine: Machine, a: Tensor, b: Tensor, n: int) -> list[Tensor]:
 
 
 def each_gradient(machine: Machine, a: Tensor, b: Tensor, n: int) -> Tensor:
+    if a.numel() == 0:
+        raise ValueError("PyTorch crashes where a concatenation for no samples is wrong")
     function = FUNCTIONS[n % len(FUNCTIONS)]
     return torch.vmap(torch.func.grad(lambda x: function(x, b, n).sum()))(a.clone())
 

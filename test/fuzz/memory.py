@@ -41,6 +41,15 @@ def normal(a: Tensor, n: int, **out: Tensor) -> Tensor:
 
 Outer = Callable[..., Tensor]
 
+
+def product(a: Tensor, b: Tensor, **out: Tensor) -> Tensor:
+    """Returns the product of matrices, which depends on the address if it is written to what is still read."""
+    read = {tensor.untyped_storage()._cdata for tensor in (a, b)}
+    if any(result.untyped_storage()._cdata in read for result in out.values()):
+        raise ValueError("PyTorch does not refuse this, and has no one result")
+    return torch.matmul(a, b, **out)
+
+
 # Calls that take `out=`, of two tensors and a number.
 OUTERS: tuple[Outer, ...] = (
     lambda a, b, n, **out: torch.add(a, n % 3, **out),
@@ -51,8 +60,8 @@ OUTERS: tuple[Outer, ...] = (
     lambda a, b, n, **out: torch.mean(a, -1, keepdim=True, **out),
     lambda a, b, n, **out: torch.cat([a, b], **out),
     lambda a, b, n, **out: torch.stack([a, a], -1, **out),
-    lambda a, b, n, **out: torch.mm(a, a.t(), **out),
-    lambda a, b, n, **out: torch.matmul(a, b, **out),
+    lambda a, b, n, **out: product(a, a.t(), **out),
+    lambda a, b, n, **out: product(a, b, **out),
     lambda a, b, n, **out: torch.cumsum(a, 0, **out),
     lambda a, b, n, **out: torch.gt(a, n % 2, **out),
     lambda a, b, n, **out: torch.clamp(a, -1, n % 3, **out),
