@@ -230,6 +230,7 @@ SHORTCUTS: dict[str, Program] = {
     "prod of a dimension": lambda: gradient(lambda x: x.prod(1), 3, 4),
     "prod of a view": lambda: gradient(lambda x: x.t()[1:].prod(), 3, 4),
     "cumprod": lambda: gradient(lambda x: x.cumprod(1), 3, 4),
+    "cumprod_": lambda: gradient(lambda x: x.clone().cumprod_(1), 3, 4),
     "max": lambda: gradient(torch.max, 3, 4),
     "min": lambda: gradient(torch.min, 3, 4),
     "median": lambda: gradient(torch.median, 3, 4),
@@ -602,6 +603,24 @@ def test_replicas_run_on_two_fake_devices() -> None:
         assert output.shape == (5, 4)
         assert output.device == torch.device("cuda", 0)
         assert output.requires_grad
+        output.sum().backward()  # along nodes that were made while other devices were current
+        weight = module.module[0].weight
+        assert weight.grad is not None
+        assert weight.grad.device == torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize("device", [0, 1])
+def test_backward_passes_leave_the_device_that_is_current(device: int) -> None:
+    seen = []
+    with fake_mode(fake_cuda=2):
+        x = torch.ones(3, device="cuda:0", requires_grad=True)
+        with torch.cuda.device(1):
+            y = x.cuda() * 2
+        y.register_hook(lambda grad: seen.append(torch.cuda.current_device()))
+        torch.cuda.set_device(device)
+        y.sum().backward()
+        assert torch.cuda.current_device() == device
+    assert seen == [device]
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])

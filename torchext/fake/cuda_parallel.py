@@ -142,5 +142,8 @@ def patch_comm(lease: Lease, answering: Callable[..., Any]) -> None:
     }
     for name, answer in answers.items():
         lease.patch(comm, name, partial(answering, answer=answer), reason, is_traced=True)
+    # Gradients of replicas are added by `comm.reduce_add()`, by operators where NCCL does not do it.
+    make = partial(answering, answer=lambda tensors: False)
+    lease.patch(torch.cuda.nccl, "is_available", make, "would reduce by NCCL, which reads memory", is_traced=True)
     module = import_module("torch.nn.parallel.parallel_apply")  # `torch.nn.parallel` has the function by that name
     lease.patch(module, "parallel_apply", _applied_one_by_one, "calls the replicas on new threads")

@@ -30,8 +30,8 @@ FakeCudaAllocation fake_cuda_allocation = nullptr;
 thread_local DeviceIndex visible_count = 0;
 thread_local DeviceIndex current_device = 0;
 
-// The device that the program has set: the first one that is not cuda:0, since there are fake devices.
-std::atomic<DeviceIndex> program_device{0};
+// The device that was current before `exchangeDevice()`.
+thread_local DeviceIndex left_device = 0;
 
 auto asTuple(const GpuDescription& gpu) {
   return std::tie(gpu.name, gpu.total_memory, gpu.is_limited, gpu.context_memory, gpu.major, gpu.minor,
@@ -105,6 +105,7 @@ class NoCudaGuard final : public c10::impl::DeviceGuardImplInterface {
 
   c10::Device exchangeDevice(c10::Device device) const override {
     const c10::Device previous = getDevice();
+    left_device = previous.index();
     uncheckedSetDevice(device);
     return previous;
   }
@@ -115,18 +116,15 @@ class NoCudaGuard final : public c10::impl::DeviceGuardImplInterface {
 
   void setDevice(c10::Device device) const override {
     uncheckedSetDevice(device);
-    DeviceIndex first = 0;
-    program_device.compare_exchange_strong(first, device.index());
   }
 
   void uncheckedSetDevice(c10::Device device) const noexcept override {
     current_device = device.index();
   }
 
-  // Returns one stream for all devices: see streams.h. Its device is that of the program, because the autograd engine
-  // makes it the current device for hooks and functions of the user's in backward passes.
+  // Returns one stream for all devices: see streams.h.
   c10::Stream getStream(c10::Device /*device*/) const override {
-    return c10::Stream{c10::Stream::DEFAULT, {c10::kCUDA, program_device}};
+    return c10::Stream{c10::Stream::DEFAULT, {c10::kCUDA, 0}};
   }
 
   c10::Stream getNewStream(c10::Device device, int /*priority*/) const override {
@@ -151,7 +149,10 @@ class NoCudaGuard final : public c10::impl::DeviceGuardImplInterface {
     return getStream(device);
   }
 
+  // The autograd engine enters the stream of each node (`c10::StreamGuard`), and with it the stream's device, which all
+  // devices share here. Hooks and functions of the user's in a backward pass see the device that was current before.
   c10::Stream exchangeStream(c10::Stream stream) const override {
+    current_device = left_device;
     return stream;
   }
 
@@ -362,7 +363,6 @@ FakeCudaGuard::FakeCudaGuard(DeviceIndex count)
   standInForCuda();
   if (liveGuards()++ == 0) {
     ++generation;
-    program_device = 0;
   }
   visible_count = count;
   if (visible_gpu == nullptr) {
