@@ -1,10 +1,13 @@
 #include "value_shortcuts.h"
 
 #include <array>
+#include <optional>
 #include <utility>
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/core/stack.h>
+#include <ATen/ops/cumprod.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/irange.h>
 #include <torch/library.h>
@@ -81,12 +84,24 @@ void readsValues(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   op.redispatchBoxed(keys & kBelowComposites, stack);
 }
 
+// The formula of the operator in place reads what autograd has copied of its argument, which is no alias of ours.
+Tensor& cumprodInPlace(DispatchKeySet keys, Tensor& self, int64_t dim, std::optional<c10::ScalarType> dtype) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("aten::cumprod_", "")
+                             .typed<Tensor&(Tensor&, int64_t, std::optional<c10::ScalarType>)>();
+  if (isPlainFake(self) && self.requires_grad() && at::GradMode::is_enabled()) {
+    return self.copy_(self.clone().cumprod(dim, dtype));
+  }
+  return op.redispatch(keys & kBelowComposites, self, dim, dtype);
+}
+
 }  // namespace
 
 void registerValueShortcuts(torch::Library& library) {
   for (const char* name : kReadValues) {
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&readsValues>());
   }
+  library.impl("cumprod_", &cumprodInPlace);
 }
 
 }  // namespace torchext
