@@ -220,6 +220,15 @@ std::vector<std::pair<std::string_view, int>> KernelSettings::list() const {
 }
 
 KernelSettingsGuard::KernelSettingsGuard(const KernelSettings& wanted) {
+  try {
+    change(wanted);
+  } catch (...) {
+    restore();  // an exception in a constructor skips the destructor
+    throw;
+  }
+}
+
+void KernelSettingsGuard::change(const KernelSettings& wanted) {
   for (const auto i : c10::irange(kSettings.size())) {
     const Setting& setting = kSettings[i];
     if (setting.set == nullptr) {
@@ -233,6 +242,10 @@ KernelSettingsGuard::KernelSettingsGuard(const KernelSettings& wanted) {
 }
 
 KernelSettingsGuard::~KernelSettingsGuard() {
+  restore();
+}
+
+void KernelSettingsGuard::restore() const {
   for (const auto& [i, value] : changed_) {
     kSettings[i].set(value);
   }

@@ -64,6 +64,9 @@ class KernelSettingsGuard {
   ~KernelSettingsGuard();
 
  private:
+  void change(const KernelSettings& wanted);
+  void restore() const;
+
   // What to set, by the number of the setting.
   std::vector<std::pair<std::size_t, int>> changed_;
 };
