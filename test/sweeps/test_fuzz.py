@@ -64,10 +64,10 @@ def test_many_programs(programs: Watchdog, checked: str, fuzz_seed: int, fuzz_co
     numbers = random.Random(f"{checked} {fuzz_seed}")
     for _ in range(fuzz_count):
         program, order = random_program(numbers), numbers.randrange(31)
-        if programs.failure(checked, program, order) is not None:
+        if (failure := programs.failure(checked, program, order)) is not None:
             program = shortened(programs, checked, program, order)
             print(f"seed {fuzz_seed}, order {order}:", *program, sep="\n    ")
-            pytest.fail(str(programs.failure(checked, program, order)))
+            pytest.fail(programs.failure(checked, program, order) or f"once, and not again: {failure}")
 
 
 def random_program(numbers: random.Random) -> list[Step]:
