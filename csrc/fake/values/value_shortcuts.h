@@ -13,8 +13,8 @@ namespace torchext {
 // If fakes always carried such a key, all other callers of that function would take another path than for real tensors,
 // and leave other nodes in the graph (`reshape` would). So only aliases carry one: the fake arguments of the operators
 // in the table of value_shortcuts.cpp are replaced by aliases that also carry the backend bit of the meta device. A
-// formula saves the alias, and finds the bit when it runs. The operator's results do not carry it. `cumprod_` is made of
-// `cumprod` where gradients are recorded.
+// formula saves the alias, and finds the bit when it runs. The operator's results do not carry it. `cumprod_` is made
+// of `cumprod` where gradients are recorded.
 //
 // Deferred tensors have values, and take the path of real tensors.
 
