@@ -565,6 +565,12 @@ PROGRAMS_FOR_DEVICES: dict[str, Callable[[str], Any]] = {
     "GRU without bias": lambda device: trained(
         nn.GRU(3, 4, bias=False, device=device), torch.ones(5, 3, device=device)
     ),
+    "LSTM without biases": lambda device: trained(
+        nn.LSTM(3, 4, bias=False, device=device), torch.ones(5, 3, device=device)
+    ),
+    "LogSigmoid of a known value": lambda device: trained(
+        nn.LogSigmoid(), fake_like(torch.ones(())).to(device).detach().requires_grad_()
+    ),
     "GRUCell": lambda device: trained(nn.GRUCell(3, 4, device=device), torch.ones(5, 3, device=device)),
     "LSTMCell": lambda device: trained(nn.LSTMCell(3, 4, device=device), torch.ones(5, 3, device=device)),
     "ctc_loss": ctc_loss,

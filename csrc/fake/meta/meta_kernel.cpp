@@ -204,11 +204,11 @@ MetadataKernel metadataKernelFor(const OperatorHandle& op, const Stack& stack) {
   if (isComposedFactory(op, stack) || isComposedOperator(op) || isScatterIntoCopy(op)) {
     return MetadataKernel::kComposite;
   }
-  if (hasMetaKernel(op)) {
-    return MetadataKernel::kMeta;
-  }
   if (hasOwnKernel(op)) {
     return MetadataKernel::kOwn;
+  }
+  if (hasMetaKernel(op)) {
+    return MetadataKernel::kMeta;
   }
   return !isRecording() && mayRunOnZeros(op, stack) ? MetadataKernel::kZeros : MetadataKernel::kMissing;
 }

@@ -74,6 +74,13 @@ Results gruCell(ArrayRef<IValue> arguments) {
   return {at::empty_like(hx, c10::MemoryFormat::Contiguous), at::empty({hx.size(0), hx.size(1) * 5}, hx.options())};
 }
 
+// (input_gates, hidden_gates, cx, ...) -> (hy, cy, workspace). PyTorch's Meta kernel fails without biases.
+Results lstmCell(ArrayRef<IValue> arguments) {
+  const Tensor& cx = arguments[2].toTensor();
+  return {at::empty_like(cx, c10::MemoryFormat::Contiguous), at::empty_like(cx, c10::MemoryFormat::Contiguous),
+          at::empty_like(arguments[0].toTensor(), c10::MemoryFormat::Contiguous)};
+}
+
 // (grad_hy, workspace, has_bias) -> (grad_input_gates, grad_hidden_gates, grad_hx, grad_input_bias, grad_hidden_bias)
 Results gruCellBackward(ArrayRef<IValue> arguments) {
   const Tensor& grad = arguments[0].toTensor();
@@ -94,12 +101,13 @@ struct OwnKernel {
   Results (*call)(ArrayRef<IValue> arguments);
 };
 
-constexpr std::array<OwnKernel, 11> kKernels{{
+constexpr std::array<OwnKernel, 12> kKernels{{
     {"aten::batch_norm_stats", stats},
     {"aten::batch_norm_gather_stats_with_counts", gatherStats},
     {"aten::batch_norm_elemt", likeFirst},
     {"aten::batch_norm_backward_reduce", reduceBackward},
     {"aten::batch_norm_backward_elemt", likeSecond},
+    {"aten::_thnn_fused_lstm_cell", lstmCell},
     {"aten::_thnn_fused_gru_cell", gruCell},
     {"aten::_thnn_fused_gru_cell_backward", gruCellBackward},
     {"aten::_use_cudnn_ctc_loss", no},

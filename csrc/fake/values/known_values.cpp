@@ -427,7 +427,8 @@ void followValues(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef
   std::size_t position = 0;
   forEachTensor(results, [&](const Tensor& result) {
     const Tensor& value = value_of_result.at(position++);
-    if (isMadeByCall(result, arguments)) {
+    // The kernel of another device may return other sizes: `log_sigmoid_forward_cuda()` has an empty buffer.
+    if (isMadeByCall(result, arguments) && value.sizes() == result.sizes()) {
       remember(result, value, !are_known);
     }
   });
