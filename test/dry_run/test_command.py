@@ -470,30 +470,86 @@ def test_exit_code_is_that_of_the_process(tmp_path: Path) -> None:
 
 
 SAVE = """
-    import torch
-    model = torch.nn.Linear(4, 4, device="cuda")
-    torch.save({"epoch": 7, "model": model.state_dict()}, "checkpoint.pt")
-    torch.save({"epoch": 7, "names": ["weight"]}, "progress.pt")
+    import os, shutil, torch
+    from safetensors.torch import load_file, save_file
+    model = torch.nn.Linear(4, 4).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    def step():
+        model(torch.randn(2, 4, device="cuda")).sum().backward()
+        optimizer.step()
+    step()
+    torch.save({"epoch": 7, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, "checkpoint.pt")
+    loaded = torch.load("checkpoint.pt", map_location="cpu")
+    print(loaded["epoch"], loaded["model"]["weight"].shape, loaded["model"]["weight"].device)
+    model.load_state_dict(loaded["model"])
+    optimizer.load_state_dict(torch.load("checkpoint.pt")["optimizer"])
+    step()
+    save_file(model.state_dict(), "new.safetensors")
+    print(sorted((name, tensor.shape) for name, tensor in load_file("new.safetensors").items()))
+    torch.save({"names": ["weight"]}, "progress.pt")
+    print(torch.load("progress.pt"))
+    shutil.rmtree("checkpoint-1")
+    os.rename("model.safetensors", "old.safetensors")
+    step()
 """
 
 
-def test_checkpoints_are_not_overwritten(command: Command, tmp_path: Path) -> None:
-    (tmp_path / "checkpoint.pt").write_text("of the real run")
-    ended = command(SAVE)
-    assert ended.code == 0, ended.err
-    assert re.search(r"1 +not written +\S*train.py:4 in <module>", ended.out)
-    assert (tmp_path / "checkpoint.pt").read_text() == "of the real run"
-    assert torch.load(tmp_path / "progress.pt") == {"epoch": 7, "names": ["weight"]}
-    assert command(SAVE, "--values", "raise").code == 1
-
-
-def test_checkpoints_of_safetensors_are_not_overwritten(command: Command, tmp_path: Path) -> None:
+def test_checkpoints_are_read_again_and_those_that_exist_stay(command: Command, tmp_path: Path) -> None:
     pytest.importorskip("safetensors")
-    (tmp_path / "model.safetensors").write_text("of the real run")
-    ended = command(
-        "import torch\nfrom safetensors.torch import save_file\n"
-        "save_file({'weight': torch.ones(2, device='cuda')}, 'model.safetensors')"
-    )
+    (tmp_path / "checkpoint-1").mkdir()
+    old = [tmp_path / name for name in ("checkpoint.pt", "model.safetensors", "checkpoint-1/model.safetensors")]
+    for path in old:
+        path.write_text("of the real run")
+    ended = command(SAVE, "--keep-files", str(tmp_path / "kept"))
     assert ended.code == 0, ended.err
-    assert re.search(r"1 +not written +\S*train.py:3 in <module>", ended.out)
-    assert (tmp_path / "model.safetensors").read_text() == "of the real run"
+    assert ended.out.splitlines()[:3] == [
+        "7 torch.Size([4, 4]) cpu",
+        "[('bias', torch.Size([4])), ('weight', torch.Size([4, 4]))]",
+        "{'names': ['weight']}",
+    ]
+    assert [path.read_text() for path in old] == ["of the real run"] * 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "checkpoint-1",
+        "checkpoint.pt",
+        "kept",
+        "model.safetensors",
+        "train.py",
+    ]
+    told = re.search(r"^Files that the program would have changed\n(.*?)\n\n", ended.out, re.MULTILINE | re.DOTALL)
+    assert told is not None
+    assert re.findall(rf"{tmp_path}/(\S+) +(\w+)", told[1]) == [
+        ("checkpoint-1", "removed"),
+        ("checkpoint-1/model.safetensors", "removed"),
+        ("checkpoint.pt", "overwritten"),
+        ("model.safetensors", "removed"),
+        ("new.safetensors", "written"),
+        ("old.safetensors", "written"),
+        ("progress.pt", "written"),
+    ]
+    kept = tmp_path / f"kept/rank-0{tmp_path}"
+    assert sorted(path.name for path in kept.iterdir()) == ["old.safetensors", "progress.pt"], "without values"
+
+
+def test_reading_a_value_to_write_it_may_be_refused(command: Command) -> None:
+    program = "import torch\nopen('loss', 'w').write(str(torch.ones(2, device='cuda').sum().item()))"
+    assert command(program, "--values", "raise").code == 1
+
+
+@pytest.mark.parametrize("can", [True, False])
+def test_command_does_not_start_where_files_cannot_be_guarded(
+    command: Command, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], can: bool
+) -> None:
+    monkeypatch.setattr("torchext.dry_run.command.can_guard", lambda: False)
+    if can:
+        assert command("open('file', 'w').write('x')", "--unguarded").code == 0
+        assert not Path("file").exists()
+    else:
+        with pytest.raises(SystemExit, match="2"):
+            command("pass")
+        assert "this system has no Landlock" in capfd.readouterr().err
+
+
+def test_folder_for_files_must_not_exist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["--keep-files", str(tmp_path), "--", "train.py"])
+    assert f"--keep-files: {tmp_path} exists" in capsys.readouterr().err

@@ -154,6 +154,7 @@ def test_fails_after_the_first(): assert not BROKEN
 """
 
 
+@pytest.mark.long
 def test_test_that_fails_after_others_in_one_process_is_unstable_and_no_difference(tmp_path: Path) -> None:
     result = run(tmp_path, ORDER, "--torchext=installed")
     assert result.exit_code == 0
@@ -259,7 +260,7 @@ def test_after_these(): pass
     "ini",
     [
         pytest.param("[pytest]", id="", marks=pytest.mark.long),
-        pytest.param("[pytest]\nfaulthandler_timeout = 900", id="faulthandler_timeout"),
+        pytest.param("[pytest]\nfaulthandler_timeout = 900", id="faulthandler_timeout", marks=pytest.mark.long),
     ],
 )
 def test_test_that_hangs_is_ended_when_pytest_uses_the_timer_too(tmp_path: Path, ini: str) -> None:

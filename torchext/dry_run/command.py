@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 import pickle
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from ..fake.gpus import FakeGPU
+from .files import GUARD, STARTUP, Tree, can_guard
 from .pages import page_of, text_of
 from .running import RankReport, run_rank
 from .values import POLICIES
@@ -56,6 +59,17 @@ def _parser() -> argparse.ArgumentParser:
     add("--per-node", type=int, default=8, metavar="N", help="how many GPUs and processes a machine has (default: 8)")
     add("--steps", type=int, default=2, metavar="N", help="how many steps of the optimizer to run (default: 2)")
     add("--values", choices=POLICIES, default="zero", help="what becomes of reading values that do not exist")
+    add(
+        "--keep-files",
+        type=Path,
+        metavar="DIR",
+        help="keep what the program writes in a folder that does not exist yet",
+    )
+    add(
+        "--unguarded",
+        action="store_true",
+        help="run also where the system cannot keep other code than Python's from writing files",
+    )
     add("--report", type=Path, metavar="FILE.html", help="also write a page")
     add("--no-lines", action="store_true", help="do not look for the lines that made tensors: faster")
     add("--no-flops", action="store_true", help="do not run one more step to count floating-point operations")
@@ -91,6 +105,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("--world-size: at least 1")
     if options.steps < 1:
         parser.error("--steps: at least 1")
+    if options.keep_files is not None and options.keep_files.exists():
+        parser.error(f"--keep-files: {options.keep_files} exists")
+    if not options.unguarded and not can_guard():
+        parser.error(
+            "this system has no Landlock (Linux 5.19 or later), so a dry run cannot keep code in C, and programs that "
+            "are started, from changing files; --unguarded runs all the same, and keeps Python's own functions only"
+        )
     try:
         gpu = _gpu(options)
     except ValueError as error:
@@ -129,7 +150,7 @@ def _run_in_process(options: argparse.Namespace, program: list[str], gpu: FakeGP
 
 
 def _start(options: argparse.Namespace, program: list[str], gpu: FakeGPU, rank: int) -> RankReport:
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory(prefix="torchext-") as folder:
         task, answer = Path(folder) / "task", Path(folder) / "answer"
         is_module = program[0] == "-m"
         arguments = {
@@ -146,11 +167,34 @@ def _start(options: argparse.Namespace, program: list[str], gpu: FakeGPU, rank: 
             "counts_flops": not options.no_flops,
         }
         task.write_bytes(pickle.dumps(arguments))
-        ended = subprocess.run([sys.executable, "-m", "torchext.dry_run.child", str(task), str(answer)], check=False)
-        if not answer.exists():
-            return RankReport(rank, error=f"The process of rank {rank} has ended with code {ended.returncode}.")
-        report: RankReport = pickle.loads(answer.read_bytes())
+        guard = [] if options.unguarded else [sys.executable, GUARD, folder]
+        command = [sys.executable, "-m", "torchext.dry_run.child", str(task), str(answer)]
+        ended = subprocess.run([*guard, *command], env=_environment(folder), check=False)
+        if answer.exists():
+            report: RankReport = pickle.loads(answer.read_bytes())
+        else:
+            report = RankReport(rank, error=f"The process of rank {rank} has ended with code {ended.returncode}.")
+        files = Tree(folder)
+        report.files = files.changes()
+        if options.keep_files is not None:
+            _keep(files, options.keep_files / f"rank-{rank}")
         return report
+
+
+def _environment(folder: str) -> dict[str, str]:
+    """The environment of a process whose files are in `folder`, and of those that it starts."""
+    path = os.pathsep.join(filter(None, [STARTUP, os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "TORCHEXT_DRY_RUN_FILES": folder, "PYTHONPATH": path, "TMPDIR": folder}
+
+
+def _keep(files: Tree, folder: Path) -> None:
+    """Copies what has been written, except what looks like a checkpoint and has no values."""
+    without_values = set(files.without_values())
+
+    def ignored(place: str, names: list[str]) -> list[str]:
+        return [name for name in names if files.program_path(f"{place}/{name}") in without_values]
+
+    shutil.copytree(files.written, folder, symlinks=True, ignore=ignored, dirs_exist_ok=True)
 
 
 def run_child(task: Path, answer: Path) -> None:

@@ -12,6 +12,8 @@ __all__ = ["page_of", "text_of"]
 
 Row = Sequence[object]
 
+MOST_FILES = 20
+
 
 def operations(flops: float) -> str:
     """The floating-point operations in the unit that suits."""
@@ -66,12 +68,26 @@ def _tables(report: RankReport) -> Iterable[tuple[str, Row, list[Row]]]:
             for row in report.collectives
         ],
     )
+    yield (
+        "Files that the program would have changed",
+        ("path", "what", "bytes"),
+        _file_rows(report),
+    )
     if report.values:
         yield (
             "Values that do not exist, and what the program was told",
             ("times", "answer", "line", "reader"),
             [(site.count, site.answer, site.line, site.reader) for site in report.values],
         )
+
+
+def _file_rows(report: RankReport) -> list[Row]:
+    rows: list[Row] = [
+        (change.path, change.what, "" if change.what == "removed" else in_units(change.nbytes))
+        for change in report.files[:MOST_FILES]
+    ]
+    more = len(report.files) - MOST_FILES
+    return [*rows, (f"and {more} more", "", "")] if more > 0 else rows
 
 
 def _memory_row(peak: DevicePeak) -> Row:

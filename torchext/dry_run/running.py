@@ -20,6 +20,7 @@ from .. import _C
 from ..fake.gpus import FakeGPU
 from ..memory import Category, TrackedMemory, track_memory
 from .collectives import GroupSummary, summarize
+from .files import Change
 from .values import AssumedValue
 from .world import World, world
 
@@ -71,6 +72,7 @@ class RankReport:
         collectives: What was sent, by group and operator.
         flops: The floating-point operations of one step; 0 if they were not counted.
         values: Where values were read that do not exist.
+        files: What the program would have written and removed.
         remarks: What was done otherwise than the program says.
         seconds: How long it took, without starting Python.
         page: A page that shows the memory over time.
@@ -86,6 +88,7 @@ class RankReport:
     collectives: list[GroupSummary] = field(default_factory=list)
     flops: int = 0
     values: list[AssumedValue] = field(default_factory=list)
+    files: list[Change] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     seconds: float = 0.0
     page: str = ""

@@ -1,0 +1,1 @@
+"""A folder for the path of Python, which runs `sitecustomize.py` when it starts."""

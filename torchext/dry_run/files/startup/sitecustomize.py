@@ -1,0 +1,36 @@
+"""Python runs this when it starts, if the folder is on its path: each process of a dry run keeps its files apart."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+NAME = "torchext_dry_run_files"
+
+
+def _start(folder: str) -> None:
+    """Imports the package by a name of its own, because `torchext` would import PyTorch."""
+    spec = importlib.util.spec_from_file_location(NAME, HERE.parent / "__init__.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[NAME] = module
+    spec.loader.exec_module(module)
+    module.install(folder)
+
+
+def _run_next() -> None:
+    """Runs the module of this name that the environment has."""
+    path = [folder for folder in sys.path if Path(folder or ".").resolve() != HERE]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", path)
+    if spec is not None and spec.loader is not None:
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+if folder := os.environ.get("TORCHEXT_DRY_RUN_FILES"):
+    _start(folder)
+_run_next()
