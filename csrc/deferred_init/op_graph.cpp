@@ -10,6 +10,7 @@
 #include <ATen/TensorGeometry.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/TensorImpl.h>
+#include <c10/util/SmallVector.h>
 
 #include "../fake/calls/op_traits.h"
 #include "../fake/fake.h"
@@ -230,22 +231,51 @@ std::vector<Tensor> returnedTensors(c10::ArrayRef<c10::IValue> results) {
   return tensors;
 }
 
+namespace {
+
+// The tensors among the arguments of a call, by position. Most calls have few, so that looking at each costs less than
+// a table; lists of foreach operators are long.
+class EarlierTensors {
+ public:
+  // Returns the position at which `tensor` was found before. If it is new, it is at `position`.
+  std::optional<std::uint32_t> find(const Tensor& tensor, std::size_t position) {
+    const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+    const auto number = static_cast<std::uint32_t>(position);
+    if (table_.empty()) {
+      const auto* const found =
+          std::find_if(few_.begin(), few_.end(), [impl](const auto& one) { return one.first == impl; });
+      if (found != few_.end()) {
+        return found->second;
+      }
+      few_.emplace_back(impl, number);
+      if (few_.size() > kFew) {
+        table_.insert(few_.begin(), few_.end());
+      }
+      return std::nullopt;
+    }
+    const auto [found, is_new] = table_.emplace(impl, number);
+    return is_new ? std::nullopt : std::optional{found->second};
+  }
+
+ private:
+  static constexpr std::size_t kFew = 8;
+  c10::SmallVector<std::pair<const c10::TensorImpl*, std::uint32_t>, kFew + 1> few_;
+  std::unordered_map<const c10::TensorImpl*, std::uint32_t> table_;
+};
+
+}  // namespace
+
 OpNode::OpNode(const c10::OperatorHandle& op, const Stack& stack)
     : number_{nextNumber()}, op_{op}, thread_state_{ThreadState::current()}, source_{tracedSourceLine()} {
   const auto count = op_.schema().arguments().size();
   arguments_.assign(stack.end() - static_cast<std::ptrdiff_t>(count), stack.end());
   const bool reads_metadata_only = isFactory(op_, arguments_);
-  const bool has_out = hasOut(op_);
-  std::unordered_map<const c10::TensorImpl*, std::uint32_t> known;
+  EarlierTensors earlier;
   const auto take = [&](const Tensor& tensor) {
     tensors_.push_back(reads_metadata_only && tensor.layout() == c10::kStrided ? TensorArgument::metadataOf(tensor)
                                                                                : TensorArgument::of(tensor));
-    if (has_out && tensors_.back().value != nullptr) {
-      const auto [first, is_new] =
-          known.emplace(tensor.unsafeGetTensorImpl(), static_cast<std::uint32_t>(tensors_.size() - 1));
-      if (!is_new) {
-        tensors_.back().same_as = first->second;
-      }
+    if (tensors_.back().value != nullptr) {
+      tensors_.back().same_as = earlier.find(tensor, tensors_.size() - 1);
     }
     return placeholder();
   };

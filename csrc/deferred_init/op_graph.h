@@ -200,7 +200,8 @@ struct TensorArgument {
   std::shared_ptr<const ExternalTensor> external;
   // Of a tensor of which only the metadata matter, such as the argument of `zeros_like`.
   std::optional<c10::Device> device;
-  // The position of an earlier argument that is the same tensor. Of operators with an `out`: one that resizes it reads
+  // The position of an earlier argument that is the same tensor. Kernels ask for that
+  // (`native_multi_head_attention_cpu()` multiplies query, key and value at once), and one that resizes its `out` reads
   // an input that is the same tensor by its new shape, as `torch.sum(x, 0, out=x)` does.
   std::optional<std::uint32_t> same_as;
 

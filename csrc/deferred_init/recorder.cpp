@@ -27,6 +27,7 @@
 #include "../support/locks.h"
 #include "../support/stack_utils.h"
 #include "../torch_internals/error_texts.h"
+#include "../torch_internals/open_tensor_impl.h"
 #include "composite_call.h"
 #include "draws.h"
 #include "op_graph.h"
@@ -132,6 +133,7 @@ class RecordedCall {
   bool isMadeByFakeTensorMode() const;
   bool isConstant() const;
   bool isSharedMemory() const;
+  bool setsTensor();
   bool showsDeferred() const;
   bool mustRunForReal() const;
   bool isCheck() const;
@@ -215,7 +217,7 @@ RecorderOutcome RecordedCall::decideAboveAutograd() {
   // A composite operator is recorded as what it is made of: the operators that it calls come here again. So a value
   // that it reads (`is_nonzero`, `one_hot`) is read when it is needed, and what it draws is seen as a draw.
   if (compositeKernelOf(op_)) {
-    return RecorderOutcome::kDecomposes;
+    return setsTensor() ? RecorderOutcome::kShows : RecorderOutcome::kDecomposes;
   }
   lookAtArguments();
   if (isPythonsFirst()) {
@@ -327,6 +329,15 @@ bool RecordedCall::isSharedMemory() const {
   return storage.allocator() == nullptr || storage.use_count() > 1;
 }
 
+// `set_(source, offset, size, stride)` is made of the operator that takes a storage, which has no keys.
+bool RecordedCall::setsTensor() {
+  if (op_.schema().name() != "aten::set_" || !torch::jit::peek(stack_, 1, num_arguments_).isTensor()) {
+    return false;
+  }
+  lookAtArguments();
+  return showsDeferred();
+}
+
 // `set_()` writes nothing: the tensor shows another storage, and is deferred like that from now on.
 bool RecordedCall::showsDeferred() const {
   return has_deferred_ && writes_real_ && op_.schema().name() == "aten::set_";
@@ -387,7 +398,20 @@ void RecordedCall::showDeferred() {
   TORCH_CHECK(self.device() == source.device(), "Attempted to set the storage of a tensor on device \"", self.device(),
               "\" to a storage on different device \"", source.device(),
               "\".  This is no longer allowed; the devices must match.");
-  self.unsafeGetTensorImpl()->shallow_copy_from(source.getIntrusivePtr());
+  const auto shown = source.unsafeGetTensorImpl()->shallow_copy_and_detach(/*version_counter=*/0, true);
+  OpenTensorImpl::keysOf(*shown) = (shown->key_set() - kLazyBits) | (self.key_set() & kLazyBits);  // stay as they are
+  if (constexpr std::size_t kWithGeometry = 5; num_arguments_ == kWithGeometry) {
+    const auto argument = [this](std::size_t i) { return torch::jit::peek(stack_, i, num_arguments_); };
+    const std::vector<std::int64_t> sizes = argument(3).toIntVector();
+    const std::vector<std::int64_t> strides = argument(4).toIntVector();
+    if (strides.empty()) {
+      shown->set_sizes_contiguous(sizes);
+      shown->set_storage_offset(argument(2).toInt());
+    } else {
+      shown->set_sizes_and_strides(sizes, strides, argument(2).toInt());
+    }
+  }
+  self.unsafeGetTensorImpl()->shallow_copy_from(shown);
   torch::jit::drop(stack_, num_arguments_ - 1);
 }
 

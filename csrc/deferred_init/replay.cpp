@@ -3,13 +3,16 @@
 #include <algorithm>
 #include <chrono>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include <ATen/ScalarOps.h>
 #include <c10/util/irange.h>
 
+#include "../fake/calls/op_traits.h"
 #include "../fake/cuda/fake_cuda.h"
 #include "../fake/fake.h"
+#include "../support/no_warnings.h"
 #include "../support/stack_utils.h"
 #include "computed_values.h"
 #include "draws.h"
@@ -346,6 +349,10 @@ bool Replay::fillWithSteps(const OpNode& fill, Stack& stack, std::vector<Fused>&
 }
 
 void Replay::call(const OpNode& node, Stack& stack) {
+  std::optional<NoWarnings> no_warnings;
+  if (hasOut(node.op())) {
+    no_warnings.emplace();  // the recording has warned of an output that is resized
+  }
   if (!node.tape()) {
     node.op().callBoxed(stack);
   } else if (generatorArgument(node.op().schema()) >= 0) {

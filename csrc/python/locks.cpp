@@ -38,6 +38,7 @@ class Lock {
   }
 
   void release() const {
+    TORCH_CHECK(isHeld(rank_), "release(): this thread does not hold the lock \"", nameOf(rank_), "\".");
     torchext::release(rank_);
   }
 

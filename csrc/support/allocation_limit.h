@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <memory>
 
+#include <ATen/record_function.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
 namespace torchext {
@@ -11,13 +12,14 @@ namespace torchext {
 // on this thread, before the memory is touched. Kernels check their arguments before they allocate results, so this
 // shows what they refuse without computing what they accept.
 //
-// It takes the place of a profiler: PyTorch's allocator reports to nobody else. A profiler of the user's sees none of
-// the allocations.
+// It takes the place of a profiler, because the allocator reports to a profiler only. A profiler of the user's does not
+// see what happens on this thread then: it would take what is in its place for its own state.
 class AllocationLimit {
  public:
   explicit AllocationLimit(std::size_t max_bytes);
 
  private:
+  at::RecordFunctionGuard no_observers_{/*is_enabled=*/false};
   std::shared_ptr<c10::DebugInfoBase> reporter_;
   c10::DebugInfoGuard guard_;
 };

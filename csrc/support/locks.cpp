@@ -160,6 +160,10 @@ bool tryToAcquire(LockRank rank) noexcept {
   return true;
 }
 
+bool isHeld(LockRank rank) noexcept {
+  return held.counts[static_cast<std::size_t>(rank)] != 0;
+}
+
 void release(LockRank rank) noexcept {
   auto& count = held.counts[static_cast<std::size_t>(rank)];
   if (--count == 0) {

@@ -66,6 +66,9 @@ TORCHEXT_API void acquire(LockRank rank) noexcept;
 TORCHEXT_API bool tryToAcquire(LockRank rank) noexcept;
 TORCHEXT_API void release(LockRank rank) noexcept;
 
+// Returns true if this thread holds the lock.
+TORCHEXT_API bool isHeld(LockRank rank) noexcept;
+
 // Holds a lock as long as it lives.
 class Locked {
  public:

@@ -431,6 +431,27 @@ def test_real_tensor_that_is_set_to_a_deferred_one_shares_its_storage() -> None:
         torch.zeros(3, dtype=torch.double).set_(deferred_init(torch.ones, 3))
 
 
+@pytest.mark.parametrize("geometry", [(1, (2,)), (1, (2, 2), (2, 1)), (0, (3,), (2,))])
+def test_real_tensor_that_is_set_to_a_part_of_a_deferred_one_shares_its_storage(geometry: tuple[Any, ...]) -> None:
+    def build() -> torch.Tensor:
+        return torch.arange(6.0)
+
+    wanted = torch.zeros(1).set_(build().add_(1), *geometry)
+    real, deferred = torch.zeros(1), deferred_init(build)
+    real.set_(deferred, *geometry)
+    deferred.add_(1)
+    materialize_tensor(deferred)
+    assert torch.equal(real, wanted)
+    assert real.stride() == wanted.stride()
+
+
+def test_real_tensor_that_is_set_to_a_deferred_one_is_not_conjugated() -> None:
+    real = torch.zeros(2, dtype=torch.complex64)
+    real.set_(deferred_init(lambda: (torch.ones(2) * 1j).conj()))
+    assert not real.is_conj()
+    assert materialize_tensor(real).tolist() == [1j, 1j]
+
+
 def test_cast_in_autocasts_cache_is_forgotten_when_its_leaf_becomes_real() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         layer = deferred_init(nn.Linear, 4, 3)

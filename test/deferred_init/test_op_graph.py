@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import numpy as np
@@ -230,6 +231,39 @@ class TestGraph:
 
         for found, wanted in zip(deferred_init(build), build(), strict=True):
             assert_same_tensor(materialize_tensor(found), wanted, strictly=False)
+
+    def test_argument_that_is_passed_twice_is_one_tensor(self) -> None:
+        """`native_multi_head_attention_cpu()` multiplies query, key and value at once if they are."""
+
+        def attend() -> Tensor:
+            module = nn.MultiheadAttention(8, 2, batch_first=True).eval()
+            x = torch.randn(2, 3, 8)
+            with torch.no_grad():
+                output: Tensor = module(x, x, x)[0]
+            return output
+
+        assert_tensors_defer_exactly(attend)
+
+    @pytest.mark.parametrize("count", [2, 20])
+    def test_kernels_see_which_arguments_are_one_tensor(self, count: int) -> None:
+        with torch.library._scoped_library("torchext_test", "DEF") as library:
+            library.define("count_different(Tensor[] tensors) -> Tensor")
+            library.impl("count_different", lambda tensors: torch.tensor(len({id(t) for t in tensors})), "CPU")
+            library.impl("count_different", lambda tensors: torch.empty((), dtype=torch.int64, device="meta"), "Meta")
+
+            def build() -> Tensor:
+                tensors = [torch.ones(2) for _ in range(count)]
+                result: Tensor = torch.ops.torchext_test.count_different([*tensors, *tensors, tensors[0].detach()])
+                return result
+
+            assert materialize_tensor(deferred_init(build)) == build() == count + 1
+
+    def test_outputs_that_are_resized_are_warned_of_once(self) -> None:
+        with pytest.warns(UserWarning, match="An output with one or more elements was resized"):
+            tensor = deferred_init(lambda: torch.add(torch.ones(3), 1, out=torch.empty(8)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert materialize_tensor(tensor).tolist() == [2, 2, 2]
 
     def test_likeness_does_not_depend_on_values(self) -> None:
         real = torch.ones(2)

@@ -429,6 +429,15 @@ class TestRefusals:
             with pytest.raises(NotImplementedError, match="torchext_test::no_meta.*Meta kernel"):
                 torch.ops.torchext_test.no_meta(fake)
 
+    @pytest.mark.parametrize("kind", ["bool?", "int"])
+    def test_custom_operators_may_name_their_arguments_as_they_like(self, kind: str) -> None:
+        with torch.library._scoped_library("torchext_test", "DEF") as library:
+            library.define(f"trains(Tensor x, {kind} training) -> Tensor")
+            library.impl("trains", lambda x, training: torch.empty_like(x), "Meta")
+            with fake_mode():
+                training = None if kind == "bool?" else 7
+                assert torch.ops.torchext_test.trains(torch.ones(3), training).shape == (3,)
+
     def test_wrong_types_are_named(self) -> None:
         with pytest.raises(TypeError, match="takes a tensor, but `tensor` is a int"):
             is_fake(1)  # type: ignore[arg-type]

@@ -257,3 +257,22 @@ def test_views_that_must_not_have_been_written_to_are_printed() -> None:
         with pytest.raises(RuntimeError, match="multiple views"):
             first.grad_fn  # noqa: B018
         assert repr(first) == "tensor(..., size=(2,), dtype=torch.float32, device='cpu', grad_fn=<Invalid>, fake=True)"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.functional.fold(torch.ones(1, 8, 9), (4, 4), 2),
+        lambda: nn.functional.fold(torch.ones(8, 9), (4, 4), 2),
+        lambda: nn.functional.unfold(torch.ones(1, 2, 4, 4), 2),
+        lambda: torch.kaiser_window(7),
+        lambda: torch.kaiser_window(7, periodic=False),
+        lambda: torch.kaiser_window(2, dtype=torch.float64),
+        lambda: torch.kaiser_window(1),
+    ],
+)
+def test_storages_that_kernels_make_too_large_are_that_large(make: Callable[[], torch.Tensor]) -> None:
+    nbytes = make().untyped_storage().nbytes()
+    with fake_mode():
+        assert make().untyped_storage().nbytes() == nbytes
+    assert deferred_init(make).untyped_storage().nbytes() == nbytes

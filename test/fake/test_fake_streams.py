@@ -176,3 +176,11 @@ class TestGenerators:
             with torch.random.fork_rng(devices=[0]):
                 torch.cuda.manual_seed(6)
             assert torch.cuda.initial_seed() == 5
+
+
+def test_stream_of_another_device_makes_that_device_current() -> None:
+    with fake_mode(fake_cuda=2):
+        torch.cuda.set_device(1)
+        with torch.Stream(device="cuda:0"):
+            assert torch.empty(1, device="cuda").device == torch.device("cuda", 0)
+        assert torch.cuda.current_device() == 1

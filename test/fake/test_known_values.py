@@ -183,6 +183,14 @@ def test_results_of_known_values_are_where_these_are(device: str, read: Callable
             assert all(is_fake(r) and r.device.type == device for r in results)
 
 
+def test_real_tensors_are_indexed_by_real_masks_for_real() -> None:
+    values = torch.arange(4.0)
+    mask = values > 1
+    with fake_mode():
+        assert values[mask].tolist() == [2, 3]
+        assert is_fake(fake_like(values)[mask])
+
+
 def test_known_numbers_make_tensors_and_lists() -> None:
     with fake_mode():
         one, two = torch.tensor(1.0), torch.tensor([2.0])

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -15,13 +16,14 @@ import pytest
 import torch
 from refusals import Difference, calls_of, compare, enlarged, error_calls_of, layouts, mutations
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 from torch.testing._internal.common_device_type import instantiate_device_type_tests, ops
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.common_utils import TestCase
 from torch.testing._internal.opinfo.core import OpInfo
 
 from torchext.deferred_init import deferred_init, is_deferred, materialize_module, materialize_tensor
-from torchext.fake import cache_info, fake_like, fake_mode
+from torchext.fake import cache_clear, cache_info, fake_like, fake_mode
 from torchext.tools.torch_release import TORCH_RELEASE
 
 BF16 = torch.bfloat16
@@ -492,9 +494,12 @@ def test_calls_with_large_results_are_refused(call: Callable[[], Tensor]) -> Non
         call()
 
 
-def test_large_calls_are_tried_out_without_their_results() -> None:
+@pytest.mark.parametrize("is_profiled", [False, True])
+def test_large_calls_are_tried_out_without_their_results(is_profiled: bool) -> None:
     """The smaller call is refused, because its sizes no longer match, and the result would take 20 GB."""
-    with fake_mode():
+    cache_clear()
+    profiler = profile(activities=[ProfilerActivity.CPU]) if is_profiled else nullcontext()
+    with profiler, fake_mode():
         image = nn.functional.fold(torch.ones(1, 1, 694 * 694), 70001, 1, stride=101)
     assert image.shape == (1, 1, 70001, 70001)
 

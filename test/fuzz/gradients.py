@@ -46,6 +46,9 @@ FUNCTIONS: tuple[Differentiable, ...] = (
     lambda x, y, n: x.float().unsqueeze(0).expand(3, *x.shape).tanh(),
 )
 
+# `vmap` expands what is not mapped.
+LARGEST_PRODUCT = 2**22
+
 # What autograd saves, an in-place operator overwrites.
 IN_PLACE: tuple[Differentiable, ...] = (
     lambda x, y, n: functional.relu6(x.clone(), inplace=True),
@@ -121,6 +124,8 @@ def duals(machine: Machine, a: Tensor, b: Tensor, n: int) -> list[Tensor]:
 def each_gradient(machine: Machine, a: Tensor, b: Tensor, n: int) -> Tensor:
     if a.numel() == 0:
         raise ValueError("PyTorch crashes where a concatenation for no samples is wrong")
+    if a.numel() * b.numel() > LARGEST_PRODUCT:
+        raise ValueError("takes minutes")
     function = FUNCTIONS[n % len(FUNCTIONS)]
     return torch.vmap(torch.func.grad(lambda x: function(x, b, n).sum()))(a.clone())
 

@@ -79,6 +79,13 @@ OUTERS: tuple[Outer, ...] = (
 )
 
 
+def resizable(out: Tensor) -> Tensor:
+    """Returns `out`, unless PyTorch would raise after it has given it another shape, which its memory does not hold."""
+    if not out.untyped_storage().resizable():
+        raise ValueError("its memory is not PyTorch's")
+    return out
+
+
 def write_fitting_out(machine: Machine, a: Tensor, b: Tensor, n: int) -> Tensor:
     call = OUTERS[n % len(OUTERS)]
     out = torch.zeros_like(call(a, b, n))
@@ -120,7 +127,7 @@ ACTIONS: dict[str, Action] = {
     "fitting_out": write_fitting_out,
     "non_contiguous_out": write_non_contiguous_out,
     "view_as_out": write_view_as_out,
-    "out_of_any_shape": lambda m, a, b, n: OUTERS[n % len(OUTERS)](a, b, n, out=b),
+    "out_of_any_shape": lambda m, a, b, n: OUTERS[n % len(OUTERS)](a, b, n, out=resizable(b)),
     "out_of_no_elements": lambda m, a, b, n: OUTERS[n % len(OUTERS)](a, b, n, out=torch.empty(0, dtype=a.dtype)),
-    "out_of_a_view": lambda m, a, b, n: OUTERS[n % len(OUTERS)](a, a, n, out=b.t()),
+    "out_of_a_view": lambda m, a, b, n: OUTERS[n % len(OUTERS)](a, a, n, out=resizable(b).t()),
 }

@@ -223,3 +223,5 @@ def test_locks_are_held_by_one_thread() -> None:
     thread.join()
     lock.release()
     assert answers == [False]
+    with pytest.raises(RuntimeError, match='this thread does not hold the lock "patches"'):
+        lock.release()

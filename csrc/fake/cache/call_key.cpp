@@ -143,7 +143,6 @@ void CallKey::addGlobalState() {
       context.userEnabledMathSDP(),
       context.userEnabledCuDNNSDP(),
       context.userEnabledOverrideableSDP(),
-      isRecording(),
       counter != nullptr && counter->counts(c10::Device{c10::kCUDA, 0}),  // decides whether workspaces are computed
       at::get_num_threads() > 1,  // decides whether oneDNN runs some convolutions
       isRecording(),              // what is composed on CUDA is recorded as a whole

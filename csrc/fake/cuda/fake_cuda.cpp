@@ -30,8 +30,8 @@ FakeCudaAllocation fake_cuda_allocation = nullptr;
 thread_local DeviceIndex visible_count = 0;
 thread_local DeviceIndex current_device = 0;
 
-// The device that was current before `exchangeDevice()`.
-thread_local DeviceIndex left_device = 0;
+// The device that was current before `exchangeDevice()`, if that has set the present one.
+thread_local std::optional<DeviceIndex> left_device;
 
 auto asTuple(const GpuDescription& gpu) {
   return std::tie(gpu.name, gpu.total_memory, gpu.is_limited, gpu.context_memory, gpu.major, gpu.minor,
@@ -105,8 +105,8 @@ class NoCudaGuard final : public c10::impl::DeviceGuardImplInterface {
 
   c10::Device exchangeDevice(c10::Device device) const override {
     const c10::Device previous = getDevice();
-    left_device = previous.index();
     uncheckedSetDevice(device);
+    left_device = previous.index();
     return previous;
   }
 
@@ -120,6 +120,7 @@ class NoCudaGuard final : public c10::impl::DeviceGuardImplInterface {
 
   void uncheckedSetDevice(c10::Device device) const noexcept override {
     current_device = device.index();
+    left_device.reset();
   }
 
   // Returns one stream for all devices: see streams.h.
@@ -152,7 +153,9 @@ class NoCudaGuard final : public c10::impl::DeviceGuardImplInterface {
   // The autograd engine enters the stream of each node (`c10::StreamGuard`), and with it the stream's device, which all
   // devices share here. Hooks and functions of the user's in a backward pass see the device that was current before.
   c10::Stream exchangeStream(c10::Stream stream) const override {
-    current_device = left_device;
+    if (left_device && stream.id() == 0) {
+      uncheckedSetDevice({c10::kCUDA, *left_device});
+    }
     return stream;
   }
 

@@ -94,11 +94,14 @@ Device DeviceRules::outputDevice() const {
 // As `check_generator()` (Generator.h), which compares types of devices, and `randperm`, which compares devices.
 // Kernels do not look at the generator if there is nothing to draw. Factories call an operator on their result.
 void DeviceRules::checkGenerators(Device device) const {
+  if (device.is_meta() || !takesGenerator(op_) || namespaceOf(op_.operator_name()) != "aten") {
+    return;
+  }
   const auto arguments = topOf(stack_, op_.schema().arguments().size());
   const int training = findArgument(op_.schema(), "training");
   const bool draws = hasTensor(arguments, [](const at::Tensor& tensor) { return tensor.numel() > 0; }) &&
                      (training < 0 || arguments[static_cast<std::size_t>(training)].toBool());
-  if (!draws || device.is_meta()) {
+  if (!draws) {
     return;
   }
   for (const c10::IValue& argument : arguments) {

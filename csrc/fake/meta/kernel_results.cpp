@@ -12,7 +12,9 @@
 #include <c10/util/DimVector.h>
 #include <torchext/fake_tensor.h>
 
+#include "../../support/stack_utils.h"
 #include "../calls/errors.h"
+#include "../calls/op_traits.h"
 #include "../calls/recording.h"
 #include "../storage/fake_factories.h"
 #include "../storage/storage_memory.h"
@@ -43,14 +45,25 @@ void keepLosses(const c10::OperatorHandle& /*op*/, Arguments arguments, Results&
   }
 }
 
-// The result was one like the first argument before it was resized (`im2col_out_cuda_template()`), and storages do not
-// shrink.
+// The result was one like the first argument before it was resized (`col2im_cpu()`, `im2col_cuda()`), and storages do
+// not shrink.
 void keepFirst(const c10::OperatorHandle& /*op*/, Arguments arguments, Results& results) {
   const Tensor& first = arguments[0].toTensor();
   const Tensor& result = results[0].toTensor();
   const auto nbytes = static_cast<std::size_t>(first.numel() * static_cast<std::int64_t>(first.element_size()));
-  if (isFake(result) && result.is_cuda() && nbytes > result.storage().nbytes()) {
+  if (isFake(result) && nbytes > result.storage().nbytes()) {
     resizeFakeStorage(result.storage(), nbytes);
+  }
+}
+
+// A periodic window is the start of one that has an element more (`kaiser_window()`, TensorFactories.cpp).
+void keepPeriod(const c10::OperatorHandle& op, Arguments arguments, Results& results) {
+  const Tensor& window = results[0].toTensor();
+  const int periodic = findArgument(op.schema(), "periodic");
+  const bool is_periodic = periodic < 0 || arguments[static_cast<std::size_t>(periodic)].toBool();
+  const auto nbytes = static_cast<std::size_t>(window.numel() + 1) * window.itemsize();
+  if (isFake(window) && is_periodic && window.numel() > 1 && nbytes > window.storage().nbytes()) {
+    resizeFakeStorage(window.storage(), nbytes);
   }
 }
 
@@ -113,6 +126,7 @@ constexpr std::array kCompletions{
     Completion{"aten::mkldnn_rnn_layer", sizeWorkspace},
     Completion{"aten::im2col", keepFirst},
     Completion{"aten::col2im", keepFirst},
+    Completion{"aten::kaiser_window", keepPeriod},
     Completion{"aten::log_sigmoid_forward", emptyBuffer},
     Completion{"aten::_native_multi_head_attention", dropWeights},
     Completion{"aten::_scaled_dot_product_efficient_attention", moveStateOfGenerator},
@@ -122,7 +136,7 @@ constexpr std::array kCompletions{
 
 void completeResults(const c10::OperatorHandle& op, Arguments arguments, Results& results) {
   for (const Completion& completion : kCompletions) {
-    if (completion.op == op.schema().name() && op.schema().overload_name().empty()) {
+    if (completion.op == op.schema().name() && !hasOut(op)) {
       completion.complete(op, arguments, results);
     }
   }

@@ -220,8 +220,9 @@ Tensor knownValueOf(const Tensor& fake) {
 
 void expandKnownMasks(const OperatorHandle& op, Stack& arguments) {
   const std::size_t count = op.schema().arguments().size();
-  if (isRecording() || areValuesKnown(op, topOf(arguments, count))) {
-    return;  // the values of the result become known
+  const bool has_fake = hasTensor(topOf(arguments, count), [](const Tensor& tensor) { return isFake(tensor); });
+  if (!has_fake || isRecording() || areValuesKnown(op, topOf(arguments, count))) {
+    return;  // it is run for real, or the values of the result become known
   }
   IValue& indices = torch::jit::peek(arguments, 1, count);
   const Tensor self = torch::jit::peek(arguments, 0, count).toTensor();
