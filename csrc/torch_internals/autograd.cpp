@@ -1,5 +1,9 @@
 #include "autograd.h"
 
+#include <memory>
+#include <utility>
+
+#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
@@ -27,6 +31,14 @@ const char* nameOf(CreationMeta creation) {
   return "unknown";
 }
 
+// As OpenTensorImpl.
+class OpenEngine : public torch::autograd::Engine {
+ public:
+  static void setQueueOfThread(Engine& engine, std::shared_ptr<torch::autograd::ReadyQueue> queue) {
+    (engine.*(&OpenEngine::init_local_ready_queue))(std::move(queue));
+  }
+};
+
 }  // namespace
 
 std::unique_ptr<c10::AutogradMetaInterface> autogradMetaOfAlias(c10::TensorImpl* alias, const Tensor& tensor) {
@@ -42,6 +54,11 @@ std::optional<std::string> creationMetadataOf(const Tensor& tensor) {
 
 bool isRunningBackward() {
   return torch::autograd::get_current_graph_task_id() != -1;
+}
+
+void dropUnfinishedBackward() {
+  OpenEngine::setQueueOfThread(torch::autograd::Engine::get_default_engine(),
+                               std::make_shared<torch::autograd::ReadyQueue>());
 }
 
 bool isRunningPyTorchsNode() {

@@ -376,3 +376,26 @@ class TestLibraries:
             scaler.step(optimizer)
             scaler.update()
             assert model.weight in optimizer.state
+
+
+@pytest.mark.parametrize("mebibytes", [1600, 1900])
+def test_backward_pass_that_runs_out_of_memory_leaves_nothing(mebibytes: int) -> None:
+    with fake_mode(fake_cuda=FakeGPU("A100-40GB", memory=mebibytes * 2**20)):
+        x = torch.empty(64 * 2**20, device="cuda", requires_grad=True)
+        held = torch.cuda.memory_allocated()
+        with pytest.raises(torch.OutOfMemoryError):
+            (x.exp() * x.sin().exp() * x.cos()).sum().backward()
+        x.grad = None
+        assert torch.cuda.memory_allocated() == held
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_described_devices_are_refused_where_there_are_real_ones(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    monkeypatch.setattr("torchext._C.enter_fake_cuda", lambda count: None)
+    with (
+        pytest.raises(RuntimeError, match=r"A100-SXM4-40GB was described .* CUDA_VISIBLE_DEVICES= \(nothing\)"),
+        fake_mode(fake_cuda=FakeGPU("A100-40GB", count=count)),
+    ):
+        pass
+    with fake_mode(fake_cuda=count):
+        pass

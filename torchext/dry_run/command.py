@@ -184,7 +184,8 @@ def _start(options: argparse.Namespace, program: list[str], gpu: FakeGPU, rank: 
 def _environment(folder: str) -> dict[str, str]:
     """The environment of a process whose files are in `folder`, and of those that it starts."""
     path = os.pathsep.join(filter(None, [STARTUP, os.environ.get("PYTHONPATH")]))
-    return {**os.environ, "TORCHEXT_DRY_RUN_FILES": folder, "PYTHONPATH": path, "TMPDIR": folder}
+    apart = {"TORCHEXT_DRY_RUN_FILES": folder, "PYTHONPATH": path, "TMPDIR": folder}
+    return {**os.environ, **apart, "CUDA_VISIBLE_DEVICES": ""}  # real GPUs would be found instead of those described
 
 
 def _keep(files: Tree, folder: Path) -> None:

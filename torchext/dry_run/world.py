@@ -182,6 +182,7 @@ def world(
         A block, which is also a decorator. Only one can be open in a process.
 
     Raises:
+        RuntimeError: GPUs are described, but there are real CUDA devices: hide them (`CUDA_VISIBLE_DEVICES=`).
         ValueError: There is no such rank, GPU, or policy for values.
 
     Example:

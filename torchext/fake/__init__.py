@@ -46,9 +46,10 @@ def fake_mode(*, fake_cuda: bool | int | FakeGPU = False) -> Iterator[None]:
         fake_cuda: On a machine without CUDA devices, their number in the block (True is one) or what they are like
             (`FakeGPU("H100-80GB", count=8)`): fake tensors may be on them, and the functions of `torch.cuda` answer for
             them on this thread, those about memory as PyTorch's allocator would. A fake stays usable after the block.
-            Has no effect where there are CUDA devices.
+            Where there are CUDA devices, fakes are on these, and a number has no effect.
 
     Raises:
+        RuntimeError: Devices are described, but there are real ones.
         ValueError: `fake_cuda` is not a possible number of devices.
 
     Example:

@@ -35,12 +35,13 @@ DEFAULT = FakeGPU("torchext fake CUDA device", memory=80 * 2**30)
 
 @contextmanager
 def fake_cuda(devices: bool | int | FakeGPU) -> Iterator[None]:
-    """Lets this thread see CUDA devices in the block; does nothing where there are real ones.
+    """Lets this thread see CUDA devices in the block; where there are real ones, it sees these.
 
     Args:
         devices: Their number, or what they are like; True is one.
 
     Raises:
+        RuntimeError: They are described, but there are real ones, which are like they are.
         ValueError: There cannot be so many.
     """
     gpu = devices if isinstance(devices, FakeGPU) else None
@@ -58,6 +59,12 @@ def _block(count: int, gpu: FakeGPU | None) -> Iterator[None]:
     """The same, for checked arguments. Without `gpu` the devices are like those around the block, if there are any."""
     block = _C.enter_fake_cuda(count) if count else None
     if block is None:
+        if gpu is not None and count:
+            raise RuntimeError(
+                f"{gpu.name} was described for fake CUDA devices, but this machine has real ones "
+                f'({torch.cuda.device_count()}), to which fakes on "cuda" belong. Hide them to simulate others: start '
+                "Python with CUDA_VISIBLE_DEVICES= (nothing) in its environment."
+            )
         yield
         return
     if gpu is not None:

@@ -52,6 +52,7 @@ def fits(program: Callable[[], Any], device: str | FakeGPU = "H100-80GB", *, lin
         lines: As of `track_memory()`.
 
     Raises:
+        RuntimeError: There are real CUDA devices: hide them (`CUDA_VISIBLE_DEVICES=`).
         ValueError: The device is unknown.
         Exception: What `program` raises, other than `torch.OutOfMemoryError`.
 
@@ -94,6 +95,7 @@ def max_batch(
         The size, or 0 if not even `multiple_of` fits.
 
     Raises:
+        RuntimeError: As of `fits()`.
         ValueError: The device is unknown, or a number is not positive.
     """
     if min(steps, multiple_of) < 1:

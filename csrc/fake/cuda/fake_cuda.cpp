@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <atomic>
 #include <deque>
+#include <exception>
+#include <optional>
 #include <tuple>
 #include <utility>
 
@@ -13,6 +15,7 @@
 
 #include "../../support/locks.h"
 #include "../../support/no_warnings.h"
+#include "../../torch_internals/autograd.h"
 #include "../../torch_internals/virtual_table.h"
 #include "attention.h"
 #include "generators.h"
@@ -392,20 +395,26 @@ FakeCudaGuard::~FakeCudaGuard() {
 FakeCudaBackwardGuard::FakeCudaBackwardGuard()
     : gpu_{fakeGpu()},
       devices_{visible_count > 0 ? visible_count : largestCount().load()},
+      exceptions_{std::uncaught_exceptions()},
       multithreading_{c10::AutogradState::get_tls_state().get_multithreading_enabled()} {
   describeFakeGpu(gpu_);
   c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
 }
 
+// The queue of a real device is that of a thread of PyTorch's, which drops what an error has left behind.
 FakeCudaBackwardGuard::~FakeCudaBackwardGuard() {
   c10::AutogradState::get_tls_state().set_multithreading_enabled(multithreading_);
+  if (std::uncaught_exceptions() > exceptions_ && !isRunningBackward()) {
+    dropUnfinishedBackward();
+  }
 }
 
 void checkFakeCudaDevice(c10::Device device) {
-  TORCH_CHECK(!device.is_cuda() || visible_count == 0 || device.index() < visible_count,
-              "CUDA error: invalid device ordinal: ", device,
-              " is named, but fake_mode(fake_cuda=", static_cast<int>(visible_count),
-              ") has the devices cuda:0 to cuda:", static_cast<int>(visible_count) - 1, ".");
+  const int count = hasRealCuda() ? at::detail::getCUDAHooks().deviceCount() : visible_count;
+  TORCH_CHECK(!device.is_cuda() || count == 0 || device.index() < count, "CUDA error: invalid device ordinal: ", device,
+              " is named, but ",
+              hasRealCuda() ? std::string{"this machine"} : c10::str("fake_mode(fake_cuda=", count, ")"),
+              " has the devices cuda:0 to cuda:", count - 1, ".");
 }
 
 }  // namespace torchext

@@ -61,6 +61,7 @@ class TORCHEXT_API FakeCudaBackwardGuard {
  private:
   const GpuDescription& gpu_;
   FakeCudaGuard devices_;
+  int exceptions_;
   bool multithreading_;
 };
 
@@ -69,7 +70,8 @@ class TORCHEXT_API FakeCudaBackwardGuard {
 using FakeCudaAllocation = void (*)(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 void setFakeCudaAllocation(FakeCudaAllocation allocation) noexcept;
 
-// Raises "invalid device ordinal" when `device` is a fake CUDA device that this thread does not see.
+// Raises "invalid device ordinal" when `device` is a CUDA device that this thread does not see, or, on a machine with
+// CUDA devices, that there is not.
 void checkFakeCudaDevice(c10::Device device);
 
 }  // namespace torchext
