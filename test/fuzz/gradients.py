@@ -35,8 +35,8 @@ FUNCTIONS: tuple[Differentiable, ...] = (
     lambda x, y, n: functional.dropout(x, 0.5),
     lambda x, y, n: x.norm(),
     lambda x, y, n: x.where(x > 0, y),
-    lambda x, y, n: functional.mse_loss(x, y),
-    lambda x, y, n: functional.embedding(torch.tensor([0, 1, 0]), x),
+    lambda x, y, n: functional.mse_loss(x, y).clone(),  # the storage of its result has more than it has written
+    lambda x, y, n: functional.embedding(torch.arange(len(x)), x),
     lambda x, y, n: x.index_select(0, torch.tensor([0, 0])),
     lambda x, y, n: functional.conv1d(x, y),
     lambda x, y, n: functional.avg_pool1d(x, 2),

@@ -80,9 +80,11 @@ OUTERS: tuple[Outer, ...] = (
 
 
 def resizable(out: Tensor) -> Tensor:
-    """Returns `out`, unless PyTorch would raise after it has given it another shape, which its memory does not hold."""
+    """Returns `out`, unless PyTorch has no one result for it."""
     if not out.untyped_storage().resizable():
-        raise ValueError("its memory is not PyTorch's")
+        raise ValueError("PyTorch would raise after it has given it a shape that its memory does not hold")
+    if out.numel() == 0:
+        raise ValueError("an input that is the same tensor would be read before anything is written to it")
     return out
 
 
