@@ -17,8 +17,7 @@ namespace torchext {
 // A Meta kernel is a function of
 //
 //   * the kernel itself, which may change at any time, when a library is loaded or unloaded. The kernel of the CPU
-//   counts
-//     as well, because NOTE [Refusing what real tensors refuse] corrects results by it;
+//     counts as well, because NOTE [Refusing what real tensors refuse] corrects results by it;
 //   * its tensor arguments: dtype, device, sizes, strides, offset, lazy bits, the size of the storage, and which of
 //     them are the same tensor or share a storage; for a wrapped number, its value, too;
 //   * its other arguments; of a generator, its device, because a generator of another device is refused;

@@ -5,8 +5,7 @@
 // Meta kernels do not always resize the arguments that a call writes as real kernels do:
 //
 //   * Those that are Python functions resize an `out` contiguously, where a TensorIterator gives it the order of
-//   strides
-//     of its input, and where LAPACK needs columns.
+//     strides of its input, and where LAPACK needs columns.
 //   * Those of in-place operators are made of functions with an `out`, and resize their argument: `a &= b` grows `a`.
 //   * Some kernels resize arguments that their Meta kernels leave alone: `_fused_moving_avg_obs_fq_helper` gives its
 //     scales one element for each channel.
