@@ -14,7 +14,7 @@ from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 from .libraries import tell_libraries
-from .tree import Tree, activate
+from .tree import Tree, activate, exists_at, os_error
 
 __all__ = ["install"]
 
@@ -148,7 +148,7 @@ class _Replacements:
         """Returns the program's path for an argument, which is relative to `folder` if that is given."""
         text = os.fsdecode(path)
         if not text:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), text)
+            raise os_error(errno.ENOENT, text)
         if folder is not None and not text.startswith("/"):
             text = f"{self._path_of(folder)}/{text}"
         return self._tree.resolve(text, follow=follow or text.endswith("/"))
@@ -184,17 +184,19 @@ class _Replacements:
         return [os.fsencode(name) for name in names] if isinstance(path, bytes) else names
 
     def _scandir(self, path: Any = None) -> Any:
-        if not isinstance(path, int):
-            folder = self._folder(path)
-            if self._tree.is_as_before(folder) and self._tree.place(folder) == folder:
-                return _scandir(path if path is not None else ".")
+        folder = self._folder(path)
+        has_path = path is not None and not isinstance(path, int)
+        if not isinstance(path, int) and self._tree.is_as_before(folder) and self._tree.place(folder) == folder:
+            return _scandir(path if has_path else ".")
         names = self._listdir(path)
-        shown = os.fspath(path) if path is not None and not isinstance(path, int) else ""
-        return _Scan(self._entry(path, shown, name) for name in names)
+        shown = os.fspath(path) if has_path else ""
 
-    def _entry(self, folder: Any, shown: Any, name: Any) -> _Entry:
-        path = f"{self._folder(folder).rstrip('/')}/{os.fsdecode(name)}"
-        return _Entry(name, os.path.join(shown, name) if shown else name, path)
+        def entry(name: Any) -> _Entry:
+            return _Entry(
+                name, os.path.join(shown, name) if shown else name, f"{folder.rstrip('/')}/{os.fsdecode(name)}"
+            )
+
+        return _Scan(map(entry, names))
 
     def _folder(self, path: Any) -> str:
         return self._path_of(path) if isinstance(path, int) else self.path("." if path is None else path)
@@ -221,7 +223,7 @@ class _Replacements:
     def _open(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         is_exclusive = flags & os.O_CREAT and flags & os.O_EXCL
         found = self.path(path, dir_fd, follow=not (is_exclusive or flags & getattr(os, "O_NOFOLLOW", 0)))
-        if not flags & CHANGES or self._is_folder(found):
+        if not flags & CHANGES or self._tree.is_folder(found):
             return _open(self._tree.place(found), flags, mode)
         self._check_exclusive(found, bool(is_exclusive))
         return _open(self._to_open(found, keep=not flags & os.O_TRUNC, makes=bool(flags & os.O_CREAT)), flags, mode)
@@ -231,13 +233,7 @@ class _Replacements:
 
     def _check_exclusive(self, path: str, is_exclusive: bool) -> None:
         if is_exclusive and self._tree.exists(path):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
-
-    def _is_folder(self, path: str) -> bool:
-        try:
-            return stat.S_ISDIR(_lstat(self._tree.place(path)).st_mode)
-        except OSError:
-            return False
+            raise os_error(errno.EEXIST, path)
 
     # ---- Changing ----
 
@@ -376,20 +372,12 @@ class _Finder:
 
         folders = [folder for folder in (sys.path if path is None else path) if isinstance(folder, str)]
         written = [self._tree.written + self._tree.resolve(folder or ".") for folder in folders]
-        written = [folder for folder in written if _exists(folder)]
+        written = [folder for folder in written if exists_at(folder)]
         return PathFinder.find_spec(name, written, target) if written else None
 
 
 def _let_imports_find(tree: Tree) -> None:
     sys.meta_path.append(_Finder(tree))
-
-
-def _exists(place: str) -> bool:
-    try:
-        _lstat(place)
-    except OSError:
-        return False
-    return True
 
 
 # The functions of `os` as they were.

@@ -15,7 +15,7 @@ import stat
 from collections.abc import Iterator
 from typing import NamedTuple
 
-__all__ = ["Change", "Tree", "active"]
+__all__ = ["Change", "Tree", "activate", "active", "exists_at", "os_error"]
 
 # Not files: each process has its own, or they belong to devices.
 ELSEWHERE = ("/dev", "/proc", "/sys")
@@ -81,7 +81,7 @@ class Tree:
         self._gone = f"{self.folder}/gone"
         self._valueless = f"{self.folder}/valueless"
         for part in (self.written, self._gone, self._valueless):
-            if not _exists(part):
+            if not exists_at(part):
                 _os_mkdir(part)
 
     # ---- Where a file is ----
@@ -114,25 +114,26 @@ class Tree:
                 continue
             links += 1
             if links > MAX_LINKS:
-                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+                raise os_error(errno.ELOOP, path)
             found = "" if target.startswith("/") else found
             parts += _parts(target)
         return found or "/"
 
     def place(self, path: str) -> str:
         """Returns where the file at `path` is, or would be."""
-        if self._is_elsewhere(path):
-            return path
-        own = self.written + path
-        return own if _exists(own) or self._is_gone(path) else path
+        return self.written + path if self.has_own(path) else path
 
     def exists(self, path: str) -> bool:
         """Returns whether there is a file, folder or link at `path`."""
-        return _exists(self.place(path))
+        return exists_at(self.place(path))
+
+    def is_folder(self, path: str) -> bool:
+        """Returns whether there is a folder at `path`, and no link to one."""
+        return is_folder_at(self.place(path))
 
     def has_own(self, path: str) -> bool:
         """Returns whether what the program sees at `path` is not simply what was there before."""
-        return not self._is_elsewhere(path) and (_exists(self.written + path) or self._is_gone(path))
+        return not self._is_elsewhere(path) and (exists_at(self.written + path) or self._is_gone(path))
 
     def names_in(self, path: str) -> list[str]:
         """Returns the names in the folder at `path`.
@@ -145,8 +146,8 @@ class Tree:
         if not self.has_own(path):
             return self._names_left_in(path)
         names = _os_listdir(self.written + path)
-        if not self._is_gone(path) and _is_folder(path):
-            names += [name for name in self._names_left_in(path) if not _exists(_join(self.written + path, name))]
+        if not self._is_gone(path) and is_folder_at(path):
+            names += [name for name in self._names_left_in(path) if not exists_at(_join(self.written + path, name))]
         return names
 
     def is_as_before(self, path: str) -> bool:
@@ -168,16 +169,16 @@ class Tree:
         if self._is_elsewhere(path):
             return path
         own = self.written + path
-        if _exists(own):
+        if exists_at(own):
             return own
         there = self.place(path)
-        if _exists(there):
+        if exists_at(there):
             self._check_writable(there)
             self._make_parents(path)
-            if keep or _is_folder(there):
+            if keep or is_folder_at(there):
                 _copy(there, own)
         elif self._make_parents(path):
-            self._check_writable(self.place(path.rpartition("/")[0] or "/"))
+            self._check_writable(self.place(_parent_of(path)))
         return own
 
     def remove(self, path: str) -> None:
@@ -189,11 +190,11 @@ class Tree:
         there = self.place(path)
         if there == self.written + path or self._is_elsewhere(path):
             _os_unlink(there)
-        elif _is_folder(there):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        elif is_folder_at(there):
+            raise os_error(errno.EISDIR, path)
         else:
             _os_lstat(there)  # raises if there is nothing
-            self._check_writable(path.rpartition("/")[0] or "/")
+            self._check_writable(_parent_of(path))
         self._mark_gone(path)
 
     def remove_folder(self, path: str) -> None:
@@ -207,14 +208,14 @@ class Tree:
             _os_rmdir(there)
             return
         _os_lstat(there)  # raises if there is nothing
-        if not _is_folder(there):
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+        if not is_folder_at(there):
+            raise os_error(errno.ENOTDIR, path)
         if self.names_in(path):
-            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
+            raise os_error(errno.ENOTEMPTY, path)
         if there == self.written + path:
             _os_rmdir(there)
         else:
-            self._check_writable(path.rpartition("/")[0] or "/")
+            self._check_writable(_parent_of(path))
         self._mark_gone(path)
 
     def rename(self, source: str, target: str) -> None:
@@ -230,7 +231,7 @@ class Tree:
             return
         self._check_rename(source, target)
         self.copy_up(source)
-        is_folder = _is_folder(self.written + source)
+        is_folder = is_folder_at(self.written + source)
         own = self.to_write(target, keep=is_folder and self.exists(target))
         _os_rename(self.written + source, own)
         if is_folder:
@@ -240,7 +241,7 @@ class Tree:
     def copy_up(self, path: str) -> str:
         """Copies what is at `path`, with all that is in it, to its place in `written`, and returns the place."""
         own = self.to_write(path, keep=True)
-        if _is_folder(own):
+        if is_folder_at(own):
             for name in self.names_in(path):
                 self.copy_up(_join(path, name))
         return own
@@ -259,10 +260,10 @@ class Tree:
         """Returns what the program has written and removed, by path."""
         changes = []
         for path in self._written_files():
-            what = "overwritten" if _exists(path) else "written"
+            what = "overwritten" if exists_at(path) else "written"
             changes.append(Change(path, what, _os_lstat(self.written + path).st_size))
         for path in _marked(self._gone):
-            if _exists(path) and not _exists(self.written + path):
+            if exists_at(path) and not exists_at(self.written + path):
                 changes.append(Change(path, "removed", 0))
         return sorted(changes)
 
@@ -286,7 +287,7 @@ class Tree:
         if stat.S_ISLNK(mode):
             return _os_readlink(place)
         if is_folder and not stat.S_ISDIR(mode):
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+            raise os_error(errno.ENOTDIR, path)
         return None
 
     def _mark(self, path: str) -> str:
@@ -299,20 +300,20 @@ class Tree:
     def _names_left_in(self, path: str) -> list[str]:
         """Returns the names of what was in a folder before, without those that are gone."""
         names = _os_listdir(path)
-        return [name for name in names if not _exists(self._mark(_join(path, name)))] if self._has_marks() else names
+        return [name for name in names if not exists_at(self._mark(_join(path, name)))] if self._has_marks() else names
 
     def _is_gone(self, path: str) -> bool:
         """Returns whether what was at `path` before is gone, perhaps with a folder that it was in."""
         if not self._has_marks():
             return False
         while path:
-            if _exists(self._mark(path)):
+            if exists_at(self._mark(path)):
                 return True
             path = path.rpartition("/")[0]
         return False
 
     def _mark_gone(self, path: str) -> None:
-        if not self._is_elsewhere(path) and _exists(path):
+        if not self._is_elsewhere(path) and exists_at(path):
             self._make_mark(self._gone, path)
 
     @staticmethod
@@ -322,41 +323,50 @@ class Tree:
 
     def _make_parents(self, path: str) -> bool:
         """Makes the folders that `path` is in where they are found. Returns whether there is such a folder."""
-        parent = path.rpartition("/")[0] or "/"
-        if parent == "/" or _exists(self.written + parent):
+        parent = _parent_of(path)
+        if parent == "/" or exists_at(self.written + parent):
             return True
         there = self.place(parent)
-        if not _is_folder(there) or not self._make_parents(parent):
+        if not is_folder_at(there) or not self._make_parents(parent):
             return False
         _copy(there, self.written + parent)
         return True
 
     def _check_folder(self, path: str) -> None:
         if not stat.S_ISDIR(_os_lstat(self.place(path)).st_mode):
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+            raise os_error(errno.ENOTDIR, path)
 
     def _check_writable(self, there: str) -> None:
         if not stat.S_ISLNK(_os_lstat(there).st_mode) and not _os_access(there, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), self.program_path(there))
+            raise os_error(errno.EACCES, self.program_path(there))
 
     def _check_rename(self, source: str, target: str) -> None:
         _os_lstat(self.place(source))
-        is_folder = _is_folder(self.place(source))
+        is_folder = self.is_folder(source)
         if is_folder and target.startswith(source + "/"):
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), source, None, target)
+            raise os_error(errno.EINVAL, source, target)
         if not self.exists(target):
             return
         code = 0
         if source.startswith(target + "/"):
             code = errno.ENOTEMPTY
-        elif _is_folder(self.place(target)) and not is_folder:
+        elif self.is_folder(target) and not is_folder:
             code = errno.EISDIR
-        elif is_folder and not _is_folder(self.place(target)):
+        elif is_folder and not self.is_folder(target):
             code = errno.ENOTDIR
         elif is_folder and self.names_in(target):
             code = errno.ENOTEMPTY
         if code:
-            raise OSError(code, os.strerror(code), source, None, target)
+            raise os_error(code, source, target)
+
+
+def os_error(code: int, path: str, target: str | None = None) -> OSError:
+    """Returns the error that the system raises with this code, of the class that Python has for it."""
+    return OSError(code, os.strerror(code), path, None, target)
+
+
+def _parent_of(path: str) -> str:
+    return path.rpartition("/")[0] or "/"
 
 
 def _mark_in(folder: str, path: str) -> str:
@@ -379,7 +389,8 @@ def _join(folder: str, name: str) -> str:
     return f"{folder.rstrip('/')}/{name}"
 
 
-def _exists(place: str) -> bool:
+def exists_at(place: str) -> bool:
+    """Returns whether there is something at a place, which is no path of the program's."""
     try:
         _os_lstat(place)
     except (OSError, ValueError):
@@ -387,7 +398,8 @@ def _exists(place: str) -> bool:
     return True
 
 
-def _is_folder(place: str) -> bool:
+def is_folder_at(place: str) -> bool:
+    """Returns whether there is a folder at a place."""
     try:
         return stat.S_ISDIR(_os_lstat(place).st_mode)
     except OSError:
