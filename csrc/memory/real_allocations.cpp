@@ -10,6 +10,7 @@
 
 #include "../fake/storage/fake_storage.h"
 #include "../fake/storage/storage_memory.h"
+#include "../support/allocation_reporter.h"
 #include "../support/locks.h"
 #include "../support/open_blocks.h"
 #include "device_memory.h"
@@ -18,27 +19,9 @@ namespace torchext {
 
 namespace {
 
-namespace profiler = torch::profiler::impl;
-
-// The threads of one guard: those of the backward pass inherit it. PyTorch's allocator reports to what is in the place
-// of a profiler, and whoever finds something there takes it for one (`ProfilerStateBase::get()`): so it is one,
-// disabled.
-class Reporter final : public profiler::ProfilerStateBase {
+// The threads of one guard: those of the backward pass inherit it.
+class Reporter final : public AllocationReporter {
  public:
-  Reporter() : ProfilerStateBase{profiler::ProfilerConfig{profiler::ProfilerState::Disabled}} {}
-  Reporter(const Reporter&) = delete;
-  Reporter& operator=(const Reporter&) = delete;
-  Reporter(Reporter&&) = delete;
-  Reporter& operator=(Reporter&&) = delete;
-
-  profiler::ActiveProfilerType profilerType() override {
-    return profiler::ActiveProfilerType::NONE;
-  }
-
-  bool memoryProfilingEnabled() const override {
-    return true;
-  }
-
   void reportMemoryUsage(void* address,
                          std::int64_t bytes,
                          std::size_t /*allocated*/,
@@ -111,7 +94,7 @@ struct RealAllocationsGuard::State {
 };
 
 RealAllocationsGuard::RealAllocationsGuard() {
-  TORCH_CHECK(!profiler::profilerEnabled(),
+  TORCH_CHECK(!torch::profiler::impl::profilerEnabled(),
               "track_memory() counts real tensors by what PyTorch's allocator reports, but a profiler runs on this "
               "thread, and gets the reports. Enter track_memory() before the profiler.");
   state_ = std::make_unique<State>();

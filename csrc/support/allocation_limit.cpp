@@ -5,28 +5,16 @@
 
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/alloc_cpu.h>
-#include <torch/csrc/profiler/orchestration/observer.h>
+
+#include "allocation_reporter.h"
 
 namespace torchext {
 
 namespace {
 
-namespace profiler = torch::profiler::impl;
-
-// Whoever finds something in the place of a profiler takes it for one (`ProfilerStateBase::get()`): so it is one,
-// disabled.
-class Reporter final : public profiler::ProfilerStateBase {
+class Reporter final : public AllocationReporter {
  public:
-  explicit Reporter(std::size_t max_bytes)
-      : ProfilerStateBase{profiler::ProfilerConfig{profiler::ProfilerState::Disabled}}, max_bytes_{max_bytes} {}
-
-  profiler::ActiveProfilerType profilerType() override {
-    return profiler::ActiveProfilerType::NONE;
-  }
-
-  bool memoryProfilingEnabled() const override {
-    return true;
-  }
+  explicit Reporter(std::size_t max_bytes) : max_bytes_{max_bytes} {}
 
   // `DefaultCPUAllocator::allocate()` reports before anybody owns the memory, so what raises frees it.
   void reportMemoryUsage(void* address,
