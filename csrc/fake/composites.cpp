@@ -28,6 +28,7 @@
 #include "storage/fake_storage.h"
 #include "storage/fake_tensor_impl.h"
 #include "storage/storage_memory.h"
+#include "values/assumed_values.h"
 #include "values/known_values.h"
 
 namespace torchext {
@@ -77,12 +78,17 @@ Tensor maxPool1d(const Tensor& self,
   return maxPool1dWithIndices(self, kernel_size, stride, padding, dilation, ceil_mode);
 }
 
-// Raises an error if the argument called `name`, whose memory the operator reads, is a fake with dimensions. One
-// without dimensions may have a known value.
-void refuseToRead(const OperatorHandle& op, const Stack& stack, const char* name) {
+// Replaces the argument called `name`, whose memory the operator reads, by its values if it is a fake with dimensions.
+// Raises an error if these are not known. One without dimensions is read by an operator.
+void readValues(const OperatorHandle& op, Stack& stack, const char* name) {
   const auto position = static_cast<std::size_t>(findArgument(op.schema(), name));
-  const Tensor& tensor = torch::jit::peek(stack, position, op.schema().arguments().size()).toTensor();
-  if (isFake(tensor) && tensor.dim() > 0 && !tensor.key_set().has(DispatchKey::DeferredInit)) {
+  c10::IValue& argument = torch::jit::peek(stack, position, op.schema().arguments().size());
+  const Tensor tensor = argument.toTensor();
+  const auto accepted = assumesValues() ? ValueKind::kAssumed : ValueKind::kKnown;
+  const Tensor value = isFake(tensor) ? valueOf(tensor, accepted) : Tensor{};
+  if (value.defined()) {
+    argument = value;
+  } else if (isFake(tensor) && tensor.dim() > 0 && !tensor.key_set().has(DispatchKey::DeferredInit)) {
     TORCHEXT_THROW(DataDependentError,
                    c10::str("`", op.operator_name(), "` needs the values of its argument `", name,
                             "`, but that is a fake tensor, which has none. Give it as a real tensor, or as numbers."));
@@ -90,13 +96,13 @@ void refuseToRead(const OperatorHandle& op, const Stack& stack, const char* name
 }
 
 void readsLengths(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  refuseToRead(op, *stack, "input_lengths");
-  refuseToRead(op, *stack, "target_lengths");
+  readValues(op, *stack, "input_lengths");
+  readValues(op, *stack, "target_lengths");
   op.redispatchBoxed(keys & kBelowComposites, stack);
 }
 
 void readsIndices(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  refuseToRead(op, *stack, "tensor_indices_or_sections");
+  readValues(op, *stack, "tensor_indices_or_sections");
   op.redispatchBoxed(keys & kBelowComposites, stack);
 }
 
@@ -104,7 +110,7 @@ void readsIndices(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
 void readsNumber(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   const Tensor& self = torch::jit::peek(*stack, 0, op.schema().arguments().size()).toTensor();
   const bool passes_by = c10::impl::tls_is_dispatch_key_excluded(DispatchKey::Fake) && isFake(self) &&
-                         !self.key_set().has(DispatchKey::DeferredInit) && mayBeKnown(self);
+                         !self.key_set().has(DispatchKey::DeferredInit) && isSmall(self);
   op.redispatchBoxed(passes_by ? DispatchKeySet{DispatchKey::Fake} : keys & kBelowComposites, stack);
 }
 
@@ -233,6 +239,12 @@ bool mayAllocate(const OperatorHandle& op) {
          std::any_of(schema.returns().begin(), schema.returns().end(), is_tensor);
 }
 
+// Recurrent networks read how many sequences each step of a packed one has.
+void readsBatchSizes(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  readValues(op, *stack, "batch_sizes");
+  allocates(op, keys, stack);
+}
+
 // Runs `kKernel`, and raises its C++ errors as the Python errors for them.
 template <void (*kKernel)(const OperatorHandle&, DispatchKeySet, Stack*)>
 void translated(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
@@ -264,6 +276,9 @@ void registerComposites(torch::Library& library) {
   library.impl("ctc_loss.Tensor", torch::CppFunction::makeFromBoxedFunction<&translated<&readsLengths>>());
   library.impl("tensor_split.tensor_indices_or_sections",
                torch::CppFunction::makeFromBoxedFunction<&translated<&readsIndices>>());
+  for (const char* name : {"lstm.data", "gru.data", "rnn_tanh.data", "rnn_relu.data", "_pad_packed_sequence"}) {
+    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&translated<&readsBatchSizes>>());
+  }
   library.impl("allclose", torch::CppFunction::makeFromBoxedFunction<&checksGradients>());
   library.impl("_nested_tensor_from_mask_left_aligned", torch::CppFunction::makeFromBoxedFunction<&looksAtMask>());
   for (const char* name : {"meshgrid", "meshgrid.indexing"}) {

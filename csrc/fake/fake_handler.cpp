@@ -36,6 +36,7 @@
 #include "storage/fake_storage.h"
 #include "storage/storage_memory.h"
 #include "values/assumed_values.h"
+#include "values/follow_values.h"
 #include "values/known_values.h"
 
 namespace torchext {
@@ -119,6 +120,7 @@ class FakeCall {
   template <typename Values>
   void replaceArguments(Values results);
   void followValues(c10::ArrayRef<IValue> results) const;
+  bool makesValues(c10::ArrayRef<IValue> results) const;
   void countMemory(const KernelScratch* scratch, c10::ArrayRef<IValue> results, bool has_new = takeUncounted()) const;
   static void countVersions(const IValue& written_by_foreach);
 
@@ -131,7 +133,7 @@ class FakeCall {
   Stack& stack_;
   const std::size_t num_arguments_;
   bool has_fake_ = false;
-  bool may_have_known_ = false;
+  bool has_value_ = false;
 };
 
 template <typename Values>
@@ -146,7 +148,7 @@ void FakeCall::run() {
     return;
   }
   if (isMaskedIndexing(op_, stack_)) {
-    expandKnownMasks(op_, stack_);
+    expandMasks(op_, stack_);
   }
   const CallKey key{op_, stack_};
   lookAtArguments(key);
@@ -164,11 +166,11 @@ FakeDecision FakeCall::predict() {
     return {*outcome};
   }
   if (isMaskedIndexing(op_, stack_)) {
-    expandKnownMasks(op_, stack_);
+    expandMasks(op_, stack_);
   }
   forEachTensor(stack_, num_arguments_, [this](const Tensor& tensor) {
     has_fake_ = has_fake_ || isFake(tensor);
-    may_have_known_ = may_have_known_ || (isFake(tensor) && mayBeKnown(tensor));
+    has_value_ = has_value_ || (isFake(tensor) && hasValue(tensor));
   });
   return decide();
 }
@@ -293,7 +295,8 @@ std::optional<DispatchKey> FakeCall::kernelToDecomposeBy() const {
 
 // NOTE [Constants keep their values]
 bool FakeCall::canRunOnValues() const {
-  return may_have_known_ && needsValues(op_, stack_) && areValuesKnown(op_, arguments());
+  return has_value_ && needsValues(op_, stack_) && areValuesKnown(op_, arguments()) &&
+         op_.schema().name() != "aten::_pack_padded_sequence";  // has a result on the CPU: value_shapes.h
 }
 
 void FakeCall::lookAtArguments(const CallKey& key) {
@@ -309,7 +312,7 @@ void FakeCall::lookAtArguments(const CallKey& key) {
 void FakeCall::lookAt(const Tensor& tensor) {
   if (isFake(tensor)) {
     has_fake_ = true;
-    may_have_known_ = may_have_known_ || mayBeKnown(tensor);
+    has_value_ = has_value_ || hasValue(tensor);
   } else if (tensor.key_set().has(DispatchKey::Fake)) {
     dropStaleKeys(tensor);
   }
@@ -383,7 +386,7 @@ void FakeCall::liftConstant() {
     return;
   }
   Tensor fake = fakeLike(constant);
-  if (constant.numel() == 1) {
+  if (!isRecording()) {
     rememberValue(fake, constant);
   }
   torch::jit::push(stack_, std::move(fake));
@@ -476,13 +479,17 @@ void FakeCall::countMemory(const KernelScratch* scratch, c10::ArrayRef<IValue> r
   }
 }
 
+// Looks for values where an argument has some, and where a call makes or writes some without any.
 void FakeCall::followValues(c10::ArrayRef<IValue> results) const {
-  if (may_have_known_ || (assumesValues() && haveOneElement(results)) ||
-      (isFakeMode() && haveOneElement(results) &&
-       (!has_fake_ || isFactory(op_, arguments()) || isAboutNumbers(arguments())))) {
+  if (has_value_ || mayBeAssumed(results) || (isFakeMode() && makesValues(results))) {
     const OwnComputation own;
     torchext::followValues(op_, arguments(), results);
   }
+}
+
+bool FakeCall::makesValues(c10::ArrayRef<IValue> results) const {
+  return areSmall(results) &&
+         (!has_fake_ || isFactory(op_, arguments()) || isAboutNumbers(arguments()) || overwritesArgument(op_, 0));
 }
 
 }  // namespace
@@ -496,7 +503,7 @@ void fakeFallback(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   try {
     FakeCall{op, keys, *stack}.run();
   } catch (const DataDependentError& error) {
-    if (!isRecording() && assumeValue(op, *stack)) {
+    if (answerForValues(op, *stack)) {
       return;
     }
     if (!isInLayoutKernel()) {

@@ -8,6 +8,7 @@
 #include "../fake/collectives/collectives.h"
 #include "../fake/collectives/process_groups.h"
 #include "../fake/values/assumed_values.h"
+#include "../fake/values/known_values.h"
 #include "bind.h"
 #include "module.h"
 
@@ -60,28 +61,57 @@ void observeByPython(const py::object& observe) {
   observeCollectives(observe.is_none() ? nullptr : new PythonObserver{observe});  // NOLINT(*-owning-memory): see above
 }
 
-PyObject* assume = nullptr;  // held for the life of the process, once it has been set
+// Calls `answer(operator, dtype, computed)` and `note(operator, shape)`.
+class PythonAssumptions final : public Assumptions {
+ public:
+  PythonAssumptions(py::object answer, py::object note)
+      : answer_{answer.release().ptr()}, note_{note.release().ptr()} {}
 
-std::optional<double> assumeByPython(const c10::OperatorHandle& op,
-                                     c10::ScalarType dtype,
-                                     std::optional<double> computed) {
-  const py::gil_scoped_acquire gil;
-  if (assume == nullptr) {
-    return std::nullopt;
+  double answer(const c10::OperatorHandle& op, c10::ScalarType dtype, std::optional<double> computed) override {
+    const py::gil_scoped_acquire gil;
+    return py::reinterpret_borrow<py::object>(answer_)(op.schema().name(), py::cast(dtype), computed).cast<double>();
   }
-  const auto answer = py::reinterpret_borrow<py::object>(assume)(op.schema().name(), py::cast(dtype), computed);
-  return answer.is_none() ? std::nullopt : std::optional{answer.cast<double>()};
+
+  void note(const c10::OperatorHandle& op, const std::string& shape) override {
+    const py::gil_scoped_acquire gil;
+    py::reinterpret_borrow<py::object>(note_)(op.schema().name(), shape);
+  }
+
+ private:
+  PyObject* answer_;  // both are held for the life of the process
+  PyObject* note_;
+};
+
+void assumeByPython(py::object answer, py::object note) {
+  setAssumptions(new PythonAssumptions{std::move(answer), std::move(note)});  // NOLINT(*-owning-memory): see above
 }
 
-void setAssumptionOfPython(const py::object& function) {
-  assume = function.is_none() ? nullptr : py::object(function).release().ptr();
-  setAssumption(function.is_none() ? nullptr : &assumeByPython);
+void assumeNothing() {
+  setAssumptions(nullptr);
+}
+
+// Returns what a program that reads `fake` would find, and whether that is known.
+std::tuple<at::Tensor, bool> valueForReading(const at::Tensor& fake) {
+  at::Tensor known = knownValueOf(fake);
+  const bool is_known = known.defined();
+  return {is_known ? std::move(known) : assumedValueOf(fake), is_known};
+}
+
+// Returns the values of `fake`, known or assumed, if it has some.
+std::optional<at::Tensor> assumedValue(const at::Tensor& fake) {
+  const at::Tensor value = valueOf(fake, ValueKind::kAssumed);
+  return value.defined() ? std::optional{value} : std::nullopt;
 }
 
 }  // namespace
 
 void bindCollectives(py::module_& module) {
-  module.def("assume_values", torch::wrap_pybind_function(setAssumptionOfPython));
+  bind(module, "assume_values", assumeByPython);
+  bind(module, "assume_nothing", assumeNothing);
+  bind(module, "assumed_value", assumedValue);
+  bind(module, "assume_value", assumeValue);
+  bind(module, "value_for_reading", valueForReading);
+  module.attr("ASSUMED_NUMBER") = kAssumedNumber;
   module.def("observe_collectives", torch::wrap_pybind_function(observeByPython));
 }
 

@@ -96,6 +96,14 @@ const OperatorEntry& operatorEntry(const OperatorHandle& op) {
   return entryOf(op);
 }
 
+bool hasOwnCpuKernel(const OperatorHandle& op) {
+  if (op.operator_name().name.rfind("aten::", 0) != 0 || !op.hasComputedKernelForDispatchKey(DispatchKey::CPU)) {
+    return false;
+  }
+  const KernelFunction& kernel = kernelOf(op, DispatchKey::CPU);
+  return kernel.isValidUnboxed() || kernel.isValidSymUnboxed();
+}
+
 const KernelFunction& kernelOf(const OperatorHandle& op, DispatchKey key) {
   static const KernelFunction none;
   return op.hasComputedKernelForDispatchKey(key) ? entryOf(op).lookup(c10::DispatchKeySet{key}) : none;

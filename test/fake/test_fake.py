@@ -27,7 +27,7 @@ LIBRARY.impl("of_tuple", lambda pair: pair[0] * pair[1], "CompositeExplicitAutog
 @pytest.fixture
 def fake() -> torch.Tensor:
     with fake_mode():
-        return torch.ones(4, 4)
+        return torch.empty(4, 4)
 
 
 class TestMode:
@@ -340,7 +340,7 @@ class TestRefusals:
 
     def test_masks_are_values_and_integer_indices_are_not(self, fake: torch.Tensor) -> None:
         with fake_mode():
-            index, mask = torch.zeros(3, dtype=torch.int64), torch.ones(4, dtype=torch.bool)
+            index, mask = torch.zeros(3, dtype=torch.int64), torch.empty(4, dtype=torch.bool)
         assert fake[index].shape == (3, 4)
         with pytest.raises(RuntimeError, match=r"aten::index.Tensor.*needs the values"):
             fake[mask]
@@ -362,7 +362,9 @@ class TestRefusals:
 
     def test_lengths_of_packed_sequences_are_values(self) -> None:
         with fake_mode(), pytest.raises(DataDependentError, match="_pack_padded_sequence"):
-            nn.utils.rnn.pack_padded_sequence(torch.ones(2, 7, 3), torch.tensor([7, 5]), batch_first=True)
+            nn.utils.rnn.pack_padded_sequence(
+                torch.ones(2, 7, 3), torch.empty(2, dtype=torch.int64), batch_first=True, enforce_sorted=True
+            )
 
     def test_composites_that_read_memory_name_what_they_need(self, fake: torch.Tensor) -> None:
         with pytest.raises(DataDependentError, match="tensor_split.*`tensor_indices_or_sections`"):
@@ -447,7 +449,7 @@ class TestConversions:
     def test_operator_that_reads_lengths_without_saying_so_is_refused(self) -> None:
         to_jagged = torch.ops.aten._padded_dense_to_jagged_forward
         with fake_mode():
-            padded, offsets = torch.ones(2, 3, 4), [torch.zeros(3, dtype=torch.int64)]
+            padded, offsets = torch.ones(2, 3, 4), [torch.empty(3, dtype=torch.int64)]
             with pytest.raises(DataDependentError, match="_padded_dense_to_jagged_forward` needs the values"):
                 to_jagged(padded, offsets)
 

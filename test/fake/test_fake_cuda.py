@@ -495,7 +495,7 @@ def test_masks_are_written_together_with_indices(accumulate: bool) -> None:
         with fake_mode(fake_cuda=fake_cuda):
             device = "cuda" if fake_cuda else "cpu"
             x = torch.zeros(4, 5, 6, device=device)
-            mask = torch.zeros(4, dtype=torch.bool, device=device)
+            mask = torch.empty(4, dtype=torch.bool, device=device)
             index = torch.zeros(2, dtype=torch.int64, device=device)
             x[mask, index] = 1.0
             x.index_put_((mask, index), torch.ones(6, device=device), accumulate=accumulate)

@@ -26,13 +26,13 @@ IS_FAKE = "[Tt]his (tensor is fake|storage .* fake tensors).*materialize_tensor.
 @pytest.fixture
 def fake() -> torch.Tensor:
     with fake_mode():
-        return torch.ones(4, 4)
+        return torch.empty(4, 4)
 
 
 @pytest.fixture
 def fake_cuda() -> torch.Tensor:
     with fake_mode(fake_cuda=True):
-        return torch.ones(4, 4, device="cuda")
+        return torch.empty(4, 4, device="cuda")
 
 
 TENSOR_USES: dict[str, Callable[[torch.Tensor], Any]] = {

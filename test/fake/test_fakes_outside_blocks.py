@@ -21,7 +21,7 @@ DIFFERENTIABLE = [op for op in op_db if op.supports_autograd and torch.float32 i
 
 
 def fake(*shape: int) -> Tensor:
-    return fake_like(torch.ones(*shape))
+    return fake_like(torch.ones(*shape, device="meta"), device="cpu")
 
 
 def invertible() -> Tensor:

@@ -1,4 +1,4 @@
-"""Constants of one element keep their values while what they are made of is known."""
+"""Small tensors keep their values while what they are made of is known."""
 
 from __future__ import annotations
 
@@ -54,6 +54,121 @@ def test_value_is_that_of_the_real_run(make: Callable[[], torch.Tensor]) -> None
     assert tensor.item() == make().item()
 
 
+TABLES: dict[str, Callable[[], object]] = {
+    "a list": lambda: torch.tensor([3, 1, 2]),
+    "a comparison": lambda: torch.ones(3).max() == 0,
+    "lengths": lambda: (torch.tensor([[1, 2, 0], [3, 0, 0]]) != 0).sum(1).max(),
+    "a mask": lambda: torch.arange(6).view(2, 3)[torch.tensor([[True, False, True], [False, True, False]])],
+    "a mask that is written": lambda: torch.zeros(3).index_put((torch.arange(3) > 0,), torch.tensor([5.0, 6.0])),
+    "a causal mask": lambda: torch.ones(4, 4, dtype=torch.bool).tril(),
+    "a part of what is written": lambda: torch.zeros(2, 3).select(1, 1).add_(2)._base,
+    "a fill of an empty tensor": lambda: torch.empty(3).fill_(2).view(3, 1).expand(3, 2),
+    "ones in place": lambda: torch.empty(2, 3).fill_(1).t()[1:],
+    "zeros in place": lambda: torch.tensor([1.0, 2.0]).zero_() + 1,
+    "an output": lambda: torch.add(torch.ones(2), 1, out=torch.empty(0)),
+    "a range": lambda: torch.cat([torch.arange(3), torch.linspace(0, 1, 2).long()]).flip(0).cumsum(0),
+    "unique values": lambda: torch.unique(torch.tensor([3, 1, 3]), return_counts=True)[1],
+    "sorted values": lambda: torch.tensor([3, 1, 2]).sort(descending=True).indices,
+    "repetitions": lambda: torch.arange(3).repeat_interleave(torch.tensor([2, 0, 1])),
+    "one-hot": lambda: nn.functional.one_hot(torch.tensor([2, 0])),
+    "conjugated": lambda: torch.tensor([1 + 2j, 3.0]).conj() * 1j,
+    "viewed as another dtype": lambda: torch.tensor([1.0, 2.0]).view(torch.int32),
+    "a list of fakes": lambda: torch.tensor([torch.tensor(1.0), torch.tensor([2.0])[0]]),
+    "batches": lambda: nn.utils.rnn.pack_padded_sequence(torch.ones(3, 2, 1), torch.tensor([3, 1])).batch_sizes,
+    "read in a transform": lambda: torch.vmap(torch.sum)(torch.ones(2, 3)),
+}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_have_the_values_of_the_real_run(name: str, device: str) -> None:
+    wanted = TABLES[name]().tolist()  # type: ignore[attr-defined]
+    with fake_mode(fake_cuda=True):
+        if device == "cpu":
+            found = TABLES[name]()
+        else:
+            with torch.device(device):
+                found = TABLES[name]()
+        assert is_fake(found)  # type: ignore[arg-type]
+        assert found.tolist() == wanted  # type: ignore[attr-defined]
+
+
+def test_values_are_moved_to_devices_and_back() -> None:
+    data = torch.tensor([[5, 6], [7, 0]])
+    with fake_mode(fake_cuda=True):
+        batch = data.to("cuda", non_blocking=True)
+        assert int((batch != 0).sum(1).max()) == 2
+        assert batch[batch != 0].shape == (3,)
+        assert batch.cpu().numpy().tolist() == data.tolist()
+        with pytest.raises(RuntimeError, match="numpy.* needs the data"):
+            batch.numpy()
+    data.zero_()
+    assert batch.tolist() == [[5, 6], [7, 0]], "a copy"
+
+
+def test_array_of_known_values_shares_them() -> None:
+    with fake_mode():
+        tensor = torch.zeros(3)
+        array = tensor.numpy()
+        array[0] = 5
+        tensor[1] = 6
+        assert array.tolist() == tensor.tolist() == [5, 6, 0]
+        with pytest.raises(RuntimeError, match="requires grad"):
+            tensor.requires_grad_().numpy()
+
+
+def test_unknown_data_are_cut_by_known_sizes() -> None:
+    with fake_mode(fake_cuda=True):
+        data = torch.empty(2, 7, 3, device="cuda")
+        lengths = torch.tensor([7, 5])
+        packed = nn.utils.rnn.pack_padded_sequence(data, lengths, batch_first=True)
+        assert (packed.data.shape, packed.data.device.type) == ((12, 3), "cuda")
+        assert packed.batch_sizes.tolist() == [2, 2, 2, 2, 2, 1, 1]
+        output, _ = nn.LSTM(3, 4, device="cuda")(packed)
+        assert nn.utils.rnn.pad_packed_sequence(output, batch_first=True)[0].shape == (2, 7, 4)
+        mask = torch.tensor([True, False, True, True])
+        assert torch.masked_select(torch.empty(3, 4), mask).shape == (9,)
+        assert torch.empty(3, 4)[:, mask].shape == (3, 3)
+        assert [part.shape[0] for part in torch.tensor_split(torch.empty(6), torch.tensor([1, 3]))] == [1, 2, 3]
+        assert torch.repeat_interleave(torch.empty(2, 3), torch.tensor([3, 1]), dim=0).shape == (4, 3)
+
+
+def test_known_values_that_are_out_of_bounds_are_refused() -> None:
+    with fake_mode():
+        with pytest.raises(IndexError, match="index 7 is out of bounds"):
+            torch.ones(3)[torch.tensor([7])]
+        with pytest.raises(RuntimeError, match="singular"):
+            torch.linalg.inv(torch.zeros(3, 3))
+
+
+def test_storage_that_has_grown_is_unknown() -> None:
+    with fake_mode():
+        tensor = torch.arange(4)
+        tensor.untyped_storage().resize_(2**21)
+        torch.empty(0, dtype=torch.int64).set_(tensor.untyped_storage(), 0, (2**18,)).random_()
+        tensor.untyped_storage().resize_(32)
+        with pytest.raises(DataDependentError, match=UNKNOWN):
+            tensor.sum().item()
+
+
+def test_values_of_all_fakes_are_bounded() -> None:
+    with fake_mode():
+        tensors = [torch.full((2**18,), 2.0) for _ in range(80)]  # a MiB each
+        assert tensors[0].sum().item() == 2.0**19
+        with pytest.raises(DataDependentError, match=UNKNOWN):
+            tensors[-1].sum().item()
+        del tensors[:40]
+        assert torch.full((2**18,), 2.0).sum().item() == 2.0**19
+
+
+def test_zeros_take_no_memory_until_somebody_looks() -> None:
+    with fake_mode():
+        tensors = [torch.zeros(2**18) for _ in range(80)]
+        assert tensors[-1].sum().item() == 0
+        tensors[-1][0] = 3
+        assert tensors[-1].sum().item() == 3
+
+
 @pytest.mark.parametrize(
     "write",
     [
@@ -105,9 +220,10 @@ def test_value_is_forgotten_when_a_fake_is_written_into_it(
         lambda: torch.empty(1),
         lambda: torch.rand(1),
         lambda: torch.randint(3, (1,)),
-        lambda: torch.ones(2, 2).sum(),
-        lambda: torch.tensor([1.0, 2.0])[0],
-        lambda: torch.tensor(1.0) + torch.ones(3).sum(),
+        lambda: torch.empty(2, 2).sum(),
+        lambda: torch.ones(2**20).sum(),
+        lambda: torch.randperm(5)[0],
+        lambda: torch.tensor(1.0) + torch.rand(3).sum(),
         lambda: torch.empty_like(torch.tensor(3.0)),
     ],
 )

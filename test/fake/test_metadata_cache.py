@@ -28,7 +28,7 @@ def empty_cache() -> Iterator[None]:
 
 @pytest.fixture
 def fake() -> torch.Tensor:
-    return fake_like(torch.ones(4, 4))
+    return fake_like(torch.ones(4, 4, device="meta"), device="cpu")
 
 
 def hits_of(fn: Callable[[], object]) -> int:

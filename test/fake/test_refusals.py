@@ -233,17 +233,22 @@ def test_a_refused_call_is_not_recorded() -> None:
     assert torch.equal(materialize_tensor(deferred), wanted)
 
 
+def unknown(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """A fake whose values are not known."""
+    return torch.empty(sizes, dtype=dtype)
+
+
 # Calls that a kernel may or may not refuse, depending on values.
 ACCEPTED: dict[str, Callable[[], Any]] = {
-    "integers divided": lambda: torch.zeros(3, dtype=torch.int64) // torch.zeros(3, dtype=torch.int64),
-    "singular matrix": lambda: torch.linalg.inv(torch.zeros(3, 3)),
-    "index that is too large": lambda: torch.ones(3)[torch.full((3,), 7)],
-    "target that is too large": lambda: nn.functional.nll_loss(torch.ones(3, 3), torch.full((3,), 7)),
-    "negative probabilities": lambda: torch.bernoulli(torch.full((3,), -1.0)),
-    "no probabilities": lambda: torch.multinomial(torch.zeros(3), 1),
-    "pivots": lambda: torch.linalg.lu_solve(*torch.linalg.lu_factor(torch.ones(3, 3)), torch.ones(3, 1)),
-    "unpacked pivots": lambda: torch.lu_unpack(torch.ones(3, 3), torch.zeros(3, dtype=torch.int32)),
-    "lengths": lambda: torch.segment_reduce(torch.ones(6), "sum", lengths=torch.full((2,), 3)),
+    "integers divided": lambda: torch.ones(3).long() // unknown(3, dtype=torch.int64),
+    "singular matrix": lambda: torch.linalg.inv(unknown(3, 3)),
+    "index that is too large": lambda: torch.ones(3)[unknown(3, dtype=torch.int64)],
+    "target that is too large": lambda: nn.functional.nll_loss(torch.ones(3, 3), unknown(3, dtype=torch.int64)),
+    "negative probabilities": lambda: torch.bernoulli(unknown(3)),
+    "no probabilities": lambda: torch.multinomial(unknown(3), 1),
+    "pivots": lambda: torch.linalg.lu_solve(*torch.linalg.lu_factor(unknown(3, 3)), torch.ones(3, 1)),
+    "unpacked pivots": lambda: torch.lu_unpack(torch.ones(3, 3), unknown(3, dtype=torch.int32)),
+    "lengths": lambda: torch.segment_reduce(torch.ones(6), "sum", lengths=unknown(2, dtype=torch.int64)),
     "much memory": lambda: torch.ones(2**20, 2**20).sum(1).expand(2**20, -1).contiguous(),
     "much work": lambda: torch.ones(2**20, 2**20) @ torch.ones(2**20, 2**20),
     "depthwise convolution": lambda: nn.Conv2d(4096, 4096, 3, groups=1024)(torch.ones(8, 4096, 999, 999)),

@@ -103,7 +103,9 @@ def test_output_of_a_kernel_without_a_meta_kernel_is_resized() -> None:
 
 def test_output_whose_shape_depends_on_values_is_refused() -> None:
     with pytest.raises(DataDependentError, match=r"aten::bincount.out"):
-        torch.ops.aten.bincount.out(fake_like(torch.ones(3, dtype=torch.int64)), out=fake_like(torch.empty(0).long()))
+        torch.ops.aten.bincount.out(
+            fake_like(torch.ones(3, device="meta").long(), device="cpu"), out=fake_like(torch.empty(0).long())
+        )
 
 
 def test_storage_is_never_made_smaller_than_its_tensor() -> None:

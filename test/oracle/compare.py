@@ -51,7 +51,7 @@ def world(*, is_fake: bool) -> Iterator[None]:
         torch.cuda.init()
         yield
         return
-    from torchext.dry_run.values import assuming_values
+    from torchext.fake.assumed_values import assuming_values
     from torchext.fake import FakeGPU, fake_mode
 
     with fake_mode(fake_cuda=FakeGPU(GPU)), assuming_values():

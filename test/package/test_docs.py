@@ -45,6 +45,11 @@ from torchext.fake import fake_mode
 from torchext.inference import inference_mode
 
 
+def fake_empty(*sizes: int) -> torch.Tensor:
+    with fake_mode():
+        return torch.empty(sizes)
+
+
 def fake_ones(*shape: int) -> torch.Tensor:
     with fake_mode():
         return torch.ones(*shape)
@@ -147,9 +152,9 @@ OF_PYTORCH: dict[str, Callable[[], object]] = {
 }
 RAISED: dict[str, Callable[[], object]] = {
     **OF_PYTORCH,
-    "`aten::...` needs the values of its arguments, but at least one is a fake tensor": lambda: fake_ones(2).nonzero(),
+    "`aten::...` needs the values of its arguments, but at least one is a fake tensor": lambda: fake_empty(2).nonzero(),
     "This tensor is fake: ... no data to read, write, share or save": lambda: fake_ones(2).data_ptr(),
-    "needs the data of a tensor of shape ..., but this tensor is fake": lambda: fake_ones(2).numpy(),
+    "needs the data of a tensor of shape ..., but this tensor is fake": lambda: fake_empty(2).numpy(),
     "is that of fake tensors and has no data": lambda: fake_ones(2).untyped_storage()[0],
     "`aten::...` was recorded with a real tensor of shape ... that has been changed in place since": (
         lambda: read_of_external(lambda real: real.add_(1))

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ..fake.assumed_values import note_reading, while_values_are_assumed
 from ..tools.leases import Lease
 from ..tools.patching import Make
 from .current import current, while_world_is_open
 from .objects import root_saying
 from .saving import NOT_WRITTEN, holds_fakes
-from .values import note_reading, while_values_are_assumed
 
 __all__ = ["teach_checkpoints"]
 

@@ -14,11 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from ..fake.assumed_values import POLICIES
 from ..fake.gpus import FakeGPU
 from .files import GUARD, STARTUP, Tree, can_guard
 from .pages import page_of, text_of
 from .running import RankReport, run_rank
-from .values import POLICIES
 
 __all__ = ["main"]
 
@@ -58,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--gpu-memory", type=float, metavar="GIB", help="the memory of each GPU, where the model is unknown or another")
     add("--per-node", type=int, default=8, metavar="N", help="how many GPUs and processes a machine has (default: 8)")
     add("--steps", type=int, default=2, metavar="N", help="how many steps of the optimizer to run (default: 2)")
-    add("--values", choices=POLICIES, default="zero", help="what becomes of reading values that do not exist")
+    add("--values", choices=POLICIES, default="assume", help="what becomes of reading values that do not exist")
     add(
         "--keep-files",
         type=Path,

@@ -18,10 +18,10 @@ import torch
 import torch.distributed as dist
 
 from .. import _C
+from ..fake.assumed_values import note_reading, while_values_are_assumed
 from ..tools.dispatch_keys import without_our_keys
 from ..tools.patching import Concerns
 from .current import current, while_world_is_open
-from .values import note_reading, while_values_are_assumed
 
 __all__ = ["teach_distributed_tensors"]
 

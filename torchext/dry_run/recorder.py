@@ -14,8 +14,10 @@ from torch.distributed import distributed_c10d
 from torch.utils.weak import TensorWeakRef
 
 from .. import _C
+from ..fake.assumed_values import assumes_values
 from ..tools.dispatch_keys import without_our_keys
 from ..tools.source_lines import users_frame
+from .agreement import agreed_values
 from .checks import check, tensors_of
 from .collectives import Collective, Place
 from .current import current, while_world_is_open
@@ -99,7 +101,11 @@ class Recorder:
         if self.on_buffers is not None:
             self.on_buffers([t for t in tensors if t.dim() == 1 and not t.requires_grad])
 
+        agreed = agreed_values(operator, arguments, group.size(), group.rank()) if assumes_values() else []
+
         def on_return(results: tuple[Any, ...]) -> None:
+            for written, value in agreed:
+                _C.assume_value(written, value)
             if results and isinstance(results[-1], torch.ScriptObject):
                 work = Work.unbox(results[-1])
                 self._by_work[work] = number

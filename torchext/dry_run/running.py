@@ -17,11 +17,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.flop_counter import FlopCounterMode
 
 from .. import _C
+from ..fake.assumed_values import AssumedValue
 from ..fake.gpus import FakeGPU
 from ..memory import Category, TrackedMemory, track_memory
 from .collectives import GroupSummary, summarize
 from .files import Change
-from .values import AssumedValue
 from .world import World, world
 
 __all__ = ["DevicePeak", "RankReport", "run_rank"]

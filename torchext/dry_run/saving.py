@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 from .. import _C
+from ..fake.assumed_values import note_reading, while_values_are_assumed
 from ..tools.imports import once_imported
 from ..tools.wrappers import storages_of
 from .placeholders import is_placeholder, load_placeholder, save_placeholder, save_safetensors_placeholder
-from .values import note_reading, while_values_are_assumed
 
 __all__ = ["not_writing_fakes"]
 

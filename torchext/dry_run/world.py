@@ -13,6 +13,7 @@ from typing_extensions import Self
 
 from .. import _C
 from ..fake import fake_mode
+from ..fake.assumed_values import AssumedValue, AssumedValues, assuming_values
 from ..fake.gpus import FakeGPU
 from . import compiling, data, ddp_reducer, launchers, process_groups  # noqa: F401  (declares what is replaced)
 from .collectives import Collective, GroupSummary, summarize
@@ -24,7 +25,6 @@ from .nccl import names_of_nccl
 from .recorder import Recorder
 from .saving import not_writing_fakes
 from .store import LonelyStore
-from .values import AssumedValue, AssumedValues, assuming_values
 
 __all__ = ["World", "world"]
 
@@ -173,8 +173,8 @@ def world(
             no group until the program initializes it, as under torchrun.
         trace: Whether the lines of the program that led to collectives are recorded, which takes longer.
         set_device: Whether the GPU of this process is the current device. A real process begins with device 0.
-        values: What becomes of a program that reads values, which fakes do not have: `raise` an error, or `zero`, which
-            answers 0 or false, and yes to whether something is finite. The answers are counted in `World.values`.
+        values: What becomes of a program that reads values that are not known: `raise` an error, or `assume` some,
+            which are counted in `World.values`: docs/dry_run.md, "Values".
         is_launched: Whether the environment says that torchrun has started the process. If not, programs find what they
             find without a launcher: they train alone, or start processes themselves.
 

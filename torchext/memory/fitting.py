@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from ..fake import FakeGPU, fake_mode
+from ..fake.assumed_values import AssumedValue, assuming_values
 from .tracking import TrackedMemory, track_memory
 
 __all__ = ["Fit", "fits", "max_batch"]
@@ -25,6 +26,7 @@ class Fit:
         capacity: The bytes that a program can allocate there.
         memory: What was tracked.
         error: The error of the device, if it did not fit.
+        assumed: Where values were read that do not exist, and what the program found instead.
     """
 
     fits: bool
@@ -32,6 +34,7 @@ class Fit:
     capacity: int
     memory: TrackedMemory
     error: torch.OutOfMemoryError | None = None
+    assumed: list[AssumedValue] = field(default_factory=list)
 
     @property
     def headroom(self) -> int:
@@ -42,7 +45,13 @@ class Fit:
         return self.fits
 
 
-def fits(program: Callable[[], Any], device: str | FakeGPU = "H100-80GB", *, lines: bool = False) -> Fit:
+def fits(
+    program: Callable[[], Any],
+    device: str | FakeGPU = "H100-80GB",
+    *,
+    lines: bool = False,
+    values: str = "raise",
+) -> Fit:
     """Runs `program` on a fake GPU and tells whether it fits there.
 
     Args:
@@ -50,10 +59,12 @@ def fits(program: Callable[[], Any], device: str | FakeGPU = "H100-80GB", *, lin
             allocated in the first. It is called inside of `fake_mode(fake_cuda=device)`, so no GPU is needed.
         device: A description, or the name of one.
         lines: As of `track_memory()`.
+        values: What becomes of reading values that are not known: `raise` an error, or `assume` some, which are listed
+            in `Fit.assumed`.
 
     Raises:
         RuntimeError: There are real CUDA devices: hide them (`CUDA_VISIBLE_DEVICES=`).
-        ValueError: The device is unknown.
+        ValueError: The device is unknown, or the policy for values.
         Exception: What `program` raises, other than `torch.OutOfMemoryError`.
 
     Example:
@@ -64,13 +75,13 @@ def fits(program: Callable[[], Any], device: str | FakeGPU = "H100-80GB", *, lin
     with fake_mode(fake_cuda=gpu):
         if any(torch.cuda.memory_allocated(i) for i in range(gpu.count)):
             gc.collect()  # what another program has left in cycles would count
-    with fake_mode(fake_cuda=gpu), track_memory(lines=lines) as memory:
+    with fake_mode(fake_cuda=gpu), track_memory(lines=lines) as memory, assuming_values(values) as assumed:
         try:
             program()
         except torch.OutOfMemoryError as raised:
             error = raised.with_traceback(None)  # the frames hold what was allocated
     peak = memory.peak(of_reserved=True).reserved if memory.devices else 0
-    return Fit(error is None, peak, gpu.memory - gpu.context, memory, error)
+    return Fit(error is None, peak, gpu.memory - gpu.context, memory, error, assumed.sites)
 
 
 def max_batch(
@@ -80,6 +91,7 @@ def max_batch(
     steps: int = 2,
     multiple_of: int = 1,
     limit: int = 2**20,
+    values: str = "raise",
 ) -> int:
     """Finds the largest batch with which a step fits on a fake GPU.
 
@@ -90,6 +102,7 @@ def max_batch(
         steps: How often the step is run.
         multiple_of: Only multiples of it are tried.
         limit: The largest size that is tried.
+        values: As of `fits()`.
 
     Returns:
         The size, or 0 if not even `multiple_of` fits.
@@ -107,7 +120,7 @@ def max_batch(
             for _ in range(steps):
                 step()
 
-        return bool(fits(program, device))
+        return bool(fits(program, device, values=values))
 
     good, bad = 0, 1
     while bad * multiple_of <= limit and fits_with(bad * multiple_of):

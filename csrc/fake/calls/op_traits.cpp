@@ -28,10 +28,13 @@ constexpr std::array<std::string_view, 12> kLikeTensors{
 
 bool makesLikeTensor(const OperatorHandle& op) {
   const auto& schema = op.schema();
+  if (!isAmong(kLikeTensors, schema.name()) || !takesTensorOptions(schema)) {
+    return false;
+  }
   const auto count = std::count_if(schema.arguments().begin(), schema.arguments().end(), [](const auto& argument) {
     return argument.type()->isSubtypeOf(*c10::TensorType::get());
   });
-  return isAmong(kLikeTensors, schema.name()) && takesTensorOptions(schema) && count == 1;
+  return count == 1;
 }
 
 bool indexesByTensors(const OperatorHandle& op) {

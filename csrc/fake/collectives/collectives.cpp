@@ -117,6 +117,14 @@ bool isOnFakeBackend(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   return fake && communicationBackend(op, arguments, fake->device()) == "fake";
 }
 
+// Set while somebody observes. Observers outlive the process's last call, so that none is destroyed in the midst of
+// one.
+std::atomic<CollectiveObserver*> observer{nullptr};
+
+bool isObserved() noexcept {
+  return observer.load() != nullptr;
+}
+
 // The schemas of c10d declare no writes. As everywhere in PyTorch, an underscore at the end of the name means that the
 // first argument is written.
 void forgetWritten(const OperatorHandle& op, const Stack& arguments) {
@@ -188,11 +196,11 @@ void refuseCollective(const OperatorHandle& op, ArrayRef<IValue> arguments) {
 // fake.
 void runCollective(const OperatorHandle& op, DispatchKeySet below, Stack& stack) {
   const Stack arguments = topOf(stack, op.schema().arguments().size()).vec();
-  {
-    const FakeFactoriesGuard guard;
-    op.redispatchBoxed(below, &stack);
+  const FakeFactoriesGuard guard;
+  op.redispatchBoxed(below, &stack);
+  if (!isObserved()) {
+    forgetWritten(op, arguments);
   }
-  forgetWritten(op, arguments);
 }
 
 void synchronizeForReal(const OperatorHandle& op, Stack& stack) {
@@ -214,10 +222,6 @@ bool takesNestedLists(const OperatorHandle& op) {
                      [&nested](const c10::Argument& argument) { return *argument.type() == *nested; });
 }
 
-// Set while somebody observes. Observers outlive the process's last call, so that none is destroyed in the midst of
-// one.
-std::atomic<CollectiveObserver*> observer{nullptr};
-
 void callObserved(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   const DispatchKeySet below = keys & DispatchKeySet{DispatchKeySet::FULL_AFTER, DispatchKey::BackendSelect};
   CollectiveObserver* const watching = observer.load();
@@ -225,8 +229,10 @@ void callObserved(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
     op.redispatchBoxed(below, stack);
     return;
   }
-  watching->observe(op, topOf(*stack, op.schema().arguments().size()), [&]() -> ArrayRef<IValue> {
+  const Stack arguments = topOf(*stack, op.schema().arguments().size()).vec();
+  watching->observe(op, arguments, [&]() -> ArrayRef<IValue> {
     op.redispatchBoxed(below, stack);
+    forgetWritten(op, arguments);  // before the observer may say what has been written instead
     return topOf(*stack, op.schema().returns().size());
   });
 }

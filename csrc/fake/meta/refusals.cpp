@@ -110,17 +110,6 @@ bool makesTensorsOfNothing(const OperatorHandle& op) {
          });
 }
 
-const c10::KernelFunction& cpuKernelOf(const OperatorHandle& op) {
-  return operatorEntry(op).lookup(DispatchKeySet{DispatchKey::CPU});
-}
-
-// Returns true if the CPU kernel is PyTorch's own. An unboxed kernel is written in C++; kernels that users register in
-// Python are boxed.
-bool isKernelOfPyTorchs(const OperatorHandle& op) {
-  return namespaceOf(op.operator_name()) == "aten" && op.hasComputedKernelForDispatchKey(DispatchKey::CPU) &&
-         (cpuKernelOf(op).isValidUnboxed() || cpuKernelOf(op).isValidSymUnboxed());
-}
-
 bool isOnCuda(ArrayRef<IValue> arguments) {
   return hasTensor(arguments, [](const Tensor& tensor) { return tensor.is_cuda(); });
 }
@@ -139,7 +128,7 @@ bool mixesDevices(ArrayRef<IValue> arguments) {
 }
 
 bool canBeTriedOut(const OperatorHandle& op, ArrayRef<IValue> arguments) {
-  return isKernelOfPyTorchs(op) && !op.hasTag(at::Tag::inplace_view) &&
+  return hasOwnCpuKernel(op) && !op.hasTag(at::Tag::inplace_view) &&
          (!op.hasTag(at::Tag::nondeterministic_seeded) || takesGenerator(op)) && !expectsValues(op) &&
          !hasEffects(op) && mayBeTriedOut(op, arguments) &&
          std::all_of(arguments.begin(), arguments.end(), canStandIn) && !mixesDevices(arguments);

@@ -223,10 +223,16 @@ void resizeFakeStorage(const Storage& storage, std::size_t nbytes) {
     countable->nbytes = nbytes;
     count(storage, *countable);
   }
+  std::shared_ptr<Provenance> outgrown;  // freed after the lock is released, see setProvenance()
   const Locked lock{LockRank::kStorages};
-  if (contextOf(storage) != nullptr) {  // the memory of one that has become real has the size that it has
-    storage.unsafeGetStorageImpl()->set_nbytes(nbytes);
+  FakeStorageContext* context = contextOf(storage);
+  if (context == nullptr) {
+    return;  // it has become real, and has the size that it has
   }
+  if (nbytes > storage.nbytes() && context->keys.empty()) {  // known values; a recording is told
+    std::swap(context->provenance, outgrown);
+  }
+  storage.unsafeGetStorageImpl()->set_nbytes(nbytes);
 }
 
 void labelStorage(const Storage& storage, std::uint8_t label) noexcept {
@@ -252,6 +258,12 @@ std::shared_ptr<Provenance> provenanceOf(const Storage& storage) {
   const Locked lock{LockRank::kStorages};
   const FakeStorageContext* context = contextOf(storage);
   return context == nullptr ? nullptr : context->provenance;
+}
+
+bool hasProvenance(const Storage& storage) noexcept {
+  const Locked lock{LockRank::kStorages};
+  const FakeStorageContext* context = contextOf(storage);
+  return context != nullptr && context->provenance != nullptr;
 }
 
 void setProvenance(const Storage& storage, std::shared_ptr<Provenance> provenance, DispatchKeySet keys) {

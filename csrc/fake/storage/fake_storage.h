@@ -53,6 +53,9 @@ inline bool isSameStorage(const c10::Storage& a, const c10::Storage& b) noexcept
 // Returns what `setProvenance()` last set, or null. Always null for a real storage.
 std::shared_ptr<Provenance> provenanceOf(const c10::Storage& storage);
 
+// Returns true if that is not null.
+bool hasProvenance(const c10::Storage& storage) noexcept;
+
 // Remembers how the bytes come about, and gives `keys` to every tensor on `storage`, now and later. Does nothing to a
 // real storage.
 void setProvenance(const c10::Storage& storage, std::shared_ptr<Provenance> provenance, c10::DispatchKeySet keys);

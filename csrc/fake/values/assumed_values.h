@@ -2,38 +2,84 @@
 
 // NOTE [Assumed values]
 //
-// A program reads a few numbers of its tensors that change nothing of what it would cost: the loss that it prints,
-// whether a gradient is infinite. So that a dry run need not end there, somebody may answer for them. Only a number or
-// a truth value is asked for: where shapes depend on values, no answer would be right.
+// A program reads values of its tensors that change little of what it would cost: the loss that it prints, whether a
+// gradient is infinite, the token that it has generated. So that a dry run need not end there, somebody may answer for
+// them. What is known is never assumed: NOTE [Constants keep their values].
 //
-// The answers have to fit together: if the program is told that an index is 0, the index plus 8 is 8. So an operator on
-// tensors of one element, some of which are not known, is run on zeros in their places, and what it makes has an
-// assumed value (NOTE [Constants keep their values]). It is not a known one: whoever reads it is answered, and counted.
+// A value is assumed where it comes about, not where it is read, so that answers fit together: if the program is told
+// that an index is 0, the index plus 8 is 8. What is read of floating-point numbers is kAssumedNumber, of integers 0,
+// and of a truth value false. A tensor of several truth values is taken for a mask of which all elements count, which
+// is the most that a program can select. Then
+//
+//   * an operator on small tensors, some of which are not known, is run with these in their places where it makes
+//     integers, truth values or one number, and what it makes has assumed values;
+//   * an elementwise operator that makes truth values is run for one element where tensors are large, so that
+//     `(x != x).any()` is false and `(x == x).all()` is true;
+//   * indices that sorting, selecting and sampling make are those of NOTE [Assumed indices];
+//   * small integers that are drawn are drawn, by a generator of ours.
+//
+// Whoever reads such a value is answered, and the answer is noted; and so is a shape that depends on one.
 
+#include <cstddef>
 #include <optional>
+#include <string>
 
+#include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <c10/core/ScalarType.h>
-#include <c10/util/FunctionRef.h>
 #include <torchext/macros.h>
 
 namespace torchext {
 
-// Returns the number that is to be taken for a value of `dtype` that `op` reads, or nothing. `computed` is what follows
-// from earlier answers, if something does.
-using Assumption = std::optional<double> (*)(const c10::OperatorHandle& op,
-                                             c10::ScalarType dtype,
-                                             std::optional<double> computed);
+// A positive number that all floating-point dtypes have, and of which there is a logarithm.
+constexpr double kAssumedNumber = 0.125;
 
-// Lets `assumption` answer from now on, on all threads; nobody if it is null.
-TORCHEXT_API void setAssumption(Assumption assumption) noexcept;
+// Answers for values, on all threads.
+class TORCHEXT_API Assumptions {
+ public:
+  Assumptions() = default;
+  Assumptions(const Assumptions&) = delete;
+  Assumptions& operator=(const Assumptions&) = delete;
+  Assumptions(Assumptions&&) = delete;
+  Assumptions& operator=(Assumptions&&) = delete;
+  virtual ~Assumptions() = default;
+
+  // Returns the number that is to be taken for a value of `dtype` that `op` reads. `computed` is what follows from what
+  // has been assumed before, if something does.
+  virtual double answer(const c10::OperatorHandle& op, c10::ScalarType dtype, std::optional<double> computed) = 0;
+
+  // Is told of a shape that depends on assumed values.
+  virtual void note(const c10::OperatorHandle& op, const std::string& shape) = 0;
+};
+
+// Lets `assumptions`, which are never destroyed, answer from now on; nobody if it is null.
+TORCHEXT_API void setAssumptions(Assumptions* assumptions) noexcept;
 
 // Returns true if somebody answers.
 bool assumesValues() noexcept;
 
-// If `op` reads one number or truth value, and somebody answers for it, replaces the arguments on top of `stack` by the
-// answer and returns true.
-bool assumeValue(const c10::OperatorHandle& op, torch::jit::Stack& stack);
+// Returns a real tensor on the CPU with values for the small `fake`: its own, known or assumed, or the default ones.
+TORCHEXT_API at::Tensor assumedValueOf(const at::Tensor& fake);
+
+// Makes `value` the assumed value of `fake`, which may be a part of its storage. Does nothing if that is large.
+TORCHEXT_API void assumeValue(const at::Tensor& fake, const at::Tensor& value);
+
+// If `op` reads values of the arguments on top of `stack`, and somebody answers for them, replaces the arguments by the
+// results and returns true.
+bool assumeValues(const c10::OperatorHandle& op, torch::jit::Stack& stack);
+
+// Returns how many elements of the mask `mask` are taken to count, or nothing if nobody answers.
+std::optional<std::int64_t> assumedCount(const c10::OperatorHandle& op, const at::Tensor& mask);
+
+// Returns true if values may be assumed for what a call has made or written: it is about integers, truth values or
+// single numbers. Cheap.
+bool mayBeAssumed(c10::ArrayRef<c10::IValue> results);
+
+// To be called after a fake call of `op` has made `results`, where not all values of the arguments are known. Gives
+// what the call has made and written assumed values and returns true, if it can.
+bool assumeResults(const c10::OperatorHandle& op,
+                   c10::ArrayRef<c10::IValue> arguments,
+                   c10::ArrayRef<c10::IValue> results);
 
 }  // namespace torchext

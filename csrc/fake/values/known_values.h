@@ -2,15 +2,19 @@
 
 // NOTE [Constants keep their values]
 //
-// `torch.tensor(3.0)` is fake inside fake_mode(), but its value is known, and programs rely on it: optimizers read
-// their step counters with `item()`. So a fake storage of at most kMaxKnownBytes may have a known value, in real memory
-// on the CPU, whatever device the fake claims:
+// `torch.tensor([3, 1, 2])` is fake inside fake_mode(), but its values are known, and programs rely on them: optimizers
+// read their step counters with `item()`, others cut a batch to its longest sequence, or look for the tokens that stand
+// for images. So a fake storage of at most kMaxKnownBytes may have known values, in real memory on the CPU, whatever
+// device the fake claims:
 //
-//   * `torch.tensor()` and factories (except `empty` and random ones) give it one if they make one element;
-//   * `fake_like()` and the copies of fakes take over that of a storage of one element;
+//   * `torch.tensor()`, factories (except `empty` and random ones) and fills (`zero_`) give it some;
+//   * `fake_like()` and the copies of real tensors and of fakes take over theirs;
 //   * an operator whose tensor arguments are all known is also run on the values: what it writes and makes is known,
 //     too, and it may read values (`item`, `equal`, `nonzero`);
-//   * any other operator that writes to the storage makes the value unknown.
+//   * any other operator that writes to the storage makes the values unknown.
+//
+// All together take at most kMaxKnownBytesOfAll: what is made while they do is unknown, unless it takes kFewBytes.
+// Zeros and ones take none until somebody looks.
 //
 // While deferred_init records, it keeps the values itself: none become known here.
 
@@ -21,47 +25,57 @@
 #include <ATen/core/stack.h>
 #include <torchext/macros.h>
 
+#include "known_bytes.h"
+
 namespace torchext {
-
-constexpr std::size_t kMaxKnownBytes = 16;  // one element of the widest dtype
-
-// Returns true if the storage of `fake` is so small that its value may be known. Cheap.
-bool mayBeKnown(const at::Tensor& fake) noexcept;
-
-// Returns true if each tensor in `results` has one element.
-bool haveOneElement(c10::ArrayRef<c10::IValue> results);
 
 // Makes `value` the known value of `fake`, which is alone on its storage. Does nothing if it is too large.
 void rememberValue(const at::Tensor& fake, const at::Tensor& value);
 
-// Gives the storage of `fake` the bytes of `source`, of which `fake` is a copy, if both storages consist of one element
-// and the bytes are known: `source` is real, or a fake with a known or assumed value.
+// Gives the storage of `fake` the bytes of `source`, of which `fake` is a copy, if these are known: `source` is real
+// and on the CPU or of one element, or a fake with known or assumed values. Does nothing if `fake` has values.
 TORCHEXT_API void copyValue(const at::Tensor& fake, const at::Tensor& source);
 
-// Returns a real tensor on the CPU with the value of `fake`, or an undefined one if it is not known.
+// Returns a real tensor on the CPU with the values of `fake`, whose memory is theirs, or an undefined one if they are
+// not known.
 TORCHEXT_API at::Tensor knownValueOf(const at::Tensor& fake);
 
-// If `op` indexes unknown values with masks whose values are known, replaces these masks in `arguments` by the integers
-// that they stand for, as `expandTensors()` does (IndexingUtils.h).
-void expandKnownMasks(const c10::OperatorHandle& op, torch::jit::Stack& arguments);
+// Returns true if known values may be kept for what `op` makes and writes. While deferred_init records, the recording
+// has them.
+bool canRunOnValues(const c10::OperatorHandle& op);
 
-// Returns true if all values in `arguments` that `op` looks at are known. It does not look at an `out`.
+// Returns true if all values in `arguments` that `op` looks at are known. It does not look at an `out`, nor at what it
+// overwrites.
 bool areValuesKnown(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
+
+// Returns true if the call writes all of the storage of `tensor`, its argument at `position`, and reads nothing of it.
+bool overwritesStorage(const c10::OperatorHandle& op, std::size_t position, const at::Tensor& tensor);
+
+// Returns true or false for an operator that makes or writes nothing but ones or zeros.
+std::optional<bool> fillOf(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
+
+// Runs `op` on the CPU with `value_of` in place of each tensor in `arguments`, and returns its results. A factory gets
+// stand-ins, of which only the metadata matter.
+torch::jit::Stack runOn(const c10::OperatorHandle& op,
+                        c10::ArrayRef<c10::IValue> arguments,
+                        at::Tensor (*value_of)(const at::Tensor& tensor));
+
+// Returns true for a fake that shares its storage with none of `arguments`, of which a call has made it.
+bool isMadeByCall(const at::Tensor& result, c10::ArrayRef<c10::IValue> arguments);
+
+// Gives those of `results` that a call of `arguments` has made the values in `values`.
+void giveValues(c10::ArrayRef<c10::IValue> results,
+                c10::ArrayRef<c10::IValue> values,
+                c10::ArrayRef<c10::IValue> arguments,
+                ValueKind kind);
+
+// The same for a call whose results may be large. Raises DataDependentError if they are too large to compute.
+torch::jit::Stack runLimited(const c10::OperatorHandle& op,
+                             c10::ArrayRef<c10::IValue> arguments,
+                             at::Tensor (*value_of)(const at::Tensor& tensor));
 
 // Runs `op` on the values of `arguments`, which are known, and returns its results, which are on the CPU. Instead of an
 // `out`, it writes to another tensor like it.
 torch::jit::Stack runOnValues(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
-
-// Returns the assumed value of `fake` as a number, if it has one.
-std::optional<double> assumedValue(const at::Tensor& fake);
-
-// Forgets the known values of the fakes in `tensors`, to which something else has written.
-void forgetValues(const c10::IValue& tensors);
-
-// To be called after a fake call of `op` has made `results`: runs `op` on the values, too, if they are known, and
-// otherwise forgets the values of what it has written.
-void followValues(const c10::OperatorHandle& op,
-                  c10::ArrayRef<c10::IValue> arguments,
-                  c10::ArrayRef<c10::IValue> results);
 
 }  // namespace torchext

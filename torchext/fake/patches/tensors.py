@@ -160,13 +160,19 @@ def _patch_reads() -> None:
 
 
 def _sharing_memory(original: Callable[..., Any], name: str, error: type[Exception]) -> Callable[..., Any]:
-    """Makes a deferred tensor real before `original` hands out an array that shares its memory."""
+    """Makes a deferred tensor real before `original` hands out an array that shares its memory.
+
+    An array of known values shares theirs, as long as they are known.
+    """
 
     def share(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if is_fake_tensor(self) and _C.is_deferred(self):
             _C.materialize([self])
         if is_fake_tensor(self):
-            raise error(no_data(f"{name}()", self))
+            known = _C.known_value(self) if self.device.type == "cpu" and name != "__dlpack__" else None
+            if known is None:
+                raise error(no_data(f"{name}()", self))
+            return original(known.requires_grad_(self.requires_grad), *args, **kwargs)
         return original(self, *args, **kwargs)
 
     return share

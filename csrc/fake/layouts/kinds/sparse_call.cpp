@@ -23,7 +23,7 @@
 #include "../../meta/meta_call.h"
 #include "../../storage/fake_factories.h"
 #include "../../storage/fake_storage.h"
-#include "../../values/known_values.h"
+#include "../../values/follow_values.h"
 #include "../layout.h"
 #include "sparse_fakes.h"
 #include "sparse_remedies.h"

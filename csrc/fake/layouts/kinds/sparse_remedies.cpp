@@ -15,7 +15,7 @@
 
 #include "../../../support/stack_utils.h"
 #include "../../meta/meta_call.h"
-#include "../../values/known_values.h"
+#include "../../values/follow_values.h"
 #include "sparse_fakes.h"
 
 namespace torchext {

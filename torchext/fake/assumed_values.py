@@ -1,8 +1,9 @@
-"""Values that do not exist, and what a program is told when it reads them: NOTE [Assumed values].
+"""Values that do not exist, and what a program finds that reads them: NOTE [Assumed values].
 
-With the policy `zero` a number that is read is 0, and a truth value is false: a loss of 0.0 in the log, no infinity in
-a gradient. Where the line asks whether something is finite, or whether two tensors are equal, the answer is yes. Each
-place that reads one is counted, so that what the run took for granted can be looked through.
+With the policy `assume` a floating-point number that is read is 0.125, an integer 0, and a truth value false, unless
+they follow from values that are known or have been assumed before. Where the line asks whether something is finite, or
+whether two tensors are equal, the answer is yes. Each place that reads one is counted, so that what the run took for
+granted can be looked through.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import linecache
 import os
 import sys
 import sysconfig
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -27,18 +29,28 @@ from ..tools.dispatch_keys import without_our_keys
 from ..tools.leases import Lease
 from ..tools.source_lines import users_frame
 
-__all__ = ["AssumedValue", "AssumedValues", "assuming_values", "note_reading", "while_values_are_assumed"]
+__all__ = [
+    "AssumedValue",
+    "AssumedValues",
+    "assumes_values",
+    "assuming_values",
+    "note_reading",
+    "while_values_are_assumed",
+]
 
-POLICIES = ("zero", "raise")
+POLICIES = ("assume", "raise")
 
 # Whose functions call kernels for dispatch modes.
 OF_MODES = {
     str(Path(torch.__file__).parent / name)
     for name in ("_compile.py", "_ops.py", "_dynamo/eval_frame.py", "utils/_stats.py", "utils/flop_counter.py")
 } | {
-    str(Path(__file__).parents[1] / "fake" / "patches" / name)
+    str(Path(__file__).parent / "patches" / name)
     for name in ("tensors.py", "python_data.py")  # call operators for them before 2.13, and patch what reads
 }
+
+# How many different answers a report shows for one place.
+MOST_ANSWERS = 3
 
 # Where Python has its own modules, and what the folders are called that it has packages in: an environment may be on
 # top of another one.
@@ -57,7 +69,7 @@ class AssumedValue:
         line: The line of the program, not of a package, `file:line in function`.
         reader: The innermost function of Python that asked, which may be PyTorch's.
         operator: The operator that reads.
-        answer: What it was told.
+        answer: What it found; where it has read often, the first few answers.
         count: How often.
     """
 
@@ -77,29 +89,47 @@ class AssumedValues:
 
     def __init__(self) -> None:
         self.latest: AssumedValue | None = None
-        self._counts: Counter[tuple[str, str, str, str]] = Counter()
+        self._counts: Counter[tuple[str, str, str]] = Counter()
+        self._answers: dict[tuple[str, str, str], dict[str, None]] = {}
 
     @property
     def sites(self) -> list[AssumedValue]:
         """Where values were read, the most often first."""
-        return [AssumedValue(*site, count) for site, count in self._counts.most_common()]
+        return [self._value(site, count) for site, count in self._counts.most_common()]
 
     def answer(self, operator: str, dtype: torch.dtype, computed: float | None) -> float:
-        """The number that stands for a value of `dtype`, of which `computed` may follow from earlier answers."""
+        """The number that stands for a value of `dtype`; `computed`, if that follows from what was assumed before."""
         frame = _reader(sys._getframe(1))
         value = computed
         if value is None:
-            value = 1.0 if operator == "aten::equal" or _asks_whether_sound(frame) else 0.0
+            value = 1.0 if operator == "aten::equal" or _asks_whether_sound(frame) else _default(dtype)
         shown = str(bool(value)) if dtype is torch.bool else str(int(value) if not dtype.is_floating_point else value)
         self.note(operator, shown, frame)
         return value
 
+    def note_shape(self, operator: str, shape: str) -> None:
+        """Counts a shape that depends on assumed values."""
+        self.note(operator, shape, _reader(sys._getframe(1)))
+
     def note(self, operator: str, answer: str, frame: FrameType) -> None:
         """Counts one reading."""
         user = _programs_frame()
-        site = "" if user is None else _place(user), _place(frame), operator, answer
+        site = "" if user is None else _place(user), _place(frame), operator
         self._counts[site] += 1
-        self.latest = AssumedValue(*site, self._counts[site])
+        answers = self._answers.setdefault(site, {})
+        if len(answers) <= MOST_ANSWERS:
+            answers[answer] = None
+        self.latest = replace(self._value(site, self._counts[site]), answer=answer)
+
+    def _value(self, site: tuple[str, str, str], count: int) -> AssumedValue:
+        answers = list(self._answers[site])
+        shown = ", ".join(answers[:MOST_ANSWERS]) + (", ..." if len(answers) > MOST_ANSWERS else "")
+        line, reader, operator = site
+        return AssumedValue(line, reader, operator, shown, count)
+
+
+def _default(dtype: torch.dtype) -> float:
+    return float(_C.ASSUMED_NUMBER) if dtype.is_floating_point or dtype.is_complex else 0.0
 
 
 def _programs_frame() -> FrameType | None:
@@ -139,15 +169,21 @@ def note_reading(operator: str, answer: str, frame: FrameType) -> None:
         _assumed[-1].note(operator, answer, _reader(frame))
 
 
+def assumes_values() -> bool:
+    """Returns true if somebody assumes values now."""
+    return bool(_assumed)
+
+
 while_values_are_assumed = Lease("a dry run answers for values that do not exist")
 
 
 @contextmanager
-def assuming_values(policy: str = "zero") -> Iterator[AssumedValues]:
+def assuming_values(policy: str = "assume") -> Iterator[AssumedValues]:
     """Lets programs read values of fakes in the block, on all threads.
 
     Args:
-        policy: `zero`, or `raise`, with which reading values raises an error as it does elsewhere.
+        policy: `assume`, or `raise`, with which reading values that are not known raises an error as it does
+            elsewhere. `zero` is the old name of `assume`, and deprecated.
 
     Yields:
         What has been read so far.
@@ -155,6 +191,9 @@ def assuming_values(policy: str = "zero") -> Iterator[AssumedValues]:
     Raises:
         ValueError: There is no such policy.
     """
+    if policy == "zero":
+        warnings.warn("The policy `zero` is called `assume` now.", FutureWarning, stacklevel=3)
+        policy = "assume"
     if policy not in POLICIES:
         raise ValueError(f"The policy for values was expected to be one of {', '.join(POLICIES)}, but is {policy!r}.")
     values = AssumedValues()
@@ -162,32 +201,50 @@ def assuming_values(policy: str = "zero") -> Iterator[AssumedValues]:
         yield values
         return
     _assumed.append(values)
-    _C.assume_values(values.answer)
+    _C.assume_values(values.answer, values.note_shape)
     try:
         with while_values_are_assumed.hold():
             yield values
     finally:
         _assumed.remove(values)
-        _C.assume_values(_assumed[-1].answer if _assumed else None)
+        if _assumed:
+            _C.assume_values(_assumed[-1].answer, _assumed[-1].note_shape)
+        else:
+            _C.assume_nothing()
 
 
 def _patch_reads() -> None:
     for name in ("tolist", "numpy", "__array__"):
         while_values_are_assumed.patch(
-            torch.Tensor, name, partial(_reading_zeros, name=name), "reads memory without calling an operator"
+            torch.Tensor, name, partial(_reading_values, name=name), "reads memory without calling an operator"
         )
 
 
-def _reading_zeros(original: Callable[..., Any], name: str) -> Callable[..., Any]:
+def _reading_values(original: Callable[..., Any], name: str) -> Callable[..., Any]:
     def read(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         is_fake = isinstance(self, torch.Tensor) and _C.is_fake(self) and not _C.is_deferred(self)
         if not is_fake or not _assumed or self.layout is not torch.strided:
             return original(self, *args, **kwargs)
-        _assumed[-1].note(f"Tensor.{name}", "zeros", _reader(sys._getframe(1)))
+        if name != "tolist" and self.device.type != "cpu":
+            raise TypeError(
+                f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host "
+                "memory first."
+            )
+        value, is_known = _C.value_for_reading(self)
+        if not is_known:
+            _assumed[-1].note(f"Tensor.{name}", _shown(value), _reader(sys._getframe(1)))
         with without_our_keys():
-            return original(torch.zeros(self.shape, dtype=self.dtype), *args, **kwargs)
+            return original(value.detach().requires_grad_(self.requires_grad), *args, **kwargs)
 
     return read
+
+
+def _shown(value: torch.Tensor) -> str:
+    """A few numbers as they are."""
+    if value.numel() > 8:
+        return f"{value.numel()} numbers"
+    with without_our_keys():
+        return str(value.tolist())
 
 
 while_values_are_assumed.declare(_patch_reads)

@@ -1,0 +1,199 @@
+#include "follow_values.h"
+
+#include <iterator>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/enum_tag.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/irange.h>
+#include <torchext/fake_tensor.h>
+
+#include "../../support/stack_utils.h"
+#include "../calls/hidden_keys.h"
+#include "../calls/op_traits.h"
+#include "../calls/recording.h"
+#include "../storage/fake_factories.h"
+#include "../storage/fake_storage.h"
+#include "assumed_values.h"
+#include "known_values.h"
+#include "value_shapes.h"
+
+namespace torchext {
+
+using at::Tensor;
+using c10::ArrayRef;
+using c10::IValue;
+using c10::OperatorHandle;
+using torch::jit::Stack;
+
+namespace {
+
+bool isMaskDtype(c10::ScalarType dtype) {
+  return dtype == c10::kBool || dtype == c10::kByte;
+}
+
+// Returns how many elements `mask` selects, or nothing if that is not known, nor assumed.
+std::optional<int64_t> countSelected(const OperatorHandle& op, const Tensor& mask) {
+  if (const Tensor value = valueOf(mask); value.defined()) {
+    const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+    return value.count_nonzero().item().toLong();
+  }
+  return isFake(mask) ? assumedCount(op, mask) : std::nullopt;
+}
+
+std::vector<Tensor> writtenWithValues(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  std::vector<Tensor> written;
+  if (op.hasTag(at::Tag::inplace_view)) {
+    return written;  // metadata only
+  }
+  const Stack stack(arguments.begin(), arguments.end());
+  for (const auto i : c10::irange(arguments.size())) {
+    if (writesArgument(op, stack, i)) {
+      forEachTensor(arguments[i], [&written](const Tensor& tensor) {
+        if (isFake(tensor) && hasProvenance(tensor.storage())) {
+          written.push_back(tensor);
+        }
+      });
+    }
+  }
+  return written;
+}
+
+// Gives what the call overwrites bytes, so that it has those that are written.
+std::vector<Tensor> expectOverwrites(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  std::vector<Tensor> expecting;
+  for (const auto i : c10::irange(arguments.size())) {
+    if (isWritten(op.schema().arguments()[i])) {
+      forEachTensor(arguments[i], [&](const Tensor& tensor) {
+        if (isFake(tensor) && !hasValue(tensor) && overwritesStorage(op, i, tensor)) {
+          makeBytes(tensor, ValueKind::kKnown);
+          expecting.push_back(tensor);
+        }
+      });
+    }
+  }
+  return expecting;
+}
+
+bool isAllOnCpu(ArrayRef<IValue> values) {
+  return !hasTensor(values, [](const Tensor& value) { return !value.is_cpu(); });
+}
+
+// Runs `op` on the known values. Returns nothing if the CPU kernel raises, but the fakes are on another device, whose
+// kernel might not.
+std::optional<Stack> tryRunOnKnown(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
+  try {
+    return runOn(op, arguments, [](const Tensor& tensor) { return valueOf(tensor); });
+  } catch (const c10::Error&) {
+    if (isAllOnCpu(arguments) && isAllOnCpu(results)) {
+      throw;
+    }
+    return std::nullopt;
+  }
+}
+
+void forget(const std::vector<Tensor>& tensors) {
+  for (const Tensor& tensor : tensors) {
+    forgetValues(tensor);
+  }
+}
+
+// Zeros and ones are kept as such. Returns false if the call makes or writes something else.
+bool followFill(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
+  const auto fill = results.size() == 1 && results.front().isTensor() ? fillOf(op, arguments) : std::nullopt;
+  if (!fill) {
+    return false;
+  }
+  const Tensor& filled = results.front().toTensor();
+  // -0.0 is what a fill of a tensor whose negative bit is set leaves in memory.
+  if (filled.is_neg() || !(isMadeByCall(filled, arguments) || overwritesStorage(op, 0, filled))) {
+    return false;
+  }
+  setFill(filled, *fill);
+  return true;
+}
+
+// Returns false if the values of what the call has made and written are not known.
+bool followKnown(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
+  if (!canRunOnValues(op) || !areSmall(results)) {
+    return false;
+  }
+  if (followFill(op, arguments, results)) {
+    return true;
+  }
+  if (!areValuesKnown(op, arguments)) {
+    return false;
+  }
+  const std::vector<Tensor> overwritten = expectOverwrites(op, arguments);
+  const std::optional<Stack> values = tryRunOnKnown(op, arguments, results);
+  if (!values) {
+    forget(overwritten);
+    return false;
+  }
+  giveValues(results, *values, arguments, ValueKind::kKnown);
+  return true;
+}
+
+}  // namespace
+
+void expandMasks(const OperatorHandle& op, Stack& arguments) {
+  const std::size_t count = op.schema().arguments().size();
+  const bool has_fake = hasTensor(topOf(arguments, count), [](const Tensor& tensor) { return isFake(tensor); });
+  if (!has_fake || isRecording() || areValuesKnown(op, topOf(arguments, count))) {
+    return;  // it is run for real, or the values of the result become known
+  }
+  IValue& indices = torch::jit::peek(arguments, 1, count);
+  const Tensor self = torch::jit::peek(arguments, 0, count).toTensor();
+  c10::List<std::optional<Tensor>> expanded;
+  int64_t dim = 0;
+  for (const IValue& element : indices.toListRef()) {
+    const Tensor index = element.isNone() ? Tensor{} : element.toTensor();
+    if (!index.defined() || !isMaskDtype(index.scalar_type())) {
+      expanded.push_back(index.defined() ? std::optional{index} : std::nullopt);
+      ++dim;
+      continue;
+    }
+    if (dim + index.dim() > self.dim() || !index.sizes().equals(self.sizes().slice(
+                                              static_cast<std::size_t>(dim), static_cast<std::size_t>(index.dim())))) {
+      return;  // does not fit
+    }
+    const auto selected = countSelected(op, index);
+    if (!selected) {
+      return;
+    }
+    const FakeFactoriesGuard guard;
+    for (int64_t i = 0; i < index.dim(); ++i, ++dim) {
+      expanded.push_back(at::empty({*selected}, at::TensorOptions(c10::kLong).device(index.device())));
+    }
+  }
+  indices = std::move(expanded);
+}
+
+bool answerForValues(const OperatorHandle& op, Stack& stack) {
+  const std::size_t count = op.schema().arguments().size();
+  if (isRecording()) {
+    return false;
+  }
+  auto results = resultsBySizes(op, topOf(stack, count), [](const Tensor& tensor) { return valueOf(tensor); });
+  if (!results) {
+    return assumeValues(op, stack);
+  }
+  torch::jit::drop(stack, count);
+  std::move(results->begin(), results->end(), std::back_inserter(stack));
+  return true;
+}
+
+void followValues(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
+  const std::vector<Tensor> written = writtenWithValues(op, arguments);
+  const bool makes = hasTensor(results, [&](const Tensor& result) { return isMadeByCall(result, arguments); });
+  const bool writes = !written.empty() || op.schema().is_mutable();
+  const bool checks = results.empty();  // `_linalg_check_errors` raises an error, or does nothing
+  if ((makes || writes || checks) && !followKnown(op, arguments, results) && !assumeResults(op, arguments, results)) {
+    forget(written);
+  }
+}
+
+}  // namespace torchext

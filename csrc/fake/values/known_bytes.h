@@ -1,0 +1,61 @@
+#pragma once
+
+// The bytes that are known of fake storages: NOTE [Constants keep their values], NOTE [Assumed values]. Safe to call
+// from several threads; those that write to one tensor at once must order their calls, as with real memory.
+
+#include <cstddef>
+#include <cstdint>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <c10/util/ArrayRef.h>
+#include <torchext/macros.h>
+
+namespace torchext {
+
+constexpr std::size_t kMaxKnownBytes = std::size_t{1} << 20;        // of one storage
+constexpr std::size_t kMaxKnownBytesOfAll = std::size_t{64} << 20;  // of all storages,
+constexpr std::size_t kFewBytes = 1024;                             // but for those of so few bytes
+
+// Where values come from.
+enum class ValueKind : std::uint8_t { kKnown, kAssumed };
+
+// Returns true if the storage of `tensor` and its elements are few enough for values. Cheap.
+bool isSmall(const at::Tensor& tensor) noexcept;
+
+// The same for all tensors in `values`.
+bool areSmall(c10::ArrayRef<c10::IValue> values);
+
+// Returns true if `fake` has known or assumed values. Takes the lock of the storages if it is small.
+bool hasValue(const at::Tensor& fake) noexcept;
+
+// Returns a real tensor on the CPU with the values of `tensor`, which shares their memory, or an undefined one if there
+// are none. Those that are assumed count if `accepted` says so. A real tensor on the CPU has its own.
+TORCHEXT_API at::Tensor valueOf(const at::Tensor& tensor, ValueKind accepted = ValueKind::kKnown);
+
+// Copies the bytes of `source`, which has the geometry and the storage size of `fake`, if there are any.
+void copyBytes(const at::Tensor& fake, const at::Tensor& source);
+
+// Gives `fake`, which is alone on its storage, the values of `value`. Does nothing if they are too many.
+void setValue(const at::Tensor& fake, const at::Tensor& value, ValueKind kind);
+
+// Makes each element of `fake`, which covers its storage, zero or one. Takes no memory until somebody looks.
+void setFill(const at::Tensor& fake, bool value);
+
+// Gives the storage of `fake`, which has no values, zeros, so that others can be written. Does nothing if they are too
+// many.
+void makeBytes(const at::Tensor& fake, ValueKind kind);
+
+// What is known of `fake` has been written with assumed values, and is assumed from now on.
+void markAssumed(const at::Tensor& fake);
+
+// Makes `element`, a real tensor of one element, the assumed value of each element of `fake`, however many these are.
+void setEachElement(const at::Tensor& fake, const at::Tensor& element);
+
+// Returns what setEachElement() has set, or an undefined tensor.
+at::Tensor eachElementOf(const at::Tensor& fake);
+
+// Forgets the values of the fakes in `tensors`, to which something else has written.
+void forgetValues(const c10::IValue& tensors);
+
+}  // namespace torchext

@@ -1,0 +1,81 @@
+#include "value_shapes.h"
+
+#include <string>
+#include <vector>
+
+#include <ATen/ExpandUtils.h>
+#include <ATen/ops/_pack_padded_sequence.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include "../../support/stack_utils.h"
+#include "../calls/hidden_keys.h"
+#include "../storage/fake_factories.h"
+#include "known_bytes.h"
+
+namespace torchext {
+
+using at::Tensor;
+using c10::ArrayRef;
+using c10::IValue;
+using c10::OperatorHandle;
+using torch::jit::Stack;
+
+namespace {
+
+Tensor fakeOf(c10::IntArrayRef sizes, const at::TensorOptions& options) {
+  const FakeFactoriesGuard guard;
+  return at::empty(sizes, options);
+}
+
+// A mask may be broadcast to what it selects from.
+std::optional<Stack> selected(const Tensor& self, const Tensor& mask, const Tensor& value) {
+  const auto sizes = at::infer_size(self.sizes(), mask.sizes());
+  int64_t count = 0;
+  {
+    const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+    count = value.expand(sizes).count_nonzero().item().toLong();
+  }
+  return Stack{fakeOf({count}, self.options())};
+}
+
+// The lengths also tell how many sequences each step has.
+std::optional<Stack> packed(const Tensor& input, const Tensor& lengths, bool batch_first) {
+  Tensor steps;
+  {
+    const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+    const Tensor like = at::zeros({input.size(0), input.size(1), 1}, at::TensorOptions(c10::kByte));
+    steps = std::get<1>(at::_pack_padded_sequence(like, lengths, batch_first));
+  }
+  std::vector<int64_t> sizes = input.sizes().slice(1).vec();
+  {
+    const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+    sizes.front() = steps.sum().item().toLong();
+  }
+  const Tensor batch_sizes = fakeOf(steps.sizes(), at::TensorOptions(c10::kLong));
+  setValue(batch_sizes, steps, ValueKind::kKnown);
+  return Stack{fakeOf(sizes, input.options()), batch_sizes};
+}
+
+}  // namespace
+
+std::optional<Stack> resultsBySizes(const OperatorHandle& op,
+                                    ArrayRef<IValue> arguments,
+                                    Tensor (*value_of)(const Tensor& tensor)) {
+  const std::string& name = op.schema().name();
+  const bool selects = name == "aten::masked_select" && op.schema().overload_name().empty();
+  if (!selects && name != "aten::_pack_padded_sequence") {
+    return std::nullopt;
+  }
+  const Tensor& read = arguments[1].toTensor();
+  const Tensor value = isSmall(read) ? value_of(read) : Tensor{};
+  if (!value.defined()) {
+    return std::nullopt;
+  }
+  const Tensor& self = arguments.front().toTensor();
+  return selects ? selected(self, read, value) : packed(self, value, arguments[2].toBool());
+}
+
+}  // namespace torchext

@@ -1,0 +1,157 @@
+"""Values that are not known are assumed where they come about, if somebody answers: NOTE [Assumed values]."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import nn
+
+from torchext.fake import DataDependentError, fake_mode, is_fake
+from torchext.fake.assumed_values import AssumedValues, assuming_values
+from torchext.memory import fits, max_batch
+
+
+@pytest.fixture
+def assumed() -> Iterator[AssumedValues]:
+    with fake_mode(fake_cuda=True), assuming_values() as values:
+        yield values
+
+
+def unknown(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(sizes, dtype=dtype, device="cuda")
+
+
+LARGE = (2000, 1000)
+
+
+@pytest.mark.parametrize(
+    ("read", "answer"),
+    [
+        (lambda: unknown().item(), 0.125),
+        (lambda: unknown(1, dtype=torch.int64).item(), 0),
+        (lambda: bool(unknown(1, dtype=torch.bool)), False),
+        (lambda: unknown(2, 2).tolist(), [[0.125, 0.125], [0.125, 0.125]]),
+        (lambda: torch.tensor([unknown(), unknown()]).tolist(), [0.125, 0.125]),
+        (lambda: (unknown(dtype=torch.int64) + 8).item(), 8),
+        (lambda: unknown(*LARGE).isnan().any().item(), False),
+        (lambda: unknown(*LARGE).isinf().any().item(), False),
+        (lambda: unknown(*LARGE).isfinite().all().item(), True),
+        (lambda: (unknown(*LARGE) != 0).sum().item(), math.prod(LARGE)),
+        (lambda: unknown(*LARGE).any().item(), True),
+        (lambda: unknown(5).any().item(), True),
+        (lambda: torch.allclose(unknown(3), unknown(3)), True),
+        (lambda: math.log(unknown(4).mean().item()) < 0, True),
+        (lambda: sorted(torch.randperm(7).tolist()), list(range(7))),
+        (lambda: set(torch.randint(3, 5, (50,)).tolist()), {3, 4}),
+        (lambda: unknown(2, 50).argmax(-1).tolist(), [25, 26]),
+        (lambda: unknown(6, 4).topk(2).indices.flatten().bincount().tolist(), [3, 3, 3, 3]),
+        (lambda: sorted(unknown(3, 5).sort(0).indices[:, 2].tolist()), [0, 1, 2]),
+        (lambda: torch.multinomial(unknown(2, 9), 1).tolist(), [[4], [5]]),
+    ],
+)
+def test_answer_is_plausible(read: Callable[[], object], answer: object, assumed: AssumedValues) -> None:
+    assert read() == answer
+    assert assumed.sites
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (lambda: unknown(6, 4)[unknown(6, 4) > 0], (24,)),
+        (lambda: unknown(*LARGE)[unknown(*LARGE) > 0], (math.prod(LARGE),)),
+        (lambda: unknown(*LARGE)[unknown(*LARGE) > 1], (0,)),
+        (lambda: unknown(*LARGE)[unknown(*LARGE, dtype=torch.bool)], (math.prod(LARGE),)),
+        (lambda: unknown(*LARGE).nonzero(), (math.prod(LARGE), 2)),
+        (lambda: unknown(5, dtype=torch.bool).nonzero(), (5, 1)),
+        (lambda: torch.masked_select(unknown(*LARGE), unknown(*LARGE) > 0), (math.prod(LARGE),)),
+        (lambda: unknown(4, dtype=torch.int64).unique(), (1,)),
+        (lambda: unknown(4, dtype=torch.int64).bincount(minlength=3), (3,)),
+    ],
+)
+def test_shape_that_depends_on_values_is_noted(
+    make: Callable[[], torch.Tensor], shape: tuple[int, ...], assumed: AssumedValues
+) -> None:
+    result = make()
+    assert is_fake(result)
+    assert (result.shape, result.device.type) == (shape, "cuda")
+    assert assumed.sites[0].line.endswith("in <lambda>")
+
+
+def test_known_values_are_not_noted(assumed: AssumedValues) -> None:
+    tokens = torch.tensor([[5, 6, 0]], device="cuda")
+    assert int((tokens != 0).sum(1).max()) == 2
+    assert tokens.tolist() == [[5, 6, 0]]
+    assert tokens[tokens != 0].shape == (2,)
+    assert not assumed.sites
+
+
+def test_what_follows_from_assumptions_is_noted(assumed: AssumedValues) -> None:
+    finished = torch.zeros(2, dtype=torch.bool, device="cuda")
+    tokens = unknown(2, 50).argmax(-1)
+    finished |= tokens == 25
+    assert finished.tolist() == [True, False]
+    assert [site.answer for site in assumed.sites] == ["[True, False]"]
+
+
+def test_what_is_overwritten_with_unknown_values_is_not_stale(assumed: AssumedValues) -> None:
+    weights = torch.ones(4, device="cuda")
+    weights.copy_(unknown(4))
+    assert weights.tolist() == [0.125] * 4
+    large = torch.ones(LARGE, device="cuda", dtype=torch.bool).logical_and(unknown(*LARGE) > 1)
+    assert not large.any()
+    large.copy_(unknown(*LARGE) > 0)
+    assert large.any()
+
+
+def test_scaler_finds_no_infinities(assumed: AssumedValues) -> None:
+    model = nn.Linear(400, 4000, device="cuda")
+    optimizer = torch.optim.AdamW(model.parameters())
+    scaler = torch.amp.GradScaler("cuda", growth_interval=2)
+    for _ in range(2):
+        scaler.scale(model(unknown(3, 400)).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert optimizer.state[model.weight]["step"].item() == 2
+    assert scaler.get_scale() == 2.0**17
+
+
+def test_places_that_read_often_show_a_few_answers(assumed: AssumedValues) -> None:
+    for index in range(9):
+        (unknown(dtype=torch.int64) + index).item()
+    (site,) = assumed.sites
+    assert (site.count, site.answer) == (9, "0, 1, 2, ...")
+
+
+def test_policies_are_checked() -> None:
+    with (
+        pytest.raises(ValueError, match="expected to be one of assume, raise, but is 'zeros'"),
+        assuming_values("zeros"),
+    ):
+        pass
+    with pytest.warns(FutureWarning, match="`zero` is called `assume`"), fake_mode(), assuming_values("zero"):
+        assert torch.empty(()).item() == 0.125
+
+
+def reads_its_loss(batch: int) -> Callable[[], None]:
+    model = nn.Linear(1024, 1024, device="cuda")
+    data = torch.ones(batch, 1024, device="cuda")
+
+    def step() -> None:
+        loss = model(data).square().mean()
+        loss.backward()
+        assert loss.item() > 0
+        assert data.sum(1)[0].item() == 1024 or batch > 256
+
+    return step
+
+
+def test_batches_of_programs_that_read_values_are_found() -> None:
+    with pytest.raises(DataDependentError, match="needs the values"):
+        max_batch(reads_its_loss, "L4-24GB", limit=8)
+    assert max_batch(reads_its_loss, "L4-24GB", limit=8, values="assume") == 8
+    fit = fits(lambda: reads_its_loss(4)(), "L4-24GB", values="assume")
+    assert fit
+    assert [site.answer for site in fit.assumed] == ["0.125"]

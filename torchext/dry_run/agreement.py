@@ -1,0 +1,119 @@
+"""What collectives of values give, if every process has the values of this one: NOTE [Assumed values].
+
+A program sends small numbers to agree with its other processes: whether any of them has seen an infinity, how many
+tokens a batch has, how many of them go to each expert. So a sum is the value times the size of the group, a maximum is
+the value itself, and what is gathered repeats it, as collectives of objects do. What comes out is assumed, not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import _C
+from ..tools.dispatch_keys import without_our_keys
+from .checks import tensors_of
+
+__all__ = ["agreed_values"]
+
+Values = list[tuple[Tensor, Tensor]]
+
+
+def agreed_values(operator: str, arguments: dict[str, Any], size: int, rank: int) -> Values:
+    """Returns the tensors that a collective writes, each with its value, for those that have one.
+
+    Args:
+        operator: The operator of c10d.
+        arguments: Its arguments, before it has run, by their names in the schema.
+        size: The size of the group.
+        rank: The rank of this process in it.
+    """
+    rule = RULES.get(operator)
+    if rule is None:
+        return []
+    with without_our_keys():
+        try:
+            return [
+                (written, value.reshape(written.shape))
+                for written, value in rule(arguments, size, rank)
+                if value is not None and value.numel() == written.numel()
+            ]
+        except (IndexError, KeyError, RuntimeError):  # not the arguments that the operator takes: PyTorch refuses them
+            return []
+
+
+def _value(tensor: Tensor) -> Tensor | None:
+    value = _C.assumed_value(tensor)
+    return None if value is None else value.clone()
+
+
+def _reduced(value: Tensor | None, reduction: str, size: int) -> Tensor | None:
+    if value is None or reduction in ("MIN", "MAX", "AVG", "BAND", "BOR") or value.dtype is torch.bool:
+        return value
+    if reduction == "SUM":
+        return value * size
+    if reduction == "PRODUCT":
+        return value**size
+    if reduction == "BXOR":
+        return value * (size % 2)
+    return None
+
+
+def _in_place(arguments: dict[str, Any], size: int, rank: int) -> list[tuple[Tensor, Tensor | None]]:
+    reduction = arguments.get("reduce_op", "MAX")
+    return [(t, _reduced(_value(t), reduction, size)) for t in tensors_of(arguments["tensors"])]
+
+
+def _gathered(arguments: dict[str, Any], size: int, rank: int) -> list[tuple[Tensor, Tensor | None]]:
+    given = tensors_of(arguments["input_tensors"])
+    lists = arguments["output_tensors"]
+    return [(out, _value(t)) for outs, t in zip(lists, given, strict=False) for out in tensors_of(outs)]
+
+
+def _gathered_flat(arguments: dict[str, Any], size: int, rank: int) -> list[tuple[Tensor, Tensor | None]]:
+    value = _value(arguments["input_tensor"])
+    return [(arguments["output_tensor"], None if value is None else value.reshape(-1).repeat(size))]
+
+
+def _scattered(arguments: dict[str, Any], size: int, rank: int) -> list[tuple[Tensor, Tensor | None]]:
+    outs, lists = tensors_of(arguments["output_tensors"]), arguments["input_tensors"]
+    reduction = arguments.get("reduce_op", "MAX")
+    return [(out, _reduced(_value(given[rank]), reduction, size)) for out, given in zip(outs, lists, strict=False)]
+
+
+def _scattered_flat(arguments: dict[str, Any], size: int, rank: int) -> list[tuple[Tensor, Tensor | None]]:
+    value = _value(arguments["input_tensor"])
+    part = None if value is None else value.reshape(size, -1)[rank]
+    return [(arguments["output_tensor"], _reduced(part, arguments["reduce_op"], size))]
+
+
+def _exchanged(arguments: dict[str, Any], size: int, rank: int) -> list[tuple[Tensor, Tensor | None]]:
+    value = _value(tensors_of(arguments["input_tensors"])[rank])
+    return [(out, value) for out in tensors_of(arguments["output_tensors"])]
+
+
+def _exchanged_flat(arguments: dict[str, Any], size: int, rank: int) -> list[tuple[Tensor, Tensor | None]]:
+    given, taken = arguments["input_split_sizes"], arguments["output_split_sizes"]
+    if len({*given, *taken}) > 1:
+        return []
+    value = _value(arguments["input"])
+    return [(arguments["output"], None if value is None else value.reshape(size, -1)[rank].repeat(size))]
+
+
+RULES: dict[str, Callable[[dict[str, Any], int, int], list[tuple[Tensor, Tensor | None]]]] = {
+    "allreduce_": _in_place,
+    "allreduce_coalesced_": _in_place,
+    "reduce_": _in_place,
+    "broadcast_": _in_place,
+    "allgather_": _gathered,
+    "gather_": _gathered,
+    "_allgather_base_": _gathered_flat,
+    "reduce_scatter_": _scattered,
+    "scatter_": _scattered,
+    "_reduce_scatter_base_": _scattered_flat,
+    "alltoall_": _exchanged,
+    "alltoall_base_": _exchanged_flat,
+}
