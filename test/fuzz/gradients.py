@@ -25,7 +25,7 @@ FUNCTIONS: tuple[Differentiable, ...] = (
     lambda x, y, n: x.softmax(-1).log(),
     lambda x, y, n: functional.layer_norm(x, x.shape[-1:], y),
     lambda x, y, n: functional.linear(x, y),
-    lambda x, y, n: x @ x.t(),
+    lambda x, y, n: x[:64] @ x[:64].t(),
     lambda x, y, n: x.cumsum(0) / (1 + n),
     lambda x, y, n: x[..., ::2].sum(-1),
     lambda x, y, n: x.max(0).values,

@@ -21,6 +21,7 @@ ACTIONS = {**vocabulary.ACTIONS, **memory.ACTIONS, **gradients.ACTIONS, **states
 
 # Results with more elements are not kept: programs that double a tensor again and again would not end.
 LARGEST = 2**18
+LARGEST_PRODUCT = 2**24
 
 
 class Step(NamedTuple):
@@ -55,6 +56,8 @@ class Machine:
             self.keep([FACTORIES[step.action](shape, step.b, step.n)])
         elif self.memory:
             a, b = (self.memory[place % len(self.memory)] for place in (step.a, step.b))
+            if a.shape != b.shape and a.numel() * b.numel() > LARGEST_PRODUCT:
+                b = a  # two large shapes may be expanded to one of many GiB
             result = ACTIONS[step.action](self, a, b, step.n)
             self.keep([result] if isinstance(result, Tensor) else result or [])
 
