@@ -174,6 +174,15 @@ std::vector<Tensor> scratchTensors(const OpNode& node) {
   return tensors;
 }
 
+// An `out` that may be resized carries a bit of the meta device (NOTE [Shortcuts that read values]), which its real
+// tensor does not: its kernels are those of the device.
+DispatchKeySet keysOfReal(DispatchKeySet keys, const Stack& stack, std::size_t count) {
+  const bool is_marked = hasTensor(topOf(stack, count), [](const Tensor& tensor) {
+    return isFake(tensor) && !tensor.is_meta() && tensor.key_set().has_backend(kWithoutValues);
+  });
+  return (is_marked ? keys.remove_backend(kWithoutValues) : keys) & kBelowFake;
+}
+
 }  // namespace
 
 void callForReal(const OperatorHandle& op, DispatchKeySet keys, Stack& stack) {
@@ -181,11 +190,12 @@ void callForReal(const OperatorHandle& op, DispatchKeySet keys, Stack& stack) {
   bool writes_any = false;
   const std::vector<Tensor> written = writtenDeferred(op, stack, writes_any);
   const RealArguments arguments{stack, count, /*keep_small=*/!writes_any};
+  const DispatchKeySet keys_of_real = keysOfReal(keys, stack, count);
   {
     const c10::impl::ExcludeDispatchKeyGuard guard{kOurs};
     mapTensors(stack, count, [&arguments](const Tensor& tensor) { return arguments.realOf(tensor); });
     const Stack called(stack.end() - static_cast<std::ptrdiff_t>(count), stack.end());
-    op.redispatchBoxed(keys & kBelowFake, &stack);
+    op.redispatchBoxed(keys_of_real, &stack);
     const auto to_deferred = [&](const Tensor& result) {
       if (Tensor original = arguments.originalOf(result); original.defined()) {
         return original;

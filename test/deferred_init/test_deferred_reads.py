@@ -460,3 +460,15 @@ def test_operator_that_only_checks_values_cannot_look_at_those_of_a_fake_device(
         inverse = deferred_init(lambda: torch.linalg.inv(torch.eye(4, device="cuda")))
         assert is_deferred(inverse)
         assert inverse.device == torch.device("cuda:0")
+
+
+def test_kernels_that_run_for_a_composite_output_are_those_of_the_device() -> None:
+    """The decomposition for the meta device computes products of booleans, which the kernel refuses."""
+
+    def multiply() -> torch.Tensor:
+        mask = torch.ones(3, dtype=torch.bool)
+        return torch.matmul(mask, mask, out=torch.empty(0, dtype=torch.bool))
+
+    for run in (multiply, lambda: deferred_init(multiply)):
+        with pytest.raises(NotImplementedError, match="\"dot\" not implemented for 'Bool'"):
+            run()
