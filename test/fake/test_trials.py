@@ -243,6 +243,29 @@ def test_large_call_that_needs_values_is_refused_for_that() -> None:
         torch.empty(183, 181, dtype=torch.complex64).nonzero()
 
 
+@pytest.mark.parametrize("size", [3, 65536, 65537])
+def test_overlapping_tensor_may_be_copied_to_itself(size: int) -> None:
+    with fake_mode():
+        row = torch.empty(size).expand(2, size)
+        row[None] = row
+        row.detach().copy_(row)
+        with pytest.raises(RuntimeError, match="more than one element of the written-to tensor"):
+            row.copy_(torch.empty(2, size))
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+def test_complex_view_may_be_written_to_what_it_shows() -> None:
+    wanted = torch.tensor([3.0, 4.0, 6.0, 8.0])
+    torch.abs(torch.view_as_complex(wanted.view(2, 2)), out=wanted)
+    with fake_mode():
+        found = torch.tensor([3.0, 4.0, 6.0, 8.0])
+        torch.abs(torch.view_as_complex(found.view(2, 2)), out=found)
+        assert found.shape == wanted.shape
+        large = torch.empty(2**17)
+        torch.abs(torch.view_as_complex(large.view(-1, 2)), out=large)
+        assert large.shape == (2**16,)
+
+
 def test_refusals_are_remembered() -> None:
     a = fake_like(torch.ones(400, 400))
     b = fake_like(torch.ones(400, 400, dtype=torch.float64))

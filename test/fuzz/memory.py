@@ -85,6 +85,8 @@ def resizable(out: Tensor) -> Tensor:
         raise ValueError("PyTorch would raise after it has given it a shape that its memory does not hold")
     if out.numel() == 0:
         raise ValueError("an input that is the same tensor would be read before anything is written to it")
+    if out.is_conj() or out.is_neg():
+        raise ValueError("PyTorch's fallbacks for these bits resize it natively, which fakes refuse")
     return out
 
 

@@ -82,9 +82,16 @@ bool copiesOntoItself(const OperatorHandle& op, const Stack& stack) {
          self.is_conj() == source.is_conj() && self.is_neg() == source.is_neg();
 }
 
-void checkInputs(const Tensor& written, const Stack& stack, std::size_t count) {
-  forEachTensor(stack, count, [&written](const Tensor& other) {
-    TORCH_CHECK(!overlapsPartially(written, other),
+// Returns true for a call that computes apart what it writes (`unary_op_impl_with_complex_to_float_out()`,
+// UnaryOps.cpp).
+bool makesFloatsOfComplex(const OperatorHandle& op, const Tensor& written, const Tensor& other) {
+  const std::string& name = op.schema().name();
+  return other.is_complex() && !written.is_complex() && (name == "aten::abs" || name == "aten::angle");
+}
+
+void checkInputs(const OperatorHandle& op, const Tensor& written, const Stack& stack) {
+  forEachTensor(stack, op.schema().arguments().size(), [&](const Tensor& other) {
+    TORCH_CHECK(makesFloatsOfComplex(op, written, other) || !overlapsPartially(written, other),
                 "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single "
                 "memory location. Please clone() the tensor before performing the operation.");
   });
@@ -111,7 +118,7 @@ void checkMemoryOverlap(const OperatorHandle& op, const Stack& stack) {
         at::assert_no_internal_overlap(written);
       }
       if (is_elementwise) {
-        checkInputs(written, stack, arguments.size());
+        checkInputs(op, written, stack);
       }
     });
   }

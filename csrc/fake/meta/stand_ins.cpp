@@ -171,6 +171,7 @@ class StandIns {
   Tensor of(const Tensor& tensor, Fill fill_with);
 
  private:
+  std::size_t findSameData(const Tensor& tensor) const;
   Tensor make(const Tensor& tensor);
   Tensor makeAlone(const Tensor& tensor, c10::IntArrayRef sizes, c10::IntArrayRef strides) const;
   Storage storageOf(const Storage& storage);
@@ -180,6 +181,7 @@ class StandIns {
   const Likeness& likeness_;
   const bool trusts_indices_;
   PointerNumbers tensors_;
+  std::vector<Tensor> originals_;
   std::vector<Tensor> stand_ins_;
   PointerNumbers storages_;
   std::vector<Storage> stand_in_storages_;
@@ -191,10 +193,30 @@ Tensor StandIns::of(const Tensor& tensor, Fill fill_with) {
   }
   const auto [number, is_new] = tensors_.add(tensor.unsafeGetTensorImpl());
   if (is_new) {
-    stand_ins_.push_back(make(tensor));
-    fill(stand_ins_.back(), fill_with);
+    const std::size_t same = findSameData(tensor);
+    originals_.push_back(tensor);
+    if (same < stand_ins_.size()) {
+      const Tensor& other = stand_ins_[same];
+      stand_ins_.push_back(makeStridedTensor(other.storage(), other.scalar_type(), other.sizes(), other.strides(),
+                                             other.storage_offset(), other.key_set() & kLazyBits));
+    } else {
+      stand_ins_.push_back(make(tensor));
+      fill(stand_ins_.back(), fill_with);
+    }
   }
   return stand_ins_[number];
+}
+
+// Kernels may do nothing where an argument shows what another one shows, as `copy_` does, although writing to it would
+// be refused. Returns the number of an earlier argument, or how many there are.
+std::size_t StandIns::findSameData(const Tensor& tensor) const {
+  const auto same = std::find_if(originals_.begin(), originals_.end(), [&tensor](const Tensor& other) {
+    return isSameStorage(tensor.storage(), other.storage()) && tensor.storage_offset() == other.storage_offset() &&
+           tensor.sizes().equals(other.sizes()) && tensor.strides().equals(other.strides()) &&
+           tensor.scalar_type() == other.scalar_type() &&
+           (tensor.key_set() & kLazyBits) == (other.key_set() & kLazyBits);
+  });
+  return static_cast<std::size_t>(same - originals_.begin());
 }
 
 Tensor StandIns::make(const Tensor& tensor) {
