@@ -51,8 +51,8 @@ def world(*, is_fake: bool) -> Iterator[None]:
         torch.cuda.init()
         yield
         return
-    from torchext.fake.assumed_values import assuming_values
     from torchext.fake import FakeGPU, fake_mode
+    from torchext.fake.assumed_values import assuming_values
 
     with fake_mode(fake_cuda=FakeGPU(GPU)), assuming_values():
         yield

@@ -94,11 +94,13 @@ def load_safetensors(
         raise
     loads = [load for load in collected.loads.values() if preview is None or preview.is_shown(load)]
     loader = _Loader(state, place, _Shown(), Counter(_storage(load.target) for load in loads))
-    for load in loads:
-        loader.load(load)
-    materialize_module(module, device=device, dtype=dtype)
-    if preview is not None:
-        preview.keep_apart()
+    try:
+        for load in loads:
+            loader.load(load)
+        materialize_module(module, device=device, dtype=dtype)
+    finally:
+        if preview is not None:
+            preview.keep_apart()
     return LoadedKeys(list(keys.missing_keys), list(keys.unexpected_keys))
 
 
