@@ -102,17 +102,23 @@ def test_out_of_memory_that_the_program_handles_fits(command: Command) -> None:
         except torch.cuda.OutOfMemoryError:
             torch.empty(1 << 20, device="cuda")
     """
-    ended = command(program)
+    ended = command(program, "--to-end")
     assert ended.code == 0
-    assert "The program has ended before any optimizer has made a step." in ended.out
+    assert "rank 0 of 1: fits, 0 steps to its end" in ended.out
+    assert command(program).code == 4
 
 
-def test_what_happens_after_the_steps_does_not_count(command: Command) -> None:
-    """The step in which operations are counted is no part of the run."""
-    for failure in ("torch.empty(1 << 40, device='cuda')", "raise ValueError('after the steps')", "sys.exit(7)"):
-        ended = command(TRAIN.replace("zero_grad()", f"zero_grad(); step == 1 and exec({failure!r})"))
-        assert (ended.code, "fits, 2 of 2 steps" in ended.out) == (0, True)
-        assert "FLOP" not in ended.out
+@pytest.mark.parametrize(
+    ("failure", "code"),
+    [("torch.empty(1 << 40, device='cuda')", 3), ("raise ValueError('after the steps')", 1), ("sys.exit(7)", 7)],
+)
+def test_what_happens_after_the_steps_does_not_count(command: Command, failure: str, code: int) -> None:
+    """The step in which operations are counted is not part of the run; what follows the last optimizer's call is."""
+    ended = command(TRAIN.replace("loss = model", f"step == 2 and exec({failure!r}); loss = model"), "--no-flops")
+    assert ended.code == code
+    ended = command(TRAIN.replace("loss.backward()", f"loss.backward(); step == 2 and exec({failure!r})"))
+    assert (ended.code, "fits, 2 of 2 steps" in ended.out) == (0, True)
+    assert "FLOP" not in ended.out
 
 
 def test_errors_of_the_program_are_shown(command: Command) -> None:
@@ -122,11 +128,15 @@ def test_errors_of_the_program_are_shown(command: Command) -> None:
     assert re.search(r'File ".*train.py", line 2, in train.*ValueError: no data', ended.err, re.DOTALL)
 
 
-@pytest.mark.parametrize(("argument", "code"), [("0", 0), ("5", 5), ("-1", -1), ("'no data'", 1), ("", 0)])
+@pytest.mark.parametrize(
+    ("argument", "code"), [("0", 4), ("5", 5), ("-1", -1), ("'no data'", 1), ("", 4), ("256", 1), ("False", 4)]
+)
 def test_exit_code_of_the_program_is_passed_on(command: Command, argument: str, code: int) -> None:
     ended = command(f"import sys; sys.exit({argument})")
     assert ended.code == code
-    assert (f"the program has ended with code {code}" if code else "fits, 0 of 2 steps") in ended.out
+    first = ended.out.partition("\n")[0]
+    assert ("ended after 0 of 2 steps" if code == 4 else "the program has ended with code") in first
+    assert "fits" not in ended.out
 
 
 def test_values_that_a_package_reads_are_of_the_line_that_calls_it(command: Command) -> None:
@@ -166,7 +176,7 @@ SEND_STATES = """
 
 
 def test_states_of_generators_that_others_send_are_not_set(command: Command) -> None:
-    ended = command(SEND_STATES, "--world-size", "2", "--rank", "1")
+    ended = command(SEND_STATES, "--world-size", "2", "--rank", "1", "--to-end")
     assert ended.code == 0, ended.err
     assert re.findall(r"1 +not set +\S*train.py:(\d+) in", ended.out).count("14") == 3
     assert re.search(r"1 +not set +\S*train.py:10 in <lambda>", ended.out)
@@ -213,10 +223,10 @@ def test_error_after_values_that_do_not_exist_names_the_last_of_them(command: Co
 
 
 def test_program_without_launcher_trains_alone(command: Command) -> None:
-    assert command("import os; assert 'RANK' not in os.environ and 'WORLD_SIZE' not in os.environ").code == 0
-    assert (
-        command("import os; assert os.environ['RANK'] + os.environ['WORLD_SIZE'] == '01'", "--world-size", "1")[0] == 0
-    )
+    alone = "import os; assert 'RANK' not in os.environ and 'WORLD_SIZE' not in os.environ"
+    assert command(alone, "--to-end").code == 0
+    launched = "import os; assert os.environ['RANK'] + os.environ['WORLD_SIZE'] == '01'"
+    assert command(launched, "--to-end", "--world-size", "1").code == 0
 
 
 def test_modules_run_as_by_python(command: Command, tmp_path: Path) -> None:
@@ -227,7 +237,7 @@ def test_modules_run_as_by_python(command: Command, tmp_path: Path) -> None:
     (package / "go.py").write_text(
         "import os, sys\nfrom .part import name\nprint(name, __name__, sys.argv[1:], sys.path[0] == os.getcwd())"
     )
-    ended = command("", arguments=["-m", "package.go", "--steps", "7"])
+    ended = command("", "--to-end", arguments=["-m", "package.go", "--steps", "7"])
     assert ended.code == 0
     assert "part of the package __main__ ['--steps', '7'] True" in ended.out
 
@@ -245,7 +255,7 @@ def test_scripts_run_as_by_python(command: Command, tmp_path: Path, monkeypatch:
         "assert sys.modules['__main__'].beside is beside\n"
         "print(beside.name, __name__, sys.argv)"
     )
-    ended = command("", arguments=["scripts/go.py", "-x"])
+    ended = command("", "--to-end", arguments=["scripts/go.py", "-x"])
     assert ended.code == 0, ended.err
     assert "beside the script __main__ ['scripts/go.py', '-x']" in ended.out
 
@@ -292,6 +302,7 @@ def test_flex_attention_of_a_program_that_compiles_is_its_kernel(command: Comman
     else:
         assert len(used) == 2
         assert "FLOP in a step" not in ended.out
+        assert "The floating-point operations were not counted: " in ended.out
     assert re.search(r"^flex_attention\(\) was counted as the kernel .* \(\S*train.py:13\)\.$", ended.out, re.MULTILINE)
 
 
@@ -308,7 +319,8 @@ def test_mask_of_blocks_that_a_compiled_module_makes_has_no_elements(command: Co
 
         {call}
         print("mask", torch.cuda.max_memory_allocated() >> 20)
-        """
+        """,
+        "--to-end",
     )
     assert ended.code == 0, ended.err
     assert re.search(r"^mask 0$", ended.out, re.MULTILINE)
@@ -323,7 +335,8 @@ def test_flex_attention_that_is_not_compiled_computes_all_scores(command: Comman
         with torch.no_grad():
             flex_attention(query, query, query)
         print("used", torch.cuda.max_memory_allocated() >> 20)
-        """
+        """,
+        "--to-end",
     )
     assert ended.code == 0, ended.err
     assert int(re.findall(r"^used (\d+)", ended.out, re.MULTILINE)[0]) >= 4 * 4 * 4096 * 4096 >> 20
@@ -372,7 +385,7 @@ def test_several_ranks_of_a_job_that_torchrun_starts(command: Command) -> None:
         ("cuda:0", "39.47 GiB"),
         ("cuda:5", "39.47 GiB"),
     ]
-    assert len(re.findall(r"world +16 +allreduce +2 +130.00 KiB", ended.out)) == 2
+    assert len(re.findall(r"step [12] +world +16 +allreduce +1 +65.00 KiB", ended.out)) == 4
 
 
 SPAWN = """
@@ -425,8 +438,8 @@ def test_fully_sharded_job_reports_shards_and_collectives(command: Command) -> N
     ended = command(program, "--world-size", "512", "--rank", "511")
     assert ended.code == 0, ended.err
     assert re.search(r"^  optimizer state +68.00 KiB", ended.out, re.MULTILINE), "of 32 MiB"
-    assert re.search(r"world +512 +allgather_base +16 +128.12 KiB +64.06 MiB", ended.out)
-    assert re.search(r"world +512 +reduce_scatter_base +8 +32.03 MiB +64.06 KiB", ended.out)
+    assert re.search(r"step 1 to 2, each +world +512 +allgather_base +8 +64.06 KiB +32.03 MiB", ended.out)
+    assert re.search(r"step 1 to 2, each +world +512 +reduce_scatter_base +4 +16.02 MiB +32.03 KiB", ended.out)
 
 
 def test_report_is_one_page_that_needs_nothing_else(command: Command, tmp_path: Path) -> None:
@@ -447,7 +460,7 @@ def test_report_is_one_page_that_needs_nothing_else(command: Command, tmp_path: 
         (["--world-size", "4", "--rank", "4", "--", "train.py"], r"a job of 4 has the ranks 0 to 3"),
         (["--rank", "1", "--", "train.py"], r"a job of 1 has the ranks 0 to 0"),
         (["--world-size", "0", "--", "train.py"], r"--world-size: at least 1"),
-        (["--steps", "0", "--", "train.py"], r"--steps: at least 1"),
+        (["--steps", "0", "--", "train.py"], r"--steps and --forwards: at least 1"),
         (["--gpu", "H100-81GB", "--", "train.py"], r"H100-81GB"),
         (["--rank", "0;1", "--", "train.py"], r"invalid _ranks value|--rank"),
         (["--steps", "2"], r"which program\? Give it after --"),
@@ -541,7 +554,7 @@ def test_command_does_not_start_where_files_cannot_be_guarded(
 ) -> None:
     monkeypatch.setattr("torchext.dry_run.command.can_guard", lambda: False)
     if can:
-        assert command("open('file', 'w').write('x')", "--unguarded").code == 0
+        assert command("open('file', 'w').write('x')", "--unguarded", "--to-end").code == 0
         assert not Path("file").exists()
     else:
         with pytest.raises(SystemExit, match="2"):

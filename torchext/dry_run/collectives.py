@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-__all__ = ["Collective", "GroupSummary", "summarize"]
+__all__ = ["Collective", "GroupSummary", "Phase", "peers_of", "summarize", "summarize_phases"]
+
+Phase = tuple[str, int, int]
+"""A name, and the numbers of the first collective and of that after the last."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,8 @@ class GroupSummary:
         calls: How often it was called.
         bytes_in: The bytes that this process gave, altogether.
         bytes_out: The bytes that this process was given, altogether.
+        phase: When they were called, such as `construction` or `step 1`; empty for all of a run. For
+            `step 1 to 3, each` the numbers are those of one of these steps.
     """
 
     group: str
@@ -102,6 +107,7 @@ class GroupSummary:
     calls: int
     bytes_in: int
     bytes_out: int
+    phase: str = ""
 
 
 def summarize(collectives: Iterable[Collective]) -> list[GroupSummary]:
@@ -123,3 +129,27 @@ def _sum_up(alike: Sequence[Collective]) -> GroupSummary:
         bytes_in=sum(one.bytes_in for one in alike),
         bytes_out=sum(one.bytes_out for one in alike),
     )
+
+
+def summarize_phases(collectives: Sequence[Collective], phases: Iterable[Phase]) -> list[GroupSummary]:
+    """Sums up each phase. Successive steps that communicate alike have one summary, with the numbers of one step."""
+    groups: list[tuple[str, str, list[GroupSummary]]] = []
+    for name, begin, end in phases:
+        rows = summarize(collectives[begin:end])
+        is_alike = bool(groups) and rows == groups[-1][2] and _kind(name) == _kind(groups[-1][0])
+        groups[-1:] = [(groups[-1][0], name, rows)] if is_alike else [*groups[-1:], (name, name, rows)]
+    return [replace(row, phase=_span(first, last)) for first, last, rows in groups for row in rows]
+
+
+def _kind(phase: str) -> str:
+    return phase.rpartition(" ")[0]
+
+
+def _span(first: str, last: str) -> str:
+    return first if first == last else f"{first} to {last.rpartition(' ')[2]}, each"
+
+
+def peers_of(collectives: Iterable[Collective]) -> list[int]:
+    """Returns the global ranks with which messages were exchanged, in ascending order."""
+    messages = (one for one in collectives if one.operator.startswith(("send", "recv")) and one.peer is not None)
+    return sorted({one.ranks[one.peer] for one in messages if one.peer is not None})

@@ -18,21 +18,28 @@ from ..fake.assumed_values import POLICIES
 from ..fake.gpus import FakeGPU
 from .files import GUARD, STARTUP, Tree, can_guard
 from .pages import page_of, text_of
+from .progress import FORWARD, STEP, Goal
 from .running import RankReport, run_rank
 
 __all__ = ["main"]
 
+FAILED = 1
 DOES_NOT_FIT = 3
+TOO_FEW = 4
 UNLIMITED = 1 << 50  # bytes: more than a device has, so that what would be needed can be told
 
 DESCRIPTION = """\
-Runs a training program as one rank of a job, without its GPUs and without the other processes, for some steps of its
-optimizer. Tells whether it fits, where the memory goes, and which collectives move how many bytes.
+Runs a program as one rank of a job, without its GPUs and without the other processes, for some steps of its optimizers
+or some forward passes. Reports whether it fits, where the memory goes, and which collectives move how many bytes.
 
   python -m torchext.dry_run --world-size 1024 --rank 0,511 --gpu H100-80GB -- train.py --batch-size 4
   python -m torchext.dry_run --world-size 64 --steps 2 --report report.html -- -m my_package.train --config 8b.toml
 
-The exit code is 0 if it fits, 3 if it does not, and that of the program if it fails.
+The exit code is that of the rank with the worst outcome, in this order:
+  1 or the program's own code: the program has failed
+  3: it does not fit
+  4: it ended by itself before it made as many steps, or forward passes, as were asked for
+  0: it fits
 """
 
 
@@ -57,7 +64,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--gpu", default="H100-80GB", metavar="MODEL", help="what the GPUs are, such as A100-40GB (default: H100-80GB)")
     add("--gpu-memory", type=float, metavar="GIB", help="the memory of each GPU, where the model is unknown or another")
     add("--per-node", type=int, default=8, metavar="N", help="how many GPUs and processes a machine has (default: 8)")
-    add("--steps", type=int, default=2, metavar="N", help="how many steps of the optimizer to run (default: 2)")
+    goal = parser.add_mutually_exclusive_group()
+    goal.add_argument(
+        "--steps", type=int, metavar="N", help="how many steps to run: each optimizer is called in each (default: 2)"
+    )
+    goal.add_argument("--forwards", type=int, metavar="N", help="run N forward passes instead, such as for inference")
+    goal.add_argument("--to-end", action="store_true", help="run the program to its own end, whatever it does")
     add("--values", choices=POLICIES, default="assume", help="what becomes of reading values that do not exist")
     add(
         "--keep-files",
@@ -75,6 +87,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--no-flops", action="store_true", help="do not run one more step to count floating-point operations")
     add("program", nargs=argparse.REMAINDER, help="-- script.py ARGS, or -- -m module ARGS")
     return parser
+
+
+def _goal(options: argparse.Namespace) -> Goal:
+    if options.forwards is not None:
+        return Goal(FORWARD, options.forwards)
+    return Goal(STEP, None if options.to_end else 2 if options.steps is None else options.steps)
 
 
 def _gpu(options: argparse.Namespace) -> FakeGPU:
@@ -103,8 +121,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--rank {options.rank}: a job of {size} has the ranks 0 to {size - 1}")
     if options.world_size is not None and options.world_size < 1:
         parser.error("--world-size: at least 1")
-    if options.steps < 1:
-        parser.error("--steps: at least 1")
+    goal = _goal(options)
+    if goal.count is not None and goal.count < 1:
+        parser.error("--steps and --forwards: at least 1")
     if options.keep_files is not None and options.keep_files.exists():
         parser.error(f"--keep-files: {options.keep_files} exists")
     if not options.unguarded and not can_guard():
@@ -128,11 +147,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _exit_code(reports: Sequence[RankReport]) -> int:
+    """The code of the rank with the worst outcome: failed, does not fit, too few steps, fits."""
     if any(report.error for report in reports):
-        return 1
+        return FAILED
+    for report in reports:
+        if report.exit_code:
+            return report.exit_code if report.exit_code % 256 else FAILED  # of which a process has the last eight bits
     if any(report.out_of_memory for report in reports):
         return DOES_NOT_FIT
-    return next((report.exit_code for report in reports if report.exit_code), 0)
+    return 0 if all(report.has_enough for report in reports) else TOO_FEW
 
 
 def _run_in_process(options: argparse.Namespace, program: list[str], gpu: FakeGPU, rank: int) -> RankReport:
@@ -161,7 +184,7 @@ def _start(options: argparse.Namespace, program: list[str], gpu: FakeGPU, rank: 
             "rank": rank,
             "gpu": gpu,
             "per_node": options.per_node,
-            "steps": options.steps,
+            "goal": _goal(options),
             "values": options.values,
             "traces_lines": not options.no_lines,
             "counts_flops": not options.no_flops,

@@ -6,6 +6,7 @@ import html
 from collections.abc import Iterable, Sequence
 
 from ..memory.reports import in_units
+from .progress import FORWARD
 from .running import DevicePeak, RankReport
 
 __all__ = ["page_of", "text_of"]
@@ -24,15 +25,44 @@ def operations(flops: float) -> str:
     return f"{flops:.4g} PFLOP"
 
 
+FITS = "fits"
+
+
 def verdict(report: RankReport) -> str:
-    """One sentence on whether the rank fits."""
+    """Whether the rank fits, and how much it has made."""
+    made = _amount(report)
     if report.error:
-        return "the program has failed"
-    if report.out_of_memory:
-        return "does not fit"
+        return f"the program has failed, {made}"
     if report.exit_code:
-        return f"the program has ended with code {report.exit_code}"
-    return "fits"
+        return f"the program has ended with code {report.exit_code}, {made}"
+    if report.out_of_memory:
+        return f"does not fit, {made}"
+    return f"{FITS}, {made}" if report.has_enough else f"ended after {made}"
+
+
+def _amount(report: RankReport) -> str:
+    if report.goal.count is None:
+        return f"{_count(report.made, report.goal.unit)} to its end"
+    return f"{report.made} of {_count(report.goal.count, report.goal.unit)}"
+
+
+def _count(number: int, unit: str) -> str:
+    plural = unit + ("es" if unit.endswith("s") else "s")
+    return f"{number} {unit if number == 1 else plural}"
+
+
+def _advice(report: RankReport) -> str:
+    """What to do about a program that has ended before it has made enough."""
+    passes = f"{_count(report.forwards, FORWARD)} and {_count(report.backwards, 'backward pass')}"
+    ended = f"The program ended by itself after {passes}, so the memory below may be less than the job needs. "
+    if report.goal.unit == FORWARD:
+        return ended + f"Use --forwards {report.forwards or 1}, or --to-end to accept what it does."
+    if report.made:
+        return ended + f"Use --steps {report.made}, or give it more data; --to-end accepts what it does."
+    return ended + (
+        "A step needs calls of a torch.optim.Optimizer. Use --forwards N for inference and for programs that update "
+        "parameters themselves, or --to-end to accept what it does."
+    )
 
 
 def _tables(report: RankReport) -> Iterable[tuple[str, Row, list[Row]]]:
@@ -62,9 +92,17 @@ def _tables(report: RankReport) -> Iterable[tuple[str, Row, list[Row]]]:
         )
     yield (
         "Collectives",
-        ("group", "ranks", "operator", "calls", "given", "received"),
+        ("phase", "group", "ranks", "operator", "calls", "given", "received"),
         [
-            (row.group, row.group_size, row.operator, row.calls, in_units(row.bytes_in), in_units(row.bytes_out))
+            (
+                row.phase,
+                row.group,
+                row.group_size,
+                row.operator,
+                row.calls,
+                in_units(row.bytes_in),
+                in_units(row.bytes_out),
+            )
             for row in report.collectives
         ],
     )
@@ -96,12 +134,13 @@ def _memory_row(peak: DevicePeak) -> Row:
 
 
 def _summary(report: RankReport, size: int) -> list[str]:
-    steps = f"{report.steps} of {report.wanted} steps"
-    lines = [f"rank {report.rank} of {size}: {verdict(report)}, {steps} in {report.seconds:.1f} s"]
-    if report.flops:
-        lines.append(f"{operations(report.flops)} in a step")
-    if not report.steps and verdict(report) == "fits":
-        lines.append("The program has ended before any optimizer has made a step.")
+    lines = [f"rank {report.rank} of {size}: {verdict(report)} in {report.seconds:.1f} s"]
+    if report.flops is not None:
+        lines.append(f"{operations(report.flops)} in a {report.goal.unit}")
+    if report.flops_error:
+        lines.append(f"The floating-point operations were not counted: {report.flops_error}.")
+    if not report.has_enough and verdict(report).startswith("ended"):
+        lines.append(_advice(report))
     if report.out_of_memory:
         lines.append(report.out_of_memory)
     lines += report.remarks
@@ -145,7 +184,7 @@ def page_of(reports: Sequence[RankReport], size: int, command: str) -> str:
 
 def _section(report: RankReport, size: int) -> str:
     first, *others = _summary(report, size)
-    state = "fits" if verdict(report) == "fits" else "fails"
+    state = "fits" if verdict(report).startswith(FITS) else "fails"
     parts = [f"<h2 class={state}>{html.escape(first)}</h2>", *(f"<p>{html.escape(line)}</p>" for line in others)]
     if report.error:
         parts.append(f"<pre>{html.escape(report.error)}</pre>")

@@ -6,22 +6,20 @@ import runpy
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils.flop_counter import FlopCounterMode
 
 from .. import _C
 from ..fake.assumed_values import AssumedValue
 from ..fake.gpus import FakeGPU
 from ..memory import Category, TrackedMemory, track_memory
-from .collectives import GroupSummary, summarize
+from .collectives import GroupSummary, peers_of, summarize_phases
 from .files import Change
+from .progress import Finished, Goal, Progress
 from .world import World, world
 
 __all__ = ["DevicePeak", "RankReport", "run_rank"]
@@ -63,14 +61,18 @@ class RankReport:
 
     Attributes:
         rank: Its rank.
-        wanted: How many steps of the optimizer were asked for.
-        steps: How many it has made.
+        goal: When it would have made enough.
+        made: How many steps, or forward passes, it has made.
+        forwards: How many forward passes have begun.
+        backwards: How many backward passes have begun.
         error: The traceback of the program's own error; empty if there was none.
         out_of_memory: What a device said that has run out of memory; empty if none has.
         exit_code: The code with which the program has ended by itself, if it did.
         peaks: The memory of each device.
-        collectives: What was sent, by group and operator.
-        flops: The floating-point operations of one step; 0 if they were not counted.
+        collectives: What was sent, by phase, group and operator.
+        peers: The ranks with which it has exchanged messages, in ascending order.
+        flops: The floating-point operations of one step, or forward pass; None if they were not counted.
+        flops_error: Why they could not be counted; empty if they were, or were not asked for.
         values: Where values were read that do not exist.
         files: What the program would have written and removed.
         remarks: What was done otherwise than the program says.
@@ -79,75 +81,28 @@ class RankReport:
     """
 
     rank: int
-    wanted: int = 0
-    steps: int = 0
+    goal: Goal = field(default_factory=Goal)
+    made: int = 0
+    forwards: int = 0
+    backwards: int = 0
     error: str = ""
     out_of_memory: str = ""
     exit_code: int = 0
     peaks: list[DevicePeak] = field(default_factory=list)
     collectives: list[GroupSummary] = field(default_factory=list)
-    flops: int = 0
+    peers: list[int] = field(default_factory=list)
+    flops: int | None = None
+    flops_error: str = ""
     values: list[AssumedValue] = field(default_factory=list)
     files: list[Change] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     seconds: float = 0.0
     page: str = ""
 
-
-class _Finished(BaseException):
-    """Ends the program after enough steps; no handler of `Exception` is to stop it."""
-
-
-class _Steps:
-    """Counts the steps of the optimizers, and ends the program when one begins a step too many.
-
-    By then all optimizers have made theirs. With `counts_flops` one more step is made for that, of which nothing else
-    is reported: the mode that counts may change what memory is needed.
-    """
-
-    def __init__(self, wanted: int, counts_flops: bool, on_step: Callable[[int], None]) -> None:
-        self.made = 0
-        self.flops = 0
-        self.has_enough = False
-        self.on_enough: Callable[[], None] = lambda: None
-        self._wanted = wanted
-        self._counts_flops = counts_flops
-        self._on_step = on_step
-        self._by_optimizer: dict[int, int] = {}
-        self._mode: FlopCounterMode | None = None
-        self._hooks = [
-            register_optimizer_step_pre_hook(self._before),
-            register_optimizer_step_post_hook(self._after),
-        ]
-
-    def end(self) -> None:
-        """Counts no more."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
-        if self._mode is not None:
-            self.flops = self._mode.get_total_flops()
-            mode, self._mode = self._mode, None
-            mode.__exit__(None, None, None)
-
-    def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if self._mode is None and self._by_optimizer.get(id(optimizer), 0) >= self._wanted:
-            raise _Finished
-
-    def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if self._mode is not None:
-            raise _Finished
-        made = self._by_optimizer[id(optimizer)] = self._by_optimizer.get(id(optimizer), 0) + 1
-        if made > self.made:
-            self.made = made
-            self._on_step(made)
-        if min(self._by_optimizer.values()) >= self._wanted:
-            self.has_enough = True
-            self.on_enough()
-            if not self._counts_flops:
-                raise _Finished
-            self._mode = FlopCounterMode(display=False)
-            self._mode.__enter__()
+    @property
+    def has_enough(self) -> bool:
+        """Whether it has made as many steps, or forward passes, as were asked for."""
+        return self.goal.count is None or self.made >= self.goal.count
 
 
 def run_rank(
@@ -159,12 +114,12 @@ def run_rank(
     gpu: FakeGPU | None,
     per_node: int,
     is_launched: bool,
-    steps: int,
+    goal: Goal,
     values: str,
     traces_lines: bool,
     counts_flops: bool,
 ) -> RankReport:
-    """Runs a program as rank `rank` of `size` until its optimizers have made `steps` steps.
+    """Runs a program as rank `rank` of `size` until it has made enough.
 
     Args:
         program: The path of a script, or the name of a module, and its arguments.
@@ -174,12 +129,12 @@ def run_rank(
         gpu: What the GPUs are like.
         per_node: How many a machine has.
         is_launched: Whether the program finds the environment of torchrun.
-        steps: How many steps.
+        goal: When that is so.
         values: The policy for values that do not exist.
         traces_lines: Whether to look for the lines that made tensors, which takes longer.
         counts_flops: Whether to make one more step to count its floating-point operations.
     """
-    report = RankReport(rank, wanted=steps)
+    report = RankReport(rank, goal)
     start = time.perf_counter()
     with ExitStack() as block:
         job = block.enter_context(
@@ -197,25 +152,29 @@ def run_rank(
         )
         memory = block.enter_context(track_memory(lines=traces_lines))
         job.recorder.on_buffers = _mark_buffers
-        counter = _Steps(steps, counts_flops, lambda step: _show_progress(job, step, steps, start))
-        block.callback(counter.end)
-        counter.on_enough = lambda: _describe(report, job, memory)
+        progress = Progress(goal, counts_flops, job)
+        block.callback(progress.close)
+        progress.on_enough = lambda: _describe(report, job, memory, progress)
         try:
             _run(program, is_module)
-            counter.end()
-            report.flops = counter.flops
-        except _Finished:
-            counter.end()
-            report.flops = counter.flops
+        except Finished:
+            pass
         except BaseException as error:
-            # What happens while operations are counted is no part of the run, and a part of a step is no count.
-            if not counter.has_enough:
+            # What happens while operations are counted is not part of the run.
+            if not progress.has_enough:
                 _describe_end(report, error, job.latest_value)
-        report.steps = counter.made
-        report.values = job.values
-        report.remarks = job.remarks
+            elif counts_flops:
+                report.flops_error = _shortly(error)
+        if not report.flops_error:
+            progress.finish()
+        progress.close()
+        report.flops = progress.flops
+        if counts_flops and progress.has_enough and report.flops is None and not report.flops_error:
+            report.flops_error = f"the program has ended within the {goal.unit} that was to be counted"
+        report.made = progress.made
+        report.remarks = [*job.remarks, *progress.steps.remarks]
         if not report.peaks:
-            _describe(report, job, memory)
+            _describe(report, job, memory, progress)
     report.seconds = time.perf_counter() - start
     return report
 
@@ -231,6 +190,11 @@ def _describe_end(report: RankReport, error: BaseException, latest: AssumedValue
         report.error = "".join(traceback.format_exception(error))
         if latest is not None:
             report.error += _about_values(latest)
+
+
+def _shortly(error: BaseException) -> str:
+    """The first line of the message, with the class."""
+    return "".join(traceback.format_exception_only(error)).strip().partition("\n")[0]
 
 
 def _about_values(latest: AssumedValue) -> str:
@@ -273,19 +237,13 @@ def _exit_code(error: SystemExit) -> int:
     return 1
 
 
-def _show_progress(job: World, step: int, steps: int, start: float) -> None:
-    used = max((torch.cuda.max_memory_allocated(i) for i in range(torch.cuda.device_count())), default=0)
-    print(
-        f"[dry run] rank {job.rank}: step {step} of {steps} after {time.perf_counter() - start:.1f} s, "
-        f"{used / 2**30:.2f} GiB allocated at most",
-        file=sys.stderr,
-        flush=True,
-    )
-
-
-def _describe(report: RankReport, job: World, memory: TrackedMemory) -> None:
+def _describe(report: RankReport, job: World, memory: TrackedMemory, progress: Progress) -> None:
     """What is known now; later calls know more."""
-    report.collectives = summarize(job.collectives)
+    collectives = job.collectives
+    report.collectives = summarize_phases(collectives, progress.phases())
+    report.peers = peers_of(collectives)
+    report.values = job.values
+    report.forwards, report.backwards = progress.forwards, progress.backwards
     report.peaks = [_describe_device(memory, device, job.gpus) for device in memory.devices if _counts(device, job)]
     busiest = max(report.peaks, key=lambda peak: peak.allocated, default=None)
     if busiest is not None:

@@ -1,0 +1,246 @@
+"""What a step is, for programs of many kinds, and what belongs to it."""
+
+from __future__ import annotations
+
+import gc
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import indent
+
+import pytest
+
+from torchext.dry_run import world
+from torchext.dry_run.pages import page_of, text_of
+from torchext.dry_run.progress import FORWARD, STEP, Goal
+from torchext.dry_run.running import RankReport, run_rank
+from torchext.dry_run.steps import PATIENCE
+from torchext.fake.gpus import FakeGPU
+from torchext.memory import track_memory
+
+from .step_programs import PREAMBLE, PROGRAMS, Program
+
+GPU = FakeGPU("H100-80GB")
+
+Run = Callable[..., RankReport]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs a program in this process, as the process of a rank does."""
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def run(source: str, goal: Goal, *, size: int = 1, counts_flops: bool = False) -> RankReport:
+        gc.collect()  # what programs before have left
+        path = tmp_path / "train.py"
+        path.write_text(source)
+        return run_rank(
+            [str(path)],
+            is_module=False,
+            size=size,
+            rank=0,
+            gpu=GPU,
+            per_node=8,
+            is_launched=size > 1,
+            goal=goal,
+            values="assume",
+            traces_lines=False,
+            counts_flops=counts_flops,
+        )
+
+    return run
+
+
+def source_of(program: Program, count: int) -> str:
+    loop = indent(program.loop, " " * 8)
+    end = "finally:\n    for hook in hooks: hook.remove()\n"  # they are in cycles that are not collected
+    return f"{PREAMBLE}\n{program.setup}\ntry:\n    for i in range({count}):\n{loop}\n{end}"
+
+
+def peak_of(source: str) -> int:
+    """The memory of the program when nothing counts its steps."""
+    gc.collect()
+    with world(1, gpus=GPU, backend=None, values="assume", is_launched=False), track_memory() as memory:
+        exec(source, {})
+    return memory.peak().allocated
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_two_steps_are_as_often_around_the_loop_as_the_program_needs(run: Run, name: str) -> None:
+    program = PROGRAMS[name]
+    endless = run(source_of(program, 1000), Goal(STEP, 2))
+    assert not endless.error, endless.error
+    assert endless.made == 2
+    assert endless.remarks == []
+    exact = run(source_of(program, program.of_steps), Goal(STEP, 2))
+    assert exact.made == 2
+    assert exact.remarks == []
+    fewer = run(source_of(program, program.of_steps - 1), Goal(STEP, 2))
+    assert fewer.made == 1
+    assert endless.peaks[0].allocated == exact.peaks[0].allocated == peak_of(source_of(program, program.of_steps))
+
+
+@pytest.mark.parametrize(
+    ("name", "passes"),  # of 2 * 8 * 256 * n operations: forward, and backward without the gradient of the input
+    [
+        ("plain", 2 * 512),
+        ("accumulation", 4 * 2 * 512),
+        ("gan, discriminator first", 2 * 2048 + 5 * 2 * 512),
+        ("gan, discriminators before", 2 * 2048 + 5 * 2 * 512),
+        ("two optimizers in turns", 2 * 2048 + 2 * 512),
+    ],
+)
+def test_floating_point_operations_are_those_of_one_whole_step(run: Run, name: str, passes: int) -> None:
+    report = run(source_of(PROGRAMS[name], 1000), Goal(STEP, 2), counts_flops=True)
+    assert (report.made, report.flops, report.flops_error) == (2, 2 * 8 * 256 * passes, "")
+
+
+@pytest.mark.parametrize(
+    ("ending", "why"),
+    [
+        ("raise ValueError('after the steps')", "ValueError: after the steps"),
+        ("raise SystemExit(7)", "SystemExit: 7"),
+        ("break", "the program has ended within the step that was to be counted"),
+    ],
+)
+def test_report_says_why_operations_were_not_counted(run: Run, ending: str, why: str) -> None:
+    program = PROGRAMS["plain"]
+    report = run(
+        source_of(program._replace(loop=f"if i == 2: model(batch()); {ending}\n{program.loop}"), 1000),
+        Goal(STEP, 2),
+        counts_flops=True,
+    )
+    assert (report.made, report.exit_code, report.error) == (2, 0, "")
+    assert (report.flops, report.flops_error) == (None, why)
+    assert f"The floating-point operations were not counted: {why}." in text_of(report, 1)
+
+
+def test_generator_that_steps_first_has_all_networks_in_a_step(run: Run) -> None:
+    program = PROGRAMS["gan, discriminators before"]
+    loop = """
+one(batch()).sum().backward(); optimizer_1.step()
+for _ in range(5): two(batch()).sum().backward(); optimizer_2.step()
+"""
+    report = run(source_of(program._replace(loop=loop), 1000), Goal(STEP, 2), counts_flops=True)
+    assert report.flops == 2 * 8 * 256 * (2 * 2048 + 5 * 2 * 512)
+    assert report.made == 2
+    assert run(source_of(program._replace(loop=loop), 2), Goal(STEP, 2)).made == 2
+
+
+def test_last_step_includes_what_follows_the_optimizer(run: Run) -> None:
+    program = PROGRAMS["plain"]
+    after = "metric, large = nn.Identity(), torch.empty(i << 28, device='cuda'); metric(large); del large\n"
+    report = run(source_of(program._replace(loop=program.loop + after), 1000), Goal(STEP, 2))
+    assert 2**30 <= report.peaks[0].allocated < 2 * 2**30
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_optimizer_that_is_not_called_is_left_out_with_a_remark(run: Run, ends: bool) -> None:
+    program = PROGRAMS["two optimizers in each iteration"]
+    loop = "two(batch()).sum().backward(); optimizer_2.step()"
+    report = run(source_of(program._replace(loop=loop), 3 if ends else 1000), Goal(STEP, 2))
+    assert report.made == (3 if ends else PATIENCE)
+    (remark,) = report.remarks
+    count = 3 if ends else PATIENCE
+    assert re.search(
+        rf"^Steps are counted without Adam \(\S*train.py:\d+\): not called in {count} rounds of calls of other", remark
+    )
+
+
+def test_program_without_steps_is_told_from_one_that_fits(run: Run) -> None:
+    by_hand = "for p in model.parameters(): p.data.sub_(p.grad); p.grad = None"
+    program = Program("model = net(256, 512)", f"model(batch()).sum().backward()\n{by_hand}", 0, 0)
+    report = run(source_of(program, 3), Goal(STEP, 2))
+    first, second = text_of(report, 1).splitlines()[:2]
+    assert re.search(r"^rank 0 of 1: ended after 0 of 2 steps in [\d.]+ s$", first)
+    assert "ended by itself after 3 forward passes and 3 backward passes" in second
+    assert "torch.optim.Optimizer. Use --forwards N" in second
+    assert "fits" not in first + second
+    assert "class=fails>rank 0 of 1: ended after 0 of 2 steps" in page_of([report], 1, "")
+
+
+def test_endless_loop_in_which_no_optimizer_is_called_is_ended(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("torchext.dry_run.progress.MOST_IDLE", 50)
+    program = PROGRAMS["plain"]
+    skipping = "model(batch()).sum().backward(); optimizer.zero_grad()\nif i == 0: optimizer.step()"
+    report = run(source_of(program._replace(loop=skipping), 1000), Goal(STEP, 2))
+    assert (report.made, report.backwards) == (1, 52)
+    assert "5 backward passes without a call of an optimizer; the run ends after 50" in capfd.readouterr().err
+
+
+SERVER = """
+model, loss = net(256, 512, 256), nn.MSELoss()
+cache = []
+class Serving(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.model = model
+    def forward(self, x):
+        return self.model(x)
+serving = Serving()
+while True:
+    with torch.inference_mode():
+        cache.append(serving(batch()))
+        loss(cache[-1], cache[-1])
+        cache.append(torch.empty(1 << 20, dtype=torch.uint8, device="cuda"))
+"""
+
+
+def test_server_is_ended_after_its_forward_passes(run: Run) -> None:
+    report = run(PREAMBLE + SERVER, Goal(FORWARD, 16), counts_flops=True)
+    assert (report.made, report.error) == (16, "")
+    assert report.flops == 2 * 2 * 8 * 256 * 512
+    cache = 16 * (8 * 256 * 4 + 2**20)
+    assert (
+        cache <= sum(report.peaks[0].by_category.values()) - report.peaks[0].by_category["workspaces"] < cache + 2**22
+    )
+    assert re.search(r"^rank 0 of 1: fits, 16 of 16 forward passes in", text_of(report, 1))
+
+
+def test_forward_passes_of_a_program_that_ends_by_itself_are_counted(run: Run) -> None:
+    report = run(PREAMBLE + SERVER.replace("while True", "for _ in range(3)"), Goal(FORWARD, 16))
+    text = text_of(report, 1)
+    assert re.search(r"^rank 0 of 1: ended after 3 of 16 forward passes in", text)
+    assert "Use --forwards 3, or --to-end" in text
+
+
+def test_program_runs_to_its_end(run: Run) -> None:
+    report = run(source_of(PROGRAMS["plain"], 5) + "torch.empty(1 << 30, device='cuda')", Goal(STEP, None))
+    assert re.search(r"^rank 0 of 1: fits, 5 steps to its end in", text_of(report, 1))
+    assert report.peaks[0].allocated > 2**30
+
+
+COMMUNICATING = """
+dist.init_process_group("nccl")
+weight = torch.ones(256, device="cuda")
+dist.broadcast(weight, 0)
+"""
+
+
+def test_collectives_are_listed_by_phase(run: Run) -> None:
+    plain = PROGRAMS["plain"]
+    loop = (
+        "dist.all_reduce(weight) if i == 0 else None\n"
+        + plain.loop
+        + "dist.all_reduce(weight); dist.all_reduce(weight)\n"
+    )
+    report = run(
+        source_of(Program(plain.setup + COMMUNICATING, loop, 2, 2), 4)
+        + "dist.broadcast(weight, 0)\nmodel(batch())\n" * 2,
+        Goal(STEP, None),
+        size=8,
+    )
+    assert [(row.phase, row.operator, row.calls, row.bytes_in) for row in report.collectives] == [
+        # What comes before the first pass is construction.
+        ("construction", "allreduce", 1, 1024),
+        ("construction", "broadcast", 1, 1024),
+        ("step 1 to 3, each", "allreduce", 2, 2048),
+        ("step 4", "allreduce", 2, 2048),
+        ("step 4", "broadcast", 1, 1024),
+        ("after step 4", "broadcast", 1, 1024),
+    ]
+    assert re.search(r"^  step 1 to 3, each +world +8 +allreduce +2 +2.00 KiB", text_of(report, 8), re.MULTILINE)

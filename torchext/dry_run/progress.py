@@ -1,0 +1,194 @@
+"""Counts what a program makes, and ends it after enough."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from .passes import Passes
+from .steps import Steps
+from .world import World
+
+__all__ = ["FORWARD", "STEP", "Finished", "Goal", "Progress"]
+
+STEP = "step"
+FORWARD = "forward pass"
+
+# More backward passes than a program accumulates gradients of.
+MOST_IDLE = 10_000
+
+
+@dataclass(frozen=True)
+class Goal:
+    """When a program has made enough.
+
+    Attributes:
+        unit: What is counted: `STEP` (NOTE [Steps]) or `FORWARD` (NOTE [Passes]).
+        count: How many are enough; None for a program that runs to its end.
+    """
+
+    unit: str = STEP
+    count: int | None = 2
+
+
+class Finished(BaseException):
+    """Ends the program; handlers of `Exception` do not stop it."""
+
+
+class Progress:
+    """Counts steps or forward passes, and ends the program where the first pass after enough of them begins.
+
+    So what follows the last of them is part of it. With `counts_flops` the program makes one more, of which only the
+    floating-point operations are reported: the mode that counts them may change how much memory is needed.
+
+    Attributes:
+        forwards: How many forward passes have begun.
+        backwards: How many backward passes have begun.
+        flops: The floating-point operations of the additional step; None if they were not counted.
+        has_enough: Whether as many were made as were wanted.
+        on_enough: Called when that is so, before the additional step.
+    """
+
+    def __init__(self, goal: Goal, counts_flops: bool, job: World) -> None:
+        self.forwards = 0
+        self.backwards = 0
+        self.flops: int | None = None
+        self.has_enough = False
+        self.on_enough: Callable[[], None] = lambda: None
+        self._goal = goal
+        self._counts_flops = counts_flops and goal.count is not None
+        self._job = job
+        self._start = time.perf_counter()
+        self._first: int | None = None
+        self._forward_ends: list[int] = []
+        self._shown = 0
+        self._idle = 0
+        self._calls = 0
+        self._is_finished = False
+        self._is_open = True
+        self._mode: FlopCounterMode | None = None
+        self.steps = Steps(self._position, self._end_round)
+        self._passes = Passes(self._begin_forward, self._begin_backward)
+
+    def close(self) -> None:
+        """Stops counting."""
+        if self._is_open:
+            self._is_open = False
+            self._passes.close()
+            self.steps.close()
+            self._leave_mode()
+
+    def finish(self) -> None:
+        """The program has ended by itself: what it has made is complete."""
+        if self._is_finished:
+            return
+        self._is_finished = True
+        self.steps.finish()
+        if self.forwards:
+            self._forward_ends.append(self._position())
+        self._check()
+
+    @property
+    def made(self) -> int:
+        """How many steps, or forward passes, were complete, without the additional one."""
+        return self._shown if self.has_enough else self._complete
+
+    @property
+    def _complete(self) -> int:
+        return len(self._ends)
+
+    def phases(self) -> list[tuple[str, int, int]]:
+        """The names of the phases, with the numbers of the first collective and of that after the last."""
+        unit, position = self._goal.unit, self._position()
+        begin = position if self._first is None else self._first
+        phases = [("construction", 0, begin)]
+        for number, end in enumerate(self._ends[: self.made], 1):
+            phases.append((f"{unit} {number}", begin, end))
+            begin = end
+        rest = f"after {unit} {self.made}" if self.made else "after construction"
+        return [*phases, (rest, begin, position)]
+
+    @property
+    def _ends(self) -> list[int]:
+        return self._forward_ends if self._goal.unit == FORWARD else self.steps.rounds.ends
+
+    def _position(self) -> int:
+        return len(self._job.recorder.collectives)
+
+    def _begin_forward(self) -> None:
+        if self.forwards and not self._is_finished:
+            self._forward_ends.append(self._position())
+        self._begin_pass()
+        self.forwards += 1
+
+    def _begin_backward(self) -> None:
+        self._begin_pass()
+        self.backwards += 1
+        self._look_for_calls()
+
+    def _begin_pass(self) -> None:
+        if not self._is_finished:
+            if self._first is None:
+                self._first = self._position()
+            self.steps.begin_pass()
+        self._end_round()
+
+    def _end_round(self) -> None:
+        if not self._is_finished:
+            self._check()
+        if self._is_finished:
+            raise Finished
+
+    def _check(self) -> None:
+        """Goes on to what follows after enough steps."""
+        wanted = self._goal.count
+        if self._mode is not None:
+            if self._complete > self._shown:
+                self.flops = self._mode.get_total_flops()
+                self._is_finished = True
+            return
+        for number in range(self._shown + 1, self._complete + 1):
+            self._show(number)
+        self._shown = self._complete
+        if wanted is None or self._complete < wanted or self.has_enough:
+            return
+        self.has_enough = True
+        self.on_enough()
+        if self._is_finished or not self._counts_flops:
+            self._is_finished = True
+            return
+        self._mode = FlopCounterMode(display=False)
+        self._mode.__enter__()
+
+    def _look_for_calls(self) -> None:
+        """Ends a loop in which optimizers are not called, as where each step is skipped."""
+        if self._goal.unit == FORWARD or self._goal.count is None:
+            return
+        self._idle = self._idle + 1 if self.steps.calls == self._calls else 0
+        self._calls = self.steps.calls
+        if self._idle in (MOST_IDLE // 10, MOST_IDLE):
+            self._say(f"{self._idle} backward passes without a call of an optimizer; the run ends after {MOST_IDLE}")
+        if self._idle >= MOST_IDLE:
+            self._is_finished = True
+            raise Finished
+
+    def _show(self, number: int) -> None:
+        used = max((torch.cuda.max_memory_allocated(i) for i in range(torch.cuda.device_count())), default=0)
+        of = "" if self._goal.count is None else f" of {self._goal.count}"
+        self._say(
+            f"{self._goal.unit} {number}{of} after {time.perf_counter() - self._start:.1f} s, "
+            f"{used / 2**30:.2f} GiB allocated at most"
+        )
+
+    def _say(self, text: str) -> None:
+        print(f"[dry run] rank {self._job.rank}: {text}", file=sys.stderr, flush=True)
+
+    def _leave_mode(self) -> None:
+        mode, self._mode = self._mode, None
+        if mode is not None:
+            mode.__exit__(None, None, None)

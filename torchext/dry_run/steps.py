@@ -1,0 +1,263 @@
+"""When a step of training is complete: NOTE [Steps].
+
+NOTE [Steps]. Calls of optimizers with no pass between them (NOTE [Passes]) form a round, which ends where the next
+forward or backward pass begins. So a round is one call in a plain loop, and many where an engine calls an optimizer for
+each group of parameters, or a hook in the backward pass for each parameter. A step is complete at the end of the first
+round by which each optimizer that takes part has been called since the step before. It therefore includes what follows
+the calls: metrics that are reduced, averaged weights, the next batch. Examples:
+
+    | program                                      | rounds                | a step is           |
+    | -------------------------------------------- | --------------------- | ------------------- |
+    | a plain loop, accumulated gradients, closures | {A} {A}              | one call            |
+    | a discriminator that is trained five times   | {D} {D} {D} {D} {D} {G} | six rounds        |
+    | two optimizers in turns                      | {A} {B}               | two rounds          |
+    | ZeRO, optimizers in the backward pass        | {A, B, C}             | one round           |
+
+An optimizer takes part if one of its parameters requires a gradient, or if it has been called. One that is not called
+although its parameters are updated by another in the same round (wrappers) is not waited for. Whether an optimizer that
+has not been called will be, cannot be known; after `PATIENCE` rounds it is left out, and a remark says so.
+
+Without passes, a round ends where an optimizer updates the same parameters again. Calls before the first pass are
+construction: checkpoints make the state of an optimizer by calling it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+from weakref import ref
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.weak import TensorWeakRef
+
+from ..tools.source_lines import users_frame
+from .current import while_world_is_open
+from .passes import is_in_backward
+
+__all__ = ["PATIENCE", "Round", "Rounds", "Steps"]
+
+# How many rounds to wait for an optimizer: more than generators or discriminators are trained in a row.
+PATIENCE = 100
+NAMED = 3  # of the optimizers that are left out
+
+Key = int
+
+
+@dataclass(frozen=True)
+class Round:
+    """Calls of optimizers with no pass between them.
+
+    Attributes:
+        updated: The optimizers whose parameters were updated.
+        needed: The optimizers that took part in the training by then.
+        mark: What was given for the end of the round.
+    """
+
+    updated: frozenset[Key]
+    needed: frozenset[Key]
+    mark: int
+
+
+class Rounds:
+    """Groups rounds to steps.
+
+    Attributes:
+        ends: The marks of the rounds that have completed a step.
+        since: How many rounds there were since.
+        missing: The optimizers that were waited for at the end of the last round.
+    """
+
+    def __init__(self) -> None:
+        self._rounds: list[Round] = []
+        self._left_out: set[Key] = set()
+        self._start()
+
+    def add(self, one: Round) -> None:
+        """Adds the latest round."""
+        self._rounds.append(one)
+        self._count(one)
+
+    def leave_out(self, keys: Iterable[Key]) -> None:
+        """Counts again from the first round, without these optimizers."""
+        self._left_out.update(keys)
+        self._start()
+        for one in self._rounds:
+            self._count(one)
+
+    def never_updated(self) -> frozenset[Key]:
+        """The optimizers that are waited for, and were not called in any round."""
+        return self.missing.difference(*(one.updated for one in self._rounds))
+
+    def _start(self) -> None:
+        self.ends: list[int] = []
+        self.since = 0
+        self.missing: frozenset[Key] = frozenset()
+        self._updated: frozenset[Key] = frozenset()
+
+    def _count(self, one: Round) -> None:
+        self._updated |= one.updated
+        self.missing = one.needed - self._updated - self._left_out
+        self.since += 1
+        if not self.missing:
+            self.ends.append(one.mark)
+            self.since = 0
+            self._updated = frozenset()
+
+
+class Steps:
+    """Counts the steps of the optimizers of the process.
+
+    Args:
+        mark: Returns what to keep for the end of a round.
+        on_round: Called when a round has ended without a pass.
+
+    Attributes:
+        rounds: The rounds so far.
+        calls: How often optimizers were called.
+        remarks: Which optimizers were not waited for.
+    """
+
+    def __init__(self, mark: Callable[[], int], on_round: Callable[[], None]) -> None:
+        self.rounds = Rounds()
+        self.calls = 0
+        self.remarks: list[str] = []
+        self._mark = mark
+        self._on_round = on_round
+        self._had_pass = False
+        self._called: dict[Key, dict[int, TensorWeakRef]] = {}  # since the last pass, with the updated parameters
+        self._known: dict[Key, _Known] = {}
+        self._hooks = [
+            register_optimizer_step_pre_hook(self._before),
+            register_optimizer_step_post_hook(self._after),
+        ]
+        _listeners.append(self._learn)
+
+    def close(self) -> None:
+        """Stops counting."""
+        for hook in self._hooks:
+            hook.remove()
+        _listeners.remove(self._learn)
+
+    def end_round(self) -> None:
+        """Ends the round, if there is one: a pass begins, or the program ends."""
+        if self._called and self._had_pass:
+            self._add_round()
+        self._called = {}
+
+    def begin_pass(self) -> None:
+        """A forward or backward pass begins."""
+        self.end_round()
+        self._had_pass = True
+
+    def finish(self) -> None:
+        """Counts what is complete now that the program has ended: later calls will not follow."""
+        self._had_pass = True
+        self.end_round()
+        self._leave_out(self.rounds.never_updated())
+
+    @property
+    def made(self) -> int:
+        """How many steps are complete."""
+        return len(self.rounds.ends)
+
+    def _learn(self, optimizer: Optimizer) -> _Known:
+        known = self._known.get(id(optimizer))
+        if known is None or known.reference() is not optimizer:
+            known = self._known[id(optimizer)] = _Known(ref(optimizer), _description(optimizer))
+            known.takes_part()
+        return known
+
+    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        updated = self._called.get(id(optimizer))
+        if updated and not is_in_backward() and any(_is_in(updated, p) for p in _parameters(optimizer)):
+            self._add_round()
+            self._called = {}
+            self._on_round()
+
+    def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self.calls += 1
+        self._learn(optimizer).was_called = True
+        updated = self._called.setdefault(id(optimizer), {})
+        updated.update((id(p), TensorWeakRef(p)) for p in _parameters(optimizer))
+
+    def _add_round(self) -> None:
+        needed = {key for key, known in self._known.items() if known.takes_part()}
+        self.rounds.add(Round(frozenset(self._updated(needed)), frozenset(needed), self._mark()))
+        if self.rounds.since >= PATIENCE:
+            self._leave_out(self.rounds.missing)
+
+    def _updated(self, needed: set[Key]) -> set[Key]:
+        everything = {name: tensor for updated in self._called.values() for name, tensor in updated.items()}
+        covered = {key for key in needed if self._known[key].is_covered_by(everything)}
+        return covered | self._called.keys()
+
+    def _leave_out(self, keys: Iterable[Key]) -> None:
+        names = [self._known[key].name for key in keys]
+        if names:
+            more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+            self.remarks.append(
+                f"Steps are counted without {', '.join(names[:NAMED])}{more}: not called in {self.rounds.since} rounds "
+                "of calls of other optimizers."
+            )
+            self.rounds.leave_out(keys)
+
+
+@dataclass
+class _Known:
+    """An optimizer of the program."""
+
+    reference: ref[Optimizer]
+    name: str
+    was_called: bool = False
+    required_gradients: bool = False
+
+    def takes_part(self) -> bool:
+        optimizer = self.reference()
+        if optimizer is None:
+            return False
+        # Programs that train networks in turns switch the others off for that time.
+        self.required_gradients |= any(p.requires_grad for p in _parameters(optimizer))
+        return self.was_called or self.required_gradients
+
+    def is_covered_by(self, updated: dict[int, TensorWeakRef]) -> bool:
+        optimizer = self.reference()
+        own = [] if optimizer is None else list(_parameters(optimizer))
+        return bool(own) and all(_is_in(updated, p) for p in own)
+
+
+def _description(optimizer: Optimizer) -> str:
+    """The class, and the line that constructs it."""
+    frame = users_frame()
+    name = type(optimizer).__name__
+    return name if frame is None else f"{name} ({frame.f_code.co_filename}:{frame.f_lineno})"
+
+
+def _parameters(optimizer: Optimizer) -> Iterable[torch.Tensor]:
+    return (p for group in getattr(optimizer, "param_groups", ()) for p in group["params"])
+
+
+def _is_in(updated: dict[int, TensorWeakRef], parameter: torch.Tensor) -> bool:
+    reference = updated.get(id(parameter))
+    return reference is not None and reference() is parameter
+
+
+_listeners: list[Callable[[Optimizer], Any]] = []
+
+
+def _noticing(original: Callable[..., None]) -> Callable[..., None]:
+    def __init__(self: Optimizer, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        for listener in list(_listeners):
+            listener(self)
+
+    return __init__
+
+
+def _install() -> None:
+    while_world_is_open.patch(Optimizer, "__init__", _noticing, "has no hook for optimizers that are constructed")
+
+
+while_world_is_open.declare(_install)
