@@ -8,12 +8,13 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from textwrap import dedent
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 
-from torchext.dry_run.command import main
+from torchext.dry_run.command import exit_code_of, main
+from torchext.dry_run.running import RankReport
 
 ROOT = Path(__file__).parents[2]
 
@@ -458,11 +459,17 @@ def test_report_is_one_page_that_needs_nothing_else(command: Command, tmp_path: 
     ("arguments", "message"),
     [
         (["--world-size", "4", "--rank", "4", "--", "train.py"], r"a job of 4 has the ranks 0 to 3"),
+        (["--world-size", "4", "--rank", "0,2-5", "--", "train.py"], r"a job of 4 has the ranks 0 to 3; got '0,2-5'"),
+        (["--world-size", "4", "--rank", "3-1", "--", "train.py"], r"a job of 4 has the ranks 0 to 3; got '3-1'"),
+        (["--forwards", "0", "--", "train.py"], r"--steps and --forwards: at least 1"),
+        (["--steps", "1", "--forwards", "1", "--", "train.py"], r"not allowed with argument --steps"),
+        (["--per-node", "0", "--", "train.py"], r"--per-node: at least 1"),
+        (["--", "python", "-c", "pass"], r"-c: expected a script, or -m and a module, after python"),
         (["--rank", "1", "--", "train.py"], r"a job of 1 has the ranks 0 to 0"),
         (["--world-size", "0", "--", "train.py"], r"--world-size: at least 1"),
         (["--steps", "0", "--", "train.py"], r"--steps and --forwards: at least 1"),
         (["--gpu", "H100-81GB", "--", "train.py"], r"H100-81GB"),
-        (["--rank", "0;1", "--", "train.py"], r"invalid _ranks value|--rank"),
+        (["--rank", "0;1", "--", "train.py"], r"expected ranks such as 0,8-15, or all, or stages; got '0;1'"),
         (["--steps", "2"], r"which program\? Give it after --"),
     ],
 )
@@ -566,3 +573,64 @@ def test_folder_for_files_must_not_exist(tmp_path: Path, capsys: pytest.CaptureF
     with pytest.raises(SystemExit, match="2"):
         main(["--keep-files", str(tmp_path), "--", "train.py"])
     assert f"--keep-files: {tmp_path} exists" in capsys.readouterr().err
+
+
+def test_gpus_of_a_program_without_a_launcher(command: Command) -> None:
+    program = "import torch; [torch.empty(1 << 20, device=i) for i in range(torch.cuda.device_count())]"
+    for options, count in ([], 1), (["--per-node", "3"], 3):
+        ended = command(program, "--to-end", "--no-lines", *options)
+        assert re.findall(r"^  cuda:(\d) ", ended.out, re.MULTILINE) == [str(i) for i in range(count)]
+
+
+SHOW = """
+    import os, sys
+    print("started", os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["LOCAL_RANK"], *sys.argv[1:])
+"""
+
+
+def test_command_line_of_torchrun_is_understood(command: Command) -> None:
+    line = ["torchrun", "--nnodes=2", "--nproc-per-node", "4", "train.py", "--local_rank", "{local_rank}", "--x={rank}"]
+    ended = command(SHOW, "--to-end", "--no-lines", "--rank", "0,5-6", arguments=line)
+    assert ended.code == 0, ended.err
+    assert re.findall(r"started (.*)", ended.out) == [
+        "0 8 0 --local_rank 0 --x=0",
+        "5 8 1 --local_rank 1 --x=5",
+        "6 8 2 --local_rank 2 --x=6",
+    ]
+
+
+def test_options_of_a_launcher_that_do_not_exist_are_refused(command: Command) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command(SHOW, arguments=["torchrun", "--processes", "4", "train.py"])
+
+
+def test_stages_are_the_ranks_that_exchange_messages(command: Command) -> None:
+    program = """
+        import os, torch, torch.distributed as dist
+        dist.init_process_group("nccl")
+        rank = dist.get_rank()
+        x = torch.ones(4, device="cuda")
+        if rank < 4:
+            dist.send(x, rank + 2)
+        else:
+            dist.recv(x, rank - 2)
+        dist.all_reduce(x)
+    """
+    ended = command(program, "--to-end", "--no-lines", "--world-size", "6", "--rank", "stages")
+    assert ended.code == 0, ended.err
+    assert re.findall(r"^rank (\d) of 6: fits", ended.out, re.MULTILINE) == ["0", "2", "4"]
+
+
+@pytest.mark.parametrize(
+    ("reports", "code"),
+    [
+        ([{"made": 2}, {"made": 3}], 0),
+        ([{"made": 2}, {"made": 1}], 4),
+        ([{"made": 1}, {"made": 2, "out_of_memory": "x"}], 3),
+        ([{"made": 2, "out_of_memory": "x"}, {"exit_code": 7}], 7),
+        ([{"made": 2, "out_of_memory": "x"}, {"exit_code": 512}], 1),
+        ([{"exit_code": 7}, {"error": "x"}], 1),
+    ],
+)
+def test_exit_code_is_that_of_the_worst_rank(reports: list[dict[str, Any]], code: int) -> None:
+    assert exit_code_of([RankReport(i, **report) for i, report in enumerate(reports)]) == code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import pickle
 import shlex
@@ -17,11 +18,12 @@ from tempfile import TemporaryDirectory
 from ..fake.assumed_values import POLICIES
 from ..fake.gpus import FakeGPU
 from .files import GUARD, STARTUP, Tree, can_guard
+from .launch_lines import Launch, launcher_of, without_python
 from .pages import page_of, text_of
 from .progress import FORWARD, STEP, Goal
 from .running import RankReport, run_rank
 
-__all__ = ["main"]
+__all__ = ["exit_code_of", "main"]
 
 FAILED = 1
 DOES_NOT_FIT = 3
@@ -43,8 +45,24 @@ The exit code is that of the rank with the worst outcome, in this order:
 """
 
 
-def _ranks(text: str) -> list[int]:
-    return [int(rank) for rank in text.split(",")]
+STAGES = "stages"
+
+
+def _ranks(text: str, size: int) -> list[int]:
+    """The ranks that `--rank` names, in that order; for `stages` the first."""
+    if text == STAGES:
+        return [0]
+    if text == "all":
+        return list(range(size))
+    ranks: dict[int, None] = {}
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            raise ValueError(f"expected ranks such as 0,8-15, or all, or {STAGES}; got {text!r}")
+        ranks.update(dict.fromkeys(range(int(first), int(last or first) + 1)))
+    if not ranks or max(ranks) >= size:
+        raise ValueError(f"a job of {size} has the ranks 0 to {size - 1}; got {text!r}")
+    return list(ranks)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -59,11 +77,21 @@ def _parser() -> argparse.ArgumentParser:
         help="how many processes torchrun starts (by default it starts none, and the program runs alone)",
     )
     add(
-        "--rank", type=_ranks, default=[0], metavar="R,R", help="which of them to run, one after the other (default: 0)"
+        "--rank",
+        default="0",
+        metavar="R,R-R",
+        help="which of them to run, one after the other: ranks and ranges, all, or stages, which are rank 0 and each "
+        "rank that exchanges messages with one of these, as the stages of a pipeline do (default: 0)",
     )
     add("--gpu", default="H100-80GB", metavar="MODEL", help="what the GPUs are, such as A100-40GB (default: H100-80GB)")
     add("--gpu-memory", type=float, metavar="GIB", help="the memory of each GPU, where the model is unknown or another")
-    add("--per-node", type=int, default=8, metavar="N", help="how many GPUs and processes a machine has (default: 8)")
+    add(
+        "--per-node",
+        type=int,
+        metavar="N",
+        help="how many GPUs and processes a machine has (default: 8); without --world-size, the GPUs of the program "
+        "(default: 1)",
+    )
     goal = parser.add_mutually_exclusive_group()
     goal.add_argument(
         "--steps", type=int, metavar="N", help="how many steps to run: each optimizer is called in each (default: 2)"
@@ -85,7 +113,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--report", type=Path, metavar="FILE.html", help="also write a page")
     add("--no-lines", action="store_true", help="do not look for the lines that made tensors: faster")
     add("--no-flops", action="store_true", help="do not run one more step to count floating-point operations")
-    add("program", nargs=argparse.REMAINDER, help="-- script.py ARGS, or -- -m module ARGS")
+    add(
+        "program",
+        nargs=argparse.REMAINDER,
+        help="-- script.py ARGS, or -- -m module ARGS, or a command line of torchrun, accelerate launch or deepspeed; "
+        "the arguments {rank}, {local_rank} and {world_size}, also behind =, are replaced",
+    )
     return parser
 
 
@@ -96,9 +129,30 @@ def _goal(options: argparse.Namespace) -> Goal:
 
 
 def _gpu(options: argparse.Namespace) -> FakeGPU:
-    if options.gpu_memory is None:
-        return FakeGPU(options.gpu)
-    return FakeGPU(options.gpu, memory=int(options.gpu_memory * 2**30))
+    memory = 0 if options.gpu_memory is None else int(options.gpu_memory * 2**30)
+    return FakeGPU(options.gpu, count=options.per_node or 1, memory=memory)
+
+
+def _launch(options: argparse.Namespace, line: list[str]) -> Launch:
+    """What to run, by the command line that follows the options, and the options, which come first."""
+    line = without_python(line)
+    called = launcher_of(line)
+    launch = Launch(line) if called is None else _ask_launcher(options, called)
+    size = launch.size if options.world_size is None else options.world_size
+    return replace(launch, size=size, per_node=options.per_node or launch.per_node or 8)
+
+
+def _ask_launcher(options: argparse.Namespace, called: list[str]) -> Launch:
+    with TemporaryDirectory(prefix="torchext-") as folder:
+        task, answer = Path(folder) / "task", Path(folder) / "answer"
+        task.write_text(json.dumps({"module": called[0], "arguments": called[1:], "gpus": options.per_node or 8}))
+        code = _run_child(options, folder, "launch_lines", task, answer, {})
+        if not answer.exists():
+            raise ValueError(f"{called[0]} has ended with code {code}, and has started nothing")
+        found = json.loads(answer.read_text())
+    if "error" in found:
+        raise ValueError(f"{called[0]}: {found['error']}; give --world-size and the program itself")
+    return Launch(**found)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -116,11 +170,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     program = options.program[1:] if options.program[:1] == ["--"] else options.program
     if not program or program == ["-m"]:
         parser.error("which program? Give it after --, as in: -- train.py --batch-size 4")
-    size = options.world_size or 1
-    if any(not 0 <= rank < size for rank in options.rank):
-        parser.error(f"--rank {options.rank}: a job of {size} has the ranks 0 to {size - 1}")
     if options.world_size is not None and options.world_size < 1:
         parser.error("--world-size: at least 1")
+    if options.per_node is not None and options.per_node < 1:
+        parser.error("--per-node: at least 1")
     goal = _goal(options)
     if goal.count is not None and goal.count < 1:
         parser.error("--steps and --forwards: at least 1")
@@ -132,21 +185,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "are started, from changing files; --unguarded runs all the same, and keeps Python's own functions only"
         )
     try:
+        launch = _launch(options, program)
+        size = launch.size or 1
+        ranks = _ranks(options.rank, size)
         gpu = _gpu(options)
     except ValueError as error:
         parser.error(str(error))
-    reports = [_run_in_process(options, program, gpu, rank) for rank in options.rank]
-    for report in reports:
-        print(text_of(report, size), end="\n\n")
+    reports: list[RankReport] = []
+    while ranks:
+        report = _run_in_process(options, launch, gpu, ranks.pop(0))
+        reports.append(report)
+        print(text_of(report, size), end="\n\n", flush=True)
         if report.error:
             print(report.error, file=sys.stderr)
+        if options.rank == STAGES:
+            ranks += sorted(set(report.peers) - {one.rank for one in reports} - set(ranks))
     if options.report is not None:
         options.report.write_text(page_of(reports, size, shlex.join(program)))
         print(f"The report is in {options.report}.")
-    return _exit_code(reports)
+    return exit_code_of(reports)
 
 
-def _exit_code(reports: Sequence[RankReport]) -> int:
+def exit_code_of(reports: Sequence[RankReport]) -> int:
     """The code of the rank with the worst outcome: failed, does not fit, too few steps, fits."""
     if any(report.error for report in reports):
         return FAILED
@@ -158,11 +218,11 @@ def _exit_code(reports: Sequence[RankReport]) -> int:
     return 0 if all(report.has_enough for report in reports) else TOO_FEW
 
 
-def _run_in_process(options: argparse.Namespace, program: list[str], gpu: FakeGPU, rank: int) -> RankReport:
-    """Runs one rank in a fresh process, and again with as much memory as it likes if it does not fit."""
-    report = _start(options, program, gpu, rank)
+def _run_in_process(options: argparse.Namespace, launch: Launch, gpu: FakeGPU, rank: int) -> RankReport:
+    """Runs one rank in a fresh process, and again with unlimited memory if it does not fit."""
+    report = _start(options, launch, gpu, rank)
     if report.out_of_memory:
-        needed = _start(options, program, replace(gpu, memory=UNLIMITED), rank)
+        needed = _start(options, launch, replace(gpu, memory=UNLIMITED), rank)
         if needed.error:  # after the point that it does not reach
             return report
         for peak in needed.peaks:
@@ -172,31 +232,31 @@ def _run_in_process(options: argparse.Namespace, program: list[str], gpu: FakeGP
     return report
 
 
-def _start(options: argparse.Namespace, program: list[str], gpu: FakeGPU, rank: int) -> RankReport:
+def _start(options: argparse.Namespace, launch: Launch, gpu: FakeGPU, rank: int) -> RankReport:
     with TemporaryDirectory(prefix="torchext-") as folder:
         task, answer = Path(folder) / "task", Path(folder) / "answer"
+        per_node = launch.per_node or 8
+        program = _filled_in(launch.program, rank, rank % per_node, launch.size or 1)
         is_module = program[0] == "-m"
         arguments = {
             "program": program[1:] if is_module else program,
             "is_module": is_module,
-            "size": options.world_size or 1,
-            "is_launched": options.world_size is not None,
+            "size": launch.size or 1,
+            "is_launched": launch.size is not None,
             "rank": rank,
             "gpu": gpu,
-            "per_node": options.per_node,
+            "per_node": per_node,
             "goal": _goal(options),
             "values": options.values,
             "traces_lines": not options.no_lines,
             "counts_flops": not options.no_flops,
         }
         task.write_bytes(pickle.dumps(arguments))
-        guard = [] if options.unguarded else [sys.executable, GUARD, folder]
-        command = [sys.executable, "-m", "torchext.dry_run.child", str(task), str(answer)]
-        ended = subprocess.run([*guard, *command], env=_environment(folder), check=False)
+        code = _run_child(options, folder, "child", task, answer, launch.environment)
         if answer.exists():
             report: RankReport = pickle.loads(answer.read_bytes())
         else:
-            report = RankReport(rank, error=f"The process of rank {rank} has ended with code {ended.returncode}.")
+            report = RankReport(rank, _goal(options), error=f"The process of rank {rank} has ended with code {code}.")
         files = Tree(folder)
         report.files = files.changes()
         if options.keep_files is not None:
@@ -204,11 +264,32 @@ def _start(options: argparse.Namespace, program: list[str], gpu: FakeGPU, rank: 
         return report
 
 
-def _environment(folder: str) -> dict[str, str]:
+def _filled_in(program: Sequence[str], rank: int, local_rank: int, size: int) -> list[str]:
+    """Replaces placeholders, which are an argument or follow its equals sign."""
+    values = {"{rank}": rank, "{local_rank}": local_rank, "{world_size}": size}
+
+    def fill(argument: str) -> str:
+        name, equals, value = argument.rpartition("=")
+        return f"{name}{equals}{values.get(value, value)}"
+
+    return [fill(argument) for argument in program]
+
+
+def _run_child(
+    options: argparse.Namespace, folder: str, module: str, task: Path, answer: Path, variables: dict[str, str]
+) -> int:
+    """Runs one of the modules here in a process of its own, which changes no files outside of `folder`."""
+    guard = [] if options.unguarded else [sys.executable, GUARD, folder]
+    command = [sys.executable, "-m", f"torchext.dry_run.{module}", str(task), str(answer)]
+    return subprocess.run([*guard, *command], env=_environment(folder, variables), check=False).returncode
+
+
+def _environment(folder: str, variables: dict[str, str]) -> dict[str, str]:
     """The environment of a process whose files are in `folder`, and of those that it starts."""
-    path = os.pathsep.join(filter(None, [STARTUP, os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [STARTUP, variables.get("PYTHONPATH", os.environ.get("PYTHONPATH"))]))
     apart = {"TORCHEXT_DRY_RUN_FILES": folder, "PYTHONPATH": path, "TMPDIR": folder}
-    return {**os.environ, **apart, "CUDA_VISIBLE_DEVICES": ""}  # real GPUs would be found instead of those described
+    # Real GPUs would be found instead of those described.
+    return {**os.environ, **variables, **apart, "CUDA_VISIBLE_DEVICES": ""}
 
 
 def _keep(files: Tree, folder: Path) -> None:

@@ -1,6 +1,6 @@
-"""Notices where forward and backward passes begin: NOTE [Passes].
+"""Notices where forward and backward passes begin.
 
-NOTE [Passes]. A forward pass is a call of a module that holds parameters or buffers, made while no other module runs
+A forward pass is a call of a module that holds parameters or buffers, made while no other module runs
 on the thread; losses and metrics, which are modules without either, are part of what surrounds them. A backward pass is
 a run of autograd's engine. What runs inside a backward pass belongs to it: activation checkpointing calls modules and
 the engine again, and hooks of gradients may call optimizers.

@@ -28,7 +28,7 @@ class Goal:
     """When a program has made enough.
 
     Attributes:
-        unit: What is counted: `STEP` (NOTE [Steps]) or `FORWARD` (NOTE [Passes]).
+        unit: What is counted: `STEP` (`steps.py`) or `FORWARD` (`passes.py`).
         count: How many are enough; None for a program that runs to its end.
     """
 

@@ -1,24 +1,24 @@
-"""When a step of training is complete: NOTE [Steps].
+"""When a step of training is complete.
 
-NOTE [Steps]. Calls of optimizers with no pass between them (NOTE [Passes]) form a round, which ends where the next
-forward or backward pass begins. So a round is one call in a plain loop, and many where an engine calls an optimizer for
-each group of parameters, or a hook in the backward pass for each parameter. A step is complete at the end of the first
-round by which each optimizer that takes part has been called since the step before. It therefore includes what follows
-the calls: metrics that are reduced, averaged weights, the next batch. Examples:
+Calls of optimizers with no pass between them (`passes.py`) form a round, which ends where the next forward or backward
+pass begins. So a round is one call in a plain loop, and many calls where an engine calls an optimizer for each group of
+parameters, or hooks call one for each parameter in the backward pass. A step is complete at the end of the first round
+by which each optimizer that takes part has been called since the last step. It therefore includes what follows the
+calls: metrics that are reduced, averaged weights, the next batch.
 
-    | program                                      | rounds                | a step is           |
-    | -------------------------------------------- | --------------------- | ------------------- |
-    | a plain loop, accumulated gradients, closures | {A} {A}              | one call            |
-    | a discriminator that is trained five times   | {D} {D} {D} {D} {D} {G} | six rounds        |
-    | two optimizers in turns                      | {A} {B}               | two rounds          |
-    | ZeRO, optimizers in the backward pass        | {A, B, C}             | one round           |
+| program                                 | rounds                  | a step is  |
+| --------------------------------------- | ----------------------- | ---------- |
+| a plain loop, accumulation, closures    | {A} {A}                 | one round  |
+| a GAN with five calls for each of one   | {D} {D} {D} {D} {D} {G} | six rounds |
+| two optimizers in turns                 | {A} {B}                 | two rounds |
+| ZeRO, optimizers in the backward pass   | {A, B, C}               | one round  |
 
-An optimizer takes part if one of its parameters requires a gradient, or if it has been called. One that is not called
-although its parameters are updated by another in the same round (wrappers) is not waited for. Whether an optimizer that
-has not been called will be, cannot be known; after `PATIENCE` rounds it is left out, and a remark says so.
+An optimizer takes part if it has been called, or if one of its parameters requires a gradient. If another optimizer
+updates its parameters in the same round, as under a wrapper, it need not be called itself. Whether an idle optimizer
+will be called later is unknown; after `PATIENCE` rounds it is left out, with a remark.
 
-Without passes, a round ends where an optimizer updates the same parameters again. Calls before the first pass are
-construction: checkpoints make the state of an optimizer by calling it.
+Without passes, a round ends where an optimizer updates the same parameters again. Calls before the first pass belong to
+the construction: loading a distributed checkpoint calls an optimizer once to make its state.
 """
 
 from __future__ import annotations

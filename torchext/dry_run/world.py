@@ -166,7 +166,8 @@ def world(
     Args:
         size: How many processes the job has.
         rank: The rank of this one.
-        gpus: What the GPUs are like, or the name of a model; None for a job on CPUs. `count` is replaced by `per_node`.
+        gpus: What the GPUs are like, or the name of a model; None for a job on CPUs. For a job of several processes
+            `count` is replaced by `per_node`.
         per_node: How many processes, and GPUs, a machine has.
         backend: The backend of the default process group; by default `cpu:gloo,cuda:nccl`, or `gloo` without GPUs.
             `init_process_group()` in the block replaces this group by the one that it is asked for. With None there is
@@ -197,7 +198,7 @@ def world(
         raise ValueError(f"`per_node` was expected to be at least 1, but is {per_node}.")
     if isinstance(gpus, str):
         gpus = FakeGPU(gpus)
-    if gpus is not None:
+    if gpus is not None and size > 1:
         gpus = replace(gpus, count=min(per_node, size))
     if backend == "default":
         backend = "gloo" if gpus is None else "cpu:gloo,cuda:nccl"
