@@ -634,3 +634,14 @@ def test_stages_are_the_ranks_that_exchange_messages(command: Command) -> None:
 )
 def test_exit_code_is_that_of_the_worst_rank(reports: list[dict[str, Any]], code: int) -> None:
     assert exit_code_of([RankReport(i, **report) for i, report in enumerate(reports)]) == code
+
+
+def test_program_that_handles_everything_is_ended(command: Command) -> None:
+    body = TRAIN[TRAIN.index("        loss = model") :].replace("        ", "            ")
+    program = (
+        TRAIN[: TRAIN.index("    for step")]
+        + f"    while True:\n        try:\n{body}        except:\n            pass\n"
+    )
+    ended = command(program, "--no-lines")
+    assert ended.code == 0, ended.err
+    assert "rank 0 of 1: fits, 2 of 2 steps" in ended.out

@@ -90,6 +90,7 @@ def test_two_steps_are_as_often_around_the_loop_as_the_program_needs(run: Run, n
         ("gan, discriminator first", 2 * 2048 + 5 * 2 * 512),
         ("gan, discriminators before", 2 * 2048 + 5 * 2 * 512),
         ("two optimizers in turns", 2 * 2048 + 2 * 512),
+        ("gradient penalty", 3 * 512),
     ],
 )
 def test_floating_point_operations_are_those_of_one_whole_step(run: Run, name: str, passes: int) -> None:

@@ -304,6 +304,14 @@ def _keep(files: Tree, folder: Path) -> None:
 
 def run_child(task: Path, answer: Path) -> None:
     """Runs the rank that is described in the file `task`, and leaves the report in the file `answer`."""
+
+    def leave(report: RankReport) -> None:
+        answer.write_bytes(pickle.dumps(report))
+
+    def leave_and_exit(report: RankReport) -> None:
+        leave(report)
+        sys.stdout.flush()
+        os._exit(0)
+
     arguments = pickle.loads(task.read_bytes())
-    report = run_rank(arguments.pop("program"), **arguments)
-    answer.write_bytes(pickle.dumps(report))
+    leave(run_rank(arguments.pop("program"), **arguments, on_unstoppable=leave_and_exit))

@@ -6,12 +6,13 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NoReturn
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from .passes import Passes
-from .steps import Steps
+from .steps import PATIENCE, Steps
 from .world import World
 
 __all__ = ["FORWARD", "STEP", "Finished", "Goal", "Progress"]
@@ -21,6 +22,25 @@ FORWARD = "forward pass"
 
 # More backward passes than a program accumulates gradients of.
 MOST_IDLE = 10_000
+
+
+class _NoModules:
+    """In the place of `FlopCounterMode.mod_tracker`, which fails for some calls of `torch.autograd.grad()`.
+
+    Only totals are reported.
+    """
+
+    parents = ("Global",)
+
+    def __enter__(self) -> None:
+        """Tracks nothing."""
+
+    def __exit__(self, *error: object) -> None:
+        """Tracks nothing."""
+
+
+# A bare `except:` in a loop handles `Finished` in each iteration.
+MOST_RAISED = 100
 
 
 @dataclass(frozen=True)
@@ -52,6 +72,7 @@ class Progress:
         flops: The floating-point operations of the additional step; None if they were not counted.
         has_enough: Whether as many were made as were wanted.
         on_enough: Called when that is so, before the additional step.
+        on_unstoppable: Called when the program handles what ends it, and goes on.
     """
 
     def __init__(self, goal: Goal, counts_flops: bool, job: World) -> None:
@@ -60,6 +81,7 @@ class Progress:
         self.flops: int | None = None
         self.has_enough = False
         self.on_enough: Callable[[], None] = lambda: None
+        self.on_unstoppable: Callable[[], None] = lambda: None
         self._goal = goal
         self._counts_flops = counts_flops and goal.count is not None
         self._job = job
@@ -70,7 +92,9 @@ class Progress:
         self._idle = 0
         self._calls = 0
         self._is_finished = False
+        self._raised = 0
         self._is_open = True
+        self._is_waiting = False
         self._mode: FlopCounterMode | None = None
         self.steps = Steps(self._position, self._end_round)
         self._passes = Passes(self._begin_forward, self._begin_backward)
@@ -140,9 +164,12 @@ class Progress:
 
     def _end_round(self) -> None:
         if not self._is_finished:
+            if self.steps.rounds.since == PATIENCE // 10 and self._goal.unit == STEP and not self._is_waiting:
+                self._is_waiting = True
+                self._say(f"{PATIENCE // 10} rounds without {self.steps.missing}, left out after {PATIENCE}")
             self._check()
         if self._is_finished:
-            raise Finished
+            self._raise()
 
     def _check(self) -> None:
         """Goes on to what follows after enough steps."""
@@ -152,7 +179,7 @@ class Progress:
                 self.flops = self._mode.get_total_flops()
                 self._is_finished = True
             return
-        for number in range(self._shown + 1, self._complete + 1):
+        for number in range(self._shown + 1, min(self._complete, wanted or self._complete) + 1):
             self._show(number)
         self._shown = self._complete
         if wanted is None or self._complete < wanted or self.has_enough:
@@ -163,6 +190,7 @@ class Progress:
             self._is_finished = True
             return
         self._mode = FlopCounterMode(display=False)
+        self._mode.mod_tracker = _NoModules()  # type: ignore[assignment]
         self._mode.__enter__()
 
     def _look_for_calls(self) -> None:
@@ -175,7 +203,13 @@ class Progress:
             self._say(f"{self._idle} backward passes without a call of an optimizer; the run ends after {MOST_IDLE}")
         if self._idle >= MOST_IDLE:
             self._is_finished = True
-            raise Finished
+            self._raise()
+
+    def _raise(self) -> NoReturn:
+        self._raised += 1
+        if self._raised >= MOST_RAISED:
+            self.on_unstoppable()
+        raise Finished
 
     def _show(self, number: int) -> None:
         used = max((torch.cuda.max_memory_allocated(i) for i in range(torch.cuda.device_count())), default=0)

@@ -6,7 +6,7 @@ import runpy
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -118,6 +118,7 @@ def run_rank(
     values: str,
     traces_lines: bool,
     counts_flops: bool,
+    on_unstoppable: Callable[[RankReport], None] = lambda report: None,
 ) -> RankReport:
     """Runs a program as rank `rank` of `size` until it has made enough.
 
@@ -133,6 +134,7 @@ def run_rank(
         values: The policy for values that do not exist.
         traces_lines: Whether to look for the lines that made tensors, which takes longer.
         counts_flops: Whether to make one more step to count its floating-point operations.
+        on_unstoppable: Called with the report when the program goes on after it has made enough. May end the process.
     """
     report = RankReport(rank, goal)
     start = time.perf_counter()
@@ -155,6 +157,7 @@ def run_rank(
         progress = Progress(goal, counts_flops, job)
         block.callback(progress.close)
         progress.on_enough = lambda: _describe(report, job, memory, progress)
+        progress.on_unstoppable = lambda: on_unstoppable(_completed(report, job, memory, progress, start))
         try:
             _run(program, is_module)
         except Finished:
@@ -163,18 +166,23 @@ def run_rank(
             # What happens while operations are counted is not part of the run.
             if not progress.has_enough:
                 _describe_end(report, error, job.latest_value)
-            elif counts_flops:
+            elif counts_flops and progress.flops is None:
                 report.flops_error = _shortly(error)
         if not report.flops_error:
             progress.finish()
         progress.close()
-        report.flops = progress.flops
-        if counts_flops and progress.has_enough and report.flops is None and not report.flops_error:
+        if counts_flops and progress.has_enough and progress.flops is None and not report.flops_error:
             report.flops_error = f"the program has ended within the {goal.unit} that was to be counted"
-        report.made = progress.made
-        report.remarks = [*job.remarks, *progress.steps.remarks]
-        if not report.peaks:
-            _describe(report, job, memory, progress)
+        return _completed(report, job, memory, progress, start)
+
+
+def _completed(report: RankReport, job: World, memory: TrackedMemory, progress: Progress, start: float) -> RankReport:
+    """Adds what is known at the end."""
+    report.made = progress.made
+    report.flops = progress.flops
+    report.remarks = [*job.remarks, *progress.steps.remarks]
+    if not report.peaks:
+        _describe(report, job, memory, progress)
     report.seconds = time.perf_counter() - start
     return report
 
@@ -194,7 +202,7 @@ def _describe_end(report: RankReport, error: BaseException, latest: AssumedValue
 
 def _shortly(error: BaseException) -> str:
     """The first line of the message, with the class."""
-    return "".join(traceback.format_exception_only(error)).strip().partition("\n")[0]
+    return "".join(traceback.format_exception_only(error)).strip().partition("\n")[0].rstrip(".")
 
 
 def _about_values(latest: AssumedValue) -> str:

@@ -194,15 +194,23 @@ class Steps:
         covered = {key for key in needed if self._known[key].is_covered_by(everything)}
         return covered | self._called.keys()
 
-    def _leave_out(self, keys: Iterable[Key]) -> None:
-        names = [self._known[key].name for key in keys]
-        if names:
-            more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    @property
+    def missing(self) -> str:
+        """The optimizers that have to be called before the step is complete."""
+        return self._names(self.rounds.missing)
+
+    def _leave_out(self, keys: frozenset[Key]) -> None:
+        if keys:
             self.remarks.append(
-                f"Steps are counted without {', '.join(names[:NAMED])}{more}: not called in {self.rounds.since} rounds "
-                "of calls of other optimizers."
+                f"Steps are counted without {self._names(keys)}: not called in {self.rounds.since} rounds of calls of "
+                "other optimizers."
             )
             self.rounds.leave_out(keys)
+
+    def _names(self, keys: frozenset[Key]) -> str:
+        names = [known.name for key, known in self._known.items() if key in keys]
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        return ", ".join(names[:NAMED]) + more
 
 
 @dataclass
