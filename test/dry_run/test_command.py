@@ -197,6 +197,9 @@ def test_values_that_do_not_exist_are_assumed_and_listed(command: Command) -> No
     ended = command(READS)
     assert ended.code == 0
     assert "loss 0.125\nsound True\n" in ended.out
+    assert re.search(
+        r"^rank 0 of 1: fits, 2 of 2 steps in [\d.]+ s, assuming 2 truth values, 2 numbers$", ended.out, re.M
+    )
     values = ended.out.partition("Values that do not exist")[2]
     assert re.search(r"2 +0\.125 +\S*train.py:11 in <module> +\S*train.py:11", values)
     assert re.search(r"2 +True +\S*train.py:12 in <module> +\S*train.py:12", values)

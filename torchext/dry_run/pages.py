@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Sequence
 
+from ..fake.assumed_values import KINDS
 from ..memory.reports import in_units
 from .progress import FORWARD
 from .running import DevicePeak, RankReport
@@ -115,7 +116,10 @@ def _tables(report: RankReport) -> Iterable[tuple[str, Row, list[Row]]]:
         yield (
             "Values that do not exist, and what the program was told",
             ("times", "answer", "line", "reader"),
-            [(site.count, site.answer, site.line, site.reader) for site in report.values],
+            [
+                (site.count, site.answer, site.line, site.reader)
+                for site in sorted(report.values, key=lambda site: KINDS.index(site.kind))
+            ],
         )
 
 
@@ -134,7 +138,7 @@ def _memory_row(peak: DevicePeak) -> Row:
 
 
 def _summary(report: RankReport, size: int) -> list[str]:
-    lines = [f"rank {report.rank} of {size}: {verdict(report)} in {report.seconds:.1f} s"]
+    lines = [f"rank {report.rank} of {size}: {verdict(report)} in {report.seconds:.1f} s{_assumptions(report)}"]
     if report.flops is not None:
         lines.append(f"{operations(report.flops)} in a {report.goal.unit}")
     if report.flops_error:
@@ -145,6 +149,13 @@ def _summary(report: RankReport, size: int) -> list[str]:
         lines.append(report.out_of_memory)
     lines += report.remarks
     return lines
+
+
+def _assumptions(report: RankReport) -> str:
+    """What the program was led by that may be otherwise in the job."""
+    counts = {kind: sum(site.count for site in report.values if site.kind == kind) for kind in KINDS}
+    shown = ", ".join(_count(count, kind) for kind, count in counts.items() if count)
+    return f", assuming {shown}" if shown else ""
 
 
 def text_of(report: RankReport, size: int) -> str:

@@ -30,6 +30,8 @@ from ..tools.leases import Lease
 from ..tools.source_lines import users_frame
 
 __all__ = [
+    "KINDS",
+    "POLICIES",
     "AssumedValue",
     "AssumedValues",
     "assumes_values",
@@ -48,6 +50,9 @@ OF_MODES = {
     str(Path(__file__).parent / "patches" / name)
     for name in ("tensors.py", "python_data.py")  # call operators for them before 2.13, and patch what reads
 }
+
+# Kinds of assumed values. Those that decide are first.
+TRUTH, SHAPE, INTEGER, NUMBER, OTHER = KINDS = ("truth value", "shape", "integer", "number", "other value")
 
 # How many different answers a report shows for one place.
 MOST_ANSWERS = 3
@@ -70,6 +75,7 @@ class AssumedValue:
         reader: The innermost function of Python that asked, which may be PyTorch's.
         operator: The operator that reads.
         answer: What it found; where it has read often, the first few answers.
+        kind: What it is: a truth value, an integer, a number, a shape, or something else.
         count: How often.
     """
 
@@ -77,7 +83,11 @@ class AssumedValue:
     reader: str
     operator: str
     answer: str
+    kind: str
     count: int
+
+
+Site = tuple[str, str, str, str]  # line, reader, operator, kind
 
 
 class AssumedValues:
@@ -89,8 +99,8 @@ class AssumedValues:
 
     def __init__(self) -> None:
         self.latest: AssumedValue | None = None
-        self._counts: Counter[tuple[str, str, str]] = Counter()
-        self._answers: dict[tuple[str, str, str], dict[str, None]] = {}
+        self._counts: Counter[Site] = Counter()
+        self._answers: dict[Site, dict[str, None]] = {}
 
     @property
     def sites(self) -> list[AssumedValue]:
@@ -104,28 +114,34 @@ class AssumedValues:
         if value is None:
             value = 1.0 if operator == "aten::equal" or _asks_whether_sound(frame) else _default(dtype)
         shown = str(bool(value)) if dtype is torch.bool else str(int(value) if not dtype.is_floating_point else value)
-        self.note(operator, shown, frame)
+        self.note(operator, shown, frame, _kind_of(dtype))
         return value
 
     def note_shape(self, operator: str, shape: str) -> None:
         """Counts a shape that depends on assumed values."""
-        self.note(operator, shape, _reader(sys._getframe(1)))
+        self.note(operator, shape, _reader(sys._getframe(1)), SHAPE)
 
-    def note(self, operator: str, answer: str, frame: FrameType) -> None:
+    def note(self, operator: str, answer: str, frame: FrameType, kind: str = OTHER) -> None:
         """Counts one reading."""
         user = _programs_frame()
-        site = "" if user is None else _place(user), _place(frame), operator
+        site = "" if user is None else _place(user), _place(frame), operator, kind
         self._counts[site] += 1
         answers = self._answers.setdefault(site, {})
         if len(answers) <= MOST_ANSWERS:
             answers[answer] = None
         self.latest = replace(self._value(site, self._counts[site]), answer=answer)
 
-    def _value(self, site: tuple[str, str, str], count: int) -> AssumedValue:
+    def _value(self, site: Site, count: int) -> AssumedValue:
         answers = list(self._answers[site])
         shown = ", ".join(answers[:MOST_ANSWERS]) + (", ..." if len(answers) > MOST_ANSWERS else "")
-        line, reader, operator = site
-        return AssumedValue(line, reader, operator, shown, count)
+        line, reader, operator, kind = site
+        return AssumedValue(line, reader, operator, shown, kind, count)
+
+
+def _kind_of(dtype: torch.dtype) -> str:
+    if dtype is torch.bool:
+        return TRUTH
+    return NUMBER if dtype.is_floating_point or dtype.is_complex else INTEGER
 
 
 def _default(dtype: torch.dtype) -> float:
@@ -232,7 +248,8 @@ def _reading_values(original: Callable[..., Any], name: str) -> Callable[..., An
             )
         value, is_known = _C.value_for_reading(self)
         if not is_known:
-            _assumed[-1].note(f"Tensor.{name}", _shown(value), _reader(sys._getframe(1)))
+            frame = _reader(sys._getframe(1))
+            _assumed[-1].note(f"Tensor.{name}", _shown(value), frame, _kind_of(self.dtype))
         with without_our_keys():
             return original(value.detach().requires_grad_(self.requires_grad), *args, **kwargs)
 
