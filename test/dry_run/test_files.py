@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from torchext.dry_run.files import GUARD, STARTUP, Tree, can_guard
+from torchext.dry_run.files import GUARD, Overlay, can_guard, changes_in, child_environment
 
 PROGRAMS = Path(__file__).with_name("file_programs.py")
 
@@ -39,12 +39,8 @@ def digest_of(folder: Path) -> str:
 
 def run_apart(scratch: Path, *command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Runs a command whose files are kept in `scratch`, as the command line does."""
-    environment = {
-        **os.environ,
-        "TORCHEXT_DRY_RUN_FILES": str(scratch),
-        "PYTHONPATH": STARTUP,
-        "TMPDIR": str(scratch),
-    }
+    overlay = Overlay(str(scratch))
+    environment = child_environment(overlay, {**os.environ, "TMPDIR": overlay.temporary})
     return subprocess.run(
         [sys.executable, GUARD, str(scratch), *command],
         capture_output=True,
@@ -207,7 +203,7 @@ open("gone", "w").close()
 os.remove("gone")
 """
     python(scratch, work, program)
-    changes = [(os.path.relpath(path, work), what, nbytes) for path, what, nbytes in Tree(str(scratch)).changes()]
+    changes = [(os.path.relpath(path, work), what, nbytes) for path, what, nbytes in changes_in(Overlay(str(scratch)))]
     assert changes == [
         ("a", "overwritten", 12),
         ("b", "removed", 0),

@@ -7,7 +7,6 @@ import json
 import os
 import pickle
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -17,7 +16,8 @@ from tempfile import TemporaryDirectory
 
 from ..fake.assumed_values import POLICIES
 from ..fake.gpus import FakeGPU
-from .files import GUARD, STARTUP, Tree, can_guard
+from .files import GUARD, Overlay, changes_in, child_environment, keep_files
+from .files.guard import can_guard
 from .launch_lines import Launch, launcher_of, without_python
 from .pages import page_of, text_of
 from .progress import FORWARD, STEP, Goal
@@ -257,10 +257,10 @@ def _start(options: argparse.Namespace, launch: Launch, gpu: FakeGPU, rank: int)
             report: RankReport = pickle.loads(answer.read_bytes())
         else:
             report = RankReport(rank, _goal(options), error=f"The process of rank {rank} has ended with code {code}.")
-        files = Tree(folder)
-        report.files = files.changes()
+        files = Overlay(folder)
+        report.files = changes_in(files)
         if options.keep_files is not None:
-            _keep(files, options.keep_files / f"rank-{rank}")
+            keep_files(files, str(options.keep_files / f"rank-{rank}"))
         return report
 
 
@@ -281,25 +281,13 @@ def _run_child(
     """Runs one of the modules here in a process of its own, which changes no files outside of `folder`."""
     guard = [] if options.unguarded else [sys.executable, GUARD, folder]
     command = [sys.executable, "-m", f"torchext.dry_run.{module}", str(task), str(answer)]
-    return subprocess.run([*guard, *command], env=_environment(folder, variables), check=False).returncode
+    return subprocess.run([*guard, *command], env=_environment(Overlay(folder), variables), check=False).returncode
 
 
-def _environment(folder: str, variables: dict[str, str]) -> dict[str, str]:
-    """The environment of a process whose files are in `folder`, and of those that it starts."""
-    path = os.pathsep.join(filter(None, [STARTUP, variables.get("PYTHONPATH", os.environ.get("PYTHONPATH"))]))
-    apart = {"TORCHEXT_DRY_RUN_FILES": folder, "PYTHONPATH": path, "TMPDIR": folder}
-    # Real GPUs would be found instead of those described.
-    return {**os.environ, **variables, **apart, "CUDA_VISIBLE_DEVICES": ""}
-
-
-def _keep(files: Tree, folder: Path) -> None:
-    """Copies what has been written, except what looks like a checkpoint and has no values."""
-    without_values = set(files.without_values())
-
-    def ignored(place: str, names: list[str]) -> list[str]:
-        return [name for name in names if files.program_path(f"{place}/{name}") in without_values]
-
-    shutil.copytree(files.written, folder, symlinks=True, ignore=ignored, dirs_exist_ok=True)
+def _environment(files: Overlay, variables: dict[str, str]) -> dict[str, str]:
+    """Return the environment of a process whose files are kept in `files`, and of those that it starts."""
+    environment = child_environment(files, {**os.environ, **variables, "TMPDIR": files.temporary})
+    return {**environment, "CUDA_VISIBLE_DEVICES": ""}  # real GPUs would be found instead of those described
 
 
 def run_child(task: Path, answer: Path) -> None:

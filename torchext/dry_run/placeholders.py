@@ -1,16 +1,17 @@
-"""What a dry run writes of tensors without values, so that the program can read it again.
+"""Descriptions of tensors without values, which a dry run writes so that the program can read them again.
 
-`torch.save()` writes a pickle that describes the fakes, and `torch.load()` makes fakes of it, which share their
-storages as before. Of a file of safetensors there is everything but the values, in whose place are holes.
+`torch.save()` writes a pickle that describes the fakes. `torch.load()` makes fakes of it that share storages as before.
+The file begins with `PLACEHOLDER`, wherever the program renames or copies it to, and so does not load outside of dry
+runs. It is as long as a file with values, by a hole that takes no room on the disk.
 """
 
 from __future__ import annotations
 
 import io
-import json
+import os
 import pickle
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import IO, Any
@@ -20,24 +21,26 @@ import torch
 from .. import _C
 from ..fake import fake_mode
 from ..tools.wrappers import storages_of
+from .files import PLACEHOLDER
 
-__all__ = ["is_placeholder", "load_placeholder", "save_placeholder", "save_safetensors_placeholder"]
+__all__ = ["is_placeholder", "load_placeholder", "opened", "read_header", "save_placeholder", "write_placeholder"]
 
-MAGIC = b"torchext: tensors without values, of a dry run\n"
+LENGTH = 8  # bytes of an integer in a file
+RECORD = 128  # bytes that the format of `torch.save()` takes for a storage beside its values, with their alignment
 
 Place = Callable[[torch.device], torch.device]
 _place: ContextVar[Place] = ContextVar("place")
 
 
 class _Storage:
-    """The storage of fakes. The fakes on one are pickled with the same object."""
+    """The storage of fakes. The fakes on one storage are pickled with the same object."""
 
     def __init__(self, nbytes: int, device: str) -> None:
         self.nbytes = nbytes
         self.device = device
 
     def bytes(self) -> torch.Tensor:
-        """Returns all of it, which is made when it is first asked for."""
+        """Return all of it, which is made with the first fake on it."""
         if not hasattr(self, "_bytes"):
             device = _place.get()(torch.device(self.device))
             self._bytes = torch.empty(self.nbytes, dtype=torch.uint8, device=device)
@@ -46,12 +49,12 @@ class _Storage:
 
 def _tensor(
     storage: _Storage,
-    kind: type,
     dtype: torch.dtype,
     size: Any,
     stride: Any,
     offset: int,
     requires_grad: bool,
+    marks: dict[str, bool],
     value: complex | None,
 ) -> torch.Tensor:
     shown = storage.bytes()
@@ -59,14 +62,15 @@ def _tensor(
     tensor.set_(shown.untyped_storage(), offset, size, stride)
     if value is not None:
         tensor.fill_(value)
-    if kind is torch.nn.Parameter:
-        return torch.nn.Parameter(tensor, requires_grad)
+    torch._utils.set_tensor_metadata(tensor, marks)
     return tensor.requires_grad_(requires_grad)
 
 
-def _wrapper(kind: Any, members: dict[str, torch.Tensor], context: Any, size: Any, stride: Any) -> torch.Tensor:
+def _wrapper(
+    kind: Any, members: dict[str, torch.Tensor], context: Any, size: Any, stride: Any, requires_grad: bool
+) -> torch.Tensor:
     wrapper: torch.Tensor = kind.__tensor_unflatten__(members, context, size, stride)
-    return wrapper
+    return wrapper.requires_grad_(requires_grad) if requires_grad else wrapper
 
 
 class _Pickler(pickle.Pickler):
@@ -74,59 +78,123 @@ class _Pickler(pickle.Pickler):
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self._storages: dict[int, _Storage] = {}
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the values that are not written."""
+        return sum(storage.nbytes + RECORD for storage in self._storages.values())
+
     def reducer_override(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or not any(map(_C.is_fake, storages_of(value))):
             return NotImplemented
-        if hasattr(value, "__tensor_flatten__"):
-            names, context = value.__tensor_flatten__()
-            members = {name: getattr(value, name) for name in names}
-            return _wrapper, (type(value), members, context, value.size(), value.stride())
+        is_wrapper = hasattr(value, "__tensor_flatten__")
+        if isinstance(value, torch.nn.Parameter) and not is_wrapper:
+            return torch.nn.Parameter.__reduce_ex__(value, pickle.HIGHEST_PROTOCOL)
+        make, arguments = _wrapper_description(value) if is_wrapper else self._description(value)
+        # As `torch.Tensor.__reduce_ex__()` adds what a class or a program has set on the tensor.
+        state = torch._utils._get_obj_state(value)
+        if type(value) is torch.Tensor and not state:
+            return make, arguments
+        return torch._tensor._rebuild_from_type_v2, (make, type(value), arguments, state)
+
+    def _description(self, value: torch.Tensor) -> tuple[Any, ...]:
         storage = value.untyped_storage()
         stored = self._storages.setdefault(storage._cdata, _Storage(storage.nbytes(), str(value.device)))
-        kind = torch.nn.Parameter if isinstance(value, torch.nn.Parameter) else torch.Tensor
         geometry = tuple(value.size()), value.stride(), value.storage_offset()
-        requires_grad = value.requires_grad and value.is_leaf
         known = _C.known_value(value) if value.numel() == 1 else None
-        return _tensor, (stored, kind, value.dtype, *geometry, requires_grad, None if known is None else known.item())
+        marks = torch._utils.get_tensor_metadata(value)
+        number = None if known is None else known.item()
+        return _tensor, (stored, value.dtype, *geometry, _is_trained(value), marks, number)
+
+
+def _wrapper_description(value: Any) -> tuple[Any, ...]:
+    names, context = value.__tensor_flatten__()
+    members = {name: getattr(value, name) for name in names}
+    return _wrapper, (type(value), members, context, value.size(), value.stride(), _is_trained(value))
+
+
+def _is_trained(value: torch.Tensor) -> bool:
+    return value.requires_grad and value.is_leaf
+
+
+class _WeightsUnpickler(pickle.Unpickler):
+    """Refuses the classes that `torch.load(weights_only=True)` refuses."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        from torch import _weights_only_unpickler as allowed
+
+        full_name = f"{module}.{name}"
+        known = {**allowed._get_allowed_globals(), **allowed._get_user_allowed_globals()}
+        if module != __name__ and full_name not in known:
+            raise pickle.UnpicklingError(
+                f"torch.load(weights_only=True): GLOBAL {full_name} is not an allowed global. Allow it by "
+                f"`torch.serialization.add_safe_globals([{name}])`, or load with weights_only=False"
+            )
+        return super().find_class(module, name)
 
 
 @contextmanager
-def _opened(file: Any, mode: str) -> Iterator[IO[bytes]]:
+def opened(file: Any, mode: str) -> Iterator[IO[bytes]]:
+    """Yield `file`, which is opened if it is a path."""
     if isinstance(file, (str, Path)) or hasattr(file, "__fspath__"):
-        with Path(file).open(mode) as opened:
-            yield opened
+        with Path(file).open(mode) as new:
+            yield new
     else:
         yield file
 
 
 def save_placeholder(value: object, file: Any) -> None:
-    """Writes `value`, whose fakes are described, to a path or a file."""
+    """Write `value`, whose fakes are described, to a path or a file."""
     content = io.BytesIO()
-    _Pickler(content).dump(value)  # first: a file is not truncated for what cannot be pickled
-    with _opened(file, "wb") as opened:
-        opened.write(MAGIC)
-        opened.write(content.getbuffer())
+    pickler = _Pickler(content)
+    pickler.dump(value)  # first: a file is not truncated for values that cannot be pickled
+    with opened(file, "wb") as new:
+        write_placeholder(new, content.getvalue(), pickler.nbytes)
+
+
+def write_placeholder(file: IO[bytes], header: bytes, nbytes: int) -> None:
+    """Write a header, and a hole of `nbytes` in place of values, without the hole where a file cannot have one."""
+    lengths = [len(header), nbytes if _can_have_holes(file) else 0]
+    file.write(PLACEHOLDER + b"".join(length.to_bytes(LENGTH, "little") for length in lengths) + header)
+    if lengths[1]:
+        file.seek(lengths[1] - 1, os.SEEK_CUR)
+        file.write(b"\0")
+
+
+def read_header(file: IO[bytes]) -> bytes:
+    """Return the header of a placeholder. The file is then behind it."""
+    file.read(len(PLACEHOLDER))
+    size, nbytes = (int.from_bytes(file.read(LENGTH), "little") for _ in range(2))
+    header = file.read(size)
+    if nbytes:
+        file.seek(nbytes, os.SEEK_CUR)
+    return header
+
+
+def _can_have_holes(file: IO[bytes]) -> bool:
+    with suppress(AttributeError, OSError):
+        return file.seekable() and os.fstat(file.fileno()).st_nlink > 0
+    return False
 
 
 def is_placeholder(file: Any) -> bool:
-    """Returns whether a path or a file has been written by `save_placeholder()`."""
+    """Return whether a path or a file begins with a description of tensors."""
     try:
-        with _opened(file, "rb") as opened:
-            position = opened.tell()
-            found = opened.read(len(MAGIC))
-            opened.seek(position)
-            return found == MAGIC
+        with opened(file, "rb") as content:
+            position = content.tell()
+            found = content.read(len(PLACEHOLDER))
+            content.seek(position)
+            return found == PLACEHOLDER
     except (AttributeError, OSError, io.UnsupportedOperation):
         return False
 
 
-def load_placeholder(file: Any, map_location: Any = None) -> Any:
-    """Returns what has been saved, with fakes on the devices that `torch.load(map_location=...)` says."""
+def load_placeholder(file: Any, map_location: Any = None, *, weights_only: bool = False) -> Any:
+    """Return what has been saved, with fakes on the devices of `torch.load(map_location=...)`."""
     token = _place.set(lambda device: _mapped(device, map_location))
     try:
-        with _opened(file, "rb") as opened, fake_mode():
-            opened.read(len(MAGIC))
-            return pickle.Unpickler(opened).load()
+        with opened(file, "rb") as content, fake_mode():
+            header = io.BytesIO(read_header(content))
+            return (_WeightsUnpickler if weights_only else pickle.Unpickler)(header).load()
     finally:
         _place.reset(token)
 
@@ -140,21 +208,3 @@ def _mapped(device: torch.device, map_location: Any) -> torch.device:
         found = map_location(torch.empty(0, dtype=torch.uint8).untyped_storage(), str(device))
         return device if found is None else torch.device(found.device)
     return torch.device(map_location)
-
-
-def save_safetensors_placeholder(tensors: Mapping[str, torch.Tensor], path: Any, metadata: Any = None) -> None:
-    """Writes a file of safetensors that takes no room on the disk."""
-    from safetensors.torch import _TYPES as TYPES
-
-    names = {dtype: name for name, dtype in TYPES.items()}
-    header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
-    end = 0
-    for name, tensor in tensors.items():
-        begin, end = end, end + tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": names[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
-    content = json.dumps(header).encode()
-    content += b" " * (-len(content) % 8)
-    with Path(path).open("wb") as file:
-        file.write(len(content).to_bytes(8, "little"))
-        file.write(content)
-        file.truncate(8 + len(content) + end)

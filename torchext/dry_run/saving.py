@@ -11,7 +11,7 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -20,11 +20,12 @@ from .. import _C
 from ..fake.assumed_values import note_reading, while_values_are_assumed
 from ..tools.imports import once_imported
 from ..tools.wrappers import storages_of
-from .placeholders import is_placeholder, load_placeholder, save_placeholder, save_safetensors_placeholder
+from . import safetensors_files
+from .files import PLACEHOLDER
+from .placeholders import is_placeholder, load_placeholder, save_placeholder
 
 __all__ = ["not_writing_fakes"]
 
-SAFETENSORS = "safetensors.torch"
 NOT_WRITTEN = "not written"
 
 
@@ -32,7 +33,9 @@ NOT_WRITTEN = "not written"
 def not_writing_fakes() -> Iterator[None]:
     """Teaches safetensors as well, which may be imported before the block or in it."""
     _teach_safetensors()
-    with once_imported(SAFETENSORS, _teach_safetensors):
+    with ExitStack() as imports:
+        for name in _SAFETENSORS:
+            imports.enter_context(once_imported(name, _teach_safetensors))
         yield
 
 
@@ -70,18 +73,27 @@ def _skipping_fakes(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(obj, f, *args, **kwargs)
         if files_apart() is None:
             return note_reading("torch.save", NOT_WRITTEN, sys._getframe(1))
-        save_placeholder(obj, f)
-        _note(f)
-        return None
+        return save_placeholder(obj, f)
 
     return save
 
 
 def _loading_fakes(original: Callable[..., Any]) -> Callable[..., Any]:
-    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        return load_placeholder(f, map_location) if is_placeholder(f) else original(f, map_location, *args, **kwargs)
+    def load(f: Any, map_location: Any = None, pickle_module: Any = None, **kwargs: Any) -> Any:
+        if not is_placeholder(f):
+            return original(f, map_location, pickle_module, **kwargs)
+        return load_placeholder(f, map_location, weights_only=_loads_weights_only(pickle_module, **kwargs))
 
     return load
+
+
+def _loads_weights_only(pickle_module: Any, *, weights_only: bool | None = None, **kwargs: Any) -> bool:
+    """As `torch.load()` decides it."""
+    if os.environ.get("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "0").lower() in ("1", "y", "yes", "true"):
+        return True
+    if os.environ.get("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "0").lower() in ("1", "y", "yes", "true"):
+        return bool(weights_only)
+    return pickle_module is None if weights_only is None else weights_only
 
 
 def _skipping_files_of_fakes(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -90,22 +102,37 @@ def _skipping_files_of_fakes(original: Callable[..., Any]) -> Callable[..., Any]
             return original(tensors, filename, *args, **kwargs)
         if files_apart() is None:
             return note_reading("safetensors.save_file", NOT_WRITTEN, sys._getframe(1))
-        save_safetensors_placeholder(tensors, filename, *args, **kwargs)
-        _note(filename)
-        return None
+        return safetensors_files.save_file(tensors, filename, *args, **kwargs)
 
     return save_file
 
 
-def _note(file: Any) -> None:
-    path = getattr(file, "name", file)
-    if isinstance(path, (str, os.PathLike)):
-        files = files_apart()
-        files.note_without_values(files.resolve(os.fspath(path)))
+def _describing_fakes(original: Callable[..., Any]) -> Callable[..., Any]:
+    def save(tensors: Mapping[str, torch.Tensor], *args: Any, **kwargs: Any) -> Any:
+        describes = holds_fakes(dict(tensors))
+        return (safetensors_files.placeholder_bytes if describes else original)(tensors, *args, **kwargs)
+
+    return save
+
+
+def _reading_described_fakes(original: Callable[..., Any]) -> Callable[..., Any]:
+    def load(data: bytes) -> Any:
+        is_described = data.startswith(PLACEHOLDER)
+        return safetensors_files.load_bytes(data) if is_described else original(data)
+
+    return load
+
+
+def _opening_files_of_fakes(original: Callable[..., Any]) -> Callable[..., Any]:
+    def safe_open(filename: Any, *args: Any, **kwargs: Any) -> Any:
+        opens = safetensors_files.PlaceholderFile if is_placeholder(filename) else original
+        return opens(filename, *args, **kwargs)
+
+    return safe_open
 
 
 def files_apart() -> Any:
-    """Returns the files of this process (`files.Tree`) if they are kept apart, or None."""
+    """Returns the files of this process (`files.Overlay`) if they are kept apart, or None."""
     files = sys.modules.get("torchext_dry_run_files")
     return None if files is None else files.active()
 
@@ -121,10 +148,24 @@ _taught: set[int] = set()
 
 
 def _teach_safetensors() -> None:
-    module = sys.modules.get(SAFETENSORS)
-    if module is not None and id(module) not in _taught:
-        _taught.add(id(module))
-        while_values_are_assumed.patch(module, "save_file", _skipping_files_of_fakes, "wants the memory of tensors")
+    for name, patches in _SAFETENSORS.items():
+        module = sys.modules.get(name)
+        if module is not None and id(module) not in _taught:
+            _taught.add(id(module))
+            for function, make, reason in patches:
+                while_values_are_assumed.patch(module, function, make, reason)
+
+
+_OPEN = ("safe_open", _opening_files_of_fakes, "does not know files without values")
+_SAFETENSORS = {
+    "safetensors": (_OPEN,),
+    "safetensors.torch": (
+        _OPEN,
+        ("save_file", _skipping_files_of_fakes, "wants the memory of tensors"),
+        ("save", _describing_fakes, "wants the memory of tensors"),
+        ("load", _reading_described_fakes, "does not know tensors without values"),
+    ),
+}
 
 
 while_values_are_assumed.declare(_install)

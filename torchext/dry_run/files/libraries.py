@@ -1,109 +1,164 @@
-"""Tells libraries whose code in C or Rust opens files by name where the files of a dry run are."""
+"""Lets libraries whose code in C, C++ or Rust opens files by name find the files of a dry run."""
 
 from __future__ import annotations
 
+import copy
 import functools
-import importlib.util
-import inspect
 import os
-import sys
+import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from .tree import Tree
+from .imports import when_imported
+from .overlay import Overlay
 
-__all__ = ["tell_libraries"]
+__all__ = ["redirect_libraries"]
+
+
+class _From(NamedTuple):
+    """An argument of the call that has the mode of the file.
+
+    Attributes:
+        argument: Its name.
+        position: Its position.
+        default: Its default.
+    """
+
+    argument: str
+    position: int
+    default: str
 
 
 class _Opener(NamedTuple):
-    """A function that opens a file.
+    """A function that opens files.
 
     Attributes:
         name: Its name in its module.
-        argument: The name of the argument that is a path, or else no path.
-        writes: Whether it writes the file.
-        keeps: Whether it then keeps what is in it.
+        position: The position of the argument that is a path, a list of paths, or something else.
+        argument: The name of that argument.
+        mode: How it opens them, as that of `open()`.
     """
 
     name: str
+    position: int
     argument: str
-    writes: bool = False
-    keeps: bool = False
+    mode: str | _From = "r"
 
 
 OPENERS: dict[str, tuple[_Opener, ...]] = {
-    "torch.serialization": (_Opener("load", "f"), _Opener("save", "f", writes=True)),
-    "safetensors": (_Opener("safe_open", "filename"), _Opener("serialize_file", "filename", writes=True)),
-    "sqlite3": (_Opener("connect", "database", writes=True, keeps=True),),
+    "_ctypes": (_Opener("dlopen", 0, "name"),),
+    "h5py._hl.files": (_Opener("File.__init__", 1, "name", _From("mode", 2, "r")),),
+    "pyarrow": (
+        _Opener("OSFile", 0, "path", _From("mode", 1, "r")),
+        _Opener("memory_map", 0, "path", _From("mode", 1, "r")),
+        _Opener("create_memory_map", 0, "path", "w"),
+    ),
+    "pyarrow.csv": (_Opener("read_csv", 0, "input_file"), _Opener("write_csv", 1, "output_file", "w")),
+    "pyarrow.feather": (_Opener("read_table", 0, "source"), _Opener("write_feather", 1, "dest", "w")),
+    "pyarrow.parquet.core": (
+        _Opener("ParquetFile.__init__", 1, "source"),
+        _Opener("ParquetWriter.__init__", 1, "where", "w"),
+        _Opener("read_table", 0, "source"),
+    ),
+    "safetensors._safetensors_rust": (
+        _Opener("safe_open", 0, "filename"),
+        _Opener("serialize_file", 1, "filename", "w"),
+    ),
+    "tokenizers.tokenizers": (
+        _Opener("Tokenizer.from_file", 0, "path"),
+        _Opener("Tokenizer.save", 1, "path", "w"),
+        _Opener("Tokenizer.train", 1, "files"),
+        _Opener("models.Model.save", 1, "folder", "r+"),
+        _Opener("models.BPE.from_file", 0, "vocab"),
+        _Opener("models.BPE.from_file", 1, "merges"),
+        _Opener("models.BPE.read_file", 0, "vocab"),
+        _Opener("models.BPE.read_file", 1, "merges"),
+        _Opener("models.WordPiece.from_file", 0, "vocab"),
+        _Opener("models.WordPiece.read_file", 0, "vocab"),
+        _Opener("models.WordLevel.from_file", 0, "vocab"),
+        _Opener("models.WordLevel.read_file", 0, "vocab"),
+    ),
+    "torch": (
+        _Opener("_C.PyTorchFileReader.__init__", 1, "name"),
+        _Opener("_C.PyTorchFileWriter.__init__", 1, "file_name", "w"),
+        _Opener("_C.ScriptModule.save", 1, "filename", "w"),
+        _Opener("_C.ScriptModule._save_for_mobile", 1, "filename", "w"),
+        _Opener("_C.import_ir_module", 1, "filename"),
+        _Opener("_C._load_for_lite_interpreter", 0, "filename"),
+        _Opener("_C._autograd._ProfilerResult.save", 1, "path", "w"),
+        _Opener("_C._autograd._add_execution_trace_observer", 0, "output_file_path", "w"),
+        _Opener("UntypedStorage.from_file", 0, "filename", _From("shared", 1, "r")),
+        _Opener("from_file", 0, "filename", _From("shared", 1, "r")),
+    ),
 }
 
-# Where a signature cannot be asked for.
-POSITIONS = {"safe_open": 0, "serialize_file": 1, "connect": 0}
+
+def redirect_libraries(overlay: Overlay) -> None:
+    """Replace the functions in `OPENERS` when their modules are imported."""
+    for name, openers in OPENERS.items():
+        when_imported(name, functools.partial(_redirect, overlay, openers))
+    _let_extensions_load(overlay)
 
 
-def tell_libraries(tree: Tree) -> None:
-    """Replaces the functions in `OPENERS` when their modules are imported."""
-    for name, module in list(sys.modules.items()):
-        if name in OPENERS:
-            _tell(module, tree)
-    sys.meta_path.insert(0, _Importer(tree))
+def place_of(overlay: Overlay, path: Any, mode: str = "r") -> Any:
+    """Return the place of the file that code in C opens in this way; what is not a path is returned unchanged."""
+    if isinstance(path, (list, tuple)):
+        return type(path)(place_of(overlay, element, mode) for element in path)
+    if not isinstance(path, (str, bytes, os.PathLike)) or not os.fspath(path):
+        return path
+    found = overlay.resolve(os.fsdecode(path))
+    if not any(letter in mode for letter in "wax+"):
+        place = overlay.place(found)
+    else:
+        place = overlay.to_write(found, keep="w" not in mode)
+    return path if place == os.fspath(path) else place
 
 
-def _tell(module: Any, tree: Tree) -> None:
-    for opener in OPENERS[module.__name__]:
-        original = getattr(module, opener.name, None)
+def _redirect(overlay: Overlay, openers: tuple[_Opener, ...], module: Any) -> None:
+    for opener in openers:
+        *owners, name = opener.name.split(".")
+        owner = functools.reduce(lambda found, part: getattr(found, part, None), owners, module)
+        original = getattr(owner, name, None)
         if original is not None:
-            setattr(module, opener.name, _opening(original, opener, tree))
+            replacement: Any = _opening(overlay, original, opener)
+            # Those that are bound to their class, or to nothing, would be bound to an object.
+            is_bound = isinstance(owner, type) and isinstance(
+                original, (types.BuiltinFunctionType, types.FunctionType, types.MethodType)
+            )
+            takes_self = opener.position > 0 and isinstance(vars(owner).get(name), types.FunctionType)
+            setattr(owner, name, staticmethod(replacement) if is_bound and not takes_self else replacement)
 
 
-def _opening(original: Callable[..., Any], opener: _Opener, tree: Tree) -> Callable[..., Any]:
-    position = _position_of(original, opener)
-
-    def placed(path: Any) -> Any:
-        if not isinstance(path, (str, bytes, os.PathLike)) or os.fsdecode(path).startswith((":", "file:")):
-            return path
-        found = tree.resolve(os.fsdecode(path))
-        return tree.to_write(found, keep=opener.keeps) if opener.writes else tree.place(found)
+def _opening(overlay: Overlay, original: Callable[..., Any], opener: _Opener) -> Callable[..., Any]:
+    def mode_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        if isinstance(opener.mode, str):
+            return opener.mode
+        argument, position, default = opener.mode
+        given = kwargs.get(argument, args[position] if len(args) > position else default)
+        return given if isinstance(given, str) else "r+" if given else "r"
 
     @functools.wraps(original, updated=())
     def call(*args: Any, **kwargs: Any) -> Any:
+        mode = mode_of(args, kwargs)
         if opener.argument in kwargs:
-            kwargs[opener.argument] = placed(kwargs[opener.argument])
-        elif len(args) > position:
-            args = (*args[:position], placed(args[position]), *args[position + 1 :])
+            kwargs[opener.argument] = place_of(overlay, kwargs[opener.argument], mode)
+        elif len(args) > opener.position:
+            placed = place_of(overlay, args[opener.position], mode)
+            args = (*args[: opener.position], placed, *args[opener.position + 1 :])
         return original(*args, **kwargs)
 
     return call
 
 
-def _position_of(function: Callable[..., Any], opener: _Opener) -> int:
-    if opener.name in POSITIONS:
-        return POSITIONS[opener.name]
-    return list(inspect.signature(function).parameters).index(opener.argument)
+def _let_extensions_load(overlay: Overlay) -> None:
+    """Let Python load modules in C that the program has built."""
+    from importlib.machinery import ExtensionFileLoader
 
+    create_module = ExtensionFileLoader.create_module
 
-class _Importer:
-    """Finds the modules in `OPENERS` as others do, and tells them when they have been imported."""
+    def create(self: ExtensionFileLoader, spec: Any) -> Any:
+        placed = copy.copy(spec)
+        placed.origin = place_of(overlay, spec.origin)
+        return create_module(self, placed)
 
-    def __init__(self, tree: Tree) -> None:
-        self._tree = tree
-        self._is_asking = False
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name not in OPENERS or self._is_asking:
-            return None
-        self._is_asking = True
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            self._is_asking = False
-        if spec is None or spec.loader is None:
-            return None
-        execute = spec.loader.exec_module
-
-        def exec_module(module: Any) -> None:
-            execute(module)
-            _tell(module, self._tree)
-
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
+    ExtensionFileLoader.create_module = create  # type: ignore[method-assign]

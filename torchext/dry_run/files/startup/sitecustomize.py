@@ -6,15 +6,14 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
-from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
+HERE = os.path.dirname(os.path.abspath(__file__))
 NAME = "torchext_dry_run_files"
 
 
 def _start(folder: str) -> None:
-    """Imports the package by a name of its own, because `torchext` would import PyTorch."""
-    spec = importlib.util.spec_from_file_location(NAME, HERE.parent / "__init__.py")
+    """Import the package by a name of its own, because `torchext` would import PyTorch."""
+    spec = importlib.util.spec_from_file_location(NAME, f"{os.path.dirname(HERE)}/__init__.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -24,8 +23,8 @@ def _start(folder: str) -> None:
 
 
 def _run_next() -> None:
-    """Runs the module of this name that the environment has."""
-    path = [folder for folder in sys.path if Path(folder or ".").resolve() != HERE]
+    """Run the module of this name that the environment has."""
+    path = [folder for folder in sys.path if os.path.realpath(folder or ".") != HERE]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", path)
     if spec is not None and spec.loader is not None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))

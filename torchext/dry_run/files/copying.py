@@ -1,0 +1,94 @@
+"""Copies of files, links and folders with their metadata: what an overlay changes instead of the original."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from typing import Any
+
+from .originals import os_error, real
+
+__all__ = ["copy_alike", "copy_file", "copy_range", "exists_at", "is_folder_at"]
+
+CHUNK = 1 << 24
+
+
+def exists_at(place: str) -> bool:
+    """Return whether there is a file, folder or link at a real path."""
+    try:
+        real.lstat(place)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def is_folder_at(place: str) -> bool:
+    """Return whether there is a folder at a real path."""
+    try:
+        return stat.S_ISDIR(real.lstat(place).st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def copy_file(place: str, copy: str, *, content: bool) -> None:
+    """Copy a regular file to `copy`, which must not exist; without its bytes unless `content`."""
+    source = real.open(place, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        target = real.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            status = real.fstat(source)
+            if content:
+                copy_range(source, target, status.st_size)
+            _copy_metadata(source, target, status)
+        finally:
+            real.close(target)
+    finally:
+        real.close(source)
+
+
+def copy_range(source: int, target: int, size: int) -> None:
+    """Copy the first `size` bytes of a file to an empty one. Holes, as in placeholders of checkpoints, stay holes."""
+    begin = 0
+    while begin < size:
+        try:
+            begin = real.lseek(source, begin, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # only a hole is left
+                break
+            raise
+        end = real.lseek(source, begin, os.SEEK_HOLE)
+        real.lseek(target, begin, os.SEEK_SET)
+        while begin < end:
+            sent = real.sendfile(target, source, begin, min(end - begin, CHUNK))
+            if not sent:
+                break
+            begin += sent
+    real.ftruncate(target, size)
+
+
+def copy_alike(place: str, own: str) -> None:
+    """Copy a link, an empty folder, a FIFO or a socket. Does nothing if another process has just done so."""
+    status = real.lstat(place)
+    with contextlib.suppress(FileExistsError):
+        if stat.S_ISLNK(status.st_mode):
+            real.symlink(real.readlink(place), own)
+        elif stat.S_ISDIR(status.st_mode):
+            real.mkdir(own, 0o700)
+            _copy_metadata(place, own, status)
+            real.chmod(own, stat.S_IMODE(status.st_mode) | stat.S_IRWXU)
+        elif stat.S_ISREG(status.st_mode) or stat.S_ISBLK(status.st_mode) or stat.S_ISCHR(status.st_mode):
+            raise os_error(errno.EPERM, place)
+        else:
+            real.mknod(own, status.st_mode)
+
+
+def _copy_metadata(source: Any, target: Any, status: os.stat_result) -> None:
+    with contextlib.suppress(OSError):  # only root may give files away
+        real.chown(target, status.st_uid, status.st_gid)
+    real.chmod(target, stat.S_IMODE(status.st_mode))
+    with contextlib.suppress(OSError):  # some file systems have no extended attributes
+        for name in real.listxattr(source):
+            real.setxattr(target, name, real.getxattr(source, name))
+    real.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))

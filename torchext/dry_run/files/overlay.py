@@ -1,0 +1,231 @@
+"""Changes of files in a dry run: to copies, never to the originals."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import stat
+import threading
+
+from .copying import copy_alike, copy_file, exists_at, is_folder_at
+from .descriptors import reopen_readers
+from .originals import os_error, real
+from .tree import Tree, join, make_folder, parent_of
+
+__all__ = ["Overlay", "activate", "active"]
+
+
+def active() -> Overlay | None:
+    """Return the files of the dry run that this process belongs to, or None."""
+    return _active
+
+
+_active: Overlay | None = None
+
+
+def activate(overlay: Overlay) -> None:
+    """Make `overlay` the files of this process."""
+    global _active
+    _active = overlay
+
+
+class Overlay(Tree):
+    """The files as the program sees and changes them.
+
+    Threads and processes may do so at once: a copy appears complete, and once.
+    """
+
+    _numbers = itertools.count()
+
+    # ---- Places to write ----
+
+    def to_write(self, path: str, *, keep: bool) -> str:
+        """Return the place at which the program may write `path`.
+
+        Args:
+            path: A path.
+            keep: Whether the bytes there are kept, or overwritten at once.
+
+        Raises:
+            PermissionError: The program could not write there.
+        """
+        if not self.exists(path):
+            return self.to_make(path)
+        if not exists_at(self.own(path)):
+            self._check_writable(path)
+        return self.copy_up(path, keep=keep)
+
+    def to_change(self, path: str) -> str:
+        """Return the place of the file at `path`, whose metadata the program may change.
+
+        Raises:
+            PermissionError: The file belongs to another user, or is a device.
+        """
+        status = real.lstat(self.place(path))
+        place = self.copy_up(path)
+        if place != self.own(path) or os.geteuid() not in (0, status.st_uid):
+            raise os_error(errno.EPERM, path)
+        return place
+
+    def to_make(self, path: str) -> str:
+        """Return the place of a new file. The folders around it exist there if they exist."""
+        own = self.own(path)
+        if own != path and self._make_parents(path):
+            self._check_writable(parent_of(path))
+        return own
+
+    def copy_up(self, path: str, *, keep: bool = True) -> str:
+        """Return the place of the program's own copy of the file at `path`; of a folder, without its contents.
+
+        Devices, and FIFOs and sockets that others have made, have no copies: their place is returned.
+        """
+        own = self.own(path)
+        if exists_at(own):
+            return own
+        status = real.lstat(self.place(path))
+        if stat.S_ISCHR(status.st_mode) or stat.S_ISFIFO(status.st_mode) or stat.S_ISSOCK(status.st_mode):
+            return path
+        self._make_parents(path)
+        if not stat.S_ISREG(status.st_mode):
+            copy_alike(path, own)
+        else:
+            copy = self._copy_of(path, status, keep=keep or status.st_nlink > 1)
+            with contextlib.suppress(FileExistsError):
+                real.link(copy, own)
+        return own
+
+    def copy_up_all(self, path: str) -> None:
+        """Copy what is at `path`, with all that is in it."""
+        own = self.own(path)
+        if self.copy_up(path) != own:
+            self._make_parents(path)
+            copy_alike(path, own)
+        if is_folder_at(own) and own != path:
+            for name in self.names_in(path):
+                self.copy_up_all(join(path, name))
+
+    def copied(self, status: os.stat_result) -> str | None:
+        """Return the copy of an original, if it has one."""
+        copy = self._name_of_copy(status)
+        return copy if exists_at(copy) else None
+
+    def _copy_of(self, path: str, status: os.stat_result, *, keep: bool) -> str:
+        copy = self._name_of_copy(status)
+        if exists_at(copy):
+            return copy
+        part = f"{self.parts}/{os.getpid()}-{threading.get_ident()}-{next(self._numbers)}"
+        copy_file(path, part, content=keep)
+        with contextlib.suppress(FileExistsError):
+            real.link(part, copy)
+        real.unlink(part)
+        reopen_readers(status, copy)
+        return copy
+
+    def _name_of_copy(self, status: os.stat_result) -> str:
+        return f"{self.copies}/{status.st_dev}-{status.st_ino}"
+
+    def _make_parents(self, path: str) -> bool:
+        """Make the folders around `path` in `written`. Return whether they exist for the program."""
+        parent = parent_of(path)
+        if parent == "/" and not self.is_real(path):
+            make_folder(self.written)
+        if exists_at(self.own(parent)):
+            return True
+        there = self.place(parent)
+        if not is_folder_at(there) or not self._make_parents(parent):
+            return False
+        copy_alike(there, self.own(parent))
+        return True
+
+    def _check_writable(self, path: str) -> None:
+        place = self.place(path)
+        if not stat.S_ISLNK(real.lstat(place).st_mode) and not real.access(place, os.W_OK):
+            raise os_error(errno.EACCES, path)
+
+    # ---- Changes ----
+
+    def remove(self, path: str) -> None:
+        """Remove a file or link.
+
+        Raises:
+            OSError: As `os.unlink()`.
+        """
+        self._remove(path, is_folder=False)
+
+    def remove_folder(self, path: str) -> None:
+        """Remove an empty folder.
+
+        Raises:
+            OSError: As `os.rmdir()`.
+        """
+        self._remove(path, is_folder=True)
+
+    def _remove(self, path: str, *, is_folder: bool) -> None:
+        there = self.place(path)
+        is_one = stat.S_ISDIR(real.lstat(there).st_mode)
+        if is_one != is_folder:
+            raise os_error(errno.EISDIR if is_one else errno.ENOTDIR, path)
+        if is_folder and self.names_in(path):
+            raise os_error(errno.ENOTEMPTY, path)
+        if there != self.own(path):
+            self._check_writable(parent_of(path))
+        self.mark_gone(path)
+        if there == self.own(path):
+            (real.rmdir if is_folder else real.unlink)(there)
+
+    def rename(self, source: str, target: str) -> None:
+        """Rename a file, or a folder with all that is in it, which is copied if it is an original.
+
+        Raises:
+            OSError: As `os.rename()`.
+        """
+        self._check_rename(source, target)
+        if source == target:
+            return
+        self._check_writable(parent_of(source))
+        own = self.to_make(target)
+        self.copy_up_all(source)
+        is_folder = self.is_folder(source)
+        self.mark_gone(source)
+        if is_folder:
+            self.mark_gone(target)  # so that the names in it do not appear in this one
+        real.rename(self.own(source), own)
+
+    def link(self, source: str, target: str) -> None:
+        """Give a file a second name.
+
+        Raises:
+            OSError: As `os.link()`.
+        """
+        mode = real.lstat(self.place(source)).st_mode
+        if self.exists(target) or stat.S_ISDIR(mode):
+            raise os_error(errno.EEXIST if self.exists(target) else errno.EPERM, source, target)
+        self.copy_up_all(source)
+        own = self.to_make(target)
+        if source.startswith(
+            "/proc/"
+        ):  # an open file that may have no name yet; the system follows only beside a folder
+            real.link(source, own, src_dir_fd=0, follow_symlinks=True)
+        else:
+            real.link(self.own(source), own)
+
+    def _check_rename(self, source: str, target: str) -> None:
+        real.lstat(self.place(source))
+        is_folder = self.is_folder(source)
+        if is_folder and target.startswith(source + "/"):
+            raise os_error(errno.EINVAL, source, target)
+        if not self.exists(target) or source == target:
+            return
+        code = 0
+        if source.startswith(target + "/"):
+            code = errno.ENOTEMPTY
+        elif self.is_folder(target) and not is_folder:
+            code = errno.EISDIR
+        elif is_folder and not self.is_folder(target):
+            code = errno.ENOTDIR
+        elif is_folder and self.names_in(target):
+            code = errno.ENOTEMPTY
+        if code:
+            raise os_error(code, source, target)

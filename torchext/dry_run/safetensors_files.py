@@ -1,0 +1,124 @@
+"""Files of safetensors without values: names, shapes and types, and a hole as long as the values.
+
+They begin as every placeholder (`placeholders.py`), so that safetensors refuses them outside of dry runs.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..fake import fake_mode
+from .placeholders import opened, read_header, write_placeholder
+
+__all__ = ["PlaceholderFile", "load_bytes", "placeholder_bytes", "save_file"]
+
+
+def save_file(tensors: Mapping[str, torch.Tensor], file: Any, metadata: Any = None) -> None:
+    """Write the description of `tensors` to a path or a file."""
+    codes = {dtype: code for code, dtype in _dtypes().items()}
+    described = {name: [codes[tensor.dtype], list(tensor.shape)] for name, tensor in tensors.items()}
+    header = json.dumps({"metadata": metadata, "tensors": described}).encode()
+    with opened(file, "wb") as new:
+        write_placeholder(new, header, sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()))
+
+
+def placeholder_bytes(tensors: Mapping[str, torch.Tensor], metadata: Any = None) -> bytes:
+    """Return the description of `tensors`, as `safetensors.torch.save()` returns their values."""
+    content = io.BytesIO()
+    save_file(tensors, content, metadata)
+    return content.getvalue()
+
+
+def load_bytes(data: bytes) -> dict[str, torch.Tensor]:
+    """Return the tensors that `placeholder_bytes()` has described, as fakes on the CPU."""
+    return PlaceholderFile(io.BytesIO(data)).get_tensors()
+
+
+class PlaceholderFile:
+    """What `safetensors.safe_open` returns for a file without values: its tensors are fakes.
+
+    Args:
+        filename: The path.
+        framework: Only PyTorch has fakes.
+        device: The device of the fakes.
+    """
+
+    def __init__(self, filename: Any, framework: str = "pt", device: Any = "cpu", **options: Any) -> None:
+        if framework not in ("pt", "torch", "pytorch"):
+            raise ValueError(
+                f"safe_open: {filename} was written by a dry run and has no values, which framework={framework!r} "
+                "would need; expected 'pt'"
+            )
+        with opened(filename, "rb") as content:
+            header = json.loads(read_header(content))
+        self._device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+        self._metadata: dict[str, str] | None = header["metadata"]
+        self._described: dict[str, tuple[str, list[int]]] = header["tensors"]
+
+    def __enter__(self) -> PlaceholderFile:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return
+
+    def keys(self) -> list[str]:
+        """Return the names, sorted."""
+        return sorted(self._described)
+
+    def offset_keys(self) -> list[str]:
+        """Return the names in the order of the file."""
+        return list(self._described)
+
+    def metadata(self) -> dict[str, str] | None:
+        """Return the program's own metadata."""
+        return self._metadata
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        """Return a tensor."""
+        code, shape = self._find(name)
+        with fake_mode():
+            return torch.empty(shape, dtype=_dtypes()[code], device=self._device)
+
+    def get_tensors(self) -> dict[str, torch.Tensor]:
+        """Return all tensors by name."""
+        return {name: self.get_tensor(name) for name in self._described}
+
+    def get_slice(self, name: str) -> _Slice:
+        """Return a view of a tensor of which parts are read."""
+        return _Slice(self, name, *self._find(name))
+
+    def _find(self, name: str) -> tuple[str, list[int]]:
+        if name not in self._described:
+            raise sys.modules["safetensors"].SafetensorError(f"File does not contain tensor {name}")
+        return self._described[name]
+
+
+class _Slice:
+    def __init__(self, file: PlaceholderFile, name: str, code: str, shape: list[int]) -> None:
+        self._file = file
+        self._name = name
+        self._code = code
+        self._shape = shape
+
+    def get_shape(self) -> list[int]:
+        """Return the shape of the whole tensor."""
+        return list(self._shape)
+
+    def get_dtype(self) -> str:
+        """Return the type, by its name in the file."""
+        return self._code
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        part: torch.Tensor = self._file.get_tensor(self._name)[index]
+        return part.clone()  # which has only that part's memory
+
+
+def _dtypes() -> dict[str, torch.dtype]:
+    types: dict[str, torch.dtype] = sys.modules["safetensors.torch"]._TYPES
+    return types
