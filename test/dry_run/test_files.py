@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from torchext.dry_run.files import GUARD, Overlay, can_guard, changes_in, child_environment
+from torchext.dry_run.files import GUARD, Overlay, changes_in, child_environment
+from torchext.dry_run.files.guard import can_guard
 
 PROGRAMS = Path(__file__).with_name("file_programs.py")
 

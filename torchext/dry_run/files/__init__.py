@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 
 from .changes import PLACEHOLDER, Change, changes_in, keep_files
-from .guard import can_guard
 from .installing import install
 from .overlay import Overlay, active
 from .processes import STARTUP, child_environment
@@ -25,7 +24,6 @@ __all__ = [
     "Change",
     "Overlay",
     "active",
-    "can_guard",
     "changes_in",
     "child_environment",
     "install",

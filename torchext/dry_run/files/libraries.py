@@ -9,7 +9,9 @@ import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from .copying import exists_at
 from .imports import when_imported
+from .originals import real
 from .overlay import Overlay
 
 __all__ = ["redirect_libraries"]
@@ -107,11 +109,19 @@ def place_of(overlay: Overlay, path: Any, mode: str = "r") -> Any:
     if not isinstance(path, (str, bytes, os.PathLike)) or not os.fspath(path):
         return path
     found = overlay.resolve(os.fsdecode(path))
-    if not any(letter in mode for letter in "wax+"):
-        place = overlay.place(found)
-    else:
-        place = overlay.to_write(found, keep="w" not in mode)
-    return path if place == os.fspath(path) else place
+    if any(letter in mode for letter in "wax+"):
+        return overlay.to_write(found, keep="w" not in mode)
+    place = overlay.place(found)
+    # The name is kept where it leads to the same file: libraries look beside themselves, not beside what a link names,
+    # and the system finds names of libraries that are not paths elsewhere.
+    return path if not exists_at(place) or _is_same(path, place) else place
+
+
+def _is_same(path: Any, place: str) -> bool:
+    try:
+        return os.path.samestat(real.stat(path), real.stat(place))
+    except OSError:
+        return False
 
 
 def _redirect(overlay: Overlay, openers: tuple[_Opener, ...], module: Any) -> None:
@@ -145,9 +155,16 @@ def _opening(overlay: Overlay, original: Callable[..., Any], opener: _Opener) ->
         elif len(args) > opener.position:
             placed = place_of(overlay, args[opener.position], mode)
             args = (*args[: opener.position], placed, *args[opener.position + 1 :])
-        return original(*args, **kwargs)
+        return _program_paths(overlay, original(*args, **kwargs))
 
     return call
+
+
+def _program_paths(overlay: Overlay, result: Any) -> Any:
+    """Return the program's paths for the places in a result, such as the files that a tokenizer has saved."""
+    if isinstance(result, str):
+        return overlay.program_path(result)
+    return [_program_paths(overlay, element) for element in result] if type(result) is list else result
 
 
 def _let_extensions_load(overlay: Overlay) -> None:

@@ -84,7 +84,7 @@ class Overlay(Tree):
         own = self.own(path)
         if exists_at(own):
             return own
-        status = real.lstat(self.place(path))
+        status = real.lstat(own if self.is_gone(path) else path)
         if stat.S_ISCHR(status.st_mode) or stat.S_ISFIFO(status.st_mode) or stat.S_ISSOCK(status.st_mode):
             return path
         self._make_parents(path)
@@ -108,13 +108,14 @@ class Overlay(Tree):
 
     def copied(self, status: os.stat_result) -> str | None:
         """Return the copy of an original, if it has one."""
-        copy = self._name_of_copy(status)
+        copy = self.copy_place(status)
         return copy if exists_at(copy) else None
 
     def _copy_of(self, path: str, status: os.stat_result, *, keep: bool) -> str:
-        copy = self._name_of_copy(status)
+        copy = self.copy_place(status)
         if exists_at(copy):
             return copy
+        make_folder(parent_of(copy))
         part = f"{self.parts}/{os.getpid()}-{threading.get_ident()}-{next(self._numbers)}"
         copy_file(path, part, content=keep)
         with contextlib.suppress(FileExistsError):
@@ -122,9 +123,6 @@ class Overlay(Tree):
         real.unlink(part)
         reopen_readers(status, copy)
         return copy
-
-    def _name_of_copy(self, status: os.stat_result) -> str:
-        return f"{self.copies}/{status.st_dev}-{status.st_ino}"
 
     def _make_parents(self, path: str) -> bool:
         """Make the folders around `path` in `written`. Return whether they exist for the program."""

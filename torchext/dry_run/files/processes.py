@@ -153,7 +153,7 @@ def run_again_if_written() -> None:
     script = sys.argv[0] if sys.argv else ""
     if overlay is None or script in ("", "-c", "-m", "-"):
         return
-    if place_of(overlay, script) != script:
+    if overlay.has_own(overlay.resolve(script)):
         options = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv)]
         real.execv(sys.executable, [sys.orig_argv[0], *options, RUN, *sys.argv])
 

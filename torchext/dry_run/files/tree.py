@@ -5,7 +5,8 @@ The folder has these parts. All processes of a dry run share them.
 - `written` has each file that the program has written, under its whole path. It does not exist before the first.
 - `gone` has a mark for each path that the program has removed, so that the original is not found any more. It does not
   exist before the first, either: programs look for many more files than they remove.
-- `copies` has the copy of each original that has been copied, by its inode: names that are hard links stay so.
+- `copies` has the copy of each original that has been copied, by its inode. Those of originals with several names are
+  in `links`, which does not exist before the first.
 - `parts` has copies that are not complete.
 - `tmp` is the temporary folder of the program (`TMPDIR`). Its files are real: code in C and shells write there.
 """
@@ -39,8 +40,8 @@ class Tree:
 
     def __init__(self, folder: str) -> None:
         self.folder = os.path.realpath(folder)
-        self.written, self.gone, self.copies, self.parts, self.temporary = (
-            f"{self.folder}/{part}" for part in ("written", "gone", "copies", "parts", "tmp")
+        self.written, self.gone, self.copies, self.links, self.parts, self.temporary = (
+            f"{self.folder}/{part}" for part in ("written", "gone", "copies", "links", "parts", "tmp")
         )
         for part in (self.copies, self.parts, self.temporary):
             make_folder(part)
@@ -93,7 +94,9 @@ class Tree:
 
     def place(self, path: str) -> str:
         """Return where the file at `path` is, or would be."""
-        return self.own(path) if self.has_own(path) else path
+        if self.has_own(path):
+            return self.own(path)
+        return self._copy_of_links(path) if exists_at(self.links) and not self.is_real(path) else path
 
     def exists(self, path: str) -> bool:
         """Return whether there is a file, folder or link at `path`."""
@@ -124,6 +127,19 @@ class Tree:
                 return True
             path = path.rpartition("/")[0]
         return False
+
+    def copy_place(self, status: os.stat_result) -> str:
+        """Return the place of the copy of an original, which may not exist."""
+        folder = self.links if status.st_nlink > 1 and stat.S_ISREG(status.st_mode) else self.copies
+        return f"{folder}/{status.st_dev}-{status.st_ino}"
+
+    def _copy_of_links(self, path: str) -> str:
+        """Return the copy of the original at `path` if it has been made for another name of it."""
+        try:
+            copy = self.copy_place(real.lstat(path))
+        except OSError:
+            return path
+        return copy if exists_at(copy) else path
 
     # ---- Folders ----
 
