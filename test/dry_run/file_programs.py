@@ -6,10 +6,12 @@ or raised, and then all that it finds in its folder.
 
 from __future__ import annotations
 
+import io
 import os
 import random
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -91,6 +93,83 @@ def within(path: Path, other: Path) -> object:
         os.close(descriptor)
 
 
+def by_descriptor(change: Callable[[int], object]) -> Callable[[Path, Path], object]:
+    def step(path: Path, other: Path) -> object:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            change(descriptor)
+            status = os.fstat(descriptor)
+            return oct(status.st_mode), status.st_mtime == path.stat().st_mtime
+        finally:
+            os.close(descriptor)
+
+    return step
+
+
+def save_atomically(folder: Path | None, path: Path) -> object:
+    descriptor, name = tempfile.mkstemp(dir=folder)
+    try:
+        os.write(descriptor, b"atomic")
+        os.replace(name, path)
+        return path.read_text()
+    except OSError as error:
+        os.unlink(name)
+        return type(error).__name__, error.errno
+    finally:
+        os.close(descriptor)
+
+
+def move_to_temporary_and_back(path: Path, other: Path) -> object:
+    away = os.path.join(tempfile.mkdtemp(), "away")
+    shutil.move(path, away)
+    shutil.move(away, other)
+    return sorted(os.listdir(os.path.dirname(away)))
+
+
+def open_by_class(path: Path, other: Path) -> object:
+    with io.FileIO(path, "a+") as file:
+        return file.write(b"by class"), file.tell(), file.name
+
+
+def open_by_name_of_descriptor(path: Path, other: Path) -> object:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        name = f"/proc/self/fd/{descriptor}"
+        with open(name, "w") as file:
+            file.write("by name")
+        return os.readlink(name), path.read_text()
+    finally:
+        os.close(descriptor)
+
+
+def open_truncating(path: Path, other: Path) -> object:
+    os.close(os.open(path, os.O_RDONLY | os.O_TRUNC))
+    return path.stat().st_size
+
+
+def read_while_it_is_written(path: Path, other: Path) -> object:
+    with path.open() as reader, other.open("a") as writer:
+        first = reader.read(1)
+        writer.write("later" * 2000)
+        writer.flush()
+        return first, reader.read()[-5:]
+
+
+def write_in_fork(path: Path, other: Path) -> object:
+    child = os.fork()
+    if child == 0:
+        try:
+            path.write_text("by a child")
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    return path.read_text()
+
+
+def slashed(function: Callable[[str], object]) -> Callable[[Path, Path], object]:
+    return lambda path, other: function(f"{path}/")
+
+
 STEPS: dict[str, Callable[[Path, Path], object]] = {
     "read": read,
     "write": write,
@@ -104,6 +183,27 @@ STEPS: dict[str, Callable[[Path, Path], object]] = {
     "enter": enter,
     "replace_by_temporary": replace_by_temporary,
     "within": within,
+    "chmod_by_descriptor": by_descriptor(lambda descriptor: os.fchmod(descriptor, 0o604)),
+    "chmod_of_descriptor": by_descriptor(lambda descriptor: os.chmod(descriptor, 0o640)),
+    "utime_of_descriptor": by_descriptor(lambda descriptor: os.utime(descriptor, (3, 4))),
+    "save_atomically": lambda path, other: save_atomically(path.parent, path),
+    "save_by_temporary_folder": lambda path, other: save_atomically(None, path),
+    "move_to_temporary_and_back": move_to_temporary_and_back,
+    "open_by_class": open_by_class,
+    "open_by_name_of_descriptor": open_by_name_of_descriptor,
+    "open_truncating": open_truncating,
+    "read_while_it_is_written": read_while_it_is_written,
+    "write_in_fork": write_in_fork,
+    "stat_with_slash": slashed(lambda path: oct(os.stat(path).st_mode)),
+    "lstat_with_slash": slashed(lambda path: oct(os.lstat(path).st_mode)),
+    "list_with_slash": slashed(lambda path: sorted(os.listdir(path))),
+    "read_link_with_slash": slashed(os.readlink),
+    "unlink_with_slash": slashed(os.unlink),
+    "rmdir_with_slash": slashed(os.rmdir),
+    "mkdir_with_slash": slashed(os.mkdir),
+    "write_with_slash": slashed(lambda path: open(path, "w").close()),
+    "rename_with_slash": lambda path, other: os.rename(f"{path}/", other),
+    "rename_to_slash": lambda path, other: os.rename(path, f"{other}/"),
     "mkdir": lambda path, other: path.mkdir(),
     "makedirs": lambda path, other: path.mkdir(parents=True, exist_ok=True),
     "unlink": lambda path, other: path.unlink(),
@@ -128,6 +228,10 @@ STEPS: dict[str, Callable[[Path, Path], object]] = {
 }
 
 
+# Their errors name nothing, or a temporary file.
+NAMELESS = frozenset({"move_to_temporary_and_back", "save_atomically", "save_by_temporary_folder", "utime"})
+
+
 def run(numbers: random.Random) -> None:
     for _ in range(numbers.randint(1, 12)):
         name = numbers.choice(list(STEPS))
@@ -135,20 +239,19 @@ def run(numbers: random.Random) -> None:
         try:
             result = STEPS[name](path, other)
         except OSError as error:
-            names = (error.filename, error.filename2) if name != "utime" else ()  # which names none
+            names = () if name in NAMELESS else (error.filename, error.filename2)
             result = type(error).__name__, error.args[0], names
         except (UnicodeError, RuntimeError) as error:
             result = type(error).__name__
         print(name, path, other, result)
 
 
-def contents() -> list[tuple[str, str]]:
+def contents() -> list[tuple[str, str, str]]:
     found = []
     for folder, folders, names in os.walk("."):
         for path in (Path(folder) / name for name in [*folders, *names]):
-            found.append(
-                (str(path), os.readlink(path) if path.is_symlink() else path.read_text() if path.is_file() else "")
-            )
+            content = os.readlink(path) if path.is_symlink() else path.read_text() if path.is_file() else ""
+            found.append((str(path), oct(path.lstat().st_mode), content))
     return sorted(found)
 
 

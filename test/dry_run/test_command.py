@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -553,6 +555,106 @@ def test_checkpoints_are_read_again_and_those_that_exist_stay(command: Command, 
     assert sorted(path.name for path in kept.iterdir()) == ["old.safetensors", "progress.pt"], "without values"
 
 
+DESCRIBED = """
+    import argparse, io, os, shutil, torch
+    from torch import nn
+    from torchext import _C
+    class Sub(torch.Tensor): pass
+    model = nn.Linear(1000, 1000).cuda()
+    torch.save(model.state_dict(), "model.pt")
+    assert 4_004_000 < os.path.getsize("model.pt") < 4_020_000
+    shutil.copy("model.pt", "copy.pt")
+    os.rename("model.pt", "renamed.pt")
+    for name in ("copy.pt", "renamed.pt"):
+        assert torch.load(name)["weight"].is_cuda
+        assert os.stat(name).st_blocks * 512 < 100_000, "holes take no room"
+    with open("two.pt", "wb") as file:
+        torch.save(model.state_dict(), file)
+        torch.save({"step": model.weight[0]}, file)
+    with open("two.pt", "rb") as file:
+        assert [sorted(torch.load(file)) for _ in range(2)] == [["bias", "weight"], ["step"]]
+    content = io.BytesIO()
+    torch.save(model.state_dict(), content)
+    content.seek(0)
+    assert _C.is_fake(torch.load(content)["weight"])
+
+    torch.save({"weight": model.weight, "namespace": argparse.Namespace(x=1)}, "namespace.pt")
+    try:
+        torch.load("namespace.pt")
+    except Exception as error:
+        assert "argparse.Namespace is not an allowed global" in str(error)
+    else:
+        raise AssertionError("weights_only is not respected")
+    assert torch.load("namespace.pt", weights_only=False)["namespace"].x == 1
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        assert type(torch.load("namespace.pt")["weight"]) is nn.Parameter
+
+    parameter = nn.Parameter(torch.empty(3, device="cuda"), requires_grad=False)
+    parameter.tag = "tag"
+    subclass = torch.empty(3, device="cuda").as_subclass(Sub)
+    subclass.note = [1]
+    conjugate = torch.empty(2, dtype=torch.complex64, device="cuda").conj()
+    buffer = nn.Buffer(torch.empty(2, device="cuda"))
+    torch.save([parameter, subclass, conjugate, buffer, model], "several.pt")
+    parameter, subclass, conjugate, buffer, loaded = torch.load("several.pt", weights_only=False)
+    assert type(parameter) is nn.Parameter and not parameter.requires_grad and parameter.tag == "tag"
+    assert type(subclass) is Sub and subclass.note == [1]
+    assert conjugate.is_conj()
+    assert isinstance(buffer, nn.Buffer)
+    assert loaded.weight.requires_grad and _C.is_fake(loaded.weight)
+"""
+
+
+def test_described_tensors_keep_what_they_are(command: Command) -> None:
+    ended = command(DESCRIBED, "--to-end")
+    assert ended.code == 0, ended.err
+
+
+SAFETENSORS = """
+    import os, shutil, torch
+    from safetensors import safe_open
+    from safetensors.torch import load, load_file, load_model, save, save_file, save_model
+    from torchext import _C
+    model = torch.nn.Linear(1000, 1000).cuda()
+    state = {name: tensor for name, tensor in model.state_dict().items()}
+    save_file(state, "model.safetensors", metadata={"format": "pt"})
+    assert 4_004_000 < os.path.getsize("model.safetensors") < 4_005_000
+    shutil.copy("model.safetensors", "copy.safetensors")
+    for device, kind in ((None, "cpu"), ("cpu", "cpu"), ("cuda:0", "cuda"), (0, "cuda")):
+        options = {} if device is None else {"device": device}
+        loaded = load_file("copy.safetensors", **options)
+        assert all(_C.is_fake(tensor) and tensor.device.type == kind for tensor in loaded.values())
+        with safe_open("model.safetensors", framework="pt", **options) as file:
+            assert file.metadata() == {"format": "pt"}
+            assert sorted(file.keys()) == ["bias", "weight"]
+            assert file.get_slice("weight").get_shape() == [1000, 1000]
+            assert file.get_slice("weight")[:10].shape == (10, 1000)
+            assert file.get_tensor("bias").device.type == kind
+    content = save(state)
+    assert _C.is_fake(load(content)["weight"])
+    open("written.safetensors", "wb").write(content)
+    assert _C.is_fake(load_file("written.safetensors")["weight"])
+    save_model(model, "saved.safetensors")
+    load_model(model, "saved.safetensors", device="cuda:0")
+    try:
+        safe_open("model.safetensors", framework="np")
+    except ValueError as error:
+        print(error)
+    assert load_file("real.safetensors", device="cuda:0")["a"].is_cuda
+    with safe_open("real.safetensors", framework="pt", device="cuda:0") as file:
+        assert file.get_tensor("a").is_cuda
+"""
+
+
+def test_safetensors_read_what_they_have_described(command: Command, tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    safetensors.save_file({"a": torch.ones(3)}, tmp_path / "real.safetensors")
+    ended = command(SAFETENSORS, "--to-end", "--keep-files", str(tmp_path / "kept"))
+    assert ended.code == 0, ended.err
+    assert "was written by a dry run and has no values, which framework='np' would need" in ended.out
+    assert not list((tmp_path / "kept").rglob("*.safetensors"))
+
+
 def test_reading_a_value_to_write_it_may_be_refused(command: Command) -> None:
     program = "import torch\nopen('loss', 'w').write(str(torch.rand(2, device='cuda').sum().item()))"
     assert command(program, "--values", "raise").code == 1
@@ -648,3 +750,36 @@ def test_program_that_handles_everything_is_ended(command: Command) -> None:
     ended = command(program, "--no-lines")
     assert ended.code == 0, ended.err
     assert "rank 0 of 1: fits, 2 of 2 steps" in ended.out
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: str(number.name))
+def test_signals_leave_no_files_and_no_processes(tmp_path: Path, number: signal.Signals) -> None:
+    script, temporary = tmp_path / "train.py", tmp_path / "temporary"
+    temporary.mkdir()
+    script.write_text("""
+import os, subprocess, time
+children = [subprocess.Popen(["sleep", "600"]) for _ in range(2)]
+open("written", "w").close()
+open("/dev/stderr", "w").write(f"{os.getpid()} {children[0].pid} {children[1].pid} started\\n")
+time.sleep(600)
+""")
+    command = subprocess.Popen(
+        [sys.executable, "-m", "torchext.dry_run", "--", str(script)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert command.stderr is not None
+    words: list[str] = []
+    while words[-1:] != ["started"]:
+        line = command.stderr.readline()
+        assert line, "the program has not started"
+        words = line.split()
+    command.send_signal(number)
+    command.communicate()
+    assert command.returncode == (143 if number == signal.SIGTERM else -signal.SIGINT)
+    assert not list(temporary.iterdir())
+    assert not (tmp_path / "written").exists()
+    assert not [process for process in words[:-1] if Path("/proc", process, "exe").exists()]

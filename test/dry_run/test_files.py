@@ -9,11 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from dry_run import file_attacks
 
 from torchext.dry_run.files import GUARD, Overlay, changes_in, child_environment
 from torchext.dry_run.files.guard import can_guard
 
 PROGRAMS = Path(__file__).with_name("file_programs.py")
+ATTACKS = Path(file_attacks.__file__)
 
 pytestmark = pytest.mark.skipif(not can_guard(), reason="the system has no Landlock")
 
@@ -31,10 +33,11 @@ def make_files(folder: Path) -> None:
 def digest_of(folder: Path) -> str:
     """Returns a digest of all files, links, modes and times."""
     digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*")):
+    for path in [folder, *sorted(folder.rglob("*"))]:
         status = path.lstat()
         content = os.fsencode(path.readlink()) if path.is_symlink() else path.read_bytes() if path.is_file() else b""
-        digest.update(f"{path.relative_to(folder)} {status.st_mode} {status.st_mtime_ns} {content!r}\n".encode())
+        metadata = status.st_mode, status.st_uid, status.st_gid, status.st_nlink, status.st_mtime_ns, status.st_ctime_ns
+        digest.update(f"{path.relative_to(folder)} {metadata} {content!r}\n".encode())
     return digest.hexdigest()
 
 
@@ -92,6 +95,21 @@ def test_random_programs_find_their_files_and_change_none(tmp_path: Path, scratc
     programs = zip(found.stdout.split("program "), wanted.stdout.split("program "), strict=True)
     for one, other in programs:
         assert one.replace(str(apart), "") == other.replace(str(real), "")
+    assert digest_of(apart) == before
+
+
+@pytest.mark.parametrize("name", [*file_attacks.ATTACKS, " ".join(file_attacks.WITH_TORCH)])
+def test_attacks_find_their_files_and_change_none(tmp_path: Path, scratch: Path, name: str) -> None:
+    real, apart = tmp_path / "real", tmp_path / "apart"
+    for folder in (real, apart):
+        file_attacks.make_files(folder)
+    before = digest_of(apart)
+    command = [sys.executable, str(ATTACKS), *name.split()]
+    wanted = subprocess.run(command, capture_output=True, text=True, check=False, cwd=real)
+    assert wanted.returncode == 0, wanted.stderr
+    found = run_apart(scratch, *command, cwd=apart)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout == wanted.stdout
     assert digest_of(apart) == before
 
 

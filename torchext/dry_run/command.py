@@ -7,7 +7,6 @@ import json
 import os
 import pickle
 import shlex
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +15,8 @@ from tempfile import TemporaryDirectory
 
 from ..fake.assumed_values import POLICIES
 from ..fake.gpus import FakeGPU
-from .files import GUARD, Overlay, changes_in, child_environment, keep_files
+from .ending import run_to_its_end
+from .files import FILES, GUARD, Overlay, changes_in, child_environment, keep_files
 from .files.guard import can_guard
 from .launch_lines import Launch, launcher_of, without_python
 from .pages import page_of, text_of
@@ -143,7 +143,7 @@ def _launch(options: argparse.Namespace, line: list[str]) -> Launch:
 
 
 def _ask_launcher(options: argparse.Namespace, called: list[str]) -> Launch:
-    with TemporaryDirectory(prefix="torchext-") as folder:
+    with TemporaryDirectory(prefix="torchext-", ignore_cleanup_errors=True) as folder:
         task, answer = Path(folder) / "task", Path(folder) / "answer"
         task.write_text(json.dumps({"module": called[0], "arguments": called[1:], "gpus": options.per_node or 8}))
         code = _run_child(options, folder, "launch_lines", task, answer, {})
@@ -233,7 +233,7 @@ def _run_in_process(options: argparse.Namespace, launch: Launch, gpu: FakeGPU, r
 
 
 def _start(options: argparse.Namespace, launch: Launch, gpu: FakeGPU, rank: int) -> RankReport:
-    with TemporaryDirectory(prefix="torchext-") as folder:
+    with TemporaryDirectory(prefix="torchext-", ignore_cleanup_errors=True) as folder:
         task, answer = Path(folder) / "task", Path(folder) / "answer"
         per_node = launch.per_node or 8
         program = _filled_in(launch.program, rank, rank % per_node, launch.size or 1)
@@ -281,7 +281,7 @@ def _run_child(
     """Runs one of the modules here in a process of its own, which changes no files outside of `folder`."""
     guard = [] if options.unguarded else [sys.executable, GUARD, folder]
     command = [sys.executable, "-m", f"torchext.dry_run.{module}", str(task), str(answer)]
-    return subprocess.run([*guard, *command], env=_environment(Overlay(folder), variables), check=False).returncode
+    return run_to_its_end([*guard, *command], _environment(Overlay(folder), variables), FILES)
 
 
 def _environment(files: Overlay, variables: dict[str, str]) -> dict[str, str]:

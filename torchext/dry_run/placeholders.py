@@ -27,6 +27,7 @@ __all__ = ["is_placeholder", "load_placeholder", "opened", "read_header", "save_
 
 LENGTH = 8  # bytes of an integer in a file
 RECORD = 128  # bytes that the format of `torch.save()` takes for a storage beside its values, with their alignment
+MOST_VALUES = 4096  # of a tensor whose values are known, such as a counter of steps
 
 Place = Callable[[torch.device], torch.device]
 _place: ContextVar[Place] = ContextVar("place")
@@ -55,13 +56,13 @@ def _tensor(
     offset: int,
     requires_grad: bool,
     marks: dict[str, bool],
-    value: complex | None,
+    values: list[Any] | None,
 ) -> torch.Tensor:
     shown = storage.bytes()
     tensor = torch.empty(0, dtype=dtype, device=shown.device)
     tensor.set_(shown.untyped_storage(), offset, size, stride)
-    if value is not None:
-        tensor.fill_(value)
+    if values is not None:
+        tensor.fill_(values[0]) if len(values) == 1 else tensor.copy_(torch.tensor(values, dtype=dtype).view(size))
     torch._utils.set_tensor_metadata(tensor, marks)
     return tensor.requires_grad_(requires_grad)
 
@@ -100,10 +101,10 @@ class _Pickler(pickle.Pickler):
         storage = value.untyped_storage()
         stored = self._storages.setdefault(storage._cdata, _Storage(storage.nbytes(), str(value.device)))
         geometry = tuple(value.size()), value.stride(), value.storage_offset()
-        known = _C.known_value(value) if value.numel() == 1 else None
         marks = torch._utils.get_tensor_metadata(value)
-        number = None if known is None else known.item()
-        return _tensor, (stored, value.dtype, *geometry, _is_trained(value), marks, number)
+        known = _C.known_value(value) if 0 < value.numel() <= MOST_VALUES else None
+        values = None if known is None else known.flatten().tolist()
+        return _tensor, (stored, value.dtype, *geometry, _is_trained(value), marks, values)
 
 
 def _wrapper_description(value: Any) -> tuple[Any, ...]:

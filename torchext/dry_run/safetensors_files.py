@@ -16,7 +16,9 @@ import torch
 from ..fake import fake_mode
 from .placeholders import opened, read_header, write_placeholder
 
-__all__ = ["PlaceholderFile", "load_bytes", "placeholder_bytes", "save_file"]
+__all__ = ["MovedFile", "PlaceholderFile", "is_moved", "load_bytes", "placeholder_bytes", "save_file"]
+
+FRAMEWORK = ("pt", "torch", "pytorch")  # its names for PyTorch
 
 
 def save_file(tensors: Mapping[str, torch.Tensor], file: Any, metadata: Any = None) -> None:
@@ -50,14 +52,14 @@ class PlaceholderFile:
     """
 
     def __init__(self, filename: Any, framework: str = "pt", device: Any = "cpu", **options: Any) -> None:
-        if framework not in ("pt", "torch", "pytorch"):
+        if framework not in FRAMEWORK:
             raise ValueError(
                 f"safe_open: {filename} was written by a dry run and has no values, which framework={framework!r} "
                 "would need; expected 'pt'"
             )
         with opened(filename, "rb") as content:
             header = json.loads(read_header(content))
-        self._device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+        self._device = _device(device)
         self._metadata: dict[str, str] | None = header["metadata"]
         self._described: dict[str, tuple[str, list[int]]] = header["tensors"]
 
@@ -99,6 +101,57 @@ class PlaceholderFile:
         return self._described[name]
 
 
+class MovedFile:
+    """A file of safetensors whose tensors are read on the CPU, and moved to a fake device.
+
+    The library allocates memory of the device itself, and copies to its address.
+
+    Args:
+        file: What `safetensors.safe_open` has returned.
+        device: The device.
+    """
+
+    def __init__(self, file: Any, device: Any) -> None:
+        self._file = file
+        self._device = _device(device)
+
+    def __enter__(self) -> MovedFile:
+        self._file.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.__exit__(*error)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        """Return a tensor."""
+        tensor: torch.Tensor = self._file.get_tensor(name)
+        return tensor.to(self._device)
+
+    def get_tensors(self) -> dict[str, torch.Tensor]:
+        """Return all tensors by name."""
+        return {name: self.get_tensor(name) for name in self._file.keys()}  # noqa: SIM118 (it is not a mapping)
+
+    def get_slice(self, name: str) -> _MovedSlice:
+        """Return a view of a tensor of which parts are read."""
+        return _MovedSlice(self._file.get_slice(name), self._device)
+
+
+class _MovedSlice:
+    def __init__(self, part: Any, device: torch.device) -> None:
+        self._part = part
+        self._device = device
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._part, name)
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        part: torch.Tensor = self._part[index]
+        return part.to(self._device)
+
+
 class _Slice:
     def __init__(self, file: PlaceholderFile, name: str, code: str, shape: list[int]) -> None:
         self._file = file
@@ -117,6 +170,15 @@ class _Slice:
     def __getitem__(self, index: Any) -> torch.Tensor:
         part: torch.Tensor = self._file.get_tensor(self._name)[index]
         return part.clone()  # which has only that part's memory
+
+
+def is_moved(framework: Any, device: Any) -> bool:
+    """Return whether `safetensors.safe_open` with these arguments has tensors on another device than the CPU."""
+    return framework in FRAMEWORK and _device(device).type != "cpu"
+
+
+def _device(device: Any) -> torch.device:
+    return torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
 
 
 def _dtypes() -> dict[str, torch.dtype]:

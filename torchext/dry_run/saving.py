@@ -124,9 +124,12 @@ def _reading_described_fakes(original: Callable[..., Any]) -> Callable[..., Any]
 
 
 def _opening_files_of_fakes(original: Callable[..., Any]) -> Callable[..., Any]:
-    def safe_open(filename: Any, *args: Any, **kwargs: Any) -> Any:
-        opens = safetensors_files.PlaceholderFile if is_placeholder(filename) else original
-        return opens(filename, *args, **kwargs)
+    def safe_open(filename: Any, framework: Any, device: Any = "cpu", **options: Any) -> Any:
+        if is_placeholder(filename):
+            return safetensors_files.PlaceholderFile(filename, framework, device)
+        if safetensors_files.is_moved(framework, device):
+            return safetensors_files.MovedFile(original(filename, framework, "cpu", **options), device)
+        return original(filename, framework, device, **options)
 
     return safe_open
 

@@ -15,9 +15,10 @@ import os
 from .changes import PLACEHOLDER, Change, changes_in, keep_files
 from .installing import install
 from .overlay import Overlay, active
-from .processes import STARTUP, child_environment
+from .processes import FILES, STARTUP, child_environment
 
 __all__ = [
+    "FILES",
     "GUARD",
     "PLACEHOLDER",
     "STARTUP",

@@ -10,7 +10,7 @@ from typing import Any
 
 from .originals import os_error, real
 
-__all__ = ["copy_alike", "copy_file", "copy_range", "exists_at", "is_folder_at"]
+__all__ = ["copy_alike", "copy_file", "copy_range", "exists_at", "is_folder_at", "send"]
 
 CHUNK = 1 << 24
 
@@ -52,13 +52,8 @@ def copy_range(source: int, target: int, size: int) -> None:
     """Copy the first `size` bytes of a file to an empty one. Holes, as in placeholders of checkpoints, stay holes."""
     begin = 0
     while begin < size:
-        try:
-            begin = real.lseek(source, begin, os.SEEK_DATA)
-        except OSError as error:
-            if error.errno == errno.ENXIO:  # only a hole is left
-                break
-            raise
-        end = real.lseek(source, begin, os.SEEK_HOLE)
+        begin = _seek(source, begin, os.SEEK_DATA)
+        end = _seek(source, begin, os.SEEK_HOLE)
         real.lseek(target, begin, os.SEEK_SET)
         while begin < end:
             sent = real.sendfile(target, source, begin, min(end - begin, CHUNK))
@@ -66,6 +61,32 @@ def copy_range(source: int, target: int, size: int) -> None:
                 break
             begin += sent
     real.ftruncate(target, size)
+
+
+def send(target: int, source: int, offset: int | None, count: int, **options: Any) -> int:
+    """Do as `os.sendfile()`, but copy a hole as a hole: placeholders of checkpoints are large, and nearly empty."""
+    if offset is None or not all(stat.S_ISREG(real.fstat(file).st_mode) for file in (target, source)):
+        return int(real.sendfile(target, source, offset, count, **options))
+    before = real.lseek(source, 0, os.SEEK_CUR)
+    data, hole = (_seek(source, offset, kind) for kind in (os.SEEK_DATA, os.SEEK_HOLE))
+    real.lseek(source, before, os.SEEK_SET)
+    if data <= offset:
+        return int(real.sendfile(target, source, offset, min(count, hole - offset) or count, **options))
+    length = min(data - offset, count)
+    end = real.lseek(target, length, os.SEEK_CUR)
+    if end > real.fstat(target).st_size:
+        real.ftruncate(target, end)
+    return length
+
+
+def _seek(file: int, offset: int, kind: int) -> int:
+    """Return where the next data or hole begins, or the end of the file."""
+    try:
+        return int(real.lseek(file, offset, kind))
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        return max(offset, int(real.fstat(file).st_size))
 
 
 def copy_alike(place: str, own: str) -> None:

@@ -9,10 +9,13 @@ import stat
 from collections.abc import Callable
 from typing import Any
 
-from .descriptors import inherited_output, own_descriptor, path_of
+from .copying import send
+from .descriptors import path_of
 from .listing import Entry, Scan
 from .originals import os_error, real
 from .overlay import Overlay
+from .program_descriptors import inherited_output, own_descriptor
+from .tree import parent_of
 
 __all__ = ["Function", "Replacements"]
 
@@ -62,6 +65,7 @@ class Replacements:
             "replace": self._rename,
             "rmdir": self._rmdir,
             "scandir": self._scandir,
+            "sendfile": lambda out_fd, in_fd, offset, count, **kwargs: send(out_fd, in_fd, offset, count, **kwargs),
             "symlink": self._symlink,
             "truncate": self._truncate,
             "unlink": self._unlink,
@@ -90,6 +94,11 @@ class Replacements:
         """Return the program's path for an argument that names a file itself, and a link if it is one."""
         text = os.fsdecode(path)
         return self.path(text.rstrip("/") or text, folder, follow=False)
+
+    def _check_slash(self, path: Any, found: str) -> None:
+        """Raise if `path` ends as that of a folder, but a file or link is meant."""
+        if os.fsdecode(path).endswith("/") and self._overlay.exists(found) and not self._overlay.is_folder(found):
+            raise os_error(errno.ENOTDIR, found)
 
     def _path_of(self, descriptor: int) -> str:
         return self._overlay.program_path(path_of(descriptor))
@@ -159,16 +168,21 @@ class Replacements:
 
     def opener(self, path: Any, flags: int) -> int:
         """Open a file as `open()` does without an opener."""
-        return self._open(path, flags, 0o666)
+        try:
+            return self._open(path, flags, 0o666)
+        except OSError as error:
+            error.filename = path
+            raise
 
     def _open(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         output = inherited_output(self._overlay, path, flags)
         if output is not None:
             return int(real.dup(output))
+        if flags & os.O_CREAT and os.fsdecode(path).endswith("/"):  # a folder, which is not made so
+            found = self._name(path, dir_fd)
+            raise os_error(errno.EISDIR if self._overlay.is_folder(parent_of(found)) else errno.ENOENT, found)
         is_exclusive = flags & os.O_CREAT and flags & os.O_EXCL
         found = self.path(path, dir_fd, follow=not (is_exclusive or flags & NO_LINK))
-        if flags & os.O_CREAT and os.fsdecode(path).endswith("/"):
-            raise os_error(errno.EISDIR, found)
         return int(real.open(self._place_to_open(found, flags), flags, mode))
 
     def _place_to_open(self, path: str, flags: int) -> str:
@@ -221,13 +235,19 @@ class Replacements:
             real.truncate(self._overlay.to_write(found, keep=True) if exists else self._overlay.place(found), length)
 
     def _unlink(self, path: Any, *, dir_fd: int | None = None) -> None:
-        self._overlay.remove(self.path(path, dir_fd, follow=False))
+        found = self._name(path, dir_fd)
+        self._check_slash(path, found)
+        self._overlay.remove(found)
 
     def _rmdir(self, path: Any, *, dir_fd: int | None = None) -> None:
         self._overlay.remove_folder(self._name(path, dir_fd))
 
     def _rename(self, src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
-        self._overlay.rename(self._name(src, src_dir_fd), self._name(dst, dst_dir_fd))
+        source, target = self._name(src, src_dir_fd), self._name(dst, dst_dir_fd)
+        if self._overlay.exists(parent_of(target)):
+            for path in (src, dst):
+                self._check_slash(path, source)
+        self._overlay.rename(source, target)
 
     # Linux does not follow a link here, whatever the argument says.
     def _link(

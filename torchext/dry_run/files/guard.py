@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import sys
 from collections.abc import Iterable
 
@@ -25,7 +26,7 @@ WRITES_SINCE = {2: 1 << 13, 3: 1 << 14}
 # Before version 2 files could not be renamed into another folder at all.
 LEAST_VERSION = 2
 
-PR_SET_NO_NEW_PRIVS = 38
+PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS = 1, 38
 
 # Devices, also those of GPUs; shared memory and semaphores; a process's own settings.
 ALWAYS_WRITABLE = ("/dev", "/proc")
@@ -99,5 +100,7 @@ def _allow(rules: int, folder: str, access: int) -> None:
 
 if __name__ == "__main__":
     _, folder, *command = sys.argv
+    # A process that nothing waits for any more must not go on in a folder that may be removed.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     refuse_writes_outside([folder, *ALWAYS_WRITABLE])
     os.execv(command[0], command)

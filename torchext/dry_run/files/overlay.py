@@ -94,6 +94,7 @@ class Overlay(Tree):
             copy = self._copy_of(path, status, keep=keep or status.st_nlink > 1)
             with contextlib.suppress(FileExistsError):
                 real.link(copy, own)
+            reopen_readers(status, own)
         return own
 
     def copy_up_all(self, path: str) -> None:
@@ -106,11 +107,6 @@ class Overlay(Tree):
             for name in self.names_in(path):
                 self.copy_up_all(join(path, name))
 
-    def copied(self, status: os.stat_result) -> str | None:
-        """Return the copy of an original, if it has one."""
-        copy = self.copy_place(status)
-        return copy if exists_at(copy) else None
-
     def _copy_of(self, path: str, status: os.stat_result, *, keep: bool) -> str:
         copy = self.copy_place(status)
         if exists_at(copy):
@@ -121,7 +117,6 @@ class Overlay(Tree):
         with contextlib.suppress(FileExistsError):
             real.link(part, copy)
         real.unlink(part)
-        reopen_readers(status, copy)
         return copy
 
     def _make_parents(self, path: str) -> bool:

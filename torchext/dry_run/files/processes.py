@@ -24,6 +24,8 @@ STARTUP = f"{os.path.dirname(os.path.abspath(__file__))}/startup"
 # Runs a script, a module or code after it has done the same.
 RUN = f"{STARTUP}/run.py"
 
+LONGEST_SOCKET = 107  # bytes of the path of a socket
+
 # Options of Python with which it does not run `sitecustomize.py`, or not that of the environment.
 WITHOUT_STARTUP = frozenset("EIS")
 WITH_ARGUMENT = ("-X", "-W", "--check-hash-based-pycs")
@@ -159,7 +161,7 @@ def run_again_if_written() -> None:
 
 
 def _redirect_sockets(overlay: Overlay, module: Any) -> None:
-    """Sockets with a path are bound through their folder, because their paths may only have 107 bytes."""
+    """Bind sockets to places, and connect them, through a folder if the whole path is too long."""
     bind, connect, connect_ex = module.socket.bind, module.socket.connect, module.socket.connect_ex
 
     def through_folder(original: Function, *, makes: bool) -> Function:
@@ -171,7 +173,7 @@ def _redirect_sockets(overlay: Overlay, module: Any) -> None:
                 return original(self, address)
             found = overlay.resolve(path, follow=not makes)
             place = overlay.to_make(found) if makes and not overlay.exists(found) else overlay.place(found)
-            if place == path:
+            if place == path and len(os.fsencode(path)) <= LONGEST_SOCKET:
                 return original(self, address)
             folder = real.open(os.path.dirname(place), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:

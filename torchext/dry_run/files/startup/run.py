@@ -1,4 +1,4 @@
-"""Runs what follows as Python does, with its files in the overlay: `python run.py script.py ARGS`, `-m` or `-c`."""
+"""Runs what follows as Python does, with its files in the overlay: `python run.py SCRIPT ARGS`, `-m` or `-c`."""
 
 from __future__ import annotations
 
