@@ -674,6 +674,18 @@ def test_command_does_not_start_where_files_cannot_be_guarded(
         assert "this system has no Landlock" in capfd.readouterr().err
 
 
+def test_refused_writes_say_what_to_do(command: Command, tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    (tmp_path / "vocabulary").mkdir()
+    ended = command("""
+        from tokenizers import models
+        type(models.BPE()).save.__wrapped__(models.BPE(), "vocabulary")
+    """)
+    assert ended.code == 1
+    assert "write below `tempfile.gettempdir()`, or give the library a file that Python has opened" in ended.err
+    assert not list((tmp_path / "vocabulary").iterdir())
+
+
 def test_folder_for_files_must_not_exist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["--keep-files", str(tmp_path), "--", "train.py"])

@@ -41,12 +41,12 @@ def digest_of(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def run_apart(scratch: Path, *command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def run_apart(scratch: Path, *command: str, cwd: Path, is_guarded: bool = True) -> subprocess.CompletedProcess[str]:
     """Runs a command whose files are kept in `scratch`, as the command line does."""
     overlay = Overlay(str(scratch))
     environment = child_environment(overlay, {**os.environ, "TMPDIR": overlay.temporary})
     return subprocess.run(
-        [sys.executable, GUARD, str(scratch), *command],
+        [*([sys.executable, GUARD, str(scratch)] if is_guarded else []), *command],
         capture_output=True,
         text=True,
         check=False,
@@ -111,6 +111,26 @@ def test_attacks_find_their_files_and_change_none(tmp_path: Path, scratch: Path,
     assert found.returncode == 0, found.stderr
     assert found.stdout == wanted.stdout
     assert digest_of(apart) == before
+
+
+UNGUARDED = (
+    "metadata_through_descriptors",
+    "atomic_saving",
+    "moves_across_the_temporary_folder",
+    "names_of_descriptors",
+    "attached_databases",
+    "children_with_environments_of_their_own",
+)
+
+
+@pytest.mark.parametrize("name", UNGUARDED)
+def test_attacks_change_nothing_without_guard_either(tmp_path: Path, scratch: Path, name: str) -> None:
+    work = tmp_path / "work"
+    file_attacks.make_files(work)
+    before = digest_of(work)
+    ended = run_apart(scratch, sys.executable, str(ATTACKS), name, cwd=work, is_guarded=False)
+    assert ended.returncode == 0, ended.stderr
+    assert digest_of(work) == before
 
 
 def test_other_programs_cannot_write(scratch: Path, work: Path) -> None:

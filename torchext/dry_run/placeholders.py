@@ -23,11 +23,19 @@ from ..fake import fake_mode
 from ..tools.wrappers import storages_of
 from .files import PLACEHOLDER
 
-__all__ = ["is_placeholder", "load_placeholder", "opened", "read_header", "save_placeholder", "write_placeholder"]
+__all__ = [
+    "is_placeholder",
+    "known_list",
+    "load_placeholder",
+    "opened",
+    "read_header",
+    "save_placeholder",
+    "write_placeholder",
+]
 
 LENGTH = 8  # bytes of an integer in a file
 RECORD = 128  # bytes that the format of `torch.save()` takes for a storage beside its values, with their alignment
-MOST_VALUES = 4096  # of a tensor whose values are known, such as a counter of steps
+MOST_VALUES = 1 << 16  # that are written of a tensor
 
 Place = Callable[[torch.device], torch.device]
 _place: ContextVar[Place] = ContextVar("place")
@@ -62,7 +70,7 @@ def _tensor(
     tensor = torch.empty(0, dtype=dtype, device=shown.device)
     tensor.set_(shown.untyped_storage(), offset, size, stride)
     if values is not None:
-        tensor.fill_(values[0]) if len(values) == 1 else tensor.copy_(torch.tensor(values, dtype=dtype).view(size))
+        tensor.copy_(torch.tensor(values, dtype=dtype).view(size))
     torch._utils.set_tensor_metadata(tensor, marks)
     return tensor.requires_grad_(requires_grad)
 
@@ -102,15 +110,19 @@ class _Pickler(pickle.Pickler):
         stored = self._storages.setdefault(storage._cdata, _Storage(storage.nbytes(), str(value.device)))
         geometry = tuple(value.size()), value.stride(), value.storage_offset()
         marks = torch._utils.get_tensor_metadata(value)
-        known = _C.known_value(value) if 0 < value.numel() <= MOST_VALUES else None
-        values = None if known is None else known.flatten().tolist()
-        return _tensor, (stored, value.dtype, *geometry, _is_trained(value), marks, values)
+        return _tensor, (stored, value.dtype, *geometry, _is_trained(value), marks, known_list(value))
 
 
 def _wrapper_description(value: Any) -> tuple[Any, ...]:
     names, context = value.__tensor_flatten__()
     members = {name: getattr(value, name) for name in names}
     return _wrapper, (type(value), members, context, value.size(), value.stride(), _is_trained(value))
+
+
+def known_list(value: torch.Tensor) -> list[Any] | None:
+    """Return the values of a fake whose values are known, such as a counter of steps, if they are not too many."""
+    known = _C.known_value(value) if 0 < value.numel() <= MOST_VALUES else None
+    return None if known is None else list(known.flatten().tolist())
 
 
 def _is_trained(value: torch.Tensor) -> bool:

@@ -19,6 +19,7 @@ from ..fake.gpus import FakeGPU
 from ..memory import Category, TrackedMemory, track_memory
 from .collectives import GroupSummary, peers_of, summarize_phases
 from .files import Change
+from .files.refusals import about_refusal
 from .progress import Finished, Goal, Progress
 from .world import World, world
 
@@ -195,7 +196,7 @@ def _describe_end(report: RankReport, error: BaseException, latest: AssumedValue
     elif isinstance(error, SystemExit):
         report.exit_code = _exit_code(error)
     else:
-        report.error = "".join(traceback.format_exception(error))
+        report.error = "".join(traceback.format_exception(error)) + about_refusal(error)
         if latest is not None:
             report.error += _about_values(latest)
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..fake import fake_mode
-from .placeholders import opened, read_header, write_placeholder
+from .placeholders import known_list, opened, read_header, write_placeholder
 
 __all__ = ["MovedFile", "PlaceholderFile", "is_moved", "load_bytes", "placeholder_bytes", "save_file"]
 
@@ -24,7 +24,9 @@ FRAMEWORK = ("pt", "torch", "pytorch")  # its names for PyTorch
 def save_file(tensors: Mapping[str, torch.Tensor], file: Any, metadata: Any = None) -> None:
     """Write the description of `tensors` to a path or a file."""
     codes = {dtype: code for code, dtype in _dtypes().items()}
-    described = {name: [codes[tensor.dtype], list(tensor.shape)] for name, tensor in tensors.items()}
+    described = {
+        name: [codes[tensor.dtype], list(tensor.shape), known_list(tensor)] for name, tensor in tensors.items()
+    }
     header = json.dumps({"metadata": metadata, "tensors": described}).encode()
     with opened(file, "wb") as new:
         write_placeholder(new, header, sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()))
@@ -61,7 +63,7 @@ class PlaceholderFile:
             header = json.loads(read_header(content))
         self._device = _device(device)
         self._metadata: dict[str, str] | None = header["metadata"]
-        self._described: dict[str, tuple[str, list[int]]] = header["tensors"]
+        self._described: dict[str, tuple[str, list[int], list[Any] | None]] = header["tensors"]
 
     def __enter__(self) -> PlaceholderFile:
         return self
@@ -83,9 +85,12 @@ class PlaceholderFile:
 
     def get_tensor(self, name: str) -> torch.Tensor:
         """Return a tensor."""
-        code, shape = self._find(name)
+        code, shape, values = self._find(name)
+        dtype = _dtypes()[code]
         with fake_mode():
-            return torch.empty(shape, dtype=_dtypes()[code], device=self._device)
+            if values is not None:
+                return torch.tensor(values, dtype=dtype).view(shape).to(self._device)
+            return torch.empty(shape, dtype=dtype, device=self._device)
 
     def get_tensors(self) -> dict[str, torch.Tensor]:
         """Return all tensors by name."""
@@ -93,9 +98,10 @@ class PlaceholderFile:
 
     def get_slice(self, name: str) -> _Slice:
         """Return a view of a tensor of which parts are read."""
-        return _Slice(self, name, *self._find(name))
+        code, shape, _ = self._find(name)
+        return _Slice(self, name, code, shape)
 
-    def _find(self, name: str) -> tuple[str, list[int]]:
+    def _find(self, name: str) -> tuple[str, list[int], list[Any] | None]:
         if name not in self._described:
             raise sys.modules["safetensors"].SafetensorError(f"File does not contain tensor {name}")
         return self._described[name]

@@ -60,6 +60,8 @@ OPENERS: dict[str, tuple[_Opener, ...]] = {
     "pyarrow.parquet.core": (
         _Opener("ParquetFile.__init__", 1, "source"),
         _Opener("ParquetWriter.__init__", 1, "where", "w"),
+        _Opener("read_metadata", 0, "where"),
+        _Opener("read_schema", 0, "where"),
         _Opener("read_table", 0, "source"),
     ),
     "safetensors._safetensors_rust": (

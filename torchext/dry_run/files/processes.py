@@ -50,10 +50,14 @@ def child_functions(overlay: Overlay, replacements: Replacements) -> dict[str, F
     def execv(path: Any, argv: Sequence[Any]) -> Any:
         real.execv(place_of(overlay, path), _with_run(argv))
 
-    def posix_spawn(path: Any, argv: Sequence[Any], env: Mapping[Any, Any] | None, **kwargs: Any) -> Any:
-        kwargs["file_actions"] = [_action_placed(overlay, action) for action in kwargs.get("file_actions") or ()]
-        environment = child_environment(overlay, os.environ if env is None else env)
-        return real.posix_spawn(place_of(overlay, path), _with_run(argv), environment, **kwargs)
+    def spawning(original: Any) -> Function:
+        def spawn(path: Any, argv: Sequence[Any], env: Mapping[Any, Any] | None, **kwargs: Any) -> Any:
+            kwargs["file_actions"] = [_action_placed(overlay, action) for action in kwargs.get("file_actions") or ()]
+            environment = child_environment(overlay, os.environ if env is None else env)
+            placed = place_of(overlay, path) if "/" in os.fsdecode(path) else path
+            return original(placed, _with_run(argv), environment, **kwargs)
+
+        return spawn
 
     # `os.environ` calls these, so that children find the overlay even if the program clears its environment.
     def putenv(name: Any, value: Any) -> None:
@@ -67,7 +71,8 @@ def child_functions(overlay: Overlay, replacements: Replacements) -> dict[str, F
     return {
         "execv": execv,
         "execve": execve,
-        "posix_spawn": posix_spawn,
+        "posix_spawn": spawning(getattr(real, "posix_spawn", None)),  # which some systems do not have
+        "posix_spawnp": spawning(getattr(real, "posix_spawnp", None)),
         "putenv": putenv,
         "unsetenv": unsetenv,
     }

@@ -122,6 +122,8 @@ def _replace_in(holder: Any, attribute: str, kept: Any, replaced: _Replaced) -> 
     inner = kept.__func__ if isinstance(kept, staticmethod) else kept
     replacement = replaced.get(inner)
     if replacement is not inner:
-        setattr(holder, attribute, staticmethod(replacement) if isinstance(kept, staticmethod) else replacement)
+        # A function in C that a class has as an attribute, as `pathlib` has before Python 3.11, takes no `self`.
+        is_static = isinstance(holder, type) and isinstance(replacement, FunctionType)
+        setattr(holder, attribute, staticmethod(replacement) if is_static else replacement)
     elif isinstance(inner, FunctionType) and inner.__defaults__:
         inner.__defaults__ = tuple(replaced.get(default) for default in inner.__defaults__)

@@ -1,0 +1,27 @@
+"""What to do about writes that the system has refused: `guard.py`."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["about_refusal"]
+
+# As C, Rust, SQLite and HDF5 report it.
+REFUSED = re.compile(
+    r"permission denied|os error 13|errno(?: =)? 13|unable to open database|readonly database", re.IGNORECASE
+)
+
+ADVICE = """
+A dry run refuses writes of code in C, C++ or Rust that opens files by name, because they would change real files. Let
+the program write below `tempfile.gettempdir()`, or give the library a file that Python has opened. See "Files" in
+docs/dry_run.md.
+"""
+
+
+def about_refusal(error: BaseException | None) -> str:
+    """Return what to do about an error, or about one behind it, if it is of a refused write."""
+    while error is not None:
+        if REFUSED.search(str(error)):
+            return ADVICE
+        error = error.__cause__ or error.__context__
+    return ""
