@@ -16,7 +16,7 @@ __all__ = ["install"]
 
 def install(folder: str) -> None:
     """Keep the files of this process in `folder` until it ends."""
-    sys.dont_write_bytecode = True  # caches are not what the program writes
+    sys.dont_write_bytecode = True  # also with the options with which Python ignores its environment
     overlay = Overlay(folder)
     activate(overlay)
     replacements = Replacements(overlay)

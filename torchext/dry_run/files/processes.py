@@ -37,6 +37,7 @@ def child_environment(overlay: Overlay, environment: Mapping[Any, Any]) -> dict[
     found[FILES] = overlay.folder
     found["PYTHONPATH"] = _with_startup(os.fsdecode(found.get("PYTHONPATH", "")))
     found.setdefault("TMPDIR", overlay.temporary)
+    found["PYTHONDONTWRITEBYTECODE"] = "1"  # caches are not what the program writes
     return found
 
 

@@ -29,6 +29,7 @@ def _main() -> None:
 
 if __name__ == "__main__":
     if "torchext_dry_run_files" not in sys.modules:
+        sys.dont_write_bytecode = True  # beside these files, before they are kept apart
         sys.path.insert(0, HERE)
         importlib.import_module("sitecustomize")
 
