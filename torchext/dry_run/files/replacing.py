@@ -14,6 +14,7 @@ from types import FunctionType
 from typing import Any
 
 from .functions import Function, Replacements, reporting
+from .imports import when_imported
 from .originals import real
 
 __all__ = ["name_as", "replace_functions"]
@@ -41,6 +42,7 @@ def replace_functions(replacements: Replacements, others: dict[str, Function]) -
     for module in (importlib.import_module(os.name), _io):
         _replace_in_module(module, replaced)
     _replace_kept(replaced)
+    when_imported("pathlib", _unbind)
 
 
 class _Replaced:
@@ -98,6 +100,14 @@ def _file_class(replacements: Replacements) -> type:
             super().__init__(file, mode, closefd, opener)
 
     return name_as(FileIO, original)  # type: ignore[no-any-return]
+
+
+def _unbind(pathlib: Any) -> None:
+    """Keep a class of `pathlib` before Python 3.11 from binding functions that are not in C, as `open = io.open`."""
+    accessor = getattr(pathlib, "_NormalAccessor", None)
+    for name, function in list(vars(accessor).items()) if accessor is not None else ():
+        if isinstance(function, FunctionType) and function.__module__ != pathlib.__name__:
+            setattr(accessor, name, staticmethod(function))
 
 
 def _replace_kept(replaced: _Replaced) -> None:
