@@ -82,8 +82,7 @@ bool copiesOntoItself(const OperatorHandle& op, const Stack& stack) {
          self.is_conj() == source.is_conj() && self.is_neg() == source.is_neg();
 }
 
-// Returns true for a call that computes apart what it writes (`unary_op_impl_with_complex_to_float_out()`,
-// UnaryOps.cpp).
+// Returns true for a call that computes apart what it writes (`unary_op_impl_with_complex_to_float_out()` of ATen).
 bool makesFloatsOfComplex(const OperatorHandle& op, const Tensor& written, const Tensor& other) {
   const std::string& name = op.schema().name();
   return other.is_complex() && !written.is_complex() && (name == "aten::abs" || name == "aten::angle");
