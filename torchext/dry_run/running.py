@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from .. import _C
+from ..fake import carry_blocks_to_threads
 from ..fake.assumed_values import AssumedValue
 from ..fake.gpus import FakeGPU
 from ..memory import Category, TrackedMemory, track_memory
@@ -153,6 +154,7 @@ def run_rank(
                 is_launched=is_launched,
             )
         )
+        block.enter_context(carry_blocks_to_threads())
         memory = block.enter_context(track_memory(lines=traces_lines))
         job.recorder.on_buffers = _mark_buffers
         progress = Progress(goal, counts_flops, job)

@@ -16,6 +16,7 @@ from .copying import FakeCopy
 from .errors import DataDependentError, UnsupportedOperatorError
 from .fake_tensor_mode import fakes_on_this_thread
 from .gpus import FakeGPU
+from .threads import carry_blocks, carry_blocks_to_threads
 from .transformers import transformers_see_fakes
 
 __all__ = [
@@ -25,6 +26,8 @@ __all__ = [
     "UnsupportedOperatorError",
     "cache_clear",
     "cache_info",
+    "carry_blocks",
+    "carry_blocks_to_threads",
     "fake_like",
     "fake_mode",
     "is_fake",
@@ -39,8 +42,8 @@ def fake_mode(*, fake_cuda: bool | int | FakeGPU = False) -> Iterator[None]:
     """Makes every tensor that is constructed in the block fake.
 
     A fake tensor has a shape, strides, a dtype, a device and autograd's state, but no data. Operators on fake tensors
-    compute these and nothing else. Blocks nest, and each thread has its own. Where blocks of PyTorch's
-    `FakeTensorMode` nest with them, the innermost decides.
+    compute these and nothing else. Blocks nest, and each thread has its own: `carry_blocks()` takes them to another.
+    Where blocks of PyTorch's `FakeTensorMode` nest with them, the innermost decides.
 
     Args:
         fake_cuda: On a machine without CUDA devices, their number in the block (True is one) or what they are like

@@ -25,7 +25,7 @@ from .cuda_random import RANDOM, generators_by_thread
 from .cuda_streams import FakeEvent, FakeStream, current_stream, default_stream, set_stream, set_stream_by_id
 from .gpus import FakeGPU
 
-__all__ = ["fake_cuda"]
+__all__ = ["fake_cuda", "same_devices"]
 
 MAX_DEVICES = 64  # of `c10::DeviceIndex` PyTorch itself uses no more (C10_COMPILE_TIME_MAX_GPUS)
 
@@ -194,9 +194,16 @@ def _latest_devices() -> Iterator[None]:
     if _C.fake_cuda_devices():
         yield
         return
-    latest = _C.fake_gpu_number()
-    with _block(_C.largest_fake_cuda_devices(), None):
-        _C.describe_fake_gpu_again(latest)
+    with same_devices(_C.largest_fake_cuda_devices(), _C.fake_gpu_number()):
+        yield
+
+
+@contextmanager
+def same_devices(count: int, gpu: int) -> Iterator[None]:
+    """Lets this thread see the devices that another has seen: their number, and that of their description."""
+    with _block(count, None):
+        if count:
+            _C.describe_fake_gpu_again(gpu)
         yield
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..fake import FakeGPU, fake_mode
+from ..fake import FakeGPU, carry_blocks_to_threads, fake_mode
 from ..fake.assumed_values import AssumedValue, assuming_values
 from .tracking import TrackedMemory, track_memory
 
@@ -75,7 +75,12 @@ def fits(
     with fake_mode(fake_cuda=gpu):
         if any(torch.cuda.memory_allocated(i) for i in range(gpu.count)):
             gc.collect()  # what another program has left in cycles would count
-    with fake_mode(fake_cuda=gpu), track_memory(lines=lines) as memory, assuming_values(values) as assumed:
+    with (
+        fake_mode(fake_cuda=gpu),
+        carry_blocks_to_threads(),
+        track_memory(lines=lines) as memory,
+        assuming_values(values) as assumed,
+    ):
         try:
             program()
         except torch.OutOfMemoryError as raised:

@@ -5,6 +5,7 @@ By PyTorch's own hooks for all modules and all optimizers, which are there while
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 from weakref import ReferenceType, ref
 
@@ -23,8 +24,15 @@ __all__ = ["Observer"]
 OPTIMIZER_SCOPE = "optimizer step"
 
 
+class _Thread(threading.local):
+    """What a thread was doing before each module, and each step of an optimizer, that it is in."""
+
+    def __init__(self) -> None:
+        self.scopes: list[tuple[int, int, bool]] = []
+
+
 class Observer:
-    """Watches one thread.
+    """Watches the modules and optimizers of all threads.
 
     Attributes:
         scopes: The names of the modules that have run, by the numbers that the core knows them by.
@@ -36,7 +44,7 @@ class Observer:
         self.owners: dict[int, str] = {}
         self._trace_lines = trace_lines
         self._numbers: dict[str, int] = {}
-        self._stack: list[tuple[int, int, bool]] = []
+        self._thread = _Thread()
         # By ids. The references are weak: what the program frees is to be freed.
         self._names: dict[int, tuple[str, ReferenceType[torch.nn.Module]]] = {}
         self._parameters: dict[int, tuple[str, TensorWeakRef]] = {}
@@ -71,17 +79,17 @@ class Observer:
         name = self._name_of(module)
         if name is None:
             name = self._learn(module)
-        elif not self._stack:
+        elif not self._thread.scopes:
             self._mark_parameters(module, name)
-        self._stack.append(_C.set_memory_scope(self._number(name), Phase.FORWARD, self._trace_lines))
+        self._thread.scopes.append(_C.set_memory_scope(self._number(name), Phase.FORWARD, self._trace_lines))
 
     def _leave_module(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         # What a sharded module has gathered is there now.
         for name, parameter in module._parameters.items():
             if parameter is not None:
                 self._mark(parameter, Category.PARAMETER, f"{self._name_of(module) or ''}.{name}")
-        if self._stack:
-            _C.set_memory_scope(*self._stack.pop())
+        if self._thread.scopes:
+            _C.set_memory_scope(*self._thread.scopes.pop())
 
     def _learn(self, root: torch.nn.Module) -> str:
         """Names `root` and its modules, and marks what they hold."""
@@ -117,11 +125,13 @@ class Observer:
                     self._parameters[id(parameter)] = (owner, TensorWeakRef(parameter))
                 self._mark(parameter, Category.PARAMETER, owner)
         self.mark_gradients()
-        self._stack.append(_C.set_memory_scope(self._number(OPTIMIZER_SCOPE), Phase.OPTIMIZER, self._trace_lines))
+        self._thread.scopes.append(
+            _C.set_memory_scope(self._number(OPTIMIZER_SCOPE), Phase.OPTIMIZER, self._trace_lines)
+        )
 
     def _leave_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if self._stack:
-            _C.set_memory_scope(*self._stack.pop())
+        if self._thread.scopes:
+            _C.set_memory_scope(*self._thread.scopes.pop())
         for parameter, state in optimizer.state.items():
             owner = self._owner_of(parameter) or "parameter"
             for key, value in state.items():

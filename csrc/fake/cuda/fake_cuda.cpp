@@ -271,7 +271,9 @@ void replace() {
 void allocateFake(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, torch::jit::Stack* stack) {
   // While another thread is in a block, PyTorch lets this thread name CUDA devices, too.
   TORCH_CHECK_NOT_IMPLEMENTED(visible_count > 0 || liveGuards() == 0,
-                              "There is no CUDA device, and this thread is in no fake_mode(fake_cuda=...) block.");
+                              "There is no CUDA device, and this thread is in no fake_mode(fake_cuda=...) block. "
+                              "Threads do not inherit blocks: give the thread torchext.fake.carry_blocks(function), or "
+                              "start threads in a block of torchext.fake.carry_blocks_to_threads().");
   fake_cuda_allocation(op, *stack);
 }
 

@@ -1,0 +1,144 @@
+"""Threads that work in the blocks of the thread that starts them.
+
+`fake_mode()` and `world()` hold for one thread, as grad mode, autocast and the current device do in PyTorch. What is
+carried over to another thread are the fake devices and that factories make fakes, and nothing else: a new thread begins
+on device 0, records gradients and does not autocast, as threads of a program with real devices do.
+"""
+
+from __future__ import annotations
+
+import _thread
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+from .. import _C
+from ..tools.leases import Lease, while_fakes_live
+from . import cuda
+from .fake_tensor_mode import fakes_on_this_thread
+from .transformers import transformers_see_fakes
+
+__all__ = ["carry_blocks", "carry_blocks_to_threads"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# Starts a thread. `threading` calls the second since Python 3.13, and the first before.
+STARTERS = ("start_new_thread", "start_joinable_thread")
+
+
+class _Thread(threading.local):
+    carries = False  # whether the threads that this one starts are in its blocks
+
+
+_thread_state = _Thread()
+
+
+class _Blocks(NamedTuple):
+    """What a thread is in."""
+
+    makes_fakes: bool
+    devices: int
+    gpu: int
+    traces_lines: bool
+    carries: bool
+
+    @classmethod
+    def of_this_thread(cls) -> _Blocks:
+        scope = _C.set_memory_scope(-1, 0, False)
+        _C.set_memory_scope(*scope)
+        return cls(
+            _C.are_factories_fake(),
+            _C.fake_cuda_devices(),
+            _C.fake_gpu_number(),
+            scope[2],
+            _thread_state.carries,
+        )
+
+    @contextmanager
+    def on_this_thread(self) -> Iterator[None]:
+        if not (self.makes_fakes or self.devices):
+            yield
+            return
+        outer, carries = _C.set_memory_scope(-1, _OTHER_PHASE, self.traces_lines), _thread_state.carries
+        _thread_state.carries = self.carries
+        try:
+            with while_fakes_live.hold(), transformers_see_fakes(), cuda.same_devices(self.devices, self.gpu):
+                if self.makes_fakes:
+                    with fakes_on_this_thread():
+                        yield
+                else:
+                    yield
+        finally:
+            _thread_state.carries = carries
+            _C.set_memory_scope(*outer)
+
+
+_OTHER_PHASE = 3  # `MemoryPhase::kOther` (csrc/memory/timeline.h), in which threads begin
+
+
+def carry_blocks(function: Callable[P, T]) -> Callable[P, T]:
+    """Return `function` so that it runs in the blocks that are open on this thread now, on any thread.
+
+    The blocks are those of `fake_mode()` and `world()`. They are open on the other thread only while `function` runs
+    there, even if they have been left here in the meantime. PyTorch's own state of the thread (grad mode, autocast,
+    inference mode, the current device) is not carried over.
+
+    Args:
+        function: What another thread will call.
+
+    Returns:
+        A function with the same arguments and results.
+
+    Example:
+        >>> with fake_mode(fake_cuda=2), ThreadPoolExecutor() as pool:
+        ...     pool.submit(carry_blocks(torch.ones), 4, device="cuda:1").result().device
+        device(type='cuda', index=1)
+    """
+    blocks = _Blocks.of_this_thread()
+
+    @wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        with blocks.on_this_thread():
+            return function(*args, **kwargs)
+
+    return run
+
+
+@contextmanager
+def carry_blocks_to_threads() -> Iterator[None]:
+    """Let each thread that this thread starts in the block, and those that it starts, be in the blocks of its starter.
+
+    This is for threads that libraries start. A thread is in these blocks until it ends, even if they are left before:
+    shut down thread pools in the block. `python -m torchext.dry_run` and `torchext.memory.fits()` do this for the whole
+    program.
+    """
+    carries, _thread_state.carries = _thread_state.carries, True
+    try:
+        with _while_threads_are_carried.hold():
+            yield
+    finally:
+        _thread_state.carries = carries
+
+
+def _starting_in_blocks(original: Callable[..., Any]) -> Callable[..., Any]:
+    def start(*args: Any, **kwargs: Any) -> Any:
+        if not _thread_state.carries:
+            return original(*args, **kwargs)
+        if args:
+            return original(carry_blocks(args[0]), *args[1:], **kwargs)
+        return original(**{**kwargs, "function": carry_blocks(kwargs["function"])})
+
+    return start
+
+
+def _replaced_functions() -> None:
+    for name in STARTERS:
+        if hasattr(_thread, name):
+            _while_threads_are_carried.patch(_thread, name, _starting_in_blocks, "starts threads that are in no block")
+
+
+_while_threads_are_carried = Lease("a block of carry_blocks_to_threads() is open")
+_while_threads_are_carried.declare(_replaced_functions)
