@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <set>
 #include <tuple>
+#include <utility>
 
 #include <c10/core/Stream.h>
 #include <c10/util/SmallVector.h>
@@ -57,11 +58,16 @@ struct ByAddress {
   }
 };
 
+// Names a pool as PyTorch's `MempoolId_t` does: zeros for that of all programs, and the numbers of
+// `torch.cuda.graph_pool_handle()` or `MemPool.id` for others.
+using PoolId = std::pair<std::uint64_t, std::uint64_t>;
+
 // The blocks that are free: PyTorch keeps small and large ones apart.
 struct BlockPool {
-  explicit BlockPool(StatPool of_kind) : kind{of_kind} {}
+  BlockPool(StatPool of_kind, PoolId of_id) : kind{of_kind}, id{of_id} {}
 
   StatPool kind;
+  PoolId id;
   std::set<Block*, BySize> free;
   std::set<Block*, ByAddress> unmapped;
   // How often a block has been looked for. What a block has missed of them since it became free is its age.

@@ -146,7 +146,8 @@ Block* CachingAllocator::allocate(std::size_t bytes, StreamId stream) {
 
 CachingAllocator::Request CachingAllocator::requestFor(std::size_t bytes, StreamId stream) {
   const std::size_t size = roundedSize(bytes);
-  return {bytes, size, segmentSize(size), stream, size <= kLargestSmall ? &small_ : &large_};
+  PoolPair& pools = entered_pools_.empty() ? pools_ : private_pools_.at(entered_pools_.back());
+  return {bytes, size, segmentSize(size), stream, size <= kLargestSmall ? &pools.small : &pools.large};
 }
 
 // `get_free_block()`
@@ -363,6 +364,27 @@ void CachingAllocator::emptyCache() {
   releaseCached();
 }
 
+// `beginAllocateToPool()`
+void CachingAllocator::enterPool(PoolId id) {
+  ++private_pools_.try_emplace(id, id).first->second.users;
+  entered_pools_.push_back(id);
+}
+
+// `endAllocateToPool()`
+void CachingAllocator::leavePool(PoolId id) {
+  const auto found = std::find(entered_pools_.rbegin(), entered_pools_.rend(), id);
+  if (found != entered_pools_.rend()) {
+    entered_pools_.erase(std::next(found).base());
+  }
+}
+
+void CachingAllocator::releasePool(PoolId id) {
+  const auto found = private_pools_.find(id);
+  if (found != private_pools_.end() && found->second.users > 0) {
+    --found->second.users;
+  }
+}
+
 void CachingAllocator::setMemoryFraction(double fraction) {
   fraction_ = fraction;
   allowed_ = static_cast<std::size_t>(fraction * static_cast<double>(driver_.capacity()));
@@ -379,9 +401,9 @@ void CachingAllocator::collectGarbage() {
   std::size_t reclaimed = 0;
   std::uint64_t total_age = 0;
   int freeable = 0;
-  for (const Block* block : large_.free) {
+  for (const Block* block : pools_.large.free) {
     if (!block->isSplit()) {
-      total_age += large_.ageOf(*block);
+      total_age += pools_.large.ageOf(*block);
       ++freeable;
     }
   }
@@ -389,12 +411,13 @@ void CachingAllocator::collectGarbage() {
   while (reclaimed < target && has_freed && freeable > 0) {
     const double average = static_cast<double>(total_age) / freeable;
     has_freed = false;
-    for (auto position = large_.free.begin(); position != large_.free.end();) {
+    for (auto position = pools_.large.free.begin(); position != pools_.large.free.end();) {
       Block* block = *position++;
-      if (!block->isSplit() && block->segment == nullptr && static_cast<double>(large_.ageOf(*block)) >= average) {
+      if (!block->isSplit() && block->segment == nullptr &&
+          static_cast<double>(pools_.large.ageOf(*block)) >= average) {
         has_freed = true;
         reclaimed += block->size;
-        total_age -= large_.ageOf(*block);
+        total_age -= pools_.large.ageOf(*block);
         --freeable;
         releaseSegment(block);
       }
@@ -435,8 +458,25 @@ bool CachingAllocator::releaseOversized(const Request& request) {
 void CachingAllocator::releaseCached() {
   ++stats_.num_sync_all_streams;
   freeAwaited();
-  releaseAll(large_);
-  releaseAll(small_);
+  releaseAll(pools_.large);
+  releaseAll(pools_.small);
+  releaseUnusedPools();
+}
+
+void CachingAllocator::releaseUnusedPools() {
+  for (auto position = private_pools_.begin(); position != private_pools_.end();) {
+    PoolPair& pools = position->second;
+    if (pools.users > 0) {
+      ++position;
+      continue;
+    }
+    releaseAll(pools.large);
+    releaseAll(pools.small);
+    const bool is_empty = std::none_of(blocks_.begin(), blocks_.end(), [&pools](const Block* block) {
+      return block->pool == &pools.small || block->pool == &pools.large;
+    });
+    position = is_empty ? private_pools_.erase(position) : std::next(position);
+  }
 }
 
 void CachingAllocator::releaseAll(BlockPool& pool) {

@@ -14,15 +14,19 @@
 //     and what remains of it is split off if it is worth it;
 //   * a freed block is merged with its free neighbours. If other streams have used it, it is free when they are done:
 //     at once, here, because there is no work to wait for;
-//   * when the driver has no more memory, free segments are given back to it, and the request is tried again.
+//   * when the driver has no more memory, free segments are given back to it, and the request is tried again;
+//   * CUDA graphs and `torch.cuda.use_mem_pool()` allocate from pools of their own, whose segments serve nothing else
+//   and
+//     stay until the last graph of the pool is gone.
 //
 // The settings are PyTorch's own: `PYTORCH_ALLOC_CONF` as PyTorch parses it, and what sets them later. Not simulated:
-// `backend:cudaMallocAsync`, private pools (CUDA graphs, `torch.cuda.MemPool`).
+// `backend:cudaMallocAsync`, and pools with another allocator (`torch.cuda.MemPool(allocator)`).
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <list>
+#include <map>
 #include <optional>
 #include <unordered_set>
 #include <utility>
@@ -103,6 +107,15 @@ struct FailedRequest {
   std::size_t bytes;  // what was asked of the driver
 };
 
+// What a request may be served from.
+struct PoolPair {
+  explicit PoolPair(PoolId id) : small{StatPool::kSmall, id}, large{StatPool::kLarge, id} {}
+
+  BlockPool small;
+  BlockPool large;
+  int users = 0;
+};
+
 // The caching allocator of one device: NOTE [The allocator is simulated]. Not thread-safe.
 class TORCHEXT_API CachingAllocator {
  public:
@@ -124,6 +137,13 @@ class TORCHEXT_API CachingAllocator {
 
   // Gives the segments that are free as a whole back to the driver.
   void emptyCache();
+
+  // What is allocated from now on comes from the pool `id`, until `leavePool()`. Nests. Each call makes one more user
+  // of the pool, until `releasePool()`: without users it keeps what is allocated, and gives back what is cached when
+  // the default pool does.
+  void enterPool(PoolId id);
+  void leavePool(PoolId id);
+  void releasePool(PoolId id);
 
   // Limits what may be taken from the driver to `fraction` of its capacity.
   void setMemoryFraction(double fraction);
@@ -181,6 +201,7 @@ class TORCHEXT_API CachingAllocator {
   void collectGarbage();
   bool releaseOversized(const Request& request);
   void releaseCached();
+  void releaseUnusedPools();
   void releaseAll(BlockPool& pool);
   void releaseSegment(Block* block);
 
@@ -196,8 +217,9 @@ class TORCHEXT_API CachingAllocator {
 
   DriverMemory driver_;
   AllocatorStats stats_;
-  BlockPool small_{StatPool::kSmall};
-  BlockPool large_{StatPool::kLarge};
+  PoolPair pools_{{}};
+  std::map<PoolId, PoolPair> private_pools_;
+  std::vector<PoolId> entered_pools_;
   std::unordered_set<Block*> blocks_;
   std::list<ExpandableSegment> expandable_;
   std::vector<Block*> awaited_;  // freed, and to be free when the streams that used them are done

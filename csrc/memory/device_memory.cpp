@@ -285,6 +285,27 @@ void DeviceMemory::emptyCache() {
   allocator_->emptyCache();
 }
 
+void DeviceMemory::enterPool(PoolId id) {
+  const Locked lock{LockRank::kDeviceMemory};
+  followGpu();
+  allocator_->enterPool(id);
+}
+
+// A pool may be left and released when the devices have gone, and others come.
+void DeviceMemory::leavePool(PoolId id) {
+  const Locked lock{LockRank::kDeviceMemory};
+  if (allocator_) {
+    allocator_->leavePool(id);
+  }
+}
+
+void DeviceMemory::releasePool(PoolId id) {
+  const Locked lock{LockRank::kDeviceMemory};
+  if (allocator_) {
+    allocator_->releasePool(id);
+  }
+}
+
 void DeviceMemory::setFraction(double fraction) {
   const Locked lock{LockRank::kDeviceMemory};
   followGpu();

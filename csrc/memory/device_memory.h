@@ -98,6 +98,9 @@ class TORCHEXT_API DeviceMemory {
   void resetPeakStats();
   void resetAccumulatedStats();
   void emptyCache();
+  void enterPool(PoolId id);
+  void leavePool(PoolId id);
+  void releasePool(PoolId id);
   void setFraction(double fraction);
   double fraction();
 

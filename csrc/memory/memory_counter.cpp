@@ -174,6 +174,11 @@ class Counter final : public MemoryCounter {
     DeviceMemory::of(known->device).free(known);
   }
 
+  std::uintptr_t addressOf(const void* allocation) const noexcept override {
+    const Block* block = static_cast<const Allocation*>(allocation)->block;
+    return block == nullptr ? 0 : block->address;  // which stays while the block is allocated
+  }
+
   void recordStream(void* allocation, c10::StreamId stream) override {
     auto* known = static_cast<Allocation*>(allocation);
     DeviceMemory::of(known->device).recordStream(known, stream);

@@ -198,7 +198,7 @@ py::dict asSegment(const std::vector<SeenBlock>& seen, std::int64_t device) {
   segment["requested_size"] = requested;
   segment["stream"] = first.stream;
   segment["segment_type"] = first.pool->isSmall() ? "small" : "large";
-  segment["segment_pool_id"] = std::tuple{0, 0};
+  segment["segment_pool_id"] = first.pool->id;
   segment["is_expandable"] = first.segment != nullptr;
   segment["frames"] = py::list{};
   segment["blocks"] = blocks;
@@ -320,6 +320,22 @@ std::int32_t memoryNumber(const at::Tensor& tensor) {
   return number;
 }
 
+DeviceMemory& memoryOfPool(std::int64_t device) {
+  return DeviceMemory::of({c10::kCUDA, static_cast<c10::DeviceIndex>(device)});
+}
+
+void enterPool(std::int64_t device, PoolId id) {
+  memoryOf(device).enterPool(id);
+}
+
+void leavePool(std::int64_t device, PoolId id) {
+  memoryOfPool(device).leavePool(id);
+}
+
+void releasePool(std::int64_t device, PoolId id) {
+  memoryOfPool(device).releasePool(id);
+}
+
 // The event, the time in ns, the bytes allocated and reserved, and the bytes by category.
 using Point = std::tuple<std::int64_t, std::int64_t, std::size_t, std::size_t, std::vector<std::size_t>>;
 Point asTuple(const MemoryPoint& point) {
@@ -422,6 +438,9 @@ void bindMemory(py::module_& module) {
   bind(module, "cuda_reset_accumulated_memory_stats", resetAccumulatedMemoryStats);
   bind(module, "cuda_empty_cache", emptyCache);
   bind(module, "cuda_mem_get_info", memGetInfo);
+  bind(module, "cuda_enter_pool", enterPool);
+  bind(module, "cuda_leave_pool", leavePool);
+  bind(module, "cuda_release_pool", releasePool);
   bind(module, "cuda_set_memory_fraction", setMemoryFraction);
   bind(module, "cuda_memory_fraction", memoryFraction);
   bind(module, "cuda_record_memory_history", recordMemoryHistory);
@@ -438,6 +457,7 @@ void bindMemory(py::module_& module) {
   module.def("set_memory_scope", torch::wrap_pybind_function(setMemoryScope));
   bind(module, "mark_memory", markMemory);
   bind(module, "memory_number", memoryNumber);
+  bind(module, "fake_address", addressOfFakeStorage);
 }
 
 }  // namespace torchext::python

@@ -795,3 +795,14 @@ time.sleep(600)
     assert not list(temporary.iterdir())
     assert not (tmp_path / "written").exists()
     assert not [process for process in words[:-1] if Path("/proc", process, "exe").exists()]
+
+
+def test_library_in_c_that_reads_a_fake_ends_the_process_and_the_report_says_why(command: Command) -> None:
+    ended = command(
+        """
+        import ctypes, torch
+        ctypes.memmove(ctypes.create_string_buffer(4), torch.ones(1, device="cuda").data_ptr(), 4)
+        """
+    )
+    assert ended.code == 1
+    assert "There is no memory at the address of a fake tensor" in ended.err

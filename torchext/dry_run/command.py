@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -256,7 +257,7 @@ def _start(options: argparse.Namespace, launch: Launch, gpu: FakeGPU, rank: int)
         if answer.exists():
             report: RankReport = pickle.loads(answer.read_bytes())
         else:
-            report = RankReport(rank, _goal(options), error=f"The process of rank {rank} has ended with code {code}.")
+            report = RankReport(rank, _goal(options), error=_about_end(rank, code))
         files = Overlay(folder)
         report.files = changes_in(files)
         if options.keep_files is not None:
@@ -273,6 +274,17 @@ def _filled_in(program: Sequence[str], rank: int, local_rank: int, size: int) ->
         return f"{name}{equals}{values.get(value, value)}"
 
     return [fill(argument) for argument in program]
+
+
+def _about_end(rank: int, code: int) -> str:
+    """How the process of a rank has ended that has left no report."""
+    text = f"The process of rank {rank} has ended with code {code}."
+    if code in (-signal.SIGSEGV, -signal.SIGBUS):
+        text += (
+            " There is no memory at the address of a fake tensor: code in C that is given its data_ptr(), as by "
+            "ctypes, ends the process. Leave that part of the program out."
+        )
+    return text
 
 
 def _run_child(

@@ -13,6 +13,7 @@ from typing_extensions import Self
 
 from .. import _C
 from ..fake import fake_mode
+from ..fake.addresses import showing_addresses
 from ..fake.assumed_values import AssumedValue, AssumedValues, assuming_values
 from ..fake.gpus import FakeGPU
 from . import compiling, data, ddp_reducer, launchers, process_groups  # noqa: F401  (declares what is replaced)
@@ -112,6 +113,7 @@ class World(Job, ContextDecorator):
             block.callback(self.when_left.close)
             block.enter_context(torchrun_environment(self, self._is_launched))
             block.enter_context(while_world_is_open.hold())
+            block.enter_context(showing_addresses())
             block.enter_context(fake_mode(fake_cuda=self.gpus or False))
             if self.gpus is not None and torch.version.cuda is None:
                 torch.version.cuda = CUDA_VERSION

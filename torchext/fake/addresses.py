@@ -1,18 +1,26 @@
-"""Addresses that are only compared: what asks for them need not be given memory.
+"""Addresses of fakes, behind which there is no memory.
 
-Libraries find tied weights by the addresses of their memory. Fakes have none, but they know which of them share it.
+In a dry run fakes have the addresses that the simulated allocator has given them: programs sort by them, compare them
+and check how they are aligned. Code in C that reads from one ends the process, so outside of dry runs fakes refuse,
+except functions that are known to compare addresses only.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
-__all__ = ["address_to_compare"]
+from .. import _C
+
+__all__ = ["address_of", "showing_addresses"]
 
 # Functions that compare the addresses of storages and tensors, and hand them to nobody who would look behind them.
 COMPARING: dict[str, frozenset[str]] = {
+    # Is the input of a graph the tensor that it has captured? (`make_graphed_callables()`)
+    "torch.cuda.graphs": frozenset({"backward", "forward"}),
     # Does an in-place operator write a tensor that was saved (`allow_mutation_on_saved_tensors()`)?
     "torch.autograd.graph": frozenset({"_get_sid", "_get_tid"}),
     # Is the local tensor still the shard? Asked when a state dict has been loaded, and before the first forward pass.
@@ -43,8 +51,22 @@ PASSING_ON = "torch.storage"
 COMPREHENSIONS = ("<dictcomp>", "<genexpr>", "<listcomp>", "<setcomp>")
 
 
-def address_to_compare(storage: torch.UntypedStorage, offset: int = 0) -> int | None:
-    """A number that stands for an address in `storage`, if the function that asks will only compare it.
+_showing = 0  # how many blocks of `showing_addresses()` are open
+
+
+@contextmanager
+def showing_addresses() -> Iterator[None]:
+    """Lets fakes tell their simulated addresses in the block, on all threads."""
+    global _showing
+    _showing += 1
+    try:
+        yield
+    finally:
+        _showing -= 1
+
+
+def address_of(storage: torch.UntypedStorage, offset: int = 0) -> int | None:
+    """An address in `storage`, if the function that asks may have one.
 
     Called by the replacement of a method, which that function has called.
 
@@ -52,12 +74,20 @@ def address_to_compare(storage: torch.UntypedStorage, offset: int = 0) -> int | 
         storage: A storage without memory.
         offset: In bytes.
     """
-    frame = sys._getframe(2)
+    if _showing and not _C.is_deferred(_C.bytes_of_storage(storage)):
+        address = _C.fake_address(storage)
+    elif _is_compared():
+        address = storage._cdata if storage.nbytes() else 0  # as of a storage that has nothing, whoever it is
+    else:
+        return None
+    return address + offset if address else 0
+
+
+def _is_compared() -> bool:
+    """Tells whether the caller of the replaced method only compares addresses."""
+    frame = sys._getframe(3)
     while frame.f_globals.get("__name__") == PASSING_ON or frame.f_code.co_name in COMPREHENSIONS:
         if frame.f_back is None:
             break
         frame = frame.f_back
-    if frame.f_code.co_name not in COMPARING.get(frame.f_globals.get("__name__", ""), ()):
-        return None
-    address: int = storage._cdata + offset
-    return address if storage.nbytes() else 0  # as of a storage that has nothing, whoever it is
+    return frame.f_code.co_name in COMPARING.get(frame.f_globals.get("__name__", ""), ())

@@ -89,7 +89,7 @@ def _allocate(size: int, device: Any = None, stream: Any = None) -> int:
         )
     with torch.cuda.stream(stream):
         memory = torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", index))
-    address: int = memory.untyped_storage()._cdata
+    address = _C.fake_address(memory.untyped_storage())
     _raw[address] = memory
     return address
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from .. import _C
+from ..fake.addresses import showing_addresses
 from . import plots, reports, snapshots
 from .categories import Category, Phase
 from .observing import Observer
@@ -224,7 +225,7 @@ def track_memory(*, lines: bool = False) -> Iterator[TrackedMemory]:
     observer = Observer(lines)
     memory = TrackedMemory(timeline, observer)
     try:
-        with nullcontext() if _C.are_factories_fake() else _real_allocations():
+        with showing_addresses(), nullcontext() if _C.are_factories_fake() else _real_allocations():
             observer.begin()
             try:
                 yield memory

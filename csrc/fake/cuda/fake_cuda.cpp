@@ -144,9 +144,10 @@ class NoCudaGuard final : public c10::impl::DeviceGuardImplInterface {
     return {};
   }
 
-  // Nothing takes time.
-  double elapsedTime(void* /*first*/, void* /*second*/, DeviceIndex /*device*/) const override {
-    return 0;
+  // As of `FakeEvent` (torchext/fake/cuda_streams.py): a millisecond passes between two events, so that programs may
+  // divide by it.
+  double elapsedTime(void* first, void* second, DeviceIndex /*device*/) const override {
+    return static_cast<double>(reinterpret_cast<std::intptr_t>(second) - reinterpret_cast<std::intptr_t>(first));
   }
 
   c10::Stream getDefaultStream(c10::Device device) const override {
@@ -166,10 +167,14 @@ class NoCudaGuard final : public c10::impl::DeviceGuardImplInterface {
     return visible_count;
   }
 
-  void record(void** /*event*/,
+  // An event is the number of the events before it.
+  void record(void** event,
               const c10::Stream& /*stream*/,
               DeviceIndex /*device_index*/,
-              c10::EventFlag /*flag*/) const override {}
+              c10::EventFlag /*flag*/) const override {
+    static std::atomic<std::intptr_t> count{0};
+    *event = reinterpret_cast<void*>(++count);  // NOLINT(performance-no-int-to-ptr)
+  }
 
   void block(void* /*event*/, const c10::Stream& /*stream*/) const override {}
 

@@ -57,6 +57,7 @@ struct CountedMemory {
   bool is_expected = false;
   bool is_counted = false;
   std::uint8_t label = 0;
+  std::uintptr_t host_address = 0;  // of a storage that has been asked for an address, and that the counter has none of
 };
 
 struct FakeStorageContext {
@@ -119,6 +120,15 @@ void count(const Storage& storage, const Countable& countable) {
   if (outdated != nullptr) {
     counter.free(outdated);
   }
+}
+
+// Returns the first of `nbytes` addresses that are never returned again, as aligned as those of PyTorch's allocator for
+// CPUs. No process can have memory there: the addresses are behind those of all fake devices.
+std::uintptr_t reserveHostAddresses(std::size_t nbytes) noexcept {
+  constexpr std::size_t kAlignment = 64;
+  static std::atomic<std::uintptr_t> next{std::uintptr_t{1} << 52};
+  // Blocks of the host are never adjacent.
+  return next.fetch_add((nbytes / kAlignment + 2) * kAlignment);
 }
 
 // The allocator of fake storages, which makes them resizable. Only code that resizes a storage without the dispatcher
@@ -233,6 +243,7 @@ void resizeFakeStorage(const Storage& storage, std::size_t nbytes) {
     std::swap(context->provenance, outgrown);
   }
   storage.unsafeGetStorageImpl()->set_nbytes(nbytes);
+  context->memory.host_address = 0;
 }
 
 void labelStorage(const Storage& storage, std::uint8_t label) noexcept {
@@ -240,6 +251,23 @@ void labelStorage(const Storage& storage, std::uint8_t label) noexcept {
   if (FakeStorageContext* context = contextOf(storage)) {
     context->memory.label = label;
   }
+}
+
+std::uintptr_t addressOfFakeStorage(const Storage& storage) noexcept {
+  const Locked lock{LockRank::kStorages};
+  FakeStorageContext* context = contextOf(storage);
+  if (context == nullptr || storage.nbytes() == 0) {
+    return 0;
+  }
+  CountedMemory& memory = context->memory;
+  const std::uintptr_t address = memory.allocation == nullptr ? 0 : memoryCounter()->addressOf(memory.allocation);
+  if (address != 0) {
+    return address;
+  }
+  if (memory.host_address == 0) {
+    memory.host_address = reserveHostAddresses(storage.nbytes());
+  }
+  return memory.host_address;
 }
 
 void visitAllocation(const Storage& storage, c10::function_ref<void(void*)> visit) {

@@ -59,6 +59,9 @@ class MemoryCounter {
   virtual void* allocate(std::size_t nbytes, c10::Device device, std::uint8_t label) = 0;
   virtual void free(void* allocation) noexcept = 0;
 
+  // Returns where it was allocated, or 0 on devices whose addresses are not simulated.
+  virtual std::uintptr_t addressOf(const void* allocation) const noexcept = 0;
+
   // What has been allocated is used on `stream`, too.
   virtual void recordStream(void* allocation, c10::StreamId stream) = 0;
 
@@ -113,6 +116,11 @@ void resizeFakeStorage(const c10::Storage& storage, std::size_t nbytes);
 
 // Labels `storage` for the counter. The label stays while the storage is resized.
 TORCHEXT_API void labelStorage(const c10::Storage& storage, std::uint8_t label) noexcept;
+
+// Returns an address for `storage`, which nothing can be read from: where the counter has allocated it or, on devices
+// whose addresses are not simulated, addresses that no other storage ever has. It is stable while the storage lives and
+// is not resized. Returns 0 for a storage that is real or has no bytes.
+TORCHEXT_API std::uintptr_t addressOfFakeStorage(const c10::Storage& storage) noexcept;
 
 // Calls `visit` with what the counter has allocated for `storage`, if there is something. It is not freed before
 // `visit` returns, which must not use fakes: the lock `kStorages` is held.

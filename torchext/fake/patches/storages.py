@@ -20,7 +20,7 @@ from ... import _C
 from ...tools.dispatch_keys import is_constructing
 from ...tools.leases import while_fakes_live
 from ...tools.patching import Concerns
-from ..addresses import address_to_compare
+from ..addresses import address_of
 from ..copying import FakeCopy
 
 __all__ = ["copied_bytes", "has_data", "install", "is_of_fakes", "make_real", "no_data"]
@@ -197,7 +197,7 @@ def _with_memory(original: Callable[..., Any]) -> Callable[..., Any]:
 def _with_address(original: Callable[..., int]) -> Callable[..., int]:
     def data_ptr(self: torch.UntypedStorage) -> int:
         if is_of_fakes(self):
-            address = address_to_compare(self)
+            address = address_of(self)
             if address is not None:
                 return address
             _ask_for_memory(self)
@@ -224,7 +224,9 @@ def _ask_for_memory(storage: torch.UntypedStorage) -> None:
 
 def _patch_tensor_memory() -> None:
     """Constructors compare addresses, hand them to libraries, and call Python for each element."""
-    while_fakes_live.patch(torch.Tensor, "data_ptr", _with_address_of_tensor, "reads memory", concerns=Concerns.FAKES)
+    for name in ("data_ptr", "const_data_ptr"):  # the second since 2.12
+        if hasattr(torch.Tensor, name):
+            while_fakes_live.patch(torch.Tensor, name, _with_address_of_tensor, "reads memory", concerns=Concerns.FAKES)
     for name in ("apply_", "map_", "map2_"):
         while_fakes_live.patch(
             torch.Tensor, name, _of_memory, "uses memory without calling an operator", concerns=Concerns.FAKES
@@ -239,9 +241,9 @@ def _with_address_of_tensor(original: Callable[..., int]) -> Callable[..., int]:
 
     def data_ptr(self: torch.Tensor) -> int:
         if isinstance(self, torch.Tensor) and _C.is_fake(self) and self.layout is torch.strided:
-            address = address_to_compare(self.untyped_storage(), int(self.storage_offset()) * self.element_size())
+            address = address_of(self.untyped_storage(), int(self.storage_offset()) * self.element_size())
             if address is not None:
-                return address
+                return address if self.numel() else 0
         found: int = of_memory(self)
         return found
 
