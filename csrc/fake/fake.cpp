@@ -13,6 +13,7 @@
 #include "storage/fake_keys.h"
 #include "storage/fake_storage.h"
 #include "storage/fake_tensor_impl.h"
+#include "values/known_values.h"
 
 namespace torchext {
 
@@ -114,6 +115,10 @@ bool isStorageOfFakes(const c10::Storage& storage) {
 Tensor bytesOfStorage(const c10::Storage& storage) {
   TORCH_CHECK_VALUE(isFakeStorage(storage), "`storage` was expected to be that of fake tensors, but it has memory.");
   return allBytes(storage);
+}
+
+void noteForeignWrite(const std::vector<Tensor>& tensors) {
+  forgetValues(c10::IValue{tensors});
 }
 
 }  // namespace torchext

@@ -3,6 +3,7 @@
 // What other rooms and the bindings do with fake tensors beyond the public API.
 
 #include <cstdint>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Storage.h>
@@ -37,5 +38,8 @@ TORCHEXT_API bool isStorageOfFakes(const c10::Storage& storage);
 
 // Returns the whole of `storage`, which must be a fake storage, as a fake tensor of bytes.
 TORCHEXT_API at::Tensor bytesOfStorage(const c10::Storage& storage);
+
+// To be called when something that is no operator has written to `tensors`: their values are unknown from then on.
+TORCHEXT_API void noteForeignWrite(const std::vector<at::Tensor>& tensors);
 
 }  // namespace torchext

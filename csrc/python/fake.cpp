@@ -269,6 +269,7 @@ void bindFake(pybind11::module_& module) {
   bind(module, "fake_bytes", fakeBytes);
   bind(module, "copy_value", copyValue);
   bind(module, "known_value", knownValue);
+  bind(module, "note_foreign_write", noteForeignWrite);
   bindQuestion<&isStorageOfFakes>(module, "is_storage_of_fakes",
                                   "is_storage_of_fakes(storage: torch.UntypedStorage) -> bool");
   bind(module, "bytes_of_storage", bytesOfStorage);

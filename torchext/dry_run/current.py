@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import ExitStack
 from typing import Any
 
@@ -36,16 +37,25 @@ class Job:
         self.has_own_group = False
         self.ignores_compilers = False
         self._remarks: dict[str, dict[str, None]] = {}
+        self._launches: Counter[str] = Counter()
         self.when_left = ExitStack()
 
     def remark(self, text: str, place: str) -> None:
         """Tells the reader of the report, once for all places of the program."""
         self._remarks.setdefault(text, {})[place] = None
 
+    def count_launch(self, kernel: str) -> None:
+        """Counts a launch of a kernel that Triton would have compiled."""
+        self._launches[kernel] += 1
+
     @property
     def remarks(self) -> list[str]:
         """What was done otherwise than the program says, and where, for the reader of the report."""
-        return [f"{text} ({', '.join(filter(None, places))})." for text, places in self._remarks.items()]
+        remarks = [f"{text} ({', '.join(filter(None, places))})." for text, places in self._remarks.items()]
+        if self._launches:
+            counts = ", ".join(f"{count} x {kernel}" for kernel, count in self._launches.most_common())
+            remarks.append(f"Kernels of Triton were launched and not run, so what they write has no values: {counts}.")
+        return remarks
 
     @property
     def local_rank(self) -> int:

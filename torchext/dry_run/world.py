@@ -23,14 +23,19 @@ from .environment import torchrun_environment
 from .late_imports import teach_what_is_imported
 from .meshes import meshes_of_its_own
 from .nccl import names_of_nccl
+from .paged_memory import refusing_paged_memory
 from .recorder import Recorder
 from .saving import not_writing_fakes
 from .store import LonelyStore
+from .triton_driver import triton_in_a_world
 
 __all__ = ["World", "world"]
 
 # Programs ask whether this PyTorch has been built for CUDA by this number.
 CUDA_VERSION = "12.8"
+
+# What libraries with kernels of their own take from `torch._C` when they are imported. A build for CPUs has it not.
+RAW_STREAM = "_cuda_getCurrentRawStream"
 
 Error = TypeVar("Error", bound=BaseException)
 
@@ -118,10 +123,15 @@ class World(Job, ContextDecorator):
             if self.gpus is not None and torch.version.cuda is None:
                 torch.version.cuda = CUDA_VERSION
                 block.callback(setattr, torch.version, "cuda", None)
+            if self.gpus is not None and not hasattr(torch._C, RAW_STREAM):
+                setattr(torch._C, RAW_STREAM, _C.current_fake_stream)
+                block.callback(delattr, torch._C, RAW_STREAM)
             if self.gpus is not None:
                 block.enter_context(names_of_nccl())
             if self.gpus is not None and self._set_device:
                 torch.cuda.set_device(self.local_rank)
+            block.enter_context(triton_in_a_world(self))
+            block.enter_context(refusing_paged_memory())
             block.enter_context(meshes_of_its_own())
             self._assumed = block.enter_context(assuming_values(self._policy))
             block.enter_context(not_writing_fakes())

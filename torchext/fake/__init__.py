@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -18,6 +18,7 @@ from .fake_tensor_mode import fakes_on_this_thread
 from .gpus import FakeGPU
 from .threads import carry_blocks, carry_blocks_to_threads
 from .transformers import transformers_see_fakes
+from .triton_kernels import triton_launches_nothing
 
 __all__ = [
     "CacheInfo",
@@ -60,7 +61,12 @@ def fake_mode(*, fake_cuda: bool | int | FakeGPU = False) -> Iterator[None]:
         ...     torch.ones(4, 4)
         tensor(..., size=(4, 4), dtype=torch.float32, device='cpu', fake=True)
     """
-    with while_fakes_live.hold(), transformers_see_fakes(), cuda.fake_cuda(fake_cuda), fakes_on_this_thread():
+    with ExitStack() as block:
+        block.enter_context(while_fakes_live.hold())
+        block.enter_context(transformers_see_fakes())
+        block.enter_context(triton_launches_nothing())
+        block.enter_context(cuda.fake_cuda(fake_cuda))
+        block.enter_context(fakes_on_this_thread())
         yield
 
 

@@ -1,0 +1,227 @@
+"""Libraries with kernels of their own in a dry run: Triton and bitsandbytes, by packages that have their structure."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+# What Triton 3.4 to 3.9 have in common where a kernel is launched. Whatever needs a driver raises.
+TRITON = {
+    "triton/__init__.py": """
+        from .runtime import driver
+        from .runtime.autotuner import Autotuner, Config, Heuristics
+        from .runtime.jit import JITFunction
+        jit = JITFunction
+        def autotune(configs, key):
+            return lambda fn: Autotuner(fn, fn.arg_names, configs, key)
+        def heuristics(values):
+            return lambda fn: Heuristics(fn, fn.arg_names, values)
+        """,
+    "triton/runtime/__init__.py": "from .driver import driver",
+    "triton/runtime/driver.py": """
+        class DriverConfig:
+            _active = None
+            @property
+            def active(self):
+                if self._active is None:
+                    raise RuntimeError("0 active drivers ([]). There should only be one.")
+                return self._active
+            def set_active(self, driver):
+                self._active = driver
+        driver = DriverConfig()
+        """,
+    "triton/backends/__init__.py": "",
+    "triton/backends/compiler.py": """
+        from dataclasses import dataclass
+        @dataclass(frozen=True)
+        class GPUTarget:
+            backend: str
+            arch: int
+            warp_size: int
+        """,
+    "triton/runtime/jit.py": """
+        import inspect
+        from .driver import driver
+        class KernelInterface:
+            def __getitem__(self, grid):
+                return lambda *args, **kwargs: self.run(grid=grid, warmup=False, *args, **kwargs)
+        class JITFunction(KernelInterface):
+            def __init__(self, fn):
+                self.fn = fn
+                self.__name__ = fn.__name__
+                self.signature = inspect.signature(fn)
+                self.arg_names = list(self.signature.parameters)
+                self.pre_run_hooks = []
+            def run(self, *args, grid, warmup, **kwargs):
+                raise RuntimeError("libcuda.so cannot found!")
+        """,
+    "triton/runtime/autotuner.py": """
+        from .jit import KernelInterface
+        class Config:
+            def __init__(self, kwargs, num_warps=4, pre_hook=None):
+                self.kwargs, self.num_warps, self.pre_hook = kwargs, num_warps, pre_hook
+            def all_kwargs(self):
+                return {**self.kwargs, "num_warps": self.num_warps}
+        class Autotuner(KernelInterface):
+            def __init__(self, fn, arg_names, configs, keys):
+                self.fn, self.arg_names, self.configs, self.keys, self.cache = fn, arg_names, configs, keys, {}
+            def run(self, *args, **kwargs):
+                raise RuntimeError("libcuda.so cannot found!")
+        class Heuristics(KernelInterface):
+            def __init__(self, fn, arg_names, values):
+                self.fn, self.arg_names, self.values = fn, arg_names, values
+            def run(self, *args, **kwargs):
+                for name, value in self.values.items():
+                    kwargs[name] = value({**dict(zip(self.arg_names, args)), **kwargs})
+                return self.fn.run(*args, **kwargs)
+        """,
+}
+
+KERNELS = """
+    import json, torch, triton
+    @triton.jit
+    def scale(x, out, n, factor=2.0, BLOCK=128): raise AssertionError("a kernel runs")
+    def report(**values): print(json.dumps(values))
+"""
+
+
+def run(tmp_path: Path, program: str, packages: dict[str, str]) -> list[Any]:
+    """Runs `program` in a world of eight GPUs, and returns what it prints as JSON, and the remarks of the report."""
+    for name, text in packages.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(dedent(text))
+    (tmp_path / "program.py").write_text(dedent(program))
+    start = """
+        import json, runpy
+        from torchext.dry_run import world
+        from torchext.memory import track_memory
+        with world(8, 3) as job, track_memory():
+            runpy.run_path("program.py")
+        print(json.dumps(job.remarks))
+    """
+    command = [sys.executable, "-c", dedent(start)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_launches_do_nothing_and_are_counted(tmp_path: Path) -> None:
+    program = (
+        dedent(KERNELS)
+        + """
+x = torch.ones(1000, device="cuda")
+grids = []
+for i in range(3):
+    out = torch.empty_like(x)
+    scale[lambda meta: grids.append(meta["BLOCK"] + meta["n"]) or (8,)](x, out, 1000, BLOCK=256, num_warps=8)
+scale[(1, 1)](x, out, n=1000)
+report(grids=grids, allocated=torch.cuda.memory_allocated(3))
+"""
+    )
+    said, remarks = run(tmp_path, program, TRITON)
+    assert said == {"grids": [1256] * 3, "allocated": 2 * 4096}
+    assert remarks == ["Kernels of Triton were launched and not run, so what they write has no values: 4 x scale."]
+
+
+def test_launch_makes_known_values_of_its_arguments_unknown(tmp_path: Path) -> None:
+    program = (
+        dedent(KERNELS)
+        + """
+counter = torch.zeros((), device="cuda")
+before, version = counter.item(), counter._version
+scale[(1,)](counter, (torch.ones(3, device="cuda"), counter), 1)
+try:
+    after = counter.item()
+except RuntimeError as error:
+    after = type(error).__name__
+report(before=before, after=after, is_same_version=version == counter._version)
+"""
+    )
+    said, _ = run(tmp_path, program, TRITON)
+    assert said == {"before": 0.0, "after": "DataDependentError", "is_same_version": True}
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ("scale[(1,)](torch.ones(3), torch.ones(3), 3)", "Pointer argument (at 0) cannot be accessed from Triton"),
+        ("scale[(1,)](torch.ones(3, device='cuda'))", "missing a required argument: 'out'"),
+        ("scale[lambda meta: meta['SIZE']](torch.ones(3, device='cuda'), 1, 2)", "'SIZE'"),
+    ],
+    ids=["tensor-on-cpu", "missing-argument", "wrong-grid"],
+)
+def test_launch_refuses_what_a_real_one_refuses(call: str, message: str, tmp_path: Path) -> None:
+    program = dedent(KERNELS) + f"\ntry: {call}\nexcept Exception as error: report(message=str(error))\n"
+    said, _ = run(tmp_path, program, TRITON)
+    assert message in said["message"]
+
+
+def test_autotuner_and_heuristics_choose_without_measuring(tmp_path: Path) -> None:
+    program = (
+        dedent(KERNELS)
+        + """
+hooks, evens = [], []
+first = triton.Config({"BLOCK": 64}, pre_hook=lambda nargs: hooks.append(nargs["BLOCK"]))
+tuned = triton.autotune([first, triton.Config({"BLOCK": 2})], key=["n"])(triton.heuristics({"factor": lambda a: evens.append(a["n"] % 2)})(scale))
+x = torch.ones(1000, device="cuda")
+peaks = []
+for n in (1000, 1000, 999):
+    torch.cuda.reset_peak_memory_stats(3)
+    tuned[lambda meta: (meta["BLOCK"],)](x, x, n)
+    peaks.append(torch.cuda.max_memory_allocated(3) >> 20)
+report(hooks=hooks, evens=evens, best=tuned.best_config.kwargs, peaks=peaks)
+"""
+    )
+    said, remarks = run(tmp_path, program, TRITON)
+    # `do_bench()` has a buffer of 256 MiB, whenever the key is a new one.
+    assert said == {"hooks": [64] * 3, "evens": [0, 0, 1], "best": {"BLOCK": 64}, "peaks": [256, 0, 256]}
+    assert "3 x scale" in remarks[0]
+
+
+def test_driver_answers_for_the_fake_gpus_while_the_world_is_open(tmp_path: Path) -> None:
+    program = """
+        import json, torch, triton
+        driver = triton.driver.active
+        target = driver.get_current_target()
+        count = driver.utils.get_device_properties(0)["multiprocessor_count"]
+        print(json.dumps([target.backend, target.arch, driver.get_current_device(), count]))
+        import atexit
+        atexit.register(lambda: print(json.dumps(triton.driver._active)))
+    """
+    said, _, after = run(tmp_path, program, TRITON)
+    assert said == ["cuda", 90, 3, 132]
+    assert after is None
+
+
+def test_number_of_the_current_stream_is_there_for_libraries(tmp_path: Path) -> None:
+    program = """
+        import json, torch
+        raw = torch._C._cuda_getCurrentRawStream
+        with torch.cuda.stream(torch.cuda.Stream(3)) as stream:
+            inside = raw(3) == torch.cuda.current_stream(3).cuda_stream != 0
+        print(json.dumps([raw(3), inside]))
+    """
+    said, _ = run(tmp_path, program, {})
+    assert said == [0, True]
+
+
+def test_paged_memory_is_refused(tmp_path: Path) -> None:
+    packages = {
+        "bitsandbytes/__init__.py": "from . import functional",
+        "bitsandbytes/functional.py": "def get_paged(*shape, dtype=None, device=None): raise SystemExit(77)",
+    }
+    program = """
+        import json, bitsandbytes
+        try:
+            bitsandbytes.functional.get_paged(4, 4)
+        except RuntimeError as error:
+            print(json.dumps(str(error)))
+    """
+    said, _ = run(tmp_path, program, packages)
+    assert "Use the optimizer that is not paged, such as AdamW8bit" in said
