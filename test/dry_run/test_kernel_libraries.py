@@ -168,7 +168,8 @@ def test_autotuner_and_heuristics_choose_without_measuring(tmp_path: Path) -> No
         + """
 hooks, evens = [], []
 first = triton.Config({"BLOCK": 64}, pre_hook=lambda nargs: hooks.append(nargs["BLOCK"]))
-tuned = triton.autotune([first, triton.Config({"BLOCK": 2})], key=["n"])(triton.heuristics({"factor": lambda a: evens.append(a["n"] % 2)})(scale))
+even = triton.heuristics({"factor": lambda a: evens.append(a["n"] % 2)})
+tuned = triton.autotune([first, triton.Config({"BLOCK": 2})], key=["n"])(even(scale))
 x = torch.ones(1000, device="cuda")
 peaks = []
 for n in (1000, 1000, 999):

@@ -124,15 +124,26 @@ class TestStreams:
 
 
 class TestEvents:
-    def test_take_no_time(self) -> None:
+    def test_are_done_and_a_millisecond_apart(self) -> None:
+        """Programs divide by the time, and add up times."""
         with fake_mode(fake_cuda=True):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin, middle, end = (torch.cuda.Event(enable_timing=True) for _ in range(3))
             begin.record()
+            middle.record()
             end.record(torch.cuda.current_stream())
             end.synchronize()
             assert end.query()
-            assert begin.elapsed_time(end) == 0.0
+            assert begin.elapsed_time(begin) == 0.0
+            assert begin.elapsed_time(middle) == middle.elapsed_time(end) == 1.0
+            assert begin.elapsed_time(end) == -end.elapsed_time(begin) == 2.0
             assert isinstance(begin, torch.Event)
+
+    def test_of_accelerators_are_a_millisecond_apart(self) -> None:
+        with fake_mode(fake_cuda=True):
+            begin, end = (torch.Event("cuda", enable_timing=True) for _ in range(2))
+            begin.record()
+            end.record()
+            assert begin.elapsed_time(end) == 1.0
 
     def test_without_timing_have_no_elapsed_time(self) -> None:
         with fake_mode(fake_cuda=True):

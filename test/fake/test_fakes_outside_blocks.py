@@ -199,3 +199,17 @@ def test_function_that_unpacks_saved_fakes_makes_fakes_in_fake_mode() -> None:
     with fake_mode():
         y.backward()
     assert made == [True]
+
+
+@pytest.mark.parametrize("are_named", [False, True])
+def test_engine_that_is_called_directly_runs_on_fake_cuda(are_named: bool) -> None:
+    """As Megatron does."""
+    with fake_mode(fake_cuda=True):
+        weight = torch.ones(3, device="cuda", requires_grad=True)
+        loss = (weight * 2).sum()
+        grads = (torch.ones_like(loss),)
+    named = {"tensors": (loss,), "grad_tensors": grads, "keep_graph": False, "create_graph": False, "inputs": ()}
+    arguments, named = ((), named) if are_named else (tuple(named.values()), {})
+    run = torch.autograd.Variable._execution_engine.run_backward
+    run(*arguments, **named, allow_unreachable=True, accumulate_grad=True)
+    assert str(weight.grad.device) == "cuda:0"

@@ -12,7 +12,8 @@ mask says of each query and key.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial, wraps
 from types import FunctionType, MethodType
@@ -21,12 +22,13 @@ from typing import Any
 import torch
 
 from .. import _C
+from ..fake.cuda_graphs import graph_observers
 from ..fake.flex_attention import attending_by_kernel
 from ..tools.imports import once_imported
 from ..tools.source_lines import users_frame
 from .current import Job, current, while_world_is_open
 
-__all__: list[str] = []
+__all__ = ["noting_graphs"]
 
 # Those that call operators of PyTorch, of `torch._dynamo.backends.debugging`.
 BACKENDS_THAT_CALL_OPERATORS = ("eager", "aot_eager", "aot_eager_decomp_partition")
@@ -52,6 +54,20 @@ def _ignored(original: Callable[..., Any]) -> Callable[..., Any]:
 def _remark(job: Job, text: str) -> None:
     frame = users_frame()
     job.remark(text, "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}")
+
+
+@contextmanager
+def noting_graphs(job: Job) -> Iterator[None]:
+    """Tells the reader of the report of CUDA graphs."""
+    text = (
+        "A CUDA graph was captured by running its body once, in a memory pool of its own, and replaying it does nothing"
+    )
+    note = partial(_remark, job, text)
+    graph_observers.append(note)
+    try:
+        yield
+    finally:
+        graph_observers.remove(note)
 
 
 def _ignore_compilers(job: Job) -> None:

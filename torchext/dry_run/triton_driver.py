@@ -35,7 +35,7 @@ def triton_in_a_world(job: Job) -> Iterator[None]:
 
 
 def _answer(job: Job) -> None:
-    config = getattr(sys.modules.get(DRIVER), "driver", None)
+    config: Any = getattr(sys.modules.get(DRIVER), "driver", None)
     if job.gpus is not None and hasattr(config, "set_active"):
         job.when_left.callback(setattr, config, "_active", getattr(config, "_active", None))
         config.set_active(_Driver())

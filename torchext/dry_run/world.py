@@ -34,9 +34,6 @@ __all__ = ["World", "world"]
 # Programs ask whether this PyTorch has been built for CUDA by this number.
 CUDA_VERSION = "12.8"
 
-# What libraries with kernels of their own take from `torch._C` when they are imported. A build for CPUs has it not.
-RAW_STREAM = "_cuda_getCurrentRawStream"
-
 Error = TypeVar("Error", bound=BaseException)
 
 
@@ -123,13 +120,11 @@ class World(Job, ContextDecorator):
             if self.gpus is not None and torch.version.cuda is None:
                 torch.version.cuda = CUDA_VERSION
                 block.callback(setattr, torch.version, "cuda", None)
-            if self.gpus is not None and not hasattr(torch._C, RAW_STREAM):
-                setattr(torch._C, RAW_STREAM, _C.current_fake_stream)
-                block.callback(delattr, torch._C, RAW_STREAM)
             if self.gpus is not None:
                 block.enter_context(names_of_nccl())
             if self.gpus is not None and self._set_device:
                 torch.cuda.set_device(self.local_rank)
+            block.enter_context(compiling.noting_graphs(self))
             block.enter_context(triton_in_a_world(self))
             block.enter_context(refusing_paged_memory())
             block.enter_context(meshes_of_its_own())

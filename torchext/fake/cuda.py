@@ -17,8 +17,10 @@ from torch.accelerator._utils import _get_device_index
 from .. import _C
 from ..tools.leases import Lease, while_fakes_live
 from ..tools.once import once
+from ..tools.patching import patching_lock
 from .cuda_devices import DEVICES
-from .cuda_libraries import patch_libraries
+from .cuda_graphs import GRAPHS, FakeGraph, FakePool
+from .cuda_libraries import NO_POOLS, patch_libraries, refusing
 from .cuda_memory import ACCELERATOR_MEMORY, MEMORY, forget_raw_memory
 from .cuda_parallel import patch_comm
 from .cuda_random import RANDOM, generators_by_thread
@@ -71,7 +73,7 @@ def _block(count: int, gpu: FakeGPU | None) -> Iterator[None]:
         _describe(gpu)
     _replace_backward()
     try:
-        with _while_devices_exist.hold():
+        with _while_devices_exist.hold(), _functions_of_cuda_builds():
             # Remembers what the accelerator is (`functools.cache`).
             torch.get_device_module.cache_clear()
             try:
@@ -82,6 +84,34 @@ def _block(count: int, gpu: FakeGPU | None) -> Iterator[None]:
         if not _while_devices_exist.is_active:  # they end with the last block, as with a process
             forget_raw_memory()
         _C.leave_fake_cuda(block)  # last: raises on another thread
+
+
+# What a build for CPUs does not have, and PyTorch's own Python code (graphs) and libraries with kernels of their own
+# (bitsandbytes, when it is imported) take from `torch._C`.
+OF_CUDA_BUILDS: dict[str, Callable[..., Any]] = {
+    "_cuda_getCurrentRawStream": _C.current_fake_stream,
+    "_host_emptyCache": lambda: None,
+}
+_added: list[str] = []
+_adding = 0
+
+
+@contextmanager
+def _functions_of_cuda_builds() -> Iterator[None]:
+    """Adds to `torch._C` what it does not have of these, while any thread is in such a block."""
+    global _adding
+    with patching_lock:
+        _adding += 1
+        for name in OF_CUDA_BUILDS.keys() - vars(torch._C).keys():
+            setattr(torch._C, name, OF_CUDA_BUILDS[name])
+            _added.append(name)
+    try:
+        yield
+    finally:
+        with patching_lock:
+            _adding -= 1
+            while not _adding and _added:
+                delattr(torch._C, _added.pop())
 
 
 def _describe(gpu: FakeGPU) -> None:
@@ -117,7 +147,7 @@ ACCELERATOR_STREAMS: dict[str, Callable[..., Any]] = {
     "set_stream": _set_accelerator_stream,
 }
 
-ANSWERS = DEVICES | STREAMS | MEMORY | RANDOM
+ANSWERS = DEVICES | STREAMS | MEMORY | RANDOM | GRAPHS
 
 
 def _making(original: Callable[..., Any], fake: type) -> Callable[..., Any]:
@@ -141,8 +171,14 @@ def _replaced_functions() -> None:
             if function is not None and id(function) not in found:
                 found.add(id(function))
                 _while_devices_exist.patch(module, name, partial(_answering, answer=answer), reason, is_traced=True)
-    for owner, name, fake in ((torch.cuda.Stream, "__new__", FakeStream), (torch.cuda.Event, "__new__", FakeEvent)):
-        _while_devices_exist.patch(owner, name, partial(_making, fake=fake), reason)
+    classes = [(torch.cuda.Stream, FakeStream), (torch.cuda.Event, FakeEvent), (torch.cuda.CUDAGraph, FakeGraph)]
+    # A build for CUDA makes pools in C, before `MemPool.__init__()` can make others in their place.
+    if "__new__" in vars(torch.cuda.MemPool.__base__):
+        classes.append((torch.cuda.MemPool, FakePool))
+    else:
+        _while_devices_exist.patch(torch.cuda.MemPool, "__init__", refusing(NO_POOLS), reason)
+    for owner, fake in classes:
+        _while_devices_exist.patch(owner, "__new__", partial(_making, fake=fake), reason)
     for name, answer in ACCELERATOR_STREAMS.items():
         _while_devices_exist.patch(torch.accelerator, name, partial(_answering, answer=answer), reason, is_traced=True)
     for name, answer in ACCELERATOR_MEMORY.items():
@@ -174,18 +210,19 @@ def _answering(original: Callable[..., Any], answer: Callable[..., Any]) -> Call
 def _replace_backward() -> None:
     """Lets the backward pass of fakes see their devices, also of those that outlive the block that made them."""
     reason = "looks for the devices of fakes"
-    while_fakes_live.patch(torch.autograd.graph, "_engine_run_backward", _seeing_fakes, reason)
+    while_fakes_live.patch(torch._C._ImperativeEngine, "run_backward", _seeing_fakes, reason)  # Megatron calls it, too
 
 
 def _seeing_fakes(original: Callable[..., Any]) -> Callable[..., Any]:
-    def _engine_run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if not isinstance(t_outputs, (tuple, list)) or not any(map(_may_be_fake, t_outputs)):
-            return original(t_outputs, *args, **kwargs)
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        outputs = args[1] if len(args) > 1 else kwargs.get("tensors")
+        if not isinstance(outputs, (tuple, list)) or not any(map(_may_be_fake, outputs)):
+            return original(*args, **kwargs)
         # Hooks and recomputed forwards may ask torch.cuda, also where the block has ended.
         with _latest_devices():
-            return _C.call_backward(original, t_outputs, *args, **kwargs)
+            return _C.call_backward(original, *args, **kwargs)
 
-    return _engine_run_backward
+    return run_backward
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from .. import _C
 from ..tools.leases import Lease
 from .cuda_devices import index_of
 
-__all__ = ["patch_libraries"]
+__all__ = ["NO_POOLS", "patch_libraries", "refusing"]
 
 # What NVML measures: nothing runs on a fake device.
 IDLE = 0
@@ -132,26 +132,19 @@ ANSWERS: list[tuple[ModuleType, dict[str, Callable[..., Any]]]] = [
 ]
 
 
-NO_GRAPHS = (
-    "A CUDA graph cannot be used on fake CUDA devices: no kernel runs there that it could keep. Run the program "
-    "without graphs."
-)
 NO_POOLS = (
-    "A memory pool of the program's own, or another allocator, cannot be used on fake CUDA devices: only PyTorch's "
-    "caching allocator with its default pools is simulated there. Run the program without it."
+    "Another allocator cannot be used on fake CUDA devices, nor can a memory pool in a build of PyTorch for CUDA: only "
+    "PyTorch's caching allocator is simulated there. Run the program without it."
 )
-# A build without CUDA has a class there that refuses itself, before `MemPool.__init__()`.
-MAKING_POOLS = "__new__" if "__new__" in vars(torch.cuda.MemPool.__base__) else "__init__"
 REFUSED: list[tuple[Any, str, str]] = [
-    (torch.cuda.CUDAGraph, "__new__", NO_GRAPHS),
-    (torch.cuda, "graph_pool_handle", NO_GRAPHS),
-    (torch.cuda.MemPool, MAKING_POOLS, NO_POOLS),
     (torch.cuda.memory.CUDAPluggableAllocator, "__init__", NO_POOLS),
     (torch.cuda.memory, "change_current_allocator", NO_POOLS),
 ]
 
 
-def _refusing(message: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def refusing(message: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Makes, of a function, one that raises an error with `message` on threads that see fake devices."""
+
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def refuse(*args: Any, **kwargs: Any) -> Any:
             if _C.fake_cuda_devices():
@@ -194,5 +187,5 @@ def patch_libraries(lease: Lease, answering: Callable[..., Any]) -> None:
     if not hasattr(torch._C, "_nccl_version"):
         lease.patch(torch.cuda.nccl, "version", partial(answering, answer=lambda: NCCL_VERSION), reason)
     for owner, name, message in REFUSED:
-        lease.patch(owner, name, _refusing(message), reason)
+        lease.patch(owner, name, refusing(message), reason)
     lease.patch(torch.UntypedStorage, "to", _moving, "copies memory without calling an operator")

@@ -1,11 +1,12 @@
 """Streams and events of fake CUDA devices.
 
-Nothing runs on a stream, but memory is allocated for it, as on real devices. Events are always complete, and no time
-passes between them.
+Nothing runs on a stream, but memory is allocated for it, as on real devices. Events are always complete, and a
+millisecond passes between an event that is recorded and the next, so that programs may divide by it.
 """
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -22,6 +23,8 @@ __all__ = [
     "set_stream_by_id",
     "synchronize",
 ]
+
+_recorded_events = itertools.count()
 
 CUDA = 1  # the number of the type of device (`c10::DeviceType`)
 
@@ -118,6 +121,7 @@ class _Event(torch.Event):
     _is_timing: bool
     _is_recorded: bool
     _clock: Clock
+    _time: int  # how many events were recorded until then
 
     def __new__(
         cls,
@@ -138,6 +142,7 @@ class _Event(torch.Event):
     def record(self, stream: Any = None) -> None:
         """Remembers what has been issued on the stream."""
         self._is_recorded = True
+        self._time = next(_recorded_events)
         self._clock = clock_of(_current_key() if stream is None else _key(stream))
 
     def wait(self, stream: Any = None) -> None:
@@ -153,7 +158,7 @@ class _Event(torch.Event):
         order_program_after(self._clock, _current_key())
 
     def elapsed_time(self, end_event: Any) -> float:
-        """Returns the milliseconds between two events: 0.
+        """Returns the milliseconds between two events: one for each event that was recorded in between.
 
         Raises:
             RuntimeError: One was made without `enable_timing`, or has not been recorded.
@@ -165,7 +170,7 @@ class _Event(torch.Event):
             raise RuntimeError("Both events must be created with argument 'enable_timing=True'.")
         if not (self._is_recorded and end_event._is_recorded):
             raise RuntimeError("Both events must be recorded before calculating elapsed time.")
-        return 0.0
+        return float(end_event._time - self._time)
 
     def __repr__(self) -> str:
         return "<torch.cuda.Event>" if self._is_recorded else "<torch.cuda.Event uninitialized>"
