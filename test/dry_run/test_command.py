@@ -806,3 +806,16 @@ def test_library_in_c_that_reads_a_fake_ends_the_process_and_the_report_says_why
     )
     assert ended.code == 1
     assert "There is no memory at the address of a fake tensor" in ended.err
+
+
+def test_scalars_on_the_gpu_become_elements_of_tensors(command: Command) -> None:
+    ended = command(
+        """
+        import torch
+        loss, correct = torch.randn(4, device="cuda").mean(), torch.randint(9, (4,), device="cuda").sum()
+        made = [torch.tensor([loss, correct]), torch.as_tensor([loss, 1.0], device="cuda"), loss.new_tensor([loss])]
+        print([(tuple(x.shape), str(x.device)) for x in made + [torch.ones(2).new_tensor([[loss, loss]])]])
+        """,
+        "--no-flops",
+    )
+    assert "[((2,), 'cpu'), ((2,), 'cuda:0'), ((1,), 'cuda:0'), ((1, 2), 'cpu')]" in ended.out

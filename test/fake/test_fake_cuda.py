@@ -557,3 +557,36 @@ class TestMixedDevices:
 
     def test_number_on_the_cpu_is_filled_with_one_of_a_device(self) -> None:
         assert torch.tensor(1.0).fill_(torch.tensor(2.0, device="cuda")).device == torch.device("cpu")
+
+
+LEGACY_ARGUMENTS: dict[str, tuple[object, ...]] = {
+    "nothing": (),
+    "sizes": (3, 4),
+    "size": (torch.Size([2, 3]),),
+    "list": ([1.0, 2.0],),
+    "lists": ([[1, 2], [3, 4]],),
+    "scalar-in-list": ([0],),
+}
+
+
+@pytest.mark.parametrize("arguments", LEGACY_ARGUMENTS.values(), ids=LEGACY_ARGUMENTS)
+@pytest.mark.parametrize("name", ["FloatTensor", "HalfTensor", "BFloat16Tensor", "LongTensor", "ByteTensor"])
+def test_legacy_constructors_make_what_those_of_the_cpu_make(name: str, arguments: tuple[object, ...]) -> None:
+    expected = getattr(torch, name)(*arguments)
+    with fake_mode(fake_cuda=2):
+        torch.cuda.set_device(1)
+        made = getattr(torch.cuda, name)(*arguments)
+        assert isinstance(made, getattr(torch.cuda, name))
+    assert is_fake(made)
+    assert (made.shape, made.dtype, made.device) == (expected.shape, expected.dtype, torch.device("cuda:1"))
+
+
+def test_legacy_constructors_take_devices_and_tensors() -> None:
+    with fake_mode(fake_cuda=2):
+        assert torch.cuda.FloatTensor(3, device="cuda:1").device.index == 1
+        x = torch.ones(3, device="cuda")
+        assert torch.cuda.FloatTensor(x).is_set_to(x)
+        with pytest.raises(RuntimeError, match="legacy constructor expects device type: cuda"):
+            torch.cuda.FloatTensor(3, device="cpu")
+    with pytest.raises(TypeError, match="type torch.cuda.FloatTensor not available"):
+        torch.cuda.FloatTensor(3)

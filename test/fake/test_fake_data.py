@@ -18,6 +18,7 @@ from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 from torchext.deferred_init import deferred_init, is_deferred, materialize_module, materialize_tensor
+from torchext.dry_run import world
 from torchext.fake import fake_like, fake_mode, is_fake
 
 IS_FAKE = "[Tt]his (tensor is fake|storage .* fake tensors).*materialize_tensor.*outside of fake_mode"
@@ -210,3 +211,31 @@ class TestSaving:
         assert loaded["a"].tolist() == [0, 1, 2]
         assert loaded["wide"].dtype == torch.uint16
         assert loaded["self"] is loaded
+
+
+class TestSharedMemory:
+    def test_is_only_marked_in_a_dry_run(self) -> None:
+        with world(2, 1):
+            epoch, module = torch.tensor(3), torch.nn.Linear(2, 2)
+            assert not epoch.is_shared()
+            assert epoch.share_memory_() is epoch
+            module.share_memory()
+            assert epoch.is_shared()
+            assert epoch.view(1).is_shared()
+            assert all(parameter.is_shared() for parameter in module.parameters())
+            assert epoch.item() == 3
+            epoch += 1
+            assert epoch.item() == 4
+            with pytest.raises(RuntimeError, match=IS_FAKE):
+                ForkingPickler.dumps(epoch)
+
+    def test_of_cuda_is_shared_already(self, fake_cuda: torch.Tensor) -> None:
+        assert fake_cuda.share_memory_() is fake_cuda
+        assert fake_cuda.is_shared()
+
+    def test_of_numpy_and_storages(self) -> None:
+        with world(2, 1):
+            shared = torch.zeros(3)
+            assert shared.untyped_storage().share_memory_().is_shared()
+            assert shared.is_shared()
+            assert not torch.zeros(3).is_shared()

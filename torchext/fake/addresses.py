@@ -15,7 +15,7 @@ import torch
 
 from .. import _C
 
-__all__ = ["address_of", "showing_addresses"]
+__all__ = ["address_of", "are_addresses_shown", "showing_addresses"]
 
 # Functions that compare the addresses of storages and tensors, and hand them to nobody who would look behind them.
 COMPARING: dict[str, frozenset[str]] = {
@@ -63,6 +63,11 @@ def showing_addresses() -> Iterator[None]:
         yield
     finally:
         _showing -= 1
+
+
+def are_addresses_shown() -> bool:
+    """Tells whether this is a dry run, in which fakes stand for tensors with memory."""
+    return _showing > 0
 
 
 def address_of(storage: torch.UntypedStorage, offset: int = 0) -> int | None:

@@ -161,6 +161,22 @@ def _making(original: Callable[..., Any], fake: type) -> Callable[..., Any]:
     return __new__
 
 
+def _of_legacy_type(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`torch.cuda.FloatTensor(...)` and its like take what `new()` of a tensor of that type takes."""
+
+    def __new__(cls: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+        if not _C.fake_cuda_devices():
+            return original(cls, *args, **({} if device is None else {"device": device}), **kwargs)
+        device = torch.device("cuda") if device is None else torch.device(device)
+        if device.type != "cuda":
+            raise RuntimeError(
+                f"legacy constructor expects device type: cuda but device type: {device.type} was passed"
+            )
+        return torch.empty(0, dtype=cls.dtype, device=device).new(*args, **kwargs)
+
+    return __new__
+
+
 def _replaced_functions() -> None:
     """What answers for the fake devices."""
     reason = "asks for CUDA devices that are not there"
@@ -179,6 +195,9 @@ def _replaced_functions() -> None:
         _while_devices_exist.patch(torch.cuda.MemPool, "__init__", refusing(NO_POOLS), reason)
     for owner, fake in classes:
         _while_devices_exist.patch(owner, "__new__", partial(_making, fake=fake), reason)
+    for cls in torch._tensor_classes:
+        if cls.is_cuda and not cls.is_sparse and not cls.is_sparse_csr:
+            _while_devices_exist.patch(cls, "__new__", _of_legacy_type, reason)
     for name, answer in ACCELERATOR_STREAMS.items():
         _while_devices_exist.patch(torch.accelerator, name, partial(_answering, answer=answer), reason, is_traced=True)
     for name, answer in ACCELERATOR_MEMORY.items():

@@ -20,7 +20,7 @@ from ... import _C
 from ...tools.dispatch_keys import is_constructing
 from ...tools.leases import while_fakes_live
 from ...tools.patching import Concerns
-from ..addresses import address_of
+from ..addresses import address_of, are_addresses_shown
 from ..copying import FakeCopy
 
 __all__ = ["copied_bytes", "has_data", "install", "is_of_fakes", "make_real", "no_data"]
@@ -28,7 +28,7 @@ __all__ = ["copied_bytes", "has_data", "install", "is_of_fakes", "make_real", "n
 # What reads or writes memory, or hands it out.
 METHODS_OF_STORAGES = (
     *("__getitem__", "__setitem__", "copy_", "fill_", "tolist", "_byteswap", "_write_file"),
-    *("is_pinned", "pin_memory", "share_memory_", "_share_cuda_", "_share_fd_cpu_", "_share_filename_cpu_"),
+    *("is_pinned", "pin_memory", "_share_cuda_", "_share_fd_cpu_", "_share_filename_cpu_"),
 )
 
 
@@ -134,6 +134,7 @@ def _patch_storage_reads() -> None:
     """
     storage = torch.UntypedStorage
     while_fakes_live.patch(torch.UntypedStorage, "data_ptr", _with_address, "reads memory", concerns=Concerns.FAKES)
+    while_fakes_live.patch(storage, "share_memory_", _sharing, "moves memory to where other processes find it")
     for name in METHODS_OF_STORAGES:
         while_fakes_live.patch(
             storage,
@@ -169,7 +170,7 @@ def _showing_fakes(original: Callable[..., str]) -> Callable[..., str]:
 
 
 ANSWERS_FOR_STORAGES: dict[str, Callable[[torch.UntypedStorage], Any]] = {
-    "is_shared": lambda storage: storage.is_cuda,
+    "is_shared": lambda storage: storage.is_cuda or hasattr(storage, IS_SHARED),
     "_get_filename": lambda storage: None,
     "__repr__": lambda storage: (
         f"...\n[{torch.typename(storage)}(device={storage.device}) of size {storage.size()}, fake]"
@@ -192,6 +193,29 @@ def _with_memory(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(*args, **kwargs)
 
     return use
+
+
+# An attribute of storages, which Python keeps as long as they live.
+IS_SHARED = "_torchext_is_shared"
+
+
+def _sharing(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Programs that share memory with their workers run dry in one process, where there is nothing to move.
+
+    What is sent to another process is refused when it is pickled.
+    """
+
+    def share_memory_(self: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
+        if is_of_fakes(self) and not has_data(_C.bytes_of_storage(self)):
+            if self.is_cuda:  # as of real ones, of which every process can be given the memory
+                return self
+            if are_addresses_shown():
+                setattr(self, IS_SHARED, True)
+                return self
+            _ask_for_memory(self)
+        return original(self, *args, **kwargs)
+
+    return share_memory_
 
 
 def _with_address(original: Callable[..., int]) -> Callable[..., int]:
