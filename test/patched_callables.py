@@ -371,7 +371,7 @@ def wrong_calls(function: Any) -> dict[str, str]:
 
 
 # Functions that do not do the same twice with such arguments, or that must not be called with them.
-NOT_CALLED_WRONGLY = {"save", "_write_file", "_share_filename_cpu_", "_share_fd_cpu_", "data_ptr"}
+NOT_CALLED_WRONGLY = {"save", "_write_file", "_share_filename_cpu_", "_share_fd_cpu_", "const_data_ptr", "data_ptr"}
 
 
 def properties(function: Any) -> dict[str, str]:
