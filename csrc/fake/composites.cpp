@@ -20,6 +20,7 @@
 #include "../torch_internals/autograd.h"
 #include "../torch_internals/open_tensor_impl.h"
 #include "calls/errors.h"
+#include "calls/hidden_keys.h"
 #include "calls/op_traits.h"
 #include "gradient_factories.h"
 #include "meta/refusals.h"
@@ -80,7 +81,7 @@ Tensor maxPool1d(const Tensor& self,
 
 // Replaces the argument called `name`, whose memory the operator reads, by its values if it is a fake with dimensions.
 // Raises an error if these are not known. One without dimensions is read by an operator.
-void readValues(const OperatorHandle& op, Stack& stack, const char* name) {
+c10::IValue& readValues(const OperatorHandle& op, Stack& stack, const char* name) {
   const auto position = static_cast<std::size_t>(findArgument(op.schema(), name));
   c10::IValue& argument = torch::jit::peek(stack, position, op.schema().arguments().size());
   const Tensor tensor = argument.toTensor();
@@ -93,11 +94,19 @@ void readValues(const OperatorHandle& op, Stack& stack, const char* name) {
                    c10::str("`", op.operator_name(), "` needs the values of its argument `", name,
                             "`, but that is a fake tensor, which has none. Give it as a real tensor, or as numbers."));
   }
+  return argument;
 }
 
+// The kernel converts lengths to int64, which would make fakes of them in fake_mode().
 void readsLengths(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  readValues(op, *stack, "input_lengths");
-  readValues(op, *stack, "target_lengths");
+  for (const char* name : {"input_lengths", "target_lengths"}) {
+    c10::IValue& lengths = readValues(op, *stack, name);
+    const Tensor value = lengths.toTensor();
+    if (!isFake(value) && value.is_cpu() && c10::isIntegralType(value.scalar_type(), /*includeBool=*/false)) {
+      const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+      lengths = value.to(c10::kLong);
+    }
+  }
   op.redispatchBoxed(keys & kBelowComposites, stack);
 }
 

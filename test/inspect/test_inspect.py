@@ -284,7 +284,7 @@ def quantized() -> torch.Tensor:
 
 
 REFUSED_CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
-    "value": lambda: (aten._local_scalar_dense.default, fake_like(normal())),
+    "value": lambda: (aten._local_scalar_dense.default, fake_like(normal()).uniform_()),
     "writes-real": lambda: (aten.add_.Tensor, normal(), fake_like(normal())),
     "overlap": lambda: (aten.add_.Tensor, fake_like(normal()[:1]).expand(2, 2), fake_like(normal())),
     "devices": lambda: (aten.add.Tensor, fake_like(normal()), fake_like(normal().to("meta"))),

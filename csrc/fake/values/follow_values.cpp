@@ -46,9 +46,6 @@ std::optional<int64_t> countSelected(const OperatorHandle& op, const Tensor& mas
 
 std::vector<Tensor> writtenWithValues(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   std::vector<Tensor> written;
-  if (op.hasTag(at::Tag::inplace_view)) {
-    return written;  // metadata only
-  }
   const Stack stack(arguments.begin(), arguments.end());
   for (const auto i : c10::irange(arguments.size())) {
     if (writesArgument(op, stack, i)) {
@@ -187,6 +184,9 @@ bool answerForValues(const OperatorHandle& op, Stack& stack) {
 }
 
 void followValues(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
+  if (op.hasTag(at::Tag::inplace_view)) {
+    return;  // metadata only
+  }
   const std::vector<Tensor> written = writtenWithValues(op, arguments);
   const bool makes = hasTensor(results, [&](const Tensor& result) { return isMadeByCall(result, arguments); });
   const bool writes = !written.empty() || op.schema().is_mutable();

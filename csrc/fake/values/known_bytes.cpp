@@ -2,7 +2,6 @@
 
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <utility>
 
 #include <ATen/ops/empty.h>
@@ -29,34 +28,21 @@ bool isRoomFor(std::size_t nbytes) noexcept {
   return nbytes <= kFewBytes || (nbytes <= kMaxKnownBytes && bytes_of_all + nbytes <= kMaxKnownBytesOfAll);
 }
 
-// The bytes of a fake storage, which may be made when somebody looks at them: many a tensor of zeros is overwritten.
+// The bytes of a fake storage.
 class KnownBytes final : public Provenance {
  public:
   KnownBytes(Storage bytes, ValueKind kind) : bytes_{std::move(bytes)}, kind_{kind} {
     bytes_of_all += bytes_.nbytes();
   }
-  KnownBytes(c10::ScalarType dtype, bool fill, std::size_t nbytes)
-      : kind_{ValueKind::kKnown}, dtype_{dtype}, fill_{fill}, nbytes_{nbytes} {}
   KnownBytes(const KnownBytes&) = delete;
   KnownBytes& operator=(const KnownBytes&) = delete;
   KnownBytes(KnownBytes&&) = delete;
   KnownBytes& operator=(KnownBytes&&) = delete;
   ~KnownBytes() override {
-    bytes_of_all -= bytes_ ? bytes_.nbytes() : 0;
+    bytes_of_all -= bytes_.nbytes();
   }
 
-  // Returns no storage if there is no room for the bytes.
-  Storage bytes() {
-    const std::lock_guard lock{making_};
-    if (!bytes_ && isRoomFor(nbytes_)) {
-      bytes_ = makeZeroStorage(nbytes_);
-      bytes_of_all += nbytes_;
-      if (fill_) {
-        const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
-        const auto count = static_cast<std::int64_t>(nbytes_ / c10::elementSize(dtype_));
-        makeStridedTensor(bytes_, dtype_, {count}, {1}, 0, {}).fill_(1);
-      }
-    }
+  const Storage& bytes() const noexcept {
     return bytes_;
   }
 
@@ -65,12 +51,28 @@ class KnownBytes final : public Provenance {
   }
 
  private:
-  std::mutex making_;
   Storage bytes_;
   ValueKind kind_;
-  c10::ScalarType dtype_ = c10::kByte;
-  bool fill_ = false;
-  std::size_t nbytes_ = 0;
+};
+
+// Zeros or ones, of which the bytes are made when somebody looks: many a tensor of zeros is overwritten before.
+class KnownFill final : public Provenance {
+ public:
+  KnownFill(c10::ScalarType dtype, bool is_ones) : dtype_{dtype}, is_ones_{is_ones} {}
+
+  Storage makeBytes(std::size_t nbytes) const {
+    Storage bytes = makeZeroStorage(nbytes);
+    if (is_ones_) {
+      const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+      const auto count = static_cast<std::int64_t>(nbytes / c10::elementSize(dtype_));
+      makeStridedTensor(bytes, dtype_, {count}, {1}, 0, {}).fill_(1);
+    }
+    return bytes;
+  }
+
+ private:
+  c10::ScalarType dtype_;
+  bool is_ones_;
 };
 
 // A large tensor whose elements are assumed to be the same.
@@ -86,25 +88,40 @@ class SameElements final : public Provenance {
   Tensor element_;
 };
 
+// Returns false for what deferred_init has recorded.
+bool isOfValues(const Provenance* provenance) {
+  return dynamic_cast<const KnownBytes*>(provenance) != nullptr ||
+         dynamic_cast<const KnownFill*>(provenance) != nullptr ||
+         dynamic_cast<const SameElements*>(provenance) != nullptr;
+}
+
 bool hasSmallStorage(const Tensor& tensor) noexcept {
   return tensor.has_storage() && tensor.storage().nbytes() <= kMaxKnownBytes;
 }
 
-// Returns what is known of the storage of `tensor`, or null.
+void setBytes(const Tensor& fake, Storage bytes, ValueKind kind) {
+  setProvenance(fake.storage(), std::make_shared<KnownBytes>(std::move(bytes), kind), {});
+}
+
+// Returns what is known of the storage of `tensor`, or null. Makes the bytes of a fill, if there is room.
 std::shared_ptr<KnownBytes> bytesOf(const Tensor& tensor) {
   if (!hasSmallStorage(tensor)) {
     return nullptr;
   }
-  return std::dynamic_pointer_cast<KnownBytes>(provenanceOf(tensor.storage()));
+  auto provenance = provenanceOf(tensor.storage());
+  const auto fill = std::dynamic_pointer_cast<KnownFill>(provenance);
+  const std::size_t nbytes = tensor.storage().nbytes();
+  if (fill != nullptr && isRoomFor(nbytes)) {
+    auto bytes = std::make_shared<KnownBytes>(fill->makeBytes(nbytes), ValueKind::kKnown);
+    setProvenance(tensor.storage(), bytes, {});
+    return bytes;
+  }
+  return std::dynamic_pointer_cast<KnownBytes>(std::move(provenance));
 }
 
 Tensor showBytes(Storage bytes, const Tensor& like) {
   return makeStridedTensor(std::move(bytes), like.scalar_type(), like.sizes(), like.strides(), like.storage_offset(),
                            like.key_set() & kLazyBits);
-}
-
-void setBytes(const Tensor& fake, Storage bytes, ValueKind kind) {
-  setProvenance(fake.storage(), std::make_shared<KnownBytes>(std::move(bytes), kind), {});
 }
 
 }  // namespace
@@ -133,15 +150,14 @@ Tensor valueOf(const Tensor& tensor, ValueKind accepted) {
   }
   const auto known = bytesOf(tensor);
   const bool counts = known != nullptr && (known->kind() == ValueKind::kKnown || accepted == ValueKind::kAssumed);
-  Storage bytes = counts ? known->bytes() : Storage{};
-  return bytes ? showBytes(std::move(bytes), tensor) : Tensor{};
+  return counts ? showBytes(known->bytes(), tensor) : Tensor{};
 }
 
 void copyBytes(const Tensor& fake, const Tensor& source) {
   const std::size_t nbytes = source.storage().nbytes();
   const auto known = bytesOf(source);
   const Storage from = known == nullptr ? source.storage() : known->bytes();
-  if (!isRoomFor(nbytes) || !from || (isFake(source) && known == nullptr)) {
+  if (!isRoomFor(nbytes) || (isFake(source) && known == nullptr)) {
     return;
   }
   const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
@@ -166,7 +182,7 @@ void setValue(const Tensor& fake, const Tensor& value, ValueKind kind) {
 
 void setFill(const Tensor& fake, bool value) {
   if (hasSmallStorage(fake)) {
-    setProvenance(fake.storage(), std::make_shared<KnownBytes>(fake.scalar_type(), value, fake.storage().nbytes()), {});
+    setProvenance(fake.storage(), std::make_shared<KnownFill>(fake.scalar_type(), value), {});
   }
 }
 
@@ -200,7 +216,7 @@ Tensor eachElementOf(const Tensor& fake) {
 
 void forgetValues(const c10::IValue& tensors) {
   forEachTensor(tensors, [](const Tensor& tensor) {
-    if (isFake(tensor) && (bytesOf(tensor) != nullptr || eachElementOf(tensor).defined())) {
+    if (isFake(tensor) && tensor.has_storage() && isOfValues(provenanceOf(tensor.storage()).get())) {
       setProvenance(tensor.storage(), nullptr, {});
     }
   });

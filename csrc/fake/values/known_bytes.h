@@ -56,6 +56,6 @@ void setEachElement(const at::Tensor& fake, const at::Tensor& element);
 at::Tensor eachElementOf(const at::Tensor& fake);
 
 // Forgets the values of the fakes in `tensors`, to which something else has written.
-void forgetValues(const c10::IValue& tensors);
+TORCHEXT_API void forgetValues(const c10::IValue& tensors);
 
 }  // namespace torchext
