@@ -11,8 +11,8 @@ namespace torchext {
 // Returns what the dispatcher knows about `op`, mainly its dispatch table.
 const c10::impl::OperatorEntry& operatorEntry(const c10::OperatorHandle& op);
 
-// Returns true if `op` is PyTorch's, and so is its kernel for the CPU. An unboxed kernel is written in C++; kernels that
-// users register in Python are boxed.
+// Returns true if `op` is PyTorch's, and so is its kernel for the CPU. An unboxed kernel is written in C++; kernels
+// that users register in Python are boxed.
 bool hasOwnCpuKernel(const c10::OperatorHandle& op);
 
 // Returns the kernel that `op` has for `key`, which is that of a backend, now. It may change when a library is loaded

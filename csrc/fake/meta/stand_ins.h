@@ -34,8 +34,8 @@ struct Likeness {
 
 // Returns the arguments of a call of `op`, with stand-ins in place of tensors: real tensors on the CPU with the same
 // dimensions, dtypes, strides and shared storages, as far as `likeness` says: with smaller sizes they share no storage,
-// unless they show the same data. CPU generators, and those that are None, are replaced by private ones. Wrapped numbers
-// keep their values.
+// unless they show the same data. CPU generators, and those that are None, are replaced by private ones. Wrapped
+// numbers keep their values.
 torch::jit::Stack standInsOf(const c10::OperatorHandle& op,
                              c10::ArrayRef<c10::IValue> arguments,
                              const Likeness& likeness);
