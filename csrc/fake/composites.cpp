@@ -188,12 +188,29 @@ void checksGradients(const OperatorHandle& op, DispatchKeySet keys, Stack* stack
     replaceArguments(op, *stack, true);
     return;
   }
+  const auto arguments = topOf(*stack, op.schema().arguments().size());
+  if (hasTensor(arguments, isPlainFake)) {
+    if (const auto answer = assumeEqual(op, arguments[0].toTensor(), arguments[1].toTensor())) {
+      replaceArguments(op, *stack, *answer);
+      return;
+    }
+  }
   op.redispatchBoxed(keys & kBelowComposites, stack);
 }
 
 // `torch.nn.TransformerEncoder` asks in order to drop what is masked by a nested tensor, of which there are no fakes.
 // Otherwise it computes results of the same shape with the mask.
 void looksAtMask(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  if (hasTensor(topOf(*stack, op.schema().arguments().size()), isPlainFake)) {
+    replaceArguments(op, *stack, false);
+    return;
+  }
+  op.redispatchBoxed(keys & kBelowComposites, stack);
+}
+
+// Recurrent networks ask before they compare addresses of weights with those of cuDNN's buffer
+// (`try_get_weight_buf()` of ATen). PyTorch's own kernels stand for those of cuDNN, as on fake devices.
+void asksForCudnn(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   if (hasTensor(topOf(*stack, op.schema().arguments().size()), isPlainFake)) {
     replaceArguments(op, *stack, false);
     return;
@@ -285,6 +302,7 @@ void registerComposites(torch::Library& library) {
   library.impl("ctc_loss.Tensor", torch::CppFunction::makeFromBoxedFunction<&translated<&readsLengths>>());
   library.impl("tensor_split.tensor_indices_or_sections",
                torch::CppFunction::makeFromBoxedFunction<&translated<&readsIndices>>());
+  library.impl("cudnn_is_acceptable", torch::CppFunction::makeFromBoxedFunction<&asksForCudnn>());
   for (const char* name : {"lstm.data", "gru.data", "rnn_tanh.data", "rnn_relu.data", "_pad_packed_sequence"}) {
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&translated<&readsBatchSizes>>());
   }

@@ -14,6 +14,7 @@
 #include <torchext/fake_tensor.h>
 
 #include "../support/held_warnings.h"
+#include "../support/plain_tensors.h"
 #include "../support/stack_utils.h"
 #include "cache/call_key.h"
 #include "cache/hit_checks.h"
@@ -75,7 +76,6 @@ Tensor resizedTo(c10::IntArrayRef sizes, const Tensor& out) {
   if (!out.sizes().equals(sizes)) {
     out.resize_(sizes);
   }
-  forgetValues(out);
   return out;
 }
 
@@ -166,7 +166,7 @@ FakeDecision FakeCall::predict() {
     return {*outcome};
   }
   if (isMaskedIndexing(op_, stack_)) {
-    expandMasks(op_, stack_);
+    expandMasks(op_, stack_, Noting::kIsSilent);
   }
   forEachTensor(stack_, num_arguments_, [this](const Tensor& tensor) {
     has_fake_ = has_fake_ || isFake(tensor);
@@ -386,8 +386,8 @@ void FakeCall::liftConstant() {
     return;
   }
   Tensor fake = fakeLike(constant);
-  if (!isRecording()) {
-    rememberValue(fake, constant);
+  if (!isRecording() && isPlain(constant)) {
+    shareBytes(fake, constant);
   }
   torch::jit::push(stack_, std::move(fake));
   countMemory(/*scratch=*/nullptr, arguments());
@@ -399,7 +399,9 @@ void FakeCall::pinMemory() {
   const Tensor self = torch::jit::peek(stack_, 0, num_arguments_).toTensor();
   torch::jit::drop(stack_, num_arguments_);
   const FakeFactoriesGuard guard;
-  torch::jit::push(stack_, at::empty_strided(self.sizes(), self.strides(), self.options()));
+  const Tensor pinned = at::empty_strided(self.sizes(), self.strides(), self.options());
+  copyValue(pinned, self);
+  torch::jit::push(stack_, pinned);
 }
 
 void FakeCall::decompose() {
@@ -421,7 +423,7 @@ void FakeCall::runOnKnownValues() {
   std::size_t number = 0;
   mapTensors(values, values.size(), [&](const Tensor& value) {
     Tensor fake = number < outs.size() ? resizedTo(value.sizes(), outs[number++]) : fakeOn(device, value);
-    rememberValue(fake, value);
+    writeValue(fake, value);
     return fake;
   });
   countMemory(/*scratch=*/nullptr, values);

@@ -42,7 +42,7 @@ CALLS: dict[str, tuple[Callable[[], object], object]] = {
     "product": (lambda: written(lambda t: dist.all_reduce(t, dist.ReduceOp.PRODUCT), known(2)), [256]),
     "to one": (lambda: written(lambda t: dist.reduce(t, 0), known(2)), [16]),
     "broadcast": (lambda: written(lambda t: dist.broadcast(t, 0), known(4, 5)), [4, 5]),
-    "a part": (lambda: written(lambda t: dist.all_reduce(t[1:]), known(1, 2)), [0, 16]),
+    "a part": (lambda: written(lambda t: dist.all_reduce(t[1:]), known(1, 2)), [1, 16]),
     "gathered in a list": (
         lambda: [t.tolist() for t in gathered([empty(1) for _ in range(SIZE)], known(7))],
         [[7]] * SIZE,
@@ -61,6 +61,10 @@ CALLS: dict[str, tuple[Callable[[], object], object]] = {
     "exchanged": (
         lambda: written(lambda t: dist.all_to_all_single(t, torch.arange(8, device="cuda")), empty(8)),
         [RANK] * SIZE,
+    ),
+    "gathered by a functional collective": (
+        lambda: functional.all_gather_tensor(known(1, 2), 0, dist.group.WORLD).tolist(),
+        [1, 2] * SIZE,
     ),
     "functional": (lambda: functional.all_reduce(known(1, 2), "sum", dist.group.WORLD).tolist(), [8, 16]),
 }
@@ -89,7 +93,8 @@ def test_result_is_unknown_where_nothing_is_assumed(name: str) -> None:
 def test_what_another_process_sends_is_assumed(job: World) -> None:
     tensor = known(3)
     dist.recv(tensor, src=0)
-    assert tensor.tolist() == [0]
+    assert tensor.tolist() == [3], "as if it had what this one has"
+    assert job.values
 
 
 def test_sum_of_unknown_values_is_unknown(job: World) -> None:

@@ -106,6 +106,41 @@ def test_what_is_overwritten_with_unknown_values_is_not_stale(assumed: AssumedVa
     assert large.any()
 
 
+def test_statistics_of_assumed_values_are_assumed(assumed: AssumedValues) -> None:
+    norm = nn.BatchNorm1d(4, device="cuda")
+    norm(unknown(3, 4))
+    assert (norm.running_mean > 0.01).any()
+    assert assumed.sites
+
+
+def test_lengths_of_large_unknown_tokens_are_all(assumed: AssumedValues) -> None:
+    tokens = unknown(64, 65536, dtype=torch.int64)
+    assert int((tokens != 0).sum(1).max()) == 65536
+    assert not (tokens == 2).any()
+
+
+def test_tensors_of_other_shapes_and_values_are_not_equal(assumed: AssumedValues) -> None:
+    assert not torch.equal(unknown(3), unknown(4))
+    assert torch.equal(unknown(3), unknown(3))
+    assert torch.allclose(unknown(1000, 1000), unknown(1000, 1000))
+    index = unknown(dtype=torch.int64) + 5
+    assert not torch.equal(index, torch.tensor(3, device="cuda"))
+
+
+def test_large_integers_are_exact(assumed: AssumedValues) -> None:
+    index = unknown(dtype=torch.int64)
+    assert torch.where(index < 100, torch.iinfo(torch.int64).max, index).item() == torch.iinfo(torch.int64).max
+
+
+def test_zeros_without_room_are_not_taken_for_known(assumed: AssumedValues) -> None:
+    tensors = [torch.full((2**17,), 3) for _ in range(64)]
+    counts = torch.zeros(1000, dtype=torch.int64)
+    counts.add_(1)
+    del tensors
+    counts.tolist()
+    assert assumed.sites
+
+
 def test_scaler_finds_no_infinities(assumed: AssumedValues) -> None:
     model = nn.Linear(400, 4000, device="cuda")
     optimizer = torch.optim.AdamW(model.parameters())

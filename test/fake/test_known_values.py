@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -65,6 +66,7 @@ TABLES: dict[str, Callable[[], object]] = {
     "a fill of an empty tensor": lambda: torch.empty(3).fill_(2).view(3, 1).expand(3, 2),
     "ones in place": lambda: torch.empty(2, 3).fill_(1).t()[1:],
     "zeros in place": lambda: torch.tensor([1.0, 2.0]).zero_() + 1,
+    "negative zeros": lambda: 1 / torch.empty(2).fill_(-0.0),
     "an output": lambda: torch.add(torch.ones(2), 1, out=torch.empty(0)),
     "a range": lambda: torch.cat([torch.arange(3), torch.linspace(0, 1, 2).long()]).flip(0).cumsum(0),
     "unique values": lambda: torch.unique(torch.tensor([3, 1, 3]), return_counts=True)[1],
@@ -159,6 +161,65 @@ def test_values_of_all_fakes_are_bounded() -> None:
             tensors[-1].sum().item()
         del tensors[:40]
         assert torch.full((2**18,), 2.0).sum().item() == 2.0**19
+
+
+def test_calls_go_on_where_there_is_no_room_for_values() -> None:
+    with fake_mode():
+        tensors = [torch.full((2**18,), 2.0) for _ in range(64)]
+        unknown = torch.empty(1000).fill_(2.5)
+        assert torch.empty(1000).copy_(torch.tensor(3.0)).shape == (1000,)
+        assert torch.add(tensors[0][:1000], 1, out=torch.empty(1000)).shape == (1000,)
+        del tensors
+        with pytest.raises(DataDependentError, match=UNKNOWN):
+            unknown.sum().item()
+
+
+def test_memory_of_arrays_is_shared() -> None:
+    array = np.zeros(3)
+    with fake_mode():
+        tensor = torch.from_numpy(array)
+        array[:] = [1, 2, 3]
+        tensor.add_(5)
+        assert tensor.tolist() == array.tolist() == [6, 7, 8]
+        buffer = torch.zeros(2)
+        shown = buffer.numpy()
+        for step in (1, 2):
+            buffer.zero_()
+            shown[:] = step
+            assert buffer.tolist() == [step, step]
+
+
+def test_output_that_is_a_part_leaves_the_rest() -> None:
+    with fake_mode():
+        base = torch.arange(10, 20)
+        torch.masked_select(torch.tensor([1, 2, 3]), torch.tensor([True, False, True]), out=base[:2])
+        assert base.tolist() == [1, 3, *range(12, 20)]
+        unknown = torch.empty(10, dtype=torch.int64)
+        torch.nonzero(torch.tensor([1, 0, 1]), out=unknown[:2].view(2, 1))
+        with pytest.raises(DataDependentError, match=UNKNOWN):
+            unknown[5].item()
+
+
+def test_refused_call_leaves_no_values() -> None:
+    with fake_mode():
+        out = torch.empty(3, dtype=torch.int64)
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            torch.remainder(torch.tensor([1, 2, 3]), torch.tensor([1, 0, 1]), out=out)
+        with pytest.raises(DataDependentError, match=UNKNOWN):
+            out[0].item()
+
+
+def test_threads_may_write_to_parts_of_zeros() -> None:
+    with fake_mode():
+        for _ in range(50):
+            tensor = torch.zeros(1000)
+            parts = [tensor[:500], tensor[500:]]
+            threads = [threading.Thread(target=part.add_, args=(1,)) for part in parts]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert tensor.sum().item() == 1000
 
 
 def test_zeros_take_no_memory_until_somebody_looks() -> None:

@@ -78,6 +78,19 @@ def _gathered_flat(arguments: dict[str, Any], size: int, rank: int) -> list[tupl
     return [(arguments["output_tensor"], None if value is None else value.reshape(-1).repeat(size))]
 
 
+def _each(
+    rule: Callable[[dict[str, Any], int, int], list[tuple[Tensor, Tensor | None]]],
+) -> Callable[[dict[str, Any], int, int], list[tuple[Tensor, Tensor | None]]]:
+    """The rule for several tensors at once."""
+
+    def of_all(arguments: dict[str, Any], size: int, rank: int) -> list[tuple[Tensor, Tensor | None]]:
+        pairs = zip(tensors_of(arguments["outputs"]), tensors_of(arguments["inputs"]), strict=False)
+        alone = [{**arguments, "output_tensor": out, "input_tensor": given} for out, given in pairs]
+        return [pair for one in alone for pair in rule(one, size, rank)]
+
+    return of_all
+
+
 def _scattered(arguments: dict[str, Any], size: int, rank: int) -> list[tuple[Tensor, Tensor | None]]:
     outs, lists = tensors_of(arguments["output_tensors"]), arguments["input_tensors"]
     reduction = arguments.get("reduce_op", "MAX")
@@ -104,6 +117,8 @@ def _exchanged_flat(arguments: dict[str, Any], size: int, rank: int) -> list[tup
 
 
 RULES: dict[str, Callable[[dict[str, Any], int, int], list[tuple[Tensor, Tensor | None]]]] = {
+    "allgather_into_tensor_coalesced_": _each(_gathered_flat),
+    "reduce_scatter_tensor_coalesced_": _each(_scattered_flat),
     "allreduce_": _in_place,
     "allreduce_coalesced_": _in_place,
     "reduce_": _in_place,

@@ -112,7 +112,9 @@ class AssumedValues:
         frame = _reader(sys._getframe(1))
         value = computed
         if value is None:
-            value = 1.0 if operator == "aten::equal" or _asks_whether_sound(frame) else _default(dtype)
+            value = (
+                1.0 if operator in ("aten::equal", "aten::allclose") or _asks_whether_sound(frame) else _default(dtype)
+            )
         shown = str(bool(value)) if dtype is torch.bool else str(int(value) if not dtype.is_floating_point else value)
         self.note(operator, shown, frame, _kind_of(dtype))
         return value
@@ -241,7 +243,8 @@ def _reading_values(original: Callable[..., Any], name: str) -> Callable[..., An
         is_fake = isinstance(self, torch.Tensor) and _C.is_fake(self) and not _C.is_deferred(self)
         if not is_fake or not _assumed or self.layout is not torch.strided:
             return original(self, *args, **kwargs)
-        if name != "tolist" and self.device.type != "cpu":
+        is_forced = bool(args and args[0]) or bool(kwargs.get("force"))
+        if name != "tolist" and self.device.type != "cpu" and not is_forced:
             raise TypeError(
                 f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host "
                 "memory first."

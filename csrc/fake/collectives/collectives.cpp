@@ -18,6 +18,7 @@
 #include "../../support/stack_utils.h"
 #include "../cuda/fake_cuda.h"
 #include "../storage/fake_factories.h"
+#include "../values/assumed_values.h"
 #include "../values/known_values.h"
 #include "process_groups.h"
 
@@ -128,7 +129,12 @@ bool isObserved() noexcept {
 // The schemas of c10d declare no writes. As everywhere in PyTorch, an underscore at the end of the name means that the
 // first argument is written.
 void forgetWritten(const OperatorHandle& op, const Stack& arguments) {
-  if (op.schema().name().back() == '_') {
+  if (op.schema().name().back() != '_') {
+    return;
+  }
+  if (assumesValues()) {
+    forEachTensor(arguments.front(), markAssumed);  // until an observer knows better
+  } else {
     forgetValues(arguments.front());
   }
 }

@@ -311,6 +311,20 @@ void setProvenance(const Storage& storage, std::shared_ptr<Provenance> provenanc
   }
 }
 
+std::shared_ptr<Provenance> replaceProvenance(const Storage& storage,
+                                              const Provenance& expected,
+                                              std::shared_ptr<Provenance> provenance) {
+  const Locked lock{LockRank::kStorages};
+  FakeStorageContext* context = contextOf(storage);
+  if (context == nullptr) {
+    return nullptr;
+  }
+  if (context->provenance.get() == &expected) {
+    std::swap(context->provenance, provenance);  // the caller holds the old one
+  }
+  return context->provenance;
+}
+
 std::vector<at::Tensor> residentsOf(const Storage& storage) {
   std::vector<at::Tensor> tensors;
   // A reference to a tensor that only Python holds is a reference to its object (`try_incref_pyobject()` of c10), for

@@ -60,6 +60,11 @@ bool hasProvenance(const c10::Storage& storage) noexcept;
 // real storage.
 void setProvenance(const c10::Storage& storage, std::shared_ptr<Provenance> provenance, c10::DispatchKeySet keys);
 
+// The same without keys, but only if it is `expected`, which has none either. Returns what is there afterwards.
+std::shared_ptr<Provenance> replaceProvenance(const c10::Storage& storage,
+                                              const Provenance& expected,
+                                              std::shared_ptr<Provenance> provenance);
+
 // Returns true for the error that a fake storage raises when its data are accessed.
 bool isNoDataError(const c10::Error& error);
 

@@ -9,6 +9,7 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/enum_tag.h>
+#include <ATen/ops/allclose.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
@@ -42,6 +43,9 @@ std::atomic<Assumptions*> assumptions_in_use{nullptr};
 
 // Floating-point numbers in greater numbers are data, on which a program decides nothing before it has reduced them.
 constexpr int64_t kMaxAssumedNumbers = 1024;
+
+// One of many integers, such as tokens, when they are compared with a number: neither padding nor the end.
+constexpr int64_t kOrdinaryInteger = 11;
 
 // As `_local_scalar_dense` makes it: of the kind of the dtype.
 c10::Scalar numberOf(c10::ScalarType dtype, double value) {
@@ -86,35 +90,26 @@ bool isPyTorchs(const OperatorHandle& op) {
   return namespaceOf(op.operator_name()) == "aten";
 }
 
-// Returns the tensors that the call writes to.
-Stack writtenTo(const OperatorHandle& op, ArrayRef<IValue> arguments) {
-  Stack written;
-  if (op.schema().is_mutable() && !op.hasTag(at::Tag::inplace_view)) {
-    for (const auto i : c10::irange(arguments.size())) {
-      if (isWritten(op.schema().arguments()[i])) {
-        written.push_back(arguments[i]);
-      }
-    }
-  }
-  return written;
-}
-
 // Gives what is written without having values those that it is assumed to have.
 void expectWrites(ArrayRef<IValue> written) {
   forEachTensor(written, [](const Tensor& tensor) {
-    if (isFake(tensor) && !hasValue(tensor)) {
-      setValue(tensor, defaults(tensor, tensor.sizes()), ValueKind::kAssumed);
+    if (isFake(tensor) && !valueOf(tensor, ValueKind::kAssumed).defined()) {
+      assumeValue(tensor, defaults(tensor, tensor.sizes()));
     }
   });
 }
 
 // Runs `op` on values, writes included. Returns false if its kernel refuses them.
 bool runAssumed(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
-  const Stack written = writtenTo(op, arguments);
+  const Stack written = writtenBy(op, arguments);
   expectWrites(written);
+  if (!areAll(written, [](const Tensor& tensor) { return valueOf(tensor, ValueKind::kAssumed).defined(); })) {
+    return false;  // there is no room
+  }
   try {
     giveValues(results, runOn(op, arguments, assumedValueOf), arguments, ValueKind::kAssumed);
   } catch (const c10::Error&) {
+    forEachTensor(ArrayRef<IValue>(written), [](const Tensor& tensor) { forgetValues(tensor); });
     return false;
   }
   forEachTensor(ArrayRef<IValue>(written), markAssumed);
@@ -130,7 +125,7 @@ bool tryRunning(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<I
   const auto is_worth_it = [has_value](const Tensor& tensor) {
     return isDiscrete(tensor) || tensor.numel() == 1 || (has_value && tensor.numel() <= kMaxAssumedNumbers);
   };
-  return areAll(results, is_worth_it) && areAll(writtenTo(op, arguments), is_worth_it) &&
+  return areAll(results, is_worth_it) && areAll(writtenBy(op, arguments), is_worth_it) &&
          runAssumed(op, arguments, results);
 }
 
@@ -195,7 +190,12 @@ Tensor elementFor(const Tensor& tensor) {
   if (value.defined()) {
     return value.numel() == 1 ? value : Tensor{};
   }
-  return defaults(tensor, std::vector<int64_t>(static_cast<std::size_t>(tensor.dim()), 1));
+  const std::vector<int64_t> one(static_cast<std::size_t>(tensor.dim()), 1);
+  if (!isSmall(tensor) && c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/false)) {
+    const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+    return at::full(one, kOrdinaryInteger, at::TensorOptions(tensor.scalar_type()));
+  }
+  return defaults(tensor, one);
 }
 
 bool isWhetherAny(const OperatorHandle& op) {
@@ -225,17 +225,18 @@ bool tryOneElement(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRe
 // How many elements of a large mask count.
 bool trySumOfMask(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
   const std::string& name = op.schema().name();
-  if ((name != "aten::sum" && name != "aten::count_nonzero") || results.front().toTensor().numel() != 1) {
+  if (name != "aten::sum" && name != "aten::count_nonzero") {
     return false;
   }
+  const Tensor& counts = results.front().toTensor();
   const Tensor& mask = arguments.front().toTensor();
   const Tensor element = mask.scalar_type() == c10::kBool ? elementFor(mask) : Tensor{};
   if (!element.defined()) {
     return false;
   }
   const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
-  setEachElement(results.front().toTensor(),
-                 at::full({}, element.item().toBool() ? mask.numel() : 0, at::TensorOptions(c10::kLong)));
+  const int64_t each = mask.numel() / std::max<int64_t>(counts.numel(), 1);
+  setEachElement(counts, at::full({}, element.item().toBool() ? each : 0, at::TensorOptions(counts.scalar_type())));
   return true;
 }
 
@@ -281,7 +282,7 @@ void assumeValue(const Tensor& fake, const Tensor& value) {
   }
 }
 
-std::optional<int64_t> assumedCount(const OperatorHandle& op, const Tensor& mask) {
+std::optional<int64_t> assumedCount(const OperatorHandle& op, const Tensor& mask, Noting noting) {
   Assumptions* const assumptions = assumptions_in_use;
   if (assumptions == nullptr || isRecording()) {
     return std::nullopt;
@@ -291,8 +292,29 @@ std::optional<int64_t> assumedCount(const OperatorHandle& op, const Tensor& mask
   const Tensor element = eachElementOf(mask);
   const int64_t all = element.defined() && !element.item().toBool() ? 0 : mask.numel();
   const int64_t count = value.defined() ? value.count_nonzero().item().toLong() : all;
+  if (noting == Noting::kIsSilent) {
+    return count;
+  }
   assumptions->note(op, c10::str(count, " of ", mask.numel(), " elements"));
   return count;
+}
+
+std::optional<bool> assumeEqual(const OperatorHandle& op, const Tensor& a, const Tensor& b) {
+  Assumptions* const assumptions = assumptions_in_use;
+  if (assumptions == nullptr || isRecording()) {
+    return std::nullopt;
+  }
+  if (op.schema().name() == "aten::equal" && a.sizes() != b.sizes()) {
+    return false;
+  }
+  const Tensor first = valueOf(a, ValueKind::kAssumed);
+  const Tensor second = valueOf(b, ValueKind::kAssumed);
+  std::optional<double> computed;
+  if (first.defined() && second.defined()) {
+    const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+    computed = op.schema().name() == "aten::equal" ? first.equal(second) : at::allclose(first, second);
+  }
+  return assumptions->answer(op, c10::kBool, computed) != 0;
 }
 
 bool mayBeAssumed(ArrayRef<IValue> results) {
@@ -375,7 +397,7 @@ std::optional<Stack> resultsOfLengths(const OperatorHandle& op, ArrayRef<IValue>
 std::optional<IValue> numberRead(const OperatorHandle& op, ArrayRef<IValue> arguments, Assumptions& assumptions) {
   const std::string& name = op.schema().name();
   if (name == "aten::equal") {
-    return assumptions.answer(op, c10::kBool, std::nullopt) != 0;
+    return assumeEqual(op, arguments.front().toTensor(), arguments[1].toTensor());
   }
   if (name != "aten::_local_scalar_dense") {
     return std::nullopt;
@@ -384,7 +406,8 @@ std::optional<IValue> numberRead(const OperatorHandle& op, ArrayRef<IValue> argu
   const Tensor value = c10::isComplexType(read.scalar_type()) ? Tensor{} : valueOf(read, ValueKind::kAssumed);
   const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
   const auto computed = value.defined() ? std::optional{value.item().toDouble()} : std::nullopt;
-  return numberOf(read.scalar_type(), assumptions.answer(op, read.scalar_type(), computed));
+  const double answer = assumptions.answer(op, read.scalar_type(), computed);
+  return value.defined() ? value.item() : numberOf(read.scalar_type(), answer);
 }
 
 }  // namespace

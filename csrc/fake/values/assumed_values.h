@@ -8,8 +8,8 @@
 //
 // A value is assumed where it comes about, not where it is read, so that answers fit together: if the program is told
 // that an index is 0, the index plus 8 is 8. What is read of floating-point numbers is kAssumedNumber, of integers 0,
-// and of a truth value false. A tensor of several truth values is taken for a mask of which all elements count, which
-// is the most that a program can select. Then
+// and of a truth value false; what is compared is equal where shapes allow. A tensor of several truth values is taken
+// for a mask of which all elements count, which is the most that a program can select. Then
 //
 //   * an operator on small tensors, some of which are not known, is run with these in their places where it makes
 //     integers, truth values or one number, and what it makes has assumed values;
@@ -21,6 +21,7 @@
 // Whoever reads such a value is answered, and the answer is noted; and so is a shape that depends on one.
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -70,7 +71,13 @@ TORCHEXT_API void assumeValue(const at::Tensor& fake, const at::Tensor& value);
 bool assumeValues(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
 // Returns how many elements of the mask `mask` are taken to count, or nothing if nobody answers.
-std::optional<std::int64_t> assumedCount(const c10::OperatorHandle& op, const at::Tensor& mask);
+enum class Noting : std::uint8_t { kNotes, kIsSilent };
+std::optional<std::int64_t> assumedCount(const c10::OperatorHandle& op,
+                                         const at::Tensor& mask,
+                                         Noting noting = Noting::kNotes);
+
+// Returns the answer to whether what a call compares is equal, or close, or nothing if nobody answers.
+std::optional<bool> assumeEqual(const c10::OperatorHandle& op, const at::Tensor& a, const at::Tensor& b);
 
 // Returns true if values may be assumed for what a call has made or written: it is about integers, truth values or
 // single numbers. Cheap.

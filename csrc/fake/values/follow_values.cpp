@@ -36,44 +36,62 @@ bool isMaskDtype(c10::ScalarType dtype) {
 }
 
 // Returns how many elements `mask` selects, or nothing if that is not known, nor assumed.
-std::optional<int64_t> countSelected(const OperatorHandle& op, const Tensor& mask) {
+std::optional<int64_t> countSelected(const OperatorHandle& op, const Tensor& mask, Noting noting) {
   if (const Tensor value = valueOf(mask); value.defined()) {
     const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
     return value.count_nonzero().item().toLong();
   }
-  return isFake(mask) ? assumedCount(op, mask) : std::nullopt;
+  return isFake(mask) ? assumedCount(op, mask, noting) : std::nullopt;
 }
 
 std::vector<Tensor> writtenWithValues(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   std::vector<Tensor> written;
-  const Stack stack(arguments.begin(), arguments.end());
-  for (const auto i : c10::irange(arguments.size())) {
-    if (writesArgument(op, stack, i)) {
-      forEachTensor(arguments[i], [&written](const Tensor& tensor) {
-        if (isFake(tensor) && hasProvenance(tensor.storage())) {
-          written.push_back(tensor);
-        }
-      });
+  forEachTensor(ArrayRef<IValue>(writtenBy(op, arguments)), [&written](const Tensor& tensor) {
+    if (isFake(tensor) && tensor.has_storage() && hasProvenance(tensor.storage())) {
+      written.push_back(tensor);
     }
-  }
+  });
   return written;
 }
 
-// Gives what the call overwrites bytes, so that it has those that are written.
-std::vector<Tensor> expectOverwrites(const OperatorHandle& op, ArrayRef<IValue> arguments) {
-  std::vector<Tensor> expecting;
-  for (const auto i : c10::irange(arguments.size())) {
-    if (isWritten(op.schema().arguments()[i])) {
-      forEachTensor(arguments[i], [&](const Tensor& tensor) {
-        if (isFake(tensor) && !hasValue(tensor) && overwritesStorage(op, i, tensor)) {
-          makeBytes(tensor, ValueKind::kKnown);
-          expecting.push_back(tensor);
-        }
-      });
+// While it lives, what a call overwrites has bytes, so that it has those that are written. Forgets them again unless
+// they are kept.
+class Overwrites {
+ public:
+  Overwrites(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+    for (const auto i : c10::irange(arguments.size())) {
+      if (isWritten(op.schema().arguments()[i])) {
+        forEachTensor(arguments[i], [&](const Tensor& tensor) {
+          if (isFake(tensor) && overwritesStorage(op, i, tensor) && !valueOf(tensor).defined()) {
+            has_room_ = makeBytes(tensor, ValueKind::kKnown) && has_room_;
+            tensors_.push_back(tensor);
+          }
+        });
+      }
     }
   }
-  return expecting;
-}
+  Overwrites(const Overwrites&) = delete;
+  Overwrites& operator=(const Overwrites&) = delete;
+  Overwrites(Overwrites&&) = delete;
+  Overwrites& operator=(Overwrites&&) = delete;
+  ~Overwrites() {
+    for (const Tensor& tensor : tensors_) {
+      forgetValues(tensor);
+    }
+  }
+
+  bool haveRoom() const noexcept {
+    return has_room_;
+  }
+
+  void keep() noexcept {
+    tensors_.clear();
+  }
+
+ private:
+  std::vector<Tensor> tensors_;
+  bool has_room_ = true;
+};
 
 bool isAllOnCpu(ArrayRef<IValue> values) {
   return !hasTensor(values, [](const Tensor& value) { return !value.is_cpu(); });
@@ -106,7 +124,9 @@ bool followFill(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<I
   }
   const Tensor& filled = results.front().toTensor();
   // -0.0 is what a fill of a tensor whose negative bit is set leaves in memory.
-  if (filled.is_neg() || !(isMadeByCall(filled, arguments) || overwritesStorage(op, 0, filled))) {
+  // Bytes that are there may be shared with an array.
+  const bool is_new = isMadeByCall(filled, arguments) || (overwritesStorage(op, 0, filled) && !hasValue(filled));
+  if (filled.is_neg() || !is_new) {
     return false;
   }
   setFill(filled, *fill);
@@ -124,19 +144,19 @@ bool followKnown(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<
   if (!areValuesKnown(op, arguments)) {
     return false;
   }
-  const std::vector<Tensor> overwritten = expectOverwrites(op, arguments);
-  const std::optional<Stack> values = tryRunOnKnown(op, arguments, results);
+  Overwrites overwrites{op, arguments};
+  const std::optional<Stack> values = overwrites.haveRoom() ? tryRunOnKnown(op, arguments, results) : std::nullopt;
   if (!values) {
-    forget(overwritten);
     return false;
   }
+  overwrites.keep();
   giveValues(results, *values, arguments, ValueKind::kKnown);
   return true;
 }
 
 }  // namespace
 
-void expandMasks(const OperatorHandle& op, Stack& arguments) {
+void expandMasks(const OperatorHandle& op, Stack& arguments, Noting noting) {
   const std::size_t count = op.schema().arguments().size();
   const bool has_fake = hasTensor(topOf(arguments, count), [](const Tensor& tensor) { return isFake(tensor); });
   if (!has_fake || isRecording() || areValuesKnown(op, topOf(arguments, count))) {
@@ -157,7 +177,7 @@ void expandMasks(const OperatorHandle& op, Stack& arguments) {
                                               static_cast<std::size_t>(dim), static_cast<std::size_t>(index.dim())))) {
       return;  // does not fit
     }
-    const auto selected = countSelected(op, index);
+    const auto selected = countSelected(op, index, noting);
     if (!selected) {
       return;
     }

@@ -5,11 +5,13 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
+#include "assumed_values.h"
+
 namespace torchext {
 
 // If `op` indexes with masks whose values are known, or assumed, replaces these masks in `arguments` by the integers
 // that they stand for, as `expandTensors()` does (IndexingUtils.h), unless all values are known.
-void expandMasks(const c10::OperatorHandle& op, torch::jit::Stack& arguments);
+void expandMasks(const c10::OperatorHandle& op, torch::jit::Stack& arguments, Noting noting = Noting::kNotes);
 
 // To be called for a call that has been refused because it reads values. If it reads known ones only, or somebody
 // answers for others, replaces the arguments on top of `stack` by the results and returns true.

@@ -55,19 +55,23 @@ class KnownBytes final : public Provenance {
   ValueKind kind_;
 };
 
-// Zeros or ones, of which the bytes are made when somebody looks: many a tensor of zeros is overwritten before.
+// Zeros or ones, of which the bytes are made when they are read: many a tensor of zeros is overwritten before.
 class KnownFill final : public Provenance {
  public:
   KnownFill(c10::ScalarType dtype, bool is_ones) : dtype_{dtype}, is_ones_{is_ones} {}
 
-  Storage makeBytes(std::size_t nbytes) const {
+  // Returns null if there is no room.
+  std::shared_ptr<KnownBytes> makeBytes(std::size_t nbytes) const {
+    if (!isRoomFor(nbytes)) {
+      return nullptr;
+    }
     Storage bytes = makeZeroStorage(nbytes);
     if (is_ones_) {
       const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
       const auto count = static_cast<std::int64_t>(nbytes / c10::elementSize(dtype_));
       makeStridedTensor(bytes, dtype_, {count}, {1}, 0, {}).fill_(1);
     }
-    return bytes;
+    return std::make_shared<KnownBytes>(std::move(bytes), ValueKind::kKnown);
   }
 
  private:
@@ -103,18 +107,14 @@ void setBytes(const Tensor& fake, Storage bytes, ValueKind kind) {
   setProvenance(fake.storage(), std::make_shared<KnownBytes>(std::move(bytes), kind), {});
 }
 
-// Returns what is known of the storage of `tensor`, or null. Makes the bytes of a fill, if there is room.
+// Returns what is known of the storage of `tensor`, or null.
 std::shared_ptr<KnownBytes> bytesOf(const Tensor& tensor) {
   if (!hasSmallStorage(tensor)) {
     return nullptr;
   }
   auto provenance = provenanceOf(tensor.storage());
-  const auto fill = std::dynamic_pointer_cast<KnownFill>(provenance);
-  const std::size_t nbytes = tensor.storage().nbytes();
-  if (fill != nullptr && isRoomFor(nbytes)) {
-    auto bytes = std::make_shared<KnownBytes>(fill->makeBytes(nbytes), ValueKind::kKnown);
-    setProvenance(tensor.storage(), bytes, {});
-    return bytes;
+  if (const auto fill = std::dynamic_pointer_cast<KnownFill>(provenance)) {
+    provenance = replaceProvenance(tensor.storage(), *fill, fill->makeBytes(tensor.storage().nbytes()));
   }
   return std::dynamic_pointer_cast<KnownBytes>(std::move(provenance));
 }
@@ -128,7 +128,8 @@ Tensor showBytes(Storage bytes, const Tensor& like) {
 
 bool isSmall(const Tensor& tensor) noexcept {
   // An expanded tensor has more elements than its storage.
-  return hasSmallStorage(tensor) && static_cast<std::size_t>(tensor.numel()) * tensor.itemsize() <= kMaxKnownBytes;
+  return hasSmallStorage(tensor) && static_cast<std::size_t>(tensor.numel()) * tensor.itemsize() <= kMaxKnownBytes &&
+         (tensor.layout() != c10::kStrided || holdsItsElements(tensor));
 }
 
 bool areSmall(c10::ArrayRef<c10::IValue> values) {
@@ -169,7 +170,7 @@ void copyBytes(const Tensor& fake, const Tensor& source) {
 }
 
 void setValue(const Tensor& fake, const Tensor& value, ValueKind kind) {
-  if (!fake.has_storage() || !isRoomFor(fake.storage().nbytes())) {
+  if (fake.is_meta() || !isSmall(fake) || !isRoomFor(fake.storage().nbytes())) {
     return;
   }
   const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
@@ -181,14 +182,31 @@ void setValue(const Tensor& fake, const Tensor& value, ValueKind kind) {
 }
 
 void setFill(const Tensor& fake, bool value) {
-  if (hasSmallStorage(fake)) {
+  if (hasSmallStorage(fake) && !fake.is_meta()) {
     setProvenance(fake.storage(), std::make_shared<KnownFill>(fake.scalar_type(), value), {});
   }
 }
 
-void makeBytes(const Tensor& fake, ValueKind kind) {
-  if (isRoomFor(fake.storage().nbytes())) {
-    setBytes(fake, makeZeroStorage(fake.storage().nbytes()), kind);
+bool makeBytes(const Tensor& fake, ValueKind kind) {
+  if (fake.is_meta() || !isRoomFor(fake.storage().nbytes())) {
+    return false;
+  }
+  setBytes(fake, makeZeroStorage(fake.storage().nbytes()), kind);
+  return true;
+}
+
+bool coversStorage(const Tensor& fake) {
+  return isFake(fake) && isPlain(fake) && fake.is_non_overlapping_and_dense() &&
+         static_cast<std::size_t>(fake.numel()) * fake.itemsize() == fake.storage().nbytes();
+}
+
+void shareBytes(const Tensor& fake, const Tensor& real) {
+  const bool is_alike = fake.storage().nbytes() <= real.storage().nbytes() && fake.strides() == real.strides() &&
+                        fake.storage_offset() == real.storage_offset();
+  if (is_alike && isRoomFor(real.storage().nbytes())) {
+    setBytes(fake, real.storage(), ValueKind::kKnown);
+  } else if (real.storage().allocator() != nullptr) {  // nobody else writes to it
+    setValue(fake, real, ValueKind::kKnown);
   }
 }
 
@@ -201,7 +219,7 @@ void markAssumed(const Tensor& fake) {
 void setEachElement(const Tensor& fake, const Tensor& element) {
   if (isSmall(fake)) {
     setValue(fake, element.expand(fake.sizes()), ValueKind::kAssumed);
-  } else if (isPlain(fake)) {
+  } else if (coversStorage(fake)) {
     setProvenance(fake.storage(), std::make_shared<SameElements>(element), {});
   }
 }

@@ -39,12 +39,18 @@ void copyBytes(const at::Tensor& fake, const at::Tensor& source);
 // Gives `fake`, which is alone on its storage, the values of `value`. Does nothing if they are too many.
 void setValue(const at::Tensor& fake, const at::Tensor& value, ValueKind kind);
 
+// Returns true if the elements of `fake` are all of its storage, each once.
+bool coversStorage(const at::Tensor& fake);
+
+// Lets the values of `fake`, which is new, be those in the memory of `real`, which others may write to. Does nothing if
+// they are too many.
+void shareBytes(const at::Tensor& fake, const at::Tensor& real);
+
 // Makes each element of `fake`, which covers its storage, zero or one. Takes no memory until somebody looks.
 void setFill(const at::Tensor& fake, bool value);
 
-// Gives the storage of `fake`, which has no values, zeros, so that others can be written. Does nothing if they are too
-// many.
-void makeBytes(const at::Tensor& fake, ValueKind kind);
+// Gives the storage of `fake` zeros, so that values can be written. Returns false if they would be too many.
+bool makeBytes(const at::Tensor& fake, ValueKind kind);
 
 // What is known of `fake` has been written with assumed values, and is assumed from now on.
 void markAssumed(const at::Tensor& fake);

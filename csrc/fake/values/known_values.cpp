@@ -1,6 +1,7 @@
 #include "known_values.h"
 
 #include <array>
+#include <cmath>
 #include <cstddef>
 #include <new>
 #include <string_view>
@@ -9,6 +10,7 @@
 #include <ATen/core/enum_tag.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/record_function.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/irange.h>
 #include <torchext/fake_tensor.h>
@@ -78,6 +80,28 @@ void copyValue(const Tensor& fake, const Tensor& source) {
   }
 }
 
+void writeValue(const Tensor& fake, const Tensor& value) {
+  if (const Tensor known = valueOf(fake); known.defined()) {
+    const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+    known.copy_(value);
+  } else if (coversStorage(fake)) {
+    rememberValue(fake, value);
+  } else {
+    forgetValues(fake);
+  }
+}
+
+Stack writtenBy(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  const Stack stack(arguments.begin(), arguments.end());
+  Stack written;
+  for (const auto i : c10::irange(arguments.size())) {
+    if (writesArgument(op, stack, i)) {
+      written.push_back(arguments[i]);
+    }
+  }
+  return written;
+}
+
 Tensor knownValueOf(const Tensor& fake) {
   return isFake(fake) ? valueOf(fake) : Tensor{};
 }
@@ -87,9 +111,7 @@ bool canRunOnValues(const OperatorHandle& op) {
 }
 
 bool overwritesStorage(const OperatorHandle& op, std::size_t position, const Tensor& tensor) {
-  return overwritesArgument(op, position) && isFake(tensor) && isPlain(tensor) &&
-         tensor.is_non_overlapping_and_dense() &&
-         static_cast<std::size_t>(tensor.numel()) * tensor.itemsize() == tensor.storage().nbytes();
+  return overwritesArgument(op, position) && coversStorage(tensor);
 }
 
 bool areValuesKnown(const OperatorHandle& op, ArrayRef<IValue> arguments) {
@@ -110,7 +132,8 @@ bool areValuesKnown(const OperatorHandle& op, ArrayRef<IValue> arguments) {
 
 Stack runOn(const OperatorHandle& op, ArrayRef<IValue> arguments, Tensor (*value_of)(const Tensor& tensor)) {
   const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
-  const NoWarnings no_warnings;  // the fake call gives them
+  const NoWarnings no_warnings;                                      // the fake call gives them
+  const at::RecordFunctionGuard no_observers{/*is_enabled=*/false};  // and is what profilers see
   const bool is_factory = isFactory(op, arguments);
   Stack stack;
   for (const auto i : c10::irange(arguments.size())) {
@@ -138,7 +161,8 @@ std::optional<bool> fillOf(const OperatorHandle& op, ArrayRef<IValue> arguments)
     return std::nullopt;
   }
   const double value = arguments[1].toScalar().toDouble();
-  return value == 0 || value == 1 ? std::optional{value == 1} : std::nullopt;
+  const bool is_zero = value == 0 && !std::signbit(value);
+  return is_zero || value == 1 ? std::optional{value == 1} : std::nullopt;
 }
 
 bool isMadeByCall(const Tensor& result, ArrayRef<IValue> arguments) {

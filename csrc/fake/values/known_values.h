@@ -32,6 +32,10 @@ namespace torchext {
 // Makes `value` the known value of `fake`, which is alone on its storage. Does nothing if it is too large.
 void rememberValue(const at::Tensor& fake, const at::Tensor& value);
 
+// Makes `value` the value of `fake`, to which a call has written it: a part of its storage, or all of it. Forgets the
+// values of a storage of which the rest is unknown.
+void writeValue(const at::Tensor& fake, const at::Tensor& value);
+
 // Gives the storage of `fake` the bytes of `source`, of which `fake` is a copy, if these are known: `source` is real
 // and on the CPU or of one element, or a fake with known or assumed values. Does nothing if `fake` has values.
 TORCHEXT_API void copyValue(const at::Tensor& fake, const at::Tensor& source);
@@ -47,6 +51,9 @@ bool canRunOnValues(const c10::OperatorHandle& op);
 // Returns true if all values in `arguments` that `op` looks at are known. It does not look at an `out`, nor at what it
 // overwrites.
 bool areValuesKnown(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
+
+// Returns the arguments that the call writes to, declared or not.
+torch::jit::Stack writtenBy(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
 
 // Returns true if the call writes all of the storage of `tensor`, its argument at `position`, and reads nothing of it.
 bool overwritesStorage(const c10::OperatorHandle& op, std::size_t position, const at::Tensor& tensor);

@@ -31,6 +31,7 @@ def install() -> None:
     _patch_lazy_parameters()
     _patch_nested_dummy()
     _patch_tensor_types()
+    _patch_cudnn()
     if TORCH_RELEASE < (2, 13):
         _patch_calls_of_handlers()
 
@@ -169,7 +170,8 @@ def _sharing_memory(original: Callable[..., Any], name: str, error: type[Excepti
         if is_fake_tensor(self) and _C.is_deferred(self):
             _C.materialize([self])
         if is_fake_tensor(self):
-            known = _C.known_value(self) if self.device.type == "cpu" and name != "__dlpack__" else None
+            is_there = self.device.type == "cpu" or (name == "numpy" and bool(kwargs.get("force")))
+            known = _C.known_value(self) if is_there and name != "__dlpack__" else None
             if known is None:
                 raise error(no_data(f"{name}()", self))
             return original(known.requires_grad_(self.requires_grad), *args, **kwargs)
@@ -301,6 +303,21 @@ def _patch_tensor_types() -> None:
         "asks the highest dispatch key for the device (legacyExtractDispatchKey)",
         concerns=Concerns.FAKES,
     )
+
+
+def _patch_cudnn() -> None:
+    """`RNNBase.flatten_parameters()` asks before it compares addresses of weights and moves them into one buffer."""
+
+    def make(original: Callable[..., bool]) -> Callable[..., bool]:
+        def is_acceptable(tensor: torch.Tensor) -> bool:
+            if is_fake_tensor(tensor) and not _C.is_deferred(tensor):
+                return False  # PyTorch's own kernels stand for those of cuDNN, as on fake devices
+            return original(tensor)
+
+        return is_acceptable
+
+    reason = "is followed by a look at addresses"
+    while_fakes_live.patch(torch.backends.cudnn, "is_acceptable", make, reason, concerns=Concerns.FAKES, is_traced=True)
 
 
 def _patch_calls_of_handlers() -> None:
