@@ -782,6 +782,8 @@ time.sleep(600)
         stderr=subprocess.PIPE,
         text=True,
         cwd=tmp_path,
+        # Shells start what runs in the background with SIGINT ignored, and that is inherited.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert command.stderr is not None
     words: list[str] = []
@@ -790,7 +792,7 @@ time.sleep(600)
         assert line, "the program has not started"
         words = line.split()
     command.send_signal(number)
-    command.communicate()
+    command.communicate(timeout=60)
     assert command.returncode == (143 if number == signal.SIGTERM else -signal.SIGINT)
     assert not list(temporary.iterdir())
     assert not (tmp_path / "written").exists()
