@@ -67,11 +67,6 @@ std::exception_ptr refusalOf(const Check& check) {
   }
 }
 
-Tensor fakeOn(c10::Device device, const Tensor& value) {
-  const FakeFactoriesGuard guard;
-  return at::empty_strided(value.sizes(), value.strides(), at::TensorOptions(value.scalar_type()).device(device));
-}
-
 Tensor resizedTo(c10::IntArrayRef sizes, const Tensor& out) {
   if (!out.sizes().equals(sizes)) {
     out.resize_(sizes);
@@ -95,7 +90,7 @@ class FakeCall {
   // What is known of the call.
   bool isPythonsFirst() const;
   bool isAboutFakes() const;
-  bool canRunOnValues() const;
+  bool readsKnownValues() const;
   std::optional<DispatchKey> kernelToDecomposeBy() const;
 
   // What to do with it.
@@ -154,7 +149,7 @@ void FakeCall::run() {
   lookAtArguments(key);
   const IValue written = has_fake_ && writesForeach(op_) ? torch::jit::peek(stack_, 0, num_arguments_) : IValue{};
   const bool may_be_remembered = has_fake_ || isFakeMode();
-  if (!may_be_remembered || canRunOnValues() || !tryRemembered(key)) {
+  if (!may_be_remembered || readsKnownValues() || !tryRemembered(key)) {
     carryOut(decide(), &key);
   }
   countVersions(written);
@@ -230,7 +225,7 @@ FakeDecision FakeCall::decideHowToCommunicate() const {
 
 FakeDecision FakeCall::decideHowToRun() const {
   const OwnComputation own;
-  if (canRunOnValues()) {
+  if (readsKnownValues()) {
     return {FakeOutcome::kRunsOnValues};
   }
   if (isResizeToSameSize(op_, stack_)) {
@@ -294,7 +289,7 @@ std::optional<DispatchKey> FakeCall::kernelToDecomposeBy() const {
 }
 
 // NOTE [Constants keep their values]
-bool FakeCall::canRunOnValues() const {
+bool FakeCall::readsKnownValues() const {
   return has_value_ && needsValues(op_, stack_) && areValuesKnown(op_, arguments()) &&
          op_.schema().name() != "aten::_pack_padded_sequence";  // has a result on the CPU: value_shapes.h
 }

@@ -16,8 +16,7 @@
 //     at once, here, because there is no work to wait for;
 //   * when the driver has no more memory, free segments are given back to it, and the request is tried again;
 //   * CUDA graphs and `torch.cuda.use_mem_pool()` allocate from pools of their own, whose segments serve nothing else
-//   and
-//     stay until the last graph of the pool is gone.
+//     and stay until the last graph of the pool is gone.
 //
 // The settings are PyTorch's own: `PYTORCH_ALLOC_CONF` as PyTorch parses it, and what sets them later. Not simulated:
 // `backend:cudaMallocAsync`, and pools with another allocator (`torch.cuda.MemPool(allocator)`).

@@ -90,13 +90,6 @@ void assumeNothing() {
   setAssumptions(nullptr);
 }
 
-// Returns what a program that reads `fake` would find, and whether that is known.
-std::tuple<at::Tensor, bool> valueForReading(const at::Tensor& fake) {
-  at::Tensor known = knownValueOf(fake);
-  const bool is_known = known.defined();
-  return {is_known ? std::move(known) : assumedValueOf(fake), is_known};
-}
-
 // Returns the values of `fake`, known or assumed, if it has some.
 std::optional<at::Tensor> assumedValue(const at::Tensor& fake) {
   const at::Tensor value = valueOf(fake, ValueKind::kAssumed);
@@ -110,7 +103,7 @@ void bindCollectives(py::module_& module) {
   bind(module, "assume_nothing", assumeNothing);
   bind(module, "assumed_value", assumedValue);
   bind(module, "assume_value", assumeValue);
-  bind(module, "value_for_reading", valueForReading);
+  bind(module, "value_for_reading", assumedValueOf);
   module.attr("ASSUMED_NUMBER") = kAssumedNumber;
   module.def("observe_collectives", torch::wrap_pybind_function(observeByPython));
 }

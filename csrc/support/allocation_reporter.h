@@ -5,7 +5,7 @@
 namespace torchext {
 
 // What PyTorch's allocators report to (`reportMemoryUsageToProfiler()`), if it is in the place of a profiler on the
-// thread. Whoever finds something there takes it for one (`ProfilerStateBase::get()`): so it is one, disabled.
+// thread. PyTorch takes what is there for one (`ProfilerStateBase::get()`), so it is one, disabled.
 class AllocationReporter : public torch::profiler::impl::ProfilerStateBase {
  public:
   AllocationReporter()

@@ -58,7 +58,7 @@ def _remark(job: Job, text: str) -> None:
 
 @contextmanager
 def noting_graphs(job: Job) -> Iterator[None]:
-    """Tells the reader of the report of CUDA graphs."""
+    """Adds a remark about CUDA graphs to the report."""
     text = (
         "A CUDA graph was captured by running its body once, in a memory pool of its own, and replaying it does nothing"
     )

@@ -41,7 +41,7 @@ class Job:
         self.when_left = ExitStack()
 
     def remark(self, text: str, place: str) -> None:
-        """Tells the reader of the report, once for all places of the program."""
+        """Adds a remark to the report, once for all places of the program."""
         self._remarks.setdefault(text, {})[place] = None
 
     def count_launch(self, kernel: str) -> None:

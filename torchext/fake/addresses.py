@@ -66,7 +66,7 @@ def showing_addresses() -> Iterator[None]:
 
 
 def are_addresses_shown() -> bool:
-    """Tells whether this is a dry run, in which fakes stand for tensors with memory."""
+    """Returns true in a dry run, in which fakes stand for tensors with memory."""
     return _showing > 0
 
 
@@ -89,7 +89,7 @@ def address_of(storage: torch.UntypedStorage, offset: int = 0) -> int | None:
 
 
 def _is_compared() -> bool:
-    """Tells whether the caller of the replaced method only compares addresses."""
+    """Returns true if the caller of the replaced method only compares addresses."""
     frame = sys._getframe(3)
     while frame.f_globals.get("__name__") == PASSING_ON or frame.f_code.co_name in COMPREHENSIONS:
         if frame.f_back is None:

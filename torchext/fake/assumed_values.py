@@ -188,7 +188,7 @@ def note_reading(operator: str, answer: str, frame: FrameType) -> None:
 
 
 def assumes_values() -> bool:
-    """Returns true if somebody assumes values now."""
+    """Returns true if values are assumed now."""
     return bool(_assumed)
 
 
@@ -249,8 +249,8 @@ def _reading_values(original: Callable[..., Any], name: str) -> Callable[..., An
                 f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host "
                 "memory first."
             )
-        value, is_known = _C.value_for_reading(self)
-        if not is_known:
+        value = _C.value_for_reading(self)
+        if _C.known_value(self) is None:
             frame = _reader(sys._getframe(1))
             _assumed[-1].note(f"Tensor.{name}", _shown(value), frame, _kind_of(self.dtype))
         with without_our_keys():

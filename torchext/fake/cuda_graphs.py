@@ -43,7 +43,7 @@ def graph_pool_handle() -> PoolId:
 
 
 def is_capturing() -> bool:
-    """Tells whether a graph is captured on the stream that is current, and answers yes to `SyncBatchNorm`."""
+    """Returns true if a graph is captured on the current stream, and to `SyncBatchNorm`."""
     index = torch.cuda.current_device()
     return _asks_for_inputs() or any(
         graph.stream == (index, _C.current_fake_stream(index)) for graph in _thread.capturing
@@ -147,11 +147,11 @@ class FakeGraph:
         """Does nothing."""
 
     def debug_dump(self, debug_path: str) -> None:
-        """Refuses: there is no graph of the driver's."""
+        """Refuses: the driver has no graph here."""
         raise RuntimeError("A CUDA graph of a fake device cannot be dumped: no kernels are recorded.")
 
     def raw_cuda_graph(self) -> int:
-        """Refuses: there is no graph of the driver's."""
+        """Refuses: the driver has no graph here."""
         raise RuntimeError("A CUDA graph of a fake device has no cudaGraph_t: no kernels are recorded.")
 
     raw_cuda_graph_exec = raw_cuda_graph

@@ -118,8 +118,8 @@ bool isOnFakeBackend(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   return fake && communicationBackend(op, arguments, fake->device()) == "fake";
 }
 
-// Set while somebody observes. Observers outlive the process's last call, so that none is destroyed in the midst of
-// one.
+// Set while collectives are observed. Observers outlive the process's last call, so that none is destroyed in the midst
+// of one.
 std::atomic<CollectiveObserver*> observer{nullptr};
 
 bool isObserved() noexcept {

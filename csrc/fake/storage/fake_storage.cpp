@@ -239,7 +239,7 @@ void resizeFakeStorage(const Storage& storage, std::size_t nbytes) {
   if (context == nullptr) {
     return;  // it has become real, and has the size that it has
   }
-  if (nbytes > storage.nbytes() && context->keys.empty()) {  // known values; a recording is told
+  if (nbytes > storage.nbytes() && context->keys.empty()) {  // known values; a recording has keys
     std::swap(context->provenance, outgrown);
   }
   storage.unsafeGetStorageImpl()->set_nbytes(nbytes);

@@ -12,7 +12,6 @@
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/full.h>
 #include <c10/core/Scalar.h>
 #include <c10/core/WrapDimMinimal.h>
@@ -100,23 +99,28 @@ void expectWrites(ArrayRef<IValue> written) {
 }
 
 // Runs `op` on values, writes included. Returns false if its kernel refuses them.
-bool runAssumed(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
-  const Stack written = writtenBy(op, arguments);
+bool runAssumed(const OperatorHandle& op,
+                ArrayRef<IValue> arguments,
+                ArrayRef<IValue> results,
+                ArrayRef<IValue> written) {
   expectWrites(written);
   if (!areAll(written, [](const Tensor& tensor) { return valueOf(tensor, ValueKind::kAssumed).defined(); })) {
-    return false;  // there is no room
+    return false;  // they would be too many
   }
   try {
     giveValues(results, runOn(op, arguments, assumedValueOf), arguments, ValueKind::kAssumed);
   } catch (const c10::Error&) {
-    forEachTensor(ArrayRef<IValue>(written), [](const Tensor& tensor) { forgetValues(tensor); });
+    forgetAll(written);
     return false;
   }
-  forEachTensor(ArrayRef<IValue>(written), markAssumed);
+  forEachTensor(written, markAssumed);
   return true;
 }
 
-bool tryRunning(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
+bool tryRunning(const OperatorHandle& op,
+                ArrayRef<IValue> arguments,
+                ArrayRef<IValue> results,
+                ArrayRef<IValue> written) {
   if (!canRunOnValues(op) || !areSmall(arguments) || !areSmall(results) || !areAll(arguments, isPlain) ||
       !areAll(results, isPlain)) {
     return false;
@@ -125,12 +129,14 @@ bool tryRunning(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<I
   const auto is_worth_it = [has_value](const Tensor& tensor) {
     return isDiscrete(tensor) || tensor.numel() == 1 || (has_value && tensor.numel() <= kMaxAssumedNumbers);
   };
-  return areAll(results, is_worth_it) && areAll(writtenBy(op, arguments), is_worth_it) &&
-         runAssumed(op, arguments, results);
+  return areAll(results, is_worth_it) && areAll(written, is_worth_it) && runAssumed(op, arguments, results, written);
 }
 
 // A draw of integers, such as a permutation.
-bool tryDrawing(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
+bool tryDrawing(const OperatorHandle& op,
+                ArrayRef<IValue> arguments,
+                ArrayRef<IValue> results,
+                ArrayRef<IValue> written) {
   static const at::Generator generator = at::detail::createCPUGenerator(/*seed_val=*/0);
   if (!op.hasTag(at::Tag::nondeterministic_seeded) || !takesGenerator(op) || !areSmall(arguments) ||
       !areAll(arguments, isDiscrete) || !areAll(results, isDiscrete)) {
@@ -142,7 +148,7 @@ bool tryDrawing(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<I
       drawing[i] = generator;
     }
   }
-  return runAssumed(op, drawing, results);
+  return runAssumed(op, drawing, results, written);
 }
 
 // NOTE [Assumed indices]
@@ -287,15 +293,13 @@ std::optional<int64_t> assumedCount(const OperatorHandle& op, const Tensor& mask
   if (assumptions == nullptr || isRecording()) {
     return std::nullopt;
   }
-  const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
   const Tensor value = valueOf(mask, ValueKind::kAssumed);
   const Tensor element = eachElementOf(mask);
-  const int64_t all = element.defined() && !element.item().toBool() ? 0 : mask.numel();
-  const int64_t count = value.defined() ? value.count_nonzero().item().toLong() : all;
-  if (noting == Noting::kIsSilent) {
-    return count;
+  const int64_t all = element.defined() && countNonzero(element) == 0 ? 0 : mask.numel();
+  const int64_t count = value.defined() ? countNonzero(value) : all;
+  if (noting == Noting::kNotes) {
+    assumptions->note(op, c10::str(count, " of ", mask.numel(), " elements"));
   }
-  assumptions->note(op, c10::str(count, " of ", mask.numel(), " elements"));
   return count;
 }
 
@@ -304,7 +308,8 @@ std::optional<bool> assumeEqual(const OperatorHandle& op, const Tensor& a, const
   if (assumptions == nullptr || isRecording()) {
     return std::nullopt;
   }
-  if (op.schema().name() == "aten::equal" && a.sizes() != b.sizes()) {
+  const bool is_exact = op.schema().name() == "aten::equal";
+  if (is_exact && a.sizes() != b.sizes()) {
     return false;
   }
   const Tensor first = valueOf(a, ValueKind::kAssumed);
@@ -312,7 +317,7 @@ std::optional<bool> assumeEqual(const OperatorHandle& op, const Tensor& a, const
   std::optional<double> computed;
   if (first.defined() && second.defined()) {
     const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
-    computed = op.schema().name() == "aten::equal" ? first.equal(second) : at::allclose(first, second);
+    computed = is_exact ? first.equal(second) : at::allclose(first, second);
   }
   return assumptions->answer(op, c10::kBool, computed) != 0;
 }
@@ -322,12 +327,15 @@ bool mayBeAssumed(ArrayRef<IValue> results) {
          hasTensor(results, [](const Tensor& result) { return isDiscrete(result) || result.numel() == 1; });
 }
 
-bool assumeResults(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
+bool assumeResults(const OperatorHandle& op,
+                   ArrayRef<IValue> arguments,
+                   ArrayRef<IValue> results,
+                   ArrayRef<IValue> written) {
   if (!assumesValues() || isRecording() || !isPyTorchs(op)) {
     return false;
   }
   return tryFindingInfinities(op, arguments) || tryIndices(op, arguments, results) ||
-         tryDrawing(op, arguments, results) || tryRunning(op, arguments, results) ||
+         tryDrawing(op, arguments, results, written) || tryRunning(op, arguments, results, written) ||
          tryOneElement(op, arguments, results) || trySumOfMask(op, arguments, results);
 }
 
@@ -337,10 +345,7 @@ namespace {
 Stack fakesWithValues(ArrayRef<IValue> values, c10::Device device) {
   Stack fakes(values.begin(), values.end());
   mapTensors(fakes, fakes.size(), [device](const Tensor& value) {
-    Tensor fake = [&] {
-      const FakeFactoriesGuard guard;
-      return at::empty_strided(value.sizes(), value.strides(), at::TensorOptions(value.scalar_type()).device(device));
-    }();
+    Tensor fake = fakeOn(device, value);
     setValue(fake, value, ValueKind::kAssumed);
     return fake;
   });
@@ -412,27 +417,21 @@ std::optional<IValue> numberRead(const OperatorHandle& op, ArrayRef<IValue> argu
 
 }  // namespace
 
-bool assumeValues(const OperatorHandle& op, Stack& stack) {
+std::optional<Stack> assumeValues(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   Assumptions* const assumptions = assumptions_in_use;
   if (assumptions == nullptr || isRecording()) {
-    return false;
+    return std::nullopt;
   }
-  const std::size_t count = op.schema().arguments().size();
-  const auto arguments = topOf(stack, count);
-  std::optional<Stack> results;
   if (auto number = numberRead(op, arguments, *assumptions)) {
-    results = Stack{*std::move(number)};
-  } else {
-    results = resultsOfSmall(op, arguments, *assumptions);
-    results = results ? std::move(results) : resultsOfMask(op, arguments);
-    results = results ? std::move(results) : resultsOfLengths(op, arguments, *assumptions);
+    return Stack{*std::move(number)};
   }
-  if (!results) {
-    return false;
+  if (auto results = resultsOfSmall(op, arguments, *assumptions)) {
+    return results;
   }
-  torch::jit::drop(stack, count);
-  std::move(results->begin(), results->end(), std::back_inserter(stack));
-  return true;
+  if (auto results = resultsOfMask(op, arguments)) {
+    return results;
+  }
+  return resultsOfLengths(op, arguments, *assumptions);
 }
 
 }  // namespace torchext

@@ -3,10 +3,10 @@
 // NOTE [Assumed values]
 //
 // A program reads values of its tensors that change little of what it would cost: the loss that it prints, whether a
-// gradient is infinite, the token that it has generated. So that a dry run need not end there, somebody may answer for
-// them. What is known is never assumed: NOTE [Constants keep their values].
+// gradient is infinite, the token that it has generated. So that a dry run need not end there, such values may be
+// assumed. What is known is never assumed: NOTE [Constants keep their values].
 //
-// A value is assumed where it comes about, not where it is read, so that answers fit together: if the program is told
+// A value is assumed where it comes about, not where it is read, so that answers fit together: if the program finds
 // that an index is 0, the index plus 8 is 8. What is read of floating-point numbers is kAssumedNumber, of integers 0,
 // and of a truth value false; what is compared is equal where shapes allow. A tensor of several truth values is taken
 // for a mask of which all elements count, which is the most that a program can select. Then
@@ -18,7 +18,7 @@
 //   * indices that sorting, selecting and sampling make are those of NOTE [Assumed indices];
 //   * small integers that are drawn are drawn, by a generator of ours.
 //
-// Whoever reads such a value is answered, and the answer is noted; and so is a shape that depends on one.
+// Each such value that the program reads is noted, and so is each shape that depends on one.
 
 #include <cstddef>
 #include <cstdint>
@@ -36,7 +36,7 @@ namespace torchext {
 // A positive number that all floating-point dtypes have, and of which there is a logarithm.
 constexpr double kAssumedNumber = 0.125;
 
-// Answers for values, on all threads.
+// Decides what is read of values that are not known, on all threads.
 class TORCHEXT_API Assumptions {
  public:
   Assumptions() = default;
@@ -50,14 +50,14 @@ class TORCHEXT_API Assumptions {
   // has been assumed before, if something does.
   virtual double answer(const c10::OperatorHandle& op, c10::ScalarType dtype, std::optional<double> computed) = 0;
 
-  // Is told of a shape that depends on assumed values.
+  // Called for each shape that depends on assumed values.
   virtual void note(const c10::OperatorHandle& op, const std::string& shape) = 0;
 };
 
-// Lets `assumptions`, which are never destroyed, answer from now on; nobody if it is null.
+// Installs `assumptions`, which are never destroyed. With null, values are not assumed.
 TORCHEXT_API void setAssumptions(Assumptions* assumptions) noexcept;
 
-// Returns true if somebody answers.
+// Returns true if values are assumed now.
 bool assumesValues() noexcept;
 
 // Returns a real tensor on the CPU with values for the small `fake`: its own, known or assumed, or the default ones.
@@ -66,27 +66,29 @@ TORCHEXT_API at::Tensor assumedValueOf(const at::Tensor& fake);
 // Makes `value` the assumed value of `fake`, which may be a part of its storage. Does nothing if that is large.
 TORCHEXT_API void assumeValue(const at::Tensor& fake, const at::Tensor& value);
 
-// If `op` reads values of the arguments on top of `stack`, and somebody answers for them, replaces the arguments by the
-// results and returns true.
-bool assumeValues(const c10::OperatorHandle& op, torch::jit::Stack& stack);
+// Returns the results of a call of `op` that reads values, by assumed ones. Returns nothing if it reads none, or if
+// values are not assumed.
+std::optional<torch::jit::Stack> assumeValues(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
 
-// Returns how many elements of the mask `mask` are taken to count, or nothing if nobody answers.
 enum class Noting : std::uint8_t { kNotes, kIsSilent };
+
+// Returns how many elements of the mask `mask` are taken to count, or nothing if values are not assumed.
 std::optional<std::int64_t> assumedCount(const c10::OperatorHandle& op,
                                          const at::Tensor& mask,
                                          Noting noting = Noting::kNotes);
 
-// Returns the answer to whether what a call compares is equal, or close, or nothing if nobody answers.
+// Returns the answer to whether what a call compares is equal, or close, or nothing if values are not assumed.
 std::optional<bool> assumeEqual(const c10::OperatorHandle& op, const at::Tensor& a, const at::Tensor& b);
 
 // Returns true if values may be assumed for what a call has made or written: it is about integers, truth values or
 // single numbers. Cheap.
 bool mayBeAssumed(c10::ArrayRef<c10::IValue> results);
 
-// To be called after a fake call of `op` has made `results`, where not all values of the arguments are known. Gives
-// what the call has made and written assumed values and returns true, if it can.
+// To be called after a fake call of `op` has made `results` and written to `written`, where not all values of the
+// arguments are known. Gives what the call has made and written assumed values and returns true, if it can.
 bool assumeResults(const c10::OperatorHandle& op,
                    c10::ArrayRef<c10::IValue> arguments,
-                   c10::ArrayRef<c10::IValue> results);
+                   c10::ArrayRef<c10::IValue> results,
+                   c10::ArrayRef<c10::IValue> written);
 
 }  // namespace torchext

@@ -7,16 +7,13 @@
 
 #include <ATen/core/enum_tag.h>
 #include <ATen/ops/empty.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/irange.h>
 #include <torchext/fake_tensor.h>
 
 #include "../../support/stack_utils.h"
-#include "../calls/hidden_keys.h"
 #include "../calls/op_traits.h"
 #include "../calls/recording.h"
 #include "../storage/fake_factories.h"
-#include "../storage/fake_storage.h"
 #include "assumed_values.h"
 #include "known_values.h"
 #include "value_shapes.h"
@@ -38,20 +35,9 @@ bool isMaskDtype(c10::ScalarType dtype) {
 // Returns how many elements `mask` selects, or nothing if that is not known, nor assumed.
 std::optional<int64_t> countSelected(const OperatorHandle& op, const Tensor& mask, Noting noting) {
   if (const Tensor value = valueOf(mask); value.defined()) {
-    const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
-    return value.count_nonzero().item().toLong();
+    return countNonzero(value);
   }
   return isFake(mask) ? assumedCount(op, mask, noting) : std::nullopt;
-}
-
-std::vector<Tensor> writtenWithValues(const OperatorHandle& op, ArrayRef<IValue> arguments) {
-  std::vector<Tensor> written;
-  forEachTensor(ArrayRef<IValue>(writtenBy(op, arguments)), [&written](const Tensor& tensor) {
-    if (isFake(tensor) && tensor.has_storage() && hasProvenance(tensor.storage())) {
-      written.push_back(tensor);
-    }
-  });
-  return written;
 }
 
 // While it lives, what a call overwrites has bytes, so that it has those that are written. Forgets them again unless
@@ -107,12 +93,6 @@ std::optional<Stack> tryRunOnKnown(const OperatorHandle& op, ArrayRef<IValue> ar
       throw;
     }
     return std::nullopt;
-  }
-}
-
-void forget(const std::vector<Tensor>& tensors) {
-  for (const Tensor& tensor : tensors) {
-    forgetValues(tensor);
   }
 }
 
@@ -194,9 +174,13 @@ bool answerForValues(const OperatorHandle& op, Stack& stack) {
   if (isRecording()) {
     return false;
   }
-  auto results = resultsBySizes(op, topOf(stack, count), [](const Tensor& tensor) { return valueOf(tensor); });
+  const auto arguments = topOf(stack, count);
+  auto results = resultsBySizes(op, arguments, [](const Tensor& tensor) { return valueOf(tensor); });
   if (!results) {
-    return assumeValues(op, stack);
+    results = assumeValues(op, arguments);
+  }
+  if (!results) {
+    return false;
   }
   torch::jit::drop(stack, count);
   std::move(results->begin(), results->end(), std::back_inserter(stack));
@@ -207,12 +191,12 @@ void followValues(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef
   if (op.hasTag(at::Tag::inplace_view)) {
     return;  // metadata only
   }
-  const std::vector<Tensor> written = writtenWithValues(op, arguments);
+  const Stack written = writtenBy(op, arguments);
   const bool makes = hasTensor(results, [&](const Tensor& result) { return isMadeByCall(result, arguments); });
-  const bool writes = !written.empty() || op.schema().is_mutable();
   const bool checks = results.empty();  // `_linalg_check_errors` raises an error, or does nothing
-  if ((makes || writes || checks) && !followKnown(op, arguments, results) && !assumeResults(op, arguments, results)) {
-    forget(written);
+  if ((makes || checks || !written.empty()) && !followKnown(op, arguments, results) &&
+      !assumeResults(op, arguments, results, written)) {
+    forgetAll(written);
   }
 }
 

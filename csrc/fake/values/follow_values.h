@@ -13,8 +13,8 @@ namespace torchext {
 // that they stand for, as `expandTensors()` does (IndexingUtils.h), unless all values are known.
 void expandMasks(const c10::OperatorHandle& op, torch::jit::Stack& arguments, Noting noting = Noting::kNotes);
 
-// To be called for a call that has been refused because it reads values. If it reads known ones only, or somebody
-// answers for others, replaces the arguments on top of `stack` by the results and returns true.
+// To be called for a call that has been refused because it reads values. If it reads known ones only, or others are
+// assumed, replaces the arguments on top of `stack` by the results and returns true.
 bool answerForValues(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
 // To be called after a fake call of `op` has made `results`: runs `op` on the values, too, if they are known or can be

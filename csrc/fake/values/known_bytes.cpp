@@ -4,7 +4,6 @@
 #include <memory>
 #include <utility>
 
-#include <ATen/ops/empty.h>
 #include <c10/core/Storage.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torchext/fake_tensor.h>
@@ -28,8 +27,11 @@ bool isRoomFor(std::size_t nbytes) noexcept {
   return nbytes <= kFewBytes || (nbytes <= kMaxKnownBytes && bytes_of_all + nbytes <= kMaxKnownBytesOfAll);
 }
 
+// What is known, or assumed, of a fake storage. What deferred_init has recorded is none.
+class Values : public Provenance {};
+
 // The bytes of a fake storage.
-class KnownBytes final : public Provenance {
+class KnownBytes final : public Values {
  public:
   KnownBytes(Storage bytes, ValueKind kind) : bytes_{std::move(bytes)}, kind_{kind} {
     bytes_of_all += bytes_.nbytes();
@@ -56,7 +58,7 @@ class KnownBytes final : public Provenance {
 };
 
 // Zeros or ones, of which the bytes are made when they are read: many a tensor of zeros is overwritten before.
-class KnownFill final : public Provenance {
+class KnownFill final : public Values {
  public:
   KnownFill(c10::ScalarType dtype, bool is_ones) : dtype_{dtype}, is_ones_{is_ones} {}
 
@@ -80,7 +82,7 @@ class KnownFill final : public Provenance {
 };
 
 // A large tensor whose elements are assumed to be the same.
-class SameElements final : public Provenance {
+class SameElements final : public Values {
  public:
   explicit SameElements(Tensor element) : element_{std::move(element)} {}
 
@@ -91,13 +93,6 @@ class SameElements final : public Provenance {
  private:
   Tensor element_;
 };
-
-// Returns false for what deferred_init has recorded.
-bool isOfValues(const Provenance* provenance) {
-  return dynamic_cast<const KnownBytes*>(provenance) != nullptr ||
-         dynamic_cast<const KnownFill*>(provenance) != nullptr ||
-         dynamic_cast<const SameElements*>(provenance) != nullptr;
-}
 
 bool hasSmallStorage(const Tensor& tensor) noexcept {
   return tensor.has_storage() && tensor.storage().nbytes() <= kMaxKnownBytes;
@@ -205,7 +200,7 @@ void shareBytes(const Tensor& fake, const Tensor& real) {
                         fake.storage_offset() == real.storage_offset();
   if (is_alike && isRoomFor(real.storage().nbytes())) {
     setBytes(fake, real.storage(), ValueKind::kKnown);
-  } else if (real.storage().allocator() != nullptr) {  // nobody else writes to it
+  } else if (real.storage().allocator() != nullptr) {  // its memory is PyTorch's own
     setValue(fake, real, ValueKind::kKnown);
   }
 }
@@ -234,10 +229,17 @@ Tensor eachElementOf(const Tensor& fake) {
 
 void forgetValues(const c10::IValue& tensors) {
   forEachTensor(tensors, [](const Tensor& tensor) {
-    if (isFake(tensor) && tensor.has_storage() && isOfValues(provenanceOf(tensor.storage()).get())) {
+    if (isFake(tensor) && tensor.has_storage() &&
+        std::dynamic_pointer_cast<Values>(provenanceOf(tensor.storage())) != nullptr) {
       setProvenance(tensor.storage(), nullptr, {});
     }
   });
+}
+
+void forgetAll(c10::ArrayRef<c10::IValue> values) {
+  for (const c10::IValue& value : values) {
+    forgetValues(value);
+  }
 }
 
 }  // namespace torchext

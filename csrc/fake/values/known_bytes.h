@@ -46,7 +46,7 @@ bool coversStorage(const at::Tensor& fake);
 // they are too many.
 void shareBytes(const at::Tensor& fake, const at::Tensor& real);
 
-// Makes each element of `fake`, which covers its storage, zero or one. Takes no memory until somebody looks.
+// Makes each element of `fake`, which covers its storage, zero or one. Takes no memory until these are read.
 void setFill(const at::Tensor& fake, bool value);
 
 // Gives the storage of `fake` zeros, so that values can be written. Returns false if they would be too many.
@@ -63,5 +63,6 @@ at::Tensor eachElementOf(const at::Tensor& fake);
 
 // Forgets the values of the fakes in `tensors`, to which something else has written.
 TORCHEXT_API void forgetValues(const c10::IValue& tensors);
+void forgetAll(c10::ArrayRef<c10::IValue> values);
 
 }  // namespace torchext

@@ -24,6 +24,7 @@
 #include "../calls/hidden_keys.h"
 #include "../calls/op_traits.h"
 #include "../calls/recording.h"
+#include "../storage/fake_factories.h"
 #include "../storage/fake_storage.h"
 
 namespace torchext {
@@ -42,11 +43,6 @@ namespace {
 Tensor standInOf(const Tensor& tensor) {
   const auto options = at::TensorOptions(tensor.scalar_type()).device(c10::kCPU);
   return isSmall(tensor) ? at::empty_strided(tensor.sizes(), tensor.strides(), options) : at::empty({0}, options);
-}
-
-bool isEmptyFactory(const OperatorHandle& op) {
-  const std::string& name = op.schema().name();
-  return name.rfind("aten::empty", 0) == 0 || name.rfind("aten::new_empty", 0) == 0;
 }
 
 // What a call may allocate whose results have shapes that depend on values.
@@ -68,10 +64,6 @@ Tensor valueOrItself(const Tensor& tensor) {
 
 }  // namespace
 
-void rememberValue(const Tensor& fake, const Tensor& value) {
-  setValue(fake, value, ValueKind::kKnown);
-}
-
 void copyValue(const Tensor& fake, const Tensor& source) {
   const bool are_plain = isPlain(fake) && isPlain(source) && holdsItsElements(source) && !fake.is_meta();
   if (!isRecording() && are_plain && fake.storage().nbytes() == source.storage().nbytes() && canBeRead(source) &&
@@ -85,7 +77,7 @@ void writeValue(const Tensor& fake, const Tensor& value) {
     const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
     known.copy_(value);
   } else if (coversStorage(fake)) {
-    rememberValue(fake, value);
+    setValue(fake, value, ValueKind::kKnown);
   } else {
     forgetValues(fake);
   }
@@ -107,7 +99,7 @@ Tensor knownValueOf(const Tensor& fake) {
 }
 
 bool canRunOnValues(const OperatorHandle& op) {
-  return !isRecording() && hasOwnCpuKernel(op) && !op.hasTag(at::Tag::nondeterministic_seeded) && !isEmptyFactory(op);
+  return !isRecording() && hasOwnCpuKernel(op) && !op.hasTag(at::Tag::nondeterministic_seeded) && !onlyAllocates(op);
 }
 
 bool overwritesStorage(const OperatorHandle& op, std::size_t position, const Tensor& tensor) {
@@ -163,6 +155,16 @@ std::optional<bool> fillOf(const OperatorHandle& op, ArrayRef<IValue> arguments)
   const double value = arguments[1].toScalar().toDouble();
   const bool is_zero = value == 0 && !std::signbit(value);
   return is_zero || value == 1 ? std::optional{value == 1} : std::nullopt;
+}
+
+Tensor fakeOn(c10::Device device, const Tensor& value) {
+  const FakeFactoriesGuard guard;
+  return at::empty_strided(value.sizes(), value.strides(), at::TensorOptions(value.scalar_type()).device(device));
+}
+
+int64_t countNonzero(const Tensor& value) {
+  const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+  return value.count_nonzero().item().toLong();
 }
 
 bool isMadeByCall(const Tensor& result, ArrayRef<IValue> arguments) {

@@ -14,10 +14,11 @@
 //   * any other operator that writes to the storage makes the values unknown.
 //
 // All together take at most kMaxKnownBytesOfAll: what is made while they do is unknown, unless it takes kFewBytes.
-// Zeros and ones take none until somebody looks.
+// Zeros and ones take none until they are read.
 //
 // While deferred_init records, it keeps the values itself: none become known here.
 
+#include <cstdint>
 #include <optional>
 
 #include <ATen/core/Tensor.h>
@@ -28,9 +29,6 @@
 #include "known_bytes.h"
 
 namespace torchext {
-
-// Makes `value` the known value of `fake`, which is alone on its storage. Does nothing if it is too large.
-void rememberValue(const at::Tensor& fake, const at::Tensor& value);
 
 // Makes `value` the value of `fake`, to which a call has written it: a part of its storage, or all of it. Forgets the
 // values of a storage of which the rest is unknown.
@@ -67,6 +65,20 @@ torch::jit::Stack runOn(const c10::OperatorHandle& op,
                         c10::ArrayRef<c10::IValue> arguments,
                         at::Tensor (*value_of)(const at::Tensor& tensor));
 
+// The same for a call whose results may be large. Raises DataDependentError if they are too large to compute.
+torch::jit::Stack runLimited(const c10::OperatorHandle& op,
+                             c10::ArrayRef<c10::IValue> arguments,
+                             at::Tensor (*value_of)(const at::Tensor& tensor));
+
+// The same on the values of `arguments`, which are known. Instead of an `out`, it writes to another tensor like it.
+torch::jit::Stack runOnValues(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
+
+// Returns a fake on `device` with the geometry of `value`.
+at::Tensor fakeOn(c10::Device device, const at::Tensor& value);
+
+// Returns how many elements of `value`, which is real, are not zero.
+std::int64_t countNonzero(const at::Tensor& value);
+
 // Returns true for a fake that shares its storage with none of `arguments`, of which a call has made it.
 bool isMadeByCall(const at::Tensor& result, c10::ArrayRef<c10::IValue> arguments);
 
@@ -75,14 +87,5 @@ void giveValues(c10::ArrayRef<c10::IValue> results,
                 c10::ArrayRef<c10::IValue> values,
                 c10::ArrayRef<c10::IValue> arguments,
                 ValueKind kind);
-
-// The same for a call whose results may be large. Raises DataDependentError if they are too large to compute.
-torch::jit::Stack runLimited(const c10::OperatorHandle& op,
-                             c10::ArrayRef<c10::IValue> arguments,
-                             at::Tensor (*value_of)(const at::Tensor& tensor));
-
-// Runs `op` on the values of `arguments`, which are known, and returns its results, which are on the CPU. Instead of an
-// `out`, it writes to another tensor like it.
-torch::jit::Stack runOnValues(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
 
 }  // namespace torchext

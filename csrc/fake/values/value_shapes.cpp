@@ -6,14 +6,13 @@
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/_pack_padded_sequence.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "../../support/stack_utils.h"
 #include "../calls/hidden_keys.h"
 #include "../storage/fake_factories.h"
-#include "known_bytes.h"
+#include "known_values.h"
 
 namespace torchext {
 
@@ -33,12 +32,7 @@ Tensor fakeOf(c10::IntArrayRef sizes, const at::TensorOptions& options) {
 // A mask may be broadcast to what it selects from.
 std::optional<Stack> selected(const Tensor& self, const Tensor& mask, const Tensor& value) {
   const auto sizes = at::infer_size(self.sizes(), mask.sizes());
-  int64_t count = 0;
-  {
-    const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
-    count = value.expand(sizes).count_nonzero().item().toLong();
-  }
-  return Stack{fakeOf({count}, self.options())};
+  return Stack{fakeOf({countNonzero(value.expand(sizes))}, self.options())};
 }
 
 // The lengths also tell how many sequences each step has.
