@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -139,6 +140,15 @@ def test_zeros_without_room_are_not_taken_for_known(assumed: AssumedValues) -> N
     del tensors
     counts.tolist()
     assert assumed.sites
+
+
+def test_arrays_of_devices_are_refused_unless_forced(assumed: AssumedValues) -> None:
+    known = torch.tensor([3, 4], device="cuda")
+    for convert in (lambda: known.numpy(), lambda: np.asarray(known, dtype=np.float32)):
+        with pytest.raises(TypeError, match="can't convert cuda:0 device type tensor to numpy"):
+            convert()
+    assert known.numpy(force=True).tolist() == [3, 4]
+    assert not assumed.sites
 
 
 def test_scaler_finds_no_infinities(assumed: AssumedValues) -> None:

@@ -243,7 +243,7 @@ def _reading_values(original: Callable[..., Any], name: str) -> Callable[..., An
         is_fake = isinstance(self, torch.Tensor) and _C.is_fake(self) and not _C.is_deferred(self)
         if not is_fake or not _assumed or self.layout is not torch.strided:
             return original(self, *args, **kwargs)
-        is_forced = bool(args and args[0]) or bool(kwargs.get("force"))
+        is_forced = name == "numpy" and bool(kwargs.get("force"))
         if name != "tolist" and self.device.type != "cpu" and not is_forced:
             raise TypeError(
                 f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host "
