@@ -3,8 +3,9 @@
 #include <cstddef>
 #include <memory>
 
-#include <ATen/record_function.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
+
+#include "no_observers.h"
 
 namespace torchext {
 
@@ -19,7 +20,7 @@ class AllocationLimit {
   explicit AllocationLimit(std::size_t max_bytes);
 
  private:
-  at::RecordFunctionGuard no_observers_{/*is_enabled=*/false};
+  NoObservers no_observers_;
   std::shared_ptr<c10::DebugInfoBase> reporter_;
   c10::DebugInfoGuard guard_;
 };

@@ -10,12 +10,12 @@
 #include <ATen/core/enum_tag.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
-#include <ATen/record_function.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/irange.h>
 #include <torchext/fake_tensor.h>
 
 #include "../../support/allocation_limit.h"
+#include "../../support/no_observers.h"
 #include "../../support/no_warnings.h"
 #include "../../support/plain_tensors.h"
 #include "../../support/stack_utils.h"
@@ -124,8 +124,8 @@ bool areValuesKnown(const OperatorHandle& op, ArrayRef<IValue> arguments) {
 
 Stack runOn(const OperatorHandle& op, ArrayRef<IValue> arguments, Tensor (*value_of)(const Tensor& tensor)) {
   const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
-  const NoWarnings no_warnings;                                      // the fake call gives them
-  const at::RecordFunctionGuard no_observers{/*is_enabled=*/false};  // and is what profilers see
+  const NoWarnings no_warnings;    // the fake call gives them
+  const NoObservers no_observers;  // and is what profilers see
   const bool is_factory = isFactory(op, arguments);
   Stack stack;
   for (const auto i : c10::irange(arguments.size())) {
