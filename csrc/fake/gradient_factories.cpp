@@ -1,12 +1,14 @@
 #include "gradient_factories.h"
 
 #include <array>
+#include <atomic>
 #include <memory>
 #include <vector>
 
 #include <ATen/record_function.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include "../support/locks.h"
 #include "../torch_internals/autograd.h"
 #include "storage/fake_factories.h"
 
@@ -42,8 +44,16 @@ struct RunningFormula final : at::ObserverContext {
 
 namespace {
 
+std::atomic<bool> is_wanted{false};
+
+void observe(bool is_wanted_now);
+
 // The context lives until the node has run.
 std::unique_ptr<at::ObserverContext> beforeNode(const at::RecordFunction& node) {
+  if (!is_wanted) {
+    observe(false);
+    return nullptr;
+  }
   if (!isRunningPyTorchsNode()) {
     return nullptr;
   }
@@ -62,6 +72,23 @@ void include(c10::DispatchKeySet keys) {
 at::CallbackHandle addObserver() {
   return at::addGlobalCallback(
       at::RecordFunctionCallback{&beforeNode}.needsInputs(true).scopes({at::RecordScope::BACKWARD_FUNCTION}));
+}
+
+// Has PyTorch call the observer, or not. Afterwards each thread reads the list of observers anew in its next operator,
+// under a mutex of PyTorch's that the child of a fork may find held. So this is called when something changes, only.
+void observe(bool is_wanted_now) {
+  static bool is_observing = false;
+  const Locked lock{LockRank::kObserver};
+  if (is_observing == is_wanted_now || is_wanted != is_wanted_now) {
+    return;  // another thread was faster, or wants the contrary
+  }
+  is_observing = is_wanted_now;
+  static const at::CallbackHandle handle = addObserver();
+  if (is_wanted_now) {
+    at::reenableCallback(handle);
+  } else {
+    at::disableCallback(handle);
+  }
 }
 
 }  // namespace
@@ -84,12 +111,10 @@ OutsideOfFormula::~OutsideOfFormula() {
   running = formula_;
 }
 
-void makeGradientsFake(bool is_wanted) {
-  static const at::CallbackHandle handle = addObserver();  // PyTorch guards its list of observers by a lock
-  if (is_wanted) {
-    at::reenableCallback(handle);
-  } else {
-    at::disableCallback(handle);
+void makeGradientsFake(bool is_wanted_now) {
+  is_wanted = is_wanted_now;
+  if (is_wanted_now) {
+    observe(true);
   }
 }
 

@@ -16,8 +16,10 @@ struct RunningFormula;
 // outside of a block. So is user code that a formula calls: a function that unpacks what was saved, and what
 // `torch.utils.checkpoint` computes again in one.
 
-// Begins or stops to observe. Nodes of real gradients cost more, so it is stopped while no fake is alive.
-TORCHEXT_API void makeGradientsFake(bool is_wanted);
+// Begins to observe, or stops at the next node: nodes of real gradients cost more, so this is stopped once no fake is
+// alive. A program whose fakes come and go without a backward pass in between changes nothing in PyTorch. From any
+// thread.
+TORCHEXT_API void makeGradientsFake(bool is_wanted_now);
 
 // Returns true in an observed formula on this thread, and false in user code that it calls.
 bool isInGradientFormula();

@@ -47,6 +47,7 @@ enum class LockRank : std::uint8_t {
   kDeviceMemory,    // Simulated allocators.
   kTimelines,       // What trackers have collected.
   kGpus,            // Descriptions of fake GPUs.
+  kObserver,        // Whether PyTorch shows us the nodes of a backward pass.
   kCount
 };
 
