@@ -74,6 +74,8 @@ Tensor maxPool1d(const Tensor& self,
                  bool ceil_mode) {
   std::optional<at::AutoDispatchBelowADInplaceOrView> untracked;
   if (readsMemory(self)) {
+    TORCH_CHECK_NOT_IMPLEMENTED(!c10::isIntegralType(self.scalar_type(), /*includeBool=*/true),
+                                "\"max_pool1d_impl\" not implemented for '", self.scalar_type(), "'");
     untracked.emplace();
   }
   return maxPool1dWithIndices(self, kernel_size, stride, padding, dilation, ceil_mode);

@@ -406,7 +406,6 @@ DIFFERENCES: dict[str, tuple[set[str], str]] = {
     "empty_strided": ({"accepted"}, OPTIONS),
     "nn.functional.linear_cross_entropy.chunked": ({"accepted"}, FALLBACK),
     "nn.functional.linear_cross_entropy.chunked_none": ({"accepted"}, FALLBACK),
-    "nn.functional.max_pool1d": ({"accepted"}, FALLBACK),
     "as_strided_scatter": ({"accepted"}, META),
     "copysign": ({"accepted"}, META),
     "div.floor_rounding": ({"accepted"}, META),
