@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from typing import Any, cast
+import random
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar, cast
 
 import psutil
 import torch
@@ -27,8 +28,18 @@ __all__ = [
     "feed_forward",
     "gradients",
     "memory_in_use",
+    "some",
     "too_large_to_copy",
 ]
+
+
+Value = TypeVar("Value")
+
+
+def some(values: Iterable[Value], count: int | None) -> list[Value]:
+    """Returns at most `count` of the values, always the same; all if it is None."""
+    every = list(values)
+    return every if count is None or len(every) <= count else random.Random(0).sample(every, count)
 
 
 def memory_in_use() -> int:

@@ -572,7 +572,7 @@ def test_pooling_without_gradients_is_refused_in_pytorchs_words(arguments: tuple
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool])
 def test_pooling_of_integers_is_refused_as_where_its_kernel_reads_memory(dtype: torch.dtype) -> None:
     for tensor in (torch.ones(1, 8).to(dtype), fake_like(torch.ones(1, 8).to(dtype))):
-        with pytest.raises(NotImplementedError, match="\"max_pool1d_impl\" not implemented for"):
+        with pytest.raises(NotImplementedError, match='"max_pool1d_impl" not implemented for'):
             nn.functional.max_pool1d(tensor, 2)
 
 

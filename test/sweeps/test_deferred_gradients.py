@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import copy
 import itertools
-import random
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from common import some
 from torch import Tensor, nn
 from torch.testing._internal.common_device_type import instantiate_device_type_tests, ops
 from torch.testing._internal.common_methods_invocations import op_db
@@ -180,11 +180,6 @@ def compare_module(info: ModuleInfo, make: Callable[[], nn.Module], inputs: Any,
         materialize_module(module)
         assert not any(is_deferred(parameter.grad) for parameter in module.parameters() if parameter.grad is not None)
     assert_same_values(found, wanted, with_values=True, in_reverse=in_reverse)
-
-
-def some(values: list[Any], count: int | None) -> list[Any]:
-    """Returns at most `count` of the values, always the same."""
-    return values if count is None or len(values) <= count else random.Random(0).sample(values, count)
 
 
 def sweep_module(

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from common import some
 from torch import Tensor
 from torch.testing._internal.common_device_type import instantiate_device_type_tests, ops
 from torch.testing._internal.common_methods_invocations import op_db
@@ -77,6 +78,10 @@ def full_name(op: OpInfo) -> str:
     return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else str(op.name)
 
 
+# Most operators have fewer samples.
+SAMPLES = 120
+
+
 class Call(NamedTuple):
     """A call of an operator, ready to be made, and its tensor arguments."""
 
@@ -84,10 +89,12 @@ class Call(NamedTuple):
     tensors: list[Tensor]
 
 
-def calls(op: OpInfo, dtype: torch.dtype, device: str = "cpu") -> Iterator[tuple[Call, Call]]:
-    """Returns each sample twice, on real tensors and on fakes, except samples that are not strided."""
+def calls(
+    op: OpInfo, dtype: torch.dtype, device: str = "cpu", count: int | None = SAMPLES
+) -> Iterator[tuple[Call, Call]]:
+    """Returns `count` samples twice, on real tensors and on fakes, except samples that are not strided."""
     requires_grad = dtype is torch.float32 and op.supports_autograd
-    for sample in op.sample_inputs(device, dtype, requires_grad=requires_grad):
+    for sample in some(op.sample_inputs(device, dtype, requires_grad=requires_grad), count):
         real = call_of(op, sample)
         if any(tensor.layout != torch.strided for tensor in real.tensors):
             continue
@@ -171,6 +178,14 @@ class TestOpDb(TestCase):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of samples that provoke them
             for real, fake in calls(op, dtype, device):
+                self.compare(op, real, fake)
+
+    @pytest.mark.long
+    @ops(op_db, allowed_dtypes=DTYPES)
+    def test_all_samples(self, device: str, dtype: torch.dtype, op: OpInfo) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for real, fake in calls(op, dtype, device, count=None):
                 self.compare(op, real, fake)
 
     @ops([op for op in op_db if op.get_inplace() is not None], allowed_dtypes=(torch.float32, torch.int64))
