@@ -45,7 +45,7 @@ export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 # Warnings stop those who change torchext, and nobody who installs it.
 export TORCHEXT_WERROR := 1
 
-.PHONY: demo test unit check package wheels sanitize matrix coverage lint tidy typecheck format sweep fuzz oracle bench build clean help
+.PHONY: demo test unit check package wheels sanitize matrix coverage lint tidy typecheck size format sweep fuzz oracle bench build clean help
 # Not for the checks of single files, which a make of their own runs: before GNU make 4.4 this counts for all targets.
 ifndef IN_PARALLEL
 .NOTPARALLEL:
@@ -59,7 +59,7 @@ demo: build ## Defer and materialize real models, and compare them bit for bit w
 
 test: lint typecheck package unit ## Lint, type checks, the packages, and the whole test suite
 
-check: lint typecheck build ## After a change: lint, type checks, and the tests that are quick
+check: lint typecheck size build ## After a change: lint, type checks, and the tests that are quick
 	$(PYTHON) -m pytest -q -n $(JOBS) $(SMOKE)
 	$(PYTHON) examples/quickstart.py > /dev/null
 
@@ -104,6 +104,9 @@ lint: $(STATE)/tools ## Check the format and the style of all sources
 
 typecheck: $(STATE)/tools ## Check the types of all Python sources
 	$(PYTHON) -m mypy
+
+size: $(STATE)/tools ## Print the lines of each room, and what has come since SINCE or the last tag
+	$(PYTHON) .ci/size.py $(SINCE)
 
 tidy: $(STATE)/tools ## Check the C++ sources with clang-tidy; what has passed and not changed is not checked again
 	@$(MAKE) --no-print-directory -j $(JOBS) IN_PARALLEL=1 TIDY_INCLUDES='$(TIDY_INCLUDES)' $(UNITS:%=$(STATE)/tidy/%)

@@ -1,0 +1,56 @@
+"""Prints how many lines each room of the sources has, and how many it had at an earlier commit.
+
+size.py [COMMIT]     the last tag, if there is one and no commit is given
+"""
+
+from __future__ import annotations
+
+import collections
+import subprocess
+import sys
+
+# What csrc and torchext may have together; issue by issue it becomes smaller. A change that needs more lines says why.
+BUDGET = 66_000
+SUFFIXES = (".cpp", ".h", ".py", ".pyi")
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], capture_output=True, text=True, check=True).stdout
+
+
+def lines_by_room(commit: str) -> collections.Counter[str]:
+    """Returns the numbers of lines of the tracked sources of a commit, by their first two folders."""
+    lines: collections.Counter[str] = collections.Counter()
+    for row in _git("grep", "-c", "", commit, "--", "csrc", "torchext").splitlines():
+        path, count = row.removeprefix(f"{commit}:").rsplit(":", 1)
+        if path.endswith(SUFFIXES):
+            parts = path.split("/")
+            lines["/".join(parts[:2]) if len(parts) > 2 else parts[0]] += int(count)
+    return lines
+
+
+def _earlier(arguments: list[str]) -> str | None:
+    if arguments:
+        return arguments[0]
+    tags = _git("tag", "--sort=-creatordate", "--merged").split()
+    return tags[0] if tags else None
+
+
+def main() -> None:
+    """Prints the table. Exits with an error beyond the budget."""
+    commit = _earlier(sys.argv[1:])
+    now, before = lines_by_room("HEAD"), lines_by_room(commit) if commit else None
+    total = "csrc and torchext"
+    for counts in (now, before):
+        if counts is not None:
+            counts[total] = sum(counts.values())
+    for room in sorted(now, key=lambda room: (room != total, -now[room])):
+        change = f"  {now[room] - before[room]:+7,} since {commit}" if before is not None else ""
+        print(f"{now[room]:8,}  {room}{change}")
+    print(f"{BUDGET:8,}  is the budget")
+    if now[total] > BUDGET:
+        sys.exit(f"csrc and torchext have {now[total] - BUDGET:,} lines more than the budget of .ci/size.py.")
+
+
+if __name__ == "__main__":
+    main()
