@@ -41,8 +41,7 @@ const VirtualTableTest& hidden(const VirtualTableTest& asked) {
 
 bool testVirtualTable(bool is_broken) {
   constexpr std::size_t kCapacity = 8;
-  static VirtualTable<kCapacity> table{std::make_unique<VirtualTableTest>().get(),
-                                       slotOf(&VirtualTableTest::three) + 1};
+  static VirtualTable<kCapacity> table{std::make_unique<VirtualTableTest>().get(), tableSizeOf<VirtualTableTest>()};
   static const auto original =
       table.replace(slotOf(is_broken ? &VirtualTableTest::one : &VirtualTableTest::two), &answerOtherwise);
   VirtualTableTest asked;

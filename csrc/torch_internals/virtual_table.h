@@ -27,6 +27,16 @@ std::size_t slotOf(Method method) {
   return static_cast<std::size_t>(offset) / sizeof(void*);
 }
 
+// Returns the number of entries for functions in the virtual table of a class: the position of the first function that
+// a subclass adds.
+template <typename Class>
+std::size_t tableSizeOf() {
+  struct Subclass : Class {
+    virtual void added() = 0;
+  };
+  return slotOf(&Subclass::added);
+}
+
 // A copy of the virtual table of an object's class, whose entries can be replaced. Must outlive the object.
 template <std::size_t kCapacity>
 class VirtualTable {

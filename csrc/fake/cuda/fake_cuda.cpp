@@ -256,8 +256,7 @@ bool compiledWithCuDNN(const Hooks* /*hooks*/) {
 void replace() {
   constexpr std::size_t kCapacity = 64;
   auto& object = const_cast<Hooks&>(at::detail::getCUDAHooks());  // NOLINT(cppcoreguidelines-pro-type-const-cast)
-  // The function that is declared last in PyTorch 2.11 to 2.15.
-  const std::size_t count = slotOf(&Hooks::deviceSynchronize) + 1;
+  const std::size_t count = tableSizeOf<Hooks>();
   TORCH_INTERNAL_ASSERT(count <= kCapacity);
   // Leaked: the hooks live as long as the process.
   static auto* table = new VirtualTable<kCapacity>{&object, count};
