@@ -165,7 +165,8 @@ endif
 
 $(STATE)/built: $(STATE)/tools setup.py $(wildcard build_tools/*.py) $(HEADERS) $(UNITS)
 	@echo "== compiling the extension"
-	MAX_JOBS=$(JOBS) $(PYTHON) setup.py --quiet build_ext --inplace
+	@# Another ninja would not know what this one has compiled.
+	PATH="$(BIN):$$PATH" MAX_JOBS=$(JOBS) $(PYTHON) setup.py --quiet build_ext --inplace
 	@mkdir -p $(@D) && touch $@
 
 $(STATE)/tidy/%: % .clang-tidy $(HEADERS) $(STATE)/tools
