@@ -77,6 +77,23 @@ def test_floating_point_operations_are_those_of_one_step(command: Command) -> No
     assert "FLOP" not in command(TRAIN, "--no-flops").out
 
 
+def test_products_that_are_given_the_dtype_of_their_result_are_counted(command: Command) -> None:
+    program = """
+        import torch
+        a, b = (torch.nn.Parameter(torch.ones(4, 8, 8, device="cuda", dtype=torch.bfloat16)) for _ in range(2))
+        optimizer = torch.optim.SGD([a, b])
+        for _ in range(9):
+            with torch.no_grad():
+                c = torch.mm(a[0], b[0], out_dtype=torch.float32)
+                torch.addmm(c, a[0], b[0], out_dtype=torch.float32)
+                torch.bmm(a, b, out_dtype=torch.float32)
+            a.sum().backward()
+            optimizer.step()
+    """
+    ended = command(program)
+    assert f"{6 * 2 * 8**3 / 1e3:.3g} kFLOP in a step" in ended.out, ended.out
+
+
 def test_program_that_does_not_fit_is_told_what_it_needs(command: Command) -> None:
     ended = command(TRAIN, "--gpu-memory", "2", arguments=["train.py", "8000000"])
     assert ended.code == 3
@@ -271,6 +288,15 @@ def test_compilers_are_ignored_and_the_report_says_so(command: Command) -> None:
     assert ended.code == 0, ended.err
     assert re.search(r"^torch.compile\(\) was ignored: .* not compiled \(\S*train.py:5\)\.$", ended.out, re.MULTILINE)
     assert "OptimizedModule._orig_mod.0.weight" in ended.out
+
+
+def test_compiled_function_that_is_not_called_is_not_mentioned(command: Command) -> None:
+    functions = "".join(f"    compiled{i} = torch.compile(lambda loss: 2 * loss)\n" for i in range(6))
+    program = TRAIN.replace("    model =", functions + "    model =")
+    assert "torch.compile" not in command(program).out
+    calls = " ".join(f"loss = compiled{i}(loss);" for i in range(6))
+    ended = command(program.replace("loss.backward()", calls + " loss.backward()"))
+    assert re.search(r"not compiled \((\S*train.py:\d+, ){4}and 2 more\)\.$", ended.out, re.MULTILINE), ended.out
 
 
 FLEX = """

@@ -226,3 +226,36 @@ def test_paged_memory_is_refused(tmp_path: Path) -> None:
     """
     said, _ = run(tmp_path, program, packages)
     assert "Use the optimizer that is not paged, such as AdamW8bit" in said
+
+
+def test_rank_that_checks_its_modules_against_rank_0_agrees(tmp_path: Path) -> None:
+    packages = {
+        "deepspeed/__init__.py": "",
+        "deepspeed/runtime/__init__.py": "",
+        "deepspeed/runtime/zero/__init__.py": "",
+        "deepspeed/runtime/zero/utils.py": """
+            import torch, torch.distributed as dist
+            def assert_lst_len_same_as_other_ranks(lst):
+                length = torch.tensor(len(lst) if dist.get_rank() == 0 else -1, dtype=int, device="cuda")
+                dist.broadcast(length, src=0)
+                if length.cpu().item() != len(lst):
+                    raise RuntimeError(f"rank 0 has {length.cpu().item()}")
+            def get_lst_from_rank0(lst):
+                values = torch.tensor(lst if dist.get_rank() == 0 else [-1] * len(lst), dtype=int, device="cuda")
+                dist.broadcast(values, src=0)
+                return [t.item() for t in values.cpu()]
+            def assert_ints_same_as_other_ranks(ints):
+                assert_lst_len_same_as_other_ranks(ints)
+                if ints != get_lst_from_rank0(ints):
+                    raise RuntimeError("rank 0 has others")
+            """,
+    }
+    program = """
+        import json
+        from deepspeed.runtime.zero.utils import assert_ints_same_as_other_ranks
+        from torchext.dry_run.current import current
+        assert_ints_same_as_other_ranks([3, 1, 2])
+        print(json.dumps([(c.operator, c.bytes_in) for c in current().recorder.collectives]))
+    """
+    sent, _ = run(tmp_path, program, packages)
+    assert sent == [["broadcast", 8], ["broadcast", 24]]

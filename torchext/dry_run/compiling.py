@@ -33,6 +33,8 @@ __all__ = ["noting_graphs"]
 # Those that call operators of PyTorch, of `torch._dynamo.backends.debugging`.
 BACKENDS_THAT_CALL_OPERATORS = ("eager", "aot_eager", "aot_eager_decomp_partition")
 
+IGNORED = "torch.compile() was ignored: this is the memory of the program that is not compiled"
+
 FLEX_ATTENTION = "torch.nn.attention.flex_attention"
 
 
@@ -43,17 +45,30 @@ def _ignored(original: Callable[..., Any]) -> Callable[..., Any]:
         is_known = not isinstance(backend, str) or backend in BACKENDS_THAT_CALL_OPERATORS
         if job is not None and job.gpus is not None and not is_known and not kwargs.get("disable"):
             _ignore_compilers(job)
-            _remark(job, "torch.compile() was ignored: this is the memory of the program that is not compiled")
-            model = _compiled(model) if isinstance(model, FunctionType | MethodType) else model
-            return _marked(original(model, *args, **kwargs))
+            note = _once(partial(job.remark, IGNORED, _place()))
+            if isinstance(model, FunctionType | MethodType):
+                model = _compiled(model, note)
+            elif not isinstance(model, torch.nn.Module | None):
+                note()  # its calls are not seen
+            return _marked(original(model, *args, **kwargs), note)
         return original(model, *args, **kwargs)
 
     return compile
 
 
-def _remark(job: Job, text: str) -> None:
+def _place() -> str:
     frame = users_frame()
-    job.remark(text, "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}")
+    return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _remark(job: Job, text: str) -> None:
+    job.remark(text, _place())
+
+
+def _once(call: Callable[[], None]) -> Callable[[], None]:
+    """Libraries compile functions when they are imported, which a program need not call."""
+    calls = [call]
+    return lambda: calls.pop()() if calls else None
 
 
 @contextmanager
@@ -84,9 +99,10 @@ def _ignore_compilers(job: Job) -> None:
 _is_in_compiled_code: ContextVar[bool] = ContextVar("_is_in_compiled_code", default=False)
 
 
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+def _compiled(function: Callable[..., Any], note: Callable[[], None]) -> Callable[..., Any]:
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
+        note()
         before = _is_in_compiled_code.set(True)
         try:
             return function(*args, **kwargs)
@@ -96,10 +112,10 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _marked(compiled: Any) -> Any:
+def _marked(compiled: Any, note: Callable[[], None]) -> Any:
     """A compiled module is another module, which has its forward pass as an attribute."""
     if isinstance(compiled, torch.nn.Module) and "forward" in vars(compiled):
-        compiled.forward = _compiled(compiled.forward)
+        compiled.forward = _compiled(compiled.forward, note)
     return compiled
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Any
 
@@ -10,6 +11,8 @@ from ..fake.gpus import FakeGPU
 from ..tools.leases import Lease
 
 __all__ = ["Job", "current", "enter", "leave", "while_world_is_open"]
+
+MOST_PLACES = 4  # of a remark
 
 
 class Job:
@@ -51,7 +54,7 @@ class Job:
     @property
     def remarks(self) -> list[str]:
         """What was done otherwise than the program says, and where, for the reader of the report."""
-        remarks = [f"{text} ({', '.join(filter(None, places))})." for text, places in self._remarks.items()]
+        remarks = [f"{text} ({_listed(places)})." for text, places in self._remarks.items()]
         if self._launches:
             counts = ", ".join(f"{count} x {kernel}" for kernel, count in self._launches.most_common())
             remarks.append(f"Kernels of Triton were launched and not run, so what they write has no values: {counts}.")
@@ -66,6 +69,13 @@ class Job:
     def on_node(self) -> int:
         """How many processes its machine has: the last may have fewer."""
         return min(self.per_node, self.size - self.rank // self.per_node * self.per_node)
+
+
+def _listed(places: Iterable[str]) -> str:
+    """The first of the places, which may be as many as a library has functions."""
+    known = [place for place in places if place]
+    more = [f"and {len(known) - MOST_PLACES} more"] if len(known) > MOST_PLACES else []
+    return ", ".join([*known[:MOST_PLACES], *more])
 
 
 while_world_is_open = Lease("a block of torchext.dry_run.world() is open")

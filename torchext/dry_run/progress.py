@@ -6,10 +6,10 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, bmm_flop, mm_flop
 
 from .passes import Passes
 from .steps import PATIENCE, Steps
@@ -22,6 +22,25 @@ FORWARD = "forward pass"
 
 # More backward passes than a program accumulates gradients of.
 MOST_IDLE = 10_000
+
+
+def _with_addend(formula: Callable[..., int]) -> Callable[..., int]:
+    def flops(addend: Any, a: Any, b: Any, *dtype: Any, **kwargs: Any) -> int:
+        return formula(a, b)
+
+    return flops
+
+
+def _bmm_flop(a: Any, b: Any, *dtype: Any, **kwargs: Any) -> int:
+    return int(bmm_flop(a, b))
+
+
+# PyTorch's own do not take the overloads that are given the dtype of the result.
+FORMULAS = {
+    torch.ops.aten.addmm: _with_addend(mm_flop),
+    torch.ops.aten.bmm: _bmm_flop,
+    torch.ops.aten.baddbmm: _with_addend(_bmm_flop),
+}
 
 
 class _NoModules:
@@ -189,7 +208,7 @@ class Progress:
         if self._is_finished or not self._counts_flops:
             self._is_finished = True
             return
-        self._mode = FlopCounterMode(display=False)
+        self._mode = FlopCounterMode(display=False, custom_mapping=FORMULAS)
         self._mode.mod_tracker = _NoModules()  # type: ignore[assignment]
         self._mode.__enter__()
 

@@ -17,6 +17,7 @@ from ..fake.addresses import showing_addresses
 from ..fake.assumed_values import AssumedValue, AssumedValues, assuming_values
 from ..fake.gpus import FakeGPU
 from . import compiling, data, ddp_reducer, launchers, process_groups  # noqa: F401  (declares what is replaced)
+from .checked_agreement import agreeing_with_rank_0
 from .collectives import Collective, GroupSummary, summarize
 from .current import Job, enter, leave, while_world_is_open
 from .environment import torchrun_environment
@@ -127,6 +128,7 @@ class World(Job, ContextDecorator):
             block.enter_context(compiling.noting_graphs(self))
             block.enter_context(triton_in_a_world(self))
             block.enter_context(refusing_paged_memory())
+            block.enter_context(agreeing_with_rank_0())
             block.enter_context(meshes_of_its_own())
             self._assumed = block.enter_context(assuming_values(self._policy))
             block.enter_context(not_writing_fakes())

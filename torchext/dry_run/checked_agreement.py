@@ -1,0 +1,67 @@
+"""DeepSpeed's ZeRO-3 checks that all ranks run the same modules: rank 0 sends its list, and the others compare theirs.
+
+Those have a list of -1 where rank 0 has its own, which they would be told if all ranks are assumed to say the same.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..tools.imports import once_imported
+from .current import current, while_world_is_open
+
+__all__ = ["agreeing_with_rank_0"]
+
+MODULE = "deepspeed.runtime.zero.utils"
+LENGTH, LIST = "assert_lst_len_same_as_other_ranks", "get_lst_from_rank0"
+
+
+@contextmanager
+def agreeing_with_rank_0() -> Iterator[None]:
+    """Lets each rank send and compare its own list, also if DeepSpeed is imported in the block."""
+    _teach()
+    with once_imported(MODULE, _teach):
+        yield
+
+
+_patched: set[int] = set()
+
+
+def _teach() -> None:
+    module = sys.modules.get(MODULE)
+    if hasattr(module, LENGTH) and hasattr(module, LIST) and id(module) not in _patched:
+        _patched.add(id(module))
+        reason = "compares what rank 0 has with -1"
+        while_world_is_open.patch(module, LENGTH, _with_own_length, reason)
+        while_world_is_open.patch(module, LIST, _with_own_list, reason)
+
+
+def _with_own_length(original: Callable[[list[int]], Any]) -> Callable[[list[int]], Any]:
+    def assert_lst_len_same_as_other_ranks(lst: list[int]) -> Any:
+        if current() is None:
+            return original(lst)
+        _broadcast(len(lst))
+        return None
+
+    return assert_lst_len_same_as_other_ranks
+
+
+def _with_own_list(original: Callable[[list[int]], list[int]]) -> Callable[[list[int]], list[int]]:
+    def get_lst_from_rank0(lst: list[int]) -> list[int]:
+        if current() is None:
+            return original(lst)
+        _broadcast(lst)
+        return list(lst)
+
+    return get_lst_from_rank0
+
+
+def _broadcast(numbers: int | list[int]) -> None:
+    device = torch.accelerator.current_accelerator() or torch.device("cpu")
+    dist.broadcast(torch.tensor(numbers, dtype=torch.int64, device=device), src=0)
