@@ -1,0 +1,72 @@
+"""What the text of `python -m torchext.dry_run` says of each rank."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+__all__ = ["RankText", "ranks_in"]
+
+HEADING = re.compile(r"^rank (\d+) of (\d+): (.*)$")
+
+
+@dataclass
+class RankText:
+    """The report of one rank.
+
+    Attributes:
+        rank: The rank.
+        size: How many there are.
+        verdict: What the first line says of it.
+        tables: The rows of each table, by its title, as columns by their headings.
+    """
+
+    rank: int
+    size: int
+    verdict: str
+    tables: dict[str, list[dict[str, str]]] = field(default_factory=dict)
+
+    def category(self, name: str) -> str:
+        """The bytes of a category at the peak of the GPU."""
+        rows = next((rows for title, rows in self.tables.items() if title.startswith("At the peak of cuda")), [])
+        return next((row["bytes"] for row in rows if row["category"] == name), "0 B")
+
+    def given(self, operator: str, group_size: int) -> list[str]:
+        """The bytes that the second step gives to collectives, for each group of a size."""
+        return [
+            row["given"]
+            for row in self.tables.get("Collectives", [])
+            if row["operator"] == operator and row["ranks"] == str(group_size) and _has_second(row["phase"])
+        ]
+
+    @property
+    def peak(self) -> str:
+        """The bytes that are allocated at the peak."""
+        return self.tables["Memory"][0]["allocated"] if self.tables.get("Memory") else ""
+
+
+def _has_second(phase: str) -> bool:
+    return phase == "step 2" or phase.startswith("step 1 to")
+
+
+def ranks_in(text: str) -> list[RankText]:
+    """Finds the reports in the output of the command, which what the program prints precedes."""
+    found: list[RankText] = []
+    title = ""
+    columns: list[tuple[int, str]] = []
+    for line in text.splitlines():
+        heading = HEADING.match(line)
+        if heading:
+            found.append(RankText(int(heading[1]), int(heading[2]), heading[3]))
+            title = ""
+        elif not found:
+            continue
+        elif line and not line.startswith(" "):
+            title, columns = line, []
+        elif title and line.strip() and not columns:
+            columns = [(name.start(), name[0]) for name in re.finditer(r"\S+(?: \S+)*", line)]
+        elif title and line.strip():
+            ends = [start for start, _ in columns[1:]] + [len(line)]
+            cells = {name: line[start:end].strip() for (start, name), end in zip(columns, ends, strict=True)}
+            found[-1].tables.setdefault(title, []).append(cells)
+    return found
