@@ -269,6 +269,8 @@ void bindFake(pybind11::module_& module) {
   bind(module, "fake_bytes", fakeBytes);
   bind(module, "copy_value", copyValue);
   bind(module, "known_value", knownValue);
+  bind(module, "known_parts", partsOf);
+  bind(module, "write_value", writeValue);
   bind(module, "note_foreign_write", noteForeignWrite);
   bindQuestion<&isStorageOfFakes>(module, "is_storage_of_fakes",
                                   "is_storage_of_fakes(storage: torch.UntypedStorage) -> bool");

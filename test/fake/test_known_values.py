@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from torchext.fake import DataDependentError, fake_like, fake_mode, is_fake
+from torchext.fake.assumed_values import assuming_values
 
 UNKNOWN = "needs the values of its arguments"
 
@@ -198,6 +199,43 @@ def test_output_that_is_a_part_leaves_the_rest() -> None:
         torch.nonzero(torch.tensor([1, 0, 1]), out=unknown[:2].view(2, 1))
         with pytest.raises(DataDependentError, match=UNKNOWN):
             unknown[5].item()
+
+
+def test_part_that_was_written_is_known() -> None:
+    with fake_mode():
+        buffer = torch.empty(8, dtype=torch.int32)
+        buffer[:3].copy_(torch.tensor([1, 2, 3], dtype=torch.int32))
+        buffer[4] = 7
+        assert buffer[:3].tolist() == [1, 2, 3]
+        assert buffer.view(2, 4)[1, 0].item() == 7
+        buffer[:2].add_(10)
+        assert buffer[:3].tolist() == [11, 12, 3]
+        for unknown in (buffer, buffer[3], buffer[2:4]):
+            with pytest.raises(DataDependentError, match=UNKNOWN):
+                unknown.sum().item()
+        buffer[5:].random_(9)
+        with pytest.raises(DataDependentError, match=UNKNOWN):
+            buffer[0].item()
+        buffer.fill_(5)
+        assert buffer.tolist() == [5] * 8
+        mask = torch.empty(3, dtype=torch.bool)
+        mask[1:] = True
+        assert mask[1:].tolist() == [True, True]
+        numbers = torch.empty(3)
+        numbers[0] = 1.5
+        with pytest.raises(DataDependentError, match=UNKNOWN):
+            numbers[0].item()
+
+
+def test_part_that_was_written_stays_apart_from_assumed_values() -> None:
+    with fake_mode(), assuming_values() as assumed:
+        buffer = torch.empty(4, dtype=torch.int64)
+        buffer[:2] = torch.tensor([5, 6])
+        assert buffer[:2].tolist() == [5, 6]
+        assert not assumed.sites
+        buffer[2] = torch.randn(3).argmax()
+        assert buffer[:3].tolist() == [5, 6, 1]
+        assert len(assumed.sites) == 1
 
 
 def test_refused_call_leaves_no_values() -> None:

@@ -281,10 +281,10 @@ void assumeValue(const Tensor& fake, const Tensor& value) {
   if (!hasValue(fake) && fake.has_storage()) {
     makeBytes(fake, ValueKind::kAssumed);
   }
+  markAssumed(fake);  // all of the storage, also what was unknown beside known parts
   if (const Tensor assumed = valueOf(fake, ValueKind::kAssumed); assumed.defined()) {
     const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
     assumed.copy_(value);
-    markAssumed(fake);
   }
 }
 

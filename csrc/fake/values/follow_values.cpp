@@ -48,8 +48,8 @@ class Overwrites {
     for (const auto i : c10::irange(arguments.size())) {
       if (isWritten(op.schema().arguments()[i])) {
         forEachTensor(arguments[i], [&](const Tensor& tensor) {
-          if (isFake(tensor) && overwritesStorage(op, i, tensor) && !valueOf(tensor).defined()) {
-            has_room_ = makeBytes(tensor, ValueKind::kKnown) && has_room_;
+          if (isFake(tensor) && !valueOf(tensor).defined() && overwritesUnknown(op, i, tensor)) {
+            has_room_ = (coversStorage(tensor) ? makeBytes(tensor, ValueKind::kKnown) : makePart(tensor)) && has_room_;
             tensors_.push_back(tensor);
           }
         });

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include <c10/core/Storage.h>
@@ -30,10 +31,28 @@ bool isRoomFor(std::size_t nbytes) noexcept {
 // What is known, or assumed, of a fake storage. What deferred_init has recorded is none.
 class Values : public Provenance {};
 
+// Returns the integers that have as many bytes as an element of `tensor`, or nothing.
+std::optional<c10::ScalarType> integersLike(const Tensor& tensor) {
+  switch (tensor.itemsize()) {
+    case 1:
+      return c10::kChar;
+    case 2:
+      return c10::kShort;
+    case 4:
+      return c10::kInt;
+    case 8:
+      return c10::kLong;
+    default:
+      return std::nullopt;
+  }
+}
+
 // The bytes of a fake storage.
 class KnownBytes final : public Values {
  public:
-  KnownBytes(Storage bytes, ValueKind kind) : bytes_{std::move(bytes)}, kind_{kind} {
+  // `written` has a byte for each one of `bytes`, with all bits set in those that are known. Null if all are.
+  KnownBytes(Storage bytes, ValueKind kind, Storage written = {})
+      : bytes_{std::move(bytes)}, written_{std::move(written)}, kind_{kind} {
     bytes_of_all += bytes_.nbytes();
   }
   KnownBytes(const KnownBytes&) = delete;
@@ -52,8 +71,29 @@ class KnownBytes final : public Values {
     return kind_;
   }
 
+  bool isPart() const noexcept {
+    return static_cast<bool>(written_);
+  }
+
+  // Returns -1 for each element of `tensor` that has been written. Undefined if there is no such element type.
+  Tensor written(const Tensor& tensor) const {
+    const auto dtype = integersLike(tensor);
+    return dtype ? makeStridedTensor(written_, *dtype, tensor.sizes(), tensor.strides(), tensor.storage_offset(), {})
+                 : Tensor{};
+  }
+
+  bool hasAllOf(const Tensor& tensor) const {
+    if (!isPart()) {
+      return true;
+    }
+    const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+    const Tensor elements = written(tensor);
+    return elements.defined() && elements.eq(-1).all().item().toBool();
+  }
+
  private:
   Storage bytes_;
+  Storage written_;
   ValueKind kind_;
 };
 
@@ -145,7 +185,8 @@ Tensor valueOf(const Tensor& tensor, ValueKind accepted) {
     return tensor.is_cpu() && isPlain(tensor) ? tensor : Tensor{};
   }
   const auto known = bytesOf(tensor);
-  const bool counts = known != nullptr && (known->kind() == ValueKind::kKnown || accepted == ValueKind::kAssumed);
+  const bool counts = known != nullptr && (known->kind() == ValueKind::kKnown || accepted == ValueKind::kAssumed) &&
+                      known->hasAllOf(tensor);
   return counts ? showBytes(known->bytes(), tensor) : Tensor{};
 }
 
@@ -153,7 +194,7 @@ void copyBytes(const Tensor& fake, const Tensor& source) {
   const std::size_t nbytes = source.storage().nbytes();
   const auto known = bytesOf(source);
   const Storage from = known == nullptr ? source.storage() : known->bytes();
-  if (!isRoomFor(nbytes) || (isFake(source) && known == nullptr)) {
+  if (!isRoomFor(nbytes) || (isFake(source) && (known == nullptr || known->isPart()))) {
     return;
   }
   const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
@@ -188,6 +229,40 @@ bool makeBytes(const Tensor& fake, ValueKind kind) {
   }
   setBytes(fake, makeZeroStorage(fake.storage().nbytes()), kind);
   return true;
+}
+
+bool canKnowPart(const Tensor& fake) {
+  if (!isFake(fake) || !isPlain(fake) || fake.is_meta() || !isSmall(fake) ||
+      !c10::isIntegralType(fake.scalar_type(), /*includeBool=*/true)) {
+    return false;
+  }
+  const auto known = bytesOf(fake);
+  return known == nullptr ? !hasProvenance(fake.storage()) : known->isPart();
+}
+
+bool makePart(const Tensor& fake) {
+  const std::size_t nbytes = fake.storage().nbytes();
+  auto known = bytesOf(fake);
+  if (known == nullptr) {
+    if (!isRoomFor(nbytes)) {
+      return false;
+    }
+    known = std::make_shared<KnownBytes>(makeZeroStorage(nbytes), ValueKind::kKnown, makeZeroStorage(nbytes));
+    setProvenance(fake.storage(), known, {});
+  }
+  const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+  known->written(fake).fill_(-1);
+  return true;
+}
+
+std::optional<std::pair<Tensor, Tensor>> partsOf(const Tensor& fake) {
+  const auto known = isFake(fake) && isSmall(fake) ? bytesOf(fake) : nullptr;
+  const Tensor elements = known != nullptr && known->isPart() ? known->written(fake) : Tensor{};
+  if (!elements.defined()) {
+    return std::nullopt;
+  }
+  const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+  return std::pair{showBytes(known->bytes(), fake), elements.eq(-1)};
 }
 
 bool coversStorage(const Tensor& fake) {

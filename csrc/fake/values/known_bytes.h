@@ -5,6 +5,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <utility>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
@@ -51,6 +53,16 @@ void setFill(const at::Tensor& fake, bool value);
 
 // Gives the storage of `fake` zeros, so that values can be written. Returns false if they would be too many.
 bool makeBytes(const at::Tensor& fake, ValueKind kind);
+
+// Returns true if `fake` is a part of a storage of integers of which nothing is known, or other parts are: what is
+// written to it can be known, and the rest stays unknown.
+bool canKnowPart(const at::Tensor& fake);
+
+// Gives such a part zeros, so that values can be written. Returns false if they would be too many.
+bool makePart(const at::Tensor& fake);
+
+// Returns which elements of `fake` have known values, if some have, but not all. The other member are the values.
+TORCHEXT_API std::optional<std::pair<at::Tensor, at::Tensor>> partsOf(const at::Tensor& fake);
 
 // What is known of `fake` has been written with assumed values, and is assumed from now on.
 void markAssumed(const at::Tensor& fake);

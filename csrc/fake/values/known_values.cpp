@@ -78,6 +78,9 @@ void writeValue(const Tensor& fake, const Tensor& value) {
     known.copy_(value);
   } else if (coversStorage(fake)) {
     setValue(fake, value, ValueKind::kKnown);
+  } else if (canKnowPart(fake) && makePart(fake)) {
+    const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+    valueOf(fake).copy_(value);
   } else {
     forgetValues(fake);
   }
@@ -102,6 +105,10 @@ bool canRunOnValues(const OperatorHandle& op) {
   return !isRecording() && hasOwnCpuKernel(op) && !op.hasTag(at::Tag::nondeterministic_seeded) && !onlyAllocates(op);
 }
 
+bool overwritesUnknown(const OperatorHandle& op, std::size_t position, const Tensor& tensor) {
+  return overwritesArgument(op, position) && (coversStorage(tensor) || canKnowPart(tensor));
+}
+
 bool overwritesStorage(const OperatorHandle& op, std::size_t position, const Tensor& tensor) {
   return overwritesArgument(op, position) && coversStorage(tensor);
 }
@@ -115,7 +122,7 @@ bool areValuesKnown(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   for (const auto i : c10::irange(arguments.size())) {
     if (!makes_out || !op.schema().arguments()[i].is_out()) {
       forEachTensor(arguments[i], [&](const Tensor& tensor) {
-        known = known && (valueOf(tensor).defined() || overwritesStorage(op, i, tensor));
+        known = known && (valueOf(tensor).defined() || overwritesUnknown(op, i, tensor));
       });
     }
   }

@@ -11,6 +11,7 @@
 //   * `fake_like()` and the copies of real tensors and of fakes take over theirs;
 //   * an operator whose tensor arguments are all known is also run on the values: what it writes and makes is known,
 //     too, and it may read values (`item`, `equal`, `nonzero`);
+//   * what is written to a part of a storage of integers is known, also where the rest is not;
 //   * any other operator that writes to the storage makes the values unknown.
 //
 // All together take at most kMaxKnownBytesOfAll: what is made while they do is unknown, unless it takes kFewBytes.
@@ -31,8 +32,8 @@
 namespace torchext {
 
 // Makes `value` the value of `fake`, to which a call has written it: a part of its storage, or all of it. Forgets the
-// values of a storage of which the rest is unknown.
-void writeValue(const at::Tensor& fake, const at::Tensor& value);
+// values of a storage of which the rest is unknown, unless it has integers.
+TORCHEXT_API void writeValue(const at::Tensor& fake, const at::Tensor& value);
 
 // Gives the storage of `fake` the bytes of `source`, of which `fake` is a copy, if these are known: `source` is real
 // and on the CPU or of one element, or a fake with known or assumed values. Does nothing if `fake` has values.
@@ -53,7 +54,11 @@ bool areValuesKnown(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> ar
 // Returns the arguments that the call writes to, declared or not.
 torch::jit::Stack writtenBy(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
 
-// Returns true if the call writes all of the storage of `tensor`, its argument at `position`, and reads nothing of it.
+// Returns true if the call writes all of `tensor`, its argument at `position`, and reads nothing of it, so that its
+// values may be known afterwards.
+bool overwritesUnknown(const c10::OperatorHandle& op, std::size_t position, const at::Tensor& tensor);
+
+// The same, if these are all of its storage.
 bool overwritesStorage(const c10::OperatorHandle& op, std::size_t position, const at::Tensor& tensor);
 
 // Returns true or false for an operator that makes or writes nothing but ones or zeros.
