@@ -245,3 +245,47 @@ def test_collectives_are_listed_by_phase(run: Run) -> None:
         ("after step 4", "broadcast", 1, 1024),
     ]
     assert re.search(r"^  step 1 to 3, each +world +8 +allreduce +2 +2.00 KiB", text_of(report, 8), re.MULTILINE)
+
+
+GRAPHS = """
+import torch
+model = torch.nn.Linear(8, 8).cuda()
+optimizer = torch.optim.Adam(model.parameters(), capturable=True)
+x = torch.randn(4, 8, device="cuda")
+def step():
+    optimizer.zero_grad(set_to_none=True)
+    model(x).square().mean().backward()
+    optimizer.step()
+side = torch.cuda.Stream()
+with torch.cuda.stream(side):
+    step()
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    step()
+for replays in range(1, 100):
+    graph.replay()
+"""
+
+
+def test_replay_of_a_captured_optimizer_is_a_step(run: Run) -> None:
+    """One call warms up, and capturing computes nothing on a GPU."""
+    report = run(GRAPHS + "    assert replays < 5, 'is ended'\n", Goal(STEP, 4))
+    assert (report.error, report.made, report.forwards, report.backwards) == ("", 4, 4, 4)
+    assert any("counts its passes, calls of optimizers and collectives again" in remark for remark in report.remarks)
+    counted = run(GRAPHS, Goal(STEP, 4), counts_flops=True)
+    assert (counted.flops, counted.made) == (None, 4)
+    assert counted.flops_error == "the step replays a CUDA graph, of which no kernels run"
+
+
+def test_forward_pass_by_a_graphed_callable_is_one(run: Run) -> None:
+    source = """
+import torch
+model = torch.nn.Linear(8, 8).cuda()
+x = torch.randn(4, 8, device="cuda", requires_grad=True)
+graphed = torch.cuda.make_graphed_callables(model, (x,))
+for i in range(100):
+    assert i < 5
+    graphed(x).sum().backward()
+"""
+    report = run(source, Goal(FORWARD, 7))
+    assert (report.error, report.made) == ("", 7), "three warm up"

@@ -75,7 +75,8 @@ def _once(call: Callable[[], None]) -> Callable[[], None]:
 def noting_graphs(job: Job) -> Iterator[None]:
     """Adds a remark about CUDA graphs to the report."""
     text = (
-        "A CUDA graph was captured by running its body once, in a memory pool of its own, and replaying it does nothing"
+        "A CUDA graph was captured by running its body once, in a memory pool of its own. Replaying it computes "
+        "nothing, and counts its passes, calls of optimizers and collectives again"
     )
     note = partial(_remark, job, text)
     graph_observers.append(note)

@@ -48,6 +48,10 @@ class Passes:
         ]
         _listeners.append(self._begin_backward)
 
+    def is_in_pass(self) -> bool:
+        """Whether this thread runs in a pass."""
+        return self._running.count > 0 or is_in_backward()
+
     def close(self) -> None:
         """Stops watching."""
         for handle in self._handles:

@@ -6,11 +6,13 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode, bmm_flop, mm_flop
 
+from ..fake.cuda_graphs import is_put_off, replay_observers
 from .passes import Passes
 from .steps import PATIENCE, Steps
 from .world import World
@@ -89,6 +91,7 @@ class Progress:
         forwards: How many forward passes have begun.
         backwards: How many backward passes have begun.
         flops: The floating-point operations of the additional step; None if they were not counted.
+        flops_error: Why they cannot be counted; empty if they can.
         has_enough: Whether as many were made as were wanted.
         on_enough: Called when that is so, before the additional step.
         on_unstoppable: Called when the program handles what ends it, and goes on.
@@ -98,6 +101,7 @@ class Progress:
         self.forwards = 0
         self.backwards = 0
         self.flops: int | None = None
+        self.flops_error = ""
         self.has_enough = False
         self.on_enough: Callable[[], None] = lambda: None
         self.on_unstoppable: Callable[[], None] = lambda: None
@@ -117,12 +121,14 @@ class Progress:
         self._mode: FlopCounterMode | None = None
         self.steps = Steps(self._position, self._end_round)
         self._passes = Passes(self._begin_forward, self._begin_backward)
+        replay_observers.append(self._note_replay)
 
     def close(self) -> None:
         """Stops counting."""
         if self._is_open:
             self._is_open = False
             self._passes.close()
+            replay_observers.remove(self._note_replay)
             self.steps.close()
             self._leave_mode()
 
@@ -169,16 +175,29 @@ class Progress:
         self._begin_pass()
         self.forwards += 1
 
+        if is_put_off(partial(self._replay, self._begin_forward)):
+            return
     def _begin_backward(self) -> None:
         self._begin_pass()
         self.backwards += 1
         self._look_for_calls()
 
     def _begin_pass(self) -> None:
+        if is_put_off(partial(self._replay, self._begin_backward)):
+            return
         if not self._is_finished:
             if self._first is None:
                 self._first = self._position()
             self.steps.begin_pass()
+    def _replay(self, begin: Callable[[], None]) -> None:
+        """A graph is replayed in which a pass begins, which may be inside of another one."""
+        if not self._passes.is_in_pass():
+            begin()
+
+    def _note_replay(self) -> None:
+        if self._mode is not None:
+            self.flops_error = f"the {self._goal.unit} replays a CUDA graph, of which no kernels run"
+
         self._end_round()
 
     def _end_round(self) -> None:
@@ -195,7 +214,7 @@ class Progress:
         wanted = self._goal.count
         if self._mode is not None:
             if self._complete > self._shown:
-                self.flops = self._mode.get_total_flops()
+                self.flops = None if self.flops_error else self._mode.get_total_flops()
                 self._is_finished = True
             return
         for number in range(self._shown + 1, min(self._complete, wanted or self._complete) + 1):

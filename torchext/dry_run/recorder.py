@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch.utils.weak import TensorWeakRef
 
 from .. import _C
 from ..fake.assumed_values import assumes_values
+from ..fake.cuda_graphs import is_put_off
 from ..tools.dispatch_keys import without_our_keys
 from ..tools.source_lines import users_frame
 from .agreement import agreed_values
@@ -98,6 +99,7 @@ class Recorder:
         for tensor in tensors:
             if tensor.layout is torch.strided:
                 self._by_storage[tensor.untyped_storage()._cdata] = number
+        is_put_off(partial(self.collectives.append, made))
         if self.on_buffers is not None:
             self.on_buffers([t for t in tensors if t.dim() == 1 and not t.requires_grad])
 

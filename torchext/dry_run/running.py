@@ -175,7 +175,8 @@ def run_rank(
             progress.finish()
         progress.close()
         if counts_flops and progress.has_enough and progress.flops is None and not report.flops_error:
-            report.flops_error = f"the program has ended within the {goal.unit} that was to be counted"
+            within = f"the program has ended within the {goal.unit} that was to be counted"
+            report.flops_error = progress.flops_error or within
         return _completed(report, job, memory, progress, start)
 
 

@@ -17,6 +17,8 @@ An optimizer takes part if it has been called, or if one of its parameters requi
 updates its parameters in the same round, as under a wrapper, it need not be called itself. Whether an idle optimizer
 will be called later is unknown; after `PATIENCE` rounds it is left out, with a remark.
 
+What a CUDA graph captures happens when it is replayed, as often as that.
+
 Without passes, a round ends where an optimizer updates the same parameters again. Calls before the first pass belong to
 the construction: loading a distributed checkpoint calls an optimizer once to make its state.
 """
@@ -25,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -33,6 +36,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.weak import TensorWeakRef
 
+from ..fake.cuda_graphs import is_put_off
 from ..tools.source_lines import users_frame
 from .current import while_world_is_open
 from .passes import is_in_backward
@@ -170,14 +174,18 @@ class Steps:
             known.takes_part()
         return known
 
-    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _before(self, optimizer: Optimizer, args: Any = None, kwargs: Any = None) -> None:
+        if is_put_off(partial(self._before, optimizer)):
+            return
         updated = self._called.get(id(optimizer))
         if updated and not is_in_backward() and any(_is_in(updated, p) for p in _parameters(optimizer)):
             self._add_round()
             self._called = {}
             self._on_round()
 
-    def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _after(self, optimizer: Optimizer, args: Any = None, kwargs: Any = None) -> None:
+        if is_put_off(partial(self._after, optimizer)):
+            return
         self.calls += 1
         self._learn(optimizer).was_called = True
         updated = self._called.setdefault(id(optimizer), {})

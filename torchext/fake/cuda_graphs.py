@@ -1,7 +1,7 @@
 """CUDA graphs and memory pools of fake devices.
 
-To capture a graph is to run its body once, with what it allocates in a pool of the graph's own; to replay it does
-nothing, because the tensors that it writes are there.
+To capture a graph is to run its body once, with what it allocates in a pool of the graph's own; to replay it computes
+nothing, because the tensors that it writes are there. Those that count what a program does may count it at each replay.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from .. import _C
 from .cuda_devices import index_of
 
-__all__ = ["GRAPHS", "FakeGraph", "FakePool", "graph_observers"]
+__all__ = ["GRAPHS", "FakeGraph", "FakePool", "graph_observers", "is_put_off", "replay_observers"]
 
 PoolId = tuple[int, int]
 
@@ -28,6 +28,9 @@ _numbers = itertools.count(1)
 # Called with a graph when it has been captured.
 graph_observers: list[Callable[[], object]] = []
 
+# Called when a graph is replayed.
+replay_observers: list[Callable[[], object]] = []
+
 
 class _Thread(threading.local):
     def __init__(self) -> None:
@@ -35,6 +38,14 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
+
+
+def is_put_off(call: Callable[[], object]) -> bool:
+    """Returns true if the thread captures a graph, which makes `call` at each of its replays."""
+    if not _thread.capturing:
+        return False
+    _thread.capturing[-1].on_replay.append(call)
+    return True
 
 
 def graph_pool_handle() -> PoolId:
@@ -70,6 +81,7 @@ class FakeGraph:
 
     def __init__(self, keep_graph: bool = False) -> None:
         self.stream = (-1, -1)
+        self.on_replay: list[Callable[[], object]] = []
         self._pool: PoolId | None = None
         self._is_captured = False
 
@@ -114,17 +126,20 @@ class FakeGraph:
         """Does nothing."""
 
     def replay(self) -> None:
-        """Does nothing.
+        """Computes nothing.
 
         Raises:
             RuntimeError: Nothing has been captured.
         """
         if not self._is_captured:
             raise RuntimeError("Called CUDAGraph::replay without a preceding successful capture.")
+        for observe in [*replay_observers, *self.on_replay]:
+            observe()
 
     def reset(self) -> None:
         """Lets the pool go, which keeps what is allocated there."""
         pool, self._pool = self._pool, None
+        self.on_replay.clear()
         if pool is None:
             return
         if self in _thread.capturing:
