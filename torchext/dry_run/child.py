@@ -1,4 +1,4 @@
-"""The process of one rank: `python -m torchext.dry_run.child TASK ANSWER`, started by `command.py`."""
+"""The process of one rank: `python -m torchext.dry_run.child TASK ANSWER`, started by `rank_processes.py`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from .command import run_child
+from .rank_processes import run_child
 
 __all__: list[str] = []
 

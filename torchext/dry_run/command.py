@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import pickle
 import shlex
-import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,19 +14,19 @@ from tempfile import TemporaryDirectory
 from ..fake.assumed_values import POLICIES
 from ..fake.gpus import FakeGPU
 from .ending import run_to_its_end
-from .files import FILES, GUARD, Overlay, changes_in, child_environment, keep_files
+from .files import FILES, Overlay
 from .files.guard import can_guard
 from .launch_lines import Launch, launcher_of, without_python
 from .pages import page_of, text_of
 from .progress import FORWARD, STEP, Goal
-from .running import RankReport, run_rank
+from .rank_processes import RankProcesses, child_command, environment_for
+from .running import RankReport
 
 __all__ = ["exit_code_of", "main"]
 
 FAILED = 1
 DOES_NOT_FIT = 3
 TOO_FEW = 4
-UNLIMITED = 1 << 50  # bytes: more than a device has, so that what would be needed can be told
 
 DESCRIPTION = """\
 Runs a program as one rank of a job, without its GPUs and without the other processes, for some steps of its optimizers
@@ -110,6 +107,11 @@ def _parser() -> argparse.ArgumentParser:
         "--unguarded",
         action="store_true",
         help="run also where the system cannot keep other code than Python's from writing files",
+    )
+    add(
+        "--alone",
+        action="store_true",
+        help="run each rank by itself: no other ranks are run to find out what they send to it",
     )
     add("--report", type=Path, metavar="FILE.html", help="also write a page")
     add("--no-lines", action="store_true", help="do not look for the lines that made tensors: faster")
@@ -193,18 +195,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         parser.error(str(error))
     reports: list[RankReport] = []
-    while ranks:
-        report = _run_in_process(options, launch, gpu, ranks.pop(0))
-        reports.append(report)
-        print(text_of(report, size), end="\n\n", flush=True)
-        if report.error:
-            print(report.error, file=sys.stderr)
-        if options.rank == STAGES:
-            ranks += sorted(set(report.peers) - {one.rank for one in reports} - set(ranks))
+    with RankProcesses(options, launch, gpu, goal) as processes:
+        while ranks:
+            report = processes.report_of(ranks.pop(0))
+            reports.append(report)
+            print(text_of(report, size), end="\n\n", flush=True)
+            if report.error:
+                print(report.error, file=sys.stderr)
+            if options.rank == STAGES:
+                ranks += sorted(set(report.peers) - {one.rank for one in reports} - set(ranks))
+    for mismatch in processes.mismatches:
+        print(mismatch)
     if options.report is not None:
         options.report.write_text(page_of(reports, size, shlex.join(program)))
         print(f"The report is in {options.report}.")
-    return exit_code_of(reports)
+    return FAILED if processes.mismatches else exit_code_of(reports)
 
 
 def exit_code_of(reports: Sequence[RankReport]) -> int:
@@ -219,99 +224,9 @@ def exit_code_of(reports: Sequence[RankReport]) -> int:
     return 0 if all(report.has_enough for report in reports) else TOO_FEW
 
 
-def _run_in_process(options: argparse.Namespace, launch: Launch, gpu: FakeGPU, rank: int) -> RankReport:
-    """Runs one rank in a fresh process, and again with unlimited memory if it does not fit."""
-    report = _start(options, launch, gpu, rank)
-    if report.out_of_memory:
-        needed = _start(options, launch, replace(gpu, memory=UNLIMITED), rank)
-        if needed.error:  # after the point that it does not reach
-            return report
-        for peak in needed.peaks:
-            peak.total = gpu.memory - gpu.context
-        needed.out_of_memory = report.out_of_memory
-        return needed
-    return report
-
-
-def _start(options: argparse.Namespace, launch: Launch, gpu: FakeGPU, rank: int) -> RankReport:
-    with TemporaryDirectory(prefix="torchext-", ignore_cleanup_errors=True) as folder:
-        task, answer = Path(folder) / "task", Path(folder) / "answer"
-        per_node = launch.per_node or 8
-        program = _filled_in(launch.program, rank, rank % per_node, launch.size or 1)
-        is_module = program[0] == "-m"
-        arguments = {
-            "program": program[1:] if is_module else program,
-            "is_module": is_module,
-            "size": launch.size or 1,
-            "is_launched": launch.size is not None,
-            "rank": rank,
-            "gpu": gpu,
-            "per_node": per_node,
-            "goal": _goal(options),
-            "values": options.values,
-            "traces_lines": not options.no_lines,
-            "counts_flops": not options.no_flops,
-        }
-        task.write_bytes(pickle.dumps(arguments))
-        code = _run_child(options, folder, "child", task, answer, launch.environment)
-        if answer.exists():
-            report: RankReport = pickle.loads(answer.read_bytes())
-        else:
-            report = RankReport(rank, _goal(options), error=_about_end(rank, code))
-        files = Overlay(folder)
-        report.files = changes_in(files)
-        if options.keep_files is not None:
-            keep_files(files, str(options.keep_files / f"rank-{rank}"))
-        return report
-
-
-def _filled_in(program: Sequence[str], rank: int, local_rank: int, size: int) -> list[str]:
-    """Replaces placeholders, which are an argument or follow its equals sign."""
-    values = {"{rank}": rank, "{local_rank}": local_rank, "{world_size}": size}
-
-    def fill(argument: str) -> str:
-        name, equals, value = argument.rpartition("=")
-        return f"{name}{equals}{values.get(value, value)}"
-
-    return [fill(argument) for argument in program]
-
-
-def _about_end(rank: int, code: int) -> str:
-    """How the process of a rank has ended that has left no report."""
-    text = f"The process of rank {rank} has ended with code {code}."
-    if code in (-signal.SIGSEGV, -signal.SIGBUS):
-        text += (
-            " There is no memory at the address of a fake tensor: code in C that is given its data_ptr(), as by "
-            "ctypes, ends the process. Leave that part of the program out."
-        )
-    return text
-
-
 def _run_child(
     options: argparse.Namespace, folder: str, module: str, task: Path, answer: Path, variables: dict[str, str]
 ) -> int:
     """Runs one of the modules here in a process of its own, which changes no files outside of `folder`."""
-    guard = [] if options.unguarded else [sys.executable, GUARD, folder]
-    command = [sys.executable, "-m", f"torchext.dry_run.{module}", str(task), str(answer)]
-    return run_to_its_end([*guard, *command], _environment(Overlay(folder), variables), FILES)
-
-
-def _environment(files: Overlay, variables: dict[str, str]) -> dict[str, str]:
-    """Return the environment of a process whose files are kept in `files`, and of those that it starts."""
-    environment = child_environment(files, {**os.environ, **variables, "TMPDIR": files.temporary})
-    return {**environment, "CUDA_VISIBLE_DEVICES": ""}  # real GPUs would be found instead of those described
-
-
-def run_child(task: Path, answer: Path) -> None:
-    """Runs the rank that is described in the file `task`, and leaves the report in the file `answer`."""
-
-    def leave(report: RankReport) -> None:
-        answer.write_bytes(pickle.dumps(report))
-
-    def leave_and_exit(report: RankReport) -> None:
-        leave(report)
-        sys.stdout.flush()
-        os._exit(0)
-
-    arguments = pickle.loads(task.read_bytes())
-    leave(run_rank(arguments.pop("program"), **arguments, on_unstoppable=leave_and_exit))
+    command = child_command(options, folder, module, task, answer)
+    return run_to_its_end(command, environment_for(Overlay(folder), variables), FILES)

@@ -18,6 +18,7 @@ from torch.autograd import Variable
 
 from .. import _C
 from .current import current, while_world_is_open
+from .messages import asking_nobody
 
 __all__ = ["FakeReducer"]
 
@@ -422,7 +423,8 @@ class FakeReducer:
         for numel in (sum(map(len, indices)) + 1, len(indices)):
             numbers = torch.empty(numel, dtype=torch.int32, device=device)
             numbers.copy_(torch.empty(numel, dtype=torch.int32), non_blocking=True)
-            self._group.broadcast([numbers], dist.BroadcastOptions()).wait()
+            with asking_nobody():
+                self._group.broadcast([numbers], dist.BroadcastOptions()).wait()
 
     # Which parameters were used.
 
@@ -565,7 +567,8 @@ def _verifying(original: Callable[..., None]) -> Callable[..., None]:
         count = torch.empty(1, dtype=torch.int64, device=device)
         group.allgather([[torch.empty_like(count) for _ in range(group.size())]], [count]).wait()
         numbers = torch.empty(sum(2 * tensor.dim() for tensor in tensors), dtype=torch.int64, device=device)
-        group.broadcast([numbers], dist.BroadcastOptions()).wait()
+        with asking_nobody():
+            group.broadcast([numbers], dist.BroadcastOptions()).wait()
 
     return verify
 

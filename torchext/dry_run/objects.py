@@ -2,6 +2,9 @@
 
 A real object collective pickles objects into tensors, on the device of the group. Here they are pickled all the same,
 so that what cannot be pickled fails, and what comes back is a copy.
+
+What only another rank can know is asked of that rank, if it runs in a process of its own (`messages.py`), and refused
+if it does not: a message, a part of a list that only the root has, and a broadcast into `None`.
 """
 
 from __future__ import annotations
@@ -14,6 +17,11 @@ from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
+
+from ..tools.dispatch_keys import with_our_keys
+from .current import current
+from .messages import Messages
+from .placeholders import load_placeholder, save_placeholder
 
 __all__ = ["OBJECT_COLLECTIVES", "root_saying"]
 
@@ -36,6 +44,30 @@ def _copies(value: object, count: int) -> list[Any]:
     distributed_c10d._pickler(stream).dump(value)
     data = stream.getvalue()
     return [pickle.loads(data) for _ in range(count)]
+
+
+def _messages() -> Messages | None:
+    world = current()
+    return None if world is None else world.messages
+
+
+def _encoded(objects: list[Any]) -> bytes:
+    """Pickles objects, with the fakes among them."""
+    stream = io.BytesIO()
+    with with_our_keys():
+        save_placeholder(objects, stream)
+    return stream.getvalue()
+
+
+def _decoded(data: bytes) -> list[Any]:
+    with with_our_keys():
+        objects: list[Any] = load_placeholder(io.BytesIO(data))
+    return objects
+
+
+def _group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    found: dist.ProcessGroup = group or distributed_c10d._get_default_group()
+    return found
 
 
 def _is_outside(group: dist.ProcessGroup | None) -> bool:
@@ -84,13 +116,32 @@ def _broadcast_object_list(
         return
     if src is None and group_src is None:
         src = 0
-    _peer(src, group_src, group)
+    root = _peer(src, group_src, group)
     if not object_list:
         raise IndexError("list index out of range")  # as the original does of the sizes
     if _said_by_root:
         object_list[:] = _said_by_root[-1]
         return
+    said = _said_by(root, object_list, group)
+    if said is not None:
+        object_list[:] = said
+        return
     object_list[:] = [copy for value in object_list for copy in _copies(value, 1)]
+
+
+def _said_by(root: int, own: list[Any], group: dist.ProcessGroup | None) -> list[Any] | None:
+    """What the root of a broadcast says, if this rank has nothing to take for it, and the root is there."""
+    messages = _messages()
+    if messages is None:
+        return None
+    if root == dist.get_rank(group):
+        messages.send_objects(_group(group), _encoded(own))
+    elif any(value is None for value in own):
+        data = messages.receive_objects(_group(group), root, is_to_all=True)
+        return None if isinstance(data, str) else _decoded(data)
+    else:
+        messages.skip_objects(_group(group), root)
+    return None
 
 
 def _scatter_object_list(
@@ -109,10 +160,16 @@ def _scatter_object_list(
     root = _peer(src, group_src, group)
     rank = dist.get_rank(group)
     given = scatter_object_input_list
+    messages = _messages()
     if given is None or len(given) != dist.get_world_size(group):
         if rank == root:
             raise ValueError("source rank must provide non-None scatter_object_input_list")
-        raise _unknown("scatter_object_list()", root, "Give it the list on all ranks: the others ignore it in a job.")
+        remedy = "Give it the list on all ranks: the others ignore it in a job."
+        given = _received("scatter_object_list()", root, group, remedy, is_to_all=True)
+    elif messages is not None and rank == root:
+        messages.send_objects(_group(group), _encoded(given))
+    elif messages is not None:
+        messages.skip_objects(_group(group), root)
     scatter_object_output_list[0] = _copies(given[rank], 1)[0]
 
 
@@ -124,9 +181,14 @@ def _send_object_list(
     group_dst: int | None = None,
     use_batch: bool = False,
 ) -> None:
-    if not _is_outside(group):
-        _peer(dst, group_dst, group)
+    if _is_outside(group):
+        return
+    receiver = _peer(dst, group_dst, group)
+    messages = _messages()
+    if messages is None:
         _copies(object_list, 1)
+    else:
+        messages.send_objects(_group(group), _encoded(object_list), receiver)
 
 
 def _recv_object_list(
@@ -140,18 +202,32 @@ def _recv_object_list(
     if _is_outside(group):
         return -1
     sender = 0 if src is None and group_src is None else _peer(src, group_src, group)
-    raise _unknown(
-        "recv_object_list()",
-        sender,
+    remedy = (
         "A pipeline stage needs none if its PipelineStage is given `input_args` and `output_args`, of fake tensors or "
-        "tensors on the device `meta`.",
+        "tensors on the device `meta`."
     )
+    object_list[:] = _received("recv_object_list()", sender, group, remedy)
+    return dist.get_global_rank(_group(group), sender)
 
 
-def _unknown(function: str, sender: int, remedy: str) -> RuntimeError:
-    return RuntimeError(
-        f"{function} returns what rank {sender} of the group sends, but in a dry run this process is alone. {remedy}"
-    )
+def _received(
+    function: str, sender: int, group: dist.ProcessGroup | None, remedy: str, *, is_to_all: bool = False
+) -> list[Any]:
+    """The objects that a rank of the group sends.
+
+    Raises:
+        RuntimeError: It is not there, or does not send them.
+    """
+    messages = _messages()
+    if messages is None:
+        raise RuntimeError(
+            f"{function} returns what rank {sender} of the group sends, but in a dry run this process is alone: only "
+            f"the command line without --alone runs that rank, too. {remedy}"
+        )
+    data = messages.receive_objects(_group(group), sender, is_to_all=is_to_all)
+    if isinstance(data, str):
+        raise RuntimeError(f"{function} returns what rank {sender} of the group sends. {data} {remedy}")
+    return _decoded(data)
 
 
 OBJECT_COLLECTIVES: dict[str, Callable[..., Any]] = {

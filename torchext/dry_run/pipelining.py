@@ -1,8 +1,9 @@
-"""Pipeline stages whose neighbours do not exist.
+"""Pipeline stages whose neighbors do not exist.
 
 Before the first step the stages vote on whether all of them were given the shapes that they exchange, by tensors that
-are sent from stage to stage and read. Here each stage decides for itself: the others are taken to be built as it is. A
-stage that was given no shapes would ask its neighbours for theirs, which nobody can answer.
+are sent from stage to stage and read. Where the other ranks run in processes of their own (`messages.py`), they do so.
+Where there are none, each stage decides for itself: the others are taken to be built as it is. A stage that was given
+no shapes would ask its neighbors for theirs, which is refused.
 
 A traced stage is moved to its device as usual.
 """
@@ -18,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Backend
 
 from .. import _C
-from .current import while_world_is_open
+from .current import current, while_world_is_open
 
 __all__ = ["teach_pipelining"]
 
@@ -46,10 +47,15 @@ def teach_pipelining() -> None:
     patch(stage._PipelineStage, "_move_submod_to_device", _moving_fakes, keeps)
 
 
+def _are_others_running() -> bool:
+    world = current()
+    return world is not None and world.messages is not None
+
+
 def _deciding_alone(original: Callable[..., None]) -> Callable[..., None]:
     def _warmup_p2p(self: Any, stages: list[Any], has_backward: bool, p2p_done: bool) -> None:
         stage_module: Any = sys.modules["torch.distributed.pipelining.stage"]
-        if not all(isinstance(stage, stage_module.PipelineStage) for stage in stages):
+        if _are_others_running() or not all(isinstance(stage, stage_module.PipelineStage) for stage in stages):
             original(self, stages, has_backward, p2p_done)
             return
         mode = stage_module.InferenceMode
@@ -64,7 +70,7 @@ def _with_groups_called_fake(original: Callable[..., None]) -> Callable[..., Non
     """Since 2.15 stages decide alone if the backend of their group is `fake`, and say what they need for that."""
 
     def _initialize_pipeline_distributed_state(self: Any, *args: Any, **kwargs: Any) -> None:
-        before = _are_stages_meeting.set(True)
+        before = _are_stages_meeting.set(not _are_others_running())
         try:
             original(self, *args, **kwargs)
         finally:

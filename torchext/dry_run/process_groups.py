@@ -118,9 +118,16 @@ def _with_fake_backend(original: Callable[..., Any]) -> Callable[..., Any]:
         group = made[0]
         if group != GroupMember.NON_GROUP_MEMBER and group not in known:
             _rename(group, backend)
+            _note(group, given.arguments["global_ranks_in_group"])
         return made
 
     return _new_process_group_helper
+
+
+def _note(group: dist.ProcessGroup, ranks: list[int]) -> None:
+    world = current()
+    if world is not None and world.messages is not None:
+        world.messages.note_group(str(group.group_name), ranks or range(world.size))
 
 
 def _rename(group: dist.ProcessGroup, backend: str) -> None:

@@ -142,6 +142,11 @@ class Progress:
             self._forward_ends.append(self._position())
         self._check()
 
+    def end(self) -> NoReturn:
+        """Ends the program where it would wait for a rank that has made enough."""
+        self.finish()
+        self._raise()
+
     @property
     def made(self) -> int:
         """How many steps, or forward passes, were complete, without the additional one."""
@@ -170,25 +175,20 @@ class Progress:
         return len(self._job.recorder.collectives)
 
     def _begin_forward(self) -> None:
+        if is_put_off(partial(self._replay, self._begin_forward)):
+            return
         if self.forwards and not self._is_finished:
             self._forward_ends.append(self._position())
         self._begin_pass()
         self.forwards += 1
 
-        if is_put_off(partial(self._replay, self._begin_forward)):
-            return
     def _begin_backward(self) -> None:
+        if is_put_off(partial(self._replay, self._begin_backward)):
+            return
         self._begin_pass()
         self.backwards += 1
         self._look_for_calls()
 
-    def _begin_pass(self) -> None:
-        if is_put_off(partial(self._replay, self._begin_backward)):
-            return
-        if not self._is_finished:
-            if self._first is None:
-                self._first = self._position()
-            self.steps.begin_pass()
     def _replay(self, begin: Callable[[], None]) -> None:
         """A graph is replayed in which a pass begins, which may be inside of another one."""
         if not self._passes.is_in_pass():
@@ -198,6 +198,11 @@ class Progress:
         if self._mode is not None:
             self.flops_error = f"the {self._goal.unit} replays a CUDA graph, of which no kernels run"
 
+    def _begin_pass(self) -> None:
+        if not self._is_finished:
+            if self._first is None:
+                self._first = self._position()
+            self.steps.begin_pass()
         self._end_round()
 
     def _end_round(self) -> None:

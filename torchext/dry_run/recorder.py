@@ -56,6 +56,7 @@ class Recorder:
         self._by_work: dict[Any, int] = {}
         self._results: dict[Any, list[TensorWeakRef]] = {}
         self._by_storage: dict[int, int] = {}
+        self._deliveries: dict[Any, Callable[[], None]] = {}
         self._overlaps = Overlaps(self._mark_overlap)
 
     def close(self) -> None:
@@ -72,6 +73,9 @@ class Recorder:
 
     def waited(self, work: Any) -> None:
         """The program waits for `work`."""
+        deliver = self._deliveries.pop(work, None)
+        if deliver is not None:
+            deliver()
         self._results.pop(work, None)
         number = self._by_work.pop(work, None)
         if number is not None:
@@ -95,14 +99,17 @@ class Recorder:
         number = len(self.collectives)
         made = self._describe(operator, arguments, group, tensors)
         self.collectives.append(made)
+        is_put_off(partial(self.collectives.append, made))
         self._overlaps.issue(number, made)
         for tensor in tensors:
             if tensor.layout is torch.strided:
                 self._by_storage[tensor.untyped_storage()._cdata] = number
-        is_put_off(partial(self.collectives.append, made))
         if self.on_buffers is not None:
             self.on_buffers([t for t in tensors if t.dim() == 1 and not t.requires_grad])
 
+        world = current()
+        messages = None if world is None else world.messages
+        deliver = None if messages is None else messages.observe(operator, arguments, group)
         agreed = agreed_values(operator, arguments, group.size(), group.rank()) if assumes_values() else []
 
         def on_return(results: tuple[Any, ...]) -> None:
@@ -111,6 +118,8 @@ class Recorder:
             if results and isinstance(results[-1], torch.ScriptObject):
                 work = Work.unbox(results[-1])
                 self._by_work[work] = number
+                if deliver is not None:
+                    self._deliveries[work] = deliver
                 received = [t for name in RECEIVED for t in tensors_of(arguments.get(name))] or tensors
                 self._results[work] = [TensorWeakRef(tensor) for tensor in received]
 

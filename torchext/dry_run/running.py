@@ -21,6 +21,7 @@ from ..memory import Category, TrackedMemory, track_memory
 from .collectives import GroupSummary, peers_of, summarize_phases
 from .files import Change
 from .files.refusals import about_refusal
+from .messages import Messages
 from .progress import Finished, Goal, Progress
 from .world import World, world
 
@@ -120,6 +121,7 @@ def run_rank(
     values: str,
     traces_lines: bool,
     counts_flops: bool,
+    messages: Messages | None = None,
     on_unstoppable: Callable[[RankReport], None] = lambda report: None,
 ) -> RankReport:
     """Runs a program as rank `rank` of `size` until it has made enough.
@@ -136,29 +138,32 @@ def run_rank(
         values: The policy for values that do not exist.
         traces_lines: Whether to look for the lines that made tensors, which takes longer.
         counts_flops: Whether to make one more step to count its floating-point operations.
+        messages: What this rank and others send to each other; None if it runs by itself.
         on_unstoppable: Called with the report when the program goes on after it has made enough. May end the process.
     """
     report = RankReport(rank, goal)
     start = time.perf_counter()
     with ExitStack() as block:
-        job = block.enter_context(
-            world(
-                size,
-                rank,
-                gpu,
-                per_node,
-                backend=None,
-                trace=traces_lines,
-                set_device=False,
-                values=values,
-                is_launched=is_launched,
-            )
+        job = world(
+            size,
+            rank,
+            gpu,
+            per_node,
+            backend=None,
+            trace=traces_lines,
+            set_device=False,
+            values=values,
+            is_launched=is_launched,
         )
+        job.messages = messages
+        block.enter_context(job)
         block.enter_context(carry_blocks_to_threads())
         memory = block.enter_context(track_memory(lines=traces_lines))
         job.recorder.on_buffers = _mark_buffers
         progress = Progress(goal, counts_flops, job)
         block.callback(progress.close)
+        if messages is not None:
+            messages.on_finished = progress.end
         progress.on_enough = lambda: _describe(report, job, memory, progress)
         progress.on_unstoppable = lambda: on_unstoppable(_completed(report, job, memory, progress, start))
         try:
@@ -184,7 +189,7 @@ def _completed(report: RankReport, job: World, memory: TrackedMemory, progress: 
     """Adds what is known at the end."""
     report.made = progress.made
     report.flops = progress.flops
-    report.remarks = [*job.remarks, *progress.steps.remarks]
+    report.remarks = [*job.remarks, *progress.steps.remarks, *(job.messages.remarks if job.messages else ())]
     if not report.peaks:
         _describe(report, job, memory, progress)
     report.seconds = time.perf_counter() - start

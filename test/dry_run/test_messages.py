@@ -1,0 +1,332 @@
+"""Ranks that read what other ranks send: these run, too, and what they send arrives, as on gloo."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import dedent
+from typing import NamedTuple
+
+import pipeline_programs
+import pytest
+import torch.distributed as dist
+from pipeline_programs import PROGRAMS, Log, run_on_gloo
+from torch.multiprocessing.spawn import start_processes
+
+from torchext.dry_run.command import main
+
+pytestmark = pytest.mark.skipif(
+    not (dist.is_available() and dist.is_gloo_available()), reason="this build of PyTorch has no gloo"
+)
+
+
+class Ended(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def run(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ended]:
+    """Runs `program` dry, as the ranks that are asked for, to its end unless there are other options."""
+    monkeypatch.chdir(tmp_path)
+
+    def run_dry(program: str, size: int, ranks: str = "all", *options: str) -> Ended:
+        (tmp_path / "train.py").write_text(dedent(program))
+        capfd.readouterr()
+        given = ["--no-lines", "--world-size", str(size), "--rank", ranks, *(options or ["--to-end"])]
+        code = main([*given, "--", "train.py"])
+        return Ended(code, *capfd.readouterr())
+
+    return run_dry
+
+
+START = """
+    import torch, torch.distributed as dist
+    dist.init_process_group("cpu:gloo,cuda:nccl")
+    rank, size = dist.get_rank(), dist.get_world_size()
+"""
+
+
+def real_logs(name: str, folder: Path) -> list[Log]:
+    size = PROGRAMS[name][1]
+    start_processes(run_on_gloo, (name, str(folder)), nprocs=size, start_method="forkserver")
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(size)]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_pipeline_exchanges_what_it_does_on_gloo(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    capfd.readouterr()
+    size = PROGRAMS[name][1]
+    options = ["--no-lines", "--world-size", str(size), "--rank", "all", "--values", "raise", "--to-end"]
+    code = main([*options, "--", pipeline_programs.__file__, name])
+    out, err = capfd.readouterr()
+    assert code == 0, err
+    dry = {int(rank): json.loads(log) for rank, log in re.findall(r"^LOG (\d) (.*)$", out, re.MULTILINE)}
+    real = real_logs(name, tmp_path)
+    assert all(real), "there is something to compare"
+    assert [dry[rank] for rank in range(size)] == real
+
+
+def test_rank_that_is_asked_for_has_its_report_alone(run: Callable[..., Ended]) -> None:
+    program = (
+        START
+        + """
+    x = torch.zeros(2, dtype=torch.int64, device="cuda")
+    if rank > 0:
+        dist.recv(x, rank - 1)
+    print("RANK", rank, (x + rank).tolist())
+    if rank < size - 1:
+        dist.send(x + rank, rank + 1)
+    """
+    )
+    ended = run(program, 4, "2")
+    assert ended.code == 0, ended.err
+    assert re.findall(r"^rank (\d) of 4: (.*) in", ended.out, re.MULTILINE) == [("2", "fits, 0 steps to its end")]
+    assert re.findall("RANK.*", ended.out) == ["RANK 2 [3, 3]"], "what the ranks before it print is not of its run"
+    assert ended.err.count("started, because") == 2
+    assert "taken from dry runs of the ranks that send them: 1 of rank 1" in ended.out
+
+
+def test_rank_by_itself_is_told_what_is_assumed(run: Callable[..., Ended]) -> None:
+    program = (
+        START
+        + """
+    x = torch.ones(2, dtype=torch.int64, device="cuda")
+    dist.recv(x, 0) if rank else dist.send(x + 4, 1)
+    print("READ", x[0].item())
+    """
+    )
+    alone = run(program, 2, "1", "--alone", "--to-end")
+    assert "READ 1\n" in alone.out
+    assert "assuming 1 integer" in alone.out
+    together = run(program, 2, "1")
+    assert "READ 5\n" in together.out
+    assert "assuming" not in together.out
+
+
+def test_value_that_the_sender_assumes_is_assumed_by_the_receiver(run: Callable[..., Ended]) -> None:
+    program = (
+        START
+        + """
+    x = torch.randn(8, device="cuda").argmax() if rank == 0 else torch.zeros((), dtype=torch.int64, device="cuda")
+    dist.recv(x, 0) if rank else dist.send(x, 1)
+    print("READ", x.item())
+    """
+    )
+    ended = run(program, 2, "1")
+    assert "READ 4\n" in ended.out
+    assert "assuming 1 integer" in ended.out
+
+
+def test_messages_are_received_in_order_by_group_and_device(run: Callable[..., Ended]) -> None:
+    program = (
+        START
+        + """
+    other = dist.new_group([0, 1])
+    def number(value, device="cuda"):
+        return torch.tensor([value], device=device)
+    if rank == 0:
+        for group, first in ((None, 10), (other, 20)):
+            for i in range(3):
+                dist.send(number(first + i), 1, group=group)
+        dist.send(number(30, "cpu"), 1, tag=5)
+        dist.send(number(40, "cpu"), 1, tag=6)
+        dist.send_object_list([{"a": number(50), "b": torch.ones(3, 2, device="cuda")}, 7], 1)
+    else:
+        received = [number(0) for _ in range(6)] + [number(0, "cpu") for _ in range(2)]
+        works = [dist.irecv(x, 0, group=other) for x in received[:3]] + [dist.irecv(x, 0) for x in received[3:6]]
+        works += [dist.irecv(received[7], 0, tag=6), dist.irecv(received[6], 0, tag=5)]
+        for work in reversed(works):
+            work.wait()
+        print("READ", [x.item() for x in received])
+        objects = [None, None]
+        print("FROM", dist.recv_object_list(objects, 0))
+        print("OBJECTS", objects[0]["a"].item(), tuple(objects[0]["b"].shape), objects[1])
+    """
+    )
+    ended = run(program, 2, "1")
+    assert ended.code == 0, ended.err
+    assert "READ [20, 21, 22, 10, 11, 12, 30, 40]\n" in ended.out
+    assert "FROM 0\nOBJECTS 50 (3, 2) 7\n" in ended.out
+
+
+def test_program_that_waits_for_itself_is_refused(run: Callable[..., Ended]) -> None:
+    program = (
+        START
+        + """
+    x = torch.zeros(1, dtype=torch.int64, device="cuda")
+    dist.recv(x, (rank + 1) % size)
+    dist.send(x, (rank - 1) % size)
+    """
+    )
+    ended = run(program, 3, "0")
+    assert ended.code == 1
+    assert re.search(
+        r"Ranks wait for each other, as they would in a job: rank \d waits at .*train.py:7 in <module> for what rank "
+        r"\d sends, and rank .*Have one of them send before it receives, or use --alone",
+        ended.err,
+    )
+
+
+def test_message_of_another_size_is_refused(run: Callable[..., Ended]) -> None:
+    program = (
+        START
+        + """
+    x = torch.zeros(2 + rank, dtype=torch.int64, device="cuda")
+    dist.recv(x, 0) if rank else dist.send(x, 1)
+    """
+    )
+    ended = run(program, 2, "1")
+    assert ended.code == 1
+    assert "Rank 0 sends [2] torch.int64, 16 bytes, and the receiver has [3] torch.int64, 24 bytes" in ended.err
+
+
+def test_activations_of_another_size_are_reported_when_both_ranks_have_run(run: Callable[..., Ended]) -> None:
+    program = (
+        START
+        + """
+    x = torch.zeros(200 + rank, device="cuda")
+    dist.recv(x, 0) if rank else dist.send(x, 1)
+    """
+    )
+    assert run(program, 2, "1").code == 0, "nothing waits for the sender"
+    ended = run(program, 2)
+    assert ended.code == 1
+    assert "Rank 0 sends [200] torch.float32, 800 bytes, and the receiver has [201] torch.float32" in ended.out
+
+
+@pytest.mark.parametrize(
+    ("failure", "reason"),
+    [
+        ("raise ValueError('no data')", "has failed in its dry run: ValueError: no data"),
+        ("sys.exit()", "has ended without sending"),
+    ],
+)
+def test_sender_that_sends_nothing_is_named(run: Callable[..., Ended], failure: str, reason: str) -> None:
+    program = (
+        START
+        + f"""
+    import sys
+    if rank == 0:
+        {failure}
+    x = torch.ones(1, dtype=torch.int64, device="cuda")
+    dist.recv(x, 0)
+    print("READ", x.item())
+    dist.recv_object_list([None], 0)
+    """
+    )
+    ended = run(program, 2, "1")
+    assert ended.code == 1
+    assert "READ 1\n" in ended.out
+    assert f"Rank 0, which sends what this rank receives, {reason}" in ended.out.replace(
+        "Rank 0 has", "Rank 0, which sends what this rank receives, has"
+    )
+    assert "recv_object_list() returns what rank 0 of the group sends." in ended.err
+
+
+def test_broadcast_into_nothing_takes_what_the_root_says(run: Callable[..., Ended]) -> None:
+    program = (
+        START
+        + """
+    objects = [{"lr": 1}, None] if rank == 0 else [None, None]
+    dist.broadcast_object_list(objects, 0)
+    sizes = torch.tensor([3, 4] if rank == 0 else [0, 0], device="cuda")
+    dist.broadcast(sizes, 0)
+    out = [None]
+    dist.scatter_object_list(out, [10, 11, 12] if rank == 0 else None, 0)
+    print("READ", objects, sizes.tolist(), out)
+    """
+    )
+    ended = run(program, 3, "2")
+    assert ended.code == 0, ended.err
+    assert "READ [{'lr': 1}, None] [3, 4] [12]\n" in ended.out
+
+
+def test_broadcast_of_what_every_rank_has_runs_no_other_rank(run: Callable[..., Ended]) -> None:
+    program = (
+        START
+        + """
+    objects = ["name"]
+    dist.broadcast_object_list(objects, 0)
+    seed = torch.tensor([3], device="cuda")
+    dist.broadcast(seed, 0)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)).cuda()
+    model = torch.nn.parallel.DistributedDataParallel(model)
+    for _ in range(3):
+        model(torch.ones(4, 2, device="cuda")).sum().backward()
+    print("READ", objects, seed.item())
+    """
+    )
+    ended = run(program, 3, "2")
+    assert ended.code == 0, ended.err
+    assert "READ ['name'] 3\n" in ended.out
+    assert "started" not in ended.err
+
+
+def test_stage_ends_where_it_would_wait_for_one_that_has_made_its_steps(run: Callable[..., Ended]) -> None:
+    program = (
+        START
+        + """
+    model = torch.nn.Linear(4, 4).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(100):
+        shape = torch.tensor([2 + step, 4], device="cuda")
+        if rank == 0:
+            x = torch.ones(2 + step, 4, device="cuda")
+        else:
+            dist.recv(shape, rank - 1)
+            x = torch.empty(shape.tolist(), device="cuda")
+            dist.recv(x, rank - 1)
+        out = model(x)
+        if rank < size - 1:
+            dist.send(shape, rank + 1)
+            dist.send(out.detach(), rank + 1)
+        out.sum().backward()
+        optimizer.step()
+    """
+    )
+    ended = run(program, 3, "stages", "--steps", "3")
+    assert ended.code == 0, ended.err
+    assert re.findall(r"^rank (\d) of 3: fits, 3 of 3 steps", ended.out, re.MULTILINE) == ["0", "1", "2"]
+    assert "assuming" not in ended.out
+    assert re.search(r"step 3 +world +3 +send +2 +[\d.]+ B", ended.out)
+    assert "FLOP in a step" in ended.out
+
+
+def test_sender_that_does_not_fit_goes_on_for_the_others(run: Callable[..., Ended]) -> None:
+    program = (
+        START
+        + """
+    x = torch.tensor([1], device="cuda")
+    if rank == 0:
+        torch.empty(1 << 40, device="cuda")
+        dist.send(x + 1, 1)
+    else:
+        dist.recv(x, 0)
+        print("READ", x.item())
+    """
+    )
+    ended = run(program, 2, "1")
+    assert ended.code == 0, ended.err
+    assert "READ 2\n" in ended.out
+    assert run(program, 2).code == 3
+
+
+def test_forked_processes_of_a_rank_leave_its_messages_alone(run: Callable[..., Ended]) -> None:
+    program = (
+        START
+        + """
+    from torch.utils.data import DataLoader
+    x = torch.tensor([1], device="cuda")
+    for _ in DataLoader(list(range(8)), num_workers=2):
+        pass
+    dist.recv(x, 0) if rank else dist.send(x + 1, 1)
+    print("READ", x.item())
+    """
+    )
+    ended = run(program, 2, "1")
+    assert ended.code == 0, ended.err
+    assert "READ 2\n" in ended.out

@@ -1,0 +1,394 @@
+"""What the ranks of a job send to each other, where each rank runs in a process of its own.
+
+A rank needs what another one sends if the program reads it, as a stage of a pipeline reads the shapes that it is to
+receive. So this process reports what it sends, and waits where it receives such values, as a real one does, until they
+arrive: the process that has started it runs the sender, too (`rank_processes.py`). Activations and gradients have no
+values, so nothing waits for them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils.weak import TensorWeakRef
+
+from .. import _C
+from ..tools.dispatch_keys import without_our_keys
+from ..tools.source_lines import users_frame
+from .checks import tensors_of
+from .current import current, while_world_is_open
+
+__all__ = [
+    "CYCLE",
+    "FINISHED",
+    "OTHER",
+    "Awaited",
+    "Channel",
+    "Message",
+    "Messages",
+    "Missing",
+    "Received",
+    "Sent",
+    "asking_nobody",
+    "mismatch",
+]
+
+# Values that are sent: integers and truth values, as shapes are, and a few numbers of other kinds.
+MOST_BYTES = 1 << 20
+MOST_NUMBERS = 64
+
+TO_ALL = -1
+OBJECTS = "objects"
+
+# Why there is no message.
+FINISHED = "finished"  # the sender has made enough
+CYCLE = "cycle"
+OTHER = "other"
+
+
+class Channel(NamedTuple):
+    """Messages that are received in the order in which they are sent.
+
+    Attributes:
+        ranks: The global ranks of the process group.
+        group: How many groups of the same ranks were made before it.
+        kind: The type of the device, which decides about the backend, or what else is sent.
+        source: The global rank of the sender.
+        destination: The global rank of the receiver; `TO_ALL` for a broadcast.
+        tag: The tag; NCCL has none.
+    """
+
+    ranks: tuple[int, ...]
+    group: int
+    kind: str
+    source: int
+    destination: int
+    tag: int
+
+
+class Message(NamedTuple):
+    """One message.
+
+    Attributes:
+        shape: The shape of a tensor.
+        dtype: Its dtype; None for objects.
+        nbytes: How many bytes it has.
+        values: These bytes, if they are known or assumed.
+        written: Where not all elements are known, a byte for each that says whether it is.
+        is_known: Whether the values are known, rather than assumed.
+    """
+
+    shape: tuple[int, ...] = ()
+    dtype: torch.dtype | None = None
+    nbytes: int = 0
+    values: bytes | None = None
+    written: bytes | None = None
+    is_known: bool = True
+
+
+class Sent(NamedTuple):
+    """Says that this rank has sent a message."""
+
+    channel: Channel
+    number: int
+    message: Message
+
+
+class Received(NamedTuple):
+    """Says that this rank has a tensor for a message, and does not wait for its values."""
+
+    channel: Channel
+    number: int
+    message: Message
+    place: str
+
+
+class Awaited(NamedTuple):
+    """Says that the rank `receiver` waits for a message. The answer is a `Message`, or `Missing`."""
+
+    channel: Channel
+    number: int
+    receiver: int
+    place: str
+
+
+class Missing(NamedTuple):
+    """The answer if there is no message: why not."""
+
+    reason: str
+    text: str
+
+
+_is_asking: ContextVar[bool] = ContextVar("_is_asking", default=True)
+
+
+@contextmanager
+def asking_nobody() -> Iterator[None]:
+    """Lets broadcasts in the block give no values: nothing reads them."""
+    before = _is_asking.set(False)
+    try:
+        yield
+    finally:
+        _is_asking.reset(before)
+
+
+class Messages:
+    """The messages of this rank.
+
+    Args:
+        connection: To the process that runs the ranks.
+        rank: The global rank.
+
+    Attributes:
+        on_finished: Is called where this rank would wait for one that has ended because it has made enough.
+    """
+
+    on_finished: Callable[[], object]
+
+    def __init__(self, connection: Connection, rank: int) -> None:
+        self.on_finished = lambda: None
+        self._connection = connection
+        self._rank = rank
+        self._is_writing = threading.Lock()
+        self._is_waiting = threading.Lock()
+        self._made: Counter[tuple[int, ...]] = Counter()
+        self._groups: dict[str, tuple[tuple[int, ...], int]] = {}
+        self._counts: Counter[Channel] = Counter()
+        self._without_order: set[str] = set()
+        self._senders: Counter[int] = Counter()
+
+    def note_group(self, name: str, ranks: Sequence[int]) -> None:
+        """Is told of each process group of this rank when it is made."""
+        key = tuple(ranks)
+        self._groups[name] = key, self._made[key]
+        self._made[key] += 1
+
+    @property
+    def remarks(self) -> list[str]:
+        """What was taken from other ranks, for the reader of the report."""
+        if not self._senders:
+            return []
+        counts = ", ".join(f"{count} of rank {rank}" for rank, count in sorted(self._senders.items()))
+        return [f"Messages with values were taken from dry runs of the ranks that send them: {counts}."]
+
+    def observe(self, operator: str, arguments: dict[str, Any], group: Any) -> Callable[[], None] | None:
+        """Is told of each collective before it runs. Returns what is to be called when the program waits for it."""
+        if operator == "send":
+            self._send(arguments, group)
+        elif operator == "recv_":
+            return self._receive(arguments, group)
+        elif operator == "broadcast_":
+            return self._broadcast(arguments, group)
+        elif operator == "recv_any_source_":
+            self._without_order.add(str(group.group_name))
+        return None
+
+    def send_objects(self, group: Any, data: bytes, destination: int = TO_ALL) -> None:
+        """Sends pickled objects to a rank of `group`, or to all."""
+        channel = self._channel(group, OBJECTS, dist.get_rank(group), destination)
+        self._tell(Sent(channel, self._next(channel), Message(values=data, nbytes=len(data))))
+
+    def receive_objects(self, group: Any, source: int, *, is_to_all: bool = False) -> bytes | str:
+        """Returns the pickled objects that a rank of `group` sends, or why there are none."""
+        channel = self._channel(group, OBJECTS, source, TO_ALL if is_to_all else dist.get_rank(group))
+        found = self._await(Awaited(channel, self._next(channel), self._rank, _place()))
+        return found.values or b"" if isinstance(found, Message) else found.text
+
+    def skip_objects(self, group: Any, source: int) -> None:
+        """Leaves out the objects that a rank of `group` sends to all."""
+        self._next(self._channel(group, OBJECTS, source, TO_ALL))
+
+    def _send(self, arguments: dict[str, Any], group: Any) -> None:
+        tensor = tensors_of(arguments["tensors"])[0]
+        own = dist.get_rank(group)
+        channel = self._channel(group, tensor.device.type, own, arguments["dst"], arguments.get("tag", 0))
+        self._tell(Sent(channel, self._next(channel), _message_of(tensor)))
+
+    def _receive(self, arguments: dict[str, Any], group: Any) -> Callable[[], None] | None:
+        tensor = tensors_of(arguments["tensors"])[0]
+        own = dist.get_rank(group)
+        channel = self._channel(group, tensor.device.type, arguments["src"], own, arguments.get("tag", 0))
+        number, place = self._next(channel), _place()
+        if str(group.group_name) in self._without_order:
+            return None
+        if not _carries_values(tensor):
+            self._tell(Received(channel, number, _described(tensor), place))
+            return None
+        return self._delivery(Awaited(channel, number, self._rank, place), tensor)
+
+    def _broadcast(self, arguments: dict[str, Any], group: Any) -> Callable[[], None] | None:
+        tensor = tensors_of(arguments["tensors"])[0]
+        root = arguments["root_rank"]
+        channel = self._channel(group, f"broadcast on {tensor.device.type}", root, TO_ALL)
+        number = self._next(channel)
+        if root == dist.get_rank(group):
+            self._tell(Sent(channel, number, _message_of(tensor) if _is_asking.get() else _described(tensor)))
+            return None
+        if not _is_asking.get() or not _is_discrete(tensor) or not _carries_values(tensor) or _has_own(tensor):
+            return None
+        return self._delivery(Awaited(channel, number, self._rank, _place()), tensor)
+
+    def _channel(self, group: Any, kind: str, source: int, destination: int, tag: int = 0) -> Channel:
+        """The channel between two ranks of `group`."""
+        ranks, number = self._groups.get(str(group.group_name)) or (tuple(dist.get_process_group_ranks(group)), 0)
+        to = TO_ALL if destination == TO_ALL else ranks[destination]
+        return Channel(ranks, number, kind, ranks[source], to, tag if kind == "cpu" else 0)
+
+    def _next(self, channel: Channel) -> int:
+        self._counts[channel] += 1
+        return self._counts[channel] - 1
+
+    def _tell(self, said: Sent | Received) -> None:
+        with self._is_writing:
+            self._connection.send(said)
+
+    def _delivery(self, awaited: Awaited, tensor: Tensor) -> Callable[[], None]:
+        reference = TensorWeakRef(tensor)
+
+        def deliver() -> None:
+            found = self._await(awaited)
+            received = reference()
+            if received is not None and isinstance(found, Message):
+                _check_size(found, received, awaited)
+                _give(received, found)
+
+        return deliver
+
+    def _await(self, awaited: Awaited) -> Message | Missing:
+        """Waits for a message."""
+        with self._is_waiting:
+            with self._is_writing:
+                self._connection.send(awaited)
+            answer: Message | Missing = self._connection.recv()
+        if isinstance(answer, Message):
+            self._senders[awaited.channel.source] += 1
+            return answer
+        if answer.reason == FINISHED:
+            self.on_finished()
+        if answer.reason == CYCLE:
+            raise RuntimeError(answer.text)
+        world = current()
+        if world is not None:
+            world.remark(f"{answer.text} What the program reads of it is assumed", awaited.place)
+        return answer
+
+
+def _place() -> str:
+    frame = users_frame()
+    return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+def _is_discrete(tensor: Tensor) -> bool:
+    return not tensor.dtype.is_floating_point and not tensor.dtype.is_complex
+
+
+def _carries_values(tensor: Tensor) -> bool:
+    """Whether the program may read what is sent: activations and gradients are floating-point numbers."""
+    return tensor.numel() <= MOST_NUMBERS or (_is_discrete(tensor) and tensor.nbytes <= MOST_BYTES)
+
+
+def _has_own(tensor: Tensor) -> bool:
+    """Whether a tensor that is to receive a broadcast has values already, which are taken for those of the root."""
+    value = _C.known_value(tensor)
+    return value is not None and bool(value.any())
+
+
+def _described(tensor: Tensor) -> Message:
+    return Message(tuple(tensor.shape), tensor.dtype, tensor.numel() * tensor.element_size())
+
+
+def _message_of(tensor: Tensor) -> Message:
+    described = _described(tensor)
+    if not _carries_values(tensor):
+        return described
+    if not _C.is_fake(tensor):
+        return described._replace(values=_bytes_of(tensor.detach().cpu()))
+    known = _C.known_value(tensor)
+    if known is not None:
+        return described._replace(values=_bytes_of(known))
+    parts = _C.known_parts(tensor)
+    if parts is not None:
+        return described._replace(values=_bytes_of(parts[0]), written=_bytes_of(parts[1]))
+    assumed = _C.assumed_value(tensor)
+    return described if assumed is None else described._replace(values=_bytes_of(assumed), is_known=False)
+
+
+def _bytes_of(value: Tensor) -> bytes:
+    with without_our_keys():
+        return bytes(value.contiguous().view(-1).view(torch.uint8).numpy())
+
+
+def _check_size(message: Message, tensor: Tensor, awaited: Awaited) -> None:
+    own = _described(tensor)
+    if message.dtype is not None and message.nbytes != own.nbytes:
+        raise RuntimeError(mismatch(awaited.channel, message, own, awaited.place))
+
+
+def mismatch(channel: Channel, sent: Message, received: Message, place: str) -> str:
+    """Says that a message does not fit into the tensor that it is received by."""
+    return (
+        f"Rank {channel.source} sends {list(sent.shape)} {sent.dtype}, {sent.nbytes} bytes, and the receiver has "
+        f"{list(received.shape)} {received.dtype}, {received.nbytes} bytes, for it ({place}). In a job this hangs or "
+        "fails. Receive what is sent."
+    )
+
+
+def _give(tensor: Tensor, message: Message) -> None:
+    """Gives `tensor` the values of `message`."""
+    if not message.values:
+        return
+    with without_our_keys():
+        value = torch.frombuffer(bytearray(message.values), dtype=tensor.dtype)
+        if not _C.is_fake(tensor):
+            tensor.detach().view(-1).copy_(value)
+            return
+    flat = tensor.detach().view(-1)
+    if not message.is_known:
+        _C.assume_value(flat, value)
+        return
+    if tensor.untyped_storage().nbytes() == message.nbytes:
+        _C.note_foreign_write([tensor])  # forgets what it was
+    for begin, end in _runs(message.written, len(value)):
+        part, given = flat[begin:end], value[begin:end]
+        _C.write_value(part, given)
+        if _C.known_value(part) is None:  # a part of something unknown
+            _C.assume_value(part, given)
+
+
+def _runs(written: bytes | None, count: int) -> Iterator[tuple[int, int]]:
+    """The runs of elements that are known, as their begins and ends."""
+    if written is None:
+        yield 0, count
+        return
+    begin = written.find(1)
+    while begin >= 0:
+        end = written.find(0, begin)
+        end = count if end < 0 else end
+        yield begin, end
+        begin = written.find(1, end)
+
+
+def _without_values(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _broadcast_coalesced(*args: Any, **kwargs: Any) -> Any:
+        with asking_nobody():
+            return original(*args, **kwargs)
+
+    return _broadcast_coalesced
+
+
+def _install() -> None:
+    while_world_is_open.patch(
+        dist, "_broadcast_coalesced", _without_values, "broadcasts parameters and buffers, which nothing reads"
+    )
+
+
+while_world_is_open.declare(_install)

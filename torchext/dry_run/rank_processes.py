@@ -1,0 +1,387 @@
+"""Runs ranks, each in a process of its own, and delivers what they send to each other.
+
+A rank that waits for what another one sends (`messages.py`) gets it when that one has sent it, in a process that is
+started for that if there is none. So a chain of ranks, such as the stages of a pipeline, runs together as far as they
+need each other, whether a report was asked for or not. What a rank has sent stays here when it has ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pickle
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
+from tempfile import TemporaryDirectory, TemporaryFile
+from types import TracebackType
+from typing import IO, Any
+
+from typing_extensions import Self
+
+from ..fake.gpus import FakeGPU
+from .ending import PATIENCE, ChildProcess, raising_on_signals
+from .files import FILES, GUARD, Overlay, changes_in, child_environment, keep_files
+from .launch_lines import Launch
+from .messages import CYCLE, FINISHED, OTHER, Awaited, Channel, Message, Messages, Missing, Received, Sent, mismatch
+from .progress import Goal
+from .running import RankReport, run_rank
+
+__all__ = ["RankProcesses", "child_command", "environment_for", "run_child"]
+
+UNLIMITED = 1 << 50  # bytes: more than a device has, so that what would be needed can be told
+MOST_PROCESSES = 64  # at a time: each takes about half a GiB
+TICK = 0.05  # seconds after which to look whether a process has ended
+
+Key = tuple[Channel, int]
+
+
+class RankProcesses:
+    """The processes of the ranks of a job.
+
+    Args:
+        options: Those of the command line.
+        launch: What to run.
+        gpu: What the GPUs are.
+        goal: When a rank has made enough.
+    """
+
+    def __init__(self, options: argparse.Namespace, launch: Launch, gpu: FakeGPU, goal: Goal) -> None:
+        self.options = options
+        self.launch = launch
+        self.gpu = gpu
+        self.goal = goal
+        self._ranks: dict[int, _Rank] = {}
+        self._sent: dict[Key, Message] = {}
+        self._received: dict[Key, Received] = {}
+        self._mismatches: dict[Key, str] = {}
+        self._signals = raising_on_signals()
+
+    def __enter__(self) -> Self:
+        self._signals.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        try:
+            if kind is not None:
+                for rank in self._running():
+                    rank.terminate()
+            for rank in self._ranks.values():
+                rank.close(is_patient=kind is not None)
+        finally:
+            self._signals.__exit__(kind, error, at)
+
+    @property
+    def mismatches(self) -> list[str]:
+        """Which messages are not received as they are sent, as far as both ranks have run."""
+        return list(self._mismatches.values())
+
+    def report_of(self, number: int) -> RankReport:
+        """Runs a rank, if it has not run yet, and returns its report."""
+        rank = self._ranks.get(number) or self._start(number, is_shown=True)
+        while rank.report is None:
+            self._turn()
+            rank.show_output()
+        rank.show_output()
+        if self.options.keep_files is not None:
+            rank.keep_files(self.options.keep_files / f"rank-{number}")
+        rank.close()
+        return rank.report
+
+    def _start(self, number: int, *, is_shown: bool) -> _Rank:
+        self._ranks[number] = rank = _Rank(self, number, is_shown)
+        return rank
+
+    def _running(self) -> list[_Rank]:
+        return [rank for rank in self._ranks.values() if rank.report is None]
+
+    def _turn(self) -> None:
+        """Listens for a moment, and answers."""
+        running = self._running()
+        speaking = {rank.connection: rank for rank in running if not rank.has_hung_up}
+        if not speaking:
+            time.sleep(TICK)
+        for connection in wait(list(speaking), TICK):
+            assert isinstance(connection, Connection)
+            self._listen(speaking[connection])
+        for rank in running:
+            if rank.has_ended():
+                while self._listen(rank):
+                    pass
+                rank.go_on_after_end()
+        for rank in self._running():
+            if rank.awaits is not None:
+                answer = self._answer(rank.awaits)
+                if answer is not None:
+                    rank.answer(answer)
+
+    def _listen(self, rank: _Rank) -> bool:
+        """Hears what a rank says, and returns whether it has said something."""
+        try:
+            said = rank.connection.recv() if rank.connection.poll() else None
+        except (EOFError, OSError):
+            rank.has_hung_up = True
+            return False
+        if isinstance(said, Sent):
+            self._sent[said.channel, said.number] = said.message
+            self._compare((said.channel, said.number))
+        elif isinstance(said, Received):
+            self._received[said.channel, said.number] = said
+            self._compare((said.channel, said.number))
+        elif isinstance(said, Awaited):
+            rank.awaits = said
+        return said is not None
+
+    def _compare(self, key: Key) -> None:
+        sent, received = self._sent.get(key), self._received.get(key)
+        if sent is not None and received is not None and sent.nbytes != received.message.nbytes:
+            self._mismatches[key] = mismatch(key[0], sent, received.message, received.place)
+
+    def _answer(self, awaited: Awaited) -> Message | Missing | None:
+        """What a rank waits for; None if it has to wait longer."""
+        found = self._sent.get((awaited.channel, awaited.number))
+        if found is not None:
+            return found
+        source = awaited.channel.source
+        sender = self._ranks.get(source)
+        if sender is None:
+            if len(self._running()) >= MOST_PROCESSES:
+                return Missing(
+                    OTHER, f"Rank {source} sends what this rank receives, but {MOST_PROCESSES} ranks run already."
+                )
+            started = f"[dry run] rank {source}: started, because rank {awaited.receiver} waits for what it sends"
+            print(started, file=sys.stderr, flush=True)
+            self._start(source, is_shown=False)
+            return None
+        if sender.report is not None:
+            return Missing(*_about_sender(sender.report))
+        cycle = self._cycle(sender)
+        return None if cycle is None else Missing(CYCLE, _about_cycle(cycle))
+
+    def _cycle(self, first: _Rank) -> list[Awaited] | None:
+        """The receives of ranks that wait for each other, from `first`; None if one of them goes on."""
+        chain: list[Awaited] = []
+        rank: _Rank | None = first
+        while rank is not None and rank.awaits is not None:
+            key = rank.awaits.channel, rank.awaits.number
+            if rank.report is not None or key in self._sent:
+                return None
+            chain.append(rank.awaits)
+            rank = self._ranks.get(rank.awaits.channel.source)
+            if rank is first:
+                return chain
+            if len(chain) > len(self._ranks):
+                return None  # it waits for ranks that wait for each other
+        return None
+
+
+class _Rank:
+    """A rank in a process of its own, and again with unlimited memory if it does not fit.
+
+    Attributes:
+        report: Its report, when it has ended.
+        awaits: What it waits for.
+        connection: To its process.
+        has_hung_up: Whether the process has closed its end.
+    """
+
+    def __init__(self, job: RankProcesses, number: int, is_shown: bool) -> None:
+        self.report: RankReport | None = None
+        self.awaits: Awaited | None = None
+        self._job = job
+        self._number = number
+        self._block = ExitStack()
+        self._output = None if is_shown else self._files_for_output()
+        self._shown = [0, 0]
+        self._did_not_fit: RankReport | None = None
+        self._run(job.gpu)
+
+    def _files_for_output(self) -> tuple[IO[bytes], IO[bytes]]:
+        enter = self._block.enter_context
+        return enter(TemporaryFile(prefix="torchext-")), enter(TemporaryFile(prefix="torchext-"))
+
+    def _run(self, gpu: FakeGPU) -> None:
+        folder = self._block.enter_context(TemporaryDirectory(prefix="torchext-", ignore_cleanup_errors=True))
+        self._files = Overlay(folder)
+        task, self._answer = Path(folder) / "task", Path(folder) / "answer"
+        self.connection, theirs = Pipe()
+        self.has_hung_up = False
+        task.write_bytes(pickle.dumps(self._arguments(gpu, theirs.fileno())))
+        command = child_command(self._job.options, folder, "child", task, self._answer)
+        out, err = self._output or (None, None)
+        self._process = ChildProcess(
+            command,
+            environment_for(self._files, self._job.launch.environment),
+            FILES,
+            pass_fds=[theirs.fileno()],
+            stdout=out,
+            stderr=err,
+        )
+        theirs.close()
+
+    def _arguments(self, gpu: FakeGPU, messages: int) -> dict[str, Any]:
+        options, launch = self._job.options, self._job.launch
+        per_node, size = launch.per_node or 8, launch.size or 1
+        program = _filled_in(launch.program, self._number, self._number % per_node, size)
+        is_module = program[0] == "-m"
+        return {
+            "program": program[1:] if is_module else program,
+            "is_module": is_module,
+            "size": size,
+            "is_launched": launch.size is not None,
+            "rank": self._number,
+            "gpu": gpu,
+            "per_node": per_node,
+            "goal": self._job.goal,
+            "values": options.values,
+            "traces_lines": not options.no_lines,
+            "counts_flops": not options.no_flops,
+            "messages": None if options.alone or size == 1 else messages,
+        }
+
+    def has_ended(self) -> bool:
+        """Whether the process has ended."""
+        return self._process.poll() is not None
+
+    def go_on_after_end(self) -> None:
+        """Reads the report, or starts the process again with unlimited memory."""
+        self.awaits = None
+        self.connection.close()
+        report = self._report(self._process.wait())
+        if self._did_not_fit is None and report.out_of_memory:
+            self._did_not_fit = report
+            self._run(replace(self._job.gpu, memory=UNLIMITED))
+            return
+        if self._did_not_fit is not None:
+            report = _with_needs(self._did_not_fit, report, self._job.gpu)
+        self.report = report
+
+    def _report(self, code: int) -> RankReport:
+        if self._answer.exists():
+            report: RankReport = pickle.loads(self._answer.read_bytes())
+        else:
+            report = RankReport(self._number, self._job.goal, error=_about_end(self._number, code))
+        report.files = changes_in(self._files)
+        return report
+
+    def answer(self, answer: Message | Missing) -> None:
+        """Answers the process, which waits."""
+        self.awaits = None
+        self.connection.send(answer)
+
+    def show_output(self) -> None:
+        """Writes to the terminal what the process has written, unless it does so itself."""
+        for i, (file, stream) in enumerate(zip(self._output or (), (sys.stdout, sys.stderr), strict=False)):
+            new = os.pread(file.fileno(), os.fstat(file.fileno()).st_size - self._shown[i], self._shown[i])
+            self._shown[i] += len(new)
+            if new:
+                stream.write(new.decode(errors="replace"))
+                stream.flush()
+
+    def keep_files(self, folder: Path) -> None:
+        """Copies what the program has written to `folder`."""
+        keep_files(self._files, str(folder))
+
+    def terminate(self) -> None:
+        """Asks the process to end."""
+        self._process.terminate()
+
+    def close(self, *, is_patient: bool = False) -> None:
+        """Ends the process, and removes its files."""
+        try:
+            if self.report is None:
+                self._process.stop(PATIENCE if is_patient else 0)
+                self.connection.close()
+        finally:
+            self._block.close()
+
+
+def _with_needs(limited: RankReport, needed: RankReport, gpu: FakeGPU) -> RankReport:
+    """The report of a rank that does not fit: what it needs, if it has run to that point."""
+    if needed.error:
+        return limited
+    for peak in needed.peaks:
+        peak.total = gpu.memory - gpu.context
+    needed.out_of_memory = limited.out_of_memory
+    return needed
+
+
+def _about_sender(report: RankReport) -> tuple[str, str]:
+    """Why a rank that has ended sends nothing more."""
+    name = f"Rank {report.rank}"
+    if report.error:
+        last = report.error.strip().splitlines()[-1]
+        return OTHER, f"{name}, which sends what this rank receives, has failed in its dry run: {last}"
+    if report.has_enough and report.goal.count is not None:
+        return FINISHED, f"{name} has made enough."
+    return OTHER, f"{name} has ended without sending what this rank receives."
+
+
+def _about_cycle(chain: Sequence[Awaited]) -> str:
+    waits = [
+        f"rank {one.receiver} waits{f' at {one.place}' if one.place else ''} for what rank {one.channel.source} sends"
+        for one in chain
+    ]
+    return (
+        f"Ranks wait for each other, as they would in a job: {', and '.join(waits)}. Have one of them send before it "
+        "receives, or use --alone, with which what is received is assumed."
+    )
+
+
+def _filled_in(program: Sequence[str], rank: int, local_rank: int, size: int) -> list[str]:
+    """Replaces placeholders, which are an argument or follow its equals sign."""
+    values = {"{rank}": rank, "{local_rank}": local_rank, "{world_size}": size}
+
+    def fill(argument: str) -> str:
+        name, equals, value = argument.rpartition("=")
+        return f"{name}{equals}{values.get(value, value)}"
+
+    return [fill(argument) for argument in program]
+
+
+def _about_end(rank: int, code: int) -> str:
+    """How the process of a rank has ended that has left no report."""
+    text = f"The process of rank {rank} has ended with code {code}."
+    if code in (-signal.SIGSEGV, -signal.SIGBUS):
+        text += (
+            " There is no memory at the address of a fake tensor: code in C that is given its data_ptr(), as by "
+            "ctypes, ends the process. Leave that part of the program out."
+        )
+    return text
+
+
+def child_command(options: argparse.Namespace, folder: str, module: str, task: Path, answer: Path) -> list[str]:
+    """The command that runs one of the modules here in a process that changes no files outside of `folder`."""
+    guard = [] if options.unguarded else [sys.executable, GUARD, folder]
+    return [*guard, sys.executable, "-m", f"torchext.dry_run.{module}", str(task), str(answer)]
+
+
+def environment_for(files: Overlay, variables: dict[str, str]) -> dict[str, str]:
+    """Return the environment of a process whose files are kept in `files`, and of those that it starts."""
+    environment = child_environment(files, {**os.environ, **variables, "TMPDIR": files.temporary})
+    return {**environment, "CUDA_VISIBLE_DEVICES": ""}  # real GPUs would be found instead of those described
+
+
+def run_child(task: Path, answer: Path) -> None:
+    """Runs the rank that is described in the file `task`, and leaves the report in the file `answer`."""
+
+    def leave(report: RankReport) -> None:
+        answer.write_bytes(pickle.dumps(report))
+
+    def leave_and_exit(report: RankReport) -> None:
+        leave(report)
+        sys.stdout.flush()
+        os._exit(0)
+
+    arguments = pickle.loads(task.read_bytes())
+    descriptor = arguments.pop("messages")
+    messages = None
+    if descriptor is not None:
+        os.set_inheritable(descriptor, False)  # processes that the program starts have nothing to say
+        messages = Messages(Connection(descriptor), arguments["rank"])
+    leave(run_rank(arguments.pop("program"), **arguments, messages=messages, on_unstoppable=leave_and_exit))
