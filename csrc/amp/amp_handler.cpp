@@ -39,10 +39,7 @@ class AmpAutocastGuard {
   explicit AmpAutocastGuard(DispatchKeySet autocast_keys) : keys_{stateWith(autocast_keys)} {
     autocast::set_autocast_cache_enabled(false);
   }
-  AmpAutocastGuard(const AmpAutocastGuard&) = delete;
-  AmpAutocastGuard& operator=(const AmpAutocastGuard&) = delete;
-  AmpAutocastGuard(AmpAutocastGuard&&) = delete;
-  AmpAutocastGuard& operator=(AmpAutocastGuard&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(AmpAutocastGuard);
   ~AmpAutocastGuard() {
     autocast::set_autocast_cache_enabled(was_caching_);
   }

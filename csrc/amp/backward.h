@@ -28,10 +28,7 @@ class TORCHEXT_API BackwardGuard {
  public:
   // `creates_graph`: what the pass computes is recorded, so that it can be differentiated in turn.
   explicit BackwardGuard(bool creates_graph);
-  BackwardGuard(const BackwardGuard&) = delete;
-  BackwardGuard& operator=(const BackwardGuard&) = delete;
-  BackwardGuard(BackwardGuard&&) = delete;
-  BackwardGuard& operator=(BackwardGuard&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(BackwardGuard);
   ~BackwardGuard();
 
  private:
@@ -44,10 +41,7 @@ class TORCHEXT_API RecomputationGuard {
  public:
   // `has_region_decided`: what isRegionDeciding() was in the forward pass.
   explicit RecomputationGuard(bool has_region_decided);
-  RecomputationGuard(const RecomputationGuard&) = delete;
-  RecomputationGuard& operator=(const RecomputationGuard&) = delete;
-  RecomputationGuard(RecomputationGuard&&) = delete;
-  RecomputationGuard& operator=(RecomputationGuard&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(RecomputationGuard);
   ~RecomputationGuard();
 
  private:

@@ -55,10 +55,7 @@ thread_local Question question{nullptr, nullptr};
 class QuestionGuard {
  public:
   QuestionGuard(const std::string& name, Answer& answer) : previous_{std::exchange(question, {&name, &answer})} {}
-  QuestionGuard(const QuestionGuard&) = delete;
-  QuestionGuard& operator=(const QuestionGuard&) = delete;
-  QuestionGuard(QuestionGuard&&) = delete;
-  QuestionGuard& operator=(QuestionGuard&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(QuestionGuard);
   ~QuestionGuard() {
     question = previous_;
   }

@@ -42,10 +42,7 @@ TORCHEXT_API bool isInSelfCleaningRegion() noexcept;
 class TORCHEXT_API CompiledCodeGuard {
  public:
   CompiledCodeGuard();
-  CompiledCodeGuard(const CompiledCodeGuard&) = delete;
-  CompiledCodeGuard& operator=(const CompiledCodeGuard&) = delete;
-  CompiledCodeGuard(CompiledCodeGuard&&) = delete;
-  CompiledCodeGuard& operator=(CompiledCodeGuard&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(CompiledCodeGuard);
   ~CompiledCodeGuard();
 
  private:

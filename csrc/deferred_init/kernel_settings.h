@@ -57,10 +57,7 @@ class KernelSettings {
 class KernelSettingsGuard {
  public:
   explicit KernelSettingsGuard(const KernelSettings& wanted);
-  KernelSettingsGuard(const KernelSettingsGuard&) = delete;
-  KernelSettingsGuard& operator=(const KernelSettingsGuard&) = delete;
-  KernelSettingsGuard(KernelSettingsGuard&&) = delete;
-  KernelSettingsGuard& operator=(KernelSettingsGuard&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(KernelSettingsGuard);
   ~KernelSettingsGuard();
 
  private:
@@ -77,10 +74,7 @@ class KernelSettingsGuard {
 class ThreadCountGuard {
  public:
   explicit ThreadCountGuard(const OpNode& node);
-  ThreadCountGuard(const ThreadCountGuard&) = delete;
-  ThreadCountGuard& operator=(const ThreadCountGuard&) = delete;
-  ThreadCountGuard(ThreadCountGuard&&) = delete;
-  ThreadCountGuard& operator=(ThreadCountGuard&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(ThreadCountGuard);
   ~ThreadCountGuard();
 
  private:

@@ -96,10 +96,7 @@ class StorageValue final : public Provenance, public std::enable_shared_from_thi
   // Bytes that exist already: what `torch.tensor()` made. `constant` must not be written any more.
   explicit StorageValue(c10::Storage constant);
 
-  StorageValue(const StorageValue&) = delete;
-  StorageValue& operator=(const StorageValue&) = delete;
-  StorageValue(StorageValue&&) = delete;
-  StorageValue& operator=(StorageValue&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(StorageValue);
   ~StorageValue() override;
 
   // Null for a constant. Another thread may fold the value, so this and `constant()` are for those that hold the lock
@@ -229,10 +226,7 @@ class OpNode {
  public:
   // A call of `op` with the arguments on top of `stack`, which it copies, in this thread's state.
   OpNode(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
-  OpNode(const OpNode&) = delete;
-  OpNode& operator=(const OpNode&) = delete;
-  OpNode(OpNode&&) = delete;
-  OpNode& operator=(OpNode&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(OpNode);
   ~OpNode();
 
   // Adds a storage that the call writes and returns its place in `written()`. To be used before the node is shared.

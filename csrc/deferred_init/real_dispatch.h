@@ -32,10 +32,7 @@ struct ThreadState {
 class AutocastCacheOff {
  public:
   AutocastCacheOff();
-  AutocastCacheOff(const AutocastCacheOff&) = delete;
-  AutocastCacheOff& operator=(const AutocastCacheOff&) = delete;
-  AutocastCacheOff(AutocastCacheOff&&) = delete;
-  AutocastCacheOff& operator=(AutocastCacheOff&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(AutocastCacheOff);
   ~AutocastCacheOff();
 
  private:
@@ -47,10 +44,7 @@ class AutocastCacheOff {
 class NoFunctionModes {
  public:
   NoFunctionModes();
-  NoFunctionModes(const NoFunctionModes&) = delete;
-  NoFunctionModes& operator=(const NoFunctionModes&) = delete;
-  NoFunctionModes(NoFunctionModes&&) = delete;
-  NoFunctionModes& operator=(NoFunctionModes&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(NoFunctionModes);
   ~NoFunctionModes();
 
  private:
@@ -64,10 +58,7 @@ class RealDispatch {
   // In the present state, without gradients.
   RealDispatch();
   explicit RealDispatch(const ThreadState& state);
-  RealDispatch(const RealDispatch&) = delete;
-  RealDispatch& operator=(const RealDispatch&) = delete;
-  RealDispatch(RealDispatch&&) = delete;
-  RealDispatch& operator=(RealDispatch&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(RealDispatch);
   ~RealDispatch();
 
  private:

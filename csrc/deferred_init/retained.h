@@ -28,10 +28,7 @@ class Retained final : public Provenance {
  public:
   // For `tensors`, which show `recorded`, a fake storage with a recorded value that is about to become real.
   Retained(const c10::Storage& recorded, const std::vector<at::Tensor>& tensors);
-  Retained(const Retained&) = delete;
-  Retained& operator=(const Retained&) = delete;
-  Retained(Retained&&) = delete;
-  Retained& operator=(Retained&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(Retained);
   ~Retained() override;
 
   // Attaches it to the tensors, which have become real on `current`.

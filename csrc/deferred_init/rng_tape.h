@@ -93,10 +93,7 @@ class TapeReader {
 class DefaultGeneratorAt {
  public:
   explicit DefaultGeneratorAt(const TapePosition& position);
-  DefaultGeneratorAt(const DefaultGeneratorAt&) = delete;
-  DefaultGeneratorAt& operator=(const DefaultGeneratorAt&) = delete;
-  DefaultGeneratorAt(DefaultGeneratorAt&&) = delete;
-  DefaultGeneratorAt& operator=(DefaultGeneratorAt&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(DefaultGeneratorAt);
   ~DefaultGeneratorAt();
 
  private:

@@ -151,10 +151,7 @@ class ResizableOutputs {
       }
     }
   }
-  ResizableOutputs(const ResizableOutputs&) = delete;
-  ResizableOutputs& operator=(const ResizableOutputs&) = delete;
-  ResizableOutputs(ResizableOutputs&&) = delete;
-  ResizableOutputs& operator=(ResizableOutputs&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(ResizableOutputs);
   ~ResizableOutputs() {
     for (const Tensor& output : outputs_) {
       DispatchKeySet& keys = OpenTensorImpl::keysOf(*output.unsafeGetTensorImpl());

@@ -87,10 +87,7 @@ bool isOurs(const OperatorHandle& op, const Stack& stack) {
 class KeepsInclusion {
  public:
   KeepsInclusion() = default;
-  KeepsInclusion(const KeepsInclusion&) = delete;
-  KeepsInclusion& operator=(const KeepsInclusion&) = delete;
-  KeepsInclusion(KeepsInclusion&&) = delete;
-  KeepsInclusion& operator=(KeepsInclusion&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(KeepsInclusion);
   ~KeepsInclusion() {
     c10::impl::tls_set_dispatch_key_included(DispatchKey::Fake, was_included_);
   }

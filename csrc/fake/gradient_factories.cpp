@@ -29,10 +29,7 @@ struct RunningFormula final : at::ObserverContext {
   explicit RunningFormula(c10::ArrayRef<c10::IValue> gradients) : factories{gradients} {
     running = this;
   }
-  RunningFormula(const RunningFormula&) = delete;
-  RunningFormula& operator=(const RunningFormula&) = delete;
-  RunningFormula(RunningFormula&&) = delete;
-  RunningFormula& operator=(RunningFormula&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(RunningFormula);
   ~RunningFormula() override {
     running = outer;
   }

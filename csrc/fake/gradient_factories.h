@@ -29,10 +29,7 @@ bool isInGradientFormula();
 class TORCHEXT_API OutsideOfFormula {
  public:
   OutsideOfFormula();
-  OutsideOfFormula(const OutsideOfFormula&) = delete;
-  OutsideOfFormula& operator=(const OutsideOfFormula&) = delete;
-  OutsideOfFormula(OutsideOfFormula&&) = delete;
-  OutsideOfFormula& operator=(OutsideOfFormula&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(OutsideOfFormula);
   ~OutsideOfFormula();
 
  private:

@@ -53,10 +53,7 @@ void setMarksKeyDemanded(MarksFeature feature, bool is_demanded) noexcept;
 class MarksDemand {
  public:
   explicit MarksDemand(MarksFeature feature);
-  MarksDemand(const MarksDemand&) = delete;
-  MarksDemand& operator=(const MarksDemand&) = delete;
-  MarksDemand(MarksDemand&&) = delete;
-  MarksDemand& operator=(MarksDemand&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(MarksDemand);
   ~MarksDemand();
 
  private:

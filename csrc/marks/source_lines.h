@@ -13,10 +13,7 @@ namespace torchext {
 class TORCHEXT_API TracingGuard {
  public:
   TracingGuard();
-  TracingGuard(const TracingGuard&) = delete;
-  TracingGuard& operator=(const TracingGuard&) = delete;
-  TracingGuard(TracingGuard&&) = delete;
-  TracingGuard& operator=(TracingGuard&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(TracingGuard);
   ~TracingGuard();
 };
 

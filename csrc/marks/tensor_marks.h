@@ -28,10 +28,7 @@ enum class AmpMark : std::uint8_t { kNone, kWrapped, kToBeCleaned };
 // these.
 struct TORCHEXT_API TensorMarks final : c10::BackendMeta {
   TensorMarks(std::string source_line, AmpMark amp_mark);
-  TensorMarks(const TensorMarks&) = delete;
-  TensorMarks& operator=(const TensorMarks&) = delete;
-  TensorMarks(TensorMarks&&) = delete;
-  TensorMarks& operator=(TensorMarks&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(TensorMarks);
   ~TensorMarks() override;
 
   // Called by `c10::intrusive_ptr` when the last tensor that has these marks has been freed.

@@ -119,10 +119,7 @@ struct PoolPair {
 class TORCHEXT_API CachingAllocator {
  public:
   explicit CachingAllocator(std::uintptr_t first_address);
-  CachingAllocator(const CachingAllocator&) = delete;
-  CachingAllocator& operator=(const CachingAllocator&) = delete;
-  CachingAllocator(CachingAllocator&&) = delete;
-  CachingAllocator& operator=(CachingAllocator&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(CachingAllocator);
   ~CachingAllocator();
 
   // Returns a block of at least `bytes`, which is not 0. It stays valid until it is freed. Throws FailedRequest when

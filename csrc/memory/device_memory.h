@@ -79,10 +79,7 @@ class TORCHEXT_API DeviceMemory {
   static DeviceMemory& of(c10::Device device);
 
   explicit DeviceMemory(c10::Device device);
-  DeviceMemory(const DeviceMemory&) = delete;
-  DeviceMemory& operator=(const DeviceMemory&) = delete;
-  DeviceMemory(DeviceMemory&&) = delete;
-  DeviceMemory& operator=(DeviceMemory&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(DeviceMemory);
   ~DeviceMemory();
 
   // Allocates on the stream that is current on this thread. Throws c10::OutOfMemoryError.

@@ -65,10 +65,7 @@ void countStoragesOf(ArrayRef<IValue> values) {
 class KernelBlocks {
  public:
   explicit KernelBlocks(Device device) : device_{device} {}
-  KernelBlocks(const KernelBlocks&) = delete;
-  KernelBlocks& operator=(const KernelBlocks&) = delete;
-  KernelBlocks(KernelBlocks&&) = delete;
-  KernelBlocks& operator=(KernelBlocks&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(KernelBlocks);
   ~KernelBlocks() {
     for (Allocation* block : blocks_) {
       free(block);
@@ -134,10 +131,7 @@ class CauseGuard {
                        threadScope().traces_lines ? timeline->numberOf(sourceLineHere()) : -1};
     }
   }
-  CauseGuard(const CauseGuard&) = delete;
-  CauseGuard& operator=(const CauseGuard&) = delete;
-  CauseGuard(CauseGuard&&) = delete;
-  CauseGuard& operator=(CauseGuard&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(CauseGuard);
   ~CauseGuard() {
     current_cause = previous_;
   }

@@ -20,10 +20,7 @@ struct Allocation;
 class TORCHEXT_API RealAllocationsGuard {
  public:
   RealAllocationsGuard();
-  RealAllocationsGuard(const RealAllocationsGuard&) = delete;
-  RealAllocationsGuard& operator=(const RealAllocationsGuard&) = delete;
-  RealAllocationsGuard(RealAllocationsGuard&&) = delete;
-  RealAllocationsGuard& operator=(RealAllocationsGuard&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(RealAllocationsGuard);
   ~RealAllocationsGuard();
 
  private:

@@ -42,10 +42,7 @@ class NameCudaGuard {
       torch::utils::set_requires_device_init(c10::kCUDA, false);
     }
   }
-  NameCudaGuard(const NameCudaGuard&) = delete;
-  NameCudaGuard& operator=(const NameCudaGuard&) = delete;
-  NameCudaGuard(NameCudaGuard&&) = delete;
-  NameCudaGuard& operator=(NameCudaGuard&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(NameCudaGuard);
   ~NameCudaGuard() {
     const Locked lock{LockRank::kNamedCuda};
     if (--count == 0) {
@@ -64,10 +61,7 @@ class LiftCpuTensorsGuard {
   LiftCpuTensorsGuard() : previous_{torch::utils::only_lift_cpu_tensors()} {
     torch::utils::set_only_lift_cpu_tensors(true);
   }
-  LiftCpuTensorsGuard(const LiftCpuTensorsGuard&) = delete;
-  LiftCpuTensorsGuard& operator=(const LiftCpuTensorsGuard&) = delete;
-  LiftCpuTensorsGuard(LiftCpuTensorsGuard&&) = delete;
-  LiftCpuTensorsGuard& operator=(LiftCpuTensorsGuard&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(LiftCpuTensorsGuard);
   ~LiftCpuTensorsGuard() {
     torch::utils::set_only_lift_cpu_tensors(previous_);
   }
@@ -159,10 +153,7 @@ class ShowFakeKeyGuard {
   ShowFakeKeyGuard() {
     c10::impl::tls_set_dispatch_key_excluded(c10::DispatchKey::Fake, false);
   }
-  ShowFakeKeyGuard(const ShowFakeKeyGuard&) = delete;
-  ShowFakeKeyGuard& operator=(const ShowFakeKeyGuard&) = delete;
-  ShowFakeKeyGuard(ShowFakeKeyGuard&&) = delete;
-  ShowFakeKeyGuard& operator=(ShowFakeKeyGuard&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(ShowFakeKeyGuard);
   ~ShowFakeKeyGuard() {
     c10::impl::tls_set_dispatch_key_excluded(c10::DispatchKey::Fake, true);
   }

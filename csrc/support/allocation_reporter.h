@@ -10,10 +10,7 @@ class AllocationReporter : public torch::profiler::impl::ProfilerStateBase {
  public:
   AllocationReporter()
       : ProfilerStateBase{torch::profiler::impl::ProfilerConfig{torch::profiler::impl::ProfilerState::Disabled}} {}
-  AllocationReporter(const AllocationReporter&) = delete;
-  AllocationReporter& operator=(const AllocationReporter&) = delete;
-  AllocationReporter(AllocationReporter&&) = delete;
-  AllocationReporter& operator=(AllocationReporter&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(AllocationReporter);
 
   torch::profiler::impl::ActiveProfilerType profilerType() override {
     return torch::profiler::impl::ActiveProfilerType::NONE;

@@ -12,10 +12,7 @@ namespace torchext {
 class HeldWarnings {
  public:
   HeldWarnings() = default;
-  HeldWarnings(const HeldWarnings&) = delete;
-  HeldWarnings& operator=(const HeldWarnings&) = delete;
-  HeldWarnings(HeldWarnings&&) = delete;
-  HeldWarnings& operator=(HeldWarnings&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(HeldWarnings);
   ~HeldWarnings() {
     for (const c10::Warning& warning : handler_.held) {
       outer_->process(warning);

@@ -13,10 +13,7 @@ class IncludedKey {
       : key_{key}, was_included_{c10::impl::tls_is_dispatch_key_included(key)} {
     c10::impl::tls_set_dispatch_key_included(key_, is_included);
   }
-  IncludedKey(const IncludedKey&) = delete;
-  IncludedKey& operator=(const IncludedKey&) = delete;
-  IncludedKey(IncludedKey&&) = delete;
-  IncludedKey& operator=(IncludedKey&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(IncludedKey);
   ~IncludedKey() {
     c10::impl::tls_set_dispatch_key_included(key_, was_included_);
   }

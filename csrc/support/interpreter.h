@@ -30,10 +30,7 @@ struct StackFrame {
 class TORCHEXT_API Interpreter {
  public:
   Interpreter() = default;
-  Interpreter(const Interpreter&) = delete;
-  Interpreter& operator=(const Interpreter&) = delete;
-  Interpreter(Interpreter&&) = delete;
-  Interpreter& operator=(Interpreter&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(Interpreter);
   virtual ~Interpreter();
 
   // Calls `run` without the interpreter's lock, if this thread holds it.

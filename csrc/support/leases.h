@@ -18,10 +18,7 @@ namespace torchext {
 class TORCHEXT_API Lease {
  public:
   constexpr Lease() = default;
-  Lease(const Lease&) = delete;
-  Lease& operator=(const Lease&) = delete;
-  Lease(Lease&&) = delete;
-  Lease& operator=(Lease&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(Lease);
   ~Lease() = default;
 
   void hold() noexcept {

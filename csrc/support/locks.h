@@ -76,10 +76,7 @@ class Locked {
   explicit Locked(LockRank rank) noexcept : rank_{rank} {
     acquire(rank_);
   }
-  Locked(const Locked&) = delete;
-  Locked& operator=(const Locked&) = delete;
-  Locked(Locked&&) = delete;
-  Locked& operator=(Locked&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(Locked);
   ~Locked() {
     release(rank_);
   }

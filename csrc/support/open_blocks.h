@@ -67,10 +67,7 @@ class OpenGuards {
     return true;
   }
 
-  OpenGuards(const OpenGuards&) = delete;
-  OpenGuards& operator=(const OpenGuards&) = delete;
-  OpenGuards(OpenGuards&&) = delete;
-  OpenGuards& operator=(OpenGuards&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(OpenGuards);
   ~OpenGuards() {
     while (!blocks_.empty()) {
       blocks_.pop_back();

@@ -18,10 +18,7 @@ namespace torchext {
 class TORCHEXT_API RecycledMemory : public std::enable_shared_from_this<RecycledMemory> {
  public:
   static std::shared_ptr<RecycledMemory> make(std::size_t slack);
-  RecycledMemory(const RecycledMemory&) = delete;
-  RecycledMemory& operator=(const RecycledMemory&) = delete;
-  RecycledMemory(RecycledMemory&&) = delete;
-  RecycledMemory& operator=(RecycledMemory&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(RecycledMemory);
   ~RecycledMemory();
 
   // A storage of `nbytes` bytes with arbitrary contents, which cannot be resized.
@@ -49,10 +46,7 @@ class TORCHEXT_API RecycledMemory : public std::enable_shared_from_this<Recycled
 class TORCHEXT_API RecyclingGuard {
  public:
   explicit RecyclingGuard(RecycledMemory& memory) noexcept;
-  RecyclingGuard(const RecyclingGuard&) = delete;
-  RecyclingGuard& operator=(const RecyclingGuard&) = delete;
-  RecyclingGuard(RecyclingGuard&&) = delete;
-  RecyclingGuard& operator=(RecyclingGuard&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(RecyclingGuard);
   ~RecyclingGuard();
 
  private:

@@ -9,10 +9,7 @@ namespace torchext {
 class VirtualTableTest {
  public:
   VirtualTableTest() = default;
-  VirtualTableTest(const VirtualTableTest&) = delete;
-  VirtualTableTest& operator=(const VirtualTableTest&) = delete;
-  VirtualTableTest(VirtualTableTest&&) = delete;
-  VirtualTableTest& operator=(VirtualTableTest&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(VirtualTableTest);
   virtual ~VirtualTableTest() = default;
   virtual int one() const {
     return 1;

@@ -33,10 +33,7 @@ class Checking {
   Checking() {
     is_checking = true;
   }
-  Checking(const Checking&) = delete;
-  Checking& operator=(const Checking&) = delete;
-  Checking(Checking&&) = delete;
-  Checking& operator=(Checking&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(Checking);
   ~Checking() {
     is_checking = false;
   }

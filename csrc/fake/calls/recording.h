@@ -11,10 +11,7 @@ class RecordingGuard {
  public:
   // `can_run_for_real` is false if an argument has no values; then the recorder catches nothing.
   explicit RecordingGuard(bool can_run_for_real) noexcept;
-  RecordingGuard(const RecordingGuard&) = delete;
-  RecordingGuard& operator=(const RecordingGuard&) = delete;
-  RecordingGuard(RecordingGuard&&) = delete;
-  RecordingGuard& operator=(RecordingGuard&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(RecordingGuard);
   ~RecordingGuard();
 
  private:

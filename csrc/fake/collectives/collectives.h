@@ -71,10 +71,7 @@ TORCHEXT_API void watchNestedLists();
 class TORCHEXT_API CollectiveObserver {
  public:
   CollectiveObserver() = default;
-  CollectiveObserver(const CollectiveObserver&) = delete;
-  CollectiveObserver& operator=(const CollectiveObserver&) = delete;
-  CollectiveObserver(CollectiveObserver&&) = delete;
-  CollectiveObserver& operator=(CollectiveObserver&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(CollectiveObserver);
   virtual ~CollectiveObserver() = default;
 
   // Makes the call, by `run`, which returns its results; or raises an error instead, and nothing has been done.

@@ -52,10 +52,7 @@ std::uint64_t fakeCudaGeneration() noexcept;
 class TORCHEXT_API FakeCudaBackwardGuard {
  public:
   FakeCudaBackwardGuard();
-  FakeCudaBackwardGuard(const FakeCudaBackwardGuard&) = delete;
-  FakeCudaBackwardGuard& operator=(const FakeCudaBackwardGuard&) = delete;
-  FakeCudaBackwardGuard(FakeCudaBackwardGuard&&) = delete;
-  FakeCudaBackwardGuard& operator=(FakeCudaBackwardGuard&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(FakeCudaBackwardGuard);
   ~FakeCudaBackwardGuard();
 
  private:

@@ -26,10 +26,7 @@ namespace torchext {
 class LayoutHandler {
  public:
   LayoutHandler() = default;
-  LayoutHandler(const LayoutHandler&) = delete;
-  LayoutHandler& operator=(const LayoutHandler&) = delete;
-  LayoutHandler(LayoutHandler&&) = delete;
-  LayoutHandler& operator=(LayoutHandler&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(LayoutHandler);
   virtual ~LayoutHandler() = default;
 
   // About tensors. The last three are called only for tensors that the layout has.
@@ -90,10 +87,7 @@ void refuseLayouts(const c10::OperatorHandle& op, const torch::jit::Stack& stack
 class InLayoutKernel {
  public:
   InLayoutKernel() noexcept;
-  InLayoutKernel(const InLayoutKernel&) = delete;
-  InLayoutKernel& operator=(const InLayoutKernel&) = delete;
-  InLayoutKernel(InLayoutKernel&&) = delete;
-  InLayoutKernel& operator=(InLayoutKernel&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(InLayoutKernel);
   ~InLayoutKernel();
 };
 

@@ -17,10 +17,7 @@ namespace torchext {
 class MetaCallOnDevice {
  public:
   explicit MetaCallOnDevice(c10::Device device);
-  MetaCallOnDevice(const MetaCallOnDevice&) = delete;
-  MetaCallOnDevice& operator=(const MetaCallOnDevice&) = delete;
-  MetaCallOnDevice(MetaCallOnDevice&&) = delete;
-  MetaCallOnDevice& operator=(MetaCallOnDevice&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(MetaCallOnDevice);
   ~MetaCallOnDevice();
 
  private:

@@ -52,10 +52,7 @@ class NoTorchFunction {
   NoTorchFunction() : previous_{TorchFunctionTLS::get_disabled_state()} {
     TorchFunctionTLS::set_disabled_state(at::impl::TorchFunctionDisabledState::ALL_DISABLED);
   }
-  NoTorchFunction(const NoTorchFunction&) = delete;
-  NoTorchFunction& operator=(const NoTorchFunction&) = delete;
-  NoTorchFunction(NoTorchFunction&&) = delete;
-  NoTorchFunction& operator=(NoTorchFunction&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(NoTorchFunction);
   ~NoTorchFunction() {
     TorchFunctionTLS::set_disabled_state(previous_);
   }

@@ -503,10 +503,7 @@ RealResults tryOutAffordably(const OperatorHandle& op,
 class Trial {
  public:
   Trial() = default;
-  Trial(const Trial&) = delete;
-  Trial& operator=(const Trial&) = delete;
-  Trial(Trial&&) = delete;
-  Trial& operator=(Trial&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(Trial);
   ~Trial() {
     warnings_.take();
   }

@@ -15,10 +15,7 @@ namespace torchext {
 class FakeFactoriesGuard {
  public:
   FakeFactoriesGuard();
-  FakeFactoriesGuard(const FakeFactoriesGuard&) = delete;
-  FakeFactoriesGuard& operator=(const FakeFactoriesGuard&) = delete;
-  FakeFactoriesGuard(FakeFactoriesGuard&&) = delete;
-  FakeFactoriesGuard& operator=(FakeFactoriesGuard&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(FakeFactoriesGuard);
   ~FakeFactoriesGuard();
 
  private:
@@ -41,10 +38,7 @@ class FactoriesOfCall {
 class RealFactoriesGuard {
  public:
   RealFactoriesGuard() = default;
-  RealFactoriesGuard(const RealFactoriesGuard&) = delete;
-  RealFactoriesGuard& operator=(const RealFactoriesGuard&) = delete;
-  RealFactoriesGuard(RealFactoriesGuard&&) = delete;
-  RealFactoriesGuard& operator=(RealFactoriesGuard&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(RealFactoriesGuard);
   ~RealFactoriesGuard() = default;
 
  private:

@@ -42,10 +42,7 @@ thread_local int own_computations = 0;
 // What has been counted of a storage: NOTE [Memory is counted where storages are born and die].
 struct CountedMemory {
   CountedMemory() = default;
-  CountedMemory(const CountedMemory&) = delete;
-  CountedMemory& operator=(const CountedMemory&) = delete;
-  CountedMemory(CountedMemory&&) = delete;
-  CountedMemory& operator=(CountedMemory&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(CountedMemory);
   ~CountedMemory() {
     if (allocation != nullptr) {
       memoryCounter()->free(allocation);

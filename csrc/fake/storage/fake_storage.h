@@ -32,10 +32,7 @@ class FakeTensorImpl;
 class Provenance {
  public:
   Provenance() = default;
-  Provenance(const Provenance&) = delete;
-  Provenance& operator=(const Provenance&) = delete;
-  Provenance(Provenance&&) = delete;
-  Provenance& operator=(Provenance&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(Provenance);
   virtual ~Provenance() = default;
 };
 

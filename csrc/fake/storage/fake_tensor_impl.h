@@ -27,10 +27,7 @@ class FakeTensorImpl final : public c10::TensorImpl {
   // Makes a view. It has exactly `keys`, because its base decides whether it is an inference tensor.
   FakeTensorImpl(ImplType kind, c10::Storage storage, c10::DispatchKeySet keys, caffe2::TypeMeta dtype);
 
-  FakeTensorImpl(const FakeTensorImpl&) = delete;
-  FakeTensorImpl& operator=(const FakeTensorImpl&) = delete;
-  FakeTensorImpl(FakeTensorImpl&&) = delete;
-  FakeTensorImpl& operator=(FakeTensorImpl&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(FakeTensorImpl);
   ~FakeTensorImpl() override;
 
   // The next three take any TensorImpl: a tensor that was real when it was given fake `.data` is no FakeTensorImpl.

@@ -32,10 +32,7 @@ namespace torchext {
 class KernelScratch {
  public:
   KernelScratch() = default;
-  KernelScratch(const KernelScratch&) = delete;
-  KernelScratch& operator=(const KernelScratch&) = delete;
-  KernelScratch(KernelScratch&&) = delete;
-  KernelScratch& operator=(KernelScratch&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(KernelScratch);
   virtual ~KernelScratch() = default;
 
   // Returns a text that tells it apart from others.
@@ -45,10 +42,7 @@ class KernelScratch {
 class MemoryCounter {
  public:
   MemoryCounter() = default;
-  MemoryCounter(const MemoryCounter&) = delete;
-  MemoryCounter& operator=(const MemoryCounter&) = delete;
-  MemoryCounter(MemoryCounter&&) = delete;
-  MemoryCounter& operator=(MemoryCounter&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(MemoryCounter);
   virtual ~MemoryCounter() = default;
 
   // Returns true if storages that are made on `device` now are to be counted.
@@ -83,10 +77,7 @@ class MemoryCounter {
 class OwnComputation {
  public:
   OwnComputation() noexcept;
-  OwnComputation(const OwnComputation&) = delete;
-  OwnComputation& operator=(const OwnComputation&) = delete;
-  OwnComputation(OwnComputation&&) = delete;
-  OwnComputation& operator=(OwnComputation&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(OwnComputation);
   ~OwnComputation();
 };
 

@@ -40,10 +40,7 @@ constexpr double kAssumedNumber = 0.125;
 class TORCHEXT_API Assumptions {
  public:
   Assumptions() = default;
-  Assumptions(const Assumptions&) = delete;
-  Assumptions& operator=(const Assumptions&) = delete;
-  Assumptions(Assumptions&&) = delete;
-  Assumptions& operator=(Assumptions&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(Assumptions);
   virtual ~Assumptions() = default;
 
   // Returns the number that is to be taken for a value of `dtype` that `op` reads. `computed` is what follows from what

@@ -56,10 +56,7 @@ class Overwrites {
       }
     }
   }
-  Overwrites(const Overwrites&) = delete;
-  Overwrites& operator=(const Overwrites&) = delete;
-  Overwrites(Overwrites&&) = delete;
-  Overwrites& operator=(Overwrites&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(Overwrites);
   ~Overwrites() {
     for (const Tensor& tensor : tensors_) {
       forgetValues(tensor);

@@ -55,10 +55,7 @@ class KnownBytes final : public Values {
       : bytes_{std::move(bytes)}, written_{std::move(written)}, kind_{kind} {
     bytes_of_all += bytes_.nbytes();
   }
-  KnownBytes(const KnownBytes&) = delete;
-  KnownBytes& operator=(const KnownBytes&) = delete;
-  KnownBytes(KnownBytes&&) = delete;
-  KnownBytes& operator=(KnownBytes&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(KnownBytes);
   ~KnownBytes() override {
     bytes_of_all -= bytes_.nbytes();
   }

@@ -60,10 +60,7 @@ class PreparedMatrices {
     first_ = prepareMatrix(call, is_transposed ? mat2 : mat1);
     second_ = prepareMatrix(call, is_transposed ? mat1 : mat2);
   }
-  PreparedMatrices(const PreparedMatrices&) = delete;
-  PreparedMatrices& operator=(const PreparedMatrices&) = delete;
-  PreparedMatrices(PreparedMatrices&&) = delete;
-  PreparedMatrices& operator=(PreparedMatrices&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(PreparedMatrices);
   ~PreparedMatrices() {
     call_.free({result_, second_, first_});  // members of a struct, in the reverse order
   }

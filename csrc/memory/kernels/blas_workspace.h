@@ -17,10 +17,7 @@ class BlasWorkspace {
 
   // The kernel gets the workspace for `library`.
   BlasWorkspace(KernelCall& call, Library library);
-  BlasWorkspace(const BlasWorkspace&) = delete;
-  BlasWorkspace& operator=(const BlasWorkspace&) = delete;
-  BlasWorkspace(BlasWorkspace&&) = delete;
-  BlasWorkspace& operator=(BlasWorkspace&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(BlasWorkspace);
   // The kernel gives it back.
   ~BlasWorkspace();
 

@@ -31,10 +31,7 @@ class TORCHEXT_API AutocastRegion {
  public:
   /// @throws c10::Error The type of devices does not autocast.
   explicit AutocastRegion(const RegionOptions& options);
-  AutocastRegion(const AutocastRegion&) = delete;
-  AutocastRegion& operator=(const AutocastRegion&) = delete;
-  AutocastRegion(AutocastRegion&&) = delete;
-  AutocastRegion& operator=(AutocastRegion&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(AutocastRegion);
   ~AutocastRegion();
 
  private:

@@ -17,10 +17,7 @@ class TORCHEXT_API DeferredInitGuard {
   /// @throws c10::Error Another library owns the dispatch key `DeferredInit`, or `Fake` in a way in which it cannot be
   ///     shared, or this build does not fit the PyTorch of the process.
   DeferredInitGuard();
-  DeferredInitGuard(const DeferredInitGuard&) = delete;
-  DeferredInitGuard& operator=(const DeferredInitGuard&) = delete;
-  DeferredInitGuard(DeferredInitGuard&&) = delete;
-  DeferredInitGuard& operator=(DeferredInitGuard&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(DeferredInitGuard);
   ~DeferredInitGuard();
 
  private:

@@ -18,10 +18,7 @@ class TORCHEXT_API FakeModeGuard {
   /// @throws c10::Error The dispatch key `Fake` has an owner with which it cannot be shared, or this build does not fit
   ///     the PyTorch of the process.
   FakeModeGuard();
-  FakeModeGuard(const FakeModeGuard&) = delete;
-  FakeModeGuard& operator=(const FakeModeGuard&) = delete;
-  FakeModeGuard(FakeModeGuard&&) = delete;
-  FakeModeGuard& operator=(FakeModeGuard&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(FakeModeGuard);
   ~FakeModeGuard();
 
  private:

@@ -19,10 +19,7 @@ class TORCHEXT_API FakeCudaGuard {
   /// @param count The number of devices, 1 or more.
   /// @throws c10::Error The machine has CUDA devices (use those), or `count` is out of range.
   explicit FakeCudaGuard(c10::DeviceIndex count);
-  FakeCudaGuard(const FakeCudaGuard&) = delete;
-  FakeCudaGuard& operator=(const FakeCudaGuard&) = delete;
-  FakeCudaGuard(FakeCudaGuard&&) = delete;
-  FakeCudaGuard& operator=(FakeCudaGuard&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(FakeCudaGuard);
   ~FakeCudaGuard();
 
  private:

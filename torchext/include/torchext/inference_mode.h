@@ -20,10 +20,7 @@ class TORCHEXT_API InferenceMode {
   /// @param enabled False leaves inference mode for a while. As in PyTorch, gradients are recorded then, whatever was
   ///     set before.
   explicit InferenceMode(bool enabled = true);
-  InferenceMode(const InferenceMode&) = delete;
-  InferenceMode& operator=(const InferenceMode&) = delete;
-  InferenceMode(InferenceMode&&) = delete;
-  InferenceMode& operator=(InferenceMode&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(InferenceMode);
   ~InferenceMode();
 
   /// Is the mode on, on this thread, whoever turned it on?
@@ -40,10 +37,7 @@ class TORCHEXT_API InferenceMode {
 class TORCHEXT_API NormalTensors {
  public:
   NormalTensors();
-  NormalTensors(const NormalTensors&) = delete;
-  NormalTensors& operator=(const NormalTensors&) = delete;
-  NormalTensors(NormalTensors&&) = delete;
-  NormalTensors& operator=(NormalTensors&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(NormalTensors);
   ~NormalTensors();
 
  private:
