@@ -75,7 +75,7 @@ PROGRAMS = {
         "transformers", "transformers_trainer.py", "--engine deepspeed", checks=checks.zero(LLAMA, fused=True)
     ),
     "sft": Program("trl", "trl_trainers.py", "--method sft", checks=checks.ddp(LLAMA, fused=True)),
-    "sft-lora": Program("trl", "trl_trainers.py", "--method sft --lora", checks=checks.ddp(FEW, fused=True)),
+    "sft-lora": Program("trl", "trl_trainers.py", "--method sft --lora"),
     "dpo": Program("trl", "trl_trainers.py", "--method dpo", checks=checks.ddp(LLAMA, fused=True)),
     "grpo": Program("trl", "trl_trainers.py", "--method grpo", checks=checks.ddp(LLAMA, fused=True)),
     "lora": Program("peft", "peft_lora.py", checks=checks.ddp(checks.adapters())),
