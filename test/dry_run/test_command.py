@@ -847,3 +847,22 @@ def test_scalars_on_the_gpu_become_elements_of_tensors(command: Command) -> None
         "--no-flops",
     )
     assert "[((2,), 'cpu'), ((2,), 'cuda:0'), ((1,), 'cuda:0'), ((1, 2), 'cpu')]" in ended.out
+
+
+def test_model_of_a_folder_without_weights_is_made_of_its_configuration(command: Command) -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    program = """
+        import torch
+        from transformers import AutoModelForCausalLM, LlamaConfig
+        sizes = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4)
+        LlamaConfig(**sizes, num_key_value_heads=4, vocab_size=100).save_pretrained("folder")
+        model = AutoModelForCausalLM.from_pretrained("folder", dtype=torch.bfloat16).cuda()
+        print("MADE", sum(p.numel() for p in model.parameters()), {p.dtype for p in model.parameters()})
+        open("folder/another.bin", "w").close()
+        AutoModelForCausalLM.from_pretrained("folder")
+    """
+    ended = command(program, "--to-end")
+    assert "MADE 95040 {torch.bfloat16}\n" in ended.out
+    assert "folder has no weights: the model was made from its configuration (" in ended.out
+    assert ended.code == 1, "weights that it does not find are missed"
+    assert "OSError: Error no file named model.safetensors" in ended.err

@@ -236,6 +236,25 @@ def test_default_device_and_device_contexts() -> None:
         assert nn.Linear(2, 2).weight.device == torch.device("cuda:1")
 
 
+@pytest.mark.filterwarnings("ignore:torch.set_default_tensor_type")
+def test_default_tensor_type_may_be_one_of_cuda() -> None:
+    try:
+        with fake_mode(fake_cuda=True):
+            torch.set_default_tensor_type(torch.cuda.HalfTensor)
+            assert (torch.randn(2).dtype, nn.Linear(2, 2).weight.device.type) == (torch.float16, "cuda")
+            assert {torch.arange(3).device.type, torch.tensor([1.0]).device.type} == {"cuda"}
+            with pytest.raises(TypeError, match="only floating-point types are supported"):
+                torch.set_default_tensor_type("torch.cuda.LongTensor")
+            torch.set_default_tensor_type("torch.FloatTensor")
+            assert (torch.ones(1).dtype, torch.ones(1).device.type) == (torch.float32, "cpu")
+            torch.set_default_tensor_type("torch.cuda.FloatTensor")
+        assert torch.ones(1).device.type == "cpu"
+        with pytest.raises(TypeError, match="type torch.cuda.FloatTensor not available"):
+            torch.set_default_tensor_type(torch.cuda.FloatTensor)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_real_tensors_and_modules_move_to_fake_devices() -> None:
     tensor, model = torch.ones(2, 3), nn.Linear(3, 4)
     values = model.weight.detach().clone()

@@ -25,6 +25,7 @@ from .late_imports import teach_what_is_imported
 from .meshes import meshes_of_its_own
 from .nccl import names_of_nccl
 from .paged_memory import refusing_paged_memory
+from .pretrained import models_without_weights
 from .recorder import Recorder
 from .saving import not_writing_fakes
 from .store import LonelyStore
@@ -129,6 +130,7 @@ class World(Job, ContextDecorator):
             block.enter_context(triton_in_a_world(self))
             block.enter_context(refusing_paged_memory())
             block.enter_context(agreeing_with_rank_0())
+            block.enter_context(models_without_weights())
             block.enter_context(meshes_of_its_own())
             self._assumed = block.enter_context(assuming_values(self._policy))
             block.enter_context(not_writing_fakes())

@@ -37,6 +37,7 @@ __all__ = [
     "assumes_values",
     "assuming_values",
     "note_reading",
+    "programs_frame",
     "while_values_are_assumed",
 ]
 
@@ -125,7 +126,7 @@ class AssumedValues:
 
     def note(self, operator: str, answer: str, frame: FrameType, kind: str = OTHER) -> None:
         """Counts one reading."""
-        user = _programs_frame()
+        user = programs_frame()
         site = "" if user is None else _place(user), _place(frame), operator, kind
         self._counts[site] += 1
         answers = self._answers.setdefault(site, {})
@@ -150,7 +151,7 @@ def _default(dtype: torch.dtype) -> float:
     return float(_C.ASSUMED_NUMBER) if dtype.is_floating_point or dtype.is_complex else 0.0
 
 
-def _programs_frame() -> FrameType | None:
+def programs_frame() -> FrameType | None:
     """The innermost frame that is of no installed package, where there is one; the reader may be of a package."""
     innermost = frame = users_frame()
     while frame is not None and _is_installed(frame.f_code.co_filename):

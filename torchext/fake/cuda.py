@@ -25,6 +25,7 @@ from .cuda_memory import ACCELERATOR_MEMORY, MEMORY, forget_raw_memory
 from .cuda_parallel import patch_comm
 from .cuda_random import RANDOM, generators_by_thread
 from .cuda_streams import FakeEvent, FakeStream, current_stream, default_stream, set_stream, set_stream_by_id
+from .default_type import forget_default_type, setting_default_type
 from .gpus import FakeGPU
 
 __all__ = ["fake_cuda", "same_devices"]
@@ -80,6 +81,7 @@ def _block(count: int, gpu: FakeGPU | None) -> Iterator[None]:
                 yield
             finally:
                 torch.get_device_module.cache_clear()
+                forget_default_type()
     finally:
         if not _while_devices_exist.is_active:  # they end with the last block, as with a process
             forget_raw_memory()
@@ -204,6 +206,7 @@ def _replaced_functions() -> None:
         _while_devices_exist.patch(
             torch.accelerator.memory, name, partial(_answering, answer=answer), reason, is_traced=True
         )
+    _while_devices_exist.patch(torch, "set_default_tensor_type", setting_default_type, "refuses types of CUDA")
     _while_devices_exist.patch(torch.cuda, "default_generators", generators_by_thread, reason)
     patch_libraries(_while_devices_exist, _answering)
     patch_comm(_while_devices_exist, _answering)
