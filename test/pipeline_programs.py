@@ -162,11 +162,12 @@ def shapes_first() -> None:
         for i in range(warm_up):
             given, _ = exchange(None, None, from_previous=not is_first, from_next=False)
             exchange(forward(i, given), None, from_previous=False, from_next=False)
+        given, _ = exchange(None, None, from_previous=not is_first, from_next=False)
         for i in range(warm_up, MICROBATCHES):
-            given, _ = exchange(None, None, from_previous=not is_first, from_next=False)
             out = forward(i, given)
             _, grad = exchange(None if is_last else out, None, from_previous=False, from_next=not is_last)
-            exchange(None, backward(grad), from_previous=False, from_next=False)
+            has_more = i < MICROBATCHES - 1
+            given, _ = exchange(None, backward(grad), from_previous=has_more and not is_first, from_next=False)
         for _ in range(warm_up):
             _, grad = exchange(None, None, from_previous=False, from_next=True)
             exchange(None, backward(grad), from_previous=False, from_next=False)
