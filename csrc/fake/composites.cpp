@@ -2,13 +2,18 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
 #include <optional>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include <ATen/TensorSubclassLikeUtils.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/max_pool1d_with_indices.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -81,6 +86,14 @@ Tensor maxPool1d(const Tensor& self,
   return maxPool1dWithIndices(self, kernel_size, stride, padding, dilation, ceil_mode);
 }
 
+// Asks the allocator for the address of memory.
+void asksForPinned(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  const Tensor& self = torch::jit::peek(*stack, 0, op.schema().arguments().size()).toTensor();
+  const bool is_pinned = isFake(self) && self.has_storage() && isPinnedStorage(self.storage());
+  op.redispatchBoxed(keys & kBelowComposites, stack);
+  stack->back() = is_pinned || stack->back().toBool();
+}
+
 // Replaces the argument called `name`, whose memory the operator reads, by its values if it is a fake with dimensions.
 // Raises an error if these are not known. One without dimensions is read by an operator.
 c10::IValue& readValues(const OperatorHandle& op, Stack& stack, const char* name) {
@@ -99,17 +112,44 @@ c10::IValue& readValues(const OperatorHandle& op, Stack& stack, const char* name
   return argument;
 }
 
-// The kernel converts lengths to int64, which would make fakes of them in fake_mode().
-void readsLengths(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  for (const char* name : {"input_lengths", "target_lengths"}) {
-    c10::IValue& lengths = readValues(op, *stack, name);
-    const Tensor value = lengths.toTensor();
-    if (!isFake(value) && value.is_cpu() && c10::isIntegralType(value.scalar_type(), /*includeBool=*/false)) {
-      const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
-      lengths = value.to(c10::kLong);
-    }
+bool isPlainFake(const Tensor& tensor) {
+  return isFake(tensor) && !tensor.key_set().has(DispatchKey::DeferredInit);
+}
+
+// Gives the fake `lengths` of a call, if they have no values, those that are assumed: `most` is the longest.
+void assumeLengths(const OperatorHandle& op, c10::IValue& lengths, int64_t most) {
+  const Tensor fake = lengths.toTensor();
+  if (isPlainFake(fake) && fake.dim() > 0 && assumesValues()) {
+    lengths = assumedLengths(op, fake, most);
   }
-  op.redispatchBoxed(keys & kBelowComposites, stack);
+}
+
+// The kernel converts lengths to int64, and divides by a tensor of them (`ctc_loss_impl()`), which would be fakes in
+// fake_mode(). The overload for numbers calls operators.
+void readsLengths(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  static const auto of_numbers = c10::Dispatcher::singleton().findSchemaOrThrow("aten::ctc_loss", "IntList");
+  const std::size_t count = op.schema().arguments().size();
+  const Tensor probabilities = torch::jit::peek(*stack, 0, count).toTensor();
+  const Tensor targets = torch::jit::peek(*stack, 1, count).toTensor();
+  assumeLengths(op, torch::jit::peek(*stack, 2, count), probabilities.size(0));
+  assumeLengths(op, torch::jit::peek(*stack, 3, count), targets.size(-1));
+  bool are_numbers = isFake(probabilities);
+  for (const char* name : {"input_lengths", "target_lengths"}) {
+    const Tensor value = readValues(op, *stack, name).toTensor();
+    are_numbers = are_numbers && !isFake(value) && value.is_cpu() && value.dim() == 1 &&
+                  c10::isIntegralType(value.scalar_type(), /*includeBool=*/false);
+  }
+  if (!are_numbers) {
+    op.redispatchBoxed(keys & kBelowComposites, stack);
+    return;
+  }
+  for (const std::size_t position : {std::size_t{2}, std::size_t{3}}) {
+    const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+    c10::IValue& lengths = torch::jit::peek(*stack, position, count);
+    const Tensor value = lengths.toTensor().to(c10::kLong).contiguous();
+    lengths = std::vector<int64_t>(value.data_ptr<int64_t>(), value.data_ptr<int64_t>() + value.numel());
+  }
+  of_numbers.callBoxed(stack);
 }
 
 void readsIndices(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
@@ -170,10 +210,6 @@ class ResizableOutputs {
 
   std::vector<Tensor> outputs_;
 };
-
-bool isPlainFake(const Tensor& tensor) {
-  return isFake(tensor) && !tensor.key_set().has(DispatchKey::DeferredInit);
-}
 
 void replaceArguments(const OperatorHandle& op, Stack& stack, bool answer) {
   torch::jit::drop(stack, op.schema().arguments().size());
@@ -270,6 +306,67 @@ void readsBatchSizes(const OperatorHandle& op, DispatchKeySet keys, Stack* stack
   allocates(op, keys, stack);
 }
 
+// Does what `_pad_packed_sequence()` (PackedSequence.cpp) does, whose kernel writes the lengths into memory.
+// The kind is that of the values in `steps`.
+Stack padSequences(const Tensor& data,
+                   const Tensor& steps,
+                   bool batch_first,
+                   const c10::Scalar& padding,
+                   int64_t total,
+                   ValueKind kind) {
+  const c10::ArrayRef<int64_t> batch_sizes{steps.data_ptr<int64_t>(), static_cast<std::size_t>(steps.numel())};
+  const auto count = static_cast<int64_t>(batch_sizes.size());
+  TORCH_CHECK(total <= 0 || total >= count,
+              "Expected total_length to be at least the length of the longest sequence in input, but got total_length=",
+              total, " and max sequence length being ", count);
+  const auto sizes_of = [&data](int64_t num_steps, int64_t batch) {
+    std::vector<int64_t> sizes = data.sizes().vec();
+    sizes.front() = batch;
+    sizes.insert(sizes.begin(), num_steps);
+    return sizes;
+  };
+  const FakeFactoriesGuard guard;
+  const Tensor output = at::full(sizes_of(std::max(total, count), batch_sizes.front()), padding, data.options());
+  std::vector<int64_t> lengths;
+  int64_t first = 0;
+  int64_t offset = 0;
+  for (const auto end : c10::irange(int64_t{1}, count + 1)) {
+    const int64_t batch = batch_sizes[static_cast<std::size_t>(first)];
+    const int64_t next = end < count ? batch_sizes[static_cast<std::size_t>(end)] : 0;
+    if (next != batch) {
+      const int64_t rows = (end - first) * batch;
+      const Tensor part = data.narrow(0, offset, rows).view(sizes_of(end - first, batch));
+      output.narrow(0, first, end - first).narrow(1, 0, batch).copy_(part);
+      lengths.insert(lengths.begin(), static_cast<std::size_t>(batch - next), end);
+      offset += rows;
+      first = end;
+    }
+  }
+  const auto num_lengths = static_cast<int64_t>(lengths.size());
+  const Tensor made = at::empty({num_lengths}, at::TensorOptions(c10::kLong).device(c10::kCPU));
+  {
+    const c10::impl::ExcludeDispatchKeyGuard hidden{kHiddenFromUsers};
+    setValue(made, at::from_blob(lengths.data(), {num_lengths}, at::TensorOptions(c10::kLong)), kind);
+  }
+  return {batch_first ? output.transpose(0, 1) : output, made};
+}
+
+void padsSequences(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  const std::size_t count = op.schema().arguments().size();
+  const Tensor data = torch::jit::peek(*stack, 0, count).toTensor();
+  const Tensor fake_steps = torch::jit::peek(*stack, 1, count).toTensor();
+  const Tensor steps = readValues(op, *stack, "batch_sizes").toTensor();
+  if (!isPlainFake(data) || isFake(steps) || !steps.is_contiguous()) {
+    allocates(op, keys, stack);
+    return;
+  }
+  Stack results = padSequences(data, steps, torch::jit::peek(*stack, 2, count).toBool(),
+                               torch::jit::peek(*stack, 3, count).toScalar(),
+                               torch::jit::peek(*stack, 4, count).toInt(), kindOf(fake_steps));
+  torch::jit::drop(*stack, count);
+  std::move(results.begin(), results.end(), std::back_inserter(*stack));
+}
+
 // Runs `kKernel`, and raises its C++ errors as the Python errors for them.
 template <void (*kKernel)(const OperatorHandle&, DispatchKeySet, Stack*)>
 void translated(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
@@ -297,12 +394,15 @@ void registerComposites(torch::Library& library) {
   library.impl("max_pool1d", &maxPool1d);
   library.impl("_local_scalar_dense", torch::CppFunction::makeFromBoxedFunction<&readsNumber>());
   library.impl("record_stream", &recordStream);
+  library.impl("is_pinned", torch::CppFunction::makeFromBoxedFunction<&asksForPinned>());
   library.impl("_fused_sdp_choice", torch::CppFunction::makeFromBoxedFunction<&choosesAttention>());
   library.impl("ctc_loss.Tensor", torch::CppFunction::makeFromBoxedFunction<&translated<&readsLengths>>());
   library.impl("tensor_split.tensor_indices_or_sections",
                torch::CppFunction::makeFromBoxedFunction<&translated<&readsIndices>>());
   library.impl("cudnn_is_acceptable", torch::CppFunction::makeFromBoxedFunction<&asksForCudnn>());
-  for (const char* name : {"lstm.data", "gru.data", "rnn_tanh.data", "rnn_relu.data", "_pad_packed_sequence"}) {
+  library.impl("_pad_packed_sequence", torch::CppFunction::makeFromBoxedFunction<&translated<&padsSequences>>());
+  for (const char* name :
+       {"lstm.data", "gru.data", "rnn_tanh.data", "rnn_relu.data", "_pack_padded_sequence_backward"}) {
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&translated<&readsBatchSizes>>());
   }
   library.impl("allclose", torch::CppFunction::makeFromBoxedFunction<&checksGradients>());

@@ -255,6 +255,7 @@ void FakeCall::carryOut(const FakeDecision& decision, const CallKey* key) {
       synchronizeForReal(op_, stack_);
       break;
     case FakeOutcome::kCommunicates:
+      countMemory(/*scratch=*/nullptr, {}, /*has_new=*/false);
       runCollective(op_, keys_ & kBelowFake, stack_);
       break;
     case FakeOutcome::kDecomposes:
@@ -398,13 +399,13 @@ void FakeCall::liftConstant() {
   countMemory(/*scratch=*/nullptr, arguments());
 }
 
-// There is nothing to pin; what remains is a copy with the same strides.
+// A copy with the same strides.
 void FakeCall::pinMemory() {
   at::accelerator::getAccelerator(/*checked=*/true);  // without one, raises what pinning real memory raises
   const Tensor self = torch::jit::peek(stack_, 0, num_arguments_).toTensor();
   torch::jit::drop(stack_, num_arguments_);
   const FakeFactoriesGuard guard;
-  const Tensor pinned = at::empty_strided(self.sizes(), self.strides(), self.options());
+  const Tensor pinned = at::empty_strided(self.sizes(), self.strides(), self.options().pinned_memory(true));
   copyValue(pinned, self);
   torch::jit::push(stack_, pinned);
 }
@@ -481,8 +482,21 @@ void FakeCall::countMemory(const KernelScratch* scratch, c10::ArrayRef<IValue> r
     if (has_new) {
       forEachTensor(results, [](const Tensor& result) { dismissStorage(result.storage()); });
     }
-  } else if (has_new || scratch != nullptr) {
-    memoryCounter()->runKernel(op_, scratch, arguments(), results);
+    return;
+  }
+  if (makesPinned(op_, arguments())) {
+    forEachTensor(results, [](const Tensor& result) {
+      if (result.has_storage()) {
+        pinStorage(result.storage());
+      }
+    });
+  }
+  MemoryCounter* const counter = memoryCounter();
+  if (has_new || scratch != nullptr) {
+    counter->runKernel(op_, scratch, arguments(), results);
+  }
+  if (counter != nullptr) {
+    counter->observe(op_, arguments(), results);
   }
 }
 

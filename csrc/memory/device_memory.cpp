@@ -6,9 +6,11 @@
 #include <utility>
 
 #include <c10/util/Exception.h>
+#include <c10/util/llvmMathExtras.h>
 
 #include "../fake/cuda/fake_cuda.h"
 #include "../fake/cuda/streams.h"
+#include "../fake/storage/storage_memory.h"
 #include "../support/locks.h"
 #include "cuda_settings.h"
 #include "out_of_memory.h"
@@ -53,8 +55,9 @@ MemoryCategory categoryOf(const AllocationCause& cause, const ThreadScope& scope
 DeviceMemory& DeviceMemory::of(c10::Device device) {
   // Leaked: storages die at any time.
   static auto* others = new DeviceMemory{c10::kCPU};
+  static auto* pinned = new DeviceMemory{kPinnedMemory};
   if (!device.is_cuda()) {
-    return *others;
+    return device == kPinnedMemory ? *pinned : *others;
   }
   static auto* cuda = [] {
     auto* devices = new std::array<std::unique_ptr<DeviceMemory>, kMaxCudaDevices>;
@@ -69,6 +72,15 @@ DeviceMemory& DeviceMemory::of(c10::Device device) {
 DeviceMemory::DeviceMemory(c10::Device device) : device_{device} {}
 
 DeviceMemory::~DeviceMemory() = default;
+
+bool DeviceMemory::isPinned() const noexcept {
+  return device_ == kPinnedMemory;
+}
+
+// What `bytes` take of the device, where no simulated allocator says so.
+std::size_t DeviceMemory::sizeOf(std::size_t bytes) const noexcept {
+  return isPinned() ? c10::llvm::PowerOf2Ceil(bytes) : bytes;
+}
 
 // The allocator is that of the fake GPU which is there now. When another set of devices has come, and nothing is left
 // of what was allocated for the last, it begins anew, as in a new process. What is left counts; but what was only
@@ -129,8 +141,8 @@ std::shared_ptr<const StackTrace> DeviceMemory::stackToRecord(HistoryStacks leas
 
 Allocation* DeviceMemory::allocate(std::size_t bytes, const AllocationCause& cause) {
   auto stack = stackToRecord(HistoryStacks::kOfAllocations);
-  auto allocation =
-      std::make_unique<Allocation>(Allocation{device_, bytes, nullptr, cause.op, categoryOf(cause, threadScope())});
+  auto allocation = std::make_unique<Allocation>(
+      Allocation{device_, bytes, nullptr, cause.op, categoryOf(cause, threadScope()), threadScope().pass});
   {
     const Locked lock{LockRank::kDeviceMemory};
     followGpu();
@@ -139,7 +151,14 @@ Allocation* DeviceMemory::allocate(std::size_t bytes, const AllocationCause& cau
       if (allocator_) {
         allocation->block = allocator_->allocate(bytes, currentFakeStream(device_.index()));
       } else {
-        bytes_ += bytes;
+        const std::size_t size = sizeOf(bytes);
+        bytes_ += size;
+        const auto unused = free_blocks_.find(size);
+        if (unused != free_blocks_.end() && unused->second > 0) {
+          --unused->second;
+        } else {
+          bytes_of_blocks_ += size;
+        }
       }
     } catch (const FailedRequest& request) {
       allocation.reset();
@@ -208,7 +227,13 @@ void DeviceMemory::freeLocked(Allocation* allocation) noexcept {
   if (allocation->block != nullptr) {
     allocator_->free(allocation->block);
   } else {
-    bytes_ -= allocation->bytes;
+    const std::size_t size = sizeOf(allocation->bytes);
+    bytes_ -= size;
+    if (isPinned()) {
+      ++free_blocks_[size];
+    } else {
+      bytes_of_blocks_ -= size;
+    }
   }
   if (const auto timeline = isTracking() ? currentTimeline() : nullptr) {
     timeline->addDeath(allocation->number, reserved());
@@ -229,7 +254,7 @@ AllocationRecord DeviceMemory::recordOf(const Allocation& allocation, const Allo
       device_,
       block == nullptr ? 0 : block->stream,
       allocation.bytes,
-      block == nullptr ? allocation.bytes : block->size,
+      block == nullptr ? sizeOf(allocation.bytes) : block->size,
       block == nullptr ? 0 : block->address,
       allocation.op,
       scope.scope,
@@ -241,7 +266,8 @@ AllocationRecord DeviceMemory::recordOf(const Allocation& allocation, const Allo
 }
 
 std::size_t DeviceMemory::reserved() const {
-  return allocator_ ? static_cast<std::size_t>(allocator_->stats().reserved_bytes.of(StatPool::kAll).current) : bytes_;
+  return allocator_ ? static_cast<std::size_t>(allocator_->stats().reserved_bytes.of(StatPool::kAll).current)
+                    : bytes_of_blocks_;
 }
 
 void DeviceMemory::raiseOutOfMemory(std::size_t bytes) {
@@ -358,6 +384,9 @@ void DeviceMemory::tellExisting(Timeline& timeline) {
   const Locked lock{LockRank::kDeviceMemory};
   if (allocator_) {
     followGpu();
+  } else if (first_ == nullptr) {
+    free_blocks_.clear();  // of another program
+    bytes_of_blocks_ = 0;
   }
   for (Allocation* allocation = first_; allocation != nullptr; allocation = allocation->next) {
     AllocationRecord record = recordOf(*allocation, {});
@@ -368,6 +397,7 @@ void DeviceMemory::tellExisting(Timeline& timeline) {
 
 void tellExistingAllocations(Timeline& timeline) {
   DeviceMemory::of(c10::kCPU).tellExisting(timeline);
+  DeviceMemory::of(kPinnedMemory).tellExisting(timeline);
   for (std::size_t i = 0; i < kMaxCudaDevices; ++i) {
     DeviceMemory::of({c10::kCUDA, static_cast<c10::DeviceIndex>(i)}).tellExisting(timeline);
   }

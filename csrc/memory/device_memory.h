@@ -35,6 +35,8 @@ struct Allocation {
   Block* block;       // null on devices without an allocator
   const char* op;     // that made it, or null
   MemoryCategory category;
+  ForwardPass pass = {};     // in which it was made
+  bool is_presumed = false;  // the category: it is replaced by any that is known
   AllocationNumber number = {};
   Allocation* previous = nullptr;  // the neighbours in the list of its device
   Allocation* next = nullptr;
@@ -125,6 +127,8 @@ class TORCHEXT_API DeviceMemory {
   void followGpu();
   void freeLocked(Allocation* allocation) noexcept;
   void forgetWorkspaces();
+  std::size_t sizeOf(std::size_t bytes) const noexcept;
+  bool isPinned() const noexcept;
   void observe();
   std::shared_ptr<const StackTrace> stackToRecord(HistoryStacks least) const;
   AllocationRecord recordOf(const Allocation& allocation, const AllocationCause& cause) const;
@@ -135,7 +139,10 @@ class TORCHEXT_API DeviceMemory {
   std::optional<CachingAllocator> allocator_;
   std::uint64_t generation_ = 0;  // of the fake GPU that the allocator is for
   std::size_t bytes_ = 0;         // that are allocated on a device without an allocator
-  Allocation* first_ = nullptr;   // the list of what is allocated
+  // Of pinned memory, the free blocks by size, and the bytes of all blocks: `CachingHostAllocatorImpl` of ATen.
+  std::map<std::size_t, std::size_t> free_blocks_;
+  std::size_t bytes_of_blocks_ = 0;
+  Allocation* first_ = nullptr;  // the list of what is allocated
   // By the workspace, whether it is for backward passes, and the stream.
   std::map<std::tuple<WorkspaceNumber, bool, c10::StreamId>, Allocation*> workspaces_;
   std::size_t max_history_ = 0;

@@ -7,17 +7,22 @@
 #include <utility>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
+#include <c10/util/irange.h>
 #include <torch/csrc/autograd/function.h>
 
+#include "../fake/calls/op_traits.h"
 #include "../fake/cuda/fake_cuda.h"
 #include "../fake/cuda/streams.h"
 #include "../fake/storage/fake_storage.h"
 #include "../fake/storage/storage_memory.h"
 #include "../marks/source_lines.h"
+#include "../support/locks.h"
 #include "../support/stack_utils.h"
 #include "device_memory.h"
 #include "kernels/kernel_memory.h"
+#include "real_allocations.h"
 #include "timeline.h"
 
 namespace torchext {
@@ -151,6 +156,95 @@ std::optional<Device> cudaDeviceOf(ArrayRef<IValue> values) {
   return device;
 }
 
+// Gives an allocation of `storage`, if `is_wanted` returns true for it, another category.
+template <typename Condition>
+void changeCategory(const c10::Storage& storage,
+                    MemoryCategory category,
+                    bool is_presumed,
+                    const Condition& is_wanted) {
+  const auto timeline = currentTimeline();
+  bool is_changed = false;
+  visitCountedAllocation(storage, [&](Allocation& allocation) {
+    const Locked lock{LockRank::kDeviceMemory};  // its records are made under this lock
+    is_changed = timeline != nullptr && is_wanted(allocation);
+    if (is_changed) {
+      allocation.category = category;
+      allocation.is_presumed = is_presumed;
+      timeline->setCategory(allocation.number, category);
+    }
+  });
+  if (is_changed) {
+    labelStorage(storage, static_cast<std::uint8_t>(category));
+  }
+}
+
+constexpr std::array<std::string_view, 8> kWriteInPart{
+    "aten::index_copy_", "aten::index_put_", "aten::_index_put_impl_", "aten::index_add_",
+    "aten::index_fill_", "aten::scatter_",   "aten::masked_scatter_",  "aten::slice_scatter",
+};
+
+bool isWrittenInPart(const OperatorHandle& op, const at::Tensor& written) {
+  return static_cast<std::size_t>(written.numel()) * written.itemsize() < written.storage().nbytes() ||
+         isAmong(kWriteInPart, op.schema().name());
+}
+
+bool isTrained(const at::Tensor& tensor) {
+  return tensor.requires_grad() || (tensor.is_view() && tensor._base().requires_grad());
+}
+
+// Calls `visit` with the arguments that the schema of `op` says are written.
+template <typename Visit>
+void forEachWritten(const OperatorHandle& op, ArrayRef<IValue> arguments, const Visit& visit) {
+  if (op.schema().is_mutable()) {
+    for (const auto i : c10::irange(arguments.size())) {
+      if (isWritten(op.schema().arguments()[i])) {
+        forEachTensor(arguments[i], [&](const at::Tensor& tensor) {
+          if (tensor.has_storage()) {
+            visit(tensor, i);
+          }
+        });
+      }
+    }
+  }
+}
+
+void observeGradients(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  const auto is_input = [](const Allocation& allocation) {
+    return allocation.category == MemoryCategory::kInput ||
+           (allocation.category == MemoryCategory::kGradient && allocation.is_presumed);
+  };
+  forEachWritten(op, arguments, [&](const at::Tensor& written, std::size_t i) {
+    changeCategory(written.storage(), MemoryCategory::kGradient, overwritesArgument(op, i), is_input);
+  });
+}
+
+void observeCaches(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
+  forEachWritten(op, arguments, [&](const at::Tensor& written, std::size_t /*i*/) {
+    if (isWrittenInPart(op, written) && !isTrained(written)) {
+      changeCategory(
+          written.storage(), MemoryCategory::kCache, /*is_presumed=*/false, [](const Allocation& allocation) {
+            return allocation.category == MemoryCategory::kInput || allocation.category == MemoryCategory::kParameter;
+          });
+    }
+  });
+  const ForwardPass pass = threadScope().pass;
+  bool has_cache = false;
+  forEachTensor(arguments, [&](const at::Tensor& read) {
+    if (read.has_storage()) {
+      changeCategory(read.storage(), MemoryCategory::kCache, /*is_presumed=*/false, [&](const Allocation& allocation) {
+        const ForwardPass made = allocation.pass;
+        const bool is_older = made.number != 0 && made.number < pass.number && made.root == pass.root;
+        const bool becomes_cache = is_older && allocation.category == MemoryCategory::kTemporary;
+        has_cache = has_cache || becomes_cache || allocation.category == MemoryCategory::kCache;
+        return becomes_cache;
+      });
+    }
+  });
+  if (has_cache && op.schema().name() == "aten::cat") {
+    forEachTensor(results, [](const at::Tensor& result) { markStorage(result.storage(), MemoryCategory::kCache); });
+  }
+}
+
 class Counter final : public MemoryCounter {
  public:
   bool counts(Device device) const noexcept override {
@@ -195,6 +289,27 @@ class Counter final : public MemoryCounter {
     return memory.isEmpty() ? nullptr : std::make_shared<Scratch>(std::move(memory), *device);
   }
 
+  void observe(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) override {
+    if (!isTracking()) {
+      return;
+    }
+    const ThreadScope& scope = threadScope();
+    const bool is_forward = scope.phase == MemoryPhase::kForward;
+    if (communicates(op)) {
+      forEachTensor(arguments, [](const at::Tensor& tensor) {
+        if (tensor.dim() == 1 && !tensor.requires_grad() && tensor.has_storage()) {
+          markStorage(tensor.storage(), MemoryCategory::kCommunication);
+        }
+      });
+    } else if (torch::autograd::get_current_node() == nullptr) {
+      if (is_forward && !c10::GradMode::is_enabled()) {
+        observeCaches(op, arguments, results);
+      }
+    } else if (!is_forward) {
+      observeGradients(op, arguments);
+    }
+  }
+
   void runKernel(const OperatorHandle& op,
                  const KernelScratch* scratch,
                  ArrayRef<IValue> /*arguments*/,
@@ -216,6 +331,18 @@ class Counter final : public MemoryCounter {
 };
 
 }  // namespace
+
+void markStorage(const c10::Storage& storage, MemoryCategory category) {
+  countExistingStorage(storage);
+  bool is_settled = false;
+  changeCategory(storage, category, /*is_presumed=*/false, [&](const Allocation& allocation) {
+    is_settled = !allocation.is_presumed && allocation.category > category;
+    return !is_settled;
+  });
+  if (!is_settled) {
+    labelStorage(storage, static_cast<std::uint8_t>(category));  // it may have no memory now
+  }
+}
 
 void registerMemoryCounter() {
   static auto* counter = new Counter;  // leaked: storages die at any time

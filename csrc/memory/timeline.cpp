@@ -81,10 +81,10 @@ void Timeline::addDeath(AllocationNumber allocation, std::size_t reserved) {
   }
 }
 
-void Timeline::raise(AllocationNumber allocation, MemoryCategory category) {
+void Timeline::setCategory(AllocationNumber allocation, MemoryCategory category) {
   const Locked lock{LockRank::kTimelines};
   if (AllocationRecord* record = find(allocation)) {
-    record->category = std::max(record->category, category);
+    record->category = category;
   }
 }
 
@@ -276,9 +276,14 @@ const ThreadScope& threadScope() noexcept {
   return thread_scope;
 }
 
-ThreadScope setThreadScope(std::int32_t scope, MemoryPhase phase, bool traces_lines) {
+ThreadScope setThreadScope(std::int32_t scope, MemoryPhase phase, bool traces_lines, std::uint64_t root) {
+  static std::atomic<std::uint64_t> passes{0};
   const bool is_in_backward = torch::autograd::get_current_node() != nullptr;
-  const ThreadScope previous = std::exchange(thread_scope, {scope, phase, traces_lines, is_in_backward});
+  ForwardPass pass;
+  if (phase == MemoryPhase::kForward) {
+    pass = thread_scope.phase == MemoryPhase::kForward ? thread_scope.pass : ForwardPass{root, ++passes};
+  }
+  const ThreadScope previous = std::exchange(thread_scope, {scope, phase, traces_lines, is_in_backward, pass});
   if (const auto timeline = isTracking() ? currentTimeline() : nullptr) {
     if (is_in_backward) {
       const bool ends_forward = previous.phase == MemoryPhase::kForward && phase != MemoryPhase::kForward;

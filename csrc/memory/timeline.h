@@ -29,11 +29,18 @@ enum class MemoryCategory : std::uint8_t {
   kGradient,
   kOptimizerState,
   kParameter,
+  kCache,  // carried from one forward pass to the next: NOTE [What memory is for]
 };
-constexpr std::size_t kNumMemoryCategories = 8;
+constexpr std::size_t kNumMemoryCategories = 9;
 
 // What the thread was doing.
 enum class MemoryPhase : std::uint8_t { kForward, kBackward, kOptimizer, kOther };
+
+// A call of a module that no other module makes.
+struct ForwardPass {
+  std::uint64_t root = 0;    // the number of the module
+  std::uint64_t number = 0;  // of the pass, in the order of time; 0 outside of forward passes
+};
 
 struct AllocationRecord {
   c10::Device device;
@@ -85,8 +92,7 @@ class TORCHEXT_API Timeline {
   AllocationNumber addExisting(AllocationRecord record);
   void addDeath(AllocationNumber allocation, std::size_t reserved);
 
-  // Raises the category of an allocation, if it is below `category`.
-  void raise(AllocationNumber allocation, MemoryCategory category);
+  void setCategory(AllocationNumber allocation, MemoryCategory category);
 
   // What was made in a forward pass, and is alive now, is kept for the backward pass that begins.
   void markActivations();
@@ -152,10 +158,14 @@ struct ThreadScope {
   MemoryPhase phase = MemoryPhase::kOther;
   bool traces_lines = false;
   bool is_in_backward = false;  // it began inside of a backward pass, which computes activations again
+  ForwardPass pass;
 };
 TORCHEXT_API const ThreadScope& threadScope() noexcept;
 
-// Sets it, and returns what it was.
-TORCHEXT_API ThreadScope setThreadScope(std::int32_t scope, MemoryPhase phase, bool traces_lines);
+// Sets it, and returns what it was. `root` is the number of the module, if this begins a forward pass.
+TORCHEXT_API ThreadScope setThreadScope(std::int32_t scope,
+                                        MemoryPhase phase,
+                                        bool traces_lines,
+                                        std::uint64_t root = 0);
 
 }  // namespace torchext

@@ -64,17 +64,22 @@ void observeByPython(const py::object& observe) {
 // Calls `answer(operator, dtype, computed)` and `note(operator, shape)`.
 class PythonAssumptions final : public Assumptions {
  public:
-  PythonAssumptions(py::object answer, py::object note)
-      : answer_{answer.release().ptr()}, note_{note.release().ptr()} {}
+  PythonAssumptions(py::object answer, py::object note, at::Tensor masks, std::int64_t advance)
+      : Assumptions{std::move(masks), advance}, answer_{answer.release().ptr()}, note_{note.release().ptr()} {}
 
-  double answer(const c10::OperatorHandle& op, c10::ScalarType dtype, std::optional<double> computed) override {
+  double answer(const c10::OperatorHandle& op,
+                c10::ScalarType dtype,
+                std::optional<double> computed,
+                ValueKind kind) override {
     const py::gil_scoped_acquire gil;
-    return py::reinterpret_borrow<py::object>(answer_)(op.schema().name(), py::cast(dtype), computed).cast<double>();
+    return py::reinterpret_borrow<py::object>(answer_)(op.schema().name(), py::cast(dtype), computed,
+                                                       static_cast<int>(kind))
+        .cast<double>();
   }
 
-  void note(const c10::OperatorHandle& op, const std::string& shape) override {
+  void note(const c10::OperatorHandle& op, const std::string& shape, ValueKind kind) override {
     const py::gil_scoped_acquire gil;
-    py::reinterpret_borrow<py::object>(note_)(op.schema().name(), shape);
+    py::reinterpret_borrow<py::object>(note_)(op.schema().name(), shape, static_cast<int>(kind));
   }
 
  private:
@@ -82,8 +87,18 @@ class PythonAssumptions final : public Assumptions {
   PyObject* note_;
 };
 
-void assumeByPython(py::object answer, py::object note) {
-  setAssumptions(new PythonAssumptions{std::move(answer), std::move(note)});  // NOLINT(*-owning-memory): see above
+void assumeByPython(py::object answer, py::object note, at::Tensor masks, std::int64_t advance) {
+  // NOLINTNEXTLINE(*-owning-memory): see above
+  setAssumptions(new PythonAssumptions{std::move(answer), std::move(note), std::move(masks), advance});
+}
+
+int kindOfValues(const std::vector<at::Tensor>& tensors) {
+  const std::vector<c10::IValue> values(tensors.begin(), tensors.end());
+  return static_cast<int>(standingOn(values));
+}
+
+void assumeValueOfKind(const at::Tensor& fake, const at::Tensor& value, int kind) {
+  assumeValue(fake, value, static_cast<ValueKind>(kind));
 }
 
 void assumeNothing() {
@@ -102,9 +117,12 @@ void bindCollectives(py::module_& module) {
   bind(module, "assume_values", assumeByPython);
   bind(module, "assume_nothing", assumeNothing);
   bind(module, "assumed_value", assumedValue);
-  bind(module, "assume_value", assumeValue);
+  bind(module, "assume_value", assumeValueOfKind);
+  bind(module, "kind_of_values", kindOfValues);
   bind(module, "value_for_reading", assumedValueOf);
   module.attr("ASSUMED_NUMBER") = kAssumedNumber;
+  module.attr("BY_MASKS") = static_cast<int>(ValueKind::kByMasks);
+  module.attr("BY_ROUTING") = static_cast<int>(ValueKind::kByRouting);
   module.def("observe_collectives", torch::wrap_pybind_function(observeByPython));
 }
 

@@ -282,9 +282,12 @@ std::vector<std::tuple<std::int64_t, std::int64_t>> simulateAllocations(std::int
 }
 
 // Sets what this thread is doing. Returns what it was doing before.
-std::tuple<std::int32_t, int, bool> setMemoryScope(std::int32_t scope, int phase, bool traces_lines) {
+std::tuple<std::int32_t, int, bool> setMemoryScope(std::int32_t scope,
+                                                   int phase,
+                                                   bool traces_lines,
+                                                   std::uint64_t root) {
   TORCH_CHECK_VALUE(phase >= 0 && phase <= static_cast<int>(MemoryPhase::kOther), "There is no phase ", phase, ".");
-  const ThreadScope previous = setThreadScope(scope, static_cast<MemoryPhase>(phase), traces_lines);
+  const ThreadScope previous = setThreadScope(scope, static_cast<MemoryPhase>(phase), traces_lines, root);
   return {previous.scope, static_cast<int>(previous.phase), previous.traces_lines};
 }
 
@@ -292,20 +295,21 @@ std::tuple<std::int32_t, int, bool> setMemoryScope(std::int32_t scope, int phase
 void markMemory(const std::vector<at::Tensor>& tensors, int category) {
   TORCH_CHECK_VALUE(category >= 0 && category < static_cast<int>(kNumMemoryCategories), "There is no category ",
                     category, ".");
-  const auto timeline = currentTimeline();
-  TORCH_CHECK(timeline != nullptr, "No tracker of memory is open.");
+  TORCH_CHECK(isTracking(), "No tracker of memory is open.");
   for (const at::Tensor& tensor : tensors) {
-    if (!tensor.defined() || !tensor.has_storage()) {
-      continue;
+    if (tensor.defined() && tensor.has_storage()) {
+      markStorage(tensor.storage(), static_cast<MemoryCategory>(category));
     }
-    countExistingStorage(tensor.storage());
-    labelStorage(tensor.storage(), static_cast<std::uint8_t>(category));
-    visitCountedAllocation(tensor.storage(), [&](Allocation& allocation) {
-      const Locked lock{LockRank::kDeviceMemory};  // its records are made under this lock
-      allocation.category = std::max(allocation.category, static_cast<MemoryCategory>(category));
-      timeline->raise(allocation.number, allocation.category);
-    });
   }
+}
+
+// Pinned memory is a device of its own.
+std::string nameOf(c10::Device device) {
+  return device == kPinnedMemory ? "pinned" : device.str();
+}
+
+c10::Device deviceNamed(const std::string& name) {
+  return name == "pinned" ? kPinnedMemory : c10::Device{name};
 }
 
 // The number of the allocation in the timeline, or -1.
@@ -381,7 +385,7 @@ Record recordOf(const Timeline& timeline, std::int32_t number) {
 std::vector<std::string> devicesOf(const Timeline& timeline) {
   std::vector<std::string> names;
   for (const c10::Device device : timeline.devices()) {
-    names.push_back(device.str());
+    names.push_back(nameOf(device));
   }
   return names;
 }
@@ -389,7 +393,7 @@ std::vector<std::string> devicesOf(const Timeline& timeline) {
 std::vector<Point> curveOf(
     const Timeline& timeline, const std::string& device, std::int64_t begin, std::int64_t end, std::size_t count) {
   std::vector<Point> points;
-  for (const MemoryPoint& point : timeline.curve(c10::Device{device}, begin, end, count)) {
+  for (const MemoryPoint& point : timeline.curve(deviceNamed(device), begin, end, count)) {
     points.push_back(asTuple(point));
   }
   return points;
@@ -397,7 +401,7 @@ std::vector<Point> curveOf(
 
 std::vector<Record> aliveAfter(const Timeline& timeline, const std::string& device, std::int64_t event) {
   std::vector<Record> records;
-  for (const std::int32_t number : timeline.aliveAfter(c10::Device{device}, event)) {
+  for (const std::int32_t number : timeline.aliveAfter(deviceNamed(device), event)) {
     records.push_back(recordOf(timeline, number));
   }
   return records;
@@ -420,13 +424,14 @@ void bindTimeline(py::module_& module) {
       .def("count_events", &Timeline::countEvents)
       .def("devices", &devicesOf)
       .def("peak", [](const Timeline& timeline, const std::string& device, std::int64_t begin, std::int64_t end,
-                      bool reserved) { return asTuple(timeline.peak(c10::Device{device}, begin, end, reserved)); })
+                      bool reserved) { return asTuple(timeline.peak(deviceNamed(device), begin, end, reserved)); })
       .def("after", [](const Timeline& timeline, const std::string& device,
-                       std::int64_t event) { return asTuple(timeline.pointAfter(c10::Device{device}, event)); })
+                       std::int64_t event) { return asTuple(timeline.pointAfter(deviceNamed(device), event)); })
       .def("curve", &curveOf)
       .def("alive", &aliveAfter)
       .def("record", &recordOf)
-      .def("device", [](const Timeline& timeline, std::int32_t number) { return timeline.record(number).device.str(); })
+      .def("device",
+           [](const Timeline& timeline, std::int32_t number) { return nameOf(timeline.record(number).device); })
       .def("events", &eventsOf);
 }
 
@@ -454,7 +459,8 @@ void bindMemory(py::module_& module) {
   bind(module, "close_memory_tracker", closeTimeline);
   bind(module, "enter_real_allocations", enterRealAllocations);
   bind(module, "leave_real_allocations", leaveRealAllocations);
-  module.def("set_memory_scope", torch::wrap_pybind_function(setMemoryScope));
+  module.def("set_memory_scope", torch::wrap_pybind_function(setMemoryScope), py::arg("scope"), py::arg("phase"),
+             py::arg("traces_lines"), py::arg("root") = 0);
   bind(module, "mark_memory", markMemory);
   bind(module, "memory_number", memoryNumber);
   bind(module, "fake_address", addressOfFakeStorage);

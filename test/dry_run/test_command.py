@@ -69,6 +69,12 @@ def test_program_that_fits_is_ended_after_its_steps(command: Command) -> None:
     assert re.findall(r"step (\d) of 3", ended.err) == ["1", "2", "3"]
 
 
+def test_policies_for_values_are_checked(command: Command, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command(TRAIN, "--values", "assume,masks=most")
+    assert "expected to have masks=all|half|none or routing=balanced|same" in capfd.readouterr().err
+
+
 def test_floating_point_operations_are_those_of_one_step(command: Command) -> None:
     ended = command(TRAIN, "--steps", "3")
     forward = 2 * 32 * (64 * 256 + 256 * 8)

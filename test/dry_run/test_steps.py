@@ -118,6 +118,21 @@ def test_report_says_why_operations_were_not_counted(run: Run, ending: str, why:
     assert f"The floating-point operations were not counted: {why}." in text_of(report, 1)
 
 
+@pytest.mark.parametrize(
+    ("goal", "steps", "why"),
+    [
+        (Goal(STEP, None), 2, "a program that runs to its own end makes no further step that could be counted"),
+        (Goal(STEP, 5), 2, "they are those of one more step than are asked for, and the program has made fewer"),
+        (Goal(STEP, 2), 2, "the program has ended within the step that was to be counted"),
+    ],
+    ids=["to its end", "too few", "no further step"],
+)
+def test_report_says_which_program_has_no_step_to_count(run: Run, goal: Goal, steps: int, why: str) -> None:
+    report = run(source_of(PROGRAMS["plain"], steps), goal, counts_flops=True)
+    assert (report.flops, report.flops_error) == (None, why)
+    assert f"The floating-point operations were not counted: {why}." in text_of(report, 1)
+
+
 def test_generator_that_steps_first_has_all_networks_in_a_step(run: Run) -> None:
     program = PROGRAMS["gan, discriminators before"]
     loop = """

@@ -85,3 +85,16 @@ def test_experts_get_their_share_of_tokens(job: World) -> None:
     assert per_expert.tolist() == received.tolist() == [16] * 8
     tokens: Tensor = torch.randn(128, 16, device="cuda")
     assert [part.shape[0] for part in tokens.split(per_expert.tolist())] == [16] * 8
+
+
+@pytest.mark.parametrize(("routing", "share"), [("balanced", [16] * 8), ("same", [0, 0, 0, 0, 64, 64, 0, 0])])
+def test_ranks_get_the_tokens_that_the_policy_for_routing_sends(routing: str, share: list[int]) -> None:
+    with world(2, rank=1, gpus="A100-40GB", values=f"assume,routing={routing}") as job:
+        chosen = torch.randn(64, 8, device="cuda").topk(2, -1).indices
+        per_expert = chosen.flatten().bincount(minlength=8)
+        assert per_expert.tolist() == share
+        received = torch.empty_like(per_expert)
+        dist.all_to_all_single(received, per_expert)
+        tokens = torch.empty(int(received.sum()), 16, device="cuda")
+        assert tokens.shape[0] == 2 * sum(share[4:])
+    assert {site.policy for site in job.values} == {f"routing={routing}"}

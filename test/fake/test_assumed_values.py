@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from torchext.fake import DataDependentError, fake_mode, is_fake
+from torchext.fake import DataDependentError, FakeGPU, fake_mode, is_fake
 from torchext.fake.assumed_values import AssumedValues, assuming_values
 from torchext.memory import fits, max_batch
 
@@ -63,7 +64,10 @@ def test_answer_is_plausible(read: Callable[[], object], answer: object, assumed
     [
         (lambda: unknown(6, 4)[unknown(6, 4) > 0], (24,)),
         (lambda: unknown(*LARGE)[unknown(*LARGE) > 0], (math.prod(LARGE),)),
-        (lambda: unknown(*LARGE)[unknown(*LARGE) > 1], (0,)),
+        (lambda: unknown(*LARGE)[unknown(*LARGE) > 1], (math.prod(LARGE),)),
+        (lambda: unknown(*LARGE)[unknown(*LARGE) < 1], (math.prod(LARGE),)),
+        (lambda: unknown(6, 4)[unknown(6, 4) > 1], (24,)),
+        (lambda: unknown(6, 4)[unknown(6, 4) > torch.arange(4, device="cuda")], (24,)),
         (lambda: unknown(*LARGE)[unknown(*LARGE, dtype=torch.bool)], (math.prod(LARGE),)),
         (lambda: unknown(*LARGE).nonzero(), (math.prod(LARGE), 2)),
         (lambda: unknown(5, dtype=torch.bool).nonzero(), (5, 1)),
@@ -101,7 +105,7 @@ def test_what_is_overwritten_with_unknown_values_is_not_stale(assumed: AssumedVa
     weights = torch.ones(4, device="cuda")
     weights.copy_(unknown(4))
     assert weights.tolist() == [0.125] * 4
-    large = torch.ones(LARGE, device="cuda", dtype=torch.bool).logical_and(unknown(*LARGE) > 1)
+    large = torch.ones(LARGE, device="cuda", dtype=torch.bool).logical_and(unknown(*LARGE).isnan())
     assert not large.any()
     large.copy_(unknown(*LARGE) > 0)
     assert large.any()
@@ -170,12 +174,111 @@ def test_places_that_read_often_show_a_few_answers(assumed: AssumedValues) -> No
     assert (site.count, site.answer) == (9, "0, 1, 2, ...")
 
 
-def test_policies_are_checked() -> None:
-    with (
-        pytest.raises(ValueError, match="expected to be one of assume, raise, but is 'zeros'"),
-        assuming_values("zeros"),
-    ):
+COUNT = math.prod(LARGE)
+
+
+@pytest.mark.parametrize(
+    ("policy", "share"), [("assume,masks=all", 1), ("assume,masks=half", 0.5), ("assume,masks=none", 0)]
+)
+@pytest.mark.parametrize(
+    "mask",
+    [
+        lambda: unknown(*LARGE) > 0.5,
+        lambda: unknown(*LARGE) < -3,
+        lambda: unknown(*LARGE, dtype=torch.bool),
+        lambda: unknown(*LARGE, dtype=torch.int64) != 7,
+        lambda: ~(unknown(*LARGE, dtype=torch.int64) == 7),
+        lambda: (unknown(*LARGE, dtype=torch.int64) >= 0) & (unknown(*LARGE) > 2),
+        lambda: unknown(40, 10) >= 0.3,
+        lambda: unknown(40, 10, dtype=torch.bool),
+        lambda: unknown(40, 10, dtype=torch.int64) != -100,
+        lambda: unknown(40, 10) > torch.linspace(-5, 5, 10, device="cuda"),
+    ],
+)
+def test_policy_for_masks_is_the_share_that_counts(mask: Callable[[], torch.Tensor], policy: str, share: float) -> None:
+    with fake_mode(fake_cuda=True), assuming_values(policy) as values:
+        made = mask()
+        data = unknown(*made.shape)
+        assert data[made].shape == (share * made.numel(),)
+        assert made.sum().item() == share * made.numel()
+        assert (~made).sum().item() == (1 - share) * made.numel()
+        assert (made.any().item(), made.all().item()) == (share > 0, share == 1)
+        assert {site.policy for site in values.sites} == {policy.removeprefix("assume,")}
+
+
+@pytest.mark.parametrize("policy", ["assume", "assume,masks=half", "assume,masks=none"])
+def test_what_does_not_depend_on_a_policy_stands_on_none(policy: str) -> None:
+    with fake_mode(fake_cuda=True), assuming_values(policy) as values:
+        for x in (unknown(*LARGE), unknown(30)):
+            assert not x.isnan().any()
+            assert (x == x).all()
+            assert not (x > 65504).any()
+            assert not (torch.tensor([1, 0, 3], device="cuda") == 7).any()
+        assert unknown().item() == 0.125
+        assert {site.policy for site in values.sites} == {""}
+
+
+@pytest.mark.parametrize("tokens", [64, 2**16, 2**18])
+def test_policy_for_routing_says_which_experts_get_tokens(tokens: int) -> None:
+    def loads(policy: str) -> tuple[list[int], list[int], set[str]]:
+        with fake_mode(fake_cuda=True), assuming_values(policy) as values:
+            chosen = unknown(tokens, 8).topk(2).indices
+            counted = torch.histc(chosen.float(), bins=8, min=0, max=7).long().tolist()
+            return counted, chosen.flatten().bincount(minlength=8).tolist(), {site.policy for site in values.sites}
+
+    balanced = [tokens // 4] * 8
+    assert loads("assume") == (balanced, balanced, {"routing=balanced"})
+    same = [0, 0, 0, 0, tokens, tokens, 0, 0]
+    assert loads("assume,routing=same") == (same, same, {"routing=same"})
+
+
+@pytest.mark.parametrize("sizes", [(40, 10), LARGE])
+@pytest.mark.parametrize(("policy", "share"), [("assume", 1), ("assume,masks=half", 0.5)])
+def test_averages_over_masks_follow_from_the_policy(sizes: tuple[int, int], policy: str, share: float) -> None:
+    with fake_mode(fake_cuda=True), assuming_values(policy):
+        mask = (unknown(*sizes) > 0.5).float()
+        assert mask.mean().item() == share
+        assert mask.sum().item() == share * math.prod(sizes)
+
+
+def test_number_stands_on_all_policies_that_it_is_computed_by() -> None:
+    with fake_mode(fake_cuda=True), assuming_values("assume,masks=half") as values:
+        chosen = unknown(8, 4).topk(1).indices.squeeze(1)
+        (chosen * (unknown(8) > 0.5)).sum().item()
+        assert [site.policy for site in values.sites] == ["masks=half, routing=balanced"]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize(("policy", "longest"), [("assume", 10), ("assume,masks=half", 5), ("assume,masks=none", 1)])
+def test_unknown_lengths_are_the_share_that_counts(policy: str, longest: int, device: str) -> None:
+    with fake_mode(fake_cuda=True), assuming_values(policy) as values:
+        lengths = torch.empty(4, dtype=torch.int64)
+        packed = nn.utils.rnn.pack_padded_sequence(torch.ones(4, 10, 3, device=device), lengths, batch_first=True)
+        assert packed.data.shape == (4 * longest, 3)
+        padded, found = nn.utils.rnn.pad_packed_sequence(packed, batch_first=True)
+        assert (padded.shape, found.tolist()) == ((4, longest, 3), [longest] * 4)
+        assert {site.policy for site in values.sites} == {
+            policy.removeprefix("assume").removeprefix(",") or "masks=all"
+        }
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        ("zeros", "expected to begin with one of assume, raise, got 'zeros'"),
+        ("raise,masks=all", "no other policy can follow it, got 'raise,masks=all'"),
+        ("assume,masks=most", r"expected to have masks=all\|half\|none or routing=balanced\|same, got"),
+        ("assume,shapes=all", r"expected to have masks=all\|half\|none or routing=balanced\|same, got"),
+    ],
+)
+def test_policies_are_checked(policy: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message), assuming_values(policy):
         pass
+    with pytest.raises(ValueError, match=message):
+        fits(lambda: None, values=policy)
+
+
+def test_old_name_of_a_policy_is_deprecated() -> None:
     with pytest.warns(FutureWarning, match="`zero` is called `assume`"), fake_mode(), assuming_values("zero"):
         assert torch.empty(()).item() == 0.125
 
@@ -196,7 +299,33 @@ def reads_its_loss(batch: int) -> Callable[[], None]:
 def test_batches_of_programs_that_read_values_are_found() -> None:
     with pytest.raises(DataDependentError, match="needs the values"):
         max_batch(reads_its_loss, "L4-24GB", limit=8)
-    assert max_batch(reads_its_loss, "L4-24GB", limit=8, values="assume") == 8
+    batch = max_batch(reads_its_loss, "L4-24GB", limit=8, values="assume")
+    assert batch == 8
+    assert [site.answer for site in batch.assumed] == ["0.125"]
+    assert pickle.loads(pickle.dumps(batch)).assumed == batch.assumed
+    none = max_batch(reads_its_loss, FakeGPU("tiny", memory=2**22), limit=8, values="assume")
+    assert (none, none.assumed) == (0, [])
     fit = fits(lambda: reads_its_loss(4)(), "L4-24GB", values="assume")
     assert fit
     assert [site.answer for site in fit.assumed] == ["0.125"]
+
+
+def selects(batch: int) -> Callable[[], None]:
+    """A step whose memory is what a mask selects."""
+
+    def step() -> None:
+        data = torch.empty(batch * 2**18, device="cuda")
+        kept = data[data > 0.5]
+        del kept
+
+    return step
+
+
+def test_largest_batch_depends_on_the_policy_for_masks() -> None:
+    gpu = FakeGPU("small", memory=64 * 2**20)
+
+    def largest(policy: str) -> int:
+        return max_batch(selects, gpu, values=policy)
+
+    # Of each batch the data take 1 MiB, positions of 8 bytes and elements of 4 bytes what is selected, and the mask.
+    assert largest("assume,masks=all") < largest("assume,masks=half") < largest("assume,masks=none")

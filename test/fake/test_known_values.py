@@ -618,3 +618,43 @@ def test_threads_do_not_meet() -> None:
     for thread in threads:
         thread.join()
     assert results == [300.0] * 4
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+def test_ctc_loss_takes_lengths_in_tensors(reduction: str, device: str) -> None:
+    with fake_mode(fake_cuda=True):
+        logits = torch.randn(50, 4, 20, device=device, requires_grad=True)
+        targets = torch.ones(4, 10, dtype=torch.int64, device=device)
+        lengths = torch.full((4,), 50, dtype=torch.int32), torch.tensor([10, 5, 6, 7])
+        loss = nn.functional.ctc_loss(logits.log_softmax(2), targets, *lengths, reduction=reduction)
+        loss.sum().backward()
+    assert is_fake(loss)
+    assert (loss.shape, loss.device.type) == ((4,) if reduction == "none" else (), device)
+    assert logits.grad is not None
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"batch_first": True}, {"total_length": 12}, {"padding_value": 1.0}],
+    ids=lambda o: next(iter(o), ""),
+)
+def test_packed_sequences_are_padded_as_eager_does(options: dict[str, Any], device: str) -> None:
+    def pad(x: torch.Tensor, lengths: torch.Tensor, **more: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
+        padded, found = nn.utils.rnn.pad_packed_sequence(packed, **{**options, **more})
+        padded.sum().backward()
+        return padded, found
+
+    data = torch.ones(4, 10, 3, requires_grad=True)
+    expected, lengths = pad(data, torch.tensor([10, 6, 5, 5]))
+    with fake_mode(fake_cuda=True):
+        x = torch.ones(4, 10, 3, device=device, requires_grad=True)
+        padded, found = pad(x, torch.tensor([10, 6, 5, 5]))
+        assert is_fake(padded)
+        assert (padded.shape, padded.stride(), padded.device.type) == (expected.shape, expected.stride(), device)
+        assert found.tolist() == lengths.tolist()
+        assert x.grad is not None
+        with pytest.raises(ValueError, match="total_length=3 and max sequence length being 10"):
+            pad(x, torch.tensor([10, 6, 5, 5]), total_length=3)

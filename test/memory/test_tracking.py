@@ -12,12 +12,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.nn.modules import module as modules
 from torch.utils.checkpoint import checkpoint
 
+from torchext import _C
 from torchext.dry_run import world
 from torchext.fake import FakeGPU, fake_mode
 from torchext.memory import Category, Phase, TrackedMemory, fits, max_batch, track_memory
@@ -151,6 +153,214 @@ class TestCategories:
             assert memory.now().by_category[Category.PARAMETER] == 0
             storage.resize_(MIB)
             assert memory.now().by_category[Category.PARAMETER] == MIB
+
+
+class Layer(nn.Linear):
+    """Keeps what it has made of each token, by `cat` or in a buffer."""
+
+    def __init__(self, buffer: torch.Tensor | None = None) -> None:
+        super().__init__(64, 64, bias=False, device="cuda")
+        self.kept = buffer
+        self.count = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = super().forward(x)
+        if self.kept is None or self.kept.shape[0] == self.count:
+            self.kept = made if self.kept is None else torch.cat([self.kept, made])
+        else:
+            self.kept[self.count : self.count + len(x)] = made
+        self.count += len(x)
+        return made + self.kept[: self.count].sum(0)
+
+
+def gradient_of(weight: torch.Tensor) -> torch.Tensor:
+    assert weight.grad is not None
+    return weight.grad
+
+
+class TestEngines:
+    """What engines allocate for themselves is known by what is done with it."""
+
+    def held(self, use: Callable[[nn.Linear, torch.Tensor], object], reduces: bool = False) -> Category:
+        with world(2, gpus="L4-24GB"), track_memory() as memory:
+            model = nn.Linear(512, 512, bias=False, device="cuda")
+            flat = torch.zeros(512 * 512, device="cuda")
+            number = _C.memory_number(flat)
+            use(model, flat)
+            for _ in range(2):
+                model(torch.ones(8, 512, device="cuda")).sum().backward()
+                if reduces:
+                    dist.all_reduce(flat)
+            return Category(memory._timeline.record(number)[8])
+
+    def test_flat_gradients_are_gradients(self) -> None:
+        def use(model: nn.Linear, flat: torch.Tensor) -> None:
+            model.weight.grad = flat.view(512, 512)
+
+        assert self.held(use) is Category.GRADIENT
+        assert self.held(use, reduces=True) is Category.GRADIENT
+
+    def test_buffer_to_which_gradients_are_added_holds_gradients(self) -> None:
+        def use(model: nn.Linear, flat: torch.Tensor) -> None:
+            def add(weight: torch.Tensor) -> None:
+                flat.view(512, 512).add_(gradient_of(weight))
+
+            model.weight.register_post_accumulate_grad_hook(add)
+
+        assert self.held(use) is Category.GRADIENT
+        assert self.held(use, reduces=True) is Category.GRADIENT
+
+    def test_bucket_holds_gradients_unless_it_is_communicated(self) -> None:
+        def use(model: nn.Linear, flat: torch.Tensor) -> None:
+            def copy(weight: torch.Tensor) -> None:
+                flat.view(512, 512).copy_(gradient_of(weight))
+
+            model.weight.register_post_accumulate_grad_hook(copy)
+
+        assert self.held(use) is Category.GRADIENT
+        assert self.held(use, reduces=True) is Category.COMMUNICATION
+
+    def test_other_buffers_are_what_they_were(self) -> None:
+        assert self.held(lambda model, flat: None) is Category.INPUT
+
+
+class TestCaches:
+    def caches(self, run: Callable[[], object]) -> int:
+        with fake_mode(fake_cuda=True), track_memory() as memory:
+            kept = run()
+            gc.collect()
+            found = memory.now().by_category[Category.CACHE]
+        del kept
+        return found
+
+    def test_that_grow_by_cat_are_known(self) -> None:
+        @torch.no_grad()
+        def generate() -> nn.Module:
+            layer = Layer()
+            for count in (128, 1, 1):
+                layer(torch.ones(count, 64, device="cuda"))
+            return layer
+
+        assert self.caches(generate) == 130 * 64 * 4
+
+    @pytest.mark.parametrize("is_buffer", [False, True])
+    def test_that_are_written_in_place_are_known(self, is_buffer: bool) -> None:
+        @torch.no_grad()
+        def generate() -> nn.Module:
+            buffer = torch.zeros(1024, 64, device="cuda")
+            layer = Layer(buffer)
+            if is_buffer:
+                del layer.kept
+                layer.register_buffer("kept", buffer)
+            for count in (128, 1):
+                layer(torch.ones(count, 64, device="cuda"))
+            return layer
+
+        assert self.caches(generate) == 1024 * 64 * 4
+
+    def test_are_not_what_other_modules_read(self) -> None:
+        @torch.no_grad()
+        def infer() -> torch.Tensor:
+            x = torch.ones(128, 64, device="cuda")
+            for layer in [nn.Linear(64, 64, device="cuda") for _ in range(3)]:
+                x = layer(x)
+            return x
+
+        assert self.caches(infer) == 0
+
+    def test_are_no_statistics_and_no_activations(self) -> None:
+        def train() -> nn.Module:
+            model = nn.Sequential(Layer(), nn.BatchNorm1d(64, device="cuda"))
+            for _ in range(2):
+                model(torch.ones(128, 64, device="cuda")).sum().backward(retain_graph=True)
+            with torch.no_grad():
+                model[1](torch.ones(128, 64, device="cuda"))
+            return model
+
+        assert self.caches(train) == 0
+
+    @pytest.mark.parametrize("implementation", ["dynamic", "static"])
+    def test_of_transformers_are_known(self, implementation: str) -> None:
+        transformers = pytest.importorskip("transformers", reason="the caches are of transformers")
+        config = transformers.LlamaConfig(
+            hidden_size=256, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4, vocab_size=100
+        )
+        with world(1, gpus="L4-24GB", values="assume"), track_memory() as memory:
+            model = transformers.LlamaForCausalLM(config).cuda().eval()
+            cache = {} if implementation == "dynamic" else {"cache_implementation": "static"}
+            made = model.generate(
+                torch.randint(5, 100, (2, 64), device="cuda"), max_new_tokens=65, do_sample=False, **cache
+            )
+            assert made.shape == (2, 129)
+            largest = max(state.by_category[Category.CACHE] for state in memory.timeline(count=10**6))
+        # Keys and values of 128 tokens in two layers; while the last of them grows by `cat`, it is there twice.
+        each = 2 * 128 * 256 * 4
+        assert 4 * each <= largest <= 5 * each
+
+
+class TestHost:
+    def test_pinned_memory_is_counted_in_powers_of_two(self) -> None:
+        with fake_mode(fake_cuda=True), track_memory() as memory:
+            pageable = torch.empty(3 * MIB, dtype=torch.uint8)
+            pinned = torch.empty(3 * MIB, dtype=torch.uint8, pin_memory=True)
+            assert (pageable.is_pinned(), pinned.is_pinned(), pinned[5:].is_pinned()) == (False, True, True)
+            assert pinned.pin_memory() is pinned
+        assert memory.places == ["cpu", "pinned"]
+        assert memory.devices == [torch.device("cpu")]
+        assert memory.peak("cpu").allocated == 3 * MIB
+        assert memory.peak("pinned").allocated == 4 * MIB
+        assert [a.requested for a in memory.allocations("pinned")] == [3 * MIB]
+
+    def test_pinned_memory_is_kept_and_used_again(self) -> None:
+        with fake_mode(fake_cuda=True), track_memory() as memory:
+            for size in (3 * MIB, 4 * MIB, 5 * MIB, 2 * MIB):
+                torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        assert memory.peak("pinned").allocated == 8 * MIB
+        assert memory.peak("pinned", of_reserved=True).reserved == (4 + 8 + 2) * MIB
+
+    @pytest.mark.parametrize(
+        ("make", "is_pinned"),
+        [
+            (lambda x, y: x.pin_memory(), True),
+            (lambda x, y: torch.empty_like(x, pin_memory=True), True),
+            (lambda x, y: x.new_zeros(7, pin_memory=True), True),
+            (lambda x, y: y.to("cpu", non_blocking=True), True),
+            (lambda x, y: y.cpu(), False),
+            (lambda x, y: x.pin_memory().clone(), False),
+            (lambda x, y: x.pin_memory().to(torch.float64, non_blocking=True), False),
+        ],
+        ids=["pin_memory", "like", "new", "non_blocking", "cpu", "clone", "to another dtype"],
+    )
+    def test_tensors_are_pinned_where_pytorch_pins_them(
+        self, make: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], is_pinned: bool
+    ) -> None:
+        with fake_mode(fake_cuda=True):
+            for _ in range(2):  # the second call is remembered
+                made = make(torch.ones(7), torch.ones(7, device="cuda"))
+                assert made.is_pinned() is is_pinned
+
+    def test_activations_are_kept_there(self) -> None:
+        with fake_mode(fake_cuda=True), track_memory() as memory:
+            model = nn.Sequential(*(nn.Sigmoid() for _ in range(3))).cuda()
+            x = torch.ones(256, 1024, device="cuda", requires_grad=True)
+            with torch.autograd.graph.save_on_cpu(pin_memory=True):
+                y = model(x)
+            y.sum().backward()
+        assert memory.peak("pinned").by_category[Category.ACTIVATION] == 3 * MIB
+
+    def test_offloaded_parameters_gradients_and_states_are_there(self) -> None:
+        with world(2, gpus="L4-24GB"), track_memory(lines=True) as memory:
+            model = nn.Linear(64, 64)
+            fully_shard(model, offload_policy=CPUOffloadPolicy())
+            optimizer = torch.optim.Adam(model.parameters())
+            model(torch.ones(2, 64, device="cuda")).sum().backward()
+            optimizer.step()
+            pinned, pageable = memory.now("pinned").by_category, memory.now("cpu").by_category
+        shard = (64 * 64 + 64) * 4 // 2
+        assert pinned[Category.PARAMETER] == shard
+        assert pinned[Category.GRADIENT] == shard
+        assert pageable[Category.OPTIMIZER_STATE] == 2 * shard + 2 * 4  # and two counters of steps
+        assert any("test_tracking.py" in line for line in memory.by_line("pinned"))
 
 
 class TestHolders:

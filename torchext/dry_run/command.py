@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ..fake.assumed_values import POLICIES
+from ..fake.assumed_values import ValuePolicy
 from ..fake.gpus import FakeGPU
 from .ending import run_to_its_end
 from .files import FILES, Overlay
@@ -96,7 +96,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     goal.add_argument("--forwards", type=int, metavar="N", help="run N forward passes instead, such as for inference")
     goal.add_argument("--to-end", action="store_true", help="run the program to its own end, whatever it does")
-    add("--values", choices=POLICIES, default="assume", help="what becomes of reading values that do not exist")
+    add(
+        "--values",
+        default="assume",
+        metavar="POLICY",
+        help="what becomes of reading values that do not exist: raise, or assume, which ,masks=all|half|none and "
+        ",routing=balanced|same can follow (default: assume,masks=all,routing=balanced)",
+    )
     add(
         "--keep-files",
         type=Path,
@@ -191,6 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         launch = _launch(options, program)
         size = launch.size or 1
         ranks = _ranks(options.rank, size)
+        ValuePolicy.parse(options.values)
         gpu = _gpu(options)
     except ValueError as error:
         parser.error(str(error))

@@ -353,7 +353,7 @@ def _give(tensor: Tensor, message: Message) -> None:
             return
     flat = tensor.detach().view(-1)
     if not message.is_known:
-        _C.assume_value(flat, value)
+        _C.assume_value(flat, value, _C.kind_of_values([flat]))
         return
     if tensor.untyped_storage().nbytes() == message.nbytes:
         _C.note_foreign_write([tensor])  # forgets what it was
@@ -361,7 +361,7 @@ def _give(tensor: Tensor, message: Message) -> None:
         part, given = flat[begin:end], value[begin:end]
         _C.write_value(part, given)
         if _C.known_value(part) is None:  # a part of something unknown
-            _C.assume_value(part, given)
+            _C.assume_value(part, given, _C.kind_of_values([part]))
 
 
 def _runs(written: bytes | None, count: int) -> Iterator[tuple[int, int]]:

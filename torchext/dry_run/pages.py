@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Sequence
 
-from ..fake.assumed_values import KINDS
+from ..fake.assumed_values import INTEGER, KINDS, SHAPE
 from ..memory.reports import in_units
 from .progress import FORWARD
 from .running import DevicePeak, RankReport
@@ -115,9 +115,9 @@ def _tables(report: RankReport) -> Iterable[tuple[str, Row, list[Row]]]:
     if report.values:
         yield (
             "Values that do not exist, and what the program was told",
-            ("times", "answer", "line", "reader"),
+            ("times", "answer", "policy", "line", "reader"),
             [
-                (site.count, site.answer, site.line, site.reader)
+                (site.count, site.answer, site.policy, site.line, site.reader)
                 for site in sorted(report.values, key=lambda site: KINDS.index(site.kind))
             ],
         )
@@ -134,7 +134,8 @@ def _file_rows(report: RankReport) -> list[Row]:
 
 def _memory_row(peak: DevicePeak) -> Row:
     left = f"{in_units(peak.headroom)} ({100 * peak.headroom / peak.total:.1f} %)" if peak.total else ""
-    return peak.device, in_units(peak.allocated), in_units(peak.reserved), in_units(peak.total), left
+    total = in_units(peak.total) if peak.total else ""
+    return peak.device, in_units(peak.allocated), in_units(peak.reserved), total, left
 
 
 def _summary(report: RankReport, size: int) -> list[str]:
@@ -147,8 +148,16 @@ def _summary(report: RankReport, size: int) -> list[str]:
         lines.append(_advice(report))
     if report.out_of_memory:
         lines.append(report.out_of_memory)
+    lines += _policies(report)
     lines += report.remarks
     return lines
+
+
+def _policies(report: RankReport) -> list[str]:
+    """What sizes stand on that other policies would change."""
+    shapes = [site for site in report.values if site.policy and site.kind in (SHAPE, INTEGER)]
+    named = sorted({policy for site in shapes for policy in site.policy.split(", ")})
+    return [f"Sizes stand on {' and '.join(named)}: see --values for other policies."] if named else []
 
 
 def _assumptions(report: RankReport) -> str:

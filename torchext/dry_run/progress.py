@@ -92,6 +92,7 @@ class Progress:
         backwards: How many backward passes have begun.
         flops: The floating-point operations of the additional step; None if they were not counted.
         flops_error: Why they cannot be counted; empty if they can.
+        counts_flops: Whether these are wanted.
         has_enough: Whether as many were made as were wanted.
         on_enough: Called when that is so, before the additional step.
         on_unstoppable: Called when the program handles what ends it, and goes on.
@@ -106,7 +107,7 @@ class Progress:
         self.on_enough: Callable[[], None] = lambda: None
         self.on_unstoppable: Callable[[], None] = lambda: None
         self._goal = goal
-        self._counts_flops = counts_flops and goal.count is not None
+        self.counts_flops = counts_flops
         self._job = job
         self._start = time.perf_counter()
         self._first: int | None = None
@@ -229,7 +230,7 @@ class Progress:
             return
         self.has_enough = True
         self.on_enough()
-        if self._is_finished or not self._counts_flops:
+        if self._is_finished or not self.counts_flops:
             self._is_finished = True
             return
         self._mode = FlopCounterMode(display=False, custom_mapping=FORMULAS)

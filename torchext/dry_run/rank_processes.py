@@ -30,7 +30,7 @@ from .files import FILES, GUARD, Overlay, changes_in, child_environment, keep_fi
 from .launch_lines import Launch
 from .messages import CYCLE, FINISHED, OTHER, Awaited, Channel, Message, Messages, Missing, Received, Sent, mismatch
 from .progress import Goal
-from .running import RankReport, run_rank
+from .running import HOST, RankReport, run_rank
 
 __all__ = ["RankProcesses", "child_command", "environment_for", "run_child"]
 
@@ -306,7 +306,7 @@ def _with_needs(limited: RankReport, needed: RankReport, gpu: FakeGPU) -> RankRe
     if needed.error:
         return limited
     for peak in needed.peaks:
-        peak.total = gpu.memory - gpu.context
+        peak.total = 0 if peak.device in HOST else gpu.memory - gpu.context
     needed.out_of_memory = limited.out_of_memory
     return needed
 

@@ -44,10 +44,7 @@ class Recorder:
 
     Attributes:
         collectives: What was recorded.
-        on_buffers: Is called with the flat tensors of each collective, which were made for it.
     """
-
-    on_buffers: Callable[[list[Tensor]], object] | None = None
 
     def __init__(self, traces_lines: bool) -> None:
         self.collectives: list[Collective] = []
@@ -104,17 +101,15 @@ class Recorder:
         for tensor in tensors:
             if tensor.layout is torch.strided:
                 self._by_storage[tensor.untyped_storage()._cdata] = number
-        if self.on_buffers is not None:
-            self.on_buffers([t for t in tensors if t.dim() == 1 and not t.requires_grad])
-
         world = current()
         messages = None if world is None else world.messages
         deliver = None if messages is None else messages.observe(operator, arguments, group)
         agreed = agreed_values(operator, arguments, group.size(), group.rank()) if assumes_values() else []
+        kind = _C.kind_of_values(tensors) if agreed else 0
 
         def on_return(results: tuple[Any, ...]) -> None:
             for written, value in agreed:
-                _C.assume_value(written, value)
+                _C.assume_value(written, value, kind)
             if results and isinstance(results[-1], torch.ScriptObject):
                 work = Work.unbox(results[-1])
                 self._by_work[work] = number

@@ -13,11 +13,10 @@ from pathlib import Path
 
 import torch
 
-from .. import _C
 from ..fake import carry_blocks_to_threads
 from ..fake.assumed_values import AssumedValue
 from ..fake.gpus import FakeGPU
-from ..memory import Category, TrackedMemory, track_memory
+from ..memory import PINNED, TrackedMemory, track_memory
 from .collectives import GroupSummary, peers_of, summarize_phases
 from .files import Change
 from .files.refusals import about_refusal
@@ -25,7 +24,10 @@ from .messages import Messages
 from .progress import Finished, Goal, Progress
 from .world import World, world
 
-__all__ = ["DevicePeak", "RankReport", "run_rank"]
+__all__ = ["HOST", "DevicePeak", "RankReport", "run_rank"]
+
+# The memory of the host, which reports show last: pageable and pinned.
+HOST = {"cpu": 1, PINNED: 2}
 
 
 @dataclass
@@ -33,10 +35,10 @@ class DevicePeak:
     """The memory of one device.
 
     Attributes:
-        device: Such as `cuda:0`.
+        device: Such as `cuda:0`; `cpu` is pageable memory of the host, `pinned` pinned memory.
         allocated: The most bytes that were allocated.
         reserved: The most bytes that PyTorch has reserved.
-        total: The bytes that there are.
+        total: The bytes that there are; 0 if that is not known, as of the host.
         by_category: The bytes at the peak, by what they are for.
         fragmentation: The bytes that were reserved and not in use at the peak.
         by_module: By the module that holds them.
@@ -159,7 +161,6 @@ def run_rank(
         block.enter_context(job)
         block.enter_context(carry_blocks_to_threads())
         memory = block.enter_context(track_memory(lines=traces_lines))
-        job.recorder.on_buffers = _mark_buffers
         progress = Progress(goal, counts_flops, job)
         block.callback(progress.close)
         if messages is not None:
@@ -179,9 +180,6 @@ def run_rank(
         if not report.flops_error:
             progress.finish()
         progress.close()
-        if counts_flops and progress.has_enough and progress.flops is None and not report.flops_error:
-            within = f"the program has ended within the {goal.unit} that was to be counted"
-            report.flops_error = progress.flops_error or within
         return _completed(report, job, memory, progress, start)
 
 
@@ -189,6 +187,8 @@ def _completed(report: RankReport, job: World, memory: TrackedMemory, progress: 
     """Adds what is known at the end."""
     report.made = progress.made
     report.flops = progress.flops
+    if progress.counts_flops and report.flops is None and not report.flops_error:
+        report.flops_error = progress.flops_error or _why_not_counted(report, progress)
     report.remarks = [*job.remarks, *progress.steps.remarks, *(job.messages.remarks if job.messages else ())]
     if not report.peaks:
         _describe(report, job, memory, progress)
@@ -207,6 +207,15 @@ def _describe_end(report: RankReport, error: BaseException, latest: AssumedValue
         report.error = "".join(traceback.format_exception(error)) + about_refusal(error)
         if latest is not None:
             report.error += _about_values(latest)
+
+
+def _why_not_counted(report: RankReport, progress: Progress) -> str:
+    unit = report.goal.unit
+    if report.goal.count is None:
+        return f"a program that runs to its own end makes no further {unit} that could be counted"
+    if not progress.has_enough:
+        return f"they are those of one more {unit} than are asked for, and the program has made fewer"
+    return f"the program has ended within the {unit} that was to be counted"
 
 
 def _shortly(error: BaseException) -> str:
@@ -229,11 +238,6 @@ def _out_of_memory_behind(error: BaseException | None) -> torch.cuda.OutOfMemory
     while error is not None and not isinstance(error, torch.cuda.OutOfMemoryError):
         error = error.__cause__ or error.__context__
     return error
-
-
-def _mark_buffers(tensors: list[torch.Tensor]) -> None:
-    """What is known to be a parameter, a gradient or a state of an optimizer stays that."""
-    _C.mark_memory([tensor for tensor in tensors if _C.is_fake(tensor)], Category.COMMUNICATION)
 
 
 def _run(program: Sequence[str], is_module: bool) -> None:
@@ -261,24 +265,21 @@ def _describe(report: RankReport, job: World, memory: TrackedMemory, progress: P
     report.peers = peers_of(collectives)
     report.values = job.values
     report.forwards, report.backwards = progress.forwards, progress.backwards
-    report.peaks = [_describe_device(memory, device, job.gpus) for device in memory.devices if _counts(device, job)]
-    busiest = max(report.peaks, key=lambda peak: peak.allocated, default=None)
+    report.peaks = [_describe_device(memory, place, job.gpus) for place in memory.places]
+    report.peaks.sort(key=lambda peak: HOST.get(peak.device, 0))
+    busiest = max(report.peaks, key=lambda peak: (peak.device not in HOST, peak.allocated), default=None)
     if busiest is not None:
         report.page = _page(memory, busiest.device)
 
 
-def _counts(device: torch.device, job: World) -> bool:
-    return device.type == "cuda" or job.gpus is None
-
-
-def _describe_device(memory: TrackedMemory, device: torch.device, gpu: FakeGPU | None) -> DevicePeak:
+def _describe_device(memory: TrackedMemory, device: str, gpu: FakeGPU | None) -> DevicePeak:
     peak = memory.peak(device)
     allocations = memory.allocations(device)
     return DevicePeak(
-        device=str(device),
+        device=device,
         allocated=peak.allocated,
         reserved=memory.peak(device, of_reserved=True).reserved,
-        total=0 if gpu is None else gpu.memory - gpu.context,
+        total=0 if gpu is None or device in HOST else gpu.memory - gpu.context,
         by_category={category.label: n for category, n in peak.by_category.items() if n},
         fragmentation=peak.fragmentation,
         by_module=dict(list(memory.by_module(device).items())[:20]),

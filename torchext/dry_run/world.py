@@ -186,7 +186,8 @@ def world(
         trace: Whether the lines of the program that led to collectives are recorded, which takes longer.
         set_device: Whether the GPU of this process is the current device. A real process begins with device 0.
         values: What becomes of a program that reads values that are not known: `raise` an error, or `assume` some,
-            which are counted in `World.values`: docs/dry_run.md, "Values".
+            which are counted in `World.values`. Policies for masks and for routing may follow, as in
+            `assume,masks=half,routing=same`: docs/dry_run.md, "Values".
         is_launched: Whether the environment says that torchrun has started the process. If not, programs find what they
             find without a launcher: they train alone, or start processes themselves.
 

@@ -2,8 +2,9 @@
 
 With the policy `assume` a floating-point number that is read is 0.125, an integer 0, and a truth value false, unless
 they follow from values that are known or have been assumed before. Where the line asks whether something is finite, or
-whether two tensors are equal, the answer is yes. Each place that reads one is counted, so that what the run took for
-granted can be looked through.
+whether two tensors are equal, the answer is yes. Which elements of masks count, and which positions are chosen, are
+policies of their own. Each place that reads a value is counted, with the policies that it stands on, so that what the
+run took for granted can be looked through.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from ..tools.source_lines import users_frame
 
 __all__ = [
     "KINDS",
-    "POLICIES",
     "AssumedValue",
     "AssumedValues",
+    "ValuePolicy",
     "assumes_values",
     "assuming_values",
     "note_reading",
@@ -41,7 +42,14 @@ __all__ = [
     "while_values_are_assumed",
 ]
 
-POLICIES = ("assume", "raise")
+ANSWERS = ("assume", "raise")
+
+# Which elements of a mask count that is not known, repeated: NOTE [Assumed masks].
+MASKS = {"all": (True,), "half": (True, False), "none": (False,)}
+
+# By how many rows each row of chosen positions is ahead of the row before: NOTE [Assumed indices]. With `balanced` the
+# tokens reach all experts alike, with `same` all of them choose the same experts.
+ROUTING = {"balanced": 1, "same": 0}
 
 # Whose functions call kernels for dispatch modes.
 OF_MODES = {
@@ -68,6 +76,50 @@ SOUND = ("isfinite", "is_finite", "all_finite", "allclose")
 
 
 @dataclass(frozen=True)
+class ValuePolicy:
+    """What becomes of reading values that are not known.
+
+    Attributes:
+        answer: `assume`, or `raise`, with which reading them raises an error.
+        masks: Which elements of masks count, a key of `MASKS`.
+        routing: Which positions are chosen, a key of `ROUTING`.
+    """
+
+    answer: str = "assume"
+    masks: str = "all"
+    routing: str = "balanced"
+
+    @classmethod
+    def parse(cls, text: str) -> ValuePolicy:
+        """Returns the policy that `text` spells, such as `assume,masks=half,routing=same`.
+
+        Raises:
+            ValueError: There is no such policy.
+        """
+        answer, *parts = text.split(",")
+        if answer not in ANSWERS:
+            raise ValueError(
+                f"The policy for values was expected to begin with one of {', '.join(ANSWERS)}, got {text!r}."
+            )
+        if answer == "raise" and parts:
+            raise ValueError(f"With `raise` no values are assumed, so no other policy can follow it, got {text!r}.")
+        chosen = dict(part.partition("=")[::2] for part in parts)
+        for name, policy in chosen.items():
+            if policy not in TABLES.get(name, {}):
+                known = " or ".join(f"{name}={'|'.join(table)}" for name, table in TABLES.items())
+                raise ValueError(f"The policy for values was expected to have {known}, got {text!r}.")
+        return cls(answer, **chosen)
+
+    def behind(self, kind: int) -> str:
+        """The policies that values of a kind stand on, as they are spelled."""
+        names = [name for name, bits in (("masks", _C.BY_MASKS), ("routing", _C.BY_ROUTING)) if kind & bits == bits]
+        return ", ".join(f"{name}={getattr(self, name)}" for name in names)
+
+
+TABLES: dict[str, dict[str, Any]] = {"masks": MASKS, "routing": ROUTING}
+
+
+@dataclass(frozen=True)
 class AssumedValue:
     """A place that has read values that do not exist.
 
@@ -77,6 +129,7 @@ class AssumedValue:
         operator: The operator that reads.
         answer: What it found; where it has read often, the first few answers.
         kind: What it is: a truth value, an integer, a number, a shape, or something else.
+        policy: The policies that it stands on, such as `masks=all`; empty if it stands on none.
         count: How often.
     """
 
@@ -85,10 +138,11 @@ class AssumedValue:
     operator: str
     answer: str
     kind: str
+    policy: str
     count: int
 
 
-Site = tuple[str, str, str, str]  # line, reader, operator, kind
+Site = tuple[str, str, str, str, str]  # line, reader, operator, kind, policy
 
 
 class AssumedValues:
@@ -98,8 +152,9 @@ class AssumedValues:
         latest: The place that has read last, with what it was told.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, policy: ValuePolicy | None = None) -> None:
         self.latest: AssumedValue | None = None
+        self._policy = policy or ValuePolicy()
         self._counts: Counter[Site] = Counter()
         self._answers: dict[Site, dict[str, None]] = {}
 
@@ -108,8 +163,11 @@ class AssumedValues:
         """Where values were read, the most often first."""
         return [self._value(site, count) for site, count in self._counts.most_common()]
 
-    def answer(self, operator: str, dtype: torch.dtype, computed: float | None) -> float:
-        """The number that stands for a value of `dtype`; `computed`, if that follows from what was assumed before."""
+    def answer(self, operator: str, dtype: torch.dtype, computed: float | None, values: int) -> float:
+        """The number that stands for a value of `dtype`; `computed`, if that follows from what was assumed before.
+
+        `values` is the kind of values that it is computed from.
+        """
         frame = _reader(sys._getframe(1))
         value = computed
         if value is None:
@@ -117,17 +175,18 @@ class AssumedValues:
                 1.0 if operator in ("aten::equal", "aten::allclose") or _asks_whether_sound(frame) else _default(dtype)
             )
         shown = str(bool(value)) if dtype is torch.bool else str(int(value) if not dtype.is_floating_point else value)
-        self.note(operator, shown, frame, _kind_of(dtype))
+        self.note(operator, shown, frame, _kind_of(dtype), values)
         return value
 
-    def note_shape(self, operator: str, shape: str) -> None:
+    def note_shape(self, operator: str, shape: str, values: int) -> None:
         """Counts a shape that depends on assumed values."""
-        self.note(operator, shape, _reader(sys._getframe(1)), SHAPE)
+        self.note(operator, shape, _reader(sys._getframe(1)), SHAPE, values)
 
-    def note(self, operator: str, answer: str, frame: FrameType, kind: str = OTHER) -> None:
+    def note(self, operator: str, answer: str, frame: FrameType, kind: str = OTHER, values: int = 0) -> None:
         """Counts one reading."""
         user = programs_frame()
-        site = "" if user is None else _place(user), _place(frame), operator, kind
+        policy = self._policy.behind(values)
+        site = "" if user is None else _place(user), _place(frame), operator, kind, policy
         self._counts[site] += 1
         answers = self._answers.setdefault(site, {})
         if len(answers) <= MOST_ANSWERS:
@@ -137,8 +196,14 @@ class AssumedValues:
     def _value(self, site: Site, count: int) -> AssumedValue:
         answers = list(self._answers[site])
         shown = ", ".join(answers[:MOST_ANSWERS]) + (", ..." if len(answers) > MOST_ANSWERS else "")
-        line, reader, operator, kind = site
-        return AssumedValue(line, reader, operator, shown, kind, count)
+        line, reader, operator, kind, policy = site
+        return AssumedValue(line, reader, operator, shown, kind, policy, count)
+
+    def install(self) -> None:
+        """Answers from now on."""
+        with without_our_keys():
+            masks = torch.tensor(MASKS[self._policy.masks])
+        _C.assume_values(self.answer, self.note_shape, masks, ROUTING[self._policy.routing])
 
 
 def _kind_of(dtype: torch.dtype) -> str:
@@ -202,7 +267,9 @@ def assuming_values(policy: str = "assume") -> Iterator[AssumedValues]:
 
     Args:
         policy: `assume`, or `raise`, with which reading values that are not known raises an error as it does
-            elsewhere. `zero` is the old name of `assume`, and deprecated.
+            elsewhere. `assume` may be followed by policies for masks and for routing, as in
+            `assume,masks=half,routing=same`: docs/dry_run.md, "Values". `zero` is the old name of `assume`, and
+            deprecated.
 
     Yields:
         What has been read so far.
@@ -213,21 +280,20 @@ def assuming_values(policy: str = "assume") -> Iterator[AssumedValues]:
     if policy == "zero":
         warnings.warn("The policy `zero` is called `assume` now.", FutureWarning, stacklevel=3)
         policy = "assume"
-    if policy not in POLICIES:
-        raise ValueError(f"The policy for values was expected to be one of {', '.join(POLICIES)}, but is {policy!r}.")
-    values = AssumedValues()
-    if policy == "raise":
+    parsed = ValuePolicy.parse(policy)
+    values = AssumedValues(parsed)
+    if parsed.answer == "raise":
         yield values
         return
     _assumed.append(values)
-    _C.assume_values(values.answer, values.note_shape)
+    values.install()
     try:
         with while_values_are_assumed.hold():
             yield values
     finally:
         _assumed.remove(values)
         if _assumed:
-            _C.assume_values(_assumed[-1].answer, _assumed[-1].note_shape)
+            _assumed[-1].install()
         else:
             _C.assume_nothing()
 
@@ -253,7 +319,8 @@ def _reading_values(original: Callable[..., Any], name: str) -> Callable[..., An
         value = _C.value_for_reading(self)
         if _C.known_value(self) is None:
             frame = _reader(sys._getframe(1))
-            _assumed[-1].note(f"Tensor.{name}", _shown(value), frame, _kind_of(self.dtype))
+            kind = _C.kind_of_values([self])
+            _assumed[-1].note(f"Tensor.{name}", _shown(value), frame, _kind_of(self.dtype), kind)
         with without_our_keys():
             return original(value.detach().requires_grad_(self.requires_grad), *args, **kwargs)
 

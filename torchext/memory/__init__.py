@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from .categories import Category, Phase
-from .fitting import Fit, fits, max_batch
+from .fitting import Fit, MaxBatch, fits, max_batch
 from .states import Allocation, MemoryState
-from .tracking import TrackedMemory, track_memory
+from .tracking import PINNED, TrackedMemory, track_memory
 
 __all__ = [
+    "PINNED",
     "Allocation",
     "Category",
     "Fit",
+    "MaxBatch",
     "MemoryState",
     "Phase",
     "TrackedMemory",

@@ -20,13 +20,16 @@ class Category(IntEnum):
     INPUT = 2
     """Made outside of modules, backward passes and optimizers, such as a batch."""
     COMMUNICATION = 3
-    """Made by collectives, or for them."""
+    """Made by collectives, or for them, or flat and given to one."""
     WORKSPACE = 4
     """What a kernel allocates besides its results."""
     GRADIENT = 5
+    """Gradients of parameters, and what a backward pass adds gradients to."""
     OPTIMIZER_STATE = 6
     PARAMETER = 7
     """Parameters and buffers of modules, also those that a sharded module has gathered."""
+    CACHE = 8
+    """Carried from one forward pass of a module to the next without gradients, such as keys and values."""
 
     @property
     def label(self) -> str:
@@ -43,6 +46,7 @@ LABELS = {
     Category.GRADIENT: "gradients",
     Category.OPTIMIZER_STATE: "optimizer state",
     Category.PARAMETER: "parameters",
+    Category.CACHE: "caches",
 }
 
 

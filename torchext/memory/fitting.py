@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from typing_extensions import Self
 
 from ..fake import FakeGPU, carry_blocks_to_threads, fake_mode
 from ..fake.assumed_values import AssumedValue, assuming_values
 from .tracking import TrackedMemory, track_memory
 
-__all__ = ["Fit", "fits", "max_batch"]
+__all__ = ["Fit", "MaxBatch", "fits", "max_batch"]
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,26 @@ class Fit:
         return self.fits
 
 
+class MaxBatch(int):
+    """The size of the largest batch that fits.
+
+    Attributes:
+        assumed: Where the run with this size, or for 0 with the smallest, has read values that do not exist, and what
+            the program found instead.
+    """
+
+    assumed: list[AssumedValue]
+
+    def __new__(cls, size: int, assumed: list[AssumedValue]) -> Self:
+        """Returns the number `size` with what it stands on."""
+        batch = super().__new__(cls, size)
+        batch.assumed = assumed
+        return batch
+
+    def __reduce__(self) -> tuple[type[Self], tuple[int, list[AssumedValue]]]:
+        return type(self), (int(self), self.assumed)
+
+
 def fits(
     program: Callable[[], Any],
     device: str | FakeGPU = "H100-80GB",
@@ -60,7 +81,8 @@ def fits(
         device: A description, or the name of one.
         lines: As of `track_memory()`.
         values: What becomes of reading values that are not known: `raise` an error, or `assume` some, which are listed
-            in `Fit.assumed`.
+            in `Fit.assumed`. Policies for masks and for routing may follow, as in `assume,masks=half,routing=same`:
+            docs/dry_run.md, "Values".
 
     Raises:
         RuntimeError: There are real CUDA devices: hide them (`CUDA_VISIBLE_DEVICES=`).
@@ -97,7 +119,7 @@ def max_batch(
     multiple_of: int = 1,
     limit: int = 2**20,
     values: str = "raise",
-) -> int:
+) -> MaxBatch:
     """Finds the largest batch with which a step fits on a fake GPU.
 
     Args:
@@ -110,7 +132,7 @@ def max_batch(
         values: As of `fits()`.
 
     Returns:
-        The size, or 0 if not even `multiple_of` fits.
+        The size, or 0 if not even `multiple_of` fits, with the values that were assumed: `MaxBatch.assumed`.
 
     Raises:
         RuntimeError: As of `fits()`.
@@ -119,13 +141,17 @@ def max_batch(
     if min(steps, multiple_of) < 1:
         raise ValueError(f"`steps` ({steps}) and `multiple_of` ({multiple_of}) were expected to be 1 or more.")
 
+    assumed: dict[int, list[AssumedValue]] = {}
+
     def fits_with(batch: int) -> bool:
         def program() -> None:
             step = make_step(batch)
             for _ in range(steps):
                 step()
 
-        return bool(fits(program, device, values=values))
+        fit = fits(program, device, values=values)
+        assumed[batch] = fit.assumed
+        return fit.fits
 
     good, bad = 0, 1
     while bad * multiple_of <= limit and fits_with(bad * multiple_of):
@@ -134,4 +160,5 @@ def max_batch(
     while bad - good > 1:
         middle = (good + bad) // 2
         good, bad = (middle, bad) if fits_with(middle * multiple_of) else (good, middle)
-    return good * multiple_of
+    size = good * multiple_of
+    return MaxBatch(size, assumed.get(size or multiple_of, []))

@@ -81,7 +81,8 @@ class Observer:
             name = self._learn(module)
         elif not self._thread.scopes:
             self._mark_parameters(module, name)
-        self._thread.scopes.append(_C.set_memory_scope(self._number(name), Phase.FORWARD, self._trace_lines))
+        scope = _C.set_memory_scope(self._number(name), Phase.FORWARD, self._trace_lines, id(module))
+        self._thread.scopes.append(scope)
 
     def _leave_module(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         # What a sharded module has gathered is there now.

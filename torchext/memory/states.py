@@ -54,12 +54,13 @@ class MemoryState:
     """The memory of a device after an event.
 
     Attributes:
-        device: Such as `cuda:0`.
+        device: Such as `cuda:0`, or `pinned` for pinned memory of the host.
         event: The number of the event, counted from the beginning of the tracker; -1 before the first.
         seconds: The time of the event, since the first.
         allocated: The bytes that are in use, as `torch.cuda.memory_allocated()` counts them.
         reserved: The bytes that PyTorch has taken from the device, as `torch.cuda.memory_reserved()` counts them. On
-            devices without a caching allocator as many as are allocated.
+            devices without a caching allocator as many as are allocated. Pinned memory is allocated in powers of two,
+            and kept.
         by_category: The bytes in use for each purpose.
     """
 

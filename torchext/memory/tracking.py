@@ -15,8 +15,9 @@ from .categories import Category, Phase
 from .observing import Observer
 from .states import Allocation, MemoryState, summed
 
-__all__ = ["TrackedMemory", "track_memory"]
+__all__ = ["PINNED", "TrackedMemory", "track_memory"]
 
+PINNED = "pinned"  # names pinned memory of the host where a device may be given
 POINTS = 1200  # of the curve in a page
 POINTS_OF_PICTURES = 250
 
@@ -25,8 +26,8 @@ class TrackedMemory:
     """What `track_memory()` has collected. Stays readable after the block.
 
     Where a `device` may be given, the default is `cuda:0` or, if nothing was allocated there, the first on which
-    something was. Where a moment may be given as `at`, it is the number of an event (`MemoryState.event`), and the
-    default is the moment of the most allocated bytes.
+    something was; `cpu` is pageable memory of the host, and `pinned` pinned memory. Where a moment may be given, as
+    `at`, it is the number of an event (`MemoryState.event`), and the default is the moment of the most allocated bytes.
     """
 
     def __init__(self, timeline: _C.MemoryTimeline, observer: Observer) -> None:
@@ -38,8 +39,13 @@ class TrackedMemory:
 
     @property
     def devices(self) -> list[torch.device]:
-        """The devices on which something was allocated."""
-        return [torch.device(name) for name in self._timeline.devices()]
+        """The devices on which something was allocated. The CPU counts if that was pageable memory."""
+        return [torch.device(name) for name in self.places if name != PINNED]
+
+    @property
+    def places(self) -> list[str]:
+        """The names of the devices, and `pinned` if pinned memory was allocated."""
+        return self._timeline.devices()
 
     def peak(self, device: torch.device | str | None = None, *, of_reserved: bool = False) -> MemoryState:
         """Returns the state with the most allocated (or reserved) bytes.
@@ -143,8 +149,9 @@ class TrackedMemory:
 
     def _actions(self) -> Iterator[snapshots.Action]:
         for number, is_birth, _, time in self._timeline.events(self._begin, self._last()):
-            device = torch.device(self._timeline.device(number))
-            if device.type == "cuda":
+            name = self._timeline.device(number)
+            if name.startswith("cuda"):
+                device = torch.device(name)
                 record = self._timeline.record(number)
                 address, stream = record[9:11]
                 yield snapshots.Action(device.index, is_birth, address, stream, time, self._allocation(record))
@@ -165,7 +172,7 @@ class TrackedMemory:
     def _importance(self, device: str) -> tuple[bool, int]:
         """Which device is meant if none is named: the one with the highest peak, and the CPU only where it is alone."""
         peak = self._timeline.peak(device, self._begin, self._last(), False)
-        return not device.startswith("cpu"), peak[2]
+        return not device.startswith(("cpu", PINNED)), peak[2]
 
     def _last(self) -> int:
         return self._timeline.count_events() if self._end is None else self._end

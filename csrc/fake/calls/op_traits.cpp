@@ -147,6 +147,19 @@ bool isLiftFresh(const OperatorHandle& op) {
   return op.schema().name() == "aten::lift_fresh";
 }
 
+bool makesPinned(const OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments) {
+  const auto is_set = [&](const char* name) {
+    const int position = findArgument(op.schema(), name);
+    return position >= 0 && arguments[static_cast<std::size_t>(position)].isBool() &&
+           arguments[static_cast<std::size_t>(position)].toBool();
+  };
+  if (!takesTensorOptions(op.schema())) {
+    return false;
+  }
+  return is_set("pin_memory") ||
+         (op.schema().name() == "aten::_to_copy" && is_set("non_blocking") && !arguments.front().toTensor().is_cpu());
+}
+
 bool isPinMemory(const OperatorHandle& op) {
   return op.schema().name() == "aten::_pin_memory";
 }

@@ -27,6 +27,10 @@ std::optional<c10::DispatchKey> compositeKernelOf(const c10::OperatorHandle& op)
 // `zeros_like` and `new_empty`, which does not read its argument's values.
 bool isFactory(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
 
+// Returns true if what the call makes on the CPU is in pinned memory: it was asked for, or tensors are copied from
+// another device without waiting (`_to_copy()` of ATen).
+bool makesPinned(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
+
 // Returns true for an operator that takes `dtype`, `layout`, `device` and `pin_memory`, one after another.
 bool takesTensorOptions(const c10::FunctionSchema& schema);
 

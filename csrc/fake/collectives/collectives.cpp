@@ -133,7 +133,9 @@ void forgetWritten(const OperatorHandle& op, const Stack& arguments) {
     return;
   }
   if (assumesValues()) {
-    forEachTensor(arguments.front(), markAssumed);  // until an observer knows better
+    const ValueKind kind = standingOn(arguments);
+    // Until an observer knows better.
+    forEachTensor(arguments.front(), [kind](const Tensor& written) { markAssumed(written, kind); });
   } else {
     forgetValues(arguments.front());
   }

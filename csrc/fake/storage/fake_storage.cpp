@@ -53,6 +53,7 @@ struct CountedMemory {
   // The storage is new, and will be counted when the call that makes it has its results.
   bool is_expected = false;
   bool is_counted = false;
+  bool is_pinned = false;
   std::uint8_t label = 0;
   std::uintptr_t host_address = 0;  // of a storage that has been asked for an address, and that the counter has none of
 };
@@ -98,7 +99,8 @@ std::optional<Countable> countableOf(const Storage& storage, const Condition& is
   if (context == nullptr || !is_wanted(context->memory)) {
     return std::nullopt;
   }
-  return Countable{storage.nbytes(), storage.device(), context->memory.label};
+  const c10::Device device = context->memory.is_pinned ? kPinnedMemory : storage.device();
+  return Countable{storage.nbytes(), device, context->memory.label};
 }
 
 // Allocates what is to be counted of `storage`, and frees what it had before. The counter may raise, so this is done
@@ -205,6 +207,19 @@ void countStorage(const Storage& storage) {
   if (const auto countable = countableOf(storage, is_expected)) {
     count(storage, *countable);
   }
+}
+
+void pinStorage(const Storage& storage) noexcept {
+  const Locked lock{LockRank::kStorages};
+  if (FakeStorageContext* context = contextOf(storage); context != nullptr && storage.device().is_cpu()) {
+    context->memory.is_pinned = true;
+  }
+}
+
+bool isPinnedStorage(const Storage& storage) noexcept {
+  const Locked lock{LockRank::kStorages};
+  const FakeStorageContext* context = contextOf(storage);
+  return context != nullptr && context->memory.is_pinned;
 }
 
 void dismissStorage(const Storage& storage) noexcept {

@@ -64,6 +64,12 @@ class MemoryCounter {
                                                          c10::ArrayRef<c10::IValue> arguments,
                                                          c10::ArrayRef<c10::IValue> results) = 0;
 
+  // Looks at what a call reads and writes, for which its storages are: NOTE [What memory is for]. Cheap if nobody
+  // tracks.
+  virtual void observe(const c10::OperatorHandle& op,
+                       c10::ArrayRef<c10::IValue> arguments,
+                       c10::ArrayRef<c10::IValue> results) = 0;
+
   // Does as the kernel of `op` does: allocates what it needs, `results` in between, and frees what it needed.
   // `scratch` may be null.
   virtual void runKernel(const c10::OperatorHandle& op,
@@ -71,6 +77,9 @@ class MemoryCounter {
                          c10::ArrayRef<c10::IValue> arguments,
                          c10::ArrayRef<c10::IValue> results) = 0;
 };
+
+// The device under which memory of the host is counted that is pinned: an allocator of its own has it.
+inline const c10::Device kPinnedMemory{c10::kCPU, 0};
 
 // While at least one lives on a thread, what real kernels allocate there is not the program's: they run for the
 // metadata of fakes, or for known values. Nests.
@@ -94,6 +103,11 @@ bool takeUncounted() noexcept;
 
 // Counts `storage`, if it is to be counted and has not been.
 void countStorage(const c10::Storage& storage);
+
+// The memory of `storage`, which is fake and on the CPU, would be pinned. To be called before it is counted.
+void pinStorage(const c10::Storage& storage) noexcept;
+
+bool isPinnedStorage(const c10::Storage& storage) noexcept;
 
 // `storage` is not to be counted.
 void dismissStorage(const c10::Storage& storage) noexcept;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cmath>
+#include <numeric>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -13,6 +15,9 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/where.h>
 #include <c10/core/Scalar.h>
 #include <c10/core/WrapDimMinimal.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -58,22 +63,33 @@ c10::Scalar numberOf(c10::ScalarType dtype, double value) {
                                                            : c10::Scalar(value);
 }
 
-double defaultNumber(c10::ScalarType dtype, bool is_mask) {
-  if (c10::isIntegralType(dtype, /*includeBool=*/true)) {
-    return dtype == c10::kBool && is_mask ? 1 : 0;
-  }
-  return kAssumedNumber;
-}
-
 bool isMask(const Tensor& tensor) {
   return tensor.scalar_type() == c10::kBool && tensor.numel() > 1;
 }
 
-// Returns a tensor of `sizes` with the default values of a tensor like `like`.
-Tensor defaults(const Tensor& like, c10::IntArrayRef sizes) {
+Tensor filled(c10::IntArrayRef sizes, c10::ScalarType dtype, double number) {
   const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+  return at::full(sizes, numberOf(dtype, number), at::TensorOptions(dtype));
+}
+
+// The policy for masks: NOTE [Assumed masks].
+Tensor countingElements() {
+  const Assumptions* const assumptions = assumptions_in_use;
+  return assumptions == nullptr ? filled({1}, c10::kBool, 1) : assumptions->masks();
+}
+
+// Returns the default values of a tensor like `like`.
+Tensor defaults(const Tensor& like) {
+  if (isMask(like)) {
+    return repeated(countingElements(), like.sizes());
+  }
   const c10::ScalarType dtype = like.scalar_type();
-  return at::full(sizes, numberOf(dtype, defaultNumber(dtype, isMask(like))), at::TensorOptions(dtype));
+  return filled(like.sizes(), dtype, c10::isIntegralType(dtype, /*includeBool=*/true) ? 0 : kAssumedNumber);
+}
+
+// Returns how many of `count` elements are not zero that are those of `pattern`, repeated.
+int64_t countOf(int64_t count, const Tensor& pattern) {
+  return (count * countNonzero(pattern) + pattern.numel() - 1) / pattern.numel();
 }
 
 bool isDiscrete(const Tensor& tensor) {
@@ -93,7 +109,7 @@ bool isPyTorchs(const OperatorHandle& op) {
 void expectWrites(ArrayRef<IValue> written) {
   forEachTensor(written, [](const Tensor& tensor) {
     if (isFake(tensor) && !valueOf(tensor, ValueKind::kAssumed).defined()) {
-      assumeValue(tensor, defaults(tensor, tensor.sizes()));
+      assumeValue(tensor, defaults(tensor), standingOn(IValue{tensor}));
     }
   });
 }
@@ -103,17 +119,18 @@ bool runAssumed(const OperatorHandle& op,
                 ArrayRef<IValue> arguments,
                 ArrayRef<IValue> results,
                 ArrayRef<IValue> written) {
+  const ValueKind kind = standingOn(arguments);
   expectWrites(written);
   if (!areAll(written, [](const Tensor& tensor) { return valueOf(tensor, ValueKind::kAssumed).defined(); })) {
     return false;  // they would be too many
   }
   try {
-    giveValues(results, runOn(op, arguments, assumedValueOf), arguments, ValueKind::kAssumed);
+    giveValues(results, runOn(op, arguments, assumedValueOf), arguments, kind);
   } catch (const c10::Error&) {
     forgetAll(written);
     return false;
   }
-  forEachTensor(written, markAssumed);
+  forEachTensor(written, [kind](const Tensor& tensor) { markAssumed(tensor, kind); });
   return true;
 }
 
@@ -126,8 +143,10 @@ bool tryRunning(const OperatorHandle& op,
     return false;
   }
   const bool has_value = hasTensor(arguments, hasValue);
-  const auto is_worth_it = [has_value](const Tensor& tensor) {
-    return isDiscrete(tensor) || tensor.numel() == 1 || (has_value && tensor.numel() <= kMaxAssumedNumbers);
+  const bool converts = op.schema().name() == "aten::_to_copy";
+  const auto is_worth_it = [=](const Tensor& tensor) {
+    return isDiscrete(tensor) || tensor.numel() == 1 ||
+           (has_value && (converts || tensor.numel() <= kMaxAssumedNumbers));
   };
   return areAll(results, is_worth_it) && areAll(written, is_worth_it) && runAssumed(op, arguments, results, written);
 }
@@ -154,8 +173,10 @@ bool tryDrawing(const OperatorHandle& op,
 // NOTE [Assumed indices]
 //
 // What sorting, selecting and sampling make are positions in a dimension of n elements. They are taken to be n/2,
-// n/2 + 1, and so on, modulo n: none occurs twice in a row of at most n; they reach all experts of a router alike; and
-// the first tokens, which often mean the end of a text, come last.
+// n/2 + 1, and so on, modulo n: none occurs twice in a row of at most n; and the first tokens, which often mean the end
+// of a text, come last. The policy for routing says by how many rows each row is ahead of the row before: by one, and
+// they reach all experts of a router alike; or by none, and all rows choose the same.
+constexpr int64_t kMaxPattern = 1 << 16;
 constexpr std::array<std::string_view, 11> kMakeIndices{
     "aten::topk",   "aten::sort",     "aten::argmax", "aten::argmin",      "aten::max",       "aten::min",
     "aten::median", "aten::kthvalue", "aten::mode",   "aten::multinomial", "aten::nanmedian",
@@ -167,82 +188,182 @@ bool tryIndices(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<I
   }
   const Tensor& source = arguments.front().toTensor();
   const Tensor& indices = results.back().toTensor();
-  if (indices.scalar_type() != c10::kLong || (results.size() == 1 && source.scalar_type() == c10::kLong) ||
-      !isSmall(indices)) {
+  if (indices.scalar_type() != c10::kLong || (results.size() == 1 && source.scalar_type() == c10::kLong)) {
     return false;
   }
   const int position = findArgument(op.schema(), "dim");
   const IValue dim = position < 0 ? IValue(-1) : arguments[static_cast<std::size_t>(position)];
   const bool is_of_all = !dim.isInt() || source.dim() == 0;
   const int64_t count = std::max<int64_t>(is_of_all ? source.numel() : source.size(dim.toInt()), 1);
-  const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
   const bool has_dim = !is_of_all && indices.dim() == source.dim();
-  std::vector<int64_t> sizes = indices.sizes().vec();
-  if (has_dim) {
-    const auto wrapped = static_cast<std::ptrdiff_t>(c10::maybe_wrap_dim(dim.toInt(), source.dim()));
-    std::rotate(sizes.begin() + wrapped, sizes.begin() + wrapped + 1, sizes.end());
+  const int64_t wrapped = has_dim ? c10::maybe_wrap_dim(dim.toInt(), source.dim()) : indices.dim() - 1;
+  const int64_t row = has_dim ? std::max<int64_t>(indices.size(wrapped), 1) : 1;
+  const int64_t step = row * assumptions_in_use.load()->advance();
+  const int64_t length = isSmall(indices) ? indices.numel() : row * (count / std::gcd(step, count));
+  if (!isSmall(indices) && (wrapped != indices.dim() - 1 || length > kMaxPattern)) {
+    return false;
   }
-  Tensor values = at::arange(indices.numel(), c10::kLong).add_(count / 2).remainder_(count).view(sizes);
-  setValue(indices, has_dim ? values.movedim(-1, dim.toInt()) : values, ValueKind::kAssumed);
+  const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+  const Tensor order = at::arange(length, c10::kLong);
+  Tensor values = order.floor_divide(row).mul_(step).add_(order.remainder(row)).add_(count / 2).remainder_(count);
+  const ValueKind kind = standingOn(arguments) | ValueKind::kByRouting;
+  if (isSmall(indices) && has_dim) {
+    std::vector<int64_t> sizes = indices.sizes().vec();
+    const auto place = sizes.begin() + static_cast<std::ptrdiff_t>(wrapped);
+    std::rotate(place, place + 1, sizes.end());
+    setValue(indices, values.view(sizes).movedim(-1, wrapped), kind);
+  } else {
+    setElements(indices, values, kind);
+  }
   return true;
 }
 
-// Returns one element that stands for all of `tensor`, or an undefined tensor if its elements differ.
+// Returns true for a tensor of many numbers that have no values.
+bool isOpen(const Tensor& tensor) {
+  return isFake(tensor) && isPlain(tensor) && tensor.numel() > 1 && tensor.scalar_type() != c10::kBool &&
+         !valueOf(tensor, ValueKind::kAssumed).defined() && !elementsOf(tensor).defined();
+}
+
+std::vector<int64_t> sizesOfOne(const Tensor& tensor) {
+  return std::vector<int64_t>(static_cast<std::size_t>(tensor.dim()), 1);
+}
+
+// Returns a few elements that stand for all of `tensor`, or an undefined tensor if there are no such.
 Tensor elementFor(const Tensor& tensor) {
-  if (const Tensor element = eachElementOf(tensor); element.defined()) {
-    return element.expand(std::vector<int64_t>(static_cast<std::size_t>(tensor.dim()), 1));
-  }
   const Tensor value = isPlain(tensor) ? valueOf(tensor, ValueKind::kAssumed) : Tensor{};
   if (value.defined()) {
     return value.numel() == 1 ? value : Tensor{};
   }
-  const std::vector<int64_t> one(static_cast<std::size_t>(tensor.dim()), 1);
-  if (!isSmall(tensor) && c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/false)) {
-    const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
-    return at::full(one, kOrdinaryInteger, at::TensorOptions(tensor.scalar_type()));
+  std::vector<int64_t> sizes = sizesOfOne(tensor);
+  Tensor pattern = elementsOf(tensor);
+  if (!pattern.defined() && isMask(tensor)) {
+    pattern = countingElements();
   }
-  return defaults(tensor, one);
+  if (pattern.defined()) {
+    if (!sizes.empty()) {
+      sizes.back() = pattern.numel();
+    }
+    return repeated(pattern, sizes);
+  }
+  const bool is_integer = isDiscrete(tensor);
+  const bool is_ordinary = is_integer && !isSmall(tensor);
+  return filled(sizes, tensor.scalar_type(), is_ordinary ? kOrdinaryInteger : is_integer ? 0 : kAssumedNumber);
 }
 
 bool isWhetherAny(const OperatorHandle& op) {
   return op.schema().name() == "aten::any" || op.schema().name() == "aten::all";
 }
 
-// Truth values of tensors that are too large to compute with.
-bool tryOneElement(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
-  const bool makes_truth = results.size() == 1 && results.front().isTensor() &&
-                           results.front().toTensor().scalar_type() == c10::kBool && canRunOnValues(op);
-  if (!makes_truth || hasOut(op) || !(op.hasTag(at::Tag::pointwise) || isWhetherAny(op))) {
+// Numbers that may be in a tensor whose values are not known. The first is ordinary.
+constexpr std::array<double, 3> kNumbers{kAssumedNumber, 256, -256};
+constexpr std::array<double, 2> kIntegers{kOrdinaryInteger, -100};
+
+// Whether the elements of a tensor pass a test, where the program has not made their values: NOTE [Assumed masks].
+bool tryMask(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
+  const bool makes_mask = results.size() == 1 && results.front().isTensor() && isMask(results.front().toTensor()) &&
+                          op.hasTag(at::Tag::pointwise) && canRunOnValues(op) &&
+                          isMadeByCall(results.front().toTensor(), arguments);
+  if (!makes_mask || !hasTensor(arguments, isOpen)) {
     return false;
   }
-  const auto has_element = [](const Tensor& tensor) { return elementFor(tensor).defined(); };
-  if (!areAll(arguments, has_element)) {
+  const bool are_small = areSmall(arguments) && areSmall(results);
+  const auto truthOf = [&](std::size_t number) {
+    const auto value_of = [&](const Tensor& tensor) {
+      if (isOpen(tensor)) {
+        const double tried =
+            isDiscrete(tensor) ? kIntegers.at(std::min(number, kIntegers.size() - 1)) : kNumbers.at(number);
+        return filled(are_small ? tensor.sizes() : c10::IntArrayRef(sizesOfOne(tensor)), tensor.scalar_type(), tried);
+      }
+      return are_small ? assumedValueOf(tensor) : elementFor(tensor);
+    };
+    return runOn(op, arguments, value_of).front().toTensor();
+  };
+  if (!are_small && !areAll(arguments, [](const Tensor& tensor) { return elementFor(tensor).defined(); })) {
     return false;
   }
+  const std::string& name = op.schema().name();
+  const bool is_equality = name == "aten::eq" || name == "aten::ne";
+  const bool are_all_open = arguments.back().isTensor() && areAll(arguments, isOpen);
+  const bool is_of_numbers =
+      hasTensor(arguments, [](const Tensor& tensor) { return isOpen(tensor) && !isDiscrete(tensor); });
+  const Tensor& mask = results.front().toTensor();
+  const ValueKind kind = standingOn(arguments);
   try {
-    const Stack value = runOn(op, arguments, elementFor);
-    setEachElement(results.front().toTensor(), value.front().toTensor().clone());
+    const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+    const Tensor ordinary = truthOf(0);
+    Tensor differs = at::full_like(ordinary, is_equality && !are_all_open);
+    for (std::size_t number = 1; number < kNumbers.size(); ++number) {
+      differs = differs.logical_or(truthOf(number).ne(ordinary));
+    }
+    const Tensor passes = is_of_numbers && !is_equality ? at::ones_like(ordinary) : ordinary;
+    const Tensor counts = are_small ? repeated(countingElements(), mask.sizes()) : elementFor(mask);
+    setElements(mask, at::where(differs, passes.eq(counts), ordinary),
+                differs.any().item().toBool() ? kind | ValueKind::kByMasks : kind);
   } catch (const c10::Error&) {
     return false;
   }
   return true;
 }
 
-// How many elements of a large mask count.
-bool trySumOfMask(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
+// Truth values of tensors that are too large to compute with, and what is computed of elements that repeat.
+bool tryElements(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
+  if (results.size() != 1 || !results.front().isTensor() || hasOut(op) || !canRunOnValues(op)) {
+    return false;
+  }
+  const Tensor& result = results.front().toTensor();
+  const bool is_elementwise = op.hasTag(at::Tag::pointwise) || op.schema().name() == "aten::_to_copy";
+  const bool makes_truth = result.scalar_type() == c10::kBool && (is_elementwise || isWhetherAny(op));
+  const auto repeats = [](const Tensor& tensor) { return elementsOf(tensor).defined(); };
+  const auto is_open = [](const Tensor& tensor) { return isOpen(tensor); };
+  const bool follows = is_elementwise && hasTensor(arguments, repeats) && !hasTensor(arguments, is_open);
+  const auto has_elements = [](const Tensor& tensor) { return elementFor(tensor).defined(); };
+  if ((!makes_truth && !follows) || !areAll(arguments, has_elements)) {
+    return false;
+  }
+  const ValueKind kind = standingOn(arguments);
+  try {
+    setElements(result, runOn(op, arguments, elementFor).front().toTensor().clone(), kind);
+  } catch (const c10::Error&) {
+    return false;
+  }
+  return true;
+}
+
+// Returns how often `op` counts numbers in the large `counted`, whose elements repeat, or nothing.
+Tensor countsOf(const OperatorHandle& op, ArrayRef<IValue> arguments, const Tensor& counted) {
+  const Tensor pattern = elementsOf(counted);
+  if (!pattern.defined()) {
+    return {};
+  }
+  const Tensor counts = runOn(op, arguments, elementsOf).front().toTensor();
+  const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+  return counts.mul(counted.numel()).div(pattern.numel()).ceil().to(counts.scalar_type());
+}
+
+// Sums of large masks, and of what else repeats.
+bool tryCounting(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
   const std::string& name = op.schema().name();
-  if (name != "aten::sum" && name != "aten::count_nonzero") {
+  const bool is_mean = name == "aten::mean";
+  if (hasOut(op) || (name != "aten::sum" && name != "aten::count_nonzero" && name != "aten::histc" && !is_mean)) {
     return false;
   }
   const Tensor& counts = results.front().toTensor();
-  const Tensor& mask = arguments.front().toTensor();
-  const Tensor element = mask.scalar_type() == c10::kBool ? elementFor(mask) : Tensor{};
-  if (!element.defined()) {
+  const Tensor& counted = arguments.front().toTensor();
+  const ValueKind kind = standingOn(arguments);
+  if (name == "aten::histc") {
+    const Tensor values = countsOf(op, arguments, counted);
+    return values.defined() && (setValue(counts, values, kind), true);
+  }
+  const Tensor elements = isMask(counted) ? elementFor(counted) : elementsOf(counted);
+  if (!elements.defined()) {
     return false;
   }
   const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
-  const int64_t each = mask.numel() / std::max<int64_t>(counts.numel(), 1);
-  setEachElement(counts, at::full({}, element.item().toBool() ? each : 0, at::TensorOptions(counts.scalar_type())));
+  const auto each = static_cast<double>(counted.numel() / std::max<int64_t>(counts.numel(), 1));
+  const Tensor summed = name == "aten::count_nonzero" ? elements.to(c10::kBool) : elements;
+  const double sum = summed.to(c10::kDouble).mean().item().toDouble() * (is_mean ? 1 : each);
+  const c10::ScalarType dtype = counts.scalar_type();
+  setElements(counts, filled({1}, dtype, isDiscrete(counts) ? std::ceil(sum) : sum), kind);
   return true;
 }
 
@@ -254,7 +375,7 @@ bool tryFindingInfinities(const OperatorHandle& op, ArrayRef<IValue> arguments) 
   forgetValues(arguments.front());
   const Tensor& found = arguments[1].toTensor();
   if (hasValue(found)) {
-    markAssumed(found);
+    markAssumed(found, ValueKind::kAssumed);
   } else {
     setValue(found, at::full(found.sizes(), 0, at::TensorOptions(found.scalar_type()).device(c10::kCPU)),
              ValueKind::kAssumed);
@@ -274,18 +395,39 @@ bool assumesValues() noexcept {
 
 Tensor assumedValueOf(const Tensor& fake) {
   const Tensor value = valueOf(fake, ValueKind::kAssumed);
-  return value.defined() ? value : defaults(fake, fake.sizes());
+  return value.defined() ? value : defaults(fake);
 }
 
-void assumeValue(const Tensor& fake, const Tensor& value) {
+void assumeValue(const Tensor& fake, const Tensor& value, ValueKind kind) {
   if (!hasValue(fake) && fake.has_storage()) {
-    makeBytes(fake, ValueKind::kAssumed);
+    makeBytes(fake, kind);
   }
-  markAssumed(fake);  // all of the storage, also what was unknown beside known parts
+  markAssumed(fake, kind);  // all of the storage, also what was unknown beside known parts
   if (const Tensor assumed = valueOf(fake, ValueKind::kAssumed); assumed.defined()) {
     const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
     assumed.copy_(value);
   }
+}
+
+ValueKind standingOn(ArrayRef<IValue> values) {
+  ValueKind kind = ValueKind::kAssumed;
+  forEachTensor(values, [&kind](const Tensor& tensor) {
+    if (isFake(tensor)) {
+      kind = kind | (isMask(tensor) && !hasValue(tensor) ? ValueKind::kByMasks : kindOf(tensor));
+    }
+  });
+  return kind;
+}
+
+Tensor assumedLengths(const OperatorHandle& op, const Tensor& lengths, int64_t most) {
+  const Tensor value = valueOf(lengths, ValueKind::kAssumed);
+  Assumptions* const assumptions = assumptions_in_use;
+  if (value.defined() || assumptions == nullptr) {
+    return value;
+  }
+  const int64_t length = std::max<int64_t>(countOf(most, countingElements()), 1);
+  assumptions->note(op, c10::str("lengths of ", length, " of ", most), ValueKind::kByMasks);
+  return filled(lengths.sizes(), c10::kLong, static_cast<double>(length));
 }
 
 std::optional<int64_t> assumedCount(const OperatorHandle& op, const Tensor& mask, Noting noting) {
@@ -294,11 +436,13 @@ std::optional<int64_t> assumedCount(const OperatorHandle& op, const Tensor& mask
     return std::nullopt;
   }
   const Tensor value = valueOf(mask, ValueKind::kAssumed);
-  const Tensor element = eachElementOf(mask);
-  const int64_t all = element.defined() && countNonzero(element) == 0 ? 0 : mask.numel();
-  const int64_t count = value.defined() ? countNonzero(value) : all;
+  const Tensor pattern = elementsOf(mask);
+  const bool is_known = value.defined() || pattern.defined();
+  const int64_t count =
+      value.defined() ? countNonzero(value) : countOf(mask.numel(), is_known ? pattern : countingElements());
   if (noting == Noting::kNotes) {
-    assumptions->note(op, c10::str(count, " of ", mask.numel(), " elements"));
+    const ValueKind kind = is_known ? kindOf(mask) : ValueKind::kByMasks;
+    assumptions->note(op, c10::str(count, " of ", mask.numel(), " elements"), kind);
   }
   return count;
 }
@@ -319,7 +463,7 @@ std::optional<bool> assumeEqual(const OperatorHandle& op, const Tensor& a, const
     const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
     computed = is_exact ? first.equal(second) : at::allclose(first, second);
   }
-  return assumptions->answer(op, c10::kBool, computed) != 0;
+  return assumptions->answer(op, c10::kBool, computed, kindOf(a) | kindOf(b)) != 0;
 }
 
 bool mayBeAssumed(ArrayRef<IValue> results) {
@@ -335,18 +479,19 @@ bool assumeResults(const OperatorHandle& op,
     return false;
   }
   return tryFindingInfinities(op, arguments) || tryIndices(op, arguments, results) ||
-         tryDrawing(op, arguments, results, written) || tryRunning(op, arguments, results, written) ||
-         tryOneElement(op, arguments, results) || trySumOfMask(op, arguments, results);
+         tryDrawing(op, arguments, results, written) || tryMask(op, arguments, results) ||
+         tryRunning(op, arguments, results, written) || tryElements(op, arguments, results) ||
+         tryCounting(op, arguments, results);
 }
 
 namespace {
 
 // Returns the fakes that take the place of `values`, the results of a call whose shapes depend on values.
-Stack fakesWithValues(ArrayRef<IValue> values, c10::Device device) {
+Stack fakesWithValues(ArrayRef<IValue> values, c10::Device device, ValueKind kind) {
   Stack fakes(values.begin(), values.end());
-  mapTensors(fakes, fakes.size(), [device](const Tensor& value) {
+  mapTensors(fakes, fakes.size(), [device, kind](const Tensor& value) {
     Tensor fake = fakeOn(device, value);
-    setValue(fake, value, ValueKind::kAssumed);
+    setValue(fake, value, kind);
     return fake;
   });
   return fakes;
@@ -362,13 +507,19 @@ std::string shapesOf(ArrayRef<IValue> results) {
 
 // Returns the results of a call whose shapes depend on values, all of which are small, or nothing.
 std::optional<Stack> resultsOfSmall(const OperatorHandle& op, ArrayRef<IValue> arguments, Assumptions& assumptions) {
-  if (!isPyTorchs(op) || hasOut(op) || !areSmall(arguments) || !areAll(arguments, isPlain)) {
+  const bool counts = op.schema().name() == "aten::bincount" && !areSmall(arguments);
+  if (!isPyTorchs(op) || hasOut(op) || (!counts && !areSmall(arguments)) || !areAll(arguments, isPlain)) {
     return std::nullopt;
   }
+  const ValueKind kind = standingOn(arguments);
   try {
-    const Stack values = runLimited(op, arguments, assumedValueOf);
-    assumptions.note(op, shapesOf(values));
-    return fakesWithValues(values, arguments.front().toTensor().device());
+    const Stack values = counts ? Stack{countsOf(op, arguments, arguments.front().toTensor())}
+                                : runLimited(op, arguments, assumedValueOf);
+    if (values.empty() || (values.front().isTensor() && !values.front().toTensor().defined())) {
+      return std::nullopt;
+    }
+    assumptions.note(op, shapesOf(values), kind);
+    return fakesWithValues(values, arguments.front().toTensor().device(), kind);
   } catch (const c10::Error&) {
     return std::nullopt;
   }
@@ -390,10 +541,15 @@ std::optional<Stack> resultsOfMask(const OperatorHandle& op, ArrayRef<IValue> ar
 
 // The same for a packed sequence.
 std::optional<Stack> resultsOfLengths(const OperatorHandle& op, ArrayRef<IValue> arguments, Assumptions& assumptions) {
-  auto results = resultsBySizes(op, arguments, assumedValueOf);
+  if (op.schema().name() != "aten::_pack_padded_sequence") {
+    return std::nullopt;
+  }
+  const int64_t most = arguments.front().toTensor().size(arguments[2].toBool() ? 1 : 0);
+  const ValueKind kind = hasValue(arguments[1].toTensor()) ? standingOn(arguments) : ValueKind::kByMasks;
+  auto results = resultsBySizes(op, arguments, [&](const Tensor& t) { return assumedLengths(op, t, most); });
   if (results) {
-    assumptions.note(op, shapesOf(*results));
-    forEachTensor(ArrayRef<IValue>(*results), markAssumed);
+    assumptions.note(op, shapesOf(*results), kind);
+    forEachTensor(ArrayRef<IValue>(*results), [kind](const Tensor& result) { markAssumed(result, kind); });
   }
   return results;
 }
@@ -411,7 +567,7 @@ std::optional<IValue> numberRead(const OperatorHandle& op, ArrayRef<IValue> argu
   const Tensor value = c10::isComplexType(read.scalar_type()) ? Tensor{} : valueOf(read, ValueKind::kAssumed);
   const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
   const auto computed = value.defined() ? std::optional{value.item().toDouble()} : std::nullopt;
-  const double answer = assumptions.answer(op, read.scalar_type(), computed);
+  const double answer = assumptions.answer(op, read.scalar_type(), computed, kindOf(read));
   return value.defined() ? value.item() : numberOf(read.scalar_type(), answer);
 }
 
@@ -425,13 +581,13 @@ std::optional<Stack> assumeValues(const OperatorHandle& op, ArrayRef<IValue> arg
   if (auto number = numberRead(op, arguments, *assumptions)) {
     return Stack{*std::move(number)};
   }
+  if (auto results = resultsOfLengths(op, arguments, *assumptions)) {
+    return results;
+  }
   if (auto results = resultsOfSmall(op, arguments, *assumptions)) {
     return results;
   }
-  if (auto results = resultsOfMask(op, arguments)) {
-    return results;
-  }
-  return resultsOfLengths(op, arguments, *assumptions);
+  return resultsOfMask(op, arguments);
 }
 
 }  // namespace torchext

@@ -9,27 +9,40 @@
 // A value is assumed where it comes about, not where it is read, so that answers fit together: if the program finds
 // that an index is 0, the index plus 8 is 8. What is read of floating-point numbers is kAssumedNumber, of integers 0,
 // and of a truth value false; what is compared is equal where shapes allow. A tensor of several truth values is taken
-// for a mask of which all elements count, which is the most that a program can select. Then
+// for a mask: NOTE [Assumed masks]. Then
 //
 //   * an operator on small tensors, some of which are not known, is run with these in their places where it makes
 //     integers, truth values or one number, and what it makes has assumed values;
-//   * an elementwise operator that makes truth values is run for one element where tensors are large, so that
-//     `(x != x).any()` is false and `(x == x).all()` is true;
+//   * an elementwise operator that makes truth values is run for one element, or a few that repeat, where tensors are
+//     large, so that `(x != x).any()` is false and `(x == x).all()` is true;
 //   * indices that sorting, selecting and sampling make are those of NOTE [Assumed indices];
 //   * small integers that are drawn are drawn, by a generator of ours.
 //
-// Each such value that the program reads is noted, and so is each shape that depends on one.
+// Each such value that the program reads is noted, and so is each shape that depends on one, with the policies that it
+// stands on (ValueKind).
+//
+// NOTE [Assumed masks]
+//
+// The policy for masks is a vector of truth values, repeated over the elements of a mask: those that count, and those
+// that do not. One that counts is ordinary: it differs from the number that it is compared with (`ids != padding`,
+// `labels == -100`), an integer is kOrdinaryInteger, and a floating-point number is above or below any threshold,
+// whichever is asked for. So with all elements counting, a program selects the most that it can. For one that does not
+// count the truth is the opposite. Where the answer is the same for numbers of all sizes (`isnan()`, `x == x`), or
+// follows from values, there is nothing to decide.
 
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <c10/core/ScalarType.h>
 #include <torchext/macros.h>
+
+#include "known_bytes.h"
 
 namespace torchext {
 
@@ -39,16 +52,33 @@ constexpr double kAssumedNumber = 0.125;
 // Decides what is read of values that are not known, on all threads.
 class TORCHEXT_API Assumptions {
  public:
-  Assumptions() = default;
+  // Which elements of a mask count, a vector of truth values on the CPU; and by how many rows each row of positions is
+  // ahead of the row before: NOTE [Assumed indices].
+  Assumptions(at::Tensor masks, std::int64_t advance) : masks_{std::move(masks)}, advance_{advance} {}
   C10_DISABLE_COPY_AND_ASSIGN(Assumptions);
   virtual ~Assumptions() = default;
 
   // Returns the number that is to be taken for a value of `dtype` that `op` reads. `computed` is what follows from what
-  // has been assumed before, if something does.
-  virtual double answer(const c10::OperatorHandle& op, c10::ScalarType dtype, std::optional<double> computed) = 0;
+  // has been assumed before, if something does. `kind` says by which policies.
+  virtual double answer(const c10::OperatorHandle& op,
+                        c10::ScalarType dtype,
+                        std::optional<double> computed,
+                        ValueKind kind) = 0;
 
   // Called for each shape that depends on assumed values.
-  virtual void note(const c10::OperatorHandle& op, const std::string& shape) = 0;
+  virtual void note(const c10::OperatorHandle& op, const std::string& shape, ValueKind kind) = 0;
+
+  const at::Tensor& masks() const noexcept {
+    return masks_;
+  }
+
+  std::int64_t advance() const noexcept {
+    return advance_;
+  }
+
+ private:
+  at::Tensor masks_;
+  std::int64_t advance_;
 };
 
 // Installs `assumptions`, which are never destroyed. With null, values are not assumed.
@@ -61,7 +91,14 @@ bool assumesValues() noexcept;
 TORCHEXT_API at::Tensor assumedValueOf(const at::Tensor& fake);
 
 // Makes `value` the assumed value of `fake`, which may be a part of its storage. Does nothing if that is large.
-TORCHEXT_API void assumeValue(const at::Tensor& fake, const at::Tensor& value);
+TORCHEXT_API void assumeValue(const at::Tensor& fake, const at::Tensor& value, ValueKind kind);
+
+// Returns the kind of what is computed of `values`, some of which are not known.
+TORCHEXT_API ValueKind standingOn(c10::ArrayRef<c10::IValue> values);
+
+// Returns the lengths of sequences that `op` takes for the fake `lengths`: their values or, if they have none, the
+// share of `most` that counts in masks.
+at::Tensor assumedLengths(const c10::OperatorHandle& op, const at::Tensor& lengths, std::int64_t most);
 
 // Returns the results of a call of `op` that reads values, by assumed ones. Returns nothing if it reads none, or if
 // values are not assumed.

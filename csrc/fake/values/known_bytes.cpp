@@ -7,6 +7,7 @@
 
 #include <c10/core/Storage.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/accumulate.h>
 #include <torchext/fake_tensor.h>
 
 #include "../../support/plain_tensors.h"
@@ -14,6 +15,7 @@
 #include "../calls/hidden_keys.h"
 #include "../storage/fake_storage.h"
 #include "../storage/fake_tensor_impl.h"
+#include "assumed_values.h"
 
 namespace torchext {
 
@@ -118,17 +120,12 @@ class KnownFill final : public Values {
   bool is_ones_;
 };
 
-// A large tensor whose elements are assumed to be the same.
-class SameElements final : public Values {
- public:
-  explicit SameElements(Tensor element) : element_{std::move(element)} {}
+// A large tensor whose elements are assumed to repeat.
+struct RepeatedElements final : Values {
+  RepeatedElements(Tensor repeated, ValueKind its_kind) : pattern{std::move(repeated)}, kind{its_kind} {}
 
-  const Tensor& element() const noexcept {
-    return element_;
-  }
-
- private:
-  Tensor element_;
+  const Tensor pattern;
+  const ValueKind kind;
 };
 
 bool hasSmallStorage(const Tensor& tensor) noexcept {
@@ -171,7 +168,16 @@ bool areSmall(c10::ArrayRef<c10::IValue> values) {
 }
 
 bool hasValue(const Tensor& fake) noexcept {
-  return hasSmallStorage(fake) && hasProvenance(fake.storage());
+  return fake.has_storage() && (hasSmallStorage(fake) || assumesValues()) && hasProvenance(fake.storage());
+}
+
+ValueKind kindOf(const Tensor& fake) {
+  const auto provenance = fake.has_storage() ? provenanceOf(fake.storage()) : nullptr;
+  if (const auto bytes = std::dynamic_pointer_cast<KnownBytes>(provenance)) {
+    return bytes->kind();
+  }
+  const auto elements = std::dynamic_pointer_cast<RepeatedElements>(provenance);
+  return elements == nullptr ? ValueKind::kKnown : elements->kind;
 }
 
 Tensor valueOf(const Tensor& tensor, ValueKind accepted) {
@@ -182,7 +188,7 @@ Tensor valueOf(const Tensor& tensor, ValueKind accepted) {
     return tensor.is_cpu() && isPlain(tensor) ? tensor : Tensor{};
   }
   const auto known = bytesOf(tensor);
-  const bool counts = known != nullptr && (known->kind() == ValueKind::kKnown || accepted == ValueKind::kAssumed) &&
+  const bool counts = known != nullptr && (known->kind() == ValueKind::kKnown || accepted != ValueKind::kKnown) &&
                       known->hasAllOf(tensor);
   return counts ? showBytes(known->bytes(), tensor) : Tensor{};
 }
@@ -277,26 +283,38 @@ void shareBytes(const Tensor& fake, const Tensor& real) {
   }
 }
 
-void markAssumed(const Tensor& fake) {
-  if (const auto known = bytesOf(fake); known != nullptr && known->kind() == ValueKind::kKnown) {
-    setBytes(fake, known->bytes(), ValueKind::kAssumed);
+void markAssumed(const Tensor& fake, ValueKind kind) {
+  if (const auto known = bytesOf(fake); known != nullptr && known->kind() != (known->kind() | kind)) {
+    setBytes(fake, known->bytes(), known->kind() | kind);
   }
 }
 
-void setEachElement(const Tensor& fake, const Tensor& element) {
+Tensor repeated(const Tensor& pattern, c10::IntArrayRef sizes) {
+  const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+  if (pattern.numel() == 1) {
+    return pattern.reshape({}).expand(sizes);
+  }
+  const std::int64_t count = c10::multiply_integers(sizes);
+  return pattern.flatten().repeat({count / pattern.numel() + 1}).slice(0, 0, count).view(sizes);
+}
+
+void setElements(const Tensor& fake, const Tensor& pattern, ValueKind kind) {
   if (isSmall(fake)) {
-    setValue(fake, element.expand(fake.sizes()), ValueKind::kAssumed);
+    setValue(fake, repeated(pattern, fake.sizes()), kind);
   } else if (coversStorage(fake)) {
-    setProvenance(fake.storage(), std::make_shared<SameElements>(element), {});
+    const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+    setProvenance(fake.storage(), std::make_shared<RepeatedElements>(pattern.flatten(), kind), {});
   }
 }
 
-Tensor eachElementOf(const Tensor& fake) {
+Tensor elementsOf(const Tensor& fake) {
   if (!isFake(fake) || !fake.has_storage() || hasSmallStorage(fake)) {
     return {};
   }
-  const auto same = std::dynamic_pointer_cast<SameElements>(provenanceOf(fake.storage()));
-  return same != nullptr && same->element().scalar_type() == fake.scalar_type() ? same->element() : Tensor{};
+  const auto elements = std::dynamic_pointer_cast<RepeatedElements>(provenanceOf(fake.storage()));
+  const bool fits = elements != nullptr && elements->pattern.scalar_type() == fake.scalar_type() &&
+                    (elements->pattern.numel() == 1 || fake.is_non_overlapping_and_dense());
+  return fits ? elements->pattern : Tensor{};
 }
 
 void forgetValues(const c10::IValue& tensors) {

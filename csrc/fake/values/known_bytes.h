@@ -19,8 +19,12 @@ constexpr std::size_t kMaxKnownBytes = std::size_t{1} << 20;        // of one st
 constexpr std::size_t kMaxKnownBytesOfAll = std::size_t{64} << 20;  // of all storages,
 constexpr std::size_t kFewBytes = 1024;                             // but for those of so few bytes
 
-// Where values come from.
-enum class ValueKind : std::uint8_t { kKnown, kAssumed };
+// Where values come from. Of assumed ones also by which policies: NOTE [Assumed values]. Kinds are combined by `|`.
+enum class ValueKind : std::uint8_t { kKnown = 0, kAssumed = 1, kByMasks = 3, kByRouting = 5 };
+
+constexpr ValueKind operator|(ValueKind a, ValueKind b) noexcept {
+  return static_cast<ValueKind>(static_cast<unsigned>(a) | static_cast<unsigned>(b));
+}
 
 // Returns true if the storage of `tensor` and its elements are few enough for values. Cheap.
 bool isSmall(const at::Tensor& tensor) noexcept;
@@ -30,6 +34,9 @@ bool areSmall(c10::ArrayRef<c10::IValue> values);
 
 // Returns true if `fake` has known or assumed values. Takes the lock of the storages if it is small.
 bool hasValue(const at::Tensor& fake) noexcept;
+
+// Returns the kind of the values of `fake`, those of setElements() included: kKnown if there are none.
+ValueKind kindOf(const at::Tensor& fake);
 
 // Returns a real tensor on the CPU with the values of `tensor`, which shares their memory, or an undefined one if there
 // are none. Those that are assumed count if `accepted` says so. A real tensor on the CPU has its own.
@@ -65,13 +72,16 @@ bool makePart(const at::Tensor& fake);
 TORCHEXT_API std::optional<std::pair<at::Tensor, at::Tensor>> partsOf(const at::Tensor& fake);
 
 // What is known of `fake` has been written with assumed values, and is assumed from now on.
-void markAssumed(const at::Tensor& fake);
+void markAssumed(const at::Tensor& fake, ValueKind kind);
 
-// Makes `element`, a real tensor of one element, the assumed value of each element of `fake`, however many these are.
-void setEachElement(const at::Tensor& fake, const at::Tensor& element);
+// Returns a tensor of `sizes` whose elements are those of `pattern`, which is real, repeated.
+at::Tensor repeated(const at::Tensor& pattern, c10::IntArrayRef sizes);
 
-// Returns what setEachElement() has set, or an undefined tensor.
-at::Tensor eachElementOf(const at::Tensor& fake);
+// Assumes that the elements of `fake`, however many these are, are those of `pattern`, which is real, repeated.
+void setElements(const at::Tensor& fake, const at::Tensor& pattern, ValueKind kind);
+
+// Returns the pattern that setElements() has set for a large tensor, a vector, or an undefined tensor.
+at::Tensor elementsOf(const at::Tensor& fake);
 
 // Forgets the values of the fakes in `tensors`, to which something else has written.
 TORCHEXT_API void forgetValues(const c10::IValue& tensors);

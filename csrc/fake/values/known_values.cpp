@@ -129,7 +129,7 @@ bool areValuesKnown(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   return known;
 }
 
-Stack runOn(const OperatorHandle& op, ArrayRef<IValue> arguments, Tensor (*value_of)(const Tensor& tensor)) {
+Stack runOn(const OperatorHandle& op, ArrayRef<IValue> arguments, TensorMapper value_of) {
   const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
   const NoWarnings no_warnings;    // the fake call gives them
   const NoObservers no_observers;  // and is what profilers see
@@ -142,7 +142,7 @@ Stack runOn(const OperatorHandle& op, ArrayRef<IValue> arguments, Tensor (*value
     } else if (takesTensorOptions(op.schema()) && op.schema().arguments()[i].name() == "pin_memory") {
       stack.emplace_back(false);
     } else {
-      stack.push_back(mapTensors(argument, is_factory ? standInOf : value_of));
+      stack.push_back(mapTensors(argument, is_factory ? TensorMapper{standInOf} : value_of));
     }
   }
   op.callBoxed(stack);
@@ -193,7 +193,7 @@ void giveValues(ArrayRef<IValue> results, ArrayRef<IValue> values, ArrayRef<IVal
   });
 }
 
-Stack runLimited(const OperatorHandle& op, ArrayRef<IValue> arguments, Tensor (*value_of)(const Tensor& tensor)) {
+Stack runLimited(const OperatorHandle& op, ArrayRef<IValue> arguments, TensorMapper value_of) {
   const AllocationLimit limit{kMaxBytesOfResults};
   try {
     return runOn(op, arguments, value_of);

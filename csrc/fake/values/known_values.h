@@ -27,6 +27,7 @@
 #include <ATen/core/stack.h>
 #include <torchext/macros.h>
 
+#include "../../support/stack_utils.h"
 #include "known_bytes.h"
 
 namespace torchext {
@@ -66,14 +67,12 @@ std::optional<bool> fillOf(const c10::OperatorHandle& op, c10::ArrayRef<c10::IVa
 
 // Runs `op` on the CPU with `value_of` in place of each tensor in `arguments`, and returns its results. A factory gets
 // stand-ins, of which only the metadata matter.
-torch::jit::Stack runOn(const c10::OperatorHandle& op,
-                        c10::ArrayRef<c10::IValue> arguments,
-                        at::Tensor (*value_of)(const at::Tensor& tensor));
+torch::jit::Stack runOn(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments, TensorMapper value_of);
 
 // The same for a call whose results may be large. Raises DataDependentError if they are too large to compute.
 torch::jit::Stack runLimited(const c10::OperatorHandle& op,
                              c10::ArrayRef<c10::IValue> arguments,
-                             at::Tensor (*value_of)(const at::Tensor& tensor));
+                             TensorMapper value_of);
 
 // The same on the values of `arguments`, which are known. Instead of an `out`, it writes to another tensor like it.
 torch::jit::Stack runOnValues(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);

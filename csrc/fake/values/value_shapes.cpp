@@ -55,9 +55,7 @@ std::optional<Stack> packed(const Tensor& input, const Tensor& lengths, bool bat
 
 }  // namespace
 
-std::optional<Stack> resultsBySizes(const OperatorHandle& op,
-                                    ArrayRef<IValue> arguments,
-                                    Tensor (*value_of)(const Tensor& tensor)) {
+std::optional<Stack> resultsBySizes(const OperatorHandle& op, ArrayRef<IValue> arguments, TensorMapper value_of) {
   const std::string& name = op.schema().name();
   const bool selects = name == "aten::masked_select" && op.schema().overload_name().empty();
   if (!selects && name != "aten::_pack_padded_sequence") {

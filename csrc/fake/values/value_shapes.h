@@ -6,6 +6,8 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
+#include "../../support/stack_utils.h"
+
 namespace torchext {
 
 // Returns the results of a call whose shapes depend on the values of one argument only, the mask of `masked_select` or
@@ -13,6 +15,6 @@ namespace torchext {
 // nothing for other calls. Calls operators on fakes.
 std::optional<torch::jit::Stack> resultsBySizes(const c10::OperatorHandle& op,
                                                 c10::ArrayRef<c10::IValue> arguments,
-                                                at::Tensor (*value_of)(const at::Tensor& tensor));
+                                                TensorMapper value_of);
 
 }  // namespace torchext
