@@ -75,6 +75,30 @@ def test_policies_for_values_are_checked(command: Command, capfd: pytest.Capture
     assert "expected to have masks=all|half|none or routing=balanced|same" in capfd.readouterr().err
 
 
+OFFLOADS = """
+    import torch
+    model = torch.nn.Linear(512, 512, device="cuda")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    masters = torch.zeros(4, 512, 512)
+    pinned = torch.empty(512, 512, pin_memory=True)
+    for step in range(1000):
+        y = model(torch.randn(8, 512, device="cuda"))
+        y[y > 0].sum().backward()
+        pinned.copy_(model.weight.grad, non_blocking=True)
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("masks", ["all", "half"])
+def test_report_has_the_memory_of_the_host_and_the_policies(command: Command, masks: str) -> None:
+    ended = command(OFFLOADS, "--values", f"assume,masks={masks}")
+    assert ended.code == 0
+    assert re.search(r"^  cpu +4.00 MiB +4.00 MiB *$", ended.out, re.MULTILINE)
+    assert re.search(r"^  pinned +1.00 MiB +1.00 MiB *$", ended.out, re.MULTILINE)
+    assert f"Sizes stand on masks={masks}: see --values for other policies." in ended.out
+    assert f"{4096 if masks == 'all' else 2048} of 4096 elements" in ended.out
+
+
 def test_floating_point_operations_are_those_of_one_step(command: Command) -> None:
     ended = command(TRAIN, "--steps", "3")
     forward = 2 * 32 * (64 * 256 + 256 * 8)
