@@ -306,7 +306,7 @@ void readsBatchSizes(const OperatorHandle& op, DispatchKeySet keys, Stack* stack
   allocates(op, keys, stack);
 }
 
-// Does what `_pad_packed_sequence()` (PackedSequence.cpp) does, whose kernel writes the lengths into memory.
+// Does what the kernel of `_pad_packed_sequence()` does, which writes the lengths into memory.
 // The kind is that of the values in `steps`.
 Stack padSequences(const Tensor& data,
                    const Tensor& steps,
