@@ -71,6 +71,8 @@ class TrackedMemory:
         Raises:
             ValueError: Nothing was allocated on `device`.
         """
+        if self._end is None:
+            self._observer.mark_gradients()  # those that parameters have now
         return self.at(self._last() - self._begin - 1, device)
 
     def timeline(self, device: torch.device | str | None = None, count: int = 1000) -> list[MemoryState]:
