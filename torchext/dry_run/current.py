@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -28,7 +29,6 @@ class Job:
         has_own_group: Whether the default process group is one that the program has not asked for.
         ignores_compilers: Whether the program has called `torch.compile()`, without effect.
         when_left: What to undo when the block is left.
-        messages: What the ranks send to each other; None if this rank runs by itself.
     """
 
     def __init__(self, size: int, rank: int, per_node: int, gpus: FakeGPU | None, store: Any, recorder: Any) -> None:
@@ -43,7 +43,17 @@ class Job:
         self._remarks: dict[str, dict[str, None]] = {}
         self._launches: Counter[str] = Counter()
         self.when_left = ExitStack()
-        self.messages: Any = None
+        self._messages: Any = None
+        self._process = os.getpid()
+
+    @property
+    def messages(self) -> Any:
+        """What the ranks send to each other; None if this rank runs by itself, and in processes that it has forked."""
+        return self._messages if self._process == os.getpid() else None
+
+    @messages.setter
+    def messages(self, messages: Any) -> None:
+        self._messages = messages
 
     def remark(self, text: str, place: str) -> None:
         """Adds a remark to the report, once for all places of the program."""

@@ -8,12 +8,13 @@ values, so nothing waits for them.
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import torch
@@ -158,8 +159,9 @@ class Messages:
         self.on_finished = lambda: None
         self._connection = connection
         self._rank = rank
-        self._is_writing = threading.Lock()
-        self._is_waiting = threading.Lock()
+        self._writing = _C.Lock("messages")
+        self._turns: SimpleQueue[None] = SimpleQueue()  # one thread waits at a time: the one that has taken the turn
+        self._turns.put(None)
         self._made: Counter[tuple[int, ...]] = Counter()
         self._groups: dict[str, tuple[tuple[int, ...], int]] = {}
         self._counts: Counter[Channel] = Counter()
@@ -247,9 +249,13 @@ class Messages:
         self._counts[channel] += 1
         return self._counts[channel] - 1
 
-    def _tell(self, said: Sent | Received) -> None:
-        with self._is_writing:
-            self._connection.send(said)
+    def _tell(self, said: Sent | Received | Awaited) -> None:
+        data = ForkingPickler.dumps(said)
+        self._writing.acquire()
+        try:
+            self._connection.send_bytes(data)
+        finally:
+            self._writing.release()
 
     def _delivery(self, awaited: Awaited, tensor: Tensor) -> Callable[[], None]:
         reference = TensorWeakRef(tensor)
@@ -265,10 +271,12 @@ class Messages:
 
     def _await(self, awaited: Awaited) -> Message | Missing:
         """Waits for a message."""
-        with self._is_waiting:
-            with self._is_writing:
-                self._connection.send(awaited)
+        turn = self._turns.get()
+        try:
+            self._tell(awaited)
             answer: Message | Missing = self._connection.recv()
+        finally:
+            self._turns.put(turn)
         if isinstance(answer, Message):
             self._senders[awaited.channel.source] += 1
             return answer
