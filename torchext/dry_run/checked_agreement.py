@@ -1,19 +1,19 @@
 """DeepSpeed's ZeRO-3 checks that all ranks run the same modules: rank 0 sends its list, and the others compare theirs.
 
-Those have a list of -1 where rank 0 has its own, which they would be told if all ranks are assumed to say the same.
+The others receive into a list of -1, which would be taken for what rank 0 sends: ranks are assumed to agree.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import ModuleType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from ..tools.imports import once_imported
+from ..tools.imports import patching
 from .current import current, while_world_is_open
 
 __all__ = ["agreeing_with_rank_0"]
@@ -22,24 +22,15 @@ MODULE = "deepspeed.runtime.zero.utils"
 LENGTH, LIST = "assert_lst_len_same_as_other_ranks", "get_lst_from_rank0"
 
 
-@contextmanager
-def agreeing_with_rank_0() -> Iterator[None]:
+def agreeing_with_rank_0() -> AbstractContextManager[None]:
     """Lets each rank send and compare its own list, also if DeepSpeed is imported in the block."""
-    _teach()
-    with once_imported(MODULE, _teach):
-        yield
+    return patching(MODULE, (LENGTH, LIST), _patch)
 
 
-_patched: set[int] = set()
-
-
-def _teach() -> None:
-    module = sys.modules.get(MODULE)
-    if hasattr(module, LENGTH) and hasattr(module, LIST) and id(module) not in _patched:
-        _patched.add(id(module))
-        reason = "compares what rank 0 has with -1"
-        while_world_is_open.patch(module, LENGTH, _with_own_length, reason)
-        while_world_is_open.patch(module, LIST, _with_own_list, reason)
+def _patch(module: ModuleType) -> None:
+    reason = "compares what rank 0 has with -1"
+    while_world_is_open.patch(module, LENGTH, _with_own_length, reason)
+    while_world_is_open.patch(module, LIST, _with_own_list, reason)
 
 
 def _with_own_length(original: Callable[[list[int]], Any]) -> Callable[[list[int]], Any]:

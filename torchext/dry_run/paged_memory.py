@@ -5,12 +5,12 @@ A library in C calls `cudaMallocManaged()`. It cannot be loaded without a driver
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import ModuleType
 from typing import Any
 
-from ..tools.imports import once_imported
+from ..tools.imports import patching
 from .current import current, while_world_is_open
 
 __all__ = ["refusing_paged_memory"]
@@ -18,22 +18,13 @@ __all__ = ["refusing_paged_memory"]
 MODULE = "bitsandbytes.functional"
 
 
-@contextmanager
-def refusing_paged_memory() -> Iterator[None]:
+def refusing_paged_memory() -> AbstractContextManager[None]:
     """Lets bitsandbytes refuse to allocate such memory, also if it is imported in the block."""
-    _teach()
-    with once_imported(MODULE, _teach):
-        yield
+    return patching(MODULE, ("get_paged",), _patch)
 
 
-_patched: set[int] = set()
-
-
-def _teach() -> None:
-    module = sys.modules.get(MODULE)
-    if hasattr(module, "get_paged") and id(module) not in _patched:
-        _patched.add(id(module))
-        while_world_is_open.patch(module, "get_paged", _refusing, "allocates by a library in C that needs a driver")
+def _patch(module: ModuleType) -> None:
+    while_world_is_open.patch(module, "get_paged", _refusing, "allocates by a library in C that needs a driver")
 
 
 def _refusing(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import ModuleType
 from typing import Any
 
 import torch
 
 from .. import _C
-from ..tools.imports import once_imported
+from ..tools.imports import patching
 from ..tools.leases import while_fakes_live
 
 __all__ = ["transformers_see_fakes"]
@@ -18,31 +18,15 @@ __all__ = ["transformers_see_fakes"]
 MODULE = "transformers.utils.import_utils"
 
 
-@contextmanager
-def transformers_see_fakes() -> Iterator[None]:
+def transformers_see_fakes() -> AbstractContextManager[None]:
     """Where it sees a FakeTensor, transformers leaves out checks that read values, of attention masks say.
 
     It may be imported before the block or in it.
     """
-    _teach()
-    with once_imported(MODULE, _teach):
-        yield
+    return patching(MODULE, ("is_fake_tensor",), _patch)
 
 
-def _teach() -> None:
-    module: Any = sys.modules.get(MODULE)
-    if hasattr(module, "is_fake_tensor"):
-        _patch_transformers(module)
-
-
-_patched_transformers: set[int] = set()
-
-
-def _patch_transformers(module: Any) -> None:
-    if id(module) in _patched_transformers:
-        return
-    _patched_transformers.add(id(module))
-
+def _patch(module: ModuleType) -> None:
     def make(original: Callable[..., bool]) -> Callable[..., bool]:
         def is_fake_tensor(x: Any) -> bool:
             ours = isinstance(x, torch.Tensor) and _C.is_fake(x) and not _C.is_deferred(x)

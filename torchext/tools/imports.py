@@ -9,7 +9,9 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-__all__ = ["once_imported", "when_imported"]
+__all__ = ["once_imported", "patching", "when_imported"]
+
+_patched: set[tuple[str, int]] = set()
 
 
 @contextmanager
@@ -29,6 +31,27 @@ def once_imported(name: str, act: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         sys.meta_path.remove(finder)
+
+
+@contextmanager
+def patching(name: str, needs: Sequence[str], patch: Callable[[ModuleType], None]) -> Iterator[None]:
+    """Calls `patch` with a module that may have been imported before the block or is imported in it, once in a process.
+
+    Args:
+        name: Of the module, with its packages.
+        needs: What the module must have. Another thread may be importing it, or another release have none.
+        patch: Declares patches that outlast the block.
+    """
+
+    def act() -> None:
+        module = sys.modules.get(name)
+        if module is not None and all(hasattr(module, need) for need in needs) and (name, id(module)) not in _patched:
+            _patched.add((name, id(module)))
+            patch(module)
+
+    act()
+    with once_imported(name, act):
+        yield
 
 
 def when_imported(name: str, act: Callable[[], None]) -> None:
