@@ -116,11 +116,12 @@ bool isPlainFake(const Tensor& tensor) {
   return isFake(tensor) && !tensor.key_set().has(DispatchKey::DeferredInit);
 }
 
-// Gives the fake `lengths` of a call, if they have no values, those that are assumed: `most` is the longest.
-void assumeLengths(const OperatorHandle& op, c10::IValue& lengths, int64_t most) {
+// Gives the fake `lengths` of a call, if they have no values, those that are assumed: sequences are in `dim` of
+// `padded`.
+void assumeLengths(const OperatorHandle& op, c10::IValue& lengths, const Tensor& padded, int64_t dim) {
   const Tensor fake = lengths.toTensor();
-  if (isPlainFake(fake) && fake.dim() > 0 && assumesValues()) {
-    lengths = assumedLengths(op, fake, most);
+  if (isPlainFake(fake) && fake.dim() > 0 && padded.dim() > 0 && assumesValues()) {
+    lengths = assumedLengths(op, fake, padded.size(dim));
   }
 }
 
@@ -131,8 +132,8 @@ void readsLengths(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   const std::size_t count = op.schema().arguments().size();
   const Tensor probabilities = torch::jit::peek(*stack, 0, count).toTensor();
   const Tensor targets = torch::jit::peek(*stack, 1, count).toTensor();
-  assumeLengths(op, torch::jit::peek(*stack, 2, count), probabilities.size(0));
-  assumeLengths(op, torch::jit::peek(*stack, 3, count), targets.size(-1));
+  assumeLengths(op, torch::jit::peek(*stack, 2, count), probabilities, 0);
+  assumeLengths(op, torch::jit::peek(*stack, 3, count), targets, -1);
   bool are_numbers = isFake(probabilities);
   for (const char* name : {"input_lengths", "target_lengths"}) {
     const Tensor value = readValues(op, *stack, name).toTensor();

@@ -16,8 +16,7 @@ namespace torchext {
 //
 //   * what a collective is given or gives is communication, if it is flat: a bucket, not an activation;
 //   * what was made outside of modules, and is added to in a backward pass, holds gradients. What is overwritten there
-//   is
-//     presumed to hold some, unless it is communicated;
+//     is presumed to hold some, unless it is communicated;
 //   * where gradients are off, what a forward pass has made, and a later pass of the same module reads, is a cache, and
 //     so is what is made by `cat` of it; so is what was made outside of modules, or is a buffer of one, and is written
 //     in part by a forward pass, as keys and values are at their positions.
