@@ -18,7 +18,7 @@ from torch.autograd import Variable
 
 from .. import _C
 from .current import current, while_world_is_open
-from .messages import asking_nobody
+from .messages import without_answers
 
 __all__ = ["FakeReducer"]
 
@@ -423,7 +423,7 @@ class FakeReducer:
         for numel in (sum(map(len, indices)) + 1, len(indices)):
             numbers = torch.empty(numel, dtype=torch.int32, device=device)
             numbers.copy_(torch.empty(numel, dtype=torch.int32), non_blocking=True)
-            with asking_nobody():
+            with without_answers():
                 self._group.broadcast([numbers], dist.BroadcastOptions()).wait()
 
     # Which parameters were used.
@@ -567,7 +567,7 @@ def _verifying(original: Callable[..., None]) -> Callable[..., None]:
         count = torch.empty(1, dtype=torch.int64, device=device)
         group.allgather([[torch.empty_like(count) for _ in range(group.size())]], [count]).wait()
         numbers = torch.empty(sum(2 * tensor.dim() for tensor in tensors), dtype=torch.int64, device=device)
-        with asking_nobody():
+        with without_answers():
             group.broadcast([numbers], dist.BroadcastOptions()).wait()
 
     return verify

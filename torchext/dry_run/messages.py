@@ -39,7 +39,7 @@ __all__ = [
     "Missing",
     "Received",
     "Sent",
-    "asking_nobody",
+    "without_answers",
     "mismatch",
 ]
 
@@ -50,7 +50,7 @@ MOST_NUMBERS = 64
 TO_ALL = -1
 OBJECTS = "objects"
 
-# Why there is no message.
+# Reasons why a message does not come.
 FINISHED = "finished"  # the sender has made enough
 CYCLE = "cycle"
 OTHER = "other"
@@ -123,7 +123,7 @@ class Awaited(NamedTuple):
 
 
 class Missing(NamedTuple):
-    """The answer if there is no message: why not."""
+    """The answer if a message will not come, with the reason."""
 
     reason: str
     text: str
@@ -133,8 +133,8 @@ _is_asking: ContextVar[bool] = ContextVar("_is_asking", default=True)
 
 
 @contextmanager
-def asking_nobody() -> Iterator[None]:
-    """Lets broadcasts in the block give no values: nothing reads them."""
+def without_answers() -> Iterator[None]:
+    """Broadcasts in the block ask no other rank for values, because the program does not read them."""
     before = _is_asking.set(False)
     try:
         yield
@@ -169,7 +169,7 @@ class Messages:
         self._senders: Counter[int] = Counter()
 
     def note_group(self, name: str, ranks: Sequence[int]) -> None:
-        """Is told of each process group of this rank when it is made."""
+        """Notes a process group of this rank when it is made."""
         key = tuple(ranks)
         self._groups[name] = key, self._made[key]
         self._made[key] += 1
@@ -183,7 +183,7 @@ class Messages:
         return [f"Messages with values were taken from dry runs of the ranks that send them: {counts}."]
 
     def observe(self, operator: str, arguments: dict[str, Any], group: Any) -> Callable[[], None] | None:
-        """Is told of each collective before it runs. Returns what is to be called when the program waits for it."""
+        """Notes a collective before it runs. Returns a function to call when the program waits for it."""
         if operator == "send":
             self._send(arguments, group)
         elif operator == "recv_":
@@ -387,7 +387,7 @@ def _runs(written: bytes | None, count: int) -> Iterator[tuple[int, int]]:
 
 def _without_values(original: Callable[..., Any]) -> Callable[..., Any]:
     def _broadcast_coalesced(*args: Any, **kwargs: Any) -> Any:
-        with asking_nobody():
+        with without_answers():
             return original(*args, **kwargs)
 
     return _broadcast_coalesced

@@ -22,7 +22,7 @@ from ..fake.assumed_values import note_reading, while_values_are_assumed
 from ..tools.dispatch_keys import without_our_keys
 from ..tools.patching import Concerns
 from .current import current, while_world_is_open
-from .messages import asking_nobody
+from .messages import without_answers
 
 __all__ = ["teach_distributed_tensors"]
 
@@ -48,7 +48,7 @@ def _agreeing_with_nobody(original: Callable[..., None]) -> Callable[..., None]:
     def __init__(self: Any, device_mesh: Any, run_state_sync: bool = True) -> None:
         original(self, device_mesh, current() is None and run_state_sync)
         if current() is not None and run_state_sync:
-            with asking_nobody():
+            with without_answers():
                 dist.broadcast(torch.empty(16, dtype=torch.uint8, device=self._device), 0)
 
     return __init__

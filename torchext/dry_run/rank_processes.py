@@ -34,7 +34,7 @@ from .running import HOST, RankReport, run_rank
 
 __all__ = ["RankProcesses", "child_command", "environment_for", "run_child"]
 
-UNLIMITED = 1 << 50  # bytes: more than a device has, so that what would be needed can be told
+UNLIMITED = 1 << 50  # bytes: more than a device has, so that the report can say how much is needed
 MOST_PROCESSES = 64  # at a time: each takes about half a GiB
 TICK = 0.05  # seconds after which to look whether a process has ended
 

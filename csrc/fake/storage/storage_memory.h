@@ -64,8 +64,8 @@ class MemoryCounter {
                                                          c10::ArrayRef<c10::IValue> arguments,
                                                          c10::ArrayRef<c10::IValue> results) = 0;
 
-  // Looks at what a call reads and writes, for which its storages are: NOTE [What memory is for]. Cheap if nobody
-  // tracks.
+  // Derives the purpose of storages from what a call reads and writes: NOTE [What memory is for]. Cheap while no
+  // tracker is open.
   virtual void observe(const c10::OperatorHandle& op,
                        c10::ArrayRef<c10::IValue> arguments,
                        c10::ArrayRef<c10::IValue> results) = 0;

@@ -93,7 +93,7 @@ TORCHEXT_API at::Tensor assumedValueOf(const at::Tensor& fake);
 // Makes `value` the assumed value of `fake`, which may be a part of its storage. Does nothing if that is large.
 TORCHEXT_API void assumeValue(const at::Tensor& fake, const at::Tensor& value, ValueKind kind);
 
-// Returns the kind of what is computed of `values`, some of which are not known.
+// Returns the kind of a result that is computed from `values`, if some values are unknown.
 TORCHEXT_API ValueKind standingOn(c10::ArrayRef<c10::IValue> values);
 
 // Returns the lengths of sequences that `op` takes for the fake `lengths`: their values or, if they have none, the

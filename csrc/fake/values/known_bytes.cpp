@@ -74,7 +74,7 @@ class KnownBytes final : public Values {
     return static_cast<bool>(written_);
   }
 
-  // Returns -1 for each element of `tensor` that has been written. Undefined if there is no such element type.
+  // Returns -1 for each element of `tensor` that has been written. Undefined if no integer type has its size.
   Tensor written(const Tensor& tensor) const {
     const auto dtype = integersLike(tensor);
     return dtype ? makeStridedTensor(written_, *dtype, tensor.sizes(), tensor.strides(), tensor.storage_offset(), {})

@@ -61,8 +61,8 @@ void setFill(const at::Tensor& fake, bool value);
 // Gives the storage of `fake` zeros, so that values can be written. Returns false if they would be too many.
 bool makeBytes(const at::Tensor& fake, ValueKind kind);
 
-// Returns true if `fake` is a part of a storage of integers of which nothing is known, or other parts are: what is
-// written to it can be known, and the rest stays unknown.
+// Returns true if `fake` is a part of a storage of integers, and the storage has no known bytes, or known parts only.
+// Values that are written to `fake` can be known, and the rest stays unknown.
 bool canKnowPart(const at::Tensor& fake);
 
 // Gives such a part zeros, so that values can be written. Returns false if they would be too many.

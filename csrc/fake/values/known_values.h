@@ -32,8 +32,8 @@
 
 namespace torchext {
 
-// Makes `value` the value of `fake`, to which a call has written it: a part of its storage, or all of it. Forgets the
-// values of a storage of which the rest is unknown, unless it has integers.
+// Makes `value` the value of `fake`, after a call has written it to `fake`: a part of its storage, or all of it. If the
+// rest of the storage is unknown, its values are forgotten, unless they are integers.
 TORCHEXT_API void writeValue(const at::Tensor& fake, const at::Tensor& value);
 
 // Gives the storage of `fake` the bytes of `source`, of which `fake` is a copy, if these are known: `source` is real
