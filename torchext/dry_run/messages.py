@@ -39,8 +39,8 @@ __all__ = [
     "Missing",
     "Received",
     "Sent",
-    "without_answers",
     "mismatch",
+    "without_answers",
 ]
 
 # Values that are sent: integers and truth values, as shapes are, and a few numbers of other kinds.
