@@ -59,7 +59,7 @@ class BuiltOn(Module):
 
 
 def too_large_to_copy() -> Tensor:
-    """Two ones, so far apart that a recording does not copy them (csrc/deferred_init/external_tensor.h)."""
+    """Two ones, so far apart that a recording does not copy them (csrc/deferred_init/graph/external_tensor.h)."""
     return torch.empty(2, 2**18)[:, 0].fill_(1)
 
 

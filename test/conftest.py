@@ -33,6 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ["TORCHEXT_CHECK_LOCKS"] = "1"  # also in the processes that tests start
+    os.environ["TORCHEXT_CHECK_PLANS"] = "1"
     if config.getoption("--foreign-fakes"):
         with TemporaryDirectory() as folder:
             compile_and_load(Path(folder))

@@ -142,12 +142,23 @@ def fill_truncated(
 def is_fill_exact(is_normal: bool, dtype: torch.dtype) -> bool: ...
 def is_cut_fill_exact(is_normal: bool, dtype: torch.dtype) -> bool: ...
 def time_operators(tensors: list[Tensor], measures: bool) -> list[tuple[str, int, int, float, float | None]]: ...
+
+ExplainedOperation: TypeAlias = tuple[
+    str,
+    str,
+    list[int],
+    list[tuple[int, list[int], torch.dtype]],
+    int | None,
+    int | None,
+    str,
+    bool,
+    str,
+    tuple[int, int, list[int], list[int], list[int], list[int]] | None,
+]
+
 def explain(
     tensors: list[Tensor],
-) -> tuple[
-    list[tuple[str, str, list[int], list[tuple[int, list[int], torch.dtype]], int | None, int | None, str, bool, str],],
-    list[tuple[int, str]],
-]: ...
+) -> tuple[list[ExplainedOperation], list[tuple[int, str]], tuple[int, int]]: ...
 def enter_tracing() -> None: ...
 def leave_tracing() -> None: ...
 def check_dispatch_state() -> list[str]: ...

@@ -10,9 +10,9 @@
 #include "../fake/storage/fake_storage.h"
 #include "../support/locks.h"
 #include "deferred_init.h"
-#include "op_graph.h"
+#include "graph/op_graph.h"
 #include "place.h"
-#include "replay.h"
+#include "replay/replay.h"
 
 namespace torchext {
 

@@ -9,9 +9,9 @@
 #include "../support/included_key.h"
 #include "../support/open_blocks.h"
 #include "../support/take_key.h"
-#include "deferred_resize.h"
-#include "op_graph.h"
-#include "recorder.h"
+#include "graph/op_graph.h"
+#include "record/deferred_resize.h"
+#include "record/recorder.h"
 
 namespace torchext {
 

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cstdlib>
 #include <iomanip>
+#include <optional>
 #include <sstream>
 #include <unordered_map>
-#include <unordered_set>
 #include <utility>
 
 #include <ATen/core/jit_type.h>
@@ -16,10 +16,8 @@
 
 #include "../fake/calls/op_traits.h"
 #include "../support/locks.h"
-#include "demands.h"
-#include "liveness.h"
-#include "op_graph.h"
-#include "replay.h"
+#include "graph/op_graph.h"
+#include "plan/replay_plan.h"
 #include "retained.h"
 
 namespace torchext {
@@ -184,8 +182,8 @@ class Explainer {
 
  private:
   void explainNode(const OpNode& node);
-  std::string partsOf(const OpNode& node) const;
-  bool computes(const OpNode& node, const std::string& parts) const;
+  void explainPlan(ExplainedOperation& operation, const PlannedOperator& planned) const;
+  static std::string partsOf(const PlannedOperator& planned);
   std::string describe(const TensorArgument& argument, std::vector<std::int64_t>& reads);
   ExplainedTensor show(const StorageValue& value, const Geometry& seen_as);
   Geometry wholeOf(const OpNode& node, const WrittenStorage& written);
@@ -196,8 +194,8 @@ class Explainer {
   // What an operator wrote, in the order of `OpNode::written()`.
   std::unordered_map<const OpNode*, std::int64_t> first_of_node_;
   std::unordered_map<const StorageValue*, std::int64_t> constants_;
-  std::unordered_set<const OpNode*> alive_;
-  Demands demands_;
+  std::optional<ReplayPlan> plan_;
+  std::unordered_map<const OpNode*, const PlannedOperator*> planned_;
   // Of the values, by number.
   std::vector<Geometry> geometries_;
   Explanation explanation_;
@@ -217,17 +215,18 @@ Explanation Explainer::run(at::ArrayRef<Tensor> tensors) {
   for (const Recording& recording : recordings) {
     values.push_back(recording.value);
   }
-  const LiveGraph graph = liveGraph(values);
-  for (const LiveOperator& live : graph.operators) {
-    alive_.insert(live.node);
+  plan_.emplace(values);
+  for (const PlannedOperator& planned : plan_->operators()) {
+    planned_[planned.node] = &planned;
   }
-  demands_ = Demands::of(graph);
   for (const OpNode* node : operatorsBehind(values)) {
     explainNode(*node);
   }
   for (const Recording& recording : recordings) {
     explanation_.tensors.push_back(show(*recording.value, recording.geometry));
   }
+  explanation_.peak = plan_->peak();
+  explanation_.written = plan_->written();
   return std::move(explanation_);
 }
 
@@ -249,26 +248,45 @@ void Explainer::explainNode(const OpNode& node) {
     operation.draws = node.tape()->length;
   }
   operation.source = node.source();
+  if (const auto found = planned_.find(&node); found != planned_.end()) {
+    explainPlan(operation, *found->second);
+  }
   // Who only allocates has written nothing that could be read; the memory comes from elsewhere then.
-  operation.parts = partsOf(node);
-  operation.runs = (alive_.count(&node) != 0 && computes(node, operation.parts)) || onlyAllocates(node.op());
+  operation.runs = operation.place.has_value() || onlyAllocates(node.op());
   explanation_.operations.push_back(std::move(operation));
 }
 
 // An operator that is run for parts may write none of them.
-bool Explainer::computes(const OpNode& node, const std::string& parts) const {
-  const bool is_cut = isForParts(demands_.ruleOf(node)) && demands_.partsOf(node, 0) != nullptr;
-  return !demands_.areNone(node) && !(is_cut && parts.empty());
+void Explainer::explainPlan(ExplainedOperation& operation, const PlannedOperator& planned) const {
+  operation.parts = partsOf(planned);
+  if (planned.way == Way::kNotAtAll || (planned.way == Way::kParts && operation.parts.empty())) {
+    return;
+  }
+  operation.place = planned.place;
+  operation.way = planned.way;
+  operation.steps = planned.steps;
+  for (const PlannedValue& written : planned.writes) {
+    operation.origins.push_back(written.origin);
+    operation.nbytes.push_back(written.nbytes);
+  }
+  for (const LiveValue& value : planned.last_uses) {
+    if (!plan_->of(value).is_wanted) {
+      const OpNode* writer = plan_->operators()[value.writer].node;
+      operation.drops.push_back(first_of_node_.at(writer) + static_cast<std::int64_t>(value.value->output()));
+    }
+  }
 }
 
-std::string Explainer::partsOf(const OpNode& node) const {
-  const Demands::Parts* parts = isForParts(demands_.ruleOf(node)) ? demands_.partsOf(node, 0) : nullptr;
+std::string Explainer::partsOf(const PlannedOperator& planned) {
+  if (planned.way != Way::kParts) {
+    return {};
+  }
   std::vector<std::string> texts;
-  std::vector<Box> boxes = parts == nullptr ? std::vector<Box>{} : parts->boxes;
+  std::vector<Box> boxes = planned.writes.front().parts->boxes;
   std::sort(boxes.begin(), boxes.end(), [](const Box& a, const Box& b) { return a.ranges() < b.ranges(); });
   for (Box& box : boxes) {
-    if (const auto ranges = box.take(writtenGeometry(node))) {
-      texts.push_back(formatted(*ranges, writtenGeometry(node).sizes));
+    if (const auto ranges = box.take(writtenGeometry(*planned.node))) {
+      texts.push_back(formatted(*ranges, writtenGeometry(*planned.node).sizes));
     }
   }
   return c10::Join(", ", texts);

@@ -11,6 +11,8 @@
 #include <c10/core/ScalarType.h>
 #include <torchext/macros.h>
 
+#include "plan/replay_plan.h"
+
 namespace torchext {
 
 // A value that an operator has left in a storage, as a tensor that shows all of it that is known to be used.
@@ -37,6 +39,16 @@ struct ExplainedOperation {
   std::string source;
   // False if nobody reads what it writes: NOTE [Dead writes].
   bool runs = true;
+  // What the plan of computing the tensors together says of it, if it runs: NOTE [The plan of a replay]. Its place in
+  // the order in which they run, as what it is run, the places of the operators that are run on each stretch of what it
+  // fills, where the memory of what it writes comes from and how much that is, and the numbers of the values that are
+  // not needed afterwards.
+  std::optional<std::size_t> place;
+  Way way = Way::kNotAtAll;
+  std::vector<std::size_t> steps;
+  std::vector<Origin> origins;
+  std::vector<std::size_t> nbytes;
+  std::vector<std::int64_t> drops;
   // Which elements it computes, such as `[96:128], [200:232]`: NOTE [Demand by parts]. Empty if that is all of them.
   std::string parts;
 };
@@ -52,6 +64,9 @@ struct Explanation {
   std::vector<ExplainedOperation> operations;
   // One for each tensor.
   std::vector<ExplainedTensor> tensors;
+  // Of the plan, in bytes: the most memory at one time, with the tensors, and what is written.
+  std::size_t peak = 0;
+  std::size_t written = 0;
 };
 
 // Returns the recorded operators that make `tensors`. Raises ValueError for one of which nothing is recorded.

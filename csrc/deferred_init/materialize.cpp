@@ -1,7 +1,6 @@
 #include "materialize.h"
 
 #include <algorithm>
-#include <numeric>
 #include <unordered_map>
 #include <utility>
 
@@ -10,7 +9,7 @@
 #include "../fake/fake.h"
 #include "../fake/storage/fake_storage.h"
 #include "../support/locks.h"
-#include "replay.h"
+#include "replay/replay.h"
 #include "retained.h"
 
 namespace torchext {
@@ -19,8 +18,6 @@ using at::Tensor;
 using c10::Storage;
 
 namespace {
-
-constexpr std::size_t kSmallBytes = std::size_t{1} << 20U;
 
 // A fake storage that is to become real.
 struct Pending {
@@ -138,24 +135,16 @@ void materialize(at::ArrayRef<Tensor> placed, at::ArrayRef<Tensor> others, const
 
 Tensor evaluate(const Tensor& deferred) {
   const Locked lock{LockRank::kReplay};  // it may become real on another thread, which changes what it is asked here
-  const StorageValuePtr value = valueOf(deferred);
-  TORCH_CHECK_VALUE(value != nullptr, "Only the value of a deferred tensor can be evaluated.");
-  return Geometry::of(deferred).makeTensor(computeValues({value}, /*keep_small=*/false).front());
+  TORCH_CHECK_VALUE(valueOf(deferred) != nullptr, "Only the value of a deferred tensor can be evaluated.");
+  return computeTensor(deferred);
 }
 
-std::vector<Storage> computeValues(const std::vector<StorageValuePtr>& values, bool keep_small, Memory memory) {
-  if (values.empty()) {
-    return {};
-  }
+ReplayNeeds needsOf(const Tensor& deferred) {
   const Locked lock{LockRank::kReplay};
-  std::vector<Storage> storages = Replay{values, nobodyAsks, memory}.run();
-  const auto add_bytes = [](std::size_t sum, const Storage& storage) { return sum + storage.nbytes(); };
-  if (keep_small && std::accumulate(storages.begin(), storages.end(), std::size_t{0}, add_bytes) <= kSmallBytes) {
-    for (const auto i : c10::irange(values.size())) {
-      values[i]->fold(storages[i]);
-    }
-  }
-  return storages;
+  const StorageValuePtr value = valueOf(deferred);
+  TORCH_CHECK_VALUE(value != nullptr, "Only of a deferred tensor can it be told what computing it takes.");
+  const ReplayPlan plan{{value}};
+  return {plan.peak(), plan.written()};
 }
 
 }  // namespace torchext

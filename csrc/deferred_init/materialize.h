@@ -8,9 +8,9 @@
 #include <torchext/macros.h>
 
 #include "deferred_init.h"
-#include "op_graph.h"
+#include "graph/op_graph.h"
 #include "place.h"
-#include "replay.h"
+#include "replay/replay.h"
 
 namespace torchext {
 
@@ -34,11 +34,12 @@ TORCHEXT_API void materialize(at::ArrayRef<at::Tensor> placed,
                               at::ArrayRef<at::Tensor> others,
                               const MaterializeOptions& options);
 
-// Computes `values` into storages that nobody else refers to. With `keep_small`, what is small is kept in the graph
-// too, so that a constructor that reads values again and again does not compute them again and again; then the caller
-// must not write into the storages.
-std::vector<c10::Storage> computeValues(const std::vector<StorageValuePtr>& values,
-                                        bool keep_small,
-                                        Memory memory = Memory::kUses);
+// What `evaluate(deferred)` takes, told without computing anything: the most memory that is held at one time, with the
+// value itself, and what all operators write, both in bytes. Raises ValueError if `deferred` is not deferred.
+struct ReplayNeeds {
+  std::size_t peak = 0;
+  std::size_t written = 0;
+};
+TORCHEXT_API ReplayNeeds needsOf(const at::Tensor& deferred);
 
 }  // namespace torchext

@@ -4,21 +4,20 @@
 #include <array>
 #include <chrono>
 #include <map>
-#include <unordered_map>
 #include <utility>
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/empty.h>
+#include <c10/util/irange.h>
 
 #include "../fake/calls/op_traits.h"
 #include "../support/locks.h"
-#include "demands.h"
-#include "draws.h"
-#include "liveness.h"
-#include "op_graph.h"
-#include "real_dispatch.h"
-#include "replay.h"
-#include "replay_fill.h"
+#include "graph/op_graph.h"
+#include "plan/replay_plan.h"
+#include "random/draws.h"
+#include "random/replay_fill.h"
+#include "replay/replay.h"
+#include "state/real_dispatch.h"
 
 namespace torchext {
 
@@ -130,29 +129,28 @@ double predictedSeconds(const OpNode& node, Costs& costs) {
 // ---- Attributing ----
 
 // For each operator, the first of the wanted values that need it.
-std::unordered_map<const OpNode*, std::size_t> firstUsers(const LiveGraph& graph) {
-  std::unordered_map<const OpNode*, std::size_t> first;
-  const auto note = [&first](const OpNode* node, std::size_t user) {
-    std::size_t& known = first.emplace(node, user).first->second;
-    known = std::min(known, user);
+std::vector<std::size_t> firstUsers(const ReplayPlan& plan) {
+  std::vector<std::size_t> first(plan.operators().size(), plan.wanted().size());
+  const auto note = [&first](const LiveValue& value, std::size_t user) {
+    if (value.hasWriter()) {
+      first[value.writer] = std::min(first[value.writer], user);
+    }
   };
-  for (std::size_t i = 0; i < graph.wanted.size(); ++i) {
-    note(graph.wanted[i]->writer().get(), i);
+  for (const auto i : c10::irange(plan.wanted().size())) {
+    note(plan.wanted()[i], i);
   }
-  for (auto live = graph.operators.rbegin(); live != graph.operators.rend(); ++live) {
-    for (const LiveArgument& argument : live->arguments) {
-      if (argument.value != nullptr) {
-        note(argument.value->writer().get(), first.at(live->node));
-      }
+  for (auto planned = plan.operators().rbegin(); planned != plan.operators().rend(); ++planned) {
+    for (const LiveValue& read : planned->reads) {
+      note(read, first[planned->place]);
     }
   }
   return first;
 }
 
-void checkCanBePutBack(const LiveGraph& graph) {
-  for (const LiveOperator& live : graph.operators) {
+void checkCanBePutBack(const ReplayPlan& plan) {
+  for (const PlannedOperator& planned : plan.operators()) {
     TORCH_CHECK(
-        !live.node->dependsOnOtherGenerators(), "The time of `", live.node->op().operator_name(),
+        !planned.node->dependsOnOtherGenerators(), "The time of `", planned.node->op().operator_name(),
         "` cannot be measured: it draws from a generator that is not the CPU's, and running it would move that. "
         "Ask for the predicted time only.");
   }
@@ -169,23 +167,22 @@ std::vector<TimedOperator> timeOperators(at::ArrayRef<Tensor> tensors, bool meas
     TORCH_CHECK_VALUE(values.back() != nullptr, "Only what computes deferred tensors can be timed.");
   }
   Replay replay{values};
-  const auto users = firstUsers(replay.graph());
+  const std::vector<std::size_t> users = firstUsers(replay.plan());
   std::vector<TimedOperator> operators;
   {
     const RealDispatch guard;
     Costs costs;
-    const Demands demands = Demands::of(replay.graph());
-    for (const LiveOperator& live : replay.graph().operators) {
-      const double share = demands.shareOf(*live.node);
-      const auto nbytes = static_cast<std::int64_t>(share * static_cast<double>(bytesWritten(*live.node)));
-      operators.push_back({c10::toString(live.node->op().operator_name()), users.at(live.node), nbytes,
-                           share * predictedSeconds(*live.node, costs), std::nullopt});
+    for (const PlannedOperator& planned : replay.plan().operators()) {
+      const double share = planned.share();
+      const auto nbytes = static_cast<std::int64_t>(share * static_cast<double>(bytesWritten(*planned.node)));
+      operators.push_back({c10::toString(planned.node->op().operator_name()), users[planned.place], nbytes,
+                           share * predictedSeconds(*planned.node, costs), std::nullopt});
     }
   }
   if (measures) {
-    checkCanBePutBack(replay.graph());
+    checkCanBePutBack(replay.plan());
     auto next = operators.begin();
-    replay.runAndDrop([&next](const LiveOperator& /*live*/, double seconds) { (next++)->measured = seconds; });
+    replay.runAndDrop([&next](const PlannedOperator& /*planned*/, double seconds) { (next++)->measured = seconds; });
   }
   return operators;
 }

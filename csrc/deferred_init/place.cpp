@@ -8,8 +8,8 @@
 
 #include "../fake/cuda/fake_cuda.h"
 #include "../fake/storage/fake_storage.h"
-#include "op_graph.h"
-#include "real_dispatch.h"
+#include "graph/op_graph.h"
+#include "state/real_dispatch.h"
 
 namespace torchext {
 

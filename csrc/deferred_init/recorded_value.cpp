@@ -4,7 +4,7 @@
 
 #include "../fake/storage/fake_storage.h"
 #include "../support/locks.h"
-#include "real_dispatch.h"
+#include "state/real_dispatch.h"
 
 namespace torchext {
 

@@ -6,7 +6,7 @@
 #include <c10/core/Storage.h>
 #include <torchext/macros.h>
 
-#include "op_graph.h"
+#include "graph/op_graph.h"
 
 namespace torchext {
 

@@ -13,11 +13,10 @@
 
 #include "../support/kernels_only.h"
 #include "../support/locks.h"
-#include "liveness.h"
-#include "op_graph.h"
-#include "real_dispatch.h"
-#include "replay.h"
+#include "graph/op_graph.h"
+#include "plan/liveness.h"
 #include "retained.h"
+#include "state/real_dispatch.h"
 
 namespace torchext {
 
@@ -286,7 +285,7 @@ std::vector<Digest> digestsOfRecordings(at::ArrayRef<Tensor> tensors) {
   std::vector<Digest> digests;
   for (const auto i : c10::irange(recordings.size())) {
     Items items;
-    items.add(digester.of(*graph.wanted[i]));
+    items.add(digester.of(*graph.wanted[i].value));
     items.add(recordings[i].geometry);
     digests.push_back(items.digest());
   }

@@ -8,7 +8,7 @@
 #include <ATen/core/Tensor.h>
 #include <torchext/macros.h>
 
-#include "digest.h"
+#include "graph/digest.h"
 
 namespace torchext {
 

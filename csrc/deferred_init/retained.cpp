@@ -10,8 +10,7 @@
 #include "../fake/storage/fake_storage.h"
 #include "../fake/storage/fake_tensor_impl.h"
 #include "../support/locks.h"
-#include "materialize.h"
-#include "replay.h"
+#include "replay/replay.h"
 
 namespace torchext {
 

@@ -11,7 +11,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "../amp/amp_handler.h"
-#include "../deferred_init/recorder.h"
+#include "../deferred_init/record/recorder.h"
 #include "../fake/calls/recording.h"
 #include "../fake/fake_handler.h"
 #include "../fake/storage/fake_factories.h"

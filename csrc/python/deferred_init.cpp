@@ -1,15 +1,14 @@
 #include "../deferred_init/deferred_init.h"
 #include "../deferred_init/adopt.h"
-#include "../deferred_init/digest.h"
-#include "../deferred_init/draws.h"
 #include "../deferred_init/explain.h"
-#include "../deferred_init/kernel_settings.h"
+#include "../deferred_init/graph/digest.h"
 #include "../deferred_init/materialize.h"
 #include "../deferred_init/operator_times.h"
+#include "../deferred_init/random/draws.h"
 #include "../deferred_init/recorded_value.h"
 #include "../deferred_init/recording_digest.h"
-#include "../deferred_init/replay_needs.h"
 #include "../deferred_init/retained.h"
+#include "../deferred_init/state/kernel_settings.h"
 #include "../marks/source_lines.h"
 #include "../support/recycled_memory.h"
 
@@ -52,8 +51,23 @@ void deferAgainTensors(const Tensors& tensors) {
   deferAgain(tensors);
 }
 
-// As a pair: the operations, as tuples in the order of the fields of torchext.deferred_init.RecordedOperation, and for
-// each tensor the number of the value that it shows, and how it shows it.
+// What the plan says of an operation that runs, as a tuple in the order of the fields of
+// torchext.deferred_init.PlannedOperation, or None.
+pybind11::object planned(const ExplainedOperation& operation) {
+  if (!operation.place) {
+    return pybind11::none();
+  }
+  std::vector<int> origins;
+  for (const Origin origin : operation.origins) {
+    origins.push_back(static_cast<int>(origin));
+  }
+  return pybind11::make_tuple(*operation.place, static_cast<int>(operation.way), operation.steps, origins,
+                              operation.nbytes, operation.drops);
+}
+
+// Three things: the operations, as tuples in the order of the fields of torchext.deferred_init.RecordedOperation, with
+// the plan at the end; for each tensor the number of the value that it shows, and how it shows it; and the bytes of the
+// plan, held at the most and written in all.
 pybind11::tuple explainTensors(const Tensors& tensors) {
   const Explanation explanation = explain(tensors);
   pybind11::list operations;
@@ -64,13 +78,13 @@ pybind11::tuple explainTensors(const Tensors& tensors) {
     }
     operations.append(pybind11::make_tuple(operation.name, operation.call, operation.reads, writes,
                                            operation.generator_offset, operation.draws, operation.source,
-                                           operation.runs, operation.parts));
+                                           operation.runs, operation.parts, planned(operation)));
   }
   pybind11::list shown;
   for (const ExplainedTensor& tensor : explanation.tensors) {
     shown.append(pybind11::make_tuple(tensor.value, tensor.text));
   }
-  return pybind11::make_tuple(operations, shown);
+  return pybind11::make_tuple(operations, shown, pybind11::make_tuple(explanation.peak, explanation.written));
 }
 
 // As tuples in the order of the fields of torchext.deferred_init.timing.TimedOperator.

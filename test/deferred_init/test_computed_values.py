@@ -1,4 +1,4 @@
-"""Values that were computed for a read are not computed again: csrc/deferred_init/computed_values.h."""
+"""Values that were computed for a read are not computed again: csrc/deferred_init/graph/computed_values.h."""
 
 from __future__ import annotations
 

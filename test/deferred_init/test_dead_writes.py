@@ -1,4 +1,4 @@
-"""What nobody reads is not computed: csrc/deferred_init/liveness.h."""
+"""What nobody reads is not computed: csrc/deferred_init/plan/liveness.h."""
 
 from __future__ import annotations
 

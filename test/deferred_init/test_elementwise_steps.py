@@ -1,4 +1,4 @@
-"""What is done to random values stretch by stretch (csrc/deferred_init/elementwise_steps.h) has the same bits."""
+"""What is done to random values stretch by stretch has the same bits: csrc/deferred_init/plan/elementwise_steps.h."""
 
 from __future__ import annotations
 

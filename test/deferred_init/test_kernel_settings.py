@@ -1,4 +1,4 @@
-"""Settings that kernels read besides their arguments: csrc/deferred_init/kernel_settings.h."""
+"""Settings that kernels read besides their arguments: csrc/deferred_init/state/kernel_settings.h."""
 
 from __future__ import annotations
 

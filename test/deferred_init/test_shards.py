@@ -1,4 +1,4 @@
-"""Shards have the bits of the whole, at the price of the shard: csrc/deferred_init/demands.h."""
+"""Shards have the bits of the whole, at the price of the shard: csrc/deferred_init/plan/demands.h."""
 
 from __future__ import annotations
 

@@ -20,12 +20,15 @@ from ..tools.source_lines import tracing
 from . import inductor, ranks
 from .companions import companions, state_of, watch_optimizers
 from .explanations import Explanation, RecordedOperation, RecordedValue, explain, export_graph
+from .plans import PlannedOperation, ReplayPlan, plan
 from .summaries import summary
 
 __all__ = [
     "Explanation",
+    "PlannedOperation",
     "RecordedOperation",
     "RecordedValue",
+    "ReplayPlan",
     "defer_again",
     "deferred_init",
     "explain",
@@ -33,6 +36,7 @@ __all__ = [
     "is_deferred",
     "materialize_module",
     "materialize_tensor",
+    "plan",
     "summary",
     "tracing",
 ]

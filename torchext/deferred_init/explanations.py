@@ -124,7 +124,11 @@ def explain(tensor: torch.Tensor) -> Explanation:
 
 
 def _explain(tensors: list[torch.Tensor]) -> tuple[list[RecordedOperation], list[tuple[int, str]]]:
-    operations, shown = _C.explain(tensors)
+    operations, shown, _ = _C.explain(tensors)
+    return recorded_operations(operations), shown
+
+
+def recorded_operations(operations: list[_C.ExplainedOperation]) -> list[RecordedOperation]:
     return [
         RecordedOperation(
             name=name,
@@ -137,8 +141,8 @@ def _explain(tensors: list[torch.Tensor]) -> tuple[list[RecordedOperation], list
             runs=runs,
             parts=parts or None,
         )
-        for name, call, reads, writes, offset, draws, source, runs, parts in operations
-    ], shown
+        for name, call, reads, writes, offset, draws, source, runs, parts, _ in operations
+    ]
 
 
 def export_graph(module: Module, path: str | os.PathLike[str]) -> None:

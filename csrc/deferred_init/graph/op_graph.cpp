@@ -1,0 +1,332 @@
+#include "op_graph.h"
+
+#include <algorithm>
+#include <atomic>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/TensorGeometry.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/util/SmallVector.h>
+
+#include "../../fake/calls/op_traits.h"
+#include "../../fake/fake.h"
+#include "../../marks/source_lines.h"
+#include "../../support/huge_pages.h"
+#include "../../support/plain_tensors.h"
+#include "../../support/recycled_memory.h"
+#include "../../support/stack_utils.h"
+
+namespace torchext {
+
+using at::Tensor;
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+using c10::Storage;
+using torch::jit::Stack;
+
+namespace {
+
+std::uint64_t nextNumber() {
+  static std::atomic<std::uint64_t> next{0};
+  return next.fetch_add(1, std::memory_order_relaxed);
+}
+
+// The Python number that `tensor` wraps, in one of the types that `c10::scalar_to_tensor` gives them.
+std::optional<c10::Scalar> wrappedNumber(const Tensor& tensor) {
+  if (!tensor.unsafeGetTensorImpl()->is_wrapped_number() || isFake(tensor) || !tensor.is_cpu()) {
+    return std::nullopt;
+  }
+  switch (tensor.scalar_type()) {
+    case c10::kDouble:
+      return *tensor.const_data_ptr<double>();
+    case c10::kLong:
+      return *tensor.const_data_ptr<int64_t>();
+    case c10::kBool:
+      return *tensor.const_data_ptr<bool>();
+    case c10::kComplexDouble:
+      return *tensor.const_data_ptr<c10::complex<double>>();
+    default:
+      return std::nullopt;
+  }
+}
+
+// Stands in recorded arguments where a tensor was.
+const Tensor& placeholder() {
+  static const Tensor tensor{c10::make_intrusive<c10::TensorImpl>(
+      DispatchKeySet{DispatchKey::CPU}, caffe2::TypeMeta::Make<float>(), c10::Device{c10::kCPU})};
+  return tensor;
+}
+
+// Returns true for a call that makes tensors in pinned memory.
+bool makesPinned(const OpNode& node) {
+  if (isPinMemory(node.op())) {
+    return true;
+  }
+  const auto& schema = node.op().schema();
+  const int position = takesTensorOptions(schema) ? findArgument(schema, "pin_memory") : -1;
+  const c10::IValue pin = position < 0 ? c10::IValue{} : node.arguments()[static_cast<std::size_t>(position)];
+  return pin.isBool() && pin.toBool();
+}
+
+// Frees a chain of operators one after another. Each owns the values that it read and those own the operators that
+// wrote them, so that plain destruction would recurse as deep as the program was long.
+void release(std::shared_ptr<const OpNode> node) {
+  thread_local std::vector<std::shared_ptr<const OpNode>>* pending = nullptr;
+  if (node == nullptr) {
+    return;
+  }
+  if (pending != nullptr) {
+    pending->push_back(std::move(node));
+    return;
+  }
+  std::vector<std::shared_ptr<const OpNode>> chain;
+  pending = &chain;
+  chain.push_back(std::move(node));
+  while (!chain.empty()) {
+    const std::shared_ptr<const OpNode> next = std::move(chain.back());
+    chain.pop_back();
+    // Destroying `next` here appends to `chain` what it alone kept alive.
+  }
+  pending = nullptr;
+}
+
+}  // namespace
+
+Geometry Geometry::of(const Tensor& tensor) {
+  return {c10::DimVector(tensor.sizes()),
+          c10::DimVector(tensor.strides()),
+          tensor.storage_offset(),
+          tensor.dtype(),
+          tensor.is_conj(),
+          tensor.is_neg(),
+          tensor._is_zerotensor()};
+}
+
+bool Geometry::fits(const Tensor& tensor) const {
+  return tensor.dtype() == dtype && tensor.sizes() == c10::IntArrayRef(sizes) &&
+         tensor.strides() == c10::IntArrayRef(strides) && tensor.storage_offset() == storage_offset &&
+         tensor.is_conj() == is_conj && tensor.is_neg() == is_neg && tensor._is_zerotensor() == is_zero;
+}
+
+bool Geometry::isContiguous() const {
+  return at::geometry_is_contiguous(sizes, strides) && !is_conj && !is_neg && !is_zero;
+}
+
+Tensor Geometry::makeTensor(Storage storage) const {
+  DispatchKeySet bits;
+  if (is_conj) {
+    bits = bits.add(DispatchKey::Conjugate);
+  }
+  if (is_neg) {
+    bits = bits.add(DispatchKey::Negative);
+  }
+  if (is_zero) {
+    bits = bits.add(DispatchKey::ZeroTensor);
+  }
+  return makeStridedTensor(std::move(storage), c10::typeMetaToScalarType(dtype), sizes, strides, storage_offset, bits);
+}
+
+Storage makeStorage(std::size_t nbytes, c10::Device device, bool is_pinned) {
+  constexpr std::size_t kWorthKeeping = std::size_t{64} << 10U;
+  RecycledMemory* recycled = RecycledMemory::current();
+  if (recycled != nullptr && nbytes >= kWorthKeeping && device.is_cpu() && !is_pinned) {
+    return recycled->makeStorage(nbytes);
+  }
+  const auto options = at::TensorOptions().dtype(c10::kByte).device(device).pinned_memory(is_pinned);
+  const Tensor bytes = at::empty({static_cast<int64_t>(nbytes)}, options);
+  if (device.is_cpu() && !is_pinned) {
+    preferHugePages(bytes.mutable_data_ptr(), nbytes);
+  }
+  return bytes.storage();
+}
+
+Tensor bytesAt(const c10::Storage& storage, std::size_t begin, std::size_t nbytes) {
+  const Geometry bytes{{static_cast<int64_t>(nbytes)},         {1},   static_cast<int64_t>(begin),
+                       caffe2::TypeMeta::Make<std::uint8_t>(), false, false};
+  return bytes.makeTensor(storage);
+}
+
+Tensor Geometry::makeEmptyTensor(c10::Device device) const {
+  const auto nbytes =
+      at::detail::computeStorageNbytes(sizes, strides, dtype.itemsize(), static_cast<std::size_t>(storage_offset));
+  return makeTensor(makeStorage(nbytes, device));
+}
+
+StorageValue::StorageValue(std::shared_ptr<const OpNode> writer, std::size_t output, const Storage& storage)
+    : writer_{std::move(writer)}, output_{output}, device_{storage.device()}, nbytes_{storage.nbytes()} {
+  depends_on_other_generators_ = writer_->dependsOnOtherGenerators();
+  const WrittenStorage& written = writer_->written()[output_];
+  is_pinned_ = written.is_argument ? writer_->tensors()[written.position].value->is_pinned_ : makesPinned(*writer_);
+}
+
+StorageValue::StorageValue(Storage constant)
+    : device_{constant.device()}, nbytes_{constant.nbytes()}, constant_{std::move(constant)} {}
+
+StorageValue::~StorageValue() {
+  release(std::move(writer_));
+}
+
+Storage StorageValue::makeEmptyStorage() const {
+  return makeStorage(nbytes_, device_, is_pinned_);
+}
+
+void StorageValue::fold(Storage constant) {
+  checkHolds(LockRank::kReplay);
+  constant_ = std::move(constant);
+  depends_on_other_generators_ = false;
+  computed_ = nullptr;
+  release(std::exchange(writer_, nullptr));
+}
+
+bool isSameValue(const StorageValue& a, const StorageValue& b) {
+  return &a == &b || (a.writer() != nullptr && a.writer() == b.writer() && a.output() == b.output());
+}
+
+StorageValuePtr valueOf(const at::TensorBase& tensor) {
+  // NOTE [Sparse fakes]: they have no storage, and are not recorded.
+  return isFake(tensor) && tensor.has_storage()
+             ? std::dynamic_pointer_cast<StorageValue>(provenanceOf(tensor.storage()))
+             : nullptr;
+}
+
+void setValue(const Storage& storage, StorageValuePtr value) {
+  if (const auto before = std::dynamic_pointer_cast<StorageValue>(provenanceOf(storage)); before != value && before) {
+    before->supersede();
+  }
+  setProvenance(storage, std::move(value), DispatchKeySet{DispatchKey::DeferredInit});
+}
+
+TensorArgument TensorArgument::of(const Tensor& tensor) {
+  TensorArgument argument;
+  argument.value = valueOf(tensor);
+  if (argument.value != nullptr) {
+    argument.geometry = Geometry::of(tensor);
+    return argument;
+  }
+  argument.number = wrappedNumber(tensor);
+  if (argument.number) {
+    return argument;
+  }
+  argument.external = std::make_shared<const ExternalTensor>(tensor);
+  return argument;
+}
+
+TensorArgument TensorArgument::metadataOf(const Tensor& tensor) {
+  TensorArgument argument;
+  argument.geometry = Geometry::of(tensor);
+  argument.device = tensor.device();
+  return argument;
+}
+
+std::vector<Tensor> returnedTensors(c10::ArrayRef<c10::IValue> results) {
+  std::vector<Tensor> tensors;
+  for (const c10::IValue& result : results) {
+    if (result.isTensorList()) {
+      const std::vector<Tensor> list = result.toTensorVector();
+      tensors.insert(tensors.end(), list.begin(), list.end());
+    } else {
+      tensors.push_back(result.isTensor() ? result.toTensor() : Tensor{});
+    }
+  }
+  return tensors;
+}
+
+namespace {
+
+// The tensors among the arguments of a call, by position. Most calls have few, so that looking at each costs less than
+// a table; lists of foreach operators are long.
+class EarlierTensors {
+ public:
+  // Returns the position at which `tensor` was found before. If it is new, it is at `position`.
+  std::optional<std::uint32_t> find(const Tensor& tensor, std::size_t position) {
+    const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+    const auto number = static_cast<std::uint32_t>(position);
+    if (table_.empty()) {
+      const auto* const found =
+          std::find_if(few_.begin(), few_.end(), [impl](const auto& one) { return one.first == impl; });
+      if (found != few_.end()) {
+        return found->second;
+      }
+      few_.emplace_back(impl, number);
+      if (few_.size() > kFew) {
+        table_.insert(few_.begin(), few_.end());
+      }
+      return std::nullopt;
+    }
+    const auto [found, is_new] = table_.emplace(impl, number);
+    return is_new ? std::nullopt : std::optional{found->second};
+  }
+
+ private:
+  static constexpr std::size_t kFew = 8;
+  c10::SmallVector<std::pair<const c10::TensorImpl*, std::uint32_t>, kFew + 1> few_;
+  std::unordered_map<const c10::TensorImpl*, std::uint32_t> table_;
+};
+
+}  // namespace
+
+OpNode::OpNode(const c10::OperatorHandle& op, const Stack& stack)
+    : number_{nextNumber()}, op_{op}, thread_state_{ThreadState::current()}, source_{tracedSourceLine()} {
+  const auto count = op_.schema().arguments().size();
+  arguments_.assign(stack.end() - static_cast<std::ptrdiff_t>(count), stack.end());
+  const bool reads_metadata_only = isFactory(op_, arguments_);
+  EarlierTensors earlier;
+  const auto take = [&](const Tensor& tensor) {
+    tensors_.push_back(reads_metadata_only && tensor.layout() == c10::kStrided ? TensorArgument::metadataOf(tensor)
+                                                                               : TensorArgument::of(tensor));
+    if (tensors_.back().value != nullptr) {
+      tensors_.back().same_as = earlier.find(tensor, tensors_.size() - 1);
+    }
+    return placeholder();
+  };
+  mapTensors(arguments_, count, take);
+  depends_on_other_generators_ = std::any_of(tensors_.begin(), tensors_.end(), [](const TensorArgument& argument) {
+    return argument.value != nullptr && argument.value->dependsOnOtherGenerators();
+  });
+}
+
+OpNode::~OpNode() = default;
+
+Stack OpNode::arguments(c10::ArrayRef<Tensor> tensors) const {
+  Stack stack = arguments_;
+  std::size_t next = 0;
+  const auto put = [&](const Tensor& /*placeholder*/) { return tensors[next++]; };
+  mapTensors(stack, stack.size(), put);
+  return stack;
+}
+
+std::size_t OpNode::addWritten(WrittenStorage written) {
+  written_.push_back(std::move(written));
+  return written_.size() - 1;
+}
+
+std::vector<const OpNode*> operatorsBehind(const std::vector<StorageValuePtr>& values) {
+  std::vector<const OpNode*> open;
+  open.reserve(values.size());
+  for (const StorageValuePtr& value : values) {
+    open.push_back(value->writer().get());
+  }
+  std::unordered_set<const OpNode*> known{nullptr};
+  std::vector<const OpNode*> nodes;
+  while (!open.empty()) {
+    const OpNode* node = open.back();
+    open.pop_back();
+    if (!known.insert(node).second) {
+      continue;
+    }
+    nodes.push_back(node);
+    for (const TensorArgument& argument : node->tensors()) {
+      if (argument.value != nullptr) {
+        open.push_back(argument.value->writer().get());
+      }
+    }
+  }
+  std::sort(nodes.begin(), nodes.end(), [](const OpNode* a, const OpNode* b) { return a->number() < b->number(); });
+  return nodes;
+}
+
+}  // namespace torchext

@@ -1,0 +1,307 @@
+#pragma once
+
+// NOTE [The graph of recorded operators]
+//
+// What an operator does to tensors is to write storages. Everything else about a tensor (which storage it shows, with
+// which sizes, strides and offset) is metadata that the fake tensor itself carries. So the graph has storages for its
+// data, not tensors, and each write makes a new *value* of the storage that it writes:
+//
+//     a = torch.ones(2, 2)       S0 = ones()
+//     b = a.view(-1)             (nothing: b shows the same storage as a)
+//     b[0] = 5                   S1 = fill_(S0 at {size 0, offset 0}, 5)
+//     c = a + a                  T0 = add(S1 at {2x2}, S1 at {2x2})
+//     a.zero_()                  S2 = zero_(S1 at {2x2})
+//
+// A fake storage points to its latest value, a value to the operator that wrote it, and an operator to the values that
+// it read. From this follows what makes deferral right in the presence of views and in-place operators:
+//
+//   * `b` sees a later write to `a`, and `a` the write through `b`, dropped or not, because both show S2;
+//   * `c` is computed from S1, although the storage has moved on: a value never changes;
+//   * replaying the operators that a value depends on, in the order in which they were recorded, gives the value that
+//     eager execution gave, whatever else has been replayed before, and as often as one likes;
+//   * references point back in time only, so that what cannot be reached any more is freed at once.
+//
+// `Parameter(t)`, `.data`, `.data = u`, `detach()`, `set_()`, `chunk()` and the like record nothing: they change which
+// storage a tensor shows, and that is kept in the tensor itself.
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <c10/core/Scalar.h>
+
+#include "../../fake/storage/fake_storage.h"
+#include "../../support/locks.h"
+#include "../random/rng_tape.h"
+#include "../state/real_dispatch.h"
+#include "external_tensor.h"
+
+namespace torchext {
+
+class OpNode;
+
+// How a tensor shows its storage.
+struct Geometry {
+  c10::DimVector sizes;
+  c10::DimVector strides;
+  int64_t storage_offset = 0;
+  caffe2::TypeMeta dtype;
+  bool is_conj = false;
+  bool is_neg = false;
+  // NOTE [Zeros of forward AD]. In a replay their storage holds zeros.
+  bool is_zero = false;
+
+  static Geometry of(const at::Tensor& tensor);
+
+  bool fits(const at::Tensor& tensor) const;
+
+  // Returns true if both show the same bytes in the same order.
+  bool operator==(const Geometry& other) const {
+    return sizes == other.sizes && strides == other.strides && storage_offset == other.storage_offset &&
+           dtype == other.dtype && is_conj == other.is_conj && is_neg == other.is_neg && is_zero == other.is_zero;
+  }
+
+  bool operator!=(const Geometry& other) const {
+    return !(*this == other);
+  }
+
+  // Returns true if the elements fill a stretch of memory in order, and are what memory holds.
+  bool isContiguous() const;
+
+  // A tensor on `storage`, which is real.
+  at::Tensor makeTensor(c10::Storage storage) const;
+
+  // A real tensor with a storage of its own and arbitrary values.
+  at::Tensor makeEmptyTensor(c10::Device device) const;
+};
+
+// A real storage with arbitrary contents.
+c10::Storage makeStorage(std::size_t nbytes, c10::Device device, bool is_pinned = false);
+
+// `nbytes` bytes of `storage`, which is real, as a tensor.
+at::Tensor bytesAt(const c10::Storage& storage, std::size_t begin, std::size_t nbytes);
+
+// The bytes of one storage between two writes.
+class StorageValue final : public Provenance, public std::enable_shared_from_this<StorageValue> {
+ public:
+  // What `writer` leaves in `storage`, the `output`th that it writes.
+  StorageValue(std::shared_ptr<const OpNode> writer, std::size_t output, const c10::Storage& storage);
+
+  // Bytes that exist already: what `torch.tensor()` made. `constant` must not be written any more.
+  explicit StorageValue(c10::Storage constant);
+
+  C10_DISABLE_COPY_AND_ASSIGN(StorageValue);
+  ~StorageValue() override;
+
+  // Null for a constant. Another thread may fold the value, so this and `constant()` are for those that hold the lock
+  // `kReplay`.
+  const std::shared_ptr<const OpNode>& writer() const noexcept {
+    checkHolds(LockRank::kReplay);
+    return writer_;
+  }
+
+  std::size_t output() const noexcept {
+    return output_;
+  }
+
+  // Null unless the value is a constant.
+  const c10::Storage& constant() const noexcept {
+    checkHolds(LockRank::kReplay);
+    return constant_;
+  }
+
+  // Where the storage was recorded.
+  c10::Device device() const noexcept {
+    return device_;
+  }
+
+  // The size of the storage.
+  std::size_t nbytes() const noexcept {
+    return nbytes_;
+  }
+
+  bool isPinned() const noexcept {
+    return is_pinned_;
+  }
+
+  // A real storage like that of the value, with arbitrary contents.
+  c10::Storage makeEmptyStorage() const;
+
+  // How many times in a row the same elements have been written after construction, up to this value.
+  std::uint32_t repeats() const noexcept {
+    return repeats_;
+  }
+  void setRepeats(std::uint32_t repeats) noexcept {
+    repeats_ = repeats;
+  }
+
+  // Returns true if an operator that led to it draws from a generator that is not read as a tape. On any thread.
+  bool dependsOnOtherGenerators() const noexcept {
+    return depends_on_other_generators_.load(std::memory_order_relaxed);
+  }
+
+  // Returns false once its storage has been written again: only operators that are recorded already read it then.
+  bool isCurrent() const noexcept {
+    return is_current_.load(std::memory_order_relaxed);
+  }
+  void supersede() noexcept {
+    is_current_.store(false, std::memory_order_relaxed);
+  }
+
+  // A constant with the same bytes, or null: computed_values.h. To be used with the lock of replays.
+  const std::shared_ptr<StorageValue>& computed() const noexcept {
+    return computed_;
+  }
+  void setComputed(std::shared_ptr<StorageValue> constant) const noexcept {
+    computed_ = std::move(constant);
+  }
+
+  // Turns a value that has been computed into a constant, and releases the operators that led to it. The caller holds
+  // the lock `kReplay`.
+  void fold(c10::Storage constant);
+
+ private:
+  std::shared_ptr<const OpNode> writer_;
+  std::size_t output_ = 0;
+  std::uint32_t repeats_ = 0;
+  std::atomic<bool> depends_on_other_generators_{false};
+  bool is_pinned_ = false;
+  c10::Device device_;
+  std::size_t nbytes_;
+  c10::Storage constant_;
+  std::atomic<bool> is_current_{true};
+  mutable std::shared_ptr<StorageValue> computed_;
+};
+
+using StorageValuePtr = std::shared_ptr<StorageValue>;
+
+// Returns true if both are the same output of the same operator, or the same constant.
+bool isSameValue(const StorageValue& a, const StorageValue& b);
+
+// The value that `tensor` shows, or null when its bytes were never recorded.
+StorageValuePtr valueOf(const at::TensorBase& tensor);
+
+// Sets the value of `storage`, which is fake, to `value`. Its tensors are deferred from now on.
+void setValue(const c10::Storage& storage, StorageValuePtr value);
+
+// A tensor among the arguments of a recorded operator. One of `value`, `number`, `external` and `device` is set.
+struct TensorArgument {
+  StorageValuePtr value;
+  Geometry geometry;
+  // A Python number, which reaches an operator that takes a tensor as a "wrapped number".
+  std::optional<c10::Scalar> number;
+  // A tensor that was real when the operator was recorded: NOTE [The value at recording time].
+  std::shared_ptr<const ExternalTensor> external;
+  // Of a tensor of which only the metadata matter, such as the argument of `zeros_like`.
+  std::optional<c10::Device> device;
+  // The position of an earlier argument that is the same tensor. Kernels ask for that
+  // (`native_multi_head_attention_cpu()` multiplies query, key and value at once), and one that resizes its `out` reads
+  // an input that is the same tensor by its new shape, as `torch.sum(x, 0, out=x)` does.
+  std::optional<std::uint32_t> same_as;
+
+  static TensorArgument of(const at::Tensor& tensor);
+  static TensorArgument metadataOf(const at::Tensor& tensor);
+};
+
+// A storage that a recorded operator writes.
+struct WrittenStorage {
+  // Among the tensor arguments when `is_argument`, else among `returnedTensors()`.
+  std::uint32_t position = 0;
+  bool is_argument = false;
+  // Of an argument: an `out` that had another size before.
+  bool was_resized = false;
+  // Of a returned tensor or a resized argument, according to the fake.
+  Geometry geometry;
+};
+
+// Returns the tensors among the results of an operator. Undefined ones count: a kernel may return none where its Meta
+// kernel returned a tensor, as `native_batch_norm_backward` does for what its `output_mask` leaves out.
+std::vector<at::Tensor> returnedTensors(c10::ArrayRef<c10::IValue> results);
+
+// A recorded call. Immutable once a value refers to it.
+class OpNode {
+ public:
+  // A call of `op` with the arguments on top of `stack`, which it copies, in this thread's state.
+  OpNode(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
+  C10_DISABLE_COPY_AND_ASSIGN(OpNode);
+  ~OpNode();
+
+  // Adds a storage that the call writes and returns its place in `written()`. To be used before the node is shared.
+  std::size_t addWritten(WrittenStorage written);
+
+  // Where the numbers start that the call draws. To be used before the node is shared.
+  void setTape(TapePosition position) {
+    tape_ = std::move(position);
+  }
+
+  // Says that the call draws from a generator that is not read as a tape. To be used before the node is shared.
+  void setDrawsWithoutTape() noexcept {
+    depends_on_other_generators_ = true;
+  }
+
+  // Returns true if this call, or one that led to it, draws from such a generator.
+  bool dependsOnOtherGenerators() const noexcept {
+    return depends_on_other_generators_;
+  }
+
+  // The order of calls in time, over all threads.
+  std::uint64_t number() const noexcept {
+    return number_;
+  }
+
+  const c10::OperatorHandle& op() const noexcept {
+    return op_;
+  }
+
+  const std::vector<TensorArgument>& tensors() const noexcept {
+    return tensors_;
+  }
+
+  const std::vector<WrittenStorage>& written() const noexcept {
+    return written_;
+  }
+
+  const ThreadState& threadState() const noexcept {
+    return thread_state_;
+  }
+
+  const std::optional<TapePosition>& tape() const noexcept {
+    return tape_;
+  }
+
+  // The source line that recorded the call, or empty: source_lines.h.
+  const std::string& source() const noexcept {
+    return source_;
+  }
+
+  // The arguments, with a placeholder in place of each tensor.
+  const torch::jit::Stack& arguments() const noexcept {
+    return arguments_;
+  }
+
+  // The arguments, with `tensors[i]` in place of the i-th tensor.
+  torch::jit::Stack arguments(c10::ArrayRef<at::Tensor> tensors) const;
+
+ private:
+  std::uint64_t number_;
+  c10::OperatorHandle op_;
+  // As recorded, but with a placeholder for each tensor, so that the graph keeps no fake alive.
+  torch::jit::Stack arguments_;
+  std::vector<TensorArgument> tensors_;
+  std::vector<WrittenStorage> written_;
+  ThreadState thread_state_;
+  std::optional<TapePosition> tape_;
+  bool depends_on_other_generators_ = false;
+  std::string source_;
+};
+
+// Returns all operators that led to `values`, in the order of their recording.
+std::vector<const OpNode*> operatorsBehind(const std::vector<StorageValuePtr>& values);
+
+}  // namespace torchext

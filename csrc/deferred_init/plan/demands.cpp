@@ -1,0 +1,399 @@
+#include "demands.h"
+
+#include <algorithm>
+#include <optional>
+
+#include <ATen/core/enum_tag.h>
+#include <c10/util/irange.h>
+
+#include "../../fake/calls/op_traits.h"
+
+namespace torchext {
+
+namespace {
+
+// Smaller storages are not worth the thought.
+constexpr std::size_t kWorthAThought = 1024;  // bytes
+
+bool isWritten(const OpNode& node, std::size_t tensor) {
+  return std::any_of(node.written().begin(), node.written().end(), [tensor](const WrittenStorage& written) {
+    return written.is_argument && written.position == tensor;
+  });
+}
+
+// Does the tensor show at most three quarters of the storage?
+bool isMuchSmaller(const Geometry& geometry, std::size_t nbytes) {
+  std::size_t shown = geometry.dtype.itemsize();
+  for (const auto i : c10::irange(geometry.sizes.size())) {
+    shown *= static_cast<std::size_t>(geometry.strides[i] == 0 ? 1 : geometry.sizes[i]);
+  }
+  return shown <= nbytes / 4 * 3;
+}
+
+bool readsPart(const LiveOperator& live, std::size_t tensor) {
+  const LiveValue& argument = live.arguments[tensor];
+  return argument.hasWriter() && argument.value->nbytes() >= kWorthAThought &&
+         isMuchSmaller(live.node->tensors()[tensor].geometry, argument.value->nbytes()) &&
+         !isWritten(*live.node, tensor);
+}
+
+bool readsAnyPart(const LiveOperator& live) {
+  for (const auto i : c10::irange(live.arguments.size())) {
+    if (readsPart(live, i)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// The parts that are asked for of one value.
+class Asked {
+ public:
+  // Adds a box, and merges with it those that it makes superfluous.
+  void add(Box box) {
+    if (std::any_of(boxes_.begin(), boxes_.end(), [&box](const Box& other) { return other.contains(box); })) {
+      return;
+    }
+    for (auto near = boxes_.end(); (near = findNear(box)) != boxes_.end();) {
+      box = box.with(*near);
+      boxes_.erase(near);
+    }
+    boxes_.push_back(std::move(box));
+    constexpr std::size_t kManyBoxes = 64;
+    if (boxes_.size() > kManyBoxes || isMost()) {
+      const Box whole = boxes_.front().grid().whole();
+      boxes_.assign(1, whole);
+    }
+  }
+
+  // The same, with all that overlap: they become one box, which is returned.
+  Box addWithAll(Box box) {
+    const auto overlaps = [&box](const Box& other) { return box.overlaps(other); };
+    for (auto other = boxes_.end(); (other = std::find_if(boxes_.begin(), boxes_.end(), overlaps)) != boxes_.end();) {
+      box = box.with(*other);
+      boxes_.erase(other);
+    }
+    boxes_.push_back(box);
+    return box;
+  }
+
+  const std::vector<Box>& boxes() const noexcept {
+    return boxes_;
+  }
+
+  bool isAll() const {
+    return boxes_.size() == 1 && boxes_.front().contains(boxes_.front().grid().whole());
+  }
+
+ private:
+  // One with which the box would have few bytes that are not requested. That includes each box within it, however
+  // narrow: the loop of `visitOutput()` ends only because a wider box replaces the one that it was made of.
+  std::vector<Box>::iterator findNear(const Box& box) {
+    return std::find_if(boxes_.begin(), boxes_.end(), [&box](const Box& other) {
+      const std::size_t sum = box.nbytes() + other.nbytes();
+      return box.with(other).nbytes() <= sum + sum / 8;
+    });
+  }
+
+  bool isMost() const {
+    std::size_t sum = 0;
+    for (const Box& box : boxes_) {
+      sum += box.nbytes();
+    }
+    return sum > boxes_.front().grid().storageBytes() / 4 * 3;
+  }
+
+  std::vector<Box> boxes_;
+};
+
+// Goes through a graph twice: from the first operator to the last one, to find out which values are of one storage and
+// how these are shown, and back again.
+class Pass {
+ public:
+  explicit Pass(const LiveGraph& graph) : graph_{graph}, chain_of_{graph}, asked_{graph} {}
+
+  std::vector<Demand> run() {
+    for (const LiveOperator& live : graph_.operators) {
+      look(live);
+    }
+    makeGrids();
+    for (const LiveValue& value : graph_.wanted) {
+      askForAll(value);
+    }
+    // These run whoever asks: NOTE [Dead writes].
+    for (const LiveOperator& live : graph_.operators) {
+      for (std::size_t i = 0; live.node->dependsOnOtherGenerators() && i < live.node->written().size(); ++i) {
+        asked_.of(live.place)[i].add(gridOf(live, i).whole());
+      }
+    }
+    std::vector<Demand> demands(graph_.operators.size());
+    for (auto live = graph_.operators.rbegin(); live != graph_.operators.rend(); ++live) {
+      Demand& demand = demands[live->place];
+      demand.rule = partRuleOf(*live->node);
+      visit(*live, demand.rule);
+      for (const auto i : c10::irange(live->node->written().size())) {
+        demand.outputs.push_back(partsOf(*live, i));
+      }
+    }
+    return demands;
+  }
+
+ private:
+  // The values of one storage, each made of the one before.
+  struct Chain {
+    std::size_t nbytes = 0;
+    c10::Device device{c10::kCPU};
+    // Those of parts first, so that the grid suits them.
+    std::vector<const Geometry*> parts;
+    std::vector<const Geometry*> others;
+    std::shared_ptr<const Grid> grid;
+  };
+
+  void look(const LiveOperator& live);
+  std::size_t chainOfOutput(const LiveOperator& live, const WrittenStorage& written);
+  void makeGrids();
+
+  const Grid& gridOf(const LiveOperator& live, std::size_t output) const {
+    return *chains_[chain_of_.of(live.place)[output]].grid;
+  }
+  const Grid& gridOf(const LiveValue& value) const {
+    return *chains_[chain_of_.of(value)].grid;
+  }
+  void ask(const LiveValue& value, const std::optional<Box>& box);
+  void askForAll(const LiveValue& value);
+  std::optional<AskedParts> partsOf(const LiveOperator& live, std::size_t output) const;
+
+  bool isAskedFor(const LiveOperator& live) const;
+  void visit(const LiveOperator& live, PartRule rule);
+  void visitOutput(const LiveOperator& live, std::size_t output, PartRule rule);
+  void askForTensor(const LiveOperator& live, std::size_t tensor, PartRule rule);
+  Box widenedForPart(const LiveOperator& live, Box box, PartRule rule);
+  void widenForAll(const LiveOperator& live, std::size_t output, PartRule rule);
+
+  const LiveGraph& graph_;
+  std::vector<Chain> chains_;
+  OfOutputs<std::size_t> chain_of_;
+  OfOutputs<Asked> asked_;
+};
+
+// ---- Forward ----
+
+void Pass::look(const LiveOperator& live) {
+  const OpNode& node = *live.node;
+  for (const auto i : c10::irange(node.written().size())) {
+    chain_of_.of(live.place)[i] = chainOfOutput(live, node.written()[i]);
+  }
+  for (const auto i : c10::irange(node.tensors().size())) {
+    const LiveValue& value = live.arguments[i];
+    if (value.hasWriter()) {
+      Chain& chain = chains_[chain_of_.of(value)];
+      (readsPart(live, i) ? chain.parts : chain.others).push_back(&node.tensors()[i].geometry);
+    }
+  }
+  for (const auto i : c10::irange(node.written().size())) {
+    const WrittenStorage& written = node.written()[i];
+    Chain& chain = chains_[chain_of_.of(live.place)[i]];
+    chain.others.push_back(&written.geometry);
+    if (written.is_argument) {
+      chain.others.push_back(&node.tensors()[written.position].geometry);
+    }
+  }
+}
+
+std::size_t Pass::chainOfOutput(const LiveOperator& live, const WrittenStorage& written) {
+  if (written.is_argument && !written.was_resized) {
+    const LiveValue& before = live.arguments[written.position];
+    if (before.hasWriter()) {
+      return chain_of_.of(before);
+    }
+  }
+  chains_.emplace_back();
+  return chains_.size() - 1;
+}
+
+void Pass::makeGrids() {
+  const auto note = [this](const LiveValue& value) {
+    if (value.hasWriter()) {
+      Chain& chain = chains_[chain_of_.of(value)];
+      chain.nbytes = std::max(chain.nbytes, value.value->nbytes());
+      chain.device = value.value->device();
+    }
+  };
+  for (const LiveOperator& live : graph_.operators) {
+    std::for_each(live.arguments.begin(), live.arguments.end(), note);
+  }
+  std::for_each(graph_.wanted.begin(), graph_.wanted.end(), note);
+  for (Chain& chain : chains_) {
+    chain.parts.insert(chain.parts.end(), chain.others.begin(), chain.others.end());
+    chain.grid = Grid::of(chain.nbytes, chain.parts);
+  }
+}
+
+// ---- Back ----
+
+void Pass::ask(const LiveValue& value, const std::optional<Box>& box) {
+  if (!value.hasWriter() || !box) {
+    return;
+  }
+  const bool is_whole = value.value->isPinned() || value.value->dependsOnOtherGenerators();
+  asked_.of(value).add(is_whole ? box->grid().whole() : *box);
+}
+
+void Pass::askForAll(const LiveValue& value) {
+  if (value.hasWriter()) {
+    ask(value, gridOf(value).whole());
+  }
+}
+
+// Once all readers have been visited.
+std::optional<AskedParts> Pass::partsOf(const LiveOperator& live, std::size_t output) const {
+  const Asked& asked = asked_.of(live.place)[output];
+  return asked.isAll() ? std::nullopt
+                       : std::optional{AskedParts{asked.boxes(), chains_[chain_of_.of(live.place)[output]].device}};
+}
+
+// Nobody asks for what only tensors without elements show.
+bool Pass::isAskedFor(const LiveOperator& live) const {
+  const std::vector<Asked>& outputs = asked_.of(live.place);
+  return std::any_of(outputs.begin(), outputs.end(), [](const Asked& asked) { return !asked.boxes().empty(); });
+}
+
+void Pass::visit(const LiveOperator& live, PartRule rule) {
+  const OpNode& node = *live.node;
+  if (!isAskedFor(live)) {
+    return;
+  }
+  for (const auto i : c10::irange(node.written().size())) {
+    visitOutput(live, i, rule);
+  }
+  // What is run for parts has asked for what it reads.
+  const bool is_partial = isForParts(rule) && !asked_.of(live.place).front().isAll();
+  for (const auto i : c10::irange(node.tensors().size())) {
+    if (!is_partial && !isWritten(node, i)) {
+      askForTensor(live, i, rule);
+    }
+  }
+}
+
+void Pass::visitOutput(const LiveOperator& live, std::size_t output, PartRule rule) {
+  const OpNode& node = *live.node;
+  const WrittenStorage& written = node.written()[output];
+  Asked& asked = asked_.of(live.place)[output];
+  if (written.was_resized || (!written.is_argument && !isForParts(rule))) {
+    asked.add(gridOf(live, output).whole());
+  } else if (!isForParts(rule)) {
+    widenForAll(live, output, rule);
+  } else {
+    Asked widened;
+    for (const Box& box : asked.boxes()) {
+      widened.add(box);
+    }
+    // Widening one may have it contain others, or make it most of the storage.
+    for (bool is_done = false; !is_done;) {
+      is_done = true;
+      for (const Box& box : std::vector<Box>{widened.boxes()}) {
+        const Box wider = widenedForPart(live, box, rule);
+        if (!box.contains(wider)) {
+          widened.add(wider);
+          is_done = false;
+        }
+      }
+    }
+    asked = std::move(widened);
+  }
+  const LiveValue before = written.is_argument ? live.arguments[written.position] : LiveValue{};
+  if (written.was_resized) {
+    askForAll(before);
+    return;
+  }
+  for (const Box& box : asked.boxes()) {
+    ask(before, box);
+  }
+}
+
+// Asks for what the operator reads to write the elements in the box. Returns the box with all of what it writes.
+Box Pass::widenedForPart(const LiveOperator& live, Box box, PartRule rule) {
+  const OpNode& node = *live.node;
+  if (rule == PartRule::kRandomFill) {
+    return box.withWholeElements(writtenGeometry(node).dtype.itemsize());
+  }
+  const auto ranges = box.take(writtenGeometry(node));
+  if (!ranges) {
+    return box;
+  }
+  const auto reads = readsForPart(node, rule, *ranges);
+  for (const auto i : c10::irange(reads.size())) {
+    const LiveValue& value = live.arguments[i];
+    if (value.hasWriter() && reads[i] && !isWritten(node, i)) {
+      ask(value, gridOf(value).boxOf(narrowed(node.tensors()[i].geometry, *reads[i])));
+    }
+  }
+  return box;
+}
+
+// Of a call that is made once, all that it touches of a storage that it writes is to be in one part.
+void Pass::widenForAll(const LiveOperator& live, std::size_t output, PartRule rule) {
+  const OpNode& node = *live.node;
+  const WrittenStorage& written = node.written()[output];
+  const Grid& grid = gridOf(live, output);
+  const StorageValue* recorded = node.tensors()[written.position].value.get();
+  std::optional<Box> touched;
+  for (const auto i : c10::irange(node.tensors().size())) {
+    const StorageValue* value = node.tensors()[i].value.get();
+    if (value == nullptr || !isSameValue(*value, *recorded)) {
+      continue;
+    }
+    const auto box = grid.boxOf(node.tensors()[i].geometry);
+    if (box) {
+      const Box needed = rule == PartRule::kAnyLayout ? *box : box->keepingStrides();
+      touched = touched ? touched->with(needed) : needed;
+    }
+  }
+  // `resize_` and its kin change how large the storage is.
+  if (reachesBeyondElements(node.op()) || node.op().hasTag(at::Tag::inplace_view)) {
+    touched = grid.whole();
+  }
+  if (touched) {
+    Asked& asked = asked_.of(live.place)[output];
+    Box box = asked.addWithAll(*touched);
+    while (rule != PartRule::kAnyLayout && !box.contains(box.keepingStrides())) {
+      box = asked.addWithAll(box.keepingStrides());
+    }
+  }
+}
+
+void Pass::askForTensor(const LiveOperator& live, std::size_t tensor, PartRule rule) {
+  const LiveValue& value = live.arguments[tensor];
+  if (!value.hasWriter()) {
+    return;
+  }
+  if (reachesBeyondElements(live.node->op())) {
+    askForAll(value);
+    return;
+  }
+  const auto box = gridOf(value).boxOf(live.node->tensors()[tensor].geometry);
+  if (box) {
+    ask(value, rule == PartRule::kNone ? box->keepingStrides() : *box);
+  }
+}
+
+}  // namespace
+
+bool Demand::isNothing() const {
+  return !outputs.empty() && std::all_of(outputs.begin(), outputs.end(), [](const std::optional<AskedParts>& parts) {
+    return parts && parts->boxes.empty();
+  });
+}
+
+std::vector<Demand> demandsOf(const LiveGraph& graph) {
+  if (std::any_of(graph.operators.begin(), graph.operators.end(), readsAnyPart)) {
+    return Pass{graph}.run();
+  }
+  std::vector<Demand> demands(graph.operators.size());
+  for (const LiveOperator& live : graph.operators) {
+    demands[live.place].outputs.resize(live.node->written().size());
+  }
+  return demands;
+}
+
+}  // namespace torchext

@@ -1,0 +1,247 @@
+#include "liveness.h"
+
+#include <algorithm>
+#include <iterator>
+#include <map>
+#include <utility>
+
+#include <c10/util/hash.h>
+#include <c10/util/irange.h>
+
+#include "footprint.h"
+#include "replay_order.h"
+
+namespace torchext {
+
+namespace {
+
+// Names a value: a writer and which of its outputs, or a constant.
+using Key = std::pair<const void*, std::size_t>;
+
+Key keyOf(const StorageValue& value) {
+  return value.writer() == nullptr ? Key{&value, 0} : Key{value.writer().get(), value.output()};
+}
+
+// Walks back from the wanted values. Who reads a value was recorded after who wrote it, so that all is known of a value
+// when its writer is looked at.
+class Walk {
+ public:
+  explicit Walk(bool uses_computed) : uses_computed_{uses_computed} {}
+
+  LiveGraph run(const std::vector<StorageValuePtr>& wanted);
+
+ private:
+  // A value that an operator wrote, if anybody reads it, and which of its bytes are alive.
+  struct Output {
+    const StorageValue* value = nullptr;
+    ByteSet bytes;
+  };
+
+  // What is known of an operator before it is looked at.
+  struct Demanded {
+    const OpNode* node = nullptr;
+    std::vector<Output> outputs;
+  };
+
+  void demand(const StorageValue& value, const ByteSet& bytes);
+  static bool isWhole(const Output& output);
+  bool passesOn(const Demanded& demanded, const std::vector<Footprint>& footprints);
+  void runs(const Demanded& demanded, const std::vector<Footprint>& footprints);
+  bool isComputed(const StorageValue& value) const {
+    return uses_computed_ && value.computed() != nullptr;
+  }
+  LiveValue actual(const StorageValue* value);
+
+  const bool uses_computed_;
+  std::map<std::uint64_t, Demanded> open_;
+  // Values whose living bytes are those of an earlier one.
+  std::unordered_map<Key, const StorageValue*, c10::hash<Key>> earlier_;
+  LiveGraph graph_;
+  // Runs of bytes that have been gone through.
+  std::size_t work_ = 0;
+};
+
+LiveGraph Walk::run(const std::vector<StorageValuePtr>& wanted) {
+  for (const StorageValuePtr& value : wanted) {
+    demand(*value, wholeOf(*value));
+  }
+  while (!open_.empty()) {
+    const Demanded demanded = std::move(std::prev(open_.end())->second);
+    open_.erase(std::prev(open_.end()));
+    const std::vector<Footprint> footprints = footprintsOf(*demanded.node);
+    if (!passesOn(demanded, footprints)) {
+      runs(demanded, footprints);
+    }
+  }
+  std::reverse(graph_.operators.begin(), graph_.operators.end());
+  for (LiveOperator& live : graph_.operators) {
+    for (LiveValue& argument : live.arguments) {
+      argument = actual(argument.value);
+    }
+  }
+  for (const StorageValuePtr& value : wanted) {
+    graph_.wanted.push_back(actual(value.get()));
+  }
+  return std::move(graph_);
+}
+
+// Sets of bytes that many operators have cut something out of have many runs, which each of those before goes through.
+// When that has taken long enough, all bytes are demanded: what runs without need does no harm.
+void Walk::demand(const StorageValue& value, const ByteSet& bytes) {
+  constexpr std::size_t kPatience = 20'000'000;
+  constexpr std::size_t kFewRuns = 64;
+  const OpNode* node = value.writer().get();
+  if (node == nullptr || isComputed(value)) {
+    return;
+  }
+  Demanded& demanded = open_[node->number()];
+  demanded.node = node;
+  demanded.outputs.resize(node->written().size());
+  Output& output = demanded.outputs[value.output()];
+  output.value = &value;
+  output.bytes.add(bytes);
+  work_ += output.bytes.countRuns();
+  if (work_ > kPatience && output.bytes.countRuns() > kFewRuns) {
+    output.bytes = wholeOf(value);
+  }
+}
+
+bool Walk::isWhole(const Output& output) {
+  if (output.value == nullptr) {
+    return false;
+  }
+  ByteSet dead = wholeOf(*output.value);
+  dead.remove(output.bytes);
+  return dead.isEmpty();
+}
+
+// Is nothing of what the operator itself has written alive? Then who asked for the rest is referred to the value
+// before.
+bool Walk::passesOn(const Demanded& demanded, const std::vector<Footprint>& footprints) {
+  const OpNode& node = *demanded.node;
+  if (node.dependsOnOtherGenerators()) {
+    return false;
+  }
+  const auto isUntouched = [&](const Output& output, const StorageValue& before) {
+    for (const auto i : c10::irange(node.tensors().size())) {
+      const StorageValue* value = node.tensors()[i].value.get();
+      if (value != nullptr && isSameValue(*value, before) && output.bytes.overlaps(footprints[i].writes)) {
+        return false;
+      }
+    }
+    return true;
+  };
+  for (const auto i : c10::irange(node.written().size())) {
+    const Output& output = demanded.outputs[i];
+    if (output.value == nullptr) {
+      continue;
+    }
+    if (!node.written()[i].is_argument) {
+      return false;
+    }
+    const StorageValue& before = *node.tensors()[node.written()[i].position].value;
+    // The one before a resize is not as large.
+    if (before.nbytes() != output.value->nbytes() || !isUntouched(output, before)) {
+      return false;
+    }
+  }
+  for (const auto i : c10::irange(node.written().size())) {
+    if (demanded.outputs[i].value != nullptr) {
+      const StorageValue& before = *node.tensors()[node.written()[i].position].value;
+      earlier_[{&node, i}] = &before;
+      demand(before, demanded.outputs[i].bytes);
+    }
+  }
+  return true;
+}
+
+void Walk::runs(const Demanded& demanded, const std::vector<Footprint>& footprints) {
+  const OpNode& node = *demanded.node;
+  struct Bytes {
+    ByteSet read;
+    ByteSet overwritten;
+  };
+  std::unordered_map<Key, Bytes, c10::hash<Key>> values;
+  for (const auto i : c10::irange(node.tensors().size())) {
+    if (const StorageValue* value = node.tensors()[i].value.get()) {
+      Bytes& bytes = values[keyOf(*value)];
+      bytes.read.add(footprints[i].reads);
+      bytes.overwritten.add(footprints[i].overwrites);
+    }
+  }
+  for (const auto i : c10::irange(node.written().size())) {
+    const WrittenStorage& written = node.written()[i];
+    if (written.is_argument) {
+      const StorageValue& before = *node.tensors()[written.position].value;
+      Bytes& bytes = values[keyOf(before)];
+      ByteSet passed_on = written.was_resized ? wholeOf(before) : demanded.outputs[i].bytes;
+      passed_on.remove(bytes.overwritten);
+      bytes.read.add(passed_on);
+    }
+  }
+  LiveOperator live{&node, 0, {}, {}};
+  for (const Output& output : demanded.outputs) {
+    live.is_whole.push_back(isWhole(output));
+  }
+  for (const TensorArgument& argument : node.tensors()) {
+    live.arguments.emplace_back();
+    if (argument.value == nullptr) {
+      continue;
+    }
+    const StorageValue& value = *argument.value;
+    ByteSet read = values[keyOf(value)].read;
+    if (value.dependsOnOtherGenerators()) {
+      read = wholeOf(value);
+    }
+    if (!read.isEmpty()) {
+      live.arguments.back().value = &value;
+      demand(value, read);
+    }
+  }
+  graph_.operators.push_back(std::move(live));
+}
+
+LiveValue Walk::actual(const StorageValue* value) {
+  while (value != nullptr && !isComputed(*value)) {
+    const auto found = earlier_.find(keyOf(*value));
+    if (found == earlier_.end()) {
+      return {value};
+    }
+    value = found->second;
+  }
+  if (value == nullptr) {
+    return {};
+  }
+  graph_.computed.push_back(value->computed());
+  return {graph_.computed.back().get()};
+}
+
+// Says where everything is.
+void number(LiveGraph& graph) {
+  std::unordered_map<const OpNode*, std::size_t> place_of;
+  const auto locate = [&place_of](LiveValue& value) {
+    if (value.value != nullptr && value.value->writer() != nullptr) {
+      value.writer = place_of.at(value.value->writer().get());
+    }
+  };
+  for (const auto place : c10::irange(graph.operators.size())) {
+    LiveOperator& live = graph.operators[place];
+    live.place = place;
+    place_of[live.node] = place;
+    std::for_each(live.arguments.begin(), live.arguments.end(), locate);
+  }
+  std::for_each(graph.wanted.begin(), graph.wanted.end(), locate);
+}
+
+}  // namespace
+
+LiveGraph liveGraph(const std::vector<StorageValuePtr>& wanted, bool uses_computed) {
+  LiveGraph graph = Walk{uses_computed}.run(wanted);
+  number(graph);
+  if (keepDerivationsTogether(graph.operators)) {
+    number(graph);
+  }
+  return graph;
+}
+
+}  // namespace torchext

@@ -1,0 +1,434 @@
+#include "replay_plan.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <string_view>
+#include <utility>
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/enum_tag.h>
+#include <c10/util/accumulate.h>
+#include <c10/util/irange.h>
+
+#include "../graph/computed_values.h"
+#include "elementwise_steps.h"
+#include "replay_order.h"
+
+namespace torchext {
+
+namespace {
+
+bool arePlansChecked() noexcept {
+  static const bool are_checked = [] {
+    const char* value = std::getenv("TORCHEXT_CHECK_PLANS");
+    return value != nullptr && std::string_view{value} == "1";
+  }();
+  return are_checked;
+}
+
+std::size_t bytesOfElements(const Geometry& geometry) {
+  return static_cast<std::size_t>(c10::multiply_integers(geometry.sizes)) * geometry.dtype.itemsize();
+}
+
+// The bytes of a storage up to the last one that a tensor shows.
+std::size_t bytesReached(const Geometry& geometry) {
+  return at::detail::computeStorageNbytes(geometry.sizes, geometry.strides, geometry.dtype.itemsize(),
+                                          static_cast<std::size_t>(geometry.storage_offset));
+}
+
+// What there will be of an output in memory.
+std::size_t bytesHeld(const OpNode& node, std::size_t output, const std::optional<AskedParts>& parts) {
+  if (parts) {
+    std::size_t sum = 0;
+    for (const Box& box : parts->boxes) {
+      sum += box.packedBytes();
+    }
+    return sum;
+  }
+  const WrittenStorage& written = node.written()[output];
+  const bool keeps_size = written.is_argument && !written.was_resized;
+  return keeps_size ? node.tensors()[written.position].value->nbytes() : bytesReached(written.geometry);
+}
+
+// Are all of `parts` kept as they are by a value that has `before`?
+bool areAmong(const std::optional<AskedParts>& before, const std::optional<AskedParts>& parts) {
+  if (!before || !parts) {
+    return !before && !parts;
+  }
+  return std::all_of(parts->boxes.begin(), parts->boxes.end(), [&before](const Box& box) {
+    const auto found = std::find_if(before->boxes.begin(), before->boxes.end(),
+                                    [&box](const Box& other) { return other.contains(box); });
+    return found != before->boxes.end() && box.contains(*found);
+  });
+}
+
+bool isSame(const LiveValue& a, const LiveValue& b) {
+  return a.writer == b.writer && (a.hasWriter() ? a.value->output() == b.value->output() : a.value == b.value);
+}
+
+}  // namespace
+
+bool isToBeRemembered(const StorageValue& value) {
+  return value.isCurrent() && !value.writer()->dependsOnOtherGenerators() && isWorthRemembering(value);
+}
+
+double PlannedOperator::share() const {
+  if (way == Way::kNotAtAll) {
+    return 0;
+  }
+  if (way != Way::kParts) {
+    return 1;
+  }
+  std::size_t asked = 0;
+  std::size_t whole = 1;
+  for (const Box& box : writes.front().parts->boxes) {
+    asked += box.nbytes();
+    whole = box.grid().storageBytes();
+  }
+  return std::min(1.0, static_cast<double>(asked) / static_cast<double>(whole));
+}
+
+ReplayPlan::ReplayPlan(std::vector<StorageValuePtr> wanted, Memory memory)
+    : asked_{std::move(wanted)},
+      memory_{memory},
+      graph_{liveGraph(asked_, memory != Memory::kNone)},
+      as_recorded_(graph_.operators.size(), false) {
+  plan();
+}
+
+std::vector<std::size_t> ReplayPlan::connectedWith(std::size_t place) const {
+  return placesConnectedWith(graph_.operators, place);
+}
+
+ReplayPlan ReplayPlan::withoutParts(std::size_t place) const {
+  ReplayPlan other = *this;
+  for (const std::size_t one : connectedWith(place)) {
+    other.as_recorded_[one] = true;
+  }
+  other.plan();
+  return other;
+}
+
+void ReplayPlan::plan() {
+  std::vector<Demand> demands = demandsOf(graph_);
+  operators_.clear();
+  operators_.reserve(graph_.operators.size());
+  for (const LiveOperator& live : graph_.operators) {
+    Demand& demand = demands[live.place];
+    if (as_recorded_[live.place]) {
+      demand = {PartRule::kNone, std::vector<std::optional<AskedParts>>(demand.outputs.size())};
+    }
+    PlannedOperator planned{live.node, live.place, Way::kCall, demand.rule, live.arguments, {}, {}, {}};
+    for (const auto i : c10::irange(demand.outputs.size())) {
+      planned.writes.emplace_back();
+      planned.writes.back().is_whole = live.is_whole[i];
+      planned.writes.back().last_use = live.place;
+    }
+    if (demand.isNothing()) {
+      planned.way = Way::kNotAtAll;
+    } else if (isForParts(demand.rule) && demand.outputs.front()) {
+      planned.way = Way::kParts;
+    }
+    for (const auto i : c10::irange(demand.outputs.size())) {
+      planned.writes[i].parts = std::move(demand.outputs[i]);
+    }
+    operators_.push_back(std::move(planned));
+  }
+  countReads();
+  for (PlannedOperator& planned : operators_) {
+    planWrites(planned);
+  }
+  for (PlannedOperator& planned : operators_) {
+    planSteps(planned);
+  }
+  if (arePlansChecked()) {
+    checkPlan(*this);
+  }
+}
+
+void ReplayPlan::countReads() {
+  const auto at = [this](const LiveValue& value) -> PlannedValue& {
+    return operators_[value.writer].writes[value.value->output()];
+  };
+  for (const LiveValue& value : graph_.wanted) {
+    if (value.hasWriter()) {
+      at(value).is_wanted = true;
+      at(value).value = value.value;
+    }
+  }
+  for (const PlannedOperator& planned : operators_) {
+    for (const LiveValue& argument : planned.reads) {
+      if (!argument.hasWriter() || planned.way == Way::kNotAtAll) {
+        continue;
+      }
+      PlannedValue& read = at(argument);
+      read.reads += 1;
+      read.last_use = planned.place;
+      read.value = argument.value;
+      read.is_remembered = read.is_remembered || (memory_ == Memory::kRemembers && read.is_whole && !read.is_wanted &&
+                                                  isToBeRemembered(*argument.value));
+    }
+  }
+  for (const PlannedOperator& planned : operators_) {
+    for (const PlannedValue& written : planned.writes) {
+      if (written.value != nullptr) {
+        operators_[written.last_use].last_uses.push_back({written.value, planned.place});
+      }
+    }
+  }
+}
+
+void ReplayPlan::planWrites(PlannedOperator& planned) {
+  for (const auto i : c10::irange(planned.writes.size())) {
+    PlannedValue& written = planned.writes[i];
+    written.nbytes = bytesHeld(*planned.node, i, written.parts);
+    const WrittenStorage& storage = planned.node->written()[i];
+    if (!storage.is_argument) {
+      written.origin = planned.way == Way::kParts ? Origin::kNew : Origin::kResult;
+      continue;
+    }
+    const LiveValue& before = planned.reads[storage.position];
+    written.argument = storage.position;
+    written.origin = before.value == nullptr                         ? Origin::kNew
+                     : canBeWrittenInPlace(planned, before, written) ? Origin::kInPlace
+                                                                     : Origin::kCopy;
+  }
+  if (planned.way == Way::kCall && takesOver(planned)) {
+    PlannedValue& written = planned.writes.front();
+    planned.way = Way::kTakesOver;
+    written.origin = Origin::kInPlace;
+    written.argument = copiedArgument(*planned.node);
+    written.parts.reset();
+    written.nbytes = of(planned.reads[*written.argument]).nbytes;
+  }
+}
+
+// Nobody reads what was there before afterwards, and its parts are the same.
+bool ReplayPlan::canBeWrittenInPlace(const PlannedOperator& planned,
+                                     const LiveValue& before,
+                                     const PlannedValue& after) const {
+  return before.hasWriter() && !of(before).isKept() && of(before).last_use == planned.place &&
+         areAmong(of(before).parts, after.parts);
+}
+
+// What is copied and not read by anybody else need not be copied: who reads the copy gets the memory itself.
+bool ReplayPlan::takesOver(const PlannedOperator& planned) const {
+  const auto copied = copiedArgument(*planned.node);
+  if (!copied || !planned.reads[*copied].hasWriter()) {
+    return false;
+  }
+  const PlannedValue& source = of(planned.reads[*copied]);
+  if (source.isKept() || source.last_use != planned.place || planned.countReads(planned.reads[*copied]) != 1) {
+    return false;
+  }
+  const Geometry& geometry = planned.node->tensors()[*copied].geometry;
+  const Geometry& written = writtenGeometry(*planned.node);
+  if (source.nbytes != bytesOfElements(written)) {
+    return false;
+  }
+  if (!source.parts) {
+    return geometry == written;
+  }
+  if (source.parts->boxes.size() != 1) {
+    return false;
+  }
+  const Box& box = source.parts->boxes.front();
+  const auto needed = box.grid().boxOf(geometry);
+  return (!needed || box.contains(*needed)) && box.shown(geometry) == written;
+}
+
+std::size_t PlannedOperator::countReads(const LiveValue& value) const {
+  return static_cast<std::size_t>(
+      std::count_if(reads.begin(), reads.end(), [&value](const LiveValue& read) { return isSame(read, value); }));
+}
+
+// The elementwise operators that follow a fill, each being the only reader of the result before.
+void ReplayPlan::planSteps(PlannedOperator& planned) {
+  if (planned.way != Way::kCall || !mayHaveSteps(*planned.node)) {
+    return;
+  }
+  std::optional<Geometry> shown = planned.node->tensors().front().geometry;
+  const PlannedOperator* last = &planned;
+  while (true) {
+    const PlannedValue& written = last->writes.front();
+    if (written.reads != 1 || written.isKept() || written.parts) {
+      return;
+    }
+    PlannedOperator& next = operators_[written.last_use];
+    shown = next.way == Way::kCall ? resultOfStep(*next.node, *shown) : std::nullopt;
+    if (!shown || next.writes.front().parts) {
+      return;
+    }
+    next.way = Way::kStep;
+    planned.steps.push_back(next.place);
+    last = &next;
+  }
+}
+
+// What running an operator allocates besides its results. What a kernel allocates is not known: of one that is neither
+// elementwise nor a fill, and makes tensors, it is taken to be as much as its arguments.
+std::size_t ReplayPlan::workspaceOf(const PlannedOperator& planned) const {
+  const OpNode& node = *planned.node;
+  if (planned.way == Way::kTakesOver) {
+    return 0;
+  }
+  const PartRule rule = partRuleOf(node);
+  const WrittenStorage& written = node.written().front();
+  const bool is_of_parts = planned.way == Way::kParts ||
+                           std::any_of(planned.reads.begin(), planned.reads.end(),
+                                       [this](const LiveValue& read) { return read.hasWriter() && of(read).parts; });
+  // A truth value for each element that is looked at: `checkIsExact()`.
+  std::size_t sum =
+      is_of_parts && hasManyNans(node) ? planned.writes.front().nbytes / written.geometry.dtype.itemsize() : 0;
+  if (planned.way == Way::kParts) {
+    const bool is_made_apart = rule == PartRule::kElementwise && !written.is_argument && !copiedArgument(node);
+    return sum + (is_made_apart ? planned.writes.front().nbytes : 0);
+  }
+  const bool makes_tensors = std::any_of(node.written().begin(), node.written().end(),
+                                         [](const WrittenStorage& one) { return !one.is_argument; });
+  if (makes_tensors && !node.tape() && !node.op().hasTag(at::Tag::pointwise) && rule == PartRule::kNone) {
+    for (const LiveValue& argument : planned.reads) {
+      sum += argument.value == nullptr ? 0 : argument.value->nbytes();
+    }
+  }
+  return sum;
+}
+
+std::size_t ReplayPlan::peak() const {
+  std::size_t peak = 0;
+  std::size_t alive = 0;
+  const auto allocate = [&](const PlannedOperator& planned) {
+    for (const PlannedValue& written : planned.writes) {
+      const bool is_taken =
+          written.origin == Origin::kInPlace && of(planned.reads[*written.argument]).nbytes == written.nbytes;
+      alive += is_taken ? 0 : written.nbytes;
+    }
+  };
+  const auto release = [&](const PlannedOperator& planned) {
+    for (const PlannedValue& written : planned.writes) {
+      if (written.origin == Origin::kInPlace && of(planned.reads[*written.argument]).nbytes == written.nbytes) {
+        alive += written.nbytes;  // of the value before, which is released below
+      }
+      alive -= written.value == nullptr ? written.nbytes : 0;
+    }
+    for (const LiveValue& value : planned.last_uses) {
+      alive -= of(value).is_wanted ? 0 : of(value).nbytes;
+    }
+  };
+  for (const PlannedOperator& planned : operators_) {
+    if (planned.way == Way::kNotAtAll || planned.way == Way::kStep) {
+      continue;
+    }
+    allocate(planned);
+    for (const std::size_t step : planned.steps) {
+      allocate(operators_[step]);
+    }
+    peak = std::max(peak, alive + workspaceOf(planned));
+    release(planned);
+    for (const std::size_t step : planned.steps) {
+      release(operators_[step]);
+    }
+  }
+  for (const LiveValue& value : graph_.wanted) {
+    alive += value.hasWriter() ? 0 : value.value->nbytes();  // a constant, which is copied
+  }
+  return std::max(peak, alive);
+}
+
+std::size_t ReplayPlan::written() const {
+  std::size_t sum = 0;
+  for (const PlannedOperator& planned : operators_) {
+    for (const PlannedValue& written : planned.writes) {
+      sum += planned.way == Way::kNotAtAll || planned.way == Way::kTakesOver ? 0 : written.nbytes;
+    }
+  }
+  return sum;
+}
+
+// ---- Checking ----
+
+namespace {
+
+// Is all that `reader` shows of `value` computed?
+bool isCovered(const PlannedValue& value, const Geometry& geometry) {
+  if (!value.parts) {
+    return true;
+  }
+  if (value.parts->boxes.empty()) {
+    return c10::multiply_integers(geometry.sizes) == 0;
+  }
+  const auto needed = value.parts->boxes.front().grid().boxOf(geometry);
+  return !needed || std::any_of(value.parts->boxes.begin(), value.parts->boxes.end(),
+                                [&needed](const Box& box) { return box.contains(*needed); });
+}
+
+void checkReads(const ReplayPlan& plan, const PlannedOperator& planned) {
+  for (const auto i : c10::irange(planned.reads.size())) {
+    const LiveValue& read = planned.reads[i];
+    const TensorArgument& argument = planned.node->tensors()[i];
+    if (read.value == nullptr) {
+      continue;
+    }
+    TORCH_INTERNAL_ASSERT(argument.geometry.is_zero || bytesReached(argument.geometry) <= read.value->nbytes(),
+                          planned.node->op().operator_name(), " reads beyond the end of a storage.");
+    if (!read.hasWriter()) {
+      continue;
+    }
+    TORCH_INTERNAL_ASSERT(read.writer < planned.place, planned.node->op().operator_name(),
+                          " reads what has not been written yet.");
+    TORCH_INTERNAL_ASSERT(plan.of(read).last_use >= planned.place, planned.node->op().operator_name(),
+                          " reads what has been dropped.");
+    const bool reads_all = planned.way == Way::kCall || planned.way == Way::kTakesOver || planned.way == Way::kStep;
+    TORCH_INTERNAL_ASSERT(!reads_all || isCovered(plan.of(read), argument.geometry), planned.node->op().operator_name(),
+                          " reads what is not computed.");
+  }
+}
+
+void checkWrites(const ReplayPlan& plan, const PlannedOperator& planned) {
+  std::vector<const PlannedValue*> taken;
+  for (const PlannedValue& written : planned.writes) {
+    if (written.origin != Origin::kInPlace) {
+      continue;
+    }
+    const PlannedValue& before = plan.of(planned.reads[*written.argument]);
+    TORCH_INTERNAL_ASSERT(before.last_use == planned.place && !before.isKept(), planned.node->op().operator_name(),
+                          " writes over what somebody reads afterwards.");
+    TORCH_INTERNAL_ASSERT(std::find(taken.begin(), taken.end(), &before) == taken.end(),
+                          planned.node->op().operator_name(), " writes two values into one memory.");
+    taken.push_back(&before);
+  }
+  TORCH_INTERNAL_ASSERT(planned.way != Way::kParts || (planned.writes.size() == 1 && isForParts(planned.rule)),
+                        planned.node->op().operator_name(), " cannot be run for a part.");
+}
+
+}  // namespace
+
+void checkPlan(const ReplayPlan& plan) {
+  std::vector<std::size_t> runs(plan.operators().size(), 0);
+  for (const PlannedOperator& planned : plan.operators()) {
+    runs[planned.place] += planned.way == Way::kStep ? 0 : 1;
+    const PlannedOperator* last = &planned;
+    for (const std::size_t step : planned.steps) {
+      const PlannedOperator& next = plan.operators()[step];
+      runs[step] += 1;
+      TORCH_INTERNAL_ASSERT(
+          next.way == Way::kStep && next.place > last->place && next.reads.front().writer == last->place,
+          next.node->op().operator_name(), " is not a step of what comes before.");
+      last = &next;
+    }
+    if (planned.way != Way::kNotAtAll) {
+      checkReads(plan, planned);
+      checkWrites(plan, planned);
+    }
+    for (const LiveValue& value : planned.last_uses) {
+      TORCH_INTERNAL_ASSERT(plan.of(value).last_use == planned.place);
+    }
+  }
+  TORCH_INTERNAL_ASSERT(std::all_of(runs.begin(), runs.end(), [](std::size_t count) { return count == 1; }),
+                        "An operator of a plan is run twice, or never.");
+  for (const LiveValue& value : plan.wanted()) {
+    TORCH_INTERNAL_ASSERT(!value.hasWriter() || !plan.of(value).parts, "A wanted value is not computed as a whole.");
+  }
+}
+
+}  // namespace torchext

@@ -1,0 +1,612 @@
+#include "recorder.h"
+
+#include <algorithm>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/enum_tag.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <c10/util/irange.h>
+
+#include "../../fake/calls/op_traits.h"
+#include "../../fake/calls/recording.h"
+#include "../../fake/collectives/collectives.h"
+#include "../../fake/cuda/fake_cuda.h"
+#include "../../fake/fake.h"
+#include "../../fake/foreign_fakes.h"
+#include "../../fake/meta/device_rules.h"
+#include "../../fake/storage/fake_factories.h"
+#include "../../fake/storage/fake_storage.h"
+#include "../../support/interpreter.h"
+#include "../../support/locks.h"
+#include "../../support/stack_utils.h"
+#include "../../torch_internals/error_texts.h"
+#include "../../torch_internals/open_tensor_impl.h"
+#include "../graph/op_graph.h"
+#include "../random/draws.h"
+#include "../random/rng_tape.h"
+#include "../replay/replay.h"
+#include "composite_call.h"
+#include "real_call.h"
+
+namespace torchext {
+
+using at::Tensor;
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+using c10::IValue;
+using c10::OperatorHandle;
+using torch::jit::Stack;
+
+namespace {
+
+constexpr DispatchKeySet kDeferredInit{DispatchKey::DeferredInit};
+constexpr DispatchKeySet kFake{DispatchKey::Fake};
+const DispatchKeySet kBelowDeferredInit{DispatchKeySet::FULL_AFTER, DispatchKey::DeferredInit};
+
+// A storage that the call is about to write, and where it was.
+struct AboutToWrite {
+  std::uint32_t position;  // of its tensor among the tensor arguments
+  Tensor tensor;
+  c10::Storage storage;
+  std::size_t nbytes;
+};
+
+// Those of PyTorch have Meta kernels that raise errors for good reasons.
+bool isCustom(const OperatorHandle& op) {
+  const std::string_view name_space = namespaceOf(op.operator_name());
+  return name_space != "aten" && name_space != "prims";
+}
+
+// Writing to an inference tensor outside of inference mode is an error that is raised by counting the version, which
+// PyTorch's kernels do after they have written (`ADInplaceOrViewType.cpp`): the real tensor has its new value then.
+bool isRaisedAfterWriting(const c10::Error& error) {
+  return isWriteToInferenceTensor(error);
+}
+
+// Loops over the rows of a parameter write other elements each time, constructors may write as often as they like, and
+// what is read begins anew when it is small: only a program that updates a deferred tensor in every step comes so far.
+constexpr std::uint32_t kEndlessRepeats = 300;
+
+std::uint32_t repeatsAfterConstruction(const c10::Storage& storage, const Geometry& written) {
+  if (c10::impl::tls_is_dispatch_key_included(DispatchKey::DeferredInit)) {
+    return 0;
+  }
+  const auto before = std::dynamic_pointer_cast<StorageValue>(provenanceOf(storage));
+  if (before == nullptr) {
+    return 1;
+  }
+  const Locked lock{LockRank::kReplay};  // a value that is read on another thread loses its operators: `fold()`
+  const bool writes_again =
+      before->writer() != nullptr && before->writer()->written()[before->output()].geometry == written;
+  return writes_again ? before->repeats() + 1 : 1;
+}
+
+void warnOfGrowth(const OperatorHandle& op) {
+  TORCH_WARN(
+      "`", op.operator_name(), "` wrote a deferred tensor, which has been written ", kEndlessRepeats,
+      " times now since deferred_init, in every step of a loop it seems. Each write is kept, and all of them are "
+      "replayed when a real tensor needs the value. Materialize the tensor before the loop: with its module, or "
+      "by materialize_tensor(); if it is the state of an optimizer, by materialize_module(module, optimizer).");
+}
+
+// Returns true for a factory that a constructor calls. Real kernels and the handlers of modes call theirs with the key
+// excluded.
+bool isFactoryOfDeferred(const OperatorHandle& op, c10::ArrayRef<IValue> arguments) {
+  return c10::impl::tls_is_dispatch_key_included(DispatchKey::DeferredInit) &&
+         !c10::impl::tls_is_dispatch_key_excluded(DispatchKey::DeferredInit) && isFactory(op, arguments);
+}
+
+bool haveDeferred(c10::ArrayRef<IValue> arguments) {
+  return hasTensor(arguments, [](const Tensor& tensor) { return valueOf(tensor) != nullptr; });
+}
+
+// Handles one call. csrc/README.md lists the steps.
+class RecordedCall {
+ public:
+  RecordedCall(const OperatorHandle& op, DispatchKeySet keys, Stack& stack)
+      : op_{op},
+        keys_{keys},
+        stack_{stack},
+        num_arguments_{op.schema().arguments().size()},
+        bottom_{stack.size() - num_arguments_} {}
+
+  // At the key `DeferredInit`, above autograd.
+  RecorderOutcome decideAboveAutograd();
+  // At the key `Fake`, below autograd.
+  RecorderOutcome decideBelowAutograd();
+
+  void carryOut(RecorderOutcome outcome);
+
+ private:
+  // What is known of the call.
+  bool isPythonsFirst() const;
+  void lookAtArguments();
+  void lookAt(const Tensor& tensor, bool is_written);
+  bool isAboutDeferred() const;
+  bool isMadeByFakeTensorMode() const;
+  bool isConstant() const;
+  bool isSharedMemory() const;
+  bool setsTensor();
+  bool showsDeferred() const;
+  bool mustRunForReal() const;
+  bool isCheck() const;
+  bool isOnMissingDevice() const;
+  bool leavesNothingToRecord() const;
+
+  // What can be done with it.
+  void passOn();
+  void passOnBelow();
+  void communicate();
+  void liftConstant();
+  void showDeferred();
+  void runForReal();
+  void runAsFake();
+  bool tryRunAsFake();
+  void runWithoutRecording();
+  void runForRealAfterAll(const Stack& called);
+  void record();
+
+  Stack arguments() const;
+  std::vector<AboutToWrite> writtenArguments() const;
+  std::optional<at::Generator> generator() const;
+  TapePosition takeDraws(const OpNode& node, const at::Generator& generator, const Stack& called) const;
+  void noteDraws(const std::shared_ptr<OpNode>& node,
+                 const std::optional<at::Generator>& generator,
+                 const Stack& called) const;
+  void noteWrittenArguments(const std::shared_ptr<OpNode>& node, const std::vector<AboutToWrite>& arguments) const;
+  void noteResults(const std::shared_ptr<OpNode>& node) const;
+
+  const OperatorHandle& op_;
+  const DispatchKeySet keys_;
+  Stack& stack_;
+  const std::size_t num_arguments_;
+  const std::size_t bottom_;  // where the arguments begin
+  bool has_python_ = false;
+  bool has_deferred_ = false;
+  bool writes_deferred_ = false;
+  bool writes_real_ = false;
+  // A fake that nobody recorded: what depends on it can be faked, but not materialized.
+  bool has_unrecorded_fake_ = false;
+  // NOTE [Two owners of the Fake key]
+  bool has_foreign_fake_ = false;
+};
+
+void RecordedCall::carryOut(RecorderOutcome outcome) {
+  switch (outcome) {
+    case RecorderOutcome::kDecomposes:
+      callComposite(op_, keys_ & kBelowDeferredInit, stack_);
+      break;
+    case RecorderOutcome::kPassesOn:
+      passOn();
+      break;
+    case RecorderOutcome::kPassesOnBelow:
+      passOnBelow();
+      break;
+    case RecorderOutcome::kLifts:
+      liftConstant();
+      break;
+    case RecorderOutcome::kCommunicates:
+      communicate();
+      break;
+    case RecorderOutcome::kSynchronizes:
+      synchronizeForReal(op_, stack_);
+      break;
+    case RecorderOutcome::kRunsForReal:
+      runForReal();
+      break;
+    case RecorderOutcome::kShows:
+      showDeferred();
+      break;
+    case RecorderOutcome::kRunsAsFake:
+      runWithoutRecording();
+      break;
+    case RecorderOutcome::kRecords:
+      record();
+  }
+}
+
+// NOTE [Recording below autograd]
+RecorderOutcome RecordedCall::decideAboveAutograd() {
+  // A composite operator is recorded as what it is made of: the operators that it calls come here again. So a value
+  // that it reads (`is_nonzero`, `one_hot`) is read when it is needed, and what it draws is seen as a draw.
+  if (compositeKernelOf(op_)) {
+    return setsTensor() ? RecorderOutcome::kShows : RecorderOutcome::kDecomposes;
+  }
+  lookAtArguments();
+  if (isPythonsFirst()) {
+    return RecorderOutcome::kPassesOn;
+  }
+  if (!isAboutDeferred()) {
+    return RecorderOutcome::kPassesOnBelow;
+  }
+  if (isConstant()) {
+    return isSharedMemory() ? RecorderOutcome::kPassesOnBelow : RecorderOutcome::kLifts;
+  }
+  switch (communicationOf(op_)) {
+    case Communication::kCollective:
+      return RecorderOutcome::kCommunicates;
+    case Communication::kSynchronizes:
+      return RecorderOutcome::kSynchronizes;
+    default:
+      return RecorderOutcome::kPassesOn;
+  }
+}
+
+RecorderOutcome RecordedCall::decideBelowAutograd() {
+  lookAtArguments();
+  switch (communicationOf(op_)) {
+    case Communication::kNone:
+      break;
+    case Communication::kWaits:
+      return RecorderOutcome::kRunsAsFake;  // deferred tensors wait for no other process
+    case Communication::kSynchronizes:
+      return RecorderOutcome::kSynchronizes;
+    case Communication::kCollective:
+      return RecorderOutcome::kCommunicates;
+  }
+  if (showsDeferred()) {
+    return RecorderOutcome::kShows;
+  }
+  if (mustRunForReal()) {
+    return RecorderOutcome::kRunsForReal;
+  }
+  return leavesNothingToRecord() ? RecorderOutcome::kRunsAsFake : RecorderOutcome::kRecords;
+}
+
+Stack RecordedCall::arguments() const {
+  return topOf(stack_, num_arguments_).vec();
+}
+
+// A mode or a subclass of the user's decides what the call does; what it calls for that is recorded, not the call.
+bool RecordedCall::isPythonsFirst() const {
+  return has_python_ || (c10::impl::TorchDispatchModeTLS::any_modes_set() &&
+                         !c10::impl::tls_is_dispatch_key_excluded(DispatchKey::Python));
+}
+
+void RecordedCall::lookAtArguments() {
+  for (const auto i : c10::irange(num_arguments_)) {
+    const bool is_written = writesArgument(op_, stack_, i);
+    forEachTensor(torch::jit::peek(stack_, i, num_arguments_),
+                  [&](const Tensor& tensor) { lookAt(tensor, is_written); });
+  }
+  if (has_deferred_ && has_foreign_fake_) {
+    refuseToMixFakes(op_, topOf(stack_, num_arguments_));
+  }
+}
+
+void RecordedCall::lookAt(const Tensor& tensor, bool is_written) {
+  has_python_ = has_python_ || tensor.key_set().has(DispatchKey::Python);
+  if (tensor.key_set().has(DispatchKey::Fake)) {
+    dropStaleKeys(tensor);
+    has_foreign_fake_ = has_foreign_fake_ || isForeignFake(tensor);
+  }
+  if (!isFake(tensor)) {
+    writes_real_ = writes_real_ || is_written;
+  } else if (valueOf(tensor) != nullptr) {
+    has_deferred_ = true;
+    writes_deferred_ = writes_deferred_ || is_written;
+  } else {
+    has_unrecorded_fake_ = true;
+  }
+}
+
+bool RecordedCall::isAboutDeferred() const {
+  if (has_deferred_) {
+    return true;
+  }
+  return !has_unrecorded_fake_ && !has_foreign_fake_ && isFactoryOfDeferred(op_, topOf(stack_, num_arguments_)) &&
+         !isMadeByFakeTensorMode();
+}
+
+// `MetaConverter` (meta_utils.py) switches the handlers of `__torch_dispatch__` off to make the meta tensor that stands
+// for the tensor which it converts.
+bool RecordedCall::isMadeByFakeTensorMode() const {
+  return isInKernelOfFakeTensorMode() || (c10::impl::tls_is_dispatch_key_excluded(DispatchKey::Python) &&
+                                          DeviceRules{op_, stack_}.outputDevice().is_meta());
+}
+
+bool RecordedCall::isConstant() const {
+  return !has_deferred_ && isLiftFresh(op_);
+}
+
+// Shared memory belongs to somebody who may change it, and who sees what is written into it, so such a tensor stays
+// real. That of `torch.from_numpy()`, `torch.frombuffer()` and DLPack has no allocator; `torch.tensor(storage)` puts
+// the constant on the storage that it was given (`internal_new_from_data()`, tensor_new.cpp), which the caller holds
+// too.
+bool RecordedCall::isSharedMemory() const {
+  const Tensor& constant = torch::jit::peek(stack_, 0, num_arguments_).toTensor();
+  if (!constant.has_storage()) {
+    return true;
+  }
+  const c10::Storage& storage = constant.storage();
+  return storage.allocator() == nullptr || storage.use_count() > 1;
+}
+
+// `set_(source, offset, size, stride)` is made of the operator that takes a storage, which has no keys.
+bool RecordedCall::setsTensor() {
+  if (op_.schema().name() != "aten::set_" || !torch::jit::peek(stack_, 1, num_arguments_).isTensor()) {
+    return false;
+  }
+  lookAtArguments();
+  return showsDeferred();
+}
+
+// `set_()` writes nothing: the tensor shows another storage, and is deferred like that from now on.
+bool RecordedCall::showsDeferred() const {
+  return has_deferred_ && writes_real_ && op_.schema().name() == "aten::set_";
+}
+
+// Writing a deferred tensor into a real one has to happen now: the real one shows it at once. And of an operator
+// without a Meta kernel only a real run can tell what it returns.
+bool RecordedCall::mustRunForReal() const {
+  return !has_unrecorded_fake_ && (needsValues(op_, stack_) || (has_deferred_ && (writes_real_ || isCheck())) ||
+                                   !op_.hasComputedKernelForDispatchKey(DispatchKey::Meta));
+}
+
+// `_linalg_check_errors`, `_assert_async` and their kin, or a custom operator, leave nothing behind but an error, which
+// eager construction would have raised here. No value depends on them, so that a recorded one would never be run.
+bool RecordedCall::isCheck() const {
+  return op_.schema().returns().empty() && !writes_deferred_ && !writes_real_ &&
+         op_.schema().name() != "aten::_assert_tensor_metadata" &&  // which looks at what a fake knows
+         !isOnMissingDevice();
+}
+
+// On a device that is fake, values cannot be looked at.
+bool RecordedCall::isOnMissingDevice() const {
+  return hasTensor(topOf(stack_, num_arguments_), [](const Tensor& tensor) { return tensor.is_cuda(); }) &&
+         !hasRealCuda();
+}
+
+// An operator that only makes views writes nothing: the views show what they show.
+bool RecordedCall::leavesNothingToRecord() const {
+  return (has_unrecorded_fake_ && !writes_deferred_) || onlyMakesViews(op_);
+}
+
+// The key `Fake` has the handler of fakes meet factories, whose arguments do not carry it.
+void RecordedCall::passOn() {
+  op_.redispatchBoxed((keys_ & kBelowDeferredInit) | kFake, &stack_);
+}
+
+void RecordedCall::passOnBelow() {
+  const c10::impl::ExcludeDispatchKeyGuard guard{kDeferredInit};
+  op_.redispatchBoxed(keys_ & kBelowDeferredInit, &stack_);
+}
+
+void RecordedCall::communicate() {
+  makeDeferredReal(op_, topOf(stack_, num_arguments_));
+  op_.callBoxed(stack_);
+}
+
+void RecordedCall::liftConstant() {
+  const Tensor constant = torch::jit::pop(stack_).toTensor();
+  torch::jit::push(stack_, deferConstant(constant));
+}
+
+// As `.data = deferred` does. The real kernel would compare the memory of the storages (`checkSetStorage()`, Resize.h).
+void RecordedCall::showDeferred() {
+  const Tensor self = torch::jit::peek(stack_, 0, num_arguments_).toTensor();
+  const Tensor source = torch::jit::peek(stack_, 1, num_arguments_).toTensor();
+  TORCH_CHECK(self.dtype() == source.dtype(), "Could not set tensor of type ", source.dtype().name(),
+              " to a tensor of type ", self.dtype().name());
+  TORCH_CHECK(self.device() == source.device(), "Attempted to set the storage of a tensor on device \"", self.device(),
+              "\" to a storage on different device \"", source.device(),
+              "\".  This is no longer allowed; the devices must match.");
+  const auto shown = source.unsafeGetTensorImpl()->shallow_copy_and_detach(/*version_counter=*/0, true);
+  OpenTensorImpl::keysOf(*shown) = (shown->key_set() - kLazyBits) | (self.key_set() & kLazyBits);  // stay as they are
+  if (constexpr std::size_t kWithGeometry = 5; num_arguments_ == kWithGeometry) {
+    const auto argument = [this](std::size_t i) { return torch::jit::peek(stack_, i, num_arguments_); };
+    const std::vector<std::int64_t> sizes = argument(3).toIntVector();
+    const std::vector<std::int64_t> strides = argument(4).toIntVector();
+    if (strides.empty()) {
+      shown->set_sizes_contiguous(sizes);
+      shown->set_storage_offset(argument(2).toInt());
+    } else {
+      shown->set_sizes_and_strides(sizes, strides, argument(2).toInt());
+    }
+  }
+  self.unsafeGetTensorImpl()->shallow_copy_from(shown);
+  torch::jit::drop(stack_, num_arguments_ - 1);
+}
+
+void RecordedCall::runForReal() {
+  callForReal(op_, keys_, stack_);
+}
+
+void RecordedCall::runAsFake() {
+  const RecordingGuard recording{/*can_run_for_real=*/!has_unrecorded_fake_};
+  const c10::impl::ExcludeDispatchKeyGuard exclude{kDeferredInit};
+  const FakeFactoriesGuard include;
+  op_.redispatchBoxed((keys_ & kBelowDeferredInit) | kFake, &stack_);
+}
+
+// False when there is a Meta kernel, but one that only says that there is none.
+bool RecordedCall::tryRunAsFake() {
+  try {
+    runAsFake();
+    return true;
+  } catch (const c10::NotImplementedError&) {
+    return false;
+  } catch (const std::exception& error) {
+    // That of a custom operator raises what it likes: `torch.library.custom_op` registers one in any case, which asks
+    // for `register_fake`. If the call is at fault, running it for real tells so.
+    if (!isCustom(op_) || interpreter().isInterrupt(error)) {
+      throw;
+    }
+    return false;
+  }
+}
+
+// A fake that nobody recorded has no values to run for real on.
+void RecordedCall::runWithoutRecording() {
+  if (has_unrecorded_fake_) {
+    runAsFake();
+    return;
+  }
+  const Stack called = arguments();
+  if (!tryRunAsFake()) {
+    runForRealAfterAll(called);
+  }
+}
+
+void RecordedCall::runForRealAfterAll(const Stack& called) {
+  stack_.resize(bottom_);  // what the call has left there goes
+  stack_.insert(stack_.end(), called.begin(), called.end());
+  runForReal();
+}
+
+void RecordedCall::record() {
+  const std::optional<at::Generator> generator = this->generator();
+  const std::vector<AboutToWrite> written = writtenArguments();
+  // Both taken before the call, which may change the metadata of its arguments.
+  const auto node = std::make_shared<OpNode>(op_, stack_);
+  const Stack called = arguments();
+  try {
+    if (!tryRunAsFake()) {
+      runForRealAfterAll(called);
+      return;
+    }
+  } catch (const c10::Error& error) {
+    if (isRaisedAfterWriting(error)) {
+      noteDraws(node, generator, called);
+      noteWrittenArguments(node, written);
+    }
+    throw;
+  }
+  noteDraws(node, generator, called);
+  noteWrittenArguments(node, written);
+  noteResults(node);
+}
+
+void RecordedCall::noteDraws(const std::shared_ptr<OpNode>& node,
+                             const std::optional<at::Generator>& generator,
+                             const Stack& called) const {
+  if (generator) {
+    node->setTape(takeDraws(*node, *generator, called));
+  } else if (drawsNumbers(op_)) {
+    node->setDrawsWithoutTape();
+  }
+}
+
+std::vector<AboutToWrite> RecordedCall::writtenArguments() const {
+  std::vector<AboutToWrite> written;
+  std::uint32_t position = 0;
+  for (const auto i : c10::irange(num_arguments_)) {
+    const bool is_written = writesArgument(op_, stack_, i);
+    const auto visit = [&](const Tensor& tensor) {
+      const auto writes_too = [&tensor](const AboutToWrite& other) {
+        return isSameStorage(other.storage, tensor.storage());
+      };
+      if (is_written && valueOf(tensor) != nullptr && std::none_of(written.begin(), written.end(), writes_too)) {
+        written.push_back({position, tensor, tensor.storage(), tensor.storage().nbytes()});
+      }
+      ++position;
+    };
+    forEachTensor(torch::jit::peek(stack_, i, num_arguments_), visit);
+  }
+  return written;
+}
+
+// The CPU generator that the operator draws from. Other devices' generators are not read as tapes: their operators are
+// replayed with the generator as it stands then.
+std::optional<at::Generator> RecordedCall::generator() const {
+  if (!drawsNumbers(op_)) {
+    return std::nullopt;
+  }
+  const int position = generatorArgument(op_.schema());
+  if (position >= 0) {
+    const IValue& given = torch::jit::peek(stack_, static_cast<std::size_t>(position), num_arguments_);
+    if (!given.isNone()) {
+      const at::Generator generator = given.toGenerator();
+      return generator.device().is_cpu() ? std::optional{generator} : std::nullopt;
+    }
+  }
+  const bool is_on_cpu = DeviceRules{op_, stack_}.outputDevice().is_cpu();
+  return is_on_cpu ? std::optional{at::detail::getDefaultCPUGenerator()} : std::nullopt;
+}
+
+// Moves the generator past the numbers that the operator would draw, and returns where they start. Two threads that
+// record do not come in between each other.
+TapePosition RecordedCall::takeDraws(const OpNode& node, const at::Generator& generator, const Stack& called) const {
+  {
+    const Locked lock{LockRank::kDraws};
+    if (const auto position = takeDrawsOf(op_, called, generator)) {
+      return *position;
+    }
+  }
+  const Locked replay{LockRank::kReplay};  // the call may read deferred tensors
+  const Locked lock{LockRank::kDraws};
+  TapePosition position = tapePosition(generator);
+  callInScratch(node);
+  return position;
+}
+
+void RecordedCall::noteWrittenArguments(const std::shared_ptr<OpNode>& node,
+                                        const std::vector<AboutToWrite>& arguments) const {
+  const bool changes_metadata_only = op_.hasTag(at::Tag::inplace_view);
+  bool grows = false;
+  for (const AboutToWrite& argument : arguments) {
+    const bool was_resized = argument.tensor.storage().nbytes() != argument.nbytes;
+    // Of `t_`, `set_`, `as_strided_` and their kin only `resize_` may touch the storage.
+    if (changes_metadata_only && (!was_resized || !isSameStorage(argument.storage, argument.tensor.storage()))) {
+      continue;
+    }
+    const auto output = node->addWritten({argument.position, /*is_argument=*/true,
+                                          was_resized && !changes_metadata_only, Geometry::of(argument.tensor)});
+    const auto value = std::make_shared<StorageValue>(node, output, argument.storage);
+    value->setRepeats(repeatsAfterConstruction(argument.storage, node->written()[output].geometry));
+    setValue(argument.storage, value);
+    grows = grows || value->repeats() == kEndlessRepeats;
+  }
+  if (grows) {
+    warnOfGrowth(op_);
+  }
+}
+
+void RecordedCall::noteResults(const std::shared_ptr<OpNode>& node) const {
+  std::uint32_t position = 0;
+  for (const Tensor& result : returnedTensors(topOf(stack_, op_.schema().returns().size()))) {
+    if (result.defined() && isFake(result) && result.has_storage() && provenanceOf(result.storage()) == nullptr) {
+      const auto output =
+          node->addWritten({position, /*is_argument=*/false, /*was_resized=*/false, Geometry::of(result)});
+      setValue(result.storage(), std::make_shared<StorageValue>(node, output, result.storage()));
+    }
+    ++position;
+  }
+}
+
+}  // namespace
+
+RecorderOutcome predictRecorder(const OperatorHandle& op, DispatchKeySet keys, const Stack& arguments) {
+  Stack stack = arguments;
+  return RecordedCall{op, keys, stack}.decideAboveAutograd();
+}
+
+RecorderOutcome predictRecorderBelowAutograd(const OperatorHandle& op, DispatchKeySet keys, const Stack& arguments) {
+  Stack stack = arguments;
+  return RecordedCall{op, keys, stack}.decideBelowAutograd();
+}
+
+void deferredInitFallback(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  RecordedCall call{op, keys, *stack};
+  call.carryOut(call.decideAboveAutograd());
+}
+
+HandlersRecorder handlersRecorder() noexcept {
+  return {[](const OperatorHandle& op, const Stack& stack) {
+            const auto arguments = topOf(stack, op.schema().arguments().size());
+            return (haveDeferred(arguments) || isFactoryOfDeferred(op, arguments)) && !compositeKernelOf(op);
+          },
+          [](const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+            RecordedCall call{op, keys, *stack};
+            call.carryOut(call.decideBelowAutograd());
+          }};
+}
+
+}  // namespace torchext

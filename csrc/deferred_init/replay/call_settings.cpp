@@ -1,0 +1,71 @@
+#include "call_settings.h"
+
+#include <algorithm>
+
+#include <ATen/Parallel.h>
+#include <c10/util/accumulate.h>
+
+#include "../plan/part_rules.h"
+
+namespace torchext {
+
+namespace {
+
+// Kernels divide loops over elements from `at::internal::GRAIN_SIZE` on, and products of matrices earlier.
+bool isSmall(const OpNode& node) {
+  constexpr std::int64_t kNeverDivided = 2048;
+  const auto has_few = [](const Geometry& geometry) { return c10::multiply_integers(geometry.sizes) <= kNeverDivided; };
+  return std::all_of(node.written().begin(), node.written().end(),
+                     [&](const WrittenStorage& written) { return has_few(written.geometry); }) &&
+         std::all_of(node.tensors().begin(), node.tensors().end(), [&](const TensorArgument& argument) {
+           return argument.external != nullptr ? argument.external->tensor().numel() <= kNeverDivided
+                                               : has_few(argument.geometry);
+         });
+}
+
+bool isOnCuda(const OpNode& node) {
+  return std::any_of(node.tensors().begin(), node.tensors().end(), [](const TensorArgument& argument) {
+    return argument.value != nullptr && argument.value->device().is_cuda();
+  });
+}
+
+}  // namespace
+
+ThreadCountGuard::ThreadCountGuard(const OpNode& node) : previous_{at::get_num_threads()} {
+  const KernelSettings& settings = *node.threadState().settings;
+  const int recorded = settings.threads();
+  if (recorded == previous_ || partRuleOf(node) != PartRule::kNone) {
+    return;
+  }
+  const bool has_lost_threads = settings.areOfBeforeFork() && recorded > previous_;
+  if (!has_lost_threads) {
+    at::set_num_threads(recorded);
+  }
+  const bool is_acceptable = at::get_num_threads() == recorded || isSmall(node);
+  if (!is_acceptable && at::get_num_threads() != previous_) {
+    at::set_num_threads(previous_);  // an exception in a constructor skips the destructor
+  }
+  TORCH_CHECK(is_acceptable, "`", node.op().operator_name(), "` was recorded when PyTorch used ", recorded,
+              " threads, now it uses ", previous_,
+              has_lost_threads ? " in a forked process, where the others are gone" : " and does not change that",
+              ". Its last bits may depend on the number. Call torch.set_num_threads(", previous_,
+              ") before the construction", has_lost_threads ? ", or materialize before the fork." : ".");
+}
+
+ThreadCountGuard::~ThreadCountGuard() {
+  if (at::get_num_threads() != previous_) {
+    at::set_num_threads(previous_);
+  }
+}
+
+void checkCudaPrecision(const OpNode& node) {
+  if (!isOnCuda(node) || partRuleOf(node) != PartRule::kNone) {
+    return;
+  }
+  const auto changed = node.threadState().settings->changedCudaPrecision();
+  TORCH_CHECK(!changed, "`", node.op().operator_name(),
+              "` was recorded with another precision of float32 (`torch.backends.", changed.value_or(""),
+              "`) than there is now. Set it as it was during the construction.");
+}
+
+}  // namespace torchext

@@ -1,0 +1,28 @@
+#pragma once
+
+// The settings that only some calls depend on: NOTE [What results depend on].
+
+#include <torchext/macros.h>
+
+#include "../graph/op_graph.h"
+
+namespace torchext {
+
+// While it lives, PyTorch's kernels divide their work among as many threads as when `node` was recorded, if its result
+// can depend on that. Sums do, for example, and random fills, copies and additions do not. Raises an error where the
+// number cannot be put back: after a fork, OpenMP's threads are gone, and a kernel that needs them would wait forever.
+class ThreadCountGuard {
+ public:
+  explicit ThreadCountGuard(const OpNode& node);
+  C10_DISABLE_COPY_AND_ASSIGN(ThreadCountGuard);
+  ~ThreadCountGuard();
+
+ private:
+  int previous_;
+};
+
+// Raises an error if `node`, which is on a CUDA device, was recorded under another precision of products. Unlike the
+// other settings, PyTorch's own default for it cannot be read, and so not be restored.
+void checkCudaPrecision(const OpNode& node);
+
+}  // namespace torchext

@@ -1,0 +1,129 @@
+#include "part_calls.h"
+
+#include <algorithm>
+#include <optional>
+#include <string>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/isnan.h>
+#include <c10/util/irange.h>
+
+#include "../../fake/calls/op_traits.h"
+#include "../../fills/part_fill.h"
+#include "../../support/stack_utils.h"
+
+namespace torchext {
+
+using at::Tensor;
+using torch::jit::Stack;
+
+namespace {
+
+const c10::IValue& argumentOf(const OpNode& node, const char* name) {
+  return node.arguments()[static_cast<std::size_t>(findArgument(node.op().schema(), name))];
+}
+
+// `target` is a part of a result of which `result` shows `ranges`.
+Tensor targetIn(const Tensor& result, const IndexRanges& ranges, const IndexRanges& target) {
+  IndexRanges own;
+  for (const auto i : c10::irange(ranges.size())) {
+    own.emplace_back(target[i].first - ranges[i].first, target[i].second - ranges[i].first);
+  }
+  return narrowed(result, own);
+}
+
+void computeElementwise(const OpNode& node, const std::vector<Tensor>& arguments, const Tensor& result) {
+  const std::string& name = node.op().schema().name();
+  if (name == "aten::clone" || name == "aten::_to_copy") {
+    result.copy_(arguments.front());
+    return;
+  }
+  Stack stack = node.arguments(arguments);
+  node.op().callBoxed(stack);
+  if (!node.written().front().is_argument) {
+    result.copy_(stack.front().toTensor());
+  }
+}
+
+void computeConstant(const OpNode& node, const Tensor& result) {
+  const std::string& name = node.op().schema().name();
+  if (name.find("zeros") != std::string::npos) {
+    result.zero_();
+  } else if (name.find("ones") != std::string::npos) {
+    result.fill_(1);
+  } else if (name.find("full") != std::string::npos) {
+    result.fill_(argumentOf(node, "fill_value").toScalar());
+  }
+}
+
+// `stack` gives each argument one dimension more, of one element.
+void placePieces(const std::vector<std::optional<Piece>>& pieces,
+                 const IndexRanges& ranges,
+                 const std::vector<Tensor>& arguments,
+                 const Tensor& result) {
+  for (const auto i : c10::irange(pieces.size())) {
+    if (pieces[i]) {
+      const Tensor target = targetIn(result, ranges, pieces[i]->target);
+      target.copy_(arguments[i].view(target.sizes()));
+    }
+  }
+}
+
+}  // namespace
+
+void computePart(const OpNode& node,
+                 PartRule rule,
+                 const IndexRanges& ranges,
+                 const std::vector<Tensor>& arguments,
+                 const Tensor& result) {
+  switch (rule) {
+    case PartRule::kElementwise:
+      computeElementwise(node, arguments, result);
+      checkIsExact(node, result);
+      break;
+    case PartRule::kConstant:
+      computeConstant(node, result);
+      break;
+    case PartRule::kPadding:
+      result.fill_(argumentOf(node, "value").toScalar());
+      placePieces(piecesOf(node, rule, ranges), ranges, arguments, result);
+      break;
+    case PartRule::kConcatenation:
+      placePieces(piecesOf(node, rule, ranges), ranges, arguments, result);
+      break;
+    default:
+      TORCH_INTERNAL_ASSERT(false, node.op().operator_name(), " cannot be run for a part in this way.");
+  }
+}
+
+void fillPart(const OpNode& node, const Box& box, const c10::Storage& memory, const at::Generator& generator) {
+  const Geometry& geometry = writtenGeometry(node);
+  const auto itemsize = static_cast<std::int64_t>(geometry.dtype.itemsize());
+  const std::int64_t count = c10::multiply_integers(geometry.sizes);
+  const std::int64_t first = geometry.storage_offset * itemsize;
+  const std::int64_t last = first + count * itemsize;
+  auto* bytes = static_cast<std::byte*>(memory.mutable_data());
+  std::vector<FillRun> runs;
+  box.forEachRun([&](std::int64_t begin, std::int64_t packed, std::int64_t length) {
+    const std::int64_t from = std::max(begin, first);
+    const std::int64_t to = std::min(begin + length, last);
+    if (from < to) {
+      runs.push_back({(from - first) / itemsize, (to - first) / itemsize, bytes + packed + from - begin});
+    }
+  });
+  const at::mt19937_data_pod engine = generator.get<at::CPUGeneratorImpl>()->engine().data();
+  const AskedFill asked = askedFillOf(node, engine);
+  if (asked.random) {
+    fillParts(*asked.random, count, runs, engine);
+  } else {
+    fillParts(*asked.truncated, count, runs, engine);
+  }
+}
+
+void checkIsExact(const OpNode& node, const Tensor& result) {
+  if (hasManyNans(node) && result.isnan().any().item<bool>()) {
+    throw PartsDiffer{};
+  }
+}
+
+}  // namespace torchext

@@ -1,0 +1,248 @@
+#include "kernel_settings.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cfloat>
+#include <cstdint>
+#include <type_traits>
+
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <c10/util/irange.h>
+
+namespace torchext {
+
+using at::Context;
+using at::Float32Backend;
+using at::Float32Op;
+using at::Float32Precision;
+
+namespace {
+
+// How often this process and those before it have been forked.
+std::atomic<int> forks{0};
+[[maybe_unused]] const int counts_forks =
+    pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); });
+
+// There is `setFlushDenormal()`, and nothing to read it by. The arithmetic must not be done by the compiler.
+bool flushesDenormals() {
+  const volatile float smallest_normal = FLT_MIN;
+  const volatile float half = 0.5F;
+  return smallest_normal * half == 0;
+}
+
+// `CuBLASReductionOption` was a Boolean once.
+template <typename Option>
+int numberOf(Option option) {
+  return static_cast<int>(option);
+}
+
+template <typename C>
+void setFp16Reduction(C& context, int value) {
+  if constexpr (std::is_same_v<decltype(context.allowFP16ReductionCuBLAS()), bool>) {
+    context.setAllowFP16ReductionCuBLAS(value != 0);
+  } else {
+    context.setAllowFP16ReductionCuBLAS(value == 0, value != 2);
+  }
+}
+
+template <typename C>
+void setBf16Reduction(C& context, int value) {
+  if constexpr (std::is_same_v<decltype(context.allowBF16ReductionCuBLAS()), bool>) {
+    context.setAllowBF16ReductionCuBLAS(value != 0);
+  } else {
+    context.setAllowBF16ReductionCuBLAS(value == 0, value != 2);
+  }
+}
+
+// ---- Precisions of products of float32 ----
+
+int precisionOf(Float32Backend backend, Float32Op op) {
+  return static_cast<int>(at::globalContext().float32Precision(backend, op));
+}
+
+void setPrecision(Float32Backend backend, Float32Op op, int precision) {
+  at::globalContext().setFloat32Precision(backend, op, static_cast<Float32Precision>(precision));
+}
+
+// What must be set for the setting to be as it is. `float32Precision()` returns the precision that is in effect, which
+// may come from the setting for the whole backend, or for all backends. Whether it does shows when these change.
+int ownPrecisionOf(Float32Backend backend, Float32Op op) {
+  const bool is_root = backend == Float32Backend::GENERIC;
+  const auto parent = op == Float32Op::ALL ? Float32Backend::GENERIC : backend;
+  const int in_effect = precisionOf(backend, op);
+  if (is_root) {
+    return in_effect;
+  }
+  const int parents_own = ownPrecisionOf(parent, Float32Op::ALL);
+  const auto other = static_cast<int>(in_effect == static_cast<int>(Float32Precision::IEEE) ? Float32Precision::TF32
+                                                                                            : Float32Precision::IEEE);
+  setPrecision(parent, Float32Op::ALL, other);
+  const bool inherits = precisionOf(backend, op) == other;
+  setPrecision(parent, Float32Op::ALL, parents_own);
+  return inherits ? static_cast<int>(Float32Precision::NONE) : in_effect;
+}
+
+// ---- The settings ----
+
+struct Setting {
+  std::string_view name;
+  int (*get)();
+  // Null where it is compared, or put back by a guard of its own.
+  void (*set)(int value);
+  // What to set to restore the present state, where that is not what `get` returns.
+  int (*own)() = nullptr;
+};
+
+template <Float32Backend Backend, Float32Op Op>
+constexpr Setting precisionSetting(std::string_view name) {
+  constexpr bool is_put_back = Backend == Float32Backend::MKLDNN;
+  return {name, [] { return precisionOf(Backend, Op); },
+          is_put_back ? +[](int value) { setPrecision(Backend, Op, value); } : nullptr,
+          +[] { return ownPrecisionOf(Backend, Op); }};
+}
+
+Context& context() {
+  return at::globalContext();
+}
+
+constexpr std::size_t kThreads = 0;
+constexpr std::size_t kFlushDenormal = 1;
+constexpr std::size_t kDeterministic = 2;
+constexpr std::size_t kCudaPrecisions = 3;
+
+constexpr std::array kSettings{
+    Setting{"threads", at::get_num_threads, nullptr},
+    Setting{"flush_denormal", [] { return static_cast<int>(flushesDenormals()); },
+            [](int value) { Context::setFlushDenormal(value != 0); }},
+    Setting{"deterministic_algorithms",
+            [] {
+              return static_cast<int>(context().deterministicAlgorithms()) +
+                     2 * static_cast<int>(context().deterministicAlgorithmsWarnOnly());
+            },
+            [](int value) { context().setDeterministicAlgorithms(value % 2 != 0, value / 2 != 0); }},
+    precisionSetting<Float32Backend::CUDA, Float32Op::CONV>("cuda.conv.fp32_precision"),
+    precisionSetting<Float32Backend::CUDA, Float32Op::RNN>("cuda.rnn.fp32_precision"),
+    precisionSetting<Float32Backend::CUDA, Float32Op::MATMUL>("cuda.matmul.fp32_precision"),
+    precisionSetting<Float32Backend::MKLDNN, Float32Op::CONV>("mkldnn.conv.fp32_precision"),
+    precisionSetting<Float32Backend::MKLDNN, Float32Op::RNN>("mkldnn.rnn.fp32_precision"),
+    precisionSetting<Float32Backend::MKLDNN, Float32Op::MATMUL>("mkldnn.matmul.fp32_precision"),
+    Setting{"fill_uninitialized_memory",
+            [] { return static_cast<int>(context().deterministicFillUninitializedMemory()); },
+            [](int value) { context().setDeterministicFillUninitializedMemory(value != 0); }},
+    Setting{"mkldnn.enabled", [] { return static_cast<int>(context().userEnabledMkldnn()); },
+            [](int value) { context().setUserEnabledMkldnn(value != 0); }},
+    Setting{"mkldnn.deterministic", [] { return static_cast<int>(context().deterministicMkldnn()); },
+            [](int value) { context().setDeterministicMkldnn(value != 0); }},
+    Setting{"nnpack.enabled", [] { return static_cast<int>(context().userEnabledNNPACK()); },
+            [](int value) { context().setUserEnabledNNPACK(value != 0); }},
+    Setting{"quantized.engine", [] { return static_cast<int>(context().qEngine()); },
+            [](int value) { context().setQEngine(static_cast<at::QEngine>(value)); }},
+    Setting{"cpu.allow_fp16_reduction", [] { return static_cast<int>(context().allowFP16ReductionCPU()); },
+            [](int value) { context().setAllowFP16ReductionCPU(value != 0); }},
+    Setting{"cudnn.enabled", [] { return static_cast<int>(context().userEnabledCuDNN()); },
+            [](int value) { context().setUserEnabledCuDNN(value != 0); }},
+    Setting{"cudnn.benchmark", [] { return static_cast<int>(context().benchmarkCuDNN()); },
+            [](int value) { context().setBenchmarkCuDNN(value != 0); }},
+    Setting{"cudnn.benchmark_limit", [] { return context().benchmarkLimitCuDNN(); },
+            [](int value) { context().setBenchmarkLimitCuDNN(value); }},
+    Setting{"cudnn.deterministic", [] { return static_cast<int>(context().deterministicCuDNN()); },
+            [](int value) { context().setDeterministicCuDNN(value != 0); }},
+    Setting{"cuda.fp16_reduction", [] { return numberOf(context().allowFP16ReductionCuBLAS()); },
+            [](int value) { setFp16Reduction(context(), value); }},
+    Setting{"cuda.bf16_reduction", [] { return numberOf(context().allowBF16ReductionCuBLAS()); },
+            [](int value) { setBf16Reduction(context(), value); }},
+    Setting{"cuda.fp16_accumulation", [] { return static_cast<int>(context().allowFP16AccumulationCuBLAS()); },
+            [](int value) { context().setAllowFP16AccumulationCuBLAS(value != 0); }},
+    Setting{"cuda.linalg_library", [] { return static_cast<int>(context().linalgPreferredBackend()); },
+            [](int value) { context().setLinalgPreferredBackend(static_cast<at::LinalgBackend>(value)); }},
+    Setting{"cuda.blas_library", [] { return static_cast<int>(context().blasPreferredBackend()); },
+            [](int value) { context().setBlasPreferredBackend(static_cast<at::BlasBackend>(value)); }},
+};
+
+}  // namespace
+
+KernelSettings::KernelSettings() : forks_{forks.load(std::memory_order_relaxed)} {
+  static_assert(kSettings.size() == kCount);
+  std::transform(kSettings.begin(), kSettings.end(), values_.begin(),
+                 [](const Setting& setting) { return setting.get(); });
+}
+
+std::shared_ptr<const KernelSettings> KernelSettings::current() {
+  thread_local std::shared_ptr<const KernelSettings> last;
+  const KernelSettings now;
+  if (last == nullptr || !(*last == now)) {
+    last = std::make_shared<const KernelSettings>(now);
+  }
+  return last;
+}
+
+bool KernelSettings::isDeterministic() const noexcept {
+  return values_[kDeterministic] % 2 != 0;
+}
+
+bool KernelSettings::flushesDenormals() const noexcept {
+  return values_[kFlushDenormal] != 0;
+}
+
+std::vector<std::pair<std::string_view, int>> KernelSettings::list() const {
+  std::vector<std::pair<std::string_view, int>> listed;
+  for (const auto i : c10::irange(kCount)) {
+    listed.emplace_back(kSettings[i].name, values_[i]);
+  }
+  return listed;
+}
+
+KernelSettingsGuard::KernelSettingsGuard(const KernelSettings& wanted) {
+  try {
+    change(wanted);
+  } catch (...) {
+    restore();  // an exception in a constructor skips the destructor
+    throw;
+  }
+}
+
+void KernelSettingsGuard::change(const KernelSettings& wanted) {
+  for (const auto i : c10::irange(kSettings.size())) {
+    const Setting& setting = kSettings[i];
+    if (setting.set == nullptr) {
+      continue;
+    }
+    if (const int now = setting.get(); now != wanted.values_[i]) {
+      changed_.emplace_back(i, setting.own == nullptr ? now : setting.own());
+      setting.set(wanted.values_[i]);
+    }
+  }
+}
+
+KernelSettingsGuard::~KernelSettingsGuard() {
+  restore();
+}
+
+void KernelSettingsGuard::restore() const {
+  for (const auto& [i, value] : changed_) {
+    kSettings[i].set(value);
+  }
+}
+
+int KernelSettings::threads() const noexcept {
+  return values_[kThreads];
+}
+
+bool KernelSettings::areOfBeforeFork() const noexcept {
+  return forks_ != forks.load(std::memory_order_relaxed);
+}
+
+std::optional<std::string_view> KernelSettings::changedCudaPrecision() const {
+  constexpr std::size_t kNumCudaPrecisions = 3;
+  for (std::size_t i = kCudaPrecisions; i < kCudaPrecisions + kNumCudaPrecisions; ++i) {
+    if (values_[i] != kSettings[i].get()) {
+      return kSettings[i].name;
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace torchext

@@ -1,0 +1,88 @@
+#include "real_dispatch.h"
+
+#include <c10/core/DefaultDtype.h>
+
+#include "../../fake/calls/hidden_keys.h"
+#include "../../torch_internals/autocast_mode.h"
+
+namespace torchext {
+
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+
+namespace {
+
+constexpr std::array<c10::DeviceType, 2> kAutocastDevices{c10::kCPU, c10::kCUDA};
+
+// Taken from both sets of the recorded state, then excluded.
+const DispatchKeySet kSkipped =
+    kHiddenFromUsers | DispatchKeySet({DispatchKey::FuncTorchDynamicLayerFrontMode,
+                                       DispatchKey::FuncTorchDynamicLayerBackMode, DispatchKey::FuncTorchVmapMode});
+
+// Sets the part of the state that no guard of PyTorch covers. The default dtype is written only when it differs: other
+// threads read it without a lock.
+void setDtypes(const ThreadState& state) {
+  if (c10::get_default_dtype_as_scalartype() != state.default_dtype) {
+    c10::set_default_dtype(c10::scalarTypeToTypeMeta(state.default_dtype));
+  }
+  for (std::size_t i = 0; i < kAutocastDevices.size(); ++i) {
+    autocast::set_autocast_dtype(kAutocastDevices[i], state.autocast_dtypes[i]);
+  }
+}
+
+ThreadState withoutGradients(ThreadState state) {
+  state.grad_mode = false;
+  return state;
+}
+
+}  // namespace
+
+ThreadState ThreadState::current() {
+  ThreadState state{c10::impl::tls_local_dispatch_key_set(),
+                    c10::get_default_dtype_as_scalartype(),
+                    {},
+                    c10::GradMode::is_enabled(),
+                    KernelSettings::current()};
+  for (std::size_t i = 0; i < kAutocastDevices.size(); ++i) {
+    state.autocast_dtypes[i] = autocast::get_autocast_dtype(kAutocastDevices[i]);
+  }
+  return state;
+}
+
+AutocastCacheOff::AutocastCacheOff() : was_enabled_{autocast::is_autocast_cache_enabled()} {
+  autocast::set_autocast_cache_enabled(false);
+}
+
+AutocastCacheOff::~AutocastCacheOff() {
+  autocast::set_autocast_cache_enabled(was_enabled_);
+}
+
+NoFunctionModes::NoFunctionModes() {
+  using at::impl::PythonTorchFunctionTLS;
+  if (PythonTorchFunctionTLS::stack_len() > 0) {
+    previous_ = PythonTorchFunctionTLS::get_state();
+    PythonTorchFunctionTLS::set_state({});
+  }
+}
+
+NoFunctionModes::~NoFunctionModes() {
+  if (previous_) {
+    at::impl::PythonTorchFunctionTLS::set_state(*previous_);
+  }
+}
+
+RealDispatch::RealDispatch() : RealDispatch(withoutGradients(ThreadState::current())) {}
+
+RealDispatch::RealDispatch(const ThreadState& state)
+    : previous_{ThreadState::current()},
+      keys_{state.keys.included_ - kSkipped, state.keys.excluded_ | kSkipped},
+      grad_mode_{state.grad_mode},
+      settings_{*state.settings} {
+  setDtypes(state);
+}
+
+RealDispatch::~RealDispatch() {
+  setDtypes(previous_);
+}
+
+}  // namespace torchext

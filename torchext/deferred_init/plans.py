@@ -1,0 +1,139 @@
+"""What materializing would do, before it does it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, overload
+
+import torch
+from torch.nn import Module
+
+from .. import _C
+from ..tools.held_tensors import held_tensors
+from ..tools.sizes import readable
+from .explanations import RecordedOperation, recorded_operations
+
+__all__ = ["PlannedOperation", "ReplayPlan", "plan"]
+
+Way: TypeAlias = Literal["call", "parts", "takes over", "step"]
+Memory: TypeAlias = Literal["result", "new", "copy", "in place"]
+
+# In the order of `Way` and `Origin` of csrc/deferred_init/plan/replay_plan.h; what is not run at all is not listed.
+WAYS: tuple[Way, ...] = ("call", "parts", "takes over", "step")
+MEMORIES: tuple[Memory, ...] = ("result", "new", "copy", "in place")
+
+
+@dataclass(frozen=True)
+class PlannedOperation:
+    """One operator that a replay runs."""
+
+    operation: RecordedOperation
+    """What was recorded."""
+    way: Way
+    """`"call"`: once, as it was recorded. `"parts"`: for `operation.parts`. `"takes over"`: it copies what nobody else
+    reads, so that the copy is that memory. `"step"`: on each stretch of a random fill, while that is in the cache."""
+    fill: int | None
+    """Of a step, the number of the value that is filled."""
+    memory: tuple[Memory, ...]
+    """Where the memory of each value that it writes comes from: from its kernel, as new memory, as a copy of an
+    argument that is read again, or from an argument that is not."""
+    nbytes: tuple[int, ...]
+    """How much memory holds each of these values."""
+    drops: tuple[int, ...]
+    """The numbers of the values that are not needed afterwards."""
+
+    def __str__(self) -> str:
+        sizes = [
+            "in place" if memory == "in place" else f"{'a copy, ' if memory == 'copy' else ''}{readable(nbytes)}"
+            for memory, nbytes in zip(self.memory, self.nbytes, strict=True)
+        ]
+        notes = ["takes it over"] if self.way == "takes over" else sizes
+        if self.fill is not None:
+            notes.append(f"while %{self.fill} is filled")
+        if self.drops:
+            notes.append(f"then drops {', '.join(f'%{number}' for number in self.drops)}")
+        text = str(self.operation)
+        return f"{text}; {'; '.join(notes)}" if "  # " in text else f"{text}  # {'; '.join(notes)}"
+
+
+class ReplayPlan(Sequence[PlannedOperation]):
+    """The operators that a replay runs, in this order. Reads as a program, one line for each."""
+
+    def __init__(self, operations: Sequence[PlannedOperation], peak: int, written: int) -> None:
+        self._operations = tuple(operations)
+        self.peak = peak
+        """The most memory that is held at one time, in bytes, with the results. What an operator allocates inside of
+        its kernel is estimated."""
+        self.written = written
+        """What all operators write, in bytes."""
+
+    @overload
+    def __getitem__(self, index: int) -> PlannedOperation: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[PlannedOperation]: ...
+    def __getitem__(self, index: int | slice) -> PlannedOperation | Sequence[PlannedOperation]:
+        return self._operations[index]
+
+    def __len__(self) -> int:
+        return len(self._operations)
+
+    def __str__(self) -> str:
+        total = f"at most {readable(self.peak)} at one time, {readable(self.written)} written"
+        return "\n".join([*map(str, self._operations), total])
+
+    __repr__ = __str__
+
+
+def plan(target: torch.Tensor | Iterable[torch.Tensor] | Module) -> ReplayPlan:
+    """Returns what materializing `target` would run, without running anything.
+
+    This is the plan that `materialize_tensor` and `materialize_module` themselves execute when they put values where
+    they were recorded. Placed on another device, or in another dtype, storages are computed one by one.
+
+    Args:
+        target: A deferred tensor, several of them, or a module with some, which are computed together.
+
+    Returns:
+        The operators in the order in which they run, with what memory they use, as a sequence that prints as a program.
+
+    Raises:
+        TypeError: `target` is none of these.
+        ValueError: Nothing is recorded of a tensor.
+
+    Example:
+        >>> print(plan(deferred_init(lambda: torch.nn.Linear(4, 4, bias=False).half())))
+        %0: float32[4, 4] = aten::empty.memory_format([4, 4], device=cpu)  # 64 B
+        %1: float32[4, 4] = aten::uniform_(%0, -0.5, 0.5)  # 16 draws from 0; in place; then drops %0
+        %2: float16[4, 4] = aten::_to_copy(%1, dtype=float16)  # 32 B; then drops %1
+        at most 96 B at one time, 160 B written
+    """
+    operations, _, (peak, written) = _C.explain(_tensors_of(target))
+    return ReplayPlan(list(_in_order(operations)), peak, written)
+
+
+def _tensors_of(target: torch.Tensor | Iterable[torch.Tensor] | Module) -> list[torch.Tensor]:
+    if isinstance(target, torch.Tensor):
+        return [target]
+    if isinstance(target, Module):
+        return [held.tensor for held in held_tensors(target) if _C.is_deferred(held.tensor)]
+    tensors = list(target) if isinstance(target, Iterable) else [target]
+    for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"plan() takes a tensor, several, or a module, but there is a {type(tensor).__name__}.")
+    return tensors
+
+
+def _in_order(operations: list[_C.ExplainedOperation]) -> Iterator[PlannedOperation]:
+    recorded = recorded_operations(operations)
+    planned = [(of, operation) for (*_, of), operation in zip(operations, recorded, strict=True) if of is not None]
+    fill_of = {place: operation.writes[0].number for of, operation in planned for place in of[2]}
+    for (place, way, _, origins, nbytes, drops), operation in sorted(planned, key=lambda one: one[0][0]):
+        yield PlannedOperation(
+            operation=operation,
+            way=WAYS[way - 1],
+            fill=fill_of.get(place),
+            memory=tuple(MEMORIES[origin] for origin in origins),
+            nbytes=tuple(nbytes),
+            drops=tuple(drops),
+        )
