@@ -21,14 +21,14 @@ else
   VENV := .venv/ready
 endif
 # What `make check` runs: the rooms, the pages, and one file for each feature.
-SMOKE := test/package/test_rooms.py test/package/test_docs.py test/fake/test_fake.py test/deferred_init/test_op_graph.py \
+SMOKE := test/package/test_rooms.py test/package/test_docs.py test/fake/test_fake.py test/deferred_init/graph/test_op_graph.py \
   test/inference/test_inference_mode.py test/amp/test_amp.py test/inspect
 # What runs where the whole suite would take too long: with sanitizers, and with each release of PyTorch.
 CORE := test/fake/test_fake.py test/fake/test_fake_storage.py test/fake/test_fake_sparse.py test/fake/test_fake_cuda.py \
-  test/fake/test_known_values.py test/fake/test_metadata_cache.py test/fake/test_collectives.py test/deferred_init/test_op_graph.py \
-  test/deferred_init/test_orders.py test/deferred_init/test_deferred_init.py test/deferred_init/test_materialize.py \
-  test/deferred_init/test_rng_tape.py test/deferred_init/test_deferred_state.py test/deferred_init/test_external_tensors.py \
-  test/deferred_init/test_defer_again.py test/deferred_init/test_dead_writes.py test/fills test/inference test/amp test/marks \
+  test/fake/test_known_values.py test/fake/test_metadata_cache.py test/fake/test_collectives.py test/deferred_init/graph/test_op_graph.py \
+  test/deferred_init/replay/test_orders.py test/deferred_init/test_deferred_init.py test/deferred_init/test_materialize.py \
+  test/deferred_init/random/test_rng_tape.py test/deferred_init/state/test_deferred_state.py test/deferred_init/graph/test_external_tensors.py \
+  test/deferred_init/test_defer_again.py test/deferred_init/plan/test_dead_writes.py test/fills test/inference test/amp test/marks \
   test/inspect test/package/test_leases.py test/package/test_cpp.py
 PIP := $(PYTHON) -m pip --disable-pip-version-check
 
