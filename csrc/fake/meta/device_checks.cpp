@@ -1,6 +1,8 @@
 #include "device_checks.h"
 
+#include <atomic>
 #include <fstream>
+#include <memory>
 #include <string_view>
 #include <unordered_set>
 #include <utility>
@@ -54,16 +56,29 @@ class Reader {
   std::unordered_set<std::string> names_;
 };
 
-const std::unordered_set<std::string>& comparing() {
-  static const std::unordered_set<std::string> names = [] {
-    Reader reader;
-    std::ifstream file{pathOfNativeFunctions()};
-    for (std::string line; std::getline(file, line);) {
-      reader.read(line);
+using Names = std::unordered_set<std::string>;
+
+Names readNames() {
+  Reader reader;
+  std::ifstream file{pathOfNativeFunctions()};
+  for (std::string line; std::getline(file, line);) {
+    reader.read(line);
+  }
+  return reader.take();
+}
+
+// Threads that need it first may each read it. A lock, or a static that is being initialized, would stay locked in a
+// child that is forked meanwhile.
+const Names& comparing() {
+  static std::atomic<const Names*> names{nullptr};
+  const Names* known = names.load(std::memory_order_acquire);
+  if (known == nullptr) {
+    auto read = std::make_unique<const Names>(readNames());
+    if (names.compare_exchange_strong(known, read.get(), std::memory_order_acq_rel)) {
+      return *read.release();
     }
-    return reader.take();
-  }();
-  return names;
+  }
+  return *known;
 }
 
 }  // namespace
