@@ -72,12 +72,12 @@ at::CallbackHandle addObserver() {
 }
 
 // Has PyTorch call the observer, or not. Afterwards each thread reads the list of observers anew in its next operator,
-// under a mutex of PyTorch's that the child of a fork may find held. So this is called when something changes, only.
+// under a mutex of PyTorch's that the child of a fork may find held. So callers call this only on a change.
 void observe(bool is_wanted_now) {
   static bool is_observing = false;
   const Locked lock{LockRank::kObserver};
   if (is_observing == is_wanted_now || is_wanted != is_wanted_now) {
-    return;  // another thread was faster, or wants the contrary
+    return;  // another thread has done this, or has changed `is_wanted` since
   }
   is_observing = is_wanted_now;
   static const at::CallbackHandle handle = addObserver();

@@ -152,7 +152,6 @@ Allocation* DeviceMemory::allocate(std::size_t bytes, const AllocationCause& cau
         allocation->block = allocator_->allocate(bytes, currentFakeStream(device_.index()));
       } else {
         const std::size_t size = sizeOf(bytes);
-        bytes_ += size;
         const auto unused = free_blocks_.find(size);
         if (unused != free_blocks_.end() && unused->second > 0) {
           --unused->second;
@@ -228,7 +227,6 @@ void DeviceMemory::freeLocked(Allocation* allocation) noexcept {
     allocator_->free(allocation->block);
   } else {
     const std::size_t size = sizeOf(allocation->bytes);
-    bytes_ -= size;
     if (isPinned()) {
       ++free_blocks_[size];
     } else {

@@ -138,7 +138,6 @@ class TORCHEXT_API DeviceMemory {
   const c10::Device device_;
   std::optional<CachingAllocator> allocator_;
   std::uint64_t generation_ = 0;  // of the fake GPU that the allocator is for
-  std::size_t bytes_ = 0;         // that are allocated on a device without an allocator
   // Of pinned memory, the free blocks by size, and the bytes of all blocks: `CachingHostAllocatorImpl` of ATen.
   std::map<std::size_t, std::size_t> free_blocks_;
   std::size_t bytes_of_blocks_ = 0;

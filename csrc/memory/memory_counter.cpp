@@ -120,7 +120,8 @@ bool communicates(const OperatorHandle& op) {
   return isAmong(kNamespaces, namespaceOf(op.operator_name()));
 }
 
-// Describes what the thread does in `current_cause`, as far as somebody wants to know.
+// While it lives, `current_cause` describes the call of this thread, with what the open tracker records of it. Does
+// nothing if there is none.
 class CauseGuard {
  public:
   explicit CauseGuard(const OperatorHandle& op) : previous_{current_cause} {

@@ -21,7 +21,7 @@ namespace torchext {
 //     so is what is made by `cat` of it; so is what was made outside of modules, or is a buffer of one, and is written
 //     in part by a forward pass, as keys and values are at their positions.
 //
-// What none of this is true of stays what it was when it was made.
+// All other memory keeps the category that it had when it was allocated.
 
 // Has the storages of fake tensors counted: those on fake CUDA devices always, by the simulated allocator of their
 // device, and those on other devices while a tracker is open. To be called once, when the library is loaded.

@@ -61,7 +61,7 @@ void observeByPython(const py::object& observe) {
   observeCollectives(observe.is_none() ? nullptr : new PythonObserver{observe});  // NOLINT(*-owning-memory): see above
 }
 
-// Calls `answer(operator, dtype, computed)` and `note(operator, shape)`.
+// Calls `answer(operator, dtype, computed, kind)` and `note(operator, shape, kind)`.
 class PythonAssumptions final : public Assumptions {
  public:
   PythonAssumptions(py::object answer, py::object note, at::Tensor masks, std::int64_t advance)
