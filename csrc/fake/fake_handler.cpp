@@ -117,6 +117,7 @@ class FakeCall {
   void followValues(c10::ArrayRef<IValue> results) const;
   bool makesValues(c10::ArrayRef<IValue> results) const;
   void countMemory(const KernelScratch* scratch, c10::ArrayRef<IValue> results, bool has_new = takeUncounted()) const;
+  void pinResults(c10::ArrayRef<IValue> results) const;
   static void countVersions(const IValue& written_by_foreach);
 
   c10::ArrayRef<IValue> arguments() const {
@@ -362,6 +363,7 @@ std::string FakeCall::describeAgain(const CallKey& key) const {
   std::exception_ptr refusal;
   Stack results = runOnMeta(op_, stack_, decision.plan, refusal);
   completeResults(op_, arguments(), results);
+  pinResults(results);
   MemoryCounter* counter = memoryCounter();
   auto scratch = counter == nullptr ? nullptr : counter->scratchOf(op_, arguments(), results);
   takeUncounted();
@@ -462,6 +464,7 @@ void FakeCall::runOnMetaAndRemember(const MetaPlan& plan, const CallKey& key) {
   Stack results = runOnMetaOrRememberRefusal(plan, key);
   const bool has_new = takeUncounted();  // before the next two lines, which may call operators on fakes
   completeResults(op_, arguments(), results);
+  pinResults(results);
   MemoryCounter* counter = memoryCounter();
   auto scratch = counter == nullptr ? nullptr : counter->scratchOf(op_, arguments(), results);
   countMemory(scratch.get(), results, takeUncounted() || has_new);
@@ -476,6 +479,16 @@ void FakeCall::runOnMetaAndRemember(const MetaPlan& plan, const CallKey& key) {
   replaceArguments(std::move(results));
 }
 
+void FakeCall::pinResults(c10::ArrayRef<IValue> results) const {
+  if (makesPinned(op_, arguments())) {
+    forEachTensor(results, [](const Tensor& result) {
+      if (result.has_storage()) {
+        pinStorage(result.storage());
+      }
+    });
+  }
+}
+
 // NOTE [Memory is counted where storages are born and die]
 void FakeCall::countMemory(const KernelScratch* scratch, c10::ArrayRef<IValue> results, bool has_new) const {
   if (isRecording()) {
@@ -483,13 +496,6 @@ void FakeCall::countMemory(const KernelScratch* scratch, c10::ArrayRef<IValue> r
       forEachTensor(results, [](const Tensor& result) { dismissStorage(result.storage()); });
     }
     return;
-  }
-  if (makesPinned(op_, arguments())) {
-    forEachTensor(results, [](const Tensor& result) {
-      if (result.has_storage()) {
-        pinStorage(result.storage());
-      }
-    });
   }
   MemoryCounter* const counter = memoryCounter();
   if (has_new || scratch != nullptr) {

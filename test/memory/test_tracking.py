@@ -323,13 +323,16 @@ class TestHost:
         [
             (lambda x, y: x.pin_memory(), True),
             (lambda x, y: torch.empty_like(x, pin_memory=True), True),
+            (lambda x, y: torch.tensor([[1.0], [2.0]], pin_memory=True), True),
+            (lambda x, y: x.new_tensor([1.0, 2.0], pin_memory=True), True),
+            (lambda x, y: torch.tensor([1.0, 2.0], pin_memory=False), False),
             (lambda x, y: x.new_zeros(7, pin_memory=True), True),
             (lambda x, y: y.to("cpu", non_blocking=True), True),
             (lambda x, y: y.cpu(), False),
             (lambda x, y: x.pin_memory().clone(), False),
             (lambda x, y: x.pin_memory().to(torch.float64, non_blocking=True), False),
         ],
-        ids=["pin_memory", "like", "new", "non_blocking", "cpu", "clone", "to another dtype"],
+        ids=["pin_memory", "like", "tensor", "new tensor", "not", "new", "async", "cpu", "clone", "other dtype"],
     )
     def test_tensors_are_pinned_where_pytorch_pins_them(
         self, make: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], is_pinned: bool
@@ -337,7 +340,15 @@ class TestHost:
         with fake_mode(fake_cuda=True):
             for _ in range(2):  # the second call is remembered
                 made = make(torch.ones(7), torch.ones(7, device="cuda"))
-                assert made.is_pinned() is is_pinned
+                assert made.is_pinned() is made.untyped_storage().is_pinned() is is_pinned
+
+    def test_numbers_in_pinned_memory_are_known_and_take_no_other(self) -> None:
+        with fake_mode(fake_cuda=True), track_memory() as memory:
+            pinned = torch.tensor([[1.0, 2.0]], pin_memory=True, requires_grad=True, dtype=torch.float64)
+            assert (pinned.tolist(), pinned.requires_grad, pinned.dtype) == ([[1, 2]], True, torch.float64)
+            with pytest.raises(RuntimeError, match="Only dense CPU tensors can be pinned"):
+                torch.tensor([1.0], pin_memory=True, device="cuda")
+        assert memory.places == ["pinned"]
 
     def test_activations_are_kept_there(self) -> None:
         with fake_mode(fake_cuda=True), track_memory() as memory:

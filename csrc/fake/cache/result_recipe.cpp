@@ -75,6 +75,9 @@ class RecipeMaker {
   RecipeMaker(Arguments arguments, const ResultRecipe& recipe) : arguments_{arguments} {
     for (const auto& storage : recipe.new_storages_) {
       new_storages_.push_back(makeFakeStorage(storage.nbytes, storage.device));
+      if (storage.is_pinned) {
+        pinStorage(new_storages_.back());
+      }
     }
   }
 
@@ -141,7 +144,7 @@ std::size_t RecipeLearner::numberOfNew(const Storage& storage) {
   const auto number = static_cast<std::size_t>(known - new_storages_.begin());
   if (known == new_storages_.end()) {
     new_storages_.push_back(storage);
-    recipe_.new_storages_.push_back({storage.nbytes(), storage.device()});
+    recipe_.new_storages_.push_back({storage.nbytes(), storage.device(), isPinnedStorage(storage)});
   }
   return number;
 }
@@ -239,7 +242,8 @@ std::string ResultRecipe::describe() const {
     }
   }
   for (const NewStorage& storage : new_storages_) {
-    text << "storage of " << storage.nbytes << " bytes on " << storage.device << "; ";
+    text << "storage of " << storage.nbytes << " bytes on " << storage.device
+         << (storage.is_pinned ? ", pinned; " : "; ");
   }
   if (scratch_ != nullptr) {
     text << "scratch: " << scratch_->describe();

@@ -103,6 +103,7 @@ class ResultRecipe {
   struct NewStorage {
     std::size_t nbytes;
     c10::Device device;
+    bool is_pinned;
   };
 
   // Kept alive so that their identities, which are part of the call's key, stay unique.

@@ -28,7 +28,7 @@ __all__ = ["copied_bytes", "has_data", "install", "is_of_fakes", "make_real", "n
 # What reads or writes memory, or hands it out.
 METHODS_OF_STORAGES = (
     *("__getitem__", "__setitem__", "copy_", "fill_", "tolist", "_byteswap", "_write_file"),
-    *("is_pinned", "pin_memory", "_share_cuda_", "_share_fd_cpu_", "_share_filename_cpu_"),
+    *("pin_memory", "_share_cuda_", "_share_fd_cpu_", "_share_filename_cpu_"),
 )
 
 
@@ -143,13 +143,13 @@ def _patch_storage_reads() -> None:
             "reads memory, and does not turn the refusal into an exception",
             concerns=Concerns.FAKES,
         )
-    for name in ("is_shared", "_get_filename", "__repr__"):
+    for name in ANSWERS_FOR_STORAGES:
         make = partial(_answering_for_fakes, answer=ANSWERS_FOR_STORAGES[name])
         while_fakes_live.patch(
             storage,
             name,
             make,
-            "lets the refusal escape through a function without exceptions",
+            "asks for the address of memory, or lets the refusal escape through a function without exceptions",
             concerns=Concerns.FAKES,
         )
     while_fakes_live.patch(
@@ -170,6 +170,7 @@ def _showing_fakes(original: Callable[..., str]) -> Callable[..., str]:
 
 
 ANSWERS_FOR_STORAGES: dict[str, Callable[[torch.UntypedStorage], Any]] = {
+    "is_pinned": lambda storage: _C.bytes_of_storage(storage).is_pinned(),
     "is_shared": lambda storage: storage.is_cuda or hasattr(storage, IS_SHARED),
     "_get_filename": lambda storage: None,
     "__repr__": lambda storage: (
