@@ -86,7 +86,8 @@ Tensor maxPool1d(const Tensor& self,
   return maxPool1dWithIndices(self, kernel_size, stride, padding, dilation, ceil_mode);
 }
 
-// Asks the allocator for the address of memory.
+// The kernels compare the address of the memory with those of the allocator for pinned memory. A fake has no memory:
+// its storage records that it is pinned.
 void asksForPinned(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   const Tensor& self = torch::jit::peek(*stack, 0, op.schema().arguments().size()).toTensor();
   const bool is_pinned = isFake(self) && self.has_storage() && isPinnedStorage(self.storage());
@@ -117,12 +118,14 @@ bool isPlainFake(const Tensor& tensor) {
 }
 
 // Gives the fake `lengths` of a call, if they have no values, those that are assumed: sequences are in `dim` of
-// `padded`.
-void assumeLengths(const OperatorHandle& op, c10::IValue& lengths, const Tensor& padded, int64_t dim) {
+// `sequences`, padded, or one after the other if it has no other dimension.
+void assumeLengths(const OperatorHandle& op, c10::IValue& lengths, const Tensor& sequences, int64_t dim) {
   const Tensor fake = lengths.toTensor();
-  if (isPlainFake(fake) && fake.dim() > 0 && padded.dim() > 0 && assumesValues()) {
-    lengths = assumedLengths(op, fake, padded.size(dim));
+  if (!isPlainFake(fake) || fake.dim() == 0 || sequences.dim() == 0 || !assumesValues()) {
+    return;
   }
+  const int64_t size = sequences.size(dim);
+  lengths = sequences.dim() == 1 ? assumedShares(op, fake, size) : assumedLengths(op, fake, size);
 }
 
 // The kernel converts lengths to int64, and divides by a tensor of them (`ctc_loss_impl()`), which would be fakes in

@@ -211,6 +211,11 @@ std::optional<at::Tensor> knownValue(const at::Tensor& fake) {
   return value.defined() ? std::optional{std::move(value)} : std::nullopt;
 }
 
+std::optional<std::tuple<at::Tensor, at::Tensor>> knownParts(const at::Tensor& fake) {
+  const auto parts = partsOf(fake);
+  return parts ? std::optional{std::tuple{parts->values, parts->written}} : std::nullopt;
+}
+
 auto cacheInfo() {
   const CacheInfo info = metadataCache().info();
   return std::tuple{info.hits, info.misses, info.uncacheable, info.size, info.capacity};
@@ -260,7 +265,7 @@ void bindFake(pybind11::module_& module) {
   bind(module, "fake_bytes", fakeBytes);
   bind(module, "copy_value", copyValue);
   bind(module, "known_value", knownValue);
-  bind(module, "known_parts", partsOf);
+  bind(module, "known_parts", knownParts);
   bind(module, "write_value", writeValue);
   bind(module, "note_foreign_write", noteForeignWrite);
   bindQuestion<&isStorageOfFakes>(module, "is_storage_of_fakes",

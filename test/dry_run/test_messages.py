@@ -121,6 +121,38 @@ def test_value_that_the_sender_assumes_is_assumed_by_the_receiver(run: Callable[
     assert "assuming 1 integer" in ended.out
 
 
+@pytest.mark.parametrize("policy", ["assume", "raise"])
+def test_message_in_a_part_leaves_the_rest(run: Callable[..., Ended], policy: str) -> None:
+    ended = run(
+        START
+        + """
+    if rank == 0:
+        for first in (1, 5, 1):
+            dist.send(torch.arange(first, first + 4, device="cuda"), 1)
+        dist.send(torch.tensor([0.5, 0.25], device="cuda"), 1)
+        partly = torch.empty(4, dtype=torch.long, device="cuda")
+        partly[::2] = 8
+        dist.send(partly, 1)
+    else:
+        unknown, own = torch.empty(8, dtype=torch.long, device="cuda"), torch.zeros(8, dtype=torch.long, device="cuda")
+        own[4:] = 7
+        dist.recv(unknown[:4], 0)
+        dist.recv(unknown[4:], 0)
+        dist.recv(own[:4], 0)
+        numbers = torch.zeros(4, device="cuda")
+        dist.recv(numbers[1:3], 0)
+        print("GOT", unknown.tolist(), own.tolist(), numbers.tolist())
+        filled = torch.zeros(8, dtype=torch.long, device="cuda")
+        dist.recv(filled[2:6], 0)
+        print("AND", filled[:3].tolist(), filled[4].item())
+    """,
+        2, "all", "--to-end", "--values", policy,
+    )  # fmt: skip
+    assert "GOT [1, 2, 3, 4, 5, 6, 7, 8] [1, 2, 3, 4, 7, 7, 7, 7] [0.0, 0.5, 0.25, 0.0]" in ended.out
+    assert "AND [0, 0, 8] 8" in ended.out
+    assert "assuming" not in ended.out
+
+
 def test_messages_are_received_in_order_by_group_and_device(run: Callable[..., Ended]) -> None:
     program = (
         START

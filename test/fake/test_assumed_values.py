@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import pickle
+import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -83,6 +85,201 @@ def test_shape_that_depends_on_values_is_noted(
     assert is_fake(result)
     assert (result.shape, result.device.type) == (shape, "cuda")
     assert assumed.sites[0].line.endswith("in <lambda>")
+
+
+SMALL = (2, 3, 4)
+REDUCTIONS = ("argmax", "argmin", "sort", "argsort", "max", "min", "median", "nanmedian", "mode")
+
+
+@pytest.mark.parametrize("empty", range(3))
+@pytest.mark.parametrize("dim", [0, 1, 2, -1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+@pytest.mark.parametrize("base", ["small", "large"])
+def test_indices_of_empty_tensors_are_empty(
+    empty: int, dim: int, dtype: torch.dtype, base: str, assumed: AssumedValues
+) -> None:
+    sizes = [*SMALL]
+    sizes[empty] = 0
+    x = unknown(*sizes, dtype=dtype) if base == "small" else unknown(*LARGE, 4, dtype=dtype)[:2, :3][:, :, :4]
+    x = x.narrow(empty, 0, 0)
+    like = torch.zeros(x.shape, dtype=dtype)
+    if like.shape[dim] > 0:
+        for name in REDUCTIONS if dtype is torch.float32 else set(REDUCTIONS) - {"nanmedian"}:
+            assert positions(getattr(x, name)(dim)).shape == positions(getattr(like, name)(dim)).shape
+        assert x.kthvalue(1, dim).indices.numel() == 0
+    assert x.topk(0, dim).indices.numel() == 0
+    assert x.sort(dim).indices.tolist() == like.tolist()
+    for mask in (x > 0, x != 0, x == x, x.bool(), x > x[:0].sum()):
+        assert mask.tolist() == like.tolist()
+        assert x[mask].shape == (0,)
+        assert mask.nonzero().shape == (0, 3)
+        assert (mask.sum().item(), mask.any().item(), mask.all().item()) == (0, False, True)
+    assert x.masked_select(x > 0).shape == x.nonzero()[:, 0].shape == (0,)
+
+
+def positions(result: Any) -> torch.Tensor:
+    return result if isinstance(result, torch.Tensor) else result.indices
+
+
+def test_samples_of_empty_batches_are_empty(assumed: AssumedValues) -> None:
+    for rows in (unknown(0, 5), unknown(4, 5)[:0], unknown(*LARGE)[:0]):
+        assert torch.multinomial(rows, 1).tolist() == []
+        assert torch.randint(3, rows.shape, device="cuda").tolist() == []
+        assert torch.where(rows > 0, 1, 0).argmax(-1).tolist() == []
+        assert torch.isin(rows.long(), torch.tensor([1, 2], device="cuda")).tolist() == []
+    assert unknown(0, dtype=torch.int64).unique().shape == (0,)
+    assert unknown(0, dtype=torch.int64).bincount().shape == (0,)
+    assert torch.randperm(0, device="cuda").tolist() == []
+    assert torch.searchsorted(unknown(5), unknown(0)).tolist() == []
+
+
+def test_program_that_writes_into_an_array_changes_that_array_alone(assumed: AssumedValues) -> None:
+    for sizes in ((), (5,), (2, 3)):
+        for dtype in (torch.bool, torch.int64, torch.float32):
+            array = torch.empty(sizes, dtype=dtype).numpy()
+            assert array.flags.c_contiguous
+            before = array.copy()
+            array[...] = 1 - before
+            assert (torch.empty(sizes, dtype=dtype).numpy() == before).all()
+    assert unknown(5, dtype=torch.bool).nonzero().shape == (5, 1)
+    large = torch.empty(LARGE, dtype=torch.bool)
+    large.numpy()[...] = False
+    assert large.numpy().all()
+
+
+COPIES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "itself": lambda t: t,
+    "cpu": lambda t: t.cpu(),
+    "clone": torch.clone,
+    "sum of two": lambda t: t + 0,
+    "transposed": lambda t: t.t().contiguous().t(),
+    "view": lambda t: t.view(-1).view(t.shape),
+    "int32": lambda t: t.to(torch.int32),
+    "cat": lambda t: torch.cat([t[:1], t[1:]]),
+    "written to another": lambda t: torch.empty_like(t).copy_(t),
+    "rows": lambda t: torch.stack([*t]),
+    "selected": lambda t: t[:, torch.arange(t.shape[1], device="cuda")],
+}
+
+
+@pytest.mark.parametrize("copy", COPIES.values(), ids=COPIES)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int16, torch.uint8])
+def test_elements_that_are_known_are_found_beside_others(
+    copy: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype, assumed: AssumedValues
+) -> None:
+    tokens = unknown(2, 6, dtype=dtype)
+    prompt = torch.tensor([[5, 6, 7], [8, 9, 10]], device="cuda", dtype=dtype)
+    tokens[:, :3] = prompt
+    copied = copy(tokens)
+    assert copied.tolist() == [[5, 6, 7, 0, 0, 0], [8, 9, 10, 0, 0, 0]]
+    assert copied[:, :3].tolist() == prompt.tolist()
+    assert copied.sum().item() == 45
+    assert copied.max().item() == 10
+    assert (copied == 6).nonzero()[0].tolist() == [0, 1]
+    assert tokens[:, :3].tolist() == prompt.tolist()
+
+
+@pytest.mark.parametrize(("policy", "rest"), [("assume", True), ("assume,masks=none", False)])
+def test_rest_of_a_mask_follows_the_policy(policy: str, rest: bool) -> None:
+    with fake_mode(fake_cuda=True), assuming_values(policy):
+        mask = unknown(4, dtype=torch.bool)
+        mask[0] = not rest
+        wanted = [not rest, *[rest] * 3]
+        assert mask.tolist() == mask.clone().tolist() == mask.cpu().tolist() == wanted
+        assert mask.sum().item() == sum(wanted)
+        assert mask.nonzero().shape == (*unknown(4)[mask].shape, 1) == (sum(wanted), 1)
+        mask[1] = unknown(3).argmax() == 1  # which is assumed
+        assert mask.tolist() == [not rest, True, rest, rest]
+        tokens = unknown(4, dtype=torch.int64)
+        tokens[:2] = torch.tensor([5, 7], device="cuda")
+        assert (tokens != 7).tolist() == [True, False, rest, rest]
+        assert (tokens > 6).tolist()[:2] == [False, True]
+
+
+def test_values_of_one_tensor_may_be_known_and_assumed(assumed: AssumedValues) -> None:
+    tokens = unknown(6, dtype=torch.int64)
+    tokens[:3] = torch.tensor([5, 6, 7], device="cuda")
+    tokens[3:5] = unknown(2, 50).argmax(-1)
+    assert (tokens[:3].tolist(), tokens[0].item()) == ([5, 6, 7], 5)
+    assert not assumed.sites
+    assert tokens.tolist() == [5, 6, 7, 25, 26, 0]
+    assert [site.policy for site in assumed.sites] == ["routing=balanced"]
+    tokens[2:4].add_(1)
+    assert tokens.tolist() == [5, 6, 8, 26, 26, 0]
+    assert len(assumed.sites) == 2
+    tokens[3] = 9
+    assert [*tokens[:2].tolist(), tokens[3].item()] == [5, 6, 9]
+    assert len(assumed.sites) == 2
+
+
+def test_slice_that_is_written_keeps_its_known_elements(assumed: AssumedValues) -> None:
+    counts = unknown(4, dtype=torch.int64)
+    counts[:2] = torch.tensor([5, 6], device="cuda")
+    counts[:3].add_(unknown(3).argmax())
+    assert counts.tolist() == [6, 7, 1, 0]
+
+
+@pytest.mark.parametrize("read", [lambda t: t.cpu().numpy().tolist(), lambda t: t.tolist()])
+def test_large_masks_are_read_as_they_are_computed(
+    read: Callable[[torch.Tensor], list[bool]], assumed: AssumedValues
+) -> None:
+    x = unknown(2**21)
+    assert not any(read(x.isnan()))
+    assert all(read(x == x))
+    assert all(read(x > 0.5))
+    with fake_mode(fake_cuda=True), assuming_values("assume,masks=half"):
+        assert read(x > 0.5)[:4] == [True, False, True, False]
+
+
+@pytest.mark.parametrize(("lengths", "targets"), [(4, 40), (4, 43), (3, 0), (1, 7)])
+def test_lengths_of_targets_in_a_row_fill_it(lengths: int, targets: int, assumed: AssumedValues) -> None:
+    scores = unknown(50, lengths, 20).log_softmax(2)
+    given, wanted = torch.empty(lengths, dtype=torch.int64), torch.empty(lengths, dtype=torch.int64)
+    loss = nn.functional.ctc_loss(scores, torch.ones(targets, dtype=torch.int64, device="cuda"), given, wanted)
+    assert loss.shape == ()
+    padded = torch.ones(lengths, targets, dtype=torch.int64, device="cuda")
+    assert nn.functional.ctc_loss(scores, padded, given, wanted).shape == ()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "of_mask"),
+    [((10**6, 4), (10**6, 1)), ((10**6, 4), (4,)), ((4,), (10**6, 4)), ((5, 4), (5, 1)), ((1, 4), (10**6, 1))],
+)
+@pytest.mark.parametrize(("policy", "share"), [("assume", 1), ("assume,masks=half", 0.5)])
+def test_broadcast_masks_select_as_often_as_they_are_repeated(
+    sizes: tuple[int, ...], of_mask: tuple[int, ...], policy: str, share: float
+) -> None:
+    numel = math.prod(torch.broadcast_shapes(sizes, of_mask))
+    with fake_mode(fake_cuda=True), assuming_values(policy):
+        for mask in (unknown(*of_mask) > 0, unknown(*of_mask, dtype=torch.bool)):
+            count = unknown(*sizes).masked_select(mask).numel()
+            assert abs(count - share * numel) <= numel / math.prod(of_mask)
+
+
+def test_values_may_be_assumed_no_more_while_another_thread_computes() -> None:
+    with fake_mode(fake_cuda=True):
+        x, large = unknown(4, 5), unknown(*LARGE)
+    stop = threading.Event()
+
+    def compute() -> None:
+        while not stop.is_set():
+            x.argmax(-1)
+            x.topk(2)
+            try:
+                large.masked_select(large > 0)
+                large.nonzero()
+            except DataDependentError:
+                pass  # nothing is assumed now
+
+    threads = [threading.Thread(target=compute) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(300):
+        with assuming_values():
+            x.argmax(-1)
+    stop.set()
+    for thread in threads:
+        thread.join()
 
 
 def test_known_values_are_not_noted(assumed: AssumedValues) -> None:

@@ -164,6 +164,19 @@ def test_values_of_all_fakes_are_bounded() -> None:
         assert torch.full((2**18,), 2.0).sum().item() == 2.0**19
 
 
+def test_bound_includes_which_elements_are_known() -> None:
+    with fake_mode():
+        tensors = [torch.empty(2**17, dtype=torch.int64) for _ in range(40)]  # a MiB each
+        for tensor in tensors:
+            tensor[0] = 7
+        assert tensors[0][0].item() == tensors[30][0].item() == 7
+        with pytest.raises(DataDependentError, match=UNKNOWN):
+            tensors[32][0].item()
+        del tensors[:20], tensor
+        whole = [torch.full((2**18,), 2.0) for _ in range(24)]
+        assert whole[-1].sum().item() == 2.0**19
+
+
 def test_calls_go_on_where_there_is_no_room_for_values() -> None:
     with fake_mode():
         tensors = [torch.full((2**18,), 2.0) for _ in range(64)]

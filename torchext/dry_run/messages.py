@@ -363,8 +363,6 @@ def _give(tensor: Tensor, message: Message) -> None:
     if not message.is_known:
         _C.assume_value(flat, value, _C.kind_of_values([flat]))
         return
-    if tensor.untyped_storage().nbytes() == message.nbytes:
-        _C.note_foreign_write([tensor])  # forgets what it was
     for begin, end in _runs(message.written, len(value)):
         part, given = flat[begin:end], value[begin:end]
         _C.write_value(part, given)

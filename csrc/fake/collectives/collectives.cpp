@@ -137,7 +137,7 @@ void forgetWritten(const OperatorHandle& op, const Stack& arguments) {
     // Until an observer knows better.
     forEachTensor(arguments.front(), [kind](const Tensor& written) { markAssumed(written, kind); });
   } else {
-    forgetValues(arguments.front());
+    forgetElements(arguments.front());
   }
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ExpandUtils.h>
 #include <ATen/core/enum_tag.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/arange.h>
@@ -18,9 +19,11 @@
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/Scalar.h>
 #include <c10/core/WrapDimMinimal.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/accumulate.h>
 #include <c10/util/irange.h>
 #include <torchext/fake_tensor.h>
 
@@ -109,7 +112,7 @@ bool isPyTorchs(const OperatorHandle& op) {
 void expectWrites(ArrayRef<IValue> written) {
   forEachTensor(written, [](const Tensor& tensor) {
     if (isFake(tensor) && !valueOf(tensor, ValueKind::kAssumed).defined()) {
-      assumeValue(tensor, defaults(tensor), standingOn(IValue{tensor}));
+      assumeValue(tensor, assumedValueOf(tensor), standingOn(IValue{tensor}));
     }
   });
 }
@@ -182,39 +185,71 @@ constexpr std::array<std::string_view, 11> kMakeIndices{
     "aten::median", "aten::kthvalue", "aten::mode",   "aten::multinomial", "aten::nanmedian",
 };
 
-bool tryIndices(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
+bool makesIndices(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
   if (!isAmong(kMakeIndices, op.schema().name()) || hasOut(op) || hasValue(arguments.front().toTensor())) {
     return false;
   }
+  const bool is_of_values = results.size() == 1 && arguments.front().toTensor().scalar_type() == c10::kLong;
+  return results.back().toTensor().scalar_type() == c10::kLong && !is_of_values;
+}
+
+// Where positions are: each row has `length` of them, which are less than `count`.
+struct ChosenRows {
+  int64_t count;
+  int64_t length;
+  std::optional<int64_t> dim;  // that of the rows, if there are several positions
+};
+
+ChosenRows chosenRows(const OperatorHandle& op, ArrayRef<IValue> arguments, const Tensor& indices) {
   const Tensor& source = arguments.front().toTensor();
-  const Tensor& indices = results.back().toTensor();
-  if (indices.scalar_type() != c10::kLong || (results.size() == 1 && source.scalar_type() == c10::kLong)) {
-    return false;
-  }
   const int position = findArgument(op.schema(), "dim");
   const IValue dim = position < 0 ? IValue(-1) : arguments[static_cast<std::size_t>(position)];
   const bool is_of_all = !dim.isInt() || source.dim() == 0;
   const int64_t count = std::max<int64_t>(is_of_all ? source.numel() : source.size(dim.toInt()), 1);
-  const bool has_dim = !is_of_all && indices.dim() == source.dim();
-  const int64_t wrapped = has_dim ? c10::maybe_wrap_dim(dim.toInt(), source.dim()) : indices.dim() - 1;
-  const int64_t row = has_dim ? std::max<int64_t>(indices.size(wrapped), 1) : 1;
-  const int64_t step = row * assumptions_in_use.load()->advance();
-  const int64_t length = isSmall(indices) ? indices.numel() : row * (count / std::gcd(step, count));
-  if (!isSmall(indices) && (wrapped != indices.dim() - 1 || length > kMaxPattern)) {
-    return false;
+  if (is_of_all || indices.dim() != source.dim()) {
+    return {count, 1, std::nullopt};
   }
+  const int64_t wrapped = c10::maybe_wrap_dim(dim.toInt(), source.dim());
+  return {count, std::max<int64_t>(indices.size(wrapped), 1), wrapped};
+}
+
+// Returns the first `length` positions of `rows`. Each row is `advance` rows ahead of the row before.
+Tensor positionsIn(const ChosenRows& rows, int64_t length, int64_t advance) {
   const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
   const Tensor order = at::arange(length, c10::kLong);
-  Tensor values = order.floor_divide(row).mul_(step).add_(order.remainder(row)).add_(count / 2).remainder_(count);
-  const ValueKind kind = standingOn(arguments) | ValueKind::kByRouting;
-  if (isSmall(indices) && has_dim) {
-    std::vector<int64_t> sizes = indices.sizes().vec();
-    const auto place = sizes.begin() + static_cast<std::ptrdiff_t>(wrapped);
-    std::rotate(place, place + 1, sizes.end());
-    setValue(indices, values.view(sizes).movedim(-1, wrapped), kind);
-  } else {
-    setElements(indices, values, kind);
+  const Tensor first = order.floor_divide(rows.length).mul_(rows.length * advance);
+  return first.add_(order.remainder(rows.length)).add_(rows.count / 2).remainder_(rows.count);
+}
+
+// Returns `positions`, which are in the order of rows, in that of a tensor of `sizes` with the rows in `dim`.
+Tensor inDimension(const Tensor& positions, c10::IntArrayRef sizes, int64_t dim) {
+  const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+  std::vector<int64_t> by_rows = sizes.vec();
+  const auto place = by_rows.begin() + static_cast<std::ptrdiff_t>(dim);
+  std::rotate(place, place + 1, by_rows.end());
+  return positions.view(by_rows).movedim(-1, dim);
+}
+
+bool tryIndices(const OperatorHandle& op,
+                ArrayRef<IValue> arguments,
+                ArrayRef<IValue> results,
+                const Assumptions& assumptions) {
+  if (!makesIndices(op, arguments, results)) {
+    return false;
   }
+  const Tensor& indices = results.back().toTensor();
+  const ChosenRows rows = chosenRows(op, arguments, indices);
+  const ValueKind kind = standingOn(arguments) | ValueKind::kByRouting;
+  if (isSmall(indices)) {
+    const Tensor positions = positionsIn(rows, indices.numel(), assumptions.advance());
+    setElements(indices, rows.dim ? inDimension(positions, indices.sizes(), *rows.dim) : positions, kind);
+    return true;
+  }
+  const int64_t length = rows.length * (rows.count / std::gcd(rows.length * assumptions.advance(), rows.count));
+  if ((rows.dim && *rows.dim != indices.dim() - 1) || length > kMaxPattern) {
+    return false;
+  }
+  setElements(indices, positionsIn(rows, length, assumptions.advance()), kind);
   return true;
 }
 
@@ -258,44 +293,77 @@ bool isWhetherAny(const OperatorHandle& op) {
 constexpr std::array<double, 3> kNumbers{kAssumedNumber, 256, -256};
 constexpr std::array<double, 2> kIntegers{kOrdinaryInteger, -100};
 
+// Returns what `tensor` is taken for in a trial: one or a few elements, unless all tensors of the call are small.
+Tensor triedValueOf(const Tensor& tensor, bool are_small, std::size_t trial) {
+  if (!isOpen(tensor)) {
+    return are_small ? assumedValueOf(tensor) : elementFor(tensor);
+  }
+  const double number = isDiscrete(tensor) ? kIntegers.at(std::min(trial, kIntegers.size() - 1)) : kNumbers.at(trial);
+  const auto sizes = are_small ? tensor.sizes().vec() : sizesOfOne(tensor);
+  const Tensor tried = filled(sizes, tensor.scalar_type(), number);
+  return are_small ? withParts(tensor, tried) : tried;
+}
+
+// What a test says of ordinary numbers, and for which elements it says something else of other numbers.
+struct TestedNumbers {
+  Tensor ordinary;
+  Tensor differs;
+};
+
+TestedNumbers testNumbers(const OperatorHandle& op, ArrayRef<IValue> arguments, bool are_small, bool are_integers) {
+  const auto truth_of = [&](std::size_t trial) {
+    const auto value_of = [=](const Tensor& tensor) { return triedValueOf(tensor, are_small, trial); };
+    return runOn(op, arguments, value_of).front().toTensor();
+  };
+  const Tensor ordinary = truth_of(0);
+  Tensor differs = at::full_like(ordinary, false);
+  for (const auto trial : c10::irange(std::size_t{1}, are_integers ? kIntegers.size() : kNumbers.size())) {
+    differs = differs.logical_or(truth_of(trial).ne(ordinary));
+  }
+  return {ordinary, differs};
+}
+
+// Returns for which elements of a result of `sizes` an open argument has no value. All arguments are small.
+Tensor openElements(ArrayRef<IValue> arguments, c10::IntArrayRef sizes) {
+  Tensor open = at::zeros(sizes, c10::kBool);
+  forEachTensor(arguments, [&open](const Tensor& tensor) {
+    if (isOpen(tensor)) {
+      const auto parts = partsOf(tensor, ValueKind::kAssumed);
+      open = parts ? open.logical_or(parts->written.logical_not()) : at::ones_like(open);
+    }
+  });
+  return open;
+}
+
+bool makesMaskOfOpen(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
+  return results.size() == 1 && results.front().isTensor() && isMask(results.front().toTensor()) &&
+         op.hasTag(at::Tag::pointwise) && canRunOnValues(op) && isMadeByCall(results.front().toTensor(), arguments) &&
+         hasTensor(arguments, isOpen);
+}
+
 // Whether the elements of a tensor pass a test, where the program has not made their values: NOTE [Assumed masks].
 bool tryMask(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
-  const bool makes_mask = results.size() == 1 && results.front().isTensor() && isMask(results.front().toTensor()) &&
-                          op.hasTag(at::Tag::pointwise) && canRunOnValues(op) &&
-                          isMadeByCall(results.front().toTensor(), arguments);
-  if (!makes_mask || !hasTensor(arguments, isOpen)) {
+  if (!makesMaskOfOpen(op, arguments, results)) {
     return false;
   }
   const bool are_small = areSmall(arguments) && areSmall(results);
-  const auto truthOf = [&](std::size_t number) {
-    const auto value_of = [&](const Tensor& tensor) {
-      if (isOpen(tensor)) {
-        const double tried =
-            isDiscrete(tensor) ? kIntegers.at(std::min(number, kIntegers.size() - 1)) : kNumbers.at(number);
-        return filled(are_small ? tensor.sizes() : c10::IntArrayRef(sizesOfOne(tensor)), tensor.scalar_type(), tried);
-      }
-      return are_small ? assumedValueOf(tensor) : elementFor(tensor);
-    };
-    return runOn(op, arguments, value_of).front().toTensor();
-  };
   if (!are_small && !areAll(arguments, [](const Tensor& tensor) { return elementFor(tensor).defined(); })) {
     return false;
   }
   const std::string& name = op.schema().name();
   const bool is_equality = name == "aten::eq" || name == "aten::ne";
-  const bool are_all_open = arguments.back().isTensor() && areAll(arguments, isOpen);
-  const bool is_of_numbers =
-      hasTensor(arguments, [](const Tensor& tensor) { return isOpen(tensor) && !isDiscrete(tensor); });
+  const bool compares_two = arguments.back().isTensor() && areAll(arguments, isOpen);
+  const bool are_integers =
+      areAll(arguments, [](const Tensor& tensor) { return !isOpen(tensor) || isDiscrete(tensor); });
   const Tensor& mask = results.front().toTensor();
   const ValueKind kind = standingOn(arguments);
   try {
     const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
-    const Tensor ordinary = truthOf(0);
-    Tensor differs = at::full_like(ordinary, is_equality && !are_all_open);
-    for (std::size_t number = 1; number < kNumbers.size(); ++number) {
-      differs = differs.logical_or(truthOf(number).ne(ordinary));
+    auto [ordinary, differs] = testNumbers(op, arguments, are_small, are_integers);
+    if (is_equality && !compares_two) {
+      differs = are_small ? openElements(arguments, mask.sizes()) : at::ones_like(ordinary);
     }
-    const Tensor passes = is_of_numbers && !is_equality ? at::ones_like(ordinary) : ordinary;
+    const Tensor passes = are_integers || is_equality ? ordinary : at::ones_like(ordinary);
     const Tensor counts = are_small ? repeated(countingElements(), mask.sizes()) : elementFor(mask);
     setElements(mask, at::where(differs, passes.eq(counts), ordinary),
                 differs.any().item().toBool() ? kind | ValueKind::kByMasks : kind);
@@ -394,26 +462,37 @@ bool assumesValues() noexcept {
 }
 
 Tensor assumedValueOf(const Tensor& fake) {
-  const Tensor value = valueOf(fake, ValueKind::kAssumed);
-  return value.defined() ? value : defaults(fake);
+  if (const Tensor value = valueOf(fake, ValueKind::kAssumed); value.defined()) {
+    return value;
+  }
+  const Tensor pattern = elementsOf(fake);
+  return pattern.defined() ? repeated(pattern, fake.sizes()) : withParts(fake, defaults(fake));
 }
 
 void assumeValue(const Tensor& fake, const Tensor& value, ValueKind kind) {
-  if (!hasValue(fake) && fake.has_storage()) {
-    makeBytes(fake, kind);
+  if (!makePart(fake, kind)) {
+    markAssumed(fake, kind);  // what cannot be kept apart
   }
-  markAssumed(fake, kind);  // all of the storage, also what was unknown beside known parts
   if (const Tensor assumed = valueOf(fake, ValueKind::kAssumed); assumed.defined()) {
     const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
     assumed.copy_(value);
   }
 }
 
+namespace {
+
+bool hasAllValues(const Tensor& fake) {
+  return valueOf(fake, ValueKind::kAssumed).defined() || elementsOf(fake).defined();
+}
+
+}  // namespace
+
 ValueKind standingOn(ArrayRef<IValue> values) {
   ValueKind kind = ValueKind::kAssumed;
   forEachTensor(values, [&kind](const Tensor& tensor) {
     if (isFake(tensor)) {
-      kind = kind | (isMask(tensor) && !hasValue(tensor) ? ValueKind::kByMasks : kindOf(tensor));
+      kind =
+          kind | kindOf(tensor) | (isMask(tensor) && !hasAllValues(tensor) ? ValueKind::kByMasks : ValueKind::kKnown);
     }
   });
   return kind;
@@ -425,26 +504,48 @@ Tensor assumedLengths(const OperatorHandle& op, const Tensor& lengths, int64_t m
   if (value.defined() || assumptions == nullptr) {
     return value;
   }
-  const int64_t length = std::max<int64_t>(countOf(most, countingElements()), 1);
+  const int64_t length = std::min(std::max<int64_t>(countOf(most, countingElements()), 1), most);
   assumptions->note(op, c10::str("lengths of ", length, " of ", most), ValueKind::kByMasks);
-  return filled(lengths.sizes(), c10::kLong, static_cast<double>(length));
+  return withParts(lengths, filled(lengths.sizes(), lengths.scalar_type(), static_cast<double>(length)));
 }
+
+Tensor assumedShares(const OperatorHandle& op, const Tensor& lengths, int64_t total) {
+  const Tensor value = valueOf(lengths, ValueKind::kAssumed);
+  Assumptions* const assumptions = assumptions_in_use;
+  if (value.defined() || assumptions == nullptr || lengths.numel() == 0) {
+    return value;
+  }
+  const int64_t length = total / lengths.numel();
+  assumptions->note(op, c10::str(lengths.numel(), " lengths of ", total, " together"), ValueKind::kAssumed);
+  Tensor shares = filled(lengths.sizes(), lengths.scalar_type(), static_cast<double>(length));
+  const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+  shares.flatten()[-1].add_(total % lengths.numel());
+  return shares;
+}
+
+namespace {
+
+// The same as assumedCount() for a mask that is broadcast to `copies` times its elements.
+int64_t countByMask(
+    const OperatorHandle& op, const Tensor& mask, Noting noting, int64_t copies, Assumptions& assumptions) {
+  const Tensor pattern = elementsOf(mask);
+  const bool is_of_few = isSmall(mask) && hasValue(mask);
+  const int64_t count = copies * (is_of_few ? countNonzero(assumedValueOf(mask))
+                                            : countOf(mask.numel(), pattern.defined() ? pattern : countingElements()));
+  if (noting == Noting::kNotes) {
+    assumptions.note(op, c10::str(count, " of ", copies * mask.numel(), " elements"), standingOn(IValue{mask}));
+  }
+  return count;
+}
+
+}  // namespace
 
 std::optional<int64_t> assumedCount(const OperatorHandle& op, const Tensor& mask, Noting noting) {
   Assumptions* const assumptions = assumptions_in_use;
   if (assumptions == nullptr || isRecording()) {
     return std::nullopt;
   }
-  const Tensor value = valueOf(mask, ValueKind::kAssumed);
-  const Tensor pattern = elementsOf(mask);
-  const bool is_known = value.defined() || pattern.defined();
-  const int64_t count =
-      value.defined() ? countNonzero(value) : countOf(mask.numel(), is_known ? pattern : countingElements());
-  if (noting == Noting::kNotes) {
-    const ValueKind kind = is_known ? kindOf(mask) : ValueKind::kByMasks;
-    assumptions->note(op, c10::str(count, " of ", mask.numel(), " elements"), kind);
-  }
-  return count;
+  return countByMask(op, mask, noting, /*copies=*/1, *assumptions);
 }
 
 std::optional<bool> assumeEqual(const OperatorHandle& op, const Tensor& a, const Tensor& b) {
@@ -475,10 +576,11 @@ bool assumeResults(const OperatorHandle& op,
                    ArrayRef<IValue> arguments,
                    ArrayRef<IValue> results,
                    ArrayRef<IValue> written) {
-  if (!assumesValues() || isRecording() || !isPyTorchs(op)) {
+  const Assumptions* const assumptions = assumptions_in_use;
+  if (assumptions == nullptr || isRecording() || !isPyTorchs(op)) {
     return false;
   }
-  return tryFindingInfinities(op, arguments) || tryIndices(op, arguments, results) ||
+  return tryFindingInfinities(op, arguments) || tryIndices(op, arguments, results, *assumptions) ||
          tryDrawing(op, arguments, results, written) || tryMask(op, arguments, results) ||
          tryRunning(op, arguments, results, written) || tryElements(op, arguments, results) ||
          tryCounting(op, arguments, results);
@@ -526,17 +628,19 @@ std::optional<Stack> resultsOfSmall(const OperatorHandle& op, ArrayRef<IValue> a
 }
 
 // The same for the positions, or the elements, that a large mask selects.
-std::optional<Stack> resultsOfMask(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+std::optional<Stack> resultsOfMask(const OperatorHandle& op, ArrayRef<IValue> arguments, Assumptions& assumptions) {
   const std::string& name = op.schema().name();
   const bool is_selection = name == "aten::masked_select";
   if ((!is_selection && name != "aten::nonzero") || hasOut(op)) {
     return std::nullopt;
   }
   const Tensor& self = arguments.front().toTensor();
-  const auto count = assumedCount(op, is_selection ? arguments[1].toTensor() : self);
+  const Tensor& mask = is_selection ? arguments[1].toTensor() : self;
+  const int64_t numel = c10::multiply_integers(at::infer_size(self.sizes(), mask.sizes()));
+  const int64_t count = countByMask(op, mask, Noting::kNotes, numel / std::max<int64_t>(mask.numel(), 1), assumptions);
   const FakeFactoriesGuard guard;
-  return Stack{is_selection ? at::empty({*count}, self.options())
-                            : at::empty({*count, self.dim()}, self.options().dtype(c10::kLong))};
+  return Stack{is_selection ? at::empty({count}, self.options())
+                            : at::empty({count, self.dim()}, self.options().dtype(c10::kLong))};
 }
 
 // The same for a packed sequence.
@@ -545,7 +649,9 @@ std::optional<Stack> resultsOfLengths(const OperatorHandle& op, ArrayRef<IValue>
     return std::nullopt;
   }
   const int64_t most = arguments.front().toTensor().size(arguments[2].toBool() ? 1 : 0);
-  const ValueKind kind = hasValue(arguments[1].toTensor()) ? standingOn(arguments) : ValueKind::kByMasks;
+  const Tensor& lengths = arguments[1].toTensor();
+  const ValueKind kind =
+      standingOn(IValue{lengths}) | (hasAllValues(lengths) ? ValueKind::kKnown : ValueKind::kByMasks);
   auto results = resultsBySizes(op, arguments, [&](const Tensor& t) { return assumedLengths(op, t, most); });
   if (results) {
     assumptions.note(op, shapesOf(*results), kind);
@@ -587,7 +693,7 @@ std::optional<Stack> assumeValues(const OperatorHandle& op, ArrayRef<IValue> arg
   if (auto results = resultsOfSmall(op, arguments, *assumptions)) {
     return results;
   }
-  return resultsOfMask(op, arguments);
+  return resultsOfMask(op, arguments, *assumptions);
 }
 
 }  // namespace torchext

@@ -87,18 +87,24 @@ TORCHEXT_API void setAssumptions(Assumptions* assumptions) noexcept;
 // Returns true if values are assumed now.
 bool assumesValues() noexcept;
 
-// Returns a real tensor on the CPU with values for the small `fake`: its own, known or assumed, or the default ones.
+// Returns a real tensor on the CPU with values for `fake`. Where it has values, known or assumed, they are its own, and
+// elsewhere the default ones. It shares the memory of the values of `fake` if all its elements have some, and is new
+// otherwise.
 TORCHEXT_API at::Tensor assumedValueOf(const at::Tensor& fake);
 
-// Makes `value` the assumed value of `fake`, which may be a part of its storage. Does nothing if that is large.
+// Makes `value` the assumed value of `fake`, which may be a part of its storage: the rest does not change. Does nothing
+// if the storage is large.
 TORCHEXT_API void assumeValue(const at::Tensor& fake, const at::Tensor& value, ValueKind kind);
 
 // Returns the kind of a result that is computed from `values`, if some values are unknown.
 TORCHEXT_API ValueKind standingOn(c10::ArrayRef<c10::IValue> values);
 
-// Returns the lengths of sequences that `op` takes for the fake `lengths`: their values or, if they have none, the
-// share of `most` that counts in masks.
+// Returns the lengths of sequences that `op` takes for the fake `lengths`: their values, and for those that have none
+// the share of `most` that counts in masks.
 at::Tensor assumedLengths(const c10::OperatorHandle& op, const at::Tensor& lengths, std::int64_t most);
+
+// The same for sequences of `total` elements together, whose lengths are alike. The last one has what is left.
+at::Tensor assumedShares(const c10::OperatorHandle& op, const at::Tensor& lengths, std::int64_t total);
 
 // Returns the results of a call of `op` that reads values, by assumed ones. Returns nothing if it reads none, or if
 // values are not assumed.
@@ -107,9 +113,7 @@ std::optional<torch::jit::Stack> assumeValues(const c10::OperatorHandle& op, c10
 enum class Noting : std::uint8_t { kNotes, kIsSilent };
 
 // Returns how many elements of the mask `mask` are taken to count, or nothing if values are not assumed.
-std::optional<std::int64_t> assumedCount(const c10::OperatorHandle& op,
-                                         const at::Tensor& mask,
-                                         Noting noting = Noting::kNotes);
+std::optional<std::int64_t> assumedCount(const c10::OperatorHandle& op, const at::Tensor& mask, Noting noting);
 
 // Returns the answer to whether what a call compares is equal, or close, or nothing if values are not assumed.
 std::optional<bool> assumeEqual(const c10::OperatorHandle& op, const at::Tensor& a, const at::Tensor& b);

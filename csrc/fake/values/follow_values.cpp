@@ -49,7 +49,9 @@ class Overwrites {
       if (isWritten(op.schema().arguments()[i])) {
         forEachTensor(arguments[i], [&](const Tensor& tensor) {
           if (isFake(tensor) && !valueOf(tensor).defined() && overwritesUnknown(op, i, tensor)) {
-            has_room_ = (coversStorage(tensor) ? makeBytes(tensor, ValueKind::kKnown) : makePart(tensor)) && has_room_;
+            has_room_ =
+                (coversStorage(tensor) ? makeBytes(tensor, ValueKind::kKnown) : makePart(tensor, ValueKind::kKnown)) &&
+                has_room_;
             tensors_.push_back(tensor);
           }
         });
@@ -59,7 +61,7 @@ class Overwrites {
   C10_DISABLE_COPY_AND_ASSIGN(Overwrites);
   ~Overwrites() {
     for (const Tensor& tensor : tensors_) {
-      forgetValues(tensor);
+      forgetElements(tensor);
     }
   }
 

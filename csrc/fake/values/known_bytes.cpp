@@ -1,10 +1,14 @@
 #include "known_bytes.h"
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <optional>
 #include <utility>
+#include <vector>
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/where.h>
 #include <c10/core/Storage.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/accumulate.h>
@@ -15,7 +19,6 @@
 #include "../calls/hidden_keys.h"
 #include "../storage/fake_storage.h"
 #include "../storage/fake_tensor_impl.h"
-#include "assumed_values.h"
 
 namespace torchext {
 
@@ -26,73 +29,99 @@ namespace {
 
 std::atomic<std::size_t> bytes_of_all{0};
 
-bool isRoomFor(std::size_t nbytes) noexcept {
-  return nbytes <= kFewBytes || (nbytes <= kMaxKnownBytes && bytes_of_all + nbytes <= kMaxKnownBytesOfAll);
+// How many large storages have elements that repeat.
+std::atomic<std::size_t> num_repeated{0};
+
+// Returns true if there is room for `copies` times the bytes of a storage.
+bool isRoomFor(std::size_t nbytes, std::size_t copies = 1) noexcept {
+  return nbytes <= kFewBytes || (nbytes <= kMaxKnownBytes && bytes_of_all + copies * nbytes <= kMaxKnownBytesOfAll);
 }
 
 // What is known, or assumed, of a fake storage. What deferred_init has recorded is none.
 class Values : public Provenance {};
 
-// Returns the integers that have as many bytes as an element of `tensor`, or nothing.
-std::optional<c10::ScalarType> integersLike(const Tensor& tensor) {
-  switch (tensor.itemsize()) {
-    case 1:
-      return c10::kChar;
-    case 2:
-      return c10::kShort;
-    case 4:
-      return c10::kInt;
-    case 8:
-      return c10::kLong;
-    default:
-      return std::nullopt;
-  }
+// The mark of a byte that has a value: this bit and the kind of the value. That of a byte without a value is 0.
+constexpr std::uint8_t kHasValue = 0x80;
+
+constexpr std::uint8_t markOf(ValueKind kind) noexcept {
+  return static_cast<std::uint8_t>(kHasValue | static_cast<std::uint8_t>(kind));
 }
+
+Tensor bytesIn(const Storage& storage) {
+  return makeStridedTensor(storage, c10::kByte, {static_cast<std::int64_t>(storage.nbytes())}, {1}, 0, {});
+}
+
+// Returns the marks of the bytes of `tensor`, which has one more dimension: that of the bytes of an element. Takes
+// those of all of its storage if it does not hold its elements.
+Tensor marksIn(const Storage& marks, const Tensor& tensor) {
+  if (!isSmall(tensor) || !isPlain(tensor)) {
+    return bytesIn(marks);
+  }
+  const auto itemsize = static_cast<std::int64_t>(tensor.itemsize());
+  std::vector<std::int64_t> sizes = tensor.sizes().vec();
+  std::vector<std::int64_t> strides = tensor.strides().vec();
+  std::transform(strides.begin(), strides.end(), strides.begin(),
+                 [=](std::int64_t stride) { return stride * itemsize; });
+  sizes.push_back(itemsize);
+  strides.push_back(1);
+  return makeStridedTensor(marks, c10::kByte, sizes, strides, tensor.storage_offset() * itemsize, {});
+}
+
+// What the elements of a tensor have.
+struct FoundValues {
+  bool are_complete;
+  ValueKind kind;  // of those that have values, combined
+};
 
 // The bytes of a fake storage.
 class KnownBytes final : public Values {
  public:
-  // `written` has a byte for each one of `bytes`, with all bits set in those that are known. Null if all are.
-  KnownBytes(Storage bytes, ValueKind kind, Storage written = {})
-      : bytes_{std::move(bytes)}, written_{std::move(written)}, kind_{kind} {
-    bytes_of_all += bytes_.nbytes();
+  // `marks` has one for each byte. If it is null, all bytes have values of `kind`.
+  KnownBytes(Storage bytes, ValueKind kind, Storage marks = {})
+      : bytes_{std::move(bytes)}, marks_{std::move(marks)}, kind_{kind} {
+    bytes_of_all += size();
   }
   C10_DISABLE_COPY_AND_ASSIGN(KnownBytes);
   ~KnownBytes() override {
-    bytes_of_all -= bytes_.nbytes();
+    bytes_of_all -= size();
   }
 
   const Storage& bytes() const noexcept {
     return bytes_;
   }
 
+  // Returns null if all bytes have values of `kind()`.
+  const Storage& marks() const noexcept {
+    return marks_;
+  }
+
   ValueKind kind() const noexcept {
     return kind_;
   }
 
-  bool isPart() const noexcept {
-    return static_cast<bool>(written_);
-  }
-
-  // Returns -1 for each element of `tensor` that has been written. Undefined if no integer type has its size.
-  Tensor written(const Tensor& tensor) const {
-    const auto dtype = integersLike(tensor);
-    return dtype ? makeStridedTensor(written_, *dtype, tensor.sizes(), tensor.strides(), tensor.storage_offset(), {})
-                 : Tensor{};
-  }
-
-  bool hasAllOf(const Tensor& tensor) const {
-    if (!isPart()) {
-      return true;
+  FoundValues lookAt(const Tensor& tensor) const {
+    if (!marks_) {
+      return {true, kind_};
     }
     const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
-    const Tensor elements = written(tensor);
-    return elements.defined() && elements.eq(-1).all().item().toBool();
+    const Tensor marks = marksIn(marks_, tensor).contiguous();
+    const auto* const first = marks.const_data_ptr<std::uint8_t>();
+    unsigned of_all = kHasValue;
+    unsigned of_any = 0;
+    std::for_each(first, first + marks.numel(), [&](std::uint8_t mark) {
+      of_all &= mark;
+      of_any |= mark;
+    });
+    return {of_all != 0, static_cast<ValueKind>(of_any & ~unsigned{kHasValue})};
   }
 
  private:
+  std::size_t size() const noexcept {
+    return bytes_.nbytes() + (marks_ ? marks_.nbytes() : 0);
+  }
+
   Storage bytes_;
-  Storage written_;
+  Storage marks_;
   ValueKind kind_;
 };
 
@@ -122,7 +151,13 @@ class KnownFill final : public Values {
 
 // A large tensor whose elements are assumed to repeat.
 struct RepeatedElements final : Values {
-  RepeatedElements(Tensor repeated, ValueKind its_kind) : pattern{std::move(repeated)}, kind{its_kind} {}
+  RepeatedElements(Tensor repeated, ValueKind its_kind) : pattern{std::move(repeated)}, kind{its_kind} {
+    ++num_repeated;
+  }
+  C10_DISABLE_COPY_AND_ASSIGN(RepeatedElements);
+  ~RepeatedElements() override {
+    --num_repeated;
+  }
 
   const Tensor pattern;
   const ValueKind kind;
@@ -132,8 +167,8 @@ bool hasSmallStorage(const Tensor& tensor) noexcept {
   return tensor.has_storage() && tensor.storage().nbytes() <= kMaxKnownBytes;
 }
 
-void setBytes(const Tensor& fake, Storage bytes, ValueKind kind) {
-  setProvenance(fake.storage(), std::make_shared<KnownBytes>(std::move(bytes), kind), {});
+void setBytes(const Tensor& fake, Storage bytes, ValueKind kind, Storage marks = {}) {
+  setProvenance(fake.storage(), std::make_shared<KnownBytes>(std::move(bytes), kind, std::move(marks)), {});
 }
 
 // Returns what is known of the storage of `tensor`, or null.
@@ -153,6 +188,46 @@ Tensor showBytes(Storage bytes, const Tensor& like) {
                            like.key_set() & kLazyBits);
 }
 
+Storage copyOf(const Storage& storage) {
+  const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+  return bytesIn(storage).to(c10::kCPU, c10::kByte, /*non_blocking=*/false, /*copy=*/true).storage();
+}
+
+bool canHaveValues(const Tensor& fake) {
+  return isFake(fake) && isPlain(fake) && !fake.is_meta() && isSmall(fake);
+}
+
+// Returns the marks of the storage of `fake`, which has `known` bytes, if any. Makes some if it has none. Null if there
+// is no room.
+Storage makeMarks(const Tensor& fake, const KnownBytes* known) {
+  if (known != nullptr && known->marks()) {
+    return known->marks();
+  }
+  const std::size_t nbytes = fake.storage().nbytes();
+  if (!isRoomFor(nbytes, known == nullptr ? 2 : 1)) {
+    return {};
+  }
+  Storage marks = makeZeroStorage(nbytes);
+  if (known != nullptr) {
+    const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+    bytesIn(marks).fill_(markOf(known->kind()));
+  }
+  setBytes(fake, known == nullptr ? makeZeroStorage(nbytes) : known->bytes(),
+           known == nullptr ? ValueKind::kKnown : known->kind(), marks);
+  return marks;
+}
+
+// Gives all elements of `fake` one mark, or none. Returns false if there is no room.
+bool markElements(const Tensor& fake, const KnownBytes* known, std::uint8_t mark) {
+  const Storage marks = makeMarks(fake, known);
+  if (!marks) {
+    return false;
+  }
+  const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+  marksIn(marks, fake).fill_(mark);
+  return true;
+}
+
 }  // namespace
 
 bool isSmall(const Tensor& tensor) noexcept {
@@ -168,13 +243,14 @@ bool areSmall(c10::ArrayRef<c10::IValue> values) {
 }
 
 bool hasValue(const Tensor& fake) noexcept {
-  return fake.has_storage() && (hasSmallStorage(fake) || assumesValues()) && hasProvenance(fake.storage());
+  return fake.has_storage() && (hasSmallStorage(fake) || num_repeated > 0) && hasProvenance(fake.storage()) &&
+         std::dynamic_pointer_cast<Values>(provenanceOf(fake.storage())) != nullptr;
 }
 
 ValueKind kindOf(const Tensor& fake) {
   const auto provenance = fake.has_storage() ? provenanceOf(fake.storage()) : nullptr;
   if (const auto bytes = std::dynamic_pointer_cast<KnownBytes>(provenance)) {
-    return bytes->kind();
+    return bytes->lookAt(fake).kind;
   }
   const auto elements = std::dynamic_pointer_cast<RepeatedElements>(provenance);
   return elements == nullptr ? ValueKind::kKnown : elements->kind;
@@ -188,24 +264,26 @@ Tensor valueOf(const Tensor& tensor, ValueKind accepted) {
     return tensor.is_cpu() && isPlain(tensor) ? tensor : Tensor{};
   }
   const auto known = bytesOf(tensor);
-  const bool counts = known != nullptr && (known->kind() == ValueKind::kKnown || accepted != ValueKind::kKnown) &&
-                      known->hasAllOf(tensor);
+  if (known == nullptr) {
+    return {};
+  }
+  const auto [are_complete, kind] = known->lookAt(tensor);
+  const bool counts = are_complete && (kind == ValueKind::kKnown || accepted != ValueKind::kKnown);
   return counts ? showBytes(known->bytes(), tensor) : Tensor{};
 }
 
 void copyBytes(const Tensor& fake, const Tensor& source) {
-  const std::size_t nbytes = source.storage().nbytes();
   const auto known = bytesOf(source);
-  const Storage from = known == nullptr ? source.storage() : known->bytes();
-  if (!isRoomFor(nbytes) || (isFake(source) && (known == nullptr || known->isPart()))) {
+  if (known == nullptr) {
+    if (!isFake(source) && isRoomFor(source.storage().nbytes())) {
+      setBytes(fake, copyOf(source.storage()), ValueKind::kKnown);
+    }
     return;
   }
-  const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
-  const auto bytes_in = [nbytes](Storage storage) {
-    return makeStridedTensor(std::move(storage), c10::kByte, {static_cast<std::int64_t>(nbytes)}, {1}, 0, {});
-  };
-  const Tensor copy = bytes_in(from).to(c10::kCPU, c10::kByte, /*non_blocking=*/false, /*copy=*/true);
-  setBytes(fake, copy.storage(), known == nullptr ? ValueKind::kKnown : known->kind());
+  const Storage& marks = known->marks();
+  if (isRoomFor(source.storage().nbytes(), marks ? 2 : 1)) {
+    setBytes(fake, copyOf(known->bytes()), known->kind(), marks ? copyOf(marks) : Storage{});
+  }
 }
 
 void setValue(const Tensor& fake, const Tensor& value, ValueKind kind) {
@@ -235,37 +313,48 @@ bool makeBytes(const Tensor& fake, ValueKind kind) {
 }
 
 bool canKnowPart(const Tensor& fake) {
-  if (!isFake(fake) || !isPlain(fake) || fake.is_meta() || !isSmall(fake) ||
-      !c10::isIntegralType(fake.scalar_type(), /*includeBool=*/true)) {
+  if (!canHaveValues(fake)) {
+    return false;
+  }
+  return bytesOf(fake) != nullptr ||
+         (c10::isIntegralType(fake.scalar_type(), /*includeBool=*/true) && !hasProvenance(fake.storage()));
+}
+
+bool makePart(const Tensor& fake, ValueKind kind) {
+  if (!canHaveValues(fake)) {
     return false;
   }
   const auto known = bytesOf(fake);
-  return known == nullptr ? !hasProvenance(fake.storage()) : known->isPart();
-}
-
-bool makePart(const Tensor& fake) {
-  const std::size_t nbytes = fake.storage().nbytes();
-  auto known = bytesOf(fake);
-  if (known == nullptr) {
-    if (!isRoomFor(nbytes)) {
-      return false;
-    }
-    known = std::make_shared<KnownBytes>(makeZeroStorage(nbytes), ValueKind::kKnown, makeZeroStorage(nbytes));
-    setProvenance(fake.storage(), known, {});
+  if (known == nullptr && hasProvenance(fake.storage())) {
+    return false;  // recorded by deferred_init
   }
-  const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
-  known->written(fake).fill_(-1);
-  return true;
+  if (coversStorage(fake)) {
+    if (known == nullptr) {
+      return makeBytes(fake, kind);
+    }
+    setBytes(fake, known->bytes(), kind);
+    return true;
+  }
+  const bool is_such = known != nullptr && !known->marks() && known->kind() == kind;
+  return is_such || markElements(fake, known.get(), markOf(kind));
 }
 
-std::optional<std::pair<Tensor, Tensor>> partsOf(const Tensor& fake) {
-  const auto known = isFake(fake) && isSmall(fake) ? bytesOf(fake) : nullptr;
-  const Tensor elements = known != nullptr && known->isPart() ? known->written(fake) : Tensor{};
-  if (!elements.defined()) {
+std::optional<KnownParts> partsOf(const Tensor& fake, ValueKind accepted) {
+  const auto known = canHaveValues(fake) ? bytesOf(fake) : nullptr;
+  if (known == nullptr || !known->marks() || known->lookAt(fake).are_complete) {
     return std::nullopt;
   }
   const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
-  return std::pair{showBytes(known->bytes(), fake), elements.eq(-1)};
+  const Tensor marks = marksIn(known->marks(), fake);
+  const Tensor written = (accepted == ValueKind::kKnown ? marks.eq(markOf(accepted)) : marks.ne(0)).all(-1);
+  return written.any().item().toBool() ? std::optional{KnownParts{showBytes(known->bytes(), fake), written}}
+                                       : std::nullopt;
+}
+
+Tensor withParts(const Tensor& fake, const Tensor& rest) {
+  const auto parts = partsOf(fake, ValueKind::kAssumed);
+  const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+  return parts ? at::where(parts->written, parts->values, rest) : rest;
 }
 
 bool coversStorage(const Tensor& fake) {
@@ -284,18 +373,34 @@ void shareBytes(const Tensor& fake, const Tensor& real) {
 }
 
 void markAssumed(const Tensor& fake, ValueKind kind) {
-  if (const auto known = bytesOf(fake); known != nullptr && known->kind() != (known->kind() | kind)) {
-    setBytes(fake, known->bytes(), known->kind() | kind);
+  const auto known = bytesOf(fake);
+  if (known == nullptr) {
+    return;
   }
+  const bool is_uniform = !known->marks();
+  if (is_uniform && known->kind() == (known->kind() | kind)) {
+    return;
+  }
+  const Storage marks = is_uniform && coversStorage(fake) ? Storage{} : makeMarks(fake, known.get());
+  if (!marks) {
+    setBytes(fake, known->bytes(), known->kind() | kind);
+    return;
+  }
+  const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+  const Tensor of_fake = marksIn(marks, fake);
+  of_fake.copy_(at::where(of_fake.eq(0), of_fake, of_fake.bitwise_or(static_cast<std::uint8_t>(kind))));
 }
 
 Tensor repeated(const Tensor& pattern, c10::IntArrayRef sizes) {
   const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
-  if (pattern.numel() == 1) {
-    return pattern.reshape({}).expand(sizes);
-  }
   const std::int64_t count = c10::multiply_integers(sizes);
-  return pattern.flatten().repeat({count / pattern.numel() + 1}).slice(0, 0, count).view(sizes);
+  Tensor result = at::empty(sizes, pattern.options());
+  if (count > 0) {
+    const Tensor once = pattern.flatten();
+    const bool is_alike = once.numel() == 1;  // broadcast
+    result.view({-1}).copy_(is_alike ? once : once.repeat({count / once.numel() + 1}).slice(0, 0, count));
+  }
+  return result;
 }
 
 void setElements(const Tensor& fake, const Tensor& pattern, ValueKind kind) {
@@ -330,6 +435,15 @@ void forgetAll(c10::ArrayRef<c10::IValue> values) {
   for (const c10::IValue& value : values) {
     forgetValues(value);
   }
+}
+
+void forgetElements(const c10::IValue& tensors) {
+  forEachTensor(tensors, [](const Tensor& tensor) {
+    const auto known = canHaveValues(tensor) && !coversStorage(tensor) ? bytesOf(tensor) : nullptr;
+    if (known == nullptr || !markElements(tensor, known.get(), 0)) {
+      forgetValues(tensor);
+    }
+  });
 }
 
 }  // namespace torchext

@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <utility>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
@@ -32,17 +31,20 @@ bool isSmall(const at::Tensor& tensor) noexcept;
 // The same for all tensors in `values`.
 bool areSmall(c10::ArrayRef<c10::IValue> values);
 
-// Returns true if `fake` has known or assumed values. Takes the lock of the storages if it is small.
+// Returns true if the storage of `fake` has known or assumed values, those of setElements() included. Takes the lock of
+// the storages if it may have some.
 bool hasValue(const at::Tensor& fake) noexcept;
 
-// Returns the kind of the values of `fake`, those of setElements() included: kKnown if there are none.
+// Returns the kind of the values of `fake`, those of setElements() included: kKnown if there are none. Where elements
+// have values of several kinds, these are combined.
 ValueKind kindOf(const at::Tensor& fake);
 
 // Returns a real tensor on the CPU with the values of `tensor`, which shares their memory, or an undefined one if there
 // are none. Those that are assumed count if `accepted` says so. A real tensor on the CPU has its own.
 TORCHEXT_API at::Tensor valueOf(const at::Tensor& tensor, ValueKind accepted = ValueKind::kKnown);
 
-// Copies the bytes of `source`, which has the geometry and the storage size of `fake`, if there are any.
+// Copies the bytes of `source`, which has the geometry and the storage size of `fake`, if there are any, and which of
+// them are known or assumed.
 void copyBytes(const at::Tensor& fake, const at::Tensor& source);
 
 // Gives `fake`, which is alone on its storage, the values of `value`. Does nothing if they are too many.
@@ -61,20 +63,34 @@ void setFill(const at::Tensor& fake, bool value);
 // Gives the storage of `fake` zeros, so that values can be written. Returns false if they would be too many.
 bool makeBytes(const at::Tensor& fake, ValueKind kind);
 
-// Returns true if `fake` is a part of a storage of integers, and the storage has no known bytes, or known parts only.
-// Values that are written to `fake` can be known, and the rest stays unknown.
+// Returns true if values that are written to `fake`, a part of its storage, can be known: the storage is one of
+// integers, or has bytes. The rest does not change.
 bool canKnowPart(const at::Tensor& fake);
 
-// Gives such a part zeros, so that values can be written. Returns false if they would be too many.
-bool makePart(const at::Tensor& fake);
+// Makes the elements of `fake`, which may be a part of its storage, values of `kind`, so that they can be written.
+// Those that had no values are zero. The rest of the storage does not change: what was unknown remains so. Returns
+// false if values cannot be kept for `fake`, or would be too many.
+bool makePart(const at::Tensor& fake, ValueKind kind);
 
-// Returns which elements of `fake` have known values, if some have, but not all. The other member are the values.
-TORCHEXT_API std::optional<std::pair<at::Tensor, at::Tensor>> partsOf(const at::Tensor& fake);
+// Some elements of a tensor have values, the others have none.
+struct KnownParts {
+  at::Tensor values;
+  at::Tensor written;  // truth values: which elements have one
+};
 
-// What is known of `fake` has been written with assumed values, and is assumed from now on.
+// Returns which elements of `fake` have values, if some have, but not all. Those that are assumed count if `accepted`
+// says so.
+TORCHEXT_API std::optional<KnownParts> partsOf(const at::Tensor& fake, ValueKind accepted = ValueKind::kKnown);
+
+// Returns `rest`, which is real and has the sizes and the dtype of `fake`, with the elements of `fake` that have
+// values.
+at::Tensor withParts(const at::Tensor& fake, const at::Tensor& rest);
+
+// The values of `fake` have been written with assumed ones, and are assumed from now on. Elements without values remain
+// unknown.
 void markAssumed(const at::Tensor& fake, ValueKind kind);
 
-// Returns a tensor of `sizes` whose elements are those of `pattern`, which is real, repeated.
+// Returns a new contiguous tensor of `sizes` whose elements are those of `pattern`, which is real, repeated.
 at::Tensor repeated(const at::Tensor& pattern, c10::IntArrayRef sizes);
 
 // Assumes that the elements of `fake`, however many these are, are those of `pattern`, which is real, repeated.
@@ -86,5 +102,8 @@ at::Tensor elementsOf(const at::Tensor& fake);
 // Forgets the values of the fakes in `tensors`, to which something else has written.
 TORCHEXT_API void forgetValues(const c10::IValue& tensors);
 void forgetAll(c10::ArrayRef<c10::IValue> values);
+
+// Forgets the values of these elements only. The rest of their storages does not change.
+void forgetElements(const c10::IValue& tensors);
 
 }  // namespace torchext

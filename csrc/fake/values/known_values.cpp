@@ -78,7 +78,7 @@ void writeValue(const Tensor& fake, const Tensor& value) {
     known.copy_(value);
   } else if (coversStorage(fake)) {
     setValue(fake, value, ValueKind::kKnown);
-  } else if (canKnowPart(fake) && makePart(fake)) {
+  } else if (canKnowPart(fake) && makePart(fake, ValueKind::kKnown)) {
     const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
     valueOf(fake).copy_(value);
   } else {

@@ -11,7 +11,8 @@
 //   * `fake_like()` and the copies of real tensors and of fakes take over theirs;
 //   * an operator whose tensor arguments are all known is also run on the values: what it writes and makes is known,
 //     too, and it may read values (`item`, `equal`, `nonzero`);
-//   * what is written to a part of a storage of integers is known, also where the rest is not;
+//   * what is written to a part of a storage of integers, or of one that has values, is known, also where the rest is
+//     not;
 //   * any other operator that writes to the storage makes the values unknown.
 //
 // All together take at most kMaxKnownBytesOfAll: what is made while they do is unknown, unless it takes kFewBytes.
@@ -32,8 +33,8 @@
 
 namespace torchext {
 
-// Makes `value` the value of `fake`, after a call has written it to `fake`: a part of its storage, or all of it. If the
-// rest of the storage is unknown, its values are forgotten, unless they are integers.
+// Makes `value` the value of `fake`, after a call has written it to `fake`: a part of its storage, or all of it. The
+// rest of the storage does not change. A part of a storage without values is known only if these are integers.
 TORCHEXT_API void writeValue(const at::Tensor& fake, const at::Tensor& value);
 
 // Gives the storage of `fake` the bytes of `source`, of which `fake` is a copy, if these are known: `source` is real
