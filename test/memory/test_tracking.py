@@ -346,9 +346,9 @@ class TestHost:
         with fake_mode(fake_cuda=True), track_memory() as memory:
             pinned = torch.tensor([[1.0, 2.0]], pin_memory=True, requires_grad=True, dtype=torch.float64)
             assert (pinned.tolist(), pinned.requires_grad, pinned.dtype) == ([[1, 2]], True, torch.float64)
-            with pytest.raises(RuntimeError, match="Only dense CPU tensors can be pinned"):
-                torch.tensor([1.0], pin_memory=True, device="cuda")
-        assert memory.places == ["pinned"]
+            assert torch.tensor([1.0], pin_memory=True, device="cuda").device.type == "cuda"
+        assert "pinned" in memory.places
+        assert "cpu" not in memory.places
 
     def test_activations_are_kept_there(self) -> None:
         with fake_mode(fake_cuda=True), track_memory() as memory:

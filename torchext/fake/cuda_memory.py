@@ -10,9 +10,10 @@ import torch
 from torch.accelerator._utils import _get_device_index
 
 from .. import _C
+from ..tools.dispatch_keys import without_our_keys
 from .cuda_devices import index_of
 
-__all__ = ["ACCELERATOR_MEMORY", "MEMORY", "forget_raw_memory"]
+__all__ = ["ACCELERATOR_MEMORY", "MEMORY", "forget_raw_memory", "pinning_numbers"]
 
 
 def _snapshot(device: Any = None, augment_with_fx_traces: bool = False) -> dict[str, Any]:
@@ -154,3 +155,23 @@ ACCELERATOR_MEMORY: dict[str, Callable[..., Any]] = {
     ),
     "reset_peak_memory_stats": lambda device=None, /: _C.cuda_reset_peak_memory_stats(_accelerator_index(device)),
 }
+
+
+def pinning_numbers(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Makes tensors of numbers in fake pinned memory.
+
+    `internal_new_from_data()` (tensor_new.cpp) allocates pinned memory with the `Fake` key excluded, and copies it if
+    the tensor is to be on another device.
+    """
+
+    def tensor(*args: Any, **kwargs: Any) -> torch.Tensor:
+        if not kwargs.get("pin_memory") or not _C.are_factories_fake():
+            return original(*args, **kwargs)
+        with without_our_keys():
+            value = original(*args, **kwargs | {"pin_memory": False, "device": "cpu"})
+        pinned = torch.empty(value.shape, dtype=value.dtype, device="cpu", pin_memory=True)
+        _C.copy_value(pinned, value.detach())
+        device = kwargs.get("device")
+        return (pinned if device is None else pinned.to(device)).requires_grad_(value.requires_grad)
+
+    return tensor

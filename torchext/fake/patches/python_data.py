@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ... import _C
-from ...tools.dispatch_keys import with_our_keys, without_our_keys
+from ...tools.dispatch_keys import with_our_keys
 from ...tools.leases import while_fakes_live
 from ...tools.patching import Concerns
 
@@ -73,11 +73,9 @@ def _iterating_over_values(original: Callable[..., Iterator[Any]]) -> Callable[.
 
 
 def _made_on_storage(original: Callable[..., Any]) -> Callable[..., Any]:
-    """What `original` makes shares the memory of a storage of fakes, or would be in pinned memory."""
+    """What `original` makes shares the memory of a storage of fakes."""
 
     def make(*args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("pin_memory") and _C.are_factories_fake():
-            return _made_pinned(original, *args, **kwargs)
         given = [value for value in (*args, *kwargs.values()) if isinstance(value, Storage)]
         if not given or not _C.is_storage_of_fakes(_untyped(given[0])):
             return original(*args, **kwargs)
@@ -90,15 +88,6 @@ def _made_on_storage(original: Callable[..., Any]) -> Callable[..., Any]:
         return made.to(form.device).requires_grad_(form.requires_grad)
 
     return make
-
-
-def _made_pinned(original: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
-    """`internal_new_from_data()` allocates the pinned memory with the `Fake` key excluded."""
-    with without_our_keys():
-        value = original(*args, **kwargs | {"pin_memory": False, "device": "cpu"})
-    made = torch.empty(value.shape, dtype=value.dtype, device=kwargs.get("device"), pin_memory=True)
-    _C.copy_value(made, value.detach())
-    return made.requires_grad_(value.requires_grad)
 
 
 def _small_storage(storage: Storage) -> Storage:
