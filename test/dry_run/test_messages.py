@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import Pipe
 from pathlib import Path
 from textwrap import dedent
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pipeline_programs
 import pytest
+import torch
 import torch.distributed as dist
 from pipeline_programs import PROGRAMS, Log, run_on_gloo
 from torch.multiprocessing.spawn import start_processes
 
+from torchext.dry_run import World, world
 from torchext.dry_run.command import main
+from torchext.dry_run.messages import Awaited, Message, Messages
 
 pytestmark = pytest.mark.skipif(
     not (dist.is_available() and dist.is_gloo_available()), reason="this build of PyTorch has no gloo"
@@ -183,6 +189,82 @@ def test_messages_are_received_in_order_by_group_and_device(run: Callable[..., E
     assert ended.code == 0, ended.err
     assert "READ [20, 21, 22, 10, 11, 12, 30, 40]\n" in ended.out
     assert "FROM 0\nOBJECTS 50 (3, 2) 7\n" in ended.out
+
+
+class Arrived(Messages):
+    """Messages that have been sent before they are awaited."""
+
+    def __init__(self, *messages: Message) -> None:
+        super().__init__(Pipe()[0], 0)
+        self.messages = list(messages)
+        self.awaited: list[Awaited] = []
+
+    def _await(self, awaited: Awaited) -> Message:
+        self.awaited.append(awaited)
+        return self.messages.pop(0)
+
+    def _tell(self, notice: object) -> None:
+        pass
+
+
+def message(*numbers: int, **others: Any) -> Message:
+    return Message((len(numbers),), torch.int64, 8 * len(numbers), struct.pack(f"{len(numbers)}q", *numbers), **others)
+
+
+@contextmanager
+def rank_0(*messages: Message) -> Iterator[tuple[World, Arrived]]:
+    """Rank 0 of two, with messages of rank 1."""
+    job = world(2, 0, values="assume")
+    job.messages = arrived = Arrived(*messages)
+    with job:
+        yield job, arrived
+
+
+def poll(is_done: Callable[[], bool]) -> None:
+    assert any(is_done() for _ in range(3))
+
+
+def read_by_callback(future: torch.futures.Future[Any]) -> None:
+    assert future.then(lambda done: done.value()[0].tolist()).wait() == [5, 6]
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda work: work.get_future().wait(),
+        lambda work: work.get_future().value(),
+        lambda work: read_by_callback(work.get_future()),
+        lambda work: work.get_future().add_done_callback(lambda future: None),
+        lambda work: torch.futures.wait_all([work.get_future()]),
+        lambda work: torch.futures.collect_all([work.get_future()]).wait(),
+        lambda work: poll(work.is_completed),
+        lambda work: poll(work.get_future().done),
+    ],
+    ids=["wait", "value", "then", "add_done_callback", "wait_all", "collect_all", "is_completed", "done"],
+)
+def test_message_has_arrived_when_its_work_or_future_is_done(wait: Callable[[Any], object]) -> None:
+    with rank_0(message(5, 6)):
+        x = torch.zeros(2, dtype=torch.int64, device="cuda")
+        work = dist.irecv(x, 1)
+        assert x.tolist() == [0, 0]
+        wait(work)
+        assert x.tolist() == [5, 6]
+
+
+def test_future_is_not_waited_for_before_the_program_does(run: Callable[..., Ended]) -> None:
+    program = (
+        START
+        + """
+    x, y = torch.tensor([rank], device="cuda"), torch.tensor([9], device="cuda")
+    future = dist.irecv(y, 1 - rank).get_future()
+    dist.send(x, 1 - rank)
+    future.wait()
+    print("READ", y.tolist())
+    """
+    )
+    ended = run(program, 2)
+    assert ended.code == 0, ended.err
+    assert re.findall("READ.*", ended.out) == ["READ [1]", "READ [0]"]
 
 
 def test_program_that_waits_for_itself_is_refused(run: Callable[..., Ended]) -> None:

@@ -68,11 +68,15 @@ class Recorder:
                 return None
             return self._record(name, values)
 
-    def waited(self, work: Any) -> None:
-        """The program waits for `work`."""
+    def deliver(self, work: Any) -> None:
+        """Write what `work` receives from another rank, if that has not been written."""
         deliver = self._deliveries.pop(work, None)
         if deliver is not None:
             deliver()
+
+    def waited(self, work: Any) -> None:
+        """Record that the program waits for `work`, after delivering what it receives."""
+        self.deliver(work)
         self._results.pop(work, None)
         number = self._by_work.pop(work, None)
         if number is not None:
@@ -190,23 +194,81 @@ def _stream(device: torch.device) -> int:
 
 def _watch_waits() -> None:
     while_world_is_open.patch(Work, "get_future", _with_results, "has a future without what was received")
+    while_world_is_open.patch(Work, "is_completed", _completing, "is never true of collectives that do nothing")
+    while_world_is_open.patch(torch._C, "_collect_all", _delivering, "waits for futures in C++")
     for work in (Work, getattr(torch._C._distributed_c10d, "FakeWork", Work)):
-        for name in ("wait", "synchronize", "block_current_stream"):
+        for name in ("wait", "synchronize", "block_current_stream", "result"):
             if name in vars(work):
                 while_world_is_open.patch(work, name, _noting, "waits for a collective")
+
+
+class _Results(torch.futures.Future[list[Tensor]]):
+    """The future of a collective, whose results are delivered when the program waits for it or adds a callback."""
+
+    def __init__(self, work: Any, results: list[Tensor]) -> None:
+        super().__init__()
+        self._work = work
+        self.set_result(results)
+
+    def deliver(self) -> None:
+        world = current()
+        if world is not None:
+            world.recorder.deliver(self._work)
+
+    def _note_wait(self) -> None:
+        world = current()
+        if world is not None:
+            world.recorder.waited(self._work)
+
+    def wait(self) -> list[Tensor]:
+        self._note_wait()
+        return super().wait()
+
+    def value(self) -> list[Tensor]:
+        self._note_wait()
+        return super().value()
+
+    def done(self) -> bool:
+        self._note_wait()
+        return super().done()
+
+    def then(self, callback: Callable[[Any], Any]) -> torch.futures.Future[Any]:
+        self.deliver()
+        return super().then(callback)
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        self.deliver()
+        super().add_done_callback(callback)
 
 
 def _with_results(original: Callable[..., Any]) -> Callable[..., Any]:
     def get_future(work: Any) -> Any:
         world = current()
         results = None if world is None else world.recorder.results_of(work)
-        if results is None:
-            return original(work)
-        future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
-        future.set_result(results)
-        return future
+        return original(work) if results is None else _Results(work, results)
 
     return get_future
+
+
+def _delivering(original: Callable[..., Any]) -> Callable[..., Any]:
+    def collect_all(futures: Any) -> Any:
+        for future in futures:
+            if isinstance(future, _Results):
+                future.deliver()
+        return original(futures)
+
+    return collect_all
+
+
+def _completing(original: Callable[..., Any]) -> Callable[..., Any]:
+    def is_completed(work: Any) -> bool:
+        world = current()
+        if world is None:
+            return bool(original(work))
+        world.recorder.waited(work)
+        return True
+
+    return is_completed
 
 
 def _noting(original: Callable[..., Any]) -> Callable[..., Any]:
