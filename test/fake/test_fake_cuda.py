@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from torchext.fake import fake_like, fake_mode, is_fake
+from torchext.fake import carry_blocks_to_threads, fake_like, fake_mode, is_fake
 from torchext.memory import fits
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA, where nothing is replaced")
@@ -236,23 +237,77 @@ def test_default_device_and_device_contexts() -> None:
         assert nn.Linear(2, 2).weight.device == torch.device("cuda:1")
 
 
+@pytest.fixture
+def default_types() -> Iterator[None]:
+    """Restores PyTorch's defaults."""
+    yield
+    torch.set_default_device(None)
+    torch.set_default_dtype(torch.float32)
+
+
+def default_type() -> tuple[torch.dtype, str]:
+    made = torch.empty(1)
+    return made.dtype, made.device.type
+
+
+HALF_ON_CUDA = torch.float16, "cuda"
+
+
+@pytest.mark.usefixtures("default_types")
 @pytest.mark.filterwarnings("ignore:torch.set_default_tensor_type")
 def test_default_tensor_type_may_be_one_of_cuda() -> None:
-    try:
-        with fake_mode(fake_cuda=True):
-            torch.set_default_tensor_type(torch.cuda.HalfTensor)
-            assert (torch.randn(2).dtype, nn.Linear(2, 2).weight.device.type) == (torch.float16, "cuda")
-            assert {torch.arange(3).device.type, torch.tensor([1.0]).device.type} == {"cuda"}
-            with pytest.raises(TypeError, match="only floating-point types are supported"):
-                torch.set_default_tensor_type("torch.cuda.LongTensor")
-            torch.set_default_tensor_type("torch.FloatTensor")
-            assert (torch.ones(1).dtype, torch.ones(1).device.type) == (torch.float32, "cpu")
-            torch.set_default_tensor_type("torch.cuda.FloatTensor")
-        assert torch.ones(1).device.type == "cpu"
-        with pytest.raises(TypeError, match="type torch.cuda.FloatTensor not available"):
-            torch.set_default_tensor_type(torch.cuda.FloatTensor)
-    finally:
-        torch.set_default_dtype(torch.float32)
+    with fake_mode(fake_cuda=True):
+        torch.set_default_tensor_type(torch.cuda.HalfTensor)
+        assert (torch.randn(2).dtype, nn.Linear(2, 2).weight.device.type) == HALF_ON_CUDA
+        assert {torch.arange(3).device.type, torch.tensor([1.0]).device.type} == {"cuda"}
+        with pytest.raises(TypeError, match="only floating-point types are supported"):
+            torch.set_default_tensor_type("torch.cuda.LongTensor")
+        torch.set_default_tensor_type("torch.FloatTensor")
+        assert default_type() == (torch.float32, "cpu")
+        torch.set_default_tensor_type("torch.cuda.FloatTensor")
+    assert default_type() == (torch.float32, "cpu")
+    with pytest.raises(TypeError, match="type torch.cuda.FloatTensor not available"):
+        torch.set_default_tensor_type(torch.cuda.FloatTensor)
+
+
+@pytest.mark.usefixtures("default_types")
+@pytest.mark.filterwarnings("ignore:torch.set_default_tensor_type")
+def test_default_tensor_type_lasts_until_the_outermost_block_ends() -> None:
+    with fake_mode(fake_cuda=2):
+        torch.set_default_tensor_type(torch.cuda.HalfTensor)
+        with fake_mode(fake_cuda=2):
+            assert default_type() == HALF_ON_CUDA
+        assert default_type() == HALF_ON_CUDA
+        with fake_mode(fake_cuda=2):
+            torch.set_default_tensor_type(torch.cuda.DoubleTensor)
+        assert default_type() == (torch.float64, "cuda")
+    assert default_type() == (torch.float32, "cpu")
+
+
+@pytest.mark.usefixtures("default_types")
+@pytest.mark.filterwarnings("ignore:torch.set_default_tensor_type")
+def test_default_tensor_type_holds_on_threads_in_the_block() -> None:
+    with fake_mode(fake_cuda=2), carry_blocks_to_threads(), ThreadPoolExecutor(1) as pool:
+        torch.set_default_tensor_type(torch.cuda.HalfTensor)
+        assert pool.submit(default_type).result() == HALF_ON_CUDA
+        assert default_type() == HALF_ON_CUDA
+    assert default_type() == (torch.float32, "cpu")
+
+
+@pytest.mark.usefixtures("default_types")
+@pytest.mark.filterwarnings("ignore:torch.set_default_tensor_type")
+def test_default_device_of_the_program_takes_precedence_over_the_default_tensor_type() -> None:
+    torch.set_default_device("meta")
+    with fake_mode(fake_cuda=2):
+        torch.set_default_tensor_type(torch.cuda.HalfTensor)
+        assert default_type() == (torch.float16, "meta")
+    assert default_type() == (torch.float32, "meta")
+    torch.set_default_device(None)
+    with fake_mode(fake_cuda=2):
+        torch.set_default_tensor_type(torch.cuda.HalfTensor)
+        torch.set_default_device("cuda:1")
+        torch.set_default_tensor_type(torch.FloatTensor)
+        assert torch.empty(1).device == torch.device("cuda:1")
 
 
 def test_real_tensors_and_modules_move_to_fake_devices() -> None:

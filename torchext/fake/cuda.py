@@ -25,7 +25,7 @@ from .cuda_memory import ACCELERATOR_MEMORY, MEMORY, forget_raw_memory, pinning_
 from .cuda_parallel import patch_comm
 from .cuda_random import RANDOM, generators_by_thread
 from .cuda_streams import FakeEvent, FakeStream, current_stream, default_stream, set_stream, set_stream_by_id
-from .default_type import forget_default_type, setting_default_type
+from .default_type import apply_default_type, forget_default_type, leave_default_type, setting_default_type
 from .gpus import FakeGPU
 
 __all__ = ["fake_cuda", "same_devices"]
@@ -77,15 +77,18 @@ def _block(count: int, gpu: FakeGPU | None) -> Iterator[None]:
         with _while_devices_exist.hold(), _functions_of_cuda_builds():
             # Remembers what the accelerator is (`functools.cache`).
             torch.get_device_module.cache_clear()
+            apply_default_type()
             try:
                 yield
             finally:
                 torch.get_device_module.cache_clear()
-                forget_default_type()
     finally:
         if not _while_devices_exist.is_active:  # they end with the last block, as with a process
             forget_raw_memory()
-        _C.leave_fake_cuda(block)  # last: raises on another thread
+            forget_default_type()
+        _C.leave_fake_cuda(block)  # raises on another thread
+        if not _C.fake_cuda_devices():
+            leave_default_type()
 
 
 # What a build for CPUs does not have, and PyTorch's own Python code (graphs) and libraries with kernels of their own
