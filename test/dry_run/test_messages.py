@@ -315,7 +315,10 @@ def test_activations_of_another_size_are_reported_when_both_ranks_have_run(run: 
 @pytest.mark.parametrize(
     ("failure", "reason"),
     [
-        ("raise ValueError('no data')", "has failed in its dry run: ValueError: no data"),
+        (
+            "torch.randn(1, device='cuda').item(); raise ValueError('no data')",
+            "has failed in its dry run: ValueError: no data.",
+        ),
         ("sys.exit()", "has ended without sending"),
     ],
 )

@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
@@ -160,11 +160,11 @@ class RankProcesses:
             return None
         if sender.report is not None:
             return Missing(*_about_sender(sender.report))
-        cycle = self._cycle(sender)
+        cycle = self._cycle(self._ranks[awaited.receiver])
         return None if cycle is None else Missing(CYCLE, _about_cycle(cycle))
 
     def _cycle(self, first: _Rank) -> list[Awaited] | None:
-        """The receives of ranks that wait for each other, from `first`; None if one of them goes on."""
+        """The receives of ranks that wait for each other, from `first`; None if it is not one of them."""
         chain: list[Awaited] = []
         rank: _Rank | None = first
         while rank is not None and rank.awaits is not None:
@@ -176,7 +176,7 @@ class RankProcesses:
             if rank is first:
                 return chain
             if len(chain) > len(self._ranks):
-                return None  # it waits for ranks that wait for each other
+                return None  # `first` waits for ranks that wait for each other, which are answered themselves
         return None
 
 
@@ -265,14 +265,16 @@ class _Rank:
         if self._answer.exists():
             report: RankReport = pickle.loads(self._answer.read_bytes())
         else:
-            report = RankReport(self._number, self._job.goal, error=_about_end(self._number, code))
+            text = _about_end(self._number, code)
+            report = RankReport(self._number, self._job.goal, error=text, reason=text)
         report.files = changes_in(self._files)
         return report
 
     def answer(self, answer: Message | Missing) -> None:
         """Answers the process, which waits."""
         self.awaits = None
-        self.connection.send(answer)
+        with suppress(OSError):  # the process has ended since, which the next turn finds
+            self.connection.send(answer)
 
     def show_output(self) -> None:
         """Writes to the terminal what the process has written, unless it does so itself."""
@@ -314,12 +316,19 @@ def _with_needs(limited: RankReport, needed: RankReport, gpu: FakeGPU) -> RankRe
 def _about_sender(report: RankReport) -> tuple[str, str]:
     """Why a rank that has ended sends nothing more."""
     name = f"Rank {report.rank}"
+    sender = f"{name}, which sends what this rank receives,"
     if report.error:
-        last = report.error.strip().splitlines()[-1]
-        return OTHER, f"{name}, which sends what this rank receives, has failed in its dry run: {last}"
+        return OTHER, f"{sender} has failed in its dry run: {_sentence(report.reason)}"
     if report.has_enough and report.goal.count is not None:
         return FINISHED, f"{name} has made enough."
+    if report.out_of_memory:
+        return OTHER, f"{sender} has run out of memory in its dry run: {_sentence(report.out_of_memory)}"
     return OTHER, f"{name} has ended without sending what this rank receives."
+
+
+def _sentence(text: str) -> str:
+    """The first line, with a period."""
+    return text.partition("\n")[0].rstrip(".") + "."
 
 
 def _about_cycle(chain: Sequence[Awaited]) -> str:

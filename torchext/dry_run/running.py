@@ -70,7 +70,8 @@ class RankReport:
         made: How many steps, or forward passes, it has made.
         forwards: How many forward passes have begun.
         backwards: How many backward passes have begun.
-        error: The traceback of the program's own error; empty if there was none.
+        error: The traceback of the program's own error, and what may explain it; empty if there was none.
+        reason: The first line of that error's message, with the class.
         out_of_memory: What a device said that has run out of memory; empty if none has.
         exit_code: The code with which the program has ended by itself, if it did.
         peaks: The memory of each device.
@@ -91,6 +92,7 @@ class RankReport:
     forwards: int = 0
     backwards: int = 0
     error: str = ""
+    reason: str = ""
     out_of_memory: str = ""
     exit_code: int = 0
     peaks: list[DevicePeak] = field(default_factory=list)
@@ -205,6 +207,7 @@ def _describe_end(report: RankReport, error: BaseException, latest: AssumedValue
         report.exit_code = _exit_code(error)
     else:
         report.error = "".join(traceback.format_exception(error)) + about_refusal(error)
+        report.reason = _shortly(error)
         if latest is not None:
             report.error += _about_values(latest)
 
@@ -220,7 +223,8 @@ def _why_not_counted(report: RankReport, progress: Progress) -> str:
 
 def _shortly(error: BaseException) -> str:
     """The first line of the message, with the class."""
-    return "".join(traceback.format_exception_only(error)).strip().partition("\n")[0].rstrip(".")
+    lines = "".join(traceback.format_exception_only(error)).splitlines()
+    return next(line for line in lines if line[:1].strip()).rstrip(".")  # a SyntaxError begins with indented code
 
 
 def _about_values(latest: AssumedValue) -> str:

@@ -1,0 +1,89 @@
+"""The process that runs ranks answers those that wait, and ends them all."""
+
+from __future__ import annotations
+
+import argparse
+from multiprocessing import Pipe
+from typing import Any
+
+import pytest
+
+from torchext.dry_run.messages import CYCLE, FINISHED, OTHER, Awaited, Channel, Message, Missing
+from torchext.dry_run.progress import Goal
+from torchext.dry_run.rank_processes import RankProcesses, _Rank
+from torchext.dry_run.running import RankReport
+
+
+class StubRank:
+    """A rank without a process."""
+
+    def __init__(self) -> None:
+        self.report: RankReport | None = None
+        self.awaits: Awaited | None = None
+
+
+def awaited(receiver: int, sender: int) -> Awaited:
+    return Awaited(Channel((0, 1, 2, 3), 0, "cuda", sender, receiver, 0), 0, receiver, f"line {receiver}")
+
+
+@pytest.fixture
+def job() -> RankProcesses:
+    unused: Any = None
+    return RankProcesses(argparse.Namespace(), unused, unused, Goal())
+
+
+def add(job: RankProcesses, number: int, waits_for: int | None = None, report: RankReport | None = None) -> None:
+    job._ranks[number] = rank = StubRank()  # type: ignore[assignment]
+    rank.report = report
+    rank.awaits = None if waits_for is None else awaited(number, waits_for)
+
+
+def test_rank_that_waits_for_a_cycle_is_not_part_of_it(job: RankProcesses) -> None:
+    for number, waits_for in ((0, 1), (1, 2), (2, 1)):
+        add(job, number, waits_for)
+    assert job._answer(awaited(0, 1)) is None
+    for number, other in ((1, 2), (2, 1)):
+        found = job._answer(awaited(number, other))
+        assert isinstance(found, Missing)
+        assert found.reason == CYCLE
+        assert f"rank {number} waits at line {number} for what rank {other} sends" in found.text
+
+
+@pytest.mark.parametrize(
+    ("report", "reason", "text"),
+    [
+        (
+            RankReport(
+                1, error="Traceback\nValueError: no data\nand what may explain it", reason="ValueError: no data"
+            ),
+            OTHER,
+            "has failed in its dry run: ValueError: no data.",
+        ),
+        (
+            RankReport(1, out_of_memory="CUDA out of memory. Tried to allocate 4 GiB.\nSee documentation"),
+            OTHER,
+            "has run out of memory in its dry run: CUDA out of memory. Tried to allocate 4 GiB.",
+        ),
+        (RankReport(1, made=2, out_of_memory="CUDA out of memory"), FINISHED, "Rank 1 has made enough."),
+        (RankReport(1), OTHER, "Rank 1 has ended without sending what this rank receives."),
+    ],
+    ids=["failed", "out_of_memory", "finished", "ended"],
+)
+def test_receiver_gets_the_reason_why_its_sender_has_ended(
+    job: RankProcesses, report: RankReport, reason: str, text: str
+) -> None:
+    add(job, 0, waits_for=1)
+    add(job, 1, report=report)
+    found = job._answer(awaited(0, 1))
+    assert isinstance(found, Missing)
+    assert found.reason == reason
+    assert found.text.endswith(text)
+
+
+def test_rank_that_has_ended_before_its_answer_ends_no_other() -> None:
+    rank = _Rank.__new__(_Rank)
+    rank.connection, theirs = Pipe()
+    rank.awaits = awaited(0, 1)
+    theirs.close()
+    rank.answer(Message())
+    assert rank.awaits is None
