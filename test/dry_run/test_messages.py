@@ -19,6 +19,7 @@ import torch.distributed as dist
 from pipeline_programs import PROGRAMS, Log, run_on_gloo
 from torch.multiprocessing.spawn import start_processes
 
+from torchext import _C
 from torchext.dry_run import World, world
 from torchext.dry_run.command import main
 from torchext.dry_run.messages import Awaited, Message, Messages
@@ -159,6 +160,16 @@ def test_message_in_a_part_leaves_the_rest(run: Callable[..., Ended], policy: st
     assert "assuming" not in ended.out
 
 
+def test_policy_that_the_sender_stands_on_is_named_by_the_receiver() -> None:
+    with rank_0(message(5, kind=_C.BY_MASKS)) as (job, arrived):
+        dist.send((torch.randn(8, device="cuda") > 0).sum(), 1)
+        assert arrived.told[0].message.kind == _C.BY_MASKS
+        x = torch.zeros(1, dtype=torch.int64, device="cuda")
+        dist.recv(x, 1)
+        assert torch.empty(x.item()).shape == (5,)
+        assert [value.policy for value in job.values] == ["masks=all"]
+
+
 def test_messages_are_received_in_order_by_group_and_device(run: Callable[..., Ended]) -> None:
     program = (
         START
@@ -197,14 +208,14 @@ class Arrived(Messages):
     def __init__(self, *messages: Message) -> None:
         super().__init__(Pipe()[0], 0)
         self.messages = list(messages)
-        self.awaited: list[Awaited] = []
+        self.told: list[Any] = []
 
     def _await(self, awaited: Awaited) -> Message:
-        self.awaited.append(awaited)
+        self.told.append(awaited)
         return self.messages.pop(0)
 
     def _tell(self, notice: object) -> None:
-        pass
+        self.told.append(notice)
 
 
 def message(*numbers: int, **others: Any) -> Message:

@@ -85,7 +85,7 @@ class Message(NamedTuple):
         nbytes: How many bytes it has.
         values: These bytes, if they are known or assumed.
         written: Where not all elements are known, a byte for each that says whether it is.
-        is_known: Whether the values are known, rather than assumed.
+        kind: 0 if the values are known, or else the policies that they stand on (`ValuePolicy.behind()`).
     """
 
     shape: tuple[int, ...] = ()
@@ -93,7 +93,7 @@ class Message(NamedTuple):
     nbytes: int = 0
     values: bytes | None = None
     written: bytes | None = None
-    is_known: bool = True
+    kind: int = 0
 
 
 class Sent(NamedTuple):
@@ -327,7 +327,9 @@ def _message_of(tensor: Tensor) -> Message:
     if parts is not None:
         return described._replace(values=_bytes_of(parts[0]), written=_bytes_of(parts[1]))
     assumed = _C.assumed_value(tensor)
-    return described if assumed is None else described._replace(values=_bytes_of(assumed), is_known=False)
+    if assumed is None:
+        return described
+    return described._replace(values=_bytes_of(assumed), kind=_C.kind_of_values([tensor]))
 
 
 def _bytes_of(value: Tensor) -> bytes:
@@ -360,8 +362,8 @@ def _give(tensor: Tensor, message: Message) -> None:
             tensor.detach().view(-1).copy_(value)
             return
     flat = tensor.detach().view(-1)
-    if not message.is_known:
-        _C.assume_value(flat, value, _C.kind_of_values([flat]))
+    if message.kind:
+        _C.assume_value(flat, value, message.kind)
         return
     for begin, end in _runs(message.written, len(value)):
         part, given = flat[begin:end], value[begin:end]
