@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
+from collections.abc import Callable
 from multiprocessing import Pipe
 from typing import Any
 
 import pytest
 
+from torchext.dry_run.ending import ChildProcess, Patience, raising_on_signals
 from torchext.dry_run.messages import CYCLE, FINISHED, OTHER, Awaited, Channel, Message, Missing
 from torchext.dry_run.progress import Goal
 from torchext.dry_run.rank_processes import RankProcesses, _Rank
@@ -20,6 +24,13 @@ class StubRank:
     def __init__(self) -> None:
         self.report: RankReport | None = None
         self.awaits: Awaited | None = None
+        self.closed_with: list[Patience | None] = []
+
+    def terminate(self) -> None:
+        """Asks no process to end."""
+
+    def close(self, patience: Patience | None) -> None:
+        self.closed_with.append(patience)
 
 
 def awaited(receiver: int, sender: int) -> Awaited:
@@ -32,10 +43,12 @@ def job() -> RankProcesses:
     return RankProcesses(argparse.Namespace(), unused, unused, Goal())
 
 
-def add(job: RankProcesses, number: int, waits_for: int | None = None, report: RankReport | None = None) -> None:
-    job._ranks[number] = rank = StubRank()  # type: ignore[assignment]
+def add(job: RankProcesses, number: int, waits_for: int | None = None, report: RankReport | None = None) -> StubRank:
+    rank = StubRank()
     rank.report = report
     rank.awaits = None if waits_for is None else awaited(number, waits_for)
+    job._ranks[number] = rank  # type: ignore[assignment]
+    return rank
 
 
 def test_rank_that_waits_for_a_cycle_is_not_part_of_it(job: RankProcesses) -> None:
@@ -87,3 +100,56 @@ def test_rank_that_has_ended_before_its_answer_ends_no_other() -> None:
     theirs.close()
     rank.answer(Message())
     assert rank.awaits is None
+
+
+def test_all_ranks_are_closed_with_one_patience_whatever_one_raises(job: RankProcesses) -> None:
+    def fail(patience: Patience | None) -> None:
+        raise OSError("disk full")
+
+    ranks = [add(job, number) for number in range(3)]
+    ranks[1].close = fail  # type: ignore[method-assign]
+    with pytest.raises(OSError, match="disk full"), job:
+        raise ValueError
+    (first,), (last,) = ranks[0].closed_with, ranks[2].closed_with
+    assert first is last is not None
+
+
+MARK = "TORCHEXT_STUBBORN"
+STUBBORN = 'trap "" TERM; echo started; while :; do sleep 0.1; done'
+
+
+@pytest.fixture
+def start() -> Callable[[], ChildProcess]:
+    """Starts a process that ignores requests to end."""
+
+    def start_one() -> ChildProcess:
+        reader, writer = os.pipe()
+        environment = {**os.environ, MARK: f"{os.getpid()}-{reader}"}
+        process = ChildProcess(["sh", "-c", STUBBORN], environment, MARK, stdout=writer)
+        assert os.read(reader, 7) == b"started"
+        os.close(reader)
+        os.close(writer)
+        return process
+
+    return start_one
+
+
+def test_second_signal_ends_all_processes_at_once(start: Callable[[], ChildProcess]) -> None:
+    processes = [start(), start()]
+
+    def end() -> None:
+        with raising_on_signals(), Patience(600) as patience:
+            os.kill(os.getpid(), signal.SIGTERM)
+            for process in processes:
+                process.stop(patience)
+
+    with pytest.raises(SystemExit, match=str(128 + signal.SIGTERM)):
+        end()
+    assert [process.poll() for process in processes] == [-signal.SIGKILL] * 2
+
+
+def test_process_that_does_not_end_by_itself_is_killed(start: Callable[[], ChildProcess]) -> None:
+    process = start()
+    with Patience(0.2) as patience:
+        process.stop(patience)
+    assert process.poll() == -signal.SIGKILL

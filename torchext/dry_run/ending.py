@@ -6,16 +6,49 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-__all__ = ["ChildProcess", "raising_on_signals", "run_to_its_end"]
+from typing_extensions import Self
+
+__all__ = ["TICK", "ChildProcess", "Patience", "raising_on_signals", "run_to_its_end"]
 
 ENDING = (signal.SIGTERM, signal.SIGHUP)
-PATIENCE = 5.0  # seconds that a program has to end after a signal
+PATIENCE = 5.0  # seconds that programs have to end after a signal
+TICK = 0.05  # seconds after which to look whether a process has ended
+
+
+class Patience:
+    """Gives processes some seconds to end, all of them together, or less if a signal arrives in the block.
+
+    Signals do not interrupt the block. The last one is raised again after it.
+    """
+
+    def __init__(self, seconds: float = PATIENCE) -> None:
+        self._deadline = time.monotonic() + seconds
+        self._signal: int | None = None
+        self._handlers = ExitStack()
+
+    @property
+    def is_left(self) -> bool:
+        """Whether processes may still end by themselves."""
+        return self._signal is None and time.monotonic() < self._deadline
+
+    def __enter__(self) -> Self:
+        self._handlers.enter_context(_handling(self._lose, (signal.SIGINT, *ENDING)))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._handlers.close()
+        if self._signal is not None:
+            signal.raise_signal(self._signal)
+
+    def _lose(self, number: int, frame: FrameType | None) -> None:
+        self._signal = number
 
 
 class ChildProcess:
@@ -31,6 +64,7 @@ class ChildProcess:
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], mark: str, **options: Any) -> None:
         self._entry = f"{mark}={environment[mark]}".encode()
         self._process = subprocess.Popen(command, env=environment, **options)
+        self._is_asked = False
         self._is_alone = False
 
     def poll(self) -> int | None:
@@ -47,19 +81,19 @@ class ChildProcess:
         return code
 
     def terminate(self) -> None:
-        """Ask it to end, if it runs."""
-        if self._process.poll() is None:
+        """Ask it once to end, if it runs."""
+        if not self._is_asked and self._process.poll() is None:
+            self._is_asked = True
             self._process.terminate()
 
-    def stop(self, patience: float = PATIENCE) -> None:
-        """End it, if it runs: by force after some seconds, at once without patience."""
-        if self._process.poll() is None:
-            if patience:
-                self._process.terminate()
-                with suppress(subprocess.TimeoutExpired):
-                    self._process.wait(patience)
-            self._process.kill()
-            self._process.wait()
+    def stop(self, patience: Patience | None = None) -> None:
+        """End it, if it runs: by force, when it has not ended by itself while there is patience."""
+        if patience is not None:
+            self.terminate()
+            while self._process.poll() is None and patience.is_left:
+                time.sleep(TICK)
+        self._process.kill()
+        self._process.wait()
         self._end_what_it_has_started()
 
     def _end_what_it_has_started(self) -> None:
@@ -82,21 +116,26 @@ def run_to_its_end(command: Sequence[str], environment: Mapping[str, str], mark:
         try:
             return process.wait()
         finally:
-            process.stop()
+            with Patience() as patience:
+                process.stop(patience)
+
+
+def raising_on_signals() -> AbstractContextManager[None]:
+    """Let signals that would end this process at once raise `SystemExit`, so that temporary files are removed."""
+    return _handling(_exit, ENDING)
 
 
 @contextmanager
-def raising_on_signals() -> Iterator[None]:
-    """Let signals that would end this process at once raise `SystemExit`, so that temporary files are removed."""
+def _handling(handler: Callable[[int, FrameType | None], None], numbers: Sequence[int]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():  # only that one may handle signals
         yield
         return
-    before = {number: signal.signal(number, _exit) for number in ENDING}
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, original in before.items():
+            signal.signal(number, original)
 
 
 def _exit(number: int, frame: FrameType | None) -> None:

@@ -25,7 +25,7 @@ from typing import IO, Any
 from typing_extensions import Self
 
 from ..fake.gpus import FakeGPU
-from .ending import PATIENCE, ChildProcess, raising_on_signals
+from .ending import TICK, ChildProcess, Patience, raising_on_signals
 from .files import FILES, GUARD, Overlay, changes_in, child_environment, keep_files
 from .launch_lines import Launch
 from .messages import CYCLE, FINISHED, OTHER, Awaited, Channel, Message, Messages, Missing, Received, Sent, mismatch
@@ -36,7 +36,6 @@ __all__ = ["RankProcesses", "child_command", "environment_for", "run_child"]
 
 UNLIMITED = 1 << 50  # bytes: more than a device has, so that the report can say how much is needed
 MOST_PROCESSES = 64  # at a time: each takes about half a GiB
-TICK = 0.05  # seconds after which to look whether a process has ended
 
 Key = tuple[Channel, int]
 
@@ -67,14 +66,14 @@ class RankProcesses:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        try:
+        with ExitStack() as block:
+            block.push(self._signals)
+            patience = block.enter_context(Patience())
+            for rank in self._ranks.values():  # all of them, whatever one raises
+                block.callback(rank.close, None if kind is None else patience)
             if kind is not None:
                 for rank in self._running():
                     rank.terminate()
-            for rank in self._ranks.values():
-                rank.close(is_patient=kind is not None)
-        finally:
-            self._signals.__exit__(kind, error, at)
 
     @property
     def mismatches(self) -> list[str]:
@@ -94,7 +93,8 @@ class RankProcesses:
         return rank.report
 
     def _start(self, number: int, *, is_shown: bool) -> _Rank:
-        self._ranks[number] = rank = _Rank(self, number, is_shown)
+        self._ranks[number] = rank = _Rank(self, number, is_shown)  # is closed also if starting it fails
+        rank.run(self.gpu)
         return rank
 
     def _running(self) -> list[_Rank]:
@@ -199,13 +199,14 @@ class _Rank:
         self._output = None if is_shown else self._files_for_output()
         self._shown = [0, 0]
         self._did_not_fit: RankReport | None = None
-        self._run(job.gpu)
+        self._process: ChildProcess | None = None
 
     def _files_for_output(self) -> tuple[IO[bytes], IO[bytes]]:
         enter = self._block.enter_context
         return enter(TemporaryFile(prefix="torchext-")), enter(TemporaryFile(prefix="torchext-"))
 
-    def _run(self, gpu: FakeGPU) -> None:
+    def run(self, gpu: FakeGPU) -> None:
+        """Starts the process, with the memory of `gpu`."""
         folder = self._block.enter_context(TemporaryDirectory(prefix="torchext-", ignore_cleanup_errors=True))
         self._files = Overlay(folder)
         task, self._answer = Path(folder) / "task", Path(folder) / "answer"
@@ -246,16 +247,17 @@ class _Rank:
 
     def has_ended(self) -> bool:
         """Whether the process has ended."""
-        return self._process.poll() is not None
+        return self._process is not None and self._process.poll() is not None
 
     def go_on_after_end(self) -> None:
         """Reads the report, or starts the process again with unlimited memory."""
         self.awaits = None
         self.connection.close()
+        assert self._process is not None
         report = self._report(self._process.wait())
         if self._did_not_fit is None and report.out_of_memory:
             self._did_not_fit = report
-            self._run(replace(self._job.gpu, memory=UNLIMITED))
+            self.run(replace(self._job.gpu, memory=UNLIMITED))
             return
         if self._did_not_fit is not None:
             report = _with_needs(self._did_not_fit, report, self._job.gpu)
@@ -291,16 +293,15 @@ class _Rank:
 
     def terminate(self) -> None:
         """Asks the process to end."""
-        self._process.terminate()
+        if self._process is not None:
+            self._process.terminate()
 
-    def close(self, *, is_patient: bool = False) -> None:
-        """Ends the process, and removes its files."""
-        try:
-            if self.report is None:
-                self._process.stop(PATIENCE if is_patient else 0)
+    def close(self, patience: Patience | None = None) -> None:
+        """Ends the process, at once without patience, and removes its files."""
+        with self._block:
+            if self.report is None and self._process is not None:
+                self._process.stop(patience)
                 self.connection.close()
-        finally:
-            self._block.close()
 
 
 def _with_needs(limited: RankReport, needed: RankReport, gpu: FakeGPU) -> RankReport:
