@@ -888,11 +888,16 @@ def test_model_of_a_folder_without_weights_is_made_of_its_configuration(command:
         LlamaConfig(**sizes, num_key_value_heads=4, vocab_size=100).save_pretrained("folder")
         model = AutoModelForCausalLM.from_pretrained("folder", dtype=torch.bfloat16).cuda()
         print("MADE", sum(p.numel() for p in model.parameters()), {p.dtype for p in model.parameters()})
+        LlamaConfig(**sizes, vocab_size=50).save_pretrained("folder/with/another")
+        open("folder/with/weights.bin", "w").close()
+        model = AutoModelForCausalLM.from_pretrained("folder/with", subfolder="another", variant="fp16")
+        print("FROM SUBFOLDER", model.config.vocab_size)
         open("folder/another.bin", "w").close()
         AutoModelForCausalLM.from_pretrained("folder")
     """
     ended = command(program, "--to-end")
     assert "MADE 95040 {torch.bfloat16}\n" in ended.out
+    assert "FROM SUBFOLDER 50\n" in ended.out
     assert "folder has no weights: the model was made from its configuration (" in ended.out
     assert ended.code == 1, "weights that it does not find are missed"
     assert "OSError: Error no file named model.safetensors" in ended.err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,8 +22,9 @@ from torch.multiprocessing.spawn import start_processes
 
 from torchext import _C
 from torchext.dry_run import World, world
+from torchext.dry_run.checked_agreement import _with_own_length, _with_own_list
 from torchext.dry_run.command import main
-from torchext.dry_run.messages import Awaited, Message, Messages
+from torchext.dry_run.messages import OTHER, Awaited, Message, Messages, Missing
 
 pytestmark = pytest.mark.skipif(
     not (dist.is_available() and dist.is_gloo_available()), reason="this build of PyTorch has no gloo"
@@ -214,7 +216,7 @@ class Arrived(Messages):
         self.told.append(awaited)
         return self.messages.pop(0)
 
-    def _tell(self, notice: object) -> None:
+    def _report(self, notice: object) -> None:
         self.told.append(notice)
 
 
@@ -278,6 +280,69 @@ def test_future_is_not_waited_for_before_the_program_does(run: Callable[..., End
     assert re.findall("READ.*", ended.out) == ["READ [1]", "READ [0]"]
 
 
+def test_signal_handler_may_send_while_the_program_sends() -> None:
+    """The connection is written to by code that a signal interrupts."""
+    job = world(2, 0, values="assume")
+    mine, theirs = Pipe()
+    job.messages = messages = Messages(mine, 0)
+    write = mine.send_bytes
+    errors = []
+
+    def send_from_handler(number: int, frame: object) -> None:
+        dist.send(torch.tensor([2], device="cuda"), 1)
+        try:
+            messages.receive_objects(dist.group.WORLD, 1)
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    def interrupted_write(data: Any) -> None:
+        mine.send_bytes = write  # type: ignore[method-assign]
+        signal.raise_signal(signal.SIGUSR1)
+        write(data)
+
+    before = signal.signal(signal.SIGUSR1, send_from_handler)
+    try:
+        with job:
+            mine.send_bytes = interrupted_write  # type: ignore[method-assign]
+            dist.send(torch.tensor([1], device="cuda"), 1)
+            dist.send(torch.tensor([3], device="cuda"), 1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    received = [theirs.recv() for _ in range(3)]
+    assert [(one.number, struct.unpack("q", one.message.values)) for one in received] == [
+        (0, (1,)),
+        (1, (2,)),
+        (2, (3,)),
+    ]
+    assert len(errors) == 1
+    assert "A signal handler of the program receives from another rank" in errors[0]
+
+
+def test_objects_that_are_refused_are_not_reported_as_assumed() -> None:
+    job = world(2, 0, values="assume")
+    mine, theirs = Pipe()
+    job.messages = Messages(mine, 0)
+    theirs.send(Missing(OTHER, "Rank 1 has ended."))
+    theirs.send(Missing(OTHER, "Rank 1 has ended."))
+    with job:
+        with pytest.raises(RuntimeError, match=r"recv_object_list\(\) returns what rank 1 of the group sends"):
+            dist.recv_object_list([None], 1)
+        assert not job.remarks
+        dist.recv(torch.zeros(1, dtype=torch.int64, device="cuda"), 1)
+        assert len(job.remarks) == 1
+        assert "Rank 1 has ended. What the program reads of it is assumed (" in job.remarks[0]
+
+
+@pytest.mark.parametrize("numbers", [[], [0]], ids=["no_numbers", "zero"])
+def test_ranks_that_check_what_rank_0_has_do_not_wait_for_it(numbers: list[int]) -> None:
+    job = world(2, 1)
+    job.messages = arrived = Arrived()
+    with job:
+        _with_own_length(len)(numbers)
+        assert _with_own_list(list)(numbers) == numbers
+    assert arrived.told == []
+
+
 def test_program_that_waits_for_itself_is_refused(run: Callable[..., Ended]) -> None:
     program = (
         START
@@ -309,7 +374,9 @@ def test_message_of_another_size_is_refused(run: Callable[..., Ended]) -> None:
     assert "Rank 0 sends [2] torch.int64, 16 bytes, and the receiver has [3] torch.int64, 24 bytes" in ended.err
 
 
-def test_activations_of_another_size_are_reported_when_both_ranks_have_run(run: Callable[..., Ended]) -> None:
+def test_activations_of_another_size_are_reported_when_both_ranks_have_run(
+    run: Callable[..., Ended], tmp_path: Path
+) -> None:
     program = (
         START
         + """
@@ -318,9 +385,16 @@ def test_activations_of_another_size_are_reported_when_both_ranks_have_run(run: 
     """
     )
     assert run(program, 2, "1").code == 0, "nothing waits for the sender"
-    ended = run(program, 2)
+    ended = run(program, 2, "all", "--to-end", "--report", "report.html")
     assert ended.code == 1
-    assert "Rank 0 sends [200] torch.float32, 800 bytes, and the receiver has [201] torch.float32" in ended.out
+    mismatch = "Rank 0 sends [200] torch.float32, 800 bytes, and the receiver has [201] torch.float32"
+    assert ended.out.count(mismatch) == 1
+    assert re.findall(r"^rank (\d) of 2: (.*), 0 steps", ended.out, re.MULTILINE) == [
+        ("0", "fits"),
+        ("1", "the program has failed"),
+    ]
+    page = (tmp_path / "report.html").read_text()
+    assert page.count(mismatch) == page.count("the program has failed") == 2, "when the page is made both have run"
 
 
 @pytest.mark.parametrize(

@@ -153,3 +153,15 @@ def test_process_that_does_not_end_by_itself_is_killed(start: Callable[[], Child
     with Patience(0.2) as patience:
         process.stop(patience)
     assert process.poll() == -signal.SIGKILL
+
+
+def test_output_of_a_rank_is_decoded_across_reads(capfd: pytest.CaptureFixture[str]) -> None:
+    rank = _Rank(RankProcesses(argparse.Namespace(), *[None] * 3), 0, is_shown=False)  # type: ignore[arg-type]
+    assert rank._output is not None
+    for part in ("5 °C".encode()[:3], "5 °C".encode()[3:], b" \xe2"):
+        os.write(rank._output[0].fileno(), part)
+        rank.show_output()
+    rank.report = RankReport(0)
+    rank.show_output()
+    rank.close()
+    assert capfd.readouterr().out == "5 °C \N{REPLACEMENT CHARACTER}"

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from ..tools.imports import patching
 from .current import current, while_world_is_open
+from .messages import without_answers
 
 __all__ = ["agreeing_with_rank_0"]
 
@@ -55,4 +56,5 @@ def _with_own_list(original: Callable[[list[int]], list[int]]) -> Callable[[list
 
 def _broadcast(numbers: int | list[int]) -> None:
     device = torch.accelerator.current_accelerator() or torch.device("cpu")
-    dist.broadcast(torch.tensor(numbers, dtype=torch.int64, device=device), src=0)
+    with without_answers():
+        dist.broadcast(torch.tensor(numbers, dtype=torch.int64, device=device), src=0)

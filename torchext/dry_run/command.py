@@ -206,22 +206,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         while ranks:
             report = processes.report_of(ranks.pop(0))
             reports.append(report)
+            report.mismatches = processes.mismatches_of(report.rank)
             print(text_of(report, size), end="\n\n", flush=True)
             if report.error:
                 print(report.error, file=sys.stderr)
             if options.rank == STAGES:
                 ranks += sorted(set(report.peers) - {one.rank for one in reports} - set(ranks))
+    printed = {mismatch for report in reports for mismatch in report.mismatches}
     for mismatch in processes.mismatches:
-        print(mismatch)
+        if mismatch not in printed:
+            print(mismatch)
+    for report in reports:
+        report.mismatches = processes.mismatches_of(report.rank)
     if options.report is not None:
-        options.report.write_text(page_of(reports, size, shlex.join(program)))
+        reported = {mismatch for report in reports for mismatch in report.mismatches}
+        notes = [mismatch for mismatch in processes.mismatches if mismatch not in reported]
+        options.report.write_text(page_of(reports, size, shlex.join(program), notes))
         print(f"The report is in {options.report}.")
     return FAILED if processes.mismatches else exit_code_of(reports)
 
 
 def exit_code_of(reports: Sequence[RankReport]) -> int:
     """The code of the rank with the worst outcome: failed, does not fit, too few steps, fits."""
-    if any(report.error for report in reports):
+    if any(report.error or report.mismatches for report in reports):
         return FAILED
     for report in reports:
         if report.exit_code:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
+from threading import get_ident
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +24,7 @@ from torch import Tensor
 from torch.utils.weak import TensorWeakRef
 
 from .. import _C
-from ..tools.dispatch_keys import without_our_keys
+from ..tools.dispatch_keys import with_our_keys, without_our_keys
 from ..tools.source_lines import users_frame
 from .checks import tensors_of
 from .current import current, while_world_is_open
@@ -159,9 +160,14 @@ class Messages:
         self.on_finished = lambda: None
         self._connection = connection
         self._rank = rank
-        self._writing = _C.Lock("messages")
-        self._turns: SimpleQueue[None] = SimpleQueue()  # one thread waits at a time: the one that has taken the turn
+        # One thread writes and one waits at a time: those that have taken the turns. They are no locks, because a
+        # signal handler of the program may send, whatever it has interrupted.
+        self._notices: SimpleQueue[Any] = SimpleQueue()
+        self._writing_turns: SimpleQueue[None] = SimpleQueue()
+        self._writing_turns.put(None)
+        self._turns: SimpleQueue[None] = SimpleQueue()
         self._turns.put(None)
+        self._busy: list[int] = []  # the threads that write or wait
         self._made: Counter[tuple[int, ...]] = Counter()
         self._groups: dict[str, tuple[tuple[int, ...], int]] = {}
         self._counts: Counter[Channel] = Counter()
@@ -197,7 +203,7 @@ class Messages:
     def send_objects(self, group: Any, data: bytes, destination: int = TO_ALL) -> None:
         """Sends pickled objects to a rank of `group`, or to all."""
         channel = self._channel(group, OBJECTS, dist.get_rank(group), destination)
-        self._tell(Sent(channel, self._next(channel), Message(values=data, nbytes=len(data))))
+        self._report(Sent(channel, self._next(channel), Message(values=data, nbytes=len(data))))
 
     def receive_objects(self, group: Any, source: int, *, is_to_all: bool = False) -> bytes | str:
         """Returns the pickled objects that a rank of `group` sends, or why there are none."""
@@ -213,7 +219,7 @@ class Messages:
         tensor = tensors_of(arguments["tensors"])[0]
         own = dist.get_rank(group)
         channel = self._channel(group, tensor.device.type, own, arguments["dst"], arguments.get("tag", 0))
-        self._tell(Sent(channel, self._next(channel), _message_of(tensor)))
+        self._report(Sent(channel, self._next(channel), _message_of(tensor)))
 
     def _receive(self, arguments: dict[str, Any], group: Any) -> Callable[[], None] | None:
         tensor = tensors_of(arguments["tensors"])[0]
@@ -223,7 +229,7 @@ class Messages:
         if str(group.group_name) in self._without_order:
             return None
         if not _carries_values(tensor):
-            self._tell(Received(channel, number, _described(tensor), place))
+            self._report(Received(channel, number, _described(tensor), place))
             return None
         return self._delivery(Awaited(channel, number, self._rank, place), tensor)
 
@@ -233,7 +239,7 @@ class Messages:
         channel = self._channel(group, f"broadcast on {tensor.device.type}", root, TO_ALL)
         number = self._next(channel)
         if root == dist.get_rank(group):
-            self._tell(Sent(channel, number, _message_of(tensor) if _is_asking.get() else _described(tensor)))
+            self._report(Sent(channel, number, _message_of(tensor) if _is_asking.get() else _described(tensor)))
             return None
         if not _is_asking.get() or not _is_discrete(tensor) or not _carries_values(tensor) or _has_own(tensor):
             return None
@@ -249,19 +255,39 @@ class Messages:
         self._counts[channel] += 1
         return self._counts[channel] - 1
 
-    def _tell(self, said: Sent | Received | Awaited) -> None:
-        data = ForkingPickler.dumps(said)
-        self._writing.acquire()
+    def _report(self, notice: Sent | Received | Awaited) -> None:
+        """Sends a notice, or leaves it to the code that sends already, on another thread or interrupted by a signal."""
+        self._notices.put(ForkingPickler.dumps(notice))
+        with self._communicating():
+            while not self._notices.empty():
+                try:
+                    turn = self._writing_turns.get_nowait()
+                except Empty:
+                    return
+                try:
+                    with suppress(Empty):
+                        while True:
+                            self._connection.send_bytes(self._notices.get_nowait())
+                finally:
+                    self._writing_turns.put(turn)
+
+    @contextmanager
+    def _communicating(self) -> Iterator[None]:
+        self._busy.append(get_ident())
         try:
-            self._connection.send_bytes(data)
+            with with_our_keys():  # for signal handlers
+                yield
         finally:
-            self._writing.release()
+            self._busy.remove(get_ident())
 
     def _delivery(self, awaited: Awaited, tensor: Tensor) -> Callable[[], None]:
         reference = TensorWeakRef(tensor)
 
         def deliver() -> None:
             found = self._await(awaited)
+            world = current()
+            if isinstance(found, Missing) and world is not None:
+                world.remark(f"{found.text} What the program reads of it is assumed", awaited.place)
             received = reference()
             if received is not None and isinstance(found, Message):
                 _check_size(found, received, awaited)
@@ -271,12 +297,18 @@ class Messages:
 
     def _await(self, awaited: Awaited) -> Message | Missing:
         """Waits for a message."""
-        turn = self._turns.get()
-        try:
-            self._tell(awaited)
-            answer: Message | Missing = self._connection.recv()
-        finally:
-            self._turns.put(turn)
+        if get_ident() in self._busy:
+            raise RuntimeError(
+                "A signal handler of the program receives from another rank, but has interrupted a send or a receive, "
+                "which a dry run cannot do. Receive outside of the handler, or use --alone."
+            )
+        with self._communicating():
+            turn = self._turns.get()
+            try:
+                self._report(awaited)
+                answer: Message | Missing = self._connection.recv()
+            finally:
+                self._turns.put(turn)
         if isinstance(answer, Message):
             self._senders[awaited.channel.source] += 1
             return answer
@@ -284,9 +316,6 @@ class Messages:
             self.on_finished()
         if answer.reason == CYCLE:
             raise RuntimeError(answer.text)
-        world = current()
-        if world is not None:
-            world.remark(f"{answer.text} What the program reads of it is assumed", awaited.place)
         return answer
 
 

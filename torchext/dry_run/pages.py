@@ -32,7 +32,7 @@ FITS = "fits"
 def verdict(report: RankReport) -> str:
     """Whether the rank fits, and how much it has made."""
     made = _amount(report)
-    if report.error:
+    if report.error or report.mismatches:
         return f"the program has failed, {made}"
     if report.exit_code:
         return f"the program has ended with code {report.exit_code}, {made}"
@@ -148,6 +148,7 @@ def _summary(report: RankReport, size: int) -> list[str]:
         lines.append(_advice(report))
     if report.out_of_memory:
         lines.append(report.out_of_memory)
+    lines += report.mismatches
     lines += _policies(report)
     lines += report.remarks
     return lines
@@ -193,9 +194,10 @@ pre { background: #f6f6f6; padding: 1rem; overflow-x: auto; }
 """
 
 
-def page_of(reports: Sequence[RankReport], size: int, command: str) -> str:
-    """The reports of all ranks as one page, which needs nothing else."""
-    body = "\n".join(_section(report, size) for report in reports)
+def page_of(reports: Sequence[RankReport], size: int, command: str, notes: Sequence[str] = ()) -> str:
+    """The reports of all ranks as one page, which needs nothing else; `notes` are about other ranks."""
+    paragraphs = [f"<p class=fails>{html.escape(note)}</p>" for note in notes]
+    body = "\n".join([*paragraphs, *(_section(report, size) for report in reports)])
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>Dry run</title><style>{STYLE}</style>"
         f"<body><h1>Dry run of {size} processes</h1><pre>{html.escape(command)}</pre>{body}</body></html>"

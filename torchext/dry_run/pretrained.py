@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from inspect import signature
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
@@ -24,7 +25,8 @@ MODULE = "transformers.modeling_utils"
 RESOLVE = "_get_resolved_checkpoint_files"
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.index.json")
 
-# An element type is what transformers takes the dtype of a model from whose configuration names none.
+# If the configuration names no dtype, transformers takes that of the first tensor in the checkpoint, so the checkpoint
+# has one empty tensor.
 EMPTY = b'{"__metadata__":{"format":"pt"},"no_weights":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}'
 
 
@@ -42,9 +44,11 @@ def _resolving(original: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return original(*args, **kwargs)
         except OSError:
-            folder = kwargs.get("pretrained_model_name_or_path", args[0] if args else None)
+            given = signature(original).bind(*args, **kwargs).arguments
+            folder = given.get("pretrained_model_name_or_path")
+            subfolder = (given.get("download_kwargs") or {}).get("subfolder") or ""
             job = current()
-            if job is None or folder is None or not _has_configuration_only(Path(folder)):
+            if job is None or folder is None or not _has_configuration_only(Path(folder, subfolder)):
                 raise
         frame = programs_frame()
         place = "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
@@ -57,4 +61,5 @@ def _resolving(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _has_configuration_only(folder: Path) -> bool:
+    """Weights of any variant count: if the one that was asked for is missing, that is an error of the program."""
     return (folder / "config.json").is_file() and not any(True for kind in WEIGHTS for _ in folder.glob(kind))

@@ -13,6 +13,7 @@ import pickle
 import signal
 import sys
 import time
+from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -79,6 +80,12 @@ class RankProcesses:
     def mismatches(self) -> list[str]:
         """Which messages are not received as they are sent, as far as both ranks have run."""
         return list(self._mismatches.values())
+
+    def mismatches_of(self, number: int) -> list[str]:
+        """Those among the messages that a rank sends or receives."""
+        return [
+            text for (channel, _), text in self._mismatches.items() if number in (channel.source, channel.destination)
+        ]
 
     def report_of(self, number: int) -> RankReport:
         """Runs a rank, if it has not run yet, and returns its report."""
@@ -198,6 +205,7 @@ class _Rank:
         self._block = ExitStack()
         self._output = None if is_shown else self._files_for_output()
         self._shown = [0, 0]
+        self._decoders = [getincrementaldecoder("utf-8")("replace") for _ in self._shown]
         self._did_not_fit: RankReport | None = None
         self._process: ChildProcess | None = None
 
@@ -283,8 +291,9 @@ class _Rank:
         for i, (file, stream) in enumerate(zip(self._output or (), (sys.stdout, sys.stderr), strict=False)):
             new = os.pread(file.fileno(), os.fstat(file.fileno()).st_size - self._shown[i], self._shown[i])
             self._shown[i] += len(new)
-            if new:
-                stream.write(new.decode(errors="replace"))
+            text = self._decoders[i].decode(new, final=self.report is not None)
+            if text:
+                stream.write(text)
                 stream.flush()
 
     def keep_files(self, folder: Path) -> None:

@@ -82,6 +82,7 @@ class RankReport:
         values: Where values were read that do not exist.
         files: What the program would have written and removed.
         remarks: What was done otherwise than the program says.
+        mismatches: Which of its messages are not received as they are sent, as far as both ranks have run.
         seconds: How long it took, without starting Python.
         page: A page that shows the memory over time.
     """
@@ -103,6 +104,7 @@ class RankReport:
     values: list[AssumedValue] = field(default_factory=list)
     files: list[Change] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
+    mismatches: list[str] = field(default_factory=list)
     seconds: float = 0.0
     page: str = ""
 
