@@ -316,7 +316,9 @@ def test_scripts_run_as_by_python(command: Command, tmp_path: Path, monkeypatch:
 def test_compilers_are_ignored_and_the_report_says_so(command: Command) -> None:
     ended = command(TRAIN.replace("optimizer =", "model = torch.compile(model)\n    optimizer ="))
     assert ended.code == 0, ended.err
-    assert re.search(r"^torch.compile\(\) was ignored: .* not compiled \(\S*train.py:5\)\.$", ended.out, re.MULTILINE)
+    assert re.search(
+        r"^torch.compile\(\) was ignored: .* not compiled \(\S*train.py:5 in <module>\)\.$", ended.out, re.MULTILINE
+    )
     assert "OptimizedModule._orig_mod.0.weight" in ended.out
 
 
@@ -326,7 +328,9 @@ def test_compiled_function_that_is_not_called_is_not_mentioned(command: Command)
     assert "torch.compile" not in command(program).out
     calls = " ".join(f"loss = compiled{i}(loss);" for i in range(6))
     ended = command(program.replace("loss.backward()", calls + " loss.backward()"))
-    assert re.search(r"not compiled \((\S*train.py:\d+, ){4}and 2 more\)\.$", ended.out, re.MULTILINE), ended.out
+    assert re.search(r"not compiled \((\S*train.py:\d+ in <module>, ){4}and 2 more\)\.$", ended.out, re.MULTILINE), (
+        ended.out
+    )
 
 
 FLEX = """
@@ -365,7 +369,9 @@ def test_flex_attention_of_a_program_that_compiles_is_its_kernel(command: Comman
         assert len(used) == 2
         assert "FLOP in a step" not in ended.out
         assert "The floating-point operations were not counted: " in ended.out
-    assert re.search(r"^flex_attention\(\) was counted as the kernel .* \(\S*train.py:13\)\.$", ended.out, re.MULTILINE)
+    assert re.search(
+        r"^flex_attention\(\) was counted as the kernel .* \(\S*train.py:13 in <module>\)\.$", ended.out, re.MULTILINE
+    )
 
 
 @pytest.mark.parametrize("call", ["torch.compile(Masking())()", "torch.compile(Masking().forward)()"])

@@ -24,7 +24,8 @@ from torchext import _C
 from torchext.dry_run import World, world
 from torchext.dry_run.checked_agreement import _with_own_length, _with_own_list
 from torchext.dry_run.command import main
-from torchext.dry_run.messages import OTHER, Awaited, Message, Messages, Missing
+from torchext.dry_run.messages import Messages
+from torchext.dry_run.protocol import OTHER, Awaited, Message, Missing
 
 pytestmark = pytest.mark.skipif(
     not (dist.is_available() and dist.is_gloo_available()), reason="this build of PyTorch has no gloo"

@@ -161,7 +161,8 @@ def test_optimizer_that_is_not_called_is_left_out_with_a_remark(run: Run, ends: 
     (remark,) = report.remarks
     count = 3 if ends else PATIENCE
     assert re.search(
-        rf"^Steps are counted without Adam \(\S*train.py:\d+\): not called in {count} rounds of calls of other", remark
+        rf"^Steps are counted without Adam \(\S*train.py:\d+ in adam\): not called in {count} rounds of calls of",
+        remark,
     )
 
 

@@ -7,10 +7,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from torchext.tools.imports import once_imported, when_imported
+from torchext.tools.imports import once_imported, patching, when_imported
 
 NAME = "torchext_imported_in_a_test"
 
@@ -58,6 +59,23 @@ def test_is_acted_on_whenever_the_module_is_imported(module: Path) -> None:
     assert sys.meta_path == finders
     when_imported(NAME, lambda: seen.append(2))
     assert seen == [1, 2]
+
+
+def test_module_is_patched_once_by_each_feature(module: Path) -> None:
+    seen: list[str] = []
+
+    def first(module: ModuleType) -> None:
+        seen.append("first")
+
+    def second(module: ModuleType) -> None:
+        seen.append("second")
+
+    with patching(NAME, ("loader",), first), patching(NAME, ("loader",), second):
+        importlib.import_module(NAME)
+    for patch in (first, second):
+        with patching(NAME, ("loader",), patch):
+            pass
+    assert sorted(seen) == ["first", "second"]
 
 
 def test_errors_of_the_module_are_its_own(module: Path) -> None:

@@ -19,7 +19,7 @@ from ..fake.assumed_values import note_reading, while_values_are_assumed
 from ..tools.leases import Lease
 from ..tools.patching import Make
 from .current import current, while_world_is_open
-from .objects import root_saying
+from .objects import root_sending
 from .saving import NOT_WRITTEN, holds_fakes
 
 __all__ = ["teach_checkpoints"]
@@ -44,7 +44,7 @@ def _patches() -> list[tuple[Lease, str, str, str, Make, str]]:
         (assumed, "state_dict_saver", "", "_save_state_dict", _only_planning, "writes the memory of tensors"),
         (assumed, "_state_dict_stager", "StateDictStager", "stage", _not_staging_fakes, "copies what is to be written"),
         (world, "state_dict_loader", "", "_load_state_dict", _reading_alone, "is told by rank 0 what to read"),
-        (world, "state_dict", "", "_broadcast_state_dict", _hearing_of_own_tensors, "asks rank 0 what it has"),
+        (world, "state_dict", "", "_broadcast_state_dict", _receiving_own_tensors, "asks rank 0 what it has"),
     ]
 
 
@@ -90,14 +90,14 @@ def _reading_alone(original: Callable[..., None]) -> Callable[..., None]:
     return _load_state_dict
 
 
-def _hearing_of_own_tensors(original: Callable[..., None]) -> Callable[..., None]:
+def _receiving_own_tensors(original: Callable[..., None]) -> Callable[..., None]:
     def _broadcast_state_dict(
         full_state_dict: dict[str, Any], local_state_dict: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
         if current() is None or dist.get_rank() == 0:
             original(full_state_dict, local_state_dict, *args, **kwargs)
             return
-        with root_saying([_described(local_state_dict)]):
+        with root_sending([_described(local_state_dict)]):
             original(full_state_dict, local_state_dict, *args, **kwargs)
 
     return _broadcast_state_dict

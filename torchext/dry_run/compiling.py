@@ -25,7 +25,7 @@ from .. import _C
 from ..fake.cuda_graphs import graph_observers
 from ..fake.flex_attention import attending_by_kernel
 from ..tools.imports import once_imported
-from ..tools.source_lines import users_frame
+from ..tools.source_lines import place_of, users_frame
 from .current import Job, current, while_world_is_open
 
 __all__ = ["noting_graphs"]
@@ -45,7 +45,7 @@ def _ignored(original: Callable[..., Any]) -> Callable[..., Any]:
         is_known = not isinstance(backend, str) or backend in BACKENDS_THAT_CALL_OPERATORS
         if job is not None and job.gpus is not None and not is_known and not kwargs.get("disable"):
             _ignore_compilers(job)
-            note = _once(partial(job.remark, IGNORED, _place()))
+            note = _once(partial(job.remark, IGNORED, place_of(users_frame())))
             if isinstance(model, FunctionType | MethodType):
                 model = _compiled(model, note)
             elif not isinstance(model, torch.nn.Module | None):
@@ -56,13 +56,8 @@ def _ignored(original: Callable[..., Any]) -> Callable[..., Any]:
     return compile
 
 
-def _place() -> str:
-    frame = users_frame()
-    return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
 def _remark(job: Job, text: str) -> None:
-    job.remark(text, _place())
+    job.remark(text, place_of(users_frame()))
 
 
 def _once(call: Callable[[], None]) -> Callable[[], None]:

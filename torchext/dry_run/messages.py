@@ -1,9 +1,9 @@
-"""What the ranks of a job send to each other, where each rank runs in a process of its own.
+"""The messages of the ranks of a job, where each rank runs in a process of its own.
 
-A rank needs what another one sends if the program reads it, as a stage of a pipeline reads the shapes that it is to
-receive. So this process reports what it sends, and waits where it receives such values, as a real one does, until they
-arrive: the process that has started it runs the sender, too (`rank_processes.py`). Activations and gradients have no
-values, so nothing waits for them.
+A program may read the values that its rank receives: a stage of a pipeline reads the shapes that it is to receive. So
+this process reports what it sends. Where it receives such values it waits for them, as a real one does, and the process
+that has started it also runs the sender (`rank_processes.py`). Activations and gradients have no values, so nothing
+waits for them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from queue import Empty, SimpleQueue
 from threading import get_ident
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,117 +25,23 @@ from torch.utils.weak import TensorWeakRef
 
 from .. import _C
 from ..tools.dispatch_keys import with_our_keys, without_our_keys
-from ..tools.source_lines import users_frame
+from ..tools.source_lines import place_of, users_frame
 from .checks import tensors_of
 from .current import current, while_world_is_open
+from .protocol import CYCLE, FINISHED, OBJECTS, TO_ALL, Awaited, Channel, Message, Missing, Received, Sent, mismatch
 
-__all__ = [
-    "CYCLE",
-    "FINISHED",
-    "OTHER",
-    "Awaited",
-    "Channel",
-    "Message",
-    "Messages",
-    "Missing",
-    "Received",
-    "Sent",
-    "mismatch",
-    "without_answers",
-]
+__all__ = ["Messages", "without_answers"]
 
 # Values that are sent: integers and truth values, as shapes are, and a few numbers of other kinds.
 MOST_BYTES = 1 << 20
 MOST_NUMBERS = 64
-
-TO_ALL = -1
-OBJECTS = "objects"
-
-# Reasons why a message does not come.
-FINISHED = "finished"  # the sender has made enough
-CYCLE = "cycle"
-OTHER = "other"
-
-
-class Channel(NamedTuple):
-    """Messages that are received in the order in which they are sent.
-
-    Attributes:
-        ranks: The global ranks of the process group.
-        group: How many groups of the same ranks were made before it.
-        kind: The type of the device, which decides about the backend, or what else is sent.
-        source: The global rank of the sender.
-        destination: The global rank of the receiver; `TO_ALL` for a broadcast.
-        tag: The tag; NCCL has none.
-    """
-
-    ranks: tuple[int, ...]
-    group: int
-    kind: str
-    source: int
-    destination: int
-    tag: int
-
-
-class Message(NamedTuple):
-    """One message.
-
-    Attributes:
-        shape: The shape of a tensor.
-        dtype: Its dtype; None for objects.
-        nbytes: How many bytes it has.
-        values: These bytes, if they are known or assumed.
-        written: Where not all elements are known, a byte for each that says whether it is.
-        kind: 0 if the values are known, or else the policies that they stand on (`ValuePolicy.behind()`).
-    """
-
-    shape: tuple[int, ...] = ()
-    dtype: torch.dtype | None = None
-    nbytes: int = 0
-    values: bytes | None = None
-    written: bytes | None = None
-    kind: int = 0
-
-
-class Sent(NamedTuple):
-    """Says that this rank has sent a message."""
-
-    channel: Channel
-    number: int
-    message: Message
-
-
-class Received(NamedTuple):
-    """Says that this rank has a tensor for a message, and does not wait for its values."""
-
-    channel: Channel
-    number: int
-    message: Message
-    place: str
-
-
-class Awaited(NamedTuple):
-    """Says that the rank `receiver` waits for a message. The answer is a `Message`, or `Missing`."""
-
-    channel: Channel
-    number: int
-    receiver: int
-    place: str
-
-
-class Missing(NamedTuple):
-    """The answer if a message will not come, with the reason."""
-
-    reason: str
-    text: str
-
 
 _is_asking: ContextVar[bool] = ContextVar("_is_asking", default=True)
 
 
 @contextmanager
 def without_answers() -> Iterator[None]:
-    """Broadcasts in the block ask no other rank for values, because the program does not read them."""
+    """Lets broadcasts in the block receive no values from other ranks, because the program does not read them."""
     before = _is_asking.set(False)
     try:
         yield
@@ -151,7 +57,7 @@ class Messages:
         rank: The global rank.
 
     Attributes:
-        on_finished: Is called where this rank would wait for one that has ended because it has made enough.
+        on_finished: Is called where this rank would wait for one that has made all its steps.
     """
 
     on_finished: Callable[[], object]
@@ -208,7 +114,7 @@ class Messages:
     def receive_objects(self, group: Any, source: int, *, is_to_all: bool = False) -> bytes | str:
         """Returns the pickled objects that a rank of `group` sends, or why there are none."""
         channel = self._channel(group, OBJECTS, source, TO_ALL if is_to_all else dist.get_rank(group))
-        found = self._await(Awaited(channel, self._next(channel), self._rank, _place()))
+        found = self._await(Awaited(channel, self._next(channel), self._rank, place_of(users_frame())))
         return found.values or b"" if isinstance(found, Message) else found.text
 
     def skip_objects(self, group: Any, source: int) -> None:
@@ -225,7 +131,7 @@ class Messages:
         tensor = tensors_of(arguments["tensors"])[0]
         own = dist.get_rank(group)
         channel = self._channel(group, tensor.device.type, arguments["src"], own, arguments.get("tag", 0))
-        number, place = self._next(channel), _place()
+        number, place = self._next(channel), place_of(users_frame())
         if str(group.group_name) in self._without_order:
             return None
         if not _carries_values(tensor):
@@ -243,7 +149,7 @@ class Messages:
             return None
         if not _is_asking.get() or not _is_discrete(tensor) or not _carries_values(tensor) or _has_own(tensor):
             return None
-        return self._delivery(Awaited(channel, number, self._rank, _place()), tensor)
+        return self._delivery(Awaited(channel, number, self._rank, place_of(users_frame())), tensor)
 
     def _channel(self, group: Any, kind: str, source: int, destination: int, tag: int = 0) -> Channel:
         """The channel between two ranks of `group`."""
@@ -319,11 +225,6 @@ class Messages:
         return answer
 
 
-def _place() -> str:
-    frame = users_frame()
-    return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
-
-
 def _is_discrete(tensor: Tensor) -> bool:
     return not tensor.dtype.is_floating_point and not tensor.dtype.is_complex
 
@@ -370,15 +271,6 @@ def _check_size(message: Message, tensor: Tensor, awaited: Awaited) -> None:
     own = _described(tensor)
     if message.dtype is not None and message.nbytes != own.nbytes:
         raise RuntimeError(mismatch(awaited.channel, message, own, awaited.place))
-
-
-def mismatch(channel: Channel, sent: Message, received: Message, place: str) -> str:
-    """Says that a message does not fit into the tensor that it is received by."""
-    return (
-        f"Rank {channel.source} sends {list(sent.shape)} {sent.dtype}, {sent.nbytes} bytes, and the receiver has "
-        f"{list(received.shape)} {received.dtype}, {received.nbytes} bytes, for it ({place}). In a job this hangs or "
-        "fails. Receive what is sent."
-    )
 
 
 def _give(tensor: Tensor, message: Message) -> None:

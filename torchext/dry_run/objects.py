@@ -1,10 +1,10 @@
-"""Collectives of Python objects, where the other processes do not exist: each of them says what this one says.
+"""Collectives of Python objects, where the other processes do not exist: each is taken to send what this one sends.
 
 A real object collective pickles objects into tensors, on the device of the group. Here they are pickled all the same,
 so that what cannot be pickled fails, and what comes back is a copy.
 
-What only another rank can know is asked of that rank, if it runs in a process of its own (`messages.py`), and refused
-if it does not: a message, a part of a list that only the root has, and a broadcast into `None`.
+Some objects exist only on another rank: messages, parts of a list that only the root has, and broadcasts into `None`.
+These are received from that rank if it runs in a process of its own (`messages.py`), and refused otherwise.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from .current import current
 from .messages import Messages
 from .placeholders import load_placeholder, save_placeholder
 
-__all__ = ["OBJECT_COLLECTIVES", "root_saying"]
+__all__ = ["OBJECT_COLLECTIVES", "root_sending"]
 
-_said_by_root: list[list[Any]] = []
+_sent_by_root: list[list[Any]] = []
 
 
 @contextmanager
-def root_saying(objects: list[Any]) -> Iterator[None]:
-    """Has the root of a broadcast say `objects` in the block, where it is known what it would say."""
-    _said_by_root.append(objects)
+def root_sending(objects: list[Any]) -> Iterator[None]:
+    """Lets broadcasts in the block receive `objects`, which are what their root would send."""
+    _sent_by_root.append(objects)
     try:
         yield
     finally:
-        _said_by_root.pop()
+        _sent_by_root.pop()
 
 
 def _copies(value: object, count: int) -> list[Any]:
-    """What `count` processes would say, as they would be received."""
+    """Returns `count` copies of what this process sends, as they would be received from that many processes."""
     stream = io.BytesIO()
     distributed_c10d._pickler(stream).dump(value)
     data = stream.getvalue()
@@ -119,18 +119,18 @@ def _broadcast_object_list(
     root = _peer(src, group_src, group)
     if not object_list:
         raise IndexError("list index out of range")  # as the original does of the sizes
-    if _said_by_root:
-        object_list[:] = _said_by_root[-1]
+    if _sent_by_root:
+        object_list[:] = _sent_by_root[-1]
         return
-    said = _said_by(root, object_list, group)
-    if said is not None:
-        object_list[:] = said
+    received = _broadcast_from(root, object_list, group)
+    if received is not None:
+        object_list[:] = received
         return
     object_list[:] = [copy for value in object_list for copy in _copies(value, 1)]
 
 
-def _said_by(root: int, own: list[Any], group: dist.ProcessGroup | None) -> list[Any] | None:
-    """What the root of a broadcast says, if this rank has nothing to take for it, and the root is there."""
+def _broadcast_from(root: int, own: list[Any], group: dist.ProcessGroup | None) -> list[Any] | None:
+    """Returns the objects of the root if its process runs and this rank's list has `None` in it, and otherwise None."""
     messages = _messages()
     if messages is None:
         return None
@@ -221,8 +221,8 @@ def _received(
     messages = _messages()
     if messages is None:
         raise RuntimeError(
-            f"{function} returns what rank {sender} of the group sends, but in a dry run this process is alone: only "
-            f"the command line without --alone runs that rank, too. {remedy}"
+            f"{function} returns what rank {sender} of the group sends, but in a dry run this process is alone. Only "
+            f"the command line without --alone also runs that rank. {remedy}"
         )
     data = messages.receive_objects(_group(group), sender, is_to_all=is_to_all)
     if isinstance(data, str):

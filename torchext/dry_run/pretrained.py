@@ -2,7 +2,7 @@
 
 Where the memory of a model matters, and its values do not, the configuration is enough. transformers refuses a folder
 without weights, so it is given an empty checkpoint: it makes what is missing, on the devices and with the dtypes that
-it was asked for, and says that these weights were missing.
+it was asked for, and logs that these weights were missing.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 from ..fake.assumed_values import programs_frame
 from ..tools.imports import patching
+from ..tools.source_lines import place_of
 from .current import current, while_world_is_open
 
 __all__ = ["models_without_weights"]
@@ -50,9 +51,8 @@ def _resolving(original: Callable[..., Any]) -> Callable[..., Any]:
             job = current()
             if job is None or folder is None or not _has_configuration_only(Path(folder, subfolder)):
                 raise
-        frame = programs_frame()
-        place = "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        job.remark(f"{folder} has no weights: the model was made from its configuration", place)
+        remark = f"{folder} has no weights: the model was made from its configuration"
+        job.remark(remark, place_of(programs_frame()))
         checkpoint = Path(job.when_left.enter_context(TemporaryDirectory(prefix="torchext-"))) / "model.safetensors"
         checkpoint.write_bytes(len(EMPTY).to_bytes(8, "little") + EMPTY)
         return [str(checkpoint)], None

@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode, bmm_flop, mm_flop
+from torch.utils.flop_counter import FlopCounterMode
 
 from ..fake.cuda_graphs import is_put_off, replay_observers
+from .flops import counting_flops
 from .passes import Passes
 from .steps import PATIENCE, Steps
 from .world import World
@@ -24,41 +25,6 @@ FORWARD = "forward pass"
 
 # More backward passes than a program accumulates gradients of.
 MOST_IDLE = 10_000
-
-
-def _with_addend(formula: Callable[..., int]) -> Callable[..., int]:
-    def flops(addend: Any, a: Any, b: Any, *dtype: Any, **kwargs: Any) -> int:
-        return formula(a, b)
-
-    return flops
-
-
-def _bmm_flop(a: Any, b: Any, *dtype: Any, **kwargs: Any) -> int:
-    return int(bmm_flop(a, b))
-
-
-# PyTorch's own do not take the overloads that are given the dtype of the result.
-FORMULAS = {
-    torch.ops.aten.addmm: _with_addend(mm_flop),
-    torch.ops.aten.bmm: _bmm_flop,
-    torch.ops.aten.baddbmm: _with_addend(_bmm_flop),
-}
-
-
-class _NoModules:
-    """In the place of `FlopCounterMode.mod_tracker`, which fails for some calls of `torch.autograd.grad()`.
-
-    Only totals are reported.
-    """
-
-    parents = ("Global",)
-
-    def __enter__(self) -> None:
-        """Tracks nothing."""
-
-    def __exit__(self, *error: object) -> None:
-        """Tracks nothing."""
-
 
 # A bare `except:` in a loop handles `Finished` in each iteration.
 MOST_RAISED = 100
@@ -233,8 +199,7 @@ class Progress:
         if self._is_finished or not self.counts_flops:
             self._is_finished = True
             return
-        self._mode = FlopCounterMode(display=False, custom_mapping=FORMULAS)
-        self._mode.mod_tracker = _NoModules()  # type: ignore[assignment]
+        self._mode = counting_flops()
         self._mode.__enter__()
 
     def _look_for_calls(self) -> None:

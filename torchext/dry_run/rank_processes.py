@@ -29,8 +29,9 @@ from ..fake.gpus import FakeGPU
 from .ending import TICK, ChildProcess, Patience, raising_on_signals
 from .files import FILES, GUARD, Overlay, changes_in, child_environment, keep_files
 from .launch_lines import Launch
-from .messages import CYCLE, FINISHED, OTHER, Awaited, Channel, Message, Messages, Missing, Received, Sent, mismatch
+from .messages import Messages
 from .progress import Goal
+from .protocol import CYCLE, FINISHED, OTHER, Awaited, Channel, Message, Missing, Received, Sent, mismatch
 from .running import HOST, RankReport, run_rank
 
 __all__ = ["RankProcesses", "child_command", "environment_for", "run_child"]
@@ -108,17 +109,17 @@ class RankProcesses:
         return [rank for rank in self._ranks.values() if rank.report is None]
 
     def _turn(self) -> None:
-        """Listens for a moment, and answers."""
+        """Waits briefly for notices, and answers ranks that wait."""
         running = self._running()
-        speaking = {rank.connection: rank for rank in running if not rank.has_hung_up}
-        if not speaking:
+        connections = {rank.connection: rank for rank in running if not rank.has_hung_up}
+        if not connections:
             time.sleep(TICK)
-        for connection in wait(list(speaking), TICK):
+        for connection in wait(list(connections), TICK):
             assert isinstance(connection, Connection)
-            self._listen(speaking[connection])
+            self._read(connections[connection])
         for rank in running:
             if rank.has_ended():
-                while self._listen(rank):
+                while self._read(rank):
                     pass
                 rank.go_on_after_end()
         for rank in self._running():
@@ -127,22 +128,22 @@ class RankProcesses:
                 if answer is not None:
                     rank.answer(answer)
 
-    def _listen(self, rank: _Rank) -> bool:
-        """Hears what a rank says, and returns whether it has said something."""
+    def _read(self, rank: _Rank) -> bool:
+        """Processes one notice from the process of a rank, and returns whether there was one."""
         try:
-            said = rank.connection.recv() if rank.connection.poll() else None
+            notice = rank.connection.recv() if rank.connection.poll() else None
         except (EOFError, OSError):
             rank.has_hung_up = True
             return False
-        if isinstance(said, Sent):
-            self._sent[said.channel, said.number] = said.message
-            self._compare((said.channel, said.number))
-        elif isinstance(said, Received):
-            self._received[said.channel, said.number] = said
-            self._compare((said.channel, said.number))
-        elif isinstance(said, Awaited):
-            rank.awaits = said
-        return said is not None
+        if isinstance(notice, Sent):
+            self._sent[notice.channel, notice.number] = notice.message
+            self._compare((notice.channel, notice.number))
+        elif isinstance(notice, Received):
+            self._received[notice.channel, notice.number] = notice
+            self._compare((notice.channel, notice.number))
+        elif isinstance(notice, Awaited):
+            rank.awaits = notice
+        return notice is not None
 
     def _compare(self, key: Key) -> None:
         sent, received = self._sent.get(key), self._received.get(key)
@@ -401,6 +402,6 @@ def run_child(task: Path, answer: Path) -> None:
     descriptor = arguments.pop("messages")
     messages = None
     if descriptor is not None:
-        os.set_inheritable(descriptor, False)  # processes that the program starts have nothing to say
+        os.set_inheritable(descriptor, False)  # processes that the program starts do not communicate
         messages = Messages(Connection(descriptor), arguments["rank"])
     leave(run_rank(arguments.pop("program"), **arguments, messages=messages, on_unstoppable=leave_and_exit))

@@ -17,7 +17,7 @@ from .. import _C
 from ..fake.assumed_values import assumes_values
 from ..fake.cuda_graphs import is_put_off
 from ..tools.dispatch_keys import without_our_keys
-from ..tools.source_lines import users_frame
+from ..tools.source_lines import place_of, users_frame
 from .agreement import agreed_values
 from .checks import check, tensors_of
 from .collectives import Collective, Place
@@ -134,7 +134,6 @@ class Recorder:
         dtypes = {str(t.dtype) for t in tensors}
         peer = next((arguments[n] for n in ("root_rank", "src", "dst") if n in arguments), None)
         device = tensors[0].device if tensors else torch.device("cpu")
-        frame = users_frame() if self._traces_lines else None
         return Collective(
             operator=operator.strip("_"),
             group=_name_of(group),
@@ -150,7 +149,7 @@ class Recorder:
             is_async=bool(arguments.get("async_op", arguments.get("asyncOp", True))),
             issued_in=place_here(self._names),
             waited_in=None,
-            line="" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}",
+            line=place_of(users_frame()) if self._traces_lines else "",
         )
 
     def _wait_for_tensor(self, tensor: Tensor) -> None:

@@ -37,7 +37,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.weak import TensorWeakRef
 
 from ..fake.cuda_graphs import is_put_off
-from ..tools.source_lines import users_frame
+from ..tools.source_lines import place_of, users_frame
 from .current import while_world_is_open
 from .passes import is_in_backward
 
@@ -248,7 +248,7 @@ def _description(optimizer: Optimizer) -> str:
     """The class, and the line that constructs it."""
     frame = users_frame()
     name = type(optimizer).__name__
-    return name if frame is None else f"{name} ({frame.f_code.co_filename}:{frame.f_lineno})"
+    return name if frame is None else f"{name} ({place_of(frame)})"
 
 
 def _parameters(optimizer: Optimizer) -> Iterable[torch.Tensor]:

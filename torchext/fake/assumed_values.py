@@ -28,7 +28,7 @@ import torch
 from .. import _C
 from ..tools.dispatch_keys import without_our_keys
 from ..tools.leases import Lease
-from ..tools.source_lines import users_frame
+from ..tools.source_lines import place_of, users_frame
 
 __all__ = [
     "KINDS",
@@ -186,7 +186,7 @@ class AssumedValues:
         """Counts one reading."""
         user = programs_frame()
         policy = self._policy.behind(values)
-        site = "" if user is None else _place(user), _place(frame), operator, kind, policy
+        site = place_of(user), place_of(frame), operator, kind, policy
         self._counts[site] += 1
         answers = self._answers.setdefault(site, {})
         if len(answers) <= MOST_ANSWERS:
@@ -238,10 +238,6 @@ def _reader(frame: FrameType) -> FrameType:
 def _asks_whether_sound(frame: FrameType) -> bool:
     line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
     return any(word in line for word in SOUND)
-
-
-def _place(frame: FrameType) -> str:
-    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
 
 
 _assumed: list[AssumedValues] = []

@@ -11,7 +11,7 @@ from types import ModuleType
 
 __all__ = ["once_imported", "patching", "when_imported"]
 
-_patched: set[tuple[str, int]] = set()
+_patched: set[tuple[str, int, Callable[[ModuleType], None]]] = set()
 
 
 @contextmanager
@@ -37,6 +37,8 @@ def once_imported(name: str, act: Callable[[], None]) -> Iterator[None]:
 def patching(name: str, needs: Sequence[str], patch: Callable[[ModuleType], None]) -> Iterator[None]:
     """Calls `patch` with a module that may have been imported before the block or is imported in it, once in a process.
 
+    Each `patch` is called once, so several features may patch the same module.
+
     Args:
         name: Of the module, with its packages.
         needs: What the module must have. Another thread may be importing it, or another release have none.
@@ -45,8 +47,9 @@ def patching(name: str, needs: Sequence[str], patch: Callable[[ModuleType], None
 
     def act() -> None:
         module = sys.modules.get(name)
-        if module is not None and all(hasattr(module, need) for need in needs) and (name, id(module)) not in _patched:
-            _patched.add((name, id(module)))
+        key = name, id(module), patch
+        if module is not None and all(hasattr(module, need) for need in needs) and key not in _patched:
+            _patched.add(key)
             patch(module)
 
     act()

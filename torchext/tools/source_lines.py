@@ -13,7 +13,7 @@ import torch
 
 from .. import _C
 
-__all__ = ["tracing", "users_frame"]
+__all__ = ["place_of", "tracing", "users_frame"]
 
 # A line in a model's constructor says more than the one in `torch/nn/modules/linear.py` that it leads to, or one that
 # torch.fx has generated.
@@ -48,9 +48,13 @@ def users_frame() -> FrameType | None:
     return frame
 
 
-def _current_line() -> str:
-    frame = users_frame()
+def place_of(frame: FrameType | None) -> str:
+    """Return the line of a frame as `file:line in function`, or an empty string if there is no frame."""
     return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+def _current_line() -> str:
+    return place_of(users_frame())
 
 
 _C.provide("current_line", _current_line)
