@@ -178,12 +178,12 @@ std::string CallFormatter::formatAll(c10::ArrayRef<IValue> values) {
 // Makes one explanation.
 class Explainer {
  public:
-  Explanation run(at::ArrayRef<Tensor> tensors);
+  Explanation run(at::ArrayRef<Tensor> tensors, Memory memory);
 
  private:
   void explainNode(const OpNode& node);
   void explainPlan(ExplainedOperation& operation, const PlannedOperator& planned) const;
-  static std::string partsOf(const PlannedOperator& planned);
+  static std::optional<std::string> partsOf(const PlannedOperator& planned);
   std::string describe(const TensorArgument& argument, std::vector<std::int64_t>& reads);
   ExplainedTensor show(const StorageValue& value, const Geometry& seen_as);
   Geometry wholeOf(const OpNode& node, const WrittenStorage& written);
@@ -201,7 +201,7 @@ class Explainer {
   Explanation explanation_;
 };
 
-Explanation Explainer::run(at::ArrayRef<Tensor> tensors) {
+Explanation Explainer::run(at::ArrayRef<Tensor> tensors, Memory memory) {
   std::vector<Recording> recordings;
   for (const Tensor& tensor : tensors) {
     recordings.push_back(recordingOf(tensor));
@@ -215,7 +215,13 @@ Explanation Explainer::run(at::ArrayRef<Tensor> tensors) {
   for (const Recording& recording : recordings) {
     values.push_back(recording.value);
   }
-  plan_.emplace(values);
+  std::vector<StorageValuePtr> wanted;
+  for (const StorageValuePtr& value : values) {
+    if (std::find(wanted.begin(), wanted.end(), value) == wanted.end()) {
+      wanted.push_back(value);
+    }
+  }
+  plan_.emplace(std::move(wanted), memory);
   for (const PlannedOperator& planned : plan_->operators()) {
     planned_[planned.node] = &planned;
   }
@@ -258,10 +264,11 @@ void Explainer::explainNode(const OpNode& node) {
 
 // An operator that is run for parts may write none of them.
 void Explainer::explainPlan(ExplainedOperation& operation, const PlannedOperator& planned) const {
-  operation.parts = partsOf(planned);
-  if (planned.way == Way::kNotAtAll || (planned.way == Way::kParts && operation.parts.empty())) {
+  const std::optional<std::string> parts = partsOf(planned);
+  if (planned.way == Way::kNotAtAll || !parts) {
     return;
   }
+  operation.parts = *parts;
   operation.place = planned.place;
   operation.way = planned.way;
   operation.steps = planned.steps;
@@ -277,9 +284,10 @@ void Explainer::explainPlan(ExplainedOperation& operation, const PlannedOperator
   }
 }
 
-std::string Explainer::partsOf(const PlannedOperator& planned) {
+// Nothing if they have no element of what is written, and empty if they have all.
+std::optional<std::string> Explainer::partsOf(const PlannedOperator& planned) {
   if (planned.way != Way::kParts) {
-    return {};
+    return "";
   }
   std::vector<std::string> texts;
   std::vector<Box> boxes = planned.writes.front().parts->boxes;
@@ -289,7 +297,8 @@ std::string Explainer::partsOf(const PlannedOperator& planned) {
       texts.push_back(formatted(*ranges, writtenGeometry(*planned.node).sizes));
     }
   }
-  return c10::Join(", ", texts);
+  const bool are_all = std::find(texts.begin(), texts.end(), "[]") != texts.end();
+  return texts.empty() ? std::nullopt : std::optional{are_all ? "" : c10::Join(", ", texts)};
 }
 
 std::string Explainer::describe(const TensorArgument& argument, std::vector<std::int64_t>& reads) {
@@ -357,9 +366,9 @@ std::int64_t Explainer::addConstant(const StorageValue& value, const Geometry& s
 
 }  // namespace
 
-Explanation explain(at::ArrayRef<Tensor> tensors) {
+Explanation explain(at::ArrayRef<Tensor> tensors, Memory memory) {
   const Locked lock{LockRank::kReplay};  // a value that is read on another thread loses its operators: `fold()`
-  return Explainer{}.run(tensors);
+  return Explainer{}.run(tensors, memory);
 }
 
 }  // namespace torchext

@@ -70,6 +70,7 @@ struct Explanation {
 };
 
 // Returns the recorded operators that make `tensors`. Raises ValueError for one of which nothing is recorded.
-TORCHEXT_API Explanation explain(at::ArrayRef<at::Tensor> tensors);
+// With `Memory::kUses`, what would run now: values that a read has computed before may still be remembered.
+TORCHEXT_API Explanation explain(at::ArrayRef<at::Tensor> tensors, Memory memory = Memory::kNone);
 
 }  // namespace torchext

@@ -142,8 +142,8 @@ Tensor evaluate(const Tensor& deferred) {
 ReplayNeeds needsOf(const Tensor& deferred) {
   const Locked lock{LockRank::kReplay};
   const StorageValuePtr value = valueOf(deferred);
-  TORCH_CHECK_VALUE(value != nullptr, "Only of a deferred tensor can it be told what computing it takes.");
-  const ReplayPlan plan{{value}};
+  TORCH_CHECK_VALUE(value != nullptr, "Cannot estimate memory: the tensor is not deferred.");
+  const ReplayPlan plan{{value}, Memory::kUses};
   return {plan.peak(), plan.written()};
 }
 

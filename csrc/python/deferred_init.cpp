@@ -68,8 +68,8 @@ pybind11::object planned(const ExplainedOperation& operation) {
 // Three things: the operations, as tuples in the order of the fields of torchext.deferred_init.RecordedOperation, with
 // the plan at the end; for each tensor the number of the value that it shows, and how it shows it; and the bytes of the
 // plan, held at the most and written in all.
-pybind11::tuple explainTensors(const Tensors& tensors) {
-  const Explanation explanation = explain(tensors);
+pybind11::tuple explainTensors(const Tensors& tensors, bool uses_computed) {
+  const Explanation explanation = explain(tensors, uses_computed ? Memory::kUses : Memory::kNone);
   pybind11::list operations;
   for (const ExplainedOperation& operation : explanation.operations) {
     pybind11::list writes;
@@ -179,7 +179,8 @@ void bindDeferredInit(pybind11::module_& module) {
       .def("keep_apart", torch::wrap_pybind_function_no_gil(&RecordedValue::keepApart));
   bind(module, "digest_of", digestOfTensor);
   bind(module, "skip_fill", skipFill);
-  module.def("explain", torch::wrap_pybind_function(explainTensors));
+  module.def("explain", torch::wrap_pybind_function(explainTensors), pybind11::arg("tensors"),
+             pybind11::arg("uses_computed") = false);
   module.def("time_operators", torch::wrap_pybind_function(timeOperatorsOf), pybind11::arg("tensors"),
              pybind11::arg("measures"));
   bind(module, "digests_of_recordings", digestsOf);

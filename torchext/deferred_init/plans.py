@@ -17,11 +17,11 @@ from .explanations import RecordedOperation, recorded_operations
 __all__ = ["PlannedOperation", "ReplayPlan", "plan"]
 
 Way: TypeAlias = Literal["call", "parts", "takes over", "step"]
-Memory: TypeAlias = Literal["result", "new", "copy", "in place"]
+Memory: TypeAlias = Literal["result", "new", "copy", "in place", "resized", "taken over"]
 
 # In the order of `Way` and `Origin` of csrc/deferred_init/plan/replay_plan.h; what is not run at all is not listed.
 WAYS: tuple[Way, ...] = ("call", "parts", "takes over", "step")
-MEMORIES: tuple[Memory, ...] = ("result", "new", "copy", "in place")
+MEMORIES: tuple[Memory, ...] = ("result", "new", "copy", "in place", "resized", "taken over")
 
 
 @dataclass(frozen=True)
@@ -31,30 +31,32 @@ class PlannedOperation:
     operation: RecordedOperation
     """What was recorded."""
     way: Way
-    """`"call"`: once, as it was recorded. `"parts"`: for `operation.parts`. `"takes over"`: it copies what nobody else
-    reads, so that the copy is that memory. `"step"`: on each stretch of a random fill, while that is in the cache."""
+    """`"call"`: once, as it was recorded. `"parts"`: for `operation.parts`. `"takes over"`: it copies a value that has
+    no other reader, so that the copy is that memory. `"step"`: on each stretch of a random fill, while that is in the
+    cache."""
     fill: int | None
     """Of a step, the number of the value that is filled."""
     memory: tuple[Memory, ...]
     """Where the memory of each value that it writes comes from: from its kernel, as new memory, as a copy of an
-    argument that is read again, or from an argument that is not."""
+    argument that is read again, or from an argument that is not, which is written over, resized or taken over."""
     nbytes: tuple[int, ...]
     """How much memory holds each of these values."""
     drops: tuple[int, ...]
     """The numbers of the values that are not needed afterwards."""
 
     def __str__(self) -> str:
-        sizes = [
-            "in place" if memory == "in place" else f"{'a copy, ' if memory == 'copy' else ''}{readable(nbytes)}"
-            for memory, nbytes in zip(self.memory, self.nbytes, strict=True)
-        ]
-        notes = ["takes it over"] if self.way == "takes over" else sizes
+        notes = [_note(memory, nbytes) for memory, nbytes in zip(self.memory, self.nbytes, strict=True)]
         if self.fill is not None:
             notes.append(f"while %{self.fill} is filled")
         if self.drops:
             notes.append(f"then drops {', '.join(f'%{number}' for number in self.drops)}")
         text = str(self.operation)
         return f"{text}; {'; '.join(notes)}" if "  # " in text else f"{text}  # {'; '.join(notes)}"
+
+
+def _note(memory: Memory, nbytes: int) -> str:
+    notes = {"in place": "in place", "taken over": "takes it over", "copy": f"a copy, {readable(nbytes)}"}
+    return notes.get(memory, readable(nbytes))
 
 
 class ReplayPlan(Sequence[PlannedOperation]):
@@ -86,10 +88,11 @@ class ReplayPlan(Sequence[PlannedOperation]):
 
 
 def plan(target: torch.Tensor | Iterable[torch.Tensor] | Module) -> ReplayPlan:
-    """Returns what materializing `target` would run, without running anything.
+    """Return the operators that materializing `target` would run, without running any.
 
-    This is the plan that `materialize_tensor` and `materialize_module` themselves execute when they put values where
-    they were recorded. Placed on another device, or in another dtype, storages are computed one by one.
+    `materialize_tensor` and `materialize_module` execute the same plan when they put values where they were recorded.
+    Placed on another device, or in another dtype, storages are computed one by one. Values that were computed when the
+    constructor read them, and are remembered, are not computed again, so their operators are not listed.
 
     Args:
         target: A deferred tensor, several of them, or a module with some, which are computed together.
@@ -108,7 +111,7 @@ def plan(target: torch.Tensor | Iterable[torch.Tensor] | Module) -> ReplayPlan:
         %2: float16[4, 4] = aten::_to_copy(%1, dtype=float16)  # 32 B; then drops %1
         at most 96 B at one time, 160 B written
     """
-    operations, _, (peak, written) = _C.explain(_tensors_of(target))
+    operations, _, (peak, written) = _C.explain(_tensors_of(target), uses_computed=True)
     return ReplayPlan(list(_in_order(operations)), peak, written)
 
 
@@ -120,7 +123,7 @@ def _tensors_of(target: torch.Tensor | Iterable[torch.Tensor] | Module) -> list[
     tensors = list(target) if isinstance(target, Iterable) else [target]
     for tensor in tensors:
         if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"plan() takes a tensor, several, or a module, but there is a {type(tensor).__name__}.")
+            raise TypeError(f"plan() takes a tensor, an iterable of tensors or a module, not {type(tensor).__name__}.")
     return tensors
 
 

@@ -112,6 +112,10 @@ bool Geometry::fits(const Tensor& tensor) const {
          tensor.is_conj() == is_conj && tensor.is_neg() == is_neg && tensor._is_zerotensor() == is_zero;
 }
 
+bool Geometry::hasElements() const {
+  return std::find(sizes.begin(), sizes.end(), 0) == sizes.end();
+}
+
 bool Geometry::isContiguous() const {
   return at::geometry_is_contiguous(sizes, strides) && !is_conj && !is_neg && !is_zero;
 }

@@ -74,6 +74,8 @@ struct Geometry {
   // Returns true if the elements fill a stretch of memory in order, and are what memory holds.
   bool isContiguous() const;
 
+  bool hasElements() const;
+
   // A tensor on `storage`, which is real.
   at::Tensor makeTensor(c10::Storage storage) const;
 

@@ -47,7 +47,7 @@ bool readsAnyPart(const LiveOperator& live) {
 }
 
 // The parts that are asked for of one value.
-class Asked {
+class RequestedRegions {
  public:
   // Adds a box, and merges with it those that it makes superfluous.
   void add(Box box) {
@@ -108,9 +108,9 @@ class Asked {
 
 // Goes through a graph twice: from the first operator to the last one, to find out which values are of one storage and
 // how these are shown, and back again.
-class Pass {
+class DemandPass {
  public:
-  explicit Pass(const LiveGraph& graph) : graph_{graph}, chain_of_{graph}, asked_{graph} {}
+  explicit DemandPass(const LiveGraph& graph) : graph_{graph}, chain_of_{graph}, asked_{graph} {}
 
   std::vector<Demand> run() {
     for (const LiveOperator& live : graph_.operators) {
@@ -161,7 +161,7 @@ class Pass {
   }
   void ask(const LiveValue& value, const std::optional<Box>& box);
   void askForAll(const LiveValue& value);
-  std::optional<AskedParts> partsOf(const LiveOperator& live, std::size_t output) const;
+  std::optional<RequestedParts> partsOf(const LiveOperator& live, std::size_t output) const;
 
   bool isAskedFor(const LiveOperator& live) const;
   void visit(const LiveOperator& live, PartRule rule);
@@ -173,12 +173,12 @@ class Pass {
   const LiveGraph& graph_;
   std::vector<Chain> chains_;
   OfOutputs<std::size_t> chain_of_;
-  OfOutputs<Asked> asked_;
+  OfOutputs<RequestedRegions> asked_;
 };
 
 // ---- Forward ----
 
-void Pass::look(const LiveOperator& live) {
+void DemandPass::look(const LiveOperator& live) {
   const OpNode& node = *live.node;
   for (const auto i : c10::irange(node.written().size())) {
     chain_of_.of(live.place)[i] = chainOfOutput(live, node.written()[i]);
@@ -200,7 +200,7 @@ void Pass::look(const LiveOperator& live) {
   }
 }
 
-std::size_t Pass::chainOfOutput(const LiveOperator& live, const WrittenStorage& written) {
+std::size_t DemandPass::chainOfOutput(const LiveOperator& live, const WrittenStorage& written) {
   if (written.is_argument && !written.was_resized) {
     const LiveValue& before = live.arguments[written.position];
     if (before.hasWriter()) {
@@ -211,7 +211,7 @@ std::size_t Pass::chainOfOutput(const LiveOperator& live, const WrittenStorage& 
   return chains_.size() - 1;
 }
 
-void Pass::makeGrids() {
+void DemandPass::makeGrids() {
   const auto note = [this](const LiveValue& value) {
     if (value.hasWriter()) {
       Chain& chain = chains_[chain_of_.of(value)];
@@ -231,7 +231,7 @@ void Pass::makeGrids() {
 
 // ---- Back ----
 
-void Pass::ask(const LiveValue& value, const std::optional<Box>& box) {
+void DemandPass::ask(const LiveValue& value, const std::optional<Box>& box) {
   if (!value.hasWriter() || !box) {
     return;
   }
@@ -239,26 +239,27 @@ void Pass::ask(const LiveValue& value, const std::optional<Box>& box) {
   asked_.of(value).add(is_whole ? box->grid().whole() : *box);
 }
 
-void Pass::askForAll(const LiveValue& value) {
+void DemandPass::askForAll(const LiveValue& value) {
   if (value.hasWriter()) {
     ask(value, gridOf(value).whole());
   }
 }
 
 // Once all readers have been visited.
-std::optional<AskedParts> Pass::partsOf(const LiveOperator& live, std::size_t output) const {
-  const Asked& asked = asked_.of(live.place)[output];
+std::optional<RequestedParts> DemandPass::partsOf(const LiveOperator& live, std::size_t output) const {
+  const RequestedRegions& asked = asked_.of(live.place)[output];
   return asked.isAll() ? std::nullopt
-                       : std::optional{AskedParts{asked.boxes(), chains_[chain_of_.of(live.place)[output]].device}};
+                       : std::optional{RequestedParts{asked.boxes(), chains_[chain_of_.of(live.place)[output]].device}};
 }
 
 // Nobody asks for what only tensors without elements show.
-bool Pass::isAskedFor(const LiveOperator& live) const {
-  const std::vector<Asked>& outputs = asked_.of(live.place);
-  return std::any_of(outputs.begin(), outputs.end(), [](const Asked& asked) { return !asked.boxes().empty(); });
+bool DemandPass::isAskedFor(const LiveOperator& live) const {
+  const std::vector<RequestedRegions>& outputs = asked_.of(live.place);
+  return std::any_of(outputs.begin(), outputs.end(),
+                     [](const RequestedRegions& asked) { return !asked.boxes().empty(); });
 }
 
-void Pass::visit(const LiveOperator& live, PartRule rule) {
+void DemandPass::visit(const LiveOperator& live, PartRule rule) {
   const OpNode& node = *live.node;
   if (!isAskedFor(live)) {
     return;
@@ -275,16 +276,16 @@ void Pass::visit(const LiveOperator& live, PartRule rule) {
   }
 }
 
-void Pass::visitOutput(const LiveOperator& live, std::size_t output, PartRule rule) {
+void DemandPass::visitOutput(const LiveOperator& live, std::size_t output, PartRule rule) {
   const OpNode& node = *live.node;
   const WrittenStorage& written = node.written()[output];
-  Asked& asked = asked_.of(live.place)[output];
+  RequestedRegions& asked = asked_.of(live.place)[output];
   if (written.was_resized || (!written.is_argument && !isForParts(rule))) {
     asked.add(gridOf(live, output).whole());
   } else if (!isForParts(rule)) {
     widenForAll(live, output, rule);
   } else {
-    Asked widened;
+    RequestedRegions widened;
     for (const Box& box : asked.boxes()) {
       widened.add(box);
     }
@@ -312,7 +313,7 @@ void Pass::visitOutput(const LiveOperator& live, std::size_t output, PartRule ru
 }
 
 // Asks for what the operator reads to write the elements in the box. Returns the box with all of what it writes.
-Box Pass::widenedForPart(const LiveOperator& live, Box box, PartRule rule) {
+Box DemandPass::widenedForPart(const LiveOperator& live, Box box, PartRule rule) {
   const OpNode& node = *live.node;
   if (rule == PartRule::kRandomFill) {
     return box.withWholeElements(writtenGeometry(node).dtype.itemsize());
@@ -332,7 +333,7 @@ Box Pass::widenedForPart(const LiveOperator& live, Box box, PartRule rule) {
 }
 
 // Of a call that is made once, all that it touches of a storage that it writes is to be in one part.
-void Pass::widenForAll(const LiveOperator& live, std::size_t output, PartRule rule) {
+void DemandPass::widenForAll(const LiveOperator& live, std::size_t output, PartRule rule) {
   const OpNode& node = *live.node;
   const WrittenStorage& written = node.written()[output];
   const Grid& grid = gridOf(live, output);
@@ -354,7 +355,7 @@ void Pass::widenForAll(const LiveOperator& live, std::size_t output, PartRule ru
     touched = grid.whole();
   }
   if (touched) {
-    Asked& asked = asked_.of(live.place)[output];
+    RequestedRegions& asked = asked_.of(live.place)[output];
     Box box = asked.addWithAll(*touched);
     while (rule != PartRule::kAnyLayout && !box.contains(box.keepingStrides())) {
       box = asked.addWithAll(box.keepingStrides());
@@ -362,7 +363,7 @@ void Pass::widenForAll(const LiveOperator& live, std::size_t output, PartRule ru
   }
 }
 
-void Pass::askForTensor(const LiveOperator& live, std::size_t tensor, PartRule rule) {
+void DemandPass::askForTensor(const LiveOperator& live, std::size_t tensor, PartRule rule) {
   const LiveValue& value = live.arguments[tensor];
   if (!value.hasWriter()) {
     return;
@@ -380,14 +381,14 @@ void Pass::askForTensor(const LiveOperator& live, std::size_t tensor, PartRule r
 }  // namespace
 
 bool Demand::isNothing() const {
-  return !outputs.empty() && std::all_of(outputs.begin(), outputs.end(), [](const std::optional<AskedParts>& parts) {
-    return parts && parts->boxes.empty();
-  });
+  return !outputs.empty() &&
+         std::all_of(outputs.begin(), outputs.end(),
+                     [](const std::optional<RequestedParts>& parts) { return parts && parts->boxes.empty(); });
 }
 
 std::vector<Demand> demandsOf(const LiveGraph& graph) {
   if (std::any_of(graph.operators.begin(), graph.operators.end(), readsAnyPart)) {
-    return Pass{graph}.run();
+    return DemandPass{graph}.run();
   }
   std::vector<Demand> demands(graph.operators.size());
   for (const LiveOperator& live : graph.operators) {

@@ -132,6 +132,10 @@ std::optional<Geometry> resultOfStep(const OpNode& node, const Geometry& shown) 
   return converts ? std::optional{written.geometry} : std::nullopt;
 }
 
+bool worksInPlace(const OpNode& step) {
+  return inPlace(step.op()).has_value();
+}
+
 ElementwiseStep::ElementwiseStep(const OpNode& node)
     : node_{&node},
       op_{inPlace(node.op())},

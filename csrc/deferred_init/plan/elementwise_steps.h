@@ -22,6 +22,9 @@ bool mayHaveSteps(const OpNode& fill);
 // argument is to be; else nothing.
 std::optional<Geometry> resultOfStep(const OpNode& node, const Geometry& shown);
 
+// Returns true for such a step that writes over what it reads, whether its operator does that or not.
+bool worksInPlace(const OpNode& step);
+
 // One operator. Only such that compute each element for itself by one operation of IEEE 754: then it does not matter
 // where the work is divided. Others, such as `erfinv_`, have different code for the elements that do not fill a vector.
 // So have conversions to bfloat16, for what is not a number: steps make none, because they take numbers that are finite

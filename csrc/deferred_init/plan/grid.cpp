@@ -9,10 +9,6 @@ namespace torchext {
 
 namespace {
 
-bool hasElements(const Geometry& geometry) {
-  return std::find(geometry.sizes.begin(), geometry.sizes.end(), 0) == geometry.sizes.end();
-}
-
 // Adds `stride` to strides that divide each other, if it does, too.
 void addStride(std::vector<std::int64_t>& strides, std::int64_t stride) {
   const auto divides = [stride](std::int64_t other) { return other % stride == 0 || stride % other == 0; };
@@ -109,7 +105,7 @@ std::vector<Grid::Steps> Grid::stepsOf(const Geometry& geometry) const {
 }
 
 std::optional<Box> Grid::boxOf(const Geometry& geometry) const {
-  if (!hasElements(geometry)) {
+  if (!geometry.hasElements()) {
     return std::nullopt;
   }
   const std::vector<std::int64_t> first =
@@ -216,7 +212,7 @@ Geometry Box::shown(const Geometry& geometry) const {
   const auto itemsize = static_cast<std::int64_t>(geometry.dtype.itemsize());
   const std::vector<std::int64_t> strides = packedStrides();
   Geometry packed = geometry;
-  packed.storage_offset = hasElements(geometry) ? placeOf(geometry.storage_offset * itemsize) / itemsize : 0;
+  packed.storage_offset = geometry.hasElements() ? placeOf(geometry.storage_offset * itemsize) / itemsize : 0;
   for (const auto i : c10::irange(geometry.sizes.size())) {
     if (geometry.sizes[i] > 1) {
       const Grid::Steps steps = grid_->stepsOf(geometry.strides[i] * itemsize, geometry.sizes[i]);
@@ -271,7 +267,7 @@ std::optional<IndexRanges> Box::elementsOf(const Geometry& geometry) const {
 }
 
 std::optional<IndexRanges> Box::take(const Geometry& geometry) {
-  if (!hasElements(geometry)) {
+  if (!geometry.hasElements()) {
     return std::nullopt;
   }
   while (true) {

@@ -24,9 +24,9 @@ Key keyOf(const StorageValue& value) {
 
 // Walks back from the wanted values. Who reads a value was recorded after who wrote it, so that all is known of a value
 // when its writer is looked at.
-class Walk {
+class LivenessPass {
  public:
-  explicit Walk(bool uses_computed) : uses_computed_{uses_computed} {}
+  explicit LivenessPass(bool uses_computed) : uses_computed_{uses_computed} {}
 
   LiveGraph run(const std::vector<StorageValuePtr>& wanted);
 
@@ -61,7 +61,7 @@ class Walk {
   std::size_t work_ = 0;
 };
 
-LiveGraph Walk::run(const std::vector<StorageValuePtr>& wanted) {
+LiveGraph LivenessPass::run(const std::vector<StorageValuePtr>& wanted) {
   for (const StorageValuePtr& value : wanted) {
     demand(*value, wholeOf(*value));
   }
@@ -87,7 +87,7 @@ LiveGraph Walk::run(const std::vector<StorageValuePtr>& wanted) {
 
 // Sets of bytes that many operators have cut something out of have many runs, which each of those before goes through.
 // When that has taken long enough, all bytes are demanded: what runs without need does no harm.
-void Walk::demand(const StorageValue& value, const ByteSet& bytes) {
+void LivenessPass::demand(const StorageValue& value, const ByteSet& bytes) {
   constexpr std::size_t kPatience = 20'000'000;
   constexpr std::size_t kFewRuns = 64;
   const OpNode* node = value.writer().get();
@@ -106,7 +106,7 @@ void Walk::demand(const StorageValue& value, const ByteSet& bytes) {
   }
 }
 
-bool Walk::isWhole(const Output& output) {
+bool LivenessPass::isWhole(const Output& output) {
   if (output.value == nullptr) {
     return false;
   }
@@ -117,7 +117,7 @@ bool Walk::isWhole(const Output& output) {
 
 // Is nothing of what the operator itself has written alive? Then who asked for the rest is referred to the value
 // before.
-bool Walk::passesOn(const Demanded& demanded, const std::vector<Footprint>& footprints) {
+bool LivenessPass::passesOn(const Demanded& demanded, const std::vector<Footprint>& footprints) {
   const OpNode& node = *demanded.node;
   if (node.dependsOnOtherGenerators()) {
     return false;
@@ -155,7 +155,7 @@ bool Walk::passesOn(const Demanded& demanded, const std::vector<Footprint>& foot
   return true;
 }
 
-void Walk::runs(const Demanded& demanded, const std::vector<Footprint>& footprints) {
+void LivenessPass::runs(const Demanded& demanded, const std::vector<Footprint>& footprints) {
   const OpNode& node = *demanded.node;
   struct Bytes {
     ByteSet read;
@@ -201,7 +201,7 @@ void Walk::runs(const Demanded& demanded, const std::vector<Footprint>& footprin
   graph_.operators.push_back(std::move(live));
 }
 
-LiveValue Walk::actual(const StorageValue* value) {
+LiveValue LivenessPass::actual(const StorageValue* value) {
   while (value != nullptr && !isComputed(*value)) {
     const auto found = earlier_.find(keyOf(*value));
     if (found == earlier_.end()) {
@@ -216,7 +216,7 @@ LiveValue Walk::actual(const StorageValue* value) {
   return {graph_.computed.back().get()};
 }
 
-// Says where everything is.
+// Sets the place of each operator, and the writer of each value.
 void number(LiveGraph& graph) {
   std::unordered_map<const OpNode*, std::size_t> place_of;
   const auto locate = [&place_of](LiveValue& value) {
@@ -236,7 +236,7 @@ void number(LiveGraph& graph) {
 }  // namespace
 
 LiveGraph liveGraph(const std::vector<StorageValuePtr>& wanted, bool uses_computed) {
-  LiveGraph graph = Walk{uses_computed}.run(wanted);
+  LiveGraph graph = LivenessPass{uses_computed}.run(wanted);
   number(graph);
   if (keepDerivationsTogether(graph.operators)) {
     number(graph);

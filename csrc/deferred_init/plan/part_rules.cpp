@@ -392,6 +392,48 @@ std::vector<std::optional<IndexRanges>> readsForPart(const OpNode& node, PartRul
   return reads;
 }
 
+bool isWrittenDirectly(const OpNode& node) {
+  return isNamed(node, "aten::clone") || isNamed(node, "aten::_to_copy");
+}
+
+// On the CPU, an argument of another dtype is converted as a whole before, and a result afterwards. Copies convert one
+// element at a time.
+std::size_t bytesOfConversions(const OpNode& node, std::size_t elements) {
+  const bool is_where = isNamed(node, "aten::where");
+  if (!is_where && isOneOf(kCopies, node)) {
+    return 0;
+  }
+  const c10::ScalarType result = dtypeOf(writtenGeometry(node));
+  std::vector<std::pair<c10::ScalarType, std::size_t>> tensors;  // with the numbers of their elements
+  for (const auto i : c10::irange(node.tensors().size())) {
+    const TensorArgument& argument = node.tensors()[i];
+    const auto dtype = dtypeOf(argument);
+    const bool is_condition = is_where && i == 0;
+    if (dtype && !sizesOf(argument).empty() && !argument.device && !is_condition) {
+      tensors.emplace_back(*dtype,
+                           std::min(elements, static_cast<std::size_t>(c10::multiply_integers(sizesOf(argument)))));
+    }
+  }
+  if (tensors.empty()) {
+    return 0;
+  }
+  c10::ScalarType common = tensors.front().first;
+  for (const auto& [dtype, count] : tensors) {
+    common = c10::promoteTypes(common, dtype);
+  }
+  if (c10::isIntegralType(common, /*includeBool=*/true) && c10::isFloatingType(result)) {
+    common = result;
+  }
+  if (node.written().front().is_argument) {
+    tensors.emplace_back(result, elements);
+  }
+  std::size_t sum = 0;
+  for (const auto& [dtype, count] : tensors) {
+    sum += dtype == common ? 0 : count * c10::elementSize(common);
+  }
+  return sum;
+}
+
 bool hasManyNans(const OpNode& node) {
   const c10::ScalarType dtype = dtypeOf(writtenGeometry(node));
   if (!c10::isFloatingType(dtype) && !c10::isComplexType(dtype)) {

@@ -35,6 +35,7 @@ enum class PartRule : std::uint8_t {
   kRandomFill,
 };
 
+// A pure function of the call, as all of this file. Takes a microsecond or less.
 PartRule partRuleOf(const OpNode& node);
 
 // Returns true if calls with the rule can be run for a part.
@@ -69,6 +70,13 @@ struct AskedFill {
   std::optional<TruncatedFill> truncated;
 };
 AskedFill askedFillOf(const OpNode& node, const at::mt19937_data_pod& engine);
+
+// Returns true for a call that is computed for a part by copying to where the result is to be.
+bool isWrittenDirectly(const OpNode& node);
+
+// How much an elementwise call on `elements` elements allocates for tensors that it converts to the dtype in which it
+// computes (TensorIterator.cpp), in bytes.
+std::size_t bytesOfConversions(const OpNode& node, std::size_t elements);
 
 // May two ways of computing the same number disagree about the bits of what is not a number?
 bool hasManyNans(const OpNode& node);

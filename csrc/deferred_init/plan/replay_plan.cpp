@@ -37,7 +37,7 @@ std::size_t bytesReached(const Geometry& geometry) {
 }
 
 // What there will be of an output in memory.
-std::size_t bytesHeld(const OpNode& node, std::size_t output, const std::optional<AskedParts>& parts) {
+std::size_t bytesHeld(const OpNode& node, std::size_t output, const std::optional<RequestedParts>& parts) {
   if (parts) {
     std::size_t sum = 0;
     for (const Box& box : parts->boxes) {
@@ -51,7 +51,7 @@ std::size_t bytesHeld(const OpNode& node, std::size_t output, const std::optiona
 }
 
 // Are all of `parts` kept as they are by a value that has `before`?
-bool areAmong(const std::optional<AskedParts>& before, const std::optional<AskedParts>& parts) {
+bool areAmong(const std::optional<RequestedParts>& before, const std::optional<RequestedParts>& parts) {
   if (!before || !parts) {
     return !before && !parts;
   }
@@ -62,8 +62,19 @@ bool areAmong(const std::optional<AskedParts>& before, const std::optional<Asked
   });
 }
 
-bool isSame(const LiveValue& a, const LiveValue& b) {
-  return a.writer == b.writer && (a.hasWriter() ? a.value->output() == b.value->output() : a.value == b.value);
+// Of arguments whose values are not read, but have to be there.
+std::size_t bytesOfUnreadArguments(const PlannedOperator& planned) {
+  const auto& written = planned.node->written();
+  std::size_t sum = 0;
+  for (const auto i : c10::irange(planned.reads.size())) {
+    const TensorArgument& argument = planned.node->tensors()[i];
+    const bool is_written = std::any_of(written.begin(), written.end(), [i](const WrittenStorage& storage) {
+      return storage.is_argument && storage.position == i;
+    });
+    const bool is_unread = argument.value != nullptr && planned.reads[i].value == nullptr && !is_written;
+    sum += is_unread && argument.geometry.hasElements() ? argument.value->nbytes() : 0;
+  }
+  return sum;
 }
 
 }  // namespace
@@ -73,7 +84,7 @@ bool isToBeRemembered(const StorageValue& value) {
 }
 
 double PlannedOperator::share() const {
-  if (way == Way::kNotAtAll) {
+  if (way == Way::kNotAtAll || way == Way::kTakesOver) {
     return 0;
   }
   if (way != Way::kParts) {
@@ -110,13 +121,23 @@ ReplayPlan ReplayPlan::withoutParts(std::size_t place) const {
 }
 
 void ReplayPlan::plan() {
+  makeOperators();
+  countReads();
+  std::for_each(operators_.begin(), operators_.end(), [this](PlannedOperator& planned) { planWrites(planned); });
+  std::for_each(operators_.begin(), operators_.end(), [this](PlannedOperator& planned) { planSteps(planned); });
+  if (arePlansChecked()) {
+    checkPlan(*this);
+  }
+}
+
+void ReplayPlan::makeOperators() {
   std::vector<Demand> demands = demandsOf(graph_);
   operators_.clear();
   operators_.reserve(graph_.operators.size());
   for (const LiveOperator& live : graph_.operators) {
     Demand& demand = demands[live.place];
     if (as_recorded_[live.place]) {
-      demand = {PartRule::kNone, std::vector<std::optional<AskedParts>>(demand.outputs.size())};
+      demand = {PartRule::kNone, std::vector<std::optional<RequestedParts>>(demand.outputs.size())};
     }
     PlannedOperator planned{live.node, live.place, Way::kCall, demand.rule, live.arguments, {}, {}, {}};
     for (const auto i : c10::irange(demand.outputs.size())) {
@@ -133,16 +154,6 @@ void ReplayPlan::plan() {
       planned.writes[i].parts = std::move(demand.outputs[i]);
     }
     operators_.push_back(std::move(planned));
-  }
-  countReads();
-  for (PlannedOperator& planned : operators_) {
-    planWrites(planned);
-  }
-  for (PlannedOperator& planned : operators_) {
-    planSteps(planned);
-  }
-  if (arePlansChecked()) {
-    checkPlan(*this);
   }
 }
 
@@ -189,21 +200,25 @@ void ReplayPlan::planWrites(PlannedOperator& planned) {
     }
     const LiveValue& before = planned.reads[storage.position];
     written.argument = storage.position;
-    written.origin = before.value == nullptr                         ? Origin::kNew
-                     : canBeWrittenInPlace(planned, before, written) ? Origin::kInPlace
-                                                                     : Origin::kCopy;
+    if (before.value == nullptr) {
+      written.origin = Origin::kNew;
+    } else if (!canBeWrittenInPlace(planned, before, written)) {
+      written.origin = Origin::kCopy;
+    } else {
+      written.origin = storage.was_resized ? Origin::kResized : Origin::kInPlace;
+    }
   }
   if (planned.way == Way::kCall && takesOver(planned)) {
     PlannedValue& written = planned.writes.front();
     planned.way = Way::kTakesOver;
-    written.origin = Origin::kInPlace;
+    written.origin = Origin::kTakenOver;
     written.argument = copiedArgument(*planned.node);
     written.parts.reset();
     written.nbytes = of(planned.reads[*written.argument]).nbytes;
   }
 }
 
-// Nobody reads what was there before afterwards, and its parts are the same.
+// What was there before is not read afterwards, and its parts are the same.
 bool ReplayPlan::canBeWrittenInPlace(const PlannedOperator& planned,
                                      const LiveValue& before,
                                      const PlannedValue& after) const {
@@ -211,14 +226,14 @@ bool ReplayPlan::canBeWrittenInPlace(const PlannedOperator& planned,
          areAmong(of(before).parts, after.parts);
 }
 
-// What is copied and not read by anybody else need not be copied: who reads the copy gets the memory itself.
+// A copy of a value that has no other reader need not be made: readers of the copy get the memory itself.
 bool ReplayPlan::takesOver(const PlannedOperator& planned) const {
   const auto copied = copiedArgument(*planned.node);
   if (!copied || !planned.reads[*copied].hasWriter()) {
     return false;
   }
   const PlannedValue& source = of(planned.reads[*copied]);
-  if (source.isKept() || source.last_use != planned.place || planned.countReads(planned.reads[*copied]) != 1) {
+  if (source.isKept() || source.last_use != planned.place) {
     return false;
   }
   const Geometry& geometry = planned.node->tensors()[*copied].geometry;
@@ -235,11 +250,6 @@ bool ReplayPlan::takesOver(const PlannedOperator& planned) const {
   const Box& box = source.parts->boxes.front();
   const auto needed = box.grid().boxOf(geometry);
   return (!needed || box.contains(*needed)) && box.shown(geometry) == written;
-}
-
-std::size_t PlannedOperator::countReads(const LiveValue& value) const {
-  return static_cast<std::size_t>(
-      std::count_if(reads.begin(), reads.end(), [&value](const LiveValue& read) { return isSame(read, value); }));
 }
 
 // The elementwise operators that follow a fill, each being the only reader of the result before.
@@ -259,6 +269,12 @@ void ReplayPlan::planSteps(PlannedOperator& planned) {
     if (!shown || next.writes.front().parts) {
       return;
     }
+    if (worksInPlace(*next.node)) {
+      PlannedValue& result = next.writes.front();
+      result.origin = Origin::kInPlace;
+      result.argument = 0;
+      result.nbytes = written.nbytes;
+    }
     next.way = Way::kStep;
     planned.steps.push_back(next.place);
     last = &next;
@@ -268,25 +284,35 @@ void ReplayPlan::planSteps(PlannedOperator& planned) {
 // What running an operator allocates besides its results. What a kernel allocates is not known: of one that is neither
 // elementwise nor a fill, and makes tensors, it is taken to be as much as its arguments.
 std::size_t ReplayPlan::workspaceOf(const PlannedOperator& planned) const {
-  const OpNode& node = *planned.node;
   if (planned.way == Way::kTakesOver) {
     return 0;
   }
+  const OpNode& node = *planned.node;
   const PartRule rule = partRuleOf(node);
-  const WrittenStorage& written = node.written().front();
-  const bool is_of_parts = planned.way == Way::kParts ||
-                           std::any_of(planned.reads.begin(), planned.reads.end(),
+  const std::size_t itemsize = node.written().front().geometry.dtype.itemsize();
+  const bool is_for_parts = planned.way == Way::kParts;
+  std::size_t largest = planned.writes.front().nbytes;
+  if (is_for_parts) {  // one after the other
+    largest = 0;
+    for (const Box& box : planned.writes.front().parts->boxes) {
+      largest = std::max(largest, box.nbytes());
+    }
+  }
+  const bool reads_parts = std::any_of(planned.reads.begin(), planned.reads.end(),
                                        [this](const LiveValue& read) { return read.hasWriter() && of(read).parts; });
   // A truth value for each element that is looked at: `checkIsExact()`.
-  std::size_t sum =
-      is_of_parts && hasManyNans(node) ? planned.writes.front().nbytes / written.geometry.dtype.itemsize() : 0;
-  if (planned.way == Way::kParts) {
-    const bool is_made_apart = rule == PartRule::kElementwise && !written.is_argument && !copiedArgument(node);
-    return sum + (is_made_apart ? planned.writes.front().nbytes : 0);
+  std::size_t sum = (is_for_parts || reads_parts) && hasManyNans(node) ? largest / itemsize : 0;
+  if (is_for_parts && rule == PartRule::kElementwise && !node.written().front().is_argument &&
+      !isWrittenDirectly(node)) {
+    sum += largest;
+  }
+  sum += bytesOfUnreadArguments(planned);
+  if (rule == PartRule::kElementwise || node.op().hasTag(at::Tag::pointwise)) {
+    return sum + bytesOfConversions(node, largest / itemsize);
   }
   const bool makes_tensors = std::any_of(node.written().begin(), node.written().end(),
-                                         [](const WrittenStorage& one) { return !one.is_argument; });
-  if (makes_tensors && !node.tape() && !node.op().hasTag(at::Tag::pointwise) && rule == PartRule::kNone) {
+                                         [](const WrittenStorage& written) { return !written.is_argument; });
+  if (makes_tensors && !node.tape() && rule == PartRule::kNone) {
     for (const LiveValue& argument : planned.reads) {
       sum += argument.value == nullptr ? 0 : argument.value->nbytes();
     }
@@ -299,34 +325,30 @@ std::size_t ReplayPlan::peak() const {
   std::size_t alive = 0;
   const auto allocate = [&](const PlannedOperator& planned) {
     for (const PlannedValue& written : planned.writes) {
-      const bool is_taken =
-          written.origin == Origin::kInPlace && of(planned.reads[*written.argument]).nbytes == written.nbytes;
-      alive += is_taken ? 0 : written.nbytes;
+      alive += written.isTaken() ? 0 : written.nbytes;
     }
   };
-  const auto release = [&](const PlannedOperator& planned) {
+  const auto drop = [&](const PlannedOperator& planned) {
     for (const PlannedValue& written : planned.writes) {
-      if (written.origin == Origin::kInPlace && of(planned.reads[*written.argument]).nbytes == written.nbytes) {
-        alive += written.nbytes;  // of the value before, which is released below
-      }
+      // What was there before is among the last uses. What is not read is dropped at once.
+      alive += written.isTaken() ? written.nbytes : 0;
       alive -= written.value == nullptr ? written.nbytes : 0;
     }
     for (const LiveValue& value : planned.last_uses) {
       alive -= of(value).is_wanted ? 0 : of(value).nbytes;
     }
   };
+  const auto withSteps = [this](const PlannedOperator& planned, const auto& visit) {
+    visit(planned);
+    for (const std::size_t step : planned.steps) {
+      visit(operators_[step]);
+    }
+  };
   for (const PlannedOperator& planned : operators_) {
-    if (planned.way == Way::kNotAtAll || planned.way == Way::kStep) {
-      continue;
-    }
-    allocate(planned);
-    for (const std::size_t step : planned.steps) {
-      allocate(operators_[step]);
-    }
-    peak = std::max(peak, alive + workspaceOf(planned));
-    release(planned);
-    for (const std::size_t step : planned.steps) {
-      release(operators_[step]);
+    if (planned.way != Way::kNotAtAll && planned.way != Way::kStep) {
+      withSteps(planned, allocate);
+      peak = std::max(peak, alive + workspaceOf(planned));
+      withSteps(planned, drop);
     }
   }
   for (const LiveValue& value : graph_.wanted) {
@@ -355,7 +377,7 @@ bool isCovered(const PlannedValue& value, const Geometry& geometry) {
     return true;
   }
   if (value.parts->boxes.empty()) {
-    return c10::multiply_integers(geometry.sizes) == 0;
+    return !geometry.hasElements();
   }
   const auto needed = value.parts->boxes.front().grid().boxOf(geometry);
   return !needed || std::any_of(value.parts->boxes.begin(), value.parts->boxes.end(),
@@ -363,71 +385,97 @@ bool isCovered(const PlannedValue& value, const Geometry& geometry) {
 }
 
 void checkReads(const ReplayPlan& plan, const PlannedOperator& planned) {
+  const auto& name = planned.node->op().operator_name();
   for (const auto i : c10::irange(planned.reads.size())) {
     const LiveValue& read = planned.reads[i];
-    const TensorArgument& argument = planned.node->tensors()[i];
+    const Geometry& geometry = planned.node->tensors()[i].geometry;
     if (read.value == nullptr) {
       continue;
     }
-    TORCH_INTERNAL_ASSERT(argument.geometry.is_zero || bytesReached(argument.geometry) <= read.value->nbytes(),
-                          planned.node->op().operator_name(), " reads beyond the end of a storage.");
+    TORCH_INTERNAL_ASSERT(geometry.is_zero || bytesReached(geometry) <= read.value->nbytes(), name,
+                          " reads beyond the end of a storage.");
     if (!read.hasWriter()) {
       continue;
     }
-    TORCH_INTERNAL_ASSERT(read.writer < planned.place, planned.node->op().operator_name(),
-                          " reads what has not been written yet.");
-    TORCH_INTERNAL_ASSERT(plan.of(read).last_use >= planned.place, planned.node->op().operator_name(),
-                          " reads what has been dropped.");
-    const bool reads_all = planned.way == Way::kCall || planned.way == Way::kTakesOver || planned.way == Way::kStep;
-    TORCH_INTERNAL_ASSERT(!reads_all || isCovered(plan.of(read), argument.geometry), planned.node->op().operator_name(),
+    TORCH_INTERNAL_ASSERT(read.writer < planned.place, name, " reads what has not been written yet.");
+    TORCH_INTERNAL_ASSERT(plan.of(read).last_use >= planned.place, name, " reads what has been dropped.");
+    TORCH_INTERNAL_ASSERT(planned.way == Way::kParts || isCovered(plan.of(read), geometry), name,
                           " reads what is not computed.");
+  }
+}
+
+void checkParts(const ReplayPlan& plan, const PlannedOperator& planned) {
+  const OpNode& node = *planned.node;
+  TORCH_INTERNAL_ASSERT(planned.writes.size() == 1 && isForParts(planned.rule), node.op().operator_name(),
+                        " cannot be run for a part.");
+  for (Box box : planned.writes.front().parts->boxes) {
+    const auto ranges = planned.rule == PartRule::kRandomFill ? std::nullopt : box.take(writtenGeometry(node));
+    const auto reads = ranges ? readsForPart(node, planned.rule, *ranges) : std::vector<std::optional<IndexRanges>>{};
+    for (const auto i : c10::irange(reads.size())) {
+      TORCH_INTERNAL_ASSERT(!reads[i] || !planned.reads[i].hasWriter() ||
+                                isCovered(plan.of(planned.reads[i]), narrowed(node.tensors()[i].geometry, *reads[i])),
+                            node.op().operator_name(), " reads for a part what is not computed.");
+    }
   }
 }
 
 void checkWrites(const ReplayPlan& plan, const PlannedOperator& planned) {
   std::vector<const PlannedValue*> taken;
   for (const PlannedValue& written : planned.writes) {
-    if (written.origin != Origin::kInPlace) {
+    if (!written.isTaken() && written.origin != Origin::kResized) {
       continue;
     }
     const PlannedValue& before = plan.of(planned.reads[*written.argument]);
     TORCH_INTERNAL_ASSERT(before.last_use == planned.place && !before.isKept(), planned.node->op().operator_name(),
-                          " writes over what somebody reads afterwards.");
+                          " writes over what is read afterwards.");
     TORCH_INTERNAL_ASSERT(std::find(taken.begin(), taken.end(), &before) == taken.end(),
                           planned.node->op().operator_name(), " writes two values into one memory.");
     taken.push_back(&before);
   }
-  TORCH_INTERNAL_ASSERT(planned.way != Way::kParts || (planned.writes.size() == 1 && isForParts(planned.rule)),
-                        planned.node->op().operator_name(), " cannot be run for a part.");
+}
+
+void checkSteps(const ReplayPlan& plan, const PlannedOperator& planned, std::vector<std::size_t>& runs) {
+  const PlannedOperator* last = &planned;
+  for (const std::size_t step : planned.steps) {
+    const PlannedOperator& next = plan.operators()[step];
+    const PlannedValue& between = last->writes.front();
+    TORCH_INTERNAL_ASSERT(next.way == Way::kStep && next.reads.front().writer == last->place && between.reads == 1 &&
+                              !between.isKept() && !between.parts && !next.writes.front().parts,
+                          next.node->op().operator_name(), " is not a step of what comes before.");
+    runs[step] += 1;
+    last = &next;
+  }
 }
 
 }  // namespace
 
 void checkPlan(const ReplayPlan& plan) {
   std::vector<std::size_t> runs(plan.operators().size(), 0);
+  std::size_t dropped = 0;
+  std::size_t needed = 0;
   for (const PlannedOperator& planned : plan.operators()) {
     runs[planned.place] += planned.way == Way::kStep ? 0 : 1;
-    const PlannedOperator* last = &planned;
-    for (const std::size_t step : planned.steps) {
-      const PlannedOperator& next = plan.operators()[step];
-      runs[step] += 1;
-      TORCH_INTERNAL_ASSERT(
-          next.way == Way::kStep && next.place > last->place && next.reads.front().writer == last->place,
-          next.node->op().operator_name(), " is not a step of what comes before.");
-      last = &next;
-    }
+    checkSteps(plan, planned, runs);
     if (planned.way != Way::kNotAtAll) {
       checkReads(plan, planned);
       checkWrites(plan, planned);
     }
+    if (planned.way == Way::kParts) {
+      checkParts(plan, planned);
+    }
     for (const LiveValue& value : planned.last_uses) {
       TORCH_INTERNAL_ASSERT(plan.of(value).last_use == planned.place);
     }
+    dropped += planned.last_uses.size();
+    needed += static_cast<std::size_t>(std::count_if(planned.writes.begin(), planned.writes.end(),
+                                                     [](const PlannedValue& one) { return one.value != nullptr; }));
   }
   TORCH_INTERNAL_ASSERT(std::all_of(runs.begin(), runs.end(), [](std::size_t count) { return count == 1; }),
                         "An operator of a plan is run twice, or never.");
+  TORCH_INTERNAL_ASSERT(dropped == needed, "A value of a plan is dropped twice, or never.");
   for (const LiveValue& value : plan.wanted()) {
-    TORCH_INTERNAL_ASSERT(!value.hasWriter() || !plan.of(value).parts, "A wanted value is not computed as a whole.");
+    TORCH_INTERNAL_ASSERT(!value.hasWriter() || (plan.of(value).is_wanted && !plan.of(value).parts),
+                          "A wanted value is not computed as a whole.");
   }
 }
 

@@ -2,15 +2,16 @@
 
 // NOTE [The plan of a replay]
 //
-// What is asked of recordings is answered in two steps. The first computes a plan, which says all that can be said
-// without a value: which operators run (NOTE [Dead writes]), in which order (replay_order.h), for which parts
-// (NOTE [Demand by parts]), into what memory, which of them are run together, and after which operator each value is
-// dropped. The second runs the plan, sums up its memory or prints it, and decides nothing. So what is predicted is what
-// is done.
+// A plan has all that follows from a recording without values: which operators run (NOTE [Dead writes]), in which order
+// (replay_order.h), for which parts (NOTE [Demand by parts]), into what memory, which of them are run together, and
+// after which operator each value is dropped. `Replay` runs it; predictions of memory and time sum it up.
 //
-// Two things are not known beforehand, and only make a run do more than is planned. A kernel may keep the memory that
-// it returns, or return more than its Meta kernel promised: then what was to be taken over is copied. And parts of some
-// results may turn out to have other bits than the whole has: `withoutParts()`.
+// Three things become known during the run only, and make it do more than is planned:
+//
+//   * A kernel keeps the memory that it returns, or returns more than its Meta kernel promised. Then what was to be
+//     taken over is copied.
+//   * A random fill has no kernel of ours for this processor. Then its steps are run one after the other.
+//   * Parts contain NaNs, whose bits may differ from those of the whole. Then `withoutParts()` is run.
 
 #include <cstddef>
 #include <cstdint>
@@ -22,29 +23,31 @@
 
 namespace torchext {
 
-// What an operator is run as.
+// How an operator is run.
 enum class Way : std::uint8_t {
-  kNotAtAll,   // nobody asks for a part of what it writes
+  kNotAtAll,   // no part of what it writes is needed
   kCall,       // once, as it was recorded
-  kParts,      // for each part that somebody asks for: NOTE [Operators that are run for a part]
-  kTakesOver,  // it copies what nobody else reads, so the copy is that memory
+  kParts,      // for each part that is needed: NOTE [Operators that are run for a part]
+  kTakesOver,  // it copies a value that has no other reader, so the copy is that memory
   kStep,       // on each stretch of a random fill, while that is in the cache: elementwise_steps.h
 };
 
 // Where the memory comes from that holds a value that an operator writes.
 enum class Origin : std::uint8_t {
-  kResult,   // the kernel makes it
-  kNew,      // it is new, and nothing of it is read
-  kCopy,     // it is a copy of what an argument shows, which somebody reads again
-  kInPlace,  // it is that of an argument
+  kResult,     // the kernel makes it
+  kNew,        // it is new, and nothing of it is read
+  kCopy,       // it is a copy of what an argument shows, which is read again
+  kInPlace,    // it is that of an argument, which is not read again
+  kResized,    // the kernel resizes that of an argument
+  kTakenOver,  // it is that of the argument that is copied
 };
 
 struct PlannedValue {
   Origin origin = Origin::kResult;
-  // The argument whose memory it is or is copied from.
+  // The argument that this memory is of, or is copied from.
   std::optional<std::size_t> argument;
   // The parts that are computed, or nothing if all is.
-  std::optional<AskedParts> parts;
+  std::optional<RequestedParts> parts;
   // What memory holds of it.
   std::size_t nbytes = 0;
   // False if the bytes that are not alive have arbitrary contents.
@@ -56,8 +59,13 @@ struct PlannedValue {
   std::size_t reads = 0;
   // The last operator that needs it: which reads it or, if none does, which writes it.
   std::size_t last_use = 0;
-  // A recorded value that is this one, if anybody reads it or wants it.
+  // A recorded value that is this one. Null if it is neither read nor wanted.
   const StorageValue* value = nullptr;
+
+  // Returns true if its memory is that of an argument, as it is.
+  bool isTaken() const noexcept {
+    return origin == Origin::kInPlace || origin == Origin::kTakenOver;
+  }
 
   // Returns true if it is needed after all operators have run.
   bool isKept() const noexcept {
@@ -76,14 +84,11 @@ struct PlannedOperator {
   std::vector<PlannedValue> writes;
   // Of a random fill, the places of the operators that are run on each stretch of it, in order.
   std::vector<std::size_t> steps;
-  // What nobody needs any more after it, wanted or not.
+  // The values that no operator needs after it. Some may be wanted.
   std::vector<LiveValue> last_uses;
 
   // How much of what it writes it computes, from 0 to 1.
   double share() const;
-
-  // How many of its arguments read `value`.
-  std::size_t countReads(const LiveValue& value) const;
 };
 
 // What a replay does with values that other replays need, too: NOTE [Computed values].
@@ -124,7 +129,7 @@ class ReplayPlan {
   ReplayPlan withoutParts(std::size_t place) const;
 
   // The most memory that is held at one time, in bytes, with the wanted values. What an operator allocates inside of
-  // its kernel is estimated: as much as its arguments, if it is neither elementwise nor a random fill.
+  // its kernel is estimated: see workspaceOf().
   std::size_t peak() const;
 
   // What all operators write, in bytes, which is about proportional to the time.
@@ -132,6 +137,7 @@ class ReplayPlan {
 
  private:
   void plan();
+  void makeOperators();
   void countReads();
   void planWrites(PlannedOperator& planned);
   bool takesOver(const PlannedOperator& planned) const;
@@ -150,9 +156,10 @@ class ReplayPlan {
 // Returns true if a tensor shows `value`, so that it may be read once more, and it is not too large to be kept.
 bool isToBeRemembered(const StorageValue& value);
 
-// Raises an internal error for a plan that contradicts itself: values that are read before they are written, or after
-// their memory is gone, parts that nobody computes, memory that two values claim. With the environment variable
-// TORCHEXT_CHECK_PLANS=1, as in our tests, each plan is checked when it is made.
+// Raises an internal error for a plan that contradicts itself: reads beyond a storage, before a value is written or
+// after it is dropped; parts that are read and not computed; memory that two values claim; a value that is dropped
+// twice, or never. With the environment variable TORCHEXT_CHECK_PLANS=1, as in our tests, each plan is checked when it
+// is made.
 void checkPlan(const ReplayPlan& plan);
 
 }  // namespace torchext

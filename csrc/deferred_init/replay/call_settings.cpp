@@ -37,7 +37,7 @@ ThreadCountGuard::ThreadCountGuard(const OpNode& node) : previous_{at::get_num_t
   if (recorded == previous_ || partRuleOf(node) != PartRule::kNone) {
     return;
   }
-  const bool has_lost_threads = settings.areOfBeforeFork() && recorded > previous_;
+  const bool has_lost_threads = settings.wereReadBeforeFork() && recorded > previous_;
   if (!has_lost_threads) {
     at::set_num_threads(recorded);
   }

@@ -33,8 +33,7 @@ Tensor targetIn(const Tensor& result, const IndexRanges& ranges, const IndexRang
 }
 
 void computeElementwise(const OpNode& node, const std::vector<Tensor>& arguments, const Tensor& result) {
-  const std::string& name = node.op().schema().name();
-  if (name == "aten::clone" || name == "aten::_to_copy") {
+  if (isWrittenDirectly(node)) {
     result.copy_(arguments.front());
     return;
   }

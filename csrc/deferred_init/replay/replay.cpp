@@ -88,10 +88,10 @@ void naming(const OpNode& node, const Function& run) {
   }
 }
 
-// Who is not to notice that it is a part gets the strides and the alignment that were recorded.
+// A kernel that must not notice that it gets a part gets the strides and alignment that were recorded.
 Tensor seenBy(
     PartRule reader, const Parts& parts, const TensorArgument& argument, const Geometry& geometry, bool is_written) {
-  if (parts.empty()) {  // nobody asks for what has no elements
+  if (parts.empty()) {  // no part is needed of a tensor without elements
     return geometry.makeEmptyTensor(argument.value->device());
   }
   const Part& part = partWith(parts, geometry);
@@ -368,8 +368,11 @@ Tensor Replay::makeArgument(const PlannedOperator& planned,
     }
   }
   const LiveValue& read = planned.reads[index];
-  return read.value != nullptr ? seenBy(planned.rule, partsOf(read), argument, geometry, /*is_written=*/false)
-                               : geometry.makeTensor(argument.value->makeEmptyStorage());
+  if (read.value != nullptr) {
+    return seenBy(planned.rule, partsOf(read), argument, geometry, /*is_written=*/false);
+  }
+  return geometry.hasElements() ? geometry.makeTensor(argument.value->makeEmptyStorage())
+                                : geometry.makeEmptyTensor(argument.value->device());
 }
 
 Parts Replay::partsOf(const LiveValue& value) const {
@@ -391,7 +394,7 @@ Parts Replay::writablePartsOf(const PlannedOperator& planned, std::size_t output
   const PlannedValue& written = planned.writes[output];
   const WrittenStorage& storage = planned.node->written()[output];
   const LiveValue before = storage.is_argument ? planned.reads[storage.position] : LiveValue{};
-  const bool is_in_place = written.origin == Origin::kInPlace && written.argument == storage.position;
+  const bool is_in_place = written.origin == Origin::kInPlace || written.origin == Origin::kResized;
   Parts parts;
   if (before.value == nullptr && !written.parts) {
     parts.push_back({planned.node->tensors()[storage.position].value->makeEmptyStorage(), std::nullopt});
@@ -421,7 +424,7 @@ void Replay::keepWritten(const PlannedOperator& planned,
   const std::vector<Tensor> returned = returnedTensors(results);
   for (const auto i : c10::irange(planned.writes.size())) {
     if (planned.writes[i].value == nullptr) {
-      continue;  // nobody asks for this one
+      continue;  // not read
     }
     Parts& parts = parts_.of(planned.place)[i];
     const WrittenStorage& written = node.written()[i];
@@ -446,7 +449,7 @@ void Replay::keepWritten(const PlannedOperator& planned,
   }
 }
 
-// Drops what nobody needs any more.
+// Drops what is not needed any more.
 void Replay::finish(const PlannedOperator& planned) {
   is_done_[planned.place] = true;
   for (const LiveValue& value : planned.last_uses) {

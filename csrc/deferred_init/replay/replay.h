@@ -80,7 +80,7 @@ class Replay {
   ReplayPlan plan_;
   Progress on_value_;
   const Memory memory_;
-  // What there is of each value that somebody needs: those parts that somebody asks for (NOTE [Demand by parts]).
+  // The parts of each value that are computed and still needed: NOTE [Demand by parts].
   OfOutputs<Parts> parts_;
   // Which operators have been run, maybe together with one before.
   std::vector<bool> is_done_;

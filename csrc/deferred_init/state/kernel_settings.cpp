@@ -231,7 +231,7 @@ int KernelSettings::threads() const noexcept {
   return values_[kThreads];
 }
 
-bool KernelSettings::areOfBeforeFork() const noexcept {
+bool KernelSettings::wereReadBeforeFork() const noexcept {
   return forks_ != forks.load(std::memory_order_relaxed);
 }
 

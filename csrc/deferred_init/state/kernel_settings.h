@@ -36,7 +36,7 @@ class KernelSettings {
   int threads() const noexcept;
 
   // Returns true if the process has been forked since.
-  bool areOfBeforeFork() const noexcept;
+  bool wereReadBeforeFork() const noexcept;
 
   // The name of a precision of products on CUDA that is another now, or nothing.
   std::optional<std::string_view> changedCudaPrecision() const;
