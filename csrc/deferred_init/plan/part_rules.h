@@ -75,7 +75,7 @@ AskedFill askedFillOf(const OpNode& node, const at::mt19937_data_pod& engine);
 bool isWrittenDirectly(const OpNode& node);
 
 // How much an elementwise call on `elements` elements allocates for tensors that it converts to the dtype in which it
-// computes (TensorIterator.cpp), in bytes.
+// computes (`TensorIteratorBase::compute_types()`), in bytes.
 std::size_t bytesOfConversions(const OpNode& node, std::size_t elements);
 
 // May two ways of computing the same number disagree about the bits of what is not a number?
