@@ -45,7 +45,7 @@ export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 # Warnings stop those who change torchext, and nobody who installs it.
 export TORCHEXT_WERROR := 1
 
-.PHONY: demo test unit check package wheels sanitize matrix coverage lint tidy typecheck size format sweep fuzz oracle bench build clean help
+.PHONY: demo test unit slowest check package wheels sanitize matrix coverage lint tidy typecheck size format sweep fuzz oracle bench build clean help
 # Not for the checks of single files, which a make of their own runs: before GNU make 4.4 this counts for all targets.
 ifndef IN_PARALLEL
 .NOTPARALLEL:
@@ -74,6 +74,9 @@ unit: build ## The test suite and the quick examples
 	$(PYTHON) examples/larger_than_memory.py
 	$(PYTHON) examples/amp_training.py
 	$(PYTHON) examples/amp_dtypes.py
+
+slowest: build ## The test suite, and the processor time of its slowest tests and of each folder
+	$(PYTHON) -m pytest test -n $(JOBS) --dist worksteal --cpu-times
 
 # The wheel's libraries are what a build in place would make again, so it takes them.
 package: $(STATE)/tools ## Make the source distribution and the wheel, and try them in a fresh environment

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 
+import cpu_times
+import forked
 import hypothesis
 import pytest
 import torch
@@ -27,6 +32,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fuzz-seed", type=int, default=0, help="where the seeds of these programs begin")
     parser.addoption(
         "--foreign-fakes", action="store_true", help="put another owner on the `Fake` key first: foreign_fakes.py"
+    )
+    parser.addoption(
+        "--cpu-times", action="store_true", help="print the processor time of the slowest tests, and of each folder"
     )
     parser.addoption("--long", action="store_true", help="also run the long sweeps (`make sweep`)")
 
@@ -72,6 +80,15 @@ def pytest_collection_finish() -> None:
     cut_fixed_costs()
 
 
+pytest_runtest_makereport = cpu_times.pytest_runtest_makereport
+pytest_runtest_logreport = cpu_times.pytest_runtest_logreport
+pytest_terminal_summary = cpu_times.pytest_terminal_summary
+
+
+def pytest_unconfigure() -> None:
+    forked.end_servers()
+
+
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
@@ -86,6 +103,14 @@ def _checked_hits(pytestconfig: pytest.Config) -> Iterator[None]:
     _C.check_hits(0.2 if is_sweep else 0.02)
     yield
     assert _C.take_wrong_hits() == 0
+
+
+@pytest.fixture
+def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forks the processes of ranks, and of launchers, instead of starting interpreters: `forked.py`."""
+    start = partial(forked.ForkedProcess, imports=forked.DRY_RUN)
+    replaced = SimpleNamespace(Popen=start, TimeoutExpired=subprocess.TimeoutExpired)
+    monkeypatch.setattr("torchext.dry_run.ending.subprocess", replaced)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.multiprocessing import set_forkserver_preload
 from torch.multiprocessing.spawn import start_processes
 
-__all__ = ["main", "program", "run_alone", "run_program"]
+__all__ = ["forkserver", "main", "program", "run_alone", "run_program"]
 
 T = TypeVar("T")
 
@@ -33,6 +33,12 @@ PROGRAMS: dict[str, Program] = {}
 # Importing these takes longer than most programs. So the processes are forked from one that has done it. It leaves out
 # `torch.distributed.fsdp`, and what imports that: one program is about the time when it is imported.
 IMPORTED_ONCE = ["torch.distributed.tensor.parallel", "torch.testing"]
+
+
+def forkserver() -> str:
+    """Returns the name of the start method that forks processes from one that has imported these."""
+    set_forkserver_preload(IMPORTED_ONCE)
+    return "forkserver"
 
 
 def program(processes: int = 2) -> Callable[[Function], Function]:
@@ -52,10 +58,9 @@ def run_program(module: str, name: str, timeout: float = 300) -> None:
     """
     importlib.import_module(module)
     processes = PROGRAMS[name].processes
-    set_forkserver_preload(IMPORTED_ONCE)
     with tempfile.TemporaryDirectory() as folder:
         arguments = module, name, str(Path(folder) / "meeting_point")
-        context = start_processes(_run, arguments, nprocs=processes, join=False, start_method="forkserver")
+        context = start_processes(_run, arguments, nprocs=processes, join=False, start_method=forkserver())
         deadline = time.monotonic() + timeout
         while not context.join(max(deadline - time.monotonic(), 0)):
             if time.monotonic() > deadline:
@@ -75,8 +80,8 @@ def _run(rank: int, module: str, name: str, meeting_point: str) -> None:
 
 
 def run_alone(function: Callable[..., T], *args: Any) -> T:
-    """Returns what a function of an importable module returns in a new process."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+    """Returns what a function of an importable module returns in a process of its own."""
+    with ProcessPoolExecutor(1, get_context(forkserver())) as pool:
         return pool.submit(function, *args).result()
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
+import forked
 import pytest
 
 # What Triton 3.4 to 3.9 have in common where a kernel is launched. Whatever needs a driver raises.
@@ -106,7 +106,7 @@ def run(tmp_path: Path, program: str, packages: dict[str, str]) -> list[Any]:
         print(json.dumps(job.remarks))
     """
     command = [sys.executable, "-c", dedent(start)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+    done = forked.run(command, cwd=tmp_path, timeout=120)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
 

@@ -11,6 +11,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 from torch import nn
@@ -25,7 +26,7 @@ KEY = "TESTING_ONLY_GenericMode"
 
 def run_python(code: str) -> str:
     """Runs `code` in a fresh interpreter and returns what it printed."""
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+    result = forked.run([sys.executable, "-c", code], cwd=ROOT)
     assert result.returncode == 0, result.stderr
     return result.stdout
 

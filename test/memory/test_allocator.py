@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 import os
-import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 
@@ -69,15 +69,13 @@ def test_random_programs_take_what_they_take_on_a_real_allocator(
         pytest.skip("this release of PyTorch has no large_segment_size_mb")
     program = CHILD.format(folder=str(Path(__file__).parent), capacity=capacity * GIB, largest=largest * GIB)
     environment = {**os.environ, "PYTORCH_ALLOC_CONF": settings}
-    output = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
-    ).stdout
+    output = forked.run([sys.executable, "-c", program], env=environment, check=True).stdout
     assert ast.literal_eval(output.splitlines()[-1]) == figures
 
 
 def _knows(settings: str) -> bool:
     program = f"import torch; torch._C._accelerator_setAllocatorSettings({settings!r})"
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, check=False).returncode == 0
+    return forked.run([sys.executable, "-c", program]).returncode == 0
 
 
 def test_a_block_that_another_stream_uses_is_free_with_the_next_request() -> None:

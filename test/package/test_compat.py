@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from types import ModuleType
 
+import forked
 import pytest
 
 import torchext.deferred_init
@@ -72,10 +72,10 @@ module = deferred_init(torch.nn.Linear, 2, 2)
 assert fsdp._need_to_materialize_module(module, set(), set()) == (False, True)
 assert fsdp._need_to_materialize_module(torch.nn.Linear(2, 2), set(), set()) == (False, False)
 """
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    result = forked.run([sys.executable, "-c", code])
     assert result.returncode == 0, result.stderr
 
 
 def test_importing_torchext_installs_nothing() -> None:
     code = "import sys, torchext, torchext.compat; assert 'torchdistx' not in sys.modules"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert forked.run([sys.executable, "-c", code]).returncode == 0

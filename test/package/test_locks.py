@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 from torch import nn
@@ -129,14 +130,7 @@ def test_forks_while_threads_materialize_and_record() -> None:
 
 
 def run(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, **environment},
-        check=False,
-    )
+    return forked.run([sys.executable, "-c", program], timeout=120, env={**os.environ, **environment})
 
 
 def test_functions_that_python_calls_before_a_fork_may_use_deferred_tensors() -> None:
