@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
+import forked
 import pytest
 
 from torchext.tools.imports import once_imported, patching, when_imported
@@ -103,6 +103,6 @@ with fake_mode(fake_cuda=True):
     model(ids, attention_mask=torch.ones_like(ids)).last_hidden_state.sum().backward()
     print(torch.cuda.max_memory_allocated())
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = forked.run([sys.executable, "-c", program])
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 2**20

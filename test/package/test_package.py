@@ -18,6 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import forked
 import pytest
 import torch
 from setuptools import Distribution
@@ -43,7 +44,7 @@ OTHER_RELEASE = next((2, minor) for minor in (12, 13) if (2, minor) != TORCH_REL
 
 def run_python(code: str) -> str:
     """Runs `code` in a fresh interpreter and returns what it printed."""
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+    result = forked.run([sys.executable, "-c", code], cwd=ROOT)
     assert result.returncode == 0, result.stderr
     return result.stdout
 
