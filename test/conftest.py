@@ -105,9 +105,18 @@ def _checked_hits(pytestconfig: pytest.Config) -> Iterator[None]:
     assert _C.take_wrong_hits() == 0
 
 
+@pytest.fixture(scope="module")
+def frozen_past() -> None:
+    """Spares the garbage collector what is there when a file begins: for files whose tests collect again and again."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
 def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forks the processes of ranks, and of launchers, instead of starting interpreters: `forked.py`."""
+    if not forked.CAN_FORK:
+        return
     start = partial(forked.ForkedProcess, imports=forked.DRY_RUN)
     replaced = SimpleNamespace(Popen=start, TimeoutExpired=subprocess.TimeoutExpired)
     monkeypatch.setattr("torchext.dry_run.ending.subprocess", replaced)
@@ -122,8 +131,10 @@ def empty_devices() -> None:
     with fake_mode(fake_cuda=64):
         if not any(torch.cuda.memory_allocated(i) for i in range(64)):
             return
+    gc.unfreeze()  # what `frozen_past` has hidden
     gc.collect()
     # FSDP1's flat parameters are in cycles through nodes of autograd, which nobody collects.
     for left in gc.get_objects():
         if isinstance(left, torch.Tensor) and _C.is_fake(left) and left.is_cuda and left.layout is torch.strided:
             left.untyped_storage().resize_(0)
+    gc.freeze()

@@ -9,6 +9,9 @@ started by `subprocess` instead:
 - What an interpreter or a library reads when it starts is that of the tests' process: variables such as
   `OMP_NUM_THREADS` and `PYTHONHASHSEED`, and `/proc/self/environ`.
 - At its end, modules and static variables are not destroyed.
+
+Where that matters to all programs, none is forked: sanitizers have threads of their own, and counts of coverage are
+written at the end.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 __all__ = [
+    "CAN_FORK",
     "DRY_RUN",
     "DYNAMO",
     "SUITES",
@@ -56,6 +60,8 @@ DYNAMO = (*TORCH, "torch._dynamo.testing")
 DRY_RUN = (*TORCH, "torch._dynamo")
 # The plugin for foreign suites must find torchext not imported.
 SUITES = (*TORCH, "torch._dynamo", "pytest")
+
+CAN_FORK = sys.platform == "linux" and not {"LD_PRELOAD", "COVERAGE_PROCESS_START"} & {*os.environ}
 
 FIRST_FREE, PAST_LAST = 300, 1 << 16  # descriptors from the first on are unused
 LONGEST_ANSWER = 1024  # bytes
@@ -176,6 +182,10 @@ def run(
         subprocess.CalledProcessError: Its exit code is not 0, with `check`.
         subprocess.TimeoutExpired: It has not ended in so many seconds.
     """
+    if not CAN_FORK:
+        return subprocess.run(
+            command, env=env, cwd=cwd, pass_fds=pass_fds, check=check, timeout=timeout, capture_output=True, text=True
+        )
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         process = ForkedProcess(command, imports=imports, env=env, cwd=cwd, stdout=out, stderr=err, pass_fds=pass_fds)
         try:

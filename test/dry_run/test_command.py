@@ -44,8 +44,8 @@ Command = Callable[..., Ended]
 
 
 @pytest.fixture
-def command(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
-    """Writes `program` to train.py and runs it; each rank has its process, and this one reports."""
+def fresh_command(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Writes `program` to train.py and runs it; each rank has a new interpreter, and this one reports."""
     monkeypatch.chdir(tmp_path)
 
     def run(program: str, *options: str, arguments: Sequence[str] = ("train.py",)) -> Ended:
@@ -57,8 +57,14 @@ def command(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pyte
     return run
 
 
-def test_program_that_fits_is_ended_after_its_steps(command: Command) -> None:
-    ended = command(TRAIN, "--steps", "3")
+@pytest.fixture
+def command(forked_ranks: None, fresh_command: Command) -> Command:
+    """Does the same where it does not matter how interpreters start."""
+    return fresh_command
+
+
+def test_program_that_fits_is_ended_after_its_steps(fresh_command: Command) -> None:
+    ended = fresh_command(TRAIN, "--steps", "3")
     assert ended.code == 0
     assert re.search(r"^rank 0 of 1: fits, 3 of 3 steps in [\d.]+ s$", ended.out, re.MULTILINE)
     assert re.search(
@@ -195,14 +201,14 @@ def test_values_that_a_package_reads_are_of_the_line_that_calls_it(command: Comm
 
 
 def test_package_may_be_in_an_environment_below(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fresh_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where Python has an environment on top of another one, or the user's own packages."""
     package = tmp_path / "below" / "site-packages"
     package.mkdir(parents=True)
     (package / "logging_of_losses.py").write_text("def log(loss):\n    return loss.item()")
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{package}")
-    ended = command("import logging_of_losses, torch\nlogging_of_losses.log(torch.rand(2, device='cuda').sum())")
+    ended = fresh_command("import logging_of_losses, torch\nlogging_of_losses.log(torch.rand(2, device='cuda').sum())")
     assert re.search(r"1 +0.25 +\S*train.py:2 in <module> +\S*logging_of_losses.py:2 in log", ended.out)
 
 
@@ -282,7 +288,7 @@ def test_program_without_launcher_trains_alone(command: Command) -> None:
     assert command(launched, "--to-end", "--world-size", "1").code == 0
 
 
-def test_modules_run_as_by_python(command: Command, tmp_path: Path) -> None:
+def test_modules_run_as_by_python(fresh_command: Command, tmp_path: Path) -> None:
     package = tmp_path / "package"
     package.mkdir()
     (package / "__init__.py").touch()
@@ -290,12 +296,12 @@ def test_modules_run_as_by_python(command: Command, tmp_path: Path) -> None:
     (package / "go.py").write_text(
         "import os, sys\nfrom .part import name\nprint(name, __name__, sys.argv[1:], sys.path[0] == os.getcwd())"
     )
-    ended = command("", "--to-end", arguments=["-m", "package.go", "--steps", "7"])
+    ended = fresh_command("", "--to-end", arguments=["-m", "package.go", "--steps", "7"])
     assert ended.code == 0
     assert "part of the package __main__ ['--steps', '7'] True" in ended.out
 
 
-def test_scripts_run_as_by_python(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scripts_run_as_by_python(fresh_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder of the script is searched for modules, and the current one is not."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # an empty entry there would mean the current folder
     scripts = tmp_path / "scripts"
@@ -308,7 +314,7 @@ def test_scripts_run_as_by_python(command: Command, tmp_path: Path, monkeypatch:
         "assert sys.modules['__main__'].beside is beside\n"
         "print(beside.name, __name__, sys.argv)"
     )
-    ended = command("", "--to-end", arguments=["scripts/go.py", "-x"])
+    ended = fresh_command("", "--to-end", arguments=["scripts/go.py", "-x"])
     assert ended.code == 0, ended.err
     assert "beside the script __main__ ['scripts/go.py', '-x']" in ended.out
 
@@ -439,13 +445,13 @@ DDP = """
 """
 
 
-def test_several_ranks_of_a_job_that_torchrun_starts(command: Command) -> None:
+def test_several_ranks_of_a_job_that_torchrun_starts(fresh_command: Command) -> None:
     program = """
         torch.distributed.init_process_group("nccl")
         assert torch.distributed.get_rank() == int(os.environ["RANK"])
         train(int(os.environ["LOCAL_RANK"]))
     """
-    ended = command(dedent(DDP) + dedent(program), "--world-size", "16", "--rank", "0,13", "--gpu", "A100-40GB")
+    ended = fresh_command(dedent(DDP) + dedent(program), "--world-size", "16", "--rank", "0,13", "--gpu", "A100-40GB")
     assert ended.code == 0, ended.err
     assert "rank 0 of 16: fits, 2 of 2 steps" in ended.out
     assert "rank 13 of 16: fits, 2 of 2 steps" in ended.out
@@ -581,13 +587,13 @@ SAVE = """
 """
 
 
-def test_checkpoints_are_read_again_and_those_that_exist_stay(command: Command, tmp_path: Path) -> None:
+def test_checkpoints_are_read_again_and_those_that_exist_stay(fresh_command: Command, tmp_path: Path) -> None:
     pytest.importorskip("safetensors")
     (tmp_path / "checkpoint-1").mkdir()
     old = [tmp_path / name for name in ("checkpoint.pt", "model.safetensors", "checkpoint-1/model.safetensors")]
     for path in old:
         path.write_text("of the real run")
-    ended = command(SAVE, "--keep-files", str(tmp_path / "kept"))
+    ended = fresh_command(SAVE, "--keep-files", str(tmp_path / "kept"))
     assert ended.code == 0, ended.err
     assert ended.out.splitlines()[:3] == [
         "7 torch.Size([4, 4]) cpu",
@@ -736,10 +742,10 @@ def test_command_does_not_start_where_files_cannot_be_guarded(
         assert "this system has no Landlock" in capfd.readouterr().err
 
 
-def test_refused_writes_say_what_to_do(command: Command, tmp_path: Path) -> None:
+def test_refused_writes_say_what_to_do(fresh_command: Command, tmp_path: Path) -> None:
     pytest.importorskip("tokenizers")
     (tmp_path / "vocabulary").mkdir()
-    ended = command("""
+    ended = fresh_command("""
         from tokenizers import models
         type(models.BPE()).save.__wrapped__(models.BPE(), "vocabulary")
     """)
