@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
 from torch import nn
@@ -183,7 +183,7 @@ for name in {names}:
 
 def failed_imports(used: bool) -> str:
     code = IMPORTING.format(used=used, names=LATE_IMPORTS)
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300)
+    result = forked.run([sys.executable, "-c", code])
     assert result.returncode == 0, result.stderr
     return result.stdout
 

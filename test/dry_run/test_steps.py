@@ -21,6 +21,8 @@ from torchext.memory import track_memory
 
 from .step_programs import PREAMBLE, PROGRAMS, Program
 
+pytestmark = pytest.mark.usefixtures("frozen_past")
+
 GPU = FakeGPU("H100-80GB")
 
 Run = Callable[..., RankReport]

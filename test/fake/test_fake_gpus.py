@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 
@@ -190,7 +190,7 @@ class TestMemory:
             "    del cycle\n"
             "    print(len(torch.cuda.memory._snapshot()['segments']))\n"
         )
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
+        done = forked.run([sys.executable, "-c", program], check=True)
         assert done.stdout.strip() == "1"
 
     @pytest.mark.parametrize("context", [None, "alloc"])

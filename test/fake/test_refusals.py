@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
+import forked
 import pytest
 import torch
 from refusals import Difference, calls_of, compare, enlarged, error_calls_of, layouts, mutations
@@ -519,5 +519,5 @@ for _ in range(3):
         layer(torch.randn(3, 2))[0].sum().backward()
     cache_clear()
 """
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    result = forked.run([sys.executable, "-c", code])
     assert result.returncode == 0, result.stderr

@@ -6,7 +6,6 @@ import copy
 import gc
 import inspect
 import io
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
 from common import memory_in_use
@@ -322,7 +322,7 @@ assert torch.Tensor._version is version
 assert torch.autograd.Function.apply == apply
 assert "Generic" not in str(torch._C._dispatch_keys(x))
 """
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+    forked.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
 
 
 def test_memory_goes_with_the_tensors() -> None:

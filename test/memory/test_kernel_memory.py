@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
 from torch import Tensor
@@ -127,9 +127,7 @@ def run(program: str, **variables: str) -> str:
     """What a new process prints in which these variables of the environment are set."""
     here = os.fspath(Path(__file__).parent)
     environment = os.environ | variables | {"PYTHONPATH": os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])}
-    return subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
-    ).stdout
+    return forked.run([sys.executable, "-c", program], env=environment, check=True).stdout
 
 
 def workspaces_of(op: str, arguments: Sequence[Any], results: Sequence[Any]) -> list[str]:

@@ -25,6 +25,8 @@ from torchext.fake import fake_like, fake_mode, is_fake
 from torchext.inspect import patches
 from torchext.tools.leases import Lease, leases, while_fakes_live
 
+pytestmark = pytest.mark.usefixtures("frozen_past")
+
 REPR = torch.Tensor.__repr__.__code__
 
 

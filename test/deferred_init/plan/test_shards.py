@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-import subprocess
 import sys
 from collections.abc import Callable
 
+import forked
 import pytest
 import torch
 from common import assert_same_tensor, build_both
@@ -365,6 +365,6 @@ print(megabytes("VmHWM") - before, shard.untyped_storage().nbytes() / 2**20)
 )
 def test_memory_holds_the_shard_and_little_more(initializer: str, shard: str) -> None:
     program = MEMORY.format(initializer=initializer, shard=shard)
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    result = forked.run([sys.executable, "-c", program], check=True)
     grown, size = map(float, result.stdout.split())
     assert grown < 3 * size + 32
