@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from pipeline_programs import PROGRAMS, Log, run_on_gloo
+from processes import forkserver
 from torch.multiprocessing.spawn import start_processes
 
 from torchext import _C
@@ -39,7 +40,9 @@ class Ended(NamedTuple):
 
 
 @pytest.fixture
-def run(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ended]:
+def run(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, forked_ranks: None
+) -> Callable[..., Ended]:
     """Runs `program` dry, as the ranks that are asked for, to its end unless there are other options."""
     monkeypatch.chdir(tmp_path)
 
@@ -62,10 +65,11 @@ START = """
 
 def real_logs(name: str, folder: Path) -> list[Log]:
     size = PROGRAMS[name][1]
-    start_processes(run_on_gloo, (name, str(folder)), nprocs=size, start_method="forkserver")
+    start_processes(run_on_gloo, (name, str(folder)), nprocs=size, start_method=forkserver())
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(size)]
 
 
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_pipeline_exchanges_what_it_does_on_gloo(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     capfd.readouterr()
