@@ -13,8 +13,9 @@ from training_steps import STEPS
 
 from torchext.dry_run import world
 
-# PyTorch's, on real tensors, too.
 pytestmark = [
+    pytest.mark.usefixtures("frozen_past"),
+    # PyTorch's, on real tensors, too.
     pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated"),
     pytest.mark.filterwarnings("ignore:DTensor random operators may not have complete support"),
     pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view tensor"),
