@@ -5,7 +5,7 @@ streams, exit code; at its end threads are waited for and `atexit` is called. Pr
 started by `subprocess` instead:
 
 - Modules of PyTorch have been imported, and an import of torchext comes after them.
-- Options of Python other than -W are refused.
+- Options of Python other than -B and -W are refused.
 - What an interpreter or a library reads when it starts is that of the tests' process: variables such as
   `OMP_NUM_THREADS` and `PYTHONHASHSEED`, and `/proc/self/environ`.
 - At its end, modules and static variables are not destroyed.
@@ -42,31 +42,24 @@ from typing import IO, Any, NoReturn
 __all__ = [
     "CAN_FORK",
     "DRY_RUN",
-    "DYNAMO",
-    "SUITES",
     "TORCH",
     "ForkedProcess",
     "cpu_seconds",
     "end_servers",
     "run",
-    "server_for_program",
 ]
 
 # What the forked process imports, one set for each kind of program.
 TORCH = ("torch",)
-DYNAMO = (*TORCH, "torch._dynamo.testing")
 # What a rank's process has imported when its program has made an optimizer. It leaves out modules of torchext that look
 # for the files of the dry run when they are imported, and those of PyTorch that a world changes when they are imported.
 DRY_RUN = (*TORCH, "torch._dynamo")
-# The plugin for foreign suites must find torchext not imported.
-SUITES = (*TORCH, "torch._dynamo", "pytest")
 
 CAN_FORK = sys.platform == "linux" and not {"LD_PRELOAD", "COVERAGE_PROCESS_START"} & {*os.environ}
 
 FIRST_FREE, PAST_LAST = 300, 1 << 16  # descriptors from the first on are unused
 LONGEST_ANSWER = 1024  # bytes
 TIMEOUT = 60  # seconds
-SERVER = "TORCHEXT_TESTS_FORK_SERVER"  # the variable of the environment with the descriptor of a server
 
 
 # ---- The tests' process.
@@ -208,8 +201,6 @@ _servers: list[tuple[socket.socket, subprocess.Popen[bytes]]] = []
 @functools.cache
 def _server(imports: tuple[str, ...]) -> socket.socket:
     """Start the process to fork, for the first program that needs it."""
-    if given := os.environ.get(SERVER):
-        return socket.socket(fileno=int(given))
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         process = subprocess.Popen(
@@ -221,12 +212,6 @@ def _server(imports: tuple[str, ...]) -> socket.socket:
         )
     _servers.append((ours, process))
     return ours
-
-
-def server_for_program(imports: tuple[str, ...] = TORCH) -> tuple[int, dict[str, str]]:
-    """Return a descriptor to pass to a program, and a variable for it, so that what it starts is forked, too."""
-    descriptor = _server(imports).fileno()
-    return descriptor, {SERVER: str(descriptor)}
 
 
 def end_servers() -> None:
@@ -369,9 +354,13 @@ def _replace(path: str, command: list[str]) -> NoReturn:
 
 
 def _without_options(words: list[str]) -> list[str]:
-    while words[0] == "-W":
-        warnings._processoptions([words[1]])  # type: ignore[attr-defined]
-        words = words[2:]
+    while words[0] in ("-B", "-W"):
+        if words[0] == "-B":
+            sys.dont_write_bytecode = True
+            words = words[1:]
+        else:
+            warnings._processoptions([words[1]])  # type: ignore[attr-defined]
+            words = words[2:]
     if words[0].startswith("-") and words[0] not in ("-c", "-m"):
         raise ValueError(f"{words[0]}: Python has options here that only a new interpreter takes")
     return words
