@@ -18,10 +18,9 @@ namespace {
 constexpr auto kNumRanks = static_cast<std::size_t>(LockRank::kCount);
 
 constexpr std::array<const char*, kNumRanks> kNames{
-    "replay",        "draws",       "patches",    "keys",     "foreign kernels", "policies",
-    "messages",      "interpreter", "cache",      "refusals", "marks",           "copies",
-    "jumps",         "generators",  "named cuda", "storages", "recycled memory", "real memory",
-    "device memory", "timelines",   "gpus",       "observer"};
+    "replay",   "draws",           "patches",     "keys",          "foreign kernels", "policies",   "interpreter",
+    "cache",    "refusals",        "marks",       "copies",        "jumps",           "generators", "named cuda",
+    "storages", "recycled memory", "real memory", "device memory", "timelines",       "gpus",       "observer"};
 
 // What this thread holds. Trivially destructible, so that locks can be taken while a thread ends.
 struct Held {

@@ -33,7 +33,6 @@ enum class LockRank : std::uint8_t {
   kKeys,            // Taking dispatch keys.
   kForeignKernels,  // The kernels of another owner of the `Fake` key.
   kPolicies,        // Registered autocast policies.
-  kMessages,        // What the rank of a dry run says (Python: torchext/dry_run/messages.py).
   kInterpreter,     // Not a lock of ours: see the note.
   kMetadataCache,   // Remembered calls.
   kRefusals,        // Scaled calls that have passed.
