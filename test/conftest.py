@@ -135,6 +135,8 @@ def empty_devices() -> None:
     gc.collect()
     # FSDP1's flat parameters are in cycles through nodes of autograd, which nobody collects.
     for left in gc.get_objects():
-        if isinstance(left, torch.Tensor) and _C.is_fake(left) and left.is_cuda and left.layout is torch.strided:
+        # `isinstance()` would ask objects for `__class__`, which deprecated ones of PyTorch warn of.
+        is_tensor = issubclass(type(left), torch.Tensor)
+        if is_tensor and _C.is_fake(left) and left.is_cuda and left.layout is torch.strided:
             left.untyped_storage().resize_(0)
     gc.freeze()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -19,6 +20,15 @@ from torchext.deferred_init import (
     materialize_tensor,
 )
 from torchext.fake import is_fake
+
+
+@pytest.fixture
+def repeated_warnings() -> Iterator[None]:
+    """Has PyTorch repeat what it warns of once in a process."""
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    yield
+    torch.set_warn_always(before)
 
 
 class Model(nn.Module):
@@ -105,6 +115,7 @@ class TestValues:
         output.backward()
         torch.testing.assert_close(x.grad, module.weight.detach().sum(0, keepdim=True))
 
+    @pytest.mark.usefixtures("repeated_warnings")
     def test_conjugate_views_and_inference_tensors(self) -> None:
         def build() -> list[Tensor]:
             z = torch.complex(torch.arange(3.0), torch.ones(3))

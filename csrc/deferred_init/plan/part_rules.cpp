@@ -30,9 +30,9 @@ constexpr std::array<std::string_view, 7> kCopies{"aten::copy_", "aten::clone", 
                                                   "aten::zero_", "aten::masked_fill", "aten::where"};
 constexpr std::array<std::string_view, 6> kMoves{"aten::flip", "aten::roll",   "aten::tril",
                                                  "aten::triu", "aten::repeat", "aten::index_select"};
-constexpr std::array<std::string_view, 9> kZerosAndOnes{"aten::zeros", "aten::zeros_like", "aten::new_zeros",
-                                                        "aten::ones",  "aten::ones_like",  "aten::new_ones",
-                                                        "aten::full",  "aten::full_like",  "aten::new_full"};
+constexpr std::array<std::string_view, 3> kZeros{"aten::zeros", "aten::zeros_like", "aten::new_zeros"};
+constexpr std::array<std::string_view, 3> kOnes{"aten::ones", "aten::ones_like", "aten::new_ones"};
+constexpr std::array<std::string_view, 3> kFull{"aten::full", "aten::full_like", "aten::new_full"};
 
 const std::string& nameOf(const OpNode& node) {
   return node.op().schema().name();
@@ -193,7 +193,7 @@ bool isConstantFactory(const OpNode& node) {
   if (onlyAllocates(node.op()) && node.threadState().settings->isDeterministic()) {
     return false;  // fills what it allocates
   }
-  return (isOneOf(kZerosAndOnes, node) || onlyAllocates(node.op())) &&
+  return (constantOf(node) || onlyAllocates(node.op())) &&
          std::all_of(node.tensors().begin(), node.tensors().end(),
                      [](const TensorArgument& argument) { return argument.device.has_value(); });
 }
@@ -390,6 +390,16 @@ std::vector<std::optional<IndexRanges>> readsForPart(const OpNode& node, PartRul
       break;
   }
   return reads;
+}
+
+std::optional<c10::Scalar> constantOf(const OpNode& node) {
+  if (isOneOf(kFull, node)) {
+    return argumentOf(node, "fill_value").toScalar();
+  }
+  if (isOneOf(kOnes, node)) {
+    return 1;
+  }
+  return isOneOf(kZeros, node) ? std::optional{c10::Scalar{0}} : std::nullopt;
 }
 
 bool isWrittenDirectly(const OpNode& node) {

@@ -71,6 +71,9 @@ struct AskedFill {
 };
 AskedFill askedFillOf(const OpNode& node, const at::mt19937_data_pod& engine);
 
+// What a factory such as `zeros` and `full_like` fills a tensor with, or nothing for other calls.
+std::optional<c10::Scalar> constantOf(const OpNode& node);
+
 // Returns true for a call that is computed for a part by copying to where the result is to be.
 bool isWrittenDirectly(const OpNode& node);
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <optional>
-#include <string>
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/isnan.h>
@@ -44,17 +43,6 @@ void computeElementwise(const OpNode& node, const std::vector<Tensor>& arguments
   }
 }
 
-void computeConstant(const OpNode& node, const Tensor& result) {
-  const std::string& name = node.op().schema().name();
-  if (name.find("zeros") != std::string::npos) {
-    result.zero_();
-  } else if (name.find("ones") != std::string::npos) {
-    result.fill_(1);
-  } else if (name.find("full") != std::string::npos) {
-    result.fill_(argumentOf(node, "fill_value").toScalar());
-  }
-}
-
 // `stack` gives each argument one dimension more, of one element.
 void placePieces(const std::vector<std::optional<Piece>>& pieces,
                  const IndexRanges& ranges,
@@ -81,7 +69,9 @@ void computePart(const OpNode& node,
       checkIsExact(node, result);
       break;
     case PartRule::kConstant:
-      computeConstant(node, result);
+      if (const auto constant = constantOf(node)) {  // `empty` is not written
+        result.fill_(*constant);
+      }
       break;
     case PartRule::kPadding:
       result.fill_(argumentOf(node, "value").toScalar());
