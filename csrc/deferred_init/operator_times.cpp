@@ -102,15 +102,12 @@ std::int64_t elementsOf(const Geometry& geometry) {
   return c10::multiply_integers(geometry.sizes);
 }
 
-std::int64_t sizeInBytes(const Geometry& geometry) {
-  return elementsOf(geometry) * static_cast<std::int64_t>(geometry.dtype.itemsize());
-}
-
 std::int64_t bytesWritten(const OpNode& node) {
   std::int64_t sum = 0;
   for (const WrittenStorage& written : node.written()) {
     const bool keeps_size = written.is_argument && !written.was_resized;
-    sum += sizeInBytes(keeps_size ? node.tensors()[written.position].geometry : written.geometry);
+    sum +=
+        static_cast<std::int64_t>((keeps_size ? node.tensors()[written.position].geometry : written.geometry).nbytes());
   }
   return sum;
 }

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include <ATen/EmptyTensor.h>
 #include <c10/core/InferenceMode.h>
 
 #include "../fake/fake.h"
@@ -94,8 +93,7 @@ Geometry Retained::recordedGeometry(const Tensor& tensor) const {
 void Retained::checkFits() const {
   for (const Found& found : tensors()) {
     const Geometry geometry = geometryAfterwards(found);
-    const std::size_t needed = at::detail::computeStorageNbytes(
-        geometry.sizes, geometry.strides, geometry.dtype.itemsize(), static_cast<std::size_t>(geometry.storage_offset));
+    const std::size_t needed = geometry.bytesReached();
     TORCH_CHECK_VALUE(needed <= nbytes_, "A tensor of shape ", found.tensor.sizes(),
                       " cannot be deferred again, because it has been resized since it was materialized: it shows ",
                       needed, " bytes, but its recording makes ", nbytes_, ".");

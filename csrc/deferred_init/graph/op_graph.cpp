@@ -116,6 +116,14 @@ bool Geometry::hasElements() const {
   return std::find(sizes.begin(), sizes.end(), 0) == sizes.end();
 }
 
+std::size_t Geometry::nbytes() const {
+  return static_cast<std::size_t>(c10::multiply_integers(sizes)) * dtype.itemsize();
+}
+
+std::size_t Geometry::bytesReached() const {
+  return at::detail::computeStorageNbytes(sizes, strides, dtype.itemsize(), static_cast<std::size_t>(storage_offset));
+}
+
 bool Geometry::isContiguous() const {
   return at::geometry_is_contiguous(sizes, strides) && !is_conj && !is_neg && !is_zero;
 }
@@ -155,9 +163,7 @@ Tensor bytesAt(const c10::Storage& storage, std::size_t begin, std::size_t nbyte
 }
 
 Tensor Geometry::makeEmptyTensor(c10::Device device) const {
-  const auto nbytes =
-      at::detail::computeStorageNbytes(sizes, strides, dtype.itemsize(), static_cast<std::size_t>(storage_offset));
-  return makeTensor(makeStorage(nbytes, device));
+  return makeTensor(makeStorage(bytesReached(), device));
 }
 
 StorageValue::StorageValue(std::shared_ptr<const OpNode> writer, std::size_t output, const Storage& storage)
@@ -294,6 +300,13 @@ OpNode::OpNode(const c10::OperatorHandle& op, const Stack& stack)
 }
 
 OpNode::~OpNode() = default;
+
+const WrittenStorage* OpNode::writtenTo(std::size_t tensor) const {
+  const auto found = std::find_if(written_.begin(), written_.end(), [tensor](const WrittenStorage& storage) {
+    return storage.is_argument && storage.position == tensor;
+  });
+  return found == written_.end() ? nullptr : &*found;
+}
 
 Stack OpNode::arguments(c10::ArrayRef<Tensor> tensors) const {
   Stack stack = arguments_;

@@ -76,6 +76,12 @@ struct Geometry {
 
   bool hasElements() const;
 
+  // The bytes of all elements, those that are shown several times included.
+  std::size_t nbytes() const;
+
+  // The bytes of a storage up to the last one that is shown.
+  std::size_t bytesReached() const;
+
   // A tensor on `storage`, which is real.
   at::Tensor makeTensor(c10::Storage storage) const;
 
@@ -268,6 +274,9 @@ class OpNode {
   const std::vector<WrittenStorage>& written() const noexcept {
     return written_;
   }
+
+  // What the call makes of the storage of its tensor argument `tensor`, or null if it does not list it as written.
+  const WrittenStorage* writtenTo(std::size_t tensor) const;
 
   const ThreadState& threadState() const noexcept {
     return thread_state_;

@@ -15,12 +15,6 @@ namespace {
 // Smaller storages are not worth the thought.
 constexpr std::size_t kWorthAThought = 1024;  // bytes
 
-bool isWritten(const OpNode& node, std::size_t tensor) {
-  return std::any_of(node.written().begin(), node.written().end(), [tensor](const WrittenStorage& written) {
-    return written.is_argument && written.position == tensor;
-  });
-}
-
 // Does the tensor show at most three quarters of the storage?
 bool isMuchSmaller(const Geometry& geometry, std::size_t nbytes) {
   std::size_t shown = geometry.dtype.itemsize();
@@ -34,7 +28,7 @@ bool readsPart(const LiveOperator& live, std::size_t tensor) {
   const LiveValue& argument = live.arguments[tensor];
   return argument.hasWriter() && argument.value->nbytes() >= kWorthAThought &&
          isMuchSmaller(live.node->tensors()[tensor].geometry, argument.value->nbytes()) &&
-         !isWritten(*live.node, tensor);
+         live.node->writtenTo(tensor) == nullptr;
 }
 
 bool readsAnyPart(const LiveOperator& live) {
@@ -270,7 +264,7 @@ void DemandPass::visit(const LiveOperator& live, PartRule rule) {
   // What is run for parts has asked for what it reads.
   const bool is_partial = isForParts(rule) && !asked_.of(live.place).front().isAll();
   for (const auto i : c10::irange(node.tensors().size())) {
-    if (!is_partial && !isWritten(node, i)) {
+    if (!is_partial && node.writtenTo(i) == nullptr) {
       askForTensor(live, i, rule);
     }
   }
@@ -325,7 +319,7 @@ Box DemandPass::widenedForPart(const LiveOperator& live, Box box, PartRule rule)
   const auto reads = readsForPart(node, rule, *ranges);
   for (const auto i : c10::irange(reads.size())) {
     const LiveValue& value = live.arguments[i];
-    if (value.hasWriter() && reads[i] && !isWritten(node, i)) {
+    if (value.hasWriter() && reads[i] && node.writtenTo(i) == nullptr) {
       ask(value, gridOf(value).boxOf(narrowed(node.tensors()[i].geometry, *reads[i])));
     }
   }

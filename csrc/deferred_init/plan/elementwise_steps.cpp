@@ -87,8 +87,7 @@ bool isConversion(const OpNode& node) {
 
 // The bytes of its elements are all of its storage.
 bool isWholeStorage(const StorageValue& value, const Geometry& geometry) {
-  const auto nbytes = static_cast<std::size_t>(c10::multiply_integers(geometry.sizes)) * geometry.dtype.itemsize();
-  return geometry.storage_offset == 0 && value.nbytes() == nbytes && !value.isPinned();
+  return geometry.storage_offset == 0 && value.nbytes() == geometry.nbytes() && !value.isPinned();
 }
 
 Tensor stretchOf(const c10::Storage& storage, const Geometry& geometry, std::int64_t begin, std::int64_t end) {

@@ -20,12 +20,8 @@ std::optional<ByteSet> bytesOf(const Geometry& geometry) {
 // How an argument that the call writes shows its storage afterwards, or null if that is not known. An `out` may get
 // another shape, and then shows bytes that it did not show before: `add(a, b, out=t[:0])`.
 const Geometry* geometryAfter(const OpNode& node, std::size_t tensor, std::size_t argument) {
-  const auto& written = node.written();
-  const auto found = std::find_if(written.begin(), written.end(), [tensor](const WrittenStorage& storage) {
-    return storage.is_argument && storage.position == tensor;
-  });
-  if (found != written.end()) {
-    return &found->geometry;
+  if (const WrittenStorage* written = node.writtenTo(tensor)) {
+    return &written->geometry;
   }
   // Of several tensors on one storage only the first is listed.
   const bool may_change = node.op().schema().arguments()[argument].is_out() || node.op().hasTag(at::Tag::inplace_view);

@@ -352,10 +352,9 @@ std::optional<std::size_t> copiedArgument(const OpNode& node) {
       argument.geometry.sizes != written.sizes || !written.isContiguous() || argument.value->isPinned()) {
     return std::nullopt;
   }
-  const std::size_t nbytes = static_cast<std::size_t>(c10::multiply_integers(written.sizes)) * written.dtype.itemsize();
   if (!is_clone) {
     const StorageValue& target = *node.tensors().front().value;
-    const bool is_alone = target.nbytes() == nbytes && target.device() == argument.value->device();
+    const bool is_alone = target.nbytes() == written.nbytes() && target.device() == argument.value->device();
     return is_alone ? std::optional{source} : std::nullopt;
   }
   const int device = findArgument(node.op().schema(), "device");

@@ -5,9 +5,7 @@
 #include <string_view>
 #include <utility>
 
-#include <ATen/EmptyTensor.h>
 #include <ATen/core/enum_tag.h>
-#include <c10/util/accumulate.h>
 #include <c10/util/irange.h>
 
 #include "../graph/computed_values.h"
@@ -26,16 +24,6 @@ bool arePlansChecked() noexcept {
   return are_checked;
 }
 
-std::size_t bytesOfElements(const Geometry& geometry) {
-  return static_cast<std::size_t>(c10::multiply_integers(geometry.sizes)) * geometry.dtype.itemsize();
-}
-
-// The bytes of a storage up to the last one that a tensor shows.
-std::size_t bytesReached(const Geometry& geometry) {
-  return at::detail::computeStorageNbytes(geometry.sizes, geometry.strides, geometry.dtype.itemsize(),
-                                          static_cast<std::size_t>(geometry.storage_offset));
-}
-
 // What there will be of an output in memory.
 std::size_t bytesHeld(const OpNode& node, std::size_t output, const std::optional<RequestedParts>& parts) {
   if (parts) {
@@ -47,7 +35,7 @@ std::size_t bytesHeld(const OpNode& node, std::size_t output, const std::optiona
   }
   const WrittenStorage& written = node.written()[output];
   const bool keeps_size = written.is_argument && !written.was_resized;
-  return keeps_size ? node.tensors()[written.position].value->nbytes() : bytesReached(written.geometry);
+  return keeps_size ? node.tensors()[written.position].value->nbytes() : written.geometry.bytesReached();
 }
 
 // Are all of `parts` kept as they are by a value that has `before`?
@@ -64,14 +52,11 @@ bool areAmong(const std::optional<RequestedParts>& before, const std::optional<R
 
 // Of arguments whose values are not read, but have to be there.
 std::size_t bytesOfUnreadArguments(const PlannedOperator& planned) {
-  const auto& written = planned.node->written();
   std::size_t sum = 0;
   for (const auto i : c10::irange(planned.reads.size())) {
     const TensorArgument& argument = planned.node->tensors()[i];
-    const bool is_written = std::any_of(written.begin(), written.end(), [i](const WrittenStorage& storage) {
-      return storage.is_argument && storage.position == i;
-    });
-    const bool is_unread = argument.value != nullptr && planned.reads[i].value == nullptr && !is_written;
+    const bool is_unread =
+        argument.value != nullptr && planned.reads[i].value == nullptr && planned.node->writtenTo(i) == nullptr;
     sum += is_unread && argument.geometry.hasElements() ? argument.value->nbytes() : 0;
   }
   return sum;
@@ -238,7 +223,7 @@ bool ReplayPlan::takesOver(const PlannedOperator& planned) const {
   }
   const Geometry& geometry = planned.node->tensors()[*copied].geometry;
   const Geometry& written = writtenGeometry(*planned.node);
-  if (source.nbytes != bytesOfElements(written)) {
+  if (source.nbytes != written.nbytes()) {
     return false;
   }
   if (!source.parts) {
@@ -392,7 +377,7 @@ void checkReads(const ReplayPlan& plan, const PlannedOperator& planned) {
     if (read.value == nullptr) {
       continue;
     }
-    TORCH_INTERNAL_ASSERT(geometry.is_zero || bytesReached(geometry) <= read.value->nbytes(), name,
+    TORCH_INTERNAL_ASSERT(geometry.is_zero || geometry.bytesReached() <= read.value->nbytes(), name,
                           " reads beyond the end of a storage.");
     if (!read.hasWriter()) {
       continue;
