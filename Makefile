@@ -38,6 +38,12 @@ HEADERS := $(shell find csrc torchext/include -name "*.h")
 UNITS := $(shell find csrc -name "*.cpp")
 CPP_TESTS := $(wildcard test/cpp/*.cpp test/cpp/*.h test/cpp/*/*.cpp examples/cpp/*.cpp)
 LOOPS := $(wildcard benchmarks/*.cpp)
+# Has a program find a CUDA device that does nothing, and write what is launched on it.
+NULL_DRIVER = LD_PRELOAD=$(CURDIR)/build/cuda_host/libnullcuda.so NULLCUDA_TRACE=$(CURDIR)/build/cuda_host/trace \
+  NULLCUDA_TRACE_LAUNCHES=1 NULLCUDA_DEVICES=2 NULLCUDA_VERBOSE=0 PYTORCH_SKIP_CUDNN_COMPATIBILITY_CHECK=1 PYTHONHASHSEED=0
+# Of a GPU: its name, multiprocessors, and threads of each.
+facts_of = NULLCUDA_TOTAL=214748364800 NULLCUDA_SMS=$(word 2,$(1)) NULLCUDA_THREADS_PER_SM=$(word 3,$(1)) $(NULL_DRIVER) \
+  PYTHONPATH=test $(PYTHON) test/cuda_host/philox_facts.py $(word 1,$(1)) > build/cuda_host/$(word 1,$(1)).facts
 # What has been done is remembered here, by the version of Python and torch that it was done for.
 STATE := build/state/$(shell $(SYSTEM_PYTHON) -c 'import torch, sys; print(torch.__version__, *sys.version_info[:2], sep="-")' 2>/dev/null || echo venv)
 
@@ -45,14 +51,14 @@ export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 # Warnings stop those who change torchext, and nobody who installs it.
 export TORCHEXT_WERROR := 1
 
-.PHONY: demo test unit slowest check package wheels sanitize matrix coverage lint tidy typecheck size format sweep fuzz oracle bench build clean help
+.PHONY: demo test unit slowest check package wheels sanitize matrix coverage lint tidy typecheck size format sweep fuzz oracle cuda-host philox-facts gpu bench build clean help
 # Not for the checks of single files, which a make of their own runs: before GNU make 4.4 this counts for all targets.
 ifndef IN_PARALLEL
 .NOTPARALLEL:
 endif
 
 help: ## Show what can be made
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 demo: build ## Defer and materialize real models, and compare them bit for bit with eager construction
 	$(PYTHON) examples/deferred_transformers.py
@@ -127,6 +133,18 @@ fuzz: build ## Try PROGRAMS random programs, deferred against eager
 
 oracle: build ## Compare the memory of programs with that of a CUDA build (NULLCUDA: the library that stands in for its driver)
 	cd test && PYTHONPATH=$(CURDIR) $(PYTHON) -m oracle.compare
+
+cuda-host: build ## Test what CUDA's host code does, on a machine without a GPU (needs a CUDA build of torch)
+	test/cuda_host/build_null_driver $(PYTHON) build/cuda_host
+	$(NULL_DRIVER) $(PYTHON) -m pytest test/cuda_host -p no:xdist
+
+philox-facts: build ## Ask CUDA's host code how far operators move the generator, for test/fake/test_philox.py
+	test/cuda_host/build_null_driver $(PYTHON) build/cuda_host
+	$(foreach gpu,H100-80GB/132/2048 A100-80GB/108/2048 L4-24GB/58/1536,$(call facts_of,$(subst /, ,$(gpu))) &&) true
+	cat build/cuda_host/*.facts > test/fake/philox_facts.tsv
+
+gpu: build ## Run the tests that need a GPU
+	$(PYTHON) -m pytest test -m cuda -p no:xdist
 
 bench: build ## Compare with PyTorch's own means
 	$(PYTHON) benchmarks/deferred_init.py

@@ -250,8 +250,8 @@ void Explainer::explainNode(const OpNode& node) {
     operation.writes.push_back(addValue(wholeOf(node, written)));
   }
   if (node.tape()) {
-    operation.generator_offset = node.tape()->draws;
-    operation.draws = node.tape()->length;
+    operation.generator_offset = node.tape()->draws();
+    operation.draws = node.tape()->length();
   }
   operation.source = node.source();
   if (const auto found = planned_.find(&node); found != planned_.end()) {

@@ -14,8 +14,8 @@
 #include "../support/locks.h"
 #include "graph/op_graph.h"
 #include "plan/replay_plan.h"
-#include "random/draws.h"
 #include "random/replay_fill.h"
+#include "random/twister_tape.h"
 #include "replay/replay.h"
 #include "state/real_dispatch.h"
 
@@ -94,7 +94,7 @@ class Costs {
 
 // A random fill of the CPU, whose one tensor is what it fills.
 bool isFill(const OpNode& node) {
-  return node.tape() && node.tensors().size() == 1 && generatorArgument(node.op().schema()) >= 0 &&
+  return asTwister(node.tape()) != nullptr && node.tensors().size() == 1 && takesGenerator(node.op()) &&
          node.written().size() == 1 && node.written().front().is_argument;
 }
 
@@ -144,15 +144,6 @@ std::vector<std::size_t> firstUsers(const ReplayPlan& plan) {
   return first;
 }
 
-void checkCanBePutBack(const ReplayPlan& plan) {
-  for (const PlannedOperator& planned : plan.operators()) {
-    TORCH_CHECK(
-        !planned.node->dependsOnOtherGenerators(), "The time of `", planned.node->op().operator_name(),
-        "` cannot be measured: it draws from a generator that is not the CPU's, and running it would move that. "
-        "Ask for the predicted time only.");
-  }
-}
-
 }  // namespace
 
 std::vector<TimedOperator> timeOperators(at::ArrayRef<Tensor> tensors, bool measures) {
@@ -177,7 +168,6 @@ std::vector<TimedOperator> timeOperators(at::ArrayRef<Tensor> tensors, bool meas
     }
   }
   if (measures) {
-    checkCanBePutBack(replay.plan());
     auto next = operators.begin();
     replay.runAndDrop([&next](const PlannedOperator& /*planned*/, double seconds) { (next++)->measured = seconds; });
   }

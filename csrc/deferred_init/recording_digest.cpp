@@ -2,7 +2,6 @@
 
 #include <array>
 #include <cstring>
-#include <random>
 #include <sstream>
 #include <string_view>
 #include <unordered_map>
@@ -114,27 +113,6 @@ Digest digestOfReal(const Tensor& tensor) {
   return items.digest();
 }
 
-// Draws from generators that are not read as tapes are not comparable. No two processes have the same number.
-std::uint64_t numberOfThisProcess() {
-  static const std::uint64_t number = [] {
-    std::random_device device;
-    return std::uint64_t{device()} << 32U | device();
-  }();
-  return number;
-}
-
-// The next numbers of the engine are as good as its state, which the same place on a tape may have in several forms.
-void addTape(Items& items, const TapePosition& position, TapeReader& tape) {
-  constexpr int kNumbers = 16;
-  at::mt19937 engine;
-  engine.set_data(tape.placedAt(position).get<at::CPUGeneratorImpl>()->engine().data());
-  for (int i = 0; i < kNumbers; ++i) {
-    items.addNumber(engine());
-  }
-  items.addNumber(position.kept.of_float.value_or(-1.0F));
-  items.addNumber(position.kept.of_double.value_or(-1.0));
-}
-
 void addState(Items& items, const ThreadState& state) {
   items.addNumber(state.keys.included_.raw_repr());
   items.addNumber(state.keys.excluded_.raw_repr());
@@ -154,10 +132,7 @@ void addCall(Items& items, const OpNode& node, TapeReader& tape) {
     items.add(argument);
   }
   if (node.tape()) {
-    addTape(items, *node.tape(), tape);
-  }
-  if (node.dependsOnOtherGenerators()) {
-    items.addNumber(numberOfThisProcess());
+    items.addText(node.tape()->identity(tape));
   }
 }
 

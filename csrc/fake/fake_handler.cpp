@@ -26,6 +26,7 @@
 #include "collectives/collectives.h"
 #include "composites.h"
 #include "cuda/composed_kernels.h"
+#include "cuda/generators.h"
 #include "layouts/layout.h"
 #include "meta/device_rules.h"
 #include "meta/kernel_results.h"
@@ -148,12 +149,16 @@ void FakeCall::run() {
   }
   const CallKey key{op_, stack_};
   lookAtArguments(key);
+  FakeCudaDraws draws{op_, stack_};
   const IValue written = has_fake_ && writesForeach(op_) ? torch::jit::peek(stack_, 0, num_arguments_) : IValue{};
   const bool may_be_remembered = has_fake_ || isFakeMode();
   if (!may_be_remembered || readsKnownValues() || !tryRemembered(key)) {
     carryOut(decide(), &key);
   }
   countVersions(written);
+  if (!isRecording()) {  // the recorder notes what is drawn
+    draws.take();
+  }
 }
 
 // Does not look the call up in the cache: that would change what the cache holds.

@@ -255,8 +255,8 @@ class TestNames:
 
     @pytest.mark.parametrize("page", PAGES, ids=relative)
     def test_targets_of_make_that_pages_name_exist(self, page: Path) -> None:
-        targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.M))
-        assert set(re.findall(r"(?:`|^    )make (\w+)", page.read_text(), re.M)) <= targets
+        targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
+        assert set(re.findall(r"(?:`|^    )make ([\w-]+)", page.read_text(), re.M)) <= targets
 
     def test_table_of_tests_lists_each_file_once(self) -> None:
         rows = re.findall(r"^\| (`.+?`) \|", (ROOT / "test" / "README.md").read_text(), re.M)

@@ -44,7 +44,8 @@ def install() -> None:
     def run(
         self: torch.Tensor, mean: float, std: float, a: float, b: float, *, generator: torch.Generator | None = None
     ) -> torch.Tensor:
-        if generator is None or not self.is_contiguous() or self.numel() < 2 * rejection.CHUNK:
+        in_chunks = self.is_cpu and self.is_contiguous() and self.numel() >= 2 * rejection.CHUNK
+        if generator is None or not in_chunks:
             return quiet(self, mean, std, a, b, generator)
         rejection.sample(partial(sample, mean, std, a, b), self, generator)
         return self

@@ -168,7 +168,6 @@ Tensor Geometry::makeEmptyTensor(c10::Device device) const {
 
 StorageValue::StorageValue(std::shared_ptr<const OpNode> writer, std::size_t output, const Storage& storage)
     : writer_{std::move(writer)}, output_{output}, device_{storage.device()}, nbytes_{storage.nbytes()} {
-  depends_on_other_generators_ = writer_->dependsOnOtherGenerators();
   const WrittenStorage& written = writer_->written()[output_];
   is_pinned_ = written.is_argument ? writer_->tensors()[written.position].value->is_pinned_ : makesPinned(*writer_);
 }
@@ -187,7 +186,6 @@ Storage StorageValue::makeEmptyStorage() const {
 void StorageValue::fold(Storage constant) {
   checkHolds(LockRank::kReplay);
   constant_ = std::move(constant);
-  depends_on_other_generators_ = false;
   computed_ = nullptr;
   release(std::exchange(writer_, nullptr));
 }
@@ -294,9 +292,6 @@ OpNode::OpNode(const c10::OperatorHandle& op, const Stack& stack)
     return placeholder();
   };
   mapTensors(arguments_, count, take);
-  depends_on_other_generators_ = std::any_of(tensors_.begin(), tensors_.end(), [](const TensorArgument& argument) {
-    return argument.value != nullptr && argument.value->dependsOnOtherGenerators();
-  });
 }
 
 OpNode::~OpNode() = default;

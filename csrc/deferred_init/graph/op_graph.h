@@ -38,7 +38,7 @@
 
 #include "../../fake/storage/fake_storage.h"
 #include "../../support/locks.h"
-#include "../random/rng_tape.h"
+#include "../random/tape.h"
 #include "../state/real_dispatch.h"
 #include "external_tensor.h"
 
@@ -149,11 +149,6 @@ class StorageValue final : public Provenance, public std::enable_shared_from_thi
     repeats_ = repeats;
   }
 
-  // Returns true if an operator that led to it draws from a generator that is not read as a tape. On any thread.
-  bool dependsOnOtherGenerators() const noexcept {
-    return depends_on_other_generators_.load(std::memory_order_relaxed);
-  }
-
   // Returns false once its storage has been written again: only operators that are recorded already read it then.
   bool isCurrent() const noexcept {
     return is_current_.load(std::memory_order_relaxed);
@@ -178,7 +173,6 @@ class StorageValue final : public Provenance, public std::enable_shared_from_thi
   std::shared_ptr<const OpNode> writer_;
   std::size_t output_ = 0;
   std::uint32_t repeats_ = 0;
-  std::atomic<bool> depends_on_other_generators_{false};
   bool is_pinned_ = false;
   c10::Device device_;
   std::size_t nbytes_;
@@ -244,18 +238,8 @@ class OpNode {
   std::size_t addWritten(WrittenStorage written);
 
   // Where the numbers start that the call draws. To be used before the node is shared.
-  void setTape(TapePosition position) {
+  void setTape(TapePositionPtr position) {
     tape_ = std::move(position);
-  }
-
-  // Says that the call draws from a generator that is not read as a tape. To be used before the node is shared.
-  void setDrawsWithoutTape() noexcept {
-    depends_on_other_generators_ = true;
-  }
-
-  // Returns true if this call, or one that led to it, draws from such a generator.
-  bool dependsOnOtherGenerators() const noexcept {
-    return depends_on_other_generators_;
   }
 
   // The order of calls in time, over all threads.
@@ -282,7 +266,8 @@ class OpNode {
     return thread_state_;
   }
 
-  const std::optional<TapePosition>& tape() const noexcept {
+  // Null if it draws nothing.
+  const TapePositionPtr& tape() const noexcept {
     return tape_;
   }
 
@@ -307,8 +292,7 @@ class OpNode {
   std::vector<TensorArgument> tensors_;
   std::vector<WrittenStorage> written_;
   ThreadState thread_state_;
-  std::optional<TapePosition> tape_;
-  bool depends_on_other_generators_ = false;
+  TapePositionPtr tape_;
   std::string source_;
 };
 

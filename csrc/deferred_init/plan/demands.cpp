@@ -114,12 +114,6 @@ class DemandPass {
     for (const LiveValue& value : graph_.wanted) {
       askForAll(value);
     }
-    // These run whoever asks: NOTE [Dead writes].
-    for (const LiveOperator& live : graph_.operators) {
-      for (std::size_t i = 0; live.node->dependsOnOtherGenerators() && i < live.node->written().size(); ++i) {
-        asked_.of(live.place)[i].add(gridOf(live, i).whole());
-      }
-    }
     std::vector<Demand> demands(graph_.operators.size());
     for (auto live = graph_.operators.rbegin(); live != graph_.operators.rend(); ++live) {
       Demand& demand = demands[live->place];
@@ -229,8 +223,7 @@ void DemandPass::ask(const LiveValue& value, const std::optional<Box>& box) {
   if (!value.hasWriter() || !box) {
     return;
   }
-  const bool is_whole = value.value->isPinned() || value.value->dependsOnOtherGenerators();
-  asked_.of(value).add(is_whole ? box->grid().whole() : *box);
+  asked_.of(value).add(value.value->isPinned() ? box->grid().whole() : *box);
 }
 
 void DemandPass::askForAll(const LiveValue& value) {

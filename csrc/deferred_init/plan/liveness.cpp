@@ -119,9 +119,6 @@ bool LivenessPass::isWhole(const Output& output) {
 // before.
 bool LivenessPass::passesOn(const Demanded& demanded, const std::vector<Footprint>& footprints) {
   const OpNode& node = *demanded.node;
-  if (node.dependsOnOtherGenerators()) {
-    return false;
-  }
   const auto isUntouched = [&](const Output& output, const StorageValue& before) {
     for (const auto i : c10::irange(node.tensors().size())) {
       const StorageValue* value = node.tensors()[i].value.get();
@@ -189,10 +186,7 @@ void LivenessPass::runs(const Demanded& demanded, const std::vector<Footprint>& 
       continue;
     }
     const StorageValue& value = *argument.value;
-    ByteSet read = values[keyOf(value)].read;
-    if (value.dependsOnOtherGenerators()) {
-      read = wholeOf(value);
-    }
+    const ByteSet& read = values[keyOf(value)].read;
     if (!read.isEmpty()) {
       live.arguments.back().value = &value;
       demand(value, read);

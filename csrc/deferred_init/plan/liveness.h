@@ -12,8 +12,7 @@
 // what was drawn for `weight` before. The operator is given memory with arbitrary contents then.
 //
 // What does not run raises no errors, either: a real tensor that only a dead operator would read may have changed
-// since. And it draws nothing, which the others do not notice, because each starts at its own place of the tape. A
-// generator of another device has no tape: what draws from one runs as long as a later value of its storage is alive.
+// since. And it draws nothing, which the others do not notice, because each starts at its own place of the tape.
 
 #include <cstddef>
 #include <limits>

@@ -12,9 +12,9 @@
 #include "../../fills/part_fill.h"
 #include "../../support/plain_tensors.h"
 #include "../../support/stack_utils.h"
-#include "../random/draws.h"
 #include "../random/replay_fill.h"
 #include "../random/truncated_normals.h"
+#include "../random/twister_tape.h"
 #include "liveness.h"
 
 namespace torchext {
@@ -85,7 +85,7 @@ c10::IntArrayRef sizesOf(const TensorArgument& argument) {
 
 // One result, or one argument that keeps its shape, in memory of this process alone.
 bool writesOneTensor(const OpNode& node) {
-  if (node.written().size() != 1 || node.dependsOnOtherGenerators()) {
+  if (node.written().size() != 1) {
     return false;
   }
   const WrittenStorage& written = node.written().front();
@@ -201,7 +201,8 @@ bool isConstantFactory(const OpNode& node) {
 // ---- Random fills ----
 
 bool isRandomFill(const OpNode& node) {
-  if (!node.tape() || generatorArgument(node.op().schema()) < 0 || node.tensors().size() != 1 ||
+  const TwisterPosition* start = asTwister(node.tape());
+  if (start == nullptr || !takesGenerator(node.op()) || node.tensors().size() != 1 ||
       node.tensors().front().value == nullptr || !node.tensors().front().value->device().is_cpu()) {
     return false;
   }
@@ -209,7 +210,7 @@ bool isRandomFill(const OpNode& node) {
   if (!geometry.isContiguous()) {
     return false;
   }
-  const AskedFill asked = askedFillOf(node, node.tape()->mark->engine);
+  const AskedFill asked = askedFillOf(node, start->mark().engine);
   return asked.random || asked.truncated;
 }
 

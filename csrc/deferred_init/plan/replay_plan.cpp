@@ -65,7 +65,7 @@ std::size_t bytesOfUnreadArguments(const PlannedOperator& planned) {
 }  // namespace
 
 bool isToBeRemembered(const StorageValue& value) {
-  return value.isCurrent() && !value.writer()->dependsOnOtherGenerators() && isWorthRemembering(value);
+  return value.isCurrent() && isWorthRemembering(value);
 }
 
 double PlannedOperator::share() const {

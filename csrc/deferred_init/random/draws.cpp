@@ -5,15 +5,14 @@
 #include <string_view>
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/core/enum_tag.h>
 #include <ATen/ops/empty.h>
 
 #include "../../fake/calls/op_traits.h"
 #include "../../fills/random_fill.h"
 #include "../../support/stack_utils.h"
 #include "../state/real_dispatch.h"
-#include "rng_tape.h"
 #include "truncated_normals.h"
+#include "twister_tape.h"
 
 namespace torchext {
 
@@ -110,7 +109,7 @@ std::uint64_t countChunkedNormals(const OperatorHandle& op, const Stack& stack, 
 }
 
 // `native_dropout` fills a mask of booleans with `bernoulli_` (Dropout.cpp), and takes no generator.
-TapePosition takeDrawsOfDropout(const Stack& stack, const Generator& generator) {
+TapePositionPtr takeDrawsOfDropout(const Stack& stack, const Generator& generator) {
   static const auto bernoulli = c10::Dispatcher::singleton().findSchemaOrThrow("aten::bernoulli_", "float");
   const Tensor& input = torch::jit::peek(stack, 0, 3).toTensor();
   const double p = torch::jit::peek(stack, 1, 3).toDouble();
@@ -124,14 +123,14 @@ TapePosition takeDrawsOfDropout(const Stack& stack, const Generator& generator) 
 
 // `trunc_normal_` draws again what it rejects, so it has to draw in order to count: torchext/fake/rejection.py. Not so
 // for a target that `normal_` fills number by number, because then what is left of a pair matters.
-std::optional<TapePosition> takeDrawsOfTruncNormal(const TruncatedNormals& normals,
-                                                   const Stack& stack,
-                                                   const Generator& generator) {
+TapePositionPtr takeDrawsOfTruncNormal(const TruncatedNormals& normals,
+                                       const Stack& stack,
+                                       const Generator& generator) {
   static const auto count = c10::Dispatcher::singleton().findSchemaOrThrow("torchext::trunc_normal_draws", "");
   const auto arguments = c10::ArrayRef<IValue>(stack).slice(stack.size() - 6);
   const Tensor& self = arguments[0].toTensor();
   if (self.numel() < kNormalChunk || !isPlainlyContiguous(self)) {
-    return std::nullopt;
+    return nullptr;
   }
   if (const auto draws = normals.countDraws(self.numel(), generator)) {
     return takeDraws(generator, *draws);
@@ -157,7 +156,10 @@ struct Target {
   bool is_contiguous;
 };
 
-TapePosition takeDrawsOfFill(const OperatorHandle& op, const Stack& stack, Target target, const Generator& generator) {
+TapePositionPtr takeDrawsOfFill(const OperatorHandle& op,
+                                const Stack& stack,
+                                Target target,
+                                const Generator& generator) {
   if (target.numel == 0) {
     return takeDraws(generator, 0);
   }
@@ -178,26 +180,11 @@ TapePosition takeDrawsOfFill(const OperatorHandle& op, const Stack& stack, Targe
 
 }  // namespace
 
-bool drawsNumbers(const OperatorHandle& op) {
-  return op.hasTag(at::Tag::nondeterministic_seeded) && !compositeKernelOf(op);
-}
-
-int generatorArgument(const c10::FunctionSchema& schema) {
-  const auto& arguments = schema.arguments();
-  const auto takes_generator = [](const c10::Argument& argument) {
-    const auto optional = argument.type()->cast<c10::OptionalType>();
-    const auto& type = optional ? optional->getElementType() : argument.type();
-    return type->kind() == c10::TypeKind::GeneratorType;
-  };
-  const auto found = std::find_if(arguments.begin(), arguments.end(), takes_generator);
-  return found == arguments.end() ? -1 : static_cast<int>(found - arguments.begin());
-}
-
 bool isPlainlyContiguous(const Tensor& tensor) {
   return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
 }
 
-std::optional<TapePosition> takeDrawsOf(const OperatorHandle& op, const Stack& stack, const Generator& generator) {
+TapePositionPtr takeDrawsOf(const OperatorHandle& op, const Stack& stack, const Generator& generator) {
   const std::string& name = op.schema().name();
   if (name == "aten::native_dropout") {
     return takeDrawsOfDropout(stack, generator);
@@ -206,11 +193,11 @@ std::optional<TapePosition> takeDrawsOf(const OperatorHandle& op, const Stack& s
     return takeDrawsOfTruncNormal(*truncated, stack, generator);
   }
   if (!isNormal(name) && !isAffine(op)) {
-    return std::nullopt;
+    return nullptr;
   }
   const Tensor& self = torch::jit::peek(stack, 0, op.schema().arguments().size()).toTensor();
   if (self.is_conj() || self.is_neg()) {
-    return std::nullopt;  // the copy that is filled may be contiguous where `self` is not
+    return nullptr;  // the copy that is filled may be contiguous where `self` is not
   }
   return takeDrawsOfFill(op, stack, {self.numel(), self.scalar_type(), self.is_contiguous()}, generator);
 }
@@ -230,7 +217,7 @@ std::uint64_t skipFill(const std::string& name,
   Stack stack{Tensor{}};
   stack.insert(stack.end(), numbers.begin(), numbers.end());
   stack.emplace_back();
-  return takeDrawsOfFill(op, stack, {numel, dtype, /*is_contiguous=*/true}, generator).length.value_or(0);
+  return takeDrawsOfFill(op, stack, {numel, dtype, /*is_contiguous=*/true}, generator)->length().value_or(0);
 }
 
 }  // namespace torchext

@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/enum_tag.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
@@ -29,8 +28,7 @@
 #include "../../torch_internals/error_texts.h"
 #include "../../torch_internals/open_tensor_impl.h"
 #include "../graph/op_graph.h"
-#include "../random/draws.h"
-#include "../random/rng_tape.h"
+#include "../random/tape.h"
 #include "../replay/replay.h"
 #include "composite_call.h"
 #include "real_call.h"
@@ -103,6 +101,10 @@ bool isFactoryOfDeferred(const OperatorHandle& op, c10::ArrayRef<IValue> argumen
          !c10::impl::tls_is_dispatch_key_excluded(DispatchKey::DeferredInit) && isFactory(op, arguments);
 }
 
+bool isMissing(c10::Device device) {
+  return device.is_cuda() && !hasRealCuda();
+}
+
 bool haveDeferred(c10::ArrayRef<IValue> arguments) {
   return hasTensor(arguments, [](const Tensor& tensor) { return valueOf(tensor) != nullptr; });
 }
@@ -156,7 +158,7 @@ class RecordedCall {
   Stack arguments() const;
   std::vector<AboutToWrite> writtenArguments() const;
   std::optional<at::Generator> generator() const;
-  TapePosition takeDraws(const OpNode& node, const at::Generator& generator, const Stack& called) const;
+  TapePositionPtr takeDraws(const OpNode& node, const at::Generator& generator, const Stack& called) const;
   void noteDraws(const std::shared_ptr<OpNode>& node,
                  const std::optional<at::Generator>& generator,
                  const Stack& called) const;
@@ -360,8 +362,7 @@ bool RecordedCall::isCheck() const {
 
 // On a device that is fake, values cannot be looked at.
 bool RecordedCall::isOnMissingDevice() const {
-  return hasTensor(topOf(stack_, num_arguments_), [](const Tensor& tensor) { return tensor.is_cuda(); }) &&
-         !hasRealCuda();
+  return hasTensor(topOf(stack_, num_arguments_), [](const Tensor& tensor) { return isMissing(tensor.device()); });
 }
 
 // An operator that only makes views writes nothing: the views show what they show.
@@ -489,8 +490,6 @@ void RecordedCall::noteDraws(const std::shared_ptr<OpNode>& node,
                              const Stack& called) const {
   if (generator) {
     node->setTape(takeDraws(*node, *generator, called));
-  } else if (drawsNumbers(op_)) {
-    node->setDrawsWithoutTape();
   }
 }
 
@@ -513,8 +512,7 @@ std::vector<AboutToWrite> RecordedCall::writtenArguments() const {
   return written;
 }
 
-// The CPU generator that the operator draws from. Other devices' generators are not read as tapes: their operators are
-// replayed with the generator as it stands then.
+// The generator that the operator draws from. Nothing is drawn for meta tensors.
 std::optional<at::Generator> RecordedCall::generator() const {
   if (!drawsNumbers(op_)) {
     return std::nullopt;
@@ -523,27 +521,32 @@ std::optional<at::Generator> RecordedCall::generator() const {
   if (position >= 0) {
     const IValue& given = torch::jit::peek(stack_, static_cast<std::size_t>(position), num_arguments_);
     if (!given.isNone()) {
-      const at::Generator generator = given.toGenerator();
-      return generator.device().is_cpu() ? std::optional{generator} : std::nullopt;
+      return given.toGenerator();
     }
   }
-  const bool is_on_cpu = DeviceRules{op_, stack_}.outputDevice().is_cpu();
-  return is_on_cpu ? std::optional{at::detail::getDefaultCPUGenerator()} : std::nullopt;
+  const c10::Device device = DeviceRules{op_, stack_}.outputDevice();
+  return device.is_meta() ? std::nullopt : std::optional{defaultGenerator(device)};
 }
 
 // Moves the generator past the numbers that the operator would draw, and returns where they start. Two threads that
 // record do not come in between each other.
-TapePosition RecordedCall::takeDraws(const OpNode& node, const at::Generator& generator, const Stack& called) const {
+TapePositionPtr RecordedCall::takeDraws(const OpNode& node, const at::Generator& generator, const Stack& called) const {
+  const Tape& tape = tapeOf(generator.device().type());
   {
     const Locked lock{LockRank::kDraws};
-    if (const auto position = takeDrawsOf(op_, called, generator)) {
-      return *position;
+    if (auto position = tape.takeDrawsOf(op_, called, generator)) {
+      return position;
     }
   }
+  TORCH_CHECK(!isMissing(generator.device()), "`", op_.operator_name(), "` draws from the generator of ",
+              generator.device(),
+              ". How many numbers it takes is known only when it is run, and this machine has no "
+              "CUDA device to run it on. Construct the model on the CPU, and let materialize_module() place it.");
   const Locked replay{LockRank::kReplay};  // the call may read deferred tensors
   const Locked lock{LockRank::kDraws};
-  TapePosition position = tapePosition(generator);
+  const auto position = tape.positionOf(generator);
   callInScratch(node);
+  position->noteEnd(generator);
   return position;
 }
 

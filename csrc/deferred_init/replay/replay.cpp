@@ -17,7 +17,6 @@
 #include "../../support/stack_utils.h"
 #include "../graph/computed_values.h"
 #include "../plan/elementwise_steps.h"
-#include "../random/draws.h"
 #include "../random/replay_fill.h"
 #include "call_settings.h"
 #include "part_calls.h"
@@ -69,6 +68,9 @@ void checkDevicesExist(const OpNode& node) {
 void checkInputs(const OpNode& node) {
   checkDevicesExist(node);
   checkCudaPrecision(node);
+  if (node.tape() != nullptr) {
+    node.tape()->checkStart(node.op());
+  }
   for (const TensorArgument& argument : node.tensors()) {
     if (argument.external != nullptr) {
       argument.external->check(node.op().operator_name());
@@ -293,13 +295,16 @@ void Replay::call(const OpNode& node, Stack& stack) {
   if (hasOut(node.op())) {
     no_warnings.emplace();  // the recording has warned of an output that is resized
   }
-  if (!node.tape()) {
+  if (node.tape() == nullptr) {
     node.op().callBoxed(stack);
-  } else if (generatorArgument(node.op().schema()) >= 0) {
-    callWithGenerator(node.op(), stack, tape_.moveTo(*node.tape()));
+  } else if (takesGenerator(node.op())) {
+    const at::Generator& generator = tape_.moveTo(*node.tape());
+    callWithGenerator(node.op(), stack, generator);
+    node.tape()->checkEnd(node.op(), generator);
   } else {
     const DefaultGeneratorAt guard{*node.tape()};
     node.op().callBoxed(stack);
+    node.tape()->checkEnd(node.op(), guard.generator());
   }
 }
 

@@ -8,7 +8,7 @@
 
 #include "../graph/op_graph.h"
 #include "../plan/replay_plan.h"
-#include "../random/rng_tape.h"
+#include "../random/tape.h"
 #include "value_parts.h"
 
 namespace torchext {
@@ -19,10 +19,9 @@ inline void nobodyAsks(std::size_t /*nbytes*/) {}
 
 // Runs a plan: NOTE [The plan of a replay]. One instance computes one set of values, once.
 //
-// Nothing outside changes while it runs: not the graph, not a fake tensor, not a generator of the CPU. (A generator of
-// another device is drawn from as it stands: NOTE [The tape of a generator].) An error leaves everything as it was. A
-// buffer is freed after the last operator that needs it, and operators that have nothing to do with each other do not
-// come in between, so that memory holds the wanted values and what the operators at hand work on.
+// Nothing outside changes while it runs: not the graph, not a fake tensor, not a generator. An error leaves everything
+// as it was. A buffer is freed after the last operator that needs it, and operators that have nothing to do with each
+// other do not come in between, so that memory holds the wanted values and what the operators at hand work on.
 class Replay {
  public:
   // Calls `on_value` once for each wanted value that has been computed.

@@ -236,9 +236,18 @@ bool isGenerator(const c10::Argument& argument) {
   return type->kind() == c10::TypeKind::GeneratorType;
 }
 
+int generatorArgument(const c10::FunctionSchema& schema) {
+  const auto& arguments = schema.arguments();
+  const auto found = std::find_if(arguments.begin(), arguments.end(), isGenerator);
+  return found == arguments.end() ? -1 : static_cast<int>(found - arguments.begin());
+}
+
 bool takesGenerator(const OperatorHandle& op) {
-  const auto& arguments = op.schema().arguments();
-  return std::any_of(arguments.begin(), arguments.end(), isGenerator);
+  return generatorArgument(op.schema()) >= 0;
+}
+
+bool drawsNumbers(const OperatorHandle& op) {
+  return op.hasTag(at::Tag::nondeterministic_seeded) && !compositeKernelOf(op);
 }
 
 bool needsValues(const OperatorHandle& op, const Stack& stack) {

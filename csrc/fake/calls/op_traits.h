@@ -50,8 +50,14 @@ bool hasOut(const c10::OperatorHandle& op);
 // Returns true for an argument that is a random generator.
 bool isGenerator(const c10::Argument& argument);
 
+// Position in the schema of the argument that takes the random generator to draw from, or -1.
+int generatorArgument(const c10::FunctionSchema& schema);
+
 // Returns true for an operator that is told which random generator to draw from.
 bool takesGenerator(const c10::OperatorHandle& op);
+
+// Returns true for an operator that draws from a generator by itself, not through other operators.
+bool drawsNumbers(const c10::OperatorHandle& op);
 
 // Returns true if the result, or its shape, cannot be told without the values of the arguments.
 bool needsValues(const c10::OperatorHandle& op, const torch::jit::Stack& stack);

@@ -3,12 +3,18 @@
 #include <array>
 #include <cstring>
 #include <memory>
+#include <mutex>
+#include <optional>
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/Utils.h>
 #include <c10/core/GeneratorImpl.h>
 
 #include "../../support/locks.h"
+#include "../../support/stack_utils.h"
+#include "../calls/op_traits.h"
+#include "fake_cuda.h"
+#include "philox.h"
 
 namespace torchext {
 
@@ -79,6 +85,17 @@ class FakeCudaGenerator final : public c10::GeneratorImpl {
   std::uint64_t offset_ = 0;
 };
 
+// That of the first tensor on CUDA.
+std::optional<c10::DeviceIndex> firstDevice(c10::ArrayRef<c10::IValue> arguments) {
+  std::optional<c10::DeviceIndex> device;
+  forEachTensor(arguments, [&device](const at::Tensor& tensor) {
+    if (!device && tensor.is_cuda()) {
+      device = tensor.device().index();
+    }
+  });
+  return device;
+}
+
 }  // namespace
 
 at::Generator newFakeCudaGenerator(c10::DeviceIndex device) {
@@ -93,6 +110,32 @@ const at::Generator& defaultFakeCudaGenerator(c10::DeviceIndex device) {
     generator = newFakeCudaGenerator(device);
   }
   return generator;
+}
+
+FakeCudaDraws::FakeCudaDraws(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  if (fakeCudaDeviceCount() == 0 || !drawsNumbers(op)) {
+    return;
+  }
+  const auto arguments = topOf(stack, op.schema().arguments().size());
+  const int place = generatorArgument(op.schema());
+  if (place >= 0 && arguments[static_cast<std::size_t>(place)].isGenerator()) {
+    generator_ = arguments[static_cast<std::size_t>(place)].toGenerator();
+  } else if (const auto device = firstDevice(arguments)) {
+    generator_ = defaultFakeCudaGenerator(*device);
+  }
+  if (!generator_.defined() || !generator_.device().is_cuda()) {
+    return;
+  }
+  if (const auto draws = philoxDrawsOf(op, stack, philoxGpuOf(generator_.device()))) {
+    offset_ = draws->offset;
+  }
+}
+
+void FakeCudaDraws::take() {
+  if (offset_ > 0) {
+    const std::lock_guard lock(generator_.mutex());
+    generator_.set_offset(generator_.get_offset() + offset_);
+  }
 }
 
 }  // namespace torchext

@@ -1,0 +1,243 @@
+#include "twister_tape.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <mutex>
+#include <utility>
+
+#include <ATen/core/DistributionsHelper.h>
+
+#include "../../fills/mt19937_jump.h"
+#include "../../fills/twister.h"
+#include "draws.h"
+
+namespace torchext {
+
+using at::CPUGeneratorImpl;
+using at::Generator;
+
+namespace {
+
+CPUGeneratorImpl& cpuImpl(const Generator& generator) {
+  return *generator.get<CPUGeneratorImpl>();
+}
+
+// In all of this the caller holds the generator's mutex.
+
+at::mt19937_data_pod engineOf(CPUGeneratorImpl& impl) {
+  return impl.engine().data();
+}
+
+void setEngine(CPUGeneratorImpl& impl, const at::mt19937_data_pod& data) {
+  at::mt19937 engine;
+  engine.set_data(data);
+  impl.set_engine(engine);
+}
+
+KeptNormals keptNormals(CPUGeneratorImpl& impl) {
+  return {impl.next_float_normal_sample(), impl.next_double_normal_sample()};
+}
+
+void setKeptNormals(CPUGeneratorImpl& impl, const KeptNormals& kept) {
+  impl.set_next_float_normal_sample(kept.of_float);
+  impl.set_next_double_normal_sample(kept.of_double);
+}
+
+void skipLocked(CPUGeneratorImpl& impl, std::uint64_t draws) {
+  if (draws == 0) {
+    return;
+  }
+  at::mt19937_data_pod data = engineOf(impl);
+  advance(data, draws);
+  setEngine(impl, data);
+}
+
+// Marks are this far apart, or farther. A mark has the size of this many draws divided by a hundred, and to walk to the
+// next one takes less than 20 us.
+constexpr std::uint64_t kDrawsBetweenMarks = std::uint64_t{1} << 16U;
+
+std::uint64_t nextTape() {
+  static std::atomic<std::uint64_t> last{0};
+  return last.fetch_add(1, std::memory_order_relaxed) + 1;
+}
+
+// Where this thread last left the engine of a generator. While the next operator finds it there, it is on the same
+// tape; when somebody has moved or seeded the generator meanwhile, a tape begins.
+struct LastSeen {
+  std::shared_ptr<const TapeMark> mark;
+  std::uint64_t draws = 0;
+  at::mt19937_data_pod engine{};
+};
+
+thread_local LastSeen last_seen;
+
+std::shared_ptr<TwisterPosition> positionLocked(CPUGeneratorImpl& impl) {
+  const at::mt19937_data_pod engine = engineOf(impl);
+  if (last_seen.mark == nullptr || !areSame(last_seen.engine, engine)) {
+    last_seen = {std::make_shared<const TapeMark>(TapeMark{nextTape(), 0, engine}), 0, engine};
+  } else if (last_seen.draws - last_seen.mark->draws >= kDrawsBetweenMarks) {
+    last_seen.mark = std::make_shared<const TapeMark>(TapeMark{last_seen.mark->tape, last_seen.draws, engine});
+  }
+  return std::make_shared<TwisterPosition>(last_seen.mark, last_seen.draws, keptNormals(impl));
+}
+
+// To be called when the generator has moved on from the last position by `draws`.
+void sawMove(CPUGeneratorImpl& impl, std::uint64_t draws) {
+  last_seen.draws += draws;
+  last_seen.engine = engineOf(impl);
+}
+
+// Going on where an operator ended costs nothing, and there are a few generators, because what is drawn for one tensor
+// comes from a few stretches: a constructor draws for each tensor in turn, and then `init_weights()` again for each.
+class Twisters final : public PrivateGenerators {
+ public:
+  const Generator& moveTo(const TapePosition& position, bool draws) override;
+
+ private:
+  struct Cursor {
+    Generator generator;  // undefined until it is used
+    // Where the engine of the generator stands; the tape is 0 when that is not known.
+    std::uint64_t tape = 0;
+    std::uint64_t draws = 0;
+    std::uint64_t last_use = 0;
+  };
+
+  // Of the cursors between the mark of `position` and there the nearest, or null.
+  Cursor* nearest(const TwisterPosition& position);
+  Cursor& leastRecentlyUsed();
+
+  std::array<Cursor, 4> cursors_;
+  std::uint64_t uses_ = 0;
+};
+
+Twisters::Cursor* Twisters::nearest(const TwisterPosition& position) {
+  Cursor* found = nullptr;
+  for (Cursor& cursor : cursors_) {
+    const bool is_on_the_way = cursor.tape == position.mark().tape && position.mark().draws <= cursor.draws &&
+                               cursor.draws <= position.draws();
+    if (is_on_the_way && (found == nullptr || found->draws < cursor.draws)) {
+      found = &cursor;
+    }
+  }
+  return found;
+}
+
+Twisters::Cursor& Twisters::leastRecentlyUsed() {
+  return *std::min_element(cursors_.begin(), cursors_.end(),
+                           [](const Cursor& a, const Cursor& b) { return a.last_use < b.last_use; });
+}
+
+// A cursor that would have to move is left for the operators that go on there, and another one takes its place on the
+// way, unless all others have been used since.
+const Generator& Twisters::moveTo(const TapePosition& place, bool draws) {
+  const auto& position = static_cast<const TwisterPosition&>(place);
+  Cursor* start = nearest(position);
+  const bool goes_on = start != nullptr && start->draws == position.draws();
+  Cursor& cursor = goes_on ? *start : leastRecentlyUsed();
+  if (!cursor.generator.defined()) {
+    cursor.generator = at::detail::createCPUGenerator();
+  }
+  CPUGeneratorImpl& impl = cpuImpl(cursor.generator);
+  if (&cursor != start) {
+    setEngine(impl, start == nullptr ? position.mark().engine : engineOf(cpuImpl(start->generator)));
+    cursor.draws = start == nullptr ? position.mark().draws : start->draws;
+  }
+  skipLocked(impl, position.draws() - cursor.draws);
+  setKeptNormals(impl, position.kept());
+  cursor.tape = !draws || position.length() ? position.mark().tape : 0;
+  cursor.draws = position.draws() + (draws ? position.length().value_or(0) : 0);
+  cursor.last_use = ++uses_;
+  return cursor.generator;
+}
+
+class TwisterTape final : public Tape {
+ public:
+  std::shared_ptr<TapePosition> positionOf(Generator generator) const override {
+    const std::lock_guard lock(generator.mutex());
+    return positionLocked(cpuImpl(generator));
+  }
+
+  TapePositionPtr takeDrawsOf(const c10::OperatorHandle& op,
+                              const torch::jit::Stack& stack,
+                              const Generator& generator) const override {
+    return torchext::takeDrawsOf(op, stack, generator);
+  }
+
+  std::unique_ptr<PrivateGenerators> makeGenerators() const override {
+    return std::make_unique<Twisters>();
+  }
+};
+
+const TwisterTape kTwisterTape;
+[[maybe_unused]] const bool kTwisterTapeIsSet = (setTape(c10::kCPU, kTwisterTape), true);
+
+}  // namespace
+
+TwisterPosition::TwisterPosition(std::shared_ptr<const TapeMark> mark, std::uint64_t draws, const KeptNormals& kept)
+    : TapePosition{kTwisterTape, c10::kCPU}, mark_{std::move(mark)}, draws_{draws}, kept_{kept} {}
+
+void TwisterPosition::place(Generator generator) const {
+  const std::lock_guard lock(generator.mutex());
+  CPUGeneratorImpl& impl = cpuImpl(generator);
+  setEngine(impl, mark_->engine);
+  skipLocked(impl, draws_ - mark_->draws);
+  setKeptNormals(impl, kept_);
+}
+
+// The next numbers of the engine are as good as its state, which the same place on a tape may have in several forms.
+std::string TwisterPosition::identity(TapeReader& reader) const {
+  constexpr int kNumbers = 16;
+  at::mt19937 engine;
+  engine.set_data(engineOf(cpuImpl(reader.placedAt(*this))));
+  std::string bytes;
+  const auto add = [&bytes](auto number) {
+    std::array<char, sizeof(number)> raw{};
+    std::memcpy(raw.data(), &number, sizeof(number));
+    bytes.append(raw.data(), raw.size());
+  };
+  for (int i = 0; i < kNumbers; ++i) {
+    add(engine());
+  }
+  add(kept_.of_float.value_or(-1.0F));
+  add(kept_.of_double.value_or(-1.0));
+  return bytes;
+}
+
+const TwisterPosition* asTwister(const TapePositionPtr& position) {
+  return position != nullptr && &position->tape() == &kTwisterTape ? static_cast<const TwisterPosition*>(position.get())
+                                                                   : nullptr;
+}
+
+TapePositionPtr takeDraws(Generator generator, std::uint64_t draws) {
+  const std::lock_guard lock(generator.mutex());
+  CPUGeneratorImpl& impl = cpuImpl(generator);
+  const auto position = positionLocked(impl);
+  position->setLength(draws);
+  skipLocked(impl, draws);
+  sawMove(impl, draws);
+  return position;
+}
+
+TapePositionPtr takeNormals(Generator generator, std::uint64_t count) {
+  constexpr std::uint64_t kDrawsOfPair = 4;  // two doubles, two draws each
+  const std::lock_guard lock(generator.mutex());
+  CPUGeneratorImpl& impl = cpuImpl(generator);
+  const auto position = positionLocked(impl);
+  if (count > 0 && impl.next_double_normal_sample().has_value()) {
+    impl.set_next_double_normal_sample(std::nullopt);
+    count -= 1;
+  }
+  const std::uint64_t draws = (count + 1) / 2 * kDrawsOfPair;
+  position->setLength(draws);
+  skipLocked(impl, count / 2 * kDrawsOfPair);
+  if (count % 2 == 1) {
+    const at::normal_distribution<double> normal(0, 1);
+    normal(&impl);  // keeps the second value of the pair
+  }
+  sawMove(impl, draws);
+  return position;
+}
+
+}  // namespace torchext

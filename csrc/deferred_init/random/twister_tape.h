@@ -1,0 +1,67 @@
+#pragma once
+
+// The tape of MT19937, the generator of the CPU: a sequence of 32-bit draws, on which it can be moved without drawing
+// (fills/mt19937_jump.h).
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/Generator.h>
+
+#include "tape.h"
+
+namespace torchext {
+
+// The second values of Box-Muller pairs, which `at::normal_distribution` leaves in a generator for its next call.
+struct KeptNormals {
+  std::optional<float> of_float;
+  std::optional<double> of_double;
+};
+
+// A state that a generator has had, to start from: `draws` 32-bit draws after the beginning of a tape.
+struct TapeMark {
+  std::uint64_t tape = 0;  // the number of the tape, from 1
+  std::uint64_t draws = 0;
+  at::mt19937_data_pod engine{};
+};
+
+// `draws()` 32-bit draws after the beginning of a tape, with `kept()` in the generator.
+class TwisterPosition final : public TapePosition {
+ public:
+  TwisterPosition(std::shared_ptr<const TapeMark> mark, std::uint64_t draws, const KeptNormals& kept);
+
+  // The last mark before it, which places share that lie near each other.
+  const TapeMark& mark() const noexcept {
+    return *mark_;
+  }
+
+  const KeptNormals& kept() const noexcept {
+    return kept_;
+  }
+
+  std::uint64_t draws() const noexcept override {
+    return draws_;
+  }
+
+  void place(at::Generator generator) const override;
+  std::string identity(TapeReader& reader) const override;
+
+ private:
+  std::shared_ptr<const TapeMark> mark_;
+  std::uint64_t draws_;
+  KeptNormals kept_;
+};
+
+// `position` as one of MT19937, or null if it is on another tape.
+const TwisterPosition* asTwister(const TapePositionPtr& position);
+
+// Moves `generator`, a CPU generator, as `draws` calls of `random()` would. Returns its previous position.
+TapePositionPtr takeDraws(at::Generator generator, std::uint64_t draws);
+
+// Moves `generator` as `count` calls of `at::normal_distribution<double>` would, the value that it keeps included.
+// Returns its previous position.
+TapePositionPtr takeNormals(at::Generator generator, std::uint64_t count);
+
+}  // namespace torchext

@@ -1,0 +1,372 @@
+#include "philox.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <limits>
+#include <string_view>
+#include <unordered_map>
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/ExpandUtils.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/native/DistributionTemplates.h>
+#include <c10/util/accumulate.h>
+#include <c10/util/irange.h>
+
+#include "../../support/no_warnings.h"
+#include "../../support/stack_utils.h"
+#include "fake_cuda.h"
+
+namespace torchext {
+
+using at::Tensor;
+using c10::IValue;
+using torch::jit::Stack;
+
+namespace {
+
+constexpr std::int64_t kBlock = 256;  // threads
+
+// `philox_cuda_state()` rounds what it is asked for up to a multiple of this.
+constexpr std::uint64_t kDrawsOfCall = 4;
+
+std::uint64_t roundedUp(std::uint64_t offset) {
+  return (offset + kDrawsOfCall - 1) / kDrawsOfCall * kDrawsOfCall;
+}
+
+// `calc_execution_policy()`: threads stride over the elements, and each call of curand yields `unroll` values.
+std::uint64_t offsetOfGrid(std::int64_t numel, std::int64_t unroll, const PhiloxGpu& gpu) {
+  if (numel == 0) {
+    return 0;
+  }
+  const std::int64_t threads = std::min(gpu.wave(), (numel + kBlock - 1) / kBlock * kBlock);
+  return static_cast<std::uint64_t>((numel - 1) / (threads * unroll) + 1) * kDrawsOfCall;
+}
+
+// The dimensions of a tensor as an iterator goes over them: strides in bytes, ascending, and merged where that is
+// possible (TensorIteratorBase::reorder_dimensions(), coalesce_dimensions()).
+struct Dimension {
+  std::int64_t size;
+  std::int64_t stride;
+};
+using Dimensions = c10::SmallVector<Dimension, 8>;
+
+Dimensions dimensionsOf(c10::IntArrayRef sizes, c10::IntArrayRef strides, std::int64_t itemsize) {
+  Dimensions sorted;
+  for (const auto i : c10::irange(sizes.size())) {
+    sorted.push_back({sizes[sizes.size() - 1 - i], strides[sizes.size() - 1 - i] * itemsize});
+  }
+  std::stable_sort(sorted.begin(), sorted.end(),
+                   [](const Dimension& a, const Dimension& b) { return a.stride < b.stride; });
+  Dimensions merged;
+  for (const Dimension& next : sorted) {
+    if (next.size == 1) {
+      continue;
+    }
+    if (!merged.empty() && merged.back().size * merged.back().stride == next.stride) {
+      merged.back().size *= next.size;
+    } else {
+      merged.push_back(next);
+    }
+  }
+  return merged;
+}
+
+std::int64_t numelOf(const Dimensions& dimensions) {
+  std::int64_t numel = 1;
+  for (const Dimension& dimension : dimensions) {
+    numel *= dimension.size;
+  }
+  return numel;
+}
+
+// `can_use_32bit_indexing()`
+bool hasShortIndexes(const Dimensions& dimensions) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+  std::int64_t reached = 1;
+  for (const Dimension& dimension : dimensions) {
+    reached += (dimension.size - 1) * dimension.stride;
+  }
+  return numelOf(dimensions) <= kMost && reached <= kMost;
+}
+
+// `with_32bit_indexing()`: the dimension of the largest extent is halved, until all parts are small enough.
+std::uint64_t offsetOfParts(const Dimensions& dimensions, std::int64_t unroll, const PhiloxGpu& gpu) {
+  if (hasShortIndexes(dimensions)) {
+    return offsetOfGrid(numelOf(dimensions), unroll, gpu);
+  }
+  const auto extent = [](const Dimension& dimension) { return (dimension.size - 1) * dimension.stride; };
+  // Of equal ones the last.
+  const auto longest =
+      std::max_element(dimensions.rbegin(), dimensions.rend(),
+                       [&extent](const Dimension& a, const Dimension& b) { return extent(a) < extent(b); });
+  const auto place = static_cast<std::size_t>(std::distance(longest, dimensions.rend()) - 1);
+  Dimensions first = dimensions;
+  Dimensions second = dimensions;
+  first[place].size /= 2;
+  second[place].size -= first[place].size;
+  return offsetOfParts(first, unroll, gpu) + offsetOfParts(second, unroll, gpu);
+}
+
+// `distribution_nullary_kernel()` moves the generator for all elements, and if there are too many for 32-bit indexes,
+// for those of each part again.
+std::uint64_t offsetOfFill(const Dimensions& dimensions, std::int64_t unroll, const PhiloxGpu& gpu) {
+  const std::uint64_t whole = offsetOfGrid(numelOf(dimensions), unroll, gpu);
+  return hasShortIndexes(dimensions) ? whole : whole + offsetOfParts(dimensions, unroll, gpu);
+}
+
+// ---- Calls ----
+
+struct Call {
+  const c10::FunctionSchema& schema;
+  c10::ArrayRef<IValue> arguments;
+  const PhiloxGpu& gpu;
+
+  const IValue& operator[](std::size_t i) const {
+    return arguments[i];
+  }
+  const Tensor& tensor(std::size_t i) const {
+    return arguments[i].toTensor();
+  }
+  const IValue& named(const char* name) const {
+    return arguments[static_cast<std::size_t>(findArgument(schema, name))];
+  }
+};
+
+using Draws = std::optional<PhiloxDraws>;
+using Rule = Draws (*)(const Call& call);
+
+PhiloxDraws drawsOfGrid(std::int64_t numel, std::int64_t unroll, const PhiloxGpu& gpu) {
+  return {offsetOfGrid(numel, unroll, gpu), numel};
+}
+
+// Two values of double precision need as many bits as four of single.
+std::int64_t unrollOf(c10::ScalarType dtype) {
+  return dtype == c10::kDouble ? 2 : 4;
+}
+
+// Complex numbers are drawn as twice as many real ones.
+Draws drawsOfFill(const Tensor& self, std::int64_t unroll, const PhiloxGpu& gpu) {
+  if (self.is_conj() || self.is_neg()) {
+    return std::nullopt;  // a copy is filled, which may have other strides
+  }
+  const auto dimensions =
+      dimensionsOf(self.sizes(), self.strides(), static_cast<std::int64_t>(self.dtype().itemsize()));
+  return self.numel() == 0 ? PhiloxDraws{} : PhiloxDraws{offsetOfFill(dimensions, unroll, gpu), self.numel()};
+}
+
+Draws drawsOfComplexFill(const Tensor& self, const PhiloxGpu& gpu) {
+  const c10::ScalarType dtype = c10::toRealValueType(self.scalar_type());
+  if (self.is_conj() || self.is_neg()) {
+    return std::nullopt;
+  }
+  if (self.numel() == 0) {
+    return PhiloxDraws{};
+  }
+  const auto itemsize = static_cast<std::int64_t>(c10::elementSize(dtype));
+  c10::DimVector sizes{self.sizes()};
+  c10::DimVector strides;
+  for (const std::int64_t stride : self.strides()) {
+    strides.push_back(stride * 2);
+  }
+  sizes.push_back(2);
+  strides.push_back(1);
+  return PhiloxDraws{offsetOfFill(dimensionsOf(sizes, strides, itemsize), unrollOf(dtype), gpu), self.numel() * 2};
+}
+
+Draws drawsOfFloats(const Call& call) {
+  const Tensor& self = call.tensor(0);
+  return self.is_complex() ? drawsOfComplexFill(self, call.gpu)
+                           : drawsOfFill(self, unrollOf(self.scalar_type()), call.gpu);
+}
+
+// ---- Integers ----
+
+thread_local std::uint64_t range_of_integers = 0;
+
+// In the place of the kernel, to be told the range that PyTorch finds for a dtype.
+template <typename Generator>
+struct NoteRange {
+  void operator()(at::TensorIteratorBase& /*iter*/,
+                  std::uint64_t range,
+                  std::int64_t /*base*/,
+                  const std::optional<at::Generator>& /*generator*/) {
+    range_of_integers = range;
+  }
+  void operator()(at::TensorIteratorBase& /*iter*/, const std::optional<at::Generator>& /*generator*/) {
+    range_of_integers = std::numeric_limits<std::uint64_t>::max();
+  }
+};
+
+// `random_from_to_kernel()` draws 64 bits for a range that is not small against 32.
+Draws drawsOfIntegersFrom(const Call& call, std::int64_t from, std::optional<std::int64_t> to) {
+  constexpr std::uint64_t kSmallRange = std::uint64_t{1} << 28U;
+  const NoWarnings guard;  // the call itself warns of numbers that the dtype does not have
+  Tensor one{at::detail::empty_cpu({1}, call.tensor(0).scalar_type())};
+  at::native::templates::random_from_to_impl<NoteRange, at::CPUGeneratorImpl>(one, from, to, std::nullopt);
+  return drawsOfFill(call.tensor(0), range_of_integers >= kSmallRange ? 2 : 4, call.gpu);
+}
+
+Draws drawsOfIntegers(const Call& call) {
+  const std::string& overload = call.schema.overload_name();
+  if (overload == "from") {
+    return drawsOfIntegersFrom(call, call[1].toInt(), call[2].toOptional<std::int64_t>());
+  }
+  if (overload == "to") {
+    return drawsOfIntegersFrom(call, 0, call[1].toInt());
+  }
+  const c10::ScalarType dtype = call.tensor(0).scalar_type();
+  return drawsOfFill(call.tensor(0), dtype == c10::kDouble || dtype == c10::kLong ? 2 : 4, call.gpu);
+}
+
+// Sorts random keys, and then shuffles those of equal ones.
+Draws drawsOfPermutation(const Call& call) {
+  const std::int64_t count = call[0].toInt();
+  if (count == 0) {
+    return PhiloxDraws{};
+  }
+  return PhiloxDraws{offsetOfGrid(count, 2, call.gpu) + roundedUp(static_cast<std::uint64_t>(count)), count};
+}
+
+// ---- By the values of tensors ----
+
+template <std::uint64_t kOffset>
+Draws drawsOfEach(const Call& call) {
+  return PhiloxDraws{roundedUp(kOffset), call.tensor(0).numel()};
+}
+
+// `bernoulli_tensor_cuda_kernel()`
+Draws drawsOfBernoulli(const Call& call) {
+  if (call.schema.overload_name() == "float") {
+    return drawsOfFloats(call);
+  }
+  return call.tensor(0).numel() == 0 ? PhiloxDraws{} : drawsOfEach<10>(call);
+}
+
+// Draws standard normal numbers into the output, and then moves and scales them (`normal_out_impl()`).
+Draws drawsOfNormal(const Call& call) {
+  const bool has_both = call[0].isTensor() && call[1].isTensor();
+  const auto sizes = has_both ? at::infer_size_dimvector(call.tensor(0).sizes(), call.tensor(1).sizes())
+                              : c10::DimVector{call.tensor(call[0].isTensor() ? 0 : 1).sizes()};
+  const int out = findArgument(call.schema, "out");
+  const Tensor& like = out >= 0 ? call.tensor(static_cast<std::size_t>(out)) : call.tensor(call[0].isTensor() ? 0 : 1);
+  const std::int64_t numel = c10::multiply_integers(sizes) * (like.is_complex() ? 2 : 1);
+  const c10::ScalarType dtype = like.is_complex() ? c10::toRealValueType(like.scalar_type()) : like.scalar_type();
+  const Dimensions dimensions{{numel, static_cast<std::int64_t>(c10::elementSize(dtype))}};
+  if (!hasShortIndexes(dimensions) && out >= 0 && !like.is_contiguous()) {
+    return std::nullopt;
+  }
+  return numel == 0 ? PhiloxDraws{} : PhiloxDraws{offsetOfFill(dimensions, unrollOf(dtype), call.gpu), numel};
+}
+
+Draws drawsOfDropout(const Call& call) {
+  const bool trains = call.schema.name() != "aten::native_dropout" || call[2].toOptional<bool>().value_or(true);
+  const bool keeps_none = call.schema.name() == "aten::native_dropout" && call[1].toDouble() == 1;
+  return trains && !keeps_none ? drawsOfGrid(call.tensor(0).numel(), 4, call.gpu) : PhiloxDraws{};
+}
+
+Draws drawsOfRrelu(const Call& call) {
+  const Tensor& self = call.tensor(0);
+  return call.named("training").toBool() ? drawsOfGrid(self.numel(), unrollOf(self.scalar_type()), call.gpu)
+                                         : PhiloxDraws{};
+}
+
+// Without replacement it is decided by exponential numbers for all categories, and otherwise by one number for each
+// sample, where the blocks of a column of the grid share the distributions.
+Draws drawsOfMultinomial(const Call& call) {
+  constexpr std::int64_t kBlocks = 65535;
+  const Tensor& weights = call.tensor(0);
+  const std::int64_t samples = call[1].toInt();
+  if (!call[2].toBool() || samples == 1) {
+    return drawsOfGrid(weights.numel(), unrollOf(weights.scalar_type()), call.gpu);
+  }
+  const std::int64_t distributions = weights.dim() == 1 ? 1 : weights.size(0);
+  if (distributions == 0) {
+    return PhiloxDraws{};
+  }
+  const std::int64_t turns = (distributions - 1) / std::min(distributions, kBlocks) + 1;
+  return PhiloxDraws{static_cast<std::uint64_t>(turns) * kDrawsOfCall, 0};
+}
+
+// ---- Attention ----
+
+// Numbers are drawn by the position of what is dropped, on any device.
+Draws drawsOfFlashAttention(const Call& call) {
+  constexpr std::int64_t kOfHead = 32;
+  const Tensor& query = call.tensor(0);
+  const bool drops = call.named("dropout_p").toDouble() > 0;
+  return PhiloxDraws{drops ? static_cast<std::uint64_t>(query.size(0) * query.size(1) * kOfHead) : 0, 0};
+}
+
+Draws drawsOfEfficientAttention(const Call& call) {
+  const Tensor& query = call.tensor(0);
+  const bool drops = call.named("dropout_p").toDouble() > 0;
+  const std::int64_t scores = query.size(0) * query.size(1) * query.size(2) * call.tensor(1).size(2);
+  return PhiloxDraws{drops ? roundedUp(static_cast<std::uint64_t>(scores)) : 0, 0};
+}
+
+const std::unordered_map<std::string_view, Rule>& rules() {
+  static const std::unordered_map<std::string_view, Rule> rules{
+      {"aten::normal_", drawsOfFloats},
+      {"aten::uniform_", drawsOfFloats},
+      {"aten::log_normal_", drawsOfFloats},
+      {"aten::cauchy_", drawsOfFloats},
+      {"aten::exponential_", drawsOfFloats},
+      {"aten::geometric_", drawsOfFloats},
+      {"aten::random_", drawsOfIntegers},
+      {"aten::randperm", drawsOfPermutation},
+      {"aten::bernoulli", drawsOfBernoulli},
+      {"aten::bernoulli_", drawsOfBernoulli},
+      {"aten::normal", drawsOfNormal},
+      {"aten::poisson", drawsOfEach<20>},
+      {"aten::_standard_gamma", drawsOfEach<10>},
+      {"aten::native_dropout", drawsOfDropout},
+      {"aten::_fused_dropout", drawsOfDropout},
+      {"aten::rrelu_with_noise", drawsOfRrelu},
+      {"aten::rrelu_with_noise_", drawsOfRrelu},
+      {"aten::multinomial", drawsOfMultinomial},
+      {"aten::_scaled_dot_product_flash_attention", drawsOfFlashAttention},
+      {"aten::_scaled_dot_product_efficient_attention", drawsOfEfficientAttention},
+  };
+  return rules;
+}
+
+// The numbers of CUDA's runtime for attributes of devices, which releases of CUDA keep.
+constexpr int kMultiprocessorCount = 16;
+constexpr int kMaxThreadsPerMultiprocessor = 39;
+
+int attributeOf(c10::Device device, int attribute) {
+  using GetAttribute = int (*)(int* value, int attribute, int device);
+  // PyTorch has loaded it, if there is one.
+  static const auto get = reinterpret_cast<GetAttribute>(dlsym(RTLD_DEFAULT, "cudaDeviceGetAttribute"));
+  int value = 0;
+  return get != nullptr && get(&value, attribute, device.index()) == 0 ? value : 0;
+}
+
+}  // namespace
+
+std::int64_t PhiloxGpu::wave() const noexcept {
+  return std::int64_t{multiprocessors} * (threads_per_multiprocessor / kBlock) * kBlock;
+}
+
+PhiloxGpu philoxGpuOf(c10::Device device) {
+  if (!hasRealCuda()) {
+    const GpuDescription& gpu = fakeGpu();
+    return {gpu.multiprocessors, gpu.max_threads_per_multiprocessor};
+  }
+  return {attributeOf(device, kMultiprocessorCount), attributeOf(device, kMaxThreadsPerMultiprocessor)};
+}
+
+std::optional<PhiloxDraws> philoxDrawsOf(const c10::OperatorHandle& op, const Stack& stack, const PhiloxGpu& gpu) {
+  const auto rule = rules().find(op.schema().name());
+  const auto arguments = topOf(stack, op.schema().arguments().size());
+  const bool is_known = rule != rules().end() && gpu.wave() > 0 && !hasTensor(arguments, [](const Tensor& tensor) {
+                          return tensor.layout() != c10::kStrided || tensor.is_nested();
+                        });
+  return is_known ? rule->second({op.schema(), arguments, gpu}) : std::nullopt;
+}
+
+}  // namespace torchext

@@ -1,0 +1,34 @@
+"""The generators of fake CUDA devices move as far as those of real ones: NOTE [How far CUDA generators move]."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from philox_calls import Case, offset_of
+
+from torchext.fake import FakeGPU, fake_mode
+
+FACTS = Path(__file__).with_name("philox_facts.tsv")
+
+
+def facts_of(gpu: str) -> list[tuple[Case, int]]:
+    facts = []
+    for line in FACTS.read_text().splitlines():
+        of, call, dtype, offsets = line.split("\t")
+        for size, offset in (pair.split(":") for pair in offsets.split() if of == gpu):
+            facts.append((Case(call, getattr(torch, dtype), int(size)), int(offset)))
+    return facts
+
+
+@pytest.mark.filterwarnings("ignore:to - 1 is out of bounds:UserWarning")
+@pytest.mark.parametrize("gpu", ["H100-80GB", "A100-80GB", "L4-24GB"])
+def test_generators_move_as_pytorchs_host_code_moves_them(gpu: str) -> None:
+    facts = facts_of(gpu)
+    assert len(facts) > 2000
+    with fake_mode(fake_cuda=FakeGPU(gpu, memory=200 * 2**30)):
+        generator = torch.cuda.default_generators[0]
+        found = [offset_of(case, generator) for case, _ in facts]
+    wrong = [(case, offset, fact) for (case, fact), offset in zip(facts, found, strict=True) if offset != fact]
+    assert not wrong
