@@ -31,8 +31,8 @@ struct ExplainedOperation {
   // The numbers of the values that it reads, in the order of its arguments.
   std::vector<std::int64_t> reads;
   std::vector<ExplainedValue> writes;
-  // Where on the tape of its generator it starts, in draws of 32 bits since the tape's last known state, and how many
-  // it takes, if that was known without running it. NOTE [The tape of a generator].
+  // Where on the tape of its generator it starts, and how many draws it takes, if that was known without running it:
+  // `TapePosition::draws()` and `length()`.
   std::optional<std::uint64_t> generator_offset;
   std::optional<std::uint64_t> draws;
   // The source line that recorded it, or empty when nobody traced.

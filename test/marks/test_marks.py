@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import shlex
-import subprocess
 import sys
-import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
 import forked
 import pytest
 import torch
+from cpp_library import compiled
 from torch import nn
-from torch.utils import cpp_extension
 
 from torchext import amp
 from torchext.inference import inference_mode, normal_tensors, origin, trace_origins
@@ -258,18 +254,7 @@ print("done")
 @pytest.fixture(scope="module")
 def some_backend(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """A library that attaches metadata to tensors, as other libraries' backends do."""
-    output = tmp_path_factory.mktemp("backend") / "backend_metadata.so"
-    folder = Path(torch.__file__).parent / "lib"
-    command = [
-        *shlex.split(os.environ.get("CXX", "c++")),
-        *("-std=c++20", "-O0", "-shared", "-fPIC"),
-        *(f"-isystem{path}" for path in [*cpp_extension.include_paths(), sysconfig.get_path("include")]),
-        str(ROOT / "test" / "cpp" / "backend_metadata.cpp"),
-        *(f"-o{output}", f"-L{folder}", f"-Wl,-rpath,{folder}", "-lc10"),
-    ]
-    compiled = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert compiled.returncode == 0, compiled.stderr
-    library = ctypes.CDLL(str(output))
+    library = compiled("backend_metadata", tmp_path_factory.mktemp("backend"))
     for function in (library.give_metadata, library.has_metadata):
         function.argtypes = [ctypes.c_void_p]
     return library

@@ -6,7 +6,6 @@ import ctypes
 import itertools
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sysconfig
@@ -15,42 +14,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.utils import cpp_extension
+from cpp_library import COMPILER, PYTORCHS_HEADERS, ROOT, compiled, run
 
 import torchext
 
-ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "test" / "cpp"
-
-
-COMPILER = shlex.split(os.environ.get("CXX", "c++"))
-PYTORCHS_HEADERS = [f"-isystem{path}" for path in cpp_extension.include_paths()]
 TOOLS = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
 WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"]
 
 
-def run(command: list[str | Path]) -> subprocess.CompletedProcess[str]:
-    """Runs a tool, without the sanitizers that `make sanitize` loads into our processes: CMake hangs with one."""
-    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-
-
-def compiled(name: str, folder: Path) -> ctypes.CDLL:
-    """A library that is linked against what a user's program is linked against."""
-    output = folder / f"{name}.so"
-    folders = [Path(torch.__file__).parent / "lib", Path(torchext.library_path())]
-    command = [
-        *COMPILER,
-        *("-std=c++20", "-O0", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"),
-        *(*PYTORCHS_HEADERS, f"-isystem{sysconfig.get_path('include')}"),
-        *(f"-I{torchext.include_path()}", f"-I{ROOT / 'csrc'}"),
-        str(SOURCES / f"{name}.cpp"),
-        *(f"-o{output}", *(f"-L{folder}" for folder in folders), *(f"-Wl,-rpath,{folder}" for folder in folders)),
-        *("-lc10", "-ltorch", "-ltorch_cpu", "-ltorchext"),
-    ]
-    done = run(command)
-    assert done.returncode == 0, done.stderr
-    loaded = ctypes.CDLL(str(output))
+def library_of_tests(name: str, folder: Path) -> ctypes.CDLL:
+    loaded = compiled(name, folder)
     for function in (loaded.test_name, loaded.run_test):
         function.restype = ctypes.c_char_p
         function.argtypes = [ctypes.c_size_t]
@@ -68,7 +42,7 @@ def named_tests(library: ctypes.CDLL) -> Iterator[tuple[int, str]]:
 # One test for all of the tests of a file, so that only one process compiles them.
 @pytest.mark.parametrize(("name", "tests"), [("inference_mode", 7), ("guards", 5), ("threads", 10)])
 def test_cpp_programs_use_guards_and_threads(name: str, tests: int, tmp_path: Path) -> None:
-    library = compiled(name, tmp_path)
+    library = library_of_tests(name, tmp_path)
     results = {name: library.run_test(index).decode() for index, name in named_tests(library)}
     assert len(results) == tests
     assert {name: message for name, message in results.items() if message} == {}

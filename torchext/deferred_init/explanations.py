@@ -47,10 +47,10 @@ class RecordedOperation:
     writes: tuple[RecordedValue, ...]
     """The values that it makes."""
     generator_offset: int | None
-    """Of one that draws from a CPU generator: how many 32-bit draws after the generator's last known state it starts.
-    That is the state when it was seeded, or first recorded from since anything else used it."""
+    """Of one that draws: where it starts. For a CUDA generator that is its offset; for the CPU's how many 32-bit draws
+    after its last known state, when it was seeded, or first recorded from since anything else used it."""
     draws: int | None
-    """How many 32-bit draws it takes. None where only running it can tell."""
+    """How far it moves the generator, in the same unit. None where only running it can tell."""
     source: str | None
     """The source line that recorded it, as `file:line in function`. None unless it was traced."""
     runs: bool = True

@@ -5,6 +5,6 @@
 namespace torchext {
 
 // Positions of generators of which nothing is known: copies of their state. Operators are run to move them.
-const Tape& copiedTape();
+TORCHEXT_API const Tape& copiedTape();
 
 }  // namespace torchext

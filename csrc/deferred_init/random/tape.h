@@ -119,7 +119,7 @@ TORCHEXT_API void setTape(c10::DeviceType device, const Tape& tape);
 TORCHEXT_API const Tape& tapeOf(c10::DeviceType device);
 
 // The generator of `device` that is drawn from by default.
-at::Generator defaultGenerator(c10::Device device);
+TORCHEXT_API at::Generator defaultGenerator(c10::Device device);
 
 // Reads tapes of all kinds.
 class TORCHEXT_API TapeReader {
