@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["Draw", "Eager", "draws_of", "eager", "generator_states", "launches_of"]
+__all__ = ["Copy", "Draw", "Eager", "copies_of", "draws_of", "eager", "generator_states", "launches_of"]
 
 
 class Draw(NamedTuple):
@@ -58,6 +58,21 @@ def draws_of(run: Callable[[], object]) -> list[Draw]:
     _lines()
     run()
     return _draws(_lines())
+
+
+class Copy(NamedTuple):
+    """One copy between the host and a device, such as `H->D`."""
+
+    direction: str
+    nbytes: int
+
+
+def copies_of(run: Callable[[], object]) -> list[Copy]:
+    """The copies that `run` makes, in order."""
+    _lines()
+    run()
+    words = [line.split() for line in _lines() if "copy" in line.split(maxsplit=1)[0].lower()]
+    return [Copy(direction, int(nbytes)) for _, direction, nbytes, *_ in words]
 
 
 def launches_of(run: Callable[[], object]) -> list[str]:

@@ -144,7 +144,7 @@ ReplayNeeds needsOf(const Tensor& deferred) {
   const StorageValuePtr value = valueOf(deferred);
   TORCH_CHECK_VALUE(value != nullptr, "Cannot estimate memory: the tensor is not deferred.");
   const ReplayPlan plan{{value}, Memory::kUses};
-  return {plan.peak(), plan.written()};
+  return {plan.peakOnCpu(), plan.written()};
 }
 
 }  // namespace torchext

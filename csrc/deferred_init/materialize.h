@@ -34,8 +34,9 @@ TORCHEXT_API void materialize(at::ArrayRef<at::Tensor> placed,
                               at::ArrayRef<at::Tensor> others,
                               const MaterializeOptions& options);
 
-// What `evaluate(deferred)` takes, told without computing anything: the most memory that is held at one time, with the
-// value itself, and what all operators write, both in bytes. Raises ValueError if `deferred` is not deferred.
+// What `evaluate(deferred)` takes, told without computing anything: the most memory of the host that is held at one
+// time, with the value itself if it is there, and what all operators write, both in bytes. Raises ValueError if
+// `deferred` is not deferred.
 struct ReplayNeeds {
   std::size_t peak = 0;
   std::size_t written = 0;

@@ -66,11 +66,16 @@ class Pieces:
     nbytes: int
     needs: int
     """How much memory computing a piece takes, in bytes."""
+    is_on_device: bool = False
+    """Whether all of it is computed in the memory of a device, and copied piece by piece."""
 
     def values(self, memory: _C.RecycledMemory) -> Iterator[torch.Tensor]:
         """Yields the elements in their order, as real tensors on the CPU, which are computed in `memory`."""
         elements = max(1, LARGEST_PIECE // self.dtype.itemsize)
-        if self.piece == 0:
+        if self.is_on_device:
+            whole = _C.evaluate_in(recorded_as(self.tensor, self.dtype), memory)
+            yield from (whole[part].to("cpu") for part in parts_of_shape(whole.shape, self.piece))
+        elif self.piece == 0:
             whole = _values(self.tensor, self.dtype, memory)
             yield from (whole[part] for part in parts_of_shape(whole.shape, elements))
         else:
@@ -96,6 +101,8 @@ def cut(name: str, tensor: torch.Tensor, dtype: torch.dtype, budget: Budget) -> 
     if tensor.numel() == 0:
         return Pieces(tensor, dtype, 0, nbytes, 0)
     whole, work = _needs(tensor, dtype)
+    if tensor.is_cuda and whole <= budget.for_computing:  # computed at once in the device's memory
+        return Pieces(tensor, dtype, size, nbytes, whole + budget.piece, is_on_device=True)
     if tensor.numel() <= size and whole <= budget.for_computing:
         return Pieces(tensor, dtype, 0, nbytes, whole)
     while True:

@@ -305,22 +305,27 @@ std::size_t ReplayPlan::workspaceOf(const PlannedOperator& planned) const {
   return sum;
 }
 
-std::size_t ReplayPlan::peak() const {
+// `is_counted` tells of a value and the one that writes it whether its memory counts.
+template <typename IsCounted>
+std::size_t ReplayPlan::peakOf(const IsCounted& is_counted) const {
   std::size_t peak = 0;
   std::size_t alive = 0;
+  const auto bytesOf = [&](const PlannedOperator& planned, const PlannedValue& written) {
+    return is_counted(planned, written) ? written.nbytes : 0;
+  };
   const auto allocate = [&](const PlannedOperator& planned) {
     for (const PlannedValue& written : planned.writes) {
-      alive += written.isTaken() ? 0 : written.nbytes;
+      alive += written.isTaken() ? 0 : bytesOf(planned, written);
     }
   };
   const auto drop = [&](const PlannedOperator& planned) {
     for (const PlannedValue& written : planned.writes) {
       // What was there before is among the last uses. What is not read is dropped at once.
-      alive += written.isTaken() ? written.nbytes : 0;
-      alive -= written.value == nullptr ? written.nbytes : 0;
+      alive += written.isTaken() ? bytesOf(planned, written) : 0;
+      alive -= written.value == nullptr ? bytesOf(planned, written) : 0;
     }
     for (const LiveValue& value : planned.last_uses) {
-      alive -= of(value).is_wanted ? 0 : of(value).nbytes;
+      alive -= of(value).is_wanted ? 0 : bytesOf(operators_[value.writer], of(value));
     }
   };
   const auto withSteps = [this](const PlannedOperator& planned, const auto& visit) {
@@ -332,7 +337,8 @@ std::size_t ReplayPlan::peak() const {
   for (const PlannedOperator& planned : operators_) {
     if (planned.way != Way::kNotAtAll && planned.way != Way::kStep) {
       withSteps(planned, allocate);
-      peak = std::max(peak, alive + workspaceOf(planned));
+      const bool works_there = is_counted(planned, planned.writes.front());
+      peak = std::max(peak, alive + (works_there ? workspaceOf(planned) : 0));
       withSteps(planned, drop);
     }
   }
@@ -340,6 +346,21 @@ std::size_t ReplayPlan::peak() const {
     alive += value.hasWriter() ? 0 : value.value->nbytes();  // a constant, which is copied
   }
   return std::max(peak, alive);
+}
+
+std::size_t ReplayPlan::peak() const {
+  return peakOf([](const PlannedOperator& /*planned*/, const PlannedValue& /*written*/) { return true; });
+}
+
+// A result that nobody reads has no value to ask. It counts.
+std::size_t ReplayPlan::peakOnCpu() const {
+  return peakOf([](const PlannedOperator& planned, const PlannedValue& written) {
+    const StorageValue* value = written.value;
+    if (value == nullptr && written.argument) {
+      value = planned.node->tensors()[*written.argument].value.get();
+    }
+    return value == nullptr || value->device().is_cpu();
+  });
 }
 
 std::size_t ReplayPlan::written() const {

@@ -132,6 +132,9 @@ class ReplayPlan {
   // its kernel is estimated: see workspaceOf().
   std::size_t peak() const;
 
+  // The same of the host's memory alone.
+  std::size_t peakOnCpu() const;
+
   // What all operators write, in bytes, which is about proportional to the time.
   std::size_t written() const;
 
@@ -144,6 +147,8 @@ class ReplayPlan {
   bool canBeWrittenInPlace(const PlannedOperator& planned, const LiveValue& before, const PlannedValue& after) const;
   void planSteps(PlannedOperator& planned);
   std::size_t workspaceOf(const PlannedOperator& planned) const;
+  template <typename IsCounted>
+  std::size_t peakOf(const IsCounted& is_counted) const;
 
   std::vector<StorageValuePtr> asked_;
   Memory memory_;
