@@ -22,6 +22,8 @@ constexpr std::array<const char*, kNumRanks> kNames{
     "cache",    "refusals",        "marks",       "copies",        "jumps",           "generators", "named cuda",
     "storages", "recycled memory", "real memory", "device memory", "timelines",       "gpus",       "observer"};
 
+static_assert(kNames.back() != nullptr, "A lock has no name.");
+
 // What this thread holds. Trivially destructible, so that locks can be taken while a thread ends.
 struct Held {
   std::uint32_t ranks = 0;

@@ -4,8 +4,8 @@
 //
 // All locks of this library are in one table, `LockRank`, in the order in which a thread may take them: a thread that
 // holds one takes only those that come after it, so that threads cannot wait for each other in a circle. Code never
-// makes a mutex of its own. It adds a row to the table and takes `Locked{LockRank::kRow}`, which is all that a new lock
-// needs:
+// makes a mutex of its own. It adds a row to the table, its name to `kNames` in locks.cpp, and takes
+// `Locked{LockRank::kRow}`, which is all that a new lock needs:
 //
 //   * The locks survive a fork. Threads do not, but what they hold does: a child that inherits a lock held by a thread
 //     of its parent waits for it forever, and the workers of a DataLoader are forked. So a process that forks takes all
@@ -39,7 +39,7 @@ enum class LockRank : std::uint8_t {
   kMarks,           // Marks that tensors share.
   kSharedCopies,    // Copies of small tensors that recordings share.
   kJumps,           // Remembered jumps of MT19937.
-  kGenerators,      // The generators of fake CUDA devices.
+  kGenerators,      // The list of the default generators of fake CUDA devices.
   kNamedCuda,       // How many blocks let the program name CUDA devices.
   kStorages,        // What is known of each fake storage.
   kRecycled,        // Memory that is used again.

@@ -315,5 +315,5 @@ class TestSweep:
         assert {name: dtypes(run, amp.autocast("cuda", dtype=dtype)) for name, run in sweep("cuda")} == wanted
         with fake_mode():
             for name, run in sweep("cuda"):
-                if not isinstance(wanted[name], str):
+                if not isinstance(wanted[name], str) and not name.endswith(".equal"):  # reads values
                     assert dtypes(run, amp.autocast("cuda", dtype=dtype)) == wanted[name], name

@@ -41,7 +41,7 @@ bool readsAnyPart(const LiveOperator& live) {
 }
 
 // The parts that are asked for of one value.
-class RequestedRegions {
+class RequestedBoxes {
  public:
   // Adds a box, and merges with it those that it makes superfluous.
   void add(Box box) {
@@ -161,7 +161,7 @@ class DemandPass {
   const LiveGraph& graph_;
   std::vector<Chain> chains_;
   OfOutputs<std::size_t> chain_of_;
-  OfOutputs<RequestedRegions> asked_;
+  OfOutputs<RequestedBoxes> asked_;
 };
 
 // ---- Forward ----
@@ -234,16 +234,16 @@ void DemandPass::askForAll(const LiveValue& value) {
 
 // Once all readers have been visited.
 std::optional<RequestedParts> DemandPass::partsOf(const LiveOperator& live, std::size_t output) const {
-  const RequestedRegions& asked = asked_.of(live.place)[output];
+  const RequestedBoxes& asked = asked_.of(live.place)[output];
   return asked.isAll() ? std::nullopt
                        : std::optional{RequestedParts{asked.boxes(), chains_[chain_of_.of(live.place)[output]].device}};
 }
 
 // Nobody asks for what only tensors without elements show.
 bool DemandPass::isAskedFor(const LiveOperator& live) const {
-  const std::vector<RequestedRegions>& outputs = asked_.of(live.place);
+  const std::vector<RequestedBoxes>& outputs = asked_.of(live.place);
   return std::any_of(outputs.begin(), outputs.end(),
-                     [](const RequestedRegions& asked) { return !asked.boxes().empty(); });
+                     [](const RequestedBoxes& asked) { return !asked.boxes().empty(); });
 }
 
 void DemandPass::visit(const LiveOperator& live, PartRule rule) {
@@ -266,13 +266,13 @@ void DemandPass::visit(const LiveOperator& live, PartRule rule) {
 void DemandPass::visitOutput(const LiveOperator& live, std::size_t output, PartRule rule) {
   const OpNode& node = *live.node;
   const WrittenStorage& written = node.written()[output];
-  RequestedRegions& asked = asked_.of(live.place)[output];
+  RequestedBoxes& asked = asked_.of(live.place)[output];
   if (written.was_resized || (!written.is_argument && !isForParts(rule))) {
     asked.add(gridOf(live, output).whole());
   } else if (!isForParts(rule)) {
     widenForAll(live, output, rule);
   } else {
-    RequestedRegions widened;
+    RequestedBoxes widened;
     for (const Box& box : asked.boxes()) {
       widened.add(box);
     }
@@ -342,7 +342,7 @@ void DemandPass::widenForAll(const LiveOperator& live, std::size_t output, PartR
     touched = grid.whole();
   }
   if (touched) {
-    RequestedRegions& asked = asked_.of(live.place)[output];
+    RequestedBoxes& asked = asked_.of(live.place)[output];
     Box box = asked.addWithAll(*touched);
     while (rule != PartRule::kAnyLayout && !box.contains(box.keepingStrides())) {
       box = asked.addWithAll(box.keepingStrides());

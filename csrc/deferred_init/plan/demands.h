@@ -11,10 +11,12 @@ namespace torchext {
 
 // NOTE [Demand by parts]
 //
-// Which parts of each value are needed: NOTE [Parts of storages]. Readers are asked before writers. An operator
-// that can be run for a part asks for what it reads for that; any other asks for all that it reads, and for so much
-// around it that the tensors keep their strides. What writes into a storage asks for the rest of the part as it was
-// before, so that all values of a storage that follow each other have the same parts, or larger ones.
+// Which parts of each value are needed: NOTE [Parts of storages]. A shard is a tensor that reads a part of another one,
+// as `weight[:n].clone()` does, so the operators themselves say what is asked for, and of the shard that is everything.
+// Readers are asked before writers (`DemandPass`). An operator that can be run for a part asks for what it reads for
+// that; any other asks for all that it reads, and for so much around it that the tensors keep their strides. What
+// writes into a storage asks for the rest of the part as it was before, so that all values of a storage that follow
+// each other have the same parts, or larger ones.
 //
 // Parts that lie near each other become one, those that lie apart are computed each for itself. Where most of a value
 // is asked for, the whole is.

@@ -95,7 +95,8 @@ class PrivateGenerators {
   virtual const at::Generator& moveTo(const TapePosition& position, bool draws) = 0;
 };
 
-// A kind of generators. Stateless: for any thread.
+// A kind of generators. Stateless: for any thread. Each function takes the mutex of the generator that it is given, and
+// the recorder holds the lock `kDraws` while it moves one.
 class TORCHEXT_API Tape {
  public:
   Tape() = default;
@@ -114,7 +115,7 @@ class TORCHEXT_API Tape {
   virtual std::unique_ptr<PrivateGenerators> makeGenerators() const = 0;
 };
 
-// The kind of generators of a device. To be set while the library is loaded.
+// The kind of generators of a device: copies, unless another has been set. To be set while the library is loaded.
 TORCHEXT_API void setTape(c10::DeviceType device, const Tape& tape);
 TORCHEXT_API const Tape& tapeOf(c10::DeviceType device);
 
