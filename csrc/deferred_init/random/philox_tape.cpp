@@ -1,13 +1,10 @@
 #include "philox_tape.h"
 
-#include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <mutex>
 #include <optional>
-#include <string_view>
 #include <unordered_map>
 
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -22,11 +19,6 @@ using at::Generator;
 using c10::OperatorHandle;
 
 namespace {
-
-bool acceptsOtherGpus() {
-  const char* accepts = std::getenv("TORCHEXT_ACCEPT_OTHER_GPU");  // NOLINT(concurrency-mt-unsafe): nobody sets it here
-  return accepts != nullptr && std::string_view{accepts} == "1";
-}
 
 // The caller holds the generator's mutex.
 void moveTo(Generator& generator, std::uint64_t seed, std::uint64_t offset) {
@@ -85,25 +77,11 @@ class PhiloxPosition final : public TapePosition {
     }
   }
 
-  void checkStart(const OperatorHandle& op) const override {
-    if (!hasRealCuda()) {
-      return;
-    }
-    const PhiloxGpu now = philoxGpuOf(device());
-    const bool is_other = elements_ > std::min(now.wave(), gpu_.wave()) && !(now == gpu_);
-    TORCH_CHECK(!is_other || acceptsOtherGpus(), "`", op.operator_name(), "` was recorded for a GPU with ",
-                gpu_.multiprocessors, " multiprocessors of ", gpu_.threads_per_multiprocessor, " threads, but ",
-                device(), " has ", now.multiprocessors, " of ", now.threads_per_multiprocessor,
-                ", and draws other numbers for so large a tensor. Record and materialize on the same model of GPU; or "
-                "set TORCHEXT_ACCEPT_OTHER_GPU=1 to take the numbers of this one.");
-  }
-
   void checkEnd(const OperatorHandle& op, Generator generator) const override {
     const std::lock_guard lock(generator.mutex());
     const std::uint64_t moved = generator.get_offset() - offset_;
-    TORCH_CHECK(!length() || *length() == moved || acceptsOtherGpus(), "`", op.operator_name(),
-                "` was recorded to move the generator of ", device(), " by ", length().value_or(0),
-                ", but has moved it by ", moved,
+    TORCH_CHECK(!length() || *length() == moved, "`", op.operator_name(), "` was recorded to move the generator of ",
+                device(), " by ", length().value_or(0), ", but has moved it by ", moved,
                 ", so that what was recorded after it starts elsewhere. Please report "
                 "this, with the versions of PyTorch and of torchext; until it is mended, construct the model on the "
                 "CPU, and let materialize_module() place it.");

@@ -69,9 +69,6 @@ class TapePosition {
   // Notes how far an operator that started here has moved `generator`, if that can be told from it.
   virtual void noteEnd(at::Generator /*generator*/) {}
 
-  // Raises an error if numbers that are drawn here now would not be those that `op` would have drawn.
-  virtual void checkStart(const c10::OperatorHandle& /*op*/) const {}
-
   // Raises an error if `op`, which started here, has moved `generator` otherwise than was recorded.
   virtual void checkEnd(const c10::OperatorHandle& /*op*/, at::Generator /*generator*/) const {}
 

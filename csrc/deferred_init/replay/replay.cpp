@@ -68,9 +68,6 @@ void checkDevicesExist(const OpNode& node) {
 void checkInputs(const OpNode& node) {
   checkDevicesExist(node);
   checkCudaPrecision(node);
-  if (node.tape() != nullptr) {
-    node.tape()->checkStart(node.op());
-  }
   for (const TensorArgument& argument : node.tensors()) {
     if (argument.external != nullptr) {
       argument.external->check(node.op().operator_name());
