@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -80,6 +81,18 @@ def _attention(name: str, dropout: float) -> Make:
     return make
 
 
+def _attention_forward(name: str, dropout: float) -> Make:
+    operator = getattr(torch.ops.aten, name)
+
+    def make(n: int, dtype: torch.dtype) -> Callable[[], object]:
+        query, key = _empty(2, n, 3, 64, dtype=dtype), _empty(2, n + 5, 3, 64, dtype=dtype)
+        if "efficient" in name:
+            return lambda: operator(query, key, key, None, None, None, None, None, dropout, 0)
+        return lambda: operator(query, key, key, None, None, n, n + 5, dropout, False, False)
+
+    return make
+
+
 CALLS: dict[str, tuple[Make, tuple[torch.dtype, ...], tuple[int, ...]]] = {
     "normal_": (_fill(Tensor.normal_), (*FLOATS, *COMPLEX), SIZES + LARGE),
     "uniform_": (_fill(Tensor.uniform_), (*FLOATS, *COMPLEX), SIZES + LARGE),
@@ -89,6 +102,7 @@ CALLS: dict[str, tuple[Make, tuple[torch.dtype, ...], tuple[int, ...]]] = {
     "geometric_": (_fill(lambda t: t.geometric_(0.3)), (*FLOATS, torch.int64), SIZES),
     "bernoulli_": (_fill(lambda t: t.bernoulli_(0.3)), (*FLOATS, *INTEGERS), SIZES),
     "bernoulli_.Tensor": (_of_two(Tensor.bernoulli_), FLOATS, SIZES),
+    "bernoulli of p": (_fill(lambda t: torch.bernoulli(t, 0.3)), FLOATS, SIZES),
     "bernoulli": (_fill(torch.bernoulli), FLOATS, SIZES),
     "random_": (_fill(Tensor.random_), (*FLOATS, *INTEGERS), SIZES + LARGE),
     "random_ to 5": (_fill(lambda t: t.random_(5)), FLOATS, SIZES),
@@ -99,7 +113,11 @@ CALLS: dict[str, tuple[Make, tuple[torch.dtype, ...], tuple[int, ...]]] = {
     "random_ to 2^28 + 1": (_fill(lambda t: t.random_(2**28 + 1)), (torch.int64, torch.float32, torch.float64), SIZES),
     "random_ to 2^40": (_fill(lambda t: t.random_(2**40)), (torch.int64,), SIZES),
     "random_ all": (_fill(lambda t: t.random_(-(2**63), None)), (torch.int64,), SIZES),
-    "randperm": (lambda n, dtype: lambda: torch.randperm(n, dtype=dtype, device="cuda"), (torch.int64,), SIZES[:-2]),
+    "randperm": (
+        lambda n, dtype: lambda: torch.randperm(n, dtype=dtype, device="cuda"),
+        (torch.int64,),
+        (*SIZES, 2**28 + 1),
+    ),
     "normal of two": (_of_two(torch.normal), FLOATS, SIZES),
     "normal of mean": (_fill(lambda t: torch.normal(t, 1.0)), FLOATS, SIZES),
     "normal of std": (_fill(lambda t: torch.normal(0.0, t.fill_(1))), FLOATS, SIZES),
@@ -120,6 +138,11 @@ CALLS: dict[str, tuple[Make, tuple[torch.dtype, ...], tuple[int, ...]]] = {
     "multinomial of 3": (_multinomial(3, False), FLOATS, SIZES[:-3]),
     "multinomial with replacement of 3": (_multinomial(3, True), FLOATS, SIZES[:-3]),
     "multinomial with replacement of 300": (_multinomial(300, True), FLOATS[:1], SIZES[:-4]),
+    "multinomial of many": (
+        lambda n, dtype: partial(torch.multinomial, _empty(33, 2**24, dtype=dtype), 2),
+        (torch.float32,),
+        (1,),
+    ),
     "normal_ transposed": (_strided((1024, 1024), (1, 1024)), FLOATS[:2], (1,)),
     "normal_ with gaps": (_strided((1024, 1024), (2048, 1)), FLOATS[:2], (1,)),
     "normal_ in steps": (_strided((3, 5, 7), (70, 14, 2)), FLOATS[:2], (1,)),
@@ -127,6 +150,8 @@ CALLS: dict[str, tuple[Make, tuple[torch.dtype, ...], tuple[int, ...]]] = {
     "normal_ of a large transposed matrix": (_strided((70000, 40000), (1, 70000)), FLOATS[:1], (1,)),
     "normal_ of every second column": (_strided((70000, 20000), (40000, 2)), FLOATS[:1], (1,)),
     "normal_ of large blocks": (_strided((5, 20000, 9000), (20000 * 10000, 10000, 1)), (torch.float16,), (1,)),
+    "_flash_attention_forward": (_attention_forward("_flash_attention_forward", 0.1), FLOATS[2:], (1, 17, 128)),
+    "_efficient_attention_forward": (_attention_forward("_efficient_attention_forward", 0.1), FLOATS[:1], (1, 17, 128)),
     "flash attention": (_attention("_scaled_dot_product_flash_attention", 0.1), FLOATS[2:], (1, 17, 128)),
     "flash attention without dropout": (_attention("_scaled_dot_product_flash_attention", 0.0), FLOATS[2:], (1, 17)),
     "efficient attention": (_attention("_scaled_dot_product_efficient_attention", 0.1), FLOATS[:1], (1, 17, 128)),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import itertools
 import os
 import random
 from collections import Counter
@@ -14,7 +16,10 @@ import pytest
 import torch
 from architectures import ARCHITECTURES, small_config
 from torch import Tensor, nn
+from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.common_modules import ModuleInfo, module_db
+from torch.testing._internal.opinfo.core import OpInfo, SampleInput
+from torch.utils import _pytree as pytree
 
 from torchext.deferred_init import deferred_init, is_deferred, materialize_module, materialize_tensor
 
@@ -102,6 +107,8 @@ def many_operators() -> list[Tensor]:
         *(fill(weight.clone()) for fill in (Tensor.exponential_, Tensor.cauchy_, Tensor.log_normal_, Tensor.normal_)),
         weight.clone().bernoulli_(0.3),
         torch.bernoulli(torch.full((3000,), 0.3, device="cuda")),
+        torch.bernoulli(weight, 0.3),
+        torch.randperm(3000, device="cuda", generator=torch.Generator("cuda")),
         torch.empty(3000, dtype=torch.int64, device="cuda").random_(0, 2**40),
         torch.randint(10, (3000,), device="cuda"),
         torch.randperm(3000, device="cuda"),
@@ -235,6 +242,42 @@ def constructors_of(module: ModuleInfo) -> list[Callable[[], nn.Module]]:
             return module.module_cls(*args, **kwargs)  # type: ignore[no-any-return]
 
     return [partial(build, one.args, one.kwargs) for one in arguments]
+
+
+def calls_of_operators() -> Iterator[tuple[str, Callable[[], Any]]]:
+    for op in op_db:
+        try:
+            samples = list(itertools.islice(op.sample_inputs("cpu", torch.float32), 6))
+        except (RuntimeError, TypeError, ValueError):  # not for this dtype
+            continue
+        for i, sample in enumerate(samples):
+
+            def call(op: OpInfo = op, sample: SampleInput = sample) -> Any:
+                return op.op(*pytree.tree_map_only(Tensor, to_cuda, (sample.input, *sample.args)), **sample.kwargs)
+
+            yield f"{op.full_name} {i}", call
+
+
+def to_cuda(tensor: Tensor) -> Tensor:
+    return torch.ones(tensor.shape, dtype=tensor.dtype, device="cuda")
+
+
+def test_dead_operators_move_the_generator_as_eager_ones() -> None:
+    """What is not replayed cannot be checked when it is."""
+    moved, wrong = 0, []
+    for name, call in calls_of_operators():
+        with contextlib.suppress(Exception):  # what CUDA refuses, or the null driver does not have
+            torch.manual_seed(0)
+            call()
+            expected = generator_states()
+            if expected[1:] != [(0, 0), (0, 0)]:
+                torch.manual_seed(0)
+                deferred_init(call)
+                moved += 1
+                if generator_states() != expected:
+                    wrong.append(name)
+    assert not wrong
+    assert moved > 100
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # advice about the arguments

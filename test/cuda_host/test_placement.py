@@ -78,6 +78,11 @@ def test_device_memory_is_not_counted_as_the_hosts(recorded_on: str, tmp_path: P
     assert max(copy.nbytes for copy in to_host) < 3 * 2**20
 
 
+def test_unread_results_on_a_device_are_not_the_hosts(tmp_path: Path) -> None:
+    sorted_values = deferred_init(lambda: torch.randn(8 * 2**20, device="cuda").sort()[0])
+    save_safetensors({"x": sorted_values}, tmp_path / "x.safetensors", max_memory="20MiB")
+
+
 def test_files_are_loaded_by_one_copy_of_each_tensor(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     save_safetensors(deferred_init(layers, "cpu"), path)

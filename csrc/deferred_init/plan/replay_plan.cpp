@@ -352,14 +352,18 @@ std::size_t ReplayPlan::peak() const {
   return peakOf([](const PlannedOperator& /*planned*/, const PlannedValue& /*written*/) { return true; });
 }
 
-// A result that nobody reads has no value to ask. It counts.
+// A result that nobody reads has no value to ask, but it is where the others are that the operator reads and writes.
 std::size_t ReplayPlan::peakOnCpu() const {
-  return peakOf([](const PlannedOperator& planned, const PlannedValue& written) {
-    const StorageValue* value = written.value;
-    if (value == nullptr && written.argument) {
-      value = planned.node->tensors()[*written.argument].value.get();
+  const auto isOnCpu = [](const StorageValue* value) { return value == nullptr || value->device().is_cpu(); };
+  return peakOf([&isOnCpu](const PlannedOperator& planned, const PlannedValue& written) {
+    if (written.value != nullptr) {
+      return isOnCpu(written.value);
     }
-    return value == nullptr || value->device().is_cpu();
+    const auto& tensors = planned.node->tensors();
+    return std::all_of(planned.writes.begin(), planned.writes.end(),
+                       [&](const PlannedValue& other) { return isOnCpu(other.value); }) &&
+           std::all_of(tensors.begin(), tensors.end(),
+                       [&](const TensorArgument& argument) { return isOnCpu(argument.value.get()); });
   });
 }
 

@@ -20,26 +20,15 @@ using c10::OperatorHandle;
 
 namespace {
 
-// The caller holds the generator's mutex.
-void moveTo(Generator& generator, std::uint64_t seed, std::uint64_t offset) {
-  generator.set_current_seed(seed);
-  generator.set_offset(offset);
+// Another generator with the same state. Moving it leaves alone what the user's has besides, such as whether the state
+// of cuDNN's dropout is to be made anew (`CUDAGeneratorImpl::set_offset()`). The caller holds the generator's mutex.
+Generator withSameState(const Generator& generator) {
+  return generator.graphsafe_get_state();
 }
 
 // `torch.Generator("cuda")` has no index: it draws on whichever device the tensor is.
 c10::Device withIndex(c10::Device device) {
   return device.has_index() ? device : c10::impl::VirtualGuardImpl{device.type()}.getDevice();
-}
-
-// Where a call draws: kernels run on the device of the tensors, whatever that of the generator is.
-c10::Device deviceOf(c10::ArrayRef<c10::IValue> arguments, const Generator& generator) {
-  std::optional<c10::Device> device;
-  forEachTensor(arguments, [&device](const at::Tensor& tensor) {
-    if (!device && tensor.is_cuda()) {
-      device = tensor.device();
-    }
-  });
-  return device ? *device : withIndex(generator.device());
 }
 
 class PhiloxPosition final : public TapePosition {
@@ -58,13 +47,18 @@ class PhiloxPosition final : public TapePosition {
 
   void place(Generator generator) const override {
     const std::lock_guard lock(generator.mutex());
-    moveTo(generator, seed_, offset_);
+    Generator same = withSameState(generator);
+    same.set_current_seed(seed_);
+    same.set_offset(offset_);
   }
 
   std::string identity(TapeReader& /*reader*/) const override {
     const bool depends_on_gpu = elements_ > gpu_.wave();
-    const std::array<std::uint64_t, 3> numbers{seed_, offset_,
-                                               depends_on_gpu ? static_cast<std::uint64_t>(gpu_.wave()) : 0};
+    const auto ifItDoes = [depends_on_gpu](int number) {
+      return depends_on_gpu ? static_cast<std::uint64_t>(number) : 0;
+    };
+    const std::array<std::uint64_t, 4> numbers{seed_, offset_, ifItDoes(gpu_.multiprocessors),
+                                               ifItDoes(gpu_.threads_per_multiprocessor)};
     std::string bytes(sizeof(numbers), '\0');
     std::memcpy(bytes.data(), numbers.data(), sizeof(numbers));
     return bytes;
@@ -80,11 +74,13 @@ class PhiloxPosition final : public TapePosition {
   void checkEnd(const OperatorHandle& op, Generator generator) const override {
     const std::lock_guard lock(generator.mutex());
     const std::uint64_t moved = generator.get_offset() - offset_;
-    TORCH_CHECK(!length() || *length() == moved, "`", op.operator_name(), "` was recorded to move the generator of ",
-                device(), " by ", length().value_or(0), ", but has moved it by ", moved,
-                ", so that what was recorded after it starts elsewhere. Please report "
-                "this, with the versions of PyTorch and of torchext; until it is mended, construct the model on the "
-                "CPU, and let materialize_module() place it.");
+    TORCH_CHECK(
+        !length() || *length() == moved, "`", op.operator_name(), "` was recorded to move the generator of ", device(),
+        " by ", length().value_or(0), ", but has moved it by ", moved,
+        ", so that what was recorded after it starts elsewhere. Another thread may have drawn from it meanwhile. "
+        "Otherwise please report this, with the versions of PyTorch and of torchext; until it is mended, construct the "
+        "model on the "
+        "CPU, and let materialize_module() place it.");
   }
 
  private:
@@ -124,14 +120,15 @@ class PhiloxTape final : public Tape {
                               const Generator& given) const override {
     Generator generator = given;
     const std::lock_guard lock(generator.mutex());
-    const c10::Device device = deviceOf(topOf(stack, op.schema().arguments().size()), generator);
+    const auto arguments = topOf(stack, op.schema().arguments().size());
+    const c10::Device device = cudaDeviceOf(arguments).value_or(withIndex(generator.device()));
     const auto draws = philoxDrawsOf(op, stack, philoxGpuOf(device));
     if (!draws) {
       return nullptr;
     }
     auto position = std::make_shared<PhiloxPosition>(generator, device, draws->elements);
     position->setLength(draws->offset);
-    generator.set_offset(position->draws() + draws->offset);
+    withSameState(generator).set_offset(position->draws() + draws->offset);
     return position;
   }
 

@@ -28,6 +28,8 @@
 #include <c10/core/Device.h>
 #include <torchext/macros.h>
 
+#include "../../support/locks.h"
+
 namespace torchext {
 
 class Tape;
@@ -116,7 +118,8 @@ class TORCHEXT_API Tape {
 TORCHEXT_API void setTape(c10::DeviceType device, const Tape& tape);
 TORCHEXT_API const Tape& tapeOf(c10::DeviceType device);
 
-// The generator of `device` that is drawn from by default.
+// The generator of `device` that is drawn from by default. Undefined where nothing can be drawn: for meta tensors, and
+// devices for which PyTorch has not been built.
 TORCHEXT_API at::Generator defaultGenerator(c10::Device device);
 
 // Reads tapes of all kinds.
@@ -140,8 +143,8 @@ class TORCHEXT_API TapeReader {
 };
 
 // While it lives, the default generator of a position's device stands there, for operators that take no generator.
-// Restores the generator. Draws that other threads make from it meanwhile are lost, which is why operators that take a
-// generator are given one of their own instead.
+// Restores the generator. No other thread records draws meanwhile; those that others make for real are lost, which is
+// why operators that take a generator are given one of their own instead.
 class DefaultGeneratorAt {
  public:
   explicit DefaultGeneratorAt(const TapePosition& position)
@@ -158,6 +161,7 @@ class DefaultGeneratorAt {
   }
 
  private:
+  Locked lock_{LockRank::kDraws};
   at::Generator generator_;
   TapePositionPtr previous_;
 };

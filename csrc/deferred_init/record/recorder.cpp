@@ -517,15 +517,16 @@ std::optional<at::Generator> RecordedCall::generator() const {
   if (!drawsNumbers(op_)) {
     return std::nullopt;
   }
+  const c10::Device device = DeviceRules{op_, stack_}.outputDevice();
   const int position = generatorArgument(op_.schema());
-  if (position >= 0) {
+  if (position >= 0 && !device.is_meta()) {
     const IValue& given = torch::jit::peek(stack_, static_cast<std::size_t>(position), num_arguments_);
     if (!given.isNone()) {
       return given.toGenerator();
     }
   }
-  const c10::Device device = DeviceRules{op_, stack_}.outputDevice();
-  return device.is_meta() ? std::nullopt : std::optional{defaultGenerator(device)};
+  const at::Generator generator = defaultGenerator(device);
+  return generator.defined() ? std::optional{generator} : std::nullopt;
 }
 
 // Moves the generator past the numbers that the operator would draw, and returns where they start. Two threads that

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include <ATen/ScalarOps.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/irange.h>
 
 #include "../../fake/calls/op_traits.h"
@@ -103,6 +104,16 @@ Tensor seenBy(
   return alignedCopyOf(part, geometry);
 }
 
+// Kernels of CUDA run on after their operator has returned.
+void waitForDevice(const PlannedOperator& planned) {
+  for (const PlannedValue& written : planned.writes) {
+    if (written.value != nullptr && written.value->device().is_cuda()) {
+      c10::impl::VirtualGuardImpl{c10::kCUDA}.synchronizeDevice(written.value->device().index());
+      return;
+    }
+  }
+}
+
 }  // namespace
 
 Replay::Replay(const std::vector<StorageValuePtr>& wanted, Progress on_value, Memory memory)
@@ -156,6 +167,7 @@ void Replay::runAndDrop(c10::function_ref<void(const PlannedOperator& planned, d
   runAll([&](std::size_t place) {
     const auto start = std::chrono::steady_clock::now();
     runNext(plan_.operators()[place]);
+    waitForDevice(plan_.operators()[place]);
     seconds[place] = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   });
   for (const PlannedOperator& planned : plan_.operators()) {

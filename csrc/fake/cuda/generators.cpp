@@ -24,82 +24,76 @@ constexpr std::size_t kMaxGenerators = 64;
 
 // What `get_state()` of a CUDA generator returns (CUDAGeneratorImpl.cpp): the seed, then the offset.
 struct State {
-  std::uint64_t seed;
-  std::int64_t offset;
+  std::uint64_t seed = c10::default_rng_seed_val;
+  std::int64_t offset = 0;
 };
 
 class FakeCudaGenerator final : public c10::GeneratorImpl {
  public:
-  explicit FakeCudaGenerator(c10::DeviceIndex device)
-      : GeneratorImpl{c10::Device{c10::kCUDA, device}, c10::DispatchKeySet{c10::DispatchKey::CUDA}} {}
+  FakeCudaGenerator(c10::DeviceIndex device, std::shared_ptr<State> state)
+      : GeneratorImpl{c10::Device{c10::kCUDA, device}, c10::DispatchKeySet{c10::DispatchKey::CUDA}},
+        state_{std::move(state)} {}
 
   void set_current_seed(std::uint64_t seed) override {
-    seed_ = seed;
-    offset_ = 0;
+    *state_ = {seed, 0};
   }
 
   void set_offset(std::uint64_t offset) override {
     TORCH_CHECK(offset % 4 == 0, "offset must be a multiple of 4");
-    offset_ = offset;
+    state_->offset = static_cast<std::int64_t>(offset);
   }
 
   std::uint64_t get_offset() const override {
-    return offset_;
+    return static_cast<std::uint64_t>(state_->offset);
   }
 
   std::uint64_t current_seed() const override {
-    return seed_;
+    return state_->seed;
   }
 
   std::uint64_t seed() override {
     set_current_seed(c10::detail::getNonDeterministicRandom(/*is_cuda=*/true));
-    return seed_;
+    return state_->seed;
   }
 
   void set_state(const c10::TensorImpl& new_state) override {
     at::detail::check_rng_state(new_state);
     const auto size = static_cast<std::size_t>(new_state.numel());
     TORCH_CHECK(size == sizeof(State) || size == sizeof(State::seed), "RNG state is wrong size");
-    State state{};
+    State state{0, 0};
     std::memcpy(&state, new_state.data_dtype_initialized<std::uint8_t>(), size);
-    seed_ = state.seed;
-    offset_ = static_cast<std::uint64_t>(state.offset);
+    *state_ = state;
   }
 
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
     const at::Tensor state = at::detail::empty_cpu({static_cast<std::int64_t>(sizeof(State))}, at::kByte);
-    const State values{seed_, static_cast<std::int64_t>(offset_)};
-    std::memcpy(state.mutable_data_ptr(), &values, sizeof(values));
+    std::memcpy(state.mutable_data_ptr(), state_.get(), sizeof(State));
     return state.getIntrusivePtr();
   }
 
+  // Shares the state.
+  c10::intrusive_ptr<c10::GeneratorImpl> graphsafe_get_state() const override {
+    return c10::make_intrusive<FakeCudaGenerator>(device().index(), state_);
+  }
+
+  void graphsafe_set_state(const c10::intrusive_ptr<c10::GeneratorImpl>& new_state) override {
+    const auto* other = dynamic_cast<const FakeCudaGenerator*>(new_state.get());
+    TORCH_CHECK(other != nullptr, "The state of a generator of a fake CUDA device is that of another one.");
+    state_ = other->state_;
+  }
+
   FakeCudaGenerator* clone_impl() const override {
-    auto* copy = new FakeCudaGenerator{device().index()};
-    copy->seed_ = seed_;
-    copy->offset_ = offset_;
-    return copy;
+    return new FakeCudaGenerator{device().index(), std::make_shared<State>(*state_)};
   }
 
  private:
-  std::uint64_t seed_ = c10::default_rng_seed_val;
-  std::uint64_t offset_ = 0;
+  std::shared_ptr<State> state_;
 };
-
-// That of the first tensor on CUDA.
-std::optional<c10::DeviceIndex> firstDevice(c10::ArrayRef<c10::IValue> arguments) {
-  std::optional<c10::DeviceIndex> device;
-  forEachTensor(arguments, [&device](const at::Tensor& tensor) {
-    if (!device && tensor.is_cuda()) {
-      device = tensor.device().index();
-    }
-  });
-  return device;
-}
 
 }  // namespace
 
 at::Generator newFakeCudaGenerator(c10::DeviceIndex device) {
-  return at::make_generator<FakeCudaGenerator>(device);
+  return at::make_generator<FakeCudaGenerator>(device, std::make_shared<State>());
 }
 
 const at::Generator& defaultFakeCudaGenerator(c10::DeviceIndex device) {
@@ -117,18 +111,16 @@ FakeCudaDraws::FakeCudaDraws(const c10::OperatorHandle& op, const torch::jit::St
     return;
   }
   const auto arguments = topOf(stack, op.schema().arguments().size());
-  const int place = generatorArgument(op.schema());
-  if (place >= 0 && arguments[static_cast<std::size_t>(place)].isGenerator()) {
-    generator_ = arguments[static_cast<std::size_t>(place)].toGenerator();
-  } else if (const auto device = firstDevice(arguments)) {
-    generator_ = defaultFakeCudaGenerator(*device);
-  }
-  if (!generator_.defined() || !generator_.device().is_cuda()) {
+  const auto device = cudaDeviceOf(arguments);
+  const auto draws = device ? philoxDrawsOf(op, stack, philoxGpuOf(*device)) : std::nullopt;
+  if (!draws) {
     return;
   }
-  if (const auto draws = philoxDrawsOf(op, stack, philoxGpuOf(generator_.device()))) {
-    offset_ = draws->offset;
-  }
+  const int place = generatorArgument(op.schema());
+  const bool is_given = place >= 0 && arguments[static_cast<std::size_t>(place)].isGenerator();
+  generator_ =
+      is_given ? arguments[static_cast<std::size_t>(place)].toGenerator() : defaultFakeCudaGenerator(device->index());
+  offset_ = generator_.device().is_cuda() ? draws->offset : 0;
 }
 
 void FakeCudaDraws::take() {

@@ -39,7 +39,7 @@ std::uint64_t roundedUp(std::uint64_t offset) {
 
 // `calc_execution_policy()`: threads stride over the elements, and each call of curand yields `unroll` values.
 std::uint64_t offsetOfGrid(std::int64_t numel, std::int64_t unroll, const PhiloxGpu& gpu) {
-  if (numel == 0) {
+  if (numel <= 0) {
     return 0;
   }
   const std::int64_t threads = std::min(gpu.wave(), (numel + kBlock - 1) / kBlock * kBlock);
@@ -139,6 +139,11 @@ struct Call {
 using Draws = std::optional<PhiloxDraws>;
 using Rule = Draws (*)(const Call& call);
 
+// Of a new tensor that is filled on the way.
+PhiloxDraws drawsOfNewFill(std::int64_t numel, std::size_t itemsize, std::int64_t unroll, const PhiloxGpu& gpu) {
+  return {offsetOfFill({{numel, static_cast<std::int64_t>(itemsize)}}, unroll, gpu), numel};
+}
+
 PhiloxDraws drawsOfGrid(std::int64_t numel, std::int64_t unroll, const PhiloxGpu& gpu) {
   return {offsetOfGrid(numel, unroll, gpu), numel};
 }
@@ -225,10 +230,13 @@ Draws drawsOfIntegers(const Call& call) {
 // Sorts random keys, and then shuffles those of equal ones.
 Draws drawsOfPermutation(const Call& call) {
   const std::int64_t count = call[0].toInt();
-  if (count == 0) {
+  if (count <= 0) {
     return PhiloxDraws{};
   }
-  return PhiloxDraws{offsetOfGrid(count, 2, call.gpu) + roundedUp(static_cast<std::uint64_t>(count)), count};
+  PhiloxDraws draws =
+      drawsOfNewFill(count, sizeof(std::int64_t), 2, call.gpu);  // where that is large, keys have 64 bits
+  draws.offset += roundedUp(static_cast<std::uint64_t>(count));
+  return draws;
 }
 
 // ---- By the values of tensors ----
@@ -240,7 +248,8 @@ Draws drawsOfEach(const Call& call) {
 
 // `bernoulli_tensor_cuda_kernel()`
 Draws drawsOfBernoulli(const Call& call) {
-  if (call.schema.overload_name() == "float") {
+  const std::string& overload = call.schema.overload_name();
+  if (overload == "float" || overload == "p" || overload == "float_out") {
     return drawsOfFloats(call);
   }
   return call.tensor(0).numel() == 0 ? PhiloxDraws{} : drawsOfEach<10>(call);
@@ -281,7 +290,8 @@ Draws drawsOfMultinomial(const Call& call) {
   const Tensor& weights = call.tensor(0);
   const std::int64_t samples = call[1].toInt();
   if (!call[2].toBool() || samples == 1) {
-    return drawsOfGrid(weights.numel(), unrollOf(weights.scalar_type()), call.gpu);
+    const auto itemsize = weights.dtype().itemsize();
+    return drawsOfNewFill(weights.numel(), itemsize, unrollOf(weights.scalar_type()), call.gpu);
   }
   const std::int64_t distributions = weights.dim() == 1 ? 1 : weights.size(0);
   if (distributions == 0) {
@@ -293,19 +303,52 @@ Draws drawsOfMultinomial(const Call& call) {
 
 // ---- Attention ----
 
-// Numbers are drawn by the position of what is dropped, on any device.
+// Numbers are drawn by the position of what is dropped, on any device. The operators below those of autograd take the
+// heads after the sequence.
+struct Attention {
+  std::int64_t heads = 0;    // of all of the batch
+  std::int64_t queries = 0;  // of each
+  std::int64_t keys = 0;
+  bool drops = false;
+};
+
+std::optional<Attention> attentionOf(const Call& call) {
+  const Tensor& query = call.tensor(0);
+  const Tensor& key = call.tensor(1);
+  const bool is_forward = c10::string_view(call.schema.name()).ends_with("_attention_forward");
+  const auto isGiven = [&call](const char* name) {
+    return findArgument(call.schema, name) >= 0 && !call.named(name).isNone();
+  };
+  // Sequences of different lengths are told apart by values.
+  if (query.dim() != 4 || key.dim() != 4 || isGiven("cum_seq_q") || isGiven("cu_seqlens_q")) {
+    return std::nullopt;
+  }
+  const bool drops = call.named("dropout_p").toDouble() > 0;
+  return is_forward ? Attention{query.size(0) * query.size(2), query.size(1), key.size(1), drops}
+                    : Attention{query.size(0) * query.size(1), query.size(2), key.size(2), drops};
+}
+
 Draws drawsOfFlashAttention(const Call& call) {
   constexpr std::int64_t kOfHead = 32;
-  const Tensor& query = call.tensor(0);
-  const bool drops = call.named("dropout_p").toDouble() > 0;
-  return PhiloxDraws{drops ? static_cast<std::uint64_t>(query.size(0) * query.size(1) * kOfHead) : 0, 0};
+  const auto attention = attentionOf(call);
+  if (!attention) {
+    return std::nullopt;
+  }
+  return PhiloxDraws{attention->drops ? static_cast<std::uint64_t>(attention->heads * kOfHead) : 0, 0};
 }
 
 Draws drawsOfEfficientAttention(const Call& call) {
-  const Tensor& query = call.tensor(0);
-  const bool drops = call.named("dropout_p").toDouble() > 0;
-  const std::int64_t scores = query.size(0) * query.size(1) * query.size(2) * call.tensor(1).size(2);
-  return PhiloxDraws{drops ? roundedUp(static_cast<std::uint64_t>(scores)) : 0, 0};
+  const auto attention = attentionOf(call);
+  if (!attention) {
+    return std::nullopt;
+  }
+  const std::int64_t scores = attention->heads * attention->queries * attention->keys;
+  return PhiloxDraws{attention->drops ? roundedUp(static_cast<std::uint64_t>(scores)) : 0, 0};
+}
+
+// What is tagged as random, and is given what it needs to repeat what another operator has drawn.
+Draws drawsNothing(const Call& /*call*/) {
+  return PhiloxDraws{};
 }
 
 const std::unordered_map<std::string_view, Rule>& rules() {
@@ -323,6 +366,8 @@ const std::unordered_map<std::string_view, Rule>& rules() {
       {"aten::normal", drawsOfNormal},
       {"aten::poisson", drawsOfEach<20>},
       {"aten::_standard_gamma", drawsOfEach<10>},
+      {"aten::_sample_dirichlet", drawsOfEach<10>},
+      {"aten::binomial", drawsOfEach<42>},
       {"aten::native_dropout", drawsOfDropout},
       {"aten::_fused_dropout", drawsOfDropout},
       {"aten::rrelu_with_noise", drawsOfRrelu},
@@ -330,6 +375,15 @@ const std::unordered_map<std::string_view, Rule>& rules() {
       {"aten::multinomial", drawsOfMultinomial},
       {"aten::_scaled_dot_product_flash_attention", drawsOfFlashAttention},
       {"aten::_scaled_dot_product_efficient_attention", drawsOfEfficientAttention},
+      {"aten::_flash_attention_forward", drawsOfFlashAttention},
+      {"aten::_efficient_attention_forward", drawsOfEfficientAttention},
+      {"aten::_scaled_dot_product_efficient_attention_backward", drawsNothing},
+      {"aten::_scaled_dot_product_cudnn_attention_backward", drawsNothing},
+      {"aten::_cudnn_attention_backward", drawsNothing},
+      {"aten::_cudnn_rnn", drawsNothing},
+      {"aten::_cudnn_init_dropout_state", drawsNothing},
+      {"aten::_fill_mem_eff_dropout_mask_", drawsNothing},
+      {"aten::_fused_sdp_choice", drawsNothing},
   };
   return rules;
 }
@@ -347,6 +401,16 @@ int attributeOf(c10::Device device, int attribute) {
 }
 
 }  // namespace
+
+std::optional<c10::Device> cudaDeviceOf(c10::ArrayRef<IValue> arguments) {
+  std::optional<c10::Device> device;
+  forEachTensor(arguments, [&device](const Tensor& tensor) {
+    if (!device && tensor.is_cuda()) {
+      device = tensor.device();
+    }
+  });
+  return device;
+}
 
 std::int64_t PhiloxGpu::wave() const noexcept {
   return std::int64_t{multiprocessors} * (threads_per_multiprocessor / kBlock) * kBlock;

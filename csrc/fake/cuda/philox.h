@@ -44,8 +44,11 @@ struct PhiloxDraws {
   std::int64_t elements = 0;
 };
 
+// That of the first tensor on CUDA among `arguments`, where their kernel runs and draws.
+std::optional<c10::Device> cudaDeviceOf(c10::ArrayRef<c10::IValue> arguments);
+
 // What `op` would draw on `gpu` with the arguments on top of `stack`, among which tensors may be fake. Nothing for
-// operators that draw by values, or are not known.
+// operators that draw by values, or are not known, and for arguments that PyTorch refuses.
 std::optional<PhiloxDraws> philoxDrawsOf(const c10::OperatorHandle& op,
                                          const torch::jit::Stack& stack,
                                          const PhiloxGpu& gpu);

@@ -91,8 +91,8 @@ Device DeviceRules::outputDevice() const {
   return device;
 }
 
-// As `check_generator()` (Generator.h), which compares types of devices, and `randperm`, which compares devices.
-// Kernels do not look at the generator if there is nothing to draw. Factories call an operator on their result.
+// As `check_generator()` (Generator.h) and `randperm`, which says it in other words. A generator of CUDA may have no
+// index. Kernels do not look at the generator if there is nothing to draw. Factories call an operator on their result.
 void DeviceRules::checkGenerators(Device device) const {
   if (device.is_meta() || !takesGenerator(op_) || namespaceOf(op_.operator_name()) != "aten") {
     return;
@@ -110,7 +110,7 @@ void DeviceRules::checkGenerators(Device device) const {
     }
     const Device found = argument.toGenerator().device();
     if (op_.schema().name() == "aten::randperm") {
-      TORCH_CHECK(found == device, "Expected a '", device, "' generator device but found '", found, "'");
+      TORCH_CHECK(found.type() == device.type(), "Expected a '", device, "' generator device but found '", found, "'");
     }
     TORCH_CHECK(found.type() == device.type(), "Expected a '", device.type(), "' device type for generator but found '",
                 found.type(), "'");

@@ -6,6 +6,7 @@ import itertools
 import random
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -337,3 +338,36 @@ def test_dropout_draws_from_the_default_generator_without_being_given_it(
     for place in order:
         assert_same_tensor(materialize_tensor(deferred[place]), eager[place])
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_recording_waits_while_the_default_generator_is_elsewhere() -> None:
+    """Operators that take no generator are replayed with the default one, which another thread may record from."""
+    begun, recorded = threading.Event(), threading.Event()
+    with torch.library._scoped_library("tapes", "FRAGMENT") as library:
+        library.define("slow(Tensor x) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
+
+        def slow(x: Tensor) -> Tensor:
+            begun.set()
+            recorded.wait(0.5)  # as long as another thread may record, if nothing stops it
+            return torch.rand(x.shape)
+
+        library.impl("slow", slow, "CPU")
+        library.impl("slow", lambda x: torch.empty_like(x), "Meta")
+        torch.manual_seed(0)
+        deferred = deferred_init(lambda: torch.ops.tapes.slow(torch.empty(5)))
+        begun.clear()
+        state = torch.get_rng_state()
+        expected = torch.randn(40)
+        torch.set_rng_state(state)
+        others: list[Tensor] = []
+
+        def record() -> None:
+            begun.wait()
+            others.append(deferred_init(torch.randn, 40))
+            recorded.set()
+
+        thread = threading.Thread(target=record)
+        thread.start()
+        materialize_tensor(deferred)
+        thread.join()
+        assert_same_tensor(materialize_tensor(others[0]), expected)

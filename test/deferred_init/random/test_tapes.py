@@ -92,6 +92,33 @@ class TestCudaGenerators:
             deferred_init(lambda: nn.init.trunc_normal_(torch.empty(10, device="cuda")))
         assert offset() == 0
 
+    def test_nothing_is_drawn_for_meta_tensors(self) -> None:
+        own = torch.Generator("cuda").manual_seed(3)
+
+        def build() -> Tensor:
+            torch.empty(9, device="meta").normal_(generator=own)
+            return torch.randn(5, device="cuda", generator=own)
+
+        build()
+        assert own.get_offset() == 4
+        deferred_init(build)
+        assert own.get_offset() == 8
+
+    def test_states_are_shared_as_by_cuda_graphs(self) -> None:
+        generator = torch.cuda.default_generators[0]
+        shared = generator.graphsafe_get_state()
+        torch.randn(5, device="cuda")
+        assert shared.get_offset() == 4
+        own = torch.Generator("cuda").manual_seed(3)
+        own.graphsafe_set_state(shared)
+        torch.randn(5, device="cuda", generator=own)
+        assert offset() == 8
+
+    def test_arguments_that_pytorch_refuses_do_not_crash(self) -> None:
+        with pytest.raises(RuntimeError, match=r"n must be non-negative|multiplication overflow"):
+            torch.randperm(-1, out=torch.empty(0, dtype=torch.long, device="cuda"))
+        assert offset() == 0
+
     def test_digests_tell_seeds_and_offsets_apart(self) -> None:
         def digest(seed: int, skipped: int) -> Any:
             torch.cuda.manual_seed(seed)
