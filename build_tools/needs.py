@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import NoReturn
 
-from .settings import NEWEST_TORCH, OLDEST_TORCH, minor_release, named
+from .settings import NEWEST_TORCH, OLDEST_TORCH, is_supported, minor_release, named
 
 # The commands that compile nothing and leave the metadata of what will be installed to others. `egg_info` is what pip
 # asks for before it makes a source distribution; the metadata of what will be installed are those of `dist_info`.
@@ -41,10 +41,12 @@ def import_torch_extension_tools() -> ModuleType:
         )
     except ImportError as error:
         refuse_broken_torch(error)
-    if not OLDEST_TORCH <= minor_release(torch.__version__) <= NEWEST_TORCH:
+    release = minor_release(torch.__version__)
+    if not is_supported(release):
+        or_else = ", or accept that it may crash: TORCHEXT_ACCEPT_UNVERIFIED_TORCH=1" if release > NEWEST_TORCH else ""
         sys.exit(
             f"torchext supports torch {named(OLDEST_TORCH)} to {named(NEWEST_TORCH)}, but torch {torch.__version__} is "
-            f"installed: type `pip install 'torch=={named(NEWEST_TORCH)}.*'`"
+            f"installed: type `pip install 'torch=={named(NEWEST_TORCH)}.*'`{or_else}"
         )
     try:
         from torch.utils import cpp_extension

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import runpy
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).absolute().parents[1]
@@ -14,6 +15,7 @@ _SAYS = runpy.run_path(str(ROOT / "torchext" / "version.py"))
 VERSION: str = _SAYS["__version__"]
 OLDEST_TORCH: tuple[int, int] = _SAYS["OLDEST_TORCH"]
 NEWEST_TORCH: tuple[int, int] = _SAYS["NEWEST_TORCH"]
+is_supported: Callable[[tuple[int, ...]], bool] = _SAYS["is_supported"]
 
 
 def is_set(variable: str) -> bool:

@@ -11,6 +11,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
 built_for_torch: str
+differences_between_releases: dict[str, tuple[int, int, str]]
+verified_pieces: dict[str, int]
 
 class Lock:
     def __init__(self, name: str) -> None: ...

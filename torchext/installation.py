@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 import torch
 
-from .version import NEWEST_TORCH, OLDEST_TORCH, __version__
+from .version import NEWEST_TORCH, OLDEST_TORCH, __version__, is_supported
 
 __all__ = ["cmake_prefix_path", "how_to_install_again", "include_path", "library_path", "why_it_cannot_be_loaded"]
 
@@ -58,7 +58,7 @@ def why_it_cannot_be_loaded(error: ImportError) -> str:
 def how_to_install_again() -> str:
     """Returns a sentence that says how to get a torchext for the installed torch, from where this one came."""
     release = _release(torch.__version__)
-    if not OLDEST_TORCH <= release <= NEWEST_TORCH:
+    if not is_supported(release):
         oldest, newest = (f"{major}.{minor}" for major, minor in (OLDEST_TORCH, NEWEST_TORCH))
         return f"torchext {__version__} supports torch {oldest} to {newest}: install one of these, or another torchext."
     pip = "pip install --no-build-isolation --force-reinstall --no-deps"

@@ -9,8 +9,6 @@
 #include <c10/util/Exception.h>
 #include <c10/util/llvmMathExtras.h>
 
-#include "../torch_internals/torch_compat.h"
-
 namespace torchext {
 
 using c10::StreamId;
@@ -54,7 +52,7 @@ std::size_t segmentSize(std::size_t size) {
   if (size <= kLargestSmall) {
     return kSmallSegment;
   }
-  return size < kOwnSegment ? compat::largeSegmentSize() : roundedUp(size, kSegmentMultiple);
+  return size < kOwnSegment ? Settings::large_segment_size() : roundedUp(size, kSegmentMultiple);
 }
 
 bool isOversize(std::size_t size) {
@@ -550,7 +548,7 @@ Block* CachingAllocator::findExpandable(const Request& request) {
     }
   }
   // An eighth more addresses than the device has memory: PyTorch leaves room for pages that have to move.
-  const std::size_t page = pool.isSmall() ? kSmallSegment : compat::largeSegmentSize();
+  const std::size_t page = pool.isSmall() ? kSmallSegment : Settings::large_segment_size();
   const std::size_t size =
       roundedUp(std::max(driver_.capacity() + driver_.capacity() / 8, driver_.isLimited() ? 0 : request.size), page);
   expandable_.push_back({driver_.reserveAddresses(size), size, page});

@@ -8,6 +8,8 @@
 #include <torch/version.h>
 
 #include "../registration.h"
+#include "../torch_internals/self_tests.h"
+#include "../torch_internals/torch_compat.h"
 #include "interpreter.h"
 
 namespace py = pybind11;
@@ -49,6 +51,20 @@ void setUpOrRaiseImportError() {
   }
 }
 
+void bindReleases(py::module_& module) {
+  py::dict differences;
+  for (const auto& [name, since, until, what] : torchext::compat::kDifferences) {
+    differences[py::str(name.data(), name.size())] = py::make_tuple(since, until, what);
+  }
+  py::dict pieces;
+  for (const torchext::Piece& piece : torchext::piecesOfPyTorch()) {
+    pieces[piece.name] = piece.verified;
+  }
+  module.attr("built_for_torch") = TORCH_VERSION;
+  module.attr("differences_between_releases") = differences;
+  module.attr("verified_pieces") = pieces;
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, module) {
@@ -57,7 +73,7 @@ PYBIND11_MODULE(_C, module) {
   setUpOrRaiseImportError();
   torchext::python::bindInterpreter(module);
   torchext::python::bindLocks(module);
-  module.attr("built_for_torch") = TORCH_VERSION;
+  bindReleases(module);
   torchext::python::bindFake(module);
   torchext::python::bindDeferredInit(module);
   torchext::python::bindCollectives(module);

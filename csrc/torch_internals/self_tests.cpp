@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include <c10/util/Exception.h>
+#include <c10/util/env.h>
 #include <torch/version.h>
 
 #include "backend_meta.h"
@@ -14,47 +15,40 @@
 #include "kernel_identity.h"
 #include "keys_of_tests.h"
 #include "open_tensor_impl.h"
+#include "torch_compat.h"
 #include "virtual_table.h"
 
 namespace torchext {
 
 namespace {
 
-struct Piece {
-  SelfTest test;
-  const char* name;
-  const char* relies_on;
-  bool (*passes)(bool is_broken);
-  bool is_needed_by_all;
-};
-
+// In the order of `SelfTest`.
 constexpr std::array<Piece, 8> kPieces{{
-    {SelfTest::kTensorKeys, "open_tensor_impl", "the key set of a tensor being the protected `TensorImpl::key_set_`",
-     &testTensorKeys, true},
-    {SelfTest::kVirtualTable, "virtual_table", "virtual functions being called as the Itanium C++ ABI tells",
-     &testVirtualTable, true},
-    {SelfTest::kKernelIdentity, "kernel_identity", "the first four words of a KernelFunction telling kernels apart",
-     &testKernelIdentity, true},
-    {SelfTest::kOperatorEntry, "operator_entry", "private members of OperatorHandle, OperatorEntry and KernelFunction",
-     &testOperatorEntry, true},
-    {SelfTest::kFallbacks, "fallbacks", "private members of the Dispatcher about the fallbacks of keys", &testFallbacks,
-     false},
-    {SelfTest::kErrorTexts, "error_texts", "the words of errors that PyTorch raises", &testErrorTexts, true},
-    {SelfTest::kKeysOfTests, "keys_of_tests", "the two `TESTING_ONLY` keys being above those of autograd",
-     &testKeysOfTests, true},
-    {SelfTest::kBackendMeta, "backend_meta", "copies of a tensor taking its BackendMeta along", &testBackendMeta,
-     false},
+    {"open_tensor_impl", "the key set of a tensor being the protected `TensorImpl::key_set_`", 215, &testTensorKeys},
+    {"virtual_table", "virtual functions being called as the Itanium C++ ABI tells", 215, &testVirtualTable},
+    {"kernel_identity", "the first four words of a KernelFunction telling kernels apart", 215, &testKernelIdentity},
+    {"operator_entry", "private members of OperatorHandle, OperatorEntry and KernelFunction", 215, &testOperatorEntry},
+    {"fallbacks", "private members of the Dispatcher about the fallbacks of keys", 215, &testFallbacks, false},
+    {"error_texts", "the words of errors that PyTorch raises", 215, &testErrorTexts},
+    {"keys_of_tests", "the two `TESTING_ONLY` keys being above those of autograd", 215, &testKeysOfTests},
+    {"backend_meta", "copies of a tensor taking its BackendMeta along", 215, &testBackendMeta, false},
 }};
 
-// For the tests of this package: the variable names a piece that has to behave as if PyTorch had changed under it.
-bool isBroken(const Piece& piece) {
+// For the tests of this package: the variable names a piece that has to behave as if PyTorch had changed under it, or
+// it is "release", as if the release were not known.
+bool isBroken(std::string_view what) {
   const char* broken = std::getenv("TORCHEXT_BREAK_PIECE");
-  return broken != nullptr && std::string_view{broken} == piece.name;
+  return broken != nullptr && what == broken;
+}
+
+bool isVerified(const Piece& piece) {
+  return (TORCHEXT_TORCH <= piece.verified && !isBroken("release")) ||
+         c10::utils::check_env("TORCHEXT_ACCEPT_UNVERIFIED_TORCH") == true;
 }
 
 bool passes(const Piece& piece) {
   try {
-    return piece.passes(isBroken(piece));
+    return isVerified(piece) && piece.passes(isBroken(piece.name));
   } catch (const std::exception&) {
     return false;
   }
@@ -65,12 +59,21 @@ const Piece& pieceOf(SelfTest test) {
 }
 
 [[noreturn]] void raise(const Piece& piece, const char* usage) {
+  TORCH_CHECK(isVerified(piece), usage, " `", piece.name, "` of csrc/torch_internals, which relies on ",
+              piece.relies_on, ". That was verified up to torch ", piece.verified / 100, ".", piece.verified % 100,
+              ", and torchext is built for torch ", TORCH_VERSION,
+              ". Use a release that this torchext supports, or a "
+              "newer torchext; or set TORCHEXT_ACCEPT_UNVERIFIED_TORCH=1 if crashes and wrong results are acceptable.");
   TORCH_CHECK(false, usage, " `", piece.name, "` of csrc/torch_internals, which relies on ", piece.relies_on,
               ". Its self-test fails with this PyTorch (built for ", TORCH_VERSION,
               "). Use a release of PyTorch that this torchext supports, or a newer torchext.");
 }
 
 }  // namespace
+
+const std::array<Piece, 8>& piecesOfPyTorch() {
+  return kPieces;
+}
 
 void runSelfTests() {
   for (const Piece& piece : kPieces) {

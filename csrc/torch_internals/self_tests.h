@@ -1,6 +1,12 @@
 #pragma once
 
-// The pieces of this room rely on what PyTorch does not promise. Each has a test that takes microseconds.
+// The pieces of this room rely on what PyTorch does not promise. Each has a test that takes microseconds, and the
+// newest release on which it was verified: where PyTorch has changed beyond what the test looks at, a piece may crash.
+// With a newer release it fails, unless TORCHEXT_ACCEPT_UNVERIFIED_TORCH is 1.
+
+#include <array>
+
+#include <torchext/macros.h>
 
 namespace torchext {
 
@@ -14,6 +20,16 @@ enum class SelfTest : int {
   kKeysOfTests,     // keys_of_tests.h
   kBackendMeta,     // backend_meta.h
 };
+
+struct Piece {
+  const char* name;
+  const char* relies_on;
+  int verified;
+  bool (*passes)(bool is_broken);
+  bool is_needed_by_all = true;
+};
+
+TORCHEXT_API const std::array<Piece, 8>& piecesOfPyTorch();
 
 // Runs the tests of the pieces that everything relies on. Raises an error that names the first one that fails.
 void runSelfTests();

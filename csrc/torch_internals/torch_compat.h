@@ -1,36 +1,69 @@
 #pragma once
 
-// The differences between PyTorch 2.11 and 2.15 for which the C++ must be compiled differently, and nothing else. What
-// can be asked at run time is asked where it matters. Each entry names the release that changed, so that it can go when
-// the oldest supported release does.
+// What differs between the supported releases of PyTorch and cannot be asked for itself at run time. C++ and Python ask
+// the table below, so that an entry can go when its last release does. The release 2.11 is written 211.
 
-#include <cstddef>
-#include <type_traits>
+#include <array>
+#include <stdexcept>
+#include <string_view>
 
-#include <c10/core/AllocatorConfig.h>
 #include <c10/core/StorageImpl.h>
 #include <torch/version.h>
 
-#define TORCHEXT_TORCH_AT_LEAST(major, minor) \
-  (TORCH_VERSION_MAJOR > (major) || (TORCH_VERSION_MAJOR == (major) && TORCH_VERSION_MINOR >= (minor)))
-
-static_assert(TORCHEXT_TORCH_AT_LEAST(2, 11),
-              "torchext needs PyTorch 2.11 or later; upgrade with `pip install 'torch>=2.11'`");
+// For names that the compiler finds in some releases only.
+#define TORCHEXT_TORCH (TORCH_VERSION_MAJOR * 100 + TORCH_VERSION_MINOR)
 
 namespace torchext::compat {
 
-#if TORCHEXT_TORCH_AT_LEAST(2, 13)
+static_assert(TORCHEXT_TORCH >= 211, "torchext needs PyTorch 2.11 or later; upgrade with `pip install 'torch>=2.11'`");
+
+struct Difference {
+  std::string_view name;
+  int since;
+  int until;
+  const char* what;
+};
+
+constexpr int kOpen = 9900;  // as `until`: no release has ended it
+
+inline constexpr std::array<Difference, 13> kDifferences{{
+    {"dynamo_keeps_parameters", 211, 211, "Dynamo does not compile again when parameters become AmpTensors in place"},
+    {"storages_refuse_forever", 211, 211, "a `StorageImpl` that was told to refuse access cannot be told to allow it"},
+    {"fake_above_python", 211, 212, "`Fake` is above `Python`, so that handlers of modes call operators below it"},
+    {"dynamo_loses_generators", 211, 213, "Dynamo loses what decorated generators return, or cannot resume them"},
+    {"pipelines_vote", 212, 214, "pipeline stages read what others have voted in `_warmup_p2p()`"},
+    {"masks_of_truncated_normals", 212, kOpen, "`trunc_normal_` draws again while `mask.any()`"},
+    {"workspaces_of_blackwell", 212, kOpen, "cuBLAS's large workspace is that of compute capability 9 to 12, not of 9"},
+    {"pipelines_meet", 215, kOpen, "pipeline stages meet in `_initialize_pipeline_distributed_state()`"},
+    {"freed_workspaces", 215, kOpen, "each call of cuBLAS frees its workspace; before, the thread kept the first"},
+    {"matrices_as_bias", 215, kOpen, "cuBLASLt adds a whole matrix of half precision, and not only a vector"},
+    {"attention_heads", 215, kOpen, "all fused attention takes grouped heads, one head of keys, and no batch"},
+    {"attention_alignment", 215, kOpen, "memory-efficient attention checks the offsets of its arguments"},
+    {"cudnn_9_26", 215, kOpen, "builds for CUDA 13 bring cuDNN 9.26, which takes heads of 256, and not 9.19"},
+}};
+
+// Returns true if the PyTorch that this is compiled for is one of the releases of the entry.
+constexpr bool applies(std::string_view name) {
+  for (const Difference& entry : kDifferences) {
+    if (entry.name == name) {
+      return entry.since <= TORCHEXT_TORCH && TORCHEXT_TORCH <= entry.until;
+    }
+  }
+  throw std::logic_error{"no difference between releases has this name"};
+}
 
 // Lets a storage that refused access to its data return pointers again. Takes effect with the next
 // `set_data_ptr_noswap()`.
+static_assert(applies("storages_refuse_forever") == (TORCHEXT_TORCH < 212));
+#if TORCHEXT_TORCH >= 212
+
 inline void allowDataAccess(c10::StorageImpl& storage) {
   storage.clear_data_ptr_access_error_msg_();
 }
 
 #else
 
-// Before 2.13 StorageImpl can be told to refuse access, but not to allow it again. Only an explicit instantiation,
-// which may name a private member ([temp.spec]), gives access to its flag.
+// Only an explicit instantiation, which may name a private member ([temp.spec]), gives access to the flag.
 template <auto Member>
 struct PrivateFlag {
   friend bool& refusesDataAccess(c10::StorageImpl& storage) {
@@ -45,24 +78,5 @@ inline void allowDataAccess(c10::StorageImpl& storage) {
 }
 
 #endif
-
-// Returns the size of the segments that allocations between 1 and 10 MiB share, in bytes. The setting
-// `large_segment_size_mb` came within the supported releases.
-template <typename Settings = c10::CachingAllocator::AcceleratorAllocatorConfig, typename = void>
-struct LargeSegment {
-  static std::size_t size() {
-    return std::size_t{20} << 20;
-  }
-};
-template <typename Settings>
-struct LargeSegment<Settings, std::void_t<decltype(Settings::large_segment_size())>> {
-  static std::size_t size() {
-    return Settings::large_segment_size();
-  }
-};
-
-inline std::size_t largeSegmentSize() {
-  return LargeSegment<>::size();
-}
 
 }  // namespace torchext::compat

@@ -2,7 +2,21 @@
 
 #include <memory>
 
+#include <dlfcn.h>
+#include <link.h>
+
 namespace torchext {
+
+std::size_t exportedTableSize(const void* table) {
+  constexpr std::size_t kBefore = 2 * sizeof(void*);  // the symbol begins before the first function
+  Dl_info info{};
+  ElfW(Sym)* symbol = nullptr;
+  const bool is_found = dladdr1(table, &info, reinterpret_cast<void**>(&symbol), RTLD_DL_SYMENT) != 0;
+  if (!is_found || symbol == nullptr || static_cast<const char*>(info.dli_saddr) + kBefore != table) {
+    return 0;
+  }
+  return (symbol->st_size - kBefore) / sizeof(void*);
+}
 
 // Not in an anonymous namespace: there the compiler would know that nothing is derived from the class, and call its
 // functions directly.

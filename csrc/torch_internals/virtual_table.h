@@ -8,6 +8,9 @@
 #include <cstddef>
 #include <cstring>
 
+#include <c10/util/Exception.h>
+#include <torchext/macros.h>
+
 namespace torchext {
 
 // Returns the position of a virtual member function in the table of its class (ABI, 2.3).
@@ -37,14 +40,21 @@ std::size_t tableSizeOf() {
   return slotOf(&Subclass::added);
 }
 
+// Returns the number of functions in the table by the symbol of the library that has it, or 0 if it exports none.
+TORCHEXT_API std::size_t exportedTableSize(const void* table);
+
 // A copy of the virtual table of an object's class, whose entries can be replaced. Must outlive the object.
 template <std::size_t kCapacity>
 class VirtualTable {
  public:
-  // Copies the first `count` entries of the table of `object`, and what precedes them (ABI, 2.5.2).
+  // Copies the first `count` entries of the table of `object`, and what precedes them (ABI, 2.5.2). Refuses a class
+  // that has another number of functions than the header declares: the others would be called past the copy.
   VirtualTable(const void* object, std::size_t count) {
     const Entry* table = nullptr;
     std::memcpy(static_cast<void*>(&table), object, sizeof(table));
+    const std::size_t exported = exportedTableSize(table);
+    TORCH_CHECK((exported == 0 || exported == count) && count <= kCapacity, "A class of PyTorch has ", exported,
+                " virtual functions, but ", count, " in the headers that torchext was built with.");
     std::copy_n(table - kBeforeFirst, kBeforeFirst + count, entries_.begin());
   }
 

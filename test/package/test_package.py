@@ -13,6 +13,7 @@ import runpy
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Callable
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,12 +23,15 @@ import forked
 import pytest
 import torch
 from setuptools import Distribution
+from torch._C import _parse_dispatch_key as parse_key
+from torch.distributed.pipelining.schedules import _PipelineSchedule
 from torch.utils import cpp_extension
 
 import torchext
 from torchext import _C, installation
 from torchext.installation import how_to_install_again
-from torchext.tools.torch_release import TORCH_RELEASE
+from torchext.tools.torch_release import DIFFERENCES, TORCH_RELEASE
+from torchext.version import NEWEST_TORCH
 
 ROOT = Path(__file__).parents[2]
 
@@ -185,6 +189,32 @@ except ImportError as error:
         assert f"torchext cannot be imported: torchext needs `{piece}` of csrc/torch_internals" in message
         assert f"self-test fails with this PyTorch (built for {_C.built_for_torch}" in message
 
+    @pytest.mark.parametrize("accepts", ["0", "1"])
+    def test_torch_newer_than_verified_is_an_import_error_unless_accepted(
+        self, accepts: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("TORCHEXT_BREAK_PIECE", "release")
+        monkeypatch.setenv("TORCHEXT_ACCEPT_UNVERIFIED_TORCH", accepts)
+        code = """
+try:
+    import torchext
+except ImportError as error:
+    print(error)
+"""
+        message = run_python(code)
+        if accepts == "1":
+            assert message == ""
+        else:
+            assert message.startswith("torchext cannot be imported: torchext needs `open_tensor_impl` of csrc/torch_i")
+            assert "verified up to torch 2.15, and torchext is built for torch " in message
+            assert "or set TORCHEXT_ACCEPT_UNVERIFIED_TORCH=1 if crashes and wrong results are acceptable" in message
+
+    def test_newer_torch_that_is_accepted_is_built_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch, "__version__", "2.99.0")
+        assert "supports torch 2.11 to 2.15: install one of these" in installation.how_to_install_again()
+        monkeypatch.setenv("TORCHEXT_ACCEPT_UNVERIFIED_TORCH", "1")
+        assert installation.how_to_install_again().startswith("Build it again: pip install")
+
     def test_piece_that_only_marks_rely_on_is_an_error_of_their_first_use(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -325,6 +355,37 @@ class BrokenTorch(importlib.abc.MetaPathFinder):
             raise self.error
 
 
+def rows_of_readme(heading: str) -> list[list[str]]:
+    """Returns the cells of the table in csrc/README.md that begins with `heading`, without backticks."""
+    text = (ROOT / "csrc" / "README.md").read_text()
+    table = text[text.index(f"| {heading} |") :].partition("\n\n")[0]
+    return [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
+
+
+class TestReleases:
+    def test_differences_between_releases_are_in_the_readme(self) -> None:
+        written = [[f"`{name}`", entry.releases, entry.what] for name, entry in DIFFERENCES.items()]
+        assert rows_of_readme("name | releases") == written
+
+    def test_pieces_are_in_the_readme_with_the_newest_release_that_is_supported(self) -> None:
+        newest = 100 * NEWEST_TORCH[0] + NEWEST_TORCH[1]
+        assert set(_C.verified_pieces.values()) == {newest}
+        written = {re.findall(r"`(\w+)`", row[0])[-1]: row[-1] for row in rows_of_readme("piece")}
+        assert written == {name: f"{release // 100}.{release % 100}" for name, release in _C.verified_pieces.items()}
+
+    @pytest.mark.parametrize(
+        ("name", "is_so"),
+        [
+            ("fake_above_python", lambda: int(parse_key("Fake")) > int(parse_key("Python"))),
+            ("masks_of_truncated_normals", lambda: "mask.any()" in inspect.getsource(torch.nn.init)),
+            ("pipelines_vote", lambda: hasattr(_PipelineSchedule, "_warmup_p2p")),
+            ("pipelines_meet", lambda: hasattr(_PipelineSchedule, "_initialize_pipeline_distributed_state")),
+        ],
+    )
+    def test_difference_applies_where_pytorch_shows_it(self, name: str, is_so: Callable[[], bool]) -> None:
+        assert DIFFERENCES[name].applies == is_so()
+
+
 class TestSetup:
     def run_setup(self, monkeypatch: pytest.MonkeyPatch, *commands: str) -> str:
         monkeypatch.setattr(sys, "argv", ["setup.py", *(commands or ["build_ext"])])
@@ -389,6 +450,16 @@ class TestSetup:
     def test_unsupported_torch_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch, "__version__", "2.3.0")
         assert "torchext supports torch 2.11 to 2.15, but torch 2.3.0 is installed" in self.run_setup(monkeypatch)
+
+    def test_newer_torch_is_refused_unless_accepted(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch, "__version__", "2.16.0")
+        message = self.run_setup(monkeypatch)
+        assert (
+            "supports torch 2.11 to 2.15, but torch 2.16.0 is installed: type `pip install 'torch==2.15.*'`" in message
+        )
+        assert message.endswith(", or accept that it may crash: TORCHEXT_ACCEPT_UNVERIFIED_TORCH=1")
+        monkeypatch.setenv("TORCHEXT_ACCEPT_UNVERIFIED_TORCH", "1")
+        assert needs.import_torch_extension_tools() is cpp_extension
 
     @pytest.mark.parametrize(
         ("where", "message"),

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from .. import _C
 from ..tools.held_tensors import reachable_tensors
 from ..tools.leases import while_autocasting, while_marks_live
-from ..tools.torch_release import TORCH_RELEASE
+from ..tools.torch_release import DIFFERENCES
 
 __all__ = ["AmpTensor", "is_amp", "unwrap", "wrap"]
 
@@ -120,7 +120,7 @@ def is_amp(tensor: Tensor) -> bool:
 def _forget_compiled_code() -> None:
     """Before 2.12 Dynamo does not look again at the parameters of a module in which none is another object."""
     dynamo: Any = sys.modules.get("torch._dynamo")
-    if TORCH_RELEASE < (2, 12) and dynamo is not None:
+    if DIFFERENCES["dynamo_keeps_parameters"].applies and dynamo is not None:
         dynamo.reset()
 
 

@@ -80,7 +80,7 @@ def _will_be_cast(tensor: Any, weight: Any) -> bool:
 
 def _patch_checkpoint() -> None:
     """What a backward pass computes again is to do as it did in the forward pass."""
-    # Called by the other since 2.15.
+    # Called by the other since 2.14.
     implementation = "_checkpoint_without_reentrant_generator_impl"
     name = implementation if hasattr(checkpoint, implementation) else "_checkpoint_without_reentrant_generator"
 

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Backend
 
 from .. import _C
+from ..tools.torch_release import DIFFERENCES
 from .current import current, while_world_is_open
 
 __all__ = ["teach_pipelining"]
@@ -36,12 +37,13 @@ def teach_pipelining() -> None:
     schedule = schedules._PipelineSchedule
     patch = while_world_is_open.patch
     votes = "reads what other stages have voted"
-    if hasattr(schedule, "_warmup_p2p"):
-        patch(schedule, "_warmup_p2p", _deciding_alone, votes, releases="2.12 to 2.14")
-    meeting = "_initialize_pipeline_distributed_state"
-    if hasattr(schedule, meeting):
-        patch(schedule, meeting, _with_groups_called_fake, votes, releases="2.15")
-        patch(dist, "get_backend", _answering_fake_meanwhile, f"tells {meeting} whether others exist", releases="2.15")
+    voting, meeting = DIFFERENCES["pipelines_vote"], DIFFERENCES["pipelines_meet"]
+    if voting.applies:
+        patch(schedule, "_warmup_p2p", _deciding_alone, votes, releases=voting.releases)
+    if meeting.applies:
+        name, asks = "_initialize_pipeline_distributed_state", "is asked whether other stages exist"
+        patch(schedule, name, _with_groups_called_fake, votes, releases=meeting.releases)
+        patch(dist, "get_backend", _answering_fake_meanwhile, asks, releases=meeting.releases)
     stage: Any = sys.modules["torch.distributed.pipelining.stage"]
     keeps = "since 2.14, leaves stages with fake parameters where they are"
     patch(stage._PipelineStage, "_move_submod_to_device", _moving_fakes, keeps)

@@ -8,7 +8,7 @@ from typing import Any
 from .. import amp, inference
 from ..tools.calls import begin_generator
 from ..tools.frames import skip_frames
-from ..tools.torch_release import TORCH_RELEASE
+from ..tools.torch_release import DIFFERENCES
 from .variables import FunctionOfOurs, break_graph
 
 __all__ = ["BY_OBJECT", "keep_from_dynamo"]
@@ -45,5 +45,5 @@ def _break_at_generator(tx: Any) -> Any:
 
 
 BY_OBJECT = [(function, _breaking(function)) for function in NOT_TRACED]
-if TORCH_RELEASE < (2, 14):
+if DIFFERENCES["dynamo_loses_generators"].applies:
     BY_OBJECT.append((begin_generator, FunctionOfOurs.wrap(_break_at_generator)))

@@ -74,8 +74,7 @@ def install() -> None:
     while_fakes_live.patch(FakeTensorMode, "__enter__", _suspending, reason)
     while_fakes_live.patch(FakeTensorMode, "__exit__", _resuming, reason)
     while_fakes_live.patch(FakeTensorMode, "from_tensor", _suspending_meanwhile, reason)
-    if hasattr(fake_tensor, "_is_plain_tensor"):
-        _patch_reads_of_inputs()
+    _patch_reads_of_inputs()
     if hasattr(torch._C, "_is_fake_tensor"):
         _patch_tracing()
 
@@ -122,7 +121,7 @@ def _patch_reads_of_inputs() -> None:
 
 
 def _patch_tracing() -> None:
-    """Since 2.15 `make_fx()` takes whatever has the `Fake` key for a tensor of a `FakeTensorMode`."""
+    """Since 2.14 `make_fx()` takes whatever has the `Fake` key for a tensor of a `FakeTensorMode`."""
 
     def make(original: Callable[..., torch.Tensor | None]) -> Callable[..., torch.Tensor | None]:
         def snapshot_fake(val: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor | None:

@@ -61,7 +61,7 @@ class Lease:
         *,
         concerns: Concerns = Concerns.ALL,
         is_traced: bool = False,
-        releases: str = "2.11 to 2.15",
+        releases: str = "all",
     ) -> None:
         """Declares that an attribute of a module or a class is to be replaced.
 

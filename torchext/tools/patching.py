@@ -76,7 +76,7 @@ class Patch:
         concerns: Concerns = Concerns.ALL,
         lease: _C.Lease,
         is_traced: bool = False,
-        releases: str = "2.11 to 2.15",
+        releases: str = "all",
     ) -> None:
         self.owner = owner
         self.name = name

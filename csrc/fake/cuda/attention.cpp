@@ -24,19 +24,13 @@ namespace {
 
 // The version of cuDNN in the official builds for CUDA 13, as `versionRuntimeCuDNN()` counts, and whether they can use
 // its attention for heads of 256.
-#if TORCHEXT_TORCH_AT_LEAST(2, 15)
-constexpr int kCudnn = 92600;
-constexpr bool kHasHeadsOf256 = true;
-#else
-constexpr int kCudnn = 91900;
-constexpr bool kHasHeadsOf256 = false;
-#endif
+constexpr bool kHasHeadsOf256 = compat::applies("cudnn_9_26");
+constexpr int kCudnn = kHasHeadsOf256 ? 92600 : 91900;
 
 constexpr bool kIgnoresStrideOfOne = true;
 
-// Grouped heads are supported by all fused kernels since 2.15, before by all but the memory-efficient one; keys and
-// values may have a single head since 2.15.
-#if TORCHEXT_TORCH_AT_LEAST(2, 15)
+static_assert(compat::applies("attention_heads") == (TORCHEXT_TORCH >= 215));
+#if TORCHEXT_TORCH >= 215
 bool haveHeadsForCudnn(const sdp_params& params) {
   return sdp::check_batch_size_and_num_heads_dense<true, false, true>(params, false);
 }
@@ -164,7 +158,9 @@ bool hasHeadForEfficient(const sdp_params& params, const GpuDescription& gpu, bo
 
 // Blocks of the caching allocator are aligned, so the offset tells the alignment of a tensor.
 bool isAlignedForEfficient(const sdp_params& params, const GpuDescription& gpu, bool warns) {
-#if TORCHEXT_TORCH_AT_LEAST(2, 15)
+  if constexpr (!compat::applies("attention_alignment")) {
+    return true;
+  }
   const auto alignment = alignmentOf(params, gpu) * static_cast<std::int64_t>(params.query.element_size());
   const auto is_aligned = [alignment](const Tensor& tensor) {
     return tensor.numel() == 0 ||
@@ -175,12 +171,6 @@ bool isAlignedForEfficient(const sdp_params& params, const GpuDescription& gpu, 
                "Mem efficient attention on sm80 or newer requires q, k, and v storage offsets * element_size to "
                "be aligned to ",
                alignment, " bytes.");
-#else
-  static_cast<void>(params);
-  static_cast<void>(gpu);
-  static_cast<void>(warns);
-  return true;
-#endif
 }
 
 bool hasPrecisionForEfficient(const sdp_params& params, const GpuDescription& gpu, bool warns) {

@@ -256,10 +256,8 @@ bool compiledWithCuDNN(const Hooks* /*hooks*/) {
 void replace() {
   constexpr std::size_t kCapacity = 64;
   auto& object = const_cast<Hooks&>(at::detail::getCUDAHooks());  // NOLINT(cppcoreguidelines-pro-type-const-cast)
-  const std::size_t count = tableSizeOf<Hooks>();
-  TORCH_INTERNAL_ASSERT(count <= kCapacity);
   // Leaked: the hooks live as long as the process.
-  static auto* table = new VirtualTable<kCapacity>{&object, count};
+  static auto* table = new VirtualTable<kCapacity>{&object, tableSizeOf<Hooks>()};
   original_is_built = table->replace(slotOf(&Hooks::isBuilt), &isBuilt);
   original_has_primary_context = table->replace(slotOf(&Hooks::hasPrimaryContext), &hasPrimaryContext);
   original_is_available = table->replace(slotOf(&Hooks::isAvailable), &isAvailable);

@@ -92,12 +92,8 @@ bool addsBiasByLt(
   if (is_vector && self.size(-1) == mat2.size(1) && beta.toComplexDouble() == 1.0) {
     return true;
   }
-#if TORCHEXT_TORCH_AT_LEAST(2, 15)
-  return c10::isReducedFloatingType(mat1.scalar_type()) && self.dim() == 2 && self.sizes() == result.sizes() &&
-         self.size(0) > 1;
-#else
-  return false;
-#endif
+  return compat::applies("matrices_as_bias") && c10::isReducedFloatingType(mat1.scalar_type()) && self.dim() == 2 &&
+         self.sizes() == result.sizes() && self.size(0) > 1;
 }
 
 void mm(KernelCall& call) {

@@ -15,16 +15,12 @@ namespace torchext {
 
 namespace {
 
-// Since 2.15 each call allocates a workspace and frees it, unless this variable is set
-// (`isCUDABlasWorkspaceCachingEnabled` in CublasHandlePool.cpp). Before, the first call of a thread on a stream
-// allocated one, and it was kept.
+// Returns true if the first call of a thread on a stream allocates a workspace, and it is kept
+// (`isCUDABlasWorkspaceCachingEnabled` in CublasHandlePool.cpp).
 bool keepsWorkspaces() {
-#if TORCHEXT_TORCH_AT_LEAST(2, 15)
-  static const bool keeps = c10::utils::check_env("TORCH_CUBLAS_WORKSPACE_CACHE") == true;
+  static const bool keeps =
+      !compat::applies("freed_workspaces") || c10::utils::check_env("TORCH_CUBLAS_WORKSPACE_CACHE") == true;
   return keeps;
-#else
-  return true;
-#endif
 }
 
 // A workspace that is kept serves both libraries (`unified_cublas_and_lt_workspaces`).
@@ -54,11 +50,7 @@ std::optional<std::int64_t> cublasSizeOfEnvironment() {
 }
 
 bool hasLargeWorkspace(const GpuDescription& gpu) {
-#if TORCHEXT_TORCH_AT_LEAST(2, 12)
-  return gpu.major >= 9 && gpu.major <= 12;
-#else
-  return gpu.major == 9;
-#endif
+  return gpu.major >= 9 && gpu.major <= (compat::applies("workspaces_of_blackwell") ? 12 : 9);
 }
 
 std::int64_t cublasSize(const GpuDescription& gpu) {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ... import _C
 from ...tools.leases import while_fakes_live
-from ...tools.torch_release import TORCH_RELEASE
+from ...tools.torch_release import DIFFERENCES
 from .. import collectives, fake_tensor_mode, higher_order, meta_functions, trunc_normal
 from . import gradients, optimizers, python_data, saving, sparse, storages, tensors
 
@@ -28,5 +28,5 @@ while_fakes_live.declare(
     gradients.install,
     _C.watch_nested_lists,
 )
-if TORCH_RELEASE >= (2, 12):
+if DIFFERENCES["masks_of_truncated_normals"].applies:
     while_fakes_live.declare(trunc_normal.install)

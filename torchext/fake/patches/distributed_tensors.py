@@ -22,7 +22,7 @@ import torch
 
 from ... import _C
 from ...tools.leases import while_fakes_live
-from ...tools.torch_release import TORCH_RELEASE
+from ...tools.torch_release import DIFFERENCES
 from ..collectives import teach_offsets
 
 __all__ = ["teach_sharding"]
@@ -30,13 +30,15 @@ __all__ = ["teach_sharding"]
 _MODULES_OF_HANDLERS = ("_dispatch", "_nonlinear_redux", "_tp_conv", "parallel.loss")
 _MODULE_OF_CONTEXT_PARALLEL = "torch.distributed.tensor.experimental._context_parallel._attention"
 
+_FAKE_ABOVE_PYTHON = DIFFERENCES["fake_above_python"]
+
 _taught: set[int] = set()
 
 
 def teach_sharding() -> None:
     """Patches what distributes tensors, if it has been imported. It takes long to be, and may be at any time."""
     teach_offsets()
-    if TORCH_RELEASE < (2, 13):
+    if _FAKE_ABOVE_PYTHON.applies:
         _teach_propagation()
         _teach_context_parallel()
 
@@ -51,14 +53,14 @@ def _teach_propagation() -> None:
         "_propagate_op_sharding_dispatch_slow_path",
         _leaving_calls_to_python,
         "calls operators on local tensors below the Fake key",
-        releases="2.11 and 2.12",
+        releases=_FAKE_ABOVE_PYTHON.releases,
     )
     while_fakes_live.patch(
         module.OpDispatcher,
         "redistribute_local_args",
         _from_handler,
         "computes on local tensors below the Fake key",
-        releases="2.11 and 2.12",
+        releases=_FAKE_ABOVE_PYTHON.releases,
     )
     for name in _MODULES_OF_HANDLERS:
         _teach_handlers(import_module(f"torch.distributed.tensor.{name}"))
@@ -76,7 +78,11 @@ def _teach_handlers(module: Any) -> None:
     for name, function in vars(module).items():
         if isfunction(function) and function.__module__ == module.__name__ and name.endswith("_handler"):
             while_fakes_live.patch(
-                module, name, _from_handler, "computes on local tensors below the Fake key", releases="2.11 and 2.12"
+                module,
+                name,
+                _from_handler,
+                "computes on local tensors below the Fake key",
+                releases=_FAKE_ABOVE_PYTHON.releases,
             )
 
 

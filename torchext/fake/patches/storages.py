@@ -249,7 +249,7 @@ def _ask_for_memory(storage: torch.UntypedStorage) -> None:
 
 def _patch_tensor_memory() -> None:
     """Constructors compare addresses, hand them to libraries, and call Python for each element."""
-    for name in ("data_ptr", "const_data_ptr"):  # the second since 2.12
+    for name in ("data_ptr", "const_data_ptr"):  # the second since 2.13
         if hasattr(torch.Tensor, name):
             while_fakes_live.patch(torch.Tensor, name, _with_address_of_tensor, "reads memory", concerns=Concerns.FAKES)
     for name in ("apply_", "map_", "map2_"):

@@ -14,7 +14,7 @@ from ... import _C
 from ...tools.dispatch_keys import is_constructing, making_fakes, without_our_keys
 from ...tools.leases import while_fakes_live
 from ...tools.patching import Concerns
-from ...tools.torch_release import TORCH_RELEASE
+from ...tools.torch_release import DIFFERENCES
 from ..checks import is_fake_tensor
 from ..copying import FakeCopy
 from .storages import copied_bytes, no_data
@@ -32,7 +32,7 @@ def install() -> None:
     _patch_nested_dummy()
     _patch_tensor_types()
     _patch_cudnn()
-    if TORCH_RELEASE < (2, 13):
+    if DIFFERENCES["fake_above_python"].applies:
         _patch_calls_of_handlers()
 
 

@@ -1,0 +1,65 @@
+// Virtual tables of objects of which some functions are replaced.
+
+#include <string>
+
+#include <c10/util/Exception.h>
+
+#include "tests.h"
+#include "torch_internals/virtual_table.h"
+
+// As in a library of PyTorch, the table is exported.
+class __attribute__((visibility("default"))) Hooks {
+ public:
+  virtual int one() const;
+  virtual int two() const;
+  virtual int three() const;
+};
+
+int Hooks::one() const {
+  return 1;
+}
+
+int Hooks::two() const {
+  return 2;
+}
+
+int Hooks::three() const {
+  return 3;
+}
+
+namespace {
+
+using Table = torchext::VirtualTable<8>;
+
+int answerOtherwise(const Hooks* /*hooks*/) {
+  return 20;
+}
+
+void functionsThatAreNotReplacedAreThoseOfTheObject() {
+  Hooks hooks;
+  Table table{&hooks, torchext::tableSizeOf<Hooks>()};
+  table.replace(torchext::slotOf(&Hooks::two), &answerOtherwise);
+  table.installInto(&hooks);
+  const Hooks* volatile hidden = &hooks;
+  EXPECT(hidden->one() == 1 && hidden->two() == 20 && hidden->three() == 3);
+}
+
+void tableOfAnotherSizeThanThatOfTheHeaderIsRefused() {
+  const Hooks hooks;
+  std::string message;
+  try {
+    const Table table{&hooks, torchext::tableSizeOf<Hooks>() - 1};
+  } catch (const c10::Error& error) {
+    message = error.what();
+  }
+  EXPECT(message.find("has 3 virtual functions, but 2 in the headers") != std::string::npos);
+}
+
+constexpr Test kTests[] = {
+    {"functions that are not replaced are those of the object", functionsThatAreNotReplacedAreThoseOfTheObject},
+    {"table of another size than that of the header is refused", tableOfAnotherSizeThanThatOfTheHeaderIsRefused},
+};
+
+}  // namespace
+
+EXPORT_TESTS(kTests)
