@@ -19,6 +19,7 @@
 #include "../fake/storage/storage_memory.h"
 #include "../marks/source_lines.h"
 #include "../support/locks.h"
+#include "../support/operator_table.h"
 #include "../support/stack_utils.h"
 #include "device_memory.h"
 #include "kernels/kernel_memory.h"
@@ -179,14 +180,13 @@ void changeCategory(const c10::Storage& storage,
   }
 }
 
-constexpr std::array<std::string_view, 8> kWriteInPart{
-    "aten::index_copy_", "aten::index_put_", "aten::_index_put_impl_", "aten::index_add_",
-    "aten::index_fill_", "aten::scatter_",   "aten::masked_scatter_",  "aten::slice_scatter",
-};
+const OperatorSet writesInPart{"write some elements of their first argument",
+                               {"aten::index_copy_", "aten::index_put_", "aten::_index_put_impl_", "aten::index_add_",
+                                "aten::index_fill_", "aten::scatter_", "aten::masked_scatter_", "aten::slice_scatter"}};
 
 bool isWrittenInPart(const OperatorHandle& op, const at::Tensor& written) {
   return static_cast<std::size_t>(written.numel()) * written.itemsize() < written.storage().nbytes() ||
-         isAmong(kWriteInPart, op.schema().name());
+         writesInPart(op);
 }
 
 bool isTrained(const at::Tensor& tensor) {

@@ -7,6 +7,7 @@
 
 #include "../inspect/route.h"
 #include "../inspect/tensor_state.h"
+#include "../support/operator_table.h"
 #include "bind.h"
 #include "module.h"
 
@@ -72,6 +73,7 @@ pybind11::tuple tensorState(const at::Tensor& tensor) {
 
 void bindInspect(pybind11::module_& module) {
   bind(module, "has_operator", hasOperator);
+  bind(module, "operator_tables", describeOperatorTables);
   module.def("route", torch::wrap_pybind_function(route));
   module.def("tensor_state", torch::wrap_pybind_function(tensorState));
 }

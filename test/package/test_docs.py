@@ -10,6 +10,8 @@ Messages are quoted in these forms, in which `...` stands for what varies:
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -278,3 +280,9 @@ def test_pages_tell_one_cost_of_entering_inference_mode() -> None:
         for cost in re.findall(r"entered(?: and left in C,)? at (.+?) of its cost", plain(page.read_text()))
     ]
     assert told == ["a fifth"] * 3
+
+
+def test_page_of_operator_traits_is_printed_from_the_tables() -> None:
+    command = [sys.executable, ROOT / "docs" / "operator_traits.py", "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr

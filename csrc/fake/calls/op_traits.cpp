@@ -19,16 +19,15 @@ namespace {
 
 constexpr std::array<std::string_view, 4> kTensorOptions{"dtype", "layout", "device", "pin_memory"};
 
-// Factories that read nothing of their tensor argument but its metadata. `randint_like` reads a bound if that is a
-// tensor.
-constexpr std::array<std::string_view, 12> kLikeTensors{
-    "aten::empty_like",        "aten::full_like",  "aten::ones_like",    "aten::zeros_like",
-    "aten::rand_like",         "aten::randn_like", "aten::randint_like", "aten::new_empty",
-    "aten::new_empty_strided", "aten::new_full",   "aten::new_ones",     "aten::new_zeros"};
+// `randint_like` reads a bound if that is a tensor.
+const OperatorSet isLikeTensor{"make a tensor like their argument, of which they read nothing but metadata",
+                               {"aten::empty_like", "aten::full_like", "aten::ones_like", "aten::zeros_like",
+                                "aten::rand_like", "aten::randn_like", "aten::randint_like", "aten::new_empty",
+                                "aten::new_empty_strided", "aten::new_full", "aten::new_ones", "aten::new_zeros"}};
 
 bool makesLikeTensor(const OperatorHandle& op) {
   const auto& schema = op.schema();
-  if (!isAmong(kLikeTensors, schema.name()) || !takesTensorOptions(schema)) {
+  if (!isLikeTensor(op) || !takesTensorOptions(schema)) {
     return false;
   }
   const auto count = std::count_if(schema.arguments().begin(), schema.arguments().end(), [](const auto& argument) {
@@ -37,10 +36,8 @@ bool makesLikeTensor(const OperatorHandle& op) {
   return count == 1;
 }
 
-bool indexesByTensors(const OperatorHandle& op) {
-  const std::string& name = op.schema().name();
-  return name == "aten::index" || name == "aten::_unsafe_index";
-}
+const OperatorSet indexesByTensors{"index by a list of tensors, any of which may be a mask",
+                                   {"aten::index", "aten::_unsafe_index"}};
 
 bool hasMaskIndex(const Stack& stack, const OperatorHandle& op) {
   const int position = findArgument(op.schema(), "indices");
@@ -55,21 +52,13 @@ bool hasMaskIndex(const Stack& stack, const OperatorHandle& op) {
   return found;
 }
 
-// A write that the schema does not declare: the operator updates running statistics if its argument `condition` is
-// true, or always if there is no such argument.
-struct UndeclaredWrite {
-  const char* op;
-  const char* condition;  // or null
-};
-
-constexpr std::array<UndeclaredWrite, 6> kUndeclaredWrites{{
-    {"aten::native_batch_norm", "training"},
-    {"aten::cudnn_batch_norm", "training"},
-    {"aten::miopen_batch_norm", "training"},
-    {"aten::batch_norm_update_stats", nullptr},
-    {"aten::batch_norm_gather_stats", nullptr},
-    {"aten::batch_norm_gather_stats_with_counts", nullptr},
-}};
+// The name of the argument that decides it, or an empty one.
+const OperatorTable<const char*> updatesStatisticsIf{
+    "update running statistics without declaring it",
+    {{"training", {"aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm"}},
+     {"",
+      {"aten::batch_norm_update_stats", "aten::batch_norm_gather_stats",
+       "aten::batch_norm_gather_stats_with_counts"}}}};
 
 // Returns true if the length of the results depends on the values of arguments, although PyTorch does not tag the
 // operator so.
@@ -104,32 +93,24 @@ bool isTagged(const OperatorHandle& op, at::Tag tag) {
 }
 
 bool writesRunningStatistics(const OperatorHandle& op, const Stack& stack) {
-  const auto& schema = op.schema();
-  const auto found = std::find_if(kUndeclaredWrites.begin(), kUndeclaredWrites.end(),
-                                  [&schema](const auto& entry) { return schema.name() == entry.op; });
-  if (found == kUndeclaredWrites.end()) {
+  const char* const condition = updatesStatisticsIf(op);
+  if (condition == nullptr) {
     return false;
   }
-  const int condition = found->condition == nullptr ? -1 : findArgument(schema, found->condition);
-  return condition < 0 ||
-         torch::jit::peek(stack, static_cast<std::size_t>(condition), schema.arguments().size()).toBool();
+  const int position = findArgument(op.schema(), condition);
+  return position < 0 ||
+         torch::jit::peek(stack, static_cast<std::size_t>(position), op.schema().arguments().size()).toBool();
 }
 
-constexpr std::array<std::string_view, 7> kAllocations{
-    "aten::empty",     "aten::empty_like",        "aten::empty_strided",          "aten::empty_permuted",
-    "aten::new_empty", "aten::new_empty_strided", "aten::_empty_affine_quantized"};
+const OperatorSet fillsFirst{
+    "fill their first argument, a tensor or a list of tensors",
+    {"aten::zero_", "aten::fill_", "aten::copy_", "aten::uniform_", "aten::normal_", "aten::log_normal_",
+     "aten::bernoulli_", "aten::random_", "aten::exponential_", "aten::geometric_", "aten::cauchy_",
+     "torchext::trunc_normal_", "aten::_foreach_zero_", "aten::_foreach_copy_"}};
 
-// Operators that fill their first argument, a tensor or a list of tensors.
-constexpr std::array<std::string_view, 14> kFills{
-    "aten::zero_",          "aten::fill_",         "aten::copy_",      "aten::uniform_",
-    "aten::normal_",        "aten::log_normal_",   "aten::bernoulli_", "aten::random_",
-    "aten::exponential_",   "aten::geometric_",    "aten::cauchy_",    "torchext::trunc_normal_",
-    "aten::_foreach_zero_", "aten::_foreach_copy_"};
-
-// Operators that show the storage in another way, and those that copy all of it (`clone_preserve_strides()`).
-constexpr std::array<std::string_view, 6> kBeyondElements{"aten::as_strided_copy",    "aten::_reshape_alias_copy",
-                                                          "aten::as_strided_scatter", "aten::slice_scatter",
-                                                          "aten::select_scatter",     "aten::diagonal_scatter"};
+const OperatorSet isBeyondElements{"show the storage in another way, or copy all of it (`clone_preserve_strides()`)",
+                                   {"aten::as_strided_copy", "aten::_reshape_alias_copy", "aten::as_strided_scatter",
+                                    "aten::slice_scatter", "aten::select_scatter", "aten::diagonal_scatter"}};
 
 // Returns true for an operator that makes a tensor of nothing but numbers.
 bool makesValuesOfNumbers(const OperatorHandle& op) {
@@ -143,9 +124,11 @@ bool makesValuesOfNumbers(const OperatorHandle& op) {
 
 }  // namespace
 
-bool isLiftFresh(const OperatorHandle& op) {
-  return op.schema().name() == "aten::lift_fresh";
-}
+const OperatorSet isLiftFresh{"take a constant that `torch.tensor()` has made", {"aten::lift_fresh"}};
+const OperatorSet isPinMemory{"pin memory", {"aten::_pin_memory"}};
+const OperatorSet onlyAllocates{"make a tensor and leave in it what was in its memory",
+                                {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::empty_permuted",
+                                 "aten::new_empty", "aten::new_empty_strided", "aten::_empty_affine_quantized"}};
 
 bool makesPinned(const OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments) {
   const auto is_set = [&](const char* name) {
@@ -158,10 +141,6 @@ bool makesPinned(const OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments)
   }
   return is_set("pin_memory") ||
          (op.schema().name() == "aten::_to_copy" && is_set("non_blocking") && !arguments.front().toTensor().is_cpu());
-}
-
-bool isPinMemory(const OperatorHandle& op) {
-  return op.schema().name() == "aten::_pin_memory";
 }
 
 std::optional<c10::DispatchKey> compositeKernelOf(const OperatorHandle& op) {
@@ -286,21 +265,17 @@ bool writesArgument(const OperatorHandle& op, const Stack& stack, std::size_t po
                                  writesRunningStatistics(op, stack));
 }
 
-bool onlyAllocates(const OperatorHandle& op) {
-  return isAmong(kAllocations, op.schema().name());
-}
-
 bool overwritesArgument(const OperatorHandle& op, std::size_t position) {
   const auto& schema = op.schema();
   if (schema.arguments()[position].is_out()) {
     return namespaceOf(op.operator_name()) == "aten" && (op.hasTag(at::Tag::pointwise) || makesValuesOfNumbers(op));
   }
-  return position == 0 && isAmong(kFills, schema.name());
+  return position == 0 && fillsFirst(op);
 }
 
 bool reachesBeyondElements(const OperatorHandle& op) {
   const auto space = namespaceOf(op.operator_name());
-  return space == "aten" ? isAmong(kBeyondElements, op.schema().name()) : space != "torchext";
+  return space == "aten" ? isBeyondElements(op) : space != "torchext";
 }
 
 }  // namespace torchext

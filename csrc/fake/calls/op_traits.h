@@ -7,16 +7,17 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
+#include "../../support/operator_table.h"
+
 namespace torchext {
 
-// Returns true for the operator that `torch.tensor()` calls last, with the constant that it has made. While
-// `torch.tensor()` fills in the values, it excludes `Fake` and `DeferredInit` (tensor_new.cpp), so this is where the
-// constant becomes visible to them.
-bool isLiftFresh(const c10::OperatorHandle& op);
+// The operator that `torch.tensor()` calls last, with the constant that it has made. While `torch.tensor()` fills in
+// the values, it excludes `Fake` and `DeferredInit` (tensor_new.cpp), so this is where the constant becomes visible to
+// them.
+extern const OperatorSet isLiftFresh;
 
-// Returns true for the operator behind `Tensor.pin_memory()`, whose Meta kernel refuses any tensor that is not on the
-// CPU.
-bool isPinMemory(const c10::OperatorHandle& op);
+// The operator behind `Tensor.pin_memory()`, whose Meta kernel refuses any tensor that is not on the CPU.
+extern const OperatorSet isPinMemory;
 
 // Returns the key of the operator's composite kernel, if it has one: the operators that this kernel calls are faked and
 // recorded instead. Random operators like `randn` are composite below autograd (`CompositeExplicitAutograd`); they are
@@ -75,8 +76,8 @@ bool writesForeach(const c10::OperatorHandle& op);
 // argument is one of the running statistics of batch normalization, which kernels update without declaring it.
 bool writesArgument(const c10::OperatorHandle& op, const torch::jit::Stack& stack, std::size_t position);
 
-// Returns true for an operator like `empty`, which makes a tensor and leaves in it what was there.
-bool onlyAllocates(const c10::OperatorHandle& op);
+// Operators like `empty`.
+extern const OperatorSet onlyAllocates;
 
 // Returns true if the call writes every element of its argument at `position`, and does so without reading any: the
 // other arguments alone tell the new values.

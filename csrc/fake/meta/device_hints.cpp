@@ -1,9 +1,7 @@
 #include "device_hints.h"
 
 #include <algorithm>
-#include <array>
 #include <numeric>
-#include <string_view>
 #include <vector>
 
 #include <ATen/Context.h>
@@ -11,6 +9,7 @@
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/WrapDimMinimal.h>
 
+#include "../../support/operator_table.h"
 #include "../../support/stack_utils.h"
 #include "convolutions.h"
 
@@ -25,18 +24,22 @@ namespace {
 thread_local std::optional<c10::Device> meta_call_device;
 
 // These return the mean and the inverse standard deviation after the normalized tensor.
-constexpr std::array<std::string_view, 5> kBatchNormalizations{
-    "aten::native_batch_norm", "aten::_native_batch_norm_legit", "aten::_native_batch_norm_legit_no_training",
-    "aten::_batch_norm_with_update", "aten::_batch_norm_no_update"};
+const OperatorSet isBatchNormalization{
+    "return the mean and the inverse standard deviation of channels, and keep the memory format on the CPU",
+    {"aten::native_batch_norm", "aten::_native_batch_norm_legit", "aten::_native_batch_norm_legit_no_training",
+     "aten::_batch_norm_with_update", "aten::_batch_norm_no_update"}};
 // Their second argument is the input. The gradient has its memory format (`batch_norm_backward_cpu`,
 // Normalization.cpp).
-constexpr std::array<std::string_view, 2> kBatchNormalizationsBackward{"aten::native_batch_norm_backward",
-                                                                       "aten::batch_norm_backward"};
-constexpr std::array<std::string_view, 2> kOtherNormalizations{"aten::native_layer_norm", "aten::native_group_norm"};
+const OperatorSet isBatchNormalizationBackward{
+    "return a gradient in the memory format of their second argument (`batch_norm_backward_cpu`)",
+    {"aten::native_batch_norm_backward", "aten::batch_norm_backward"}};
+const OperatorSet isOtherNormalization{"return the mean and the inverse standard deviation of layers or groups",
+                                       {"aten::native_layer_norm", "aten::native_group_norm"}};
 
 // These keep the memory format of their argument on the CPU (`max_unpooling2d_forward_out_cpu`, `channel_shuffle()`),
 // but their Meta kernels do not.
-constexpr std::array<std::string_view, 2> kKeepFormat{"aten::max_unpool2d", "aten::channel_shuffle"};
+const OperatorSet keepsFormat{"keep the memory format of their argument on the CPU, as their Meta kernels do not",
+                              {"aten::max_unpool2d", "aten::channel_shuffle"}};
 
 bool isTrue(const OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments, const char* name) {
   const int position = findArgument(op.schema(), name);
@@ -124,18 +127,8 @@ bool isFourier(const OperatorHandle& op) {
   return at::hasMKL() && (name == "aten::_fft_r2c" || name == "aten::_fft_c2c");
 }
 
-// Returns true for batch normalizations. They keep the memory format of their argument on the CPU (`batch_norm_cpu`),
-// and its order of strides elsewhere.
-bool isBatchNormalization(const OperatorHandle& op) {
-  return isAmong(kBatchNormalizations, op.schema().name());
-}
-
-bool isBatchNormalizationBackward(const OperatorHandle& op) {
-  return isAmong(kBatchNormalizationsBackward, op.schema().name());
-}
-
 bool isNormalization(const OperatorHandle& op) {
-  return isBatchNormalization(op) || isAmong(kOtherNormalizations, op.schema().name());
+  return isBatchNormalization(op) || isOtherNormalization(op);
 }
 
 }  // namespace
@@ -148,8 +141,8 @@ bool decidesByDevice(const OperatorHandle& op, c10::Device device) {
   if (hasFormatOfConvolution(op)) {
     return device.is_cpu() || device.is_cuda();
   }
-  return device.is_cpu() && (isNormalization(op) || isBatchNormalizationBackward(op) || isFourier(op) ||
-                             isAmong(kKeepFormat, op.schema().name()));
+  return device.is_cpu() &&
+         (isNormalization(op) || isBatchNormalizationBackward(op) || isFourier(op) || keepsFormat(op));
 }
 
 void correctForDevice(const OperatorHandle& op,

@@ -1,10 +1,8 @@
 #include "device_rules.h"
 
-#include <algorithm>
-#include <array>
 #include <string>
-#include <string_view>
 
+#include "../../support/operator_table.h"
 #include "../../support/stack_utils.h"
 #include "../calls/device_index.h"
 #include "../calls/op_traits.h"
@@ -23,39 +21,43 @@ namespace {
 // operators that clone their first argument and copy into a view of the clone; the indexing kernels move their index
 // tensors to the device of `self` (TensorAdvancedIndexing.cpp, `make_info`); `fill_` reads a value on another device as
 // a number; `resize_as_` only looks at a shape, and the choice of a kernel for `ctc_loss` at lengths on the CPU.
-constexpr std::array<std::string_view, 20> kMixesDevices{"aten::copy_",
-                                                         "aten::copy",
-                                                         "aten::_copy_from",
-                                                         "aten::_foreach_copy_",
-                                                         "aten::_foreach_copy",
-                                                         "aten::as_strided_scatter",
-                                                         "aten::diagonal_scatter",
-                                                         "aten::select_scatter",
-                                                         "aten::slice_scatter",
-                                                         "aten::index",
-                                                         "aten::index_put_",
-                                                         "aten::index_put",
-                                                         "aten::_unsafe_index",
-                                                         "aten::_index_put_impl_",
-                                                         "aten::_unsafe_index_put",
-                                                         "aten::fill",
-                                                         "aten::fill_",
-                                                         "aten::resize_as_",
-                                                         "aten::_use_cudnn_ctc_loss",
-                                                         "aten::_use_miopen_ctc_loss"};
+const OperatorSet mayMixDevices{"take tensors on different devices",
+                                {"aten::copy_",
+                                 "aten::copy",
+                                 "aten::_copy_from",
+                                 "aten::_foreach_copy_",
+                                 "aten::_foreach_copy",
+                                 "aten::as_strided_scatter",
+                                 "aten::diagonal_scatter",
+                                 "aten::select_scatter",
+                                 "aten::slice_scatter",
+                                 "aten::index",
+                                 "aten::index_put_",
+                                 "aten::index_put",
+                                 "aten::_unsafe_index",
+                                 "aten::_index_put_impl_",
+                                 "aten::_unsafe_index_put",
+                                 "aten::fill",
+                                 "aten::fill_",
+                                 "aten::resize_as_",
+                                 "aten::_use_cudnn_ctc_loss",
+                                 "aten::_use_miopen_ctc_loss"}};
 
 // Of these, those that copy the values of their second argument by `copy_impl()`. So does `_to_copy`, of its only one.
-constexpr std::array<std::string_view, 5> kCopiesSecond{"aten::copy_", "aten::copy", "aten::_foreach_copy_",
-                                                        "aten::_foreach_copy", "aten::as_strided_scatter"};
+const OperatorSet copiesSecond{
+    "copy the values of their second argument by `copy_impl()`",
+    {"aten::copy_", "aten::copy", "aten::_foreach_copy_", "aten::_foreach_copy", "aten::as_strided_scatter"}};
 
 // Operators whose kernels for the meta device check no device: weights on the meta device may be looked up with indices
 // on the CPU.
-constexpr std::array<std::string_view, 3> kLooksUpInMeta{"aten::embedding", "aten::_embedding_bag",
-                                                         "aten::_embedding_bag_forward_only"};
+const OperatorSet looksUpInMeta{"look up rows of weights on the meta device with indices on any",
+                                {"aten::embedding", "aten::_embedding_bag", "aten::_embedding_bag_forward_only"}};
 
-constexpr std::array<std::string_view, 2> kReadsByIndex{"aten::index", "aten::_unsafe_index"};
-constexpr std::array<std::string_view, 4> kWritesByIndex{"aten::index_put", "aten::index_put_",
-                                                         "aten::_index_put_impl_", "aten::_unsafe_index_put"};
+const OperatorSet readsByIndex{"read by indices, which are on the device of what is indexed or on the CPU",
+                               {"aten::index", "aten::_unsafe_index"}};
+const OperatorSet writesByIndex{
+    "write by indices, which are moved to the device of what is written",
+    {"aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index_put"}};
 
 bool onlyMasks(const c10::IValue& indices) {
   return !hasTensor(indices, [](const at::Tensor& index) {
@@ -167,16 +169,15 @@ void DeviceRules::refuseNumber(Device number, Device common) const {
 // As the kernels of indexing: `check_indices_on_cpu_or_selfdevice()` and `_index_put_impl_()`
 // (TensorAdvancedIndexing.cpp). The latter moves indices to the device of `self`, and numbers as well.
 void DeviceRules::checkIndices() const {
-  const std::string& name = op_.schema().name();
   const auto arguments = topOf(stack_, op_.schema().arguments().size());
-  if (isAmong(kReadsByIndex, name)) {
+  if (readsByIndex(op_)) {
     const Device device = arguments[0].toTensor().device();
     TORCH_CHECK(device.is_meta() || !hasTensor(arguments[1],
                                                [device](const at::Tensor& index) {
                                                  return !index.is_cpu() && index.device() != device;
                                                }),
                 "indices should be either on cpu or on the same device as the indexed tensor (", device, ")");
-  } else if (isAmong(kWritesByIndex, name)) {
+  } else if (writesByIndex(op_)) {
     const Device device = arguments[0].toTensor().device();
     const at::Tensor& value = arguments[2].toTensor();
     const bool is_number = value.dim() == 0 || (value.numel() == 1 && value.is_cpu() && onlyMasks(arguments[1]) &&
@@ -193,9 +194,9 @@ void DeviceRules::checkThatValuesExist() const {
   const auto argument = [this](std::size_t i) -> const c10::IValue& {
     return torch::jit::peek(stack_, i, op_.schema().arguments().size());
   };
-  const bool is_lost = isAmong(kCopiesSecond, name) ? isOnMeta(argument(1)) && !isOnMeta(argument(0))
-                                                    : name == "aten::_to_copy" && isOnMeta(argument(0)) &&
-                                                          !explicitDevice().value_or(c10::kMeta).is_meta();
+  const bool is_lost = copiesSecond(op_) ? isOnMeta(argument(1)) && !isOnMeta(argument(0))
+                                         : name == "aten::_to_copy" && isOnMeta(argument(0)) &&
+                                               !explicitDevice().value_or(c10::kMeta).is_meta();
   TORCH_CHECK_NOT_IMPLEMENTED(!is_lost, "Cannot copy out of meta tensor; no data!");
 }
 
@@ -205,12 +206,11 @@ bool DeviceRules::namesFakeDevice() const {
 }
 
 bool DeviceRules::mixesDevices() const {
-  const std::string& name = op_.schema().name();
-  if (isAmong(kLooksUpInMeta, name)) {
+  if (looksUpInMeta(op_)) {
     const c10::IValue& weight = torch::jit::peek(stack_, 0, op_.schema().arguments().size());
     return weight.isTensor() && weight.toTensor().is_meta();
   }
-  return isAmong(kMixesDevices, name);
+  return mayMixDevices(op_);
 }
 
 }  // namespace torchext

@@ -1,8 +1,6 @@
 #include "kernel_results.h"
 
-#include <array>
 #include <cstdint>
-#include <string_view>
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/core/Reduction.h>
@@ -12,6 +10,7 @@
 #include <c10/util/DimVector.h>
 #include <torchext/fake_tensor.h>
 
+#include "../../support/operator_table.h"
 #include "../../support/stack_utils.h"
 #include "../calls/errors.h"
 #include "../calls/op_traits.h"
@@ -113,32 +112,26 @@ void sizeWorkspace(const c10::OperatorHandle& op, Arguments arguments, Results& 
   }
 }
 
-struct Completion {
-  std::string_view op;
-  void (*complete)(const c10::OperatorHandle& op, Arguments arguments, Results& results);
-};
+using Complete = void (*)(const c10::OperatorHandle& op, Arguments arguments, Results& results);
 
-constexpr std::array kCompletions{
-    Completion{"aten::binary_cross_entropy", keepLosses<3>},
-    Completion{"aten::mse_loss", keepLosses<2>},
-    Completion{"aten::smooth_l1_loss", keepLosses<2>},
-    Completion{"aten::soft_margin_loss", keepLosses<2>},
-    Completion{"aten::mkldnn_rnn_layer", sizeWorkspace},
-    Completion{"aten::im2col", keepFirst},
-    Completion{"aten::col2im", keepFirst},
-    Completion{"aten::kaiser_window", keepPeriod},
-    Completion{"aten::log_sigmoid_forward", emptyBuffer},
-    Completion{"aten::_native_multi_head_attention", dropWeights},
-    Completion{"aten::_scaled_dot_product_efficient_attention", moveStateOfGenerator},
-};
+const OperatorTable<Complete> completionOf{
+    "return what their Meta kernels do not tell",
+    {
+        {keepLosses<2>, {"aten::mse_loss", "aten::smooth_l1_loss", "aten::soft_margin_loss"}},
+        {keepLosses<3>, {"aten::binary_cross_entropy"}},
+        {sizeWorkspace, {"aten::mkldnn_rnn_layer"}},
+        {keepFirst, {"aten::im2col", "aten::col2im"}},
+        {keepPeriod, {"aten::kaiser_window"}},
+        {emptyBuffer, {"aten::log_sigmoid_forward"}},
+        {dropWeights, {"aten::_native_multi_head_attention"}},
+        {moveStateOfGenerator, {"aten::_scaled_dot_product_efficient_attention"}},
+    }};
 
 }  // namespace
 
 void completeResults(const c10::OperatorHandle& op, Arguments arguments, Results& results) {
-  for (const Completion& completion : kCompletions) {
-    if (completion.op == op.schema().name() && !hasOut(op)) {
-      completion.complete(op, arguments, results);
-    }
+  if (const Complete complete = completionOf(op); complete != nullptr && !hasOut(op)) {
+    complete(op, arguments, results);
   }
 }
 

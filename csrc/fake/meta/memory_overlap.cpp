@@ -1,14 +1,12 @@
 #include "memory_overlap.h"
 
-#include <algorithm>
-#include <array>
 #include <string>
-#include <string_view>
 
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/enum_tag.h>
 #include <c10/util/irange.h>
 
+#include "../../support/operator_table.h"
 #include "../../support/stack_utils.h"
 #include "../storage/fake_storage.h"
 
@@ -22,14 +20,10 @@ namespace {
 
 // In-place operators that write to one element several times without an error, because they write the same value each
 // time (`set_check_mem_overlap(false)`) or do not check.
-constexpr std::array<std::string_view, 12> kWritesRepeatedly{
-    "aten::addmv_",      "aten::baddbmm_",   "aten::conj_physical_", "aten::fill_",
-    "aten::index_fill_", "aten::index_put_", "aten::masked_fill_",   "aten::nan_to_num_",
-    "aten::threshold_",  "aten::tril_",      "aten::triu_",          "aten::zero_"};
-
-bool writesRepeatedly(const OperatorHandle& op) {
-  return isAmong(kWritesRepeatedly, op.schema().name());
-}
+const OperatorSet writesRepeatedly{
+    "write to one element several times without an error: the same value, or unchecked",
+    {"aten::addmv_", "aten::baddbmm_", "aten::conj_physical_", "aten::fill_", "aten::index_fill_", "aten::index_put_",
+     "aten::masked_fill_", "aten::nan_to_num_", "aten::threshold_", "aten::tril_", "aten::triu_", "aten::zero_"}};
 
 bool isElementwise(const OperatorHandle& op) {
   return op.hasTag(at::Tag::pointwise) || op.schema().name() == "aten::copy_";

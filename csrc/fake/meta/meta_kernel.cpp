@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <string>
-#include <string_view>
 
 #include <ATen/TensorIterator.h>
 #include <ATen/core/enum_tag.h>
@@ -12,6 +11,7 @@
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/DefaultDtype.h>
 
+#include "../../support/operator_table.h"
 #include "../../support/plain_tensors.h"
 #include "../../support/stack_utils.h"
 #include "../calls/op_traits.h"
@@ -110,14 +110,17 @@ void putAcceptedArguments(const OperatorHandle& op, Stack& stack) {
 
 // The Meta kernels of these are PyTorch's Python references, which lose the order of strides; eagerly, a TensorIterator
 // over the first two arguments decides it.
-constexpr std::array<std::string_view, 6> kElementwise{"aten::copysign.Tensor", "aten::div.Tensor_mode",
-                                                       "aten::floor_divide",    "aten::xlogy.Tensor",
-                                                       "aten::special_xlog1py", "aten::native_dropout_backward"};
+const OperatorSet isLaidOutByIterator{"have strides by a TensorIterator over their first two arguments",
+                                      {"aten::copysign.Tensor", "aten::div.Tensor_mode", "aten::floor_divide",
+                                       "aten::xlogy.Tensor", "aten::special_xlog1py", "aten::native_dropout_backward"},
+                                      Overloads::kNamed};
 
 // These make a contiguous result (`normal_impl()`, DistributionTemplates.h; `_s_poisson_cpu`, Distributions.cpp), but
 // their Meta kernels make one with the strides of the argument.
-constexpr std::array<std::string_view, 4> kMakeContiguous{"aten::normal.Tensor_float", "aten::normal.float_Tensor",
-                                                          "aten::normal.Tensor_Tensor", "aten::poisson"};
+const OperatorSet isLaidOutContiguously{
+    "make a contiguous result",
+    {"aten::normal.Tensor_float", "aten::normal.float_Tensor", "aten::normal.Tensor_Tensor", "aten::poisson"},
+    Overloads::kNamed};
 
 // Returns what a TensorIterator over `a` and `b` makes. They may be numbers on the CPU.
 Tensor resultOfIterator(const Tensor& a, const Tensor& b, c10::ScalarType dtype) {
@@ -148,11 +151,12 @@ void callLaidOutContiguously(const OperatorHandle& op, Stack& stack) {
 
 // These fill an `out` that has as many elements as they make, whatever its shape (RangeFactories.cpp). Their Meta
 // kernels resize it to one dimension.
-constexpr std::array<std::string_view, 6> kRanges{"aten::arange",   "aten::range",       "aten::linspace",
-                                                  "aten::logspace", "aten::fft_fftfreq", "aten::fft_rfftfreq"};
+const OperatorSet makesRange{
+    "fill an `out` of as many elements as they make, whatever its shape",
+    {"aten::arange", "aten::range", "aten::linspace", "aten::logspace", "aten::fft_fftfreq", "aten::fft_rfftfreq"}};
 
 bool fillsRangeIntoOut(const OperatorHandle& op) {
-  return isAmong(kRanges, op.schema().name()) && op.schema().arguments().back().is_out();
+  return makesRange(op) && op.schema().arguments().back().is_out();
 }
 
 void callOnFlatOut(const OperatorHandle& op, Stack& stack) {
@@ -174,10 +178,9 @@ void makeLikeFirstArgument(const OperatorHandle& op, Stack& stack) {
 }
 
 void callMetaKernel(const OperatorHandle& op, Stack& stack) {
-  const std::string name = c10::toString(op.operator_name());
-  if (isAmong(kElementwise, name)) {
+  if (isLaidOutByIterator(op)) {
     callLaidOutByIterator(op, stack);
-  } else if (isAmong(kMakeContiguous, name)) {
+  } else if (isLaidOutContiguously(op)) {
     callLaidOutContiguously(op, stack);
   } else if (fillsRangeIntoOut(op)) {
     callOnFlatOut(op, stack);

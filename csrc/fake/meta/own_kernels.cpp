@@ -1,9 +1,5 @@
 #include "own_kernels.h"
 
-#include <algorithm>
-#include <array>
-#include <string>
-#include <string_view>
 #include <vector>
 
 #include <ATen/AccumulateType.h>
@@ -11,6 +7,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
+#include "../../support/operator_table.h"
 #include "../../support/stack_utils.h"
 
 namespace torchext {
@@ -96,42 +93,31 @@ Results no(ArrayRef<IValue> /*arguments*/) {
   return {false};
 }
 
-struct OwnKernel {
-  std::string_view op;
-  Results (*call)(ArrayRef<IValue> arguments);
-};
+using OwnKernel = Results (*)(ArrayRef<IValue> arguments);
 
-constexpr std::array<OwnKernel, 12> kKernels{{
-    {"aten::batch_norm_stats", stats},
-    {"aten::batch_norm_gather_stats_with_counts", gatherStats},
-    {"aten::batch_norm_elemt", likeFirst},
-    {"aten::batch_norm_backward_reduce", reduceBackward},
-    {"aten::batch_norm_backward_elemt", likeSecond},
-    {"aten::_thnn_fused_lstm_cell", lstmCell},
-    {"aten::_thnn_fused_gru_cell", gruCell},
-    {"aten::_thnn_fused_gru_cell_backward", gruCellBackward},
-    {"aten::_use_cudnn_ctc_loss", no},
-    {"aten::_use_cudnn_ctc_loss.Tensor", no},
-    {"aten::_use_miopen_ctc_loss", no},
-    {"aten::_use_miopen_ctc_loss.Tensor", no},
-}};
-
-const OwnKernel* find(const OperatorHandle& op) {
-  const std::string name = c10::toString(op.operator_name());
-  const auto* const found =
-      std::find_if(kKernels.begin(), kKernels.end(), [&name](const OwnKernel& kernel) { return kernel.op == name; });
-  return found == kKernels.end() ? nullptr : found;
-}
+const OperatorTable<OwnKernel> ownKernelOf{"have kernels for CUDA only",
+                                           {{stats, {"aten::batch_norm_stats"}},
+                                            {gatherStats, {"aten::batch_norm_gather_stats_with_counts"}},
+                                            {likeFirst, {"aten::batch_norm_elemt"}},
+                                            {reduceBackward, {"aten::batch_norm_backward_reduce"}},
+                                            {likeSecond, {"aten::batch_norm_backward_elemt"}},
+                                            {lstmCell, {"aten::_thnn_fused_lstm_cell"}},
+                                            {gruCell, {"aten::_thnn_fused_gru_cell"}},
+                                            {gruCellBackward, {"aten::_thnn_fused_gru_cell_backward"}},
+                                            {no,
+                                             {"aten::_use_cudnn_ctc_loss", "aten::_use_cudnn_ctc_loss.Tensor",
+                                              "aten::_use_miopen_ctc_loss", "aten::_use_miopen_ctc_loss.Tensor"}}},
+                                           Overloads::kNamed};
 
 }  // namespace
 
 bool hasOwnKernel(const OperatorHandle& op) {
-  return find(op) != nullptr;
+  return ownKernelOf(op) != nullptr;
 }
 
 void callOwnKernel(const OperatorHandle& op, torch::jit::Stack& stack) {
   const std::size_t count = op.schema().arguments().size();
-  Results results = find(op)->call(topOf(stack, count));
+  Results results = ownKernelOf(op)(topOf(stack, count));
   torch::jit::drop(stack, count);
   for (IValue& result : results) {
     torch::jit::push(stack, std::move(result));

@@ -23,6 +23,7 @@
 #include "../../support/allocation_limit.h"
 #include "../../support/held_warnings.h"
 #include "../../support/locks.h"
+#include "../../support/operator_table.h"
 #include "../../support/plain_tensors.h"
 #include "../../support/stack_utils.h"
 #include "../../torch_internals/dispatcher_internals.h"
@@ -60,21 +61,14 @@ constexpr std::size_t kMostBytes = std::size_t{1} << 28U;
 
 // The kernels of these expect values that no fill provides: lengths that add up to a size; enough pivots; zero points
 // between two numbers that are arguments; diagonals that differ.
-constexpr std::array<std::string_view, 5> kExpectsValues{
-    "aten::segment_reduce", "aten::lu_unpack", "aten::fake_quantize_per_channel_affine",
-    "aten::fake_quantize_per_channel_affine_cachemask", "aten::_spdiags"};
+const OperatorSet expectsValues{"expect values that no fill provides",
+                                {"aten::segment_reduce", "aten::lu_unpack", "aten::fake_quantize_per_channel_affine",
+                                 "aten::fake_quantize_per_channel_affine_cachemask", "aten::_spdiags"}};
 
 // The kernels of these require strides that are a multiple of some number of bytes, which divided sizes do not have.
-constexpr std::array<std::string_view, 4> kChecksAlignment{"aten::_grouped_mm", "aten::_scaled_grouped_mm",
-                                                           "aten::_scaled_mm", "aten::_scaled_mm_v2"};
-
-bool checksAlignment(const OperatorHandle& op) {
-  return isAmong(kChecksAlignment, op.schema().name());
-}
-
-bool expectsValues(const OperatorHandle& op) {
-  return isAmong(kExpectsValues, op.schema().name());
-}
+const OperatorSet checksAlignment{
+    "require strides that are a multiple of some number of bytes, which divided sizes do not have",
+    {"aten::_grouped_mm", "aten::_scaled_grouped_mm", "aten::_scaled_mm", "aten::_scaled_mm_v2"}};
 
 bool isReplaceable(const Tensor& tensor) {
   return (tensor.is_cpu() || tensor.is_cuda()) && isPlain(tensor) &&

@@ -13,6 +13,8 @@
 #include <ATen/core/ivalue.h>
 #include <c10/util/ArrayRef.h>
 
+#include "../../support/operator_table.h"
+
 namespace torchext {
 
 enum class Trust : std::uint8_t {
@@ -24,8 +26,8 @@ enum class Trust : std::uint8_t {
   kForward,     // what the forward on the CPU computes, which differs on CUDA: tried out on the CPU only
 };
 
-// Returns what the CPU kernel of `op` trusts.
-Trust trustOf(const c10::OperatorHandle& op);
+// What the CPU kernel of an operator trusts.
+extern const OperatorTable<Trust> trustOf;
 
 // Returns true if a call with these arguments may be tried out: at its own sizes, or at smaller ones.
 bool mayBeTriedOut(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);

@@ -5,7 +5,6 @@
 #include <atomic>
 #include <cmath>
 #include <numeric>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -27,6 +26,7 @@
 #include <c10/util/irange.h>
 #include <torchext/fake_tensor.h>
 
+#include "../../support/operator_table.h"
 #include "../../support/plain_tensors.h"
 #include "../../support/stack_utils.h"
 #include "../calls/hidden_keys.h"
@@ -180,13 +180,13 @@ bool tryDrawing(const OperatorHandle& op,
 // of a text, come last. The policy for routing says by how many rows each row is ahead of the row before: by one, and
 // they reach all experts of a router alike; or by none, and all rows choose the same.
 constexpr int64_t kMaxPattern = 1 << 16;
-constexpr std::array<std::string_view, 11> kMakeIndices{
-    "aten::topk",   "aten::sort",     "aten::argmax", "aten::argmin",      "aten::max",       "aten::min",
-    "aten::median", "aten::kthvalue", "aten::mode",   "aten::multinomial", "aten::nanmedian",
-};
+const OperatorSet mayMakeIndices{
+    "return positions in their argument",
+    {"aten::topk", "aten::sort", "aten::argmax", "aten::argmin", "aten::max", "aten::min", "aten::median",
+     "aten::kthvalue", "aten::mode", "aten::multinomial", "aten::nanmedian"}};
 
 bool makesIndices(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
-  if (!isAmong(kMakeIndices, op.schema().name()) || hasOut(op) || hasValue(arguments.front().toTensor())) {
+  if (!mayMakeIndices(op) || hasOut(op) || hasValue(arguments.front().toTensor())) {
     return false;
   }
   const bool is_of_values = results.size() == 1 && arguments.front().toTensor().scalar_type() == c10::kLong;

@@ -1,10 +1,8 @@
 #include "known_values.h"
 
-#include <array>
 #include <cmath>
 #include <cstddef>
 #include <new>
-#include <string_view>
 #include <vector>
 
 #include <ATen/core/enum_tag.h>
@@ -17,6 +15,7 @@
 #include "../../support/allocation_limit.h"
 #include "../../support/no_observers.h"
 #include "../../support/no_warnings.h"
+#include "../../support/operator_table.h"
 #include "../../support/plain_tensors.h"
 #include "../../support/stack_utils.h"
 #include "../../torch_internals/dispatcher_internals.h"
@@ -48,9 +47,8 @@ Tensor standInOf(const Tensor& tensor) {
 // What a call may allocate whose results have shapes that depend on values.
 constexpr std::size_t kMaxBytesOfResults = std::size_t{256} << 20;
 
-constexpr std::array<std::string_view, 4> kMakeZeros{"aten::zeros", "aten::zeros_like", "aten::new_zeros",
-                                                     "aten::zero_"};
-constexpr std::array<std::string_view, 3> kMakeOnes{"aten::ones", "aten::ones_like", "aten::new_ones"};
+const OperatorSet makesZeros{"make zeros", {"aten::zeros", "aten::zeros_like", "aten::new_zeros", "aten::zero_"}};
+const OperatorSet makesOnes{"make ones", {"aten::ones", "aten::ones_like", "aten::new_ones"}};
 
 // Reading the memory of a device waits for it, so only counters are read.
 bool canBeRead(const Tensor& source) {
@@ -151,8 +149,8 @@ Stack runOn(const OperatorHandle& op, ArrayRef<IValue> arguments, TensorMapper v
 
 std::optional<bool> fillOf(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   const std::string& name = op.schema().name();
-  const bool makes_zeros = isAmong(kMakeZeros, name);
-  if (makes_zeros || isAmong(kMakeOnes, name)) {
+  const bool makes_zeros = makesZeros(op);
+  if (makes_zeros || makesOnes(op)) {
     return hasOut(op) ? std::nullopt : std::optional{!makes_zeros};
   }
   const bool is_fill = name == "aten::fill_" && arguments[1].isScalar() && !arguments[1].isComplexDouble();

@@ -2,7 +2,6 @@
 // later, those of memory-efficient attention the largest that kernel_forward.h and kernel_backward.h have for sm80.
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <vector>
 
@@ -214,17 +213,13 @@ void efficientAttentionBackward(KernelCall& call) {
   call.free({sum, buffer, expanded.value, expanded.key, gradient});
 }
 
-constexpr std::array kAttentionRules{
-    NamedKernelRule{"aten::_scaled_dot_product_flash_attention", flashAttention},
-    NamedKernelRule{"aten::_scaled_dot_product_flash_attention_backward", flashAttentionBackward},
-    NamedKernelRule{"aten::_scaled_dot_product_efficient_attention", efficientAttention},
-    NamedKernelRule{"aten::_scaled_dot_product_efficient_attention_backward", efficientAttentionBackward},
+const KernelRules kAttentionRules{
+    {flashAttention, {"aten::_scaled_dot_product_flash_attention"}},
+    {flashAttentionBackward, {"aten::_scaled_dot_product_flash_attention_backward"}},
+    {efficientAttention, {"aten::_scaled_dot_product_efficient_attention"}},
+    {efficientAttentionBackward, {"aten::_scaled_dot_product_efficient_attention_backward"}},
 };
 
 }  // namespace
-
-c10::ArrayRef<NamedKernelRule> attentionKernelRules() {
-  return kAttentionRules;
-}
 
 }  // namespace torchext

@@ -1,7 +1,6 @@
 // Batch normalization by PyTorch's own kernels: Normalization.cu in ATen/native/cuda.
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -156,15 +155,11 @@ void batchNormBackward(KernelCall& call) {
   call.free({one, products, sums});
 }
 
-constexpr std::array kBatchNormRules{
-    NamedKernelRule{"aten::native_batch_norm", batchNorm},
-    NamedKernelRule{"aten::native_batch_norm_backward", batchNormBackward},
+const KernelRules kBatchNormRules{
+    {batchNorm, {"aten::native_batch_norm"}},
+    {batchNormBackward, {"aten::native_batch_norm_backward"}},
 };
 
 }  // namespace
-
-c10::ArrayRef<NamedKernelRule> batchNormKernelRules() {
-  return kBatchNormRules;
-}
 
 }  // namespace torchext

@@ -1,7 +1,6 @@
 // Products of matrices: Blas.cpp in ATen/native/cuda.
 
 #include <algorithm>
-#include <array>
 #include <cstdlib>
 #include <string_view>
 
@@ -197,36 +196,18 @@ void dot(KernelCall& call) {
   callBlas(call);
 }
 
-constexpr std::array kBlasRules{
-    NamedKernelRule{"aten::mm", mm},
-    NamedKernelRule{"aten::mm.out", mm},
-    NamedKernelRule{"aten::mm.dtype", mm},
-    NamedKernelRule{"aten::mm.dtype_out", mm},
-    NamedKernelRule{"aten::addmm", addmm},
-    NamedKernelRule{"aten::addmm.out", addmm},
-    NamedKernelRule{"aten::addmm.dtype", addmm},
-    NamedKernelRule{"aten::_addmm_activation", addmm},
-    NamedKernelRule{"aten::addmm_", addmmInPlace},
-    NamedKernelRule{"aten::bmm", bmm},
-    NamedKernelRule{"aten::bmm.out", bmm},
-    NamedKernelRule{"aten::bmm.dtype", bmm},
-    NamedKernelRule{"aten::baddbmm", baddbmm},
-    NamedKernelRule{"aten::baddbmm.out", baddbmm},
-    NamedKernelRule{"aten::baddbmm_", baddbmm},
-    NamedKernelRule{"aten::addbmm", addbmm},
-    NamedKernelRule{"aten::addbmm_", addbmm},
-    NamedKernelRule{"aten::mv", mv},
-    NamedKernelRule{"aten::addmv", addmv},
-    NamedKernelRule{"aten::addmv_", addmv},
-    NamedKernelRule{"aten::addmv.out", addmv},
-    NamedKernelRule{"aten::dot", dot},
-    NamedKernelRule{"aten::vdot", dot},
+const KernelRules kBlasRules{
+    {mm, {"aten::mm", "aten::mm.out", "aten::mm.dtype", "aten::mm.dtype_out"}},
+    {addmm, {"aten::addmm", "aten::addmm.out", "aten::addmm.dtype", "aten::_addmm_activation"}},
+    {addmmInPlace, {"aten::addmm_"}},
+    {bmm, {"aten::bmm", "aten::bmm.out", "aten::bmm.dtype"}},
+    {baddbmm, {"aten::baddbmm", "aten::baddbmm.out", "aten::baddbmm_"}},
+    {addbmm, {"aten::addbmm", "aten::addbmm_"}},
+    {mv, {"aten::mv"}},
+    {addmv, {"aten::addmv", "aten::addmv_", "aten::addmv.out"}},
+    {dot, {"aten::dot", "aten::vdot"}},
 };
 
 }  // namespace
-
-c10::ArrayRef<NamedKernelRule> blasKernelRules() {
-  return kBlasRules;
-}
 
 }  // namespace torchext

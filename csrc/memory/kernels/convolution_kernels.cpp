@@ -456,15 +456,11 @@ void convolutionBackward(KernelCall& call) {
   call.free({weight.copy, input.copy});
 }
 
-constexpr std::array kConvolutionRules{
-    NamedKernelRule{"aten::convolution", convolution},
-    NamedKernelRule{"aten::convolution_backward", convolutionBackward},
+const KernelRules kConvolutionRules{
+    {convolution, {"aten::convolution"}},
+    {convolutionBackward, {"aten::convolution_backward"}},
 };
 
 }  // namespace
-
-c10::ArrayRef<NamedKernelRule> convolutionKernelRules() {
-  return kConvolutionRules;
-}
 
 }  // namespace torchext

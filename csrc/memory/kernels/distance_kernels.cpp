@@ -1,6 +1,5 @@
 // Distances between all pairs of rows: DistanceKernel.cu, and what calls it.
 
-#include <array>
 #include <cstdint>
 
 #include "kernel_call.h"
@@ -39,16 +38,12 @@ void ownDistancesBackward(KernelCall& call) {
   }
 }
 
-constexpr std::array kDistanceRules{
-    NamedKernelRule{"aten::_cdist_forward", distances},
-    NamedKernelRule{"aten::_cdist_backward", distancesBackward},
-    NamedKernelRule{"aten::_pdist_backward", ownDistancesBackward},
+const KernelRules kDistanceRules{
+    {distances, {"aten::_cdist_forward"}},
+    {distancesBackward, {"aten::_cdist_backward"}},
+    {ownDistancesBackward, {"aten::_pdist_backward"}},
 };
 
 }  // namespace
-
-c10::ArrayRef<NamedKernelRule> distanceKernelRules() {
-  return kDistanceRules;
-}
 
 }  // namespace torchext

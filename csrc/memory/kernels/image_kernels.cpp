@@ -1,6 +1,5 @@
 // Pooling, padding, and patches of images: what they copy to have it in the layout that their kernels read.
 
-#include <array>
 #include <cstdint>
 
 #include "kernel_call.h"
@@ -102,39 +101,26 @@ void unfoldBackward(KernelCall& call) {
   }
 }
 
-constexpr std::array kImageRules{
-    NamedKernelRule{"aten::max_pool2d_with_indices", copyAfterResults<Reads::kOwnFormat>},
-    NamedKernelRule{"aten::max_pool2d_with_indices_backward", copyInFormatOfImage<true>},
-    NamedKernelRule{"aten::max_pool3d_with_indices", copyAfterResults<Reads::kOwnFormat>},
-    NamedKernelRule{"aten::max_pool3d_with_indices_backward", copyInFormatOfImage<false>},
-    NamedKernelRule{"aten::avg_pool2d", copyAfterResults<Reads::kOwnFormat>},
-    NamedKernelRule{"aten::avg_pool2d_backward", copyInFormatOfImage<true>},
-    NamedKernelRule{"aten::avg_pool3d", copyAfterResults<Reads::kContiguous>},
-    NamedKernelRule{"aten::avg_pool3d_backward", copyAfterResults<Reads::kContiguous>},
-    NamedKernelRule{"aten::_adaptive_avg_pool2d", copyBeforeResults<Reads::kOwnFormat>},
-    NamedKernelRule{"aten::_adaptive_avg_pool2d_backward", adaptiveAveragePoolBackward},
-    NamedKernelRule{"aten::_adaptive_avg_pool3d", copyBeforeResults<Reads::kContiguous>},
-    NamedKernelRule{"aten::_adaptive_avg_pool3d_backward", copyAfterResults<Reads::kContiguous>},
-    NamedKernelRule{"aten::adaptive_max_pool2d", adaptiveMaxPool},
-    NamedKernelRule{"aten::adaptive_max_pool2d_backward", adaptiveMaxPoolBackward},
-    NamedKernelRule{"aten::adaptive_max_pool3d", copyAfterResults<Reads::kContiguous>},
-    NamedKernelRule{"aten::adaptive_max_pool3d_backward", copyAfterResults<Reads::kContiguous>},
-    NamedKernelRule{"aten::reflection_pad1d", copyAfterResults<Reads::kContiguous>},
-    NamedKernelRule{"aten::reflection_pad1d_backward", copyAfterResults<Reads::kContiguous>},
-    NamedKernelRule{"aten::reflection_pad2d", copyAfterResults<Reads::kContiguous>},
-    NamedKernelRule{"aten::reflection_pad2d_backward", copyAfterResults<Reads::kContiguous>},
-    NamedKernelRule{"aten::reflection_pad3d", copyAfterResults<Reads::kContiguous>},
-    NamedKernelRule{"aten::upsample_nearest2d", copyAfterResults<Reads::kOwnFormat>},
-    NamedKernelRule{"aten::_upsample_nearest_exact2d", copyAfterResults<Reads::kOwnFormat>},
-    NamedKernelRule{"aten::im2col", imageToColumns},
-    NamedKernelRule{"aten::col2im", copyAfterResults<Reads::kContiguous>},
-    NamedKernelRule{"aten::unfold_backward", unfoldBackward},
+const KernelRules kImageRules{
+    {copyAfterResults<Reads::kOwnFormat>,
+     {"aten::max_pool2d_with_indices", "aten::max_pool3d_with_indices", "aten::avg_pool2d", "aten::upsample_nearest2d",
+      "aten::_upsample_nearest_exact2d"}},
+    {copyInFormatOfImage<true>, {"aten::max_pool2d_with_indices_backward", "aten::avg_pool2d_backward"}},
+    {copyInFormatOfImage<false>, {"aten::max_pool3d_with_indices_backward"}},
+    {copyAfterResults<Reads::kContiguous>,
+     {"aten::avg_pool3d", "aten::avg_pool3d_backward", "aten::_adaptive_avg_pool3d_backward",
+      "aten::adaptive_max_pool3d", "aten::adaptive_max_pool3d_backward", "aten::reflection_pad1d",
+      "aten::reflection_pad1d_backward", "aten::reflection_pad2d", "aten::reflection_pad2d_backward",
+      "aten::reflection_pad3d", "aten::col2im"}},
+    {copyBeforeResults<Reads::kOwnFormat>, {"aten::_adaptive_avg_pool2d"}},
+    {adaptiveAveragePoolBackward, {"aten::_adaptive_avg_pool2d_backward"}},
+    {copyBeforeResults<Reads::kContiguous>, {"aten::_adaptive_avg_pool3d"}},
+    {adaptiveMaxPool, {"aten::adaptive_max_pool2d"}},
+    {adaptiveMaxPoolBackward, {"aten::adaptive_max_pool2d_backward"}},
+    {imageToColumns, {"aten::im2col"}},
+    {unfoldBackward, {"aten::unfold_backward"}},
 };
 
 }  // namespace
-
-c10::ArrayRef<NamedKernelRule> imageKernelRules() {
-  return kImageRules;
-}
 
 }  // namespace torchext

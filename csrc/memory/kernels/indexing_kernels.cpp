@@ -1,7 +1,6 @@
 // Values that are written or added by index: Indexing.cu, TensorAdvancedIndexing.cpp, TensorTransformations.cu.
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -265,23 +264,16 @@ void roll(KernelCall& call) {
   }
 }
 
-constexpr std::array kIndexingRules{
-    NamedKernelRule{"aten::index.Tensor", index},
-    NamedKernelRule{"aten::index_put", indexPutChecked},
-    NamedKernelRule{"aten::index_put_", indexPutChecked},
-    NamedKernelRule{"aten::_index_put_impl_", indexPutImpl},
-    NamedKernelRule{"aten::scatter_reduce.two", scatterReduce},
-    NamedKernelRule{"aten::scatter_reduce_.two", scatterReduce},
-    NamedKernelRule{"aten::index_reduce", indexReduce},
-    NamedKernelRule{"aten::index_reduce_", indexReduce},
-    NamedKernelRule{"aten::masked_scatter_", maskedScatter},
-    NamedKernelRule{"aten::roll", roll},
+const KernelRules kIndexingRules{
+    {index, {"aten::index.Tensor"}},
+    {indexPutChecked, {"aten::index_put", "aten::index_put_"}},
+    {indexPutImpl, {"aten::_index_put_impl_"}},
+    {scatterReduce, {"aten::scatter_reduce.two", "aten::scatter_reduce_.two"}},
+    {indexReduce, {"aten::index_reduce", "aten::index_reduce_"}},
+    {maskedScatter, {"aten::masked_scatter_"}},
+    {roll, {"aten::roll"}},
 };
 
 }  // namespace
-
-c10::ArrayRef<NamedKernelRule> indexingKernelRules() {
-  return kIndexingRules;
-}
 
 }  // namespace torchext

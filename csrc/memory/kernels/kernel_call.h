@@ -2,17 +2,16 @@
 
 // How the rules of `kernel_memory` describe a kernel: as the list of what it allocates and frees.
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
-#include <string_view>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 #include <c10/util/ArrayRef.h>
 
 #include "../../fake/cuda/gpu.h"
+#include "../../support/operator_table.h"
 #include "kernel_memory.h"
 
 namespace torchext {
@@ -89,24 +88,9 @@ class KernelCall {
 // Describes the kernel of a call.
 using KernelRule = void (*)(KernelCall& call);
 
-// The operator that a rule is for: "aten::mm", "aten::sum.dim_IntList".
-struct NamedKernelRule {
-  std::string_view op;
-  KernelRule rule;
+// Rules, and the operators that each is for. Each kind of kernels has them in its file.
+struct KernelRules {
+  KernelRules(std::initializer_list<OperatorTable<KernelRule>::Group> rules);  // NOLINT(google-explicit-constructor)
 };
-
-// The rules of one kind of kernels. Each is defined in the file of its kind.
-c10::ArrayRef<NamedKernelRule> blasKernelRules();
-c10::ArrayRef<NamedKernelRule> reductionKernelRules();
-c10::ArrayRef<NamedKernelRule> sortingKernelRules();
-c10::ArrayRef<NamedKernelRule> attentionKernelRules();
-c10::ArrayRef<NamedKernelRule> normalizationKernelRules();
-c10::ArrayRef<NamedKernelRule> lossKernelRules();
-c10::ArrayRef<NamedKernelRule> convolutionKernelRules();
-c10::ArrayRef<NamedKernelRule> batchNormKernelRules();
-c10::ArrayRef<NamedKernelRule> imageKernelRules();
-c10::ArrayRef<NamedKernelRule> indexingKernelRules();
-c10::ArrayRef<NamedKernelRule> randomKernelRules();
-c10::ArrayRef<NamedKernelRule> distanceKernelRules();
 
 }  // namespace torchext

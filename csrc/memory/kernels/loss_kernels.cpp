@@ -1,6 +1,5 @@
 // Losses: they compute a number for each element, and reduce them.
 
-#include <array>
 #include <optional>
 
 #include <ATen/EmptyTensor.h>
@@ -77,19 +76,14 @@ void multiMarginLoss(KernelCall& call) {
   }
 }
 
-constexpr std::array kLossRules{
-    NamedKernelRule{"aten::mse_loss", elementwiseLoss<2>},
-    NamedKernelRule{"aten::smooth_l1_loss", elementwiseLoss<2>},
-    NamedKernelRule{"aten::huber_loss", huberLoss},
-    NamedKernelRule{"aten::multi_margin_loss", multiMarginLoss},
-    NamedKernelRule{"aten::soft_margin_loss", lossInResult<2>},
-    NamedKernelRule{"aten::binary_cross_entropy", lossInResult<3>},
+const KernelRules kLossRules{
+    {elementwiseLoss<2>, {"aten::mse_loss", "aten::smooth_l1_loss"}},
+    {huberLoss, {"aten::huber_loss"}},
+    {multiMarginLoss, {"aten::multi_margin_loss"}},
+    {lossInResult<2>, {"aten::soft_margin_loss"}},
+    {lossInResult<3>, {"aten::binary_cross_entropy"}},
 };
 
 }  // namespace
-
-c10::ArrayRef<NamedKernelRule> lossKernelRules() {
-  return kLossRules;
-}
 
 }  // namespace torchext

@@ -185,31 +185,24 @@ void normsOfList(KernelCall& call) {
   call.free({norms, offsets});
 }
 
-constexpr std::array kNormalizationRules{
-    NamedKernelRule{"aten::native_group_norm", groupNorm},
-    NamedKernelRule{"aten::native_group_norm_backward", groupNormBackward},
-    NamedKernelRule{"aten::native_layer_norm", layerNorm},
-    NamedKernelRule{"aten::native_layer_norm_backward", layerNormBackward},
-    NamedKernelRule{"aten::_softmax", copyFirst},
-    NamedKernelRule{"aten::_log_softmax", copyFirst},
-    NamedKernelRule{"aten::_softmax_backward_data", softmaxBackward},
-    NamedKernelRule{"aten::_log_softmax_backward_data", copyBoth},
-    NamedKernelRule{"aten::_safe_softmax", safeSoftmax},
-    NamedKernelRule{"aten::logsumexp", logSumExp},
-    NamedKernelRule{"aten::native_dropout", maskFirst},
-    NamedKernelRule{"aten::_thnn_fused_gru_cell", maskFirst},
-    NamedKernelRule{"aten::_thnn_fused_lstm_cell", workspaceFirst},
-    NamedKernelRule{"aten::nll_loss2d_forward", maskFirst},
-    NamedKernelRule{"aten::upsample_nearest2d_backward", copyForFormat},
-    NamedKernelRule{"aten::_upsample_nearest_exact2d_backward", copyForFormat},
-    NamedKernelRule{"aten::upsample_bilinear2d_backward", copyForFormat},
-    NamedKernelRule{"aten::_foreach_norm.Scalar", normsOfList},
+const KernelRules kNormalizationRules{
+    {groupNorm, {"aten::native_group_norm"}},
+    {groupNormBackward, {"aten::native_group_norm_backward"}},
+    {layerNorm, {"aten::native_layer_norm"}},
+    {layerNormBackward, {"aten::native_layer_norm_backward"}},
+    {copyFirst, {"aten::_softmax", "aten::_log_softmax"}},
+    {softmaxBackward, {"aten::_softmax_backward_data"}},
+    {copyBoth, {"aten::_log_softmax_backward_data"}},
+    {safeSoftmax, {"aten::_safe_softmax"}},
+    {logSumExp, {"aten::logsumexp"}},
+    {maskFirst, {"aten::native_dropout", "aten::_thnn_fused_gru_cell", "aten::nll_loss2d_forward"}},
+    {workspaceFirst, {"aten::_thnn_fused_lstm_cell"}},
+    {copyForFormat,
+     {"aten::upsample_nearest2d_backward", "aten::_upsample_nearest_exact2d_backward",
+      "aten::upsample_bilinear2d_backward"}},
+    {normsOfList, {"aten::_foreach_norm.Scalar"}},
 };
 
 }  // namespace
-
-c10::ArrayRef<NamedKernelRule> normalizationKernelRules() {
-  return kNormalizationRules;
-}
 
 }  // namespace torchext

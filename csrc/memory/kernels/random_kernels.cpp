@@ -115,18 +115,13 @@ void bernoulliOfProbabilities(KernelCall& call) {
   }
 }
 
-constexpr std::array kRandomRules{
-    NamedKernelRule{"aten::randperm.out", randperm},
-    NamedKernelRule{"aten::randperm.generator_out", randperm},
-    NamedKernelRule{"aten::multinomial", multinomial},
-    NamedKernelRule{"aten::normal.Tensor_float", normalAroundMeans},
-    NamedKernelRule{"aten::bernoulli_.Tensor", bernoulliOfProbabilities},
+const KernelRules kRandomRules{
+    {randperm, {"aten::randperm.out", "aten::randperm.generator_out"}},
+    {multinomial, {"aten::multinomial"}},
+    {normalAroundMeans, {"aten::normal.Tensor_float"}},
+    {bernoulliOfProbabilities, {"aten::bernoulli_.Tensor"}},
 };
 
 }  // namespace
-
-c10::ArrayRef<NamedKernelRule> randomKernelRules() {
-  return kRandomRules;
-}
 
 }  // namespace torchext

@@ -1,6 +1,5 @@
 // Reductions: the Reduce*Kernel.cu in ATen/native/cuda, and ReduceOps.cpp, which calls them.
 
-#include <array>
 #include <cmath>
 #include <optional>
 #include <vector>
@@ -212,44 +211,25 @@ void isIn(KernelCall& call) {
   }
 }
 
-constexpr std::array kReductionRules{
-    NamedKernelRule{"aten::sum", reduceAll},
-    NamedKernelRule{"aten::sum.dim_IntList", reduceDims},
-    NamedKernelRule{"aten::mean", reduceAll},
-    NamedKernelRule{"aten::mean.dim", reduceDims},
-    NamedKernelRule{"aten::nansum", reduceDims},
-    NamedKernelRule{"aten::linalg_vector_norm", vectorNorm},
-    NamedKernelRule{"aten::norm.ScalarOpt_dim", vectorNorm},
-    NamedKernelRule{"aten::norm.ScalarOpt_dim_dtype", vectorNorm},
-    NamedKernelRule{"aten::max", extremumOfAll},
-    NamedKernelRule{"aten::min", extremumOfAll},
-    NamedKernelRule{"aten::amax", extremumOfDims},
-    NamedKernelRule{"aten::amin", extremumOfDims},
-    NamedKernelRule{"aten::max.dim", extremumWithIndex},
-    NamedKernelRule{"aten::min.dim", extremumWithIndex},
-    NamedKernelRule{"aten::argmax", indexOfExtremum},
-    NamedKernelRule{"aten::argmin", indexOfExtremum},
-    NamedKernelRule{"aten::any", isAnyOfAll},
-    NamedKernelRule{"aten::all", isAnyOfAll},
-    NamedKernelRule{"aten::any.dim", isAnyOfDims},
-    NamedKernelRule{"aten::all.dim", isAnyOfDims},
-    NamedKernelRule{"aten::any.dims", isAnyOfDims},
-    NamedKernelRule{"aten::all.dims", isAnyOfDims},
-    NamedKernelRule{"aten::aminmax", extremaTogether},
-    NamedKernelRule{"aten::count_nonzero.dim_IntList", countNonzero},
-    NamedKernelRule{"aten::renorm", renorm},
-    NamedKernelRule{"aten::histc", histogram},
-    NamedKernelRule{"aten::isin.Tensor_Tensor", isIn},
-    NamedKernelRule{"aten::var.correction", variance},
-    NamedKernelRule{"aten::std.correction", variance},
-    NamedKernelRule{"aten::var_mean.correction", variance},
-    NamedKernelRule{"aten::std_mean.correction", variance},
+const KernelRules kReductionRules{
+    {reduceAll, {"aten::sum", "aten::mean"}},
+    {reduceDims, {"aten::sum.dim_IntList", "aten::mean.dim", "aten::nansum"}},
+    {vectorNorm, {"aten::linalg_vector_norm", "aten::norm.ScalarOpt_dim", "aten::norm.ScalarOpt_dim_dtype"}},
+    {extremumOfAll, {"aten::max", "aten::min"}},
+    {extremumOfDims, {"aten::amax", "aten::amin"}},
+    {extremumWithIndex, {"aten::max.dim", "aten::min.dim"}},
+    {indexOfExtremum, {"aten::argmax", "aten::argmin"}},
+    {isAnyOfAll, {"aten::any", "aten::all"}},
+    {isAnyOfDims, {"aten::any.dim", "aten::all.dim", "aten::any.dims", "aten::all.dims"}},
+    {extremaTogether, {"aten::aminmax"}},
+    {countNonzero, {"aten::count_nonzero.dim_IntList"}},
+    {renorm, {"aten::renorm"}},
+    {histogram, {"aten::histc"}},
+    {isIn, {"aten::isin.Tensor_Tensor"}},
+    {variance,
+     {"aten::var.correction", "aten::std.correction", "aten::var_mean.correction", "aten::std_mean.correction"}},
 };
 
 }  // namespace
-
-c10::ArrayRef<NamedKernelRule> reductionKernelRules() {
-  return kReductionRules;
-}
 
 }  // namespace torchext

@@ -300,30 +300,23 @@ void embeddingBagBackward(KernelCall& call) {
   call.free({counts, sorted.original, sorted.sorted, contiguous});
 }
 
-constexpr std::array kSortingRules{
-    NamedKernelRule{"aten::sort", sort},
-    NamedKernelRule{"aten::sort.stable", sortStable},
-    NamedKernelRule{"aten::topk", topk},
-    NamedKernelRule{"aten::cumsum", cumulate},
-    NamedKernelRule{"aten::cumprod", cumulate},
-    NamedKernelRule{"aten::_logcumsumexp", cumulate},
-    NamedKernelRule{"aten::cummax", cumulateExtremum},
-    NamedKernelRule{"aten::cummin", cumulateExtremum},
-    NamedKernelRule{"aten::median", medianOfAll},
-    NamedKernelRule{"aten::mode", mode},
-    NamedKernelRule{"aten::kthvalue", kthValue},
-    NamedKernelRule{"aten::bucketize.Tensor", search<0, 1>},
-    NamedKernelRule{"aten::searchsorted.Tensor", search<1, 0>},
-    NamedKernelRule{"aten::embedding_dense_backward", embeddingBackward},
-    NamedKernelRule{"aten::_embedding_bag", embeddingBag},
-    NamedKernelRule{"aten::_embedding_bag_backward", embeddingBagBackward<6>},
-    NamedKernelRule{"aten::_embedding_bag_dense_backward", embeddingBagBackward<5>},
+const KernelRules kSortingRules{
+    {sort, {"aten::sort"}},
+    {sortStable, {"aten::sort.stable"}},
+    {topk, {"aten::topk"}},
+    {cumulate, {"aten::cumsum", "aten::cumprod", "aten::_logcumsumexp"}},
+    {cumulateExtremum, {"aten::cummax", "aten::cummin"}},
+    {medianOfAll, {"aten::median"}},
+    {mode, {"aten::mode"}},
+    {kthValue, {"aten::kthvalue"}},
+    {search<0, 1>, {"aten::bucketize.Tensor"}},
+    {search<1, 0>, {"aten::searchsorted.Tensor"}},
+    {embeddingBackward, {"aten::embedding_dense_backward"}},
+    {embeddingBag, {"aten::_embedding_bag"}},
+    {embeddingBagBackward<6>, {"aten::_embedding_bag_backward"}},
+    {embeddingBagBackward<5>, {"aten::_embedding_bag_dense_backward"}},
 };
 
 }  // namespace
-
-c10::ArrayRef<NamedKernelRule> sortingKernelRules() {
-  return kSortingRules;
-}
 
 }  // namespace torchext

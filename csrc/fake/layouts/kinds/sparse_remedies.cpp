@@ -65,12 +65,6 @@ constexpr std::array kRemedies{
     Remedy{"aten::_to_sparse_csr", Kind::kRecompressed, 0, c10::kSparseCsc},
 };
 
-constexpr std::array<std::string_view, 13> kCountElements{
-    "aten::_coalesce", "aten::_sparse_sparse_matmul", "aten::add", "aten::add_", "aten::addmm",    "aten::addmm_",
-    "aten::hspmm",     "aten::index_select",          "aten::mul", "aten::mul_", "aten::sspaddmm", "aten::sub",
-    "aten::sub_",
-};
-
 bool fits(const Remedy& remedy, const OperatorHandle& op, ArrayRef<IValue> arguments) {
   if (op.schema().name() != remedy.op || !arguments[remedy.argument].isTensor()) {
     return false;
@@ -129,6 +123,11 @@ void runLikeStrided(const OperatorHandle& op, Stack& stack) {
 
 }  // namespace
 
+const OperatorSet countsElements{
+    "read memory of sparse tensors to find the number of elements of their result",
+    {"aten::_coalesce", "aten::_sparse_sparse_matmul", "aten::add", "aten::add_", "aten::addmm", "aten::addmm_",
+     "aten::hspmm", "aten::index_select", "aten::mul", "aten::mul_", "aten::sspaddmm", "aten::sub", "aten::sub_"}};
+
 bool hasRemedy(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   return findRemedy(op, arguments) != nullptr;
 }
@@ -148,10 +147,6 @@ void applyRemedy(const OperatorHandle& op, Stack& stack) {
   const Tensor argument = topOf(stack, count)[remedy.argument].toTensor();
   torch::jit::drop(stack, count);
   torch::jit::push(stack, remedy.kind == Kind::kRecompressed ? recompressed(argument) : at::clone(argument));
-}
-
-bool countsElements(const OperatorHandle& op) {
-  return isAmong(kCountElements, op.schema().name());
 }
 
 }  // namespace torchext

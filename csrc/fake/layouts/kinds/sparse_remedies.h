@@ -7,6 +7,8 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/core/stack.h>
 
+#include "../../../support/operator_table.h"
+
 namespace torchext {
 
 // Returns true if the metadata of the result follow from those of the arguments, which are all fake.
@@ -19,7 +21,7 @@ bool hasRemedyForElements(const c10::OperatorHandle& op, c10::ArrayRef<c10::IVal
 // includes `Fake`.
 void applyRemedy(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
-// Returns true for an operator that reads memory to find the number of elements of its result.
-bool countsElements(const c10::OperatorHandle& op);
+// Operators that read memory to find the number of elements of their result.
+extern const OperatorSet countsElements;
 
 }  // namespace torchext
