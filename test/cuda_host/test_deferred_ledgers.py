@@ -262,6 +262,7 @@ def to_cuda(tensor: Tensor) -> Tensor:
     return torch.ones(tensor.shape, dtype=tensor.dtype, device="cuda")
 
 
+@pytest.mark.filterwarnings("ignore")  # of what is deprecated
 def test_dead_operators_move_the_generator_as_eager_ones() -> None:
     """What is not replayed cannot be checked when it is."""
     moved, wrong = 0, []
