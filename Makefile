@@ -51,7 +51,7 @@ export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 # Warnings stop those who change torchext, and nobody who installs it.
 export TORCHEXT_WERROR := 1
 
-.PHONY: demo test unit slowest check package wheels sanitize matrix coverage lint tidy typecheck size format sweep fuzz oracle cuda-host philox-facts gpu bench build clean help
+.PHONY: demo test unit slowest check package wheels sanitize matrix coverage lint tidy typecheck size format sweep fuzz oracle cuda-host philox-facts dtype-facts gpu bench build clean help
 # Not for the checks of single files, which a make of their own runs: before GNU make 4.4 this counts for all targets.
 ifndef IN_PARALLEL
 .NOTPARALLEL:
@@ -142,6 +142,14 @@ philox-facts: build ## Ask CUDA's host code how far operators move the generator
 	test/cuda_host/build_null_driver $(PYTHON) build/cuda_host
 	$(foreach gpu,H100-80GB/132/2048 A100-80GB/108/2048 L4-24GB/58/1536,$(call facts_of,$(subst /, ,$(gpu))) &&) true
 	cat build/cuda_host/*.facts > test/fake/philox_facts.tsv
+
+dtype-facts: build ## Ask CUDA's host code which dtypes operators refuse, for fake CUDA devices
+	test/cuda_host/build_null_driver $(PYTHON) build/cuda_host
+	mkdir -p build/cuda_host/dtypes
+	export PYTHONPATH=test $(wordlist 1,1,$(NULL_DRIVER)) NULLCUDA_VERBOSE=0 PYTORCH_SKIP_CUDNN_COMPATIBILITY_CHECK=1; \
+	  for part in $$(seq 0 $$(($(JOBS) - 1))); do \
+	    $(PYTHON) test/cuda_host/dtype_facts.py build/cuda_host/dtypes $$part $(JOBS) & \
+	  done; wait; $(PYTHON) test/cuda_host/dtype_facts.py build/cuda_host/dtypes
 
 gpu: build ## Run the tests that need a GPU
 	$(PYTHON) -m pytest test -m cuda -p no:xdist

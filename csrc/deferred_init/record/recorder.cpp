@@ -13,6 +13,7 @@
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <c10/util/irange.h>
 
+#include "../../fake/calls/errors.h"
 #include "../../fake/calls/op_traits.h"
 #include "../../fake/calls/recording.h"
 #include "../../fake/collectives/collectives.h"
@@ -432,6 +433,8 @@ bool RecordedCall::tryRunAsFake() {
   try {
     runAsFake();
     return true;
+  } catch (const RefusedOnCudaError&) {
+    throw;
   } catch (const c10::NotImplementedError&) {
     return false;
   } catch (const std::exception& error) {

@@ -22,6 +22,12 @@ class UnsupportedOperatorError : public c10::NotImplementedError {
   using c10::NotImplementedError::NotImplementedError;
 };
 
+// A kernel of PyTorch's for CUDA has no code for the dtype. The operator is not run for real instead.
+class RefusedOnCudaError : public c10::NotImplementedError {
+ public:
+  using c10::NotImplementedError::NotImplementedError;
+};
+
 // C10_THROW_ERROR for the types above. PyTorch's macro looks for types in namespace c10.
 #define TORCHEXT_THROW(type, message) throw type({__func__, __FILE__, static_cast<std::uint32_t>(__LINE__)}, message)
 

@@ -20,6 +20,7 @@
 #include "../calls/hidden_keys.h"
 #include "../calls/op_traits.h"
 #include "../calls/recording.h"
+#include "../cuda/refused_dtypes.h"
 #include "../storage/fake_storage.h"
 #include "../storage/fake_tensor_impl.h"
 #include "../storage/storage_memory.h"
@@ -108,6 +109,7 @@ class MetaCall {
   void callMetaKernel();
   bool tryOnZeros();
   void correctMetaResults(const RealResults& real);
+  void refuseDtypes(c10::ArrayRef<IValue> results);
   bool needsSizes(const RealResults& real);
   Stack effects();
   void updateWrittenFakes(const RealResults& real);
@@ -169,6 +171,7 @@ Stack MetaCall::run() {
       real = of_its_size.values.empty() ? std::move(real) : std::move(of_its_size);
     }
   }
+  refuseDtypes(stack_);
   // Meta kernels leave some warnings out, and word others differently.
   const bool is_real = plan_.device.is_cpu() && real.has_sizes && !real.values.empty();
   passOn(is_real ? real.warnings : warnings);
@@ -177,6 +180,13 @@ Stack MetaCall::run() {
   separateOutputs();
   convertOutputsToFake();
   return std::move(stack_);
+}
+
+// NOTE [Dtypes that CUDA kernels refuse]
+void MetaCall::refuseDtypes(c10::ArrayRef<IValue> results) {
+  if (plan_.device.is_cuda()) {
+    noteRefusalOf([&] { refuseDtypesOnCuda(op_, arguments(), results); });
+  }
 }
 
 // Returns true if the operator resizes an argument to a shape that neither the Meta kernel nor a smaller trial shows.
@@ -228,6 +238,9 @@ bool MetaCall::runWithoutMetaKernel(bool is_prepared, const std::exception& erro
   }
   // A kernel is registered, but only says that there is none, or none for these arguments.
   const auto* missing = dynamic_cast<const c10::NotImplementedError*>(&error);
+  if (missing != nullptr) {
+    refuseDtypes({});
+  }
   if (missing != nullptr && !isRecording() && tryOnZeros()) {
     return true;
   }

@@ -1,0 +1,59 @@
+"""Calls of operators on CUDA with each dtype, for which `cuda_dtypes.tsv` says which dtypes are refused.
+
+The facts are made by PyTorch's own host code (test/cuda_host/dtype_facts.py), and test_cuda_dtypes.py compares fake
+devices with them.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["DTYPES", "Call", "name_of", "refusal_in"]
+
+# With their numbers in `c10::ScalarType`.
+DTYPES: dict[torch.dtype, int] = {
+    **dict(zip((torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64), range(5), strict=True)),
+    **dict(zip((torch.float16, torch.float32, torch.float64), range(5, 8), strict=True)),
+    **dict(zip((torch.complex32, torch.complex64, torch.complex128, torch.bool), range(8, 12), strict=True)),
+    torch.bfloat16: 15,
+    **dict(zip((torch.float8_e5m2, torch.float8_e4m3fn), (23, 24), strict=True)),
+    **dict(zip((torch.float8_e5m2fnuz, torch.float8_e4m3fnuz), (25, 26), strict=True)),
+    **dict(zip((torch.uint16, torch.uint32, torch.uint64), range(27, 30), strict=True)),
+    torch.float8_e8m0fnu: 44,
+}
+REFUSAL = re.compile(r'^"(.+)" not implemented for \'(\w+)\'$')
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """Returns the name of C++, such as `Long`, that errors have."""
+    return torch.empty(0, dtype=dtype).type().removeprefix("torch.").removesuffix("Tensor")
+
+
+def refusal_in(error: Exception) -> tuple[str, str] | None:
+    """Returns the name of the kernel and that of the dtype, if `error` says that there is no such kernel."""
+    found = REFUSAL.match(str(error).splitlines()[0]) if isinstance(error, NotImplementedError) else None
+    return (found[1], found[2]) if found else None
+
+
+class Call(NamedTuple):
+    """A call of an overload. In `arguments`, `t(2, 3)` is a tensor of the dtype, `t(2, dtype=int64)` is not."""
+
+    op: str
+    arguments: str
+
+    def exists(self) -> bool:
+        name, overload = self.op.split(".")
+        return hasattr(getattr(torch.ops.aten, name, None), overload)
+
+    def run(self, dtype: torch.dtype) -> object:
+        def tensor(*size: int, dtype: torch.dtype = dtype) -> Tensor:
+            return torch.empty(size, dtype=dtype, device="cuda")
+
+        name, overload = self.op.split(".")
+        operator = getattr(getattr(torch.ops.aten, name), overload)
+        names = {**vars(torch), "t": tensor, "D": dtype, "operator": operator}
+        return eval(f"operator({self.arguments})", names)
