@@ -84,6 +84,7 @@ def test_refusal_has_the_words_of_cuda(call: Callable[[], object], words: str) -
             call()
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
 @pytest.mark.parametrize(
     "call",
     [
