@@ -318,6 +318,39 @@ def test_kernels_of_the_users_are_not_run() -> None:
     assert seen == []
 
 
+def concatenate_into_own_memory() -> None:
+    x = torch.empty(10)
+    torch.cat([x[:3], x[3:6]], out=x[2:8])
+
+
+# Calls that kernels of the CPU and of CUDA refuse, each for itself, with what CUDA's say under the null driver.
+REFUSED_ON_BOTH: dict[str, tuple[Callable[[], object], str]] = {
+    "uniform_": (
+        lambda: torch.empty(3).uniform_(3, -1),
+        r"uniform_ expects to return a \[from, to\) range, but found from=3 > to=-1",
+    ),
+    "normal_": (lambda: torch.empty(3).normal_(0, -1), r"normal expects std >= 0.0, but found std -1"),
+    "bernoulli_": (lambda: torch.empty(3).bernoulli_(2.0), r"bernoulli_ expects p to be in \[0, 1\], but got p=2"),
+    "index_add": (
+        lambda: torch.empty(3, 4).index_add(0, torch.empty(2, dtype=torch.int64), torch.empty(2, 5)),
+        r"source tensor shape must match self tensor shape, excluding the specified dimension",
+    ),
+    "masked_scatter": (
+        lambda: torch.empty(3).masked_scatter(torch.empty(3, dtype=torch.uint8), torch.empty(3)),
+        r"masked_scatter_ only supports boolean masks, but got mask with dtype unsigned char",
+    ),
+    "cat": (concatenate_into_own_memory, r"some elements of the input tensor and the written-to tensor refer to"),
+}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="real CUDA devices are not faked")
+@pytest.mark.parametrize("name", REFUSED_ON_BOTH)
+def test_fakes_on_cuda_refuse_what_both_kernels_refuse(name: str) -> None:
+    call, message = REFUSED_ON_BOTH[name]
+    with fake_mode(fake_cuda=1), torch.device("cuda"), pytest.raises(RuntimeError, match=message):
+        call()
+
+
 # Calls on fake CUDA devices that CUDA kernels refuse. The messages are copied from PyTorch's sources.
 REFUSED_ON_CUDA = {
     "bfloat16 linear": (RuntimeError, "mat1 and mat2 must have the same dtype, but got Float and BFloat16"),

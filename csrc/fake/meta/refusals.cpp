@@ -204,11 +204,11 @@ Outcome outcomeOf(const OperatorHandle& op, ArrayRef<IValue> arguments, Likeness
 }
 
 // Where checks are that CPU kernels share with CUDA kernels: those of structured kernels, of elementwise ones, of typed
-// access to data, and of `dot`. The text of an error says where it was raised.
-constexpr std::array<std::string_view, 7> kSharedChecks{"raised from meta at", "raised from dot_check at",
+// access to data, of random fills, and of `dot`. The text of an error says where it was raised.
+constexpr std::array<std::string_view, 8> kSharedChecks{"raised from meta at", "raised from dot_check at",
                                                         "/ATen/ExpandUtils.",  "/TensorIterator.cpp",
                                                         "/TensorMethods.cpp",  "/WrapDim",
-                                                        "/ReduceAllOps.cpp"};
+                                                        "/ReduceAllOps.cpp",   "/native/DistributionTemplates.h"};
 
 bool isShared(const Refusal& refusal) {
   const std::string text = refusal.messageAndOrigin();
@@ -216,15 +216,22 @@ bool isShared(const Refusal& refusal) {
                      [&text](std::string_view origin) { return text.find(origin) != std::string::npos; });
 }
 
-// Checks of dtypes that CUDA kernels make, too, but with another message.
-struct OtherWords {
+// Checks that CUDA kernels make for themselves, maybe with another message.
+struct OwnCheck {
+  std::string_view name;  // of the operator, or nothing for all
   std::string_view begin_on_cpu;
   std::string_view begin_on_cuda;
 };
 
-constexpr std::array<OtherWords, 1> kOtherWords{{
+constexpr std::string_view kOverlaps = "unsupported operation: some elements of the input tensor and the written-to";
+constexpr std::string_view kOtherShape = "source tensor shape must match self tensor shape";
+constexpr std::array<OwnCheck, 4> kOwnChecks{{
     // `addmm_impl_cpu_()` (LinearAlgebra.cpp) and `addmm_out_cuda_impl()` (cuda/Blas.cpp)
-    {"expected m1 and m2 to have the same dtype", "expected mat1 and mat2 to have the same dtype"},
+    {"", "expected m1 and m2 to have the same dtype", "expected mat1 and mat2 to have the same dtype"},
+    {"aten::masked_scatter_", "masked_scatter_ only supports boolean masks, but got mask with dtype Byte",
+     "masked_scatter_ only supports boolean masks, but got mask with dtype unsigned char"},
+    {"aten::index_add", kOtherShape, kOtherShape},
+    {"aten::cat", kOverlaps, kOverlaps},
 }};
 
 // Raises what CUDA would raise for a call that the CPU refuses. Returns if the check is not one that they share: the
@@ -248,9 +255,10 @@ void raiseForCuda(const OperatorHandle& op, ArrayRef<IValue> arguments, const Re
   if (isShared(refusal)) {
     std::rethrow_exception(refusal.error);
   }
-  for (const OtherWords& words : kOtherWords) {
-    const std::size_t length = words.begin_on_cpu.size();
-    TORCH_CHECK(refusal.message.compare(0, length, words.begin_on_cpu) != 0, words.begin_on_cuda,
+  for (const OwnCheck& check : kOwnChecks) {
+    const std::size_t length = check.begin_on_cpu.size();
+    const bool is_of_operator = check.name.empty() || op.schema().name() == check.name;
+    TORCH_CHECK(!is_of_operator || refusal.message.compare(0, length, check.begin_on_cpu) != 0, check.begin_on_cuda,
                 refusal.message.substr(std::min(length, refusal.message.size())));
   }
 }
