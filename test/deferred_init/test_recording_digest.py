@@ -81,13 +81,15 @@ def test_digests_do_not_depend_on_what_was_recorded_besides() -> None:
     assert digest_of(lambda: filled(ones[64:].view(8, 8))) == digest_of(lambda: filled(ones[:64].view(8, 8)))
 
 
-def test_draws_of_other_devices_are_the_same_in_one_process_only() -> None:
+def test_draws_on_cuda_are_sources_too() -> None:
     with fake_mode(fake_cuda=1):
+        torch.cuda.manual_seed(0)
         tensor = deferred_init(torch.rand, 8, device="cuda")
-        on_cpu = deferred_init(torch.rand, 8)
-    assert _C.digests_of_recordings([tensor]) == _C.digests_of_recordings([tensor])
-    assert _C.sources_of([tensor]) == [[]]
-    assert len(_C.sources_of([on_cpu])[0]) == 1
+        torch.cuda.manual_seed(0)
+        again = deferred_init(torch.rand, 8, device="cuda")
+    assert _C.digests_of_recordings([tensor]) == _C.digests_of_recordings([again])
+    assert _C.sources_of([tensor]) == _C.sources_of([again])
+    assert [source[0] for source in _C.sources_of([tensor])[0]] == ["aten::uniform_ of [8]"]
 
 
 def test_tensors_that_are_not_deferred_have_no_digest() -> None:
