@@ -149,15 +149,18 @@ void FakeCall::run() {
   }
   const CallKey key{op_, stack_};
   lookAtArguments(key);
-  FakeCudaDraws draws{op_, stack_};
+  std::optional<FakeCudaDraws> draws;
+  if (!isRecording()) {  // the recorder notes what is drawn
+    draws.emplace(op_, stack_);
+  }
   const IValue written = has_fake_ && writesForeach(op_) ? torch::jit::peek(stack_, 0, num_arguments_) : IValue{};
   const bool may_be_remembered = has_fake_ || isFakeMode();
   if (!may_be_remembered || readsKnownValues() || !tryRemembered(key)) {
     carryOut(decide(), &key);
   }
   countVersions(written);
-  if (!isRecording()) {  // the recorder notes what is drawn
-    draws.take();
+  if (draws) {
+    draws->take();
   }
 }
 

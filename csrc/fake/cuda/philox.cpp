@@ -7,7 +7,6 @@
 #include <iterator>
 #include <limits>
 #include <string_view>
-#include <unordered_map>
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/ExpandUtils.h>
@@ -17,6 +16,7 @@
 #include <c10/util/irange.h>
 
 #include "../../support/no_warnings.h"
+#include "../../support/operator_table.h"
 #include "../../support/stack_utils.h"
 #include "fake_cuda.h"
 
@@ -264,11 +264,11 @@ Draws drawsOfNormal(const Call& call) {
   const Tensor& like = out >= 0 ? call.tensor(static_cast<std::size_t>(out)) : call.tensor(call[0].isTensor() ? 0 : 1);
   const std::int64_t numel = c10::multiply_integers(sizes) * (like.is_complex() ? 2 : 1);
   const c10::ScalarType dtype = like.is_complex() ? c10::toRealValueType(like.scalar_type()) : like.scalar_type();
-  const Dimensions dimensions{{numel, static_cast<std::int64_t>(c10::elementSize(dtype))}};
-  if (!hasShortIndexes(dimensions) && out >= 0 && !like.is_contiguous()) {
+  const std::size_t itemsize = c10::elementSize(dtype);
+  if (!hasShortIndexes({{numel, static_cast<std::int64_t>(itemsize)}}) && out >= 0 && !like.is_contiguous()) {
     return std::nullopt;
   }
-  return numel == 0 ? PhiloxDraws{} : PhiloxDraws{offsetOfFill(dimensions, unrollOf(dtype), call.gpu), numel};
+  return drawsOfNewFill(numel, itemsize, unrollOf(dtype), call.gpu);
 }
 
 Draws drawsOfDropout(const Call& call) {
@@ -351,42 +351,28 @@ Draws drawsNothing(const Call& /*call*/) {
   return PhiloxDraws{};
 }
 
-const std::unordered_map<std::string_view, Rule>& rules() {
-  static const std::unordered_map<std::string_view, Rule> rules{
-      {"aten::normal_", drawsOfFloats},
-      {"aten::uniform_", drawsOfFloats},
-      {"aten::log_normal_", drawsOfFloats},
-      {"aten::cauchy_", drawsOfFloats},
-      {"aten::exponential_", drawsOfFloats},
-      {"aten::geometric_", drawsOfFloats},
-      {"aten::random_", drawsOfIntegers},
-      {"aten::randperm", drawsOfPermutation},
-      {"aten::bernoulli", drawsOfBernoulli},
-      {"aten::bernoulli_", drawsOfBernoulli},
-      {"aten::normal", drawsOfNormal},
-      {"aten::poisson", drawsOfEach<20>},
-      {"aten::_standard_gamma", drawsOfEach<10>},
-      {"aten::_sample_dirichlet", drawsOfEach<10>},
-      {"aten::binomial", drawsOfEach<42>},
-      {"aten::native_dropout", drawsOfDropout},
-      {"aten::_fused_dropout", drawsOfDropout},
-      {"aten::rrelu_with_noise", drawsOfRrelu},
-      {"aten::rrelu_with_noise_", drawsOfRrelu},
-      {"aten::multinomial", drawsOfMultinomial},
-      {"aten::_scaled_dot_product_flash_attention", drawsOfFlashAttention},
-      {"aten::_scaled_dot_product_efficient_attention", drawsOfEfficientAttention},
-      {"aten::_flash_attention_forward", drawsOfFlashAttention},
-      {"aten::_efficient_attention_forward", drawsOfEfficientAttention},
-      {"aten::_scaled_dot_product_efficient_attention_backward", drawsNothing},
-      {"aten::_scaled_dot_product_cudnn_attention_backward", drawsNothing},
-      {"aten::_cudnn_attention_backward", drawsNothing},
-      {"aten::_cudnn_rnn", drawsNothing},
-      {"aten::_cudnn_init_dropout_state", drawsNothing},
-      {"aten::_fill_mem_eff_dropout_mask_", drawsNothing},
-      {"aten::_fused_sdp_choice", drawsNothing},
-  };
-  return rules;
-}
+const OperatorTable<Rule> ruleOf{
+    "move the generator of CUDA by a rule",
+    {{drawsOfFloats,
+      {"aten::normal_", "aten::uniform_", "aten::log_normal_", "aten::cauchy_", "aten::exponential_",
+       "aten::geometric_"}},
+     {drawsOfIntegers, {"aten::random_"}},
+     {drawsOfPermutation, {"aten::randperm"}},
+     {drawsOfBernoulli, {"aten::bernoulli", "aten::bernoulli_"}},
+     {drawsOfNormal, {"aten::normal"}},
+     {drawsOfEach<20>, {"aten::poisson"}},
+     {drawsOfEach<10>, {"aten::_standard_gamma", "aten::_sample_dirichlet"}},
+     {drawsOfEach<42>, {"aten::binomial"}},
+     {drawsOfDropout, {"aten::native_dropout", "aten::_fused_dropout"}},
+     {drawsOfRrelu, {"aten::rrelu_with_noise", "aten::rrelu_with_noise_"}},
+     {drawsOfMultinomial, {"aten::multinomial"}},
+     {drawsOfFlashAttention, {"aten::_scaled_dot_product_flash_attention", "aten::_flash_attention_forward"}},
+     {drawsOfEfficientAttention,
+      {"aten::_scaled_dot_product_efficient_attention", "aten::_efficient_attention_forward"}},
+     {drawsNothing,
+      {"aten::_scaled_dot_product_efficient_attention_backward", "aten::_scaled_dot_product_cudnn_attention_backward",
+       "aten::_cudnn_attention_backward", "aten::_cudnn_rnn", "aten::_cudnn_init_dropout_state",
+       "aten::_fill_mem_eff_dropout_mask_", "aten::_fused_sdp_choice"}}}};
 
 // The numbers of CUDA's runtime for attributes of devices, which releases of CUDA keep.
 constexpr int kMultiprocessorCount = 16;
@@ -425,12 +411,12 @@ PhiloxGpu philoxGpuOf(c10::Device device) {
 }
 
 std::optional<PhiloxDraws> philoxDrawsOf(const c10::OperatorHandle& op, const Stack& stack, const PhiloxGpu& gpu) {
-  const auto rule = rules().find(op.schema().name());
+  const Rule rule = ruleOf(op);
   const auto arguments = topOf(stack, op.schema().arguments().size());
-  const bool is_known = rule != rules().end() && gpu.wave() > 0 && !hasTensor(arguments, [](const Tensor& tensor) {
+  const bool is_known = rule != nullptr && gpu.wave() > 0 && !hasTensor(arguments, [](const Tensor& tensor) {
                           return tensor.layout() != c10::kStrided || tensor.is_nested();
                         });
-  return is_known ? rule->second({op.schema(), arguments, gpu}) : std::nullopt;
+  return is_known ? rule({op.schema(), arguments, gpu}) : std::nullopt;
 }
 
 }  // namespace torchext

@@ -97,10 +97,10 @@ bool isEmpty(const Tensor& tensor) {
 }  // namespace
 
 void refuseDtypesOnCuda(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
-  const std::string name = c10::toString(op.operator_name());
   if (!kIsOfRelease || namespaceOf(op.operator_name()) != "aten" || at::detail::getCUDAHooks().hasROCM()) {
     return;
   }
+  const std::string name = c10::toString(op.operator_name());
   const std::string_view key = std::string_view{name}.substr(std::string_view{"aten::"}.size());
   const auto* entry =
       std::lower_bound(kDtypeRefusalsOf.begin(), kDtypeRefusalsOf.end(), key,
