@@ -315,7 +315,7 @@ struct Attention {
 std::optional<Attention> attentionOf(const Call& call) {
   const Tensor& query = call.tensor(0);
   const Tensor& key = call.tensor(1);
-  const bool is_forward = c10::string_view(call.schema.name()).ends_with("_attention_forward");
+  const bool is_forward = call.schema.name().find("_attention_forward") != std::string::npos;
   const auto isGiven = [&call](const char* name) {
     return findArgument(call.schema, name) >= 0 && !call.named(name).isNone();
   };
