@@ -26,7 +26,7 @@ struct Difference {
 
 constexpr int kOpen = 9900;  // as `until`: no release has ended it
 
-inline constexpr std::array<Difference, 14> kDifferences{{
+inline constexpr std::array<Difference, 15> kDifferences{{
     {"dynamo_keeps_parameters", 211, 211, "Dynamo does not compile again when parameters become AmpTensors in place"},
     {"storages_refuse_forever", 211, 211, "a `StorageImpl` that was told to refuse access cannot be told to allow it"},
     {"fake_above_python", 211, 212, "`Fake` is above `Python`, so that handlers of modes call operators below it"},
@@ -35,6 +35,7 @@ inline constexpr std::array<Difference, 14> kDifferences{{
     {"pipelines_vote", 212, 214, "pipeline stages read what others have voted in `_warmup_p2p()`"},
     {"masks_of_truncated_normals", 212, kOpen, "`trunc_normal_` draws again while `mask.any()`"},
     {"workspaces_of_blackwell", 212, kOpen, "cuBLAS's large workspace is that of compute capability 9 to 12, not of 9"},
+    {"shared_workspaces", 212, kOpen, "cuBLASLt takes cuBLAS's workspace; before, it had one of its own"},
     {"pipelines_meet", 215, kOpen, "pipeline stages meet in `_initialize_pipeline_distributed_state()`"},
     {"freed_workspaces", 215, kOpen, "each call of cuBLAS frees its workspace; before, the thread kept the first"},
     {"matrices_as_bias", 215, kOpen, "cuBLASLt adds a whole matrix of half precision, and not only a vector"},

@@ -25,7 +25,8 @@ bool keepsWorkspaces() {
 
 // A workspace that is kept serves both libraries (`unified_cublas_and_lt_workspaces`).
 bool sharesWorkspaces() {
-  static const bool shares = c10::utils::check_env("TORCH_CUBLASLT_UNIFIED_WORKSPACE") != false;
+  static const bool shares =
+      c10::utils::check_env("TORCH_CUBLASLT_UNIFIED_WORKSPACE").value_or(compat::applies("shared_workspaces"));
   return keepsWorkspaces() && shares;
 }
 
@@ -87,10 +88,13 @@ BlasWorkspace::BlasWorkspace(KernelCall& call, Library library) : call_{call} {
   const std::int64_t bytes = blasWorkspaceSize(library, call.gpu);
   if (!keepsWorkspaces()) {
     block_ = call.allocate(bytes);
-  } else if (is_lt && sharesWorkspaces()) {
-    call.keepWorkspace(kCublasWorkspace, std::max(bytes, cublasSize(call.gpu)));
-  } else {
-    call.keepWorkspace(is_lt ? kCublasLtWorkspace : kCublasWorkspace, bytes);
+    return;
+  }
+  // The handle of cuBLAS, which is that of cuBLASLt, too, comes with a workspace (`getCurrentCUDABlasLtHandle()`).
+  const bool is_shared = is_lt && sharesWorkspaces();
+  call.keepWorkspace(kCublasWorkspace, is_shared ? std::max(bytes, cublasSize(call.gpu)) : cublasSize(call.gpu));
+  if (is_lt && !is_shared) {
+    call.keepWorkspace(kCublasLtWorkspace, bytes);
   }
 }
 
