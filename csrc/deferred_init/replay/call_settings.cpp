@@ -23,9 +23,17 @@ bool isSmall(const OpNode& node) {
          });
 }
 
-bool isOnCuda(const OpNode& node) {
+bool isFloat32OnCuda(c10::Device device, caffe2::TypeMeta dtype) {
+  return device.is_cuda() &&
+         (dtype == caffe2::TypeMeta::Make<float>() || dtype == caffe2::TypeMeta::Make<c10::complex<float>>());
+}
+
+bool readsFloat32OnCuda(const OpNode& node) {
   return std::any_of(node.tensors().begin(), node.tensors().end(), [](const TensorArgument& argument) {
-    return argument.value != nullptr && argument.value->device().is_cuda();
+    if (argument.external != nullptr) {
+      return isFloat32OnCuda(argument.external->tensor().device(), argument.external->tensor().dtype());
+    }
+    return argument.value != nullptr && isFloat32OnCuda(argument.value->device(), argument.geometry.dtype);
   });
 }
 
@@ -59,7 +67,7 @@ ThreadCountGuard::~ThreadCountGuard() {
 }
 
 void checkCudaPrecision(const OpNode& node) {
-  if (!isOnCuda(node) || partRuleOf(node) != PartRule::kNone) {
+  if (!readsFloat32OnCuda(node) || partRuleOf(node) != PartRule::kNone) {
     return;
   }
   const auto changed = node.threadState().settings->changedCudaPrecision();

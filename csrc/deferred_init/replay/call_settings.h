@@ -21,8 +21,8 @@ class ThreadCountGuard {
   int previous_;
 };
 
-// Raises an error if `node`, which is on a CUDA device, was recorded under another precision of products. Unlike the
-// other settings, PyTorch's own default for it cannot be read, and so not be restored.
+// Raises an error if `node`, which reads float32 on a CUDA device, was recorded under another precision of products.
+// Unlike the other settings, PyTorch's own default for it cannot be read, and so not be restored.
 void checkCudaPrecision(const OpNode& node);
 
 }  // namespace torchext
