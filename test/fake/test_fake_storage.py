@@ -276,3 +276,16 @@ def test_storages_that_kernels_make_too_large_are_that_large(make: Callable[[], 
     with fake_mode():
         assert make().untyped_storage().nbytes() == nbytes
     assert deferred_init(make).untyped_storage().nbytes() == nbytes
+
+
+@pytest.mark.parametrize("source", ["cpu", "meta"])
+def test_tensors_take_no_storage_of_another_device(source: str) -> None:
+    def take() -> None:
+        storage = torch.ones(3, device=source).untyped_storage()
+        torch.empty(0, device="cuda").set_(storage, 0, (3,), (1,))
+
+    words = f'storage of a tensor on device "cuda:0" to a storage on different device "{source}"'
+    with fake_mode(fake_cuda=True), pytest.raises(RuntimeError, match=words):
+        take()
+    with fake_mode(fake_cuda=True), pytest.raises(RuntimeError, match=words):
+        deferred_init(take)

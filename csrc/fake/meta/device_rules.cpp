@@ -90,7 +90,20 @@ Device DeviceRules::outputDevice() const {
   }
   const Device device = commonDeviceOfTensors().value_or(Device{c10::kCPU});
   checkGenerators(device);
+  checkSource(device);
   return device;
+}
+
+// As `checkSetStorage()` (Resize.h), for the storage that `set_` gives to a tensor.
+void DeviceRules::checkSource(Device device) const {
+  for (const c10::IValue& argument : topOf(stack_, op_.schema().arguments().size())) {
+    if (argument.isStorage()) {
+      const Device found = argument.toStorage().device();
+      TORCH_CHECK(found == device, "Attempted to set the storage of a tensor on device \"", device,
+                  "\" to a storage on different device \"", found,
+                  "\".  This is no longer allowed; the devices must match.");
+    }
+  }
 }
 
 // As `check_generator()` (Generator.h) and `randperm`, which says it in other words. A generator of CUDA may have no

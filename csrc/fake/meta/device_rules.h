@@ -23,7 +23,8 @@ class DeviceRules {
   DeviceRules(const c10::OperatorHandle& op, const torch::jit::Stack& arguments);
 
   // Raises PyTorch's "Expected all tensors to be on the same device" if the arguments are on devices that the operator
-  // does not mix, its "Cannot copy out of meta tensor; no data!", and what it raises for a generator of another device.
+  // does not mix, its "Cannot copy out of meta tensor; no data!", and what it raises for a generator or a storage of
+  // another device.
   c10::Device outputDevice() const;
 
   // Returns the position in the schema of the `device` argument of rules 1 and 2, or -1.
@@ -41,6 +42,7 @@ class DeviceRules {
   void checkThatValuesExist() const;
   void checkGenerators(c10::Device device) const;
   void checkIndices() const;
+  void checkSource(c10::Device device) const;
   void refuseNumber(c10::Device number, c10::Device common) const;
 
   const c10::OperatorHandle& op_;
