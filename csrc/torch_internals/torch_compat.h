@@ -26,12 +26,13 @@ struct Difference {
 
 constexpr int kOpen = 9900;  // as `until`: no release has ended it
 
-inline constexpr std::array<Difference, 15> kDifferences{{
+inline constexpr std::array<Difference, 16> kDifferences{{
     {"dynamo_keeps_parameters", 211, 211, "Dynamo does not compile again when parameters become AmpTensors in place"},
     {"storages_refuse_forever", 211, 211, "a `StorageImpl` that was told to refuse access cannot be told to allow it"},
     {"fake_above_python", 211, 212, "`Fake` is above `Python`, so that handlers of modes call operators below it"},
     {"dynamo_loses_generators", 211, 213, "Dynamo loses what decorated generators return, or cannot resume them"},
     {"dtypes_of_cuda", 211, 215, "CUDA kernels refuse the dtypes of refused_dtypes_table.h"},
+    {"attention_state_on_cpu", 211, 213, "memory-efficient attention without dropout returns its state on the CPU"},
     {"pipelines_vote", 212, 214, "pipeline stages read what others have voted in `_warmup_p2p()`"},
     {"masks_of_truncated_normals", 212, kOpen, "`trunc_normal_` draws again while `mask.any()`"},
     {"workspaces_of_blackwell", 212, kOpen, "cuBLAS's large workspace is that of compute capability 9 to 12, not of 9"},

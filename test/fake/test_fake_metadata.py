@@ -99,3 +99,35 @@ def test_attention_returns_no_weights_that_are_not_wanted(is_wanted: bool) -> No
     with torch.no_grad():  # lets the module take its fast path
         _, weights = fake_attention(fake_x, fake_x, fake_x, need_weights=is_wanted)
     assert (weights is not None) == is_wanted
+
+
+@pytest.mark.parametrize(
+    ("dtype", "other"),
+    [(torch.float32, torch.float64), (torch.float64, torch.complex128), (torch.int64, torch.float16)],
+    ids=str,
+)
+def test_cuda_converts_expanded_tensors_without_a_copy(dtype: torch.dtype, other: torch.dtype) -> None:
+    """On the CPU `TensorIteratorBase::compute_types()` copies them first, and the copy is contiguous."""
+
+    def strides(device: str) -> tuple[int, ...]:
+        expanded = torch.ones((), dtype=dtype, device=device).expand(2, 3, 2, 3)
+        images = torch.ones(2, 3, 2, 3, dtype=other, device=device).to(memory_format=torch.channels_last)
+        return (expanded * images).stride()
+
+    with fake_mode(fake_cuda=True):
+        assert strides("cpu") == (18, 6, 3, 1)
+        assert strides("cuda") == (18, 1, 9, 3)
+    assert strides("cpu") == (18, 6, 3, 1)
+
+
+def test_sampling_by_cudnn_returns_what_its_kernels_return() -> None:
+    """A build with cuDNN calls it for `grid_sample()` with the usual arguments (`cond_cudnn_grid_sampler()`)."""
+    with fake_mode(fake_cuda=True):
+        images = torch.ones(2, 3, 5, 7, device="cuda").to(memory_format=torch.channels_last).requires_grad_()
+        grid = torch.zeros(2, 4, 6, 2, device="cuda", requires_grad=True)
+        sampled = torch.cudnn_grid_sampler(images, grid)
+        sampled.sum().backward()
+    assert (sampled.shape, sampled.stride()) == ((2, 3, 4, 6), (72, 24, 6, 1))
+    assert images.grad is not None
+    assert grid.grad is not None
+    assert (images.grad.shape, grid.grad.shape) == (images.shape, grid.shape)

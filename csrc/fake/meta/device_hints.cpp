@@ -12,6 +12,7 @@
 #include "../../support/operator_table.h"
 #include "../../support/stack_utils.h"
 #include "convolutions.h"
+#include "promoted_strides.h"
 
 namespace torchext {
 
@@ -40,6 +41,15 @@ const OperatorSet isOtherNormalization{"return the mean and the inverse standard
 // but their Meta kernels do not.
 const OperatorSet keepsFormat{"keep the memory format of their argument on the CPU, as their Meta kernels do not",
                               {"aten::max_unpool2d", "aten::channel_shuffle"}};
+
+// By test/cuda_host/test_layouts.py, beside the normalizations of batches.
+const OperatorSet hasOwnLayoutOnCuda{
+    "do not keep on CUDA the layout of their argument that they keep on the CPU, or the other way round",
+    {"aten::replication_pad2d", "aten::replication_pad2d_backward", "aten::replication_pad3d",
+     "aten::replication_pad3d_backward", "aten::reflection_pad2d", "aten::reflection_pad2d_backward",
+     "aten::reflection_pad3d", "aten::reflection_pad3d_backward", "aten::max_unpool2d", "aten::pixel_shuffle",
+     "aten::channel_shuffle", "aten::log_sigmoid_forward", "aten::nonzero_static", "aten::_linalg_svd",
+     "aten::linalg_eig", "aten::_fft_r2c"}};
 
 bool isTrue(const OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments, const char* name) {
   const int position = findArgument(op.schema(), name);
@@ -133,6 +143,10 @@ bool isNormalization(const OperatorHandle& op) {
 
 }  // namespace
 
+bool hasLayoutOfCpu(const OperatorHandle& op) {
+  return !hasOwnLayoutOnCuda(op) && !isBatchNormalization(op) && !isBatchNormalizationBackward(op);
+}
+
 bool decidesByDevice(const OperatorHandle& op, c10::Device device) {
   const auto& returns = op.schema().returns();
   if (std::any_of(returns.begin(), returns.end(), [](const auto& result) { return result.alias_info() != nullptr; })) {
@@ -140,6 +154,9 @@ bool decidesByDevice(const OperatorHandle& op, c10::Device device) {
   }
   if (hasFormatOfConvolution(op)) {
     return device.is_cpu() || device.is_cuda();
+  }
+  if (device.is_cuda()) {
+    return op.hasTag(at::Tag::pointwise);
   }
   return device.is_cpu() &&
          (isNormalization(op) || isBatchNormalizationBackward(op) || isFourier(op) || keepsFormat(op));
@@ -151,6 +168,8 @@ void correctForDevice(const OperatorHandle& op,
                       Stack& results) {
   if (hasFormatOfConvolution(op)) {
     giveMemoryFormat(op, arguments, device, results);
+  } else if (device.is_cuda()) {
+    giveStridesOfCuda(arguments, results);
   } else if (isNormalization(op)) {
     correctStatistics(op, arguments, results);
     if (isBatchNormalization(op)) {

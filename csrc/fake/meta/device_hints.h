@@ -26,9 +26,13 @@ class MetaCallOnDevice {
 
 TORCHEXT_API std::optional<c10::Device> deviceOfMetaCall();
 
+// Returns true if kernels of CUDA lay out the results of `op` as those of the CPU do.
+bool hasLayoutOfCpu(const c10::OperatorHandle& op);
+
 // Returns true if the results of the Meta kernel of `op` have to be corrected for `device`. Some Meta kernels look at
 // the device of their argument, which is "meta", and so decide as for CUDA (normalizations, about the statistics that
-// they save). Others do not let the device decide the memory format of their results (convolutions).
+// they save). Others do not let the device decide the memory format of their results (convolutions), or the order of
+// their dimensions (elementwise operators: promoted_strides.h).
 bool decidesByDevice(const c10::OperatorHandle& op, c10::Device device);
 
 // Corrects `results`, which the Meta kernel of such an operator has returned, for `arguments`, which are on `device`.

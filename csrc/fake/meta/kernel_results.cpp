@@ -12,6 +12,7 @@
 
 #include "../../support/operator_table.h"
 #include "../../support/stack_utils.h"
+#include "../../torch_internals/torch_compat.h"
 #include "../calls/errors.h"
 #include "../calls/op_traits.h"
 #include "../calls/recording.h"
@@ -75,9 +76,9 @@ void emptyBuffer(const c10::OperatorHandle& /*op*/, Arguments /*arguments*/, Res
   }
 }
 
-void moveStateOfGenerator(const c10::OperatorHandle& /*op*/, Arguments arguments, Results& results) {
-  constexpr std::size_t kDropout = 5;
-  if (arguments[kDropout].toDouble() == 0) {
+void moveStateOfGenerator(const c10::OperatorHandle& op, Arguments arguments, Results& results) {
+  const auto dropout = static_cast<std::size_t>(findArgument(op.schema(), "dropout_p"));
+  if (arguments[dropout].toDouble() == 0 && !compat::applies("attention_state_on_cpu")) {
     return;
   }
   for (const std::size_t i : {std::size_t{2}, std::size_t{3}}) {
@@ -124,7 +125,7 @@ const OperatorTable<Complete> completionOf{
         {keepPeriod, {"aten::kaiser_window"}},
         {emptyBuffer, {"aten::log_sigmoid_forward"}},
         {dropWeights, {"aten::_native_multi_head_attention"}},
-        {moveStateOfGenerator, {"aten::_scaled_dot_product_efficient_attention"}},
+        {moveStateOfGenerator, {"aten::_scaled_dot_product_efficient_attention", "aten::_efficient_attention_forward"}},
     }};
 
 }  // namespace

@@ -217,6 +217,8 @@ void MetaCall::correctMetaResults(const RealResults& real) {
   const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
   if (plan_.device.is_cpu() && !real.has_sizes) {
     correctByReal(real, op_, stack_);
+  } else if (plan_.device.is_cuda() && hasLayoutOfCpu(op_)) {
+    correctStridesByReal(real, op_, stack_);
   }
   if (decidesByDevice(op_, plan_.device)) {
     correctForDevice(op_, arguments(), plan_.device, stack_);

@@ -88,6 +88,19 @@ Results gruCellBackward(ArrayRef<IValue> arguments) {
           at::empty_like(grad, c10::MemoryFormat::Contiguous), bias(), bias()};
 }
 
+// (input, grid) -> output
+Results sampleGrid(ArrayRef<IValue> arguments) {
+  const Tensor& input = arguments[0].toTensor();
+  const Tensor& grid = arguments[1].toTensor();
+  return {at::empty({input.size(0), input.size(1), grid.size(1), grid.size(2)}, input.options())};
+}
+
+// (input, grid, grad_output) -> (grad_input, grad_grid)
+Results sampleGridBackward(ArrayRef<IValue> arguments) {
+  const auto gradientOf = [](const Tensor& tensor) { return at::empty(tensor.sizes(), tensor.options()); };
+  return {gradientOf(arguments[0].toTensor()), gradientOf(arguments[1].toTensor())};
+}
+
 // Fake CUDA devices use PyTorch's own kernels, not those of cuDNN or MIOpen.
 Results no(ArrayRef<IValue> /*arguments*/) {
   return {false};
@@ -104,6 +117,8 @@ const OperatorTable<OwnKernel> ownKernelOf{"have kernels for CUDA only",
                                             {lstmCell, {"aten::_thnn_fused_lstm_cell"}},
                                             {gruCell, {"aten::_thnn_fused_gru_cell"}},
                                             {gruCellBackward, {"aten::_thnn_fused_gru_cell_backward"}},
+                                            {sampleGrid, {"aten::cudnn_grid_sampler"}},
+                                            {sampleGridBackward, {"aten::cudnn_grid_sampler_backward"}},
                                             {no,
                                              {"aten::_use_cudnn_ctc_loss", "aten::_use_cudnn_ctc_loss.Tensor",
                                               "aten::_use_miopen_ctc_loss", "aten::_use_miopen_ctc_loss.Tensor"}}},

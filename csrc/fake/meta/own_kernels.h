@@ -2,8 +2,8 @@
 
 // Metadata of operators that PyTorch has kernels of for CUDA only, and no Meta kernel that works: the statistics that
 // processes exchange in `torch.nn.SyncBatchNorm` (Normalization.cu), the fused cells of `torch.nn.GRU` and `LSTM`
-// (RNN.cu), and whether cuDNN or MIOpen computes `ctc_loss`. The kernel of the CPU cannot be asked: it does not exist,
-// or returns no tensor.
+// (RNN.cu), cuDNN's `grid_sample()`, and whether cuDNN or MIOpen computes `ctc_loss`. The kernel of the CPU cannot be
+// asked: it does not exist, or returns no tensor.
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>

@@ -11,7 +11,8 @@
 //     as it is, `zeros_like()` keeps the strides of dimensions of length 1;
 //   * the order of their strides is if the trial was smaller: `floor_divide()` keeps that of its argument.
 //
-// Only calls on the CPU are corrected in this way, because trials are made there.
+// Trials are made on the CPU. Of calls on CUDA they correct strides only, and what kernels of CUDA do in another way
+// has the last word (device_hints.h).
 
 #include <vector>
 
@@ -38,6 +39,9 @@ bool agrees(const RealResults& real, const c10::OperatorHandle& op, c10::ArrayRe
 
 // Corrects the results of a Meta kernel of `op`, which are on top of `stack`, except those that are arguments or views.
 void correctByReal(const RealResults& real, const c10::OperatorHandle& op, torch::jit::Stack& stack);
+
+// The same, but only strides, and only those of results that otherwise are what the Meta kernel says.
+void correctStridesByReal(const RealResults& real, const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
 // Returns the strides that `meta` should have if `real` is the result of a smaller call.
 c10::DimVector stridesLike(const at::Tensor& real, const at::Tensor& meta);

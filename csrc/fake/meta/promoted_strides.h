@@ -1,0 +1,19 @@
+#pragma once
+
+// The order of dimensions in the results of elementwise operators on CUDA.
+//
+// A TensorIterator converts arguments of other dtypes than the common one. On the CPU and on the meta device it makes
+// copies first (`TensorIteratorBase::compute_types()`), and a copy of an expanded tensor is contiguous, which can
+// decide the order of the dimensions of the result. Kernels of CUDA convert what they load, so that there the expanded
+// tensor has no say.
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+namespace torchext {
+
+// Gives the only result of an elementwise operator, which its Meta kernel has made of `arguments`, the strides that it
+// has on CUDA. Costs nothing to speak of unless an argument is expanded and has another dtype than others.
+void giveStridesOfCuda(c10::ArrayRef<c10::IValue> arguments, torch::jit::Stack& results);
+
+}  // namespace torchext
