@@ -39,7 +39,9 @@ UNITS := $(shell find csrc -name "*.cpp")
 CPP_TESTS := $(wildcard test/cpp/*.cpp test/cpp/*.h test/cpp/*/*.cpp examples/cpp/*.cpp)
 LOOPS := $(wildcard benchmarks/*.cpp)
 # Has a program find a CUDA device that does nothing, and write what is launched on it.
-NULL_DRIVER = LD_PRELOAD=$(CURDIR)/build/cuda_host/libnullcuda.so NULLCUDA_TRACE=$(CURDIR)/build/cuda_host/trace \
+empty :=
+NULL_LIBRARIES = $(subst $(empty) ,:,$(patsubst %,$(CURDIR)/build/cuda_host/libnull%.so,solver fft nvrtc cuda))
+NULL_DRIVER = LD_PRELOAD=$(NULL_LIBRARIES) NULLCUDA_TRACE=$(CURDIR)/build/cuda_host/trace \
   NULLCUDA_TRACE_LAUNCHES=1 NULLCUDA_DEVICES=2 NULLCUDA_VERBOSE=0 PYTORCH_SKIP_CUDNN_COMPATIBILITY_CHECK=1 PYTHONHASHSEED=0
 # Of a GPU: its name, multiprocessors, and threads of each.
 facts_of = NULLCUDA_TOTAL=214748364800 NULLCUDA_SMS=$(word 2,$(1)) NULLCUDA_THREADS_PER_SM=$(word 3,$(1)) $(NULL_DRIVER) \
@@ -131,12 +133,14 @@ sweep: build ## The long sweeps: every model and module constructor that is know
 fuzz: build ## Try PROGRAMS random programs, deferred against eager
 	$(PYTHON) -m pytest test/sweeps/test_fuzz.py -k many -n $(JOBS) --programs $(PROGRAMS) --fuzz-seed $(SEED)
 
-oracle: build ## Compare the memory of programs with that of a CUDA build (NULLCUDA: the library that stands in for its driver)
-	cd test && PYTHONPATH=$(CURDIR) $(PYTHON) -m oracle.compare
+oracle: build ## Compare the memory of programs with that of PyTorch's allocator, without a GPU (needs a CUDA build of torch)
+	test/cuda_host/build_null_driver $(PYTHON) build/cuda_host
+	cd test && NULLCUDA=$(NULL_LIBRARIES) PYTORCH_SKIP_CUDNN_COMPATIBILITY_CHECK=1 $(PYTHON) -m oracle.compare --jobs $(JOBS)
 
 cuda-host: build ## Test what CUDA's host code does, on a machine without a GPU (needs a CUDA build of torch)
 	test/cuda_host/build_null_driver $(PYTHON) build/cuda_host
-	$(NULL_DRIVER) $(PYTHON) -m pytest test/cuda_host -p no:xdist
+	$(NULL_DRIVER) $(PYTHON) -m pytest test/cuda_host -p no:xdist --ignore test/cuda_host/test_layouts.py
+	$(filter-out NULLCUDA_TRACE%,$(NULL_DRIVER)) $(PYTHON) -m pytest test/cuda_host/test_layouts.py -n $(JOBS)
 
 philox-facts: build ## Ask CUDA's host code how far operators move the generator, for test/fake/test_philox.py
 	test/cuda_host/build_null_driver $(PYTHON) build/cuda_host
@@ -151,8 +155,9 @@ dtype-facts: build ## Ask CUDA's host code which dtypes operators refuse, for fa
 	    $(PYTHON) test/cuda_host/dtype_facts.py build/cuda_host/dtypes $$part $(JOBS) & \
 	  done; wait; $(PYTHON) test/cuda_host/dtype_facts.py build/cuda_host/dtypes
 
-gpu: build ## Run the tests that need a GPU
-	$(PYTHON) -m pytest test -m cuda -p no:xdist
+# In as many processes as a GPU of 80 GB holds: the models that are compared are constructed twice.
+gpu: build ## Run the tests that need a GPU, and print the table for docs/proof.md
+	$(PYTHON) -m pytest test -m cuda -n 8 --dist worksteal --proof-table
 
 bench: build ## Compare with PyTorch's own means
 	$(PYTHON) benchmarks/deferred_init.py

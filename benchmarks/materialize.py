@@ -5,7 +5,7 @@ with `zero_`, which is the limit; the ratio to eager construction; and what mate
 in the reverse order, as a ratio to materializing the module. All is measured in one run, in turns, with one thread and
 with several.
 
-    python benchmarks/materialize.py [--millions N] [--threads N ...] [--repeats N] [--models NAME ...]
+    python benchmarks/materialize.py [--device D] [--millions N] [--threads N ...] [--repeats N] [--models NAME ...]
 
 Memory that the system has to provide anew can cost more than all computing, most of all in virtual machines, and never
 the same: compare the ratio with the limit's.
@@ -104,10 +104,12 @@ MODELS: dict[str, Callable[[int], nn.Module]] = {
 
 
 def seconds(run: Callable[[], object]) -> float:
-    """The duration of one call. What it returns is freed afterwards."""
+    """The duration of one call, until all devices are done. What it returns is freed afterwards."""
     gc.collect()
     start = time.perf_counter()
     result = run()
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
     duration = time.perf_counter() - start
     del result
     return duration
@@ -125,7 +127,7 @@ def fresh_zeros(nbytes: int) -> torch.Tensor:
 
 
 def compare(name: str, build: Build, repeats: int) -> None:
-    """Prints the line of one model."""
+    """Prints the line of one model, constructed on the default device."""
     nbytes = sum(tensor.nbytes for tensor in deferred_init(build).parameters())
     measured: dict[str, list[float]] = {"eager": [], "ours": [], "singly": [], "limit": []}
     for _ in range(repeats + 1):
@@ -148,10 +150,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--device", default="cpu", help="what the models are constructed on")
     options = parser.parse_args()
+    torch.set_default_device(options.device)
+    where = torch.cuda.get_device_name() if options.device.startswith("cuda") else "CPU"
     for threads in options.threads:
         torch.set_num_threads(threads)
-        print(f"\ntorch {torch.__version__}, {threads} threads, medians of {options.repeats}\n")
+        print(f"\ntorch {torch.__version__}, {where}, {threads} threads, medians of {options.repeats}\n")
         print(f"{'':28}{'MiB':>8}{'eager':>9}{'ours':>9}{'limit':>9}{'/ eager':>9}{'limit':>9}{'singly':>9}")
         for name in options.models:
             compare(name, partial(MODELS[name], options.millions), options.repeats)

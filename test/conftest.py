@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import cpu_times
 import forked
 import hypothesis
+import proof_table
 import pytest
 import torch
 from fixed_costs import cut_fixed_costs
@@ -30,11 +31,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="how many random programs to try beside the usual ones (`make fuzz`)",
     )
     parser.addoption("--fuzz-seed", type=int, default=0, help="where the seeds of these programs begin")
+    parser.addoption("--fuzz-device", default="cpu", help="where these programs compute, such as cuda")
     parser.addoption(
         "--foreign-fakes", action="store_true", help="put another owner on the `Fake` key first: foreign_fakes.py"
     )
     parser.addoption(
         "--cpu-times", action="store_true", help="print the processor time of the slowest tests, and of each folder"
+    )
+    parser.addoption(
+        "--proof-table", action="store_true", help="print what has passed, as the table in docs/proof.md (`make gpu`)"
     )
     parser.addoption("--long", action="store_true", help="also run the long sweeps (`make sweep`)")
 
@@ -42,6 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     os.environ["TORCHEXT_CHECK_LOCKS"] = "1"  # also in the processes that tests start
     os.environ["TORCHEXT_CHECK_PLANS"] = "1"
+    os.environ["TORCHEXT_FUZZ_DEVICE"] = config.getoption("--fuzz-device")
     if config.getoption("--foreign-fakes"):
         with TemporaryDirectory() as folder:
             compile_and_load(Path(folder))
@@ -82,7 +88,11 @@ def pytest_collection_finish() -> None:
 
 pytest_runtest_makereport = cpu_times.pytest_runtest_makereport
 pytest_runtest_logreport = cpu_times.pytest_runtest_logreport
-pytest_terminal_summary = cpu_times.pytest_terminal_summary
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    cpu_times.pytest_terminal_summary(terminalreporter, config)
+    proof_table.pytest_terminal_summary(terminalreporter, config)
 
 
 def pytest_unconfigure() -> None:

@@ -7,12 +7,14 @@ devices with them.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-__all__ = ["DTYPES", "Call", "name_of", "refusal_in"]
+__all__ = ["DTYPES", "Call", "facts", "name_of", "refusal_in"]
 
 # With their numbers in `c10::ScalarType`.
 DTYPES: dict[torch.dtype, int] = {
@@ -49,11 +51,22 @@ class Call(NamedTuple):
         name, overload = self.op.split(".")
         return hasattr(getattr(torch.ops.aten, name, None), overload)
 
-    def run(self, dtype: torch.dtype) -> object:
+    def run(self, dtype: torch.dtype, make: Callable[..., Tensor] = torch.empty) -> object:
         def tensor(*size: int, dtype: torch.dtype = dtype) -> Tensor:
-            return torch.empty(size, dtype=dtype, device="cuda")
+            return make(size, dtype=dtype, device="cuda")
 
         name, overload = self.op.split(".")
         operator = getattr(getattr(torch.ops.aten, name), overload)
         names = {**vars(torch), "t": tensor, "D": dtype, "operator": operator}
         return eval(f"operator({self.arguments})", names)
+
+
+def facts() -> list[tuple[Call, list[torch.dtype], list[torch.dtype]]]:
+    """Returns the calls of `cuda_dtypes.tsv` that this release has, with the dtypes that are refused and accepted."""
+    found = []
+    for line in (Path(__file__).parent / "fake" / "cuda_dtypes.tsv").read_text().splitlines():
+        op, arguments, *masks = line.split("\t")
+        refused, accepted = ([dtype for dtype, bit in DTYPES.items() if int(mask, 16) >> bit & 1] for mask in masks)
+        if (call := Call(op, arguments)).exists():
+            found.append((call, refused, accepted))
+    return found

@@ -9,14 +9,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["CALLS", "Case", "cases", "offset_of"]
+__all__ = ["CALLS", "Case", "cases", "facts_of", "offset_of"]
 
+FACTS = Path(__file__).parent / "fake" / "philox_facts.tsv"
 Make = Callable[[int, torch.dtype], Callable[[], object]]
 
 GIB = 2**30
@@ -32,13 +34,14 @@ SIZES = (
 LARGE = (2**28 + 1, 2**29, 2**29 + 1, 2**31 - 1, 2**31, 2**31 + 5, 3_000_000_001)
 
 
-def _empty(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.empty(*size, dtype=dtype, device="cuda")
+def _zeros(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Values that every operator takes for a probability, a deviation or a rate."""
+    return torch.zeros(*size, dtype=dtype, device="cuda")
 
 
 def _fill(fill: Callable[[Tensor], object]) -> Make:
     def make(n: int, dtype: torch.dtype) -> Callable[[], object]:
-        tensor = _empty(n, dtype=dtype)
+        tensor = _zeros(n, dtype=dtype)
         return lambda: fill(tensor)
 
     return make
@@ -46,7 +49,7 @@ def _fill(fill: Callable[[Tensor], object]) -> Make:
 
 def _of_two(call: Callable[[Tensor, Tensor], object]) -> Make:
     def make(n: int, dtype: torch.dtype) -> Callable[[], object]:
-        first, second = _empty(n, dtype=dtype), _empty(n, dtype=dtype)
+        first, second = _zeros(n, dtype=dtype), _zeros(n, dtype=dtype)
         return lambda: call(first, second)
 
     return make
@@ -55,7 +58,7 @@ def _of_two(call: Callable[[Tensor, Tensor], object]) -> Make:
 def _strided(size: tuple[int, ...], stride: tuple[int, ...]) -> Make:
     def make(n: int, dtype: torch.dtype) -> Callable[[], object]:
         reached = 1 + sum((one - 1) * step for one, step in zip(size, stride, strict=True))
-        tensor = _empty(reached, dtype=dtype).as_strided(size, stride)
+        tensor = _zeros(reached, dtype=dtype).as_strided(size, stride)
         return tensor.normal_
 
     return make
@@ -63,7 +66,7 @@ def _strided(size: tuple[int, ...], stride: tuple[int, ...]) -> Make:
 
 def _multinomial(samples: int, replacement: bool) -> Make:
     def make(n: int, dtype: torch.dtype) -> Callable[[], object]:
-        weights = _empty(n, 10, dtype=dtype).fill_(1)
+        weights = _zeros(n, 10, dtype=dtype).fill_(1)
         return lambda: torch.multinomial(weights, samples, replacement)
 
     return make
@@ -73,7 +76,7 @@ def _attention(name: str, dropout: float) -> Make:
     operator = getattr(torch.ops.aten, name)
 
     def make(n: int, dtype: torch.dtype) -> Callable[[], object]:
-        query, key = _empty(2, 3, n, 64, dtype=dtype), _empty(2, 3, n + 5, 64, dtype=dtype)
+        query, key = _zeros(2, 3, n, 64, dtype=dtype), _zeros(2, 3, n + 5, 64, dtype=dtype)
         if "efficient" in name:
             return lambda: operator(query, key, key, None, False, dropout, False)
         return lambda: operator(query, key, key, dropout, False)
@@ -85,7 +88,7 @@ def _attention_forward(name: str, dropout: float) -> Make:
     operator = getattr(torch.ops.aten, name)
 
     def make(n: int, dtype: torch.dtype) -> Callable[[], object]:
-        query, key = _empty(2, n, 3, 64, dtype=dtype), _empty(2, n + 5, 3, 64, dtype=dtype)
+        query, key = _zeros(2, n, 3, 64, dtype=dtype), _zeros(2, n + 5, 3, 64, dtype=dtype)
         if "efficient" in name:
             return lambda: operator(query, key, key, None, None, None, None, None, dropout, 0)
         return lambda: operator(query, key, key, None, None, n, n + 5, dropout, False, False)
@@ -121,7 +124,7 @@ CALLS: dict[str, tuple[Make, tuple[torch.dtype, ...], tuple[int, ...]]] = {
     "normal of two": (_of_two(torch.normal), FLOATS, SIZES),
     "normal of mean": (_fill(lambda t: torch.normal(t, 1.0)), FLOATS, SIZES),
     "normal of std": (_fill(lambda t: torch.normal(0.0, t.fill_(1))), FLOATS, SIZES),
-    "normal broadcast": (_fill(lambda t: torch.normal(t[:, None], _empty(1, 3))), (torch.float32,), SIZES),
+    "normal broadcast": (_fill(lambda t: torch.normal(t[:, None], _zeros(1, 3))), (torch.float32,), SIZES),
     "poisson": (_fill(torch.poisson), FLOATS, SIZES),
     "gamma": (_fill(torch._standard_gamma), FLOATS[:2], SIZES),
     "native_dropout": (_fill(lambda t: torch.native_dropout(t, 0.5, True)), FLOATS, SIZES),
@@ -139,7 +142,7 @@ CALLS: dict[str, tuple[Make, tuple[torch.dtype, ...], tuple[int, ...]]] = {
     "multinomial with replacement of 3": (_multinomial(3, True), FLOATS, SIZES[:-3]),
     "multinomial with replacement of 300": (_multinomial(300, True), FLOATS[:1], SIZES[:-4]),
     "multinomial of many": (
-        lambda n, dtype: partial(torch.multinomial, _empty(33, 2**24, dtype=dtype), 2),
+        lambda n, dtype: partial(torch.multinomial, _zeros(33, 2**24, dtype=dtype).fill_(1), 2),
         (torch.float32,),
         (1,),
     ),
@@ -188,3 +191,13 @@ def offset_of(case: Case, generator: torch.Generator) -> int:
     generator.set_offset(4096)
     make()
     return generator.get_offset() - 4096
+
+
+def facts_of(gpu: str) -> list[tuple[Case, int]]:
+    """Returns for each call how far it moves the generator of `gpu`, by its name in the file."""
+    facts = []
+    for line in FACTS.read_text().splitlines():
+        of, call, dtype, offsets = line.split("\t")
+        for size, offset in (pair.split(":") for pair in offsets.split() if of == gpu):
+            facts.append((Case(call, getattr(torch, dtype), int(size)), int(offset)))
+    return facts

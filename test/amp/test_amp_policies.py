@@ -270,6 +270,10 @@ def dtypes(run: Callable[[], Any], region: AbstractContextManager[object]) -> An
     return [leaf.dtype if isinstance(leaf, Tensor) else type(leaf) for leaf in pytree.tree_leaves(result)]
 
 
+# What the operators of convolutions call on CUDA. They have no Meta kernels.
+CUDNN_ALONE = {"torch_fp16.cudnn_convolution", "torch_fp16.cudnn_convolution_transpose"}
+
+
 class TestSweep:
     @pytest.mark.parametrize("dtype", [BF16, FP16])
     @pytest.mark.parametrize("self_cleaning", [False, True])
@@ -314,6 +318,10 @@ class TestSweep:
         wanted = {name: dtypes(run, torch.autocast("cuda", dtype=dtype)) for name, run in sweep("cuda")}
         assert {name: dtypes(run, amp.autocast("cuda", dtype=dtype)) for name, run in sweep("cuda")} == wanted
         with fake_mode():
-            for name, run in sweep("cuda"):
-                if not isinstance(wanted[name], str) and not name.endswith(".equal"):  # reads values
-                    assert dtypes(run, amp.autocast("cuda", dtype=dtype)) == wanted[name], name
+            found = {name: dtypes(run, amp.autocast("cuda", dtype=dtype)) for name, run in sweep("cuda")}
+        refused = {
+            name for name, result in found.items() if result in ("DataDependentError", "UnsupportedOperatorError")
+        }
+        assert refused <= {"torch_expect_builtin_promote.equal", *CUDNN_ALONE}
+        compared = {name for name, result in wanted.items() if not isinstance(result, str)} - refused
+        assert {name: found[name] for name in compared} == {name: wanted[name] for name in compared}

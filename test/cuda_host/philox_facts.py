@@ -24,6 +24,9 @@ def main(gpu: str) -> None:
                 facts.append(f"{case.size}:{offset_of(case, generator)}")
             except torch.OutOfMemoryError:
                 continue
+            except RuntimeError as error:  # in 2.11 it depends on values, which nothing computes here
+                if "normal expects all elements of std" not in str(error):
+                    raise
         print(gpu, call, str(dtype).removeprefix("torch."), " ".join(facts), sep="\t")
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
-from cuda_dtypes import DTYPES, Call, name_of, refusal_in
+from cuda_dtypes import Call, facts, name_of, refusal_in
 
 from torchext.deferred_init import deferred_init
 from torchext.fake import fake_mode
 
-FACTS = [line.split("\t") for line in Path(__file__).with_name("cuda_dtypes.tsv").read_text().splitlines()]
 REFUSED, ACCEPTED = 0, 1
 # Of each call, how many dtypes there are for one that is tried, each time another.
 STEP = 7
@@ -30,13 +28,11 @@ def outcomes(column: int, step: int) -> list[tuple[Call, torch.dtype, Exception 
     """Makes the calls with the dtypes of a column of the facts on a fake device."""
     found = []
     with fake_mode(fake_cuda=True):
-        for row, (op, arguments, *masks) in enumerate(FACTS):
-            call = Call(op, arguments)
-            dtypes = [dtype for dtype, bit in DTYPES.items() if int(masks[column], 16) >> bit & 1]
-            if call.exists():
-                found += [
-                    (call, dtype, error_of(call, dtype)) for dtype in dtypes[row % min(step, len(dtypes) or 1) :: step]
-                ]
+        for row, (call, *columns) in enumerate(facts()):
+            dtypes = columns[column]
+            found += [
+                (call, dtype, error_of(call, dtype)) for dtype in dtypes[row % min(step, len(dtypes) or 1) :: step]
+            ]
     return found
 
 

@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
-from philox_calls import Case, offset_of
+from philox_calls import facts_of, offset_of
 
 from torchext.fake import FakeGPU, fake_mode
-
-FACTS = Path(__file__).with_name("philox_facts.tsv")
-
-
-def facts_of(gpu: str) -> list[tuple[Case, int]]:
-    facts = []
-    for line in FACTS.read_text().splitlines():
-        of, call, dtype, offsets = line.split("\t")
-        for size, offset in (pair.split(":") for pair in offsets.split() if of == gpu):
-            facts.append((Case(call, getattr(torch, dtype), int(size)), int(offset)))
-    return facts
 
 
 @pytest.mark.filterwarnings("ignore:to - 1 is out of bounds:UserWarning")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,10 +13,18 @@ from fuzz import gradients, memory, states, vocabulary
 from fuzz.states import restored_settings
 from torch import Tensor
 
-__all__ = ["ACTIONS", "AWAITED", "FACTORIES", "Machine", "Step", "change"]
+__all__ = ["ACTIONS", "AWAITED", "DEVICE", "FACTORIES", "Machine", "Step", "change", "on_device"]
 
+# What the tensors of programs are on: `--fuzz-device`, also in the process that runs them.
+DEVICE = torch.device(os.environ.get("TORCHEXT_FUZZ_DEVICE", "cpu"))
+
+# Indices out of bounds and probabilities beyond 1 end a process that uses CUDA: they are not errors that it survives.
+ENDS_PROCESSES = ("embedding", "cross_entropy", "index_select", "gather", "scatter_source")
 # Actions that do not pass yet, and why. Random programs leave them out.
 AWAITED: dict[str, str] = {}
+if DEVICE.type == "cuda":
+    AWAITED |= dict.fromkeys(ENDS_PROCESSES, "device-side assertions")
+    AWAITED["matmul_precision"] = "compared at replay: docs/deferred_init.md"
 
 FACTORIES = {**vocabulary.FACTORIES, **states.FACTORIES}
 ACTIONS = {**vocabulary.ACTIONS, **memory.ACTIONS, **gradients.ACTIONS, **states.ACTIONS}
@@ -38,13 +48,13 @@ class Machine:
 
     def __init__(self) -> None:
         self.memory: list[Tensor] = []
-        self.generator = torch.Generator().manual_seed(5)
+        self.generator = torch.Generator(DEVICE).manual_seed(5)
         self.sources = make_sources()
         self.has_read_large = False
 
     def run(self, program: list[Step], skipped: set[int]) -> list[Tensor]:
         """Runs `program`, without the steps in `skipped`, and returns its memory."""
-        with restored_settings(), torch.no_grad():
+        with restored_settings(), torch.no_grad(), on_device():
             for place, step in enumerate(program):
                 if place not in skipped:
                     self.step(step)
@@ -68,22 +78,28 @@ class Machine:
         self.memory = [t for t in self.memory if t is not tensor]
 
 
+def on_device() -> AbstractContextManager[object]:
+    """Has factories make tensors on the device of programs."""
+    return nullcontext() if DEVICE.type == "cpu" else DEVICE
+
+
 def make_sources() -> list[Tensor]:
     """Returns real tensors for programs to read: small ones, also on foreign memory, and one too large to copy."""
-    with torch.inference_mode():
-        inference = torch.linspace(-1, 1, 3)
-    return [
-        torch.linspace(-2, 2, 3),
-        torch.arange(20).view(4, 5),
-        torch.from_numpy(np.linspace(0, 1, 4, dtype=np.float32)).view(4, 1),
-        inference,
-        too_large_to_copy(),
-    ]
+    with on_device():
+        with torch.inference_mode():
+            inference = torch.linspace(-1, 1, 3)
+        return [
+            torch.linspace(-2, 2, 3),
+            torch.arange(20).view(4, 5),
+            torch.from_numpy(np.linspace(0, 1, 4, dtype=np.float32)).view(4, 1),
+            inference,
+            too_large_to_copy(),
+        ]
 
 
 def change(source: Tensor, n: int) -> None:
     """Changes all elements, without bumping the version."""
-    if n % 3 == 0:
+    if n % 3 == 0 and not source.is_cuda:
         source.numpy()[...] += 1
     elif n % 3 == 1:
         storage: Any = source.detach().untyped_storage()

@@ -39,6 +39,13 @@ def normal(a: Tensor, n: int, **out: Tensor) -> Tensor:
     return torch.normal(0.0, 1 + n % 2, a.shape, **out)
 
 
+def mean(a: Tensor, **out: Tensor) -> Tensor:
+    """Returns means. Kernels of CUDA write them into any dtype, those of the CPU and Meta kernels refuse some."""
+    if not all(tensor.is_floating_point() or tensor.is_cpu for tensor in out.values()):
+        raise ValueError("is refused when deferred")
+    return torch.mean(a, -1, keepdim=True, **out)
+
+
 Outer = Callable[..., Tensor]
 
 
@@ -57,7 +64,7 @@ OUTERS: tuple[Outer, ...] = (
     lambda a, b, n, **out: torch.exp(a, **out),
     lambda a, b, n, **out: torch.abs(a.t(), **out),
     lambda a, b, n, **out: torch.sum(a, 0, **out),
-    lambda a, b, n, **out: torch.mean(a, -1, keepdim=True, **out),
+    lambda a, b, n, **out: mean(a, **out),
     lambda a, b, n, **out: torch.cat([a, b], **out),
     lambda a, b, n, **out: torch.stack([a, a], -1, **out),
     lambda a, b, n, **out: product(a, a.t(), **out),

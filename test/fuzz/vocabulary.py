@@ -85,6 +85,14 @@ def share_numpy(machine: Machine, a: Tensor, b: Tensor, n: int) -> Tensor:
     return a.detach() * 2
 
 
+def add_to_each(machine: Machine, a: Tensor, b: Tensor, n: int) -> None:
+    if a.device != b.device:
+        raise ValueError("is refused when deferred")
+    if a.is_cuda and a.untyped_storage()._cdata == b.untyped_storage()._cdata:
+        raise ValueError("one launch for both would have no one result")
+    torch._foreach_add_([a, b], 1.0)
+
+
 def with_own_seed(machine: Machine, a: Tensor, b: Tensor, n: int) -> Tensor:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(n)
@@ -178,7 +186,7 @@ ACTIONS: dict[str, Action] = {
     "clamp_": lambda m, a, b, n: a.clamp_(-1, n % 3),
     "out": write_out,
     "resize_": lambda m, a, b, n: a.resize_(a.shape).fill_(1),
-    "foreach": lambda m, a, b, n: torch._foreach_add_([a, b], 1.0),
+    "foreach": add_to_each,
     # real tensors from outside
     "read_source": lambda m, a, b, n: a.copy_(source_of(m, n)),
     "add_source": lambda m, a, b, n: a + source_of(m, n),

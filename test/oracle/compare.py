@@ -1,13 +1,14 @@
 """Compares the memory of programs on fake GPUs with that of PyTorch's own allocator in a CUDA build.
 
-    make oracle                                    # all programs
+    make oracle                                    # all programs, without a GPU
     cd test
+    python -m oracle.compare                       # all programs, on a GPU
     python -m oracle.compare gpt resnet            # some
     python -m oracle.compare --events=gpt          # where the allocations of a program differ
 
-Needs a CUDA build of PyTorch, and in NULLCUDA the path of the library that stands in for the driver; no GPU. A program
-runs in two processes, each for three steps: on fakes, and with the real host code, the real allocator, and kernels that
-do nothing. What cuDNN allocates is unknown to both, so it is switched off.
+Needs a CUDA build of PyTorch, and a Hopper GPU, or in NULLCUDA the path of the library that stands in for the driver. A
+program runs in two processes, each for three steps: on fakes, and with the real host code, the real allocator, and, on
+a machine without a GPU, kernels that do nothing. What cuDNN allocates is unknown to both, so it is switched off.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,15 +99,33 @@ def run_events(name: str, *, is_fake: bool) -> list[str]:
     return lines
 
 
+def environment(*, is_fake: bool) -> dict[str, str]:
+    """The variables of a child: fakes see no GPU, a real program sees that of the machine, or the stand-in."""
+    if is_fake:
+        return dict(os.environ, TORCHEXT_ORACLE_CHILD="fake", CUDA_VISIBLE_DEVICES="")
+    preload = {"LD_PRELOAD": os.environ["NULLCUDA"]} if "NULLCUDA" in os.environ else {}
+    return dict(os.environ, TORCHEXT_ORACLE_CHILD="real", **preload)
+
+
+def why_impossible() -> str | None:
+    """Says what is needed, if there is neither a GPU nor what stands in for its driver."""
+    import torch
+
+    if "NULLCUDA" in os.environ or torch.cuda.is_available():
+        return None
+    return (
+        "there is no GPU, so NULLCUDA must be the path of the library that stands in for the driver of CUDA: "
+        "`test/cuda_host/build_null_driver python FOLDER` makes FOLDER/libnullcuda.so."
+    )
+
+
 def in_process(name: str, *, is_fake: bool, events: bool = False) -> Any:
     """What a program does in a process of its own."""
-    environment = dict(os.environ, TORCHEXT_ORACLE_CHILD="fake" if is_fake else "real")
-    if not is_fake:
-        environment["LD_PRELOAD"] = os.environ["NULLCUDA"]
     arguments = [sys.executable, "-m", "oracle.compare", *([f"--events={name}"] if events else [name])]
-    done = subprocess.run(arguments, cwd=TEST, env=environment, capture_output=True, text=True, check=False)
+    variables = environment(is_fake=is_fake)
+    done = subprocess.run(arguments, cwd=TEST, env=variables, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise RuntimeError(f"{name}, {environment['TORCHEXT_ORACLE_CHILD']}: {done.stderr[-3000:]}")
+        raise RuntimeError(f"{name}, {'fake' if is_fake else 'real'}: {done.stderr[-3000:]}")
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -124,17 +144,24 @@ def shown(percent: float) -> str:
     return "to the byte" if percent == 0 else f"{percent:+.3f} %"
 
 
-def compare(names: list[str]) -> bool:
+def both(name: str) -> tuple[Peaks, Peaks] | RuntimeError:
+    """The peaks of a program, real and fake, or why there are none."""
+    try:
+        return Peaks(**in_process(name, is_fake=False)), Peaks(**in_process(name, is_fake=True))
+    except RuntimeError as error:
+        return error
+
+
+def compare(names: list[str], jobs: int) -> bool:
     """Prints a table, and returns whether all programs are within the bounds."""
     print("| program | allocated (MiB) | difference | reserved (MiB) | difference |\n| --- | --: | --: | --: | --: |")
     is_good = True
-    for name in names:
-        try:
-            real, fake = (Peaks(**in_process(name, is_fake=is_fake)) for is_fake in (False, True))
-        except RuntimeError as error:
-            print(f"| {name} | failed | | | |\n{error}", flush=True)
+    for name, peaks in zip(names, ThreadPoolExecutor(jobs).map(both, names), strict=True):
+        if isinstance(peaks, RuntimeError):
+            print(f"| {name} | failed | | | |\n{peaks}", flush=True)
             is_good = False
             continue
+        real, fake = peaks
         allocated = differences(real.allocated, fake.allocated)
         reserved = differences(real.reserved, fake.reserved)
         is_good = is_good and abs(allocated) <= ALLOCATED_BOUND and abs(reserved) <= RESERVED_BOUND
@@ -148,6 +175,7 @@ def main() -> int:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("programs", nargs="*", help="of programs.py; all by default")
+    parser.add_argument("--jobs", type=int, default=1, help="how many programs run at once")
     parser.add_argument("--events", metavar="PROGRAM", help="show where the allocations of a program differ")
     given = parser.parse_args()
     child = os.environ.get("TORCHEXT_ORACLE_CHILD")
@@ -157,12 +185,12 @@ def main() -> int:
         result = run_events(name, is_fake=is_fake) if given.events else vars(run_peaks(name, is_fake=is_fake))
         print(json.dumps(result), flush=True)
         os._exit(0)  # a thread of autograd that has not ended may terminate the process when it ends
-    if "NULLCUDA" not in os.environ:
-        parser.error("NULLCUDA must be the path of the library that stands in for the driver of CUDA (libnullcuda.so).")
+    if (reason := why_impossible()) is not None:
+        parser.error(reason)
     if given.events:
         show_events(given.events)
         return 0
-    return 0 if compare(given.programs or list(PROGRAMS)) else 1
+    return 0 if compare(given.programs or list(PROGRAMS), given.jobs) else 1
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from oracle.compare import TEST, world
+from oracle.compare import TEST, environment, why_impossible, world
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -111,15 +111,13 @@ def in_processes(names: list[str], *, is_fake: bool) -> dict[str, dict[str, Even
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "samples.jsonl"
         file.touch()
-        environment = dict(os.environ, TORCHEXT_ORACLE_CHILD="fake" if is_fake else "real")
-        if not is_fake:
-            environment["LD_PRELOAD"] = os.environ["NULLCUDA"]
+        variables = environment(is_fake=is_fake)
         while True:
             before = file.stat().st_size
             lines = [json.loads(line) for line in file.read_text().splitlines()]
-            environment["TORCHEXT_ORACLE_DONE"] = " ".join(line[0] for line in lines if len(line) == 1)
+            variables["TORCHEXT_ORACLE_DONE"] = " ".join(line[0] for line in lines if len(line) == 1)
             arguments = [sys.executable, "-m", "oracle.compare_operators", f"--file={file}", *names]
-            done = subprocess.run(arguments, cwd=TEST, env=environment, capture_output=True, text=True, check=False)
+            done = subprocess.run(arguments, cwd=TEST, env=variables, capture_output=True, text=True, check=False)
             if done.returncode != 0 and file.stat().st_size == before:
                 raise RuntimeError(done.stderr[-3000:])
             if done.returncode == 0:
@@ -150,8 +148,8 @@ def main() -> int:
         run_operators(given.operators, given.file, is_fake=child == "fake")
         sys.stdout.flush()
         os._exit(0)
-    if "NULLCUDA" not in os.environ:
-        parser.error("NULLCUDA must be the path of the library that stands in for the driver of CUDA (libnullcuda.so).")
+    if (reason := why_impossible()) is not None:
+        parser.error(reason)
     return 0 if compare(given.operators) else 1
 
 

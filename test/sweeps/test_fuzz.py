@@ -19,8 +19,8 @@ from collections.abc import Iterator
 import hypothesis
 import pytest
 import torch
-from fuzz.checks import CHECKS, prepare, run
-from fuzz.machine import ACTIONS, AWAITED, FACTORIES, Step
+from fuzz.checks import CHECKS, LOST_DEVICE, prepare, run
+from fuzz.machine import ACTIONS, AWAITED, DEVICE, FACTORIES, Step
 from fuzz.watchdog import Watchdog
 from hypothesis import strategies
 
@@ -61,10 +61,14 @@ def test_programs(programs: Watchdog, checked: str, program: list[Step], order: 
 
 @pytest.mark.parametrize("checked", CHECKS)
 def test_many_programs(programs: Watchdog, checked: str, fuzz_seed: int, fuzz_count: int) -> None:
+    if DEVICE.type == "cuda" and checked == "raise as eagerly":
+        pytest.skip("kernels of CUDA make their checks in another order, and more of them where there are no elements")
     numbers = random.Random(f"{checked} {fuzz_seed}")
     for _ in range(fuzz_count):
         program, order = random_program(numbers), numbers.randrange(31)
         if (failure := programs.failure(checked, program, order)) is not None:
+            if failure == f"ends the process: exit code {LOST_DEVICE}":  # so do eager programs
+                continue
             program = shortened(programs, checked, program, order)
             print(f"seed {fuzz_seed}, order {order}:", *program, sep="\n    ")
             pytest.fail(programs.failure(checked, program, order) or f"once, and not again: {failure}")

@@ -64,6 +64,9 @@ GRADIENT_LAYOUT_DIFFERS = {"masked.prod", "prod"}
 # The operator lets its argument grow by broadcasting, which its Meta kernel refuses.
 GROWS_IN_PLACE = {"addbmm"}
 
+# `torch.cuda.jiterator` launches what it compiles outside of the dispatcher, and asks fakes for their addresses.
+JITERATED = {op.name for op in op_db if op.name.startswith("jiterator")}
+
 EXPECTED_ERRORS: list[tuple[set[str], type[Exception]]] = [
     (NEEDS_VALUES, DataDependentError),
     (UNSUPPORTED, UnsupportedOperatorError),
@@ -229,7 +232,7 @@ class TestOpDb(TestCase):
         for _ in range(1 if writes_its_arguments(op) else 2):
             try:
                 found = fake.run()
-            except expected_error(full_name(op), EXPECTED_ERRORS):
+            except expected_error(full_name(op), [*EXPECTED_ERRORS, (JITERATED, RuntimeError)]):
                 return
             (found_leaves, found_spec), (wanted_leaves, wanted_spec) = tree_flatten(found), tree_flatten(wanted)
             assert found_spec == wanted_spec
@@ -254,12 +257,9 @@ class TestOpDb(TestCase):
             ]
 
 
-class TestOpDbOnCuda(TestOpDb):
-    pytestmark = pytest.mark.cuda
-
-
-instantiate_device_type_tests(TestOpDbOnCuda, globals(), only_for="cuda")
-instantiate_device_type_tests(TestOpDb, globals(), only_for="cpu")
+instantiate_device_type_tests(TestOpDb, globals(), only_for=("cpu", "cuda"))
+if "TestOpDbCUDA" in globals():
+    globals()["TestOpDbCUDA"].pytestmark = pytest.mark.cuda
 
 
 @pytest.mark.filterwarnings("ignore:A window was not provided")

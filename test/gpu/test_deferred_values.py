@@ -1,0 +1,72 @@
+"""Models that are constructed on a CUDA device have the same bits deferred and eager, in any order."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+import torch
+from architectures import ARCHITECTURES, small_config
+from common import COMPUTES_ON_CUDA
+from cuda_constructors import BUILDERS, NEED_SECOND_DEVICE, calls_of_operators, constructors_of
+from cuda_values import assert_same_values
+from ledger import generator_states
+from torch import nn
+from torch.testing._internal.common_modules import ModuleInfo, module_db
+
+from torchext.deferred_init import deferred_init
+
+pytestmark = pytest.mark.cuda
+
+
+@pytest.fixture(autouse=True)
+def without_stubs_of_cudnn() -> Iterator[None]:
+    """Those of the null driver do not tell the sizes of weights."""
+    with torch.backends.cudnn.flags(enabled=COMPUTES_ON_CUDA and torch.backends.cudnn.enabled):
+        yield
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_constructors(name: str) -> None:
+    if name in NEED_SECOND_DEVICE and torch.cuda.device_count() < 2:
+        pytest.skip("needs two devices")
+    assert_same_values(BUILDERS[name])
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # advice about the arguments
+@pytest.mark.parametrize("module", module_db, ids=lambda module: module.name)
+def test_modules_of_pytorch(module: ModuleInfo) -> None:
+    for build in constructors_of(module):
+        assert_same_values(build)
+
+
+@pytest.mark.parametrize("model_type", [name for pair in ARCHITECTURES.values() for names in pair for name in names])
+def test_architectures_of_transformers(model_type: str) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    config = small_config(model_type)
+
+    def build() -> nn.Module:
+        with torch.device("cuda"):
+            return transformers.AutoModel.from_config(config)  # type: ignore[no-any-return]
+
+    assert_same_values(build)
+
+
+@pytest.mark.filterwarnings("ignore")  # of what is deprecated
+def test_dead_operators_move_the_generator_as_eager_ones() -> None:
+    """What is not replayed cannot be checked when it is."""
+    moved, wrong = 0, []
+    for name, call in calls_of_operators():
+        with contextlib.suppress(Exception):  # what CUDA refuses
+            torch.manual_seed(0)
+            call()
+            expected = generator_states()
+            if any(offset for _, offset in expected[1:]):
+                torch.manual_seed(0)
+                deferred_init(call)
+                moved += 1
+                if generator_states() != expected:
+                    wrong.append(name)
+    assert not wrong
+    assert moved > 60
