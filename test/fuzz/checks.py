@@ -100,6 +100,8 @@ def check(program: list[Step], order: int) -> None:
     seed_generators()
     wanted = Machine().run(program, skipped)
     states = generator_states()
+    if DEVICE.type == "cuda":
+        end_process_if_device_is_lost()
     has_one_result = [True] * len(wanted) if DEVICE.type == "cpu" else equal_to_another_run(wanted, program, skipped)
     seed_generators()
     machine = Machine()
@@ -119,6 +121,14 @@ def check(program: list[Step], order: int) -> None:
         if place not in failed and has_one_result[place]:
             assert_same_tensor(tensor, want, f"memory[{place}]", strictly=False)
     assert_states(states)
+
+
+def end_process_if_device_is_lost() -> None:
+    """Ends this process if eager kernels have met what ends all use of CUDA, such as an index out of bounds."""
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        os._exit(LOST_DEVICE)
 
 
 def equal_to_another_run(tensors: list[Tensor], program: list[Step], skipped: set[int]) -> list[bool]:
@@ -188,16 +198,6 @@ def prepare() -> None:
 
 def run(checked: str, program: list[Step], order: int) -> None:
     """Checks a program. Raises an AssertionError if it differs."""
-    try:
-        CHECKS[checked](program, order)
-    finally:
-        if DEVICE.type == "cuda":
-            end_process_after_assertion()
-
-
-def end_process_after_assertion() -> None:
-    """Ends this process if a kernel has met what ends all use of CUDA, such as an index out of bounds."""
-    try:
+    CHECKS[checked](program, order)
+    if DEVICE.type == "cuda":
         torch.cuda.synchronize()
-    except RuntimeError:
-        os._exit(LOST_DEVICE)

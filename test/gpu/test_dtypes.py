@@ -54,8 +54,8 @@ def outcomes() -> list[tuple[int, str, str]]:
         found += lines
         if done.returncode == 0:
             break
-        assert lines or first == 0, done.stderr
-        first = (lines[-1][0] if lines else first) + 1
+        assert lines, done.stderr
+        first = lines[-1][0] + 1
     return found
 
 

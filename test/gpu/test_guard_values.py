@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from common import has_same_bits
+from common import COMPUTES_ON_CUDA, has_same_bits
 from guard_programs import PROGRAMS, WAYS, inference, peer_of, training
 
 from torchext.inference import inference_mode
@@ -18,10 +18,13 @@ pytestmark = pytest.mark.cuda
 def test_autocast_trains_as_pytorchs_does(name: str, way: str, dtype: torch.dtype) -> None:
     expected, expected_steps = training(PROGRAMS[name], peer_of(way), dtype)
     model, steps = training(PROGRAMS[name], way, dtype)
+    untrained = {key: tensor.clone() for key, tensor in expected.state_dict().items()}
     for wanted, found in zip(expected_steps(), steps(), strict=True):
+        assert found.dtype is (torch.float32 if way == "decorator" else wanted.dtype)
         assert has_same_bits(found.float(), wanted.float())  # decorators return the dtype of their module
     for (key, wanted), found in zip(expected.state_dict().items(), model.state_dict().values(), strict=True):
         assert has_same_bits(found, wanted), key
+        assert not torch.equal(wanted, untrained[key]) or not COMPUTES_ON_CUDA, f"{key} is not trained"
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

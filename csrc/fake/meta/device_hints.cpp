@@ -42,9 +42,13 @@ const OperatorSet isOtherNormalization{"return the mean and the inverse standard
 const OperatorSet keepsFormat{"keep the memory format of their argument on the CPU, as their Meta kernels do not",
                               {"aten::max_unpool2d", "aten::channel_shuffle"}};
 
+// As `where_self_out()`.
+const OperatorSet convertsByItself{"make copies of the common dtype before their kernel, on every device",
+                                   {"aten::where"}};
+
 // By test/cuda_host/test_layouts.py, beside the normalizations of batches.
 const OperatorSet hasOwnLayoutOnCuda{
-    "do not keep on CUDA the layout of their argument that they keep on the CPU, or the other way round",
+    "have another layout on CUDA than on the CPU",
     {"aten::replication_pad2d", "aten::replication_pad2d_backward", "aten::replication_pad3d",
      "aten::replication_pad3d_backward", "aten::reflection_pad2d", "aten::reflection_pad2d_backward",
      "aten::reflection_pad3d", "aten::reflection_pad3d_backward", "aten::max_unpool2d", "aten::pixel_shuffle",
@@ -156,7 +160,7 @@ bool decidesByDevice(const OperatorHandle& op, c10::Device device) {
     return device.is_cpu() || device.is_cuda();
   }
   if (device.is_cuda()) {
-    return op.hasTag(at::Tag::pointwise);
+    return op.hasTag(at::Tag::pointwise) && !convertsByItself(op);
   }
   return device.is_cpu() &&
          (isNormalization(op) || isBatchNormalizationBackward(op) || isFourier(op) || keepsFormat(op));

@@ -92,6 +92,10 @@ Results gruCellBackward(ArrayRef<IValue> arguments) {
 Results sampleGrid(ArrayRef<IValue> arguments) {
   const Tensor& input = arguments[0].toTensor();
   const Tensor& grid = arguments[1].toTensor();
+  constexpr int64_t kMostChannels = 1024;
+  TORCH_CHECK(input.dim() == 4 && grid.dim() == 4 && input.size(0) == grid.size(0) && grid.size(3) == 2 &&
+                  input.size(1) <= kMostChannels,
+              "Invalid arguments to cudnn_grid_sampler");  // as `cudnn_grid_sampler_forward()`
   return {at::empty({input.size(0), input.size(1), grid.size(1), grid.size(2)}, input.options())};
 }
 

@@ -17,6 +17,10 @@ using at::Tensor;
 
 namespace {
 
+bool isStrided(const Tensor& tensor) {
+  return tensor.layout() == c10::kStrided;
+}
+
 bool isExpanded(const Tensor& tensor) {
   for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
     if (tensor.stride(dim) == 0 && tensor.size(dim) > 1) {
@@ -34,6 +38,16 @@ c10::ScalarType commonDtype(const std::vector<Tensor>& tensors) {
   return at::native::result_type(state);
 }
 
+// As the copies of TensorIteratorBase::compute_types().
+std::vector<Tensor> converted(std::vector<Tensor> tensors, c10::ScalarType dtype) {
+  for (Tensor& tensor : tensors) {
+    if (tensor.scalar_type() != dtype) {
+      tensor = at::empty_like(tensor, tensor.options().dtype(dtype));
+    }
+  }
+  return tensors;
+}
+
 // The strides that a TensorIterator gives to the result of these arguments.
 c10::DimVector stridesOfResult(const std::vector<Tensor>& tensors) {
   at::TensorIteratorConfig config;
@@ -46,31 +60,38 @@ c10::DimVector stridesOfResult(const std::vector<Tensor>& tensors) {
   return c10::DimVector(config.build().output().strides());
 }
 
+// The tensors among the arguments, on the meta device; none if copies of them could not decide anything.
+std::vector<Tensor> thoseThatDecide(c10::ArrayRef<c10::IValue> arguments) {
+  std::vector<Tensor> tensors;
+  forEachTensor(arguments, [&tensors](const Tensor& tensor) { tensors.push_back(tensor); });
+  const bool may_decide = std::all_of(tensors.begin(), tensors.end(), isStrided) &&
+                          std::any_of(tensors.begin(), tensors.end(), isExpanded) &&
+                          std::any_of(tensors.begin(), tensors.end(), [&tensors](const Tensor& tensor) {
+                            return tensor.scalar_type() != tensors.front().scalar_type();
+                          });
+  if (!may_decide) {
+    return {};
+  }
+  for (Tensor& tensor : tensors) {
+    tensor = at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(c10::kMeta));
+  }
+  return tensors;
+}
+
 }  // namespace
 
 void giveStridesOfCuda(c10::ArrayRef<c10::IValue> arguments, torch::jit::Stack& results) {
-  if (results.size() != 1 || !results.front().isTensor() || !hasTensor(arguments, isExpanded)) {
+  if (results.size() != 1 || !results.front().isTensor()) {
     return;
   }
-  std::vector<Tensor> tensors;
-  forEachTensor(arguments, [&tensors](const Tensor& tensor) {
-    tensors.push_back(at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(c10::kMeta)));
-  });
-  if (tensors.size() < 2) {
-    return;
-  }
-  const c10::ScalarType common = commonDtype(tensors);
-  std::vector<Tensor> copied = tensors;
-  for (Tensor& tensor : copied) {
-    if (tensor.scalar_type() != common) {
-      tensor = at::empty_like(tensor, tensor.options().dtype(common));
-    }
-  }
+  const std::vector<Tensor> tensors = thoseThatDecide(arguments);
   const Tensor& result = results.front().toTensor();
   // Some Meta kernels are formulas of several steps, and have made the result in another way.
-  if (stridesOfResult(copied) == result.strides()) {
-    results.front() = at::empty_strided(result.sizes(), stridesOfResult(tensors), result.options());
+  if (tensors.empty() ||
+      result.strides() != c10::IntArrayRef(stridesOfResult(converted(tensors, commonDtype(tensors))))) {
+    return;
   }
+  results.front() = at::empty_strided(result.sizes(), stridesOfResult(tensors), result.options());
 }
 
 }  // namespace torchext

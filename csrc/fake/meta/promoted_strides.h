@@ -13,7 +13,7 @@
 namespace torchext {
 
 // Gives the only result of an elementwise operator, which its Meta kernel has made of `arguments`, the strides that it
-// has on CUDA. Costs nothing to speak of unless an argument is expanded and has another dtype than others.
+// has on CUDA. Only looks at the arguments unless they are of several dtypes and one of them is expanded.
 void giveStridesOfCuda(c10::ArrayRef<c10::IValue> arguments, torch::jit::Stack& results);
 
 }  // namespace torchext

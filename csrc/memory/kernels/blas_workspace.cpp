@@ -90,7 +90,7 @@ BlasWorkspace::BlasWorkspace(KernelCall& call, Library library) : call_{call} {
     block_ = call.allocate(bytes);
     return;
   }
-  // The handle of cuBLAS, which is that of cuBLASLt, too, comes with a workspace (`getCurrentCUDABlasLtHandle()`).
+  // `getCurrentCUDABlasLtHandle()` returns the handle of cuBLAS, which allocates the workspace of cuBLAS.
   const bool is_shared = is_lt && sharesWorkspaces();
   call.keepWorkspace(kCublasWorkspace, is_shared ? std::max(bytes, cublasSize(call.gpu)) : cublasSize(call.gpu));
   if (is_lt && !is_shared) {
