@@ -204,15 +204,7 @@ def call_as_it_is(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def calls_of_operators() -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Calls of `op_db`, on copies of its samples. They draw from the default generator where it stands.
-
-    PyTorch's own calls of what draws begin with a seed, and leave the generators where they were.
-    """
-    with mock.patch.object(common_methods_invocations, "wrapper_set_seed", call_as_it_is):
-        yield from _calls_of_operators()
-
-
-def _calls_of_operators() -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Calls of `op_db`, on copies of its samples on CUDA."""
     for op in op_db:
         try:
             samples = list(itertools.islice(op.sample_inputs("cpu", torch.float32), 6))
@@ -239,18 +231,20 @@ def moved_by_dead_operators() -> tuple[int, list[str]]:
     Returns:
         How many calls have moved a generator of CUDA, and the names of those that moved it otherwise when recorded.
     """
-    moved = []
-    for name, call in calls_of_operators():
-        torch.manual_seed(0)
-        with contextlib.suppress(Exception):  # what CUDA refuses, or the null driver does not have
-            call()
-            expected = generator_states()
-            if any(offset for _, offset in expected[1:]):
-                moved.append((name, call, expected))
-    differ = []
-    for name, call, expected in moved:
-        torch.manual_seed(0)
-        deferred_init(call)
-        if generator_states() != expected:
-            differ.append(name)
-    return len(moved), differ
+    # PyTorch's own calls of what draws begin with a seed, and leave the generators where they were.
+    with mock.patch.object(common_methods_invocations, "wrapper_set_seed", call_as_it_is):
+        moved = []
+        for name, call in calls_of_operators():
+            torch.manual_seed(0)
+            with contextlib.suppress(Exception):  # what CUDA refuses, or the null driver does not have
+                call()
+                expected = generator_states()
+                if any(offset for _, offset in expected[1:]):
+                    moved.append((name, call, expected))
+        differ = []
+        for name, call, expected in moved:
+            torch.manual_seed(0)
+            deferred_init(call)
+            if generator_states() != expected:
+                differ.append(name)
+        return len(moved), differ
