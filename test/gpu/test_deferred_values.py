@@ -34,12 +34,14 @@ def test_constructors(name: str) -> None:
 @pytest.mark.parametrize("module", module_db, ids=lambda module: module.name)
 def test_modules_of_pytorch(module: ModuleInfo) -> None:
     for build in constructors_of(module):
-        assert_same_values(build)
+        assert_same_values(build, may_only_hold_arguments=True)
 
 
 @pytest.mark.parametrize("model_type", [name for pair in ARCHITECTURES.values() for names in pair for name in names])
 def test_architectures_of_transformers(model_type: str) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    if model_type == "siglip" and not COMPUTES_ON_CUDA:
+        pytest.skip("draws again by values")
     config = small_config(model_type)
 
     def build() -> nn.Module:
