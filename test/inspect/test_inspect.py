@@ -663,3 +663,13 @@ class TestMarkedTensors:
         with inference_mode(trace=True):
             z = torch.ones(2)
             assert route(torch.ops.aten.neg.default, z).keys == ("TESTING_ONLY_GenericMode", "CPU")
+
+
+@pytest.mark.cuda
+def test_route_of_real_cuda_tensors_ends_in_their_kernel() -> None:
+    x = torch.ones(3, device="cuda", requires_grad=True)
+    taken = str(route(aten.mul, x, x))
+    assert "AutogradCUDA" in taken
+    assert "computes" in taken.splitlines()[-1]
+    with torch.autocast("cuda"):
+        assert "AutocastCUDA" in str(route(aten.linear, x[None], x[None]))
