@@ -46,14 +46,13 @@ const OperatorSet keepsFormat{"keep the memory format of their argument on the C
 const OperatorSet convertsByItself{"make copies of the common dtype before their kernel, on every device",
                                    {"aten::where"}};
 
-// By test/cuda_host/test_layouts.py, beside the normalizations of batches.
+// By test/cuda_host/test_layouts.py, beside the normalizations of batches and those that keep the format on the CPU.
 const OperatorSet hasOwnLayoutOnCuda{
     "have another layout on CUDA than on the CPU",
     {"aten::replication_pad2d", "aten::replication_pad2d_backward", "aten::replication_pad3d",
      "aten::replication_pad3d_backward", "aten::reflection_pad2d", "aten::reflection_pad2d_backward",
-     "aten::reflection_pad3d", "aten::reflection_pad3d_backward", "aten::max_unpool2d", "aten::pixel_shuffle",
-     "aten::channel_shuffle", "aten::log_sigmoid_forward", "aten::nonzero_static", "aten::_linalg_svd",
-     "aten::linalg_eig", "aten::_fft_r2c"}};
+     "aten::reflection_pad3d", "aten::reflection_pad3d_backward", "aten::pixel_shuffle", "aten::log_sigmoid_forward",
+     "aten::nonzero_static", "aten::_linalg_svd", "aten::linalg_eig", "aten::_fft_r2c"}};
 
 bool isTrue(const OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments, const char* name) {
   const int position = findArgument(op.schema(), name);
@@ -148,7 +147,7 @@ bool isNormalization(const OperatorHandle& op) {
 }  // namespace
 
 bool hasLayoutOfCpu(const OperatorHandle& op) {
-  return !hasOwnLayoutOnCuda(op) && !isBatchNormalization(op) && !isBatchNormalizationBackward(op);
+  return !hasOwnLayoutOnCuda(op) && !keepsFormat(op) && !isBatchNormalization(op) && !isBatchNormalizationBackward(op);
 }
 
 bool decidesByDevice(const OperatorHandle& op, c10::Device device) {

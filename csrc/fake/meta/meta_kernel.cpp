@@ -4,7 +4,6 @@
 #include <array>
 #include <string>
 
-#include <ATen/TensorIterator.h>
 #include <ATen/core/enum_tag.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -12,11 +11,11 @@
 #include <c10/core/DefaultDtype.h>
 
 #include "../../support/operator_table.h"
-#include "../../support/plain_tensors.h"
 #include "../../support/stack_utils.h"
 #include "../calls/op_traits.h"
 #include "../calls/recording.h"
 #include "own_kernels.h"
+#include "promoted_strides.h"
 #include "zeros_call.h"
 
 namespace torchext {
@@ -122,14 +121,6 @@ const OperatorSet isLaidOutContiguously{
     {"aten::normal.Tensor_float", "aten::normal.float_Tensor", "aten::normal.Tensor_Tensor", "aten::poisson"},
     Overloads::kNamed};
 
-// Returns what a TensorIterator over `a` and `b` makes. They may be numbers on the CPU.
-Tensor resultOfIterator(const Tensor& a, const Tensor& b, c10::ScalarType dtype) {
-  at::TensorIteratorConfig config;
-  config.add_owned_output(Tensor{}).add_owned_const_input(emptyOnMeta(a)).add_owned_const_input(emptyOnMeta(b));
-  config.check_all_same_dtype(false).declare_static_dtype_and_device(dtype, c10::kMeta);
-  return config.build().output();
-}
-
 void callKernel(const OperatorHandle& op, Stack& stack) {
   op.redispatchBoxed(c10::DispatchKeySet{DispatchKey::Meta}, &stack);
 }
@@ -140,7 +131,7 @@ void callLaidOutByIterator(const OperatorHandle& op, Stack& stack) {
   const Tensor b = arguments[1].toTensor();
   callKernel(op, stack);
   const auto dtype = stack.back().toTensor().scalar_type();
-  stack.back() = resultOfIterator(a, b, dtype);
+  stack.back() = resultOfIterator({a, b}, dtype);
 }
 
 void callLaidOutContiguously(const OperatorHandle& op, Stack& stack) {

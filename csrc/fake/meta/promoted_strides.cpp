@@ -7,8 +7,8 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/native/TypeProperties.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/empty_strided.h>
 
+#include "../../support/plain_tensors.h"
 #include "../../support/stack_utils.h"
 
 namespace torchext {
@@ -48,18 +48,6 @@ std::vector<Tensor> converted(std::vector<Tensor> tensors, c10::ScalarType dtype
   return tensors;
 }
 
-// The strides that a TensorIterator gives to the result of these arguments.
-c10::DimVector stridesOfResult(const std::vector<Tensor>& tensors) {
-  at::TensorIteratorConfig config;
-  config.set_check_mem_overlap(false).check_all_same_dtype(false);
-  config.declare_static_dtype_and_device(tensors.front().scalar_type(), tensors.front().device());
-  config.add_owned_output(Tensor{});
-  for (const Tensor& tensor : tensors) {
-    config.add_owned_const_input(tensor);
-  }
-  return c10::DimVector(config.build().output().strides());
-}
-
 // The tensors among the arguments, on the meta device; none if copies of them could not decide anything.
 std::vector<Tensor> thoseThatDecide(c10::ArrayRef<c10::IValue> arguments) {
   std::vector<Tensor> tensors;
@@ -73,12 +61,21 @@ std::vector<Tensor> thoseThatDecide(c10::ArrayRef<c10::IValue> arguments) {
     return {};
   }
   for (Tensor& tensor : tensors) {
-    tensor = at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(c10::kMeta));
+    tensor = emptyOnMeta(tensor);
   }
   return tensors;
 }
 
 }  // namespace
+
+Tensor resultOfIterator(c10::ArrayRef<Tensor> tensors, c10::ScalarType dtype) {
+  at::TensorIteratorConfig config;
+  config.check_all_same_dtype(false).declare_static_dtype_and_device(dtype, c10::kMeta).add_owned_output(Tensor{});
+  for (const Tensor& tensor : tensors) {
+    config.add_owned_const_input(emptyOnMeta(tensor));
+  }
+  return config.build().output();
+}
 
 void giveStridesOfCuda(c10::ArrayRef<c10::IValue> arguments, torch::jit::Stack& results) {
   if (results.size() != 1 || !results.front().isTensor()) {
@@ -86,12 +83,14 @@ void giveStridesOfCuda(c10::ArrayRef<c10::IValue> arguments, torch::jit::Stack& 
   }
   const std::vector<Tensor> tensors = thoseThatDecide(arguments);
   const Tensor& result = results.front().toTensor();
-  // Some Meta kernels are formulas of several steps, and have made the result in another way.
-  if (tensors.empty() ||
-      result.strides() != c10::IntArrayRef(stridesOfResult(converted(tensors, commonDtype(tensors))))) {
+  if (tensors.empty()) {
     return;
   }
-  results.front() = at::empty_strided(result.sizes(), stridesOfResult(tensors), result.options());
+  const Tensor of_copies = resultOfIterator(converted(tensors, commonDtype(tensors)), result.scalar_type());
+  // Some Meta kernels are formulas of several steps, and have made the result in another way.
+  if (of_copies.sizes() == result.sizes() && of_copies.strides() == result.strides()) {
+    results.front() = resultOfIterator(tensors, result.scalar_type());
+  }
 }
 
 }  // namespace torchext

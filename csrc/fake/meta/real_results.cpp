@@ -100,6 +100,20 @@ bool hasChangedAlike(const IValue& meta, const IValue& real) {
           meta.toTensor().strides() == c10::IntArrayRef(stridesLike(real.toTensor(), meta.toTensor())));
 }
 
+template <typename Condition>
+void correctIf(const Condition& condition, const RealResults& real, const OperatorHandle& op, Stack& stack) {
+  const auto& returns = op.schema().returns();
+  if (real.values.size() < returns.size()) {
+    return;
+  }
+  for (const auto i : c10::irange(returns.size())) {
+    IValue& meta = torch::jit::peek(stack, i, returns.size());
+    if (returns[i].alias_info() == nullptr && condition(meta, real.values[i])) {
+      meta = corrected(meta, real.values[i], real.has_sizes);
+    }
+  }
+}
+
 }  // namespace
 
 c10::DimVector stridesLike(const Tensor& real, const Tensor& meta) {
@@ -123,24 +137,6 @@ bool agrees(const RealResults& real, const OperatorHandle& op, c10::ArrayRef<IVa
          std::equal(written.begin(), written.end(), real.values.begin() + static_cast<std::ptrdiff_t>(num_returns),
                     hasChangedAlike);
 }
-
-namespace {
-
-template <typename Condition>
-void correctIf(const Condition& condition, const RealResults& real, const OperatorHandle& op, Stack& stack) {
-  const auto& returns = op.schema().returns();
-  if (real.values.size() < returns.size()) {
-    return;
-  }
-  for (const auto i : c10::irange(returns.size())) {
-    IValue& meta = torch::jit::peek(stack, i, returns.size());
-    if (returns[i].alias_info() == nullptr && condition(meta, real.values[i])) {
-      meta = corrected(meta, real.values[i], real.has_sizes);
-    }
-  }
-}
-
-}  // namespace
 
 void correctByReal(const RealResults& real, const OperatorHandle& op, Stack& stack) {
   correctIf([](const IValue& /*meta*/, const IValue& /*real*/) { return true; }, real, op, stack);
