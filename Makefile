@@ -156,7 +156,7 @@ dtype-facts: build ## Ask CUDA's host code which dtypes operators refuse, for fa
 	  done; wait; $(PYTHON) test/cuda_host/dtype_facts.py build/cuda_host/dtypes
 
 # In as many processes as a GPU of 80 GB holds: the models that are compared are constructed twice.
-gpu: build ## Run the tests that need a GPU, and print the table for docs/proof.md
+gpu: build ## Run the tests that need a GPU, and print the table for docs/reference/proof.md
 	$(PYTHON) -m pytest test -m cuda -n 8 --dist worksteal --proof-table
 
 bench: build ## Compare with PyTorch's own means

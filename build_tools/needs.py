@@ -68,7 +68,7 @@ def check_platform() -> None:
     import sysconfig
 
     if sys.platform != "linux":
-        sys.exit(f"torchext runs on Linux, and this is {sys.platform}: docs/installing.md says what it would take")
+        sys.exit(f"torchext runs on Linux, and this is {sys.platform}: docs/how_to/install.md says what it would take")
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         sys.exit(
             "torchext relies on Python's global lock, and this Python is built without it: "

@@ -39,7 +39,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--cpu-times", action="store_true", help="print the processor time of the slowest tests, and of each folder"
     )
     parser.addoption(
-        "--proof-table", action="store_true", help="print what has passed, as the table in docs/proof.md (`make gpu`)"
+        "--proof-table",
+        action="store_true",
+        help="print what has passed, as the table in docs/reference/proof.md (`make gpu`)",
     )
     parser.addoption("--long", action="store_true", help="also run the long sweeps (`make sweep`)")
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-FAILURES = ROOT / "docs" / "failures.md"
+FAILURES = ROOT / "docs" / "how_to" / "troubleshooting.md"
 PAGES = [
     *sorted(ROOT.glob("*.md")),
     *(ROOT / folder / "README.md" for folder in ("csrc", "test", "torchext")),
@@ -235,7 +235,7 @@ def is_ours(name: str, where: Path) -> bool:
     last = name.rpartition("/")[2]
     if where.name == "foreign_suites.md":
         return not re.fullmatch(r"test_\w+\.py|names_of_2_6\.py", last)
-    if where.name in ("inspect.md", "inspect.py") and re.fullmatch(r"[A-Z]\w+\.cpp", last):
+    if where.name in ("route.md", "inspect.py") and re.fullmatch(r"[A-Z]\w+\.cpp", last):
         return False  # where kernels are registered
     return not name.startswith("torch/") and last not in PYTORCHS | USERS
 

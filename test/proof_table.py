@@ -1,4 +1,4 @@
-"""Prints what has passed on this machine's GPU, as rows of the table in docs/proof.md: `--proof-table`."""
+"""Prints what has passed on this machine's GPU, as rows of the table in docs/reference/proof.md: `--proof-table`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         for report in terminalreporter.getreports(outcome):
             counts[report.nodeid.split("::")[0].removeprefix("test/")]["failed" if outcome == "error" else outcome] += 1
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no CUDA device"
-    terminalreporter.section("for docs/proof.md")
+    terminalreporter.section("for docs/reference/proof.md")
     write(f"{device}, torch {torch.__version__}\n")
     write("| file | passed | failed | skipped |\n| --- | ---: | ---: | ---: |")
     for file, of_file in sorted(counts.items()):

@@ -8,7 +8,8 @@
 //
 // A table finds its operators when it is first asked, `isFill(op)`, and then by their handles, in constant time and
 // without a lock. Names are compared for operators that were not registered yet. An operator that is in no table, such
-// as a user's of any name, has the default, which has to be safe. docs/operator_traits.md is printed from all tables.
+// as a user's of any name, has the default, which has to be safe. docs/reference/operator_traits.md is printed from all
+// tables.
 
 #include <initializer_list>
 #include <string>

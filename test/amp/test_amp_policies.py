@@ -218,7 +218,7 @@ class TestAsk:
         assert amp.policy(torch.ops.aten.mm, "cpu") == "lower_precision"
 
     def test_page_with_the_table_is_up_to_date(self) -> None:
-        script = ROOT / "docs" / "autocast_policies.py"
+        script = ROOT / "docs" / "reference" / "autocast_policies.py"
         done = subprocess.run(
             [sys.executable, script, "--check"], capture_output=True, text=True, check=False, cwd=ROOT
         )

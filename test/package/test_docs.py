@@ -2,7 +2,7 @@
 
 Messages are quoted in these forms, in which `...` stands for what varies:
 
-- in docs/failures.md, the code in the first column of the table;
+- in docs/how_to/troubleshooting.md, the code in the first column of the table;
 - elsewhere in a page, ``code`` between two backticks, and a sentence between double quotes;
 - a line of a listing that begins with the name of an error.
 """
@@ -244,7 +244,7 @@ class TestNames:
             assert is_a_name(name), f"{page.name} names {name}"
 
     def test_names_that_the_glossary_gives_are_defined_in_its_folders(self) -> None:
-        rows = re.findall(r"^\| .+ \| (.+) \|$", (ROOT / "docs" / "notes" / "glossary.md").read_text(), re.M)
+        rows = re.findall(r"^\| .+ \| (.+) \|$", (ROOT / "docs" / "reference" / "glossary.md").read_text(), re.M)
         places = [place for row in rows if row.startswith(("`", "csrc", "torchext")) for place in row.split("; ")]
         assert len(places) > 40
         folders = {place: ROOT / place.rpartition(", ")[2] for place in places}
@@ -283,6 +283,6 @@ def test_pages_tell_one_cost_of_entering_inference_mode() -> None:
 
 
 def test_page_of_operator_traits_is_printed_from_the_tables() -> None:
-    command = [sys.executable, ROOT / "docs" / "operator_traits.py", "--check"]
+    command = [sys.executable, ROOT / "docs" / "reference" / "operator_traits.py", "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,6 +1,6 @@
 """Autocast: operators that choose the precision that they run in, on PyTorch's own `Autocast*` keys and kernels.
 
-There are four ways to have it, and docs/autocast.md tells when to take which: the context manager `autocast()`; the
+There are four ways to have it, and docs/how_to/autocast.md tells when to take which: the context manager `autocast()`; the
 decorators `autocast`, `float` and `half`; AmpTensors, which `wrap()` makes; and regions that clean up behind
 themselves, `autocast(self_cleaning=True)`.
 """

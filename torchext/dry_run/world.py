@@ -187,7 +187,7 @@ def world(
         set_device: Whether the GPU of this process is the current device. A real process begins with device 0.
         values: What becomes of a program that reads values that are not known: `raise` an error, or `assume` some,
             which are counted in `World.values`. Policies for masks and for routing may follow, as in
-            `assume,masks=half,routing=same`: docs/dry_run.md, "Values".
+            `assume,masks=half,routing=same`: docs/how_to/dry_runs.md, "Values".
         is_launched: Whether the environment says that torchrun has started the process. If not, programs find what they
             find without a launcher: they train alone, or start processes themselves.
 

@@ -264,7 +264,7 @@ def assuming_values(policy: str = "assume") -> Iterator[AssumedValues]:
     Args:
         policy: `assume`, or `raise`, with which reading values that are not known raises an error as it does
             elsewhere. `assume` may be followed by policies for masks and for routing, as in
-            `assume,masks=half,routing=same`: docs/dry_run.md, "Values". `zero` is the old name of `assume`, and
+            `assume,masks=half,routing=same`: docs/how_to/dry_runs.md, "Values". `zero` is the old name of `assume`, and
             deprecated.
 
     Yields:

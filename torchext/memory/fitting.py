@@ -82,7 +82,7 @@ def fits(
         lines: As of `track_memory()`.
         values: What becomes of reading values that are not known: `raise` an error, or `assume` some, which are listed
             in `Fit.assumed`. Policies for masks and for routing may follow, as in `assume,masks=half,routing=same`:
-            docs/dry_run.md, "Values".
+            docs/how_to/dry_runs.md, "Values".
 
     Raises:
         RuntimeError: There are real CUDA devices: hide them (`CUDA_VISIBLE_DEVICES=`).

@@ -1,6 +1,6 @@
 """A plugin of pytest that tells which tests of a suite torchext breaks.
 
-`pytest -p torchext.testing.plugin --torchext=installed TESTS`; docs/foreign_suites.md is about its use.
+`pytest -p torchext.testing.plugin --torchext=installed TESTS`; docs/how_to/foreign_suites.md is about its use.
 """
 
 from __future__ import annotations

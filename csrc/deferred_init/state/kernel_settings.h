@@ -4,7 +4,7 @@
 //
 // Kernels read more than their arguments: settings of the process (`at::Context`) and of the thread. A recorded call
 // runs later, maybe in another function or on another thread, so each of these settings has one of three answers, which
-// docs/deferred_init.md lists:
+// docs/how_to/deferred_init.md lists:
 //
 //   * It is recorded with each call and put back for its replay. That is the rule. Settings of the process are written
 //     only where they differ, because other threads read them without a lock.

@@ -14,7 +14,7 @@ REFUSED = re.compile(
 ADVICE = """
 A dry run refuses writes of code in C, C++ or Rust that opens files by name, because they would change real files. Let
 the program write below `tempfile.gettempdir()`, or give the library a file that Python has opened. See "Files" in
-docs/dry_run.md.
+docs/how_to/dry_runs.md.
 """
 
 

@@ -1,4 +1,4 @@
-"""Writes docs/operator_traits.md, what torchext knows of operators beyond their schemas; `--check` only compares."""
+"""Writes docs/reference/operator_traits.md, what torchext knows of operators beyond their schemas; `--check` only compares."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def page() -> str:
         "not follow is in tables of operators, one for each concern (`csrc/support/operator_table.h`). An operator",
         "that is in no table, such as a custom one of any name, has the safe default. Names are those of `aten`. A",
         "name stands for all overloads of an operator, or for the one that it ends in. `python",
-        "docs/operator_traits.py` prints this page from the tables.",
+        "docs/reference/operator_traits.py` prints this page from the tables.",
     ]
     for what, names in sorted(_C.operator_tables()):
         operators = ", ".join(f"`{name.removeprefix('aten::')}`" for name in sorted(names))
@@ -32,7 +32,7 @@ def main() -> None:
     if "--check" not in sys.argv:
         PAGE.write_text(page())
     elif PAGE.read_text() != page():
-        sys.exit(f"{PAGE.name} is not up to date: run `python docs/operator_traits.py`")
+        sys.exit(f"{PAGE.name} is not up to date: run `python docs/reference/operator_traits.py`")
 
 
 if __name__ == "__main__":

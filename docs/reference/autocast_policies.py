@@ -1,4 +1,4 @@
-"""Writes docs/autocast_policies.md, the table of how autocast treats each operator; `--check` only compares."""
+"""Writes docs/reference/autocast_policies.md, the table of how autocast treats each operator; `--check` only compares."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def page() -> str:
     lines = [
         "# How autocast treats PyTorch's operators",
         "",
-        f"Of PyTorch {release()}, made by `python docs/autocast_policies.py`, which asks the kernels (`amp.policy()`).",
+        f"Of PyTorch {release()}, made by `python docs/reference/autocast_policies.py`, which asks the kernels (`amp.policy()`).",
         "What is not listed falls through: it runs in the dtypes that it is given, or as the operators it is made of.",
         "",
         "| operator | cpu | cuda |",
@@ -57,7 +57,7 @@ def main() -> None:
     if not re.search(rf"^Of PyTorch {re.escape(release())},", text, re.MULTILINE):
         print(f"{PAGE.name} is about another release of PyTorch than {release()}: nothing to compare")
     elif text != page():
-        sys.exit(f"{PAGE.name} is not up to date: run `python docs/autocast_policies.py`")
+        sys.exit(f"{PAGE.name} is not up to date: run `python docs/reference/autocast_policies.py`")
 
 
 if __name__ == "__main__":
