@@ -4,7 +4,7 @@ A ViT is trained for two steps on a GPU that is not there, while what it would a
 
     python examples/where_memory_goes.py [--picture memory.html]
 
-The picture of docs/tutorials/will_it_fit.md was made by it (`--picture docs/tutorials/memory.svg`, which needs matplotlib).
+`--picture docs/tutorials/memory.svg` draws the plot in docs/tutorials/will_it_fit.md; it needs matplotlib.
 """
 
 from __future__ import annotations

@@ -26,7 +26,30 @@ try:
 except ImportError as error:
     raise ImportError(_why_it_cannot_be_loaded(error)) from error
 
+from .errors import (
+    CheckpointError,
+    DataDependentError,
+    MaterializationError,
+    PatchError,
+    RanksDifferError,
+    TorchextDeprecationWarning,
+    TorchextError,
+    TorchextFutureWarning,
+    TorchextWarning,
+    UnsupportedOperatorError,
+)
+
 __all__ = [
+    "CheckpointError",
+    "DataDependentError",
+    "MaterializationError",
+    "PatchError",
+    "RanksDifferError",
+    "TorchextDeprecationWarning",
+    "TorchextError",
+    "TorchextFutureWarning",
+    "TorchextWarning",
+    "UnsupportedOperatorError",
     "__version__",
     "amp",
     "checkpoint",

@@ -16,7 +16,7 @@
 
 namespace torchext {
 
-// Errors for which the language has classes of its own: torchext/fake/errors.py. PyTorch translates every c10::Error
+// Errors for which the language has classes of its own: torchext/errors.py. PyTorch translates every c10::Error
 // into one of a few classes.
 enum class ErrorKind : std::uint8_t { kDataDependent, kUnsupportedOperator };
 

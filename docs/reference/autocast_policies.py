@@ -1,4 +1,4 @@
-"""Writes docs/reference/autocast_policies.md, the table of how autocast treats each operator; `--check` only compares."""
+"""Write docs/reference/autocast_policies.md, the autocast policy of each operator; `--check` only compares."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ def page() -> str:
     lines = [
         "# How autocast treats PyTorch's operators",
         "",
-        f"Of PyTorch {release()}, made by `python docs/reference/autocast_policies.py`, which asks the kernels (`amp.policy()`).",
-        "What is not listed falls through: it runs in the dtypes that it is given, or as the operators it is made of.",
+        f"For PyTorch {release()}. `docs/reference/autocast_policies.py` generates this table with `amp.policy()`.",
+        "Operators that are not listed fall through: they run in the dtypes of their arguments, or as the operators",
+        "that they call.",
         "",
         "| operator | cpu | cuda |",
         "| --- | --- | --- |",

@@ -1,4 +1,4 @@
-"""Writes docs/reference/operator_traits.md, what torchext knows of operators beyond their schemas; `--check` only compares."""
+"""Write docs/reference/operator_traits.md, the tables of operator traits; `--check` only compares."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Autocast: operators that choose the precision that they run in, on PyTorch's own `Autocast*` keys and kernels.
 
-There are four ways to have it, and docs/how_to/autocast.md tells when to take which: the context manager `autocast()`; the
-decorators `autocast`, `float` and `half`; AmpTensors, which `wrap()` makes; and regions that clean up behind
-themselves, `autocast(self_cleaning=True)`.
+There are four ways to use it: the context manager `autocast()`; the decorators `autocast`, `float` and `half`;
+AmpTensors, which `wrap()` returns; and self-cleaning regions, `autocast(self_cleaning=True)`. docs/how_to/autocast.md
+compares them.
 """
 
 from __future__ import annotations

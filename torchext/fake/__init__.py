@@ -10,10 +10,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 from .. import _C
+from ..errors import DataDependentError, UnsupportedOperatorError
 from ..tools.leases import while_fakes_live
 from . import cuda, patches  # noqa: F401  (declares what is replaced)
 from .copying import FakeCopy
-from .errors import DataDependentError, UnsupportedOperatorError
 from .fake_tensor_mode import fakes_on_this_thread
 from .gpus import FakeGPU
 from .threads import carry_blocks, carry_blocks_to_threads

@@ -27,10 +27,10 @@ from torch.compiler import set_stance
 from torch.utils import _pytree as pytree
 
 from .. import _C
+from ..errors import DataDependentError
 from ..tools.dispatch_keys import is_constructing, making_fakes
 from ..tools.higher_order_keys import pass_by
 from ..tools.leases import while_fakes_live
-from .errors import DataDependentError
 from .flex_attention import KERNEL_OF, attends_by_kernel, call_kernel
 
 __all__ = ["install"]

@@ -15,8 +15,8 @@ import torch._prims_common.wrappers
 from torch import Tensor
 
 from .. import _C
+from ..errors import DataDependentError
 from ..tools.leases import while_fakes_live
-from .errors import DataDependentError
 
 __all__ = ["install"]
 
