@@ -52,7 +52,9 @@ BANNED: dict[str, str] = {
     ),
     r"\bknows? (?:of|nothing)\b": "handles, has an entry for",
     r"\bnot there\b": "fake, missing, absent",
-    r"\bof PyTorch's(?: own)?\b": "PyTorch's X, a PyTorch X",
+    r"\bof PyTorch's(?: own)?(?=[.,;:)]|$| (?:and|or|is|are|that|which|has|have|for|in|on|with|to|from|at|by)\b)": (
+        "PyTorch's X, a PyTorch X"
+    ),
     r"\bof (?:ours|theirs|its own|their own|his own)\b": "our X, its own X",
     r"\bby itself\b(?= (?:it|they|he))": "alone",
     r"\bwhich is to be\b|\bis to be\b|\bare to be\b": "must be, will be",
@@ -139,7 +141,7 @@ def texts(path: Path) -> Iterator[Text]:
 def _texts_of_page(path: Path, source: str) -> Iterator[Text]:
     source = re.sub(r"^( *)(```|:::)(?!\{(?:note|tip|warning)\}).*?^ *\2 *$", _blank, source, flags=re.M | re.S)
     source = re.sub(r"<!--.*?-->|<[a-z/][^>]*>", _blank, source, flags=re.S)
-    source = re.sub(r"^(?:    |\t).*$", _blank, source, flags=re.M) if path.name == "README.md" else source
+    source = re.sub(r"(?<=\n\n)(?:    (?![-*+] ).*\n+)+", _blank, source)
     line, block = 1, list[str]()
     for number, text in enumerate([*source.splitlines(), ""], 1):
         begins = re.match(r"\s*(?:$|[-*+] |\d+\. |#|\||>)", text)
