@@ -32,7 +32,7 @@ using torch::jit::Stack;
 
 namespace {
 
-// Precedes the words of each value, so that no two sequences of values look alike.
+// Precedes the words of each value, so that different sequences of values have different words.
 enum class Kind : std::uint64_t {
   kNone,
   kUndefinedTensor,
@@ -68,7 +68,7 @@ std::uint64_t deviceBits(c10::Device device) {
   return bits(static_cast<std::uint8_t>(device.type())) | bits(static_cast<std::uint8_t>(device.index())) << 8U;
 }
 
-// Kernels of other libraries may look at anything. `hasPureKernels()` is exact, but takes longer.
+// Kernels of other libraries may depend on anything. `hasPureKernels()` is exact but slower.
 bool mayHavePureKernels(const c10::OperatorHandle& op) {
   constexpr std::array<std::string_view, 3> kNamespaces{"aten", "prims", "torchext"};
   return isAmong(kNamespaces, namespaceOf(op.operator_name()));
@@ -76,7 +76,7 @@ bool mayHavePureKernels(const c10::OperatorHandle& op) {
 
 constexpr std::array kComputingKeys{DispatchKey::Meta, DispatchKey::CPU};
 
-// Keys of tensors that are more than sizes and strides on a storage.
+// Keys of tensors that are not described completely by a storage, sizes and strides.
 constexpr DispatchKeySet kNotPlain({DispatchKey::Python, DispatchKey::ZeroTensor, DispatchKey::FuncTorchBatched,
                                     DispatchKey::FuncTorchGradWrapper, DispatchKey::Functionalize,
                                     DispatchKey::NestedTensor});
@@ -111,8 +111,8 @@ CallKey::CallKey(const c10::OperatorHandle& op, const Stack& stack) {
   std::for_each(stack.end() - count, stack.end(), [this](const IValue& value) { add(value); });
 }
 
-// The schema identifies the operator, and the kernels what is registered for it. While copies of the kernels live, as
-// they do in a cache entry, no address can be reused for another one.
+// The schema identifies the operator, and the kernels identify its registrations. Cache entries hold copies of the
+// kernels, so that their addresses are not reused while the entry exists.
 void CallKey::addOperator(const c10::OperatorHandle& op) {
   is_complete_ = mayHavePureKernels(op) && op.hasComputedKernelForDispatchKey(DispatchKey::Meta);
   if (is_complete_) {
@@ -145,7 +145,7 @@ void CallKey::addGlobalState() {
       context.userEnabledOverrideableSDP(),
       counter != nullptr && counter->counts(c10::Device{c10::kCUDA, 0}),  // decides whether workspaces are computed
       at::get_num_threads() > 1,  // decides whether oneDNN runs some convolutions
-      isRecording(),              // what is composed on CUDA is recorded as a whole
+      isRecording(),              // operators that are composed on CUDA are recorded as a whole
   };
   std::uint64_t state = bits(c10::get_default_dtype_as_scalartype()) << 8U | bits(fakeCudaDeviceCount());
   for (const bool flag : flags) {

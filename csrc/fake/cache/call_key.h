@@ -14,20 +14,21 @@ namespace torchext {
 
 // NOTE [What the metadata of results depend on]
 //
-// A Meta kernel is a function of
+// The results of a Meta kernel depend on
 //
-//   * the kernel itself, which may change at any time, when a library is loaded or unloaded. The kernel of the CPU
-//     counts as well, because NOTE [Refusing what real tensors refuse] corrects results by it;
-//   * its tensor arguments: dtype, device, sizes, strides, offset, lazy bits, the size of the storage, and which of
-//     them are the same tensor or share a storage; for a wrapped number, its value, too;
-//   * its other arguments; of a generator, its device, because a generator of another device is refused;
-//   * if the kernel is neither PyTorch's nor ours, anything: no key describes a call of it;
-//   * settings of the process and the thread: default dtype, grad and inference mode, deterministic algorithms, which
-//     libraries may be used, how many fake devices there are, whether their memory is counted, and whether
-//     deferred_init records the call.
+//   * the kernel. It may change whenever a library is loaded or unloaded. The CPU kernel counts as well, because NOTE
+//     [Refusing what real tensors refuse] corrects results with it;
+//   * tensor arguments: dtype, device, sizes, strides, offset, lazy bits, the size of the storage, and which arguments
+//     are the same tensor or share a storage. For a wrapped number, its value also counts;
+//   * the other arguments. For a generator, only the device counts: a generator of another device is refused;
+//   * settings of the process and the thread: default dtype, grad and inference mode, deterministic algorithms, enabled
+//     libraries, the number of fake devices, whether their memory is counted, and whether deferred_init records the
+//     call.
 //
-// A CallKey is all of that, as one sequence of words. The results of two calls with equal keys have equal metadata, and
-// alias the same arguments.
+// A kernel that belongs to neither PyTorch nor torchext may depend on anything, so no key describes its calls.
+//
+// A CallKey encodes all of that as one sequence of words. If two calls have equal keys, their results have equal
+// metadata and alias the same arguments.
 class CallKey {
  public:
   using Words = c10::SmallVector<std::uint64_t, 64>;
@@ -35,8 +36,8 @@ class CallKey {
   // Describes a call of `op` with the arguments on top of `stack`.
   CallKey(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
-  // Returns false if the operator is neither PyTorch's nor ours, or if the call has an argument that cannot be
-  // described in words (a storage, a symbolic number, a tensor that is not strided). Such a key must not be used.
+  // Returns false if the operator belongs to neither PyTorch nor torchext, or if an argument cannot be described in
+  // words (a storage, a symbolic number, a tensor that is not strided). Such a key must not be used.
   bool isComplete() const noexcept {
     return is_complete_;
   }
@@ -47,7 +48,7 @@ class CallKey {
 
   std::size_t hash() const noexcept;
 
-  // Returns the tensors among the arguments, in order and each once. The pointers are to those on the stack.
+  // Returns the distinct tensors among the arguments, in order. The pointers refer to the stack.
   c10::ArrayRef<const at::Tensor*> tensors() const noexcept {
     return tensors_;
   }
@@ -67,11 +68,11 @@ class CallKey {
   bool is_complete_ = true;
 };
 
-// Returns true if results of `op` depend on nothing but what is in the key: the kernels that compute them are PyTorch's
-// own, or ours.
+// Returns true if the results of `op` depend only on what the key contains: PyTorch or torchext provides all kernels
+// that compute them.
 bool hasPureKernels(const c10::OperatorHandle& op);
 
-// Copies of the kernels whose addresses are in the keys of calls of `op`.
+// Copies of the kernels whose addresses are in the keys for calls of `op`.
 using CallKernels = std::array<c10::KernelFunction, 2>;
 CallKernels kernelsOf(const c10::OperatorHandle& op);
 

@@ -27,7 +27,7 @@ std::atomic<std::uint64_t> wrong_hits{0};
 
 thread_local bool is_checking = false;
 
-// Computing the results of one call may call other operators.
+// Disables checks within `recompute()`, which may call other operators.
 class Checking {
  public:
   Checking() {
@@ -54,7 +54,7 @@ bool isHitChecked() {
   if (fraction <= 0 || is_checking) {
     return false;
   }
-  thread_local std::minstd_rand numbers;  // seeded equally, so that a failure can be repeated
+  thread_local std::minstd_rand numbers;  // equal seeds on all threads make failures reproducible
   return std::uniform_real_distribution<double>{}(numbers) < fraction;
 }
 
@@ -74,8 +74,8 @@ void checkHit(const c10::OperatorHandle& op,
   if (recomputed != remembered) {
     ++wrong_hits;
     TORCH_CHECK(false, "The metadata cache of fake tensors returned wrong results for `", op.operator_name(),
-                "`: remembered ", remembered, " but a call now makes ", recomputed,
-                ". This is a bug of torchext: NOTE [What the metadata of results depend on] misses something.");
+                "`: remembered ", remembered, ", recomputed ", recomputed,
+                ". This is a bug of torchext: NOTE [What the metadata of results depend on] is incomplete.");
   }
 }
 

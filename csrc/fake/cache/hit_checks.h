@@ -2,9 +2,8 @@
 
 // NOTE [Checking hits]
 //
-// That a key has all that results depend on is a claim about all of PyTorch, so tests try to falsify it. While hits are
-// checked, the results of a part of the calls that are found in the cache are computed again from scratch, and an error
-// is raised if they differ from what the cache returns.
+// The cache assumes that a key contains everything that results depend on. Tests try to falsify this: while hits are
+// checked, a fraction of them is recomputed from scratch. An error is raised if the results differ.
 
 #include <cstdint>
 #include <string>
@@ -16,18 +15,18 @@
 
 namespace torchext {
 
-// Has `fraction` of the hits checked from now on, on all threads: 0 for none, 1 for all. Returns the fraction before.
-// The initial fraction is that of the environment variable TORCHEXT_CHECK_CACHE, or 0.
+// Sets the fraction of hits to check on all threads, from 0 (none) to 1 (all), and returns the previous fraction. The
+// initial value is that of the environment variable TORCHEXT_CHECK_CACHE, or 0.
 TORCHEXT_API double checkHits(double fraction);
 
-// Returns how many hits have differed since the last call. Programs that catch errors do not notice the error.
+// Returns the number of failed checks since the last call, including those whose error the program caught.
 TORCHEXT_API std::uint64_t takeWrongHits() noexcept;
 
-// Returns true if the next hit on this thread is to be checked.
+// Returns true if the next hit on this thread must be checked.
 bool isHitChecked();
 
-// Raises an error if `recompute`, which returns a description of the results of a call of `op` or raises, does not
-// return `remembered`.
+// Raises an error unless `recompute()` returns `remembered`, the description of the cached results of `op`. An error
+// that `recompute()` raises counts as a difference, except for an interrupt, which is passed on.
 void checkHit(const c10::OperatorHandle& op, const std::string& remembered, c10::function_ref<std::string()> recompute);
 
 }  // namespace torchext

@@ -10,7 +10,7 @@ namespace torchext {
 namespace {
 
 constexpr std::size_t kMaxEntries = 16384;
-// 32 MiB: a call of a foreach operator on all parameters of a model has a long key.
+// 32 MiB: calls of foreach operators on all parameters of a model have long keys.
 constexpr std::size_t kMaxWords = std::size_t{1} << 22U;
 
 }  // namespace
@@ -31,7 +31,7 @@ std::shared_ptr<const ResultRecipe> MetadataCache::find(const CallKey& key) {
 }
 
 void MetadataCache::remember(const CallKey& key, std::shared_ptr<const ResultRecipe> recipe) {
-  Entries forgotten;  // freed after the lock: freeing a kernel written in Python takes the interpreter's lock
+  Entries forgotten;  // freed after unlocking: freeing a kernel written in Python acquires the GIL
   const Locked lock{LockRank::kMetadataCache};
   ++info_.misses;
   if (recipe == nullptr || key.words().size() > kMaxWords) {
@@ -40,7 +40,7 @@ void MetadataCache::remember(const CallKey& key, std::shared_ptr<const ResultRec
   }
   const View view{key.words(), key.hash()};
   if (index_.count(view) != 0) {
-    return;  // another thread was faster
+    return;  // another thread has added it
   }
   entries_.push_front({{key.words().begin(), key.words().end()}, view.hash, std::move(recipe)});
   index_.emplace(View{entries_.front().words, view.hash}, entries_.begin());
@@ -82,7 +82,7 @@ MetadataCache::Entries MetadataCache::takeOldest() {
 
 MetadataCache& metadataCache() {
   // Leaked: threads may run operators until the process ends, and kernels written in Python cannot be freed after the
-  // interpreter.
+  // interpreter has been finalized.
   static auto* cache = new MetadataCache;
   return *cache;
 }

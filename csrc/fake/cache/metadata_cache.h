@@ -1,8 +1,7 @@
 #pragma once
 
-// Many Meta kernels are Python functions that take a hundred times as long as the real kernel does on a small tensor.
-// Programs make the same calls again and again, so the metadata of their results are kept: NOTE [What the metadata of
-// results depend on].
+// Many Meta kernels are Python functions that take 100 times as long as the real kernel on a small tensor. Programs
+// repeat the same calls, so the metadata of their results are cached: NOTE [What the metadata of results depend on].
 
 #include <cstdint>
 #include <list>
@@ -20,24 +19,24 @@ namespace torchext {
 struct CacheInfo {
   std::uint64_t hits = 0;
   std::uint64_t misses = 0;
-  // Those misses whose calls cannot be remembered, for example because they change the metadata of their arguments.
+  // Misses that cannot be cached, for example because the call changes the metadata of its arguments.
   std::uint64_t uncacheable = 0;
   std::size_t size = 0;
   std::size_t capacity = 0;
 };
 
-// Maps calls to recipes, for all threads. When there are too many, the least recently used go.
+// Maps calls to recipes for all threads, and evicts the least recently used recipes.
 class MetadataCache {
  public:
   // Returns the recipe of the call that `key` describes, or null.
   std::shared_ptr<const ResultRecipe> find(const CallKey& key);
 
-  // Remembers the recipe. Null counts as a call that cannot be remembered.
+  // Adds a recipe. A null recipe only counts as uncacheable.
   void remember(const CallKey& key, std::shared_ptr<const ResultRecipe> recipe);
 
   TORCHEXT_API CacheInfo info() const;
 
-  // Forgets all recipes and counts.
+  // Removes all recipes and resets all counts.
   TORCHEXT_API void clear();
 
  private:
@@ -48,7 +47,7 @@ class MetadataCache {
   };
   using Entries = std::list<Entry>;
 
-  // The key type of the map: shows the words of a CallKey, or those that an entry holds.
+  // The key type of the map: refers to the words of a CallKey or of an entry.
   struct View {
     c10::ArrayRef<std::uint64_t> words;
     std::size_t hash;
@@ -66,7 +65,7 @@ class MetadataCache {
   bool isTooLarge() const noexcept;
   Entries takeOldest();
 
-  Entries entries_;  // the most recently used comes first
+  Entries entries_;  // the most recently used first
   std::unordered_map<View, Entries::iterator, HashOfView> index_;
   std::size_t num_words_ = 0;
   CacheInfo info_;

@@ -9,7 +9,7 @@
 
 namespace torchext {
 
-// Numbers pointers in the order in which they are first seen. Most calls have few tensors, but calls of foreach
+// Numbers distinct pointers in the order of their first use. Most calls have few tensors, but calls of foreach
 // operators may have thousands.
 class PointerNumbers {
  public:
@@ -26,7 +26,7 @@ class PointerNumbers {
     return {known, true};
   }
 
-  // Returns the number of `pointer`, or the number of all pointers if this one has not been seen.
+  // Returns the number of `pointer`, or the number of all pointers if it is new.
   std::size_t find(const void* pointer) const {
     if (numbers_ != nullptr) {
       const auto found = numbers_->find(pointer);
@@ -49,7 +49,7 @@ class PointerNumbers {
   }
 
   c10::SmallVector<const void*, kFew> seen_;
-  // Has all of them, once there are more than kFew.
+  // Holds all pointers once there are more than kFew.
   std::unique_ptr<Numbers> numbers_;
 };
 

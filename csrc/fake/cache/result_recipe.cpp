@@ -49,7 +49,7 @@ bool ArgumentsBefore::areMovedOrWarnedOf(const c10::OperatorHandle& op, Argument
                      });
 }
 
-// Finds out, for each result, where it comes from.
+// Determines where each result comes from.
 class RecipeLearner {
  public:
   RecipeLearner(Arguments arguments, ResultRecipe& recipe) : arguments_{arguments}, recipe_{recipe} {}

@@ -19,29 +19,29 @@ namespace torchext {
 
 using Results = c10::SmallVector<c10::IValue, 4>;
 
-// What the arguments of a call are like before it.
+// The storages and sizes of a call's arguments before the call.
 class ArgumentsBefore {
  public:
   explicit ArgumentsBefore(c10::ArrayRef<const at::Tensor*> arguments);
 
-  // Returns true if a call of `op` has moved one of the arguments to another storage, or has resized a tensor with
-  // elements. PyTorch warns of the latter, each time, except if the operator is there to change metadata.
+  // Returns true if a call of `op` has moved an argument to another storage, or has resized a tensor that has elements.
+  // PyTorch warns about such resizing each time, except for operators whose purpose is to change metadata.
   bool areMovedOrWarnedOf(const c10::OperatorHandle& op, c10::ArrayRef<const at::Tensor*> arguments) const;
 
  private:
   struct Entry {
-    const c10::StorageImpl* storage;  // only compared: a storage at the address of one that was freed has moved, too
+    const c10::StorageImpl* storage;  // only compared; a new storage at the address of a freed one also counts as moved
     c10::DimVector sizes;
   };
   c10::SmallVector<Entry, 4> entries_;
 };
 
-// How to make the results of a call again, for other tensors with the same metadata, or why there are none.
+// Describes how to recreate the results of a call for other tensors with the same metadata, or holds its refusal.
 class ResultRecipe {
  public:
-  // Learns from a call of `op` on `arguments` that has made `results`, and has changed the metadata of arguments if
-  // `resizes` is true. Returns null if that cannot be done again from the arguments and their metadata alone, or
-  // depends on more than that (`hasPureKernels()`). `scratch` is what the kernel needs besides, or null.
+  // Creates the recipe of a call of `op` on `arguments` that returned `results`. `resizes`: whether the call changed
+  // the metadata of its arguments. `scratch`: the temporary buffers of the kernel, or null. Returns null if the results
+  // cannot be recreated from the arguments' metadata alone (`hasPureKernels()`).
   static std::shared_ptr<const ResultRecipe> learn(const c10::OperatorHandle& op,
                                                    c10::ArrayRef<const at::Tensor*> arguments,
                                                    bool resizes,
@@ -55,10 +55,10 @@ class ResultRecipe {
     return refusal_ != nullptr;
   }
 
-  // Returns false if an argument that would be resized must not be, because it is the result of `detach()`.
+  // Returns false if the recipe would resize a result of `detach()`, which must not be resized.
   bool canBeMade(c10::ArrayRef<const at::Tensor*> arguments) const;
 
-  // Returns the results for `arguments`, and resizes these as the call did, or raises the refusal.
+  // Returns the results for `arguments` and resizes these as the call did, or raises the refusal.
   Results make(c10::ArrayRef<const at::Tensor*> arguments) const;
 
   const KernelScratch* scratch() const noexcept {
@@ -70,7 +70,7 @@ class ResultRecipe {
     return !resized_.empty();
   }
 
-  // Describes what `make()` makes, and what the kernel needs besides. Recipes with equal descriptions are equal.
+  // Describes the results of `make()` and the temporary buffers. Recipes with equal descriptions are equal.
   std::string describe() const;
 
  private:
@@ -80,9 +80,9 @@ class ResultRecipe {
   struct TensorRecipe {
     enum class Source : std::uint8_t { kUndefined, kArgument, kViewOfArgument, kNewStorage };
     Source source = Source::kUndefined;
-    // The index of the argument, or of the new storage.
+    // The index of the argument or of the new storage.
     std::size_t number = 0;
-    // The geometry and the dtype of a view, or of a tensor on a new storage. Has no storage itself.
+    // The geometry and dtype of a view or of a tensor on a new storage. Has no storage.
     c10::intrusive_ptr<c10::TensorImpl> form;
   };
 
