@@ -4,8 +4,8 @@
 
 namespace torchext {
 
-// Returns the device on which a factory makes tensors when it is asked for `device`: "cuda" is the current CUDA device,
-// and "cpu:0" is "cpu".
+// Returns the device on which a factory with the argument `device` makes tensors: "cuda" becomes the current CUDA
+// device, "cpu:0" becomes "cpu".
 c10::Device withIndex(c10::Device device);
 
 }  // namespace torchext

@@ -1,6 +1,6 @@
 #pragma once
 
-// Types of the errors about what fake tensors cannot do.
+// Types of errors about the limits of fake tensors.
 
 #include <cstdint>
 
@@ -22,16 +22,16 @@ class UnsupportedOperatorError : public c10::NotImplementedError {
   using c10::NotImplementedError::NotImplementedError;
 };
 
-// A kernel of PyTorch's for CUDA has no code for the dtype. The operator is not run for real instead.
+// A CUDA kernel of PyTorch does not support the dtype. Unlike an unsupported operator, the call is not run for real.
 class RefusedOnCudaError : public c10::NotImplementedError {
  public:
   using c10::NotImplementedError::NotImplementedError;
 };
 
-// C10_THROW_ERROR for the types above. PyTorch's macro looks for types in namespace c10.
+// C10_THROW_ERROR for the types above. PyTorch's macro only finds types in namespace c10.
 #define TORCHEXT_THROW(type, message) throw type({__func__, __FILE__, static_cast<std::uint32_t>(__LINE__)}, message)
 
-// Lets the language raise an error of a class of its own (interpreter.h); returns if it does not.
+// Lets the language raise its own class of error (interpreter.h). Returns if it does not.
 inline void translateError(ErrorKind kind, const c10::Error& error) {
   interpreter().raise(kind, error.what_without_backtrace());
 }

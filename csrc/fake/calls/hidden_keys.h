@@ -6,9 +6,8 @@
 
 namespace torchext {
 
-// Keys to exclude while something runs for our own purposes (a Meta kernel, a look at values, a replay). The
-// allocations, views and writes that it makes are not the user's: they must reach neither autograd, nor a mode, nor our
-// own handlers.
+// Keys to exclude during internal calls: a Meta kernel, a read of values, a replay. The allocations, views and writes
+// of such calls are not the user's: they must not reach autograd, a mode or our own handlers.
 inline const c10::DispatchKeySet kHiddenFromUsers =
     c10::autograd_dispatch_keyset |
     c10::DispatchKeySet({c10::DispatchKey::Fake, c10::DispatchKey::DeferredInit, c10::DispatchKey::ADInplaceOrView,

@@ -19,8 +19,8 @@ namespace {
 
 constexpr std::array<std::string_view, 4> kTensorOptions{"dtype", "layout", "device", "pin_memory"};
 
-// `randint_like` reads a bound if that is a tensor.
-const OperatorSet isLikeTensor{"make a tensor like their argument, of which they read nothing but metadata",
+// `randint_like` reads its bound if that is a tensor.
+const OperatorSet isLikeTensor{"make a tensor like their argument and read only its metadata",
                                {"aten::empty_like", "aten::full_like", "aten::ones_like", "aten::zeros_like",
                                 "aten::rand_like", "aten::randn_like", "aten::randint_like", "aten::new_empty",
                                 "aten::new_empty_strided", "aten::new_full", "aten::new_ones", "aten::new_zeros"}};
@@ -36,7 +36,7 @@ bool makesLikeTensor(const OperatorHandle& op) {
   return count == 1;
 }
 
-const OperatorSet indexesByTensors{"index by a list of tensors, any of which may be a mask",
+const OperatorSet indexesByTensors{"index by a list of tensors, which may contain masks",
                                    {"aten::index", "aten::_unsafe_index"}};
 
 bool hasMaskIndex(const Stack& stack, const OperatorHandle& op) {
@@ -52,7 +52,7 @@ bool hasMaskIndex(const Stack& stack, const OperatorHandle& op) {
   return found;
 }
 
-// The name of the argument that decides it, or an empty one.
+// The name of the argument that decides, or an empty name.
 const OperatorTable<const char*> updatesStatisticsIf{
     "update running statistics without declaring it",
     {{"training", {"aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm"}},
@@ -60,8 +60,7 @@ const OperatorTable<const char*> updatesStatisticsIf{
       {"aten::batch_norm_update_stats", "aten::batch_norm_gather_stats",
        "aten::batch_norm_gather_stats_with_counts"}}}};
 
-// Returns true if the length of the results depends on the values of arguments, although PyTorch does not tag the
-// operator so.
+// Returns true if the length of the results depends on the values of arguments and PyTorch does not tag the operator.
 bool readsLengths(const OperatorHandle& op, const Stack& stack) {
   const auto& schema = op.schema();
   if (schema.name() == "aten::quantized_lstm" || schema.name() == "aten::quantized_gru") {
@@ -77,7 +76,7 @@ bool hasSuffix(const std::string& text, std::string_view suffix) {
   return text.size() >= suffix.size() && text.compare(text.size() - suffix.size(), suffix.size(), suffix) == 0;
 }
 
-// Returns true if `op`, or the operator without `out` that it is generated from, has the tag: PyTorch does not give
+// Returns true if `op`, or the operator without `out` that it is generated from, has the tag. PyTorch does not give
 // `dynamic_output_shape` to `bincount.out` and others.
 bool isTagged(const OperatorHandle& op, at::Tag tag) {
   if (op.hasTag(tag)) {
@@ -108,11 +107,11 @@ const OperatorSet fillsFirst{
      "aten::bernoulli_", "aten::random_", "aten::exponential_", "aten::geometric_", "aten::cauchy_",
      "torchext::trunc_normal_", "aten::_foreach_zero_", "aten::_foreach_copy_"}};
 
-const OperatorSet isBeyondElements{"show the storage in another way, or copy all of it (`clone_preserve_strides()`)",
+const OperatorSet isBeyondElements{"reinterpret the storage, or copy all of it (`clone_preserve_strides()`)",
                                    {"aten::as_strided_copy", "aten::_reshape_alias_copy", "aten::as_strided_scatter",
                                     "aten::slice_scatter", "aten::select_scatter", "aten::diagonal_scatter"}};
 
-// Returns true for an operator that makes a tensor of nothing but numbers.
+// Returns true for an operator that makes a tensor from numbers alone.
 bool makesValuesOfNumbers(const OperatorHandle& op) {
   const auto& schema = op.schema();
   const auto takes_tensors = [](const c10::Argument& argument) {
@@ -124,9 +123,9 @@ bool makesValuesOfNumbers(const OperatorHandle& op) {
 
 }  // namespace
 
-const OperatorSet isLiftFresh{"take a constant that `torch.tensor()` has made", {"aten::lift_fresh"}};
+const OperatorSet isLiftFresh{"receive the constants that `torch.tensor()` makes", {"aten::lift_fresh"}};
 const OperatorSet isPinMemory{"pin memory", {"aten::_pin_memory"}};
-const OperatorSet onlyAllocates{"make a tensor and leave in it what was in its memory",
+const OperatorSet onlyAllocates{"make a tensor without initializing its memory",
                                 {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::empty_permuted",
                                  "aten::new_empty", "aten::new_empty_strided", "aten::_empty_affine_quantized"}};
 
@@ -144,7 +143,7 @@ bool makesPinned(const OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments)
 }
 
 std::optional<c10::DispatchKey> compositeKernelOf(const OperatorHandle& op) {
-  // NOTE [Composite, but not on CUDA]. Some have a kernel for the CPU, which rounds in another way than the composite:
+  // NOTE [Composite, but not on CUDA]. Some have a CPU kernel that rounds differently from the composite, for example
   // `mish_backward`.
   if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
       !op.hasKernelForDispatchKey(c10::DispatchKey::Meta) && !op.hasKernelForDispatchKey(c10::DispatchKey::CUDA) &&
@@ -193,7 +192,7 @@ bool declaresNoSharing(const OperatorHandle& op) {
          std::none_of(schema.arguments().begin(), schema.arguments().end(), is_shared);
 }
 
-// A call with one number alone is a conversion inside an operator.
+// With a single number, the call is a conversion inside an operator.
 bool isAboutNumbers(c10::ArrayRef<c10::IValue> arguments) {
   std::size_t numbers = 0;
   bool are_numbers = true;
@@ -237,9 +236,9 @@ bool needsValues(const OperatorHandle& op, const Stack& stack) {
     return false;
   }
   if (op.schema().name() == "aten::_ctc_loss" && op.schema().overload_name().empty()) {
-    return false;  // the size of the result depends on lengths, which this overload takes as numbers
+    return false;  // the size depends on lengths, which this overload takes as numbers
   }
-  // These are tagged because with a mask, their shape depends on values; with index tensors of integers it does not.
+  // Tagged because the shape depends on the values of masks. It does not depend on the values of integer indices.
   return !indexesByTensors(op) || hasMaskIndex(stack, op);
 }
 

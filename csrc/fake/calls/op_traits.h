@@ -1,6 +1,6 @@
 #pragma once
 
-// What the handlers of fakes and of deferred_init have to know about an operator beyond its schema.
+// Properties of operators that schemas do not declare, for the handlers of fakes and of deferred_init.
 
 #include <optional>
 
@@ -12,37 +12,37 @@
 namespace torchext {
 
 // The operator that `torch.tensor()` calls last, with the constant that it has made. While `torch.tensor()` fills in
-// the values, it excludes `Fake` and `DeferredInit` (tensor_new.cpp), so this is where the constant becomes visible to
-// them.
+// the values, it excludes `Fake` and `DeferredInit` (tensor_new.cpp), so their handlers first receive the constant
+// here.
 extern const OperatorSet isLiftFresh;
 
-// The operator behind `Tensor.pin_memory()`, whose Meta kernel refuses any tensor that is not on the CPU.
+// The operator behind `Tensor.pin_memory()`. Its Meta kernel refuses tensors that are not on the CPU.
 extern const OperatorSet isPinMemory;
 
-// Returns the key of the operator's composite kernel, if it has one: the operators that this kernel calls are faked and
-// recorded instead. Random operators like `randn` are composite below autograd (`CompositeExplicitAutograd`); they are
-// decomposed so that the draw itself is seen.
+// Returns the key of the operator's composite kernel, if it has one. The operators that this kernel calls are faked and
+// recorded instead. Random operators like `randn` are composite below autograd (`CompositeExplicitAutograd`). They are
+// decomposed so that the handlers receive the draw itself.
 std::optional<c10::DispatchKey> compositeKernelOf(const c10::OperatorHandle& op);
 
 // Returns true for an operator that makes new tensors from metadata alone: one without tensor arguments, or one like
 // `zeros_like` and `new_empty`, which does not read its argument's values.
 bool isFactory(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
 
-// Returns true if what the call makes on the CPU is in pinned memory: it was asked for, or tensors are copied from
-// another device without waiting (`_to_copy()` of ATen).
+// Returns true if the CPU results of the call are in pinned memory: because it was requested, or because tensors are
+// copied from another device without waiting (ATen's `_to_copy()`).
 bool makesPinned(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
 
-// Returns true for an operator that takes `dtype`, `layout`, `device` and `pin_memory`, one after another.
+// Returns true for an operator with consecutive arguments `dtype`, `layout`, `device` and `pin_memory`.
 bool takesTensorOptions(const c10::FunctionSchema& schema);
 
-// Returns true for an operator whose results are all views of arguments, and that writes to none.
+// Returns true for an operator that only returns views of arguments, and writes to no argument.
 bool onlyMakesViews(const c10::OperatorHandle& op);
 
-// Returns true for an operator of PyTorch's that declares that its results share nothing with its arguments.
+// Returns true for a PyTorch operator that declares that its results do not alias its arguments.
 bool declaresNoSharing(const c10::OperatorHandle& op);
 
-// Returns true for a call whose tensor arguments are all wrapped numbers, like `torch.add(3, 2)`, which makes a tensor
-// of them.
+// Returns true for a call with several tensor arguments that are all wrapped numbers, like `torch.add(3, 2)`, which
+// makes a tensor of them.
 bool isAboutNumbers(c10::ArrayRef<c10::IValue> arguments);
 
 // Returns true for an operator with an argument that it resizes to its result: `out`.
@@ -54,37 +54,37 @@ bool isGenerator(const c10::Argument& argument);
 // Position in the schema of the argument that takes the random generator to draw from, or -1.
 int generatorArgument(const c10::FunctionSchema& schema);
 
-// Returns true for an operator that is told which random generator to draw from.
+// Returns true for an operator that takes a random generator.
 bool takesGenerator(const c10::OperatorHandle& op);
 
-// Returns true for an operator that draws from a generator by itself, not through other operators.
+// Returns true for an operator that draws from a generator directly, not through other operators.
 bool drawsNumbers(const c10::OperatorHandle& op);
 
-// Returns true if the result, or its shape, cannot be told without the values of the arguments.
+// Returns true if the result, or its shape, depends on the values of the arguments.
 bool needsValues(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
-// Returns true for an operator that indexes with at least one mask, and so is one of them.
+// Returns true for an indexing operator whose indices contain at least one mask.
 bool isMaskedIndexing(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
-// Returns true if values are needed and no other argument tells it instead, as `repeat_interleave(output_size=)` does.
+// Returns true if values are needed and no other argument replaces them, as `repeat_interleave(output_size=)` does.
 bool lacksValues(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
-// Returns true for `_foreach_add_` and its kin, which write to the tensors in their first argument, a list.
+// Returns true for `_foreach_add_` and similar operators, which write to the tensors in their first argument, a list.
 bool writesForeach(const c10::OperatorHandle& op);
 
 // Returns true if the call writes to its argument at `position`: because the schema declares it, or because the
-// argument is one of the running statistics of batch normalization, which kernels update without declaring it.
+// argument holds running statistics of batch normalization, which kernels update without declaring it.
 bool writesArgument(const c10::OperatorHandle& op, const torch::jit::Stack& stack, std::size_t position);
 
 // Operators like `empty`.
 extern const OperatorSet onlyAllocates;
 
-// Returns true if the call writes every element of its argument at `position`, and does so without reading any: the
-// other arguments alone tell the new values.
+// Returns true if the call writes every element of its argument at `position` without reading any: the other arguments
+// alone determine the new values.
 bool overwritesArgument(const c10::OperatorHandle& op, std::size_t position);
 
-// Returns true if the call may read or write bytes of its arguments' storages that are none of their elements'. What
-// operators of others do is not known.
+// Returns true if the call may access bytes of its arguments' storages that belong to none of their elements. This is
+// always assumed of operators of other libraries.
 bool reachesBeyondElements(const c10::OperatorHandle& op);
 
 }  // namespace torchext

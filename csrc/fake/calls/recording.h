@@ -5,11 +5,11 @@
 
 namespace torchext {
 
-// Lives while the recorder of deferred_init runs an operator as a fake one on this thread. If the `Fake` handler
+// Exists while the recorder of deferred_init runs an operator as a fake one on this thread. If the `Fake` handler
 // refuses the operator as not implemented, the recorder catches the error and runs the operator for real. Nests.
 class RecordingGuard {
  public:
-  // `can_run_for_real` is false if an argument has no values; then the recorder catches nothing.
+  // `can_run_for_real`: false if an argument has no values. Then the recorder catches nothing.
   explicit RecordingGuard(bool can_run_for_real) noexcept;
   C10_DISABLE_COPY_AND_ASSIGN(RecordingGuard);
   ~RecordingGuard();
@@ -23,33 +23,34 @@ bool isRecording() noexcept;
 // Returns true if an operator that is refused as not implemented will be run for real.
 bool canRunForReal() noexcept;
 
-// Returns true while PyTorch's `FakeTensorMode` calls a Meta kernel: the tensors that are made then are its own. It
-// also does so for its tensors where the mode itself has not been entered. `in_kernel_invocation_manager()`
-// (fake_tensor.py) includes the meta device in the thread's keys for that.
+// Returns true while PyTorch's `FakeTensorMode` calls a Meta kernel: tensors made in the kernel belong to that mode.
+// For its own tensors, this also applies where the mode has not been entered. `in_kernel_invocation_manager()`
+// (fake_tensor.py) includes the meta device in the thread's keys, which this function checks.
 bool isInKernelOfFakeTensorMode() noexcept;
 
 // NOTE [Calls of handlers]
 //
-// The handler of `Fake` passes calls that are about deferred tensors to the recorder, which calls it again to have them
-// run as fakes: NOTE [Recording below autograd]. So are those that a `__torch_dispatch__` makes, be it of a mode or of
-// a subclass, although these never reach the key `DeferredInit`: while it runs, `pythonFallback()` excludes all keys
-// above `Python` on the thread (PythonFallbackKernel.cpp).
+// The handler of `Fake` passes calls that concern deferred tensors to the recorder, which calls the handler again to
+// run them as fakes: NOTE [Recording below autograd]. This includes calls from the `__torch_dispatch__` of a mode or a
+// subclass, which do not reach the key `DeferredInit`: `pythonFallback()` excludes all keys above `Python` on the
+// thread while `__torch_dispatch__` runs (PythonFallbackKernel.cpp).
 
-// How the recorder takes such calls.
+// The recorder's functions for such calls.
 struct HandlersRecorder {
-  // Returns true if the call is about deferred tensors, and so is the recorder's.
+  // Returns true if the call concerns deferred tensors.
   bool (*concerns)(const c10::OperatorHandle& op, const torch::jit::Stack& stack) = nullptr;
   // Handles such a call.
   void (*record)(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) = nullptr;
 };
 
-// To be called once, before there are deferred tensors.
+// Call once, before there are deferred tensors.
 void setHandlersRecorder(HandlersRecorder recorder);
 
-// Returns true if the call of `op` with the arguments on top of `stack` is the recorder's, which is not making it.
+// Returns true if the recorder must handle the call of `op` with the arguments on top of `stack`, and has not yet done
+// so.
 bool mustBeRecordedForHandler(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
-// Lets the recorder handle such a call.
+// Passes such a call to the recorder.
 void recordForHandler(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
 }  // namespace torchext

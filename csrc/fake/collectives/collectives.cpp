@@ -44,7 +44,7 @@ bool contains(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;
 }
 
-// Namespaces `c10d`, `_c10d_functional` and the variants of it that PyTorch has had.
+// Namespaces `c10d`, `_c10d_functional` and its variants in other PyTorch releases.
 bool isOfC10d(const OperatorHandle& op) {
   return contains(namespaceOf(op.operator_name()), "c10d");
 }
@@ -54,7 +54,7 @@ bool takesGroup(const OperatorHandle& op) {
   return std::any_of(arguments.begin(), arguments.end(), namesProcessGroup);
 }
 
-// These operators read and write the memory of other processes through a handle, which names no group.
+// These operators access the memory of other processes through a handle, and name no group.
 bool isOnSymmetricMemory(const OperatorHandle& op) {
   return op.schema().name().rfind("symm_mem::", 0) == 0;
 }
@@ -86,20 +86,20 @@ std::string mixedMessage(const OperatorHandle& op, const Tensor& fake, const Ten
   return c10::str(
       "`", op.operator_name(), "` takes a fake tensor of shape ", fake.sizes(), " together with a real one of shape ",
       real.sizes(),
-      ", but fakes have no values to send, and what is received would be lost in them. Make all its tensors "
-      "real, or all of them fake with torchext.fake.fake_like(). Nothing has been sent or written.");
+      ", but fake tensors have no values to send, and received values would be lost in them. Make all tensors of the "
+      "call real, or all of them fake with torchext.fake.fake_like(). Nothing has been sent or written.");
 }
 
 std::string backendMessage(const OperatorHandle& op, const Tensor& fake, const std::string& backend) {
   return c10::str(
       "`", op.operator_name(), "` on a fake tensor of shape ", fake.sizes(), " would communicate by the backend `",
       backend,
-      "`, but fakes have no values to send, and the other processes would wait for them. Use the backend "
-      "\"fake\" (import torch.testing._internal.distributed.fake_pg), on which collectives of fakes tell what "
-      "they would do, or real tensors. Nothing has been sent or written.");
+      "`, but fake tensors have no values to send, and the other processes would wait for them. Use real tensors, or "
+      "the backend \"fake\" (import torch.testing._internal.distributed.fake_pg), which runs collectives without "
+      "communicating. Nothing has been sent or written.");
 }
 
-// Returns why a call with fakes cannot be made, or nothing.
+// Returns the reason why a call with fakes is refused, or nothing.
 std::optional<std::string> whyRefused(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   const auto fake = findFake(arguments);
   if (!fake) {
@@ -112,29 +112,29 @@ std::optional<std::string> whyRefused(const OperatorHandle& op, ArrayRef<IValue>
   return !backend || *backend == "fake" ? std::nullopt : std::optional{backendMessage(op, *fake, *backend)};
 }
 
-// Nobody is there to wait for, and the group may have a backend for the devices of fakes only.
+// The backend "fake" has no other processes to wait for, and the group may have no backend for devices other than those
+// of fakes.
 bool isOnFakeBackend(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   const auto fake = findFake(arguments);
   return fake && communicationBackend(op, arguments, fake->device()) == "fake";
 }
 
-// Set while collectives are observed. Observers outlive the process's last call, so that none is destroyed in the midst
-// of one.
+// Set while collectives are observed. Observers are never destroyed, because a call may still use one.
 std::atomic<CollectiveObserver*> observer{nullptr};
 
 bool isObserved() noexcept {
   return observer.load() != nullptr;
 }
 
-// The schemas of c10d declare no writes. As everywhere in PyTorch, an underscore at the end of the name means that the
-// first argument is written.
+// The schemas of c10d declare no writes. As everywhere in PyTorch, a trailing underscore means that the first argument
+// is written.
 void forgetWritten(const OperatorHandle& op, const Stack& arguments) {
   if (op.schema().name().back() != '_') {
     return;
   }
   if (assumesValues()) {
     const ValueKind kind = standingOn(arguments);
-    // Until an observer knows better.
+    // Until an observer provides the values.
     forEachTensor(arguments.front(), [kind](const Tensor& written) { markAssumed(written, kind); });
   } else {
     forgetElements(arguments.front());
@@ -200,8 +200,7 @@ void refuseCollective(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   }
 }
 
-// Kernels allocate on the device of their arguments, even outside of fake_mode(), and what they allocate has to be
-// fake.
+// Kernels allocate on the device of their arguments, also outside of fake_mode(), and these allocations must be fake.
 void runCollective(const OperatorHandle& op, DispatchKeySet below, Stack& stack) {
   const Stack arguments = topOf(stack, op.schema().arguments().size()).vec();
   const FakeFactoriesGuard guard;
@@ -240,7 +239,7 @@ void callObserved(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   const Stack arguments = topOf(*stack, op.schema().arguments().size()).vec();
   watching->observe(op, arguments, [&]() -> ArrayRef<IValue> {
     op.redispatchBoxed(below, stack);
-    forgetWritten(op, arguments);  // before the observer may say what has been written instead
+    forgetWritten(op, arguments);  // before the observer may replace the written values
     return topOf(*stack, op.schema().returns().size());
   });
 }
@@ -248,15 +247,15 @@ void callObserved(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
 void lookIntoNestedLists(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   const auto arguments = topOf(*stack, op.schema().arguments().size());
   if (makeDeferredReal(op, arguments)) {
-    op.callBoxed(*stack);  // with the keys that the tensors have now
+    op.callBoxed(*stack);  // with the current keys of the tensors
     return;
   }
   refuseCollective(op, arguments);
   callObserved(op, keys, stack);
 }
 
-// Registers `Kernel` for the operators of a namespace that are wanted. `BackendSelect` is the one key that every call
-// has, whatever its tensors are.
+// Registers `Kernel` for the operators of a namespace that satisfy `is_wanted`. Every call has the key `BackendSelect`,
+// regardless of its tensors.
 template <c10::BoxedKernel::BoxedKernelFunction_withDispatchKeys* Kernel, typename Predicate>
 std::unique_ptr<torch::Library> registerBefore(const char* space, Predicate is_wanted) {
   auto library =
@@ -271,9 +270,9 @@ std::unique_ptr<torch::Library> registerBefore(const char* space, Predicate is_w
   return library;
 }
 
-// The kernels that are there while somebody observes.
+// The kernels that are registered while collectives are observed.
 std::vector<std::unique_ptr<torch::Library>>& watchers() {
-  static auto* libraries = new std::vector<std::unique_ptr<torch::Library>>;  // outlives the end of the process
+  static auto* libraries = new std::vector<std::unique_ptr<torch::Library>>;  // leaked: calls may be in flight at exit
   return *libraries;
 }
 

@@ -17,7 +17,7 @@ GroupPtr findByName(const std::string& name) {
   try {
     return c10d::resolve_process_group(name);
   } catch (const c10::Error&) {
-    return nullptr;  // the group of a library that has a registry of its own
+    return nullptr;  // the group of a library that has its own registry
   }
 }
 
@@ -36,7 +36,7 @@ std::optional<std::string> backendOf(const IValue& value, c10::Device device) {
   try {
     return group->getBackend(device.type())->getBackendName();
   } catch (const c10::Error&) {
-    return std::nullopt;  // it has no backend for the device, which the kernel says
+    return std::nullopt;  // no backend for the device; the kernel raises the error
   }
 }
 
