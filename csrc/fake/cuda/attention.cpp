@@ -22,8 +22,8 @@ using sdp::sdp_params;
 
 namespace {
 
-// The version of cuDNN in the official builds for CUDA 13, as `versionRuntimeCuDNN()` counts, and whether they can use
-// its attention for heads of 256.
+// The version of cuDNN in the official builds for CUDA 13, in the format of `versionRuntimeCuDNN()`, and whether its
+// attention supports heads of 256.
 constexpr bool kHasHeadsOf256 = compat::applies("cudnn_9_26");
 constexpr int kCudnn = kHasHeadsOf256 ? 92600 : 91900;
 
@@ -66,7 +66,7 @@ std::int64_t headOf(const Tensor& tensor) {
   return tensor.size(-1);
 }
 
-// `check_sm_version()`: capabilities from the first to the last, both included.
+// `check_sm_version()`: compute capabilities from the first to the last, inclusive.
 bool isWithin(const GpuDescription& gpu, int first_major, int first_minor, int last_major, int last_minor) {
   const bool is_before = !gpu.isAtLeast(first_major, first_minor);
   const bool is_after = gpu.major > last_major || (gpu.major == last_major && gpu.minor > last_minor);
@@ -88,7 +88,7 @@ bool hasLowPrecision(const sdp_params& params, const GpuDescription& gpu, bool w
                         : sdp::check_tensor_dtype(params, kBefore, warns);
 }
 
-// What the kernels of cutlass need the size of a head to be a multiple of (`minimum_gemm_alignment()`), in elements.
+// The alignment of a head's size that the cutlass kernels require (`minimum_gemm_alignment()`), in elements.
 std::int64_t alignmentOf(const sdp_params& params, const GpuDescription& gpu) {
   const bool uses_tensor_cores = gpu.major >= 8 || (gpu.major >= 7 && isHalf(params));
   const std::int64_t minimum = gpu.major >= 8 ? 4 : 1;
@@ -114,7 +114,7 @@ bool isGpuForFlash(const GpuDescription& gpu, bool warns) {
                gpu.major, ".", gpu.minor, " gpu.");
 }
 
-// Its backward pass needs more shared memory than these devices have.
+// The backward pass needs more shared memory than these devices have.
 bool hasHeadForBackwardOfFlash(const sdp_params& params, const GpuDescription& gpu, bool warns) {
   const bool is_small = isWithin(gpu, 8, 6, 8, 9) || isWithin(gpu, 12, 0, 12, 1);
   const std::int64_t head = headOf(params.query);
@@ -156,7 +156,7 @@ bool hasHeadForEfficient(const sdp_params& params, const GpuDescription& gpu, bo
                " instead.");
 }
 
-// Blocks of the caching allocator are aligned, so the offset tells the alignment of a tensor.
+// The caching allocator aligns blocks, so the offset determines the alignment of a tensor.
 bool isAlignedForEfficient(const sdp_params& params, const GpuDescription& gpu, bool warns) {
   if constexpr (!compat::applies("attention_alignment")) {
     return true;
@@ -188,7 +188,7 @@ bool canUseEfficient(const sdp_params& params, const GpuDescription& gpu, bool w
          haveHeadsForEfficient(params, warns) && hasPrecisionForEfficient(params, gpu, warns);
 }
 
-// The Hopper and Blackwell of data centers.
+// Hopper and Blackwell for data centers.
 bool isForLargeHeads(const GpuDescription& gpu) {
   const bool is_unsupported = gpu.major == 10 && gpu.minor == 7 && kCudnn <= 92500;
   return ((gpu.major == 9 && gpu.minor == 0) || gpu.major == 10) && !is_unsupported;
@@ -218,7 +218,7 @@ bool canUseCudnn(const sdp_params& params, const GpuDescription& gpu, bool warns
   if (context.deterministicAlgorithms() && !context.deterministicAlgorithmsWarnOnly()) {
     return fails(warns, "cuDNN SDPA is not deterministic.");
   }
-  // Probabilities of dropout are multiples of 1/16 there.
+  // cuDNN represents dropout probabilities as multiples of 1/16.
   const bool has_dropout = params.dropout * 16 == std::floor(params.dropout * 16);
   return sdp::check_tensor_shapes(params, warns) && hasLowPrecision(params, gpu, warns) &&
          sdp::check_attn_mask_shape(params, warns) && isWithin(gpu, 8, 0, 12, 1) && has_dropout &&
@@ -233,8 +233,8 @@ bool prefersCudnn(const GpuDescription& gpu) {
   return is_wanted && kCudnn > 91500 && (gpu.major == 9 || gpu.major == 10);
 }
 
-// PyTorch puts cuDNN first when attention is called for the first time. Here that holds for the devices that prefer it
-// only, and as long as the user has not set an order.
+// PyTorch puts cuDNN first when attention is called for the first time. Here this applies only to devices that prefer
+// it, and only until the user sets an order.
 std::array<SDPBackend, at::num_sdp_backends> orderFor(const GpuDescription& gpu) {
   auto order = at::globalContext().sDPPriorityOrder();
   constexpr std::array kDefault{SDPBackend::flash_attention, SDPBackend::efficient_attention, SDPBackend::math,
@@ -257,7 +257,7 @@ bool canUse(SDPBackend backend, const sdp_params& params, const GpuDescription& 
     case SDPBackend::math:
       return at::globalContext().userEnabledMathSDP();
     default:
-      // That of devices outside of PyTorch, which is allowed unless `sdpa_kernel()` names others.
+      // The backend of devices outside of PyTorch. It is allowed unless `sdpa_kernel()` names others.
       TORCH_CHECK(!at::globalContext().userEnabledOverrideableSDP(), "Invalid backend");
       return false;
   }
@@ -283,7 +283,7 @@ std::int64_t chooseAttention(const Tensor& query,
                              bool enable_gqa) {
   const GpuDescription& gpu = fakeGpu();
   if (query.is_nested() || key.is_nested() || value.is_nested()) {
-    return static_cast<std::int64_t>(SDPBackend::math);  // there are no nested fakes
+    return static_cast<std::int64_t>(SDPBackend::math);  // nested fakes do not exist
   }
   const sdp_params params = withBatch({query, key, value, mask, dropout, is_causal, enable_gqa});
   for (const SDPBackend backend : orderFor(gpu)) {

@@ -11,7 +11,7 @@ using c10::OperatorHandle;
 namespace {
 
 const OperatorSet isComposed{
-    "are composed of others on CUDA, where their kernels allocate more than their results and read no value",
+    "are composed of others on CUDA, where their kernels allocate temporary buffers and read no values",
     {"aten::_euclidean_dist", "aten::_trilinear", "aten::affine_grid_generator",
      "aten::binary_cross_entropy_with_logits", "aten::block_diag", "aten::count_nonzero", "aten::dist", "aten::isinf",
      "aten::logcumsumexp", "aten::masked_scatter", "aten::norm.Scalar", "aten::norm.ScalarOpt_dtype",

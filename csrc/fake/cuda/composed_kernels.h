@@ -10,11 +10,11 @@ namespace torchext {
 
 // NOTE [Composed on CUDA]
 //
-// Some operators that autograd knows have one kernel for all devices (`CompositeExplicitAutograd`), which computes by
-// calling other operators: `aten::_trilinear` multiplies slice by slice. What it allocates on the way is theirs, and a
-// rule of what kernels allocate (NOTE [What kernels allocate]) could only repeat it. So on fake CUDA devices this
-// kernel is run on the fakes, and the operators that it calls are faked. Elsewhere, the Meta kernel tells the results
-// of the operator at once.
+// Some differentiable operators have one kernel for all devices (`CompositeExplicitAutograd`), which calls other
+// operators: `aten::_trilinear` multiplies slice by slice. These operators allocate temporary buffers. A rule for the
+// whole operator (NOTE [What kernels allocate]) could only repeat their allocations. So on fake CUDA devices this
+// kernel runs on the fakes, and the operators that it calls are faked. Elsewhere, the operator's own Meta kernel
+// determines the results directly.
 
 // Returns the key of the kernel that a call of `op` runs on the fakes, if it is such an operator and is called on CUDA.
 std::optional<c10::DispatchKey> composedKernelOnCuda(const c10::OperatorHandle& op,

@@ -33,7 +33,7 @@ FakeCudaAllocation fake_cuda_allocation = nullptr;
 thread_local DeviceIndex visible_count = 0;
 thread_local DeviceIndex current_device = 0;
 
-// The device that was current before `exchangeDevice()`, if that has set the present one.
+// The device before the last `exchangeDevice()`, if that set the current device.
 thread_local std::optional<DeviceIndex> left_device;
 
 auto asTuple(const GpuDescription& gpu) {
@@ -42,7 +42,7 @@ auto asTuple(const GpuDescription& gpu) {
                   gpu.l2_cache);
 }
 
-// All descriptions that there have been, each once. Leaked: any thread may hold a pointer to one.
+// All distinct descriptions so far. Leaked: any thread may hold a pointer to one.
 class GpuDescriptions {
  public:
   const GpuDescription* add(GpuDescription gpu) {
@@ -70,13 +70,13 @@ const GpuDescription* defaultGpu() {
   return gpu;
 }
 
-// What the devices of this thread are like. Null outside of blocks.
+// Describes the devices of this thread. Null outside of fake_mode().
 thread_local const GpuDescription* visible_gpu = nullptr;
 
-// What the devices were like that some thread has described last.
+// The last description set by any thread.
 std::atomic<const GpuDescription*> latest_gpu{nullptr};
 
-// How often devices have come where there were none.
+// The number of times that devices became visible while no thread had any.
 std::atomic<std::uint64_t> generation{0};
 
 const GpuDescription* currentGpu() {
@@ -87,7 +87,7 @@ const GpuDescription* currentGpu() {
   return latest == nullptr ? defaultGpu() : latest;
 }
 
-// Returns the largest number of devices that any block has had.
+// Returns the largest number of devices of any fake_mode() so far.
 std::atomic<DeviceIndex>& largestCount() {
   static std::atomic<DeviceIndex> count{0};
   return count;
@@ -99,7 +99,7 @@ std::atomic<int>& liveGuards() {
   return count;
 }
 
-// Stands in for the CUDA devices that are not there: there is nothing to synchronize and no stream to switch.
+// The guard of fake CUDA devices. It has nothing to synchronize and no streams to switch.
 class NoCudaGuard final : public c10::impl::DeviceGuardImplInterface {
  public:
   c10::DeviceType type() const override {
@@ -139,13 +139,13 @@ class NoCudaGuard final : public c10::impl::DeviceGuardImplInterface {
     return getNewStream(device, 0);
   }
 
-  // All dtypes, as `DeviceCapability` is by default and for CUDA.
+  // All dtypes, as `DeviceCapability` has by default and for CUDA.
   c10::DeviceCapability getDeviceCapability(c10::Device /*device*/) const override {
     return {};
   }
 
-  // As of `FakeEvent` (torchext/fake/cuda_streams.py): a millisecond passes between two events, so that programs may
-  // divide by it.
+  // Consistent with `FakeEvent` (torchext/fake/cuda_streams.py): one millisecond passes between two events, so that
+  // programs may divide by the elapsed time.
   double elapsedTime(void* first, void* second, DeviceIndex /*device*/) const override {
     return static_cast<double>(reinterpret_cast<std::intptr_t>(second) - reinterpret_cast<std::intptr_t>(first));
   }
@@ -154,8 +154,9 @@ class NoCudaGuard final : public c10::impl::DeviceGuardImplInterface {
     return getStream(device);
   }
 
-  // The autograd engine enters the stream of each node (`c10::StreamGuard`), and with it the stream's device, which all
-  // devices share here. Hooks and functions of the user's in a backward pass see the device that was current before.
+  // The autograd engine enters the stream of each node (`c10::StreamGuard`), and with it the stream's device. All
+  // devices share one stream here, so this restores the previous device for user hooks and functions in a backward
+  // pass.
   c10::Stream exchangeStream(c10::Stream stream) const override {
     if (left_device && stream.id() == 0) {
       uncheckedSetDevice({c10::kCUDA, *left_device});
@@ -167,7 +168,7 @@ class NoCudaGuard final : public c10::impl::DeviceGuardImplInterface {
     return visible_count;
   }
 
-  // An event is the number of the events before it.
+  // An event is its sequence number.
   void record(void** event,
               const c10::Stream& /*stream*/,
               DeviceIndex /*device_index*/,
@@ -195,9 +196,9 @@ class NoCudaGuard final : public c10::impl::DeviceGuardImplInterface {
   void recordDataPtrOnStream(const c10::DataPtr& /*data*/, const c10::Stream& /*stream*/) const override {}
 };
 
-// Replacements for functions of PyTorch's CUDA hooks. The autograd engine calls the first two, and
-// `torch._C._get_accelerator()` the third (it names the device of the default mesh of `fully_shard()`). The original of
-// the last one would make recurrent networks run cuDNN's kernels on a build that has them (`cudnn_is_acceptable()`),
+// Replacements for functions of the CUDA hooks. The autograd engine calls the first two.
+// `torch._C._get_accelerator()` calls the third to name the device of the default mesh of `fully_shard()`. The original
+// of the last one would make recurrent networks run cuDNN's kernels on a build that has them (`cudnn_is_acceptable()`),
 // and those call CUDA.
 namespace hooks {
 
@@ -221,7 +222,7 @@ DeviceIndex orCurrent(DeviceIndex device) {
   return device < 0 ? current_device : device;
 }
 
-// PyTorch calls it before it asks for a generator.
+// PyTorch calls it before it requests a generator.
 void init(const Hooks* hooks) {
   if (visible_count == 0) {
     original_init(hooks);
@@ -271,18 +272,19 @@ void replace() {
 }  // namespace hooks
 
 void allocateFake(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, torch::jit::Stack* stack) {
-  // While another thread is in a block, PyTorch lets this thread name CUDA devices, too.
+  // PyTorch lets this thread name CUDA devices while another thread is in fake_mode().
   TORCH_CHECK_NOT_IMPLEMENTED(visible_count > 0 || liveGuards() == 0,
-                              "There is no CUDA device, and this thread is in no fake_mode(fake_cuda=...) block. "
-                              "Threads do not inherit blocks: give the thread torchext.fake.carry_blocks(function), or "
-                              "start threads in a block of torchext.fake.carry_blocks_to_threads().");
+                              "There is no CUDA device, and this thread has no fake CUDA devices because it is not in "
+                              "fake_mode(gpu=...). Threads do not inherit blocks: wrap the thread's function in "
+                              "torchext.fake.carry_blocks(), or start the thread within "
+                              "torchext.fake.carry_blocks_to_threads().");
   fake_cuda_allocation(op, *stack);
 }
 
-// Composite operators allocate on the device of their arguments, even where no block makes factories fake. Then their
-// calls of `empty()` arrive here, at the kernels of the missing backend.
+// Composite operators allocate on the device of their arguments, also outside of blocks that make factories fake. Then
+// their calls of `empty()` reach these kernels of the missing backend.
 void registerAllocation() {
-  // On a build with CUDA this replaces kernels that could only fail, and PyTorch warns of it.
+  // On a build with CUDA this replaces kernels that could only fail. PyTorch warns about it.
   const NoWarnings no_warnings;
   // Leaked: fakes outlive the block that made them.
   static auto* library = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__);
@@ -292,15 +294,15 @@ void registerAllocation() {
 }
 
 void raiseNoDevice(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, torch::jit::Stack* /*stack*/) {
-  TORCH_CHECK_NOT_IMPLEMENTED(false, op.schema().name(), ": there is no CUDA device that could compute it.");
+  TORCH_CHECK_NOT_IMPLEMENTED(false, op.schema().name(), ": there is no CUDA device to run it on.");
 }
 
 // NOTE [Composite, but not on CUDA]
 //
-// A few operators are composite, but have kernels for CUDA all the same, and then autograd knows them, too: what is
-// saved for backward and what is allocated differs. In a build without CUDA the dispatcher finds the composite only, on
-// the autograd keys as well. A kernel for CUDA that nobody can call has it find what it would find in a build with
-// CUDA, and our handler does not take the operator for composite.
+// A few operators are composite, but also have CUDA kernels and derivatives. This changes the tensors that are saved
+// for backward and the allocations. In a build without CUDA, the dispatcher finds only the composite, also on the
+// autograd keys. These CUDA kernels, which always raise, make the dispatcher find the same entries as in a build with
+// CUDA, so that our handler does not treat the operators as composite.
 void registerOwnKernels() {
   // Leaked: fakes outlive the block that made them.
   static auto* library = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__);
@@ -312,7 +314,7 @@ void registerOwnKernels() {
   }
 }
 
-// Called for each block: FakeTensorMode registers a guard of its own if it finds one without devices
+// Called for each block: FakeTensorMode registers its own guard if the current one has no devices
 // (`ensureCUDADeviceGuardSet()`).
 void registerGuard() {
   // Leaked: any thread may hold a pointer to it.
@@ -405,7 +407,7 @@ FakeCudaBackwardGuard::FakeCudaBackwardGuard()
   c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
 }
 
-// The queue of a real device is that of a thread of PyTorch's, which drops what an error has left behind.
+// A real device has a queue on a PyTorch thread, which discards the remaining tasks after an error.
 FakeCudaBackwardGuard::~FakeCudaBackwardGuard() {
   c10::AutogradState::get_tls_state().set_multithreading_enabled(multithreading_);
   if (std::uncaught_exceptions() > exceptions_ && !isRunningBackward()) {
@@ -416,8 +418,7 @@ FakeCudaBackwardGuard::~FakeCudaBackwardGuard() {
 void checkFakeCudaDevice(c10::Device device) {
   const int count = hasRealCuda() ? at::detail::getCUDAHooks().deviceCount() : visible_count;
   TORCH_CHECK(!device.is_cuda() || count == 0 || device.index() < count, "CUDA error: invalid device ordinal: ", device,
-              " is named, but ",
-              hasRealCuda() ? std::string{"this machine"} : c10::str("fake_mode(fake_cuda=", count, ")"),
+              " does not exist: ", hasRealCuda() ? std::string{"this machine"} : c10::str("fake_mode(gpu=", count, ")"),
               " has the devices cuda:0 to cuda:", count - 1, ".");
 }
 

@@ -14,41 +14,41 @@ namespace torchext {
 
 // NOTE [CUDA without CUDA]
 //
-// On a machine without CUDA devices, fake tensors may claim one. Few parts of PyTorch ask whether the device exists.
-// This is how they are answered:
+// On a machine without CUDA devices, fake tensors may claim one. Few parts of PyTorch check whether the device exists.
+// They are answered as follows:
 //
-//   * a device guard that does nothing is registered for CUDA, for the rest of the process: fakes outlive the block
-//     that made them, and any thread may hold a pointer to the guard;
-//   * kernels of `empty` that make fakes are registered in the same way, for operators that allocate while they run;
-//   * the number of devices is a property of the thread, and 0 outside of a block, so that no other thread sees any;
-//   * the autograd engine asks which accelerator has been built in, and which devices have a context. A build without
-//     CUDA, or one that finds no driver, would raise an error; so while devices are visible on the thread, these
-//     functions of the CUDA hooks are replaced;
-//   * the engine counts devices once, at the first backward of the process, to start a thread for each. Fakes need
-//     none: their backward runs on the thread that calls it;
-//   * generators of random numbers for CUDA are asked of the hooks, too: generators.h. Streams are numbers: streams.h;
-//   * the functions of torch.cuda are written in Python, and answered in torchext/fake/cuda.py.
+//   * A device guard that does nothing is registered for CUDA, for the rest of the process: fakes outlive the block
+//     that made them, and any thread may hold a pointer to the guard.
+//   * Kernels of `empty` that make fakes are registered in the same way, for operators that allocate while they run.
+//   * The number of devices belongs to the thread and is 0 outside of a block, so other threads have no devices.
+//   * The autograd engine queries which accelerator has been built in, and which devices have a context. A build
+//     without CUDA, or one that finds no driver, would raise an error. So these functions of the CUDA hooks are
+//     replaced while devices are visible on the thread.
+//   * The engine counts devices once, at the first backward pass of the process, to start a thread for each. Fakes need
+//     no such threads: their backward pass runs on the calling thread.
+//   * The hooks also provide CUDA random generators: generators.h. Streams are numbers: streams.h.
+//   * The functions of torch.cuda are written in Python and replaced in torchext/fake/cuda.py.
 //
 // On a machine with CUDA devices none of this happens.
 
-// Returns the number of fake CUDA devices that this thread sees.
+// Returns the number of fake CUDA devices on this thread.
 TORCHEXT_API c10::DeviceIndex fakeCudaDeviceCount() noexcept;
 
-// Returns the largest number that any thread has seen.
+// Returns the largest number of fake CUDA devices that any thread has had.
 TORCHEXT_API c10::DeviceIndex largestFakeCudaDeviceCount() noexcept;
 
-// Returns what the devices are like that this thread sees; outside of blocks, those that were described last in the
-// process. Equal descriptions are one object, which lives as long as the process.
+// Returns the description of this thread's devices; outside of blocks, the last one set by any thread. Equal
+// descriptions are the same object, which lives as long as the process.
 TORCHEXT_API const GpuDescription& fakeGpu();
 
-// Describes the devices from now on, for as long as the block lasts that this thread is in.
+// Sets the description of the devices for the rest of this thread's current block.
 TORCHEXT_API void describeFakeGpu(GpuDescription gpu);
 
-// Returns a number that changes when a thread begins to see devices while no other does.
+// Returns a number that changes when a thread gets devices while no other thread has any.
 std::uint64_t fakeCudaGeneration() noexcept;
 
-// For the time of a backward pass through fakes: this thread sees all devices that any block has had, described as they
-// were last, and runs the whole pass.
+// Exists during a backward pass through fakes: gives this thread the largest number of devices of any block, with the
+// last description, and makes it run the whole pass.
 class TORCHEXT_API FakeCudaBackwardGuard {
  public:
   FakeCudaBackwardGuard();
@@ -62,13 +62,13 @@ class TORCHEXT_API FakeCudaBackwardGuard {
   bool multithreading_;
 };
 
-// The function that makes the fakes for the kernels of `empty` on the missing devices: it replaces the arguments of a
-// factory on top of `stack` by its result. To be set before any device is visible.
+// The function that makes fakes for the kernels of `empty` on the missing devices. It replaces the arguments of a
+// factory on top of `stack` by the result. Set it before any device is visible.
 using FakeCudaAllocation = void (*)(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 void setFakeCudaAllocation(FakeCudaAllocation allocation) noexcept;
 
-// Raises "invalid device ordinal" when `device` is a CUDA device that this thread does not see, or, on a machine with
-// CUDA devices, that there is not.
+// Raises "invalid device ordinal" if `device` is a CUDA device that this thread does not have or, on a machine with
+// CUDA devices, that does not exist.
 void checkFakeCudaDevice(c10::Device device);
 
 }  // namespace torchext

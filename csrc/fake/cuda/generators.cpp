@@ -22,7 +22,7 @@ namespace {
 
 constexpr std::size_t kMaxGenerators = 64;
 
-// What `get_state()` of a CUDA generator returns (CUDAGeneratorImpl.cpp): the seed, then the offset.
+// The layout of `get_state()` of a CUDA generator (CUDAGeneratorImpl.cpp): the seed, then the offset.
 struct State {
   std::uint64_t seed = c10::default_rng_seed_val;
   std::int64_t offset = 0;
@@ -78,7 +78,7 @@ class FakeCudaGenerator final : public c10::GeneratorImpl {
 
   void graphsafe_set_state(const c10::intrusive_ptr<c10::GeneratorImpl>& new_state) override {
     const auto* other = dynamic_cast<const FakeCudaGenerator*>(new_state.get());
-    TORCH_CHECK(other != nullptr, "The state of a generator of a fake CUDA device is that of another one.");
+    TORCH_CHECK(other != nullptr, "graphsafe_set_state() expected a generator of a fake CUDA device.");
     state_ = other->state_;
   }
 

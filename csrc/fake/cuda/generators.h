@@ -11,19 +11,19 @@
 namespace torchext {
 
 // The random generators of fake CUDA devices have the state of real ones (a seed and an offset). They draw nothing, but
-// move as real ones do: NOTE [How far CUDA generators move].
+// advance as real ones do: NOTE [How far CUDA generators move].
 
 // Returns a new generator of `device`.
 at::Generator newFakeCudaGenerator(c10::DeviceIndex device);
 
-// Returns the generator of `device` that is drawn from by default.
+// Returns the default generator of `device`.
 TORCHEXT_API const at::Generator& defaultFakeCudaGenerator(c10::DeviceIndex device);
 
-// How far a call would move the generator of a fake CUDA device. To be found before the call, which replaces its
-// arguments, and taken when it has succeeded.
+// The offset by which a call advances the generator of a fake CUDA device. Construct before the call, which replaces
+// its arguments, and call `take()` when it has succeeded.
 class FakeCudaDraws {
  public:
-  // Nothing is moved by operators that draw from no such generator on this thread, or for which no rule is known.
+  // The offset is 0 for operators that draw from no such generator on this thread, or that have no rule.
   FakeCudaDraws(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
   void take();

@@ -7,14 +7,14 @@
 
 namespace torchext {
 
-// What a fake CUDA device is like. The defaults are those of `fake_mode(fake_cuda=True)`: the last generation of which
-// every supported release of PyTorch has kernels.
+// Describes a fake CUDA device. The defaults are those of `fake_mode(gpu=True)`: the latest generation that all
+// supported PyTorch releases have kernels for.
 struct GpuDescription {
   std::string name = "torchext fake CUDA device";
   std::int64_t total_memory = std::int64_t{80} << 30;  // in bytes, as the driver reports it
-  // Whether the memory can run out. Where nobody has said what the devices are, a model of any size fits.
+  // Whether the memory can run out. Unless the user describes the devices, a model of any size fits.
   bool is_limited = false;
-  std::int64_t context_memory = 0;  // in bytes, that a process cannot allocate
+  std::int64_t context_memory = 0;  // in bytes; unavailable to the process
   int major = 9;
   int minor = 0;
   int multiprocessors = 132;

@@ -30,14 +30,14 @@ namespace {
 
 constexpr std::int64_t kBlock = 256;  // threads
 
-// `philox_cuda_state()` rounds what it is asked for up to a multiple of this.
+// `philox_cuda_state()` rounds the requested offset up to a multiple of this.
 constexpr std::uint64_t kDrawsOfCall = 4;
 
 std::uint64_t roundedUp(std::uint64_t offset) {
   return (offset + kDrawsOfCall - 1) / kDrawsOfCall * kDrawsOfCall;
 }
 
-// `calc_execution_policy()`: threads stride over the elements, and each call of curand yields `unroll` values.
+// `calc_execution_policy()`: threads stride over the elements, and each curand call yields `unroll` values.
 std::uint64_t offsetOfGrid(std::int64_t numel, std::int64_t unroll, const PhiloxGpu& gpu) {
   if (numel <= 0) {
     return 0;
@@ -46,8 +46,8 @@ std::uint64_t offsetOfGrid(std::int64_t numel, std::int64_t unroll, const Philox
   return static_cast<std::uint64_t>((numel - 1) / (threads * unroll) + 1) * kDrawsOfCall;
 }
 
-// The dimensions of a tensor as an iterator goes over them: strides in bytes, ascending, and merged where that is
-// possible (TensorIteratorBase::reorder_dimensions(), coalesce_dimensions()).
+// The dimensions of a tensor as an iterator traverses them: strides in bytes, ascending, and merged where possible
+// (TensorIteratorBase::reorder_dimensions(), coalesce_dimensions()).
 struct Dimension {
   std::int64_t size;
   std::int64_t stride;
@@ -93,13 +93,13 @@ bool hasShortIndexes(const Dimensions& dimensions) {
   return numelOf(dimensions) <= kMost && reached <= kMost;
 }
 
-// `with_32bit_indexing()`: the dimension of the largest extent is halved, until all parts are small enough.
+// `with_32bit_indexing()`: halves the dimension with the largest extent until all parts are small enough.
 std::uint64_t offsetOfParts(const Dimensions& dimensions, std::int64_t unroll, const PhiloxGpu& gpu) {
   if (hasShortIndexes(dimensions)) {
     return offsetOfGrid(numelOf(dimensions), unroll, gpu);
   }
   const auto extent = [](const Dimension& dimension) { return (dimension.size - 1) * dimension.stride; };
-  // Of equal ones the last.
+  // The last of equal ones.
   const auto longest =
       std::max_element(dimensions.rbegin(), dimensions.rend(),
                        [&extent](const Dimension& a, const Dimension& b) { return extent(a) < extent(b); });
@@ -111,8 +111,8 @@ std::uint64_t offsetOfParts(const Dimensions& dimensions, std::int64_t unroll, c
   return offsetOfParts(first, unroll, gpu) + offsetOfParts(second, unroll, gpu);
 }
 
-// `distribution_nullary_kernel()` moves the generator for all elements, and if there are too many for 32-bit indexes,
-// for those of each part again.
+// `distribution_nullary_kernel()` advances the generator for all elements, and again for each part if there are too
+// many elements for 32-bit indices.
 std::uint64_t offsetOfFill(const Dimensions& dimensions, std::int64_t unroll, const PhiloxGpu& gpu) {
   const std::uint64_t whole = offsetOfGrid(numelOf(dimensions), unroll, gpu);
   return hasShortIndexes(dimensions) ? whole : whole + offsetOfParts(dimensions, unroll, gpu);
@@ -139,7 +139,7 @@ struct Call {
 using Draws = std::optional<PhiloxDraws>;
 using Rule = Draws (*)(const Call& call);
 
-// Of a new tensor that is filled on the way.
+// For a new temporary tensor that is filled.
 PhiloxDraws drawsOfNewFill(std::int64_t numel, std::size_t itemsize, std::int64_t unroll, const PhiloxGpu& gpu) {
   return {offsetOfFill({{numel, static_cast<std::int64_t>(itemsize)}}, unroll, gpu), numel};
 }
@@ -148,15 +148,15 @@ PhiloxDraws drawsOfGrid(std::int64_t numel, std::int64_t unroll, const PhiloxGpu
   return {offsetOfGrid(numel, unroll, gpu), numel};
 }
 
-// Two values of double precision need as many bits as four of single.
+// Two double-precision values need as many bits as four single-precision ones.
 std::int64_t unrollOf(c10::ScalarType dtype) {
   return dtype == c10::kDouble ? 2 : 4;
 }
 
-// Complex numbers are drawn as twice as many real ones.
+// A complex number is drawn as two real numbers.
 Draws drawsOfFill(const Tensor& self, std::int64_t unroll, const PhiloxGpu& gpu) {
   if (self.is_conj() || self.is_neg()) {
-    return std::nullopt;  // a copy is filled, which may have other strides
+    return std::nullopt;  // PyTorch fills a copy, whose strides may differ
   }
   const auto dimensions =
       dimensionsOf(self.sizes(), self.strides(), static_cast<std::int64_t>(self.dtype().itemsize()));
@@ -192,7 +192,7 @@ Draws drawsOfFloats(const Call& call) {
 
 thread_local std::uint64_t range_of_integers = 0;
 
-// In the place of the kernel, to be told the range that PyTorch finds for a dtype.
+// Replaces the kernel and records the range that PyTorch determines for a dtype.
 template <typename Generator>
 struct NoteRange {
   void operator()(at::TensorIteratorBase& /*iter*/,
@@ -206,10 +206,10 @@ struct NoteRange {
   }
 };
 
-// `random_from_to_kernel()` draws 64 bits for a range that is not small against 32.
+// `random_from_to_kernel()` draws 64 bits for ranges of at least 2^28.
 Draws drawsOfIntegersFrom(const Call& call, std::int64_t from, std::optional<std::int64_t> to) {
   constexpr std::uint64_t kSmallRange = std::uint64_t{1} << 28U;
-  const NoWarnings guard;  // the call itself warns of numbers that the dtype does not have
+  const NoWarnings guard;  // the call itself warns about numbers that the dtype cannot represent
   Tensor one{at::detail::empty_cpu({1}, call.tensor(0).scalar_type())};
   at::native::templates::random_from_to_impl<NoteRange, at::CPUGeneratorImpl>(one, from, to, std::nullopt);
   return drawsOfFill(call.tensor(0), range_of_integers >= kSmallRange ? 2 : 4, call.gpu);
@@ -227,14 +227,14 @@ Draws drawsOfIntegers(const Call& call) {
   return drawsOfFill(call.tensor(0), dtype == c10::kDouble || dtype == c10::kLong ? 2 : 4, call.gpu);
 }
 
-// Sorts random keys, and then shuffles those of equal ones.
+// Sorts random keys, then shuffles the elements with equal keys.
 Draws drawsOfPermutation(const Call& call) {
   const std::int64_t count = call[0].toInt();
   if (count <= 0) {
     return PhiloxDraws{};
   }
   PhiloxDraws draws =
-      drawsOfNewFill(count, sizeof(std::int64_t), 2, call.gpu);  // where that is large, keys have 64 bits
+      drawsOfNewFill(count, sizeof(std::int64_t), 2, call.gpu);  // keys have 64 bits where the difference matters
   draws.offset += roundedUp(static_cast<std::uint64_t>(count));
   return draws;
 }
@@ -255,7 +255,7 @@ Draws drawsOfBernoulli(const Call& call) {
   return call.tensor(0).numel() == 0 ? PhiloxDraws{} : drawsOfEach<10>(call);
 }
 
-// Draws standard normal numbers into the output, and then moves and scales them (`normal_out_impl()`).
+// Draws standard normal numbers into the output, then scales and shifts them (`normal_out_impl()`).
 Draws drawsOfNormal(const Call& call) {
   const bool has_both = call[0].isTensor() && call[1].isTensor();
   const auto sizes = has_both ? at::infer_size_dimvector(call.tensor(0).sizes(), call.tensor(1).sizes())
@@ -283,8 +283,8 @@ Draws drawsOfRrelu(const Call& call) {
                                          : PhiloxDraws{};
 }
 
-// Without replacement it is decided by exponential numbers for all categories, and otherwise by one number for each
-// sample, where the blocks of a column of the grid share the distributions.
+// Sampling without replacement draws exponential numbers for all categories. Sampling with replacement draws one number
+// per sample, and the blocks of a grid column share the distributions.
 Draws drawsOfMultinomial(const Call& call) {
   constexpr std::int64_t kBlocks = 65535;
   const Tensor& weights = call.tensor(0);
@@ -303,11 +303,11 @@ Draws drawsOfMultinomial(const Call& call) {
 
 // ---- Attention ----
 
-// Numbers are drawn by the position of what is dropped, on any device. The operators below those of autograd take the
-// heads after the sequence.
+// The position of an element determines its random number on every device. In the operators below those with
+// derivatives, the dimension of heads follows that of the sequence.
 struct Attention {
-  std::int64_t heads = 0;    // of all of the batch
-  std::int64_t queries = 0;  // of each
+  std::int64_t heads = 0;    // of the whole batch
+  std::int64_t queries = 0;  // per head
   std::int64_t keys = 0;
   bool drops = false;
 };
@@ -319,7 +319,7 @@ std::optional<Attention> attentionOf(const Call& call) {
   const auto isGiven = [&call](const char* name) {
     return findArgument(call.schema, name) >= 0 && !call.named(name).isNone();
   };
-  // Sequences of different lengths are told apart by values.
+  // The lengths of variable-length sequences are values.
   if (query.dim() != 4 || key.dim() != 4 || isGiven("cum_seq_q") || isGiven("cu_seqlens_q")) {
     return std::nullopt;
   }
@@ -346,13 +346,13 @@ Draws drawsOfEfficientAttention(const Call& call) {
   return PhiloxDraws{attention->drops ? roundedUp(static_cast<std::uint64_t>(scores)) : 0, 0};
 }
 
-// What is tagged as random, and is given what it needs to repeat what another operator has drawn.
+// For operators that are tagged as random but receive the state to repeat the numbers of another operator.
 Draws drawsNothing(const Call& /*call*/) {
   return PhiloxDraws{};
 }
 
 const OperatorTable<Rule> ruleOf{
-    "move the generator of CUDA by a rule",
+    "advance the CUDA generator by a known offset",
     {{drawsOfFloats,
       {"aten::normal_", "aten::uniform_", "aten::log_normal_", "aten::cauchy_", "aten::exponential_",
        "aten::geometric_"}},
@@ -374,13 +374,13 @@ const OperatorTable<Rule> ruleOf{
        "aten::_cudnn_attention_backward", "aten::_cudnn_rnn", "aten::_cudnn_init_dropout_state",
        "aten::_fill_mem_eff_dropout_mask_", "aten::_fused_sdp_choice"}}}};
 
-// The numbers of CUDA's runtime for attributes of devices, which releases of CUDA keep.
+// The CUDA runtime's numbers of device attributes, which are stable across CUDA releases.
 constexpr int kMultiprocessorCount = 16;
 constexpr int kMaxThreadsPerMultiprocessor = 39;
 
 int attributeOf(c10::Device device, int attribute) {
   using GetAttribute = int (*)(int* value, int attribute, int device);
-  // PyTorch has loaded it, if there is one.
+  // PyTorch has loaded the library, if it exists.
   static const auto get = reinterpret_cast<GetAttribute>(dlsym(RTLD_DEFAULT, "cudaDeviceGetAttribute"));
   int value = 0;
   return get != nullptr && get(&value, attribute, device.index()) == 0 ? value : 0;

@@ -2,12 +2,12 @@
 
 // NOTE [How far CUDA generators move]
 //
-// The generators of CUDA are counters: Philox computes a number from a seed, the thread that asks, and an offset.
-// Before a kernel is launched, its host code moves the offset of the generator by as much as any thread may use, which
-// depends on the shapes, on the dtype, and on how many threads the device has. So what an operator draws is known
-// without running it: where it starts, and where the next one does. The rules are those of PyTorch's host code
-// (DistributionTemplates.h and the kernels' own files in ATen/native/cuda); test/fake/test_philox.py compares them with
-// that, as run on three GPUs.
+// CUDA generators are counters: Philox computes a number from a seed, the index of the thread and an offset. Before
+// launching a kernel, its host code advances the generator's offset by the most that any thread may use. This depends
+// on the shapes, the dtype and the number of threads of the device. So the random numbers of an operator are known
+// without running it: where they start and where those of the next operator start. The rules follow the host code in
+// ATen/native/cuda (DistributionTemplates.h and the kernels' own files). test/fake/test_philox.py compares them with
+// results of that code on three GPUs.
 
 #include <cstdint>
 #include <optional>
@@ -20,7 +20,7 @@
 
 namespace torchext {
 
-// What random numbers depend on of a device. Both are 0 where it cannot be asked.
+// The properties of a device that random numbers depend on. Both are 0 if the device cannot be queried.
 struct PhiloxGpu {
   int multiprocessors = 0;
   int threads_per_multiprocessor = 0;
@@ -29,26 +29,26 @@ struct PhiloxGpu {
     return multiprocessors == other.multiprocessors && threads_per_multiprocessor == other.threads_per_multiprocessor;
   }
 
-  // How many elements a kernel draws for at most with one thread for each. The values of a larger tensor are others on
-  // a device with more or fewer threads.
+  // Returns the maximum number of elements for which a kernel draws with one thread each. The values of larger tensors
+  // differ on a device with more or fewer threads.
   std::int64_t wave() const noexcept;
 };
 
-// That of `device`, a CUDA device, which may be a fake one.
+// Returns the properties of `device`, a real or fake CUDA device.
 PhiloxGpu philoxGpuOf(c10::Device device);
 
 struct PhiloxDraws {
-  // How far the generator is moved.
+  // The increment of the generator's offset.
   std::uint64_t offset = 0;
-  // How many elements are drawn for at a time: see `wave()`.
+  // The number of elements drawn at a time: see `wave()`.
   std::int64_t elements = 0;
 };
 
-// That of the first tensor on CUDA among `arguments`, where their kernel runs and draws.
+// Returns the device of the first CUDA tensor among `arguments`, which is where their kernel runs and draws.
 std::optional<c10::Device> cudaDeviceOf(c10::ArrayRef<c10::IValue> arguments);
 
-// What `op` would draw on `gpu` with the arguments on top of `stack`, among which tensors may be fake. Nothing for
-// operators that draw by values, or are not known, and for arguments that PyTorch refuses.
+// Returns the draws of `op` on `gpu` with the arguments on top of `stack`, which may be fake. Returns nothing for
+// operators that draw depending on values or have no rule, and for arguments that PyTorch refuses.
 std::optional<PhiloxDraws> philoxDrawsOf(const c10::OperatorHandle& op,
                                          const torch::jit::Stack& stack,
                                          const PhiloxGpu& gpu);

@@ -28,14 +28,14 @@ using c10::ScalarType;
 
 namespace {
 
-// What a kernel chooses its code by, if it is not the argument at a position.
+// Ways in which a kernel chooses its code, besides the position of an argument.
 constexpr int kPromoted = -1;             // the dtype to which tensors and Python numbers are promoted
-constexpr int kPromotedWithScalars = -2;  // the same, and to which arguments that are scalars are
+constexpr int kPromotedWithScalars = -2;  // the same, and scalar arguments also take part
 constexpr int kRequested = -3;            // the argument `dtype`, or the dtype of the first argument
 
 constexpr bool kIsOfRelease = compat::applies("dtypes_of_cuda");
 
-// Arguments that take part in the promotion of dtypes.
+// Arguments that take part in type promotion.
 constexpr std::array<std::string_view, 7> kPromotes{"other", "exponent", "self", "min", "max", "min_val", "max_val"};
 
 std::optional<ScalarType> promoted(const OperatorHandle& op, ArrayRef<IValue> arguments, bool with_scalars) {
@@ -81,7 +81,7 @@ std::optional<ScalarType> chosenBy(int chooses_by, const OperatorHandle& op, Arr
   return dtypeOf(arguments[static_cast<std::size_t>(chooses_by)]);
 }
 
-// Calls `visit` for what the call reads.
+// Calls `visit` for the tensors that the call reads.
 void forEachInput(const OperatorHandle& op, ArrayRef<IValue> arguments, TensorVisitor visit) {
   for (const auto i : c10::irange(arguments.size())) {
     if (!op.schema().arguments()[i].is_out()) {

@@ -2,27 +2,27 @@
 
 // NOTE [Dtypes that CUDA kernels refuse]
 //
-// Meta kernels accept every dtype, and CPU kernels accept others than CUDA kernels do: `addmm` of integers, `softmax`
-// of uint16. Which dtypes a CUDA kernel has is compiled into PyTorch's CUDA library, so refused_dtypes_table.h is a
-// table of facts: `make dtype-facts` has made the calls of PyTorch's `op_db`, and variants of them, with each dtype on
-// PyTorch's own host code for CUDA, under a driver that does nothing.
+// Meta kernels accept every dtype, and CPU kernels accept other dtypes than CUDA kernels: `addmm` of integers,
+// `softmax` of uint16. The dtypes of CUDA kernels are compiled into PyTorch's CUDA library, so refused_dtypes_table.h
+// is a table of facts. `make dtype-facts` runs every call in `op_db`, and variants of it, with each dtype on PyTorch's
+// own CUDA host code, under a driver that does nothing.
 //
-//   * A row holds for an operator if no call of that kind with such a dtype was accepted, whatever the other arguments
-//     were, and if one was refused in which all arguments had the dtype. Many kernels return early if there are no
-//     elements, so calls with empty arguments or results are left alone, and so are tensors without dimensions where
-//     the facts differ. Where the name of the kernel depends on other arguments, the one that was met most is named.
-//   * The facts are without cuDNN. Kernels that it may replace are called with it, too, and a row is dropped where that
-//     is accepted; rows of convolutions leave out the dtypes that cuDNN convolves.
-//   * PyTorch adds dtypes from release to release and hardly takes one away. For releases after that of the facts the
-//     table is not used, nor for ROCm.
+//   * A row applies to an operator if every such call with the dtype was refused, regardless of the other arguments,
+//     and if all arguments of one refused call had the dtype. Many kernels return early if there are no elements, so
+//     calls with empty arguments or results are never refused. The same holds for tensors without dimensions where the
+//     facts differ. If other arguments determine the name of the kernel, the most frequent name is used.
+//   * The facts were collected without cuDNN. Kernels that it may replace were also called with it, and a row was
+//     dropped if that call was accepted. Rows of convolutions leave out the dtypes that cuDNN convolves.
+//   * New PyTorch releases add dtypes and rarely remove one. The table is not used for releases after that of the
+//     facts, nor for ROCm.
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 
 namespace torchext {
 
-// Raises PyTorch's NotImplementedError (`"addmm_cuda" not implemented for 'Long'`) if the CUDA kernel of `op` is known
-// to have no code for the dtypes of `arguments`. `results` are those of the Meta kernel.
+// Raises PyTorch's NotImplementedError (`"addmm_cuda" not implemented for 'Long'`) if the table shows that the CUDA
+// kernel of `op` does not support the dtypes of `arguments`. `results` are those of the Meta kernel.
 void refuseDtypesOnCuda(const c10::OperatorHandle& op,
                         c10::ArrayRef<c10::IValue> arguments,
                         c10::ArrayRef<c10::IValue> results);

@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::size_t kMaxDevices = 64;
 
-// The size of PyTorch's pools of streams (`kStreamsPerPool`, CUDAStream.cpp).
+// The size of a stream pool in PyTorch (`kStreamsPerPool`, CUDAStream.cpp).
 constexpr unsigned kStreams = 32;
 
 thread_local std::array<c10::StreamId, kMaxDevices> current_streams{};

@@ -7,7 +7,7 @@ void registerLayouts() {
   registerLayout(makeNestedLayout());
   registerLayout(makeQuantizedLayout());
   registerLayout(makeMkldnnLayout());
-  registerLayout(makeUnknownLayout());  // the last one: refuses what none of the others has
+  registerLayout(makeUnknownLayout());  // last, because it refuses every tensor that no other layout has
 }
 
 }  // namespace torchext

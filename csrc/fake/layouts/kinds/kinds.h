@@ -13,7 +13,7 @@ std::unique_ptr<const LayoutHandler> makeQuantizedLayout();
 std::unique_ptr<const LayoutHandler> makeSparseLayout();
 std::unique_ptr<const LayoutHandler> makeUnknownLayout();
 
-// Registers them all. To be called once per process, before there are fakes.
+// Registers all layouts. Call once per process, before there are fakes.
 void registerLayouts();
 
 }  // namespace torchext

@@ -9,7 +9,9 @@ namespace {
 
 class MkldnnLayout final : public RefusedLayout {
  public:
-  MkldnnLayout() : RefusedLayout{{"a tensor of layout torch._mkldnn", "leave it out"}, {"aten::to_mkldnn"}} {}
+  MkldnnLayout()
+      : RefusedLayout{{"a tensor of layout torch._mkldnn", "keep such tensors out of fake_mode() and deferred_init()"},
+                      {"aten::to_mkldnn"}} {}
 };
 
 }  // namespace

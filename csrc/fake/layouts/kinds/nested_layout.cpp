@@ -18,7 +18,7 @@ class NestedLayout final : public RefusedLayout {
 
   void checkCanBeFaked(const Tensor& tensor) const override {
     TORCH_CHECK_NOT_IMPLEMENTED(!tensor.is_nested(),
-                                "fake_like() takes a strided or sparse tensor, but `tensor` is nested.");
+                                "fake_like() expected a strided or sparse tensor, got a nested one.");
   }
 
  protected:

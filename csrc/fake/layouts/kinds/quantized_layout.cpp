@@ -19,7 +19,7 @@ class QuantizedLayout final : public RefusedLayout {
 
   void checkCanBeFaked(const Tensor& tensor) const override {
     TORCH_CHECK_NOT_IMPLEMENTED(!tensor.is_quantized(),
-                                "fake_like() takes a strided or sparse tensor, but `tensor` is quantized.");
+                                "fake_like() expected a strided or sparse tensor, got a quantized one.");
   }
 
  protected:

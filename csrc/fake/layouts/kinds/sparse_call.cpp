@@ -41,12 +41,12 @@ using torch::jit::Stack;
 
 namespace {
 
-// Returns true for `to_sparse()` and its kin.
+// Returns true for `to_sparse()` and similar conversions.
 bool convertsToSparse(const OperatorHandle& op) {
   return op.schema().name().rfind("aten::_to_sparse", 0) == 0;
 }
 
-// Returns true for a call of the one operator that returns a sparse tensor because of a flag.
+// Returns true for a call of the only operator that returns a sparse tensor because of a flag.
 bool isSparseGradient(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   return op.schema().name() == "aten::_embedding_bag_backward" &&
          arguments[static_cast<std::size_t>(findArgument(op.schema(), "sparse"))].toBool();
@@ -65,7 +65,7 @@ std::optional<Device> deviceArgument(const OperatorHandle& op, ArrayRef<IValue> 
   return position < 0 ? std::nullopt : arguments[static_cast<std::size_t>(position)].toOptional<Device>();
 }
 
-// Returns the rank of the tensor's backend key in the order of dispatch keys, from 0 for none.
+// Returns the rank of the tensor's backend key in the order of dispatch keys, or 0 for an undefined tensor.
 int precedence(const Tensor& tensor) {
   if (!tensor.defined()) {
     return 0;
@@ -73,7 +73,7 @@ int precedence(const Tensor& tensor) {
   return !isSparse(tensor) ? 1 : tensor.layout() == c10::kSparse ? 2 : 3;
 }
 
-// Returns the tensor argument by which the operator is dispatched, or an undefined one.
+// Returns the tensor argument that determines the dispatch key, or an undefined tensor.
 Tensor decidingTensor(ArrayRef<IValue> arguments) {
   Tensor deciding;
   forEachTensor(arguments, [&](const Tensor& tensor) {
@@ -84,8 +84,8 @@ Tensor decidingTensor(ArrayRef<IValue> arguments) {
   return deciding;
 }
 
-// Remembers the geometry of what the call writes. Kernels resize strided results before they fill them, some without
-// the dispatcher, so the sizes have changed already when the storage refuses access.
+// Stores the geometry of the arguments that the call writes. Kernels resize strided results before filling them, some
+// without the dispatcher, so the sizes have already changed when the storage refuses access.
 class GeometryOfWritten {
  public:
   GeometryOfWritten(const OperatorHandle& op, ArrayRef<IValue> arguments) {
@@ -118,8 +118,8 @@ class GeometryOfWritten {
   std::vector<Entry> entries_;
 };
 
-// Replaces real arguments by fakes. Only metadata matter here, and a kernel would call operators on real arguments
-// together with fake members.
+// Replaces real arguments by fakes. Only metadata matter here, and a kernel would otherwise call operators with real
+// arguments and fake members.
 void makeArgumentsFake(const OperatorHandle& op, Stack& stack) {
   mapTensors(stack, op.schema().arguments().size(), [](const Tensor& tensor) {
     const bool is_number = tensor.unsafeGetTensorImpl()->is_wrapped_number();
@@ -127,7 +127,7 @@ void makeArgumentsFake(const OperatorHandle& op, Stack& stack) {
   });
 }
 
-// Returns what the metadata of results depend on, in a form that a CallKey describes.
+// Returns everything that the metadata of results depend on, in a form that a CallKey can describe.
 IValue described(const Tensor& sparse) {
   const auto* coo = dynamic_cast<const at::SparseTensorImpl*>(sparse.unsafeGetTensorImpl());
   c10::impl::GenericList parts(c10::AnyType::get());
@@ -150,14 +150,14 @@ Stack described(ArrayRef<IValue> arguments) {
   return stack;
 }
 
-// A call whose kernel reads memory, so that a remedy makes its results. Finding this out takes an error each time, so
-// the results are remembered.
+// A call whose kernel reads memory, so that a remedy makes its results. Each attempt raises an error, so the results
+// are cached.
 class RemediedCall {
  public:
   RemediedCall(const OperatorHandle& op, ArrayRef<IValue> arguments)
       : op_{op}, arguments_(arguments), described_(described(arguments)), key_{op, described_} {}
 
-  // Replaces the arguments on top of `stack` by the results, if the call is known.
+  // Replaces the arguments on top of `stack` by the results, if these are cached.
   bool tryRemembered(Stack& stack) const {
     const auto recipe = metadataCache().find(key_);
     if (recipe == nullptr) {
@@ -210,7 +210,7 @@ class SparseCall {
 
   const OperatorHandle& op_;
   const Stack& stack_;
-  // The layout and device by which the operator is dispatched.
+  // The layout and device that determine the kernel.
   Layout layout_ = c10::kStrided;
   Device device_{c10::kCPU};
 };
@@ -235,7 +235,7 @@ void SparseCall::check() const {
   }
 }
 
-// `stack` is the one that the constructor was given.
+// `stack` must be the constructor's argument.
 void SparseCall::run(Stack& stack) const {
   makeArgumentsFake(op_, stack);
   const FakeFactoriesGuard guard;
@@ -249,11 +249,11 @@ void SparseCall::run(Stack& stack) const {
   forEachTensor(stack, op_.schema().returns().size(), giveFakeKey);
 }
 
-// The recorder of deferred_init cannot record sparse tensors: it records what storages hold, and they have none. It
-// runs what is refused here for real.
+// The recorder of deferred_init records the values of storages, which sparse tensors do not have. It runs calls that
+// are refused here for real.
 void SparseCall::checkIsNotRecorded() const {
   TORCH_CHECK_NOT_IMPLEMENTED(!isRecording(), "`", op_.operator_name(), "` takes or returns a tensor of layout ",
-                              nameOf(layout_), ", which deferred_init() does not record.");
+                              nameOf(layout_), ", which deferred_init() cannot record.");
 }
 
 void SparseCall::checkIsToldByMetadata() const {
@@ -261,7 +261,7 @@ void SparseCall::checkIsToldByMetadata() const {
     TORCHEXT_THROW(DataDependentError,
                    c10::str("`", op_.operator_name(),
                             "` needs the values of a fake tensor, which has none: how many elements the sparse result "
-                            "has depends on them. Make the sparse tensor of indices and values of known shapes."));
+                            "has depends on them. Make the sparse tensor of indices and values with known shapes."));
   }
 }
 
@@ -270,16 +270,16 @@ bool SparseCall::hasOwnKernelOn(c10::DeviceType device) const {
   return op_.hasKernelForDispatchKey(keyOn(device));
 }
 
-// Returns true if the kernel for the CPU has to be called for another device. Without a CUDA device, kernels for CUDA
-// are missing, or must not be called, since they set the device first. What is found instead are kernels for all
-// devices, which mostly just raise an error. `SparseCPU` and `SparseCUDA` mostly have kernels for the same operators.
+// Returns true if the CPU kernel must be called for another device. Without a CUDA device, CUDA kernels are missing, or
+// must not be called because they set the device first. The dispatcher then finds kernels for all devices, and most of
+// these only raise an error. `SparseCPU` and `SparseCUDA` mostly have kernels for the same operators.
 bool SparseCall::isForeign() const {
   const bool is_missing = device_.is_cuda() ? !hasRealCuda() : !hasOwnKernelOn(device_.type());
   return is_missing && hasOwnKernelOn(c10::kCPU);
 }
 
-// The kernel for the claimed device knows what the operator refuses, so it is called first if there is one. The kernel
-// for the CPU may refuse tensors on other devices, so a remedy is preferred to it.
+// The kernel for the claimed device raises the right errors, so it is called first if it exists. The CPU kernel may
+// refuse tensors on other devices, so a remedy is preferred to it.
 bool SparseCall::mustDoWithoutKernel() const {
   return isForeign() && hasRemedy(op_, arguments());
 }
@@ -312,7 +312,7 @@ bool SparseCall::callKernel(Stack& stack) const {
       throw;
     }
   } catch (const c10::Error& error) {
-    if (isForeign() && isInternalAssert(error)) {  // kernels for the CPU refuse tensors on other devices so
+    if (isForeign() && isInternalAssert(error)) {  // CPU kernels refuse tensors on other devices this way
       refuseDevice(error);
     }
     if (!isNoDataError(error)) {
@@ -342,7 +342,7 @@ DispatchKey SparseCall::kernel() const {
   }
   TORCHEXT_THROW(UnsupportedOperatorError,
                  c10::str("`", op_.operator_name(), "` has no kernel for tensors of layout ", nameOf(layout_), " on ",
-                          device_.type(), ", so its result on fake tensors cannot be told."));
+                          device_.type(), ", so its result on fake tensors is unknown."));
 }
 
 void SparseCall::refuseToReadMemory() const {
@@ -350,19 +350,18 @@ void SparseCall::refuseToReadMemory() const {
     TORCHEXT_THROW(DataDependentError,
                    c10::str("`", op_.operator_name(), "` needs the values of a fake tensor of layout ", nameOf(layout_),
                             ", which has none: how many elements the result has depends on them. Run it on real "
-                            "tensors, or convert with `to_dense()` before."));
+                            "tensors, or convert its arguments with `to_dense()` first."));
   }
   TORCHEXT_THROW(UnsupportedOperatorError,
                  c10::str("`", op_.operator_name(), "` cannot be run on fake tensors of layout ", nameOf(layout_),
                           ": PyTorch's kernel reads their memory, and there is no Meta kernel. Convert them with "
-                          "`to_dense()` before."));
+                          "`to_dense()` first."));
 }
 
 void SparseCall::refuseDevice(const c10::Error& error) const {
-  TORCHEXT_THROW(
-      UnsupportedOperatorError,
-      c10::str("`", op_.operator_name(), "` has no kernel for tensors of layout ", nameOf(layout_), " on ",
-               device_.type(), " here, and that for the CPU refuses them: ", error.what_without_backtrace()));
+  TORCHEXT_THROW(UnsupportedOperatorError,
+                 c10::str("`", op_.operator_name(), "` has no kernel for tensors of layout ", nameOf(layout_), " on ",
+                          device_.type(), ", and the CPU kernel refuses them: ", error.what_without_backtrace()));
 }
 
 }  // namespace

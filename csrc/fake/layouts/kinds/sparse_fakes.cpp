@@ -21,7 +21,7 @@ using c10::DispatchKeySet;
 namespace {
 
 // A Python subclass may claim a sparse layout but be a plain TensorImpl, so the keys alone do not decide. They are
-// looked at first because that is fast; `layout()` is not called because such a subclass may override it.
+// checked first because that is fast. `layout()` is not called because such a subclass may override it.
 bool mayBeSparse(const at::TensorBase& tensor) noexcept {
   return tensor.key_set().has_any(DispatchKeySet({DispatchKey::Sparse, DispatchKey::SparseCsr}));
 }
@@ -34,8 +34,8 @@ const SparseCsrTensorImpl* asCompressed(const at::TensorBase& tensor) noexcept {
   return dynamic_cast<const SparseCsrTensorImpl*>(tensor.unsafeGetTensorImpl());
 }
 
-// Lives while a sparse fake is constructed. The constructors of both classes call `at::empty()` for the members, on the
-// device that the tensor claims. These calls must not need that device, and no mode or handler must see them.
+// Exists while a sparse fake is constructed. The constructors of both classes call `at::empty()` for the members, on
+// the claimed device. These calls must not need that device, and must not reach a mode or handler.
 class MakingMembers {
  public:
   MakingMembers() = default;

@@ -30,10 +30,10 @@ using torch::jit::Stack;
 namespace {
 
 enum class Kind : std::uint8_t {
-  // The argument is strided, and so is the result. It has the metadata of what the operator makes of strided arguments
-  // of these shapes.
+  // The argument and the result are strided. The result has the metadata that the operator returns for strided
+  // arguments of the same shapes.
   kLikeStrided,
-  // The argument is sparse. The result has the same indices, and other values.
+  // The argument is sparse. The result has the same indices and other values.
   kLikeArgument,
   // The argument is compressed. The result has the same elements, compressed along the other dimension.
   kRecompressed,
@@ -43,7 +43,7 @@ struct Remedy {
   std::string_view op;
   Kind kind;
   std::size_t argument = 0;
-  Layout layout = c10::kStrided;  // of the argument that is recompressed
+  Layout layout = c10::kStrided;  // of the argument, if it is recompressed
 };
 
 constexpr std::array kRemedies{
@@ -124,7 +124,7 @@ void runLikeStrided(const OperatorHandle& op, Stack& stack) {
 }  // namespace
 
 const OperatorSet countsElements{
-    "read memory of sparse tensors to find the number of elements of their result",
+    "read the memory of sparse tensors to count the elements of their result",
     {"aten::_coalesce", "aten::_sparse_sparse_matmul", "aten::add", "aten::add_", "aten::addmm", "aten::addmm_",
      "aten::hspmm", "aten::index_select", "aten::mul", "aten::mul_", "aten::sspaddmm", "aten::sub", "aten::sub_"}};
 

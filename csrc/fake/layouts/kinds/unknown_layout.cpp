@@ -12,13 +12,14 @@ namespace {
 
 class UnknownLayout final : public RefusedLayout {
  public:
-  UnknownLayout() : RefusedLayout{{"", "convert it with `to_dense()` before it meets a fake tensor"}, {}} {}
+  UnknownLayout()
+      : RefusedLayout{{"", "convert it with `to_dense()` before using it together with a fake tensor"}, {}} {}
 
   void checkCanBeFaked(const Tensor& tensor) const override {
     const bool is_strided = tensor.layout() == c10::kStrided && tensor.has_storage();
     TORCH_CHECK_NOT_IMPLEMENTED(is_strided || layoutOf(tensor) != nullptr,
-                                "fake_like() takes a strided or sparse tensor, but `tensor` has the layout ",
-                                tensor.layout(), ".");
+                                "fake_like() expected a strided or sparse tensor, got the layout ", tensor.layout(),
+                                ".");
   }
 
  protected:
