@@ -39,7 +39,7 @@ constexpr int64_t kDimsOf1d = 3;  // of the input and the weight of `conv1d`
 constexpr int64_t kDimsOf2d = 4;
 constexpr int64_t kDimsOf3d = 5;
 
-// The arguments that a convolution and its backward have in common.
+// The arguments that a convolution and its backward operator share.
 struct Convolution {
   Tensor input;
   Tensor weight;
@@ -88,7 +88,7 @@ Convolution withTensors(Convolution convolution, const Map& map) {
   return convolution;
 }
 
-// Returns a tensor on the CPU with the geometry of `tensor`, of zeros that take no memory.
+// Returns a CPU tensor of zeros with the geometry of `tensor`. It occupies no memory.
 Tensor onCpu(const Tensor& tensor) {
   const std::size_t nbytes =
       at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), c10::elementSize(tensor.scalar_type()));
@@ -96,7 +96,7 @@ Tensor onCpu(const Tensor& tensor) {
                            /*storage_offset=*/0, {});
 }
 
-// Returns the convolution as `_convolution()` computes one in one dimension: in two dimensions, on a contiguous input.
+// Returns a one-dimensional convolution as `_convolution()` computes it: in two dimensions, on a contiguous input.
 Convolution inTwoDimensions(Convolution convolution) {
   if (convolution.weight.dim() == kDimsOf1d) {
     convolution.input = convolution.input.unsqueeze(2);
@@ -113,8 +113,8 @@ bool isEitherDouble(const Convolution& convolution) {
   return convolution.input.scalar_type() == c10::kDouble || convolution.weight.scalar_type() == c10::kDouble;
 }
 
-// Returns the format in which libraries compute that support all formats. Decides as
-// `cudnn_conv_suggest_memory_format()` does, but without asking whether there is cuDNN.
+// Returns the format in which libraries that support all formats compute. Decides as
+// `cudnn_conv_suggest_memory_format()` does, but without checking whether cuDNN exists.
 MemoryFormat formatOfInput(const Convolution& convolution) {
   const int64_t dims = convolution.weight.dim();
   if (dims == kDimsOf2d && isEitherChannelsLast(convolution, MemoryFormat::ChannelsLast)) {
@@ -142,7 +142,7 @@ MemoryFormat formatOnCpu(const Convolution& convolution) {
   }
 }
 
-// Returns true if the backend is `ConvBackend::Empty`, as it then is on all devices.
+// Returns true if the backend is `ConvBackend::Empty`, which all devices then use.
 bool isEmpty(const Convolution& convolution) {
   return convolution.input.size(0) == 0 || convolution.input.size(1) == 0;
 }
@@ -161,7 +161,7 @@ Tensor laidOut(const Tensor& meta, MemoryFormat format) {
   return at::empty(meta.sizes(), meta.options().memory_format(format));
 }
 
-// Lays out `meta` as `zeros_like(other)` does.
+// Gives `meta` the strides that `zeros_like(other)` has.
 Tensor laidOutLike(const Tensor& meta, const Tensor& other) {
   const c10::DimVector strides = other.is_non_overlapping_and_dense()
                                      ? c10::DimVector(other.strides())
@@ -205,7 +205,7 @@ void giveMemoryFormat(const OperatorHandle& op, ArrayRef<IValue> arguments, c10:
   const auto layOut = [format](const Tensor& result) { return laidOut(result, format); };
   give(0, layOut);
   if (is_backward) {
-    give(1, layOut);  // and the gradient of the bias has one dimension
+    give(1, layOut);  // the gradient of the bias is one-dimensional
   }
 }
 

@@ -4,11 +4,12 @@
 //
 // PyTorch chooses a library for each convolution (`select_conv_backend()`, Convolution.cpp), mainly by the device.
 // Choosing it checks shapes, and the choice decides whether results are channels last
-// (`determine_backend_memory_format()`). On the meta device the choice is "overrideable", which checks less; and the
+// (`determine_backend_memory_format()`). On the meta device the choice is "overrideable", which checks less, and the
 // Meta kernels (`meta_conv()`, _meta_registrations.py) return contiguous results.
 //
-// For the CPU, PyTorch is asked, with zeros that take no memory. For CUDA, asking would initialize CUDA, or need it,
-// and the answer is known: cuDNN's results are channels last if its arguments are, unless they are float64.
+// For the CPU, PyTorch's functions are called with zeros that occupy no memory. For CUDA, these functions would
+// initialize CUDA, or require it, but their result is known: cuDNN's results are channels last if its arguments are,
+// unless they are float64.
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
@@ -18,16 +19,16 @@
 
 namespace torchext {
 
-// Returns true for `aten::convolution`, forwards.
+// Returns true for `aten::convolution`, the forward operator.
 bool isConvolution(const c10::OperatorHandle& op);
 
 // Returns true for the operators whose results `giveMemoryFormat()` lays out.
 bool hasFormatOfConvolution(const c10::OperatorHandle& op);
 
-// Raises what PyTorch raises when it chooses a library for `aten::convolution` with these arguments.
+// Raises the errors that PyTorch raises while choosing a library for `aten::convolution` with these arguments.
 void checkShapesOfConvolution(c10::ArrayRef<c10::IValue> arguments);
 
-// Lays out the `results` that such an operator has on the meta device as they are on `device`.
+// Gives the meta `results` of such an operator the layout that they have on `device`.
 void giveMemoryFormat(const c10::OperatorHandle& op,
                       c10::ArrayRef<c10::IValue> arguments,
                       c10::Device device,

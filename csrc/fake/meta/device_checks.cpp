@@ -20,7 +20,7 @@ bool startsWith(const std::string& line, std::string_view prefix) {
   return line.compare(0, prefix.size(), prefix) == 0;
 }
 
-// Reads the entries of native_functions.yaml, one line after the other.
+// Parses the entries of native_functions.yaml, one line at a time.
 class Reader {
  public:
   void read(const std::string& line) {
@@ -67,8 +67,8 @@ Names readNames() {
   return reader.take();
 }
 
-// Threads that need it first may each read it. A lock, or a static that is being initialized, would stay locked in a
-// child that is forked meanwhile.
+// Several threads may read the file if they need it at the same time. A lock, or a static variable during its
+// initialization, would stay locked in a child process forked in the meantime.
 const Names& comparing() {
   static std::atomic<const Names*> names{nullptr};
   const Names* known = names.load(std::memory_order_acquire);

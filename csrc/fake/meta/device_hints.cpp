@@ -39,16 +39,17 @@ const OperatorSet isOtherNormalization{"return the mean and the inverse standard
 
 // These keep the memory format of their argument on the CPU (`max_unpooling2d_forward_out_cpu`, `channel_shuffle()`),
 // but their Meta kernels do not.
-const OperatorSet keepsFormat{"keep the memory format of their argument on the CPU, as their Meta kernels do not",
+const OperatorSet keepsFormat{"keep the memory format of their argument on the CPU, unlike their Meta kernels",
                               {"aten::max_unpool2d", "aten::channel_shuffle"}};
 
-// As `where_self_out()`.
-const OperatorSet convertsByItself{"make copies of the common dtype before their kernel, on every device",
+// Like `where_self_out()`.
+const OperatorSet convertsByItself{"copy arguments to the common dtype before their kernel, on every device",
                                    {"aten::where"}};
 
-// By test/cuda_host/test_layouts.py, beside the normalizations of batches and those that keep the format on the CPU.
+// Found by test/cuda_host/test_layouts.py, in addition to batch normalizations and the operators that keep the format
+// on the CPU.
 const OperatorSet hasOwnLayoutOnCuda{
-    "have another layout on CUDA than on the CPU",
+    "lay out results differently on CUDA and on the CPU",
     {"aten::replication_pad2d", "aten::replication_pad2d_backward", "aten::replication_pad3d",
      "aten::replication_pad3d_backward", "aten::reflection_pad2d", "aten::reflection_pad2d_backward",
      "aten::reflection_pad3d", "aten::reflection_pad3d_backward", "aten::pixel_shuffle", "aten::log_sigmoid_forward",
@@ -68,8 +69,8 @@ bool savesNothing(const OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments
   return findArgument(op.schema(), "training") >= 0 && !isTrue(op, arguments, "training");
 }
 
-// Returns the dtype in which the CPU computes statistics: that of the input, or float32 if the input is of a reduced
-// dtype and a parameter of float32 (`is_mixed_type()` and `param_scalar_type()`, mixed_data_type.h).
+// Returns the dtype of statistics on the CPU: that of the input, or float32 if the input has a reduced dtype and a
+// parameter is float32 (`is_mixed_type()` and `param_scalar_type()`, mixed_data_type.h).
 c10::ScalarType statisticsDtype(c10::ArrayRef<c10::IValue> arguments) {
   const c10::ScalarType input = arguments.front().toTensor().scalar_type();
   if (!c10::isReducedFloatingType(input)) {
@@ -94,8 +95,7 @@ void correctStatistics(const OperatorHandle& op, c10::ArrayRef<c10::IValue> argu
   }
 }
 
-// Gives the result the memory format of the first argument, or makes it contiguous if that is neither contiguous nor
-// channels last.
+// Gives the result the memory format of the first argument. Makes it contiguous if the argument has neither format.
 void correctMemoryFormat(c10::ArrayRef<c10::IValue> arguments, c10::IValue& result) {
   const Tensor& meta = result.toTensor();
   const auto format = arguments.front().toTensor().suggest_memory_format();
@@ -103,8 +103,8 @@ void correctMemoryFormat(c10::ArrayRef<c10::IValue> arguments, c10::IValue& resu
 }
 
 // With MKL, the batch dimensions of the result follow the order of the input's strides (`_exec_fft()`,
-// SpectralOps.cpp). If strides are equal, as in the gradient of a sum, the order depends on std::partition(), which the
-// Meta kernel does not imitate.
+// SpectralOps.cpp). For equal strides (the gradient of a sum), the order depends on std::partition(), which the Meta
+// kernel does not imitate.
 void correctBatchOrder(c10::ArrayRef<c10::IValue> arguments, Stack& results) {
   const Tensor& input = arguments.front().toTensor();
   const Tensor& result = results.back().toTensor();
@@ -153,7 +153,7 @@ bool hasLayoutOfCpu(const OperatorHandle& op) {
 bool decidesByDevice(const OperatorHandle& op, c10::Device device) {
   const auto& returns = op.schema().returns();
   if (std::any_of(returns.begin(), returns.end(), [](const auto& result) { return result.alias_info() != nullptr; })) {
-    return false;  // an `out` has its strides already
+    return false;  // an `out` already has its strides
   }
   if (hasFormatOfConvolution(op)) {
     return device.is_cpu() || device.is_cuda();

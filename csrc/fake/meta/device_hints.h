@@ -1,7 +1,7 @@
 #pragma once
 
-// The results of some kernels depend on the device, but a Meta kernel does not know which device the fake claims. There
-// are two remedies: a hint to the Meta kernel, and a correction of its results.
+// The results of some kernels depend on the device, but Meta kernels do not receive the device that the fake claims.
+// There are two remedies: a hint to the Meta kernel, and a correction of its results.
 
 #include <optional>
 
@@ -12,8 +12,8 @@
 
 namespace torchext {
 
-// While it lives, `deviceOfMetaCall()` returns `device` on this thread. PyTorch's Python Meta kernels call
-// `device_hint()` (torch/_meta_registrations.py), which torchext/fake/meta_functions.py makes return this device.
+// While an instance exists, `deviceOfMetaCall()` returns `device` on this thread. PyTorch's Python Meta kernels call
+// `device_hint()` (torch/_meta_registrations.py), and torchext/fake/meta_functions.py makes it return this device.
 class MetaCallOnDevice {
  public:
   explicit MetaCallOnDevice(c10::Device device);
@@ -26,16 +26,16 @@ class MetaCallOnDevice {
 
 TORCHEXT_API std::optional<c10::Device> deviceOfMetaCall();
 
-// Returns true if kernels of CUDA lay out the results of `op` as those of the CPU do.
+// Returns true if CUDA kernels lay out the results of `op` as CPU kernels do.
 bool hasLayoutOfCpu(const c10::OperatorHandle& op);
 
-// Returns true if the results of the Meta kernel of `op` have to be corrected for `device`. Some Meta kernels look at
-// the device of their argument, which is "meta", and so decide as for CUDA (normalizations, about the statistics that
-// they save). Others do not let the device decide the memory format of their results (convolutions), or the order of
-// their dimensions (elementwise operators: promoted_strides.h).
+// Returns true if the results of the Meta kernel of `op` must be corrected for `device`. Some Meta kernels check the
+// device of their argument, which is "meta", and so decide as for CUDA (the saved statistics of normalizations). Others
+// ignore the device when choosing the memory format of their results (convolutions) or the order of their dimensions
+// (elementwise operators: promoted_strides.h).
 bool decidesByDevice(const c10::OperatorHandle& op, c10::Device device);
 
-// Corrects `results`, which the Meta kernel of such an operator has returned, for `arguments`, which are on `device`.
+// Corrects the `results` that the Meta kernel of such an operator has returned for `arguments`, which are on `device`.
 void correctForDevice(const c10::OperatorHandle& op,
                       c10::ArrayRef<c10::IValue> arguments,
                       c10::Device device,

@@ -17,10 +17,10 @@ using torch::jit::Stack;
 
 namespace {
 
-// Operators whose tensor arguments may be on different devices. `copy_` copies between devices by definition, and so do
-// operators that clone their first argument and copy into a view of the clone; the indexing kernels move their index
-// tensors to the device of `self` (TensorAdvancedIndexing.cpp, `make_info`); `fill_` reads a value on another device as
-// a number; `resize_as_` only looks at a shape, and the choice of a kernel for `ctc_loss` at lengths on the CPU.
+// Operators whose tensor arguments may be on different devices. `copy_` copies between devices by definition, as do
+// operators that clone their first argument and copy into a view of the clone. Indexing kernels move their indices to
+// the device of `self` (TensorAdvancedIndexing.cpp, `make_info`). `fill_` reads a value on another device as a number,
+// `resize_as_` reads only a shape, and the choice of a kernel for `ctc_loss` reads lengths on the CPU.
 const OperatorSet mayMixDevices{"take tensors on different devices",
                                 {"aten::copy_",
                                  "aten::copy",
@@ -43,20 +43,19 @@ const OperatorSet mayMixDevices{"take tensors on different devices",
                                  "aten::_use_cudnn_ctc_loss",
                                  "aten::_use_miopen_ctc_loss"}};
 
-// Of these, those that copy the values of their second argument by `copy_impl()`. So does `_to_copy`, of its only one.
+// The subset that copies the values of the second argument with `copy_impl()`. `_to_copy` does so with its only one.
 const OperatorSet copiesSecond{
-    "copy the values of their second argument by `copy_impl()`",
+    "copy the values of their second argument with `copy_impl()`",
     {"aten::copy_", "aten::copy", "aten::_foreach_copy_", "aten::_foreach_copy", "aten::as_strided_scatter"}};
 
-// Operators whose kernels for the meta device check no device: weights on the meta device may be looked up with indices
-// on the CPU.
-const OperatorSet looksUpInMeta{"look up rows of weights on the meta device with indices on any",
+// Operators whose meta kernels check no device: weights on the meta device may be looked up with indices on the CPU.
+const OperatorSet looksUpInMeta{"look up rows of weights on the meta device with indices on any device",
                                 {"aten::embedding", "aten::_embedding_bag", "aten::_embedding_bag_forward_only"}};
 
-const OperatorSet readsByIndex{"read by indices, which are on the device of what is indexed or on the CPU",
+const OperatorSet readsByIndex{"read by indices on the device of the indexed tensor or on the CPU",
                                {"aten::index", "aten::_unsafe_index"}};
 const OperatorSet writesByIndex{
-    "write by indices, which are moved to the device of what is written",
+    "write by indices, which they move to the device of the written tensor",
     {"aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index_put"}};
 
 bool onlyMasks(const c10::IValue& indices) {
@@ -94,7 +93,7 @@ Device DeviceRules::outputDevice() const {
   return device;
 }
 
-// As `checkSetStorage()` (Resize.h), for the storage that `set_` gives to a tensor.
+// Like `checkSetStorage()` (Resize.h), for the storage that `set_` gives to a tensor.
 void DeviceRules::checkSource(Device device) const {
   for (const c10::IValue& argument : topOf(stack_, op_.schema().arguments().size())) {
     if (argument.isStorage()) {
@@ -106,8 +105,8 @@ void DeviceRules::checkSource(Device device) const {
   }
 }
 
-// As `check_generator()` (Generator.h) and `randperm`, which says it in other words. A generator of CUDA may have no
-// index. Kernels do not look at the generator if there is nothing to draw. Factories call an operator on their result.
+// Like `check_generator()` (Generator.h) and `randperm`, which has a different message. A CUDA generator may have no
+// index. Kernels ignore the generator if there is nothing to draw. Factories call an operator on their result.
 void DeviceRules::checkGenerators(Device device) const {
   if (device.is_meta() || !takesGenerator(op_) || namespaceOf(op_.operator_name()) != "aten") {
     return;
@@ -164,8 +163,7 @@ std::optional<Device> DeviceRules::commonDeviceOfTensors() const {
 }
 
 // Raises for a CPU tensor without dimensions that does not mix with `common`: a written one, as
-// `TensorIteratorBase::compute_types()` does, or any among the arguments that are compared.
-// NOTE [Operators that compare devices]
+// `TensorIteratorBase::compute_types()` does, or any that is compared: NOTE [Operators that compare devices].
 void DeviceRules::refuseNumber(Device number, Device common) const {
   const auto& declared = op_.schema().arguments();
   const auto arguments = topOf(stack_, declared.size());
@@ -179,7 +177,7 @@ void DeviceRules::refuseNumber(Device number, Device common) const {
   }
 }
 
-// As the kernels of indexing: `check_indices_on_cpu_or_selfdevice()` and `_index_put_impl_()`
+// Like the indexing kernels: `check_indices_on_cpu_or_selfdevice()` and `_index_put_impl_()`
 // (TensorAdvancedIndexing.cpp). The latter moves indices to the device of `self`, and numbers as well.
 void DeviceRules::checkIndices() const {
   const auto arguments = topOf(stack_, op_.schema().arguments().size());
@@ -201,7 +199,7 @@ void DeviceRules::checkIndices() const {
   }
 }
 
-// As `copy_impl()`. A fake stands for a tensor that has values, unless it is on the meta device.
+// Like `copy_impl()`. A fake represents a tensor with values, unless it is on the meta device.
 void DeviceRules::checkThatValuesExist() const {
   const std::string& name = op_.schema().name();
   const auto argument = [this](std::size_t i) -> const c10::IValue& {

@@ -8,22 +8,21 @@
 
 namespace torchext {
 
-// Decides on which device the outputs of an operator are, without running it:
+// Determines the device of an operator's outputs without running it:
 //
-//   1. an operator that selects its backend by a `device` argument (it has a BackendSelect kernel) makes its outputs
-//      there;
-//   2. so does one that takes TensorOptions (`dtype`, `layout`, `device`, `pin_memory`);
-//   3. otherwise they are where the tensor arguments are; a CPU tensor without dimensions counts only when there is no
-//      other, because a TensorIterator mixes such a tensor with any device, unless it is written;
-//   4. otherwise on the CPU.
+//   1. the `device` argument, if the operator selects its backend by it (it has a BackendSelect kernel);
+//   2. the `device` argument, if the operator takes TensorOptions (`dtype`, `layout`, `device`, `pin_memory`);
+//   3. the device of the tensor arguments. A CPU tensor without dimensions counts only if there is no other, because a
+//      TensorIterator mixes it with any device unless it is written;
+//   4. the CPU.
 //
 // A `device` argument that is None leaves the decision to the next rule.
 class DeviceRules {
  public:
   DeviceRules(const c10::OperatorHandle& op, const torch::jit::Stack& arguments);
 
-  // Raises PyTorch's "Expected all tensors to be on the same device" if the arguments are on devices that the operator
-  // does not mix, its "Cannot copy out of meta tensor; no data!", and what it raises for a generator or a storage of
+  // Raises PyTorch's errors: "Expected all tensors to be on the same device" if the operator does not mix the devices
+  // of the arguments, "Cannot copy out of meta tensor; no data!", and the errors for a generator or a storage of
   // another device.
   c10::Device outputDevice() const;
 

@@ -30,7 +30,7 @@ namespace {
 using Arguments = c10::ArrayRef<IValue>;
 using Results = std::vector<IValue>;
 
-// The result keeps an element for each of the broadcast inputs.
+// The storage of the result has an element for each of the broadcast inputs.
 template <std::size_t Reduction>
 void keepLosses(const c10::OperatorHandle& /*op*/, Arguments arguments, Results& results) {
   const Tensor& result = results[0].toTensor();
@@ -45,8 +45,8 @@ void keepLosses(const c10::OperatorHandle& /*op*/, Arguments arguments, Results&
   }
 }
 
-// The result was one like the first argument before it was resized (`col2im_cpu()`, `im2col_cuda()`), and storages do
-// not shrink.
+// The result was like the first argument before it was resized (`col2im_cpu()`, `im2col_cuda()`), and storages do not
+// shrink.
 void keepFirst(const c10::OperatorHandle& /*op*/, Arguments arguments, Results& results) {
   const Tensor& first = arguments[0].toTensor();
   const Tensor& result = results[0].toTensor();
@@ -56,7 +56,7 @@ void keepFirst(const c10::OperatorHandle& /*op*/, Arguments arguments, Results& 
   }
 }
 
-// A periodic window is the start of one that has an element more (`kaiser_window()`, TensorFactories.cpp).
+// A periodic window is the start of a window with one more element (`kaiser_window()`, TensorFactories.cpp).
 void keepPeriod(const c10::OperatorHandle& op, Arguments arguments, Results& results) {
   const Tensor& window = results[0].toTensor();
   const int periodic = findArgument(op.schema(), "periodic");
@@ -67,7 +67,7 @@ void keepPeriod(const c10::OperatorHandle& op, Arguments arguments, Results& res
   }
 }
 
-// `log_sigmoid_forward_cuda()` keeps nothing for the backward pass.
+// `log_sigmoid_forward_cuda()` saves nothing for the backward pass.
 void emptyBuffer(const c10::OperatorHandle& /*op*/, Arguments /*arguments*/, Results& results) {
   const Tensor& buffer = results[1].toTensor();
   if (isFake(buffer) && buffer.is_cuda()) {
@@ -90,8 +90,7 @@ void moveStateOfGenerator(const c10::OperatorHandle& op, Arguments arguments, Re
   }
 }
 
-// The weights of attention are undefined where they are not wanted (`native_multi_head_attention_cpu()`,
-// attention.cpp).
+// Attention weights are undefined unless they are requested (`native_multi_head_attention_cpu()`, attention.cpp).
 void dropWeights(const c10::OperatorHandle& /*op*/, Arguments arguments, Results& results) {
   constexpr std::size_t kNeedWeights = 10;
   if (!arguments[kNeedWeights].toBool()) {
@@ -99,7 +98,7 @@ void dropWeights(const c10::OperatorHandle& /*op*/, Arguments arguments, Results
   }
 }
 
-// oneDNN alone knows how large the workspace is.
+// Only oneDNN can compute the size of the workspace.
 void sizeWorkspace(const c10::OperatorHandle& op, Arguments arguments, Results& results) {
   constexpr std::size_t kWorkspace = 3;
   const Tensor& output = results[0].toTensor();
@@ -109,14 +108,14 @@ void sizeWorkspace(const c10::OperatorHandle& op, Arguments arguments, Results& 
     results[kWorkspace] = (*on_zeros)[kWorkspace];
   } else if (isRecording()) {
     TORCHEXT_THROW(UnsupportedOperatorError,
-                   c10::str("The size of the workspace of `", op.operator_name(), "` cannot be found out."));
+                   c10::str("Cannot determine the workspace size of `", op.operator_name(), "`."));
   }
 }
 
 using Complete = void (*)(const c10::OperatorHandle& op, Arguments arguments, Results& results);
 
 const OperatorTable<Complete> completionOf{
-    "return what their Meta kernels do not tell",
+    "have results that their Meta kernels do not describe completely",
     {
         {keepLosses<2>, {"aten::mse_loss", "aten::smooth_l1_loss", "aten::soft_margin_loss"}},
         {keepLosses<3>, {"aten::binary_cross_entropy"}},

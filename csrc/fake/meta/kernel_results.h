@@ -2,18 +2,18 @@
 
 // NOTE [What Meta kernels do not tell of results]
 //
-// The results of real kernels differ from those of their Meta kernels where nobody looks but who counts memory, or asks
-// for a device:
+// The results of real kernels differ from those of their Meta kernels in ways that only affect memory counts and
+// devices:
 //
-//   * some losses compute an element for each input in their result, and shrink that when they have reduced it, so that
-//     its storage stays large: the structured kernels of `mse_loss` and `smooth_l1_loss` have the broadcast size,
-//     `binary_cross_entropy` and `soft_margin_loss` resize what they return (Loss.cpp, Loss.cu);
-//   * the fast path of `torch.nn.MultiheadAttention` returns undefined weights unless they are wanted;
-//   * memory-efficient attention with dropout, before 2.14 also without, returns the state of the generator on the CPU,
-//     unless a CUDA graph is captured (`_efficient_attention_forward()` in attention.cu);
-//   * oneDNN's LSTM has a workspace for its backward, of a size that only oneDNN knows, in grad mode, and none without
-//     (`mkldnn_rnn_layer()` in RNN.cpp). Its Meta kernel returns an empty one. Reading that from memory would be
-//     out of bounds, so a deferred LSTM whose workspace cannot be found out on zeros is run at once.
+//   * Some losses compute an element for each input in their result and shrink it after the reduction, so its storage
+//     stays large: the structured kernels of `mse_loss` and `smooth_l1_loss` have the broadcast size;
+//     `binary_cross_entropy` and `soft_margin_loss` resize their result (Loss.cpp, Loss.cu).
+//   * The fast path of `torch.nn.MultiheadAttention` returns undefined weights unless they are requested.
+//   * Memory-efficient attention with dropout returns the state of the generator on the CPU unless a CUDA graph is
+//     captured (`_efficient_attention_forward()` in attention.cu). Before 2.14, it does so without dropout as well.
+//   * In grad mode, oneDNN's LSTM has a workspace for its backward operator, and only oneDNN can compute its size
+//     (`mkldnn_rnn_layer()` in RNN.cpp). The Meta kernel returns an empty one, and real kernels would read beyond it.
+//     So a deferred LSTM is run at once if its workspace size cannot be determined with zeros.
 
 #include <vector>
 
@@ -23,7 +23,8 @@
 
 namespace torchext {
 
-// Gives the fakes in `results`, which a call with these arguments has made, what the kernel of their device gives them.
+// Gives the fakes in `results`, which a call with these arguments has made, the properties that the device's kernel
+// gives them.
 void completeResults(const c10::OperatorHandle& op,
                      c10::ArrayRef<c10::IValue> arguments,
                      std::vector<c10::IValue>& results);

@@ -21,7 +21,7 @@ namespace {
 // In-place operators that write to one element several times without an error, because they write the same value each
 // time (`set_check_mem_overlap(false)`) or do not check.
 const OperatorSet writesRepeatedly{
-    "write to one element several times without an error: the same value, or unchecked",
+    "may write to one element several times: always the same value, or unchecked",
     {"aten::addmv_", "aten::baddbmm_", "aten::conj_physical_", "aten::fill_", "aten::index_fill_", "aten::index_put_",
      "aten::masked_fill_", "aten::nan_to_num_", "aten::threshold_", "aten::tril_", "aten::triu_", "aten::zero_"}};
 
@@ -29,7 +29,7 @@ bool isElementwise(const OperatorHandle& op) {
   return op.hasTag(at::Tag::pointwise) || op.schema().name() == "aten::copy_";
 }
 
-// Returns true for an operator of PyTorch's that refuses to write to one element several times.
+// Returns true for a PyTorch operator that refuses to write to one element several times.
 bool refusesRepeatedWrites(const OperatorHandle& op) {
   const std::string& name = op.schema().name();
   if (namespaceOf(op.operator_name()) != "aten" || op.hasTag(at::Tag::inplace_view)) {
@@ -47,8 +47,8 @@ struct Extent {
       : begin{static_cast<std::size_t>(tensor.storage_offset()) * tensor.itemsize()}, end{begin + tensor.nbytes()} {}
 };
 
-// Decides as `at::get_overlap_status()` does: for tensors with gaps it cannot be told, and full overlap is harmless if
-// the strides are equal.
+// Decides as `at::get_overlap_status()` does: it ignores tensors with gaps, and full overlap is harmless if the strides
+// are equal.
 bool overlapsPartially(const Tensor& a, const Tensor& b) {
   if (a.is_same(b) || !a.has_storage() || !b.has_storage() || !isSameStorage(a.storage(), b.storage()) ||
       a.numel() == 0 || b.numel() == 0 || !a.is_non_overlapping_and_dense() || !b.is_non_overlapping_and_dense()) {
@@ -76,7 +76,7 @@ bool copiesOntoItself(const OperatorHandle& op, const Stack& stack) {
          self.is_conj() == source.is_conj() && self.is_neg() == source.is_neg();
 }
 
-// Returns true for a call that computes apart what it writes (`unary_op_impl_with_complex_to_float_out()` of ATen).
+// Returns true for a call that computes into a temporary tensor (ATen's `unary_op_impl_with_complex_to_float_out()`).
 bool makesFloatsOfComplex(const OperatorHandle& op, const Tensor& written, const Tensor& other) {
   const std::string& name = op.schema().name();
   return other.is_complex() && !written.is_complex() && (name == "aten::abs" || name == "aten::angle");

@@ -46,8 +46,8 @@ using torch::jit::Stack;
 
 namespace {
 
-// Meta kernels written in Python call functions of torch. These calls are not the user's either, so a TorchFunctionMode
-// must not see them.
+// Meta kernels written in Python call torch functions. These calls are internal, so they must not reach a
+// TorchFunctionMode.
 class NoTorchFunction {
  public:
   NoTorchFunction() : previous_{TorchFunctionTLS::get_disabled_state()} {
@@ -63,7 +63,7 @@ class NoTorchFunction {
   at::impl::TorchFunctionDisabledState previous_;
 };
 
-// Checks what `as_strided()` checks on all devices but the meta device (`checkInBoundsForStorage`, Resize.h).
+// Makes the checks of `as_strided()` on all devices but the meta device (`checkInBoundsForStorage`, Resize.h).
 void checkInBounds(const TensorImpl& view, const Storage& storage) {
   TORCH_CHECK(view.storage_offset() >= 0, "Tensor: invalid storage offset ", view.storage_offset());
   const std::size_t itemsize = view.dtype().itemsize();
@@ -85,16 +85,16 @@ void checkCanBeFaked(const OperatorHandle& op, const Stack& stack) {
   if (!op.hasComputedKernelForDispatchKey(DispatchKey::Meta)) {
     TORCHEXT_THROW(UnsupportedOperatorError,
                    c10::str("`", op.operator_name(),
-                            "` has no Meta kernel, so its result on fake tensors cannot be told. Register one with "
+                            "` has no Meta kernel, so its result on fake tensors is unknown. Register one with "
                             "torch.library.register_fake(\"",
                             op.operator_name(), "\")."));
   }
 }
 
-// Runs one call by its plan.
+// Runs one call according to its plan.
 class MetaCall {
  public:
-  // Sets `refusal` before it raises what real tensors raise.
+  // Sets `refusal` before raising the error of real tensors.
   MetaCall(const OperatorHandle& op, const Stack& called, const MetaPlan& plan, std::exception_ptr& refusal)
       : op_{op}, called_{called}, plan_{plan}, refusal_{refusal}, stack_(arguments().vec()) {}
 
@@ -127,7 +127,7 @@ class MetaCall {
   std::exception_ptr& refusal_;
   Stack stack_;  // first the converted arguments, then the results
   Shadows shadows_;
-  // The arguments to whose data or metadata the operator writes.
+  // The arguments whose data or metadata the operator writes.
   std::vector<Tensor> written_;
 };
 
@@ -164,7 +164,7 @@ Stack MetaCall::run() {
     return std::move(stack_);
   }
   RealResults real;
-  if (!needsValues(op_, called_)) {  // stand-ins have none
+  if (!needsValues(op_, called_)) {  // stand-ins have no values
     real = noteRefusalOf([this] { return refuseAsReal(op_, arguments(), effects()); });
     if (needsSizes(real)) {
       RealResults of_its_size = noteRefusalOf([this] { return refuseAsReal(op_, arguments()); });
@@ -172,7 +172,7 @@ Stack MetaCall::run() {
     }
   }
   refuseDtypes(stack_);
-  // Meta kernels leave some warnings out, and word others differently.
+  // Meta kernels omit some warnings and word others differently.
   const bool is_real = plan_.device.is_cpu() && real.has_sizes && !real.values.empty();
   passOn(is_real ? real.warnings : warnings);
   correctMetaResults(real);
@@ -189,7 +189,7 @@ void MetaCall::refuseDtypes(c10::ArrayRef<IValue> results) {
   }
 }
 
-// Returns true if the operator resizes an argument to a shape that neither the Meta kernel nor a smaller trial shows.
+// Returns true if the operator resizes an argument, and neither the Meta kernel nor a smaller trial reveals its shape.
 bool MetaCall::needsSizes(const RealResults& real) {
   const std::size_t first = op_.schema().returns().size();
   bool needs = false;
@@ -200,7 +200,7 @@ bool MetaCall::needsSizes(const RealResults& real) {
   return needs;
 }
 
-// The results, and what has changed of the shadows that were written: `WrittenTensors::changed()`.
+// Returns the results and the changes of the written shadows: `WrittenTensors::changed()`.
 Stack MetaCall::effects() {
   Stack effects = stack_;
   for (const Tensor& fake : written_) {
@@ -211,8 +211,8 @@ Stack MetaCall::effects() {
   return effects;
 }
 
-// The rules for the device override what a smaller trial has shown, and what a trial of the call's own size has shown
-// overrides them.
+// The rules for the device override the results of a smaller trial. The results of a trial at the call's own size
+// override those rules.
 void MetaCall::correctMetaResults(const RealResults& real) {
   const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
   if (plan_.device.is_cpu() && !real.has_sizes) {
@@ -229,16 +229,15 @@ void MetaCall::correctMetaResults(const RealResults& real) {
   correctForZeroTensors(op_, arguments(), stack_);
 }
 
-// Called after `error` was raised: by the Meta kernel if `is_prepared`, and otherwise before it was called. Raises what
-// real tensors would raise (NOTE [Refusing what real tensors refuse]), or the error for which the recorder runs the
-// operator for real. Returns true if it has the results of the CPU kernel, and false if the caller has to raise
-// `error`.
+// Called after `error` was raised: by the Meta kernel if `is_prepared`, otherwise before the kernel was called. Raises
+// the error of real tensors (NOTE [Refusing what real tensors refuse]), or the error that makes the recorder run the
+// operator for real. Returns true if it has the results of the CPU kernel, and false if the caller must raise `error`.
 bool MetaCall::runWithoutMetaKernel(bool is_prepared, const std::exception& error) {
   if (!is_prepared) {
     noteRefusalOf([this] { return refuseAsReal(op_, arguments()); });
     return false;
   }
-  // A kernel is registered, but only says that there is none, or none for these arguments.
+  // The registered kernel only raises that there is no kernel, or no kernel for these arguments.
   const auto* missing = dynamic_cast<const c10::NotImplementedError*>(&error);
   if (missing != nullptr) {
     refuseDtypes({});
@@ -282,7 +281,7 @@ void MetaCall::convertArgumentsToMeta() {
 
 IValue MetaCall::toMeta(const IValue& value, const c10::Argument& argument) {
   if (value.isBool() && argument.name() == "pin_memory" && takesTensorOptions(op_.schema())) {
-    return false;  // there is nothing to pin, and the meta device refuses to pin
+    return false;  // nothing to pin, and the meta device refuses to pin
   }
   if (value.isGenerator()) {
     return IValue{};  // nothing is drawn, and Meta kernels written in Python refuse generators
@@ -305,8 +304,8 @@ void MetaCall::callMetaKernel() {
   callMetadataKernel(plan_.kernel, op_, stack_);
 }
 
-// In-place operators may change more than data: `resize_`, `set_`, `t_` and their kin change the metadata of the
-// shadow, and the fake follows. NOTE [Arguments that change their shape]
+// In-place operators may change more than data: `resize_`, `set_`, `t_` and similar operators change the metadata of
+// the shadow, and the fake follows: NOTE [Arguments that change their shape].
 void MetaCall::updateWrittenFakes(const RealResults& real) {
   const std::size_t first = op_.schema().returns().size();
   for (const auto i : c10::irange(written_.size())) {
@@ -315,7 +314,7 @@ void MetaCall::updateWrittenFakes(const RealResults& real) {
     const Storage storage = shadows_.originalOf(shadow.storage(), fake.device());
     c10::TensorImpl& impl = *fake.unsafeGetTensorImpl();
     if (!isSameStorage(storage, fake.storage())) {
-      FakeTensorImpl::moveTo(impl, storage);  // if it is real, this makes the tensor real, as in `torch.load()`
+      FakeTensorImpl::moveTo(impl, storage);  // makes the tensor real if the storage is real, as in `torch.load()`
     }
     if (isFakeStorage(storage)) {
       resizeWritten(op_, fake, shadow, first + i < real.values.size() ? &real.values[first + i] : nullptr,
@@ -326,10 +325,10 @@ void MetaCall::updateWrittenFakes(const RealResults& real) {
   }
 }
 
-// Meta kernels that are formulas in Python return their argument where there is nothing to do: `native_dropout` without
-// training. The operators return another tensor, as they declare. (Views are left alone: `unsafe_split` makes them,
-// although it declares none.) Others return one tensor twice, where the kernel returns two: the gradients of both
-// biases in `mkldnn_rnn_layer_backward`.
+// Meta kernels that are Python formulas return their argument if there is nothing to do, for example `native_dropout`
+// outside of training. The operators return a new tensor, as their schemas declare. (Views are left unchanged:
+// `unsafe_split` returns them although it declares none.) Other Meta kernels return one tensor twice where the real
+// kernel returns two: the gradients of both biases in `mkldnn_rnn_layer_backward`.
 void MetaCall::separateOutputs() {
   if (!declaresNoSharing(op_)) {
     return;
@@ -358,12 +357,12 @@ Tensor MetaCall::toFake(const Tensor& meta) {
   }
   TORCH_CHECK_NOT_IMPLEMENTED(meta.layout() == c10::kStrided && meta.has_storage(), "`", op_.operator_name(),
                               "` returns a tensor of layout ", meta.layout(),
-                              ", but fake tensors are strided. Call it on real tensors.");
+                              ", but fake tensors must be strided. Call it on real tensors.");
   TensorImpl& meta_impl = *meta.unsafeGetTensorImpl();
   Storage storage = shadows_.originalOf(meta.storage(), plan_.device);
   TORCH_CHECK_NOT_IMPLEMENTED(isFakeStorage(storage), "`", op_.operator_name(),
-                              "` returns a view of a real argument although another argument "
-                              "is fake. Make all its arguments fake, with torchext.fake.fake_like(), or all real.");
+                              "` returns a view of a real argument although another argument is fake. Make all "
+                              "arguments fake with torchext.fake.fake_like(), or all real.");
   if (const Tensor* base = shadows_.findTensorOn(storage)) {
     checkInBounds(meta_impl, storage);
     return makeFakeView(*base, meta_impl);
@@ -384,8 +383,7 @@ void refuseToWriteIntoRealTensors(const OperatorHandle& op, const Stack& stack) 
       TORCH_CHECK(isFake(tensor), "`", op.operator_name(),
                   "` would write the result of fake tensors into the real tensor `", arguments[i].name(), "` of shape ",
                   tensor.sizes(),
-                  ". Make that tensor fake too, with "
-                  "torchext.fake.fake_like(), or make the other arguments real.");
+                  ". Make that tensor fake with torchext.fake.fake_like(), or make the other arguments real.");
     };
     forEachTensor(torch::jit::peek(stack, i, num_arguments), visit);
   }

@@ -10,25 +10,25 @@
 
 namespace torchext {
 
-// How to run a call on the Meta kernels, decided beforehand.
+// The decisions about a call on the Meta kernels.
 struct MetaPlan {
-  // Why it cannot be run, or null. If it is not null, the other fields mean nothing.
+  // The reason why the call cannot run, or null. If it is set, the other fields are meaningless.
   std::exception_ptr refusal;
-  // The device of its outputs.
+  // The device of the outputs.
   c10::Device device{c10::kCPU};
   MetadataKernel kernel = MetadataKernel::kMeta;
 };
 
-// Returns the plan for a call of `op` with the arguments on top of `stack`. At least one of them is fake, unless `op`
-// is a factory. Raises nothing, and runs nothing. The refusal is a DataDependentError, an UnsupportedOperatorError, or
-// the c10::Error of a call that would write to a real tensor or to overlapping memory, or that mixes devices.
+// Returns the plan for a call of `op` with the arguments on top of `stack`. At least one of them must be fake, unless
+// `op` is a factory. Raises nothing and runs nothing. The refusal is a DataDependentError, an UnsupportedOperatorError,
+// or the c10::Error of a call that would write to a real tensor or to overlapping memory, or that mixes devices.
 MetaPlan planOnMeta(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
-// Returns the fake results of the call, which it finds by running the operator's Meta kernel. Changes the metadata of
-// arguments as the operator does, but not the stack.
+// Returns the fake results of the call, computed by the operator's Meta kernel. Changes the metadata of arguments as
+// the operator does, but not the stack.
 //
-// Raises the plan's refusal, or what real tensors raise instead, and what the kernel raises. If it raises what real
-// tensors raise, it sets `refusal` first: the same call will always raise it.
+// Raises the plan's refusal or the error of real tensors for the same call, and passes on the kernel's errors. Before
+// raising the error of real tensors, it sets `refusal`: the same call will always raise it.
 torch::jit::Stack runOnMeta(const c10::OperatorHandle& op,
                             const torch::jit::Stack& stack,
                             const MetaPlan& plan,

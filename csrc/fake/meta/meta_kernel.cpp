@@ -28,8 +28,8 @@ using torch::jit::Stack;
 
 namespace {
 
-// Returns true for operators whose own C++ computes on any device, where the decomposition registered for Meta differs:
-// that of `ldexp` turns integers into float32, not into the default dtype, and those of `t_`, `squeeze_` and other
+// Returns true for operators whose C++ code runs on any device but whose registered decomposition for Meta differs.
+// That of `ldexp` turns integers into float32 instead of the default dtype. Those of `t_`, `squeeze_` and other
 // operators that change a view in place raise AssertionError.
 bool isComposedOperator(const OperatorHandle& op) {
   const bool differs = (op.schema().name() == "aten::ldexp" && op.schema().overload_name() == "Tensor") ||
@@ -56,8 +56,8 @@ bool isPowerOfBooleans(const OperatorHandle& op, const Stack& stack) {
   return arguments[0].toTensor().scalar_type() == c10::kBool && arguments[1].isBool();
 }
 
-// Returns true for factories whose own C++ allocates and fills on any device. It decides what they infer (`full` of a
-// complex number under a default dtype of float16) and refuse (`arange` to NaN).
+// Returns true for factories whose C++ code allocates and fills on any device. This code determines inferred dtypes
+// (`full` of a complex number under a default dtype of float16) and errors (`arange` to NaN).
 bool isComposedFactory(const OperatorHandle& op, const Stack& stack) {
   return op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) &&
          !op.hasKernelForDispatchKey(DispatchKey::CPU) && isFactory(op, topOf(stack, op.schema().arguments().size()));
@@ -98,7 +98,7 @@ void putAcceptedArguments(const OperatorHandle& op, Stack& stack) {
     if (tensor.scalar_type() == c10::kByte) {
       condition = at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().dtype(c10::kBool));
     }
-  } else if (name == "aten::nll_loss_forward") {  // one target, for an input without a batch
+  } else if (name == "aten::nll_loss_forward") {  // a single target, for an input without a batch
     IValue& target = torch::jit::peek(stack, 1, count);
     const Tensor tensor = target.toTensor();
     if (topOf(stack, count)[0].toTensor().dim() == 1 && tensor.dim() == 1 && tensor.size(0) == 1) {
@@ -107,17 +107,17 @@ void putAcceptedArguments(const OperatorHandle& op, Stack& stack) {
   }
 }
 
-// The Meta kernels of these are PyTorch's Python references, which lose the order of strides; eagerly, a TensorIterator
-// over the first two arguments decides it.
-const OperatorSet isLaidOutByIterator{"have strides by a TensorIterator over their first two arguments",
+// The Meta kernels of these are PyTorch's Python references, which lose the order of strides. Eagerly, a TensorIterator
+// over the first two arguments determines it.
+const OperatorSet isLaidOutByIterator{"derive strides from a TensorIterator over their first two arguments",
                                       {"aten::copysign.Tensor", "aten::div.Tensor_mode", "aten::floor_divide",
                                        "aten::xlogy.Tensor", "aten::special_xlog1py", "aten::native_dropout_backward"},
                                       Overloads::kNamed};
 
-// These make a contiguous result (`normal_impl()`, DistributionTemplates.h; `_s_poisson_cpu`, Distributions.cpp), but
-// their Meta kernels make one with the strides of the argument.
+// These return a contiguous result (`normal_impl()`, DistributionTemplates.h; `_s_poisson_cpu`, Distributions.cpp), but
+// their Meta kernels return one with the strides of the argument.
 const OperatorSet isLaidOutContiguously{
-    "make a contiguous result",
+    "return a contiguous result",
     {"aten::normal.Tensor_float", "aten::normal.float_Tensor", "aten::normal.Tensor_Tensor", "aten::poisson"},
     Overloads::kNamed};
 
@@ -140,10 +140,10 @@ void callLaidOutContiguously(const OperatorHandle& op, Stack& stack) {
   stack.back() = at::empty(result.sizes(), result.options());
 }
 
-// These fill an `out` that has as many elements as they make, whatever its shape (RangeFactories.cpp). Their Meta
-// kernels resize it to one dimension.
+// These fill an `out` of any shape that has the right number of elements (RangeFactories.cpp). Their Meta kernels
+// resize it to one dimension.
 const OperatorSet makesRange{
-    "fill an `out` of as many elements as they make, whatever its shape",
+    "fill an `out` of any shape with the right number of elements",
     {"aten::arange", "aten::range", "aten::linspace", "aten::logspace", "aten::fft_fftfreq", "aten::fft_rfftfreq"}};
 
 bool fillsRangeIntoOut(const OperatorHandle& op) {
@@ -180,8 +180,8 @@ void callMetaKernel(const OperatorHandle& op, Stack& stack) {
   }
 }
 
-// Returns true if the operator has a Meta kernel of its own. PyTorch's fallback for the meta device
-// (MetaFallbackKernel.cpp) would be found for every operator.
+// Returns true if the operator has its own Meta kernel. PyTorch's fallback for the meta device (MetaFallbackKernel.cpp)
+// would be found for every operator.
 bool hasMetaKernel(const OperatorHandle& op) {
   constexpr std::array kKeys{DispatchKey::Meta, DispatchKey::CompositeImplicitAutograd,
                              DispatchKey::CompositeExplicitAutograd,

@@ -26,7 +26,7 @@ Tensor tensorOr(const IValue& value, const Tensor& other) {
   return tensor.defined() ? tensor : other;
 }
 
-// One for each channel, in the dtype that the kernels of `like` accumulate in.
+// Returns a tensor with one element per channel, in the dtype in which the kernels of `like` accumulate.
 Tensor forEachChannel(int64_t channels, const Tensor& like) {
   return at::empty({channels}, like.options().dtype(at::toAccumulateType(like.scalar_type(), c10::DeviceType::CUDA)));
 }
@@ -37,7 +37,7 @@ Results stats(ArrayRef<IValue> arguments) {
   return {forEachChannel(input.size(1), input), forEachChannel(input.size(1), input)};
 }
 
-// (input, mean, invstd, ...) -> (mean, invstd), of a row of `mean` for each process
+// (input, mean, invstd, ...) -> (mean, invstd). The argument `mean` has one row per process.
 Results gatherStats(ArrayRef<IValue> arguments) {
   const Tensor& mean = arguments[1].toTensor();
   return {forEachChannel(mean.size(1), mean), forEachChannel(mean.size(1), mean)};
@@ -65,7 +65,7 @@ Results reduceBackward(ArrayRef<IValue> arguments) {
           like(arguments[7].toBool(), weight)};
 }
 
-// (input_gates, hidden_gates, hx, ...) -> (hy, workspace), which keeps five values of each hidden unit (RNN.cu)
+// (input_gates, hidden_gates, hx, ...) -> (hy, workspace). The workspace has five values per hidden unit (RNN.cu).
 Results gruCell(ArrayRef<IValue> arguments) {
   const Tensor& hx = arguments[2].toTensor();
   return {at::empty_like(hx, c10::MemoryFormat::Contiguous), at::empty({hx.size(0), hx.size(1) * 5}, hx.options())};
@@ -112,7 +112,7 @@ Results no(ArrayRef<IValue> /*arguments*/) {
 
 using OwnKernel = Results (*)(ArrayRef<IValue> arguments);
 
-const OperatorTable<OwnKernel> ownKernelOf{"have kernels for CUDA only",
+const OperatorTable<OwnKernel> ownKernelOf{"only have CUDA kernels",
                                            {{stats, {"aten::batch_norm_stats"}},
                                             {gatherStats, {"aten::batch_norm_gather_stats_with_counts"}},
                                             {likeFirst, {"aten::batch_norm_elemt"}},

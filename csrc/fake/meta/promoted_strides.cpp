@@ -38,7 +38,7 @@ c10::ScalarType commonDtype(const std::vector<Tensor>& tensors) {
   return at::native::result_type(state);
 }
 
-// As the copies of TensorIteratorBase::compute_types().
+// Like the copies of TensorIteratorBase::compute_types().
 std::vector<Tensor> converted(std::vector<Tensor> tensors, c10::ScalarType dtype) {
   for (Tensor& tensor : tensors) {
     if (tensor.scalar_type() != dtype) {
@@ -48,7 +48,7 @@ std::vector<Tensor> converted(std::vector<Tensor> tensors, c10::ScalarType dtype
   return tensors;
 }
 
-// The tensors among the arguments, on the meta device; none if copies of them could not decide anything.
+// Returns the tensors among the arguments on the meta device, or nothing if copies of them could not change the order.
 std::vector<Tensor> thoseThatDecide(c10::ArrayRef<c10::IValue> arguments) {
   std::vector<Tensor> tensors;
   forEachTensor(arguments, [&tensors](const Tensor& tensor) { tensors.push_back(tensor); });
@@ -87,7 +87,7 @@ void giveStridesOfCuda(c10::ArrayRef<c10::IValue> arguments, torch::jit::Stack& 
     return;
   }
   const Tensor of_copies = resultOfIterator(converted(tensors, commonDtype(tensors)), result.scalar_type());
-  // Some Meta kernels are formulas of several steps, and have made the result in another way.
+  // Some Meta kernels are formulas of several steps and computed the result differently.
   if (of_copies.sizes() == result.sizes() && of_copies.strides() == result.strides()) {
     results.front() = resultOfIterator(tensors, result.scalar_type());
   }

@@ -93,7 +93,7 @@ bool isSame(const IValue& a, const IValue& b) {
                     [](const Tensor& tensor, const Tensor& other) { return tensor.is_same(other); });
 }
 
-// Returns true if a tensor that was written has changed as its stand-in has.
+// Returns true if a written tensor has changed in the same way as its stand-in.
 bool hasChangedAlike(const IValue& meta, const IValue& real) {
   return meta.isTensor() == real.isTensor() &&
          (!meta.isTensor() ||
@@ -127,7 +127,7 @@ c10::DimVector stridesLike(const Tensor& real, const Tensor& meta) {
 bool agrees(const RealResults& real, const OperatorHandle& op, c10::ArrayRef<IValue> results) {
   const std::size_t num_returns = op.schema().returns().size();
   if (real.values.size() != results.size()) {
-    return true;  // nothing is known
+    return true;  // the trial has no results
   }
   const auto returned = results.slice(0, num_returns);
   const auto written = results.slice(num_returns);

@@ -51,23 +51,24 @@ using torch::jit::Stack;
 
 namespace {
 
-// The most elements that arguments and results together may have in a trial:
-constexpr double kCheap = 32768;          // for a call that will most probably pass
-constexpr double kModest = 4194304;       // for a call that has no smaller one
-constexpr double kAffordable = 33554432;  // for a call that will most probably be refused
+// The maximum number of elements that arguments and results together may have in a trial:
+constexpr double kCheap = 32768;          // for a call that will most likely pass
+constexpr double kModest = 4194304;       // for a call that has no smaller version
+constexpr double kAffordable = 33554432;  // for a call that will most likely be refused
 
-// The largest result that such a trial allocates. The kernel has accepted the call by then.
+// The largest result that a trial of a probably refused call allocates. If the kernel gets there, it has accepted the
+// call.
 constexpr std::size_t kMostBytes = std::size_t{1} << 28U;
 
-// The kernels of these expect values that no fill provides: lengths that add up to a size; enough pivots; zero points
-// between two numbers that are arguments; diagonals that differ.
+// The kernels of these operators expect values that no fill provides: lengths that add up to a size; enough pivots;
+// zero points between two arguments; different diagonals.
 const OperatorSet expectsValues{"expect values that no fill provides",
                                 {"aten::segment_reduce", "aten::lu_unpack", "aten::fake_quantize_per_channel_affine",
                                  "aten::fake_quantize_per_channel_affine_cachemask", "aten::_spdiags"}};
 
-// The kernels of these require strides that are a multiple of some number of bytes, which divided sizes do not have.
+// The kernels of these operators require strides that are a multiple of some number of bytes, unlike divided sizes.
 const OperatorSet checksAlignment{
-    "require strides that are a multiple of some number of bytes, which divided sizes do not have",
+    "require strides that are a multiple of some number of bytes, unlike divided sizes",
     {"aten::_grouped_mm", "aten::_scaled_grouped_mm", "aten::_scaled_mm", "aten::_scaled_mm_v2"}};
 
 bool isReplaceable(const Tensor& tensor) {
@@ -88,12 +89,12 @@ bool canStandIn(const IValue& value) {
   return can;
 }
 
-// Returns true for the operator that opens a file, and creates it if there is none.
+// Returns true for the operator that opens a file, and creates it if it does not exist.
 bool hasEffects(const OperatorHandle& op) {
   return op.schema().name() == "aten::from_file";
 }
 
-// Returns true for operators that make tensors from nothing. They may be asked for sizes for which there is no memory.
+// Returns true for operators that make tensors without tensor arguments. The requested size may exceed memory.
 bool makesTensorsOfNothing(const OperatorHandle& op) {
   const auto& arguments = op.schema().arguments();
   return takesTensorOptions(op.schema()) || op.hasKernelForDispatchKey(DispatchKey::BackendSelect) ||
@@ -128,12 +129,12 @@ bool canBeTriedOut(const OperatorHandle& op, ArrayRef<IValue> arguments) {
          std::all_of(arguments.begin(), arguments.end(), canStandIn) && !mixesDevices(arguments);
 }
 
-// What a kernel has raised.
+// An error raised by a kernel.
 struct Refusal {
   std::exception_ptr error;
   std::string message;
 
-  // Returns the message with the backtrace. Looking up the names of functions for it takes milliseconds.
+  // Returns the message with the backtrace. Looking up function names for it takes milliseconds.
   std::string messageAndOrigin() const {
     try {
       std::rethrow_exception(error);
@@ -143,7 +144,7 @@ struct Refusal {
   }
 };
 
-// The outcome of a trial: a refusal; or results; or, if it shows neither, nothing.
+// The outcome of a trial: a refusal, results, or, if the trial is inconclusive, neither.
 struct Outcome {
   std::optional<Refusal> refusal;
   Stack results;
@@ -183,8 +184,8 @@ bool passesWithOtherDtypes(const OperatorHandle& op, ArrayRef<IValue> arguments,
          passes(op, arguments, {Fill::kIdentity, Dtypes::kFloat, scale});
 }
 
-// Returns the refusal that does not depend on values, or results. If the errors for different fills differ, some are
-// about values; but the first one is not if the call passes with other dtypes.
+// Returns results, or a refusal that does not depend on values. If the errors for different fills differ, some of them
+// depend on values. The first one does not if the call passes with other dtypes.
 Outcome outcomeOf(const OperatorHandle& op, ArrayRef<IValue> arguments, Likeness likeness) {
   std::optional<Refusal> first;
   bool is_same = true;
@@ -203,8 +204,8 @@ Outcome outcomeOf(const OperatorHandle& op, ArrayRef<IValue> arguments, Likeness
   return is_same || passesWithOtherDtypes(op, arguments, likeness.scale) ? Outcome{std::move(first), {}} : Outcome{};
 }
 
-// Where checks are that CPU kernels share with CUDA kernels: those of structured kernels, of elementwise ones, of typed
-// access to data, of random fills, and of `dot`. The text of an error says where it was raised.
+// The locations of checks that CPU and CUDA kernels share: those of structured kernels, of elementwise kernels, of
+// typed access to data, of random fills, and of `dot`. An error's text contains the location.
 constexpr std::array<std::string_view, 8> kSharedChecks{"raised from meta at", "raised from dot_check at",
                                                         "/ATen/ExpandUtils.",  "/TensorIterator.cpp",
                                                         "/TensorMethods.cpp",  "/WrapDim",
@@ -216,9 +217,9 @@ bool isShared(const Refusal& refusal) {
                      [&text](std::string_view origin) { return text.find(origin) != std::string::npos; });
 }
 
-// Checks that CUDA kernels make for themselves, maybe with another message.
+// Separate checks of CUDA kernels, possibly with a different message.
 struct OwnCheck {
-  std::string_view name;  // of the operator, or nothing for all
+  std::string_view name;  // of the operator, or empty for all operators
   std::string_view begin_on_cpu;
   std::string_view begin_on_cuda;
 };
@@ -234,8 +235,8 @@ constexpr std::array<OwnCheck, 4> kOwnChecks{{
     {"aten::cat", kOverlaps, kOverlaps},
 }};
 
-// Raises what CUDA would raise for a call that the CPU refuses. Returns if the check is not one that they share: the
-// CUDA kernel may accept the call, for example because of its dtype.
+// Raises CUDA's error for a call that the CPU refuses. Returns if CUDA does not share the check: the CUDA kernel may
+// accept the call, for example because of its dtype.
 void raiseForCuda(const OperatorHandle& op, ArrayRef<IValue> arguments, const Refusal& refusal) {
   if (isConvolution(op)) {
     // `check_input_same_type_as_parameters()` (Convolution.cpp)
@@ -252,7 +253,7 @@ void raiseForCuda(const OperatorHandle& op, ArrayRef<IValue> arguments, const Re
                   parameter.scalar_type());
     });
   }
-  // For which dtypes CUDA has code is another question: NOTE [Dtypes that CUDA kernels refuse].
+  // The dtypes of CUDA kernels are checked separately: NOTE [Dtypes that CUDA kernels refuse].
   const bool lacks_code = refusal.message.find("\" not implemented for '") != std::string::npos;
   if (!lacks_code && isShared(refusal)) {
     std::rethrow_exception(refusal.error);
@@ -265,7 +266,7 @@ void raiseForCuda(const OperatorHandle& op, ArrayRef<IValue> arguments, const Re
   }
 }
 
-// Raises the refusal if there is one. Otherwise returns the results, if there are any.
+// Raises the refusal, if any. Otherwise returns the results, if any.
 Stack raiseOrReturn(const OperatorHandle& op, ArrayRef<IValue> arguments, Outcome outcome) {
   if (outcome.refusal && isOnCuda(arguments)) {
     raiseForCuda(op, arguments, *outcome.refusal);
@@ -275,7 +276,7 @@ Stack raiseOrReturn(const OperatorHandle& op, ArrayRef<IValue> arguments, Outcom
   return std::move(outcome.results);
 }
 
-// The scaled calls that have passed, for all threads. Many calls of different sizes become the same when scaled.
+// The scaled calls that have passed, for all threads. Many calls of different sizes become equal when scaled.
 class Passed {
  public:
   bool has(std::size_t hash) {
@@ -301,7 +302,7 @@ Passed& passed() {
   return *passed;
 }
 
-// Returns a scale that makes the call cheap, or as cheap as it gets.
+// Returns a scale that makes the call cheap, or as cheap as possible.
 SizeScale scaleFor(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
   const std::vector<int64_t> numbers = numbersOf(op, arguments, results);
   const auto is_cheap = [&](const SizeScale& scale) {
@@ -322,12 +323,12 @@ SizeScale scaleFor(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRe
   return SizeScale::compressing(numbers, SizeScale::kLeastKept);
 }
 
-// This function and the next ones raise the refusal, or return the results of the trial, if there are any.
+// This function and the following ones raise the refusal, or return the results of the trial, if any.
 RealResults tryOutAsItIs(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   return {raiseOrReturn(op, arguments, outcomeOf(op, arguments, {})), /*has_sizes=*/true};
 }
 
-// Returns the arguments with all sizes and numbers cut to 1.
+// Returns the arguments with all sizes and numbers set to 1.
 Stack withOnes(ArrayRef<IValue> arguments) {
   Stack small = arguments.vec();
   for (IValue& value : small) {
@@ -338,7 +339,7 @@ Stack withOnes(ArrayRef<IValue> arguments) {
   return small;
 }
 
-// Returns the arguments of a convolution with all sizes and groups cut to 1, and without padding.
+// Returns the arguments of a convolution with all sizes and groups set to 1, and without padding.
 Stack withSmallConvolution(ArrayRef<IValue> arguments) {
   constexpr std::size_t kPadding = 4;
   Stack small = withOnes(arguments);
@@ -346,7 +347,7 @@ Stack withSmallConvolution(ArrayRef<IValue> arguments) {
   return small;
 }
 
-// Tries out normalization by groups on one group of one element, which shows the dtypes.
+// Tries out group normalization on one group of one element, which reveals errors about dtypes.
 RealResults tryOutOneGroup(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   constexpr std::array<std::string_view, 2> kNormalizes{"aten::native_group_norm", "aten::native_group_norm_backward"};
   return isAmong(kNormalizes, op.schema().name())
@@ -363,8 +364,8 @@ bool haveOneDtype(ArrayRef<IValue> arguments) {
 }
 
 // A convolution with smaller sizes is often invalid, because its sizes depend on each other and on number arguments.
-// Which dtypes may be mixed, and which `output_padding` a stride allows, does not depend on them. Which library is
-// chosen does, and whether it has a kernel for the dtype.
+// They do not affect which dtypes may be mixed, and which `output_padding` a stride allows. They do affect the choice
+// of a library, and so whether it has a kernel for the dtype.
 RealResults tryOutSmallConvolution(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   if (hasTensor(arguments, [](const Tensor& tensor) { return tensor.numel() == 0; })) {
     return {};
@@ -377,7 +378,7 @@ RealResults tryOutSmallConvolution(const OperatorHandle& op, ArrayRef<IValue> ar
   return {raiseOrReturn(op, arguments, std::move(outcome))};
 }
 
-// `results` are empty if a call that needs values has none.
+// `results` are empty for a call without results because it needs values.
 RealResults tryOutScaled(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results, double size) {
   if (checksAlignment(op)) {
     return {};
@@ -423,8 +424,8 @@ std::optional<std::size_t> requestedSize(const OperatorHandle& op, ArrayRef<IVal
   return is_list ? std::optional{static_cast<std::size_t>(position)} : std::nullopt;
 }
 
-// Returns the arguments of a factory with every size cut to at most 1, if it has an argument `size`. Errors in the
-// other arguments remain.
+// Returns the arguments of a factory with every size limited to 1, if it has an argument `size`. Errors in the other
+// arguments remain.
 std::optional<Stack> withSmallSize(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   const auto position = requestedSize(op, arguments);
   if (!position) {
@@ -437,7 +438,7 @@ std::optional<Stack> withSmallSize(const OperatorHandle& op, ArrayRef<IValue> ar
   return small;
 }
 
-// Returns the number of elements that the argument `size` asks for, or 0 if there is no such argument.
+// Returns the number of elements that the argument `size` requests, or 0 if there is no such argument.
 double countRequested(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   const auto position = requestedSize(op, arguments);
   if (!position) {
@@ -456,8 +457,8 @@ RealResults tryOutFactory(const OperatorHandle& op, ArrayRef<IValue> arguments, 
   return small ? RealResults{raiseOrReturn(op, *small, outcomeOf(op, *small, {}))} : RealResults{};
 }
 
-// Returns the arguments of a recurrent layer with all sizes cut to 1, but for the gates. oneDNN refuses dtypes whatever
-// the sizes are, and a layer takes long: each step multiplies all weights.
+// Returns the arguments of a recurrent layer with all sizes except for the gates set to 1. oneDNN refuses dtypes
+// regardless of the sizes, and a layer is slow: each step multiplies all weights.
 std::optional<Stack> withSmallLayer(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   constexpr std::size_t kFirstWeight = 1;
   constexpr std::size_t kLastWeight = 4;
@@ -503,7 +504,7 @@ RealResults tryOutAffordably(const OperatorHandle& op,
   return size <= kCheap ? tryOutAsItIs(op, arguments) : tryOutScaled(op, arguments, results, size);
 }
 
-// The state of the thread in which kernels are tried out.
+// The thread state during trials.
 class Trial {
  public:
   Trial() = default;
@@ -512,7 +513,7 @@ class Trial {
     warnings_.take();
   }
 
-  // Returns what the kernels have warned of, each message once: a call may be tried out several times.
+  // Returns the kernels' distinct warnings: a call may be tried out several times.
   std::vector<c10::Warning> takeWarnings() {
     std::vector<c10::Warning> different;
     for (c10::Warning& warning : warnings_.take()) {
@@ -530,8 +531,8 @@ class Trial {
   HeldWarnings warnings_;
 };
 
-// Returns the largest integer among the arguments. It may be a size for which there is no memory, as `minlength` of
-// `bincount()` is.
+// Returns the largest integer among the arguments. It may be a size that exceeds memory, such as `minlength` of
+// `bincount()`.
 double largestNumber(ArrayRef<IValue> arguments) {
   double largest = 0;
   for (const IValue& value : arguments) {
@@ -542,8 +543,8 @@ double largestNumber(ArrayRef<IValue> arguments) {
   return largest;
 }
 
-// Returns what real tensors on the CPU return, or nothing if this cannot be told, or takes more than `max_elements`.
-// Raises the refusal.
+// Returns the results of real tensors on the CPU, or nothing if a trial is impossible or needs more than
+// `max_elements`. Raises the refusal.
 RealResults resultsOfReal(const OperatorHandle& op, ArrayRef<IValue> arguments, double max_elements) {
   const double size = std::max({countElements(arguments, {}), countRequested(op, arguments), largestNumber(arguments)});
   if (!canBeTriedOut(op, arguments) || size > max_elements) {
@@ -554,8 +555,7 @@ RealResults resultsOfReal(const OperatorHandle& op, ArrayRef<IValue> arguments, 
   return {std::move(values), /*has_sizes=*/true, trial.takeWarnings()};
 }
 
-// Raises what the dispatcher raises for an operator of PyTorch's that has a Meta kernel, but none for the CPU:
-// `mm.dtype`.
+// Raises the dispatcher's error for an ATen operator that has a Meta kernel but no CPU kernel: `mm.dtype`.
 void refuseWithoutCpuKernel(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   const bool is_on_cpu =
       hasTensor(arguments, [](const Tensor& tensor) { return tensor.is_cpu(); }) &&
@@ -574,7 +574,7 @@ RealResults refuseAsReal(const OperatorHandle& op, ArrayRef<IValue> arguments, A
     const Trial trial;
     checkShapesOfConvolution(arguments);
   }
-  // Views are made by the same kernels on all devices, including the meta device.
+  // The same kernels make views on all devices, including the meta device.
   if (!canBeTriedOut(op, arguments) || onlyMakesViews(op)) {
     return {};
   }

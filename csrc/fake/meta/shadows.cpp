@@ -43,7 +43,7 @@ Tensor Shadows::of(const Tensor& tensor) {
   if (const Tensor* known = tensors_.shadowOf(tensor.unsafeGetTensorImpl())) {
     return *known;
   }
-  // Meta kernels written in Python receive a wrapped number as a Python number; for that it must be on the CPU
+  // Meta kernels written in Python receive a wrapped number as a Python number, which requires it to be on the CPU
   // (`toPyObject()` in pybind_utils.cpp).
   if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
     return realNumber(tensor);

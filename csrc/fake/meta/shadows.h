@@ -10,27 +10,27 @@
 
 namespace torchext {
 
-// Returns a real tensor with the value of `number`, a wrapped number. A fake one is a zero: the tangent of a number in
-// forward AD (`2 * dual`).
+// Returns a real tensor with the value of the wrapped number `number`. A fake one is zero: it is the tangent of a
+// number in forward AD (`2 * dual`).
 at::Tensor realNumber(const at::Tensor& number);
 
-// The storages and tensors of one call, each with its shadow on the meta device. Shadows live as long as the call.
+// Maps the storages and tensors of one call to their shadows on the meta device. Shadows live as long as the call.
 class Shadows {
  public:
-  // Returns the shadow of `tensor`, the same one for each call. A real tensor has one, too: only its metadata matter.
-  // For a tensor of another layout, returns a strided stand-in, of which `originalOf()` knows nothing.
+  // Returns the shadow of `tensor`, always the same one. A real tensor also has a shadow: only its metadata matter. For
+  // a tensor of another layout, returns a strided stand-in, which `originalOf()` does not find.
   at::Tensor of(const at::Tensor& tensor);
 
-  // Returns the storage that stands for `storage` on the meta device.
+  // Returns the shadow of `storage` on the meta device.
   c10::Storage of(const c10::Storage& storage);
 
-  // Returns the tensor whose shadow `meta` is, or an undefined tensor.
+  // Returns the tensor whose shadow is `meta`, or an undefined tensor.
   at::Tensor originalOf(const c10::TensorImpl& meta) const;
 
   // Returns a tensor argument on `storage`, or null.
   const at::Tensor* findTensorOn(const c10::Storage& storage) const;
 
-  // Returns the storage whose shadow `meta` is, or a new fake storage on `device` if there is none yet.
+  // Returns the storage whose shadow is `meta`, or creates a fake storage on `device` for `meta`.
   c10::Storage originalOf(const c10::Storage& meta, c10::Device device);
 
  private:

@@ -6,13 +6,13 @@ namespace torchext {
 
 namespace {
 
-// Numbers up to this one are kept where the others are divided, unless they can be divided.
+// Numbers up to this one stay unchanged where other numbers are divided, unless they can be divided.
 constexpr int64_t kSmallSize = 64;
 
-// Numbers are replaced by this one or larger ones, which leaves room for kernels of the usual sizes.
+// Images are at least this large, which leaves room for kernels of the usual sizes.
 constexpr int64_t kLeastImage = 17;
 
-// Numbers that differ by this or less keep their difference, and others differ by more.
+// Numbers that differ by at most this keep their difference. The images of others differ by more.
 constexpr int64_t kNear = 8;
 
 constexpr int64_t kMostTried = 4096;
@@ -23,7 +23,7 @@ bool isMultiple(int64_t number, int64_t factor) {
 
 }  // namespace
 
-// Checks a number that is larger than all that have an image.
+// Requires a number that is larger than all numbers that have an image.
 bool SizeScale::keepsRelations(int64_t number, int64_t image) const {
   return (images_.empty() || image > images_.back().second) && isMultiple(number, 2) == isMultiple(image, 2) &&
          std::all_of(images_.begin(), images_.end(), [&](const auto& smaller) {
@@ -36,7 +36,7 @@ bool SizeScale::keepsRelations(int64_t number, int64_t image) const {
          });
 }
 
-// Returns `number` itself if no smaller one is found that has its relations.
+// Returns `number` itself if no smaller number has the same relations.
 int64_t SizeScale::smallestLike(int64_t number, int64_t least) const {
   const int64_t first = images_.empty() ? least : std::max(least, images_.back().second + 1);
   const int64_t end = std::min(number, first + kMostTried);

@@ -31,8 +31,7 @@ using torch::jit::Stack;
 
 namespace {
 
-// The stand-ins of tensors on a storage larger than this do not share a storage: each gets one that is just large
-// enough.
+// The stand-ins of tensors on a larger storage do not share a storage. Each gets one that is just large enough.
 constexpr std::size_t kSmallStorage = std::size_t{1} << 16U;
 
 ScalarType dtypeOf(ScalarType dtype, Dtypes dtypes) {
@@ -60,7 +59,7 @@ struct One {
       AT_FORALL_SCALAR_TYPES_WITH_COMPLEX(TORCHEXT_SET_ONE)
 #undef TORCHEXT_SET_ONE
       default:
-        break;  // nothing computes with these dtypes: stays 0
+        break;  // unused in computations: stays 0
     }
   }
 
@@ -118,8 +117,8 @@ void fill(const Tensor& tensor, Fill fill) {
   }
 }
 
-// Returns strides for smaller sizes that compare as those of `tensor` do: equal ones stay equal (the order of their
-// dimensions is then decided by the sizes), gaps and overlaps stay, and expanded dimensions stay expanded.
+// Returns strides for smaller sizes that compare like those of `tensor`. Equal ones stay equal (the sizes then
+// determine the order of their dimensions), gaps and overlaps stay, and expanded dimensions stay expanded.
 c10::DimVector stridesLike(const Tensor& tensor, c10::IntArrayRef smaller) {
   const c10::IntArrayRef sizes = tensor.sizes();
   const c10::IntArrayRef strides = tensor.strides();
@@ -127,8 +126,8 @@ c10::DimVector stridesLike(const Tensor& tensor, c10::IntArrayRef smaller) {
   std::iota(order.rbegin(), order.rend(), 0);
   std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return strides[a] < strides[b]; });
   c10::DimVector result(sizes.size(), 0);
-  int64_t last = 0;   // the stride of the dimensions before
-  int64_t dense = 1;  // the stride after these if there is neither a gap nor an overlap
+  int64_t last = 0;   // the stride of the previous dimensions
+  int64_t dense = 1;  // the next stride if there is neither a gap nor an overlap
   int64_t smaller_last = 0;
   int64_t smaller_dense = 1;
   for (const std::size_t dim : order) {
@@ -150,8 +149,8 @@ bool isPivots(const c10::Argument& argument) {
   return argument.name().find("pivots") != std::string::npos;
 }
 
-// Returns true for an argument of type `SymInt`, as sizes are declared, or `int[]`, as those of pooling kernels are.
-// Others are dimensions, dtypes or bounds of values.
+// Returns true for an argument of type `SymInt`, like declared sizes, or `int[]`, like the sizes of pooling kernels.
+// Other integers are dimensions, dtypes or bounds of values.
 bool mayBeSize(const c10::Argument& argument) {
   const auto optional = argument.real_type()->cast<c10::OptionalType>();
   const auto& type = optional ? optional->getElementType() : argument.real_type();
@@ -207,8 +206,8 @@ Tensor StandIns::of(const Tensor& tensor, Fill fill_with) {
   return stand_ins_[number];
 }
 
-// Kernels may do nothing where an argument shows what another one shows, as `copy_` does, although writing to it would
-// be refused. Returns the number of an earlier argument, or how many there are.
+// Returns the number of an earlier argument with the same data, or the number of arguments so far. With distinct
+// stand-ins, kernels could refuse calls that do nothing, such as `copy_` of a tensor to itself.
 std::size_t StandIns::findSameData(const Tensor& tensor) const {
   const auto same = std::find_if(originals_.begin(), originals_.end(), [&tensor](const Tensor& other) {
     return isSameStorage(tensor.storage(), other.storage()) && tensor.storage_offset() == other.storage_offset() &&
@@ -262,7 +261,7 @@ IValue StandIns::of(const IValue& value, const c10::Argument& argument) {
     return value.isNone() || value.toGenerator().device().is_cpu() ? IValue{at::detail::createCPUGenerator()} : value;
   }
   if (value.isBool() && argument.name() == "pin_memory") {
-    // Without an accelerator, the kernel has to refuse to pin. A fake accelerator has no allocator that could.
+    // Without an accelerator, the kernel must refuse to pin. A fake accelerator has no allocator for pinned memory.
     return value.toBool() && fakeCudaDeviceCount() == 0;
   }
   if (mayBeSize(argument) && value.isInt()) {
@@ -277,8 +276,8 @@ IValue StandIns::of(const IValue& value, const c10::Argument& argument) {
   return mapTensors(value, [&](const Tensor& tensor) { return of(tensor, fillFor(tensor, argument)); });
 }
 
-// How many elements lie between the first and the last one of `tensor`, these included: a column of a matrix needs the
-// memory of nearly all of it.
+// Returns the number of elements from the first to the last one of `tensor`, inclusive: a column of a matrix needs
+// nearly all of its memory.
 double extentOf(const Tensor& tensor) {
   double extent = 1;
   for (const auto i : c10::irange(tensor.dim())) {

@@ -11,7 +11,7 @@
 
 namespace torchext {
 
-// The values of stand-ins. An error that is raised for all of them does not depend on values.
+// The values of stand-ins. An error that occurs with all of them does not depend on values.
 enum class Fill : std::uint8_t {
   kIdentity,  // floating point and complex: 1 on the diagonal of the last two dimensions, and 0 elsewhere; 1 everywhere
               // if there is only one; others: 0, which is an index in range, and a mask that selects nothing
@@ -19,7 +19,7 @@ enum class Fill : std::uint8_t {
   kZeros,
 };
 
-// What to do with dtypes.
+// The treatment of dtypes.
 enum class Dtypes : std::uint8_t {
   kKept,
   kCommon,  // floating point and complex: float32; integers: int64; booleans are kept
@@ -32,22 +32,21 @@ struct Likeness {
   SizeScale scale;
 };
 
-// Returns the arguments of a call of `op`, with stand-ins in place of tensors: real tensors on the CPU with the same
-// dimensions, dtypes, strides and shared storages, as far as `likeness` says: with smaller sizes they share no storage,
-// unless they show the same data. CPU generators, and those that are None, are replaced by private ones. Wrapped
-// numbers keep their values.
+// Returns the arguments of a call of `op`, with stand-ins in place of tensors: real CPU tensors with the same
+// dimensions, dtypes, strides and shared storages, modified by `likeness`. With smaller sizes they share no storage,
+// unless they have the same data. CPU generators, including None, are replaced by private ones. Wrapped numbers keep
+// their values.
 torch::jit::Stack standInsOf(const c10::OperatorHandle& op,
                              c10::ArrayRef<c10::IValue> arguments,
                              const Likeness& likeness);
 
-// Returns the numbers of a call that its smaller stand-ins may replace, in ascending order and each once: the sizes of
-// its arguments and results, and the arguments that may be sizes.
+// Returns the distinct numbers of a call that smaller stand-ins may replace, in ascending order: the sizes of its
+// arguments and results, and the arguments that may be sizes.
 std::vector<int64_t> numbersOf(const c10::OperatorHandle& op,
                                c10::ArrayRef<c10::IValue> arguments,
                                c10::ArrayRef<c10::IValue> results);
 
-// Returns how many elements the memory of the stand-ins of `values` has together, as precisely as a `double` can hold
-// it.
+// Returns the total number of elements in the memory of the stand-ins of `values`, as precisely as a `double` allows.
 double countElements(c10::ArrayRef<c10::IValue> values, const SizeScale& scale);
 
 }  // namespace torchext

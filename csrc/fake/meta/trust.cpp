@@ -19,8 +19,8 @@ bool areOnCpu(c10::ArrayRef<c10::IValue> arguments) {
   return !hasTensor(arguments, [](const Tensor& tensor) { return tensor.is_cuda(); });
 }
 
-// (grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, is_training, ...). What the forward has
-// saved is read in training only, and empty otherwise.
+// (grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, is_training, ...). The values that the
+// forward operator saved are read only in training, and are empty otherwise.
 bool haveStatistics(c10::ArrayRef<c10::IValue> arguments) {
   constexpr std::size_t kFirst = 2;
   constexpr std::size_t kSaved = 5;
@@ -34,7 +34,7 @@ bool haveStatistics(c10::ArrayRef<c10::IValue> arguments) {
 }  // namespace
 
 const OperatorTable<Trust> trustOf{
-    "have kernels that trust what an earlier call has computed",
+    "have kernels that trust results of an earlier call",
     {
         {Trust::kBuffers,
          {"aten::mkldnn_rnn_layer_backward",

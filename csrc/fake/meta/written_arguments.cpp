@@ -21,7 +21,7 @@ using torch::jit::Stack;
 
 namespace {
 
-// What becomes of the sizes, strides and storage of a tensor. Its storage offset stays.
+// Changes the sizes, strides and storage size of a tensor. Its storage offset stays.
 void resize(const Tensor& fake, c10::IntArrayRef sizes, c10::IntArrayRef strides, std::size_t nbytes) {
   const c10::TensorImpl& impl = *fake.unsafeGetTensorImpl();
   const c10::DispatchKeySet keys{c10::computeDispatchKey(fake.scalar_type(), c10::kStrided, c10::kMeta)};
@@ -42,7 +42,7 @@ bool mayChangeShape(const OperatorHandle& op) {
 }
 
 void resizeByMeta(const OperatorHandle& op, const Tensor& fake, const Tensor& shadow) {
-  // The words of a TensorIterator (`TensorIteratorBase::mark_resize_outputs()`), which most of these operators have.
+  // The message of a TensorIterator (`TensorIteratorBase::mark_resize_outputs()`), which most of these operators use.
   TORCH_CHECK(fake.sizes() == shadow.sizes() || mayChangeShape(op), "output with shape ", fake.sizes(),
               " doesn't match the broadcast shape ", shadow.sizes());
   FakeTensorImpl::resizeLike(*fake.unsafeGetTensorImpl(), *shadow.unsafeGetTensorImpl(), shadow.storage().nbytes());
@@ -85,8 +85,8 @@ void resizeWritten(
   } else {
     TORCHEXT_THROW(UnsupportedOperatorError,
                    c10::str("`", op.operator_name(), "` resizes an argument of shape ", fake.sizes(),
-                            ", and the call is too large to find out to which shape. Give it an argument of the "
-                            "shape that it has after the call, or make the call on real tensors."));
+                            ", but the call is too large to determine the new shape. Pass an argument that already has "
+                            "the new shape, or make the call on real tensors."));
   }
 }
 

@@ -2,18 +2,19 @@
 
 // NOTE [Arguments that change their shape]
 //
-// Meta kernels do not always resize the arguments that a call writes as real kernels do:
+// Meta kernels do not always resize written arguments as real kernels do:
 //
-//   * Those that are Python functions resize an `out` contiguously, where a TensorIterator gives it the order of
-//     strides of its input, and where LAPACK needs columns.
-//   * Those of in-place operators are made of functions with an `out`, and resize their argument: `a &= b` grows `a`.
-//   * Some kernels resize arguments that their Meta kernels leave alone: `_fused_moving_avg_obs_fq_helper` gives its
-//     scales one element for each channel.
+//   * Python functions resize an `out` contiguously, whereas a TensorIterator gives it the order of its input's
+//     strides, and LAPACK needs columns.
+//   * Meta kernels of in-place operators are made of functions with an `out`, and resize their argument: `a &= b` grows
+//     `a`.
+//   * Some kernels resize arguments that their Meta kernels leave unchanged: `_fused_moving_avg_obs_fq_helper` gives
+//     its scales one element for each channel.
 //   * Some kernels resize an argument twice, which leaves a larger storage (`mse_loss` with an `out`).
 //
-// So the trial of the call decides, if there was one (NOTE [Refusing what real tensors refuse]): what happened to the
-// stand-ins happens to the fakes. Where there was none, the Meta kernel decides, but only an `out`, and the argument of
-// an operator with the tag `inplace_view`, may get another shape.
+// So the trial of the call decides, if there was one (NOTE [Refusing what real tensors refuse]): fakes change like
+// their stand-ins. Without a trial, the Meta kernel decides, but only an `out`, and the argument of an operator with
+// the tag `inplace_view`, may change its shape.
 
 #include <vector>
 
@@ -28,12 +29,12 @@
 
 namespace torchext {
 
-// The tensors that a call of an operator writes according to its schema, in order, as they were before the call.
+// The tensors that a call writes according to the operator's schema, in order, as they were before the call.
 class WrittenTensors {
  public:
   WrittenTensors(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
 
-  // Returns, for each of them, the tensor if its sizes, strides or storage size are others now, and None if not.
+  // Returns each written tensor if its sizes, strides or storage size have changed, and None in its place otherwise.
   torch::jit::Stack changed() const;
 
  private:
@@ -46,12 +47,12 @@ class WrittenTensors {
   std::vector<Entry> entries_;
 };
 
-// Gives `fake`, an argument that a call of `op` writes, the metadata that it has after the call. `shadow` is the meta
-// tensor that stood for it, and has been written. `real` is the entry of `WrittenTensors::changed()` for the stand-in
-// of a trial, which had the sizes of the call if `has_sizes` is true, or null if there was no trial.
+// Gives `fake`, an argument that a call of `op` writes, its metadata after the call. `shadow` is its meta tensor, which
+// has been written. `real` is the entry of `WrittenTensors::changed()` for the stand-in of a trial, or null if there
+// was no trial. `has_sizes`: whether the trial had the sizes of the call.
 //
-// Raises c10::Error if an in-place operator would change the shape, and UnsupportedOperatorError if it is known that
-// the kernel changes it, but not to which. `fake` has not changed then.
+// If an in-place operator would change the shape, raises c10::Error. If the kernel changes it to an unknown shape,
+// raises UnsupportedOperatorError. In both cases `fake` is unchanged.
 void resizeWritten(const c10::OperatorHandle& op,
                    const at::Tensor& fake,
                    const at::Tensor& shadow,

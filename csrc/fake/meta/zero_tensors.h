@@ -2,12 +2,11 @@
 
 // NOTE [Zeros of forward AD]
 //
-// Where forward AD needs a tangent that an argument does not have, PyTorch makes zeros without memory
-// (`_efficientzerotensor`), which are immutable and carry the `ZeroTensor` key. They are more than zeros: products with
-// them are such zeros again, whatever the other factor is, so that infinities and NaNs do not appear. PyTorch's kernels
-// on that key are above ours and do so for fakes, if fakes carry the key like the tensors that they stand for
-// (`kLazyBits`). A few operators fall through the key, and their kernels check for it. The functions below are for
-// these.
+// If forward AD needs a tangent that an argument does not have, PyTorch makes zeros without memory
+// (`_efficientzerotensor`), which are immutable and carry the `ZeroTensor` key. Products with them are such zeros
+// again, regardless of the other factor, so that infinities and NaNs do not appear. PyTorch's kernels on that key are
+// above ours and also handle fakes, if fakes carry the key like the tensors that they represent (`kLazyBits`). A few
+// operators fall through the key, and their kernels check for it. The functions below handle these.
 
 #include <optional>
 
@@ -22,7 +21,7 @@ namespace torchext {
 std::optional<c10::DispatchKey> kernelForZeroTensors(const c10::OperatorHandle& op,
                                                      c10::ArrayRef<c10::IValue> arguments);
 
-// Replaces the result on the meta device of a call whose kernel returns such zeros: `dot`.
+// Replaces the meta result of a call whose kernel returns such zeros: `dot`.
 void correctForZeroTensors(const c10::OperatorHandle& op,
                            c10::ArrayRef<c10::IValue> arguments,
                            torch::jit::Stack& results);

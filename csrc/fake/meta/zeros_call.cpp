@@ -31,20 +31,20 @@ using torch::jit::Stack;
 
 namespace {
 
-// Returns the bytes that the storage of `tensor` has, or should have if it has been made too small for the tensor.
+// Returns the size of the storage of `tensor` in bytes, or the size that it should have if it is too small for the
+// tensor.
 std::size_t storageBytes(const Tensor& tensor) {
   return holdsItsElements(tensor) ? tensor.storage().nbytes() : neededBytes(tensor);
 }
 
-// The tensor arguments of a call, each with a real tensor of the same geometry on the CPU; if they are widened, that of
-// a tensor in `half` is in float32.
+// Maps the tensor arguments of a call to CPU zeros of the same geometry. Tensors in `half` are widened to float32.
 class ZeroArguments {
  public:
   explicit ZeroArguments(std::optional<c10::ScalarType> half) : half_{half} {}
 
   Tensor zerosFor(const Tensor& tensor);
 
-  // Returns the argument that `real` stands for, or an undefined tensor.
+  // Returns the argument whose zeros are `real`, or an undefined tensor.
   Tensor originalOf(const Tensor& real) const;
 
   // Returns the argument whose zeros share their storage with `real`, or null.
@@ -53,18 +53,18 @@ class ZeroArguments {
   // Returns true if a view of a real argument is among `results`.
   bool areRealOnesShownBy(const Stack& results) const;
 
-  // Returns true if the call has not moved any argument to another storage, and has resized fakes only, which are
-  // not widened.
+  // Returns true if the call has not moved any argument to another storage, and has only resized fakes that are not
+  // widened.
   bool canBeFollowed() const;
 
-  // Gives the fakes that the call has resized the geometry that it gave their zeros.
+  // Gives resized fakes the geometry of their zeros.
   void resizeOriginals() const;
 
  private:
   struct Entry {
     Tensor original;
     Tensor zeros;
-    Storage storage;     // the one that `zeros` was made on
+    Storage storage;     // the storage on which `zeros` was made
     std::size_t nbytes;  // of the storage, before the call
 
     bool isResized() const;
@@ -178,7 +178,7 @@ Stack withZeros(const OperatorHandle& op, const Stack& stack, ZeroArguments& zer
   return real;
 }
 
-// Returns true if the operator returns plain tensors only. Numbers and booleans that a kernel returns depend on values.
+// Returns true if the operator returns only plain tensors. Numbers and booleans that a kernel returns depend on values.
 bool areTensors(const OperatorHandle& op, const Stack& results) {
   bool are_plain = true;
   forEachTensor(results, results.size(),
@@ -190,8 +190,8 @@ bool areTensors(const OperatorHandle& op, const Stack& results) {
          });
 }
 
-// Returns false if the operator refuses zeros, or the arguments whatever their values are. NOTE [Refusing what real
-// tensors refuse] tells which.
+// Returns false if the operator refuses zeros, or refuses the arguments regardless of their values: NOTE [Refusing what
+// real tensors refuse] distinguishes the two.
 bool tryCall(const OperatorHandle& op, Stack& stack) {
   const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
   try {
@@ -202,7 +202,7 @@ bool tryCall(const OperatorHandle& op, Stack& stack) {
   }
 }
 
-// `half` is what the call's own results are in where those of the widened call are in float32.
+// `half` is the dtype of those results of the call that are float32 in the widened call.
 Tensor toFake(const Tensor& real, const ZeroArguments& zeros, c10::Device device, std::optional<c10::ScalarType> half) {
   if (Tensor original = zeros.originalOf(real); original.defined()) {
     return original;
@@ -216,7 +216,7 @@ Tensor toFake(const Tensor& real, const ZeroArguments& zeros, c10::Device device
   return makeFakeTensor(makeFakeStorage(nbytes, device), *own.unsafeGetTensorImpl());
 }
 
-// Returns float16 or bfloat16 if the call is about one of them and not about other floating point numbers.
+// Returns float16 or bfloat16 if it is the only floating-point dtype in the call.
 std::optional<c10::ScalarType> halfOf(c10::ArrayRef<c10::IValue> arguments) {
   std::optional<c10::ScalarType> half;
   bool is_only = true;
@@ -246,7 +246,7 @@ std::optional<Stack> tryRun(const OperatorHandle& op,
 
 }  // namespace
 
-// Operators that draw from the default generator are left out, because running them would advance it.
+// Excludes operators that draw from the default generator, because running them would advance it.
 bool mayRunOnZeros(const OperatorHandle& op, const Stack& stack) {
   return isPytorchs(op) && !needsValues(op, stack) &&
          (!op.hasTag(at::Tag::nondeterministic_seeded) || takesGenerator(op)) && !op.hasTag(at::Tag::inplace_view) &&
@@ -261,7 +261,7 @@ std::optional<Stack> tryRunOnZeros(const OperatorHandle& op, const Stack& stack,
   if (results || device.is_cpu()) {
     return results;
   }
-  // The kernels for CUDA know numbers of 16 bits where those for the CPU do not (`multi_margin_loss_backward`).
+  // Some CUDA kernels support 16-bit dtypes that CPU kernels do not (`multi_margin_loss_backward`).
   const auto half = halfOf(topOf(stack, op.schema().arguments().size()));
   return half ? tryRun(op, stack, device, half) : std::nullopt;
 }
