@@ -11,7 +11,7 @@ namespace torchext {
 
 namespace {
 
-// The guards of this thread.
+// The number of live guards on this thread.
 thread_local std::size_t guards = 0;
 
 }  // namespace

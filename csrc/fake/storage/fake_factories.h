@@ -10,7 +10,7 @@
 
 namespace torchext {
 
-// While at least one lives on a thread, factories make fakes there: the thread includes the `Fake` key, on our behalf.
+// While an instance exists on a thread, factories there make fakes: the thread includes the `Fake` key on our behalf.
 // Nests.
 class FakeFactoriesGuard {
  public:
@@ -22,9 +22,9 @@ class FakeFactoriesGuard {
   IncludedKey include_{c10::DispatchKey::Fake};
 };
 
-// While it lives, factories on this thread make what the tensors among `arguments` are: deferred tensors if there is a
-// deferred one, otherwise fakes if there is a fake. PyTorch's kernels and gradient formulas allocate with factories,
-// and write what they compute of their arguments there. Nests.
+// While an instance exists, factories on this thread make tensors of the same kind as `arguments`: deferred tensors if
+// one of these is deferred, otherwise fakes if one is fake. PyTorch's kernels and gradient formulas allocate with
+// factories, and write values computed from their arguments there. Nests.
 class FactoriesOfCall {
  public:
   explicit FactoriesOfCall(c10::ArrayRef<c10::IValue> arguments);
@@ -34,7 +34,7 @@ class FactoriesOfCall {
   std::optional<IncludedKey> deferred_;
 };
 
-// While it lives, factories on this thread make real tensors, even in fake_mode() and deferred_init().
+// While an instance exists, factories on this thread make real tensors, even in fake_mode() and deferred_init().
 class RealFactoriesGuard {
  public:
   RealFactoriesGuard() = default;

@@ -39,7 +39,7 @@ thread_local bool has_uncounted = false;
 
 thread_local int own_computations = 0;
 
-// What has been counted of a storage: NOTE [Memory is counted where storages are born and die].
+// The counted memory of a storage: NOTE [Memory is counted where storages are born and die].
 struct CountedMemory {
   CountedMemory() = default;
   C10_DISABLE_COPY_AND_ASSIGN(CountedMemory);
@@ -55,7 +55,7 @@ struct CountedMemory {
   bool is_counted = false;
   bool is_pinned = false;
   std::uint8_t label = 0;
-  std::uintptr_t host_address = 0;  // of a storage that has been asked for an address, and that the counter has none of
+  std::uintptr_t host_address = 0;  // set if the address was requested and the counter does not provide one
 };
 
 struct FakeStorageContext {
@@ -80,18 +80,18 @@ FakeStorageContext* contextOf(const Storage& storage) noexcept {
   return data.get_deleter() == &deleteContext ? static_cast<FakeStorageContext*>(data.get_context()) : nullptr;
 }
 
-// All contexts, and whether a storage has one, are guarded by the lock `kStorages`. Tensors are made and freed, and
-// storages become real, on any thread. Only pointer updates run under this lock, and references are taken:
-// `residentsOf()`. Contexts are deleted without it, because they hold a lease, whose end may call the interpreter.
+// The lock `kStorages` guards all contexts, and whether a storage has one. Tensors are made and freed, and storages
+// become real, on any thread. Only pointer updates and the acquisition of references (`residentsOf()`) run under this
+// lock. Contexts are deleted without it, because they hold a lease, and the end of a lease may call the interpreter.
 
-// What is to be counted of a storage.
+// The properties of a storage that the counter needs.
 struct Countable {
   std::size_t nbytes;
   c10::Device device;
   std::uint8_t label;
 };
 
-// Returns what is to be counted of `storage` if it is fake and `is_wanted` returns true, which may change the record.
+// Returns the properties of `storage` if it is fake and `is_wanted`, which may change the record, returns true.
 template <typename Condition>
 std::optional<Countable> countableOf(const Storage& storage, const Condition& is_wanted) {
   const Locked lock{LockRank::kStorages};
@@ -103,8 +103,8 @@ std::optional<Countable> countableOf(const Storage& storage, const Condition& is
   return Countable{storage.nbytes(), device, context->memory.label};
 }
 
-// Allocates what is to be counted of `storage`, and frees what it had before. The counter may raise, so this is done
-// without the lock. If the storage has become real in the meantime, on another thread, nothing is counted.
+// Allocates the memory of `storage`, and frees its previous allocation. The counter may raise, so this runs without the
+// lock. If the storage has become real in the meantime, on another thread, nothing is counted.
 void count(const Storage& storage, const Countable& countable) {
   MemoryCounter& counter = *memoryCounter();
   const auto [nbytes, device, label] = countable;
@@ -121,17 +121,17 @@ void count(const Storage& storage, const Countable& countable) {
   }
 }
 
-// Returns the first of `nbytes` addresses that are never returned again, as aligned as those of PyTorch's allocator for
-// CPUs. No process can have memory there: the addresses are behind those of all fake devices.
+// Returns the first of `nbytes` addresses that are never returned again, aligned as in PyTorch's CPU allocator.
+// No process can have memory there: the addresses are above those of all fake devices.
 std::uintptr_t reserveHostAddresses(std::size_t nbytes) noexcept {
   constexpr std::size_t kAlignment = 64;
   static std::atomic<std::uintptr_t> next{std::uintptr_t{1} << 52};
-  // Blocks of the host are never adjacent.
+  // Blocks in host memory are never adjacent.
   return next.fetch_add((nbytes / kAlignment + 2) * kAlignment);
 }
 
 // The allocator of fake storages, which makes them resizable. Only code that resizes a storage without the dispatcher
-// asks it for memory.
+// requests memory from it.
 class NoMemoryAllocator final : public c10::Allocator {
  public:
   DataPtr allocate(std::size_t /*nbytes*/) override {
@@ -148,8 +148,8 @@ c10::Allocator* noMemoryAllocator() {
   return &allocator;
 }
 
-// Autocast's cache maps a leaf to its cast for as long as the region lasts. When the leaf becomes real, the cast does
-// not, and must not be found any more.
+// Autocast's cache maps a leaf to its cast for the rest of the region. When the leaf becomes real, the cast does not,
+// so it must not be used any more.
 void forgetCasts() {
   if (autocast::is_autocast_enabled(c10::kCPU) || autocast::is_autocast_enabled(c10::kCUDA)) {
     autocast::clear_cache();
@@ -249,7 +249,7 @@ void resizeFakeStorage(const Storage& storage, std::size_t nbytes) {
   const Locked lock{LockRank::kStorages};
   FakeStorageContext* context = contextOf(storage);
   if (context == nullptr) {
-    return;  // it has become real, and has the size that it has
+    return;  // it has become real and keeps its size
   }
   if (nbytes > storage.nbytes() && context->keys.empty()) {  // known values; a recording has keys
     std::swap(context->provenance, outgrown);
@@ -310,10 +310,10 @@ void setProvenance(const Storage& storage, std::shared_ptr<Provenance> provenanc
   const Locked lock{LockRank::kStorages};
   FakeStorageContext* context = contextOf(storage);
   if (context == nullptr) {
-    return;  // it has become real meanwhile, on another thread
+    return;  // another thread has made it real in the meantime
   }
-  // The argument takes the old provenance out of the scope of the lock: its destructor may free tensors, which takes
-  // the lock.
+  // The swap moves the old provenance out of the scope of the lock: its destructor may free tensors, which takes the
+  // lock.
   std::swap(context->provenance, provenance);
   if (context->keys != keys) {
     context->keys = keys;
@@ -340,7 +340,7 @@ std::shared_ptr<Provenance> replaceProvenance(const Storage& storage,
 std::vector<at::Tensor> residentsOf(const Storage& storage) {
   std::vector<at::Tensor> tensors;
   // A reference to a tensor that only Python holds is a reference to its object (`try_incref_pyobject()` of c10), for
-  // which PyTorch takes the interpreter's lock; threads that hold that wait for ours.
+  // which PyTorch takes the interpreter's lock. Threads that hold that lock may wait for ours.
   interpreter().withLock([&] {
     const Locked lock{LockRank::kStorages};
     const FakeStorageContext* context = contextOf(storage);
@@ -368,7 +368,7 @@ void becomeReal(const Storage& fake, const Storage& real) {
   const Locked lock{LockRank::kStorages};
   FakeStorageContext* context = contextOf(fake);
   if (context == nullptr) {
-    return;  // another thread was faster
+    return;  // another thread has already made it real
   }
   std::swap(context->provenance, provenance);
   const DispatchKeySet fake_keys = context->keys | kFakeKeys;
@@ -376,7 +376,7 @@ void becomeReal(const Storage& fake, const Storage& real) {
     FakeTensorImpl* resident = context->residents;
     context->residents = resident->next_resident_;
     resident->removeKeys(fake_keys);
-    resident->unlink();  // the last: from here on another thread may free it without waiting for the lock
+    resident->unlink();  // last, because another thread may then free it without waiting for the lock
   }
   impl.set_nbytes(source.nbytes());
   impl.set_allocator(source.allocator());
@@ -408,7 +408,7 @@ void becomeFakeAgain(const Storage& real, std::size_t nbytes, at::ArrayRef<at::T
 
 void dropStaleKeys(const at::TensorBase& tensor) {
   c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-  // Another owner of the `Fake` key gives its tensors that key only: NOTE [Two owners of the Fake key].
+  // Another owner of the `Fake` key gives its tensors only that key: NOTE [Two owners of the Fake key].
   if (impl.key_set().has_all(kFakeKeys) && impl.has_storage() && !isFakeStorage(impl.storage())) {
     DispatchKeySet& keys = OpenTensorImpl::keysOf(impl);
     keys = keys - kFakeKeys - DispatchKeySet{c10::DispatchKey::DeferredInit};

@@ -3,16 +3,16 @@
 // NOTE [The storage is what is fake]
 //
 // A fake tensor is an ordinary strided tensor, with sizes, strides, dtype and device in the plain fields of TensorImpl,
-// on a storage that has no memory. The bytes that a tensor would show belong to its storage, which views, `detach()`,
-// `.data`, the tensors that autograd saves, and the Python storage object all share. So everything that is known about
-// the bytes is kept once, with the storage:
+// on a storage that has no memory. The bytes of a tensor belong to its storage, which views, `detach()`, `.data`, the
+// tensors that autograd saves, and the Python storage object all share. So all information about the bytes is kept
+// once, with the storage:
 //
 //   * its size and device, in the StorageImpl itself, so that `nbytes()` and `untyped_storage()` work;
-//   * how the bytes come about, as a `Provenance`, if that has been recorded, as deferred_init does;
-//   * the fake tensors that live on it, so that all of them become real together: NOTE [Becoming real].
+//   * the origin of the bytes, as a `Provenance`, if it has been recorded, as deferred_init does;
+//   * the fake tensors on the storage, so that all of them become real together: NOTE [Becoming real].
 //
 // This record is the context of the storage's DataPtr, whose pointer is null. Reading or writing the data raises an
-// error that says so, through StorageImpl's own check.
+// error through StorageImpl's own check.
 
 #include <memory>
 #include <vector>
@@ -28,7 +28,7 @@ namespace torchext {
 
 class FakeTensorImpl;
 
-// How the bytes of a fake storage come about, as the code that recorded it knows it.
+// The origin of the bytes of a fake storage, in the representation of the code that recorded it.
 class Provenance {
  public:
   Provenance() = default;
@@ -41,23 +41,24 @@ c10::Storage makeFakeStorage(std::size_t nbytes, c10::Device device);
 
 bool isFakeStorage(const c10::Storage& storage) noexcept;
 
-// Returns true if the two are one StorageImpl. `Storage::is_alias_of()` compares data pointers, which a fake storage
-// refuses to show.
+// Returns true if both have the same StorageImpl. `Storage::is_alias_of()` compares data pointers, which a fake storage
+// refuses to return.
 inline bool isSameStorage(const c10::Storage& a, const c10::Storage& b) noexcept {
   return a.unsafeGetStorageImpl() == b.unsafeGetStorageImpl();
 }
 
-// Returns what `setProvenance()` last set, or null. Always null for a real storage.
+// Returns the last argument of `setProvenance()`, or null. Always null for a real storage.
 std::shared_ptr<Provenance> provenanceOf(const c10::Storage& storage);
 
-// Returns true if that is not null.
+// Returns true if `provenanceOf()` is not null.
 bool hasProvenance(const c10::Storage& storage) noexcept;
 
-// Remembers how the bytes come about, and gives `keys` to every tensor on `storage`, now and later. Does nothing to a
-// real storage.
+// Stores the origin of the bytes, and gives `keys` to every tensor on `storage`, now and later. Does nothing to a real
+// storage.
 void setProvenance(const c10::Storage& storage, std::shared_ptr<Provenance> provenance, c10::DispatchKeySet keys);
 
-// The same without keys, but only if it is `expected`, which has none either. Returns what is there afterwards.
+// Like `setProvenance()`, but without keys, and only if the provenance is `expected`, which must not have keys either.
+// Returns the provenance afterwards.
 std::shared_ptr<Provenance> replaceProvenance(const c10::Storage& storage,
                                               const Provenance& expected,
                                               std::shared_ptr<Provenance> provenance);
@@ -70,20 +71,20 @@ std::vector<at::Tensor> residentsOf(const c10::Storage& storage);
 
 // NOTE [Becoming real]
 //
-// Moves the memory of `real` into `fake`, and takes the `Fake` key and the provenance's keys from every tensor on it.
-// Nothing else has to change: the StorageImpl, the TensorImpls, their Python objects and everything attached to them
-// (autograd metadata, version counters, hooks, weak references, optimizer state) stay the objects that they are. From
-// then on the tensors are ordinary dense ones. `real` must be on the same device, and have no other reference; it is
-// left empty. Does nothing if `fake` has become real on another thread meanwhile.
+// `becomeReal()` moves the memory of `real` into `fake`, and removes the `Fake` key and the provenance's keys from
+// every tensor on it. Nothing else changes: the StorageImpl, the TensorImpls, their Python objects and everything
+// attached to them (autograd metadata, version counters, hooks, weak references, optimizer state) remain the same
+// objects. The tensors are then ordinary dense ones. `real` must be on the same device, and have no other reference; it
+// is left empty. Does nothing if another thread has made `fake` real in the meantime.
 void becomeReal(const c10::Storage& fake, const c10::Storage& real);
 
-// The way back: frees the memory of `real`, and makes it a fake storage of `nbytes` bytes. `tensors`, which were fake
-// when it became real, and which still show it, become fake again. Other tensors on it do not change, but lose their
-// data.
+// Reverses `becomeReal()`: frees the memory of `real`, and makes it a fake storage of `nbytes` bytes. `tensors`, which
+// were fake when it became real and are still on it, become fake again. Other tensors on it stay as before, but lose
+// their data.
 void becomeFakeAgain(const c10::Storage& real, std::size_t nbytes, at::ArrayRef<at::Tensor> tensors);
 
-// Takes the keys from a tensor that has kept them although its storage has become real: it is a real tensor that was
-// given fake `.data`, so it is no FakeTensorImpl, and not on the storage's list. Does nothing to others.
+// Removes the keys from a tensor that has kept them although its storage has become real: a real tensor that was given
+// fake `.data`, so it is not a FakeTensorImpl, and not on the storage's list. Does nothing to others.
 void dropStaleKeys(const at::TensorBase& tensor);
 
 }  // namespace torchext

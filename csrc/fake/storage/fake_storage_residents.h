@@ -1,6 +1,6 @@
 #pragma once
 
-// The list of the tensors that live on a fake storage, kept for NOTE [Becoming real]. Internal to FakeTensorImpl.
+// The list of the tensors on a fake storage, kept for NOTE [Becoming real]. Internal to FakeTensorImpl.
 
 #include <c10/core/Storage.h>
 
@@ -8,10 +8,10 @@ namespace torchext {
 
 class FakeTensorImpl;
 
-// Puts `impl` on the list of `storage` and gives it the storage's keys. Does nothing for a real storage.
+// Adds `impl` to the list of `storage` and gives it the storage's keys. Does nothing for a real storage.
 void addResident(const c10::Storage& storage, FakeTensorImpl& impl);
 
-// Removes `impl` from the list that it is on, if any.
+// Removes `impl` from its list, if any.
 void removeResident(FakeTensorImpl& impl) noexcept;
 
 }  // namespace torchext

@@ -22,7 +22,7 @@ using c10::VariableVersion;
 
 namespace {
 
-// Returns true if the user's TorchDispatchMode has to see `detach()`, as it does for real tensors: TensorImpl's own
+// Returns true if the user's TorchDispatchMode must receive `detach()`, as for real tensors: TensorImpl's own
 // implementation calls the interpreter if a mode is active.
 bool isDispatchModeActive() {
   return c10::impl::TorchDispatchModeTLS::any_modes_set() &&
@@ -57,8 +57,8 @@ void FakeTensorImpl::release_resources() {
   TensorImpl::release_resources();
 }
 
-// A member of TensorImpl is named as one of this class: see OpenTensorImpl. What `set_sizes_and_strides()` would
-// refuse, a tensor that `.data` has returned, the kernel refuses before.
+// Members of TensorImpl are accessed as members of this class: see OpenTensorImpl. `set_sizes_and_strides()` would
+// refuse a tensor returned by `.data`, but the kernel has already refused it.
 void FakeTensorImpl::copyGeometry(TensorImpl& fake, const TensorImpl& source) {
   DispatchKeySet& keys = fake.*(&FakeTensorImpl::key_set_);
   keys = (keys - kLazyBits) | (source.key_set() & kLazyBits);

@@ -14,14 +14,14 @@ namespace torchext {
 class Provenance;
 
 // A strided tensor on a fake storage: NOTE [The storage is what is fake]. It claims a real device and carries that
-// device's `Autograd*`, `ADInplaceOrView` and `Autocast*` keys plus `Fake`. Nothing that is not virtual on a real
-// tensor is virtual here, so `dim()`, `sizes()`, `numel()` and `device()` cost the same.
+// device's `Autograd*`, `ADInplaceOrView` and `Autocast*` keys plus `Fake`. No additional functions are virtual
+// compared with a real tensor, so `dim()`, `sizes()`, `numel()` and `device()` cost the same.
 //
-// Once its storage has become real, an instance behaves like a TensorImpl, and is treated as one everywhere.
+// After its storage has become real, an instance behaves like a TensorImpl, and is treated as one everywhere.
 class FakeTensorImpl final : public c10::TensorImpl {
  public:
-  // Makes a tensor of one dimension and no elements on `storage`. It gets the autograd and autocast keys that a new
-  // tensor of this backend gets; those are left out in inference mode.
+  // Makes a tensor of one dimension and no elements on `storage`. It gets the autograd and autocast keys of a new
+  // tensor of this backend, except in inference mode.
   FakeTensorImpl(c10::Storage storage, c10::DispatchKeySet backend_keys, caffe2::TypeMeta dtype);
 
   // Makes a view. It has exactly `keys`, because its base decides whether it is an inference tensor.
@@ -30,21 +30,22 @@ class FakeTensorImpl final : public c10::TensorImpl {
   C10_DISABLE_COPY_AND_ASSIGN(FakeTensorImpl);
   ~FakeTensorImpl() override;
 
-  // The next three take any TensorImpl: a tensor that was real when it was given fake `.data` is no FakeTensorImpl.
+  // The next three functions take any TensorImpl: a real tensor that was given fake `.data` is not a FakeTensorImpl.
 
   // Copies the sizes, strides, storage offset and the conjugate and negative bits of `source`.
   static void copyGeometry(c10::TensorImpl& fake, const c10::TensorImpl& source);
 
-  // Copies the geometry of `source`, and gives the storage, which must be fake, `nbytes` bytes. Raises, and changes
-  // nothing, if the storage would be smaller than the geometry: kernels trust that the memory of a tensor holds its
+  // Copies the geometry of `source`, and gives the storage, which must be fake, `nbytes` bytes. If the storage would be
+  // smaller than the geometry, raises and changes nothing: kernels trust that the memory of a tensor holds its
   // elements. Only a storage that is freed (by `untyped_storage().resize_(0)`), or has been, may be smaller.
   static void resizeLike(c10::TensorImpl& fake, const c10::TensorImpl& source, std::size_t nbytes);
 
-  // Moves a tensor to another storage, as `Tensor.set_()` does. On a real one it becomes, or stays, an ordinary tensor.
+  // Moves a tensor to another storage, as `Tensor.set_()` does. On a real storage it becomes, or stays, an ordinary
+  // tensor.
   static void moveTo(c10::TensorImpl& tensor, c10::Storage storage);
 
-  // Returns what has been kept of how the bytes came about after the tensor became real: see becomeFakeAgain(). Null
-  // unless it was set; dropped when the tensor is given other data.
+  // Returns the origin of the bytes that was retained when the tensor became real: see becomeFakeAgain(). Null unless
+  // it was set. Dropped when the tensor gets other data.
   const std::shared_ptr<Provenance>& retained() const noexcept {
     return retained_;
   }
@@ -88,7 +89,7 @@ class FakeTensorImpl final : public c10::TensorImpl {
     key_set_ = key_set_ - keys;
   }
 
-  // Drops what depends on the storage.
+  // Drops everything that depends on the storage.
   void leaveStorage() noexcept;
 
   void unlink() noexcept {
@@ -96,23 +97,23 @@ class FakeTensorImpl final : public c10::TensorImpl {
     link_ = nullptr;
   }
 
-  // The next tensor on the same storage, and the pointer that points to this one; both are null if it is on no list.
-  // `link_` is also read without the lock of storages: if it is null, the tensor was taken off its list, or never put
-  // on one.
+  // The next tensor on the same storage, and the pointer that points to this tensor. Both are null if it is on no list.
+  // `link_` is also read without the lock of storages: if it is null, the tensor was removed from its list, or never
+  // added to one.
   FakeTensorImpl* next_resident_ = nullptr;
   std::atomic<FakeTensorImpl**> link_ = nullptr;
   std::shared_ptr<Provenance> retained_;
 };
 
-// The keys that say how a tensor is read: conjugated, negated, or as zeros without memory (NOTE [Zeros of forward AD]).
+// Keys that affect how a tensor is read: conjugated, negated, or as zeros without memory (NOTE [Zeros of forward AD]).
 constexpr c10::DispatchKeySet kLazyBits({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative,
                                          c10::DispatchKey::ZeroTensor});
 
-// What an alias carries so that it counts as a tensor that may have no memory: NOTE [Shortcuts that read values].
+// The backend bit that marks an alias as a tensor that may have no memory: NOTE [Shortcuts that read values].
 constexpr c10::BackendComponent kWithoutValues = c10::BackendComponent::MetaBit;
 
-// Makes a fake tensor with the dtype and geometry of `form` on `storage`, which is fake, and which no argument of the
-// call shows.
+// Makes a fake tensor with the dtype and geometry of `form` on `storage`, which must be fake and not be the storage of
+// an argument of the call.
 at::Tensor makeFakeTensor(c10::Storage storage, const c10::TensorImpl& form);
 
 // The same on the storage of `base`, as a view of it. The base decides whether the view is an inference tensor.

@@ -48,13 +48,13 @@ namespace {
 
 std::atomic<Assumptions*> assumptions_in_use{nullptr};
 
-// Floating-point numbers in greater numbers are data, on which a program decides nothing before it has reduced them.
+// Larger tensors of floating-point numbers are data. A program reduces them before deciding anything.
 constexpr int64_t kMaxAssumedNumbers = 1024;
 
-// One of many integers, such as tokens, when they are compared with a number: neither padding nor the end.
+// An element of a large integer tensor (such as a token) in comparisons: neither padding nor the end.
 constexpr int64_t kOrdinaryInteger = 11;
 
-// As `_local_scalar_dense` makes it: of the kind of the dtype.
+// Like `_local_scalar_dense`: a number of the kind of the dtype.
 c10::Scalar numberOf(c10::ScalarType dtype, double value) {
   if (dtype == c10::kBool) {
     return value != 0;
@@ -90,7 +90,7 @@ Tensor defaults(const Tensor& like) {
   return filled(like.sizes(), dtype, c10::isIntegralType(dtype, /*includeBool=*/true) ? 0 : kAssumedNumber);
 }
 
-// Returns how many of `count` elements are not zero that are those of `pattern`, repeated.
+// Returns the number of nonzero elements among `count` elements that repeat `pattern`.
 int64_t countOf(int64_t count, const Tensor& pattern) {
   return (count * countNonzero(pattern) + pattern.numel() - 1) / pattern.numel();
 }
@@ -108,7 +108,7 @@ bool isPyTorchs(const OperatorHandle& op) {
   return namespaceOf(op.operator_name()) == "aten";
 }
 
-// Gives what is written without having values those that it is assumed to have.
+// Gives written tensors without values their assumed values.
 void expectWrites(ArrayRef<IValue> written) {
   forEachTensor(written, [](const Tensor& tensor) {
     if (isFake(tensor) && !valueOf(tensor, ValueKind::kAssumed).defined()) {
@@ -117,7 +117,7 @@ void expectWrites(ArrayRef<IValue> written) {
   });
 }
 
-// Runs `op` on values, writes included. Returns false if its kernel refuses them.
+// Runs `op` on values, including its writes. Returns false if its kernel refuses them.
 bool runAssumed(const OperatorHandle& op,
                 ArrayRef<IValue> arguments,
                 ArrayRef<IValue> results,
@@ -125,7 +125,7 @@ bool runAssumed(const OperatorHandle& op,
   const ValueKind kind = standingOn(arguments);
   expectWrites(written);
   if (!areAll(written, [](const Tensor& tensor) { return valueOf(tensor, ValueKind::kAssumed).defined(); })) {
-    return false;  // they would be too many
+    return false;  // too many values
   }
   try {
     giveValues(results, runOn(op, arguments, assumedValueOf), arguments, kind);
@@ -154,7 +154,7 @@ bool tryRunning(const OperatorHandle& op,
   return areAll(results, is_worth_it) && areAll(written, is_worth_it) && runAssumed(op, arguments, results, written);
 }
 
-// A draw of integers, such as a permutation.
+// Draws integers, for example a permutation.
 bool tryDrawing(const OperatorHandle& op,
                 ArrayRef<IValue> arguments,
                 ArrayRef<IValue> results,
@@ -175,10 +175,10 @@ bool tryDrawing(const OperatorHandle& op,
 
 // NOTE [Assumed indices]
 //
-// What sorting, selecting and sampling make are positions in a dimension of n elements. They are taken to be n/2,
-// n/2 + 1, and so on, modulo n: none occurs twice in a row of at most n; and the first tokens, which often mean the end
-// of a text, come last. The policy for routing says by how many rows each row is ahead of the row before: by one, and
-// they reach all experts of a router alike; or by none, and all rows choose the same.
+// Sorting, selecting and sampling return positions in a dimension of n elements. They are assumed to be n/2, n/2 + 1,
+// and so on, modulo n. So a row of at most n positions has no duplicates, and the first tokens, which often mean the
+// end of a text, come last. The policy for routing sets by how many rows each row is ahead of the previous row. With
+// one, the rows reach all experts of a router equally; with zero, all rows choose the same experts.
 constexpr int64_t kMaxPattern = 1 << 16;
 const OperatorSet mayMakeIndices{
     "return positions in their argument",
@@ -193,11 +193,11 @@ bool makesIndices(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef
   return results.back().toTensor().scalar_type() == c10::kLong && !is_of_values;
 }
 
-// Where positions are: each row has `length` of them, which are less than `count`.
+// Rows of positions: each row has `length` positions, which are less than `count`.
 struct ChosenRows {
   int64_t count;
   int64_t length;
-  std::optional<int64_t> dim;  // that of the rows, if there are several positions
+  std::optional<int64_t> dim;  // the dimension of the rows, if there are several positions
 };
 
 ChosenRows chosenRows(const OperatorHandle& op, ArrayRef<IValue> arguments, const Tensor& indices) {
@@ -213,7 +213,7 @@ ChosenRows chosenRows(const OperatorHandle& op, ArrayRef<IValue> arguments, cons
   return {count, std::max<int64_t>(indices.size(wrapped), 1), wrapped};
 }
 
-// Returns the first `length` positions of `rows`. Each row is `advance` rows ahead of the row before.
+// Returns the first `length` positions of `rows`. Each row is `advance` rows ahead of the previous row.
 Tensor positionsIn(const ChosenRows& rows, int64_t length, int64_t advance) {
   const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
   const Tensor order = at::arange(length, c10::kLong);
@@ -221,7 +221,7 @@ Tensor positionsIn(const ChosenRows& rows, int64_t length, int64_t advance) {
   return first.add_(order.remainder(rows.length)).add_(rows.count / 2).remainder_(rows.count);
 }
 
-// Returns `positions`, which are in the order of rows, in that of a tensor of `sizes` with the rows in `dim`.
+// Rearranges `positions` from the order of rows to a tensor of `sizes` with the rows in `dim`.
 Tensor inDimension(const Tensor& positions, c10::IntArrayRef sizes, int64_t dim) {
   const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
   std::vector<int64_t> by_rows = sizes.vec();
@@ -253,7 +253,7 @@ bool tryIndices(const OperatorHandle& op,
   return true;
 }
 
-// Returns true for a tensor of many numbers that have no values.
+// Returns true for a tensor with several numbers and without values.
 bool isOpen(const Tensor& tensor) {
   return isFake(tensor) && isPlain(tensor) && tensor.numel() > 1 && tensor.scalar_type() != c10::kBool &&
          !valueOf(tensor, ValueKind::kAssumed).defined() && !elementsOf(tensor).defined();
@@ -263,7 +263,7 @@ std::vector<int64_t> sizesOfOne(const Tensor& tensor) {
   return std::vector<int64_t>(static_cast<std::size_t>(tensor.dim()), 1);
 }
 
-// Returns a few elements that stand for all of `tensor`, or an undefined tensor if there are no such.
+// Returns a few elements that represent all of `tensor`, or an undefined tensor if that is impossible.
 Tensor elementFor(const Tensor& tensor) {
   const Tensor value = isPlain(tensor) ? valueOf(tensor, ValueKind::kAssumed) : Tensor{};
   if (value.defined()) {
@@ -289,11 +289,11 @@ bool isWhetherAny(const OperatorHandle& op) {
   return op.schema().name() == "aten::any" || op.schema().name() == "aten::all";
 }
 
-// Numbers that may be in a tensor whose values are not known. The first is ordinary.
+// Numbers that a tensor without known values may contain. The first is ordinary.
 constexpr std::array<double, 3> kNumbers{kAssumedNumber, 256, -256};
 constexpr std::array<double, 2> kIntegers{kOrdinaryInteger, -100};
 
-// Returns what `tensor` is taken for in a trial: one or a few elements, unless all tensors of the call are small.
+// Returns the value of `tensor` in a trial: one or a few elements, unless all tensors of the call are small.
 Tensor triedValueOf(const Tensor& tensor, bool are_small, std::size_t trial) {
   if (!isOpen(tensor)) {
     return are_small ? assumedValueOf(tensor) : elementFor(tensor);
@@ -304,7 +304,7 @@ Tensor triedValueOf(const Tensor& tensor, bool are_small, std::size_t trial) {
   return are_small ? withParts(tensor, tried) : tried;
 }
 
-// What a test says of ordinary numbers, and for which elements it says something else of other numbers.
+// The result of a test for ordinary numbers, and the elements for which other numbers have another result.
 struct TestedNumbers {
   Tensor ordinary;
   Tensor differs;
@@ -323,7 +323,7 @@ TestedNumbers testNumbers(const OperatorHandle& op, ArrayRef<IValue> arguments, 
   return {ordinary, differs};
 }
 
-// Returns for which elements of a result of `sizes` an open argument has no value. All arguments are small.
+// Returns a mask of `sizes` of the elements for which an open argument has no value. All arguments must be small.
 Tensor openElements(ArrayRef<IValue> arguments, c10::IntArrayRef sizes) {
   Tensor open = at::zeros(sizes, c10::kBool);
   forEachTensor(arguments, [&open](const Tensor& tensor) {
@@ -341,7 +341,7 @@ bool makesMaskOfOpen(const OperatorHandle& op, ArrayRef<IValue> arguments, Array
          hasTensor(arguments, isOpen);
 }
 
-// Whether the elements of a tensor pass a test, where the program has not made their values: NOTE [Assumed masks].
+// Assumes which elements of a tensor without values pass a test: NOTE [Assumed masks].
 bool tryMask(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
   if (!makesMaskOfOpen(op, arguments, results)) {
     return false;
@@ -373,7 +373,7 @@ bool tryMask(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IVal
   return true;
 }
 
-// Truth values of tensors that are too large to compute with, and what is computed of elements that repeat.
+// Computes truth values of tensors that are too large for values, and results for elements that repeat.
 bool tryElements(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
   if (results.size() != 1 || !results.front().isTensor() || hasOut(op) || !canRunOnValues(op)) {
     return false;
@@ -408,7 +408,7 @@ Tensor countsOf(const OperatorHandle& op, ArrayRef<IValue> arguments, const Tens
   return counts.mul(counted.numel()).div(pattern.numel()).ceil().to(counts.scalar_type());
 }
 
-// Sums of large masks, and of what else repeats.
+// Computes sums of large masks and of other tensors whose elements repeat.
 bool tryCounting(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
   const std::string& name = op.schema().name();
   const bool is_mean = name == "aten::mean";
@@ -435,7 +435,7 @@ bool tryCounting(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<
   return true;
 }
 
-// Gradients have no infinities. The operator unscales them, so it cannot be run on what is known of `found_inf` alone.
+// Assumes that gradients are finite. The operator also unscales them, so it cannot run on `found_inf` alone.
 bool tryFindingInfinities(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   if (op.schema().name() != "aten::_amp_foreach_non_finite_check_and_unscale_") {
     return false;
@@ -471,7 +471,7 @@ Tensor assumedValueOf(const Tensor& fake) {
 
 void assumeValue(const Tensor& fake, const Tensor& value, ValueKind kind) {
   if (!makePart(fake, kind)) {
-    markAssumed(fake, kind);  // what cannot be kept apart
+    markAssumed(fake, kind);  // parts of this storage cannot be distinguished
   }
   if (const Tensor assumed = valueOf(fake, ValueKind::kAssumed); assumed.defined()) {
     const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
@@ -525,7 +525,7 @@ Tensor assumedShares(const OperatorHandle& op, const Tensor& lengths, int64_t to
 
 namespace {
 
-// The same as assumedCount() for a mask that is broadcast to `copies` times its elements.
+// Like assumedCount(), for a mask that is broadcast to `copies` times its elements.
 int64_t countByMask(
     const OperatorHandle& op, const Tensor& mask, Noting noting, int64_t copies, Assumptions& assumptions) {
   const Tensor pattern = elementsOf(mask);
@@ -588,7 +588,7 @@ bool assumeResults(const OperatorHandle& op,
 
 namespace {
 
-// Returns the fakes that take the place of `values`, the results of a call whose shapes depend on values.
+// Returns fakes for `values`, the results of a call whose shapes depend on values.
 Stack fakesWithValues(ArrayRef<IValue> values, c10::Device device, ValueKind kind) {
   Stack fakes(values.begin(), values.end());
   mapTensors(fakes, fakes.size(), [device, kind](const Tensor& value) {
@@ -607,7 +607,7 @@ std::string shapesOf(ArrayRef<IValue> results) {
   return shapes;
 }
 
-// Returns the results of a call whose shapes depend on values, all of which are small, or nothing.
+// Returns the small results of a call whose shapes depend on values, or nothing.
 std::optional<Stack> resultsOfSmall(const OperatorHandle& op, ArrayRef<IValue> arguments, Assumptions& assumptions) {
   const bool counts = op.schema().name() == "aten::bincount" && !areSmall(arguments);
   if (!isPyTorchs(op) || hasOut(op) || (!counts && !areSmall(arguments)) || !areAll(arguments, isPlain)) {
@@ -660,7 +660,7 @@ std::optional<Stack> resultsOfLengths(const OperatorHandle& op, ArrayRef<IValue>
   return results;
 }
 
-// Returns the number that `op` reads, or nothing if it reads something else.
+// Returns the number that `op` reads, or nothing for an operator that does not read a number.
 std::optional<IValue> numberRead(const OperatorHandle& op, ArrayRef<IValue> arguments, Assumptions& assumptions) {
   const std::string& name = op.schema().name();
   if (name == "aten::equal") {

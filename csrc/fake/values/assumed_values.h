@@ -2,33 +2,32 @@
 
 // NOTE [Assumed values]
 //
-// A program reads values of its tensors that change little of what it would cost: the loss that it prints, whether a
-// gradient is infinite, the token that it has generated. So that a dry run need not end there, such values may be
-// assumed. What is known is never assumed: NOTE [Constants keep their values].
+// A program reads some values of its tensors that hardly affect its cost: the loss that it prints, whether a gradient
+// is infinite, the token that it has generated. Such values may be assumed, so that a dry run need not stop there.
+// Known values are never assumed: NOTE [Constants keep their values].
 //
-// A value is assumed where it comes about, not where it is read, so that answers fit together: if the program finds
-// that an index is 0, the index plus 8 is 8. What is read of floating-point numbers is kAssumedNumber, of integers 0,
-// and of a truth value false; what is compared is equal where shapes allow. A tensor of several truth values is taken
-// for a mask: NOTE [Assumed masks]. Then
+// A value is assumed when it is computed, not when it is read, so that values are consistent: if an index is 0, the
+// index plus 8 is 8. A floating-point number is kAssumedNumber, an integer 0, and a truth value false. Comparisons find
+// equality where shapes allow. A tensor of several truth values is a mask: NOTE [Assumed masks]. Further rules:
 //
-//   * an operator on small tensors, some of which are not known, is run with these in their places where it makes
-//     integers, truth values or one number, and what it makes has assumed values;
-//   * an elementwise operator that makes truth values is run for one element, or a few that repeat, where tensors are
-//     large, so that `(x != x).any()` is false and `(x == x).all()` is true;
-//   * indices that sorting, selecting and sampling make are those of NOTE [Assumed indices];
-//   * small integers that are drawn are drawn, by a generator of ours.
+//   * An operator on small tensors that returns integers, truth values or one number is run with assumed values in
+//     place of unknown ones, and its results have assumed values.
+//   * An elementwise operator on large tensors that returns truth values is run for one element, or a few that repeat.
+//     So `(x != x).any()` is false and `(x == x).all()` is true.
+//   * Indices from sorting, selecting and sampling are those of NOTE [Assumed indices].
+//   * Small random integers are drawn from our own generator.
 //
-// Each such value that the program reads is noted, and so is each shape that depends on one, with the policies that it
-// stands on (ValueKind).
+// Each assumed value that the program reads, and each shape that depends on one, is reported with the policies that it
+// depends on (ValueKind).
 //
 // NOTE [Assumed masks]
 //
-// The policy for masks is a vector of truth values, repeated over the elements of a mask: those that count, and those
-// that do not. One that counts is ordinary: it differs from the number that it is compared with (`ids != padding`,
-// `labels == -100`), an integer is kOrdinaryInteger, and a floating-point number is above or below any threshold,
-// whichever is asked for. So with all elements counting, a program selects the most that it can. For one that does not
-// count the truth is the opposite. Where the answer is the same for numbers of all sizes (`isnan()`, `x == x`), or
-// follows from values, there is nothing to decide.
+// The policy for masks is a vector of truth values, repeated over the elements of a mask: which elements count. An
+// element that counts is ordinary: it differs from the number that it is compared with (`ids != padding`, `labels ==
+// -100`), an integer is kOrdinaryInteger, and a floating-point number passes any threshold, in either direction. So if
+// all elements count, a program selects as many as possible. For an element that does not count, the truth value is the
+// opposite. If the result is the same for numbers of all sizes (`isnan()`, `x == x`), or follows from values, the
+// policy is not used.
 
 #include <cstddef>
 #include <cstdint>
@@ -46,20 +45,20 @@
 
 namespace torchext {
 
-// A positive number that all floating-point dtypes have, and of which there is a logarithm.
+// A positive number that all floating-point dtypes can represent and whose logarithm exists.
 constexpr double kAssumedNumber = 0.125;
 
-// Decides what is read of values that are not known, on all threads.
+// Determines the results of reading unknown values, on all threads.
 class TORCHEXT_API Assumptions {
  public:
-  // Which elements of a mask count, a vector of truth values on the CPU; and by how many rows each row of positions is
-  // ahead of the row before: NOTE [Assumed indices].
+  // `masks`: which elements of a mask count, a vector of truth values on the CPU. `advance`: by how many rows each row
+  // of positions is ahead of the previous row: NOTE [Assumed indices].
   Assumptions(at::Tensor masks, std::int64_t advance) : masks_{std::move(masks)}, advance_{advance} {}
   C10_DISABLE_COPY_AND_ASSIGN(Assumptions);
   virtual ~Assumptions() = default;
 
-  // Returns the number that is to be taken for a value of `dtype` that `op` reads. `computed` is what follows from what
-  // has been assumed before, if something does. `kind` says by which policies.
+  // Returns the number to use for a value of `dtype` that `op` reads. `computed` is the value that follows from earlier
+  // assumptions, if any. `kind` holds the policies that it depends on.
   virtual double answer(const c10::OperatorHandle& op,
                         c10::ScalarType dtype,
                         std::optional<double> computed,
@@ -81,49 +80,48 @@ class TORCHEXT_API Assumptions {
   std::int64_t advance_;
 };
 
-// Installs `assumptions`, which are never destroyed. With null, values are not assumed.
+// Sets the assumptions, which must never be destroyed. With null, values are not assumed.
 TORCHEXT_API void setAssumptions(Assumptions* assumptions) noexcept;
 
 // Returns true if values are assumed now.
 bool assumesValues() noexcept;
 
-// Returns a real tensor on the CPU with values for `fake`. Where it has values, known or assumed, they are its own, and
-// elsewhere the default ones. It shares the memory of the values of `fake` if all its elements have some, and is new
-// otherwise.
+// Returns a real CPU tensor with values for `fake`: its own values, known or assumed, where they exist, and default
+// values elsewhere. It shares the memory of the values of `fake` if all elements have values, and is new otherwise.
 TORCHEXT_API at::Tensor assumedValueOf(const at::Tensor& fake);
 
-// Makes `value` the assumed value of `fake`, which may be a part of its storage: the rest does not change. Does nothing
-// if the storage is large.
+// Sets `value` as the assumed value of `fake`, which may be a part of its storage: the rest does not change. Does
+// nothing if the storage is large.
 TORCHEXT_API void assumeValue(const at::Tensor& fake, const at::Tensor& value, ValueKind kind);
 
 // Returns the kind of a result that is computed from `values`, if some values are unknown.
 TORCHEXT_API ValueKind standingOn(c10::ArrayRef<c10::IValue> values);
 
-// Returns the lengths of sequences that `op` takes for the fake `lengths`: their values, and for those that have none
-// the share of `most` that counts in masks.
+// Returns the lengths of sequences that `op` uses for the fake `lengths`: their values if they have any, otherwise the
+// share of `most` that counts in masks.
 at::Tensor assumedLengths(const c10::OperatorHandle& op, const at::Tensor& lengths, std::int64_t most);
 
-// The same for sequences of `total` elements together, whose lengths are alike. The last one has what is left.
+// The same for sequences of equal lengths with `total` elements together. The last one gets the remainder.
 at::Tensor assumedShares(const c10::OperatorHandle& op, const at::Tensor& lengths, std::int64_t total);
 
-// Returns the results of a call of `op` that reads values, by assumed ones. Returns nothing if it reads none, or if
-// values are not assumed.
+// Returns the results, with assumed values, of a call of `op` that reads values. Returns nothing if it reads no values,
+// or if values are not assumed.
 std::optional<torch::jit::Stack> assumeValues(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
 
 enum class Noting : std::uint8_t { kNotes, kIsSilent };
 
-// Returns how many elements of the mask `mask` are taken to count, or nothing if values are not assumed.
+// Returns how many elements of `mask` are assumed to count, or nothing if values are not assumed.
 std::optional<std::int64_t> assumedCount(const c10::OperatorHandle& op, const at::Tensor& mask, Noting noting);
 
-// Returns the answer to whether what a call compares is equal, or close, or nothing if values are not assumed.
+// Returns whether the compared tensors are assumed to be equal, or close. Returns nothing if values are not assumed.
 std::optional<bool> assumeEqual(const c10::OperatorHandle& op, const at::Tensor& a, const at::Tensor& b);
 
-// Returns true if values may be assumed for what a call has made or written: it is about integers, truth values or
-// single numbers. Cheap.
+// Returns true if values may be assumed for the results or written arguments of a call: they are integers, truth values
+// or single numbers. Cheap.
 bool mayBeAssumed(c10::ArrayRef<c10::IValue> results);
 
-// To be called after a fake call of `op` has made `results` and written to `written`, where not all values of the
-// arguments are known. Gives what the call has made and written assumed values and returns true, if it can.
+// Call after a fake call of `op` has made `results` and written to `written`, if not all values of the arguments are
+// known. Assumes values for both and returns true, if possible.
 bool assumeResults(const c10::OperatorHandle& op,
                    c10::ArrayRef<c10::IValue> arguments,
                    c10::ArrayRef<c10::IValue> results,

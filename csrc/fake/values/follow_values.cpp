@@ -32,7 +32,7 @@ bool isMaskDtype(c10::ScalarType dtype) {
   return dtype == c10::kBool || dtype == c10::kByte;
 }
 
-// Returns how many elements `mask` selects, or nothing if that is not known, nor assumed.
+// Returns how many elements `mask` selects, or nothing if this is neither known nor assumed.
 std::optional<int64_t> countSelected(const OperatorHandle& op, const Tensor& mask, Noting noting) {
   if (const Tensor value = valueOf(mask); value.defined()) {
     return countNonzero(value);
@@ -40,8 +40,8 @@ std::optional<int64_t> countSelected(const OperatorHandle& op, const Tensor& mas
   return isFake(mask) ? assumedCount(op, mask, noting) : std::nullopt;
 }
 
-// While it lives, what a call overwrites has bytes, so that it has those that are written. Forgets them again unless
-// they are kept.
+// Gives overwritten tensors bytes before a call, so that their new values are recorded. The destructor removes these
+// bytes again unless `keep()` was called.
 class Overwrites {
  public:
   Overwrites(const OperatorHandle& op, ArrayRef<IValue> arguments) {
@@ -82,8 +82,8 @@ bool isAllOnCpu(ArrayRef<IValue> values) {
   return !hasTensor(values, [](const Tensor& value) { return !value.is_cpu(); });
 }
 
-// Runs `op` on the known values. Returns nothing if the CPU kernel raises, but the fakes are on another device, whose
-// kernel might not.
+// Runs `op` on the known values. Returns nothing if the CPU kernel raises but the fakes are on another device, whose
+// kernel might not raise.
 std::optional<Stack> tryRunOnKnown(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
   try {
     return runOn(op, arguments, [](const Tensor& tensor) { return valueOf(tensor); });
@@ -95,15 +95,14 @@ std::optional<Stack> tryRunOnKnown(const OperatorHandle& op, ArrayRef<IValue> ar
   }
 }
 
-// Zeros and ones are kept as such. Returns false if the call makes or writes something else.
+// Stores zeros and ones as fills. Returns false for a call that makes or writes other values.
 bool followFill(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
   const auto fill = results.size() == 1 && results.front().isTensor() ? fillOf(op, arguments) : std::nullopt;
   if (!fill) {
     return false;
   }
   const Tensor& filled = results.front().toTensor();
-  // -0.0 is what a fill of a tensor whose negative bit is set leaves in memory.
-  // Bytes that are there may be shared with an array.
+  // A fill of a tensor with a negative bit leaves -0.0 in memory. Existing bytes may be shared with an array.
   const bool is_new = isMadeByCall(filled, arguments) || (overwritesStorage(op, 0, filled) && !hasValue(filled));
   if (filled.is_neg() || !is_new) {
     return false;
@@ -112,7 +111,7 @@ bool followFill(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<I
   return true;
 }
 
-// Returns false if the values of what the call has made and written are not known.
+// Returns false if the values of the results and of the written arguments are unknown.
 bool followKnown(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
   if (!canRunOnValues(op) || !areSmall(results)) {
     return false;
@@ -192,7 +191,7 @@ void followValues(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef
   }
   const Stack written = writtenBy(op, arguments);
   const bool makes = hasTensor(results, [&](const Tensor& result) { return isMadeByCall(result, arguments); });
-  const bool checks = results.empty();  // `_linalg_check_errors` raises an error, or does nothing
+  const bool checks = results.empty();  // `_linalg_check_errors` raises an error or does nothing
   if ((makes || checks || !written.empty()) && !followKnown(op, arguments, results) &&
       !assumeResults(op, arguments, results, written)) {
     forgetAll(written);

@@ -29,7 +29,7 @@ namespace {
 
 std::atomic<std::size_t> bytes_of_all{0};
 
-// How many large storages have elements that repeat.
+// The number of large storages whose elements repeat.
 std::atomic<std::size_t> num_repeated{0};
 
 // Returns true if there is room for `copies` times the bytes of a storage.
@@ -37,10 +37,10 @@ bool isRoomFor(std::size_t nbytes, std::size_t copies = 1) noexcept {
   return nbytes <= kFewBytes || (nbytes <= kMaxKnownBytes && bytes_of_all + copies * nbytes <= kMaxKnownBytesOfAll);
 }
 
-// What is known, or assumed, of a fake storage. What deferred_init has recorded is none.
+// Known or assumed values of a fake storage, as opposed to recordings of deferred_init.
 class Values : public Provenance {};
 
-// The mark of a byte that has a value: this bit and the kind of the value. That of a byte without a value is 0.
+// The mark of a byte with a value: this bit and the kind of the value. Bytes without a value have the mark 0.
 constexpr std::uint8_t kHasValue = 0x80;
 
 constexpr std::uint8_t markOf(ValueKind kind) noexcept {
@@ -51,8 +51,8 @@ Tensor bytesIn(const Storage& storage) {
   return makeStridedTensor(storage, c10::kByte, {static_cast<std::int64_t>(storage.nbytes())}, {1}, 0, {});
 }
 
-// Returns the marks of the bytes of `tensor`, which has one more dimension: that of the bytes of an element. Takes
-// those of all of its storage if it does not hold its elements.
+// Returns the marks of the bytes of `tensor`, with an additional dimension for the bytes of an element. Returns those
+// of the whole storage if it does not hold the elements.
 Tensor marksIn(const Storage& marks, const Tensor& tensor) {
   if (!isSmall(tensor) || !isPlain(tensor)) {
     return bytesIn(marks);
@@ -67,16 +67,16 @@ Tensor marksIn(const Storage& marks, const Tensor& tensor) {
   return makeStridedTensor(marks, c10::kByte, sizes, strides, tensor.storage_offset() * itemsize, {});
 }
 
-// What the elements of a tensor have.
+// The result of looking up the values of a tensor's elements.
 struct FoundValues {
   bool are_complete;
-  ValueKind kind;  // of those that have values, combined
+  ValueKind kind;  // combined kinds of the existing values
 };
 
 // The bytes of a fake storage.
 class KnownBytes final : public Values {
  public:
-  // `marks` has one for each byte. If it is null, all bytes have values of `kind`.
+  // `marks` has one mark per byte. If it is null, all bytes have values of `kind`.
   KnownBytes(Storage bytes, ValueKind kind, Storage marks = {})
       : bytes_{std::move(bytes)}, marks_{std::move(marks)}, kind_{kind} {
     bytes_of_all += size();
@@ -125,7 +125,7 @@ class KnownBytes final : public Values {
   ValueKind kind_;
 };
 
-// Zeros or ones, of which the bytes are made when they are read: many a tensor of zeros is overwritten before.
+// Zeros or ones whose bytes are made when they are read: many tensors of zeros are overwritten first.
 class KnownFill final : public Values {
  public:
   KnownFill(c10::ScalarType dtype, bool is_ones) : dtype_{dtype}, is_ones_{is_ones} {}
@@ -171,7 +171,7 @@ void setBytes(const Tensor& fake, Storage bytes, ValueKind kind, Storage marks =
   setProvenance(fake.storage(), std::make_shared<KnownBytes>(std::move(bytes), kind, std::move(marks)), {});
 }
 
-// Returns what is known of the storage of `tensor`, or null.
+// Returns the known bytes of the storage of `tensor`, or null.
 std::shared_ptr<KnownBytes> bytesOf(const Tensor& tensor) {
   if (!hasSmallStorage(tensor)) {
     return nullptr;
@@ -197,8 +197,8 @@ bool canHaveValues(const Tensor& fake) {
   return isFake(fake) && isPlain(fake) && !fake.is_meta() && isSmall(fake);
 }
 
-// Returns the marks of the storage of `fake`, which has `known` bytes, if any. Makes some if it has none. Null if there
-// is no room.
+// Returns the marks of the storage of `fake`, whose known bytes, if any, are `known`. Makes marks if it has none.
+// Returns null if there is no room.
 Storage makeMarks(const Tensor& fake, const KnownBytes* known) {
   if (known != nullptr && known->marks()) {
     return known->marks();
@@ -217,7 +217,7 @@ Storage makeMarks(const Tensor& fake, const KnownBytes* known) {
   return marks;
 }
 
-// Gives all elements of `fake` one mark, or none. Returns false if there is no room.
+// Gives all elements of `fake` the mark `mark`, or 0 for none. Returns false if there is no room.
 bool markElements(const Tensor& fake, const KnownBytes* known, std::uint8_t mark) {
   const Storage marks = makeMarks(fake, known);
   if (!marks) {
@@ -292,7 +292,7 @@ void setValue(const Tensor& fake, const Tensor& value, ValueKind kind) {
   }
   const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
   Storage bytes = makeZeroStorage(fake.storage().nbytes());
-  if (!fake._is_zerotensor()) {  // zeros of forward AD, into which `copy_` refuses to write
+  if (!fake._is_zerotensor()) {  // zeros of forward AD, which `copy_` refuses to write
     showBytes(bytes, fake).copy_(value);
   }
   setBytes(fake, std::move(bytes), kind);
@@ -367,7 +367,7 @@ void shareBytes(const Tensor& fake, const Tensor& real) {
                         fake.storage_offset() == real.storage_offset();
   if (is_alike && isRoomFor(real.storage().nbytes())) {
     setBytes(fake, real.storage(), ValueKind::kKnown);
-  } else if (real.storage().allocator() != nullptr) {  // its memory is PyTorch's own
+  } else if (real.storage().allocator() != nullptr) {  // PyTorch owns its memory
     setValue(fake, real, ValueKind::kKnown);
   }
 }

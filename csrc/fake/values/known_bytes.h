@@ -1,7 +1,7 @@
 #pragma once
 
-// The bytes that are known of fake storages: NOTE [Constants keep their values], NOTE [Assumed values]. Safe to call
-// from several threads; those that write to one tensor at once must order their calls, as with real memory.
+// The known bytes of fake storages: NOTE [Constants keep their values], NOTE [Assumed values]. Functions may be called
+// from several threads. As with real memory, callers must order concurrent writes to the same tensor.
 
 #include <cstddef>
 #include <cstdint>
@@ -16,94 +16,90 @@ namespace torchext {
 
 constexpr std::size_t kMaxKnownBytes = std::size_t{1} << 20;        // of one storage
 constexpr std::size_t kMaxKnownBytesOfAll = std::size_t{64} << 20;  // of all storages,
-constexpr std::size_t kFewBytes = 1024;                             // but for those of so few bytes
+constexpr std::size_t kFewBytes = 1024;                             // except for storages of at most this size
 
-// Where values come from. Of assumed ones also by which policies: NOTE [Assumed values]. Kinds are combined by `|`.
+// Origins of values. For assumed values also their policies: NOTE [Assumed values]. Kinds are combined with `|`.
 enum class ValueKind : std::uint8_t { kKnown = 0, kAssumed = 1, kByMasks = 3, kByRouting = 5 };
 
 constexpr ValueKind operator|(ValueKind a, ValueKind b) noexcept {
   return static_cast<ValueKind>(static_cast<unsigned>(a) | static_cast<unsigned>(b));
 }
 
-// Returns true if the storage of `tensor` and its elements are few enough for values. Cheap.
+// Returns true if the storage of `tensor` and its elements are small enough for values. Cheap.
 bool isSmall(const at::Tensor& tensor) noexcept;
 
-// The same for all tensors in `values`.
+// Returns true if all tensors in `values` are small.
 bool areSmall(c10::ArrayRef<c10::IValue> values);
 
-// Returns true if the storage of `fake` has known or assumed values, those of setElements() included. Takes the lock of
-// the storages if it may have some.
+// Returns true if the storage of `fake` has known or assumed values, including those of setElements(). Takes the lock
+// of the storages if there may be some.
 bool hasValue(const at::Tensor& fake) noexcept;
 
-// Returns the kind of the values of `fake`, those of setElements() included: kKnown if there are none. Where elements
-// have values of several kinds, these are combined.
+// Returns the combined kinds of the values of `fake`, including those of setElements(), or kKnown without values.
 ValueKind kindOf(const at::Tensor& fake);
 
-// Returns a real tensor on the CPU with the values of `tensor`, which shares their memory, or an undefined one if there
-// are none. Those that are assumed count if `accepted` says so. A real tensor on the CPU has its own.
+// Returns a real CPU tensor that shares the memory of the values of `tensor`, or an undefined one if there are no
+// values. Includes assumed values if `accepted` does. A real CPU tensor is returned unchanged.
 TORCHEXT_API at::Tensor valueOf(const at::Tensor& tensor, ValueKind accepted = ValueKind::kKnown);
 
-// Copies the bytes of `source`, which has the geometry and the storage size of `fake`, if there are any, and which of
-// them are known or assumed.
+// Copies the bytes of `source`, if any, and their kinds to `fake`, which must have the same geometry and storage size.
 void copyBytes(const at::Tensor& fake, const at::Tensor& source);
 
-// Gives `fake`, which is alone on its storage, the values of `value`. Does nothing if they are too many.
+// Gives `fake`, the only tensor on its storage, the values of `value`. Does nothing if they are too many.
 void setValue(const at::Tensor& fake, const at::Tensor& value, ValueKind kind);
 
 // Returns true if the elements of `fake` are all of its storage, each once.
 bool coversStorage(const at::Tensor& fake);
 
-// Lets the values of `fake`, which is new, be those in the memory of `real`, which others may write to. Does nothing if
+// Makes the new tensor `fake` share the memory of `real`, to which others may write, as its values. Does nothing if
 // they are too many.
 void shareBytes(const at::Tensor& fake, const at::Tensor& real);
 
-// Makes each element of `fake`, which covers its storage, zero or one. Takes no memory until these are read.
+// Sets each element of `fake`, which must cover its storage, to zero or one. Allocates memory only when these are read.
 void setFill(const at::Tensor& fake, bool value);
 
 // Gives the storage of `fake` zeros, so that values can be written. Returns false if they would be too many.
 bool makeBytes(const at::Tensor& fake, ValueKind kind);
 
-// Returns true if values that are written to `fake`, a part of its storage, can be known: the storage is one of
-// integers, or has bytes. The rest does not change.
+// Returns true if values written to `fake`, a part of its storage, can be known: the storage contains integers, or has
+// bytes. The rest does not change.
 bool canKnowPart(const at::Tensor& fake);
 
 // Makes the elements of `fake`, which may be a part of its storage, values of `kind`, so that they can be written.
-// Those that had no values are zero. The rest of the storage does not change: what was unknown remains so. Returns
+// Elements without values become zero. The rest of the storage does not change: unknown values remain unknown. Returns
 // false if values cannot be kept for `fake`, or would be too many.
 bool makePart(const at::Tensor& fake, ValueKind kind);
 
-// Some elements of a tensor have values, the others have none.
+// A tensor with values for some of its elements.
 struct KnownParts {
   at::Tensor values;
-  at::Tensor written;  // truth values: which elements have one
+  at::Tensor written;  // truth values: which elements have a value
 };
 
-// Returns which elements of `fake` have values, if some have, but not all. Those that are assumed count if `accepted`
-// says so.
+// Returns the values of `fake` if some elements have values, but not all. Includes assumed values if `accepted` does.
 TORCHEXT_API std::optional<KnownParts> partsOf(const at::Tensor& fake, ValueKind accepted = ValueKind::kKnown);
 
-// Returns `rest`, which is real and has the sizes and the dtype of `fake`, with the elements of `fake` that have
-// values.
+// Returns `rest`, a real tensor with the sizes and dtype of `fake`, with the existing values of `fake` in it.
 at::Tensor withParts(const at::Tensor& fake, const at::Tensor& rest);
 
-// The values of `fake` have been written with assumed ones, and are assumed from now on. Elements without values remain
+// Marks the values of `fake` as assumed after assumed values were written to it. Elements without values remain
 // unknown.
 void markAssumed(const at::Tensor& fake, ValueKind kind);
 
-// Returns a new contiguous tensor of `sizes` whose elements are those of `pattern`, which is real, repeated.
+// Returns a new contiguous tensor of `sizes` that repeats the elements of the real tensor `pattern`.
 at::Tensor repeated(const at::Tensor& pattern, c10::IntArrayRef sizes);
 
-// Assumes that the elements of `fake`, however many these are, are those of `pattern`, which is real, repeated.
+// Assumes that the elements of `fake`, regardless of their number, repeat those of the real tensor `pattern`.
 void setElements(const at::Tensor& fake, const at::Tensor& pattern, ValueKind kind);
 
 // Returns the pattern that setElements() has set for a large tensor, a vector, or an undefined tensor.
 at::Tensor elementsOf(const at::Tensor& fake);
 
-// Forgets the values of the fakes in `tensors`, to which something else has written.
+// Removes the values of the fakes in `tensors`, because other code has written to them.
 TORCHEXT_API void forgetValues(const c10::IValue& tensors);
 void forgetAll(c10::ArrayRef<c10::IValue> values);
 
-// Forgets the values of these elements only. The rest of their storages does not change.
+// Removes only the values of these elements. The rest of their storages does not change.
 void forgetElements(const c10::IValue& tensors);
 
 }  // namespace torchext

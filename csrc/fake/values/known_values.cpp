@@ -37,25 +37,25 @@ using torch::jit::Stack;
 
 namespace {
 
-// Returns a real tensor that stands for an argument of which only the metadata matter. An argument that is large is
-// replaced by an empty one: the result is small, so it does not have the argument's shape.
+// Returns a real tensor with the metadata of an argument whose values are not used. A large argument is replaced by an
+// empty one: the result is small, so it does not have the argument's shape.
 Tensor standInOf(const Tensor& tensor) {
   const auto options = at::TensorOptions(tensor.scalar_type()).device(c10::kCPU);
   return isSmall(tensor) ? at::empty_strided(tensor.sizes(), tensor.strides(), options) : at::empty({0}, options);
 }
 
-// What a call may allocate whose results have shapes that depend on values.
+// The allocation limit for a call whose results have value-dependent shapes.
 constexpr std::size_t kMaxBytesOfResults = std::size_t{256} << 20;
 
 const OperatorSet makesZeros{"make zeros", {"aten::zeros", "aten::zeros_like", "aten::new_zeros", "aten::zero_"}};
 const OperatorSet makesOnes{"make ones", {"aten::ones", "aten::ones_like", "aten::new_ones"}};
 
-// Reading the memory of a device waits for it, so only counters are read.
+// Reading device memory waits for the device, so only counters are read.
 bool canBeRead(const Tensor& source) {
   return isFake(source) || source.is_cpu() || (!source.is_meta() && source.storage().nbytes() == source.itemsize());
 }
 
-// An `out` is real already.
+// An `out` is already real.
 Tensor valueOrItself(const Tensor& tensor) {
   return isFake(tensor) ? valueOf(tensor) : tensor;
 }
@@ -129,8 +129,8 @@ bool areValuesKnown(const OperatorHandle& op, ArrayRef<IValue> arguments) {
 
 Stack runOn(const OperatorHandle& op, ArrayRef<IValue> arguments, TensorMapper value_of) {
   const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
-  const NoWarnings no_warnings;    // the fake call gives them
-  const NoObservers no_observers;  // and is what profilers see
+  const NoWarnings no_warnings;    // the fake call raises them
+  const NoObservers no_observers;  // profilers record the fake call
   const bool is_factory = isFactory(op, arguments);
   Stack stack;
   for (const auto i : c10::irange(arguments.size())) {
@@ -197,8 +197,8 @@ Stack runLimited(const OperatorHandle& op, ArrayRef<IValue> arguments, TensorMap
     return runOn(op, arguments, value_of);
   } catch (const std::bad_alloc&) {
     TORCHEXT_THROW(DataDependentError,
-                   c10::str("The values of the result of `", op.operator_name(),
-                            "` are known, but are more than fakes compute: ", kMaxBytesOfResults >> 20, " MiB."));
+                   c10::str("The result of `", op.operator_name(), "` exceeds ", kMaxBytesOfResults >> 20,
+                            " MiB, the limit for results that depend on known values of fake tensors."));
   }
 }
 

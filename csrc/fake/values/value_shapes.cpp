@@ -29,13 +29,13 @@ Tensor fakeOf(c10::IntArrayRef sizes, const at::TensorOptions& options) {
   return at::empty(sizes, options);
 }
 
-// A mask may be broadcast to what it selects from.
+// A mask may be broadcast to the tensor that it selects from.
 std::optional<Stack> selected(const Tensor& self, const Tensor& mask, const Tensor& value) {
   const auto sizes = at::infer_size(self.sizes(), mask.sizes());
   return Stack{fakeOf({countNonzero(value.expand(sizes))}, self.options())};
 }
 
-// The lengths also tell how many sequences each step has.
+// The lengths also determine how many sequences each step has.
 std::optional<Stack> packed(const Tensor& input, const Tensor& lengths, bool batch_first) {
   Tensor steps;
   {

@@ -30,23 +30,23 @@ using torch::jit::Stack;
 
 namespace {
 
-// Operators that read values. The functions are those of PyTorch that call `isTensorSubclassLike()`, or look at the
-// keys, before they read.
+// Operators that read values. The functions are PyTorch's: they call `isTensorSubclassLike()`, or check the keys,
+// before reading.
 constexpr std::array kReadValues{
     "cross_entropy_loss",   // cross_entropy_loss_label_smoothing(): which weights count
     "cumprod",              // cumprod_backward(): is there a zero?
-    "masked_fill.Tensor",   // masked_fill_backward(): selects what was masked
+    "masked_fill.Tensor",   // masked_fill_backward(): selects the masked elements
     "masked_fill_.Tensor",  // the same
     "max",                  // evenly_distribute_backward(): is the result NaN?
     "median",               // the same
     "min",                  // the same
     "nanmedian",            // the same
     "nanquantile",          // quantile_compute(): are the quantiles between 0 and 1?
-    "nanquantile.scalar",   // one quantile is selected in memory, without a call of the other: 2.14
+    "nanquantile.scalar",   // selects one quantile in memory, without calling the other overload: 2.14
     "one_hot",              // one_hot(): are the classes in bounds?
     "prod",                 // prod_backward(): where are zeros?
     "prod.dim_int",         // the same
-    "quantile",             // as nanquantile
+    "quantile",             // like nanquantile
     "quantile.scalar",      // the same
 };
 
@@ -54,7 +54,7 @@ bool isPlainFake(const Tensor& tensor) {
   return isFake(tensor) && tensor.has_storage() && !tensor.key_set().has(DispatchKey::DeferredInit);
 }
 
-// Returns an alias of `tensor` that autograd cannot tell from it: an input of the same node, with the same version and
+// Returns an alias of `tensor` that is equivalent for autograd: an input of the same node, with the same version and
 // the same tangent.
 Tensor aliasWithoutValues(const Tensor& tensor) {
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
@@ -84,7 +84,7 @@ void readsValues(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   op.redispatchBoxed(keys & kBelowComposites, stack);
 }
 
-// The formula of the operator in place reads what autograd has copied of its argument, which is no alias of ours.
+// The formula of the in-place operator reads autograd's copy of its argument, which is not one of our aliases.
 Tensor& cumprodInPlace(DispatchKeySet keys, Tensor& self, int64_t dim, std::optional<c10::ScalarType> dtype) {
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("aten::cumprod_", "")

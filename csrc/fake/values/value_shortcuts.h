@@ -6,15 +6,15 @@ namespace torchext {
 
 // NOTE [Shortcuts that read values]
 //
-// Some kernels and gradient formulas look at values to find a shortcut, as the formula of `prod` does if nothing is
-// zero. They do not look if `isTensorSubclassLike()` (TensorSubclassLikeUtils.h) says that a tensor may have no memory.
-// That is decided by dispatch keys, and fakes carry those of a real tensor.
+// Some kernels and gradient formulas read values to find a shortcut, such as the formula of `prod` if no element is
+// zero. They do not read if `isTensorSubclassLike()` (TensorSubclassLikeUtils.h) returns true, which means that a
+// tensor may have no memory. This is decided by dispatch keys, and fakes carry those of a real tensor.
 //
 // If fakes always carried such a key, all other callers of that function would take another path than for real tensors,
 // and leave other nodes in the graph (`reshape` would). So only aliases carry one: the fake arguments of the operators
 // in the table of value_shortcuts.cpp are replaced by aliases that also carry the backend bit of the meta device. A
-// formula saves the alias, and finds the bit when it runs. The operator's results do not carry it. `cumprod_` is made
-// of `cumprod` where gradients are recorded.
+// formula saves the alias, and finds the bit when it runs. The operator's results do not carry it. While gradients are
+// recorded, `cumprod_` is composed of `cumprod`.
 //
 // Deferred tensors have values, and take the path of real tensors.
 
