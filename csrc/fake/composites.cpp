@@ -58,7 +58,7 @@ Tensor maxPool1dWithIndices(const Tensor& self,
     return std::get<0>(at::max_pool1d_with_indices(self, kernel_size, stride, padding, dilation, ceil_mode));
   } catch (const c10::Error&) {
     const Stack arguments{self, kernel_size.vec(), stride.vec(), padding.vec(), dilation.vec(), ceil_mode};
-    refuseAsReal(op, arguments);  // the composite kernel may use other words
+    refuseAsReal(op, arguments);  // the composite kernel may have another message
     throw;
   }
 }
@@ -69,8 +69,8 @@ bool readsMemory(const Tensor& self) {
   return self.is_cpu() && !needs_gradient && !self._fw_grad(/*level=*/0).defined() && !at::isTensorSubclassLike(self);
 }
 
-// Where the composite kernel reads the memory of its argument, autograd does not see what it computes. The operator
-// that it calls otherwise returns the same, but as a view.
+// If the composite kernel reads the memory of its argument, autograd does not record the computation. The operator that
+// it calls otherwise returns the same values, but as a view.
 Tensor maxPool1d(const Tensor& self,
                  c10::IntArrayRef kernel_size,
                  c10::IntArrayRef stride,
@@ -96,7 +96,7 @@ void asksForPinned(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) 
 }
 
 // Replaces the argument called `name`, whose memory the operator reads, by its values if it is a fake with dimensions.
-// Raises an error if these are not known. One without dimensions is read by an operator.
+// Raises an error if these are unknown. An argument without dimensions is read through an operator.
 c10::IValue& readValues(const OperatorHandle& op, Stack& stack, const char* name) {
   const auto position = static_cast<std::size_t>(findArgument(op.schema(), name));
   c10::IValue& argument = torch::jit::peek(stack, position, op.schema().arguments().size());
@@ -108,7 +108,7 @@ c10::IValue& readValues(const OperatorHandle& op, Stack& stack, const char* name
   } else if (isFake(tensor) && tensor.dim() > 0 && !tensor.key_set().has(DispatchKey::DeferredInit)) {
     TORCHEXT_THROW(DataDependentError,
                    c10::str("`", op.operator_name(), "` needs the values of its argument `", name,
-                            "`, but that is a fake tensor, which has none. Give it as a real tensor, or as numbers."));
+                            "`, but it is a fake tensor without values. Pass a real tensor or numbers instead."));
   }
   return argument;
 }
@@ -117,8 +117,8 @@ bool isPlainFake(const Tensor& tensor) {
   return isFake(tensor) && !tensor.key_set().has(DispatchKey::DeferredInit);
 }
 
-// Gives the fake `lengths` of a call, if they have no values, those that are assumed: sequences are in `dim` of
-// `sequences`, padded, or one after the other if it has no other dimension.
+// Replaces the fake `lengths` of a call by assumed lengths if they have no values. The sequences are in dimension `dim`
+// of `sequences`: padded, or concatenated if `sequences` has no other dimension.
 void assumeLengths(const OperatorHandle& op, c10::IValue& lengths, const Tensor& sequences, int64_t dim) {
   const Tensor fake = lengths.toTensor();
   if (!isPlainFake(fake) || fake.dim() == 0 || sequences.dim() == 0 || !assumesValues()) {
@@ -128,8 +128,8 @@ void assumeLengths(const OperatorHandle& op, c10::IValue& lengths, const Tensor&
   lengths = sequences.dim() == 1 ? assumedShares(op, fake, size) : assumedLengths(op, fake, size);
 }
 
-// The kernel converts lengths to int64, and divides by a tensor of them (`ctc_loss_impl()`), which would be fakes in
-// fake_mode(). The overload for numbers calls operators.
+// The kernel converts lengths to int64, and divides by a tensor of them (`ctc_loss_impl()`). In fake_mode() these would
+// be fakes. The overload for numbers calls operators.
 void readsLengths(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   static const auto of_numbers = c10::Dispatcher::singleton().findSchemaOrThrow("aten::ctc_loss", "IntList");
   const std::size_t count = op.schema().arguments().size();
@@ -169,22 +169,22 @@ void readsNumber(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   op.redispatchBoxed(passes_by ? DispatchKeySet{DispatchKey::Fake} : keys & kBelowComposites, stack);
 }
 
-// Has a kernel for CUDA only, which looks for the block of the caching allocator by its address.
+// `record_stream` only has a CUDA kernel, which looks up the block of the caching allocator by its address.
 void recordStream(Tensor& self, c10::Stream stream) {  // NOLINT(google-runtime-references): the schema's
   visitAllocation(self.storage(),
                   [&stream](void* allocation) { memoryCounter()->recordStream(allocation, stream.id()); });
 }
 
-// Tells which kernel attention would choose. The kernels below ask by the device of the tensors that they are given,
-// and read no memory; so they are given the fakes. The tensors on Meta that fakes become have no device to ask for.
+// Returns the kernel that attention would choose. The kernels below choose by the device of their arguments and read no
+// memory, so they receive the fakes. Meta shadows do not have the claimed device.
 void choosesAttention(const OperatorHandle& op, DispatchKeySet /*keys*/, Stack* stack) {
   const Tensor& query = torch::jit::peek(*stack, 0, op.schema().arguments().size()).toTensor();
   op.redispatchBoxed(DispatchKeySet{query.is_cpu() ? DispatchKey::CPU : DispatchKey::Meta}, stack);
 }
 
-// While it lives, the fakes among the outputs of a call look as if they may have no memory (`isTensorSubclassLike()`).
-// Then `at::native::resize_output()` calls the operator `resize_`. Otherwise it would allocate memory for a tensor on
-// the CPU itself, which fails after the tensor has got its new sizes.
+// While an instance exists, the fakes among the outputs of a call appear to have no memory (`isTensorSubclassLike()`),
+// so that `at::native::resize_output()` calls the operator `resize_`. Otherwise it would allocate memory directly for a
+// tensor on the CPU, which fails after the tensor has got its new sizes.
 class ResizableOutputs {
  public:
   ResizableOutputs(const OperatorHandle& op, const Stack& stack) {
@@ -199,7 +199,7 @@ class ResizableOutputs {
   ~ResizableOutputs() {
     for (const Tensor& output : outputs_) {
       DispatchKeySet& keys = OpenTensorImpl::keysOf(*output.unsafeGetTensorImpl());
-      keys = keys.remove_backend(kWithoutValues);  // a difference of sets leaves backends as they are
+      keys = keys.remove_backend(kWithoutValues);  // a difference of sets does not remove backends
     }
   }
 
@@ -221,7 +221,7 @@ void replaceArguments(const OperatorHandle& op, Stack& stack, bool answer) {
 }
 
 // Gradient formulas check whether the loss depends on the phase of eigenvectors (`linalg_eig_backward()`,
-// `svd_backward()`). Of fakes it is assumed that it does not.
+// `svd_backward()`). For fakes it is assumed not to.
 void checksGradients(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   if (isInGradientFormula() && hasTensor(topOf(*stack, op.schema().arguments().size()), isPlainFake)) {
     replaceArguments(op, *stack, true);
@@ -237,8 +237,8 @@ void checksGradients(const OperatorHandle& op, DispatchKeySet keys, Stack* stack
   op.redispatchBoxed(keys & kBelowComposites, stack);
 }
 
-// `torch.nn.TransformerEncoder` asks in order to drop what is masked by a nested tensor, of which there are no fakes.
-// Otherwise it computes results of the same shape with the mask.
+// `torch.nn.TransformerEncoder` calls this to decide whether to drop masked elements with a nested tensor, which has no
+// fakes. Otherwise it computes results of the same shape with the mask.
 void looksAtMask(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   if (hasTensor(topOf(*stack, op.schema().arguments().size()), isPlainFake)) {
     replaceArguments(op, *stack, false);
@@ -247,8 +247,8 @@ void looksAtMask(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   op.redispatchBoxed(keys & kBelowComposites, stack);
 }
 
-// Recurrent networks ask before they compare addresses of weights with those of cuDNN's buffer
-// (`try_get_weight_buf()` of ATen). PyTorch's own kernels stand for those of cuDNN, as on fake devices.
+// Recurrent networks call this before they compare addresses of weights with those of cuDNN's buffer (ATen's
+// `try_get_weight_buf()`). PyTorch's own kernels are used instead of cuDNN's, as on fake devices.
 void asksForCudnn(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   if (hasTensor(topOf(*stack, op.schema().arguments().size()), isPlainFake)) {
     replaceArguments(op, *stack, false);
@@ -263,9 +263,9 @@ void callWithFactoriesOfCall(const OperatorHandle& op, DispatchKeySet keys, Stac
   op.redispatchBoxed(keys & kBelowComposites, stack);
 }
 
-// Makes what a composite operator allocates fake, even outside of fake_mode(), or deferred. Where the kernel accesses
-// memory, what it allocates is real: `at::tensor()` writes numbers into the result of a factory (`tensor_cpu()`,
-// Utils.cpp), with which `ctc_loss` divides by the lengths of targets.
+// Makes the allocations of a composite operator fake, even outside of fake_mode(), or deferred. If the kernel accesses
+// memory, they are real: `at::tensor()` writes numbers into the result of a factory (`tensor_cpu()`, Utils.cpp), and
+// `ctc_loss` divides by such a tensor of target lengths.
 void allocates(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   const Stack arguments = topOf(*stack, op.schema().arguments().size()).vec();
   const std::size_t bottom = stack->size() - arguments.size();
@@ -277,7 +277,7 @@ void allocates(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
       throw;
     }
   }
-  stack->resize(bottom);  // what the call has left there goes
+  stack->resize(bottom);  // discards partial results of the call
   stack->insert(stack->end(), arguments.begin(), arguments.end());
   const RealFactoriesGuard guard;
   op.redispatchBoxed(keys & kBelowComposites, stack);
@@ -293,7 +293,7 @@ void makesGrids(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   allocates(op, keys, stack);
 }
 
-// Returns true for composite operators that may allocate a tensor and write to it. Those that only make views do not.
+// Returns true for composite operators that may allocate a tensor and write to it, as opposed to making views.
 bool mayAllocate(const OperatorHandle& op) {
   const auto& schema = op.schema();
   const auto is_tensor = [](const c10::Argument& result) {
@@ -304,14 +304,14 @@ bool mayAllocate(const OperatorHandle& op) {
          std::any_of(schema.returns().begin(), schema.returns().end(), is_tensor);
 }
 
-// Recurrent networks read how many sequences each step of a packed one has.
+// Recurrent networks read the number of sequences in each step of a packed sequence.
 void readsBatchSizes(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   readValues(op, *stack, "batch_sizes");
   allocates(op, keys, stack);
 }
 
-// Does what the kernel of `_pad_packed_sequence()` does, which writes the lengths into memory.
-// The kind is that of the values in `steps`.
+// Replaces the kernel of `_pad_packed_sequence()`, which writes the lengths into memory. The kind is that of the values
+// in `steps`.
 Stack padSequences(const Tensor& data,
                    const Tensor& steps,
                    bool batch_first,
@@ -371,7 +371,7 @@ void padsSequences(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) 
   std::move(results.begin(), results.end(), std::back_inserter(*stack));
 }
 
-// Runs `kKernel`, and raises its C++ errors as the Python errors for them.
+// Runs `kKernel` and translates its C++ errors into Python errors.
 template <void (*kKernel)(const OperatorHandle&, DispatchKeySet, Stack*)>
 void translated(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   try {

@@ -8,9 +8,9 @@ namespace torchext {
 // which must have been registered before.
 void registerComposites(torch::Library& library);
 
-// NOTE [Zeros of forward AD]: PyTorch's kernels for such zeros allocate their results by a factory (`mul_zerotensor()`
-// in BinaryOps.cpp). To be called before the first fake of such zeros is made; makes what these kernels allocate fake,
-// too, outside of fake_mode(). Elementwise calls on fakes cost a few tenths of a microsecond more from then on.
+// NOTE [Zeros of forward AD]: PyTorch's kernels for such zeros allocate their results with a factory
+// (`mul_zerotensor()` in BinaryOps.cpp). This makes them fake, also outside of fake_mode(). Call before the first fake
+// of such zeros is made. Elementwise calls on fakes then take a few tenths of a microsecond longer.
 void makeResultsOfZerosFake();
 
 }  // namespace torchext

@@ -25,7 +25,7 @@ namespace {
 void checkFake(const Tensor& fake) {
   TORCH_CHECK_VALUE(isFake(fake), "`fake` was expected to be a fake tensor, but it is a real one.");
   TORCH_CHECK_NOT_IMPLEMENTED(fake.has_storage(), "`fake` was expected to be strided, but it has the layout ",
-                              fake.layout(), " and no storage. Look at its indices and values.");
+                              fake.layout(), " and no storage. Use its indices and values.");
 }
 
 }  // namespace
@@ -104,7 +104,7 @@ Tensor allBytes(c10::Storage storage) {
 }  // namespace
 
 Tensor fakeBytes(std::int64_t nbytes, c10::Device device) {
-  TORCH_CHECK_VALUE(nbytes >= 0, "`nbytes` was expected not to be negative, but is ", nbytes, ".");
+  TORCH_CHECK_VALUE(nbytes >= 0, "`nbytes` was expected to be at least 0, but is ", nbytes, ".");
   return allBytes(makeFakeStorage(static_cast<std::size_t>(nbytes), device));
 }
 
@@ -113,7 +113,7 @@ bool isStorageOfFakes(const c10::Storage& storage) {
 }
 
 Tensor bytesOfStorage(const c10::Storage& storage) {
-  TORCH_CHECK_VALUE(isFakeStorage(storage), "`storage` was expected to be that of fake tensors, but it has memory.");
+  TORCH_CHECK_VALUE(isFakeStorage(storage), "`storage` was expected to be a fake storage, but it has memory.");
   return allBytes(storage);
 }
 

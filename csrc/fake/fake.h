@@ -1,6 +1,6 @@
 #pragma once
 
-// What other rooms and the bindings do with fake tensors beyond the public API.
+// Operations on fake tensors for other components and the bindings, in addition to the public API.
 
 #include <cstdint>
 #include <vector>
@@ -12,25 +12,24 @@
 
 namespace torchext {
 
-// Returns a fake tensor that shows the storage of `fake` with the dtype, shape, strides and storage offset of `like`,
-// detached from autograd.
+// Returns a fake tensor on the storage of `fake` with the dtype, shape, strides and storage offset of `like`, detached
+// from autograd.
 TORCHEXT_API at::Tensor viewStorageLike(const at::Tensor& fake, const at::Tensor& like);
 
 // Returns true if calls on this thread bypass the `Fake` key because a `__torch_dispatch__` makes them: PyTorch
-// excludes all keys above `Python` while one runs, and before 2.13 `Fake` was one of them.
+// excludes all keys above `Python` while it runs, and before 2.13 `Fake` was one of them.
 TORCHEXT_API bool isHiddenFromPythonHandler();
 
-// Returns a fake with the layout, shape and properties of the sparse tensor `like`, which may be real. It is made up of
+// Returns a fake with the layout, shape and properties of the sparse tensor `like`, which may be real. It consists of
 // `members`, which must be fake: indices and values, or compressed indices, plain indices and values. It has the dtype
 // and device of its values.
 TORCHEXT_API at::Tensor sparseFakeOf(const at::Tensor& like, at::ArrayRef<at::Tensor> members);
 
-// For languages without guards: NOTE [Guards and blocks]. Leaving raises where no block is open on this thread.
+// For languages without guards: NOTE [Guards and blocks]. Leaving raises if no block is open on this thread.
 TORCHEXT_API void enterFakeMode();
 TORCHEXT_API void leaveFakeMode();
 
-// Returns a fake tensor of `nbytes` bytes on `device`, on a storage of its own. Calls neither the dispatcher nor a
-// mode.
+// Returns a fake tensor of `nbytes` bytes on `device`, on a new storage. Calls neither the dispatcher nor a mode.
 TORCHEXT_API at::Tensor fakeBytes(std::int64_t nbytes, c10::Device device);
 
 // Returns true if `storage` has no memory because its tensors are fake.
@@ -39,7 +38,7 @@ TORCHEXT_API bool isStorageOfFakes(const c10::Storage& storage);
 // Returns the whole of `storage`, which must be a fake storage, as a fake tensor of bytes.
 TORCHEXT_API at::Tensor bytesOfStorage(const c10::Storage& storage);
 
-// To be called when something that is no operator has written to `tensors`: their values are unknown from then on.
+// Call when code other than an operator has written to `tensors`: their values become unknown.
 TORCHEXT_API void noteForeignWrite(const std::vector<at::Tensor>& tensors);
 
 }  // namespace torchext

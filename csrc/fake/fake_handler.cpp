@@ -88,20 +88,20 @@ class FakeCall {
   void lookAtArguments(const CallKey& key);
   void lookAt(const Tensor& tensor);
 
-  // What is known of the call.
+  // Properties of the call.
   bool isPythonsFirst() const;
   bool isAboutFakes() const;
   bool readsKnownValues() const;
   std::optional<DispatchKey> kernelToDecomposeBy() const;
 
-  // What to do with it.
+  // Decisions about the call.
   std::optional<FakeOutcome> decideBeforeLooking() const;
   FakeDecision decide() const;
   FakeDecision decideHowToFake() const;
   FakeDecision decideHowToCommunicate() const;
   FakeDecision decideHowToRun() const;
 
-  // How to do it.
+  // Functions that carry out the decision.
   bool tryRemembered(const CallKey& key);
   std::string describeAgain(const CallKey& key) const;
   void carryOut(const FakeDecision& decision, const CallKey* key);
@@ -150,7 +150,7 @@ void FakeCall::run() {
   const CallKey key{op_, stack_};
   lookAtArguments(key);
   std::optional<FakeCudaDraws> draws;
-  if (!isRecording()) {  // the recorder notes what is drawn
+  if (!isRecording()) {  // the recorder records draws itself
     draws.emplace(op_, stack_);
   }
   const IValue written = has_fake_ && writesForeach(op_) ? torch::jit::peek(stack_, 0, num_arguments_) : IValue{};
@@ -164,7 +164,7 @@ void FakeCall::run() {
   }
 }
 
-// Does not look the call up in the cache: that would change what the cache holds.
+// Does not look up the call in the cache, because a lookup changes the cache.
 FakeDecision FakeCall::predict() {
   if (const auto outcome = decideBeforeLooking()) {
     return {*outcome};
@@ -202,8 +202,8 @@ FakeDecision FakeCall::decide() const {
   return decideHowToFake();
 }
 
-// A composite operator does what the operators that it calls do, so those are handled instead. Composites arrive here
-// undecomposed if autograd is skipped, as in inference mode; the random ones always do.
+// The effects of a composite operator are those of the operators that it calls, so those are handled instead.
+// Composites arrive here undecomposed if autograd is skipped, as in inference mode. Random ones always do.
 FakeDecision FakeCall::decideHowToFake() const {
   if (kernelToDecomposeBy()) {
     return {FakeOutcome::kDecomposes};
@@ -287,7 +287,7 @@ void FakeCall::carryOut(const FakeDecision& decision, const CallKey* key) {
   }
 }
 
-// NOTE [Zeros of forward AD], NOTE [Composed on CUDA]. For the latter, the recorder needs the operator as a whole.
+// NOTE [Zeros of forward AD], NOTE [Composed on CUDA]. For the latter, the recorder needs the whole operator.
 std::optional<DispatchKey> FakeCall::kernelToDecomposeBy() const {
   if (const auto composite = compositeKernelOf(op_)) {
     return composite;
@@ -301,7 +301,7 @@ std::optional<DispatchKey> FakeCall::kernelToDecomposeBy() const {
 // NOTE [Constants keep their values]
 bool FakeCall::readsKnownValues() const {
   return has_value_ && needsValues(op_, stack_) && areValuesKnown(op_, arguments()) &&
-         op_.schema().name() != "aten::_pack_padded_sequence";  // has a result on the CPU: value_shapes.h
+         op_.schema().name() != "aten::_pack_padded_sequence";  // its result is on the CPU: value_shapes.h
 }
 
 void FakeCall::lookAtArguments(const CallKey& key) {
@@ -323,7 +323,7 @@ void FakeCall::lookAt(const Tensor& tensor) {
   }
 }
 
-// The user's modes and subclasses must see the operator before it is faked. Before 2.13 their key is below ours.
+// The user's modes and subclasses must receive the operator before it is faked. Before 2.13 their key is below ours.
 bool FakeCall::isPythonsFirst() const {
   return keys_.has(DispatchKey::Python) && kBelowFake.has(DispatchKey::Python);
 }
@@ -344,7 +344,7 @@ bool FakeCall::tryRemembered(const CallKey& key) {
       try {
         return describeAgain(key);
       } catch (const UnsupportedOperatorError&) {
-        // While recording, what has no Meta kernel is run for real instead of on zeros.
+        // While recording, operators without a Meta kernel are run for real instead of on zeros.
         if (!isRecording()) {
           throw;
         }
@@ -359,8 +359,8 @@ bool FakeCall::tryRemembered(const CallKey& key) {
   return true;
 }
 
-// Computes the results of a remembered call again: NOTE [Checking hits]. Its effects on the arguments are none, or the
-// call would not be remembered.
+// Recomputes the results of a cached call: NOTE [Checking hits]. The call has no effects on its arguments, otherwise it
+// would not be cached.
 std::string FakeCall::describeAgain(const CallKey& key) const {
   const OwnComputation own;
   const FakeDecision decision = decide();
@@ -380,16 +380,16 @@ std::string FakeCall::describeAgain(const CallKey& key) const {
   return recipe == nullptr ? "results that cannot be remembered" : recipe->describe();
 }
 
-// The kernels of `ADInplaceOrView` do not bump the versions of what foreach operators write. The real kernels do,
-// through the operators that they call for each tensor. As there, bumping the version of an inference tensor outside of
-// inference mode raises an error.
+// The kernels of `ADInplaceOrView` do not bump the versions of tensors that foreach operators write. The real kernels
+// do, through the operators that they call for each tensor. As there, bumping the version of an inference tensor
+// outside of inference mode raises an error.
 void FakeCall::countVersions(const IValue& written_by_foreach) {
   if (!c10::impl::tls_is_dispatch_key_excluded(DispatchKey::ADInplaceOrView)) {
     forEachTensor(written_by_foreach, [](const Tensor& written) { written.unsafeGetTensorImpl()->bump_version(); });
   }
 }
 
-// Kernels call factories to allocate their results, and these must not be fake.
+// Kernels call factories to allocate their results, which must not be fake.
 void FakeCall::runOnRealTensors() {
   const c10::impl::ExcludeDispatchKeyGuard guard{kFake};
   op_.redispatchBoxed(keys_ & kBelowFake, &stack_);
@@ -411,7 +411,7 @@ void FakeCall::liftConstant() {
 
 // A copy with the same strides.
 void FakeCall::pinMemory() {
-  at::accelerator::getAccelerator(/*checked=*/true);  // without one, raises what pinning real memory raises
+  at::accelerator::getAccelerator(/*checked=*/true);  // without one, raises the error of pinning real memory
   const Tensor self = torch::jit::peek(stack_, 0, num_arguments_).toTensor();
   torch::jit::drop(stack_, num_arguments_);
   const FakeFactoriesGuard guard;
@@ -476,7 +476,7 @@ void FakeCall::runOnMetaAndRemember(const MetaPlan& plan, const CallKey& key) {
   MemoryCounter* counter = memoryCounter();
   auto scratch = counter == nullptr ? nullptr : counter->scratchOf(op_, arguments(), results);
   countMemory(scratch.get(), results, takeUncounted() || has_new);
-  // A call that warns is not remembered, because it warns the next time, too.
+  // A call that warns is not cached, because it must warn again.
   const CallKey key_after{op_, stack_};
   const bool can_be_repeated = key.isComplete() && warnings.isEmpty() && !before.areMovedOrWarnedOf(op_, key.tensors());
   metadataCache().remember(
@@ -514,7 +514,7 @@ void FakeCall::countMemory(const KernelScratch* scratch, c10::ArrayRef<IValue> r
   }
 }
 
-// Looks for values where an argument has some, and where a call makes or writes some without any.
+// Processes values if an argument has some, or if a call may make or write some without reading any.
 void FakeCall::followValues(c10::ArrayRef<IValue> results) const {
   if (has_value_ || mayBeAssumed(results) || (isFakeMode() && makesValues(results))) {
     const OwnComputation own;

@@ -14,11 +14,11 @@ namespace torchext {
 // The backend fallback of the `Fake` key: runs the operator for its metadata only. See csrc/README.md.
 void fakeFallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
-// What the fallback does with a call that the cache of metadata does not have.
+// The ways in which the fallback handles a call that is not in the metadata cache.
 enum class FakeOutcome : std::uint8_t {
   kPassesOn,      // passes it on to the keys below, because Python comes first (before 2.13)
-  kRecords,       // hands it to the recorder of deferred_init: NOTE [Calls of handlers]
-  kRunsReal,      // passes it on with `Fake` excluded: the call is not about fakes
+  kRecords,       // passes it to the recorder of deferred_init: NOTE [Calls of handlers]
+  kRunsReal,      // passes it on with `Fake` excluded: the call does not concern fakes
   kLifts,         // makes a fake of its argument, a constant
   kPins,          // copies the metadata of its argument
   kSynchronizes,  // waits for other processes, with a real tensor
@@ -27,17 +27,17 @@ enum class FakeOutcome : std::uint8_t {
   kRunsInLayout,  // NOTE [Layouts]
   kRunsOnValues,  // NOTE [Constants keep their values]
   kDoesNothing,   // NOTE [Resizing to the same size]
-  kRunsOnMeta,    // runs it on the Meta kernels, or raises why it cannot
+  kRunsOnMeta,    // runs it on the Meta kernels, or raises an error if it cannot
   kRefuses,       // raises an error
 };
 
-// The outcome, and what is needed to carry it out. A decision is made once for a call, and is then carried out, or
+// The outcome, with the data for carrying it out. Each call is decided once. The decision is then carried out, or
 // reported by `predictFake()`.
 struct FakeDecision {
   FakeOutcome outcome;
   MetaPlan plan = {};                     // of a call that runs on Meta
   std::exception_ptr refusal = nullptr;   // of a call that is refused
-  const LayoutHandler* layout = nullptr;  // of a call that concerns one
+  const LayoutHandler* layout = nullptr;  // of a call that concerns a layout
 
   // Returns the error that the call raises before anything is run, or null.
   std::exception_ptr error() const noexcept {
@@ -45,8 +45,8 @@ struct FakeDecision {
   }
 };
 
-// Returns what the fallback would decide for the call of `op` with `arguments` on this thread. Runs no operator, and
-// leaves the cache as it is.
+// Returns the fallback's decision for the call of `op` with `arguments` on this thread. Runs no operator, and does not
+// change the cache.
 FakeDecision predictFake(const c10::OperatorHandle& op, c10::DispatchKeySet keys, const torch::jit::Stack& arguments);
 
 }  // namespace torchext

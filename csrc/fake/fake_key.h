@@ -4,11 +4,11 @@
 
 namespace torchext {
 
-// Returns the functions by which `takeFakeKeys()` takes the keys that fakes carry.
+// Returns the functions with which `takeFakeKeys()` takes the keys that fakes carry.
 FakeKeyHooks fakeKeyHooks() noexcept;
 
-// To be called when a block of fakes is entered: shares the kernels that another owner of the `Fake` key has registered
-// for single operators since the last call. Does nothing if there is no other owner.
+// Call when a block of fakes is entered: shares the kernels that another owner of the `Fake` key has registered for
+// single operators since the last call. Does nothing without another owner.
 void shareFakeKernels();
 
 }  // namespace torchext

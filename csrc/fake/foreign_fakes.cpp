@@ -50,7 +50,7 @@ bool isOrWasOurs(const at::TensorBase& tensor) {
   return isFake(tensor) || tensor.key_set().has_all(kFakeKeys);
 }
 
-// Whose fakes are among the arguments of a call.
+// The owners of the fakes among the arguments of a call.
 struct Fakes {
   bool ours = false;
   bool foreign = false;
@@ -66,8 +66,8 @@ Fakes fakesAmong(ArrayRef<IValue> arguments) {
   return fakes;
 }
 
-// If the thread does not include the key, a call without any fake has the key from a tensor of ours that was real
-// already, and whose stale keys the recorder of deferred_init has just taken away.
+// If the thread does not include the key, a call without fakes has the key from one of our tensors that was already
+// real, and whose stale keys the recorder of deferred_init has just removed.
 bool isInForeignBlock() {
   return c10::impl::tls_is_dispatch_key_included(DispatchKey::Fake) && !areFactoriesFake() &&
          !c10::impl::tls_is_dispatch_key_included(DispatchKey::DeferredInit);
@@ -82,8 +82,8 @@ bool isOurs(const OperatorHandle& op, const Stack& stack) {
   return fakes.ours || (!fakes.foreign && !isInForeignBlock());
 }
 
-// Restores whether the thread includes the `Fake` key: PyTorch's fallback enters the mode of its tensors for a call,
-// and leaving it takes the key from the thread (`FakeTensorModeTLS::reset_state()`), even in a block of ours.
+// Restores whether the thread includes the `Fake` key. PyTorch's fallback enters the mode of its tensors for a call,
+// and leaving it removes the key from the thread (`FakeTensorModeTLS::reset_state()`), even in our blocks.
 class KeepsInclusion {
  public:
   KeepsInclusion() = default;
@@ -122,7 +122,7 @@ class SharedKernel final : public c10::OperatorKernel {
   const RegisteredKernel foreign_;
 };
 
-// The kernels that we have put on the `Fake` key of single operators.
+// Our kernels on the `Fake` key of single operators.
 using SharedKernels = std::unordered_map<c10::OperatorName, KernelIdentity>;
 
 SharedKernels& sharedKernels() {
@@ -131,7 +131,7 @@ SharedKernels& sharedKernels() {
 }
 
 void replaceKernelOf(const OperatorHandle& op, RegisteredKernel foreign) {
-  const NoWarnings no_warnings;  // PyTorch warns of kernels that are replaced
+  const NoWarnings no_warnings;  // PyTorch warns about replaced kernels
   const std::string name_space{namespaceOf(op.operator_name())};
   // Leaked: kernels may be in flight until the process ends.
   auto* library = new torch::Library(torch::Library::IMPL, name_space, DispatchKey::Fake, __FILE__, __LINE__);
@@ -157,16 +157,17 @@ void refuseToMixFakes(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   const RegisteredKernel* owner = foreignFallback();
   TORCH_CHECK(false, "`", op.operator_name(), "` was called with fake tensors of two kinds: of torchext in", ours,
               ", and of the library whose fallback of the dispatch key `Fake` was ",
-              owner == nullptr ? "given up" : nameOf(*owner), ", in", foreign,
-              ". Neither knows the other's. Make all of them with one of the two.");
+              owner == nullptr ? "removed" : nameOf(*owner), ", in", foreign,
+              ". Make all fake tensors of the call with the same library.");
 }
 
 void shareFakeKey() {
-  TORCH_CHECK(passesSelfTest(SelfTest::kFallbacks),
-              "Fake and deferred tensors need the dispatch key `Fake`, which already has a fallback, and torchext does "
-              "not know how to share it: the self-test of `fallbacks` in csrc/torch_internals fails with this version "
-              "of PyTorch. Inference and autocast do without the key. Use fakes in a process that does not load what "
-              "has registered the fallback.");
+  TORCH_CHECK(
+      passesSelfTest(SelfTest::kFallbacks),
+      "Fake and deferred tensors need the dispatch key `Fake`, which already has a fallback, and torchext cannot "
+      "share it: the self-test of `fallbacks` in csrc/torch_internals fails with this version of PyTorch. Use "
+      "fake and deferred tensors in a process that does not load the library that registered the fallback. "
+      "Inference mode and autocast do not need the key.");
   foreignFallback().store(new RegisteredKernel{fallbackOf(DispatchKey::Fake)}, std::memory_order_release);
   setFakeKeyShared();
   removeFallback(DispatchKey::Fake);

@@ -59,7 +59,7 @@ std::unique_ptr<at::ObserverContext> beforeNode(const at::RecordFunction& node) 
   return std::make_unique<RunningFormula>(gradients);
 }
 
-// Includes those of the two keys that are among `keys`, and not the others.
+// Includes exactly those of the two keys that are in `keys`.
 void include(c10::DispatchKeySet keys) {
   for (const DispatchKey key : kKeysOfFactories) {
     c10::impl::tls_set_dispatch_key_included(key, keys.has(key));
@@ -71,8 +71,8 @@ at::CallbackHandle addObserver() {
       at::RecordFunctionCallback{&beforeNode}.needsInputs(true).scopes({at::RecordScope::BACKWARD_FUNCTION}));
 }
 
-// Has PyTorch call the observer, or not. Afterwards each thread reads the list of observers anew in its next operator,
-// under a mutex of PyTorch's that the child of a fork may find held. So callers call this only on a change.
+// Enables or disables the observer. Afterwards each thread rereads the list of observers in its next operator, under a
+// PyTorch mutex that may be locked in a forked child. So call this only on a change.
 void observe(bool is_wanted_now) {
   static bool is_observing = false;
   const Locked lock{LockRank::kObserver};

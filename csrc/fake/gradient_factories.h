@@ -7,25 +7,24 @@ namespace torchext {
 
 struct RunningFormula;
 
-// Makes what the gradient formulas of PyTorch allocate fake, or deferred, where a gradient that they are given is so:
-// `sgn` returns `at::zeros()`, `matrix_exp` writes its gradient into a tensor from `at::empty()`. Formulas are called
-// by the engine, on any thread and in no operator, but PyTorch shows observers each node with its inputs
+// Makes the allocations of gradient formulas in PyTorch fake, or deferred, if one of their incoming gradients is: `sgn`
+// returns `at::zeros()`, `matrix_exp` writes its gradient into a tensor from `at::empty()`. The engine calls formulas
+// on any thread and outside of operators, but PyTorch passes each node with its inputs to observers
 // (`RecordScope::BACKWARD_FUNCTION`).
 //
-// The backward of a function that a user has written is left alone, as its forward is: its factories make real tensors
-// outside of a block. So is user code that a formula calls: a function that unpacks what was saved, and what
-// `torch.utils.checkpoint` computes again in one.
+// The backward function of a user-defined function is excluded, like its forward function: its factories make real
+// tensors outside of a block. So is user code that a formula calls: hooks that unpack saved tensors, and recomputation
+// by `torch.utils.checkpoint`.
 
-// Begins to observe, or stops at the next node: nodes of real gradients cost more, so this is stopped once no fake is
-// alive. A program whose fakes come and go without a backward pass in between changes nothing in PyTorch. From any
-// thread.
+// Begins to observe, or stops at the next node. Nodes of real gradients then cost more, so stop once no fake is alive.
+// Without a backward pass in between, starting and stopping changes nothing in PyTorch. May be called from any thread.
 TORCHEXT_API void makeGradientsFake(bool is_wanted_now);
 
 // Returns true in an observed formula on this thread, and false in user code that it calls.
 bool isInGradientFormula();
 
-// While it lives, factories on this thread make what they made before the innermost formula began. For user code that
-// a formula calls. Nests.
+// While an instance exists, factories on this thread make the same kind of tensors as before the innermost formula
+// began. For user code that a formula calls. Nests.
 class TORCHEXT_API OutsideOfFormula {
  public:
   OutsideOfFormula();

@@ -2,8 +2,8 @@
 
 namespace torchext {
 
-// Gives the rooms below the functions of the handler of fakes that they call, since they must not include what is above
-// them. To be called before there are fakes; does nothing when called again.
+// Gives lower components the functions of the handler of fakes that they call, since they must not include higher
+// components. Call before there are fakes. Repeated calls do nothing.
 void connectPartsOfFakes();
 
 }  // namespace torchext

@@ -22,7 +22,7 @@ const OperatorHandle& resizeOperator() {
   return op;
 }
 
-// Before 2.13 the key of modes and subclasses is below `Fake`, and they have to see the call.
+// Before 2.13 the key of modes and subclasses is below `Fake`, and they must receive the call.
 bool isPythonBelow(DispatchKeySet keys) {
   return (keys & DispatchKeySet{DispatchKeySet::FULL_AFTER, DispatchKey::Fake}).has(DispatchKey::Python);
 }

@@ -140,7 +140,7 @@ with fake.fake_mode():
 """
         lines = run_python(code).splitlines()
         assert len(lines) == len(calls)
-        sentence = "`Fake`, which already has a fallback, and torchext does not know how to share it"
+        sentence = "`Fake`, which already has a fallback, and torchext cannot share it"
         assert all(sentence in line and "`fallbacks`" in line for line in lines), lines
 
     def test_key_of_fakes_is_shared_with_a_fallback_in_python_until_that_is_given_up(self) -> None:
