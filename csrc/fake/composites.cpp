@@ -88,7 +88,7 @@ Tensor maxPool1d(const Tensor& self,
 
 // The kernels compare the address of the memory with those of the allocator for pinned memory. A fake has no memory:
 // its storage records that it is pinned.
-void asksForPinned(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+void isPinnedKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   const Tensor& self = torch::jit::peek(*stack, 0, op.schema().arguments().size()).toTensor();
   const bool is_pinned = isFake(self) && self.has_storage() && isPinnedStorage(self.storage());
   op.redispatchBoxed(keys & kBelowComposites, stack);
@@ -130,7 +130,7 @@ void assumeLengths(const OperatorHandle& op, c10::IValue& lengths, const Tensor&
 
 // The kernel converts lengths to int64, and divides by a tensor of them (`ctc_loss_impl()`). In fake_mode() these would
 // be fakes. The overload for numbers calls operators.
-void readsLengths(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+void ctcLossKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   static const auto of_numbers = c10::Dispatcher::singleton().findSchemaOrThrow("aten::ctc_loss", "IntList");
   const std::size_t count = op.schema().arguments().size();
   const Tensor probabilities = torch::jit::peek(*stack, 0, count).toTensor();
@@ -156,17 +156,17 @@ void readsLengths(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   of_numbers.callBoxed(stack);
 }
 
-void readsIndices(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+void tensorSplitKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   readValues(op, *stack, "tensor_indices_or_sections");
   op.redispatchBoxed(keys & kBelowComposites, stack);
 }
 
 // `torch.tensor([x, y])` reads its elements with our keys excluded (`internal_new_from_data()`, tensor_new.cpp).
-void readsNumber(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+void localScalarKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   const Tensor& self = torch::jit::peek(*stack, 0, op.schema().arguments().size()).toTensor();
-  const bool passes_by = c10::impl::tls_is_dispatch_key_excluded(DispatchKey::Fake) && isFake(self) &&
-                         !self.key_set().has(DispatchKey::DeferredInit) && isSmall(self);
-  op.redispatchBoxed(passes_by ? DispatchKeySet{DispatchKey::Fake} : keys & kBelowComposites, stack);
+  const bool calls_fake_directly = c10::impl::tls_is_dispatch_key_excluded(DispatchKey::Fake) && isFake(self) &&
+                                   !self.key_set().has(DispatchKey::DeferredInit) && isSmall(self);
+  op.redispatchBoxed(calls_fake_directly ? DispatchKeySet{DispatchKey::Fake} : keys & kBelowComposites, stack);
 }
 
 // `record_stream` only has a CUDA kernel, which looks up the block of the caching allocator by its address.
@@ -177,7 +177,7 @@ void recordStream(Tensor& self, c10::Stream stream) {  // NOLINT(google-runtime-
 
 // Returns the kernel that attention would choose. The kernels below choose by the device of their arguments and read no
 // memory, so they receive the fakes. Meta shadows do not have the claimed device.
-void choosesAttention(const OperatorHandle& op, DispatchKeySet /*keys*/, Stack* stack) {
+void sdpChoiceKernel(const OperatorHandle& op, DispatchKeySet /*keys*/, Stack* stack) {
   const Tensor& query = torch::jit::peek(*stack, 0, op.schema().arguments().size()).toTensor();
   op.redispatchBoxed(DispatchKeySet{query.is_cpu() ? DispatchKey::CPU : DispatchKey::Meta}, stack);
 }
@@ -222,7 +222,7 @@ void replaceArguments(const OperatorHandle& op, Stack& stack, bool answer) {
 
 // Gradient formulas check whether the loss depends on the phase of eigenvectors (`linalg_eig_backward()`,
 // `svd_backward()`). For fakes it is assumed not to.
-void checksGradients(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+void allcloseKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   if (isInGradientFormula() && hasTensor(topOf(*stack, op.schema().arguments().size()), isPlainFake)) {
     replaceArguments(op, *stack, true);
     return;
@@ -239,7 +239,7 @@ void checksGradients(const OperatorHandle& op, DispatchKeySet keys, Stack* stack
 
 // `torch.nn.TransformerEncoder` calls this to decide whether to drop masked elements with a nested tensor, which has no
 // fakes. Otherwise it computes results of the same shape with the mask.
-void looksAtMask(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+void nestedMaskKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   if (hasTensor(topOf(*stack, op.schema().arguments().size()), isPlainFake)) {
     replaceArguments(op, *stack, false);
     return;
@@ -249,7 +249,7 @@ void looksAtMask(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
 
 // Recurrent networks call this before they compare addresses of weights with those of cuDNN's buffer (ATen's
 // `try_get_weight_buf()`). PyTorch's own kernels are used instead of cuDNN's, as on fake devices.
-void asksForCudnn(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+void cudnnAcceptableKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   if (hasTensor(topOf(*stack, op.schema().arguments().size()), isPlainFake)) {
     replaceArguments(op, *stack, false);
     return;
@@ -266,7 +266,7 @@ void callWithFactoriesOfCall(const OperatorHandle& op, DispatchKeySet keys, Stac
 // Makes the allocations of a composite operator fake, even outside of fake_mode(), or deferred. If the kernel accesses
 // memory, they are real: `at::tensor()` writes numbers into the result of a factory (`tensor_cpu()`, Utils.cpp), and
 // `ctc_loss` divides by such a tensor of target lengths.
-void allocates(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+void allocatingKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   const Stack arguments = topOf(*stack, op.schema().arguments().size()).vec();
   const std::size_t bottom = stack->size() - arguments.size();
   try {
@@ -284,13 +284,13 @@ void allocates(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
 }
 
 // The composite kernel prints the values of a tensor that it refuses.
-void makesGrids(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+void meshgridKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   forEachTensor(topOf(*stack, op.schema().arguments().size()), [](const Tensor& tensor) {
     TORCH_CHECK(!isPlainFake(tensor) || tensor.dim() <= 1,
                 "torch.meshgrid: Expected 0D or 1D tensor in the tensor list but got: [ ", tensor.toString(), "{",
                 c10::Join(",", tensor.sizes()), "} ]");
   });
-  allocates(op, keys, stack);
+  allocatingKernel(op, keys, stack);
 }
 
 // Returns true for composite operators that may allocate a tensor and write to it, as opposed to making views.
@@ -305,9 +305,9 @@ bool mayAllocate(const OperatorHandle& op) {
 }
 
 // Recurrent networks read the number of sequences in each step of a packed sequence.
-void readsBatchSizes(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+void recurrentKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   readValues(op, *stack, "batch_sizes");
-  allocates(op, keys, stack);
+  allocatingKernel(op, keys, stack);
 }
 
 // Replaces the kernel of `_pad_packed_sequence()`, which writes the lengths into memory. The kind is that of the values
@@ -355,13 +355,13 @@ Stack padSequences(const Tensor& data,
   return {batch_first ? output.transpose(0, 1) : output, made};
 }
 
-void padsSequences(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+void padPackedKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   const std::size_t count = op.schema().arguments().size();
   const Tensor data = torch::jit::peek(*stack, 0, count).toTensor();
   const Tensor fake_steps = torch::jit::peek(*stack, 1, count).toTensor();
   const Tensor steps = readValues(op, *stack, "batch_sizes").toTensor();
   if (!isPlainFake(data) || isFake(steps) || !steps.is_contiguous()) {
-    allocates(op, keys, stack);
+    allocatingKernel(op, keys, stack);
     return;
   }
   Stack results = padSequences(data, steps, torch::jit::peek(*stack, 2, count).toBool(),
@@ -388,7 +388,7 @@ void makeResultsOfZerosFake() {
   [[maybe_unused]] static const auto* library = [] {
     auto* added = new torch::Library(torch::Library::IMPL, "aten", kCompositesKey, __FILE__, __LINE__);
     for (const char* name : {"add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "linalg_cross"}) {
-      added->impl(name, torch::CppFunction::makeFromBoxedFunction<&allocates>());
+      added->impl(name, torch::CppFunction::makeFromBoxedFunction<&allocatingKernel>());
     }
     return added;
   }();
@@ -396,28 +396,28 @@ void makeResultsOfZerosFake() {
 
 void registerComposites(torch::Library& library) {
   library.impl("max_pool1d", &maxPool1d);
-  library.impl("_local_scalar_dense", torch::CppFunction::makeFromBoxedFunction<&readsNumber>());
+  library.impl("_local_scalar_dense", torch::CppFunction::makeFromBoxedFunction<&localScalarKernel>());
   library.impl("record_stream", &recordStream);
-  library.impl("is_pinned", torch::CppFunction::makeFromBoxedFunction<&asksForPinned>());
-  library.impl("_fused_sdp_choice", torch::CppFunction::makeFromBoxedFunction<&choosesAttention>());
-  library.impl("ctc_loss.Tensor", torch::CppFunction::makeFromBoxedFunction<&translated<&readsLengths>>());
+  library.impl("is_pinned", torch::CppFunction::makeFromBoxedFunction<&isPinnedKernel>());
+  library.impl("_fused_sdp_choice", torch::CppFunction::makeFromBoxedFunction<&sdpChoiceKernel>());
+  library.impl("ctc_loss.Tensor", torch::CppFunction::makeFromBoxedFunction<&translated<&ctcLossKernel>>());
   library.impl("tensor_split.tensor_indices_or_sections",
-               torch::CppFunction::makeFromBoxedFunction<&translated<&readsIndices>>());
-  library.impl("cudnn_is_acceptable", torch::CppFunction::makeFromBoxedFunction<&asksForCudnn>());
-  library.impl("_pad_packed_sequence", torch::CppFunction::makeFromBoxedFunction<&translated<&padsSequences>>());
+               torch::CppFunction::makeFromBoxedFunction<&translated<&tensorSplitKernel>>());
+  library.impl("cudnn_is_acceptable", torch::CppFunction::makeFromBoxedFunction<&cudnnAcceptableKernel>());
+  library.impl("_pad_packed_sequence", torch::CppFunction::makeFromBoxedFunction<&translated<&padPackedKernel>>());
   for (const char* name :
        {"lstm.data", "gru.data", "rnn_tanh.data", "rnn_relu.data", "_pack_padded_sequence_backward"}) {
-    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&translated<&readsBatchSizes>>());
+    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&translated<&recurrentKernel>>());
   }
-  library.impl("allclose", torch::CppFunction::makeFromBoxedFunction<&checksGradients>());
-  library.impl("_nested_tensor_from_mask_left_aligned", torch::CppFunction::makeFromBoxedFunction<&looksAtMask>());
+  library.impl("allclose", torch::CppFunction::makeFromBoxedFunction<&allcloseKernel>());
+  library.impl("_nested_tensor_from_mask_left_aligned", torch::CppFunction::makeFromBoxedFunction<&nestedMaskKernel>());
   for (const char* name : {"meshgrid", "meshgrid.indexing"}) {
-    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&makesGrids>());
+    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&meshgridKernel>());
   }
   for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
     const auto op = c10::Dispatcher::singleton().findSchema(name);
     if (op && !op->hasKernelForDispatchKey(kCompositesKey) && mayAllocate(*op)) {
-      library.impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&allocates>());
+      library.impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&allocatingKernel>());
     }
   }
 }

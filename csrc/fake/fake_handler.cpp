@@ -85,25 +85,25 @@ class FakeCall {
   FakeDecision predict();
 
  private:
-  void lookAtArguments(const CallKey& key);
-  void lookAt(const Tensor& tensor);
+  void inspectArguments(const CallKey& key);
+  void inspectTensor(const Tensor& tensor);
 
   // Properties of the call.
-  bool isPythonsFirst() const;
-  bool isAboutFakes() const;
+  bool mustPassToPython() const;
+  bool concernsFakes() const;
   bool readsKnownValues() const;
-  std::optional<DispatchKey> kernelToDecomposeBy() const;
+  std::optional<DispatchKey> kernelToDecomposeWith() const;
 
   // Decisions about the call.
-  std::optional<FakeOutcome> decideBeforeLooking() const;
+  std::optional<FakeOutcome> decideEarly() const;
   FakeDecision decide() const;
   FakeDecision decideHowToFake() const;
   FakeDecision decideHowToCommunicate() const;
   FakeDecision decideHowToRun() const;
 
   // Functions that carry out the decision.
-  bool tryRemembered(const CallKey& key);
-  std::string describeAgain(const CallKey& key) const;
+  bool tryCached(const CallKey& key);
+  std::string describeRecomputed(const CallKey& key) const;
   void carryOut(const FakeDecision& decision, const CallKey* key);
   void runOnRealTensors();
   void liftConstant();
@@ -111,8 +111,8 @@ class FakeCall {
   void decompose();
   void runOnKnownValues();
   void doNothing();
-  void runOnMetaAndRemember(const MetaPlan& plan, const CallKey& key);
-  Stack runOnMetaOrRememberRefusal(const MetaPlan& plan, const CallKey& key);
+  void runOnMetaAndCache(const MetaPlan& plan, const CallKey& key);
+  Stack runOnMetaOrCacheRefusal(const MetaPlan& plan, const CallKey& key);
   template <typename Values>
   void replaceArguments(Values results);
   void followValues(c10::ArrayRef<IValue> results) const;
@@ -140,7 +140,7 @@ void FakeCall::replaceArguments(Values results) {
 }
 
 void FakeCall::run() {
-  if (const auto outcome = decideBeforeLooking()) {
+  if (const auto outcome = decideEarly()) {
     carryOut({*outcome}, /*key=*/nullptr);
     return;
   }
@@ -148,14 +148,14 @@ void FakeCall::run() {
     expandMasks(op_, stack_);
   }
   const CallKey key{op_, stack_};
-  lookAtArguments(key);
+  inspectArguments(key);
   std::optional<FakeCudaDraws> draws;
   if (!isRecording()) {  // the recorder records draws itself
     draws.emplace(op_, stack_);
   }
   const IValue written = has_fake_ && writesForeach(op_) ? torch::jit::peek(stack_, 0, num_arguments_) : IValue{};
-  const bool may_be_remembered = has_fake_ || isFakeMode();
-  if (!may_be_remembered || readsKnownValues() || !tryRemembered(key)) {
+  const bool may_be_cached = has_fake_ || isFakeMode();
+  if (!may_be_cached || readsKnownValues() || !tryCached(key)) {
     carryOut(decide(), &key);
   }
   countVersions(written);
@@ -166,7 +166,7 @@ void FakeCall::run() {
 
 // Does not look up the call in the cache, because a lookup changes the cache.
 FakeDecision FakeCall::predict() {
-  if (const auto outcome = decideBeforeLooking()) {
+  if (const auto outcome = decideEarly()) {
     return {*outcome};
   }
   if (isMaskedIndexing(op_, stack_)) {
@@ -179,15 +179,15 @@ FakeDecision FakeCall::predict() {
   return decide();
 }
 
-std::optional<FakeOutcome> FakeCall::decideBeforeLooking() const {
-  if (isPythonsFirst()) {
+std::optional<FakeOutcome> FakeCall::decideEarly() const {
+  if (mustPassToPython()) {
     return FakeOutcome::kPassesOn;
   }
   return mustBeRecordedForHandler(op_, stack_) ? std::optional{FakeOutcome::kRecords} : std::nullopt;
 }
 
 FakeDecision FakeCall::decide() const {
-  if (!isAboutFakes()) {
+  if (!concernsFakes()) {
     return {FakeOutcome::kRunsReal};
   }
   if (isLiftFresh(op_)) {
@@ -205,7 +205,7 @@ FakeDecision FakeCall::decide() const {
 // The effects of a composite operator are those of the operators that it calls, so those are handled instead.
 // Composites arrive here undecomposed if autograd is skipped, as in inference mode. Random ones always do.
 FakeDecision FakeCall::decideHowToFake() const {
-  if (kernelToDecomposeBy()) {
+  if (kernelToDecomposeWith()) {
     return {FakeOutcome::kDecomposes};
   }
   if (has_fake_ && communicationOf(op_) != Communication::kNone) {
@@ -280,7 +280,7 @@ void FakeCall::carryOut(const FakeDecision& decision, const CallKey* key) {
       doNothing();
       break;
     case FakeOutcome::kRunsOnMeta:
-      runOnMetaAndRemember(decision.plan, *key);
+      runOnMetaAndCache(decision.plan, *key);
       break;
     case FakeOutcome::kRefuses:
       std::rethrow_exception(decision.refusal);
@@ -288,7 +288,7 @@ void FakeCall::carryOut(const FakeDecision& decision, const CallKey* key) {
 }
 
 // NOTE [Zeros of forward AD], NOTE [Composed on CUDA]. For the latter, the recorder needs the whole operator.
-std::optional<DispatchKey> FakeCall::kernelToDecomposeBy() const {
+std::optional<DispatchKey> FakeCall::kernelToDecomposeWith() const {
   if (const auto composite = compositeKernelOf(op_)) {
     return composite;
   }
@@ -304,17 +304,17 @@ bool FakeCall::readsKnownValues() const {
          op_.schema().name() != "aten::_pack_padded_sequence";  // its result is on the CPU: value_shapes.h
 }
 
-void FakeCall::lookAtArguments(const CallKey& key) {
+void FakeCall::inspectArguments(const CallKey& key) {
   if (key.isComplete()) {
     for (const Tensor* tensor : key.tensors()) {
-      lookAt(*tensor);
+      inspectTensor(*tensor);
     }
   } else {
-    forEachTensor(stack_, num_arguments_, [this](const Tensor& tensor) { lookAt(tensor); });
+    forEachTensor(stack_, num_arguments_, [this](const Tensor& tensor) { inspectTensor(tensor); });
   }
 }
 
-void FakeCall::lookAt(const Tensor& tensor) {
+void FakeCall::inspectTensor(const Tensor& tensor) {
   if (isFake(tensor)) {
     has_fake_ = true;
     has_value_ = has_value_ || hasValue(tensor);
@@ -324,16 +324,16 @@ void FakeCall::lookAt(const Tensor& tensor) {
 }
 
 // The user's modes and subclasses must receive the operator before it is faked. Before 2.13 their key is below ours.
-bool FakeCall::isPythonsFirst() const {
+bool FakeCall::mustPassToPython() const {
   return keys_.has(DispatchKey::Python) && kBelowFake.has(DispatchKey::Python);
 }
 
-bool FakeCall::isAboutFakes() const {
+bool FakeCall::concernsFakes() const {
   return has_fake_ || (isFakeMode() && (isFactory(op_, arguments()) || isAboutNumbers(arguments()) ||
                                         DeviceRules(op_, stack_).namesFakeDevice()));
 }
 
-bool FakeCall::tryRemembered(const CallKey& key) {
+bool FakeCall::tryCached(const CallKey& key) {
   const auto recipe = metadataCache().find(key);
   // While recording, the recorder may run the call for real.
   if (recipe == nullptr || (recipe->refuses() && isRecording()) || !recipe->canBeMade(key.tensors())) {
@@ -342,7 +342,7 @@ bool FakeCall::tryRemembered(const CallKey& key) {
   if (!recipe->refuses() && !recipe->resizes() && isHitChecked()) {
     checkHit(op_, recipe->describe(), [&] {
       try {
-        return describeAgain(key);
+        return describeRecomputed(key);
       } catch (const UnsupportedOperatorError&) {
         // While recording, operators without a Meta kernel are run for real instead of on zeros.
         if (!isRecording()) {
@@ -361,7 +361,7 @@ bool FakeCall::tryRemembered(const CallKey& key) {
 
 // Recomputes the results of a cached call: NOTE [Checking hits]. The call has no effects on its arguments, otherwise it
 // would not be cached.
-std::string FakeCall::describeAgain(const CallKey& key) const {
+std::string FakeCall::describeRecomputed(const CallKey& key) const {
   const OwnComputation own;
   const FakeDecision decision = decide();
   if (decision.outcome != FakeOutcome::kRunsOnMeta) {
@@ -421,7 +421,7 @@ void FakeCall::pinMemory() {
 }
 
 void FakeCall::decompose() {
-  if (const auto kernel = kernelToDecomposeBy()) {
+  if (const auto kernel = kernelToDecomposeWith()) {
     op_.callBoxedForDispatchKey(*kernel, stack_);
   }
 }
@@ -450,7 +450,7 @@ void FakeCall::doNothing() {
   torch::jit::drop(stack_, num_arguments_ - 1);
 }
 
-Stack FakeCall::runOnMetaOrRememberRefusal(const MetaPlan& plan, const CallKey& key) {
+Stack FakeCall::runOnMetaOrCacheRefusal(const MetaPlan& plan, const CallKey& key) {
   std::exception_ptr refusal;
   try {
     return runOnMeta(op_, stack_, plan, refusal);
@@ -462,14 +462,14 @@ Stack FakeCall::runOnMetaOrRememberRefusal(const MetaPlan& plan, const CallKey& 
   }
 }
 
-void FakeCall::runOnMetaAndRemember(const MetaPlan& plan, const CallKey& key) {
+void FakeCall::runOnMetaAndCache(const MetaPlan& plan, const CallKey& key) {
   const OwnComputation own;
   if (op_.schema().name() == "aten::_efficientzerotensor") {
     makeResultsOfZerosFake();
   }
   const ArgumentsBefore before{key.tensors()};
   HeldWarnings warnings;
-  Stack results = runOnMetaOrRememberRefusal(plan, key);
+  Stack results = runOnMetaOrCacheRefusal(plan, key);
   const bool has_new = takeUncounted();  // before the next two lines, which may call operators on fakes
   completeResults(op_, arguments(), results);
   pinResults(results);

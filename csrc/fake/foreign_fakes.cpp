@@ -84,11 +84,11 @@ bool isOurs(const OperatorHandle& op, const Stack& stack) {
 
 // Restores whether the thread includes the `Fake` key. PyTorch's fallback enters the mode of its tensors for a call,
 // and leaving it removes the key from the thread (`FakeTensorModeTLS::reset_state()`), even in our blocks.
-class KeepsInclusion {
+class InclusionGuard {
  public:
-  KeepsInclusion() = default;
-  C10_DISABLE_COPY_AND_ASSIGN(KeepsInclusion);
-  ~KeepsInclusion() {
+  InclusionGuard() = default;
+  C10_DISABLE_COPY_AND_ASSIGN(InclusionGuard);
+  ~InclusionGuard() {
     c10::impl::tls_set_dispatch_key_included(DispatchKey::Fake, was_included_);
   }
 
@@ -97,7 +97,7 @@ class KeepsInclusion {
 };
 
 void callForeign(const RegisteredKernel& foreign, const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  const KeepsInclusion keeps;
+  const InclusionGuard keeps;
   if (foreign.kernel.isFallthrough()) {
     op.redispatchBoxed(keys & kBelowFake, stack);
   } else {

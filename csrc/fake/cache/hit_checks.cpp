@@ -28,13 +28,13 @@ std::atomic<std::uint64_t> wrong_hits{0};
 thread_local bool is_checking = false;
 
 // Disables checks within `recompute()`, which may call other operators.
-class Checking {
+class CheckingGuard {
  public:
-  Checking() {
+  CheckingGuard() {
     is_checking = true;
   }
-  C10_DISABLE_COPY_AND_ASSIGN(Checking);
-  ~Checking() {
+  C10_DISABLE_COPY_AND_ASSIGN(CheckingGuard);
+  ~CheckingGuard() {
     is_checking = false;
   }
 };
@@ -61,7 +61,7 @@ bool isHitChecked() {
 void checkHit(const c10::OperatorHandle& op,
               const std::string& remembered,
               c10::function_ref<std::string()> recompute) {
-  const Checking checking;
+  const CheckingGuard checking;
   std::string recomputed;
   try {
     recomputed = recompute();

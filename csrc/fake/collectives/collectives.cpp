@@ -100,7 +100,7 @@ std::string backendMessage(const OperatorHandle& op, const Tensor& fake, const s
 }
 
 // Returns the reason why a call with fakes is refused, or nothing.
-std::optional<std::string> whyRefused(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+std::optional<std::string> refusalReason(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   const auto fake = findFake(arguments);
   if (!fake) {
     return std::nullopt;
@@ -166,7 +166,7 @@ CollectiveOutcome decideCollective(const OperatorHandle& op, ArrayRef<IValue> ar
     default:
       break;
   }
-  if (whyRefused(op, arguments)) {
+  if (refusalReason(op, arguments)) {
     return CollectiveOutcome::kRefused;
   }
   return isOfC10d(op) ? CollectiveOutcome::kRunsKernel : CollectiveOutcome::kRunsOnMeta;
@@ -195,7 +195,7 @@ bool makeDeferredReal(const OperatorHandle& op, ArrayRef<IValue> arguments) {
 }
 
 void refuseCollective(const OperatorHandle& op, ArrayRef<IValue> arguments) {
-  if (const auto reason = whyRefused(op, arguments)) {
+  if (const auto reason = refusalReason(op, arguments)) {
     TORCH_CHECK(false, *reason);
   }
 }
@@ -213,9 +213,10 @@ void runCollective(const OperatorHandle& op, DispatchKeySet below, Stack& stack)
 void synchronizeForReal(const OperatorHandle& op, Stack& stack) {
   const c10::impl::ExcludeDispatchKeyGuard guard{kOurs};
   mapTensors(stack, op.schema().arguments().size(), [](const Tensor& tensor) {
-    const bool is_there = !tensor.is_cuda() || hasRealCuda();
-    return isFake(tensor) ? at::empty(tensor.sizes(), tensor.options().device(is_there ? tensor.device() : c10::kCPU))
-                          : tensor;
+    const bool device_exists = !tensor.is_cuda() || hasRealCuda();
+    return isFake(tensor)
+               ? at::empty(tensor.sizes(), tensor.options().device(device_exists ? tensor.device() : c10::kCPU))
+               : tensor;
   });
   op.callBoxed(stack);
 }
@@ -231,20 +232,20 @@ bool takesNestedLists(const OperatorHandle& op) {
 
 void callObserved(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   const DispatchKeySet below = keys & DispatchKeySet{DispatchKeySet::FULL_AFTER, DispatchKey::BackendSelect};
-  CollectiveObserver* const watching = observer.load();
-  if (watching == nullptr) {
+  CollectiveObserver* const current_observer = observer.load();
+  if (current_observer == nullptr) {
     op.redispatchBoxed(below, stack);
     return;
   }
   const Stack arguments = topOf(*stack, op.schema().arguments().size()).vec();
-  watching->observe(op, arguments, [&]() -> ArrayRef<IValue> {
+  current_observer->observe(op, arguments, [&]() -> ArrayRef<IValue> {
     op.redispatchBoxed(below, stack);
     forgetWritten(op, arguments);  // before the observer may replace the written values
     return topOf(*stack, op.schema().returns().size());
   });
 }
 
-void lookIntoNestedLists(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+void handleNestedLists(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   const auto arguments = topOf(*stack, op.schema().arguments().size());
   if (makeDeferredReal(op, arguments)) {
     op.callBoxed(*stack);  // with the current keys of the tensors
@@ -271,15 +272,15 @@ std::unique_ptr<torch::Library> registerBefore(const char* space, Predicate is_w
 }
 
 // The kernels that are registered while collectives are observed.
-std::vector<std::unique_ptr<torch::Library>>& watchers() {
+std::vector<std::unique_ptr<torch::Library>>& observingLibraries() {
   static auto* libraries = new std::vector<std::unique_ptr<torch::Library>>;  // leaked: calls may be in flight at exit
   return *libraries;
 }
 
-void watchAll() {
-  watchers().push_back(registerBefore<&callObserved>(
+void registerObservingKernels() {
+  observingLibraries().push_back(registerBefore<&callObserved>(
       "c10d", [](const OperatorHandle& op) { return takesGroup(op) && !takesNestedLists(op); }));
-  watchers().push_back(registerBefore<&callObserved>("_c10d_functional", [](const OperatorHandle& op) {
+  observingLibraries().push_back(registerBefore<&callObserved>("_c10d_functional", [](const OperatorHandle& op) {
     return op.schema().name() == "_c10d_functional::wait_tensor";
   }));
 }
@@ -288,17 +289,17 @@ void watchAll() {
 
 void watchNestedLists() {
   // Leaked: kernels may be in flight until the process ends.
-  static const auto* library = registerBefore<&lookIntoNestedLists>("c10d", takesNestedLists).release();
+  static const auto* library = registerBefore<&handleNestedLists>("c10d", takesNestedLists).release();
   static_cast<void>(library);
 }
 
 void observeCollectives(CollectiveObserver* observing) {
   observer = observing;
   if (observing == nullptr) {
-    watchers().clear();
-  } else if (watchers().empty()) {
+    observingLibraries().clear();
+  } else if (observingLibraries().empty()) {
     watchNestedLists();
-    watchAll();
+    registerObservingKernels();
   }
 }
 

@@ -194,7 +194,7 @@ thread_local std::uint64_t range_of_integers = 0;
 
 // Replaces the kernel and records the range that PyTorch determines for a dtype.
 template <typename Generator>
-struct NoteRange {
+struct RecordRange {
   void operator()(at::TensorIteratorBase& /*iter*/,
                   std::uint64_t range,
                   std::int64_t /*base*/,
@@ -211,7 +211,7 @@ Draws drawsOfIntegersFrom(const Call& call, std::int64_t from, std::optional<std
   constexpr std::uint64_t kSmallRange = std::uint64_t{1} << 28U;
   const NoWarnings guard;  // the call itself warns about numbers that the dtype cannot represent
   Tensor one{at::detail::empty_cpu({1}, call.tensor(0).scalar_type())};
-  at::native::templates::random_from_to_impl<NoteRange, at::CPUGeneratorImpl>(one, from, to, std::nullopt);
+  at::native::templates::random_from_to_impl<RecordRange, at::CPUGeneratorImpl>(one, from, to, std::nullopt);
   return drawsOfFill(call.tensor(0), range_of_integers >= kSmallRange ? 2 : 4, call.gpu);
 }
 

@@ -102,7 +102,7 @@ class MetaCall {
 
  private:
   template <typename Trial>
-  auto noteRefusalOf(const Trial& trial);
+  auto recordRefusalOf(const Trial& trial);
   bool runWithoutMetaKernel(bool is_prepared, const std::exception& error);
   void convertArgumentsToMeta();
   IValue toMeta(const IValue& value, const c10::Argument& argument);
@@ -132,7 +132,7 @@ class MetaCall {
 };
 
 template <typename Trial>
-auto MetaCall::noteRefusalOf(const Trial& trial) {
+auto MetaCall::recordRefusalOf(const Trial& trial) {
   try {
     return trial();
   } catch (const c10::Error&) {
@@ -155,7 +155,7 @@ Stack MetaCall::run() {
     warnings = held.take();
   } catch (const DataDependentError&) {
     // The kernel computes the results unless it refuses.
-    noteRefusalOf([this] { refuseAsRealIfCheap(op_, arguments()); });
+    recordRefusalOf([this] { refuseAsRealIfCheap(op_, arguments()); });
     throw;
   } catch (const std::exception& error) {
     if (interpreter().isInterrupt(error) || !runWithoutMetaKernel(is_prepared, error)) {
@@ -165,9 +165,9 @@ Stack MetaCall::run() {
   }
   RealResults real;
   if (!needsValues(op_, called_)) {  // stand-ins have no values
-    real = noteRefusalOf([this] { return refuseAsReal(op_, arguments(), effects()); });
+    real = recordRefusalOf([this] { return refuseAsReal(op_, arguments(), effects()); });
     if (needsSizes(real)) {
-      RealResults of_its_size = noteRefusalOf([this] { return refuseAsReal(op_, arguments()); });
+      RealResults of_its_size = recordRefusalOf([this] { return refuseAsReal(op_, arguments()); });
       real = of_its_size.values.empty() ? std::move(real) : std::move(of_its_size);
     }
   }
@@ -185,7 +185,7 @@ Stack MetaCall::run() {
 // NOTE [Dtypes that CUDA kernels refuse]
 void MetaCall::refuseDtypes(c10::ArrayRef<IValue> results) {
   if (plan_.device.is_cuda()) {
-    noteRefusalOf([&] { refuseDtypesOnCuda(op_, arguments(), results); });
+    recordRefusalOf([&] { refuseDtypesOnCuda(op_, arguments(), results); });
   }
 }
 
@@ -234,7 +234,7 @@ void MetaCall::correctMetaResults(const RealResults& real) {
 // operator for real. Returns true if it has the results of the CPU kernel, and false if the caller must raise `error`.
 bool MetaCall::runWithoutMetaKernel(bool is_prepared, const std::exception& error) {
   if (!is_prepared) {
-    noteRefusalOf([this] { return refuseAsReal(op_, arguments()); });
+    recordRefusalOf([this] { return refuseAsReal(op_, arguments()); });
     return false;
   }
   // The registered kernel only raises that there is no kernel, or no kernel for these arguments.
@@ -245,7 +245,7 @@ bool MetaCall::runWithoutMetaKernel(bool is_prepared, const std::exception& erro
   if (missing != nullptr && !isRecording() && tryOnZeros()) {
     return true;
   }
-  const bool is_accepted = noteRefusalOf([this] { return !refuseAsReal(op_, arguments()).values.empty(); });
+  const bool is_accepted = recordRefusalOf([this] { return !refuseAsReal(op_, arguments()).values.empty(); });
   if (missing != nullptr) {
     TORCHEXT_THROW(
         UnsupportedOperatorError,

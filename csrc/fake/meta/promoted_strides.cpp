@@ -49,7 +49,7 @@ std::vector<Tensor> converted(std::vector<Tensor> tensors, c10::ScalarType dtype
 }
 
 // Returns the tensors among the arguments on the meta device, or nothing if copies of them could not change the order.
-std::vector<Tensor> thoseThatDecide(c10::ArrayRef<c10::IValue> arguments) {
+std::vector<Tensor> decidingTensors(c10::ArrayRef<c10::IValue> arguments) {
   std::vector<Tensor> tensors;
   forEachTensor(arguments, [&tensors](const Tensor& tensor) { tensors.push_back(tensor); });
   const bool may_decide = std::all_of(tensors.begin(), tensors.end(), isStrided) &&
@@ -81,7 +81,7 @@ void giveStridesOfCuda(c10::ArrayRef<c10::IValue> arguments, torch::jit::Stack& 
   if (results.size() != 1 || !results.front().isTensor()) {
     return;
   }
-  const std::vector<Tensor> tensors = thoseThatDecide(arguments);
+  const std::vector<Tensor> tensors = decidingTensors(arguments);
   const Tensor& result = results.front().toTensor();
   if (tensors.empty()) {
     return;

@@ -95,7 +95,7 @@ bool hasEffects(const OperatorHandle& op) {
 }
 
 // Returns true for operators that make tensors without tensor arguments. The requested size may exceed memory.
-bool makesTensorsOfNothing(const OperatorHandle& op) {
+bool makesTensorsWithoutTensors(const OperatorHandle& op) {
   const auto& arguments = op.schema().arguments();
   return takesTensorOptions(op.schema()) || op.hasKernelForDispatchKey(DispatchKey::BackendSelect) ||
          std::none_of(arguments.begin(), arguments.end(), [](const c10::Argument& argument) {
@@ -324,7 +324,7 @@ SizeScale scaleFor(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRe
 }
 
 // This function and the following ones raise the refusal, or return the results of the trial, if any.
-RealResults tryOutAsItIs(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+RealResults tryOutAtOwnSize(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   return {raiseOrReturn(op, arguments, outcomeOf(op, arguments, {})), /*has_sizes=*/true};
 }
 
@@ -384,7 +384,7 @@ RealResults tryOutScaled(const OperatorHandle& op, ArrayRef<IValue> arguments, A
     return {};
   }
   if (trustOf(op) == Trust::kSizes) {
-    return size <= kModest ? tryOutAsItIs(op, arguments) : tryOutOneGroup(op, arguments);
+    return size <= kModest ? tryOutAtOwnSize(op, arguments) : tryOutOneGroup(op, arguments);
   }
   const SizeScale scale = scaleFor(op, arguments, results);
   if (countElements(arguments, scale) + countElements(results, scale) > kAffordable) {
@@ -414,7 +414,7 @@ RealResults tryOutScaled(const OperatorHandle& op, ArrayRef<IValue> arguments, A
     return {};
   }
   const AllocationLimit limit{kMostBytes};
-  return tryOutAsItIs(op, arguments);
+  return tryOutAtOwnSize(op, arguments);
 }
 
 // Returns the position of the argument `size`, if it is a list of numbers.
@@ -451,7 +451,7 @@ double countRequested(const OperatorHandle& op, ArrayRef<IValue> arguments) {
 
 RealResults tryOutFactory(const OperatorHandle& op, ArrayRef<IValue> arguments, double size) {
   if (size <= kCheap) {
-    return tryOutAsItIs(op, arguments);
+    return tryOutAtOwnSize(op, arguments);
   }
   const auto small = withSmallSize(op, arguments);
   return small ? RealResults{raiseOrReturn(op, *small, outcomeOf(op, *small, {}))} : RealResults{};
@@ -483,7 +483,7 @@ std::optional<Stack> withSmallLayer(const OperatorHandle& op, ArrayRef<IValue> a
 
 RealResults tryOutLayer(const OperatorHandle& op, ArrayRef<IValue> arguments, double size) {
   if (size <= kCheap) {
-    return tryOutAsItIs(op, arguments);
+    return tryOutAtOwnSize(op, arguments);
   }
   if (const auto small = withSmallLayer(op, arguments)) {
     raiseOrReturn(op, *small, outcomeOf(op, *small, {}));
@@ -495,13 +495,13 @@ RealResults tryOutAffordably(const OperatorHandle& op,
                              ArrayRef<IValue> arguments,
                              ArrayRef<IValue> results,
                              double size) {
-  if (makesTensorsOfNothing(op)) {
+  if (makesTensorsWithoutTensors(op)) {
     return tryOutFactory(op, arguments, size);
   }
   if (op.schema().name() == "aten::mkldnn_rnn_layer") {
     return tryOutLayer(op, arguments, size);
   }
-  return size <= kCheap ? tryOutAsItIs(op, arguments) : tryOutScaled(op, arguments, results, size);
+  return size <= kCheap ? tryOutAtOwnSize(op, arguments) : tryOutScaled(op, arguments, results, size);
 }
 
 // The thread state during trials.
@@ -592,7 +592,7 @@ RealResults refuseAsReal(const OperatorHandle& op, ArrayRef<IValue> arguments) {
 
 void refuseAsRealIfCheap(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   if (!resultsOfReal(op, arguments, kCheap).values.empty() || !canBeTriedOut(op, arguments) ||
-      makesTensorsOfNothing(op)) {
+      makesTensorsWithoutTensors(op)) {
     return;
   }
   const double size = countElements(arguments, {});

@@ -51,7 +51,7 @@ class ZeroArguments {
   const Tensor* baseOf(const Tensor& real) const;
 
   // Returns true if a view of a real argument is among `results`.
-  bool areRealOnesShownBy(const Stack& results) const;
+  bool areRealArgumentsViewedBy(const Stack& results) const;
 
   // Returns true if the call has not moved any argument to another storage, and has only resized fakes that are not
   // widened.
@@ -116,7 +116,7 @@ const Tensor* ZeroArguments::baseOf(const Tensor& real) const {
   return found == entries_.end() ? nullptr : &found->original;
 }
 
-bool ZeroArguments::areRealOnesShownBy(const Stack& results) const {
+bool ZeroArguments::areRealArgumentsViewedBy(const Stack& results) const {
   bool are_shown = false;
   forEachTensor(results, results.size(), [&](const Tensor& result) {
     const Tensor* base = baseOf(result);
@@ -146,7 +146,7 @@ void ZeroArguments::resizeOriginals() const {
   }
 }
 
-bool isPytorchs(const OperatorHandle& op) {
+bool isPyTorchOperator(const OperatorHandle& op) {
   constexpr std::array<std::string_view, 3> kNamespaces{"aten", "prims", "quantized"};
   return isAmong(kNamespaces, namespaceOf(op.operator_name()));
 }
@@ -236,7 +236,7 @@ std::optional<Stack> tryRun(const OperatorHandle& op,
                             std::optional<c10::ScalarType> half) {
   ZeroArguments zeros{half};
   Stack real = withZeros(op, stack, zeros);
-  if (!tryCall(op, real) || !zeros.canBeFollowed() || !areTensors(op, real) || zeros.areRealOnesShownBy(real)) {
+  if (!tryCall(op, real) || !zeros.canBeFollowed() || !areTensors(op, real) || zeros.areRealArgumentsViewedBy(real)) {
     return std::nullopt;
   }
   mapTensors(real, real.size(), [&](const Tensor& result) { return toFake(result, zeros, device, half); });
@@ -248,7 +248,7 @@ std::optional<Stack> tryRun(const OperatorHandle& op,
 
 // Excludes operators that draw from the default generator, because running them would advance it.
 bool mayRunOnZeros(const OperatorHandle& op, const Stack& stack) {
-  return isPytorchs(op) && !needsValues(op, stack) &&
+  return isPyTorchOperator(op) && !needsValues(op, stack) &&
          (!op.hasTag(at::Tag::nondeterministic_seeded) || takesGenerator(op)) && !op.hasTag(at::Tag::inplace_view) &&
          op.hasComputedKernelForDispatchKey(DispatchKey::CPU) && areSmallAndPlain(op, stack);
 }

@@ -150,7 +150,7 @@ c10::Allocator* noMemoryAllocator() {
 
 // Autocast's cache maps a leaf to its cast for the rest of the region. When the leaf becomes real, the cast does not,
 // so it must not be used any more.
-void forgetCasts() {
+void clearAutocastCache() {
   if (autocast::is_autocast_enabled(c10::kCPU) || autocast::is_autocast_enabled(c10::kCUDA)) {
     autocast::clear_cache();
   }
@@ -359,7 +359,7 @@ std::vector<at::Tensor> residentsOf(const Storage& storage) {
 }
 
 void becomeReal(const Storage& fake, const Storage& real) {
-  forgetCasts();
+  clearAutocastCache();
   StorageImpl& impl = *fake.unsafeGetStorageImpl();
   StorageImpl& source = *real.unsafeGetStorageImpl();
   TORCH_INTERNAL_ASSERT(source.device() == impl.device() && real.use_count() == 1);

@@ -104,7 +104,7 @@ bool areAll(ArrayRef<IValue> values, Predicate is_wanted) {
   return !hasTensor(values, [&is_wanted](const Tensor& tensor) { return !is_wanted(tensor); });
 }
 
-bool isPyTorchs(const OperatorHandle& op) {
+bool isAtenOperator(const OperatorHandle& op) {
   return namespaceOf(op.operator_name()) == "aten";
 }
 
@@ -285,7 +285,7 @@ Tensor elementFor(const Tensor& tensor) {
   return filled(sizes, tensor.scalar_type(), is_ordinary ? kOrdinaryInteger : is_integer ? 0 : kAssumedNumber);
 }
 
-bool isWhetherAny(const OperatorHandle& op) {
+bool isAnyOrAll(const OperatorHandle& op) {
   return op.schema().name() == "aten::any" || op.schema().name() == "aten::all";
 }
 
@@ -294,7 +294,7 @@ constexpr std::array<double, 3> kNumbers{kAssumedNumber, 256, -256};
 constexpr std::array<double, 2> kIntegers{kOrdinaryInteger, -100};
 
 // Returns the value of `tensor` in a trial: one or a few elements, unless all tensors of the call are small.
-Tensor triedValueOf(const Tensor& tensor, bool are_small, std::size_t trial) {
+Tensor trialValueOf(const Tensor& tensor, bool are_small, std::size_t trial) {
   if (!isOpen(tensor)) {
     return are_small ? assumedValueOf(tensor) : elementFor(tensor);
   }
@@ -312,7 +312,7 @@ struct TestedNumbers {
 
 TestedNumbers testNumbers(const OperatorHandle& op, ArrayRef<IValue> arguments, bool are_small, bool are_integers) {
   const auto truth_of = [&](std::size_t trial) {
-    const auto value_of = [=](const Tensor& tensor) { return triedValueOf(tensor, are_small, trial); };
+    const auto value_of = [=](const Tensor& tensor) { return trialValueOf(tensor, are_small, trial); };
     return runOn(op, arguments, value_of).front().toTensor();
   };
   const Tensor ordinary = truth_of(0);
@@ -380,7 +380,7 @@ bool tryElements(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<
   }
   const Tensor& result = results.front().toTensor();
   const bool is_elementwise = op.hasTag(at::Tag::pointwise) || op.schema().name() == "aten::_to_copy";
-  const bool makes_truth = result.scalar_type() == c10::kBool && (is_elementwise || isWhetherAny(op));
+  const bool makes_truth = result.scalar_type() == c10::kBool && (is_elementwise || isAnyOrAll(op));
   const auto repeats = [](const Tensor& tensor) { return elementsOf(tensor).defined(); };
   const auto is_open = [](const Tensor& tensor) { return isOpen(tensor); };
   const bool follows = is_elementwise && hasTensor(arguments, repeats) && !hasTensor(arguments, is_open);
@@ -577,7 +577,7 @@ bool assumeResults(const OperatorHandle& op,
                    ArrayRef<IValue> results,
                    ArrayRef<IValue> written) {
   const Assumptions* const assumptions = assumptions_in_use;
-  if (assumptions == nullptr || isRecording() || !isPyTorchs(op)) {
+  if (assumptions == nullptr || isRecording() || !isAtenOperator(op)) {
     return false;
   }
   return tryFindingInfinities(op, arguments) || tryIndices(op, arguments, results, *assumptions) ||
@@ -610,7 +610,7 @@ std::string shapesOf(ArrayRef<IValue> results) {
 // Returns the small results of a call whose shapes depend on values, or nothing.
 std::optional<Stack> resultsOfSmall(const OperatorHandle& op, ArrayRef<IValue> arguments, Assumptions& assumptions) {
   const bool counts = op.schema().name() == "aten::bincount" && !areSmall(arguments);
-  if (!isPyTorchs(op) || hasOut(op) || (!counts && !areSmall(arguments)) || !areAll(arguments, isPlain)) {
+  if (!isAtenOperator(op) || hasOut(op) || (!counts && !areSmall(arguments)) || !areAll(arguments, isPlain)) {
     return std::nullopt;
   }
   const ValueKind kind = standingOn(arguments);

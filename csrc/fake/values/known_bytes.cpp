@@ -99,7 +99,7 @@ class KnownBytes final : public Values {
     return kind_;
   }
 
-  FoundValues lookAt(const Tensor& tensor) const {
+  FoundValues findValues(const Tensor& tensor) const {
     if (!marks_) {
       return {true, kind_};
     }
@@ -250,7 +250,7 @@ bool hasValue(const Tensor& fake) noexcept {
 ValueKind kindOf(const Tensor& fake) {
   const auto provenance = fake.has_storage() ? provenanceOf(fake.storage()) : nullptr;
   if (const auto bytes = std::dynamic_pointer_cast<KnownBytes>(provenance)) {
-    return bytes->lookAt(fake).kind;
+    return bytes->findValues(fake).kind;
   }
   const auto elements = std::dynamic_pointer_cast<RepeatedElements>(provenance);
   return elements == nullptr ? ValueKind::kKnown : elements->kind;
@@ -267,7 +267,7 @@ Tensor valueOf(const Tensor& tensor, ValueKind accepted) {
   if (known == nullptr) {
     return {};
   }
-  const auto [are_complete, kind] = known->lookAt(tensor);
+  const auto [are_complete, kind] = known->findValues(tensor);
   const bool counts = are_complete && (kind == ValueKind::kKnown || accepted != ValueKind::kKnown);
   return counts ? showBytes(known->bytes(), tensor) : Tensor{};
 }
@@ -335,13 +335,13 @@ bool makePart(const Tensor& fake, ValueKind kind) {
     setBytes(fake, known->bytes(), kind);
     return true;
   }
-  const bool is_such = known != nullptr && !known->marks() && known->kind() == kind;
-  return is_such || markElements(fake, known.get(), markOf(kind));
+  const bool is_uniform_kind = known != nullptr && !known->marks() && known->kind() == kind;
+  return is_uniform_kind || markElements(fake, known.get(), markOf(kind));
 }
 
 std::optional<KnownParts> partsOf(const Tensor& fake, ValueKind accepted) {
   const auto known = canHaveValues(fake) ? bytesOf(fake) : nullptr;
-  if (known == nullptr || !known->marks() || known->lookAt(fake).are_complete) {
+  if (known == nullptr || !known->marks() || known->findValues(fake).are_complete) {
     return std::nullopt;
   }
   const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};

@@ -158,7 +158,7 @@ class RemediedCall {
       : op_{op}, arguments_(arguments), described_(described(arguments)), key_{op, described_} {}
 
   // Replaces the arguments on top of `stack` by the results, if these are cached.
-  bool tryRemembered(Stack& stack) const {
+  bool tryCached(Stack& stack) const {
     const auto recipe = metadataCache().find(key_);
     if (recipe == nullptr) {
       return false;
@@ -193,9 +193,9 @@ class SparseCall {
 
  private:
   void checkIsNotRecorded() const;
-  void checkIsToldByMetadata() const;
-  bool mustDoWithoutKernel() const;
-  void callRemembered(Stack& stack) const;
+  void checkNeedsNoValues() const;
+  bool prefersRemedy() const;
+  void callCached(Stack& stack) const;
   bool callKernel(Stack& stack) const;
   bool isForeign() const;
   bool hasOwnKernelOn(c10::DeviceType device) const;
@@ -229,8 +229,8 @@ SparseCall::SparseCall(const OperatorHandle& op, const Stack& stack) : op_{op}, 
 void SparseCall::check() const {
   checkIsNotRecorded();
   refuseToWriteIntoRealTensors(op_, stack_);
-  checkIsToldByMetadata();
-  if (!mustDoWithoutKernel()) {
+  checkNeedsNoValues();
+  if (!prefersRemedy()) {
     kernel();
   }
 }
@@ -239,10 +239,10 @@ void SparseCall::check() const {
 void SparseCall::run(Stack& stack) const {
   makeArgumentsFake(op_, stack);
   const FakeFactoriesGuard guard;
-  if (mustDoWithoutKernel()) {
+  if (prefersRemedy()) {
     applyRemedy(op_, stack);
   } else if (hasRemedyForElements(op_, arguments())) {
-    callRemembered(stack);
+    callCached(stack);
   } else {
     callKernel(stack);
   }
@@ -256,7 +256,7 @@ void SparseCall::checkIsNotRecorded() const {
                               nameOf(layout_), ", which deferred_init() cannot record.");
 }
 
-void SparseCall::checkIsToldByMetadata() const {
+void SparseCall::checkNeedsNoValues() const {
   if (convertsToSparse(op_) && layout_ == c10::kStrided) {
     TORCHEXT_THROW(DataDependentError,
                    c10::str("`", op_.operator_name(),
@@ -280,14 +280,14 @@ bool SparseCall::isForeign() const {
 
 // The kernel for the claimed device raises the right errors, so it is called first if it exists. The CPU kernel may
 // refuse tensors on other devices, so a remedy is preferred to it.
-bool SparseCall::mustDoWithoutKernel() const {
+bool SparseCall::prefersRemedy() const {
   return isForeign() && hasRemedy(op_, arguments());
 }
 
-void SparseCall::callRemembered(Stack& stack) const {
+void SparseCall::callCached(Stack& stack) const {
   const Stack called = arguments().vec();
   const RemediedCall call{op_, called};
-  if (!call.tryRemembered(stack) && !callKernel(stack)) {
+  if (!call.tryCached(stack) && !callKernel(stack)) {
     call.remember(topOf(stack, op_.schema().returns().size()));
   }
 }
