@@ -17,13 +17,13 @@ NameOfReduction name_of_reduction = nullptr;
 
 }  // namespace
 
-bool setBackendOfGroup(BackendOfGroup answer) noexcept {
-  backend_of_group = answer;
+bool setBackendOfGroup(BackendOfGroup function) noexcept {
+  backend_of_group = function;
   return true;
 }
 
-bool setNameOfReduction(NameOfReduction answer) noexcept {
-  name_of_reduction = answer;
+bool setNameOfReduction(NameOfReduction function) noexcept {
+  name_of_reduction = function;
   return true;
 }
 

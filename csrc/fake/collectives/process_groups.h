@@ -28,11 +28,11 @@ std::optional<std::string> communicationBackend(const c10::OperatorHandle& op,
 
 // Registers the implementation of `communicationBackend()` for the value of such an argument (`process_groups.cpp`).
 using BackendOfGroup = std::optional<std::string> (*)(const c10::IValue& group, c10::Device device);
-bool setBackendOfGroup(BackendOfGroup answer) noexcept;
+bool setBackendOfGroup(BackendOfGroup function) noexcept;
 
 // Returns the name of a reduction, such as "SUM", if `value` is one.
 TORCHEXT_API std::string nameOfReduction(const c10::IValue& value);
 using NameOfReduction = std::string (*)(const c10::IValue& value);
-bool setNameOfReduction(NameOfReduction answer) noexcept;
+bool setNameOfReduction(NameOfReduction function) noexcept;
 
 }  // namespace torchext
