@@ -11,7 +11,7 @@
 //   * The fast path of `torch.nn.MultiheadAttention` returns undefined weights unless they are requested.
 //   * Memory-efficient attention with dropout returns the state of the generator on the CPU unless a CUDA graph is
 //     captured (`_efficient_attention_forward()` in attention.cu). Before 2.14, it does so without dropout as well.
-//   * In grad mode, oneDNN's LSTM has a workspace for its backward operator, and only oneDNN can compute its size
+//   * oneDNN's LSTM has a workspace for its backward operator, in grad mode only. Only oneDNN can compute its size
 //     (`mkldnn_rnn_layer()` in RNN.cpp). The Meta kernel returns an empty one, and real kernels would read beyond it.
 //     So a deferred LSTM is run at once if its workspace size cannot be determined with zeros.
 

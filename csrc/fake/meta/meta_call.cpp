@@ -63,7 +63,8 @@ class NoTorchFunction {
   at::impl::TorchFunctionDisabledState previous_;
 };
 
-// Makes the checks of `as_strided()` on all devices but the meta device (`checkInBoundsForStorage`, Resize.h).
+// Makes the checks that `as_strided()` makes on all devices except the meta device (`checkInBoundsForStorage`,
+// Resize.h).
 void checkInBounds(const TensorImpl& view, const Storage& storage) {
   TORCH_CHECK(view.storage_offset() >= 0, "Tensor: invalid storage offset ", view.storage_offset());
   const std::size_t itemsize = view.dtype().itemsize();

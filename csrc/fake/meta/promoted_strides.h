@@ -15,8 +15,8 @@ namespace torchext {
 // Returns the result of a TensorIterator over `tensors`, on the meta device and in `dtype`. Numbers may be on the CPU.
 at::Tensor resultOfIterator(c10::ArrayRef<at::Tensor> tensors, c10::ScalarType dtype);
 
-// Gives the only result of an elementwise operator, returned by its Meta kernel for `arguments`, the strides that it
-// has on CUDA. Only inspects the arguments unless they have several dtypes and one of them is expanded.
+// Gives the only result of an elementwise operator, computed by its Meta kernel, the strides that it has on CUDA. Does
+// nothing unless `arguments` have several dtypes and one of them is expanded.
 void giveStridesOfCuda(c10::ArrayRef<c10::IValue> arguments, torch::jit::Stack& results);
 
 }  // namespace torchext

@@ -378,7 +378,7 @@ RealResults tryOutSmallConvolution(const OperatorHandle& op, ArrayRef<IValue> ar
   return {raiseOrReturn(op, arguments, std::move(outcome))};
 }
 
-// `results` are empty for a call without results because it needs values.
+// `results` is empty for a call that has no results because it needs values.
 RealResults tryOutScaled(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results, double size) {
   if (checksAlignment(op)) {
     return {};

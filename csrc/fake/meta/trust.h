@@ -2,10 +2,10 @@
 
 // NOTE [What kernels trust]
 //
-// A kernel checks the arguments of users, but not always the results of earlier calls: a backward kernel trusts its
-// forward, and a library trusts its own buffers. Meta kernels may make such tensors of any size, and a trial would read
-// or write beyond them. So a table lists the operators whose kernels trust an argument, and the kind of trust. All
-// others are tried out.
+// A kernel checks the arguments of users, but not always the results of earlier calls: a backward kernel trusts the
+// results of its forward kernel, and a library trusts its own buffers. Meta kernels may make such tensors of any size,
+// and a trial would access memory beyond them. So a table lists the operators whose kernels trust an argument, and the
+// kind of trust. All others are tried out.
 
 #include <cstdint>
 

@@ -14,8 +14,7 @@ namespace torchext {
 // metadata of their results do not depend on values: operators with value-dependent results have a tag or are handled
 // by `needsValues()`, and test_zeros_call.py lists the others. So their CPU kernel is run once on zeros, regardless of
 // the claimed device, and the result is cached like that of a Meta kernel. `FakeTensorMode` does the same
-// (`run_fallback_kernel`), which also sets the limit here: only PyTorch's own operators are run. Random operators get a
-// private generator.
+// (`run_fallback_kernel`). As there, only PyTorch's own operators are run. Random operators get a private generator.
 //
 // The zeros occupy no memory until they are written, but the results do, and kernels can be slow. Calls with more than
 // kMaxZeroBytes of arguments are not run.
