@@ -16,8 +16,9 @@ struct RunningFormula;
 // tensors outside of a block. So is user code that a formula calls: hooks that unpack saved tensors, and recomputation
 // by `torch.utils.checkpoint`.
 
-// Begins to observe, or stops at the next node. Nodes of real gradients then cost more, so stop once no fake is alive.
-// Without a backward pass in between, starting and stopping changes nothing in PyTorch. May be called from any thread.
+// Begins to observe, or stops at the next node. Observing makes nodes of real gradients slower, so stop once no fake is
+// alive. Without a backward pass in between, starting and stopping changes nothing in PyTorch. May be called from any
+// thread.
 TORCHEXT_API void makeGradientsFake(bool is_wanted_now);
 
 // Returns true in an observed formula on this thread, and false in user code that it calls.
