@@ -35,7 +35,7 @@ struct MemoryStat {
   }
 };
 
-// The same by pool, in the order in which PyTorch lists them.
+// The statistics by pool, in the order in which PyTorch lists them.
 enum class StatPool : std::uint8_t { kAll, kSmall, kLarge };
 
 class PooledStat {
@@ -81,7 +81,7 @@ struct AllocatorStats {
   std::int64_t num_device_alloc = 0;
   std::int64_t num_device_free = 0;
 
-  // Calls `visit(name, stat)` for the statistics that are kept by pool.
+  // Calls `visit(name, stat)` for each statistic that is kept by pool.
   template <typename Self, typename Visit>
   static void forEachPooled(Self& self, const Visit& visit) {
     visit("allocation", self.allocation);

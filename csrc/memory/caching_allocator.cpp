@@ -17,11 +17,11 @@ using Settings = c10::CachingAllocator::AcceleratorAllocatorConfig;
 namespace {
 
 constexpr std::size_t kMiB = std::size_t{1} << 20;
-constexpr std::size_t kGranularity = 512;           // sizes are multiples of it
-constexpr std::size_t kLargestSmall = kMiB;         // what comes from the small pool
-constexpr std::size_t kSmallSegment = 2 * kMiB;     // and from segments of this size
-constexpr std::size_t kOwnSegment = 10 * kMiB;      // what gets a segment of its own
-constexpr std::size_t kSegmentMultiple = 2 * kMiB;  // whose size is a multiple of this
+constexpr std::size_t kGranularity = 512;           // all sizes are multiples of it
+constexpr std::size_t kLargestSmall = kMiB;         // the largest size in the small pool
+constexpr std::size_t kSmallSegment = 2 * kMiB;     // the segment size of the small pool
+constexpr std::size_t kOwnSegment = 10 * kMiB;      // sizes from here on get a segment per request
+constexpr std::size_t kSegmentMultiple = 2 * kMiB;  // the size of such a segment is a multiple of this
 
 std::size_t roundedUp(std::size_t bytes, std::size_t multiple) {
   return (bytes + multiple - 1) / multiple * multiple;
@@ -66,7 +66,7 @@ bool isWorthSplitting(const Block& block, std::size_t size) {
                                                                       : !isOversize(size) && rest > kLargestSmall;
 }
 
-// What an expandable block could grow to.
+// The size to which an expandable block can grow.
 std::size_t expandableSize(const Block& block) {
   return block.size + (block.next != nullptr && !block.next->is_mapped ? block.next->size : 0);
 }
@@ -164,7 +164,7 @@ Block* CachingAllocator::findFree(const Request& request) {
   }
   if ((*found)->segment != nullptr) {
     if (Settings::use_expandable_segments()) {
-      // The best fit among blocks that can grow is the one that could grow least.
+      // The best fit among blocks that can grow is the one that can grow least.
       for (auto next = std::next(found);
            (*found)->segment != nullptr && !is_end(next) && expandableSize(**next) < expandableSize(**found); ++next) {
         found = next;
@@ -241,7 +241,7 @@ Block* CachingAllocator::hand(Block* block, const Request& request) {
   return block;
 }
 
-// Leaves the first bytes of `block` to the request, and makes a free block of the rest.
+// Leaves the first bytes of `block` to the request, and makes the rest a free block.
 void CachingAllocator::split(Block* block, const Request& request) {
   const StatPool kind = request.pool->kind;
   const bool was_split = block->isSplit();
@@ -322,7 +322,7 @@ void CachingAllocator::makeFree(Block* block) {
   stats_.requested_bytes.decrease(kind, asSigned(requested));
 }
 
-// `try_merge_blocks()`: returns the size of `neighbour`, which is no more, or 0.
+// `try_merge_blocks()`: destroys `neighbour` and returns its size, or returns 0 if it cannot be merged.
 std::size_t CachingAllocator::merge(Block* into, Block* neighbour) {
   if (neighbour == nullptr || !neighbour->isFree() || into->is_mapped != neighbour->is_mapped) {
     return 0;
@@ -350,7 +350,7 @@ std::size_t CachingAllocator::merge(Block* into, Block* neighbour) {
   return size;
 }
 
-// `process_events()`. There is no work that the streams could be waiting for.
+// `process_events()`. There is no stream work to wait for.
 void CachingAllocator::freeAwaited() {
   for (Block* block : std::exchange(awaited_, {})) {
     block->is_awaited = false;
@@ -423,7 +423,7 @@ void CachingAllocator::collectGarbage() {
   }
 }
 
-// `release_available_cached_blocks()`: with `max_split_size_mb`, frees as few oversize blocks as the request needs.
+// `release_available_cached_blocks()`: with `max_split_size_mb`, releases as few oversize blocks as the request needs.
 bool CachingAllocator::releaseOversized(const Request& request) {
   const std::size_t limit = Settings::max_split_size();
   if (limit == std::numeric_limits<std::size_t>::max()) {
@@ -447,7 +447,7 @@ bool CachingAllocator::releaseOversized(const Request& request) {
       continue;
     }
     released += block->size;
-    releaseSegment(block);  // `found` stays valid: it is what follows
+    releaseSegment(block);  // `found` stays valid: it comes after `block`
   }
   return released >= key.size;
 }
@@ -515,7 +515,7 @@ Block* CachingAllocator::allocateExpandable(const Request& request) {
     return nullptr;
   }
   while (block->size < request.size) {
-    // What follows has no memory yet; mapped, it is merged with the block before it, into the one that was mapped.
+    // The next block has no memory yet. `map()` merges it with the block before it, into the newly mapped block.
     Block* next = block->next;
     if (!map(next, std::min(request.size - block->size, next->size))) {
       return nullptr;
@@ -526,7 +526,7 @@ Block* CachingAllocator::allocateExpandable(const Request& request) {
   return block;
 }
 
-// `find_expandable_block()`: the lowest addresses with enough room, in blocks that are free or have no memory.
+// `find_expandable_block()`: the lowest addresses with enough space, in blocks that are free or without memory.
 Block* CachingAllocator::findExpandable(const Request& request) {
   BlockPool& pool = *request.pool;
   const auto has_room = [&request](const Block* block) {
@@ -547,7 +547,7 @@ Block* CachingAllocator::findExpandable(const Request& request) {
       return block;
     }
   }
-  // An eighth more addresses than the device has memory: PyTorch leaves room for pages that have to move.
+  // PyTorch reserves an eighth more addresses than the device has memory, as space for pages that have to move.
   const std::size_t page = pool.isSmall() ? kSmallSegment : Settings::large_segment_size();
   const std::size_t size =
       roundedUp(std::max(driver_.capacity() + driver_.capacity() / 8, driver_.isLimited() ? 0 : request.size), page);

@@ -2,24 +2,23 @@
 
 // NOTE [The allocator is simulated]
 //
-// What a program needs on a GPU is what PyTorch's caching allocator takes from the driver, and that depends on the
-// order of all allocations and frees, on how they are rounded, and on which free block is split for which request. So
-// the allocator is simulated, by the rules of CUDACachingAllocator.cpp, on addresses without memory:
+// The GPU memory of a program is what PyTorch's caching allocator takes from the driver. It depends on the order of all
+// allocations and frees, on rounding, and on which free block is split for which request. So the allocator is simulated
+// by the rules of CUDACachingAllocator.cpp, on addresses without memory:
 //
-//   * sizes are rounded to 512 bytes, or as `roundup_power2_divisions` says;
-//   * up to 1 MiB they come from segments of 2 MiB, the small pool; below 10 MiB from segments of 20 MiB, and above
-//   from
-//     segments of their own, rounded to 2 MiB, the large pool;
-//   * of the free blocks of the stream the smallest that suffices is taken, of equal ones that with the lowest address,
-//     and what remains of it is split off if it is worth it;
-//   * a freed block is merged with its free neighbours. If other streams have used it, it is free when they are done:
-//     at once, here, because there is no work to wait for;
-//   * when the driver has no more memory, free segments are given back to it, and the request is tried again;
-//   * CUDA graphs and `torch.cuda.use_mem_pool()` allocate from pools of their own, whose segments serve nothing else
-//     and stay until the last graph of the pool is gone.
+// - Sizes are rounded to 512 bytes, or as `roundup_power2_divisions` sets.
+// - The small pool serves up to 1 MiB from segments of 2 MiB. The large pool serves less than 10 MiB from segments of
+//   20 MiB, and more from a segment per request, rounded to 2 MiB.
+// - The smallest sufficient free block of the stream is used; of equal ones, that with the lowest address. The
+//   remainder is split off if it is large enough.
+// - A freed block is merged with its free neighbors. A block that other streams used becomes free when they are done:
+//   here at once, because there is no work to wait for.
+// - When the driver has no more memory, free segments are returned to it and the request is retried.
+// - CUDA graphs and `torch.cuda.use_mem_pool()` allocate from private pools. Their segments serve no other allocations
+//   and stay until the last graph of the pool is destroyed.
 //
-// The settings are PyTorch's own: `PYTORCH_ALLOC_CONF` as PyTorch parses it, and what sets them later. Not simulated:
-// `backend:cudaMallocAsync`, and pools with another allocator (`torch.cuda.MemPool(allocator)`).
+// The settings are PyTorch's: `PYTORCH_ALLOC_CONF` as PyTorch parses it, and the functions that change it later. Not
+// simulated: `backend:cudaMallocAsync`, and pools with another allocator (`torch.cuda.MemPool(allocator)`).
 
 #include <cstddef>
 #include <cstdint>
@@ -40,7 +39,7 @@
 
 namespace torchext {
 
-// What the allocator does, as `torch.cuda.memory._snapshot()` names it.
+// The actions of the allocator, as `torch.cuda.memory._snapshot()` names them.
 enum class MemoryAction : std::uint8_t {
   kAlloc,
   kFreeRequested,
@@ -52,11 +51,11 @@ enum class MemoryAction : std::uint8_t {
   kOutOfMemory,
 };
 
-// Told of each action: the address, the bytes (as they were asked for, where there is a difference) and the stream.
+// Called for each action with the address, the bytes (as requested, where that differs) and the stream.
 using MemoryObserver =
     std::function<void(MemoryAction action, std::uintptr_t address, std::size_t bytes, c10::StreamId stream)>;
 
-// The memory that the driver has for the allocator. Its addresses are handed out in their order, and never again.
+// The memory of the driver. Addresses are handed out in ascending order and never reused.
 class DriverMemory {
  public:
   explicit DriverMemory(std::uintptr_t first_address) : address_{first_address} {}
@@ -65,7 +64,7 @@ class DriverMemory {
     return capacity_;
   }
 
-  // Past an `is_limited` capacity nothing can be taken.
+  // If `is_limited`, `take()` fails beyond `capacity`.
   void setCapacity(std::size_t capacity, bool is_limited) noexcept {
     capacity_ = capacity;
     is_limited_ = is_limited;
@@ -75,7 +74,7 @@ class DriverMemory {
     return is_limited_;
   }
 
-  // Returns what is left. None, where more is in use than the device is now said to have.
+  // Returns the unused capacity: 0 if more is in use than the capacity that was set last.
   std::size_t available() const noexcept {
     return capacity_ > used_ ? capacity_ - used_ : 0;
   }
@@ -84,7 +83,7 @@ class DriverMemory {
     return used_;
   }
 
-  // Returns false, and takes nothing, if there is not enough.
+  // Returns false and takes nothing if there is not enough memory.
   bool take(std::size_t bytes) noexcept;
   void giveBack(std::size_t bytes) noexcept;
 
@@ -101,12 +100,12 @@ class DriverMemory {
 // Returns the setting `max_split_size_mb` in bytes, or -1.
 TORCHEXT_API std::int64_t maxSplitSize();
 
-// A request that the device has no memory for.
+// Thrown if the device has too little memory for a request.
 struct FailedRequest {
-  std::size_t bytes;  // what was asked of the driver
+  std::size_t bytes;  // requested from the driver
 };
 
-// What a request may be served from.
+// The pools that serve requests: the default pair or a private one.
 struct PoolPair {
   explicit PoolPair(PoolId id) : small{StatPool::kSmall, id}, large{StatPool::kLarge, id} {}
 
@@ -122,26 +121,25 @@ class TORCHEXT_API CachingAllocator {
   C10_DISABLE_COPY_AND_ASSIGN(CachingAllocator);
   ~CachingAllocator();
 
-  // Returns a block of at least `bytes`, which is not 0. It stays valid until it is freed. Throws FailedRequest when
-  // the device has too little memory left; then as much of what was cached has been given back as PyTorch gives back.
+  // Returns a block of at least `bytes`, which must not be 0. The block stays valid until it is freed. Throws
+  // FailedRequest if the device has too little memory, after releasing as much cached memory as PyTorch releases.
   Block* allocate(std::size_t bytes, c10::StreamId stream);
 
   void free(Block* block);
 
-  // `block` is used on `stream`, too.
+  // Records that `block` is also used on `stream`.
   void recordStream(Block* block, c10::StreamId stream);
 
-  // Gives the segments that are free as a whole back to the driver.
+  // Returns the segments that are completely free to the driver.
   void emptyCache();
 
-  // What is allocated from now on comes from the pool `id`, until `leavePool()`. Nests. Each call makes one more user
-  // of the pool, until `releasePool()`: without users it keeps what is allocated, and gives back what is cached when
-  // the default pool does.
+  // Allocates from the pool `id` until `leavePool()`. Nests. Each call adds a user of the pool, until `releasePool()`.
+  // A pool without users keeps its live blocks, and its cached segments are released with those of the default pool.
   void enterPool(PoolId id);
   void leavePool(PoolId id);
   void releasePool(PoolId id);
 
-  // Limits what may be taken from the driver to `fraction` of its capacity.
+  // Limits the memory taken from the driver to `fraction` of its capacity.
   void setMemoryFraction(double fraction);
 
   const AllocatorStats& stats() const noexcept {
@@ -158,17 +156,17 @@ class TORCHEXT_API CachingAllocator {
     return driver_;
   }
 
-  // Returns the fraction that it was limited to; 1 if it was not.
+  // Returns the fraction that was set, or 1.
   double memoryFraction() const noexcept {
     return fraction_;
   }
 
-  // Returns what the program may take, in bytes, if it was limited.
+  // Returns the limit in bytes, if one was set.
   std::optional<std::size_t> allowed() const noexcept {
     return allowed_;
   }
 
-  // Returns all blocks that begin a segment, or a part of an expandable segment that has memory, by address.
+  // Returns the blocks that begin a segment, or a mapped part of an expandable segment, sorted by address.
   std::vector<const Block*> segments() const;
 
   void setObserver(MemoryObserver observer) {
@@ -178,7 +176,7 @@ class TORCHEXT_API CachingAllocator {
  private:
   struct Request {
     std::size_t asked;    // by the program
-    std::size_t size;     // the same, rounded
+    std::size_t size;     // `asked`, rounded
     std::size_t segment;  // the size of a new segment for it
     c10::StreamId stream;
     BlockPool* pool;
@@ -218,7 +216,7 @@ class TORCHEXT_API CachingAllocator {
   std::vector<PoolId> entered_pools_;
   std::unordered_set<Block*> blocks_;
   std::list<ExpandableSegment> expandable_;
-  std::vector<Block*> awaited_;  // freed, and to be free when the streams that used them are done
+  std::vector<Block*> awaited_;  // freed, and reusable once the streams that used them are done
   std::optional<std::size_t> allowed_;
   double fraction_ = 1;
   MemoryObserver observer_;

@@ -16,7 +16,7 @@ using c10::CachingAllocator::ConfigTokenizer;
 
 namespace {
 
-// `CUDAAllocatorConfig::getKeys()` of all releases. They concern pinned memory, locks and graphs.
+// `CUDAAllocatorConfig::getKeys()` of all releases, those that concern pinned memory, locks and graphs.
 constexpr std::array<std::string_view, 11> kWithoutEffect{
     "expandable_segments_reserve",       "expandable_segments_reserve_by_class",
     "graph_capture_record_stream_reuse", "pinned_free_catch_all",
@@ -34,7 +34,7 @@ double fractionIn(const ConfigTokenizer& tokens, std::size_t at) {
 
 void checkBackend(const std::string& backend) {
   TORCH_CHECK_VALUE(backend == "native", "The allocator `backend:", backend,
-                    "` in PYTORCH_ALLOC_CONF is not simulated ", "on fake CUDA devices, only `backend:native` is.");
+                    "` in PYTORCH_ALLOC_CONF is not simulated ", "on fake CUDA devices. Use `backend:native`.");
 }
 
 }  // namespace

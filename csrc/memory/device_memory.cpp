@@ -26,12 +26,12 @@ std::int64_t nowInMicroseconds() {
       .count();
 }
 
-// Far from each other, so that an address tells its device.
+// Far apart, so that an address identifies its device.
 std::uintptr_t firstAddressOf(c10::Device device) {
   return (static_cast<std::uintptr_t>(device.index()) + 1) << 44;
 }
 
-// What an operator does is backward if a node of autograd runs it, unless it is a module's that is computed again.
+// Operators that an autograd node runs are backward, except for modules that are recomputed.
 MemoryPhase phaseOf(const AllocationCause& cause, const ThreadScope& scope) {
   const bool is_backward = cause.sequence_nr >= 0 && !(scope.phase == MemoryPhase::kForward && scope.is_in_backward);
   return is_backward ? MemoryPhase::kBackward : scope.phase;
@@ -53,7 +53,7 @@ MemoryCategory categoryOf(const AllocationCause& cause, const ThreadScope& scope
 }  // namespace
 
 DeviceMemory& DeviceMemory::of(c10::Device device) {
-  // Leaked: storages die at any time.
+  // Leaked: storages are freed at any time.
   static auto* others = new DeviceMemory{c10::kCPU};
   static auto* pinned = new DeviceMemory{kPinnedMemory};
   if (!device.is_cuda()) {
@@ -77,14 +77,13 @@ bool DeviceMemory::isPinned() const noexcept {
   return device_ == kPinnedMemory;
 }
 
-// What `bytes` take of the device, where no simulated allocator says so.
+// Returns the size of an allocation of `bytes` on devices without a simulated allocator.
 std::size_t DeviceMemory::sizeOf(std::size_t bytes) const noexcept {
   return isPinned() ? c10::llvm::PowerOf2Ceil(bytes) : bytes;
 }
 
-// The allocator is that of the fake GPU which is there now. When another set of devices has come, and nothing is left
-// of what was allocated for the last, it begins anew, as in a new process. What is left counts; but what was only
-// cached is given back.
+// Makes the allocator that of the current fake GPU. After a change of the fake devices it starts anew, as in a new
+// process, if no allocations are left. Otherwise live blocks still count, and cached segments are released.
 void DeviceMemory::followGpu() {
   if (!device_.is_cuda()) {
     return;
@@ -132,7 +131,7 @@ void DeviceMemory::observe() {
   });
 }
 
-// To be called before the lock is taken: others may wait for it with that of the interpreter.
+// Call it before taking the lock: it takes the interpreter's lock, and holders of that may wait for ours.
 std::shared_ptr<const StackTrace> DeviceMemory::stackToRecord(HistoryStacks least) const {
   return history_stacks_.load(std::memory_order_relaxed) < least
              ? nullptr
@@ -179,7 +178,7 @@ Allocation* DeviceMemory::allocate(std::size_t bytes, const AllocationCause& cau
   raiseOutOfMemory(bytes);
 }
 
-// Workspaces alone are no reason for the allocator to stay.
+// Frees the workspaces if they are the only allocations: they do not keep the allocator alive.
 void DeviceMemory::forgetWorkspaces() {
   std::size_t num_allocations = 0;
   for (const Allocation* allocation = first_; allocation != nullptr; allocation = allocation->next) {
@@ -315,7 +314,7 @@ void DeviceMemory::enterPool(PoolId id) {
   allocator_->enterPool(id);
 }
 
-// A pool may be left and released when the devices have gone, and others come.
+// A pool may be left and released after the fake devices were replaced.
 void DeviceMemory::leavePool(PoolId id) {
   const Locked lock{LockRank::kDeviceMemory};
   if (allocator_) {
@@ -383,7 +382,7 @@ void DeviceMemory::tellExisting(Timeline& timeline) {
   if (allocator_) {
     followGpu();
   } else if (first_ == nullptr) {
-    free_blocks_.clear();  // of another program
+    free_blocks_.clear();  // of an earlier program
     bytes_of_blocks_ = 0;
   }
   for (Allocation* allocation = first_; allocation != nullptr; allocation = allocation->next) {

@@ -1,7 +1,7 @@
 #pragma once
 
-// The memory of fake devices: one simulated allocator for each fake CUDA device of the process, and plain sums for all
-// other devices.
+// The memory of fake devices: one simulated allocator for each fake CUDA device of the process, and sums for all other
+// devices.
 
 #include <atomic>
 #include <cstddef>
@@ -28,47 +28,47 @@
 
 namespace torchext {
 
-// Some bytes on a device, held by a fake storage or by a kernel that runs.
+// Bytes on a device, held by a fake storage or by a running kernel.
 struct Allocation {
   c10::Device device;
   std::size_t bytes;  // as requested
   Block* block;       // null on devices without an allocator
-  const char* op;     // that made it, or null
+  const char* op;     // the operator that allocated it, or null
   MemoryCategory category;
-  ForwardPass pass = {};     // in which it was made
-  bool is_presumed = false;  // the category: it is replaced by any that is known
+  ForwardPass pass = {};     // the pass that allocated it
+  bool is_presumed = false;  // whether a definite category may replace `category`
   AllocationNumber number = {};
-  Allocation* previous = nullptr;  // the neighbours in the list of its device
+  Allocation* previous = nullptr;  // the neighbors in the list of the device
   Allocation* next = nullptr;
 };
 
 using StackTrace = std::vector<StackFrame>;
 
-// Whether the history has the functions that were running.
+// The entries of the history that record a stack.
 enum class HistoryStacks : std::uint8_t { kNone, kOfAllocations, kOfAll };
 
-// An action of the allocator, as `torch.cuda.memory._snapshot()` lists them.
+// An action of the allocator, as `torch.cuda.memory._snapshot()` lists it.
 struct TraceEntry {
   MemoryAction action;
   std::uintptr_t address;
   std::size_t bytes;
   c10::StreamId stream;
   std::int64_t time_us;                     // since the epoch
-  std::shared_ptr<const StackTrace> stack;  // null if it is not recorded
+  std::shared_ptr<const StackTrace> stack;  // null if not recorded
 };
 
-// What allocates.
+// The cause of an allocation.
 struct AllocationCause {
-  const char* op = nullptr;       // the name of the operator, which lives as long as the process
-  bool is_of_kernel = false;      // besides the results
-  bool communicates = false;      // it is made by a collective, or for one
-  std::int64_t sequence_nr = -1;  // of the node of autograd that is running
-  std::int32_t line = -1;         // the number of the line of the program, if lines are traced
-  // What the storage was for when it last had memory.
+  const char* op = nullptr;       // the name of the operator; lives as long as the process
+  bool is_of_kernel = false;      // allocated by a kernel besides its results
+  bool communicates = false;      // allocated by a collective, or for one
+  std::int64_t sequence_nr = -1;  // of the autograd node that is running
+  std::int32_t line = -1;         // the number of the source line, if lines are traced
+  // The category of the storage when it last had memory.
   MemoryCategory category = MemoryCategory::kTemporary;
 };
 
-// Which workspace, and for which of the threads that the program would have on a GPU.
+// A workspace, and which thread of a real GPU program owns it: that of forward or of backward passes.
 struct WorkspaceKey {
   WorkspaceNumber number;
   bool is_for_backward;
@@ -77,22 +77,22 @@ struct WorkspaceKey {
 // The memory of one device. Thread-safe.
 class TORCHEXT_API DeviceMemory {
  public:
-  // Returns that of `device`, whose index must be given.
+  // Returns the memory of `device`, which must have an index.
   static DeviceMemory& of(c10::Device device);
 
   explicit DeviceMemory(c10::Device device);
   C10_DISABLE_COPY_AND_ASSIGN(DeviceMemory);
   ~DeviceMemory();
 
-  // Allocates on the stream that is current on this thread. Throws c10::OutOfMemoryError.
+  // Allocates on the current stream of this thread. Throws c10::OutOfMemoryError.
   Allocation* allocate(std::size_t bytes, const AllocationCause& cause);
   void free(Allocation* allocation) noexcept;
   void recordStream(Allocation* allocation, c10::StreamId stream);
 
-  // Sees that there is a workspace of at least `bytes` for the stream that is current on this thread. It is kept.
+  // Ensures a workspace of at least `bytes` for the current stream of this thread, and keeps it.
   void keepWorkspace(WorkspaceKey key, std::size_t bytes, const AllocationCause& cause);
 
-  // The following are about CUDA devices only.
+  // The following functions are for CUDA devices only.
   AllocatorStats stats();
   void resetPeakStats();
   void resetAccumulatedStats();
@@ -109,18 +109,18 @@ class TORCHEXT_API DeviceMemory {
   };
   DriverInfo driverInfo();
 
-  // Calls `visit` with the blocks that begin segments, while nothing can be allocated or freed. So it must not make
-  // Python objects: that may collect garbage, and fakes among it.
+  // Calls `visit` with the blocks that begin segments, holding the lock for allocations and frees. So `visit` must not
+  // create Python objects: that may start a garbage collection, which may free fake tensors.
   void visitSegments(const std::function<void(const Block& first)>& visit);
 
-  // Keeps the last `max_entries` actions, or stops to.
+  // Keeps the last `max_entries` actions, or stops recording.
   void recordHistory(bool enabled, std::size_t max_entries, HistoryStacks stacks);
   std::vector<TraceEntry> history();
 
-  // Returns where the allocated block at an address was allocated, or null. For `visitSegments()`.
+  // Returns the stack that allocated the block at an address, or null. For `visitSegments()`.
   std::shared_ptr<const StackTrace> stackOf(std::uintptr_t address) const;
 
-  // Tells `timeline` what is allocated now.
+  // Adds all live allocations to `timeline`.
   void tellExisting(Timeline& timeline);
 
  private:
@@ -137,21 +137,22 @@ class TORCHEXT_API DeviceMemory {
 
   const c10::Device device_;
   std::optional<CachingAllocator> allocator_;
-  std::uint64_t generation_ = 0;  // of the fake GPU that the allocator is for
-  // Of pinned memory, the free blocks by size, and the bytes of all blocks: `CachingHostAllocatorImpl` of ATen.
+  std::uint64_t generation_ = 0;  // of the fake GPU that the allocator belongs to
+  // For pinned memory: the number of free blocks by size, and the bytes of all blocks, as in ATen's
+  // `CachingHostAllocatorImpl`.
   std::map<std::size_t, std::size_t> free_blocks_;
   std::size_t bytes_of_blocks_ = 0;
-  Allocation* first_ = nullptr;  // the list of what is allocated
-  // By the workspace, whether it is for backward passes, and the stream.
+  Allocation* first_ = nullptr;  // the list of live allocations
+  // Key: the workspace, whether it is for backward passes, the stream.
   std::map<std::tuple<WorkspaceNumber, bool, c10::StreamId>, Allocation*> workspaces_;
   std::size_t max_history_ = 0;
   std::deque<TraceEntry> history_;
   std::atomic<HistoryStacks> history_stacks_{HistoryStacks::kNone};
-  std::shared_ptr<const StackTrace> stack_;                                       // of the action that is going on
+  std::shared_ptr<const StackTrace> stack_;                                       // of the current action
   std::unordered_map<std::uintptr_t, std::shared_ptr<const StackTrace>> stacks_;  // of allocated blocks, by address
 };
 
-// Tells `timeline` what is allocated on all devices.
+// Adds the live allocations of all devices to `timeline`.
 TORCHEXT_API void tellExistingAllocations(Timeline& timeline);
 
 }  // namespace torchext

@@ -11,8 +11,8 @@ struct AddressRange {
   std::size_t size;
 };
 
-// Addresses that get memory page by page, when they are needed: PyTorch's `expandable_segments:True`. Which pages have
-// memory is known by the blocks in it.
+// Addresses that get memory page by page, on demand: PyTorch's `expandable_segments:True`. The blocks in the segment
+// record which pages have memory.
 struct ExpandableSegment {
   std::uintptr_t begin;   // a multiple of `page_size`
   std::size_t size;       // likewise
@@ -22,7 +22,7 @@ struct ExpandableSegment {
     return (bytes + page_size - 1) / page_size * page_size;
   }
 
-  // Returns the whole pages inside of `range`. May be empty.
+  // Returns the whole pages inside `range`, possibly none.
   AddressRange pagesInside(AddressRange range) const noexcept {
     const std::size_t first = roundedUp(range.begin - begin);
     const std::size_t end = (range.begin + range.size - begin) / page_size * page_size;

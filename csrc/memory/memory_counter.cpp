@@ -35,10 +35,10 @@ using c10::OperatorHandle;
 
 namespace {
 
-// Whether the last counted call on this thread was part of a backward pass.
+// Whether the last counted call of this thread was part of a backward pass.
 thread_local bool is_in_backward = false;
 
-// The cause of what is allocated on this thread now.
+// The cause of allocations on this thread now.
 thread_local AllocationCause current_cause;
 
 struct Scratch final : KernelScratch {
@@ -67,7 +67,7 @@ void countStoragesOf(ArrayRef<IValue> values) {
   });
 }
 
-// The blocks that a running kernel has allocated.
+// The blocks that a running kernel holds.
 class KernelBlocks {
  public:
   explicit KernelBlocks(Device device) : device_{device} {}
@@ -78,7 +78,7 @@ class KernelBlocks {
     }
   }
 
-  // Results that a step names are counted then.
+  // Counts a result when a step names it.
   void run(ArrayRef<KernelStep> steps, ArrayRef<IValue> results) {
     AllocationCause cause = current_cause;
     cause.is_of_kernel = true;
@@ -94,7 +94,7 @@ class KernelBlocks {
           free(std::exchange(blocks_[number], nullptr));
           break;
         case KernelStep::Kind::kWorkspace:
-          // Each thread has its own handle of cuBLAS, and on a GPU a backward pass runs on another one.
+          // Each thread has its own cuBLAS handle, and on a GPU backward passes run on another thread.
           DeviceMemory::of(device_).keepWorkspace(
               {static_cast<WorkspaceNumber>(number), torch::autograd::get_current_node() != nullptr}, bytes, cause);
           break;
@@ -121,8 +121,7 @@ bool communicates(const OperatorHandle& op) {
   return isAmong(kNamespaces, namespaceOf(op.operator_name()));
 }
 
-// While it lives, `current_cause` describes the call of this thread, with what the open tracker records of it. Does
-// nothing if there is none.
+// While it lives, `current_cause` describes the current call of this thread. Does nothing unless a tracker is open.
 class CauseGuard {
  public:
   explicit CauseGuard(const OperatorHandle& op) : previous_{current_cause} {
@@ -158,7 +157,7 @@ std::optional<Device> cudaDeviceOf(ArrayRef<IValue> values) {
   return device;
 }
 
-// Gives an allocation of `storage`, if `is_wanted` returns true for it, another category.
+// Changes the category of the allocation of `storage` if `is_wanted` returns true for it.
 template <typename Condition>
 void changeCategory(const c10::Storage& storage,
                     MemoryCategory category,
@@ -167,7 +166,7 @@ void changeCategory(const c10::Storage& storage,
   const auto timeline = currentTimeline();
   bool is_changed = false;
   visitCountedAllocation(storage, [&](Allocation& allocation) {
-    const Locked lock{LockRank::kDeviceMemory};  // its records are made under this lock
+    const Locked lock{LockRank::kDeviceMemory};  // protects the records of the allocation
     is_changed = timeline != nullptr && is_wanted(allocation);
     if (is_changed) {
       allocation.category = category;
@@ -193,7 +192,7 @@ bool isTrained(const at::Tensor& tensor) {
   return tensor.requires_grad() || (tensor.is_view() && tensor._base().requires_grad());
 }
 
-// Calls `visit` with the arguments that the schema of `op` says are written.
+// Calls `visit` with the arguments that `op` writes, by its schema.
 template <typename Visit>
 void forEachWritten(const OperatorHandle& op, ArrayRef<IValue> arguments, const Visit& visit) {
   if (op.schema().is_mutable()) {
@@ -265,7 +264,7 @@ class Counter final : public MemoryCounter {
 
   std::uintptr_t addressOf(const void* allocation) const noexcept override {
     const Block* block = static_cast<const Allocation*>(allocation)->block;
-    return block == nullptr ? 0 : block->address;  // which stays while the block is allocated
+    return block == nullptr ? 0 : block->address;  // stays while the block is allocated
   }
 
   void recordStream(void* allocation, c10::StreamId stream) override {
@@ -346,7 +345,7 @@ void markStorage(const c10::Storage& storage, MemoryCategory category) {
 }
 
 void registerMemoryCounter() {
-  static auto* counter = new Counter;  // leaked: storages die at any time
+  static auto* counter = new Counter;  // leaked: storages are freed at any time
   setMemoryCounter(*counter);
 }
 

@@ -35,7 +35,7 @@ std::string formatted(std::size_t bytes) {
 std::string whereItIs(c10::Device device) {
   const auto timeline = currentTimeline();
   if (timeline == nullptr) {
-    return "To see where the memory is, run it inside torchext.memory.track_memory().";
+    return "Run the program inside torchext.memory.track_memory() to list the memory by category.";
   }
   static constexpr std::array<const char*, kNumMemoryCategories> kNames{
       "temporaries", "activations", "inputs",          "communication buffers",

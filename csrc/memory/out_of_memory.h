@@ -7,10 +7,10 @@
 
 namespace torchext {
 
-// Why a request could not be met, in bytes.
+// Why a request failed, in bytes.
 struct OutOfMemory {
   c10::DeviceIndex device;
-  std::size_t requested;  // of the driver
+  std::size_t requested;  // from the driver
   std::size_t capacity;
   std::size_t free;
   std::optional<std::size_t> allowed;  // by `torch.cuda.set_per_process_memory_fraction()`
@@ -18,8 +18,8 @@ struct OutOfMemory {
   std::size_t reserved;
 };
 
-// Raises `torch.OutOfMemoryError` with the words of CUDACachingAllocator.cpp, and where the memory is if that is
-// tracked.
+// Raises `torch.OutOfMemoryError` with the text of CUDACachingAllocator.cpp and, if memory is tracked, the bytes of
+// each category.
 [[noreturn]] void raise(const OutOfMemory& report);
 
 }  // namespace torchext

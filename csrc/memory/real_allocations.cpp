@@ -19,7 +19,7 @@ namespace torchext {
 
 namespace {
 
-// The threads of one guard: those of the backward pass inherit it.
+// Counts for the threads of one guard. Threads of the backward pass inherit it.
 class Reporter final : public AllocationReporter {
  public:
   void reportMemoryUsage(void* address,
@@ -41,7 +41,7 @@ class Reporter final : public AllocationReporter {
       const Locked lock{LockRank::kRealMemory};
       if (!is_closed_) {
         Allocation*& allocation = allocations_[address];
-        if (allocation != nullptr) {  // a thread of which nothing is reported has freed it
+        if (allocation != nullptr) {  // freed by a thread that does not report
           DeviceMemory::of(device).free(allocation);
         }
         allocation = DeviceMemory::of(device).allocate(static_cast<std::size_t>(bytes), cause);
@@ -59,8 +59,8 @@ class Reporter final : public AllocationReporter {
     }
   }
 
-  // Nothing is counted any more, not even what lives on. Other threads may keep the reporter for longer: those of
-  // process groups do, with the state of the thread that has called a collective.
+  // Stops counting, also of live allocations. Other threads may keep the reporter longer: threads of process groups
+  // keep the state of the thread that called a collective.
   void close() {
     const Locked lock{LockRank::kRealMemory};
     for (const auto& [address, allocation] : allocations_) {
@@ -95,8 +95,8 @@ struct RealAllocationsGuard::State {
 
 RealAllocationsGuard::RealAllocationsGuard() {
   TORCH_CHECK(!torch::profiler::impl::profilerEnabled(),
-              "track_memory() counts real tensors by what PyTorch's allocator reports, but a profiler runs on this "
-              "thread, and gets the reports. Enter track_memory() before the profiler.");
+              "track_memory() cannot count real tensors: a profiler on this thread receives the allocator's "
+              "reports. Enter track_memory() before the profiler.");
   state_ = std::make_unique<State>();
 }
 

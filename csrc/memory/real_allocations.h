@@ -11,12 +11,11 @@ namespace torchext {
 
 struct Allocation;
 
-// While at least one lives on a thread, what PyTorch's allocator of the CPU allocates and frees there is counted with
-// the fakes on the CPU, for comparisons. It is told by PyTorch itself, in the way in which it tells its profiler
-// (`reportMemoryUsageToProfiler()`), so it cannot be done while PyTorch profiles on the thread, nor the other way
-// round.
+// While at least one guard lives on a thread, the allocations and frees of the CPU allocator there are counted with
+// the fake tensors on the CPU, for comparisons. PyTorch reports them as it reports to its profiler
+// (`reportMemoryUsageToProfiler()`), so the guard and the profiler exclude each other on a thread.
 //
-// What another thread frees, such as those of gloo, is counted until its address is used again.
+// Memory that another thread frees, for example a thread of gloo, is counted until its address is reused.
 class TORCHEXT_API RealAllocationsGuard {
  public:
   RealAllocationsGuard();
@@ -28,8 +27,8 @@ class TORCHEXT_API RealAllocationsGuard {
   std::unique_ptr<State> state_;
 };
 
-// Calls `visit` with what is counted for the memory of a storage, fake or real, if anything is. It is not freed before
-// `visit` returns.
+// Calls `visit` with the counted allocation of a fake or real storage, if one exists. It is not freed before `visit`
+// returns.
 TORCHEXT_API void visitCountedAllocation(const c10::Storage& storage, c10::function_ref<void(Allocation&)> visit);
 
 // For languages without guards: NOTE [Guards and blocks].

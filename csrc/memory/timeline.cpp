@@ -33,7 +33,7 @@ struct Current {
 };
 
 Current& currentState() {
-  static auto* state = new Current;  // leaked: storages die at any time
+  static auto* state = new Current;  // leaked: storages are freed at any time
   return *state;
 }
 
@@ -135,12 +135,12 @@ MemoryPoint Timeline::beforeAll(c10::Device device) const {
       apply(point, record, /*is_birth=*/true);
     }
   }
-  // What was reserved before is known by the first event only.
+  // Only the first event reports the bytes reserved before it.
   point.reserved = point.allocated;
   return point;
 }
 
-// Calls `visit` with the state after each event of `device` before `end`, and with that before all.
+// Calls `visit` with the state before all events, and with the state after each event of `device` before `end`.
 template <typename Visit>
 void Timeline::replay(c10::Device device, std::int64_t end, const Visit& visit) const {
   MemoryPoint point = beforeAll(device);
@@ -164,7 +164,7 @@ MemoryPoint Timeline::peak(c10::Device device, std::int64_t begin, std::int64_t 
   bool has_begun = false;
   const auto bytes = [of_reserved](const MemoryPoint& point) { return of_reserved ? point.reserved : point.allocated; };
   replay(device, end, [&](const MemoryPoint& point) {
-    // The state in which the range begins counts, too.
+    // The state in which the range begins also counts.
     if (point.event < begin || !has_begun || bytes(point) > bytes(peak)) {
       peak = point;
     }
@@ -255,7 +255,7 @@ void closeTimeline() {
   std::shared_ptr<Timeline> last;  // freed after the lock is released
   Current& current = currentState();
   const Locked lock{LockRank::kTimelines};
-  TORCH_CHECK(current.trackers > 0, "No tracker of memory is open.");
+  TORCH_CHECK(current.trackers > 0, "No memory tracker is open.");
   if (--current.trackers == 0) {
     is_tracking = false;
     last = std::exchange(current.timeline, nullptr);
@@ -288,7 +288,7 @@ ThreadScope setThreadScope(std::int32_t scope, MemoryPhase phase, bool traces_li
     if (is_in_backward) {
       const bool ends_forward = previous.phase == MemoryPhase::kForward && phase != MemoryPhase::kForward;
       if (ends_forward) {
-        timeline->markActivations();  // that have been computed again
+        timeline->markActivations();  // the recomputed ones
       }
     } else if (phase != MemoryPhase::kOptimizer) {
       timeline->addBoundary(at::sequence_number::peek(), scope);

@@ -1,7 +1,7 @@
 #pragma once
 
-// What `torchext.memory.track_memory()` keeps: each allocation of the tracked devices with what is known of it, and the
-// order of all allocations and frees.
+// The data of `torchext.memory.track_memory()`: each allocation of the tracked devices, and the order of all
+// allocations and frees.
 
 #include <array>
 #include <cstddef>
@@ -19,9 +19,9 @@
 
 namespace torchext {
 
-// What an allocation is for. In the order of precedence: what is known to be one of the later kinds stays it.
+// The use of an allocation. In the order of precedence: an earlier category never replaces a later one.
 enum class MemoryCategory : std::uint8_t {
-  kTemporary,      // results that nobody keeps for the backward pass
+  kTemporary,      // results that are not saved for the backward pass
   kActivation,     // made before a backward pass, and alive when it begins
   kInput,          // made outside of modules, backward passes and optimizers
   kCommunication,  // made by collectives, or for them
@@ -33,10 +33,10 @@ enum class MemoryCategory : std::uint8_t {
 };
 constexpr std::size_t kNumMemoryCategories = 9;
 
-// What the thread was doing.
+// The part of a training step that the thread was running.
 enum class MemoryPhase : std::uint8_t { kForward, kBackward, kOptimizer, kOther };
 
-// A call of a module that no other module makes.
+// A call of a module that is not inside another module's call.
 struct ForwardPass {
   std::uint64_t root = 0;    // the number of the module
   std::uint64_t number = 0;  // of the pass, in the order of time; 0 outside of forward passes
@@ -46,16 +46,16 @@ struct AllocationRecord {
   c10::Device device;
   c10::StreamId stream;
   std::size_t bytes;  // as requested
-  std::size_t size;   // as the allocator counts them
+  std::size_t size;   // in the allocator
   std::uintptr_t address;
-  const char* op;            // that made it, or null
+  const char* op;            // the operator that allocated it, or null
   std::int32_t scope;        // of the thread, see MemoryScope; -1 for none
-  std::int32_t line;         // of the program, see Timeline::nameOf(); -1 where it is not traced
-  std::int64_t sequence_nr;  // of the node of autograd that was running, or -1
+  std::int32_t line;         // of the program, see Timeline::nameOf(); -1 if not traced
+  std::int64_t sequence_nr;  // of the autograd node that was running, or -1
   MemoryPhase phase;
   MemoryCategory category;
-  std::int64_t born = -1;  // the numbers of the events; born is -1 if it was there before
-  std::int64_t died = -1;  // -1 while it is alive
+  std::int64_t born = -1;  // the number of the event; -1 if allocated before the timeline began
+  std::int64_t died = -1;  // the number of the event; -1 while alive
 };
 
 struct MemoryEvent {
@@ -74,46 +74,45 @@ struct MemoryPoint {
   std::array<std::size_t, kNumMemoryCategories> by_category;
 };
 
-// Names an allocation in a timeline, which may be another one than the current.
+// An allocation in a timeline, which need not be the current one.
 struct AllocationNumber {
   std::int32_t number = -1;
   std::uint64_t timeline = 0;
 };
 
-// What is collected from when a tracker is opened until the last is closed. All functions may be called from any
-// thread.
+// The events between the opening of the first tracker and the closing of the last. All functions are thread-safe.
 class TORCHEXT_API Timeline {
  public:
   Timeline();
 
-  // Adds an allocation, and the event.
+  // Adds an allocation and its event.
   AllocationNumber addBirth(AllocationRecord record, std::size_t reserved);
-  // Adds what has been allocated before the tracker was opened.
+  // Adds an allocation from before the tracker was opened.
   AllocationNumber addExisting(AllocationRecord record);
   void addDeath(AllocationNumber allocation, std::size_t reserved);
 
   void setCategory(AllocationNumber allocation, MemoryCategory category);
 
-  // What was made in a forward pass, and is alive now, is kept for the backward pass that begins.
+  // Call it when a backward pass begins: temporaries of forward passes that are alive now become activations.
   void markActivations();
 
-  // Numbers a text that records refer to.
+  // Returns the number of a text that records refer to.
   std::int32_t numberOf(const std::string& text);
   std::string nameOf(std::int32_t number) const;
 
   std::int64_t countEvents() const;
 
-  // Returns the devices on which something was allocated.
+  // Returns the devices that have allocations.
   std::vector<c10::Device> devices() const;
 
-  // Returns the state with the most bytes allocated (or reserved) on `device`, of those after the events from `begin`
-  // to `end` (exclusive) and the one before.
+  // Returns the state with the most bytes allocated (or reserved) on `device`, among the states after the events from
+  // `begin` to `end` (exclusive) and the state before them.
   MemoryPoint peak(c10::Device device, std::int64_t begin, std::int64_t end, bool of_reserved) const;
 
   // Returns the state after `event`.
   MemoryPoint pointAfter(c10::Device device, std::int64_t event) const;
 
-  // Returns about `count` states in the order of time; of each stretch of the events, that with the most bytes.
+  // Returns about `count` states in the order of time: the one with the most bytes in each stretch of events.
   std::vector<MemoryPoint> curve(c10::Device device, std::int64_t begin, std::int64_t end, std::size_t count) const;
 
   // Returns the numbers of the allocations of `device` that were alive after `event`.
@@ -122,7 +121,7 @@ class TORCHEXT_API Timeline {
   AllocationRecord record(std::int32_t allocation) const;
   std::vector<MemoryEvent> events(std::int64_t begin, std::int64_t end) const;
 
-  // From the node of autograd with this sequence number on, `scope` is what makes nodes. Backward passes look it up.
+  // Records that autograd nodes from this sequence number on are created in `scope`. Backward passes look it up.
   void addBoundary(std::uint64_t sequence_nr, std::int32_t scope);
 
  private:
@@ -140,29 +139,29 @@ class TORCHEXT_API Timeline {
   std::map<std::uint64_t, std::int32_t> boundaries_;
 };
 
-// Begins to collect, or goes on if another tracker is open.
+// Starts the collection, or joins it if another tracker is open.
 TORCHEXT_API std::shared_ptr<Timeline> openTimeline();
 
-// Ends it for one tracker.
+// Closes one tracker. The last one ends the collection.
 TORCHEXT_API void closeTimeline();
 
-// Returns true while a tracker is open. Quick.
+// Returns true while a tracker is open. Costs one relaxed load.
 TORCHEXT_API bool isTracking() noexcept;
 
-// Returns the timeline that collects, or null.
+// Returns the timeline of the open trackers, or null.
 TORCHEXT_API std::shared_ptr<Timeline> currentTimeline();
 
-// What this thread is doing, for the records of what it allocates.
+// The scope of this thread, for the records of its allocations.
 struct ThreadScope {
   std::int32_t scope = -1;
   MemoryPhase phase = MemoryPhase::kOther;
   bool traces_lines = false;
-  bool is_in_backward = false;  // it began inside of a backward pass, which computes activations again
+  bool is_in_backward = false;  // entered inside a backward pass, which recomputes activations
   ForwardPass pass;
 };
 TORCHEXT_API const ThreadScope& threadScope() noexcept;
 
-// Sets it, and returns what it was. `root` is the number of the module, if this begins a forward pass.
+// Sets the scope and returns the previous one. `root` is the number of the module if this begins a forward pass.
 TORCHEXT_API ThreadScope setThreadScope(std::int32_t scope,
                                         MemoryPhase phase,
                                         bool traces_lines,

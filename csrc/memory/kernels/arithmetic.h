@@ -1,6 +1,6 @@
 #pragma once
 
-// The arithmetic of launches.
+// Integer arithmetic of kernel launches.
 
 #include <cstdint>
 
@@ -10,7 +10,7 @@ inline std::int64_t divideRoundingUp(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
 }
 
-// The largest power of two up to `n`.
+// Returns the largest power of two up to `n`.
 inline std::int64_t lastPowerOf2(std::int64_t n) {
   std::int64_t power = 1;
   while (power * 2 <= n) {
@@ -19,7 +19,7 @@ inline std::int64_t lastPowerOf2(std::int64_t n) {
   return power;
 }
 
-// `get_num_bits()`: how many bits numbers up to `largest` have.
+// `get_num_bits()`: the number of bits of numbers up to `largest`.
 inline std::int64_t countBits(std::int64_t largest) {
   std::int64_t bits = 1;
   while ((largest >>= 1) != 0) {

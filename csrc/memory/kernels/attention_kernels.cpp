@@ -1,5 +1,5 @@
-// Scaled dot product attention: transformers/cuda in ATen/native. The kernels of flash attention are those for sm80 and
-// later, those of memory-efficient attention the largest that kernel_forward.h and kernel_backward.h have for sm80.
+// Scaled dot product attention: transformers/cuda in ATen/native. The flash attention kernels are those for sm80 and
+// later, the memory-efficient attention kernels the largest for sm80 in kernel_forward.h and kernel_backward.h.
 
 #include <algorithm>
 #include <cmath>
@@ -25,7 +25,7 @@ std::int64_t roundedUp(std::int64_t size, std::int64_t block) {
   return blocksOf(size, block) * block;
 }
 
-// The geometry of an attention whose tensors are [batch, head, position, feature].
+// The sizes of an attention whose tensors are [batch, head, position, feature].
 struct AttentionSizes {
   std::int64_t batch;
   std::int64_t heads;
@@ -45,14 +45,14 @@ struct AttentionSizes {
   std::int64_t rows() const {
     return batch * heads * queries;
   }
-  // To what flash attention rounds the number of features.
+  // The number of features that flash attention rounds to.
   std::int64_t roundedFeatures() const {
     constexpr std::int64_t kSmall = 128;
     return roundedUp(features, features <= kSmall ? 32 : 64);
   }
 };
 
-// `num_splits_heuristic()` in flash_api.cpp: into how many parts the keys are split to keep the device busy.
+// `num_splits_heuristic()` in flash_api.cpp: the number of parts of the keys that keeps the device busy.
 std::int64_t countSplits(const AttentionSizes& sizes, const GpuDescription& gpu) {
   constexpr std::int64_t kRowsOfBlock = 64;
   constexpr std::int64_t kMaxSplits = 128;
@@ -83,7 +83,7 @@ std::int64_t countSplits(const AttentionSizes& sizes, const GpuDescription& gpu)
   return 1;
 }
 
-// The results are the output, the log-sum-exp, lengths that nobody allocates, and the state of the generator.
+// The results are the output, the log-sum-exp, lengths that are not allocated, and the state of the generator.
 void flashAttention(KernelCall& call) {
   AttentionSizes sizes{call.tensor(0), call.tensor(1)};
   call.allocateResults({0, 1});
@@ -96,7 +96,7 @@ void flashAttention(KernelCall& call) {
     return;
   }
   if (sizes.queries == 1 && sizes.heads > sizes.key_heads) {
-    // The queries of a group of heads are taken for queries of one head.
+    // The queries of a group of heads are processed as queries of one head.
     sizes.queries = sizes.heads / sizes.key_heads;
     sizes.heads = sizes.key_heads;
   }
@@ -108,7 +108,7 @@ void flashAttention(KernelCall& call) {
   call.free({sums, outputs});
 }
 
-// [batch, position, head, feature] is the layout of the kernels.
+// The kernels read [batch, position, head, feature].
 BlockNumber copyForKernel(KernelCall& call, const Tensor& tensor) {
   return tensor.transpose(1, 2).is_contiguous() ? -1 : call.copy(tensor);
 }
@@ -131,7 +131,7 @@ void flashAttentionBackward(KernelCall& call) {
   call.free({value, key, query, softmax, output, gradient});
 }
 
-// Needs no buffer for the output unless it is in half precision and has more columns than a block.
+// Needs a buffer for the output only in half precision with more columns than a block.
 void efficientAttention(KernelCall& call) {
   call.allocateResults({2, 3});
   call.allocateResults();
@@ -143,7 +143,7 @@ void efficientAttention(KernelCall& call) {
   }
 }
 
-// The blocks of `AttentionBackwardKernel` for sm80 that takes this many features.
+// The block sizes of the `AttentionBackwardKernel` for sm80 with this many features.
 struct EfficientBackwardBlocks {
   std::int64_t queries;
   std::int64_t keys = 64;
@@ -170,8 +170,7 @@ std::int64_t efficientWorkspace(const AttentionSizes& sizes, std::int64_t value_
   return sizes.batch * sizes.heads * bytes;
 }
 
-// Where heads of queries share keys and values, each gets a gradient of its own, which
-// `_efficient_attention_backward()` sums up.
+// If query heads share keys and values, each head gets its own gradient. `_efficient_attention_backward()` sums them.
 struct GradientsOfEachHead {
   BlockNumber key = -1;
   BlockNumber value = -1;
@@ -192,7 +191,7 @@ void efficientAttentionBackward(KernelCall& call) {
   const AttentionSizes sizes{query, call.tensor(2)};
   call.allocateResults({0, 1, 2});
   const GradientsOfEachHead expanded{call, sizes, call.tensor(2), call.tensor(3)};
-  call.allocateResults();  // that of a mask
+  call.allocateResults();  // the gradient of a mask
   const std::int64_t delta = sizes.rows() * kFloat;
   const std::int64_t workspace = efficientWorkspace(sizes, call.tensor(3).size(3), query.scalar_type());
   if (query.scalar_type() != at::kFloat) {  // the kernel computes delta itself

@@ -1,4 +1,4 @@
-// Batch normalization by PyTorch's own kernels: Normalization.cu in ATen/native/cuda.
+// Batch normalization by PyTorch's native kernels: Normalization.cu in ATen/native/cuda.
 
 #include <algorithm>
 #include <cstdint>
@@ -24,8 +24,8 @@ bool isFlatWithChannelsLast(const Tensor& tensor) {
   return tensor.is_contiguous() && tensor.stride(kChannels) == 1;
 }
 
-// Whether a tensor is read by the kernels for channels that come last: the statistics are, in two dimensions only
-// (`batch_norm_choose_impl()`), the gradients, in three as well (`batch_norm_use_channels_last_kernels()`).
+// Whether the channels-last kernels read a tensor: for the statistics in two dimensions only
+// (`batch_norm_choose_impl()`), for the gradients also in three (`batch_norm_use_channels_last_kernels()`).
 bool statisticsAreChannelsLast(const Tensor& tensor) {
   return tensor.is_contiguous() ? isFlatWithChannelsLast(tensor) : tensor.is_contiguous(at::MemoryFormat::ChannelsLast);
 }
@@ -35,7 +35,7 @@ bool gradientsAreChannelsLast(const Tensor& tensor) {
          tensor.is_contiguous(at::MemoryFormat::ChannelsLast3d) || isFlatWithChannelsLast(tensor);
 }
 
-// `flexible_launch_configs()`: how many blocks there are for the same channels, and for others.
+// `flexible_launch_configs()`: the numbers of blocks along the channels and along the other dimensions.
 struct Launch {
   std::int64_t blocks_of_channels;
   std::int64_t blocks_of_others;
@@ -43,9 +43,9 @@ struct Launch {
   explicit Launch(const Tensor& tensor) {
     constexpr std::int64_t kThreads = 512;
     constexpr std::int64_t kTile = 32;
-    constexpr std::int64_t kValues = 16;  // of each thread
+    constexpr std::int64_t kValues = 16;  // per thread
     constexpr std::int64_t kMaxBlocks = 128;
-    constexpr std::int64_t kMinBlocks = 8;  // fewer are not worth it
+    constexpr std::int64_t kMinBlocks = 8;  // with fewer, one block is used
     const std::int64_t channels = tensor.size(kChannels);
     const std::int64_t values = tensor.numel() / channels;
     std::int64_t width = std::min(lastPowerOf2(channels), kTile);
@@ -59,7 +59,7 @@ struct Launch {
   }
 };
 
-// The blocks for the same channels meet in a buffer with `count` numbers of each.
+// The blocks of the same channels combine their results in a buffer with `count` numbers per block and channel.
 void meetInBuffer(KernelCall& call, const Tensor& tensor, std::int64_t count) {
   const Launch launch{tensor};
   if (launch.blocks_of_others > 1) {
@@ -70,7 +70,7 @@ void meetInBuffer(KernelCall& call, const Tensor& tensor, std::int64_t count) {
   }
 }
 
-// `var_mean()` over all dimensions but one, which computes in float.
+// `var_mean()` over all dimensions but the channels, computed in float.
 void meanAndVariance(KernelCall& call, const Tensor& self) {
   const std::vector<std::int64_t> dims = dimsBut(self, kChannels);
   const bool is_cast = accumulatorBytes(self.scalar_type()) != static_cast<std::int64_t>(self.element_size());
@@ -148,7 +148,7 @@ void batchNormBackward(KernelCall& call) {
   if (gradientsAreChannelsLast(gradient)) {
     meetInBuffer(call, self, 2);
   }
-  // The kernel for all layouts wants a weight.
+  // The kernel for all layouts requires a weight.
   const bool is_general = !statisticsAreChannelsLast(self) || !statisticsAreChannelsLast(gradient);
   const BlockNumber one = is_general && !call.has(2) ? call.allocate(accumulatorBytes(self.scalar_type())) : -1;
   call.allocateResult(0);

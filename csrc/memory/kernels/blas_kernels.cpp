@@ -1,4 +1,4 @@
-// Products of matrices: Blas.cpp in ATen/native/cuda.
+// Matrix products: Blas.cpp in ATen/native/cuda.
 
 #include <algorithm>
 #include <cstdlib>
@@ -32,7 +32,7 @@ bool isLeading(std::int64_t stride, std::int64_t size) {
   return stride >= std::max<std::int64_t>(1, size);
 }
 
-// `prepare_matrix_for_cublas()` copies what has rows and columns that are not compact.
+// `prepare_matrix_for_cublas()` copies matrices without compact rows or columns.
 BlockNumber prepareMatrix(KernelCall& call, const Tensor& matrix) {
   const auto strides = matrix.strides();
   const auto sizes = matrix.sizes();
@@ -42,7 +42,7 @@ BlockNumber prepareMatrix(KernelCall& call, const Tensor& matrix) {
   return is_readable ? -1 : call.copy(matrix);
 }
 
-// How `prepare_matrix_for_cublas()` reads a result.
+// Whether `prepare_matrix_for_cublas()` reads a result as transposed.
 bool isTransposedResult(const Tensor& result) {
   if (result.is_non_overlapping_and_dense()) {
     return result.is_contiguous();
@@ -50,7 +50,7 @@ bool isTransposedResult(const Tensor& result) {
   return !(result.stride(0) == 1 && isLeading(result.stride(1), result.size(0)));
 }
 
-// The arguments and the result as `cublasCommonArgs` has them, for the time of a product.
+// The arguments and the result as `cublasCommonArgs` holds them during a product.
 class PreparedMatrices {
  public:
   PreparedMatrices(KernelCall& call, const Tensor& mat1, const Tensor& mat2, const Tensor& result) : call_{call} {
@@ -61,7 +61,7 @@ class PreparedMatrices {
   }
   C10_DISABLE_COPY_AND_ASSIGN(PreparedMatrices);
   ~PreparedMatrices() {
-    call_.free({result_, second_, first_});  // members of a struct, in the reverse order
+    call_.free({result_, second_, first_});  // members of a struct, freed in reverse order
   }
 
  private:
@@ -79,7 +79,7 @@ void multiply(KernelCall& call, const Tensor& mat1, const Tensor& mat2, const Te
   callBlas(call, library);
 }
 
-// `isInputCompliesAddmmCudaLt()`: cuBLASLt adds a bias while it multiplies.
+// `isInputCompliesAddmmCudaLt()`: whether cuBLASLt adds the bias in the product.
 bool addsBiasByLt(
     const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Tensor& result, const c10::Scalar& beta) {
   const bool is_possible = !isLtDisabled() && isFloatingForLt(mat1.scalar_type()) && result.dim() == 2 &&
@@ -107,7 +107,7 @@ void addmm(KernelCall& call) {
   multiply(call, call.tensor(1), call.tensor(2), call.result(), uses_lt ? Library::kCublasLt : Library::kCublas);
 }
 
-// What is added to in place is never a bias for cuBLASLt.
+// The target of an in-place addition is never a bias for cuBLASLt.
 void addmmInPlace(KernelCall& call) {
   call.allocateResults();
   multiply(call, call.tensor(1), call.tensor(2), call.tensor(0), Library::kCublas);
@@ -156,7 +156,7 @@ void baddbmm(KernelCall& call) {
   multiplyBatches(call, call.tensor(1), call.tensor(2), call.result());
 }
 
-// `addmm` of each pair of matrices, onto the result.
+// `addmm` of each pair of matrices, accumulated in the result.
 void addbmm(KernelCall& call) {
   call.allocateResults();
   const Tensor& batch1 = call.tensor(1);
@@ -166,7 +166,7 @@ void addbmm(KernelCall& call) {
   }
 }
 
-// `addmv_out_cuda` copies a matrix whose rows and columns are not compact, and vectors without a stride.
+// `addmv_out_cuda` copies matrices without compact rows or columns, and vectors with stride 0.
 void multiplyByVector(KernelCall& call, const Tensor& matrix, const Tensor& vector) {
   if (call.result().numel() == 0 || matrix.numel() == 0) {
     return;

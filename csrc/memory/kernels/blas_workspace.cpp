@@ -15,7 +15,7 @@ namespace torchext {
 
 namespace {
 
-// Returns true if the first call of a thread on a stream allocates a workspace, and it is kept
+// Returns true if the first call of a thread on a stream allocates a workspace that is kept
 // (`isCUDABlasWorkspaceCachingEnabled` in CublasHandlePool.cpp).
 bool keepsWorkspaces() {
   static const bool keeps =
@@ -23,14 +23,14 @@ bool keepsWorkspaces() {
   return keeps;
 }
 
-// A workspace that is kept serves both libraries (`unified_cublas_and_lt_workspaces`).
+// Returns true if a kept workspace serves both libraries (`unified_cublas_and_lt_workspaces`).
 bool sharesWorkspaces() {
   static const bool shares =
       c10::utils::check_env("TORCH_CUBLASLT_UNIFIED_WORKSPACE").value_or(compat::applies("shared_workspaces"));
   return keepsWorkspaces() && shares;
 }
 
-// As `parseChosenWorkspaceSize()`: the sum of `:KIB:COUNT` in the variable.
+// As `parseChosenWorkspaceSize()`: the sum of all `:KIB:COUNT` in the variable.
 std::optional<std::int64_t> cublasSizeOfEnvironment() {
   const char* value = std::getenv("CUBLAS_WORKSPACE_CONFIG");
   if (value == nullptr) {
@@ -61,7 +61,7 @@ std::int64_t cublasSize(const GpuDescription& gpu) {
   return chosen.value_or(hasLargeWorkspace(gpu) ? kLarge : kSmall);
 }
 
-// As `parseCUDABlasLtWorkspaceSize()`: the variable is in KiB, and ignored if it is no number.
+// As `parseCUDABlasLtWorkspaceSize()`: the variable is in KiB, and ignored if it is not a number.
 std::int64_t cublasLtSizeOfEnvironment() {
   const char* value = std::getenv("CUBLASLT_WORKSPACE_SIZE");
   constexpr std::int64_t kDefault = 1024;
@@ -90,7 +90,7 @@ BlasWorkspace::BlasWorkspace(KernelCall& call, Library library) : call_{call} {
     block_ = call.allocate(bytes);
     return;
   }
-  // `getCurrentCUDABlasLtHandle()` returns the handle of cuBLAS, which allocates the workspace of cuBLAS.
+  // `getCurrentCUDABlasLtHandle()` returns the cuBLAS handle, so the cuBLAS workspace is allocated.
   const bool is_shared = is_lt && sharesWorkspaces();
   call.keepWorkspace(kCublasWorkspace, is_shared ? std::max(bytes, cublasSize(call.gpu)) : cublasSize(call.gpu));
   if (is_lt && !is_shared) {

@@ -1,6 +1,6 @@
 #pragma once
 
-// The workspaces of cuBLAS and cuBLASLt: how large they are, and how long they live.
+// The sizes and lifetimes of the workspaces of cuBLAS and cuBLASLt.
 
 #include <cstdint>
 
@@ -10,15 +10,15 @@
 
 namespace torchext {
 
-// A workspace that a kernel holds while its call of cuBLAS runs.
+// A workspace that a kernel holds during a cuBLAS call.
 class BlasWorkspace {
  public:
   enum class Library : std::uint8_t { kCublas, kCublasLt };
 
-  // The kernel gets the workspace for `library`.
+  // Records that the kernel acquires the workspace for `library`.
   BlasWorkspace(KernelCall& call, Library library);
   C10_DISABLE_COPY_AND_ASSIGN(BlasWorkspace);
-  // The kernel gives it back.
+  // Records that the kernel releases it.
   ~BlasWorkspace();
 
  private:
@@ -26,10 +26,10 @@ class BlasWorkspace {
   KernelCall::BlockNumber block_ = -1;
 };
 
-// Returns how many bytes a workspace for `library` has.
+// Returns the size of a workspace for `library`, in bytes.
 TORCHEXT_API std::int64_t blasWorkspaceSize(BlasWorkspace::Library library, const GpuDescription& gpu);
 
-// The kernel calls `library` once.
+// Records one call of `library`.
 void callBlas(KernelCall& call, BlasWorkspace::Library library = BlasWorkspace::Library::kCublas);
 
 }  // namespace torchext

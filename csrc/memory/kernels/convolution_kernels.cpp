@@ -1,5 +1,5 @@
-// Convolutions by PyTorch's own kernels: `_convolution()` and `convolution_backward()` in Convolution.cpp, and what
-// they call. What cuDNN allocates is decided by which of its algorithms is the fastest.
+// Convolutions by PyTorch's native kernels: `_convolution()` and `convolution_backward()` in Convolution.cpp, and the
+// functions that they call. The memory of cuDNN is not modeled: it depends on which of its algorithms is the fastest.
 
 #include <algorithm>
 #include <array>
@@ -23,11 +23,11 @@ namespace {
 using BlockNumber = KernelCall::BlockNumber;
 
 enum class Backend : std::uint8_t {
-  kLibrary,       // cuDNN, or nothing at all
+  kLibrary,       // cuDNN, or no kernel
   kDepthwise2d,   // DepthwiseConv2d.cu
   kDepthwise3d,   // DepthwiseConv3d.cu
   kSlow2d,        // ConvolutionMM2d.cu
-  kDilated,       // NaiveDilatedConvolution.cu, which does all of three dimensions
+  kDilated,       // NaiveDilatedConvolution.cu, for all in three dimensions
   kTransposed2d,  // NaiveConvolutionTranspose2d.cu
   kTransposed3d,  // NaiveConvolutionTranspose3d.cu
 };
@@ -39,7 +39,8 @@ std::int64_t countPositions(const Tensor& tensor) {
   return c10::multiply_integers(tensor.sizes().slice(2));
 }
 
-// A tensor of one dimension as `view4d()` shows it: PyTorch has no kernels for those. Only its geometry is asked for.
+// Returns a one-dimensional tensor as `view4d()` shows it: PyTorch has no kernels for one dimension. Only the geometry
+// is valid.
 Tensor inTwoDimensions(const Tensor& tensor) {
   c10::DimVector sizes{tensor.sizes()};
   c10::DimVector strides{tensor.strides()};
@@ -50,7 +51,7 @@ Tensor inTwoDimensions(const Tensor& tensor) {
   return at::detail::empty_strided_meta(sizes, strides, tensor.scalar_type());
 }
 
-// What a convolution is told besides its tensors. `at` is the place of the argument `stride`, two after `weight`.
+// The arguments of a convolution besides its tensors. `at` is the index of the argument `stride`, two after `weight`.
 class Geometry {
  public:
   Geometry(const KernelCall& call, std::size_t at)
@@ -75,12 +76,12 @@ class Geometry {
     return backend_ == Backend::kDepthwise2d || backend_ == Backend::kDepthwise3d;
   }
 
-  // A kernel of one element that visits each position once needs no columns.
+  // A kernel of one element that visits each position once does not need columns.
   bool needsColumns() const {
     return !areAll(kernel_sizes_, 1) || !areAll(strides_, 1) || !areAll(paddings_, 0);
   }
 
-  // The patches of one sample, side by side: there is one for each position of the side with fewer positions.
+  // The size of the patches of one sample: one for each position of the side with fewer positions.
   std::int64_t columns(const Tensor& of_positions, const Tensor& weight) const {
     return weight.size(1) * c10::multiply_integers(kernel_sizes_) * countPositions(of_positions) *
            static_cast<std::int64_t>(weight.element_size());
@@ -91,12 +92,12 @@ class Geometry {
     return std::all_of(values.begin(), values.end(), [wanted](std::int64_t value) { return value == wanted; });
   }
 
-  // `ConvParams::is_depthwise()`: each channel of the input by itself.
+  // `ConvParams::is_depthwise()`: each channel of the input separately.
   bool isDepthwise(const Tensor& input, const Tensor& weight) const {
     return !is_transposed_ && groups_ > 1 && groups_ == input.size(1) && weight.size(0) % groups_ == 0;
   }
 
-  // `ConvParams::use_cudnn_depthwise()`: in half precision it is a matter of sizes, too.
+  // `ConvParams::use_cudnn_depthwise()`. In half precision it also depends on sizes.
   static bool mayBeDepthwiseOfCudnn(const Tensor& input, const Tensor& weight) {
     const auto is_contiguous = [](const Tensor& tensor) {
       return tensor.suggest_memory_format() == at::MemoryFormat::Contiguous;
@@ -132,7 +133,7 @@ class Geometry {
   Backend backend_;
 };
 
-// A tensor as a kernel gets it, and the block that it is in if it has been copied for that.
+// A tensor as a kernel reads it, and the block of its copy, if it was copied.
 struct Operand {
   Tensor tensor;
   BlockNumber copy = -1;
@@ -157,8 +158,7 @@ Operand partOf(KernelCall& call, const Tensor& whole, std::size_t dim, std::int6
   return {at::detail::empty_meta(sizes, whole.scalar_type(), format), call.copy(part)};
 }
 
-// Where kernels put their results: in those of the call, or, if there are groups, in parts of these, which are
-// concatenated when all are there.
+// The outputs of kernels: the results of the call or, with groups, parts that are concatenated at the end.
 class Results {
  public:
   Results(KernelCall& call, std::int64_t groups) : call_{call}, has_groups_{groups > 1} {}
@@ -190,8 +190,7 @@ class Results {
   std::array<std::vector<BlockNumber>, 3> parts_;
 };
 
-// A convolution of one group, forward. There is a product for each sample; all use the same workspace, one after the
-// other.
+// The forward convolution of one group. The products of the samples use the same workspace in turn.
 void convolve(KernelCall& call,
               const Geometry& geometry,
               const Tensor& input,
@@ -201,7 +200,7 @@ void convolve(KernelCall& call,
   const bool is_transposed =
       geometry.backend() == Backend::kTransposed2d || geometry.backend() == Backend::kTransposed3d;
   const std::int64_t bytes = KernelCall::bytesOf(output);
-  if (geometry.backend() == Backend::kTransposed3d) {  // what it has first is resized
+  if (geometry.backend() == Backend::kTransposed3d) {  // its first output is resized
     const BlockNumber like_input = call.copy(input);
     results.allocate(0, bytes);
     call.free(like_input);
@@ -243,7 +242,7 @@ void convolution(KernelCall& call) {
   call.free({weight.copy, input.copy});
 }
 
-// Which gradients are wanted: of the input, the weight and the bias.
+// The requested gradients: of the input, the weight and the bias.
 struct Wanted {
   bool input;
   bool weight;
@@ -252,7 +251,7 @@ struct Wanted {
   explicit Wanted(const c10::List<bool>& mask) : input{mask[0]}, weight{mask[1]}, bias{mask[2]} {}
 };
 
-// Sums up a gradient over all of its dimensions but that of the channels, to the gradient of the bias.
+// Sums a gradient over all dimensions but the channels, for the bias.
 void sumForBias(KernelCall& call, const Tensor& gradient, std::int64_t dim_of_channels) {
   const std::vector<std::int64_t> dims = dimsBut(gradient, dim_of_channels);
   const Tensor result = at::detail::empty_meta({gradient.size(dim_of_channels)}, gradient.scalar_type());
@@ -322,7 +321,7 @@ class ConvolutionBackward {
     call_.free({columns, gradient.copy});
   }
 
-  // For each sample, its gradient is summed up for the bias.
+  // Sums the gradient of each sample separately for the bias.
   void runDilated() {
     const Operand gradient = contiguous(call_, gradient_);
     if (wanted_.input) {
@@ -350,7 +349,7 @@ class ConvolutionBackward {
     call_.free({columns, gradient.copy});
   }
 
-  // Two functions, and each copies the gradient.
+  // Calls two functions, which each copy the gradient.
   void runTransposed() {
     if (wanted_.input) {
       const Operand gradient = contiguous(call_, gradient_);
@@ -366,7 +365,7 @@ class ConvolutionBackward {
     }
     if (wanted_.weight || wanted_.bias) {
       const Operand gradient = contiguous(call_, gradient_);
-      multiplyColumns(/*multiplies=*/wanted_.weight);  // for the bias alone the columns are not needed, but made
+      multiplyColumns(/*multiplies=*/wanted_.weight);  // for the bias alone, the columns are allocated but unused
       call_.free(gradient.copy);
     }
   }
@@ -435,7 +434,7 @@ void convolutionBackward(KernelCall& call) {
   const Tensor gradient = inTwoDimensions(call.tensor(0));
   const Tensor given = inTwoDimensions(call.tensor(1));
   if (geometry.isDepthwise()) {
-    // Of one dimension, the input is copied before it is shown in two.
+    // A one-dimensional input is copied before it is viewed in two dimensions.
     const Operand input = call.tensor(1).dim() == kDimsOf1d ? contiguous(call, given) : Operand{given};
     const auto run = geometry.backend() == Backend::kDepthwise2d ? depthwiseBackward2d : depthwiseBackward3d;
     run(call, gradient, input.tensor, Wanted{call.argument(10).toBoolList()});

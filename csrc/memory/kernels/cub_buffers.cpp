@@ -15,13 +15,13 @@ std::int64_t aligned(std::int64_t bytes) {
   return divideRoundingUp(bytes, kAlignment) * kAlignment;
 }
 
-// `AliasTemporaries()`: each part begins at a multiple of 256, and so may the whole.
+// `AliasTemporaries()`: each part, and possibly the whole, is aligned to 256 bytes.
 std::int64_t alias(std::int64_t bytes) {
   return bytes + kAlignment - 1;
 }
 
-// How many elements a block of threads sorts at once (the tunings for sm90), and up to which number one block sorts
-// all.
+// `size`: the number of elements that a thread block sorts at once (tunings for sm90). `single`: the largest number
+// that one block sorts alone.
 struct RadixTile {
   std::int64_t key_bytes;
   std::int64_t value_bytes;
@@ -53,7 +53,7 @@ std::int64_t tileStates(std::int64_t count, std::int64_t tile, std::int64_t stat
 
 }  // namespace
 
-// One pass for each byte of the key ("onesweep"), from one buffer to another.
+// One pass per byte of the key ("onesweep"), from one buffer to another.
 std::int64_t cubRadixSortBytes(const CubSort& sort) {
   const RadixTile tile = tileFor(sort);
   if (sort.count <= tile.single) {
@@ -73,7 +73,7 @@ std::int64_t cubSegmentedSortBytes(const CubSort& sort) {
   return alias(aligned(sort.count * sort.key_bytes) + aligned(sort.count * sort.value_bytes));
 }
 
-// Of numbers of up to 4 bytes a state is a word; larger ones, and halves, have more items or words.
+// For numbers of 4 bytes a state is a word. Larger numbers and halves have more items or words.
 std::int64_t cubScanBytes(std::int64_t count, std::int64_t number_bytes) {
   switch (number_bytes) {
     case 2:

@@ -1,20 +1,20 @@
 #pragma once
 
-// What the algorithms of CUB allocate, which PyTorch's kernels call (cub.cuh in ATen/cuda).
+// The temporary storage of the CUB algorithms that PyTorch's kernels call (cub.cuh in ATen/cuda).
 
 #include <cstdint>
 
 namespace torchext {
 
-// Sorts `count` keys, by their `bits` lowest bits, with values.
+// A sort of `count` keys with values, by the `bits` lowest bits of the keys.
 struct CubSort {
   std::int64_t count;
   std::int64_t key_bytes;
-  std::int64_t value_bytes;  // 0 if there are none
+  std::int64_t value_bytes;  // 0 without values
   std::int64_t bits;
 };
 
-// The temporary storage of the algorithms, in bytes.
+// Return the temporary storage of each algorithm, in bytes.
 std::int64_t cubRadixSortBytes(const CubSort& sort);
 std::int64_t cubSegmentedSortBytes(const CubSort& sort);
 std::int64_t cubScanBytes(std::int64_t count, std::int64_t number_bytes);

@@ -1,4 +1,4 @@
-// Distances between all pairs of rows: DistanceKernel.cu, and what calls it.
+// Distances between all pairs of rows: DistanceKernel.cu and its callers.
 
 #include <cstdint>
 
@@ -19,7 +19,7 @@ void distances(KernelCall& call) {
   call.free({second, first});
 }
 
-// The gradient that each pair gives to each feature, before they are summed up.
+// Holds the gradient of each pair and feature before the sum.
 void distancesBackward(KernelCall& call) {
   const Tensor& gradient = call.tensor(0);
   const Tensor& first = call.tensor(1);

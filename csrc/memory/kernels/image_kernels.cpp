@@ -1,4 +1,4 @@
-// Pooling, padding, and patches of images: what they copy to have it in the layout that their kernels read.
+// Pooling, padding and patches of images: the copies into the layout that their kernels read.
 
 #include <cstdint>
 
@@ -12,10 +12,10 @@ namespace {
 
 using BlockNumber = KernelCall::BlockNumber;
 
-// Which layouts a kernel reads.
+// The layouts that a kernel reads.
 enum class Reads : std::uint8_t {
   kContiguous,  // `contiguous()`
-  kOwnFormat,   // `contiguous(suggest_memory_format())`: also with the channels last
+  kOwnFormat,   // `contiguous(suggest_memory_format())`: also channels last
 };
 
 bool isReadable(const Tensor& tensor, Reads reads) {
@@ -41,7 +41,7 @@ void copyBeforeResults(KernelCall& call) {
   call.free(copy);
 }
 
-// The gradient is read in the format of the image, which is the second argument, and copied, too, if `kCopiesImage`.
+// Reads the gradient in the format of the image, which is the second argument. Also copies the image if `kCopiesImage`.
 template <bool kCopiesImage>
 void copyInFormatOfImage(KernelCall& call) {
   call.allocateResults();
@@ -56,14 +56,14 @@ bool hasChannelsLast(const Tensor& tensor) {
   return tensor.suggest_memory_format() == at::MemoryFormat::ChannelsLast;
 }
 
-// AdaptiveAveragePooling.cu: where the channels come last, the gradient is read as it is.
+// AdaptiveAveragePooling.cu: with channels last, the gradient is read without a copy.
 void adaptiveAveragePoolBackward(KernelCall& call) {
   call.allocateResults();
   const Tensor& gradient = call.tensor(0);
   call.free(copyUnless(call, gradient, hasChannelsLast(call.tensor(1)) || gradient.is_contiguous()));
 }
 
-// AdaptiveMaxPooling2d.cu: results that are not contiguous are computed beside.
+// AdaptiveMaxPooling2d.cu: results that are not contiguous are computed in a copy.
 void adaptiveMaxPool(KernelCall& call) {
   call.allocateResults();
   const BlockNumber output = call.copyUnlessContiguous(call.result());
@@ -80,7 +80,7 @@ void adaptiveMaxPoolBackward(KernelCall& call) {
   call.free({result, indices, gradient});
 }
 
-// `im2col_out_cuda_template()`: the result is first one like the image, and then resized.
+// `im2col_out_cuda_template()`: the result starts with the size of the image and is then resized.
 void imageToColumns(KernelCall& call) {
   const Tensor& image = call.tensor(0);
   const bool grows = KernelCall::bytesOf(call.result()) > KernelCall::bytesOf(image);
@@ -90,7 +90,7 @@ void imageToColumns(KernelCall& call) {
   call.free({first, copy});
 }
 
-// As `unfold_backward_cuda_kernel()`: where windows overlap, each place is looked up.
+// As `unfold_backward_cuda_kernel()`: overlapping windows need an index of each position.
 void unfoldBackward(KernelCall& call) {
   call.allocateResults();
   const std::int64_t dim = call.argument(2).toInt();

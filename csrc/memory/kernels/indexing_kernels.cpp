@@ -1,4 +1,4 @@
-// Values that are written or added by index: Indexing.cu, TensorAdvancedIndexing.cpp, TensorTransformations.cu.
+// Writes and additions by index: Indexing.cu, TensorAdvancedIndexing.cpp, TensorTransformations.cu.
 
 #include <algorithm>
 #include <cstdint>
@@ -27,7 +27,7 @@ bool isMask(const Tensor& index) {
   return index.scalar_type() == at::kBool || index.scalar_type() == at::kByte;
 }
 
-// The indices of a call, for each dimension one or none, expanded to the same sizes.
+// The indices of a call, at most one per dimension, expanded to the same sizes.
 class Indices {
  public:
   explicit Indices(const c10::IValue& list) {
@@ -35,7 +35,7 @@ class Indices {
       tensors_.push_back(item.isTensor() ? item.toTensor() : Tensor{});
       has_mask_ = has_mask_ || (tensors_.back().defined() && isMask(tensors_.back()));
     }
-    if (has_mask_) {  // stands for as many indices as it has dimensions, of sizes of their own
+    if (has_mask_) {  // stands for one index per dimension of the mask, of unknown sizes
       return;
     }
     for (const Tensor& index : tensors_) {
@@ -54,7 +54,7 @@ class Indices {
   const std::vector<Tensor>& tensors() const {
     return tensors_;
   }
-  bool hasMask() const {  // how many indices that is, only its values tell
+  bool hasMask() const {  // the number of indices depends on its values
     return has_mask_;
   }
   std::int64_t count() const {
@@ -63,7 +63,7 @@ class Indices {
   bool isGiven(std::int64_t dim) const {
     return dim < static_cast<std::int64_t>(tensors_.size()) && tensors_[static_cast<std::size_t>(dim)].defined();
   }
-  // `hasContiguousSubspace()`: there are no dimensions without indices between those with them.
+  // `hasContiguousSubspace()`: the indexed dimensions are adjacent.
   bool areNeighbours(std::int64_t num_dims) const {
     int changes = 0;
     for (std::int64_t dim = 1; dim < num_dims; ++dim) {
@@ -78,7 +78,7 @@ class Indices {
   bool has_mask_ = false;
 };
 
-// `wrapIndexOnce()`: that all indices are in bounds is asked for, if it is not known.
+// `wrapIndexOnce()`: checks that all indices are in bounds, unless that is known.
 void checkBounds(KernelCall& call, const Tensor& index) {
   const BlockNumber smallest = call.allocate(kIndex);
   const BlockNumber largest = call.allocate(kIndex);
@@ -93,7 +93,7 @@ void checkBounds(KernelCall& call, const Tensor& index) {
   call.free({smallest, largest});
 }
 
-// `computeLinearIndex()`: the places in the tensor, as if it had one dimension.
+// `computeLinearIndex()`: the positions in the tensor, as if it had one dimension.
 BlockNumber linearIndex(KernelCall& call, const Indices& indices, bool is_checked) {
   BlockNumber linear = -1;
   for (const Tensor& index : indices.tensors()) {
@@ -119,10 +119,10 @@ BlockNumber linearIndex(KernelCall& call, const Indices& indices, bool is_checke
 void addBySortedIndex(KernelCall& call, const Indices& indices, const Tensor& values, bool is_checked) {
   const Tensor& self = call.tensor(0);
   const BlockNumber self_copy = self.is_contiguous() ? -1 : call.copy(self);
-  std::int64_t elements = 1;  // that an index is about
-  std::int64_t slice = 1;     // of which those behind the indices are neighbours
+  std::int64_t elements = 1;  // per index
+  std::int64_t slice = 1;     // those of them that are contiguous, after the indices
   const bool are_neighbours = indices.areNeighbours(self.dim());
-  bool is_behind = !are_neighbours;  // other dimensions go to the end
+  bool is_behind = !are_neighbours;  // other dimensions are moved to the end
   for (std::int64_t dim = 0; dim < self.dim(); ++dim) {
     is_behind = is_behind || indices.isGiven(dim);
     const std::int64_t size = indices.isGiven(dim) ? 1 : self.size(dim);
@@ -142,7 +142,7 @@ void addBySortedIndex(KernelCall& call, const Indices& indices, const Tensor& va
   call.free({range, original, sorted, permuted, values_copy, linear, self_copy});
 }
 
-// `AdvancedIndex`: the kernel wants all indices to have the same strides.
+// `AdvancedIndex`: the kernel requires all indices to have the same strides.
 std::vector<BlockNumber> copyIndices(KernelCall& call, const Indices& indices) {
   std::vector<Tensor> given;
   for (const Tensor& index : indices.tensors()) {
@@ -198,13 +198,13 @@ void indexPutImpl(KernelCall& call) {
   indexPut(call, !call.argument(kIsUnsafe).toBool());
 }
 
-// A mean needs to know how many there are.
+// A mean needs the number of values.
 bool isMean(const KernelCall& call) {
   constexpr std::size_t kReduce = 4;
   return call.argument(kReduce).toStringRef() == "mean";
 }
 
-// `scatter_reduce_two()`: a one for each value, the counts, and which are none.
+// `scatter_reduce_two()`: a one for each value, the counts, and a mask of counts that are zero.
 void scatterReduce(KernelCall& call) {
   call.allocateResults();
   if (isMean(call)) {
@@ -226,7 +226,7 @@ void indexReduce(KernelCall& call) {
   }
 }
 
-// `masked_scatter_cuda_impl()`: how many are masked before each.
+// `masked_scatter_cuda_impl()`: for each element, the number of masked elements before it.
 void maskedScatter(KernelCall& call) {
   const Tensor& self = call.tensor(0);
   const Tensor& mask = call.tensor(1);
@@ -240,7 +240,7 @@ void maskedScatter(KernelCall& call) {
   call.free({expanded, before});
 }
 
-// `roll_common()`: one dimension after another.
+// `roll_common()`: one dimension at a time.
 void roll(KernelCall& call) {
   const Tensor& self = call.tensor(0);
   const std::size_t count = call.argument(1).toIntVector().size();

@@ -1,6 +1,6 @@
 #pragma once
 
-// How the rules of `kernel_memory` describe a kernel: as the list of what it allocates and frees.
+// The rules of `kernel_memory` describe a kernel as a list of its allocations and frees.
 
 #include <cstddef>
 #include <cstdint>
@@ -16,12 +16,11 @@
 
 namespace torchext {
 
-// A call whose kernel is described, and what is known of it so far. The rules follow the kernels line by line: what a
-// rule calls first is allocated first. A rule that does not call `allocateResults()` describes a kernel that has all
-// its results allocated last.
+// The call of a described kernel, and its steps so far. Rules follow the kernels line by line, in the order of
+// allocation. A rule that does not call `allocateResults()` describes a kernel that allocates all its results last.
 class KernelCall {
  public:
-  // A block besides the results. One of 0 bytes is none: the allocator gives no memory for it.
+  // A block besides the results, or -1: the allocator returns no memory for 0 bytes.
   using BlockNumber = std::int32_t;
 
   KernelCall(c10::ArrayRef<c10::IValue> of_arguments,
@@ -42,27 +41,27 @@ class KernelCall {
   const at::Tensor& result(std::size_t i = 0) const {
     return results[i].toTensor();
   }
-  // Returns true if the argument is a tensor that is defined.
+  // Returns true if the argument is a defined tensor.
   bool has(std::size_t i) const {
     return arguments[i].isTensor() && arguments[i].toTensor().defined();
   }
 
-  // All results that have not been allocated yet are allocated, in the order in which the operator returns them.
+  // Allocates the remaining results, in the order in which the operator returns them.
   void allocateResults();
-  // The result is allocated, if it is on a storage of its own.
+  // Allocates one result, if it has its own storage.
   void allocateResult(std::size_t i);
   void allocateResults(std::initializer_list<std::size_t> in_order);
 
   BlockNumber allocate(std::int64_t bytes);
   void free(BlockNumber block);
-  // The blocks are freed in this order.
+  // Frees the blocks in this order.
   void free(std::initializer_list<BlockNumber> blocks);
-  // A block that is only needed for a moment.
+  // Allocates a block and frees it at once.
   void allocateAndFree(std::int64_t bytes);
-  // Memory that the thread keeps for its stream, once it has been needed.
+  // Requires memory that the thread keeps for its stream once it has been allocated.
   void keepWorkspace(std::int32_t workspace, std::int64_t bytes);
 
-  // A copy of the tensor, with all its elements.
+  // Allocates a copy of the tensor, with all its elements.
   BlockNumber copy(const at::Tensor& tensor) {
     return allocate(bytesOf(tensor));
   }
@@ -85,10 +84,10 @@ class KernelCall {
   BlockNumber next_ = 0;
 };
 
-// Describes the kernel of a call.
+// Describes the kernel of a call by adding its steps.
 using KernelRule = void (*)(KernelCall& call);
 
-// Rules, and the operators that each is for. Each kind of kernels has them in its file.
+// Registers rules and their operators. The file of each kind of kernels defines one.
 struct KernelRules {
   KernelRules(std::initializer_list<OperatorTable<KernelRule>::Group> rules);  // NOLINT(google-explicit-constructor)
 };

@@ -1,4 +1,4 @@
-// Losses: they compute a number for each element, and reduce them.
+// Losses: a number for each element, and a reduction of these.
 
 #include <optional>
 
@@ -38,7 +38,7 @@ void elementwiseLoss(KernelCall& call) {
   call.free(losses);
 }
 
-// `huber_loss()`: a function of its own reduces what the kernel has computed.
+// `huber_loss()`: a separate function reduces the output of the kernel.
 void huberLoss(KernelCall& call) {
   if (call.argument(2).toInt() == kNoReduction) {
     call.allocateResults();
@@ -52,7 +52,7 @@ void huberLoss(KernelCall& call) {
   call.free(losses);
 }
 
-// `binary_cross_entropy_cuda()`: the result is what the losses are in, and is shrunk when they have been reduced.
+// `binary_cross_entropy_cuda()`: the result first holds the losses, and is shrunk after their reduction.
 template <std::size_t Reduction>
 void lossInResult(KernelCall& call) {
   call.allocateResults();
@@ -64,7 +64,7 @@ void lossInResult(KernelCall& call) {
   call.free(reduced);
 }
 
-// `multi_margin_loss_cuda_out()`: a loss for each sample.
+// `multi_margin_loss_cuda_out()`: one loss per sample.
 void multiMarginLoss(KernelCall& call) {
   call.allocateResults();
   const Tensor& self = call.tensor(0);

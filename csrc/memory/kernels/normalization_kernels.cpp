@@ -1,4 +1,4 @@
-// Normalization, softmax, dropout, recurrent cells, norms of lists of tensors, and what is copied before it is resized.
+// Normalization, softmax, dropout, recurrent cells, norms of lists of tensors, and copies before a resize.
 
 #include <array>
 #include <optional>
@@ -17,13 +17,13 @@ namespace {
 
 using BlockNumber = KernelCall::BlockNumber;
 
-// Copies the first argument after it has allocated its results: `host_softmax()`, and others.
+// Copies the first argument after allocating the results: `host_softmax()` and others.
 void copyFirst(KernelCall& call) {
   call.allocateResults();
   call.free(call.copyUnlessContiguous(call.tensor(0)));
 }
 
-// The gradient, and the output: `host_softmax_backward()`.
+// Copies the gradient and the output: `host_softmax_backward()`.
 void copyBoth(KernelCall& call) {
   call.allocateResults();
   const BlockNumber gradient = call.copyUnlessContiguous(call.tensor(0));
@@ -31,9 +31,9 @@ void copyBoth(KernelCall& call) {
   call.free({output, gradient});
 }
 
-constexpr std::int64_t kDimsOfImages = 4;  // whose channels may come last
+constexpr std::int64_t kDimsOfImages = 4;  // may be channels last
 
-// `group_norm_kernel.cu`: for each channel of each sample a factor and a summand.
+// `group_norm_kernel.cu`: a factor and a summand for each channel of each sample.
 void groupNorm(KernelCall& call) {
   const Tensor& self = call.tensor(0);
   const BlockNumber copy = self.is_contiguous(self.suggest_memory_format()) ? -1 : call.copy(self);
@@ -42,7 +42,7 @@ void groupNorm(KernelCall& call) {
   const std::int64_t channels = call.argument(4).toInt();
   const std::int64_t positions = call.argument(5).toInt();
   const std::int64_t groups = call.argument(6).toInt();
-  // Of half precision, the moments are rounded when all is done.
+  // In half precision, the moments are rounded at the end.
   const bool is_rounded = accumulatorBytes(self.scalar_type()) != static_cast<std::int64_t>(self.element_size());
   const std::int64_t of_moments = is_rounded ? samples * groups * accumulatorBytes(self.scalar_type()) : 0;
   const BlockNumber mean = call.allocate(of_moments);
@@ -102,7 +102,7 @@ void layerNormBackward(KernelCall& call) {
   call.free({gradient, input});
 }
 
-// The product of gradient and output has the strides of the gradient. It is summed up.
+// The product of gradient and output has the strides of the gradient and is summed.
 void softmaxBackward(KernelCall& call) {
   call.allocateResults();
   const BlockNumber product = call.copy(call.tensor(0));
@@ -111,7 +111,7 @@ void softmaxBackward(KernelCall& call) {
   call.free({output, copy, product});
 }
 
-// `_safe_softmax()` in Attention.cpp of ATen/native/transformers: rows without any weight become zeros.
+// `_safe_softmax()` in Attention.cpp of ATen/native/transformers: fully masked rows become zeros.
 void safeSoftmax(KernelCall& call) {
   copyFirst(call);
   const Tensor& self = call.tensor(0);
@@ -128,7 +128,7 @@ void safeSoftmax(KernelCall& call) {
   call.free({zero, are_masked, is_masked});
 }
 
-// `logsumexp_out_impl()`: the maxima, whether they are infinite, and the sums of the exponentials.
+// `logsumexp_out_impl()`: the maxima, a mask of infinite ones, and the sums of the exponentials.
 void logSumExp(KernelCall& call) {
   const Tensor& self = call.tensor(0);
   if (!self.is_floating_point() || self.numel() == 0) {
@@ -162,14 +162,14 @@ void workspaceFirst(KernelCall& call) {
   call.allocateResults({2, 0, 1});
 }
 
-// `upsample_*_backward`: the gradient in a memory format that the kernel knows.
+// `upsample_*_backward`: copies the gradient into a memory format that the kernel supports.
 void copyForFormat(KernelCall& call) {
   call.allocateResults();
   const Tensor& gradient = call.tensor(0);
   call.free(gradient.is_contiguous(gradient.suggest_memory_format()) ? -1 : call.copy(gradient));
 }
 
-// ForeachReduceOp.cu: the chunks are reduced to a number each, and these to one for each tensor.
+// ForeachReduceOp.cu: each chunk is reduced to a number, and these to one number per tensor.
 void normsOfList(KernelCall& call) {
   constexpr std::int64_t kChunk = 65536;
   const std::vector<Tensor> tensors = call.argument(0).toTensorVector();

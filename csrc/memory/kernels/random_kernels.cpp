@@ -19,7 +19,7 @@ namespace {
 
 using BlockNumber = KernelCall::BlockNumber;
 
-// `randperm_out_cuda()`: numbers are sorted by random keys, which have so many bits that two are rarely the same.
+// `randperm_out_cuda()`: sorts numbers by random keys with enough bits that two are rarely equal.
 void randperm(KernelCall& call) {
   const std::int64_t n = call.argument(0).toInt();
   const Tensor& result = call.result();
@@ -42,7 +42,7 @@ void randperm(KernelCall& call) {
   call.free({sorted, keys, range});
 }
 
-// Reduces the probabilities to one number for each distribution, or one for all.
+// Reduces the probabilities to one number per distribution, or to one number.
 void reduceProbabilities(KernelCall& call, c10::OptionalIntArrayRef dims, std::int64_t accumulator) {
   const Tensor& self = call.tensor(0);
   const Tensor result = dims.has_value()
@@ -51,8 +51,8 @@ void reduceProbabilities(KernelCall& call, c10::OptionalIntArrayRef dims, std::i
   reduceOnGpu(call, {self, result, dims, /*keepdim=*/false, accumulator});
 }
 
-// `multinomial_out()`, of samples that are not put back: it checks the probabilities, and divides them by random
-// numbers; the largest are the samples.
+// `multinomial_out()` without replacement: checks the probabilities and divides them by random numbers. The largest
+// quotients are the samples.
 void sampleLargest(KernelCall& call) {
   const Tensor& self = call.tensor(0);
   const auto element = static_cast<std::int64_t>(self.element_size());
@@ -100,13 +100,13 @@ void multinomial(KernelCall& call) {
   call.free({sums, normalized});
 }
 
-// `normal_out_impl()`: what is drawn, scaled, and moved by the means.
+// `normal_out_impl()`: draws, scales, and adds the means.
 void normalAroundMeans(KernelCall& call) {
   call.allocateResults();
   call.allocateAndFree(KernelCall::bytesOf(call.result()));
 }
 
-// `bernoulli_tensor_cuda_kernel()` reads probabilities as float, or as double for a result in double.
+// `bernoulli_tensor_cuda_kernel()` reads probabilities as float, or as double for a double result.
 void bernoulliOfProbabilities(KernelCall& call) {
   const Tensor& probabilities = call.tensor(1);
   const c10::ScalarType dtype = call.tensor(0).scalar_type() == at::kDouble ? at::kDouble : at::kFloat;

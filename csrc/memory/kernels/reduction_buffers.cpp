@@ -18,16 +18,16 @@ namespace {
 
 constexpr std::int64_t kWarp = 32;
 
-// A tensor of the same geometry on memory that nobody reads: TensorIterator orders and merges its dimensions as it does
-// those of the real one. Its elements are those of `dtype`, because on the CPU all operands need the same.
+// A tensor of the same geometry on memory that is never read: TensorIterator orders and merges its dimensions like
+// those of the real tensor. All have the same `dtype`, because on the CPU all operands must.
 Tensor withoutMemory(c10::IntArrayRef sizes, c10::IntArrayRef strides, std::int64_t offset, c10::ScalarType dtype) {
-  constexpr std::uintptr_t kAligned = 1 << 20;  // as the allocator's blocks are, to more than any vector needs
+  constexpr std::uintptr_t kAligned = 1 << 20;  // like the allocator's blocks: more than any vector needs
   const std::uintptr_t address = kAligned + (static_cast<std::uintptr_t>(offset) * c10::elementSize(dtype));
   return at::from_blob(reinterpret_cast<void*>(address), sizes, strides,  // NOLINT(performance-no-int-to-ptr)
                        at::TensorOptions{dtype}.device(at::kCPU));
 }
 
-// As `review_reduce_result()`: the dimensions that are reduced are put back.
+// As `review_reduce_result()`: inserts the reduced dimensions again.
 Tensor viewResult(const Tensor& result,
                   const Reduction& reduction,
                   const std::bitset<64>& mask,
@@ -60,7 +60,7 @@ at::TensorIterator iterate(const Reduction& reduction) {
   return config.build();
 }
 
-// The configuration of a launch, as `setReduceConfig()` decides it.
+// The launch configuration of `setReduceConfig()`.
 class ReduceLaunch {
  public:
   ReduceLaunch(const TensorIteratorBase& iterator, const Reduction& reduction, const GpuDescription& gpu)
@@ -94,7 +94,7 @@ class ReduceLaunch {
     return divideRoundingUp(num_inputs_, input_step_);
   }
 
-  // `get_output_vec_size()`: how many neighbouring results a thread can reduce to.
+  // `get_output_vec_size()`: the number of adjacent results that a thread can reduce to.
   int outputVectorSize() const {
     const int output_dim = iterator_.num_reduce_dims();
     const int input = iterator_.ntensors() - 1;
@@ -144,7 +144,7 @@ class ReduceLaunch {
     setBlock(dim0, dim1,
              reduction.input.scalar_type() == at::kComplexDouble ? kMaxThreadsOfComplexDouble : kMaxThreads);
     (reduces_along_x_ ? input_step_ : output_step_) *= width_;
-    constexpr std::int64_t kMinValues = 16;  // that a thread is to reduce
+    constexpr std::int64_t kMinValues = 16;  // per thread
     constexpr std::int64_t kMaxValues = 256;
     const bool reduces_along_y = valuesPerThread() >= std::min(height_ * kMinValues, kMaxValues);
     (reduces_along_y ? input_step_ : output_step_) *= height_;
@@ -159,10 +159,10 @@ class ReduceLaunch {
   const TensorIteratorBase& iterator_;
   const std::int64_t element_;
   const std::int64_t num_outputs_;
-  const std::int64_t num_inputs_;  // for each output
+  const std::int64_t num_inputs_;  // per output
   std::int64_t accumulator_ = 0;
   std::int64_t output_vector_ = 1;
-  std::int64_t width_ = 1;  // of a block of threads
+  std::int64_t width_ = 1;  // of a thread block
   std::int64_t height_ = 1;
   std::int64_t input_step_ = 1;
   std::int64_t output_step_ = 1;

@@ -10,24 +10,24 @@
 
 namespace torchext {
 
-// A reduction as `gpu_reduce_kernel()` (Reduce.cuh) gets it.
+// A reduction, as the arguments of `gpu_reduce_kernel()` (Reduce.cuh).
 struct Reduction {
   at::Tensor input;
   c10::ArrayRef<at::Tensor> results;
-  c10::OptionalIntArrayRef dims;  // that are reduced; all if there are none
+  c10::OptionalIntArrayRef dims;  // the reduced dimensions; empty for all
   bool keepdim = false;
-  std::int64_t accumulator_bytes = 4;  // the size of what a thread accumulates
-  int vector_size = 4;                 // how many elements a thread reads at once
+  std::int64_t accumulator_bytes = 4;  // the size of the accumulator of a thread
+  int vector_size = 4;                 // the number of elements a thread reads at once
 };
 
-// The size of what reductions of numbers accumulate in: `acc_type` of the dtype.
+// Returns the size of the accumulator of reductions of numbers: `acc_type` of the dtype.
 std::int64_t accumulatorBytes(c10::ScalarType dtype);
 
-// All dimensions of `tensor` but one.
+// Returns all dimensions of `tensor` except one.
 std::vector<std::int64_t> dimsBut(const at::Tensor& tensor, std::int64_t kept);
 
-// What `gpu_reduce_kernel()` allocates and frees: where several blocks of threads reduce to the same result, a buffer
-// in which they meet, and counters of those that have come.
+// Adds the allocations and frees of `gpu_reduce_kernel()`. If several thread blocks reduce to the same result, it
+// allocates a buffer for their partial results, and counters of the blocks that are done.
 void reduceOnGpu(KernelCall& call, const Reduction& reduction);
 
 }  // namespace torchext

@@ -18,7 +18,7 @@ namespace {
 
 using BlockNumber = KernelCall::BlockNumber;
 
-// Where the arguments of an operator are, or -1.
+// The indices of the arguments of an operator, or -1.
 struct ReductionArguments {
   int dims = -1;
   int keepdim = -1;
@@ -55,7 +55,7 @@ void reduce(KernelCall& call, const Tensor& input, ReductionArguments where, Acc
                      keepsDims(call, where), accumulator.bytes, accumulator.vector_size});
 }
 
-// A reduction that computes in the dtype of the result copies an input of another, but for half precision to float.
+// A reduction in the dtype of the result copies an input of another dtype, except from half precision to float.
 void reduceInDtypeOfResult(KernelCall& call, ReductionArguments where) {
   call.allocateResults();
   const Tensor& self = call.tensor(0);
@@ -86,7 +86,7 @@ void vectorNorm(KernelCall& call) {
   reduceInDtypeOfResult(call, {2, 3});
 }
 
-// Of extrema the threads keep one, in the dtype of the input.
+// For extrema, threads keep one value in the dtype of the input.
 void extremum(KernelCall& call, ReductionArguments where) {
   call.allocateResults();
   const Tensor& self = call.tensor(0);
@@ -101,7 +101,7 @@ void extremumOfDims(KernelCall& call) {
   extremum(call, {1, 2});
 }
 
-// A value and where it was found.
+// A value and its index.
 constexpr std::int64_t kPair = 16;
 
 void extremumWithIndex(KernelCall& call) {
@@ -109,7 +109,7 @@ void extremumWithIndex(KernelCall& call) {
   reduce(call, call.tensor(0), {1, 2}, {kPair});
 }
 
-// Without a dimension the tensor is reduced as a vector.
+// Without a dimension, the tensor is reduced as a vector.
 void indexOfExtremum(KernelCall& call) {
   call.allocateResults();
   const Tensor& self = call.tensor(0);
@@ -137,7 +137,7 @@ void variance(KernelCall& call) {
   reduce(call, call.tensor(0), {1, 3}, {4 * number, 2});
 }
 
-// The smallest and the largest, found together: `aminmax_allreduce_kernel()`, which copies what is not contiguous.
+// Both extrema together: `aminmax_allreduce_kernel()`, which copies tensors that are not contiguous.
 void reduceToExtrema(KernelCall& call, const Tensor& self, const c10::OptionalIntArrayRef& dims, bool keepdim) {
   std::vector<Tensor> results;
   const Tensor one = at::detail::empty_meta({}, self.scalar_type());
@@ -155,7 +155,7 @@ void extremaTogether(KernelCall& call) {
                   keepsDims(call, {1, 2}));
 }
 
-// `count_nonzero_cuda()`: which are not zero, and how many.
+// `count_nonzero_cuda()`: a mask of nonzero elements, and their number.
 void countNonzero(KernelCall& call) {
   const Tensor& self = call.tensor(0);
   const BlockNumber are_nonzero = self.scalar_type() == at::kBool ? -1 : call.allocate(self.numel());
@@ -166,7 +166,7 @@ void countNonzero(KernelCall& call) {
   call.free({as_numbers, are_nonzero});
 }
 
-// `renorm_out()` in Normalization.cpp: the norms, in float, and the factors that they become.
+// `renorm_out()` in Normalization.cpp: the norms, in float, and the factors computed from them.
 void renorm(KernelCall& call) {
   call.allocateResults();
   const Tensor& self = call.tensor(0);
@@ -185,7 +185,7 @@ void renorm(KernelCall& call) {
   call.free({factors, norms});
 }
 
-// `_histc_cuda_template()` looks for the bounds, if it is not told them.
+// `_histc_cuda_template()` computes the bounds if they are not given.
 void histogram(KernelCall& call) {
   call.allocateResults();
   const Tensor& self = call.tensor(0);
@@ -199,7 +199,7 @@ void histogram(KernelCall& call) {
   call.free({smallest, largest});
 }
 
-// `isin_default_kernel_gpu()`, of few elements to look for. More are sorted, and their number decided by the values.
+// `isin_default_kernel_gpu()`, for few test elements. More are sorted, and the memory depends on their values.
 void isIn(KernelCall& call) {
   call.allocateResults();
   const Tensor& elements = call.tensor(0);

@@ -1,4 +1,4 @@
-// Sorts, scans, and what is computed with them: embeddings and indices that are added up.
+// Sorts, scans, and kernels that use them: embeddings and sums by index.
 
 #include <algorithm>
 #include <array>
@@ -26,7 +26,7 @@ std::int64_t sliceSize(const Tensor& tensor, std::int64_t dim) {
   return tensor.dim() == 0 ? 1 : tensor.size(dim);
 }
 
-// The elements of a slice are side by side, and nothing is between them.
+// Returns true if the elements of each slice are contiguous, without gaps.
 bool hasCompactSlices(const Tensor& tensor, std::int64_t dim) {
   return tensor.dim() == 0 || (tensor.is_non_overlapping_and_dense() && tensor.stride(dim) == 1);
 }
@@ -45,7 +45,7 @@ void sortCompactSlices(KernelCall& call, const Tensor& self, std::int64_t dim) {
     call.free(indices);
     return;
   }
-  // `segmented_sort_pairs_by_full_sort()`: all elements together, and then by their slices.
+  // `segmented_sort_pairs_by_full_sort()`: sorts all elements together, then by slice.
   const BlockNumber places = call.allocate(count * kLong);
   const BlockNumber sorted_places = call.allocate(count * kLong);
   const BlockNumber keys = call.allocate(count * key_bytes);
@@ -55,8 +55,8 @@ void sortCompactSlices(KernelCall& call, const Tensor& self, std::int64_t dim) {
   call.free({sorted_places, places});
 }
 
-// What a sort allocates after its results (`sort_cuda_kernel()`). Slices of up to 4096 elements are sorted where they
-// are (`sortKeyValueInplace()`), others beside, if their elements are not side by side.
+// The allocations of a sort after its results (`sort_cuda_kernel()`). Slices of up to 4096 elements are sorted in place
+// (`sortKeyValueInplace()`); larger ones in a copy, unless their elements are contiguous.
 void sortSlices(KernelCall& call, const Tensor& self, std::int64_t dim) {
   constexpr std::int64_t kInPlace = 4096;
   if (self.numel() == 0) {
@@ -85,7 +85,7 @@ void sort(KernelCall& call) {
   sortSlices(call, call.tensor(0), call.argument(1).toInt());
 }
 
-// `median_impl()` sorts all elements, and looks whether the last is NaN.
+// `median_impl()` sorts all elements and checks whether the last is NaN.
 void medianOfAll(KernelCall& call) {
   const Tensor& self = call.tensor(0);
   if (self.numel() == 0) {
@@ -101,7 +101,7 @@ void medianOfAll(KernelCall& call) {
   call.free({is_nan, sorted, copy});
 }
 
-// `mode_kernel_impl()`: the dimension is brought to the end.
+// `mode_kernel_impl()` moves the dimension to the end.
 void mode(KernelCall& call) {
   call.allocateResults();
   const Tensor& self = call.tensor(0);
@@ -173,7 +173,7 @@ void topk(KernelCall& call) {
   if (usesManyBlocks(slices, size)) {
     constexpr std::int64_t kThreads = 256;
     constexpr std::int64_t kDigits = 256;
-    constexpr std::int64_t kBlocksPerMultiprocessor = 6;  // 65536 registers, of which a thread needs 40
+    constexpr std::int64_t kBlocksPerMultiprocessor = 6;  // 65536 registers, 40 per thread
     const std::int64_t items = std::clamp<std::int64_t>(
         divideRoundingUp(self.numel(), call.gpu.multiprocessors * kBlocksPerMultiprocessor * kThreads), 4, 64);
     const std::int64_t blocks = slices * divideRoundingUp(size, items * kThreads);
@@ -192,7 +192,7 @@ void topk(KernelCall& call) {
   call.free(copy);
 }
 
-// Only vectors are scanned by CUB: `scan_dim()` in ScanUtils.cuh. Sums of integers are computed in those of 8 bytes.
+// CUB scans vectors only: `scan_dim()` in ScanUtils.cuh. Sums of integers are computed in 8 bytes.
 void cumulate(KernelCall& call) {
   call.allocateResults();
   const Tensor& self = call.tensor(0);
@@ -208,7 +208,7 @@ void cumulate(KernelCall& call) {
   call.free({copy, cast});
 }
 
-// What has been sorted to add up the gradients of the same row.
+// Indices sorted to sum the gradients of equal rows.
 struct SortedIndices {
   BlockNumber sorted;
   BlockNumber original;
@@ -225,7 +225,7 @@ SortedIndices sortIndices(KernelCall& call, const Tensor& indices, std::int64_t 
   return {sorted, original};
 }
 
-// `embedding_backward_cuda_kernel()`: the rows are added up in segments of up to 10, and these by their row.
+// `embedding_backward_cuda_kernel()`: sums rows in segments of up to 10, and then the segments of each row.
 void addUpSegments(KernelCall& call, const Tensor& gradient, const Tensor& indices, std::int64_t rows) {
   call.allocateResults();
   constexpr std::int64_t kRowsOfSegment = 10;
@@ -248,7 +248,7 @@ void addUpSegments(KernelCall& call, const Tensor& gradient, const Tensor& indic
   call.free({sums, starts, num_partials, partial_offsets, partials, num_segments, offsets});
 }
 
-// How often each index is there: counted upwards, and spread downwards.
+// Counts the occurrences of each index: scans upwards and spreads downwards.
 BlockNumber countIndices(KernelCall& call, const Tensor& indices) {
   const BlockNumber counts = call.copy(indices);
   call.allocateAndFree(cubScanByKeyBytes(indices.numel()));
@@ -279,7 +279,7 @@ void embeddingBag(KernelCall& call) {
   call.allocateResults();
 }
 
-// The operator has `offsets` among its arguments, or not. `kRows` is the place of the number of rows.
+// For the operators with and without the argument `offsets`. `kRows` is the index of the number of rows.
 template <std::size_t kRows>
 void embeddingBagBackward(KernelCall& call) {
   constexpr std::size_t kByFrequency = kRows + 1;
@@ -289,7 +289,7 @@ void embeddingBagBackward(KernelCall& call) {
   const Tensor& indices = call.tensor(1);
   const std::int64_t rows = call.argument(kRows).toInt();
   const BlockNumber contiguous = call.copyUnlessContiguous(gradient);
-  if (call.argument(kMode).toInt() == kMax) {  // is added up by atomic operations
+  if (call.argument(kMode).toInt() == kMax) {  // summed by atomic operations
     call.allocateResults();
     call.free(contiguous);
     return;
