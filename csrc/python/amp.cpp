@@ -27,7 +27,7 @@ namespace {
 
 struct Region {
   PyObject_HEAD BlockOwner owner;
-  // Found out when the region is entered, if absent: a decorator is made before there is a fake device.
+  // Determined on entry if absent: a decorator may be created before a fake device exists.
   std::optional<c10::DeviceType> device_type;
   std::optional<c10::ScalarType> dtype;
   bool is_enabled;
@@ -73,14 +73,14 @@ bool readDeviceType(PyObject* given, std::optional<c10::DeviceType>& device_type
   const char* name = PyUnicode_Check(given) ? PyUnicode_AsUTF8AndSize(given, &size) : nullptr;
   if (name == nullptr) {
     PyErr_Format(PyExc_TypeError,
-                 "autocast() takes the type of a device as a string, as `tensor.device.type` is, None, or a function "
-                 "to decorate, but `device_type` is a %s.",
+                 "autocast() expected `device_type` to be a string like `tensor.device.type`, None, or a function to "
+                 "decorate, got %s.",
                  Py_TYPE(given)->tp_name);
     return false;
   }
   device_type = deviceTypeNamed({name, static_cast<std::size_t>(size)});
   if (!device_type) {
-    PyErr_Format(PyExc_ValueError, "autocast() knows no device type %R. Those that autocast are %s.", given,
+    PyErr_Format(PyExc_ValueError, "autocast() does not support the device type %R. Supported are %s.", given,
                  deviceTypesThatAutocast().c_str());
     return false;
   }
@@ -92,7 +92,7 @@ bool readDtype(PyObject* given, std::optional<c10::ScalarType>& dtype) {
     return true;
   }
   if (!THPDtype_Check(given)) {
-    PyErr_Format(PyExc_TypeError, "autocast() takes torch.bfloat16, torch.float16 or None, but `dtype` is a %s.",
+    PyErr_Format(PyExc_TypeError, "autocast() expected `dtype` to be torch.bfloat16, torch.float16 or None, got %s.",
                  Py_TYPE(given)->tp_name);
     return false;
   }
@@ -109,7 +109,8 @@ bool readCache(PyObject* given, std::optional<bool>& is_caching) {
   return is_true != -1;
 }
 
-// Disables a region that cannot autocast to its dtype, with the words of `torch.autocast`. False with a Python error.
+// Disables a region that cannot autocast to its dtype, with the warning of `torch.autocast`. Returns false with a
+// Python error.
 bool checkDtype(Region& region) {
   const c10::DeviceType device_type = region.device_type ? *region.device_type : deviceTypeInUse();
   if (!region.is_enabled || canAutocastTo(device_type, region.dtype)) {
@@ -136,7 +137,7 @@ PyObject* allocate(PyTypeObject* type) {
   return self;
 }
 
-// `@autocast` above `@classmethod` is given what is no function yet.
+// `@autocast` above `@classmethod` receives an object that is not yet a function.
 bool isToDecorate(PyObject* given) {
   return PyCallable_Check(given) != 0 || PyObject_TypeCheck(given, &PyClassMethod_Type) ||
          PyObject_TypeCheck(given, &PyStaticMethod_Type);
@@ -149,7 +150,7 @@ PyObject* newRegion(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   PyObject* is_caching = Py_None;
   int is_self_cleaning = 0;
   constexpr const char* kNames[] = {"device_type", "dtype", "enabled", "cache", "self_cleaning", nullptr};
-  // The signature has been without `const` before Python 3.13.
+  // The parameter is not `const` before Python 3.13.
   if (PyArg_ParseTupleAndKeywords(args, kwargs, "|O$OpOp:autocast", const_cast<char**>(kNames), &device_type, &dtype,
                                   &is_enabled, &is_caching, &is_self_cleaning) == 0) {
     return nullptr;
@@ -170,7 +171,8 @@ PyObject* newRegion(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   return function == nullptr ? self : decorateWith(self, function);
 }
 
-// `torch.export` traces by a function mode, and PyTorch's own regions tell it. Returns false with a Python error.
+// Notifies function modes of the region, as PyTorch's regions do: `torch.export` traces by a function mode. Returns
+// false with a Python error.
 bool tellModes(PyObject* self, bool begins) {
   if (!at::impl::torch_function_mode_enabled()) {
     return true;
@@ -195,7 +197,7 @@ PyObject* enter(PyObject* self, PyObject* /*unused*/) {
   END_HANDLE_TH_ERRORS
 }
 
-// The arguments tell of an exception, which is none of our business.
+// Ignores the arguments, which describe an exception.
 PyObject* leave(PyObject* self, PyObject* const* /*unused*/, Py_ssize_t /*unused*/) {
   HANDLE_TH_ERRORS
   leaveRegion(asRegion(self)->owner);
@@ -216,7 +218,7 @@ pybind11::object dtypeOf(const Region& region) {
                       : pybind11::none();
 }
 
-// The arguments with which the region was made, in their order.
+// The arguments of the constructor, in their order.
 PyObject* arguments(PyObject* self, PyObject* /*unused*/) {
   HANDLE_TH_ERRORS
   const Region& region = *asRegion(self);
@@ -227,7 +229,7 @@ PyObject* arguments(PyObject* self, PyObject* /*unused*/) {
   END_HANDLE_TH_ERRORS
 }
 
-// The same, one by one: what `torch.compile` guards.
+// One of these arguments, for the guards of `torch.compile`.
 template <typename Value, Value value>
 PyObject* argument(PyObject* self, void* /*unused*/) {
   HANDLE_TH_ERRORS
@@ -243,7 +245,7 @@ PyObject* argument(PyObject* self, void* /*unused*/) {
 template <auto value>
 constexpr getter kArgument = &argument<decltype(value), value>;
 
-// Does the region make operators autocast where none around it does?
+// Returns True if operators autocast because of this region alone.
 PyObject* isOutermost(PyObject* self, PyObject* /*unused*/) {
   HANDLE_TH_ERRORS
   const Region& region = *asRegion(self);
@@ -277,7 +279,7 @@ bool isAmpTensor(const at::Tensor& tensor) {
   return isAmp(tensor);
 }
 
-// 0: ordinary, 1: wrapped, 2: to be cleaned.
+// 0: ordinary, 1: wrapped, 2: wrapped, with gradients that are cleaned.
 int ampKind(const at::Tensor& tensor) {
   return static_cast<int>(ampMarkOf(*tensor.unsafeGetTensorImpl()));
 }
@@ -286,7 +288,7 @@ void setAmpKind(const at::Tensor& tensor, int kind) {
   setAmpMark(*tensor.unsafeGetTensorImpl(), static_cast<AmpMark>(kind));
 }
 
-// All or none.
+// Wraps all tensors, or none if one of them cannot be wrapped.
 void wrapTensors(const std::vector<at::Tensor>& tensors) {
   for (const at::Tensor& tensor : tensors) {
     checkCanBeWrapped(tensor);
@@ -304,7 +306,7 @@ void unwrapTensor(const at::Tensor& tensor) {
   makeOrdinary(tensor);
 }
 
-// By their values in CastPolicy.
+// By the values of CastPolicy.
 constexpr std::array<const char*, 5> kPolicyNames{"lower_precision", "float32", "promote", "fallthrough", "banned"};
 
 c10::DeviceType existingDeviceType(const std::string& name) {
@@ -350,7 +352,7 @@ void bindAmp(pybind11::module_& module) {
   bind(module, "policy", policyByName);
   bind(module, "is_region_deciding", isRegionDeciding);
   module.def("enter_compiled_code", [] { OpenGuards<CompiledCodeGuard>::enter(kAnybody); });
-  // Nothing is open if the code was entered before anybody replaced what enters it.
+  // Nothing is open if the code was entered before the function that enters it was replaced.
   module.def("leave_compiled_code", [] { return OpenGuards<CompiledCodeGuard>::leaveIfOpen(kAnybody); });
   module.def("call_in_backward", &callInside<BackwardGuard, bool>);
   bind(module, "is_in_self_cleaning_region", isInSelfCleaningRegion);

@@ -1,7 +1,7 @@
 #pragma once
 
-// How C++ functions are exposed: arguments converted by PyTorch's casters, the GIL released, and C++ errors turned into
-// the Python exceptions that PyTorch itself would raise for them.
+// Exposes C++ functions to Python: PyTorch's casters convert the arguments, the GIL is released, and C++ errors become
+// the Python exceptions that PyTorch raises for them.
 
 #include <pybind11/pybind11.h>
 #include <torch/csrc/Exceptions.h>
@@ -16,14 +16,14 @@ void bind(pybind11::module_& module, const char* name, Function function) {
   module.def(name, torch::wrap_pybind_function_no_gil(function));
 }
 
-// The casters know no functions that are `noexcept`, which is part of their type.
+// The casters do not accept `noexcept`, which is part of a function's type.
 template <typename Result, typename... Arguments>
 void bind(pybind11::module_& module, const char* name, Result (*function)(Arguments...) noexcept) {
   bind(module, name, static_cast<Result (*)(Arguments...)>(function));
 }
 
-// By its type. PyTorch's `THPVariable_Check()` and `THPStorage_Check()` ask `__class__`, which may be Python code that
-// raises or lies.
+// Checks the type. PyTorch's `THPVariable_Check()` and `THPStorage_Check()` read `__class__`, which may run Python code
+// that raises an error or returns another class.
 inline bool isTensor(PyObject* object) {
   return PyObject_TypeCheck(object, reinterpret_cast<PyTypeObject*>(THPVariableClass));
 }
@@ -33,8 +33,7 @@ inline bool isStorage(PyObject* object) {
 }
 
 inline PyObject* refuse(const char* expected, PyObject* found) {
-  return PyErr_Format(PyExc_TypeError, "The argument was expected to be a %s, but is a %s.", expected,
-                      Py_TYPE(found)->tp_name);
+  return PyErr_Format(PyExc_TypeError, "expected a %s, got %s.", expected, Py_TYPE(found)->tp_name);
 }
 
 template <bool (*kAnswer)(const at::TensorBase&)>
@@ -60,15 +59,16 @@ inline void addFunction(pybind11::module_& module, PyMethodDef& definition) {
       pybind11::reinterpret_steal<pybind11::object>(PyCFunction_NewEx(&definition, nullptr, name.ptr()));
 }
 
-// A question about one tensor or storage that is asked at each call of what is replaced in PyTorch: a plain function of
-// CPython's, because pybind11 and the change of locks take longer than the answer. `signature` begins with the name.
+// Binds a predicate of one tensor or storage that replaced PyTorch functions evaluate at each call. It is a plain
+// CPython function, because pybind11 and releasing the GIL cost more than the predicate. `signature` begins with the
+// name.
 template <auto kAnswer>
 void bindQuestion(pybind11::module_& module, const char* name, const char* signature) {
   static PyMethodDef definition{name, &answer<kAnswer>, METH_O, signature};
   addFunction(module, definition);
 }
 
-// Calls a function of Python's inside of a guard that is made of the arguments before it.
+// Calls a Python function inside a guard that is constructed from `arguments`.
 template <typename Guard, typename... Arguments>
 pybind11::object callInside(Arguments... arguments,
                             const pybind11::function& function,

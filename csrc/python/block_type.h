@@ -1,6 +1,6 @@
 #pragma once
 
-// Plain CPython types for blocks: a call by way of pybind11 takes longer than all that there is to do to enter one.
+// Plain CPython types for blocks: a call through pybind11 costs more than entering a block.
 
 #include <utility>
 
@@ -8,7 +8,7 @@
 
 namespace torchext::python {
 
-// What a type consists of. `name` and what the pointers lead to must live as long as the process.
+// The parts of a type. `name` and all pointers must stay valid for the life of the process.
 struct BlockType {
   const char* name;  // with the module
   int size;
@@ -23,13 +23,13 @@ void* asSlot(Function function) {
   return reinterpret_cast<void*>(function);
 }
 
-// `__exit__` as a method table takes it. The arguments, which tell of an exception, come in an array.
+// Returns the entry of `__exit__` for a method table. Its arguments, which describe an exception, come in an array.
 using LeaveFunction = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);
 inline PyMethodDef exitMethod(LeaveFunction leave) {
   return {"__exit__", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(leave)), METH_FASTCALL, nullptr};
 }
 
-// Makes the type, from which Python can derive, an attribute of the module.
+// Adds the type, which Python classes can derive from, to the module.
 inline void addBlockType(pybind11::module_& module, const char* attribute, const BlockType& block) {
   static PyGetSetDef none[] = {{nullptr, nullptr, nullptr, nullptr, nullptr}};
   PyGetSetDef* const properties = block.properties == nullptr ? static_cast<PyGetSetDef*>(none) : block.properties;
@@ -53,8 +53,8 @@ inline void freeBlock(PyObject* self) {
   Py_DECREF(type);
 }
 
-// For a class that decorates where it is given a function in the place of its first argument, `@block`: calls `block`,
-// which may be null with a Python error, and is taken over.
+// For a class that decorates a function given as its first argument, as in `@block`: calls `block` with `function`.
+// `block` may be null with a Python error. Takes ownership of `block`.
 inline PyObject* decorateWith(PyObject* block, PyObject* function) {
   if (block == nullptr) {
     return nullptr;

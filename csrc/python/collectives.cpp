@@ -18,7 +18,7 @@ namespace {
 
 namespace py = pybind11;
 
-// Python has no way to look into a reduction, so it gets the name.
+// Python cannot inspect a reduction, so it gets the name.
 py::object toPython(const c10::IValue& value) {
   const std::string reduction = nameOfReduction(value);
   return reduction.empty() ? torch::jit::toPyObject(value) : py::str(reduction);
@@ -32,7 +32,8 @@ py::tuple toTuple(c10::ArrayRef<c10::IValue> values) {
   return converted;
 }
 
-// Calls `observe(name, arguments)` before the call; it raises an error, or returns what is called with the results.
+// Calls `observe(name, arguments)` before the collective. It raises an error, or returns a function to call with the
+// results.
 class PythonObserver final : public CollectiveObserver {
  public:
   explicit PythonObserver(py::object observe) : observe_{observe.release().ptr()} {}
@@ -105,7 +106,7 @@ void assumeNothing() {
   setAssumptions(nullptr);
 }
 
-// Returns the values of `fake`, known or assumed, if it has some.
+// Returns the known or assumed values of `fake`, if it has any.
 std::optional<at::Tensor> assumedValue(const at::Tensor& fake) {
   const at::Tensor value = valueOf(fake, ValueKind::kAssumed);
   return value.defined() ? std::optional{value} : std::nullopt;

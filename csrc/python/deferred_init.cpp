@@ -29,7 +29,7 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-// The arguments of torchext.deferred_init.materialize_module(), taken apart. `on_done` is called once a storage, with
+// The arguments of torchext.deferred_init.materialize_module(), unpacked. `on_done` is called once per storage, with
 // its size.
 void materializeTensors(const Tensors& placed,
                         const Tensors& others,
@@ -51,7 +51,7 @@ void deferAgainTensors(const Tensors& tensors) {
   deferAgain(tensors);
 }
 
-// What the plan says of an operation that runs, as a tuple in the order of the fields of
+// Returns the plan of an operation that runs, as a tuple in the order of the fields of
 // torchext.deferred_init.PlannedOperation, or None.
 pybind11::object planned(const ExplainedOperation& operation) {
   if (!operation.place) {
@@ -65,9 +65,9 @@ pybind11::object planned(const ExplainedOperation& operation) {
                               operation.nbytes, operation.drops);
 }
 
-// Three things: the operations, as tuples in the order of the fields of torchext.deferred_init.RecordedOperation, with
-// the plan at the end; for each tensor the number of the value that it shows, and how it shows it; and the bytes of the
-// plan, held at the most and written in all.
+// Returns three things: the operations, as tuples in the order of the fields of
+// torchext.deferred_init.RecordedOperation, ending with the plan; for each tensor the number of its value and the view
+// of it; and the peak and the total bytes written by the plan.
 pybind11::tuple explainTensors(const Tensors& tensors, bool uses_computed) {
   const Explanation explanation = explain(tensors, uses_computed ? Memory::kUses : Memory::kNone);
   pybind11::list operations;
@@ -87,7 +87,7 @@ pybind11::tuple explainTensors(const Tensors& tensors, bool uses_computed) {
   return pybind11::make_tuple(operations, shown, pybind11::make_tuple(explanation.peak, explanation.written));
 }
 
-// As tuples in the order of the fields of torchext.deferred_init.timing.TimedOperator.
+// Returns tuples in the order of the fields of torchext.deferred_init.timing.TimedOperator.
 pybind11::list timeOperatorsOf(const Tensors& tensors, bool measures) {
   std::vector<TimedOperator> operators;
   {
@@ -101,7 +101,7 @@ pybind11::list timeOperatorsOf(const Tensors& tensors, bool measures) {
   return timed;
 }
 
-// Each as two numbers.
+// Returns each digest as two numbers.
 std::vector<std::pair<std::uint64_t, std::uint64_t>> digestsOf(const Tensors& tensors) {
   std::vector<std::pair<std::uint64_t, std::uint64_t>> numbers;
   for (const Digest& digest : digestsOfRecordings(tensors)) {
@@ -110,19 +110,19 @@ std::vector<std::pair<std::uint64_t, std::uint64_t>> digestsOf(const Tensors& te
   return numbers;
 }
 
-// Of a real tensor.
+// Returns the digest of a real tensor as two numbers.
 std::pair<std::uint64_t, std::uint64_t> digestOfTensor(const at::Tensor& tensor) {
   const Digest digest = digestOf(tensor);
   return {digest.low, digest.high};
 }
 
-// The bytes of memory at the most, and those that are written in all.
+// Returns the peak memory and the total bytes written.
 std::pair<std::size_t, std::size_t> needsOfEvaluating(const at::Tensor& deferred) {
   const ReplayNeeds needs = needsOf(deferred);
   return {needs.peak, needs.written};
 }
 
-// Those that an operator would be recorded with now: NOTE [What results depend on].
+// Returns the settings that an operator would be recorded with now: NOTE [What results depend on].
 std::map<std::string, int> kernelSettings() {
   const auto settings = KernelSettings::current()->list();
   return {settings.begin(), settings.end()};
@@ -138,7 +138,7 @@ at::Tensor evaluateIn(const at::Tensor& deferred, const std::shared_ptr<Recycled
   return values;
 }
 
-// Of each tensor, the text and the digest of each source.
+// Returns, for each tensor, the text and the digest of each source.
 std::vector<std::vector<std::tuple<std::string, std::uint64_t, std::uint64_t>>> sourcesOfTensors(
     const Tensors& tensors) {
   std::vector<std::vector<std::tuple<std::string, std::uint64_t, std::uint64_t>>> all;

@@ -32,8 +32,8 @@ namespace torchext::python {
 
 namespace {
 
-// PyTorch refuses to name a CUDA device on a machine without one before it looks at anything else
-// (`device_lazy_init()`). The switch is process-wide, so it is counted, and the last guard puts it back.
+// On a machine without CUDA, PyTorch rejects the name of a CUDA device before any dispatch (`device_lazy_init()`). The
+// switch is process-wide, so it is counted, and the last guard restores it.
 class NameCudaGuard {
  public:
   NameCudaGuard() {
@@ -54,8 +54,8 @@ class NameCudaGuard {
   static inline std::size_t count = 0;
 };
 
-// `torch.tensor()` moves what it has made to its device before it hands it to the dispatcher, unless it is told not to
-// on this thread (tensor_new.h).
+// `torch.tensor()` moves its result to the device before it calls the dispatcher, unless this thread-local flag is set
+// (tensor_new.h).
 class LiftCpuTensorsGuard {
  public:
   LiftCpuTensorsGuard() : previous_{torch::utils::only_lift_cpu_tensors()} {
@@ -70,7 +70,7 @@ class LiftCpuTensorsGuard {
   bool previous_;
 };
 
-// A block of fake_mode(fake_cuda=...).
+// A block of fake_mode(gpu=...).
 struct FakeCudaBlock {
   explicit FakeCudaBlock(std::int64_t count) : devices{static_cast<c10::DeviceIndex>(count)} {}
 
@@ -79,7 +79,7 @@ struct FakeCudaBlock {
   const NameCudaGuard names;
 };
 
-// Returns who is to leave the block; nobody, and does nothing, on a machine with CUDA devices.
+// Returns the owner that must leave the block. On a machine with CUDA devices, does nothing and returns nullopt.
 std::optional<BlockOwner> enterFakeCuda(std::int64_t count) {
   if (hasRealCuda()) {
     return std::nullopt;
@@ -90,7 +90,7 @@ std::optional<BlockOwner> enterFakeCuda(std::int64_t count) {
 }
 
 void leaveFakeCuda(BlockOwner owner) {
-  OpenGuards<FakeCudaBlock>::leave(owner, "fake_mode(fake_cuda=...)");
+  OpenGuards<FakeCudaBlock>::leave(owner, "fake_mode(gpu=...)");
 }
 
 std::int64_t largestFakeCudaDevices() {
@@ -114,7 +114,7 @@ void describe(std::string name,
                    shared_memory, l2_cache});
 }
 
-// In the order of the arguments, without the memory of the context.
+// In the order of the arguments of `describe()`, without the memory of the context.
 auto describedGpu() {
   const GpuDescription& gpu = fakeGpu();
   return std::tuple{gpu.name,
@@ -138,7 +138,7 @@ at::Generator defaultGenerator(std::int64_t device) {
   return defaultFakeCudaGenerator(static_cast<c10::DeviceIndex>(device));
 }
 
-// A description lives as long as the process, so its address names it.
+// A description lives as long as the process, so its address identifies it.
 std::uintptr_t numberOfGpu() {
   return reinterpret_cast<std::uintptr_t>(&fakeGpu());
 }
@@ -147,7 +147,7 @@ void describeAgain(std::uintptr_t number) {
   describeFakeGpu(*reinterpret_cast<const GpuDescription*>(number));  // NOLINT(performance-no-int-to-ptr)
 }
 
-// Lets operators that Python calls meet the `Fake` key again.
+// Dispatches operators that Python calls through the `Fake` key again.
 class ShowFakeKeyGuard {
  public:
   ShowFakeKeyGuard() {
@@ -159,8 +159,8 @@ class ShowFakeKeyGuard {
   }
 };
 
-// Calls `function`, which may have been called by a handler of `__torch_dispatch__`. A Meta kernel in Python that runs
-// for a fake is below the key because it has come from there.
+// Calls `function`, possibly from a handler of `__torch_dispatch__`. The key stays hidden from a Python Meta kernel of
+// a fake tensor, which runs below it.
 pybind11::object callFromHandler(const pybind11::function& function,
                                  const pybind11::args& args,
                                  const pybind11::kwargs& kwargs) {
@@ -171,19 +171,19 @@ pybind11::object callFromHandler(const pybind11::function& function,
   return function(*args, **kwargs);
 }
 
-// Calls `function`, which belongs to the user, for a gradient formula.
+// Calls `function`, which is user code, for a gradient formula.
 pybind11::object callOutsideOfFormula(const pybind11::function& function, const pybind11::args& args) {
   const OutsideOfFormula outside;
   return function(*args);
 }
 
-// The type of the device that the running Meta kernel computes for.
+// Returns the device type that the running Meta kernel computes for.
 std::optional<std::string> metaCallDevice() {
   const auto device = deviceOfMetaCall();
   return device ? std::optional{c10::DeviceTypeName(device->type(), /*lower_case=*/true)} : std::nullopt;
 }
 
-// In C++, so that `HeldWarnings` notices it.
+// Warns from C++, so that `HeldWarnings` records the warning.
 void warnOfMetaKernel(const std::string& message) {
   TORCH_WARN(message);
 }
@@ -192,7 +192,7 @@ at::Tensor makeSparseFake(const at::Tensor& like, const std::vector<at::Tensor>&
   return sparseFakeOf(like, members);
 }
 
-// The strided tensors that make up `tensor`; none when it is strided, or there are no fakes of its layout.
+// Returns the strided tensors that make up `tensor`. Empty if `tensor` is strided, or its layout has no fake tensors.
 std::vector<at::Tensor> layoutMembers(const at::Tensor& tensor) {
   const LayoutHandler* layout = layoutOf(tensor);
   return layout == nullptr ? std::vector<at::Tensor>{} : layout->membersOf(tensor);

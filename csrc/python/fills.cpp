@@ -20,13 +20,13 @@ Distribution distributionOf(bool is_normal) {
 
 void checkArguments(const char* function, const at::Tensor& tensor, const at::Generator& generator) {
   TORCH_CHECK_VALUE(tensor.device().is_cpu() && tensor.is_contiguous(), function,
-                    "() takes a contiguous tensor on the CPU, found one on ", tensor.device(), " with strides ",
+                    "() takes a contiguous tensor on the CPU, got one on ", tensor.device(), " with strides ",
                     tensor.strides(), ".");
-  TORCH_CHECK_VALUE(generator.device().is_cpu(), function, "() takes a CPU generator, found one on ",
-                    generator.device(), ".");
+  TORCH_CHECK_VALUE(generator.device().is_cpu(), function, "() takes a CPU generator, got one on ", generator.device(),
+                    ".");
 }
 
-// Calls `draw` with the engine of `generator`, and moves the generator to where it leaves that.
+// Calls `draw` with the engine of `generator`, and advances the generator to the resulting state.
 template <typename Draw>
 auto drawFrom(const at::Generator& generator, const Draw& draw) {
   auto& impl = *generator.get<at::CPUGeneratorImpl>();
@@ -39,7 +39,7 @@ auto drawFrom(const at::Generator& generator, const Draw& draw) {
   return result;
 }
 
-// For our tests and benchmarks: the room has no user in Python. `after` is called once a stretch.
+// For tests and benchmarks; the Python package does not call it. `after` is called once per stretch.
 bool fillTensor(const at::Tensor& tensor,
                 bool is_normal,
                 double first,
@@ -60,7 +60,7 @@ bool fillTensor(const at::Tensor& tensor,
   });
 }
 
-// For our tests, too. `only_counts` leaves the tensor alone.
+// For tests and benchmarks. With `only_counts` the tensor stays unchanged.
 std::optional<std::uint64_t> fillTensorWithin(const at::Tensor& tensor,
                                               double mean,
                                               double std,

@@ -14,8 +14,8 @@ namespace torchext::python {
 
 namespace {
 
-// The state of the threads that are inside is not here: see mode_blocks.h. So one object can be entered again while it
-// is open, and on several threads at once.
+// The state of the threads inside is in mode_blocks.h. So one object can be entered again while it is open, and on
+// several threads at once.
 struct Block {
   PyObject_HEAD BlockOwner owner;
   ModeBlock kind;
@@ -52,7 +52,7 @@ PyObject* enterBlock(PyObject* self, PyObject* /*unused*/) {
   END_HANDLE_TH_ERRORS
 }
 
-// The arguments tell of an exception, which is none of our business.
+// Ignores the arguments, which describe an exception.
 PyObject* leaveBlock(PyObject* self, PyObject* const* /*unused*/, Py_ssize_t /*unused*/) {
   HANDLE_TH_ERRORS
   leaveModeBlock(asBlock(self)->owner);
@@ -64,7 +64,7 @@ PyObject* newInferenceBlock(PyTypeObject* type, PyObject* args, PyObject* kwargs
   PyObject* mode = Py_True;
   int is_traced = 0;
   constexpr const char* kNames[] = {"mode", "trace", nullptr};
-  // The signature has been without `const` before Python 3.13.
+  // The parameter is not `const` before Python 3.13.
   if ((PyTuple_GET_SIZE(args) != 0 || kwargs != nullptr) &&
       PyArg_ParseTupleAndKeywords(args, kwargs, "|O$p:inference_mode", const_cast<char**>(kNames), &mode, &is_traced) ==
           0) {

@@ -18,7 +18,7 @@ namespace {
 c10::OperatorHandle findOperator(const std::string& name, const std::string& overload) {
   const auto op = c10::Dispatcher::singleton().findSchema({name, overload});
   TORCH_CHECK_VALUE(op.has_value(), "The dispatcher has no operator `", c10::OperatorName{name, overload},
-                    "`. torch.ops has others, too, that only TorchScript calls.");
+                    "`. torch.ops also lists operators that only TorchScript calls.");
   return *op;
 }
 
@@ -26,7 +26,7 @@ bool hasOperator(const std::string& name, const std::string& overload) {
   return c10::Dispatcher::singleton().findSchema({name, overload}).has_value();
 }
 
-// Like `_get_operation_for_overload_or_packet()`, which lets some operators take numbers for tensors.
+// Like `_get_operation_for_overload_or_packet()`, which accepts numbers for tensors in some operators.
 torch::jit::Stack convertArguments(const c10::FunctionSchema& schema,
                                    const pybind11::tuple& args,
                                    const pybind11::dict& kwargs) {
@@ -42,7 +42,7 @@ torch::jit::Stack convertArguments(const c10::FunctionSchema& schema,
   }
 }
 
-// As tuples in the order of the fields of torchext.inspect.RouteStep.
+// Returns tuples in the order of the fields of torchext.inspect.RouteStep.
 pybind11::list route(const std::string& name,
                      const std::string& overload,
                      const pybind11::tuple& args,
@@ -57,7 +57,7 @@ pybind11::list route(const std::string& name,
   return steps;
 }
 
-// As a tuple in the order of the fields of torchext.inspect.TensorState.
+// Returns a tuple in the order of the fields of torchext.inspect.TensorState.
 pybind11::tuple tensorState(const at::Tensor& tensor) {
   const TensorState state = stateOf(tensor);
   pybind11::list keys;

@@ -13,7 +13,7 @@ namespace torchext::python {
 
 namespace {
 
-// By Provided.
+// In the order of Provided.
 constexpr std::array<const char*, 7> kNames{"current_line", "data_dependent_error", "unsupported_operator_error",
                                             "fake_copy",    "typed_storage",        "settle_leases",
                                             "tell_modes"};
@@ -33,14 +33,14 @@ void provide(const std::string& name, const pybind11::object& value) {
   objects().at(static_cast<std::size_t>(found - kNames.begin())) = value.inc_ref().ptr();
 }
 
-// With the error that Python's API has set.
+// Throws the error that the Python API has set.
 [[noreturn]] void throwPythonError() {
   python_error error;
   error.persist();
   throw error;
 }
 
-// Python derives what asks a program to stop from BaseException, and failures from Exception.
+// Exceptions that stop a program derive from BaseException, failures from Exception.
 bool asksToStop(const python_error& error) {
   const pybind11::gil_scoped_acquire gil;
   return error.type != nullptr && PyErr_GivenExceptionMatches(error.type, PyExc_Exception) == 0;
@@ -51,7 +51,7 @@ bool asksToStop(const pybind11::error_already_set& error) {
   return !error.matches(PyExc_Exception);
 }
 
-// Takes the reference that a function of Python's API returns.
+// Takes ownership of a new reference that the Python API returns.
 template <typename Object>
 pybind11::object stolen(Object* object) {
   return pybind11::reinterpret_steal<pybind11::object>(reinterpret_cast<PyObject*>(object));
@@ -112,7 +112,7 @@ class Python final : public Interpreter {
     }
   }
 
-  // Python has notes since 3.11.
+  // Python has exception notes since 3.11.
   void raiseWithNote(const c10::Error& error, const std::string& note) const override {
     const pybind11::gil_scoped_acquire gil;
     const pybind11::object type = pybind11::reinterpret_borrow<pybind11::object>(PyExc_RuntimeError);

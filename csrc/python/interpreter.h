@@ -1,7 +1,7 @@
 #pragma once
 
-// What the bindings need from the Python code of the package, which provides it by name when it is imported:
-// `torchext._C.provide()`. This is the one place where Python is given to C++.
+// Python objects that the bindings need. The package provides them by name when it is imported:
+// `torchext._C.provide()`. C++ gets Python objects in no other way.
 
 #include <cstddef>
 #include <cstdint>
@@ -11,16 +11,16 @@
 namespace torchext::python {
 
 enum class Provided : std::uint8_t {
-  kCurrentLine,               // torchext.tools.source_lines: returns where the program stands
-  kDataDependentError,        // torchext.fake: the class of errors
-  kUnsupportedOperatorError,  // torchext.fake: the class of errors
-  kFakeCopy,                  // torchext.fake.copying: the class of memos that make fakes
+  kCurrentLine,               // torchext.tools.source_lines: returns the current line of the program
+  kDataDependentError,        // torchext.fake: the error class
+  kUnsupportedOperatorError,  // torchext.fake: the error class
+  kFakeCopy,                  // torchext.fake.copying: the class of memos that make fake tensors
   kTypedStorage,              // torchext.fake.patches.python_data: PyTorch's class of storages with a dtype
-  kSettleLeases,              // torchext.tools.leases: replaces PyTorch's functions, or gives them back
-  kTellModes,                 // torchext.amp.function_modes: tells function modes that a region begins or ends
+  kSettleLeases,              // torchext.tools.leases: replaces PyTorch's functions, or restores them
+  kTellModes,                 // torchext.amp.function_modes: notifies function modes of the begin or end of a region
 };
 
-// Null before it is provided. Held for the life of the process.
+// Returns null before the object is provided. Held for the life of the process.
 PyObject* provided(Provided what) noexcept;
 
 // Adds `provide()` to the module, and makes Python the interpreter of the core.

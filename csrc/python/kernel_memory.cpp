@@ -18,7 +18,7 @@ namespace torchext::python {
 
 namespace {
 
-// What a kernel does, with the number of the block, workspace or result, and the bytes.
+// The steps of a kernel: the kind, the number of the block, workspace or result, and the bytes.
 using KernelSteps = std::vector<std::tuple<std::string, std::int64_t, std::int64_t>>;
 
 KernelSteps asTuples(c10::ArrayRef<KernelStep> steps) {
@@ -32,7 +32,7 @@ KernelSteps asTuples(c10::ArrayRef<KernelStep> steps) {
 
 template <typename Slots>
 torch::jit::Stack asStack(const py::tuple& values, const Slots& slots) {
-  TORCH_CHECK_VALUE(values.size() == slots.size(), "The schema has ", slots.size(), " values here, not ", values.size(),
+  TORCH_CHECK_VALUE(values.size() == slots.size(), "The schema expects ", slots.size(), " values, got ", values.size(),
                     ".");
   torch::jit::Stack stack;
   for (std::size_t i = 0; i < slots.size(); ++i) {
@@ -41,8 +41,7 @@ torch::jit::Stack asStack(const py::tuple& values, const Slots& slots) {
   return stack;
 }
 
-// What the kernel of a call with these arguments and results, all by position, allocates before its results and after
-// them.
+// Returns the steps of the kernel of a call before and after its results. Arguments and results are given by position.
 std::tuple<KernelSteps, KernelSteps> kernelMemory(const std::string& name,
                                                   const std::string& overload,
                                                   const py::tuple& args,

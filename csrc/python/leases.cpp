@@ -15,8 +15,9 @@ namespace torchext::python {
 
 namespace {
 
-// A region of autocast is entered and left in less than a microsecond, and mostly is the only holder of its lease; so
-// are marked tensors in a loop. So Python says what is exchanged then, as long as nobody else replaces the same things.
+// An autocast region is entered and left in less than a microsecond, and usually is the only holder of its lease. The
+// same holds for marked tensors in a loop. So Python provides the exchanges in advance, while no other lease replaces
+// the same functions.
 struct Exchanges {
   pybind11::list codes;
   pybind11::list functions;
@@ -28,7 +29,7 @@ struct Switch {
   Exchanges off;
 };
 
-// By lease. Leaked: holders may be gone while the process ends.
+// By lease. Leaked: holders may be destroyed while the process ends.
 std::map<const Lease*, Switch>& switches() {
   static auto* all = new std::map<const Lease*, Switch>;
   return *all;
@@ -44,24 +45,24 @@ void withdrawSwitches() {
   }
 }
 
-// Does at once what settling `lease` would do, if Python has said how. Returns false if it has not.
+// Settles `lease` at once by the exchanges that Python provided. Returns false if it provided none.
 bool switchLease(Lease& lease, bool is_wanted) noexcept {
   const auto found = switches().find(&lease);
   if (found == switches().end() || !found->second.is_offered) {
     return false;
   }
   try {
-    const Exchanges exchanges = is_wanted ? found->second.on : found->second.off;  // may be offered anew meanwhile
+    const Exchanges exchanges = is_wanted ? found->second.on : found->second.off;  // may be replaced while they run
     replaceFunctions(exchanges.functions);
     exchangeCodes(exchanges.codes);
   } catch (const std::exception&) {
-    return false;  // settling the lease will raise it again
+    return false;  // settling the lease raises the error again
   }
   lease.setActive(is_wanted);
   return true;
 }
 
-// Whether the language has been asked to look after leases, and has not begun.
+// Whether a call that settles leases is pending in the interpreter.
 std::atomic<bool> is_pending{false};
 
 int settleWhenAsked(void* /*unused*/) {
@@ -75,17 +76,17 @@ int settleWhenAsked(void* /*unused*/) {
   return 0;
 }
 
-// The last holder may be gone anywhere: without the interpreter's lock, or in the midst of its garbage collection. So
-// the main thread does it, when it next is between two instructions.
+// The last holder may be destroyed anywhere: without the GIL, or during garbage collection. So the main thread settles
+// the leases when it is next between two instructions.
 void settleLeasesSoon(Lease& lease) {
   if (Py_IsInitialized() == 0) {
-    return;  // blocks that are open end with their thread, tensors in the last collection of garbage
+    return;  // open blocks end with their thread, tensors in the last garbage collection
   }
   if (PyGILState_Check() != 0 && PyErr_Occurred() == nullptr && !lease.isHeld() && switchLease(lease, false)) {
     return;
   }
   if (!is_pending.exchange(true) && Py_AddPendingCall(&settleWhenAsked, nullptr) != 0) {
-    is_pending = false;  // the queue is full; the next block or the next death will see to it
+    is_pending = false;  // the queue is full; the next block or destruction tries again
   }
 }
 
@@ -111,7 +112,7 @@ bool settleLeases() {
 void bindLeases(pybind11::module_& module) {
   setLeaseListener(&settleLeasesSoon);
   pybind11::class_<Lease, std::unique_ptr<Lease, pybind11::nodelete>>(module, "Lease")
-      .def(pybind11::init([] { return new Lease; }))  // never freed: there are as many as features
+      .def(pybind11::init([] { return new Lease; }))  // never freed: one per feature
       .def("hold", &Lease::hold)
       .def("release", &Lease::release)
       .def("is_held", &Lease::isHeld)

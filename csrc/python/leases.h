@@ -1,13 +1,11 @@
 #pragma once
 
-// When PyTorch's functions are replaced: NOTE [Leases on PyTorch's functions]. What is replaced, and how, is declared
-// in Python (torchext/tools/leases.py), which is asked when something begins to hold a lease, and when nothing does any
-// more.
+// When PyTorch's functions are replaced: NOTE [Leases on PyTorch's functions]. Python declares the replacements
+// (torchext/tools/leases.py) and is called when a lease gets its first holder, and when it loses its last.
 
 namespace torchext::python {
 
-// Sees to it that what is leased is replaced: to be called when something may have begun to hold a lease. Returns false
-// with a Python error.
+// Replaces the leased functions. Call it when a lease may have got a holder. Returns false with a Python error.
 bool settleLeases();
 
 }  // namespace torchext::python

@@ -22,7 +22,7 @@ LockRank rankOf(const std::string& name) {
   return *found;
 }
 
-// A lock of the table under which Python code may run.
+// A lock under which Python code may run.
 class Lock {
  public:
   explicit Lock(const std::string& name) : rank_{rankOf(name)} {
@@ -54,13 +54,13 @@ std::vector<std::string> lockNames() {
   return names;
 }
 
-// For our tests: holds any lock, without that of the interpreter.
+// For tests: holds any lock, without the GIL.
 void holdLock(const std::string& name, double seconds) {
   const Locked lock{rankOf(name)};
   std::this_thread::sleep_for(std::chrono::duration<double>{seconds});
 }
 
-// For our tests. Returns true if another thread holds the lock.
+// For tests. Returns true if another thread holds the lock.
 bool isLockHeld(const std::string& name) {
   const LockRank rank = rankOf(name);
   const bool is_free = tryToAcquire(rank);
@@ -70,7 +70,8 @@ bool isLockHeld(const std::string& name) {
   return !is_free;
 }
 
-// Python takes its import lock before it forks, which code that holds one of the outer locks may wait for.
+// Acquires the outer locks before Python takes its import lock for a fork: code that holds an outer lock may wait for
+// the import lock.
 void surviveForksOfPython() {
   using pybind11::arg;
   pybind11::module_::import("os").attr("register_at_fork")(

@@ -26,8 +26,8 @@ namespace {
 
 DeviceMemory& memoryOf(std::int64_t index) {
   const c10::DeviceIndex count = fakeCudaDeviceCount();
-  TORCH_CHECK(index >= 0 && index < count, "CUDA error: invalid device ordinal: device ", index,
-              " is named, but there are ", static_cast<int>(count), " fake ones.");
+  TORCH_CHECK(index >= 0 && index < count, "CUDA error: invalid device ordinal: got device ", index, ", but there are ",
+              static_cast<int>(count), " fake CUDA devices.");
   return DeviceMemory::of({c10::kCUDA, static_cast<c10::DeviceIndex>(index)});
 }
 
@@ -70,7 +70,7 @@ py::dict asDict(const AllocatorStats& stats) {
   return result;
 }
 
-// As `torch._C._cuda_memoryStats()`.
+// The same as `torch._C._cuda_memoryStats()`.
 py::dict memoryStats(std::int64_t device) {
   return asDict(memoryOf(device).stats());
 }
@@ -104,7 +104,7 @@ double memoryFraction(std::int64_t device) {
 
 // `stacks` is a HistoryStacks.
 void recordMemoryHistory(bool enabled, std::size_t max_entries, int stacks) {
-  TORCH_CHECK_VALUE(stacks >= 0 && stacks <= static_cast<int>(HistoryStacks::kOfAll), "There are no stacks ", stacks,
+  TORCH_CHECK_VALUE(stacks >= 0 && stacks <= static_cast<int>(HistoryStacks::kOfAll), "`stacks` is invalid: ", stacks,
                     ".");
   for (c10::DeviceIndex i = 0; i < fakeCudaDeviceCount(); ++i) {
     memoryOf(i).recordHistory(enabled, max_entries, static_cast<HistoryStacks>(stacks));
@@ -154,7 +154,7 @@ py::list asFrames(const StackTrace* stack) {
   return frames;
 }
 
-// A block as it was when it was seen, and where it was allocated.
+// A copy of a block, and the stack that allocated it.
 struct SeenBlock {
   Block block;
   std::shared_ptr<const StackTrace> stack;
@@ -168,7 +168,7 @@ std::vector<SeenBlock> seeSegment(const Block& first, const DeviceMemory& memory
   return seen;
 }
 
-// As a segment in `torch._C._cuda_memorySnapshot()`.
+// Returns a segment of `torch._C._cuda_memorySnapshot()`.
 py::dict asSegment(const std::vector<SeenBlock>& seen, std::int64_t device) {
   py::list blocks;
   std::size_t total = 0;
@@ -220,7 +220,7 @@ py::list memorySegments() {
   return segments;
 }
 
-// As `device_traces` there: a list for each device.
+// Returns the `device_traces` of that snapshot: a list for each device.
 py::list memoryTraces() {
   py::list traces;
   for (c10::DeviceIndex i = 0; i < fakeCudaDeviceCount(); ++i) {
@@ -243,9 +243,8 @@ py::list memoryTraces() {
   return traces;
 }
 
-// Runs events through an allocator of its own: ("alloc", id, bytes, stream), ("free", id, 0, 0),
-// ("record", id, 0, stream), ("empty", 0, 0, 0). Returns, after each, the bytes that are allocated and reserved, and
-// what could not be allocated as -1.
+// Runs events through a new allocator: ("alloc", id, bytes, stream), ("free", id, 0, 0), ("record", id, 0, stream),
+// ("empty", 0, 0, 0). Returns the bytes allocated and reserved after each event; -1 for a failed allocation.
 using SimulatedEvent = std::tuple<std::string, std::int64_t, std::int64_t, std::int64_t>;
 std::vector<std::tuple<std::int64_t, std::int64_t>> simulateAllocations(std::int64_t capacity,
                                                                         const std::vector<SimulatedEvent>& events) {
@@ -271,7 +270,7 @@ std::vector<std::tuple<std::int64_t, std::int64_t>> simulateAllocations(std::int
         allocator.recordStream(known->second, stream);
       }
     } else {
-      TORCH_CHECK_VALUE(what == "empty", "An event is \"alloc\", \"free\", \"record\" or \"empty\", not \"", what,
+      TORCH_CHECK_VALUE(what == "empty", "expected an event \"alloc\", \"free\", \"record\" or \"empty\", got \"", what,
                         "\".");
       allocator.emptyCache();
     }
@@ -281,21 +280,21 @@ std::vector<std::tuple<std::int64_t, std::int64_t>> simulateAllocations(std::int
   return result;
 }
 
-// Sets what this thread is doing. Returns what it was doing before.
+// Sets the scope of this thread. Returns the previous one.
 std::tuple<std::int32_t, int, bool> setMemoryScope(std::int32_t scope,
                                                    int phase,
                                                    bool traces_lines,
                                                    std::uint64_t root) {
-  TORCH_CHECK_VALUE(phase >= 0 && phase <= static_cast<int>(MemoryPhase::kOther), "There is no phase ", phase, ".");
+  TORCH_CHECK_VALUE(phase >= 0 && phase <= static_cast<int>(MemoryPhase::kOther), "`phase` is invalid: ", phase, ".");
   const ThreadScope previous = setThreadScope(scope, static_cast<MemoryPhase>(phase), traces_lines, root);
   return {previous.scope, static_cast<int>(previous.phase), previous.traces_lines};
 }
 
-// Says what the storages of `tensors` are for; those that are fake and not yet counted are, from now on.
+// Sets the category of the storages of `tensors`. Fake storages are counted from now on.
 void markMemory(const std::vector<at::Tensor>& tensors, int category) {
-  TORCH_CHECK_VALUE(category >= 0 && category < static_cast<int>(kNumMemoryCategories), "There is no category ",
-                    category, ".");
-  TORCH_CHECK(isTracking(), "No tracker of memory is open.");
+  TORCH_CHECK_VALUE(category >= 0 && category < static_cast<int>(kNumMemoryCategories),
+                    "`category` is invalid: ", category, ".");
+  TORCH_CHECK(isTracking(), "No memory tracker is open.");
   for (const at::Tensor& tensor : tensors) {
     if (tensor.defined() && tensor.has_storage()) {
       markStorage(tensor.storage(), static_cast<MemoryCategory>(category));
@@ -303,7 +302,7 @@ void markMemory(const std::vector<at::Tensor>& tensors, int category) {
   }
 }
 
-// Pinned memory is a device of its own.
+// Pinned memory is a separate device.
 std::string nameOf(c10::Device device) {
   return device == kPinnedMemory ? "pinned" : device.str();
 }
@@ -312,7 +311,7 @@ c10::Device deviceNamed(const std::string& name) {
   return name == "pinned" ? kPinnedMemory : c10::Device{name};
 }
 
-// The number of the allocation in the timeline, or -1.
+// Returns the number of the allocation in the timeline, or -1.
 std::int32_t memoryNumber(const at::Tensor& tensor) {
   std::int32_t number = -1;
   if (tensor.has_storage()) {
@@ -350,8 +349,8 @@ Point asTuple(const MemoryPoint& point) {
           {point.by_category.begin(), point.by_category.end()}};
 }
 
-// The number, bytes requested, bytes as the allocator counts them, operator, scope, line, sequence number, phase,
-// category, address, stream, and the events of birth and death.
+// The number, bytes requested, bytes in the allocator, operator, scope, line, sequence number, phase, category,
+// address, stream, and the events of the allocation and the free.
 using Record = std::tuple<std::int32_t,
                           std::size_t,
                           std::size_t,
@@ -407,7 +406,7 @@ std::vector<Record> aliveAfter(const Timeline& timeline, const std::string& devi
   return records;
 }
 
-// The number of the allocation, whether it is born, the bytes reserved, and the time in ns.
+// The number of the allocation, whether it is allocated or freed, the bytes reserved, and the time in ns.
 std::vector<std::tuple<std::int32_t, bool, std::size_t, std::int64_t>> eventsOf(const Timeline& timeline,
                                                                                 std::int64_t begin,
                                                                                 std::int64_t end) {

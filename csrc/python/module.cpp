@@ -16,29 +16,29 @@ namespace py = pybind11;
 
 namespace {
 
-// Returns the major and the minor version: "2.14" of "2.14.0a0+git5c1f".
+// Returns the major and minor version: "2.14" for "2.14.0a0+git5c1f".
 std::string releaseOf(const std::string& version) {
   return version.substr(0, version.find('.', version.find('.') + 1));
 }
 
-// The C++ interface of PyTorch changes with each minor release; a module that was compiled against another one may
-// crash instead of failing. What changes between builds of one release is for the self-tests to find.
+// PyTorch's C++ interface changes with each minor release, and a module compiled against another release may crash
+// instead of failing. The self-tests find differences between builds of one release.
 void checkTorchVersion() {
   const auto found = py::module_::import("torch").attr("__version__").cast<std::string>();
   if (releaseOf(found) != releaseOf(TORCH_VERSION)) {
     throw py::import_error("torchext was built for torch " TORCH_VERSION ", but torch " + found +
-                           " is installed.");  // torchext/installation.py adds what to do
+                           " is installed.");  // torchext/installation.py adds instructions
   }
 }
 
-// Two environments that are used with one checkout build into the same folder.
+// Two environments that use one checkout build into the same folder.
 void checkLibrary() {
   const std::string built_for = torchext::builtForTorch();
   if (built_for != TORCH_VERSION) {
     Dl_info library{};
     const bool is_found = dladdr(reinterpret_cast<const void*>(&torchext::builtForTorch), &library) != 0;
     throw py::import_error(
-        "torchext finds a library of another build: " + std::string(is_found ? library.dli_fname : "libtorchext.so") +
+        "torchext found a library of another build: " + std::string(is_found ? library.dli_fname : "libtorchext.so") +
         " was built for torch " + built_for + ", and its bindings for torch " TORCH_VERSION ".");
   }
 }

@@ -24,39 +24,37 @@ namespace {
 
 // NOTE [Replaced C functions]
 //
-// A function that C has given to Python is an object that points to a definition of it. To replace the function, the
-// object is changed; it stays the object that it is, with its name, its documentation and its kind, for whoever holds
-// it, pickles it or looks it up in a table.
+// A C function in Python is an object that points to a definition. Replacing the function changes this object. It keeps
+// its identity, name, documentation and kind for all references, pickles and tables.
 //
-// - A method of a C type (a `method_descriptor`) is given another `PyMethodDef`, also for `tensor.method`, which makes
-//   a function of the definition. CPython does not tell what a definition points to which definition it was, so each
-//   replaced method has a trampoline of its own. The calling convention stays that of the original, by which CPython
-//   has chosen how to call the object when that was made; it also raises the errors for wrong numbers of arguments.
-// - A builtin, as pybind11 makes them, too, is compared and hashed by the C function that its definition points to,
-//   which must stay. So it is given another function for vectorcalls, which is told what is called.
-// - A property (a `getset_descriptor`) is given another `PyGetSetDef`, which has room for a pointer to the slot.
-// - The `__new__` of a C type is its `tp_new`, which classes that derive from it have copied. So it is exchanged in all
-// of
-//   them; `T.__new__` stays the object that it is, and calls what is there.
+// - A method of a C type (a `method_descriptor`) gets another `PyMethodDef`, also for `tensor.method`, which creates a
+//   function from the definition. CPython does not pass the definition to the function that it points to, so each
+//   replaced method has its own trampoline. The calling convention stays that of the original: CPython chose by it how
+//   to call the object when that was created. It also raises the errors for wrong numbers of arguments.
+// - A builtin, including those of pybind11, is compared and hashed by the C function of its definition, which must
+//   stay. So it gets another vectorcall function, which receives the called object.
+// - A property (a `getset_descriptor`) gets another `PyGetSetDef`, which can store a pointer to the slot.
+// - The `__new__` of a C type is its `tp_new`, which derived classes have copied. So it is exchanged in all of them.
+//   `T.__new__` stays the same object and calls the current `tp_new`.
 //
-// A replacement says which calls it is about. All others go on to the original from here, without Python: calls about
-// real tensors cost what they cost before.
+// A replacement declares which calls concern it. All others go directly to the original, without Python: calls with
+// real tensors do not become slower.
 //
-// torchext/tools/patching.py decides what is replaced.
+// torchext/tools/patching.py declares the replacements.
 
 // Bits of `Slot::concerns`.
 enum Concerns : unsigned {
-  kFakes = 1U,  // a fake tensor, the storage of one, or the memo of a copy that makes fakes is among the arguments
-  kMarks = 2U,  // a marked tensor is
+  kFakes = 1U,  // an argument is a fake tensor, its storage, or the memo of a copy that makes fakes
+  kMarks = 2U,  // an argument is a marked tensor
   kAll = 4U,
 };
 
 struct Slot {
-  PyObject* function = nullptr;  // the object, held for good
-  PyObject* original = nullptr;  // another object of the same definition, which is not replaced with it
-  PyObject* called = nullptr;  // the replacement; the original where there is none, for methods that were bound before
-  bool passes_self = false;    // of methods: the first argument
-  unsigned concerns = kAll;    // which calls the replacement is about
+  PyObject* function = nullptr;  // the replaced object, held permanently
+  PyObject* original = nullptr;  // another object with the same definition, which stays unreplaced
+  PyObject* called = nullptr;    // the replacement, or `original` for methods that were bound before
+  bool passes_self = false;      // whether a method passes its first argument
+  unsigned concerns = kAll;      // the calls that concern the replacement
   PyMethodDef* original_definition = nullptr;
   PyMethodDef definition{};
   vectorcallfunc original_vectorcall = nullptr;
@@ -73,7 +71,7 @@ std::array<Slot, kSlots>& slots() {
   return *all;
 }
 
-// By its type: `torch::isStorage()` asks `__class__`, too.
+// Checks the type: `torch::isStorage()` also reads `__class__`.
 bool isTypedStorage(PyObject* object) {
   PyObject* type = provided(Provided::kTypedStorage);
   return type != nullptr && PyObject_TypeCheck(object, reinterpret_cast<PyTypeObject*>(type)) != 0;
@@ -118,7 +116,7 @@ bool isAboutCall(const Slot& slot, PyObject* self, PyObject* args, PyObject* kwa
   return false;
 }
 
-// The arguments in an array that CPython may write in front of, as `PY_VECTORCALL_ARGUMENTS_OFFSET` says.
+// CPython may write to the array before the arguments: `PY_VECTORCALL_ARGUMENTS_OFFSET`.
 PyObject* callReplacement(
     const Slot& slot, PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* keyword_names) {
   const auto keywords = keyword_names == nullptr ? 0 : PyTuple_GET_SIZE(keyword_names);
@@ -130,7 +128,7 @@ PyObject* callReplacement(
   all.insert(all.end(), args, args + count + keywords);
   const auto positional = all.size() - 1 - static_cast<std::size_t>(keywords);
   PyObject* const called = slot.called;
-  Py_INCREF(called);  // may be given back meanwhile
+  Py_INCREF(called);  // may be restored during the call
   PyObject* result =
       PyObject_Vectorcall(called, all.data() + 1, positional | PY_VECTORCALL_ARGUMENTS_OFFSET, keyword_names);
   Py_DECREF(called);
@@ -171,7 +169,7 @@ Function originalAs(const Slot& slot) {
   return reinterpret_cast<Function>(reinterpret_cast<void (*)()>(slot.original_definition->ml_meth));
 }
 
-// By calling convention.
+// One function per calling convention.
 template <std::size_t kIndex>
 struct Trampoline {
   static PyObject* variableWithKeywords(PyObject* self, PyObject* args, PyObject* kwargs) {
@@ -226,7 +224,7 @@ PyCFunction asMethod(Function function) {
 
 constexpr unsigned kConventions = METH_VARARGS | METH_KEYWORDS | METH_NOARGS | METH_O | METH_FASTCALL;
 
-// Null for a convention that is not among them.
+// Returns null for any other convention.
 template <std::size_t kIndex>
 PyCFunction trampolineFor(unsigned flags) {
   switch (flags & (kConventions | METH_METHOD)) {
@@ -265,7 +263,7 @@ PyObject* getProperty(PyObject* self, void* slot) {
 PyObject* newObject(PyTypeObject* type, PyObject* args, PyObject* kwargs);
 Slot& slotOf(PyObject* function);
 
-// What stands for its `__new__`.
+// A type stands for its `__new__`.
 bool isType(PyObject* function) {
   return PyType_Check(function);
 }
@@ -286,7 +284,7 @@ bool isProperty(PyObject* function) {
   return PyObject_TypeCheck(function, &PyGetSetDescr_Type);
 }
 
-// Where the object points to its definition.
+// The pointer of the object to its definition.
 PyMethodDef*& definitionOf(PyObject* function) {
   return isBuiltin(function) ? reinterpret_cast<PyCFunctionObject*>(function)->m_ml
                              : reinterpret_cast<PyMethodDescrObject*>(function)->d_method;
@@ -300,11 +298,12 @@ PyGetSetDef*& propertyOf(PyObject* function) {
   return reinterpret_cast<PyGetSetDescrObject*>(function)->d_getset;
 }
 
-// `T.__new__` when it is not replaced: what `tp_new_wrapper` of CPython does. `self` is the type that has the slot.
+// `T.__new__` while it is not replaced, like CPython's `tp_new_wrapper`. `self` is the type of the slot.
 PyObject* callOriginalNew(PyObject* self, PyObject* args, PyObject* kwargs) {
   PyObject* const type = PyTuple_GET_SIZE(args) > 0 ? PyTuple_GET_ITEM(args, 0) : Py_None;
   if (!PyType_Check(type) || !PyType_IsSubtype(asType(type), asType(self))) {
-    return PyErr_Format(PyExc_TypeError, "__new__() takes a subtype of %s first.", asType(self)->tp_name);
+    return PyErr_Format(PyExc_TypeError, "__new__() expected a subtype of %s as the first argument.",
+                        asType(self)->tp_name);
   }
   PyObject* const others = PyTuple_GetSlice(args, 1, PyTuple_GET_SIZE(args));
   PyObject* const made = others == nullptr ? nullptr : slotOf(self).original_new(asType(type), others, kwargs);
@@ -344,8 +343,8 @@ void fill(Slot& slot, std::size_t index, PyObject* function) {
     slot.definition = *slot.original_definition;
     slot.passes_self = isMethod(function);
     if (isBuiltin(function)) {
-      // CPython's instructions for single calling conventions look for these very flags, and would not make a
-      // vectorcall. This one has no meaning for a function that exists.
+      // CPython's instructions for single calling conventions compare these flags and skip the vectorcall if they
+      // match. METH_COEXIST has no effect on an existing function.
       slot.definition.ml_flags = static_cast<int>(static_cast<unsigned>(slot.definition.ml_flags) | METH_COEXIST);
       slot.original_vectorcall = vectorcallOf(function);
     } else {
@@ -353,7 +352,7 @@ void fill(Slot& slot, std::size_t index, PyObject* function) {
           trampoline(index, static_cast<unsigned>(slot.definition.ml_flags), std::make_index_sequence<kSlots>{});
     }
     if (slot.definition.ml_meth == nullptr) {
-      throw pybind11::type_error("The function has a calling convention that no trampoline has.");
+      throw pybind11::type_error("The calling convention of the C function is not supported.");
     }
   }
   slot.original = makeOriginal(function);
@@ -368,12 +367,11 @@ void fill(Slot& slot, std::size_t index, PyObject* function) {
 
 void checkReplaceable(PyObject* function) {
   if (!isMethod(function) && !isProperty(function) && !isBuiltin(function) && !isType(function)) {
-    throw pybind11::type_error(std::string("A function of C was expected, but this is a ") +
-                               Py_TYPE(function)->tp_name + ".");
+    throw pybind11::type_error(std::string("expected a C function, got ") + Py_TYPE(function)->tp_name + ".");
   }
 }
 
-// The type from which `type` has its `tp_new`.
+// Returns the type that defines the `tp_new` of `type`.
 PyTypeObject* ownerOfNew(PyTypeObject* type) {
   while (type->tp_base != nullptr && type->tp_base->tp_new == type->tp_new) {
     type = type->tp_base;
@@ -381,7 +379,7 @@ PyTypeObject* ownerOfNew(PyTypeObject* type) {
   return type;
 }
 
-// Two threads do not come here at once: torchext/tools/patching.py has a lock.
+// Not thread-safe: torchext/tools/patching.py holds a lock.
 Slot& slotOf(PyObject* function) {
   checkReplaceable(function);
   if (isType(function)) {
@@ -394,7 +392,7 @@ Slot& slotOf(PyObject* function) {
     }
   }
   if (index == kSlots) {
-    throw pybind11::value_error("There are no slots left for replaced functions: raise kSlots in patching.cpp.");
+    throw pybind11::value_error("No slot is left for a replaced function. Raise kSlots in patching.cpp.");
   }
   fill(slots().at(index), index, function);
   return slots().at(index);
@@ -405,13 +403,13 @@ PyObject* callBuiltin(PyObject* function, PyObject* const* args, std::size_t cou
   const Py_ssize_t positional = PyVectorcall_NARGS(count);
   const Py_ssize_t keywords = keyword_names == nullptr ? 0 : PyTuple_GET_SIZE(keyword_names);
   if (!isAboutAnyOf(slot, nullptr, args, positional + keywords)) {
-    // Which has none itself if it takes a tuple.
+    // `original` has no vectorcall itself if it takes a tuple.
     return PyObject_Vectorcall(slot.original, args, count, keyword_names);
   }
   return callReplacement(slot, nullptr, args, positional, keyword_names);
 }
 
-// Of a type that derives from one whose `__new__` is, or has been, replaced.
+// Returns the slot for a type that derives from one whose `__new__` is, or was, replaced.
 const Slot& slotOfNew(PyTypeObject* type) {
   const auto* const found = std::find_if(slots().begin(), slots().end(), [type](const Slot& slot) {
     return slot.original_new != nullptr && PyType_IsSubtype(type, asType(slot.function)) != 0;
@@ -430,7 +428,7 @@ PyObject* newObject(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   END_HANDLE_TH_ERRORS
 }
 
-// In `type`, and in what derives from it and has the same one.
+// Exchanges it in `type`, and in derived types with the same `tp_new`.
 void exchangeNew(PyTypeObject* type, newfunc expected, newfunc function) {
   if (type->tp_new == expected) {
     type->tp_new = function;
@@ -442,12 +440,12 @@ void exchangeNew(PyTypeObject* type, newfunc expected, newfunc function) {
   }
 }
 
-// What calls the original, whether it is replaced or not.
+// Returns an object that calls the original, whether it is replaced or not.
 pybind11::object originalOf(const pybind11::object& function) {
   return pybind11::reinterpret_borrow<pybind11::object>(slotOf(function.ptr()).original);
 }
 
-// `None` puts the original back. `concerns`: see above.
+// `None` restores the original. For `concerns`, see `Concerns`.
 void replaceFunction(const pybind11::object& function, const pybind11::object& replacement, unsigned concerns) {
   Slot& slot = slotOf(function.ptr());
   slot.concerns = concerns;
@@ -468,11 +466,11 @@ void replaceFunction(const pybind11::object& function, const pybind11::object& r
   Py_DECREF(previous);
 }
 
-// `is_about(concerns, *arguments)`, for what functions of Python are given.
+// `is_about(concerns, *arguments)`, for the arguments of Python functions.
 PyObject* isAboutArguments(PyObject* /*module*/, PyObject* const* args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   if (count < 1) {
-    return PyErr_Format(PyExc_TypeError, "is_about() takes the concerns first.");
+    return PyErr_Format(PyExc_TypeError, "is_about() expected `concerns` as the first argument.");
   }
   const unsigned long concerns = PyLong_AsUnsignedLong(args[0]);
   if (PyErr_Occurred() != nullptr) {

@@ -1,17 +1,17 @@
 #pragma once
 
-// Replacing functions of PyTorch, many at once: it is done whenever the first tensor of ours is made, and undone when
-// the last is gone. torchext/tools/patching.py decides what is replaced. With the interpreter's lock; an error leaves
-// the rest as it is.
+// Replaces PyTorch functions, many at once: when the first torchext tensor is made. Restores them when the last is
+// destroyed. torchext/tools/patching.py declares the replacements. Call with the GIL. An error leaves the remaining
+// functions unchanged.
 
 #include <pybind11/pybind11.h>
 
 namespace torchext::python {
 
-// For each (function of C, replacement or None, concerns): NOTE [Replaced C functions]. `None` puts the original back.
+// For each (C function, replacement or None, concerns): NOTE [Replaced C functions]. `None` restores the original.
 void replaceFunctions(const pybind11::list& steps);
 
-// For each (function of Python, expected code, code): gives it the code, unless somebody else has given it another.
+// For each (Python function, expected code, new code): sets the code, unless the current code is not the expected one.
 void exchangeCodes(const pybind11::list& steps);
 
 }  // namespace torchext::python
