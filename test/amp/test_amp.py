@@ -212,12 +212,12 @@ class TestRegion:
     @pytest.mark.parametrize(
         ("arguments", "error", "message"),
         [
-            ({"device_type": "gpu"}, ValueError, "no device type 'gpu'. Those that autocast are 'cpu', 'cuda'"),
-            ({"device_type": "meta"}, ValueError, "no device type 'meta'"),
-            ({"device_type": "cpu\0"}, ValueError, r"no device type 'cpu\\x00'"),
-            ({"device_type": "cuda:0"}, ValueError, "no device type 'cuda:0'"),
-            ({"device_type": 1}, TypeError, "`device_type` is a int"),
-            ({"dtype": "bfloat16"}, TypeError, "`dtype` is a str"),
+            ({"device_type": "gpu"}, ValueError, "the device type 'gpu'. Supported are 'cpu', 'cuda'"),
+            ({"device_type": "meta"}, ValueError, "the device type 'meta'"),
+            ({"device_type": "cpu\0"}, ValueError, r"the device type 'cpu\\x00'"),
+            ({"device_type": "cuda:0"}, ValueError, "the device type 'cuda:0'"),
+            ({"device_type": 1}, TypeError, "expected `device_type` to be .*, got int"),
+            ({"dtype": "bfloat16"}, TypeError, "expected `dtype` to be .*, got str"),
             ({"cach": True}, TypeError, "cach"),
         ],
         ids=str,
