@@ -4,7 +4,7 @@
 
 namespace torchext {
 
-// Returns true if what is compiled for AVX-512 can run, and the user does not have PyTorch do without
+// Returns true if code compiled for AVX-512 can run, and the user has not disabled it in PyTorch
 // (`ATEN_CPU_CAPABILITY`).
 inline bool hasAvx512() {
 #if defined(__x86_64__) && defined(__GNUC__)

@@ -1,10 +1,10 @@
 #pragma once
 
-// Normal values over lanes, by the transform of Box and Muller (NOTE [Kernels of our own], transforms.h). To be
-// included where these are.
+// Normal values over lanes, by the Box-Muller transform (NOTE [Kernels of our own], transforms.h). Include it only
+// where lanes are defined.
 //
-// The logarithm, sine and cosine are those of Moshier's Cephes library for single precision: its polynomials, and its
-// reductions of the argument. Which steps are fused is what PyTorch's kernel for AVX2 does.
+// The logarithm, sine and cosine are those of Moshier's Cephes library for single precision: its polynomials and its
+// argument reductions. The same steps are fused as in PyTorch's kernel for AVX2.
 
 #include <cstdint>
 
@@ -15,11 +15,11 @@ namespace torchext {
 
 namespace {
 
-// The natural logarithm of numbers that are positive, and neither denormal nor infinite.
+// The natural logarithm of numbers that are positive, not denormal and not infinite.
 template <typename Lanes>
 auto logarithm(typename Lanes::Floats x) {
   using L = Lanes;
-  // x = m * 2^e for m in [sqrt(1/2), sqrt(2)); the polynomial is one of m - 1.
+  // x = m * 2^e for m in [sqrt(1/2), sqrt(2)); the polynomial is in m - 1.
   const auto bits = L::bitsOf(x);
   const auto half = L::all(0.5F);
   const auto one = L::all(1.0F);
@@ -40,7 +40,7 @@ auto logarithm(typename Lanes::Floats x) {
   p = L::timesPlus(p, f, L::all(-2.4999993993E-1F));
   p = L::timesPlus(p, f, L::all(3.3333331174E-1F));
   p = L::times(p, f);
-  // e * log(2) in two parts, of which the larger one has few digits.
+  // e * log(2) in two parts; the larger one has few digits.
   p = L::timesPlus(p, f2, L::times(e, L::all(-2.12194440E-4F)));
   p = L::minusTimes(f2, half, p);
   return L::timesPlus(e, L::all(0.693359375F), L::plus(f, p));
@@ -54,11 +54,11 @@ struct SineAndCosine {
   Floats cosine;
 };
 
-// Of angles that are not negative, and not large.
+// For angles that are not negative and not large.
 template <typename Lanes>
 auto sineAndCosine(typename Lanes::Floats angle) {
   using L = Lanes;
-  // The octants in pairs around a multiple of pi/2, which is taken off in three parts of few digits each.
+  // Pairs of octants around a multiple of pi/2, which is subtracted in three parts of few digits each.
   auto octant = L::truncated(L::times(angle, L::all(1.27323954473516F)));
   octant = L::both(L::plus(octant, L::all(1)), L::all(-2));  // even
   const auto y = L::valueOf(octant);
@@ -79,7 +79,7 @@ auto sineAndCosine(typename Lanes::Floats angle) {
   s = L::times(s, x2);
   s = L::timesPlus(s, x, x);
 
-  // Two octants on, a sine is a cosine; four on, both change their signs.
+  // After two octants a sine is a cosine; after four, both change their signs.
   const auto four = L::all(4);
   const auto is_sine = L::isEqual(L::both(octant, L::all(2)), L::all(0));
   const auto sine_sign = L::template left<29>(L::both(octant, four));
@@ -89,8 +89,8 @@ auto sineAndCosine(typename Lanes::Floats angle) {
                           signedBy(cosine_sign, L::choose(is_sine, c, s))};
 }
 
-// Makes values of chunks of numbers: of one if that has twice as many as there are lanes, otherwise of two at a time.
-// Where only one is left, it is computed twice.
+// Computes the values of chunks of numbers: of one chunk at a time if it has twice as many numbers as lanes, otherwise
+// of two. A single remaining chunk is computed twice.
 template <typename Lanes, typename Element>
 void normalValues(const std::uint32_t* numbers, void* values, std::int64_t count, float mean, float std) {
   using L = Lanes;

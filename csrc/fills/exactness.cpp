@@ -26,14 +26,14 @@ using Engine = at::mt19937_data_pod;
 
 // ---- Trials ----
 
-// A fill and where it starts.
+// A fill and the engine that it starts with.
 struct Trial {
   RandomFill fill;
   std::int64_t count;
   Engine engine;
 };
 
-// What a fill leaves behind.
+// The results of a fill.
 struct Outcome {
   std::vector<std::byte> values;
   Engine engine;
@@ -67,8 +67,8 @@ void fillInPieces(const RandomFill& fill, void* values, std::int64_t count, Engi
 
 constexpr std::int64_t kForged = static_cast<std::int64_t>(mt19937::kN - 1) / kNormalChunk * kNormalChunk;
 
-// An engine whose next random numbers are given. The first number of a block cannot be: it is what has the engine make
-// a block.
+// Returns an engine with the given next random numbers. The first number of a block cannot be given: drawing it makes
+// the engine compute a new block.
 Engine forged(const std::array<std::uint32_t, kForged>& numbers) {
   Engine engine = at::mt19937{0}.data();
   engine.left_ = static_cast<int>(mt19937::kN);
@@ -79,8 +79,8 @@ Engine forged(const std::array<std::uint32_t, kForged>& numbers) {
   return engine;
 }
 
-// Each radius meets some of the angles, and the other way round: a difference in the last bit of one factor need not
-// be one of the product. One of the angles is 0, whose cosine is 1.
+// Pairs each radius with several angles and vice versa: a difference in the last bit of a factor does not always change
+// the product. One of the angles is 0, whose cosine is 1.
 Engine sensitiveEngine(std::size_t turn) {
   constexpr std::size_t kHalf = kNormalChunk / 2;
   std::array<std::uint32_t, kForged> numbers{};
@@ -95,9 +95,8 @@ Engine sensitiveEngine(std::size_t turn) {
   return forged(numbers);
 }
 
-// The ends of a uniform range, where values are rounded to what it does not contain, and the place where its values
-// change their sign. There the product and what it is added to cancel each other, so that it can be seen even in a few
-// digits whether the product has been rounded.
+// The ends of a uniform range, where values are rounded to the excluded end, and the point where the values change
+// their sign. There the product and the summand cancel, so even few digits reveal whether the product was rounded.
 Engine engineOfExtremes(const RandomFill& fill) {
   const bool has_zero = fill.first < 0 && fill.second > 0;
   const auto zero = static_cast<std::uint32_t>(has_zero ? -fill.first / (fill.second - fill.first) * 0x1p24 : 0);
@@ -138,9 +137,9 @@ class Comparison {
     }
   }
 
-  // With the negative of a value for the mean, there is nothing left of it but what it was rounded by, and its
-  // difference from PyTorch's, if there is one. Otherwise a difference in the last bit is lost where values are rounded
-  // to 8 or 11 digits. The standard deviation makes what is left large enough for float16.
+  // With the negated value as the mean, only the rounding error of the value remains, and its difference from
+  // PyTorch's. Otherwise rounding to 8 or 11 digits hides a difference in the last bit. The standard deviation makes
+  // the remainder large enough for float16.
   void addCancellations(Distribution distribution, c10::ScalarType dtype) {
     constexpr double kStd = 3001;
     Engine engine = sensitiveEngine(0);
@@ -202,8 +201,8 @@ bool comparePieces(Distribution distribution, c10::ScalarType dtype) {
 
 // ---- Verdicts ----
 
-// Answers to one question. Threads that ask at once may find out the same twice, which costs less than a lock that
-// another one holds when the process is forked.
+// The cached results of one comparison. Concurrent threads may compute the same result twice: that costs less than a
+// lock, which another thread may hold during a fork.
 class Verdicts {
  public:
   using Compare = bool (*)(Distribution, c10::ScalarType);

@@ -6,14 +6,14 @@
 
 namespace torchext {
 
-// How a fill may be computed so that every bit of the values and of the engine afterwards is PyTorch's (NOTE [Kernels
-// of our own], transforms.h). Found out by comparing with PyTorch's kernel, once a process for each distribution and
-// dtype, in a few milliseconds. For any thread, in whatever state it is; nothing of the user's is touched.
+// Return whether a fill produces PyTorch's values and engine state in every bit (NOTE [Kernels of our own],
+// transforms.h). Determined by a comparison with PyTorch's kernel, once per process, distribution and dtype, in a few
+// milliseconds. Thread-safe, independent of the state of the thread, and without effects on user state.
 
-// By our own kernel, for parameters that it can take (`hasOwnKernel()`).
+// By torchext's kernel, for parameters that it supports (`hasOwnKernel()`).
 TORCHEXT_API bool isOwnKernelExact(Distribution distribution, c10::ScalarType dtype);
 
-// By PyTorch's kernel on pieces, cut as in pieces.h. False for dtypes that have no such fills.
+// By PyTorch's kernel on pieces, cut as in pieces.h. False for dtypes without such fills.
 TORCHEXT_API bool arePiecesExact(Distribution distribution, c10::ScalarType dtype);
 
 }  // namespace torchext

@@ -14,7 +14,7 @@ namespace {
 
 using Engine = at::mt19937_data_pod;
 
-// One that is being computed, by one or several threads.
+// A fill in progress, on one or several threads.
 struct Job {
   const RandomFill& fill;
   std::byte* values;
@@ -26,9 +26,9 @@ struct Job {
     after(begin, end);
   }
 
-  // Moves `engine` from the beginning to the end of the slice.
+  // Advances `engine` from the beginning to the end of the slice.
   void computeSlice(std::int64_t begin, std::int64_t end, Engine& engine) const {
-    constexpr std::int64_t kStretch = 16384;  // values: 64 KiB of float32, for a second-level cache
+    constexpr std::int64_t kStretch = 16384;  // values: 64 KiB of float32, fits in a second-level cache
     const Pieces stretches{end - begin, kStretch};
     for (std::int64_t i = 0; i < stretches.count; ++i) {
       const auto [from, to] = stretches.piece(i);

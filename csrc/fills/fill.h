@@ -1,7 +1,7 @@
 #pragma once
 
-// Random fills of memory, by several threads, with the bits that one call of PyTorch's operator would have written
-// (NOTE [Kernels of our own], transforms.h).
+// Random fills of memory by several threads, bitwise equal to one call of the PyTorch operator (NOTE [Kernels of our
+// own], transforms.h).
 
 #include <cstdint>
 
@@ -13,21 +13,20 @@
 
 namespace torchext {
 
-// Called for each stretch of values, from `begin` to before `end`, when these are final, on the thread that has filled
-// them, while they are in its cache. Several threads call it at once. Each value is in one stretch. What it raises ends
-// the fill, and is raised to the caller of `fillRandomly()`.
+// Called for each stretch [begin, end) of final values, on the thread that filled them, while they are in its cache.
+// Several threads call it at once. Each value is in one stretch. An exception ends the fill and propagates to the
+// caller of `fillRandomly()`.
 using AfterStretch = c10::function_ref<void(std::int64_t begin, std::int64_t end)>;
 
 inline void doNothing(std::int64_t /*begin*/, std::int64_t /*end*/) {}
 
-// Fills `count` neighbouring elements, as PyTorch's kernel for contiguous tensors on the CPU would with a generator
-// whose engine is `engine`, and moves `engine` as that would. A large fill uses up to `at::get_num_threads()` threads,
-// and only this one in a parallel region of PyTorch's. No generator is touched.
+// Fills `count` contiguous elements as PyTorch's CPU kernel for contiguous tensors does with a generator whose engine
+// is `engine`, and advances `engine` likewise. A large fill uses up to `at::get_num_threads()` threads, but only the
+// calling thread inside a parallel region of PyTorch. Changes no generator.
 //
-// Returns false, and has changed nothing, where the caller has to run the operator: for arguments that PyTorch refuses,
-// normal fills of less than 16 elements, which draw differently, dtypes that no such fills are known of, and engines in
-// a state that PyTorch would not leave them in. If an exception is raised, `engine` is as before, and the values are
-// not.
+// Returns false without changes if the caller must run the operator: for arguments that PyTorch rejects, normal fills
+// of less than 16 elements (which draw differently), dtypes without such fills, and engine states that PyTorch does not
+// produce. After an exception, `engine` is unchanged and the values are undefined.
 TORCHEXT_API bool fillRandomly(const RandomFill& fill,
                                void* values,
                                std::int64_t count,

@@ -28,7 +28,7 @@ double largestOf(c10::ScalarType dtype) {
   }
 }
 
-// Numbers that are not, and comparisons with them, are refused here too.
+// Also rejects NaN.
 bool isRange(double from, double to, c10::ScalarType dtype) {
   const double largest = largestOf(dtype);
   const bool is_inside = -largest <= from && from <= to && to <= largest && to - from <= largest;

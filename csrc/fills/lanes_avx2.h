@@ -1,6 +1,6 @@
 #pragma once
 
-// Eight lanes of AVX2. To be included by transforms_avx2.cpp only, which has the compiler use these instructions.
+// Eight lanes of AVX2. Include it only in transforms_avx2.cpp, which enables these instructions for the compiler.
 
 #include <cstddef>
 #include <cstdint>
@@ -89,7 +89,7 @@ struct LanesAvx2 {
     return _mm256_castsi256_ps(a);
   }
 
-  // Masks have all bits of a lane, or none.
+  // Masks have all bits of a lane set, or none.
   static Ints isLess(Floats a, Floats b) {
     return bitsOf(_mm256_cmp_ps(a, b, _CMP_LT_OQ));
   }
@@ -103,12 +103,12 @@ struct LanesAvx2 {
     return _mm256_blendv_ps(elsewhere, where, ofBits(mask));
   }
 
-  // One bit a lane.
+  // One bit per lane.
   static std::uint32_t bitsOfMask(Ints mask) {
     return static_cast<std::uint32_t>(_mm256_movemask_ps(ofBits(mask)));
   }
 
-  // The numbers of half precision that are nearest to `a`, or of two the even ones.
+  // The nearest numbers of half precision; ties to even.
   static Floats throughHalf(Floats a) {
     return _mm256_cvtph_ps(_mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
   }
@@ -123,7 +123,7 @@ struct LanesAvx2 {
     return _mm256_cvtph_ps(load16(from));
   }
 
-  // Of values that the elements can have.
+  // For values that the elements can represent.
   static void store(float* to, Floats a) {
     _mm256_storeu_ps(to, a);
   }

@@ -1,8 +1,8 @@
 #pragma once
 
-// Sixteen lanes of AVX-512. To be included by transforms_avx512.cpp only, which has the compiler use these
-// instructions. Masks are vectors of lanes with all bits or none, as those of AVX2 are: the compiler keeps them in
-// registers for masks where that is better.
+// Sixteen lanes of AVX-512. Include it only in transforms_avx512.cpp, which enables these instructions for the
+// compiler. Masks are vectors of lanes with all bits set or none, as for AVX2. The compiler keeps them in mask
+// registers where that is better.
 
 #include <cstddef>
 #include <cstdint>
@@ -30,7 +30,7 @@ struct LanesAvx512 {
   static Ints load(const std::uint32_t* from) {
     return _mm512_loadu_si512(from);
   }
-  // Half of the lanes from each.
+  // Loads half of the lanes from each.
   static Ints load(const std::uint32_t* first, const std::uint32_t* second) {
     return _mm512_inserti32x8(_mm512_castsi256_si512(load8(first)), load8(second), 1);
   }
@@ -107,12 +107,12 @@ struct LanesAvx512 {
   static Floats choose(Ints mask, Floats where, Floats elsewhere) {
     return _mm512_mask_blend_ps(_mm512_movepi32_mask(mask), elsewhere, where);
   }
-  // One bit a lane.
+  // One bit per lane.
   static std::uint32_t bitsOfMask(Ints mask) {
     return _mm512_movepi32_mask(mask);
   }
 
-  // The numbers of half precision that are nearest to `a`, or of two the even ones.
+  // The nearest numbers of half precision; ties to even.
   static Floats throughHalf(Floats a) {
     return _mm512_cvtph_ps(_mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
   }
@@ -127,7 +127,7 @@ struct LanesAvx512 {
     return _mm512_cvtph_ps(load8(from));
   }
 
-  // Of values that the elements can have.
+  // For values that the elements can represent.
   static void store(float* to, Floats a) {
     _mm512_storeu_ps(to, a);
   }
@@ -138,7 +138,7 @@ struct LanesAvx512 {
     store8(to, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
   }
 
-  // Half of the lanes to each.
+  // Stores half of the lanes to each.
   static void store(float* first, float* second, Floats a) {
     _mm256_storeu_ps(first, _mm512_castps512_ps256(a));
     _mm256_storeu_ps(second, _mm512_extractf32x8_ps(a, 1));

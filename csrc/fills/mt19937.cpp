@@ -16,7 +16,7 @@ inline std::uint32_t twist(std::uint32_t upper, std::uint32_t lower) {
   return (mixed >> 1U) ^ ((0U - (lower & 1U)) & kA);
 }
 
-// The four steps of tempering, of which each adds to a number what it makes of the number itself.
+// The four steps of tempering. Each is XORed into the number that it is computed from.
 constexpr std::uint32_t firstOf(std::uint32_t y) {
   return y >> 11U;
 }
@@ -30,7 +30,8 @@ constexpr std::uint32_t fourthOf(std::uint32_t y) {
   return y >> 18U;
 }
 
-// The number of which a step has made `result`. The step moves bits to one side, so each round finds some more of them.
+// Returns the number from which a step computes `result`. The step shifts bits to one side, so each round recovers more
+// of them.
 template <typename Step>
 std::uint32_t before(Step step, std::uint32_t result) {
   std::uint32_t y = result;
@@ -40,7 +41,7 @@ std::uint32_t before(Step step, std::uint32_t result) {
   return y;
 }
 
-// The loops are split where a word starts to depend on words of the new block, so that each of them can be vectorized.
+// The loops are split where a word starts to depend on words of the new block, so that each can be vectorized.
 TORCHEXT_SIMD_CLONES
 void nextBlocksByLoops(std::uint32_t* state, std::size_t count) {
   std::uint32_t* x = state;

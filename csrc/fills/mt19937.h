@@ -1,6 +1,6 @@
 #pragma once
 
-// The recurrence of MT19937, the generator of the CPU, a block of its state at a time.
+// The recurrence of MT19937, PyTorch's CPU generator, one block of its state at a time.
 
 #include <cstddef>
 #include <cstdint>
@@ -9,25 +9,25 @@
 
 namespace torchext::mt19937 {
 
-// The parameters by their names in Matsumoto and Nishimura, "Mersenne Twister" (1998).
+// The parameters, named as in Matsumoto and Nishimura, "Mersenne Twister" (1998).
 constexpr std::size_t kN = 624;
 constexpr std::size_t kM = 397;
 constexpr std::uint32_t kA = 0x9908b0dfU;
 
 static_assert(at::MERSENNE_STATE_N == kN && at::MERSENNE_STATE_M == kM);
 
-// Replaces the kN words of a state by those that are `count` blocks later.
+// Advances the kN words of a state by `count` blocks.
 void nextBlocks(std::uint32_t* state, std::size_t count);
 
-// Replaces them by the next ones.
+// Advances them by one block.
 inline void nextBlock(std::uint32_t* state) {
   nextBlocks(state, 1);
 }
 
-// Makes random numbers of words of a state. Neither changes the words, nor needs them to be aligned.
+// Computes random numbers from the words of a state. The words stay unchanged and need no alignment.
 void temper(const std::uint32_t* words, std::uint32_t* numbers, std::size_t count);
 
-// The word of a state of which temper() makes `number`.
+// Returns the word from which temper() computes `number`.
 std::uint32_t wordOf(std::uint32_t number);
 
 }  // namespace torchext::mt19937

@@ -26,8 +26,8 @@ namespace {
 
 constexpr std::size_t kLanes = 16;
 constexpr std::size_t kVectors = kN / kLanes;
-// Word j of a new block needs word j + kM of the old one, and as soon as there is none, word j + kM - kN of the new
-// one. The vector in which that begins has words of both.
+// Word j of a new block needs word j + kM of the old one or, past its end, word j + kM - kN of the new one. One vector
+// has words of both.
 constexpr std::size_t kFromNew = (kN - kM) / kLanes;
 constexpr int kShift = static_cast<int>(kM % kLanes);
 static_assert(kN % kLanes == 0 && (kFromNew + 1) * kLanes > kN - kM);
@@ -36,14 +36,14 @@ inline __m512i load(const std::uint32_t* from) {
   return _mm512_loadu_si512(from);
 }
 
-// `low` and `high` follow each other.
+// `low` and `high` are adjacent.
 template <int kFirst>
 inline __m512i between(__m512i low, __m512i high) {
   return _mm512_alignr_epi32(high, low, kFirst);
 }
 
 inline __m512i next(__m512i words, __m512i following, __m512i far) {
-  constexpr int kSelect = 0xCA;  // of each bit: the first decides which of the others
+  constexpr int kSelect = 0xCA;  // for each bit, the first operand selects one of the others
   const __m512i lower = _mm512_set1_epi32(0x7fffffff);
   const __m512i mixed = _mm512_ternarylogic_epi32(lower, following, words, kSelect);
   const __mmask16 odd = _mm512_test_epi32_mask(following, _mm512_set1_epi32(1));
@@ -51,8 +51,8 @@ inline __m512i next(__m512i words, __m512i following, __m512i far) {
   return _mm512_mask_xor_epi32(sum, odd, sum, _mm512_set1_epi32(static_cast<int>(kA)));
 }
 
-// Words that have just been written are read as they were written, in whole vectors, and moved in registers: what is
-// read across two of them would have to wait until they are in the cache.
+// Reads new words as they were written, in whole vectors, and moves them in registers: a load across two stores would
+// wait until both are in the cache.
 void moveOn(std::uint32_t* x) {
   const auto vector = [x](std::size_t i) { return x + i * kLanes; };
   __m512i low = load(vector(kVectors - 1 - kFromNew));
@@ -75,8 +75,7 @@ void moveOn(std::uint32_t* x) {
 
 }  // namespace
 
-// Vectors that lie across two lines of the cache take twice as long, and a state of PyTorch's is aligned like its
-// words.
+// Vectors that span two cache lines take twice as long, and PyTorch aligns a state only to its words.
 void nextBlocksByAvx512(std::uint32_t* state, std::size_t count) {
   constexpr std::size_t kWorthACopy = 8;
   if (count < kWorthACopy) {

@@ -5,7 +5,7 @@
 
 namespace torchext::mt19937 {
 
-// What `nextBlocks()` does, by AVX-512. Only where `hasAvx512()` (avx512.h).
+// `nextBlocks()` by AVX-512. Requires `hasAvx512()` (avx512.h).
 void nextBlocksByAvx512(std::uint32_t* state, std::size_t count);
 
 }  // namespace torchext::mt19937

@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::size_t kN = mt19937::kN;
 constexpr std::size_t kM = mt19937::kM;
-constexpr std::size_t kR = 31;  // the bits of a word that the first one of a state does not give
+constexpr std::size_t kR = 31;  // the number of bits of the first word that are not part of the state
 constexpr std::uint32_t kA = mt19937::kA;
 constexpr std::size_t kDegree = 19937;  // of the characteristic polynomial
 
@@ -30,7 +30,7 @@ using Words = std::array<std::uint32_t, kN>;
 constexpr std::size_t kWordBits = 64;
 constexpr std::size_t kPolynomialWords = (kDegree + kWordBits - 1) / kWordBits;
 
-// Coefficients of a polynomial of a degree below kDegree, and of a product of two such.
+// Coefficients of a polynomial of degree less than kDegree, and of a product of two.
 using Polynomial = std::array<std::uint64_t, kPolynomialWords>;
 using Product = std::array<std::uint64_t, 2 * kPolynomialWords>;
 
@@ -55,7 +55,7 @@ std::vector<std::size_t> characteristicExponents() {
   return exponents;
 }
 
-// Adds the bits of `word`, whose lowest stands for t^position, to `product`. The bits that would fall below t^0 are 0.
+// Adds the bits of `word` to `product`; its lowest bit stands for t^position. Bits below t^0 must be 0.
 void addShifted(Product& product, std::uint64_t word, std::ptrdiff_t position) {
   constexpr auto kBits = static_cast<std::ptrdiff_t>(kWordBits);
   const std::ptrdiff_t index = position >= 0 ? position / kBits : -((kBits - 1 - position) / kBits);
@@ -68,8 +68,8 @@ void addShifted(Product& product, std::uint64_t word, std::ptrdiff_t position) {
   }
 }
 
-// The remainder of `product` by the characteristic polynomial. Its second highest exponent is more than a word below
-// the leading one, so whole words can be folded down in a single pass from the top.
+// Returns the remainder of `product` modulo the characteristic polynomial. Its second highest exponent is more than a
+// word below the leading one, so whole words can be folded down in a single pass from the top.
 Polynomial reduce(Product product) {
   static const std::vector<std::size_t> exponents = characteristicExponents();
   constexpr std::size_t kPartialBits = kDegree % kWordBits;
@@ -90,7 +90,7 @@ Polynomial reduce(Product product) {
   return remainder;
 }
 
-// Puts a zero between each two bits: squaring over GF(2).
+// Inserts a zero after each bit: squaring over GF(2).
 std::uint64_t spread(std::uint32_t half) {
   std::uint64_t x = half;
   x = (x | (x << 16U)) & 0x0000ffff0000ffffULL;
@@ -120,7 +120,7 @@ Polynomial timesT(const Polynomial& p) {
   return reduce(product);
 }
 
-// t^exponent modulo the characteristic polynomial, by squaring from the highest bit down.
+// Returns t^exponent modulo the characteristic polynomial, by squaring from the highest bit down.
 Polynomial power(std::uint64_t exponent) {
   Polynomial result{};
   result[0] = 1;
@@ -135,11 +135,11 @@ Polynomial power(std::uint64_t exponent) {
 
 // ---- Windows ----
 
-// Four neighbouring exponents of a polynomial that begin with one that it has: the lowest, counted from the start of
-// its block of kN exponents, and which of the next three follow.
+// Four consecutive exponents, the first of which occurs in the polynomial: its offset in its block of kN exponents, and
+// a mask of the next three.
 struct Window {
   std::uint16_t lowest;
-  std::uint16_t pattern;  // bit k is set when lowest + 1 + k follows
+  std::uint16_t pattern;  // bit k is set if lowest + 1 + k occurs
 };
 
 constexpr std::size_t kWindowBits = 4;
@@ -170,7 +170,7 @@ Windows windowsOf(const Polynomial& p) {
   return windows;
 }
 
-// The windows of t^exponent, remembered: a model repeats its layers, so it repeats its distances.
+// The windows of t^exponent, cached: a model repeats its layers, so distances repeat.
 std::shared_ptr<const Windows> powerWindows(std::uint64_t exponent) {
   constexpr std::size_t kMaxRemembered = 64;
   static std::map<std::uint64_t, std::shared_ptr<const Windows>> remembered;
@@ -188,8 +188,8 @@ std::shared_ptr<const Windows> powerWindows(std::uint64_t exponent) {
 
 // ---- Jumping ----
 
-// For each pattern, the sums of the words of two blocks that the windows of the first one ask for. They fit into a
-// first-level cache, which is what the size of the windows is chosen for.
+// For each pattern, the sums of words of two blocks that the windows of the first block select. The size of the windows
+// is chosen so that the sums fit in a first-level cache.
 using PatternSums = std::array<std::array<std::uint32_t, 2 * kN>, kPatterns>;
 
 // Reads kWindowBits - 1 words beyond the two blocks.
@@ -208,7 +208,7 @@ void sumPatterns(const std::uint32_t* blocks, PatternSums& sums) {
   }
 }
 
-// Adds to x[j] the sum over the windows w of sums[w.pattern][w.lowest + j], for 0 <= j < kN. Done in pieces that stay
+// Adds to x[j] the sum over the windows w of sums[w.pattern][w.lowest + j], for 0 <= j < kN. Processes pieces that stay
 // in registers, so that a window costs one load per vector.
 TORCHEXT_SIMD_CLONES
 void addWindows(const PatternSums& sums, const std::vector<Window>& windows, std::uint32_t* x) {
@@ -237,8 +237,8 @@ void addWindows(const PatternSums& sums, const std::vector<Window>& windows, std
   }
 }
 
-// Every word after the seed block is a linear function of the state, so the words themselves obey the recurrence that
-// the characteristic polynomial describes: the word n places on is a sum of words that the next 33 blocks hold.
+// Every word after the seed block is a linear function of the state, so the words obey the recurrence of the
+// characteristic polynomial: the word at distance n is a sum of words in the next 33 blocks.
 void jumpBlocks(Words& x, std::uint64_t blocks) {
   const auto windows = powerWindows(blocks * kN);
   std::vector<std::uint32_t> sequence((windows->size() + 2) * kN);
@@ -261,7 +261,7 @@ void advanceBlocks(Words& x, std::uint64_t blocks) {
   if (blocks == 0) {
     return;
   }
-  // The first word of a seed block is not the generator's own, so take one step by foot before any jump.
+  // The first word of a seed block does not follow the recurrence, so compute one block before any jump.
   mt19937::nextBlock(x.data());
   if (blocks > kJumpPaysFrom) {
     jumpBlocks(x, blocks - 1);

@@ -1,6 +1,7 @@
 #pragma once
 
-// Which values are out of bounds, over lanes (NOTE [Kernels of our own], transforms.h). To be included where these are.
+// Finds values out of bounds, over lanes (NOTE [Kernels of our own], transforms.h). Include it only where lanes are
+// defined.
 
 #include <cstdint>
 

@@ -16,10 +16,10 @@ namespace torchext {
 
 namespace {
 
-constexpr std::int64_t kNumbers = 4096;  // which fit into a first-level cache together with the values
+constexpr std::int64_t kNumbers = 4096;  // fits in a first-level cache together with the values
 static_assert(kNumbers % kNormalChunk == 0);
 
-// One fill under way: where it has come to in memory and on the engine.
+// A fill in progress: its position in memory and on the engine.
 class OwnFill {
  public:
   OwnFill(const RandomFill& fill, void* values, at::mt19937_data_pod& engine)
@@ -56,7 +56,7 @@ class OwnFill {
   alignas(64) std::array<std::uint32_t, kNumbers> numbers_;
 };
 
-// When the last chunk is not whole, PyTorch computes the last 16 values again.
+// If the last chunk is not whole, PyTorch computes the last 16 values again.
 void writeNormals(OwnFill& own, const RandomFill& fill, std::int64_t count) {
   const std::int64_t rest = count % kNormalChunk;
   own.write(count - rest);
@@ -69,7 +69,7 @@ void writeNormals(OwnFill& own, const RandomFill& fill, std::int64_t count) {
 
 }  // namespace
 
-// A parameter that is infinite in single precision makes values that are not numbers, which may differ in their bits.
+// A parameter that is infinite in single precision produces NaN values, whose bits may differ.
 bool hasOwnKernel(const RandomFill& fill) {
   return std::abs(fill.first) <= FLT_MAX && std::abs(fill.second) <= FLT_MAX && kernelsFor(fill.dtype) != nullptr;
 }

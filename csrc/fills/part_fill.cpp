@@ -21,7 +21,7 @@ std::int64_t wholeChunks(std::int64_t count) {
   return count / kNormalChunk * kNormalChunk;
 }
 
-// Goes through a fill on one thread, from run to run.
+// Computes runs of a fill in order, on one thread.
 class PartWalk {
  public:
   PartWalk(const RandomFill& fill, FillMethod method, std::int64_t count, const Engine& engine)
@@ -42,13 +42,13 @@ class PartWalk {
   }
 
  private:
-  // PyTorch computes the last 16 values of a normal fill a second time when the last chunk is not whole. These are
+  // If the last chunk of a normal fill is not whole, PyTorch computes the last 16 values a second time. These are
   // computed together with the last whole chunk.
   bool hasTail() const {
     return fill_.distribution == Distribution::Normal && count_ % kNormalChunk != 0;
   }
 
-  // Writes values from `begin` on, and returns how many: straight to where they belong if these are whole chunks.
+  // Writes values from `begin` on and returns their number. Whole chunks are written directly to their place.
   std::int64_t writeSome(std::int64_t begin, std::int64_t end, std::byte* to) {
     constexpr std::int64_t kStretch = 16384;  // values: see fill.cpp
     const std::int64_t direct = std::min(wholeChunks(std::min(end, tail_) - begin), kStretch);
@@ -63,7 +63,7 @@ class PartWalk {
     return some;
   }
 
-  // Two runs may meet in a chunk.
+  // Keeps the chunk, because two runs may share one.
   void keepChunkOf(std::int64_t value) {
     if (kept_begin_ <= value && value < kept_end_) {
       return;
@@ -77,18 +77,18 @@ class PartWalk {
     const std::uint64_t draws = static_cast<std::uint64_t>(begin) * drawsOfValue(fill_.dtype);
     advance(engine_, draws - drawn_);
     method_(fill_, to, count, engine_);
-    drawn_ = draws + static_cast<std::uint64_t>(count) * drawsOfValue(fill_.dtype);  // nothing is after a tail
+    drawn_ = draws + static_cast<std::uint64_t>(count) * drawsOfValue(fill_.dtype);  // nothing follows a tail
   }
 
   const RandomFill& fill_;
   FillMethod method_;
   std::int64_t element_bytes_;
   std::int64_t count_;
-  // Where values begin that cannot be computed chunk by chunk.
+  // The first value that cannot be computed chunk by chunk.
   std::int64_t tail_;
   Engine engine_;
   std::uint64_t drawn_ = 0;
-  // One chunk, or the tail.
+  // A chunk, or the tail.
   alignas(64) std::array<std::byte, 2 * kNormalChunk * sizeof(double)> kept_;
   std::int64_t kept_begin_ = 0;
   std::int64_t kept_end_ = 0;
@@ -105,8 +105,7 @@ bool canFillParts(const RandomFill& fill, std::int64_t count, const Engine& engi
   return fillMethodFor(fill, count, engine) != nullptr;
 }
 
-// The threads share what has to be skipped, too, which is more than what is computed where the runs are columns of a
-// matrix.
+// The threads also divide the skipped values, which outnumber the computed ones if the runs are columns of a matrix.
 void fillParts(const RandomFill& fill, std::int64_t count, c10::ArrayRef<FillRun> runs, const Engine& engine) {
   if (runs.empty()) {
     return;

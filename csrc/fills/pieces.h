@@ -10,9 +10,9 @@
 
 namespace torchext {
 
-// How a fill may be cut, so that pieces that are filled by themselves have the values of the whole: each but the last
-// is `size` long, a multiple of kNormalChunk, and the last one takes what is left, kNormalChunk values at least,
-// because PyTorch computes shorter ones in another way, and the end of each fill twice.
+// Cuts a fill so that pieces that are filled separately have the values of the whole. Each piece but the last is `size`
+// long, a multiple of kNormalChunk. The last piece has the rest, at least kNormalChunk values, because PyTorch computes
+// shorter fills in another way, and the end of each fill twice.
 struct Pieces {
   std::int64_t total;
   std::int64_t size;
@@ -23,8 +23,8 @@ struct Pieces {
   }
 };
 
-// How many random numbers of 32 bits a value is made of, where it is not one of the last; 0 for other dtypes than
-// floating-point ones with random fills.
+// Returns the number of random 32-bit numbers per value, except for the last values of a fill. 0 for dtypes without
+// random fills.
 constexpr std::uint64_t drawsOfValue(c10::ScalarType dtype) {
   switch (dtype) {
     case c10::kFloat:
@@ -38,9 +38,9 @@ constexpr std::uint64_t drawsOfValue(c10::ScalarType dtype) {
   }
 }
 
-// How many numbers our kernels draw for the `rest` values of a normal fill that are in no whole chunk, before the last
-// chunk is computed again. They have been drawn by then if the memory is where PyTorch draws to, which is so for
-// float32.
+// Returns the number of random numbers that torchext's kernels draw for the `rest` values of a normal fill outside
+// whole chunks, before the last chunk is computed again. They have already been drawn if PyTorch draws into the memory
+// of the fill, as for float32.
 constexpr std::int64_t drawsOfRest(c10::ScalarType dtype, std::int64_t rest) {
   return dtype == c10::kFloat ? rest : 0;
 }

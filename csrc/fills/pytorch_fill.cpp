@@ -17,7 +17,7 @@ void fillByPyTorch(const RandomFill& fill, void* values, std::int64_t count, at:
   at::mt19937 own_engine;
   own_engine.set_data(engine);
   impl.set_engine(own_engine);
-  // Calling an operator tells the profiler of it, redispatching does not.
+  // Calling an operator notifies the profiler, redispatching does not.
   if (fill.distribution == Distribution::Normal) {
     at::_ops::normal_::redispatch(KernelsOnly::kCpu, tensor, fill.first, fill.second, generator);
   } else {

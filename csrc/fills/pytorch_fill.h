@@ -8,8 +8,8 @@
 
 namespace torchext {
 
-// Fills memory by PyTorch's own kernel for the CPU, and moves the engine. Nothing that is active on the thread sees the
-// call, be it a mode, a handler of ours, autograd, autocast or a profiler, and no generator of the user's is touched.
+// Fills memory by PyTorch's CPU kernel, and advances the engine. Modes, torchext handlers, autograd, autocast and
+// profilers of the thread do not observe the call, and user generators stay unchanged.
 void fillByPyTorch(const RandomFill& fill, void* values, std::int64_t count, at::mt19937_data_pod& engine);
 
 }  // namespace torchext

@@ -10,7 +10,7 @@ enum class Distribution : std::uint8_t { Uniform, Normal };
 
 constexpr int kDistributions = 2;
 
-// What `at::uniform_(from, to)` or `at::normal_(mean, std)` is asked for.
+// The arguments of `at::uniform_(from, to)` or `at::normal_(mean, std)`.
 struct RandomFill {
   Distribution distribution;
   c10::ScalarType dtype;
@@ -18,7 +18,8 @@ struct RandomFill {
   double second;  // to, or std
 };
 
-// PyTorch makes normal values of so many random numbers at a time: the first half are radii, the second half angles.
+// PyTorch computes normal values from this many random numbers at a time: the first half are radii, the second half
+// angles.
 constexpr std::int64_t kNormalChunk = 16;
 
 }  // namespace torchext

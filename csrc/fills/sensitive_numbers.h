@@ -5,9 +5,9 @@
 
 namespace torchext {
 
-// Random numbers of 24 bits whose normal values change when any one step of PyTorch's arithmetic is rounded otherwise.
-// Most others do not: of 2^24 numbers a single step may concern two. They were found by going through all of them with
-// each step of box_muller.h altered in turn. Three steps are missing that change nothing for any number.
+// Random numbers of 24 bits whose normal values change if any single step of the arithmetic is rounded
+// differently. Most numbers do not qualify: a single step may affect two of 2^24. They were found by testing all
+// numbers with each step of box_muller.h altered in turn. Three steps are missing because they change no value.
 
 inline constexpr std::array<std::uint32_t, 109> kSensitiveRadii{
     1189239, 1255819, 1260143, 1268812, 1278277, 1282584, 1292247, 1320436, 1320594,  1334705,  1345976,

@@ -17,7 +17,7 @@ Pieces slicesOf(std::int64_t count) {
   return {count, std::max(kNormalChunk, (size + kNormalChunk - 1) / kNormalChunk * kNormalChunk)};
 }
 
-// All distances are the same, so that one polynomial does for all jumps (mt19937_jump.h).
+// All distances are equal, so that one polynomial serves all jumps (mt19937_jump.h).
 std::vector<at::mt19937_data_pod> startsOf(const Pieces& slices,
                                            const at::mt19937_data_pod& engine,
                                            std::uint64_t draws_of_value) {

@@ -9,11 +9,11 @@
 
 namespace torchext {
 
-// A fill of `count` values, cut for the threads that it may use: `at::get_num_threads()` at most, and only this one in
-// a parallel region of PyTorch's.
+// Cuts a fill of `count` values for at most `at::get_num_threads()` threads, or for the calling thread alone inside a
+// parallel region of PyTorch.
 Pieces slicesOf(std::int64_t count);
 
-// The engines with which the slices begin, where the whole begins with `engine`.
+// Returns the engines at the beginning of each slice, if the fill begins with `engine`.
 std::vector<at::mt19937_data_pod> startsOf(const Pieces& slices,
                                            const at::mt19937_data_pod& engine,
                                            std::uint64_t draws_of_value);

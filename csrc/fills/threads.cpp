@@ -10,8 +10,8 @@ namespace torchext {
 
 namespace {
 
-// Starts threads that call `run` with 1, 2 and so on, below `count`, and returns the first index that the system has no
-// thread for, or `count`.
+// Starts threads that call `run` with 1, 2, ..., below `count`. Returns the first index for which the system could not
+// start a thread, or `count`.
 template <typename Run>
 std::int64_t startThreads(std::vector<std::thread>& threads, std::int64_t count, const Run& run) {
   for (std::int64_t index = 1; index < count; ++index) {
@@ -26,9 +26,9 @@ std::int64_t startThreads(std::vector<std::thread>& threads, std::int64_t count,
 
 }  // namespace
 
-// Threads of our own, because those of `at::parallel_for()` are not to be had here: it is a template around a pragma of
-// OpenMP's, which is ignored in what is compiled without it. New threads are alive in a forked process as well, where a
-// pool has lost its own.
+// Starts its own threads because `at::parallel_for()` is serial here: it is a template around an OpenMP pragma, which
+// is ignored in code compiled without OpenMP. New threads also work in a forked process, where a thread pool has lost
+// its threads.
 void runAtOnce(std::int64_t count, c10::function_ref<void(std::int64_t index)> task) {
   std::vector<std::exception_ptr> errors(static_cast<std::size_t>(count));
   const auto run = [&](std::int64_t index) {

@@ -6,9 +6,8 @@
 
 namespace torchext {
 
-// Calls `task` with each index below `count` at once, with 0 on this thread. Waits for all of them, and raises the
-// exception of the lowest index that has raised one. The threads round and flush as this one does, which a new thread
-// takes from the one that starts it.
+// Calls `task` with each index below `count` concurrently, with 0 on this thread. Waits for all, and rethrows the
+// exception of the lowest failed index. The threads inherit the rounding and denormal modes of this thread.
 void runAtOnce(std::int64_t count, c10::function_ref<void(std::int64_t index)> task);
 
 }  // namespace torchext

@@ -9,7 +9,7 @@ namespace torchext {
 
 namespace {
 
-// The best ones first.
+// In the order of preference.
 constexpr std::array<const KindOfLanes* (*)(), 2> kKinds{avx512Lanes, avx2Lanes};
 
 const KindOfLanes* bestKind() {

@@ -11,8 +11,8 @@
 #include <cpuid.h>
 #include <immintrin.h>
 
-// All that follows is compiled for these processors, whatever the rest is compiled for. Headers of others are included
-// above, because their functions may be the ones that the linker keeps for all.
+// The following code is compiled for these processors, independent of the target of the rest. Other headers are
+// included above, because the linker may keep their functions for all units.
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
 #else
@@ -47,7 +47,7 @@ namespace torchext {
 
 namespace {
 
-// Of F16C, `__builtin_cpu_supports()` knows only since GCC 11.
+// `__builtin_cpu_supports()` supports F16C only since GCC 11.
 bool hasF16c() {
   unsigned a = 0;
   unsigned b = 0;

@@ -4,7 +4,7 @@
 
 namespace torchext {
 
-// The kernels for processors with AVX2, FMA and F16C; null on others.
+// Returns the kernels for processors with AVX2, FMA and F16C, or null.
 const KindOfLanes* avx2Lanes();
 
 }  // namespace torchext

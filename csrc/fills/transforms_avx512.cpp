@@ -12,8 +12,8 @@
 
 #include "avx512.h"
 
-// All that follows is compiled for these processors, whatever the rest is compiled for. Headers of others are included
-// above, because their functions may be the ones that the linker keeps for all.
+// The following code is compiled for these processors, independent of the target of the rest. Other headers are
+// included above, because the linker may keep their functions for all units.
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"))), \
                              apply_to = function)

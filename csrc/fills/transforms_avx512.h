@@ -4,7 +4,7 @@
 
 namespace torchext {
 
-// The kernels for processors with the AVX-512 of servers since 2017, where PyTorch uses it; null on others.
+// Returns the kernels for processors with the AVX-512 of servers since 2017, if PyTorch uses it, or null.
 const KindOfLanes* avx512Lanes();
 
 }  // namespace torchext

@@ -27,28 +27,28 @@ namespace {
 
 using Engine = at::mt19937_data_pod;
 
-constexpr std::int64_t kStretch = 4096;  // values: what a first-level cache holds
+constexpr std::int64_t kStretch = 4096;  // values: fits in a first-level cache
 
 RandomFill normalOf(const TruncatedFill& fill) {
   return {Distribution::Normal, fill.dtype, fill.mean, fill.std};
 }
 
-// How many random numbers one fill of `count` values takes.
+// Returns the number of random numbers that one fill of `count` values draws.
 std::int64_t drawsOfFill(c10::ScalarType dtype, std::int64_t count) {
   const std::int64_t rest = count % kNormalChunk;
   return rest == 0 ? count : count - rest + drawsOfRest(dtype, rest) + kNormalChunk;
 }
 
-// The values of a chunk that are out of bounds: bit i of the mask is for value i. What is in no whole chunk at the end
-// of a fill counts as one.
+// A chunk with values out of bounds: bit i of the mask stands for value i. The values after the last whole chunk of a
+// fill count as a chunk.
 struct Pending {
   std::int64_t chunk;  // its first value
   std::uint32_t run;
   std::uint16_t mask;
 };
 
-// Fills a part of the memory, round by round, which is small enough for a list of what is pending. The part has one run
-// or several, in order, each of whole chunks, but for the last one of the fill: that belongs to the chunk before.
+// Fills a part of the memory, round by round. A part is small enough for a list of its pending chunks. It has one or
+// more runs, in order, each of whole chunks except at the end of the fill, where the rest belongs to the chunk before.
 class Part {
  public:
   Part(const TruncatedFill& fill, std::int64_t count, c10::ArrayRef<FillRun> runs)
@@ -61,14 +61,13 @@ class Part {
         begin_{runs.front().begin},
         end_{runs.back().end} {}
 
-  // Returns how many rounds it takes, and moves `engine` from where the fill of this part begins in the first round to
-  // where it ends.
+  // Returns the number of rounds. Advances `engine` from the beginning to the end of this part in the first round.
   std::int64_t compute(Engine& engine) {
     Engine round = engine;
     fillAll(engine);
     std::int64_t rounds = 1;
     for (; !pending_.empty(); ++rounds) {
-      // The same distance each time, so that one polynomial does for all jumps (mt19937_jump.h).
+      // The distance is the same in each round, so that one polynomial serves all jumps (mt19937_jump.h).
       advance(round, static_cast<std::uint64_t>(drawsOfFill(fill_.dtype, count_)));
       fillPending(round);
     }
@@ -82,7 +81,7 @@ class Part {
     return value == count_ ? drawsOfFill(fill_.dtype, count_) : value;
   }
 
-  // Null if only the rounds are to be counted.
+  // Returns null if only the rounds are counted.
   std::byte* at(const FillRun& run, std::int64_t value) const {
     auto* values = static_cast<std::byte*>(run.values);
     return values == nullptr ? nullptr : values + (value - run.begin) * element_bytes_;
@@ -115,7 +114,7 @@ class Part {
     }
   }
 
-  // Makes the masks of `count` values.
+  // Computes the masks of `count` values.
   void scan(const void* values, std::int64_t count) {
     const std::int64_t rest = count % kNormalChunk;
     masks_.resize(static_cast<std::size_t>((count + kNormalChunk - 1) / kNormalChunk));
@@ -127,7 +126,7 @@ class Part {
     }
   }
 
-  // Fills what is pending once more. `engine` is where this part begins in the round.
+  // Fills the pending chunks again. `engine` is at the beginning of this part in the round.
   void fillPending(Engine engine) {
     std::int64_t drawn = begin_;
     std::size_t kept = 0;
@@ -151,7 +150,7 @@ class Part {
     pending_.resize(kept);
   }
 
-  // Chunks that are near each other are filled at once, with what lies between them.
+  // Adjacent chunks are filled at once, together with the values between them.
   std::size_t endOfSpan(std::size_t first) const {
     constexpr std::int64_t kGap = 4 * kNormalChunk;
     const std::int64_t limit = startOf(pending_[first]) + kStretch - kNormalChunk;
@@ -165,7 +164,7 @@ class Part {
     return last;
   }
 
-  // What has to be filled for a chunk. The last whole chunk and what follows it are one fill.
+  // The range that must be filled for a chunk. The last whole chunk and the rest after it are one fill.
   std::int64_t startOf(const Pending& pending) const {
     return std::min(pending.chunk, lastWhole());
   }
@@ -176,7 +175,7 @@ class Part {
     return (count_ / kNormalChunk - 1) * kNormalChunk;
   }
 
-  // Takes the pending values of `chunk` from the buffer, which begins with the value `from`.
+  // Copies the pending values of `chunk` from the buffer, which begins with the value `from`.
   void replace(const Pending& chunk, std::int64_t from) {
     std::byte* values = at(runs_[chunk.run], chunk.chunk);
     if (values == nullptr) {
@@ -204,7 +203,7 @@ class Part {
   alignas(64) Buffer buffer_;
 };
 
-// The rounds that the values of one thread take. All parts are filled for the first time in turn.
+// Returns the number of rounds for the values of one thread. The first round fills all parts in turn.
 std::int64_t roundsOfSlice(const TruncatedFill& fill,
                            std::byte* values,
                            std::int64_t count,
@@ -230,7 +229,7 @@ bool canFill(const RandomFill& fill, std::int64_t count, const Engine& engine) {
 
 // ---- Parts ----
 
-// The chunks that `run` has values of.
+// Returns the chunks that contain values of `run`.
 FillRun wholeChunksOf(const FillRun& run, std::int64_t count) {
   const std::int64_t last = (count / kNormalChunk - 1) * kNormalChunk;
   const std::int64_t begin = std::min(run.begin / kNormalChunk * kNormalChunk, last);
@@ -238,7 +237,7 @@ FillRun wholeChunksOf(const FillRun& run, std::int64_t count) {
   return {begin, end > last + kNormalChunk || (end > last && count % kNormalChunk != 0) ? count : end, nullptr};
 }
 
-// Several runs that are computed together: their chunks, in memory of their own, from which they are copied.
+// Several runs that are computed together: their chunks are computed in separate memory and copied from there.
 class Batch {
  public:
   Batch(const TruncatedFill& fill, std::int64_t count)
@@ -260,7 +259,7 @@ class Batch {
     return size_;
   }
 
-  // `engine` is at the beginning of the fill. The batch is empty afterwards.
+  // `engine` must be at the beginning of the fill. The batch is empty afterwards.
   void compute(Engine engine) {
     if (runs_.empty()) {
       return;

@@ -1,10 +1,10 @@
 #pragma once
 
-// Normal values within bounds, by the rounds of `torch.nn.init.trunc_normal_`: a first fill of all values, and then,
-// while any is out of bounds, another fill of as many, of which those are taken that replace what is out of bounds.
+// Normal values within bounds, by the rounds of `torch.nn.init.trunc_normal_`: a fill of all values, and then, while
+// any is out of bounds, another fill of the same size whose values replace those out of bounds.
 //
-// In all rounds but the first nearly every number is drawn for nothing. Here these are skipped: a round computes the
-// groups of values that still need it, and moves the engine over the others.
+// After the first round nearly all numbers are drawn in vain. Here they are skipped: a round computes the chunks that
+// still have values out of bounds, and advances the engine over the others.
 
 #include <cstdint>
 #include <optional>
@@ -19,20 +19,20 @@ struct TruncatedFill {
   c10::ScalarType dtype;
   double mean;
   double std;
-  // What is in [low, high] is accepted. Both are numbers that an element of `dtype` can be.
+  // Values in [low, high] are accepted. An element of `dtype` can represent both exactly.
   float low;
   float high;
 
-  // With bounds that are rounded to such numbers.
+  // Rounds the bounds to such numbers.
   TORCHEXT_API static TruncatedFill between(c10::ScalarType dtype, double mean, double std, double a, double b);
 };
 
-// Does to `count` neighbouring elements of memory, and to `engine`, what the rounds above do to a contiguous tensor and
-// its generator. With null for `values` only the engine is moved. Uses up to `at::get_num_threads()` threads. Does not
-// end if no value is within the bounds.
+// Applies these rounds to `count` contiguous elements and to `engine`, as `trunc_normal_` does to a contiguous tensor
+// and its generator. If `values` is null, only advances the engine. Uses up to `at::get_num_threads()` threads. Does
+// not terminate if the bounds contain no value.
 //
-// Returns how many random numbers it has drawn; nothing, and has changed nothing, where this cannot be done: like
-// `fillRandomly()`, and where there is no exact kernel of our own.
+// Returns the number of random numbers drawn. Returns nullopt without changes in the cases of `fillRandomly()`, and if
+// torchext has no exact kernel.
 TORCHEXT_API std::optional<std::uint64_t> fillTruncated(const TruncatedFill& fill,
                                                         void* values,
                                                         std::int64_t count,

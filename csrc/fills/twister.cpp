@@ -13,8 +13,8 @@ constexpr int kWords = static_cast<int>(mt19937::kN);
 
 }  // namespace
 
-// `at::mt19937` counts down in `left_`: 624 after the first word of a block, 1 after the last one. A new seed is a
-// block of which nothing is to be used, so it has 1 there too, and 0 in `next_`.
+// `at::mt19937` counts down in `left_`: 624 after the first word of a block, 1 after the last. A new seed is a block
+// whose words are not used, so it also has 1 there, and 0 in `next_`.
 bool Twister::understands(const at::mt19937_data_pod& engine) {
   if (!engine.seeded_ || engine.left_ < 1 || engine.left_ > kWords) {
     return false;

@@ -7,15 +7,15 @@
 
 namespace torchext {
 
-// The random numbers of an engine, many at once. What it leaves in the engine is what as many calls of
-// `at::mt19937::operator()` would have left there.
+// Draws random numbers from an engine, many at once. Leaves the engine in the state after as many calls of
+// `at::mt19937::operator()`.
 class Twister {
  public:
-  // Returns true if the engine is in a state that PyTorch leaves it in: after a seed, or after draws. A state that was
-  // put together by hand may be another.
+  // Returns true if PyTorch can leave the engine in its state: after a seed, or after draws. A state that was assembled
+  // by hand may differ.
   static bool understands(const at::mt19937_data_pod& engine);
 
-  // The engine must outlive this, and be understood.
+  // `understands(engine)` must hold. The engine must outlive this object.
   explicit Twister(at::mt19937_data_pod& engine) : engine_{engine} {}
 
   void take(std::uint32_t* numbers, std::int64_t count);
@@ -24,7 +24,7 @@ class Twister {
   at::mt19937_data_pod& engine_;
 };
 
-// Returns true if the engines are in the same state to the last byte.
+// Returns true if the states of the engines are equal in all bytes.
 bool areSame(const at::mt19937_data_pod& a, const at::mt19937_data_pod& b);
 
 }  // namespace torchext

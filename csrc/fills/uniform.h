@@ -1,6 +1,6 @@
 #pragma once
 
-// Uniform values over lanes (NOTE [Kernels of our own], transforms.h). To be included where these are.
+// Uniform values over lanes (NOTE [Kernels of our own], transforms.h). Include it only where lanes are defined.
 
 #include <array>
 #include <cstdint>
@@ -14,14 +14,14 @@ namespace torchext {
 
 namespace {
 
-// In [0, 1), of the low 24 bits of random numbers.
+// Values in [0, 1), from the low 24 bits of random numbers.
 template <typename Lanes>
 auto unitValues(typename Lanes::Ints numbers) {
   const auto digits = Lanes::both(numbers, Lanes::all(0xffffff));
   return Lanes::times(Lanes::valueOf(digits), Lanes::all(0x1p-24F));
 }
 
-// The values that elements would have: the nearest ones, or of two the even one. None of them is NaN.
+// Rounds to values of the element type; ties to even. No value may be NaN.
 template <typename Lanes, typename Element>
 auto roundedTo(typename Lanes::Floats a) {
   using L = Lanes;
@@ -52,7 +52,7 @@ struct UniformRange {
         to_rounded{Lanes::all(static_cast<float>(static_cast<Element>(to_)))},
         from_rounded{Lanes::all(static_cast<float>(static_cast<Element>(from_)))} {}
 
-  // The range does not contain its end, to which values may have been rounded.
+  // The range excludes its end, but values may have been rounded to it.
   Floats values(const std::uint32_t* numbers) const {
     const auto value = Lanes::timesPlus(unitValues<Lanes>(Lanes::load(numbers)), width, from);
     const auto rounded = roundedTo<Lanes, Element>(value);
