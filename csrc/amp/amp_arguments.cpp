@@ -19,7 +19,7 @@ using torch::jit::Stack;
 
 namespace {
 
-// Autocast never touches double, and what is in float32 is clean.
+// Autocast never casts double, and float32 is clean.
 bool isLower(const Tensor& tensor) {
   return tensor.is_floating_point() && tensor.scalar_type() != at::kDouble && tensor.scalar_type() != at::kFloat;
 }
@@ -28,7 +28,7 @@ bool isWrapped(const Tensor& tensor) {
   return isAmp(tensor) && !isToBeCleaned(tensor);
 }
 
-// One operator for each element of its lists, which are all of one length.
+// Returns true if `op` applies one operator to each element of its lists, which have the same length.
 bool isElementwise(const OperatorHandle& op) {
   const std::string& name = op.operator_name().name;
   const auto& arguments = op.schema().arguments();
@@ -40,7 +40,7 @@ bool isElementwise(const OperatorHandle& op) {
          std::any_of(arguments.begin(), arguments.end(), is_list);
 }
 
-// By element; a tensor that is in no list takes part in all.
+// By element. A tensor outside of lists belongs to all elements.
 std::vector<bool> wrappedElements(c10::ArrayRef<IValue> arguments) {
   const auto* const list =
       std::find_if(arguments.begin(), arguments.end(), [](const IValue& argument) { return argument.isTensorList(); });
@@ -73,7 +73,7 @@ AmpArguments::AmpArguments(const OperatorHandle& op, const Stack& stack) {
     forEachTensor(argument, [&](const Tensor& tensor) {
       lookAt(tensor);
       all.push_back(tensor);
-      // What is written besides the elements is about all of them, as whether GradScaler has found infinity.
+      // Written tensors outside of the lists concern all elements, for example GradScaler's flag for infinities.
       if (is_written && !(is_elementwise && argument.isTensor())) {
         written.push_back(tensor);
       }

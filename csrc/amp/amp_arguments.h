@@ -11,34 +11,34 @@
 
 namespace torchext {
 
-// What is known of the arguments of a call before it is made.
+// The properties of the arguments of a call that decide its handling.
 struct AmpArguments {
   AmpArguments(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
-  // All tensors, and those that the call writes; of an operator on lists only those in lists.
+  // All tensors, and those that the call writes. For operators on lists, only tensors in lists.
   c10::SmallVector<at::Tensor, 4> all;
   c10::SmallVector<at::Tensor, 2> written;
-  // Is any of them wrapped? And the keys of autocast on the devices of those.
+  // Whether any of them is wrapped, and the autocast keys for the devices of the wrapped ones.
   bool has_wrapped = false;
   c10::DispatchKeySet autocast_keys;
-  // For operators that are one for each element of lists (`_foreach_add_`, `_fused_adam_`): does element i meet a
-  // wrapped tensor? Empty for all other operators, and where nothing is wrapped.
+  // For operators that apply to each element of lists (`_foreach_add_`, `_fused_adam_`): whether element i involves a
+  // wrapped tensor. Empty for all other operators, and if no tensor is wrapped.
   std::vector<bool> has_wrapped_at;
-  // The dtype of one that isUnclean(), and Undefined when there is none.
+  // The dtype of a tensor for which isUnclean() holds, or Undefined.
   at::ScalarType unclean = at::ScalarType::Undefined;
-  // The memory of those that are to be cleaned, here or elsewhere.
+  // The storages of tensors that will be cleaned, by this call or a later one.
   c10::SmallVector<const c10::StorageImpl*, 2> to_be_cleaned;
-  // Are they in different dtypes, of those that autocast casts?
+  // Whether they have different dtypes among those that autocast casts.
   bool is_mixture = false;
 
  private:
   void lookAt(const at::Tensor& tensor);
 };
 
-// Do operators autocast here for the device of `tensor`, or around the compiled code that runs here?
+// Returns true if operators autocast for the device of `tensor` here, or around the compiled code that runs here.
 bool isAutocastingFor(const at::Tensor& tensor);
 
-// Is `tensor` to be cleaned, and not in float32 yet, and do operators not autocast for it?
+// Returns true if `tensor` is marked to be cleaned, is not in float32, and operators do not autocast for it.
 bool isUnclean(const at::Tensor& tensor);
 
 }  // namespace torchext

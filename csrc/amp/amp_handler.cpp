@@ -32,8 +32,8 @@ bool isOfPyTorch(const OperatorHandle& op) {
   return namespaceOf(op.operator_name()) == "aten";
 }
 
-// The state of the thread in which the call of a wrapped tensor goes on: with autocast for its devices, and without
-// remembering casts, because there is no region at whose end to forget them.
+// The thread state for a call with wrapped tensors: autocast is on for their devices, and casts are not cached, because
+// no region would clear the cache at its end.
 class AmpAutocastGuard {
  public:
   explicit AmpAutocastGuard(DispatchKeySet autocast_keys) : keys_{stateWith(autocast_keys)} {
@@ -55,7 +55,7 @@ class AmpAutocastGuard {
   bool was_caching_ = autocast::is_autocast_cache_enabled();
 };
 
-// Handles one call. csrc/README.md tells the steps.
+// Handles one call. csrc/README.md lists the steps.
 class AmpCall {
  public:
   AmpCall(const OperatorHandle& op, Stack& stack)
@@ -63,7 +63,7 @@ class AmpCall {
 
   void run(MarkedCall& call);
 
-  // What run() would do, and with which keys of autocast.
+  // The action of run(), and the autocast keys that it uses.
   AmpOutcome decide() const;
   DispatchKeySet autocastKeys() const {
     return arguments_.autocast_keys;
@@ -90,7 +90,7 @@ class AmpCall {
   Stack& stack_;
   const std::size_t num_arguments_;
   const AmpArguments arguments_;
-  // What the call writes, cast for it.
+  // The written arguments, cast for the call.
   std::vector<Cleaned> cleaned_;
 };
 
@@ -123,37 +123,37 @@ AmpOutcome AmpCall::decide() const {
                                                                                 : AmpOutcome::kPassesOn;
 }
 
-// What `zeros_like` and its kin make takes part in what the argument does, as the state of an optimizer with the
-// gradients of a parameter, which are in the dtype of that: factories leave nothing to clean.
+// Results of `zeros_like` and similar factories are used like the argument, as optimizer states are used with the
+// gradients of a parameter, in its dtype. So factories have nothing to clean.
 bool AmpCall::isNothingToClean() const {
   return isViewOnly() || isFactory(op_, torch::jit::last(stack_, num_arguments_)) || isAboutTensorItself() ||
          isWriteAlone() || isWritingThroughTwo();
 }
 
-// A view is of the same memory, also for who writes into it. Of these operators some make a copy when they have to
-// (`reshape`, `contiguous`, `to`).
+// A view shares the memory of its base, also for writes. Some of these operators copy if they have to (`reshape`,
+// `contiguous`, `to`).
 bool AmpCall::isViewOnly() const {
   const auto& returns = op_.schema().returns();
   const auto is_view = [](const c10::Argument& result) {
     return result.alias_info() != nullptr && !result.alias_info()->isWrite();
   };
   return !returns.empty() && std::all_of(returns.begin(), returns.end(), is_view) &&
-         op_.operator_name().name != "aten::view_as_complex";  // there are no complex numbers of the lower precisions
+         op_.operator_name().name != "aten::view_as_complex";  // the lower precisions have no complex numbers
 }
 
-// Changes of metadata and autograd's own operators (`_backward`, `retain_grad`, `set_data`), which return nothing.
+// Changes of metadata, and autograd operators (`_backward`, `retain_grad`, `set_data`), which return nothing.
 bool AmpCall::isAboutTensorItself() const {
   return op_.hasTag(at::Tag::inplace_view) ||
          (op_.schema().returns().empty() && arguments_.written.size() <= 1 &&
           op_.schema().arguments()[0].type()->kind() == c10::TypeKind::TensorType && isOfPyTorch(op_));
 }
 
-// There is nothing that the dtype of what is written could not fit to.
+// The dtype of the written tensor has to match no other argument.
 bool AmpCall::isWriteAlone() const {
   return !arguments_.written.empty() && (arguments_.all.size() == 1 || op_.operator_name().name == "aten::copy_");
 }
 
-// Of the casts of two views of the same elements each would get a part of what is written.
+// Two views of the same elements would have separate casts, and each would receive only a part of the writes.
 bool AmpCall::isWritingThroughTwo() const {
   const auto& written = arguments_.written;
   for (const Tensor& one : written) {
@@ -172,7 +172,7 @@ void AmpCall::autocastAmpTensors(MarkedCall& call) const {
   const AmpAutocastGuard guard{arguments_.autocast_keys};
   DispatchKeySet keys = call.keys();
   for (const DispatchKey key : arguments_.autocast_keys) {
-    // Most operators fall through the key, which a redispatch must not be told to do.
+    // Most operators fall through this key, which redispatching does not support.
     if (op_.hasKernelForDispatchKey(key)) {
       keys = keys.add(key);
     }
@@ -190,7 +190,7 @@ void AmpCall::clean(MarkedCall& call) {
   writeBack();
 }
 
-// Others in a lower precision come along: few operators take a mixture.
+// Also casts other tensors of the lower precision: few operators accept mixed dtypes.
 IValue AmpCall::cleanArgument(const IValue& value, bool is_written) {
   return mapTensors(value, [this, is_written](const Tensor& tensor) {
     if (!isUnclean(tensor) && (tensor.scalar_type() != arguments_.unclean || isAutocastingFor(tensor))) {
@@ -199,7 +199,7 @@ IValue AmpCall::cleanArgument(const IValue& value, bool is_written) {
     if (!is_written) {
       return tensor.to(at::kFloat);
     }
-    // What a list has twice is written twice.
+    // A tensor that occurs twice in a list is written twice.
     const auto found = std::find_if(cleaned_.begin(), cleaned_.end(),
                                     [&tensor](const Cleaned& cleaned) { return cleaned.original.is_same(tensor); });
     return found == cleaned_.end() ? cleaned_.emplace_back(Cleaned{tensor, tensor.to(at::kFloat)}).in_float32
@@ -207,11 +207,11 @@ IValue AmpCall::cleanArgument(const IValue& value, bool is_written) {
   });
 }
 
-// What is written keeps its dtype, and is what it was.
+// Written arguments keep their dtype and identity.
 void AmpCall::writeBack() {
   for (const Cleaned& cleaned : cleaned_) {
     if (cleaned.original.sizes() != cleaned.in_float32.sizes()) {
-      cleaned.original.resize_(cleaned.in_float32.sizes());  // as `out=` is
+      cleaned.original.resize_(cleaned.in_float32.sizes());  // resized like an `out=` argument
     }
     cleaned.original.copy_(cleaned.in_float32);
   }

@@ -8,12 +8,12 @@
 
 namespace torchext {
 
-// Calls in a self-cleaning region, or with AmpTensors among their arguments, come to a handler of marks_handlers.h,
-// which decides whether the call autocasts, and what its results are. csrc/README.md tells the steps. This is what it
-// would do to a call.
+// A handler of marks_handlers.h receives calls in a self-cleaning region, and calls with AmpTensors among their
+// arguments. It decides whether the call autocasts, and marks the results. csrc/README.md lists the steps. AmpOutcome
+// is its action for a call.
 enum class AmpOutcome : std::uint8_t {
   kPassesOn,            // to the keys below
-  kPassesOnInBackward,  // the same; there AmpTensors are neither autocast nor cleaned
+  kPassesOnInBackward,  // the same, in a backward pass, where AmpTensors are neither autocast nor cleaned
   kAutocasts,           // to the keys below and those of autocast
   kCleans,              // to the keys below, with arguments cast to float32
 };

@@ -18,8 +18,8 @@ void forEachResult(const OperatorHandle& op, const Stack& stack, TensorVisitor v
   forEachTensor(stack, op.schema().returns().size(), visit);
 }
 
-// Operators hand an argument back as it is, be it an AmpTensor or not, where there is nothing to do: one of
-// `broadcast_tensors`, which losses call, that has the shape already.
+// Operators without any work return an argument itself, for example `broadcast_tensors` (called by losses) for tensors
+// of equal shape.
 bool isArgument(const AmpArguments& arguments, const Tensor& result) {
   return std::any_of(arguments.all.begin(), arguments.all.end(),
                      [&result](const Tensor& argument) { return argument.is_same(result); });
@@ -36,7 +36,7 @@ bool isNew(const AmpArguments& arguments, const Tensor& result) {
   return !isArgument(arguments, result) && !isOfArgumentsStorage(arguments, result);
 }
 
-// The kernels of views copy the key of marks, and not the mark. Not all that show the key are such views: one of a
+// View kernels copy the key of marks, but not the mark. A result with the key is not always such a view: a view of a
 // tensor with an origin need not be an AmpTensor (`traced.view_as(to_be_cleaned)`).
 bool isViewOfToBeCleaned(const AmpArguments& arguments, const Tensor& result) {
   const auto& storages = arguments.to_be_cleaned;
@@ -44,7 +44,7 @@ bool isViewOfToBeCleaned(const AmpArguments& arguments, const Tensor& result) {
          std::find(storages.begin(), storages.end(), result.storage().unsafeGetStorageImpl()) != storages.end();
 }
 
-// The element of its lists that a call is about, if it is one for each.
+// For an operator on lists, considers only the arguments of the given element.
 bool meetsWrapped(const AmpArguments& arguments, std::size_t element) {
   const auto& elements = arguments.has_wrapped_at;
   return elements.empty() ? arguments.has_wrapped : elements[element % elements.size()];
@@ -55,7 +55,7 @@ void markResult(const AmpArguments& arguments, const Tensor& result, std::size_t
     return;
   }
   if (!canBeAmp(result)) {
-    makeOrdinary(result);  // the view of an AmpTensor in another dtype
+    makeOrdinary(result);  // a view of an AmpTensor in another dtype
   } else if (meetsWrapped(arguments, element)) {
     makeAmp(result);
   } else if (isViewOfToBeCleaned(arguments, result)) {
@@ -63,10 +63,10 @@ void markResult(const AmpArguments& arguments, const Tensor& result, std::size_t
   }
 }
 
-// A write into a tensor that nobody has wrapped leaves it an ordinary one: a model that was unwrapped stays so when an
-// optimizer writes its state into it, which was made of wrapped parameters; so does a model that is the average of
-// wrapped ones, or has loaded their state. Collectives move whole tensors into memory that stands for them, from which
-// FSDP makes the parameters that a module computes with.
+// A written tensor that is not wrapped stays ordinary. So an unwrapped model stays unwrapped when an optimizer writes
+// state made from wrapped parameters into it, when it averages wrapped models, or when it loads their state.
+// Collectives are different: they move whole tensors into memory that replaces them, and FSDP makes the parameters of a
+// module from it.
 bool isMovingTensors(const OperatorHandle& op) {
   const std::string_view name_space = namespaceOf(op.operator_name());
   return name_space == "c10d" || name_space == "_c10d_functional" || name_space == "fsdp";
@@ -78,15 +78,15 @@ void markMoved(const AmpArguments& arguments, const Tensor& written, std::size_t
   }
 }
 
-// Views of what was there before are as that is, and so is what the call has written.
+// Excludes views of existing memory and written arguments, which keep their mark.
 void markMadeInside(const AmpArguments& arguments, const Tensor& result) {
   if (canBeAmp(result) && isAutocastingFor(result) && isNew(arguments, result)) {
     markToBeCleaned(result);
   }
 }
 
-// What a view operator has had to copy is to be cleaned as the argument is, unless it was asked for in another dtype.
-// Views of other arguments are as those are (`ordinary.view_as(to_be_cleaned)`).
+// If a view operator copies, its result will be cleaned like its argument, unless the caller requested another dtype.
+// Views of other arguments keep the state of these (`ordinary.view_as(to_be_cleaned)`).
 void markLikeUnclean(const AmpArguments& arguments, const Tensor& result) {
   if (!isAmp(result) && result.scalar_type() == arguments.unclean && isNew(arguments, result)) {
     markToBeCleaned(result);

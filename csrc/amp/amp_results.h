@@ -7,11 +7,11 @@
 
 namespace torchext {
 
-// Marks what a call has returned by what its arguments were: wrapped, to be cleaned, or neither. Arguments stay what
-// they were, also those that it has written, unless a collective or FSDP has moved wrapped tensors into them.
+// Marks the results of a call as wrapped, to be cleaned, or neither, by its arguments. Arguments keep their marks, also
+// written ones, unless a collective or FSDP moved wrapped tensors into them.
 void markResults(const c10::OperatorHandle& op, const torch::jit::Stack& stack, const AmpArguments& arguments);
 
-// The same for a call that neither autocasts AmpTensors nor cleans: what a self-cleaning region makes is to be
+// The same for a call that neither autocasts AmpTensors nor cleans: results in a self-cleaning region are marked to be
 // cleaned.
 void markResultsOfOthers(const c10::OperatorHandle& op, const torch::jit::Stack& stack, const AmpArguments& arguments);
 

@@ -18,13 +18,9 @@ void checkCanBeWrapped(const at::TensorBase& tensor) {
     return;
   }
   const c10::BackendMeta& metadata = *impl.get_backend_meta();
-  TORCH_CHECK(false,
-              "wrap() marks a tensor in the place that PyTorch has for the metadata of a backend (`c10::BackendMeta`), "
-              "but there is a `",
-              c10::demangle(typeid(metadata).name()), "` already in that of a tensor of shape ", tensor.sizes(),
-              " on the device ", tensor.device(),
-              ", and there is room for one only. Wrap a copy without such metadata, or use a region, "
-              "`torchext.amp.autocast()`, which needs no marks.");
+  TORCH_CHECK(false, "wrap() cannot mark a tensor of shape ", tensor.sizes(), " on the device ", tensor.device(),
+              ": its backend metadata (`c10::BackendMeta`) is already a `", c10::demangle(typeid(metadata).name()),
+              "`. Wrap a copy without such metadata, or use `torchext.amp.autocast()`, which does not mark tensors.");
 }
 
 }  // namespace torchext

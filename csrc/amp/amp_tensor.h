@@ -9,18 +9,18 @@ namespace torchext {
 
 // NOTE [AmpTensors]
 //
-// That a tensor is an AmpTensor is a mark on it, NOTE [Marked tensors] in tensor_marks.h: any operator that meets one
-// is met by amp_handler.h, all others know nothing of it. The handler gives it to results. The key of marked tensors is
-// above autograd, autocast and our own keys: what is fake or deferred is so below, and casts are recorded as any other
-// operator is.
+// An AmpTensor is a tensor with a mark, NOTE [Marked tensors] in tensor_marks.h. Calls with such a tensor go to
+// amp_handler.h, which marks the results; other calls are unaffected. The key of marked tensors is above autograd,
+// autocast and torchext's keys: a fake or deferred AmpTensor is handled as such below it, and casts are recorded like
+// any other operator.
 
 // NOTE [Results that are to be cleaned]
 //
-// What operators make inside of a self-cleaning region is an AmpTensor of a second kind. The first kind, which a user
-// has wrapped, asks for autocast where no region is open; this one asks for the opposite: to be cast to float32 by the
-// next operator that does not autocast.
+// Results of operators in a self-cleaning region are AmpTensors of a second kind. The first kind, wrapped by a user,
+// enables autocast outside of regions. The second kind does the opposite: the next operator that does not autocast
+// casts it to float32.
 
-// Can a tensor of this dtype be an AmpTensor? Those that can require a gradient can.
+// Returns true if a tensor of this dtype can be an AmpTensor: if it can require a gradient.
 inline bool canBeAmp(const at::TensorBase& tensor) {
   return tensor.is_floating_point() || tensor.is_complex();
 }
@@ -29,19 +29,19 @@ inline bool isAmp(const at::TensorBase& tensor) {
   return ampMarkOf(*tensor.unsafeGetTensorImpl()) != AmpMark::kNone;
 }
 
-// Of the second kind?
+// Returns true for the second kind.
 inline bool isToBeCleaned(const at::TensorBase& tensor) {
   return ampMarkOf(*tensor.unsafeGetTensorImpl()) == AmpMark::kToBeCleaned;
 }
 
-// Makes `tensor` an AmpTensor of the first kind, whatever it was, for a user who has asked for it. In place, as
-// `requires_grad_()`: no other thread may look at the tensor. Raises when the tensor cannot be marked.
+// Makes `tensor` an AmpTensor of the first kind, for a call by the user. Works in place, like `requires_grad_()`: no
+// other thread may access the tensor. Raises if the tensor cannot be marked.
 TORCHEXT_API void wrap(const at::TensorBase& tensor);
 
-// Raises what wrap() would.
+// Raises the errors of wrap().
 TORCHEXT_API void checkCanBeWrapped(const at::TensorBase& tensor);
 
-// The same as wrap() for results of operators, which stay ordinary where they cannot be marked.
+// The same as wrap() for results of operators. These stay ordinary if they cannot be marked.
 inline void makeAmp(const at::TensorBase& tensor) {
   setAmpMark(*tensor.unsafeGetTensorImpl(), AmpMark::kWrapped);
 }
@@ -51,7 +51,7 @@ inline void markToBeCleaned(const at::TensorBase& tensor) {
   setAmpMark(*tensor.unsafeGetTensorImpl(), AmpMark::kToBeCleaned);
 }
 
-// Makes `tensor`, which has been made of `like` or of its metadata by other means than an operator, what that is.
+// Copies the mark of `like` to `tensor`, which was made from `like` or its metadata without an operator.
 inline void makeAmpLike(const at::TensorBase& tensor, const at::TensorBase& like) {
   const bool is_cleaned = isToBeCleaned(like) && tensor.scalar_type() != like.scalar_type();
   if (isAmp(like) && canBeAmp(tensor) && !is_cleaned) {
@@ -59,7 +59,7 @@ inline void makeAmpLike(const at::TensorBase& tensor, const at::TensorBase& like
   }
 }
 
-// Makes `tensor` an ordinary one.
+// Removes the mark of `tensor`.
 inline void makeOrdinary(const at::TensorBase& tensor) {
   setAmpMark(*tensor.unsafeGetTensorImpl(), AmpMark::kNone);
 }

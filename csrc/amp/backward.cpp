@@ -13,13 +13,13 @@ namespace torchext {
 
 namespace {
 
-// In the whole process: for the threads of the autograd engine, which do not know for whom they work.
+// Process-wide, for threads of the autograd engine, which have no reference to their pass.
 std::atomic<int> passes_that_create_graphs{0};
 
-// The innermost. A thread of the autograd engine has none around its part of a pass.
+// The innermost state. A thread of the autograd engine has none for its part of a pass.
 thread_local std::optional<BackwardState> current;
 
-// The engine turns grad mode on only for a pass that creates a graph.
+// The engine enables grad mode only for a pass that creates a graph.
 bool isRecomputingByHand() {
   const bool creates_graph = current ? current->creates_graph : passes_that_create_graphs > 0;
   return c10::GradMode::is_enabled() && !creates_graph && isInUsersBackward();

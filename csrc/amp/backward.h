@@ -2,11 +2,11 @@
 
 // NOTE [AmpTensors in a backward pass]
 //
-// The operators of a backward pass run in the dtypes that those of the forward pass ran in, so that there AmpTensors
-// are neither autocast nor cleaned. Two things that run in it are none of its formulas. What is computed again is a
-// forward pass: PyTorch does not tell that torch.utils.checkpoint does so, and Python does, by a guard; others do it in
-// an autograd function of theirs, where they have to turn grad mode on. And what a user has written takes what the
-// program holds, in whatever dtype that is: it is known by its node in the graph.
+// The operators of a backward pass run in the dtypes of the forward pass, so AmpTensors are neither autocast nor
+// cleaned there. Two kinds of code in a backward pass are not formulas. Recomputation is a forward pass: for
+// torch.utils.checkpoint, Python enters a guard, because PyTorch does not report it; others recompute in their own
+// autograd function, where they must enable grad mode. User code uses the tensors of the program in any dtype: it is
+// identified by its node in the graph.
 
 #include <optional>
 
@@ -14,19 +14,19 @@
 
 namespace torchext {
 
-// What lives around this moment on a thread: a backward pass, or what it computes again.
+// The backward pass or recomputation that is active on a thread.
 struct BackwardState {
   bool is_recomputation;
   bool has_region_decided;
   bool creates_graph;
-  // The regions that are open around it.
+  // The number of regions that are open around it.
   int depth;
 };
 
-// Lives around a backward pass.
+// Active during a backward pass.
 class TORCHEXT_API BackwardGuard {
  public:
-  // `creates_graph`: what the pass computes is recorded, so that it can be differentiated in turn.
+  // `creates_graph`: the pass is recorded, so that it can be differentiated.
   explicit BackwardGuard(bool creates_graph);
   C10_DISABLE_COPY_AND_ASSIGN(BackwardGuard);
   ~BackwardGuard();
@@ -36,10 +36,10 @@ class TORCHEXT_API BackwardGuard {
   std::optional<BackwardState> previous_;
 };
 
-// Lives around what is computed again, inside of the regions that repeat the state of the forward pass.
+// Active during a recomputation, inside the regions that repeat the state of the forward pass.
 class TORCHEXT_API RecomputationGuard {
  public:
-  // `has_region_decided`: what isRegionDeciding() was in the forward pass.
+  // `has_region_decided`: the value of isRegionDeciding() in the forward pass.
   explicit RecomputationGuard(bool has_region_decided);
   C10_DISABLE_COPY_AND_ASSIGN(RecomputationGuard);
   ~RecomputationGuard();
@@ -48,15 +48,15 @@ class TORCHEXT_API RecomputationGuard {
   std::optional<BackwardState> previous_;
 };
 
-// Is this thread in a backward pass, and not in what is computed again?
+// Returns true if this thread runs a backward pass, and not a recomputation.
 bool isInBackward();
 
-// Is what runs now none of the formulas of derivatives.yaml? To be asked in a backward pass. Hooks count to the
-// function that they come before or after.
+// Returns true if the running code is not a formula of derivatives.yaml. Call it only in a backward pass. Hooks belong
+// to the function that they precede or follow.
 bool isInUsersBackward();
 
-// Is a region open on this thread, ours or `torch.autocast`'s, enabled or not, that decides, and not the marks of
-// AmpTensors? Those around a running backward pass do not.
+// Returns true if an open region of this thread, of torchext or `torch.autocast`, enabled or not, decides about
+// autocast instead of the marks of AmpTensors. Regions around a running backward pass do not decide.
 TORCHEXT_API bool isRegionDeciding() noexcept;
 
 }  // namespace torchext

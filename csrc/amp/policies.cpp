@@ -44,7 +44,7 @@ DeviceType deviceTypeOf(DispatchKey key) {
   return *found;
 }
 
-// The widest of the dtypes that autocast casts between. Two lower ones that differ have float32 in common.
+// Returns the widest of the dtypes that autocast casts between. Different lower precisions promote to float32.
 ScalarType widestDtype(const Stack& stack, std::size_t count, DeviceType device_type) {
   auto widest = ScalarType::Undefined;
   forEachTensor(stack, count, [&widest, device_type](const Tensor& tensor) {
@@ -65,7 +65,7 @@ ScalarType targetDtype(const Stack& stack, std::size_t count, DeviceType device_
   return kPolicy == CastPolicy::kFloat32 ? at::kFloat : widestDtype(stack, count, device_type);
 }
 
-// The kernel of an `Autocast*` key for operators that follow the policy.
+// The kernel for an `Autocast*` key of operators that follow the policy.
 template <CastPolicy kPolicy>
 void castAndRun(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   // `torch.compile` calls kernels by name (`callBoxedForDispatchKey()`), with keys that may be above theirs.
@@ -98,7 +98,7 @@ torch::CppFunction kernelOf(CastPolicy policy) {
 OperatorHandle findOperator(const OperatorName& name) {
   const auto op = c10::Dispatcher::singleton().findSchema(name);
   TORCH_CHECK_VALUE(op.has_value(), "There is no operator `", name,
-                    "`. Define it first, with torch.library or TORCH_LIBRARY, and give its name with the namespace and "
+                    "`. Define it first, with torch.library or TORCH_LIBRARY, and pass its name with the namespace and "
                     "the overload, as in 'aten::add.Tensor'.");
   return *op;
 }
@@ -107,25 +107,25 @@ void checkFree(const OperatorHandle& op, DeviceType device_type) {
   const auto& policies = registered();
   const auto name = c10::DeviceTypeName(device_type, /*lower_case=*/true);
   TORCH_CHECK_VALUE(policies.count(entryOf(op.operator_name(), device_type)) == 0, "`", op.operator_name(),
-                    "` has a policy for '", name, "' already. It is registered once for the process.");
+                    "` has a policy for '", name, "' already. A policy can be registered once per process.");
   TORCH_CHECK_VALUE(!op.hasKernelForDispatchKey(autocast::get_autocast_dispatch_key_from_device_type(device_type)), "`",
-                    op.operator_name(), "` is treated by autocast on '", name,
-                    "' already, by PyTorch or by torch.library.register_autocast(): torchext.amp.policy() tells how. "
-                    "Register a policy for operators that are not.");
+                    op.operator_name(), "` has an autocast kernel for '", name,
+                    "' already, from PyTorch or torch.library.register_autocast(). torchext.amp.policy() returns its "
+                    "policy.");
 }
 
-// What is cast is another tensor.
+// Checks that `op` neither writes nor returns views of its arguments, because a cast is another tensor.
 void checkSharesNothing(const OperatorHandle& op) {
   for (const c10::Argument& argument : op.schema().arguments()) {
     TORCH_CHECK_VALUE(argument.alias_info() == nullptr, "`", op.operator_name(), "` ",
                       isWritten(argument) ? "writes into" : "returns a view of", " its argument `", argument.name(),
-                      "`, and would do that with a cast of it. Register a policy for an operator that returns what it "
-                      "computes.");
+                      "`, but a policy would replace this argument by a cast. Register policies for operators that "
+                      "return new tensors.");
   }
 }
 
 void addKernel(const OperatorHandle& op, CastPolicy policy, DeviceType device_type) {
-  // Most operators fall through: that is what having no kernel means.
+  // Operators without a kernel fall through.
   if (policy == CastPolicy::kFallthrough) {
     return;
   }

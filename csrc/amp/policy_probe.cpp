@@ -32,10 +32,10 @@ using torch::jit::Stack;
 
 namespace {
 
-// What a kernel makes of its arguments.
+// The arguments that a kernel passes to its operator.
 struct Answer {
   std::vector<ScalarType> dtypes;
-  // That of an argument `dtype`, in which the operator computes.
+  // The value of an argument `dtype`, in which the operator computes.
   std::optional<ScalarType> dtype;
 
   bool areAll(ScalarType wanted) const {
@@ -44,7 +44,7 @@ struct Answer {
   }
 };
 
-// The question that this thread asks. An operator may be called again as another overload of its own.
+// The probe of this thread. An operator may call another of its overloads.
 struct Question {
   const std::string* name;
   Answer* answer;
@@ -64,10 +64,10 @@ class QuestionGuard {
   Question previous_;
 };
 
-// Ends a call that has answered.
+// Ends a call whose answer is complete.
 class Answered final : public std::exception {};
 
-// Makes the arguments of calls that are not run. Only the dtypes of the tensors matter.
+// Makes the arguments of calls that end before the operator runs. Only the dtypes of the tensors matter.
 class Arguments {
  public:
   Arguments(DeviceType device_type, ScalarType first, ScalarType others)
@@ -125,7 +125,7 @@ class Arguments {
     }
   }
 
-  // A schema does not tell it from another string.
+  // A schema does not distinguish it from other strings.
   static std::string nameOfDimension() {
     return "dimname::x";
   }
@@ -140,7 +140,7 @@ class Arguments {
   ScalarType others_;
 };
 
-// Nothing when the kernel refuses.
+// Returns nullopt if the kernel raises an error.
 std::optional<Answer> ask(const OperatorHandle& op, DeviceType device_type, ScalarType first, ScalarType others) {
   Stack stack = Arguments{device_type, first, others}.of(op.schema());
   Answer answer;
@@ -162,11 +162,11 @@ CastPolicy askKernel(const OperatorHandle& op, DeviceType device_type) {
   if (!op.hasKernelForDispatchKey(autocast::get_autocast_dispatch_key_from_device_type(device_type))) {
     return CastPolicy::kFallthrough;
   }
-  // AutocastRNN.cpp rearranges the weights, which takes arguments that fit together and cuDNN.
+  // AutocastRNN.cpp rearranges the weights, which requires matching arguments and cuDNN.
   if (op.operator_name().name == "aten::_cudnn_rnn" || op.operator_name().name == "aten::miopen_rnn") {
     return CastPolicy::kLowerPrecision;
   }
-  // Casts run on fakes, and are none of the user's.
+  // Casts run on fakes, hidden from the user's modes.
   const DispatchKeySet reached({c10::DispatchKey::Fake, kMarksKey});
   const c10::impl::ForceDispatchKeyGuard state{c10::default_included_set,
                                                c10::default_excluded_set | (kHiddenFromUsers - reached)};

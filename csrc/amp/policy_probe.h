@@ -9,19 +9,18 @@ namespace torchext {
 
 // NOTE [Asking autocast kernels]
 //
-// PyTorch keeps no list of its policies that could be read: each is compiled into the kernel of an operator. That
-// kernel casts the arguments and calls the operator once more, from the top of the dispatcher. So it is called with
-// tensors of known dtypes that cost nothing, fakes, and with the key of marked tensors in the thread; our handler of
-// that key then meets the operator with cast arguments, notes their dtypes, and ends the call before anything is
-// computed.
+// PyTorch has no readable list of its policies: each is compiled into the kernel of an operator. That kernel casts the
+// arguments and calls the operator again, from the top of the dispatcher. So it is called with fake tensors of known
+// dtypes, which cost nothing, and with the key of marked tensors enabled in the thread. The handler of that key then
+// receives the operator with cast arguments, records their dtypes, and ends the call before the operator runs.
 
-// How the kernel that `op` has on the key of autocast treats its arguments.
+// Returns the policy that the autocast kernel of `op` implements.
 CastPolicy askKernel(const c10::OperatorHandle& op, c10::DeviceType device_type);
 
-// For the handler: does this thread ask?
+// For the handler: returns true if this thread probes a kernel.
 bool isAskingKernel() noexcept;
 
-// Ends the call, by an exception, if `op` is what is asked about.
+// Ends the call by an exception if `op` is the probed operator.
 void lookAtAskedCall(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
 }  // namespace torchext

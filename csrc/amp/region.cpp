@@ -20,7 +20,7 @@ using c10::ScalarType;
 
 namespace {
 
-// What a region has found on the thread.
+// The thread state before a region.
 struct Previous {
   bool is_enabled;
   bool is_caching;
@@ -34,7 +34,7 @@ struct OpenRegion {
   bool is_self_cleaning;
   Previous previous;
   LeaseHold lease;
-  std::optional<LeaseHold> marks_lease;  // of one that is self-cleaning: what it makes will be marked
+  std::optional<LeaseHold> marks_lease;  // of a self-cleaning region: its results will be marked
 };
 
 std::vector<OpenRegion>& openRegions() {
@@ -42,11 +42,11 @@ std::vector<OpenRegion>& openRegions() {
   return regions;
 }
 
-// The keys that were excluded where compiled code was entered; absent where none runs.
+// The keys that were excluded where compiled code was entered; nullopt outside of compiled code.
 thread_local std::optional<c10::DispatchKeySet> excluded_around_compiled_code;
 
-// PyTorch remembers one cast of a weight, whatever dtype it is to: a region of another dtype would be given the casts
-// of the region around it.
+// PyTorch caches one cast per weight, of any dtype: a region of another dtype would get the casts of the region
+// around it.
 void setDtype(DeviceType device_type, ScalarType dtype) {
   if (autocast::get_autocast_dtype(device_type) != dtype) {
     autocast::set_autocast_dtype(device_type, dtype);
@@ -60,7 +60,7 @@ void restore(const OpenRegion& region) {
   autocast::set_autocast_cache_enabled(region.previous.is_caching);
 }
 
-// `left` ends while regions that began after it go on: the next one finds what `left` has found.
+// `left` ends while later regions are still open: the next one inherits the state that `left` would restore.
 void handOver(const OpenRegion& left, OpenRegion* begin, OpenRegion* end) {
   if (begin != end) {
     begin->previous.is_caching = left.previous.is_caching;
@@ -98,7 +98,7 @@ void enterRegion(BlockOwner owner, const RegionOptions& options) {
       {owner, device_type, is_enabled, is_self_cleaning, previous, LeaseHold{leaseOfRegions()}, {}});
   if (is_self_cleaning) {
     openRegions().back().marks_lease.emplace(leaseOfMarks());
-    demandMarksKey(MarksFeature::kAmp);  // every operator is met, whatever its arguments are
+    demandMarksKey(MarksFeature::kAmp);  // the handler receives every operator, with any arguments
   }
   autocast::set_autocast_enabled(device_type, is_enabled);
   if (options.dtype) {
@@ -112,8 +112,8 @@ void leaveRegion(BlockOwner owner) {
   auto& regions = openRegions();
   const auto position = innermostOf(regions, owner);
   TORCH_CHECK(position != regions.end(),
-              "A region of torchext.amp.autocast was left that is not open on this thread. Leave it once for each time "
-              "that it was entered, and on the same thread; `with` does.");
+              "Cannot leave a region of torchext.amp.autocast that is not open on this thread. Leave it once for each "
+              "time that it was entered, on the same thread, or use `with`.");
   const OpenRegion left = std::move(*position);
   const auto later = regions.erase(position);
   if (later == regions.end()) {
@@ -179,7 +179,7 @@ bool isAutocasting(DeviceType device_type) {
   return autocast::is_autocast_enabled(device_type);
 }
 
-// PyTorch has no function that only tells.
+// PyTorch has no function that only returns the depth.
 int regionDepth() noexcept {
   autocast::increment_nesting();
   return autocast::decrement_nesting();

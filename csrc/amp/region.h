@@ -14,31 +14,31 @@ namespace torchext {
 
 // NOTE [Autocast regions]
 //
-// A region sets the thread's state that `torch.autocast` sets: whether the `Autocast*` key of a device type is met, to
-// which dtype its kernels cast, whether they remember the casts of weights, and how deep regions are nested. PyTorch's
-// kernels do the rest, and each of the two kinds of regions sees the other.
+// A region sets the same thread state as `torch.autocast`: whether the `Autocast*` key of a device type is enabled, the
+// dtype that its kernels cast to, whether they cache the casts of weights, and the nesting depth of regions. PyTorch's
+// kernels do the rest, and both kinds of regions nest in each other.
 //
-// What is open on a thread is kept by owner: NOTE [Guards and blocks]. Where a region is left before one that was
-// entered after it, the later one takes over what is to be restored.
+// The open regions of a thread are kept by owner: NOTE [Guards and blocks]. If a region is left before one that was
+// entered after it, the later one takes over the state to restore.
 
-// The device type must be one that autocasts: canAutocast().
+// `canAutocast()` must hold for the device type.
 TORCHEXT_API void enterRegion(BlockOwner owner, const RegionOptions& options);
 
-// Leaves the last region that `owner` has entered on this thread. Raises when there is none.
+// Leaves the last region that `owner` entered on this thread. Raises if no such region is open.
 TORCHEXT_API void leaveRegion(BlockOwner owner);
 
-// The accelerator that is in use on this thread, the fake one in `fake_mode(fake_cuda=...)`, or the CPU.
+// Returns the accelerator of this thread, which is the fake one in `fake_mode(gpu=...)`, or the CPU.
 TORCHEXT_API c10::DeviceType deviceTypeInUse();
 
-// Is a self-cleaning region open on this thread? Whether it decides is another question: others may be open inside.
+// Returns true if a self-cleaning region is open on this thread. Another region inside it may decide.
 TORCHEXT_API bool isInSelfCleaningRegion() noexcept;
 
 // NOTE [Compiled code in regions]
 //
-// What AOTAutograd has compiled has the casts of its region in it, and runs without autocast, whatever regions are
-// open. To self-cleaning regions it is to look as if it ran with what is in force around it. So this guard lives around
-// it, before autocast is switched off. Nests: one part of it may run inside of another. Python is to end it as well, so
-// it holds the lease of what is replaced there: the last marked tensor may die in the code.
+// Code compiled by AOTAutograd contains the casts of its region, and runs without autocast in any region. Self-cleaning
+// regions must treat it as if it ran with the settings around it. So this guard is active around it, before autocast is
+// disabled. It nests: one part of the code may run inside another. Python code also ends the guard, so it holds the
+// lease of the functions that are replaced for that: the last marked tensor may be destroyed in the code.
 class TORCHEXT_API CompiledCodeGuard {
  public:
   CompiledCodeGuard();
@@ -50,13 +50,14 @@ class TORCHEXT_API CompiledCodeGuard {
   std::optional<c10::DispatchKeySet> previous_;
 };
 
-// Do operators autocast around the compiled code that runs on this thread? False where none runs.
+// Returns true if operators autocast around the compiled code that runs on this thread. False outside of compiled code.
 bool isAutocastingAroundCompiledCode(c10::DeviceType device_type);
 
-// How many regions are open on this thread, ours and `torch.autocast`'s, for any device type, enabled or not.
+// Returns the number of open regions of this thread, of torchext and `torch.autocast`, for any device type, enabled or
+// not.
 int regionDepth() noexcept;
 
-// Is one of ours open on this thread that makes operators autocast now?
+// Returns true if a torchext region of this thread makes operators autocast now.
 TORCHEXT_API bool isInEnabledRegion() noexcept;
 
 }  // namespace torchext

@@ -135,8 +135,8 @@ Polynomial power(std::uint64_t exponent) {
 
 // ---- Windows ----
 
-// Four consecutive exponents, the first of which occurs in the polynomial: its offset in its block of kN exponents, and
-// a mask of the next three.
+// Four consecutive exponents. The first one occurs in the polynomial; `lowest` is its offset in its block of kN
+// exponents. `pattern` is a mask of the next three.
 struct Window {
   std::uint16_t lowest;
   std::uint16_t pattern;  // bit k is set if lowest + 1 + k occurs

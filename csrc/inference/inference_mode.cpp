@@ -42,8 +42,8 @@ NormalTensors::~NormalTensors() {
 
 namespace {
 
-// What the sentences below are about. Autograd is excluded when none of its keys can be met; it may be in part when
-// somebody has excluded the key of a single backend.
+// The facts that the messages below report. Autograd counts as excluded if all of its keys are; the key of a single
+// backend may be excluded separately.
 struct KeyFacts {
   explicit KeyFacts(const c10::impl::LocalDispatchKeySet& keys)
       : autograd_excluded{(c10::autograd_dispatch_keyset - keys.excluded_).empty()},
@@ -72,19 +72,19 @@ std::vector<std::string> check_dispatch_state() {
   report(
       !keys.tracking_included && !keys.autograd_excluded,
       "`ADInplaceOrView` is not included although `Autograd` is not excluded: inference tensors can be changed outside "
-      "of inference mode.");
+      "inference mode.");
   report(keys.tracking_excluded && !keys.autograd_excluded,
-         "`ADInplaceOrView` is excluded although `Autograd` is not: views and versions of what autograd saves are not "
-         "tracked.");
-  report(keys.autograd_included, "An `Autograd` key is included: autograd runs for inference tensors, too.");
+         "`ADInplaceOrView` is excluded although `Autograd` is not: views and versions of tensors that autograd saves "
+         "are not tracked.");
+  report(keys.autograd_included, "An `Autograd` key is included: autograd also runs for inference tensors.");
   report(is_inference && !keys.autograd_excluded,
          "Inference mode is on, but `Autograd` is not excluded: normal tensors record gradients.");
   report(
       is_inference && keys.tracking_included,
       "Inference mode is on, but `ADInplaceOrView` is included: views and versions of inference tensors are tracked.");
-  report(
-      is_inference && mode.autograd.get_grad_mode(),
-      "Inference mode is on, and so is grad mode: what only asks for grad mode believes that gradients are recorded.");
+  report(is_inference && mode.autograd.get_grad_mode(),
+         "Inference mode is on, and so is grad mode: code that only checks grad mode assumes that gradients are "
+         "recorded.");
   report(!is_inference && !keys.tracking_included && keys.autograd_excluded,
          "The keys are those of inference mode, but inference mode is off: new tensors are normal, and their versions "
          "are not counted.");

@@ -20,13 +20,13 @@ struct OpenBlock {
 
 using OpenBlocks = std::vector<OpenBlock>;
 
-// The innermost last.
+// The innermost block is the last.
 OpenBlocks& openBlocks() {
   thread_local OpenBlocks blocks;
   return blocks;
 }
 
-// Whoever is inside of `block` goes back, in the end, to where `block` would have gone.
+// Removes `block`. The next inner block inherits the state that `block` would restore.
 void leave(OpenBlocks& blocks, OpenBlocks::iterator block) {
   const auto next = std::next(block);
   if (next == blocks.end()) {
@@ -60,15 +60,15 @@ void leaveModeBlock(BlockOwner owner) {
   const auto block = innermostOf(blocks, owner);
   TORCH_CHECK(
       block != blocks.end(),
-      "A block of inference_mode() or normal_tensors() was left that is not open on this thread. Leave each block "
-      "once, on the thread that entered it; a generator that holds one must be closed there.");
+      "Cannot leave a block of inference_mode() or normal_tensors() that is not open on this thread. Leave each block "
+      "once, on the thread that entered it. Close a generator that holds one on the same thread.");
   const bool is_innermost = std::next(block) == blocks.end();
   leave(blocks, block);
   TORCH_CHECK(
       is_innermost,
-      "A block of inference_mode() or normal_tensors() was left while one that was entered later on this thread "
-      "is still open, which stays in force. Coroutines that take turns cannot hold such blocks across `await`: "
-      "decorate the `async def` with inference_mode instead.");
+      "A block of inference_mode() or normal_tensors() was left while a block that was entered later on this thread "
+      "is still open and stays in effect. Coroutines must not hold such blocks across `await`: decorate the "
+      "`async def` with inference_mode instead.");
 }
 
 bool isModeBlockOpen() noexcept {

@@ -12,19 +12,19 @@ namespace torchext {
 
 enum class ModeBlock : std::uint8_t { kInference, kNoInference, kNormalTensors };
 
-// The owner may enter any number of blocks, on any thread. If `is_traced`, or if all are, the block is one of
-// NOTE [Origins of inference tensors].
+// An owner may enter any number of blocks, on any thread. If `is_traced`, or if all blocks are traced, the block traces
+// origins: NOTE [Origins of inference tensors].
 TORCHEXT_API void enterModeBlock(BlockOwner owner, ModeBlock kind, bool is_traced = false);
 
-// Leaves the owner's innermost block on this thread. Raises when there is none, and changes nothing. Raises, too, when
-// another's block, entered later, is still open: that one stays in force until it is left, and then the thread is as it
-// was before both.
+// Leaves the owner's innermost block on this thread. Raises without changes if it has no open block. Also raises if a
+// block of another owner, entered later, is still open: that one stays in effect until it is left, and then restores
+// the state before both.
 TORCHEXT_API void leaveModeBlock(BlockOwner owner);
 
-// Is a block open on this thread, of any kind?
+// Returns true if a block of any kind is open on this thread.
 bool isModeBlockOpen() noexcept;
 
-// Leaves all blocks of the owner that are open on this thread, for an owner that dies in them.
+// Leaves all blocks of the owner on this thread, for an owner that is destroyed inside of them.
 TORCHEXT_API void abandonModeBlocks(BlockOwner owner);
 
 }  // namespace torchext

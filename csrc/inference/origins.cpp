@@ -28,19 +28,19 @@ namespace {
 
 std::atomic<bool> are_blocks_traced{false};
 
-// Subclasses are about something else, and are to stay what they are.
+// Subclasses of c10::Error have other causes, and keep their type.
 bool needsOrigins(const c10::Error& error) {
   return typeid(error) == typeid(c10::Error) && isAboutInferenceTensors(error);
 }
 
-// A thread traces within a mode. When it was one of PyTorch's, nobody has told that it ended.
+// A thread traces within a mode. PyTorch's modes do not report their end.
 void forgetModesThatHaveEnded() {
   if (isTracingOrigins() && !c10::InferenceMode::is_enabled() && !isModeBlockOpen()) {
     setMarksKeyDemanded(MarksFeature::kOrigins, false);
   }
 }
 
-// Handles one call: in a thread that traces, or with arguments that have an origin.
+// Handles one call on a thread that traces, or with arguments that have an origin.
 class OriginsCall {
  public:
   explicit OriginsCall(MarkedCall& call) : call_{call}, op_{call.op()}, stack_{call.stack()} {}
@@ -51,7 +51,7 @@ class OriginsCall {
   struct Argument {
     const TensorImpl* impl;
     const c10::StorageImpl* storage;
-    std::string origin;  // or empty
+    std::string origin;  // may be empty
   };
 
   void lookAtArguments();
@@ -84,7 +84,8 @@ void OriginsCall::lookAtArguments() {
   });
 }
 
-// What kernels call is not met again: its errors come by here, and what it allocates is not seen by the program.
+// Calls inside kernels do not come here: their errors pass through this call, and their temporary tensors are not
+// visible to the program.
 void OriginsCall::passOn() {
   try {
     call_.passOn();
@@ -114,7 +115,7 @@ std::string OriginsCall::note() const {
                                   "` were created at", lines);
 }
 
-// A result that is an argument is as old as that; but `torch.tensor()` hands its result over as one.
+// A result that is an argument keeps its origin, except that `torch.tensor()` passes its new result as an argument.
 void OriginsCall::markResults() {
   const bool is_lifted = isLiftFresh(op_);
   std::string here;
@@ -133,8 +134,8 @@ void OriginsCall::markResults() {
   });
 }
 
-// Nobody traces, so only views are marked, and as their base is. Not all have the key of their base: the view of an
-// AmpTensor in another dtype has just lost it.
+// The thread does not trace, so only views are marked, like their base. Some views lack the key of their base: the view
+// of an AmpTensor in another dtype has just lost it.
 void OriginsCall::markAliases() {
   forEachTensor(stack_, op_.schema().returns().size(), [this](const Tensor& result) {
     TensorImpl& impl = *result.unsafeGetTensorImpl();

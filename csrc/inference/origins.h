@@ -2,17 +2,15 @@
 
 // NOTE [Origins of inference tensors]
 //
-// Errors about inference tensors are raised far from where the tensors were made. While a thread traces, each inference
-// tensor that an operator returns is marked with the line of the program that called the operator: NOTE [Marked
-// tensors] in tensor_marks.h. The mark dies with the tensor, and there are no more marks than lines.
+// Errors about inference tensors are raised far from the line that created the tensors. While a thread traces, each
+// inference tensor that an operator returns is marked with the source line of the call: NOTE [Marked tensors] in
+// tensor_marks.h. The mark is destroyed with the tensor, and there are at most as many marks as lines.
 //
-// A thread that traces demands the key of marked tensors, so that all operators are met. Those on marked tensors are
-// met when nobody traces any more, too, on any thread: an error about inference tensors gets a note of where they come
-// from.
+// A thread that traces demands the key of marked tensors, so the handler receives all operators. Operators on marked
+// tensors also reach it after tracing, on any thread: it adds the origins as a note to errors about inference tensors.
 //
-// Blocks of ours, and guards, put back what they have found: whether the thread traced. PyTorch's modes put back the
-// thread's keys and know of nothing else, so that what was demanded in one of them is forgotten by the first operator
-// that is met outside of all modes.
+// Blocks and guards of torchext restore whether the thread traced. PyTorch's modes restore the keys of the thread only,
+// so a demand made in one of them is dropped by the first handled operator outside of all modes.
 
 #include <string>
 
@@ -22,16 +20,17 @@
 
 namespace torchext {
 
-// Where `tensor` was made, as the interpreter told it (marks/source_lines.h). Empty when nobody traced then.
+// Returns the source line that created `tensor`, as the interpreter reported it (marks/source_lines.h). Empty if it was
+// not traced.
 TORCHEXT_API std::string originOf(const at::TensorBase& tensor);
 
 // Makes this thread trace until the innermost guard of its dispatch keys is left.
 TORCHEXT_API void traceOriginsHere();
 
-// Does this thread trace?
+// Returns true if this thread traces.
 bool isTracingOrigins() noexcept;
 
-// Whether each block of inference mode (mode_blocks.h) traces, on any thread, once it is entered.
+// Sets whether every block of inference mode (mode_blocks.h) that is entered on any thread traces.
 TORCHEXT_API void traceOriginsInBlocks(bool enabled);
 bool areBlocksTraced() noexcept;
 

@@ -23,7 +23,7 @@ LocalDispatchKeySet keySets(DispatchKeySet included, DispatchKeySet excluded) {
   return LocalDispatchKeySet{sets};
 }
 
-// `ADInplaceOrView` is never excluded for this: a normal tensor's own key must still be met.
+// `ADInplaceOrView` is never excluded: the key of normal tensors must stay enabled.
 LocalDispatchKeySet inferenceKeys(const LocalDispatchKeySet& keys, bool enabled) {
   return enabled ? keySets(keys.included_.remove(DispatchKey::ADInplaceOrView),
                            keys.excluded_ | c10::autograd_dispatch_keyset)
@@ -38,7 +38,8 @@ ThreadMode ThreadMode::current() {
           isMarksKeyDemanded(MarksFeature::kOrigins)};
 }
 
-// A new AutogradState, not a changed copy: the flags beyond these four are at their defaults inside c10::InferenceMode.
+// Makes a new AutogradState instead of a changed copy: inside c10::InferenceMode, the flags beyond these four have
+// their defaults.
 ThreadMode ThreadMode::inference(bool enabled) const {
   return {AutogradState{/*grad_mode=*/!enabled, /*inference_mode=*/enabled, /*fw_grad_mode=*/!enabled,
                         /*multithreading_enabled=*/!enabled},

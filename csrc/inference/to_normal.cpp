@@ -21,11 +21,11 @@ namespace torchext {
 
 // NOTE [Becoming normal]
 //
-// What makes an inference tensor is that it lacks two keys and a version counter, so giving them to it makes a normal
-// tensor of it, in place: every holder of the TensorImpl sees that, and Python's object, its class, `requires_grad` and
-// hooks stay. What must hold is the RFC's no-aliasing invariant: a tensor that autograd may save must not share memory
-// with an inference tensor, whose changes nobody counts. So tensors that share memory and become normal together share
-// one version counter from then on, and if anybody else holds the memory, they move to a copy of it.
+// An inference tensor lacks two keys and a version counter. Adding them makes it a normal tensor in place: all
+// references to the TensorImpl see the change, and the Python object, its class, `requires_grad` and hooks stay. The
+// no-aliasing invariant of the RFC must hold: a tensor that autograd may save must not share memory with an inference
+// tensor, whose changes are not counted. So tensors that share memory and become normal together share one version
+// counter. If other tensors also use the memory, they move to a copy of it.
 
 using at::Tensor;
 using c10::Storage;
@@ -33,7 +33,7 @@ using c10::TensorImpl;
 
 namespace {
 
-// What TensorImpl's constructor does outside of inference mode.
+// Repeats the part of TensorImpl's constructor that inference mode skips.
 void giveAutograd(TensorImpl& impl, const c10::VariableVersion& version) {
   setOriginMark(impl, {});
   c10::DispatchKeySet& keys = OpenTensorImpl::keysOf(impl);
@@ -41,7 +41,7 @@ void giveAutograd(TensorImpl& impl, const c10::VariableVersion& version) {
   impl.set_version_counter(version);
 }
 
-// The whole of `storage` as a tensor of bytes.
+// Returns the whole of `storage` as a tensor of bytes.
 Tensor asBytes(const Storage& storage) {
   if (isFakeStorage(storage)) {
     return bytesOfStorage(storage);
@@ -52,13 +52,13 @@ Tensor asBytes(const Storage& storage) {
   return Tensor{std::move(impl)};
 }
 
-// A Python subclass that wraps others claims a storage of some size, but has no memory.
+// A Python subclass that wraps other tensors reports a storage size, but has no memory.
 bool hasMemory(const Storage& storage) {
   return isFakeStorage(storage) ||
          (storage.nbytes() != 0 && storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get() != nullptr);
 }
 
-// The inference tensors among those given and the members of sparse ones, by what they share.
+// The inference tensors among the given tensors and the members of sparse ones, grouped by storage.
 class InferenceTensors {
  public:
   void add(const Tensor& tensor);
@@ -87,7 +87,7 @@ void InferenceTensors::add(const Tensor& tensor) {
                               "to_normal() takes strided and sparse tensors, but one has the "
                               "layout ",
                               tensor.layout(),
-                              ". Make a normal tensor of it with `clone()` outside of "
+                              ". Make a normal tensor of it with `clone()` outside "
                               "inference mode.");
   by_storage_[tensor.storage().unsafeGetStorageImpl()].push_back(tensor);
 }

@@ -279,7 +279,7 @@ bool isAmpTensor(const at::Tensor& tensor) {
   return isAmp(tensor);
 }
 
-// 0: ordinary, 1: wrapped, 2: wrapped, with gradients that are cleaned.
+// 0: ordinary, 1: wrapped, 2: to be cleaned (AmpMark).
 int ampKind(const at::Tensor& tensor) {
   return static_cast<int>(ampMarkOf(*tensor.unsafeGetTensorImpl()));
 }
