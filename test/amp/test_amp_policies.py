@@ -150,7 +150,7 @@ class TestRegister:
             ("aten::mm.default", "banned", "cpu", ValueError, "no policy 'banned'"),
             ("aten::mm.default", "float32", "meta", ValueError, r"\('cpu', 'cuda'\), but 'meta' was given"),
             ("aten::mm.default", "float32", None, TypeError, "`device_types` names devices, .* but it is a NoneType"),
-            ("aten::mm.default", "float32", "cpu", ValueError, "`aten::mm` is treated by autocast on 'cpu' already"),
+            ("aten::mm.default", "float32", "cpu", ValueError, "`aten::mm` has an autocast kernel for 'cpu' already"),
             ("aten::view", "float32", "cpu", ValueError, "`aten::view` returns a view of its argument `self`"),
         ],
         ids=str,

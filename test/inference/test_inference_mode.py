@@ -24,7 +24,7 @@ from torchext.inference import (
     normal_tensors,
 )
 
-NOT_OPEN = "was left that is not open on this thread"
+NOT_OPEN = "that is not open on this thread"
 STILL_OPEN = "one that was entered later on this thread is still open"
 
 
