@@ -1,6 +1,6 @@
-// What most files include of the standard library and of PyTorch, to be compiled once: build_tools/command.py. Each
-// file includes what it needs itself all the same, and compiles without this one. None of our own headers is here,
-// because whatever changes here compiles everything again.
+// The headers of the standard library and of PyTorch that most files include, compiled once: build_tools/command.py.
+// Each file still includes the headers that it needs, and compiles without this one. torchext headers are not listed
+// here, because a change of this file recompiles everything.
 
 #include <algorithm>
 #include <array>

@@ -15,7 +15,7 @@ namespace torchext {
 
 namespace {
 
-// What a program without Python needs, which imports nothing: the self-tests run before the first key is taken.
+// For programs without Python, which import nothing: the self-tests run before the first key is taken.
 [[maybe_unused]] const bool is_loaded = [] {
   connectPartsOfFakes();
   registerMemoryCounter();

@@ -13,8 +13,8 @@ using c10::OperatorHandle;
 
 namespace {
 
-// Returns the key that `reason` is about: the words in which `computeDispatchTableEntryWithDebug()` says why it has
-// chosen a kernel.
+// Returns the key for `reason`, the text by which `computeDispatchTableEntryWithDebug()` explains its choice of a
+// kernel.
 std::string originOf(const OperatorHandle& op, DispatchKey key, std::string_view reason) {
   if (reason == "kernel") {
     return c10::toString(key);
@@ -59,7 +59,7 @@ std::string missingKernelMessage(const OperatorHandle& op, DispatchKey key) {
   } catch (const c10::Error& error) {
     return error.what_without_backtrace();
   } catch (const std::exception& error) {
-    return error.what();  // the error of the callback that `torch.library` has set
+    return error.what();  // the error of the callback that `torch.library` sets
   }
 }
 

@@ -6,9 +6,9 @@
 
 namespace torchext {
 
-// One entry of an operator's dispatch table, and where it comes from.
+// An entry of an operator's dispatch table, and its origin.
 struct TableEntry {
-  // Not valid if there is none.
+  // Invalid if there is no kernel.
   c10::KernelFunction kernel;
 
   // The name of the key that the kernel was registered for: the entry's own, or an alias key such as

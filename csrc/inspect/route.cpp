@@ -61,13 +61,13 @@ bool isFuncTorch(DispatchKey key) {
   }
 }
 
-// Returns true for the keys of views that are conjugated, negated or filled with zeros when they are read.
+// Returns true for the keys of views that are conjugated, negated or filled with zeros on reads.
 bool isLazy(DispatchKey key) {
   return key == DispatchKey::Conjugate || key == DispatchKey::Negative || key == DispatchKey::ZeroTensor;
 }
 
-// Returns true for alias keys whose kernels consist of calls of other operators, and are differentiable, batched and so
-// on because those are. `CompositeExplicitAutograd` is not among them: its kernels stand for those of a backend.
+// Returns true for alias keys whose kernels only call other operators, and inherit differentiability, batching and so
+// on from them. `CompositeExplicitAutograd` is not among them: its kernels replace those of a backend.
 bool isComposite(std::string_view origin) {
   return origin == "CompositeImplicitAutograd" || origin == "CompositeImplicitAutogradNestedTensor" ||
          origin == "FuncTorchBatchedDecomposition";
@@ -79,7 +79,7 @@ std::string firstSentence(const std::string& message) {
   return message.substr(0, std::min(message.find(". "), message.find('\n')));
 }
 
-// Follows one call: NOTE [Following a call].
+// Follows a call: NOTE [Following a call].
 class Walk {
  public:
   Walk(const OperatorHandle& op, const Stack& arguments);
@@ -87,14 +87,14 @@ class Walk {
   std::vector<RouteStep> run();
 
  private:
-  // Returns the key set with which the dispatcher begins, including keys that fall through.
+  // Returns the initial key set of the dispatcher, including keys that fall through.
   DispatchKeySet keysAtStart() const;
 
   void visit(DispatchKey key);
   void note(DispatchKey key, const TableEntry& entry, RouteTurn turn, std::string comment = {});
   void skip(DispatchKey key, const TableEntry& entry);
 
-  // What the kernels do with the call.
+  // Repeat the decisions of the kernels.
   void follow(DispatchKey key, const TableEntry& entry);
   FakeDecision predictFakeOnTheWay() const;
   void followFake(const TableEntry& entry);
@@ -115,20 +115,20 @@ class Walk {
   const Stack& arguments_;
   // The keys of the tensor arguments and of the thread.
   const DispatchKeySet all_keys_;
-  // The keys that kernels on the route have included in those of the thread, and excluded from them.
+  // The keys that kernels on the route have included in, and excluded from, those of the thread.
   DispatchKeySet included_;
   DispatchKeySet excluded_;
-  // The keys that have been reported as falling through: keys may be visited twice.
+  // The keys that were reported as falling through: keys may be visited twice.
   DispatchKeySet skipped_;
   // The key set that the next kernel will get.
   DispatchKeySet keys_;
-  // The recorder of deferred_init has made the call, and runs for real what cannot be faked.
+  // The recorder of deferred_init made the call. It runs operators that cannot be faked on real tensors.
   bool is_recorded_ = false;
   bool has_ended_ = false;
   std::vector<RouteStep> steps_;
 };
 
-// Makes a new extractor, which, unlike the operator's own, does not leave out keys that fall through.
+// Makes a new extractor, because the operator's extractor omits keys that fall through.
 Walk::Walk(const OperatorHandle& op, const Stack& arguments)
     : op_{op},
       arguments_{arguments},
@@ -172,8 +172,7 @@ void Walk::skip(DispatchKey key, const TableEntry& entry) {
 }
 
 void Walk::follow(DispatchKey key, const TableEntry& entry) {
-  // The few kernels for lazy views that are not the fallback compute the result by other operators, as
-  // `mul_zerotensor()` does.
+  // The few kernels for lazy views besides the fallback compute the result by other operators, like `mul_zerotensor()`.
   if (isComposite(entry.origin) || (isLazy(key) && entry.origin != "fallback")) {
     end(key, entry, RouteTurn::kDecomposes);
   } else if (key == DispatchKey::Undefined || isBackend(key)) {
@@ -193,13 +192,13 @@ void Walk::follow(DispatchKey key, const TableEntry& entry) {
     excluded_ = excluded_.add(key);
     keys_ = keysAtStart();
   } else if (isFuncTorch(key)) {
-    end(key, entry, RouteTurn::kDecomposes, "the innermost transform of torch.func takes the call from here");
+    end(key, entry, RouteTurn::kDecomposes, "the innermost transform of torch.func handles the call from here");
   } else if (key == DispatchKey::Functionalize) {
     end(key, entry, RouteTurn::kDecomposes, "makes the call without mutations on the wrapped tensors");
   } else if (key == DispatchKey::Python) {
-    end(key, entry, RouteTurn::kCallsPython, "a __torch_dispatch__ takes the call from here");
+    end(key, entry, RouteTurn::kCallsPython, "a __torch_dispatch__ handles the call from here");
   } else if (key == DispatchKey::PythonDispatcher) {
-    end(key, entry, RouteTurn::kCallsPython, "the dispatcher that is written in Python takes the call from here");
+    end(key, entry, RouteTurn::kCallsPython, "the dispatcher that is written in Python handles the call from here");
   } else {
     passOn(key, entry);
   }
@@ -207,7 +206,7 @@ void Walk::follow(DispatchKey key, const TableEntry& entry) {
 
 void Walk::passOn(DispatchKey key, const TableEntry& entry, std::string comment) {
   note(key, entry, RouteTurn::kPassesOn, std::move(comment));
-  // The kernels of all keys of autograd mask with `after_autograd_keyset`.
+  // The kernels of all autograd keys mask with `after_autograd_keyset`.
   keys_ = keys_ & below(isAutograd(key) ? DispatchKey::AutogradOther : key);
 }
 
@@ -245,7 +244,7 @@ void Walk::followFake(const TableEntry& entry) {
       followRecorderBelowAutograd(entry);
       break;
     case FakeOutcome::kRunsReal:
-      passOn(key, entry, "the call is not about fake tensors");
+      passOn(key, entry, "the call does not involve fake tensors");
       excluded_ = excluded_.add(key);
       break;
     case FakeOutcome::kLifts:
@@ -285,12 +284,12 @@ void Walk::followMeta(const TableEntry& entry, MetadataKernel kernel) {
   constexpr DispatchKey key = DispatchKey::Fake;
   switch (kernel) {
     case MetadataKernel::kMeta:
-      note(key, entry, RouteTurn::kPassesOn, "asks the Meta kernel for the metadata, unless they are remembered");
+      note(key, entry, RouteTurn::kPassesOn, "calls the Meta kernel for the metadata, unless they are cached");
       keys_ = DispatchKeySet{DispatchKey::Meta};
       break;
     case MetadataKernel::kComposite:
       end(key, entry, RouteTurn::kDecomposes,
-          "asks the composite kernel for the metadata, on the meta device, unless they are remembered");
+          "calls the composite kernel for the metadata, on the meta device, unless they are cached");
       break;
     case MetadataKernel::kOwn:
       end(key, entry, RouteTurn::kComputes, "makes fakes by a rule of torchext");
@@ -299,7 +298,7 @@ void Walk::followMeta(const TableEntry& entry, MetadataKernel kernel) {
       end(key, entry, RouteTurn::kComputes, "makes a fake like the first argument");
       break;
     case MetadataKernel::kZeros:
-      end(key, entry, RouteTurn::kDecomposes, "asks the kernel of the CPU for the metadata, on zeros");
+      end(key, entry, RouteTurn::kDecomposes, "calls the CPU kernel for the metadata, on zeros");
       break;
     case MetadataKernel::kMissing:
       if (is_recorded_) {
@@ -328,11 +327,11 @@ void Walk::followRecorder(const TableEntry& entry) {
   constexpr DispatchKey key = DispatchKey::DeferredInit;
   switch (predictRecorder(op_, keys_, arguments_)) {
     case RecorderOutcome::kPassesOn:
-      passOn(key, entry, "the handler of Fake records the call; what the kernels in between call comes here again");
+      passOn(key, entry, "the handler of Fake records the call; calls by the kernels in between come here again");
       keys_ = keys_.add(DispatchKey::Fake);
       break;
     case RecorderOutcome::kPassesOnBelow:
-      passOn(key, entry, "the call is not about deferred tensors");
+      passOn(key, entry, "the call does not involve deferred tensors");
       excluded_ = excluded_.add(key);
       break;
     case RecorderOutcome::kLifts:
@@ -345,7 +344,7 @@ void Walk::followRecorder(const TableEntry& entry) {
       end(key, entry, RouteTurn::kDecomposes, "makes the call now, on a real tensor");
       break;
     default:
-      passOn(key, entry, "what the kernels below call comes here again");
+      passOn(key, entry, "calls by the kernels below come here again");
   }
 }
 
@@ -387,7 +386,7 @@ void Walk::followMarks(const TableEntry& entry) {
       passOn(kMarksKey, entry, "autocasts, because an argument is an AmpTensor");
       break;
     case AmpOutcome::kCleans:
-      passOn(kMarksKey, entry, "casts to float32 what a self-cleaning region has made");
+      passOn(kMarksKey, entry, "casts results of a self-cleaning region to float32");
   }
   excluded_ = excluded_.add(kMarksKey);
   for (const DispatchKey key : predicted.autocast_keys) {
@@ -404,13 +403,13 @@ void Walk::followComposites(const TableEntry& entry) {
   }
 }
 
-// The generated kernels compute the key set anew, with the backend that `dtype`, `layout` and `device` name. It
-// contains the keys of tensor arguments and of the thread only if there are tensor arguments.
+// The generated kernels compute a new key set, with the backend for `dtype`, `layout` and `device`. It contains the
+// keys of tensor arguments and of the thread only if the call has tensor arguments.
 void Walk::followBackendSelect(const TableEntry& entry) {
   constexpr DispatchKey key = DispatchKey::BackendSelect;
   const auto backend = selectedBackend();
   if (!backend) {
-    end(key, entry, RouteTurn::kDecomposes, "chooses the backend by a rule of its own");
+    end(key, entry, RouteTurn::kDecomposes, "chooses the backend by its own rule");
     return;
   }
   note(key, entry, RouteTurn::kPassesOn, "chooses the backend by dtype, layout and device");

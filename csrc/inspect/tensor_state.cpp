@@ -26,7 +26,7 @@ std::optional<std::int64_t> versionOf(const c10::TensorImpl& impl) {
   return version.enabled() ? std::optional<std::int64_t>{version.current_version()} : std::nullopt;
 }
 
-// `TensorImpl::storage()` raises for wrappers of torch.func and the like.
+// `TensorImpl::storage()` raises for wrappers such as those of torch.func.
 std::optional<std::uintptr_t> storageOf(const c10::TensorImpl& impl) {
   const c10::Storage& storage = impl.unsafe_storage();
   if (!storage) {

@@ -31,7 +31,7 @@ class MarksFeatures {
 };
 
 // A call that has reached the fallback of `kMarksKey`, and the features that it concerns: those that have marked an
-// argument, and those that have to see all calls on the thread.
+// argument, and those that receive all calls on the thread.
 class MarkedCall {
  public:
   MarkedCall(const c10::OperatorHandle& op,
@@ -50,8 +50,8 @@ class MarkedCall {
     return stack_;
   }
 
-  // Passes the call to the next feature, or, after the last one, to the keys below. The calls that its kernels make do
-  // not come here again.
+  // Passes the call to the next feature or, after the last one, to the keys below. Calls made by kernels there do not
+  // come here again.
   void passOn();
 
   // The same with other keys.
@@ -62,7 +62,7 @@ class MarkedCall {
   c10::DispatchKeySet keys_;
   torch::jit::Stack& stack_;
   MarksFeatures features_;
-  // The first feature that has not handled the call yet.
+  // The first feature that has not yet handled the call.
   std::size_t next_ = 0;
 };
 

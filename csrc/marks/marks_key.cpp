@@ -31,15 +31,15 @@ bool isIncluded() noexcept {
   return is_ours.load(std::memory_order_relaxed) && c10::impl::tls_is_dispatch_key_included(kMarksKey);
 }
 
-// Counts a key that is included without a demand as one of the first feature's. Called before the first demand, which
-// would hide that the key was included already.
+// Counts a key that is included without a demand as a demand of the first feature. Call it before the first demand,
+// which would hide that the key was already included.
 void countWhatNobodyHasAskedFor() noexcept {
   if (isIncluded() && !isAnyDemanded()) {
     demandsOf(MarksFeature::kOrigins) = 1;
   }
 }
 
-// One that has not been forgotten already: `dropStaleDemands()`.
+// Removes a demand, unless `dropStaleDemands()` has removed it.
 void forgetOneDemand(MarksFeature feature) noexcept {
   if (demandsOf(feature) > 0) {
     --demandsOf(feature);
@@ -114,7 +114,7 @@ MarksDemand::MarksDemand(MarksFeature feature) : feature_{feature}, include_{tak
 MarksDemand::~MarksDemand() {
   forgetOneDemand(feature_);
   if (!isAnyDemanded()) {
-    demand_lease.reset();  // of a demand that has come and gone meanwhile
+    demand_lease.reset();  // of a demand that began and ended in the meantime
   }
 }
 

@@ -11,7 +11,7 @@
 
 namespace torchext {
 
-// The key of marked tensors: the one that PyTorch has for modes in tests, which is above all others in ordinary use.
+// The key of marked tensors: PyTorch's key for modes in tests, which is above all keys in ordinary use.
 constexpr c10::DispatchKey kMarksKey = kKeyOfModesInTests;
 
 // The features that share the key, in the order in which they handle a call: marks_handlers.h.
@@ -21,19 +21,19 @@ constexpr std::size_t kNumMarksFeatures = 2;
 // NOTE [Who needs the key of marked tensors]
 //
 // Calls with marked arguments reach the fallback of the key, and so do all calls on a thread that includes the key. A
-// feature that has to see all calls on a thread demands the key there, and the thread includes the key while at least
-// one feature does. So no feature has to know of another one, or to guess who has included the key.
+// feature that must receive all calls on a thread demands the key there, and the thread includes the key while at least
+// one feature demands it. So features are independent of each other.
 //
-// PyTorch changes the keys of a thread, too, without notice: its guards restore what they have found, and
-// `at::ThreadLocalState` copies the keys of one thread to another. So while the key is not included, no demand counts;
-// and a key that is included without a demand on the thread counts as one of the first feature's, which is used with
-// guards of PyTorch's: NOTE [Origins of inference tensors].
+// PyTorch also changes the keys of a thread, without notice: its guards restore the previous keys, and
+// `at::ThreadLocalState` copies the keys of one thread to another. So demands do not count while the key is not
+// included. A key that is included without a demand on the thread counts as a demand of the first feature, which is
+// used with PyTorch's guards: NOTE [Origins of inference tensors].
 
-// Takes the key, for good. Cheap once that has been done. To be called before any tensor carries the key, or any thread
-// includes it. If another library has taken it, raises and changes nothing.
+// Takes the key permanently. Cheap after the first call. Call it before any tensor has the key, or any thread includes
+// it. Raises without changes if another library has taken the key.
 void takeMarksKey();
 
-// Returns true if `feature` has to see all calls on this thread.
+// Returns true if `feature` must receive all calls on this thread.
 bool isMarksKeyDemanded(MarksFeature feature) noexcept;
 
 // Count the demands of a feature on this thread, for blocks that may be left in any order: NOTE [Guards and blocks].
@@ -41,15 +41,15 @@ bool isMarksKeyDemanded(MarksFeature feature) noexcept;
 void demandMarksKey(MarksFeature feature);
 void releaseMarksKey(MarksFeature feature) noexcept;
 
-// Forgets the demands if PyTorch has taken the key from the thread: one of its guards, which is older than they are,
-// has ended.
+// Drops the demands if PyTorch has removed the key from the thread because a guard that is older than the demands has
+// ended.
 TORCHEXT_API void dropStaleDemands() noexcept;
 
-// The same for code that saves and restores the state of a thread: replaces the demands of `feature` by one, or by
-// none. Does nothing while the key is not ours.
+// For code that saves and restores the state of a thread: replaces the demands of `feature` by one or none. Does
+// nothing until torchext has taken the key.
 void setMarksKeyDemanded(MarksFeature feature, bool is_demanded) noexcept;
 
-// A demand that lasts as long as the object. Takes the key. Holds no lease.
+// A demand for the lifetime of the object. Takes the key. Holds no lease.
 class MarksDemand {
  public:
   explicit MarksDemand(MarksFeature feature);

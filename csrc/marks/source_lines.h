@@ -1,7 +1,7 @@
 #pragma once
 
-// Which line of the user's program makes a call. The interpreter tells (interpreter.h). It is asked only on threads
-// that trace, because that takes longer than recording does.
+// The line of the user's program that makes a call, from the interpreter (interpreter.h). It is computed only on
+// threads that trace, because it costs more than recording.
 
 #include <string>
 
@@ -9,7 +9,7 @@
 
 namespace torchext {
 
-// While at least one lives on a thread, operators are recorded with their lines. Nests.
+// While at least one guard lives on a thread, operators are recorded with their lines. Guards nest.
 class TORCHEXT_API TracingGuard {
  public:
   TracingGuard();
@@ -17,14 +17,14 @@ class TORCHEXT_API TracingGuard {
   ~TracingGuard();
 };
 
-// For languages without guards: NOTE [Guards and blocks]. Leaving raises where no block is open on this thread.
+// For languages without guards: NOTE [Guards and blocks]. Leaving raises if no block is open on this thread.
 TORCHEXT_API void enterTracing();
 TORCHEXT_API void leaveTracing();
 
-// Returns the line that runs now, or an empty string on a thread that does not trace.
+// Returns the current line, or an empty string on a thread that does not trace.
 std::string tracedSourceLine();
 
-// Returns the line that runs now, on any thread.
+// Returns the current line, on any thread.
 std::string sourceLineHere();
 
 }  // namespace torchext

@@ -23,7 +23,7 @@ using WeakMarks = c10::weak_intrusive_ptr<TensorMarks>;
 
 std::atomic<std::int64_t> live_marks{0};
 
-// Finds the marks that tensors share, without keeping them alive. There are at most a few for each line of the program.
+// Finds shared marks without keeping them alive. Has at most a few entries per source line.
 class MarksTable {
  public:
   TensorMarksPtr find(const std::string& origin, AmpMark amp) {
@@ -37,7 +37,7 @@ class MarksTable {
     return marks;
   }
 
-  // Others may have replaced `dead` before it came here.
+  // Another thread may have replaced `dead` already.
   void forget(const TensorMarks& dead) {
     const Locked lock{LockRank::kMarks};
     WeakMarks& slot = slotOf(dead.origin, dead.amp);
@@ -57,19 +57,19 @@ class MarksTable {
     return with_origin_.try_emplace({origin, amp}, WeakMarks{TensorMarksPtr{}}).first->second;
   }
 
-  // Indexed by AmpMark. Where marking has to be fast, most tensors have no origin.
+  // Indexed by AmpMark. Where marking must be fast, most tensors have no origin.
   std::array<WeakMarks, 3> without_origin_{WeakMarks{TensorMarksPtr{}}, WeakMarks{TensorMarksPtr{}},
                                            WeakMarks{TensorMarksPtr{}}};
   std::map<std::pair<std::string, AmpMark>, WeakMarks> with_origin_;
 };
 
-// Leaked, since tensors may live until the process ends.
+// Leaked, because tensors may live until the process ends.
 MarksTable& marksTable() {
   static auto* table = new MarksTable;
   return *table;
 }
 
-// Writes only what changes: arguments that are returned as results may be in use on other threads.
+// Writes only changes: arguments that are returned as results may be in use on other threads.
 void setMarks(TensorImpl& impl, const std::string& origin, AmpMark amp) {
   const bool is_marked = marksOf(impl) != nullptr;
   const bool is_right = originMarkOf(impl) == origin && ampMarkOf(impl) == amp;

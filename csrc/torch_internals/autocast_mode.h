@@ -7,8 +7,8 @@
 #include <c10/core/DispatchKey.h>
 #include <c10/core/ScalarType.h>
 
-// The functions of `at::autocast`, by PyTorch's names. PyTorch's header of them includes all operators there
-// are, which takes the compiler seven seconds in each file, so one file includes it for all.
+// The functions of `at::autocast`, by PyTorch's names. PyTorch's header for them includes all operators, which costs
+// seven seconds of compile time per file, so one file includes it for all.
 namespace torchext::autocast {
 
 bool is_autocast_available(c10::DeviceType device_type);
@@ -25,10 +25,10 @@ int decrement_nesting();
 bool is_eligible(const at::Tensor& tensor, c10::DeviceType device_type);
 at::Tensor cached_cast(at::ScalarType dtype, const at::Tensor& tensor, c10::DeviceType device_type);
 
-// Raises for a type of device that has no autocast, as all of those above do that are given one.
+// Raises for a device type without autocast, like all functions above that take one.
 c10::DispatchKey get_autocast_dispatch_key_from_device_type(c10::DeviceType device_type);
 
-// Those that have autocast. Whether it works is another question: `is_autocast_available()`.
+// The device types with autocast. `is_autocast_available()` returns whether it works.
 const std::vector<c10::DeviceType>& supported_devices();
 
 }  // namespace torchext::autocast

@@ -31,7 +31,7 @@ const char* nameOf(CreationMeta creation) {
   return "unknown";
 }
 
-// As OpenTensorImpl.
+// See OpenTensorImpl.
 class OpenEngine : public torch::autograd::Engine {
  public:
   static void setQueueOfThread(Engine& engine, std::shared_ptr<torch::autograd::ReadyQueue> queue) {

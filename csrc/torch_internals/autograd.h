@@ -7,24 +7,24 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorImpl.h>
 
-// What `torch/csrc/autograd` tells and does. Its headers take the compiler eight seconds in each file, so one file
-// includes them for all.
+// The functions of `torch/csrc/autograd` that torchext uses. Their headers cost eight seconds of compile time per file,
+// so one file includes them for all.
 namespace torchext {
 
-// What makes `alias` an output of the node that `tensor` is one of, or the same leaf.
+// Returns metadata that make `alias` an output of the same node as `tensor`, or the same leaf.
 std::unique_ptr<c10::AutogradMetaInterface> autogradMetaOfAlias(c10::TensorImpl* alias, const at::Tensor& tensor);
 
-// How the view `tensor` was made, by the name of the `CreationMeta`; nothing for what is no view to autograd.
+// Returns the name of the `CreationMeta` of the view `tensor`, or nullopt if autograd does not treat it as a view.
 std::optional<std::string> creationMetadataOf(const at::Tensor& tensor);
 
-// Whether this thread runs a part of a backward pass, and whether what it runs is a node of PyTorch's own. The backward
-// of a function that a user has written is not.
+// Return whether this thread runs a part of a backward pass, and whether it runs a PyTorch node there. The backward of
+// a user-defined function is not a PyTorch node.
 bool isRunningBackward();
 bool isRunningPyTorchsNode();
 
-// Drops what a backward pass on this thread that has raised an error has left in the queue of the thread: nodes that
-// were ready, with their gradients and what they have saved. PyTorch's next backward pass would come to them. Not to be
-// called in a backward pass, whose own nodes are in that queue.
+// Clears the ready queue of this thread after a backward pass that raised an error: nodes that were ready, with their
+// gradients and saved tensors. PyTorch's next backward pass would run them. Do not call it in a backward pass, whose
+// nodes are in that queue.
 void dropUnfinishedBackward();
 
 }  // namespace torchext

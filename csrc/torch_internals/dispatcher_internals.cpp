@@ -20,7 +20,7 @@ using c10::impl::OperatorEntry;
 
 namespace {
 
-// An explicit instantiation may name private members ([temp.spec]). If PyTorch gives up one of these names, this file
+// An explicit instantiation may name private members ([temp.spec]). If PyTorch removes one of these names, this file
 // does not compile.
 
 // OperatorHandle returns its kernels only as a SafeKernelFunction. Making one copies the kernel, allocates, and prints
@@ -34,7 +34,7 @@ struct PrivateDefinition {
 template struct PrivateDefinition<&OperatorHandle::operatorDef_>;
 const OperatorEntry& entryOf(const OperatorHandle& op);
 
-// PyTorch tells where an entry comes from only in `dumpComputedTable()`, as text about all keys. This is the function
+// PyTorch exposes the origin of an entry only in `dumpComputedTable()`, as text about all keys. This is the function
 // that it calls.
 template <auto Member>
 struct PrivateComputation {
@@ -116,7 +116,7 @@ TableKernel tableKernel(const OperatorHandle& op, DispatchKey key) {
 
 namespace {
 
-// Returns the folder of PyTorch's sources in the words of "registered at FOLDER/build/aten/...": that of the schemas.
+// Returns the source directory of PyTorch in messages like "registered at DIRECTORY/build/aten/...", from the schemas.
 const std::string& sourcesOfPyTorch() {
   static const std::string folder = [] {
     const std::string schema = entryOf(Dispatcher::singleton().findSchemaOrThrow("aten::add", "Tensor")).debug();
@@ -131,8 +131,8 @@ bool contains(const std::string& text, const char* part) {
 
 }  // namespace
 
-// A kernel written in Python is registered at the line that has made its `Library`. That is a line of PyTorch's for
-// `torch.library.impl()` of a program, too, so only the files that register kernels of PyTorch's own count.
+// A kernel written in Python is registered at the line that created its `Library`. For `torch.library.impl()` in a
+// program, that is also a line of PyTorch, so only the files that register PyTorch's kernels count.
 bool isKernelOfPyTorch(const OperatorHandle& op, DispatchKey key) {
   const auto [kernel, reason] = computeEntry(entryOf(op), key);
   if (!kernel.kernel.isValid()) {
@@ -161,16 +161,16 @@ RegisteredKernel fallbackOf(DispatchKey key) {
   return {found.kernel, found.debug};
 }
 
-// PyTorch does this when the object that `registerFallback()` returns dies, but only the library that has registered
-// the fallback has that object.
+// PyTorch removes a fallback when the object that `registerFallback()` returned is destroyed, but only the library that
+// registered the fallback has that object.
 void removeFallback(DispatchKey key) {
   Dispatcher& dispatcher = Dispatcher::singleton();
   const std::lock_guard lock(mutexOf(dispatcher));
   deregisterFallback(dispatcher, key);
 }
 
-// Compares private and public functions: the public `lookup()` has to find the entry behind the private name, and the
-// private function the entry that the public one finds.
+// Compares private and public functions: the public `lookup()` must find the entry behind the private name, and the
+// private function must find the entry that the public one finds.
 bool testOperatorEntry(bool is_broken) {
   const OperatorHandle op = Dispatcher::singleton().findSchemaOrThrow("aten::add", "Tensor");
   const OperatorHandle other = Dispatcher::singleton().findSchemaOrThrow("aten::mul", "Tensor");
@@ -181,7 +181,7 @@ bool testOperatorEntry(bool is_broken) {
          kernelOf(op, DispatchKey::Meta).isValid() && functorOf(boxedOf(KernelFunction{})) == nullptr;
 }
 
-// The public function tells whether there is a fallback.
+// The public function returns whether a fallback exists.
 bool testFallbacks(bool is_broken) {
   constexpr std::array kKeys{DispatchKey::CPU,         DispatchKey::BackendSelect, DispatchKey::Python,
                              DispatchKey::Fake,        DispatchKey::AutogradCPU,   DispatchKey::ADInplaceOrView,

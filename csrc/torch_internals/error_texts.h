@@ -1,7 +1,7 @@
 #pragma once
 
-// What an error of PyTorch's is about, where only its message tells, and not its type. Each function names where the
-// message comes from.
+// Classifies PyTorch errors that differ by their messages, not by their types. Each function names the origin of its
+// message.
 
 #include <string_view>
 
@@ -12,16 +12,16 @@ namespace torchext {
 // Returns true for errors of `TORCH_INTERNAL_ASSERT` (c10/util/Exception.cpp, `torchInternalAssertFail()`).
 bool isInternalAssert(const c10::Error& error);
 
-// Returns true for errors about inference tensors outside of inference mode: writing to one
-// (`VariableVersion::bump()`), saving one for backward (saved_variable.cpp), making a view of one that is tracked.
+// Returns true for errors about inference tensors outside inference mode: writing to one (`VariableVersion::bump()`),
+// saving one for backward (saved_variable.cpp), making a tracked view of one.
 bool isAboutInferenceTensors(const c10::Error& error);
 
-// Returns true for the error of writing to an inference tensor outside of inference mode, which bumping its version
-// raises (`VariableVersion::bump()`, TensorImpl.h).
+// Returns true for the error of writing to an inference tensor outside inference mode, raised when its version is
+// bumped (`VariableVersion::bump()`, TensorImpl.h).
 bool isWriteToInferenceTensor(const c10::Error& error);
 
 // Returns true for the message of the CPU allocator's out-of-memory error (`alloc_cpu()`, c10/core/impl/alloc_cpu.cpp),
-// which has no type of its own.
+// which has no type.
 bool isOutOfMemory(std::string_view message);
 
 // Returns true if PyTorch still uses these messages.

@@ -9,8 +9,8 @@ namespace torchext {
 
 using c10::KernelFunction;
 
-// KernelFunction's own comparison looks at its function pointers only, which all kernels written in Python share. Its
-// first words are the pointer to the functor, which it owns, and three function pointers.
+// KernelFunction's comparison compares only its function pointers, which all kernels written in Python share. Its first
+// words are the pointer to its functor, which it owns, and three function pointers.
 KernelIdentity identityOf(const KernelFunction& kernel) {
   KernelIdentity identity{};
   static_assert(sizeof(kernel) >= sizeof(identity));
@@ -20,7 +20,7 @@ KernelIdentity identityOf(const KernelFunction& kernel) {
 
 namespace {
 
-// Like a kernel written in Python: one function, and an object.
+// Like a kernel written in Python: a function and an object.
 struct Functor final : c10::OperatorKernel {
   void operator()(const c10::OperatorHandle& /*op*/, c10::DispatchKeySet /*keys*/, torch::jit::Stack* /*stack*/) {}
 };

@@ -4,12 +4,12 @@
 
 namespace torchext {
 
-// PyTorch has two keys for its own tests of modes and of wrappers (backend_fallback_test.cpp), which nothing else uses.
-// They are above all keys that have kernels in ordinary use, and the one for modes is above the one for wrappers.
+// PyTorch's two keys for its own tests of modes and wrappers (backend_fallback_test.cpp). Nothing else uses them. They
+// are above all keys with kernels in ordinary use, and the one for modes is above the one for wrappers.
 constexpr c10::DispatchKey kKeyOfModesInTests = c10::DispatchKey::TESTING_ONLY_GenericMode;
 constexpr c10::DispatchKey kKeyOfWrappersInTests = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
 
-// Returns true if the order of the keys is the one that we rely on.
+// Returns true if the keys have this order.
 inline bool testKeysOfTests(bool is_broken) {
   const c10::DispatchKeySet below_modes{c10::DispatchKeySet::FULL_AFTER, kKeyOfModesInTests};
   const c10::DispatchKeySet below_wrappers{c10::DispatchKeySet::FULL_AFTER, kKeyOfWrappersInTests};

@@ -4,9 +4,8 @@
 
 namespace torchext {
 
-// PyTorch has no function that adds dispatch keys to a tensor, or removes them. A derived class may name a protected
-// member of its base, and then use it on any object of that base ([class.protected] restricts only the class that is
-// named).
+// PyTorch has no function that adds or removes dispatch keys of a tensor. A derived class may name a protected member
+// of its base, and then access it on any object of the base ([class.protected] restricts only the named class).
 class OpenTensorImpl : public c10::TensorImpl {
  public:
   static c10::DispatchKeySet& keysOf(c10::TensorImpl& impl) {
@@ -14,7 +13,7 @@ class OpenTensorImpl : public c10::TensorImpl {
   }
 };
 
-// Returns true if a tensor has the keys that were set in this way.
+// Returns true if a tensor has the keys that were set this way.
 bool testTensorKeys(bool is_broken);
 
 }  // namespace torchext

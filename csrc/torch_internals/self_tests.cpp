@@ -25,17 +25,17 @@ namespace {
 // In the order of `SelfTest`.
 constexpr std::array<Piece, 8> kPieces{{
     {"open_tensor_impl", "the key set of a tensor being the protected `TensorImpl::key_set_`", 215, &testTensorKeys},
-    {"virtual_table", "virtual functions being called as the Itanium C++ ABI tells", 215, &testVirtualTable},
-    {"kernel_identity", "the first four words of a KernelFunction telling kernels apart", 215, &testKernelIdentity},
+    {"virtual_table", "virtual functions being called as the Itanium C++ ABI specifies", 215, &testVirtualTable},
+    {"kernel_identity", "the first four words of a KernelFunction identifying a kernel", 215, &testKernelIdentity},
     {"operator_entry", "private members of OperatorHandle, OperatorEntry and KernelFunction", 215, &testOperatorEntry},
     {"fallbacks", "private members of the Dispatcher about the fallbacks of keys", 215, &testFallbacks, false},
     {"error_texts", "the words of errors that PyTorch raises", 215, &testErrorTexts},
     {"keys_of_tests", "the two `TESTING_ONLY` keys being above those of autograd", 215, &testKeysOfTests},
-    {"backend_meta", "copies of a tensor taking its BackendMeta along", 215, &testBackendMeta, false},
+    {"backend_meta", "copies of a tensor keeping its BackendMeta", 215, &testBackendMeta, false},
 }};
 
-// For the tests of this package: the variable names a piece that has to behave as if PyTorch had changed under it, or
-// it is "release", as if the release were not known.
+// For the tests of this package: the variable names a piece whose self-test must fail, as after a change of PyTorch, or
+// is "release" to treat the release as unverified.
 bool isBroken(std::string_view what) {
   const char* broken = std::getenv("TORCHEXT_BREAK_PIECE");
   return broken != nullptr && what == broken;

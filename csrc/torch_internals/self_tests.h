@@ -1,8 +1,8 @@
 #pragma once
 
-// The pieces of this room rely on what PyTorch does not promise. Each has a test that takes microseconds, and the
-// newest release on which it was verified: where PyTorch has changed beyond what the test looks at, a piece may crash.
-// With a newer release it fails, unless TORCHEXT_ACCEPT_UNVERIFIED_TORCH is 1.
+// The files of this directory rely on details that PyTorch does not promise. Each piece has a test that takes
+// microseconds, and the newest release on which it was verified: the test does not cover all changes of PyTorch, and an
+// undetected one may crash. So a piece fails with newer releases, unless TORCHEXT_ACCEPT_UNVERIFIED_TORCH is 1.
 
 #include <array>
 
@@ -31,11 +31,11 @@ struct Piece {
 
 TORCHEXT_API const std::array<Piece, 8>& piecesOfPyTorch();
 
-// Runs the tests of the pieces that everything relies on. Raises an error that names the first one that fails.
+// Runs the tests of the pieces that all features rely on. Raises an error that names the first failed piece.
 void runSelfTests();
 
-// Raises an error if the test of a piece fails. It names the piece, and `usage`, the beginning of a sentence. For
-// pieces that only some features rely on; they are tested when they are first needed.
+// Raises an error if the test of a piece fails. It names the piece and begins with `usage`. For pieces that only some
+// features rely on; they are tested on first use.
 void requireSelfTest(SelfTest test, const char* usage);
 
 // Returns true if the test passes.

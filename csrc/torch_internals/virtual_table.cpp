@@ -18,7 +18,7 @@ std::size_t exportedTableSize(const void* table) {
   return (symbol->st_size - kBefore) / sizeof(void*);
 }
 
-// Not in an anonymous namespace: there the compiler would know that nothing is derived from the class, and call its
+// Not in an anonymous namespace: there the compiler could prove that no class derives from this one, and call its
 // functions directly.
 class VirtualTableTest {
  public:

@@ -1,7 +1,7 @@
 #pragma once
 
-// Replaces single virtual functions of an existing object, as a subclass would override them. How, follows from the
-// Itanium C++ ABI, to which all compilers that PyTorch supports on Linux and macOS adhere.
+// Replaces single virtual functions of an existing object, as a subclass overrides them. Relies on the Itanium C++ ABI,
+// which all compilers supported by PyTorch on Linux and macOS follow.
 
 #include <algorithm>
 #include <array>
@@ -23,15 +23,15 @@ std::size_t slotOf(Method method) {
   static_assert(sizeof(method) == sizeof(representation));
   std::memcpy(&representation, &method, sizeof(method));
 #if defined(__aarch64__)
-  const std::ptrdiff_t offset = representation.pointer;  // the bit that says "virtual" is in the adjustment
+  const std::ptrdiff_t offset = representation.pointer;  // the "virtual" bit is in the adjustment
 #else
   const std::ptrdiff_t offset = representation.pointer - 1;
 #endif
   return static_cast<std::size_t>(offset) / sizeof(void*);
 }
 
-// Returns the number of entries for functions in the virtual table of a class: the position of the first function that
-// a subclass adds.
+// Returns the number of function entries in the virtual table of a class: the position of the first function that a
+// subclass adds.
 template <typename Class>
 std::size_t tableSizeOf() {
   struct Subclass : Class {
@@ -40,20 +40,22 @@ std::size_t tableSizeOf() {
   return slotOf(&Subclass::added);
 }
 
-// Returns the number of functions in the table by the symbol of the library that has it, or 0 if it exports none.
+// Returns the number of functions in the table from the size of its symbol in the library, or 0 if the symbol is not
+// exported.
 TORCHEXT_API std::size_t exportedTableSize(const void* table);
 
-// A copy of the virtual table of an object's class, whose entries can be replaced. Must outlive the object.
+// A copy of the virtual table of an object's class, with replaceable entries. Must outlive the object.
 template <std::size_t kCapacity>
 class VirtualTable {
  public:
-  // Copies the first `count` entries of the table of `object`, and what precedes them (ABI, 2.5.2). Refuses a class
-  // that has another number of functions than the header declares: the others would be called past the copy.
+  // Copies the first `count` entries of the table of `object`, and the entries before them (ABI, 2.5.2). Rejects a
+  // class whose number of functions differs from the header: further functions would be called past the end of the
+  // copy.
   VirtualTable(const void* object, std::size_t count) {
     const Entry* table = nullptr;
     std::memcpy(static_cast<void*>(&table), object, sizeof(table));
     const std::size_t exported = exportedTableSize(table);
-    TORCH_CHECK((exported == 0 || exported == count) && count <= kCapacity, "A class of PyTorch has ", exported,
+    TORCH_CHECK((exported == 0 || exported == count) && count <= kCapacity, "A PyTorch class has ", exported,
                 " virtual functions, but ", count, " in the headers that torchext was built with.");
     std::copy_n(table - kBeforeFirst, kBeforeFirst + count, entries_.begin());
   }
