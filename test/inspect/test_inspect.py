@@ -327,7 +327,7 @@ def test_missing_meta_kernel_is_told() -> None:
     ("op", "args", "turn", "comment"),
     [
         # PyTorch's Python reference is the Meta kernel of both, but is not called.
-        (aten.full.default, lambda: [[2], 3.0], "decomposes", "asks the composite kernel"),
+        (aten.full.default, lambda: [[2], 3.0], "decomposes", "calls the composite kernel"),
         (aten.pow.Tensor_Scalar, lambda: [fake_like(normal().bool()), True], "computes", "like the first argument"),
     ],
 )
@@ -368,7 +368,7 @@ def test_fallbacks_tell_what_they_would_do() -> None:
 
     real = normal()
     with fake_mode():
-        assert "not about fake tensors" in comment("Fake", aten.neg, real)
+        assert "does not involve fake tensors" in comment("Fake", aten.neg, real)
         known = torch.tensor(3.0)
         assert "values, which are known" in comment("Fake", aten._local_scalar_dense, known)
         assert "composite" in comment("Fake", aten.rand, [2])
