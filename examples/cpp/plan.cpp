@@ -1,4 +1,4 @@
-// Plans a model before any of its memory exists, then makes one layer of it and runs that: fake tensors, deferred
+// Plans a model before any of its memory exists, then materializes and runs one layer: fake tensors, deferred
 // initialization, autocast and inference mode in a program without Python.
 
 #include <cstdlib>
@@ -30,7 +30,7 @@ double gibibytes(const torch::nn::Module& module) {
   return bytes / (1 << 30);
 }
 
-// Which shape, dtype and device has the result on a device that is not there?
+// Prints the shape, dtype and device of a result on a fake CUDA device.
 void planOnFakeGpu() {
   const torchext::FakeCudaGuard gpus{8};
   const torchext::FakeModeGuard fakes;
@@ -42,7 +42,7 @@ void planOnFakeGpu() {
             << result.scalar_type() << " on " << result.device() << "\n";
 }
 
-// Are the values those of eager construction, bit for bit?
+// Returns true if the values are bitwise equal to those of eager construction.
 bool deferAndMaterializeOneLayer() {
   torch::manual_seed(0);
   auto eager = makeModel(64, 2);
@@ -63,7 +63,7 @@ bool deferAndMaterializeOneLayer() {
   return is_equal;
 }
 
-// What outlives inference mode has to be a normal tensor.
+// Returns true if tensors that outlive inference mode are normal tensors.
 bool inferAndKeep() {
   auto model = makeModel(64, 1);
   torch::Tensor output;

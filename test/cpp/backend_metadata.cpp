@@ -1,5 +1,5 @@
-// A tensor that has the metadata of a backend, as those of backends outside of PyTorch have. test/marks/test_marks.py
-// compiles this file, and passes `tensor._cdata`.
+// A tensor with backend metadata, like those of backends outside PyTorch. test/marks/test_marks.py compiles this file
+// and passes `tensor._cdata`.
 
 #include <c10/core/TensorImpl.h>
 

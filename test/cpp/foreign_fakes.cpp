@@ -1,7 +1,7 @@
-// Another owner of the `Fake` key, registered when this library is loaded. Made after PyTorch's C++ FakeTensor
-// (pytorch/pytorch#183776): its tensors are meta tensors that carry the key, its mode makes the thread include the key,
-// its fallback runs the Meta kernel without the key and gives the key to the results, and enters and leaves its mode
-// for that. foreign_fakes.py is how tests use it.
+// Another owner of the `Fake` key, registered when this library is loaded, modeled on PyTorch's C++ FakeTensor
+// (pytorch/pytorch#183776): its tensors are meta tensors with the key, its mode makes the thread include the key, and
+// its fallback runs the Meta kernel without the key, adds the key to the results, and enters and leaves the mode for
+// that. Tests use it through foreign_fakes.py.
 
 #include <atomic>
 
@@ -53,7 +53,7 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, torch
       giveKey(result.toTensor());
     }
   }
-  // As `FakeTensorModeTLS::reset_state()` does for tensors whose mode the thread is not in.
+  // Like `FakeTensorModeTLS::reset_state()` for tensors of a mode that the thread has not entered.
   if (num_arguments > 0 && torch::jit::peek(*stack, 0, num_returns).isTensor() && op.schema().name() == "aten::neg") {
     c10::impl::tls_set_dispatch_key_included(DispatchKey::Fake, false);
   }

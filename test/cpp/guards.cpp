@@ -1,4 +1,4 @@
-// The guards of fake mode, deferred initialization, tracing and regions, as a C++ program uses them.
+// The guards of fake mode, deferred initialization, tracing and regions, as C++ programs use them.
 
 #include <stdexcept>
 #include <string>

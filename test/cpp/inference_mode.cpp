@@ -1,4 +1,4 @@
-// The guards of torchext/inference_mode.h, as a C++ program uses them.
+// The guards of torchext/inference_mode.h, as C++ programs use them.
 
 #include <cstdint>
 #include <iterator>
@@ -24,7 +24,7 @@ using torchext::NormalTensors;
 
 namespace {
 
-// All that a guard may change.
+// The state that a guard may change.
 struct State {
   State()
       : included{c10::impl::tls_local_dispatch_key_set().included_.raw_repr()},
@@ -146,7 +146,7 @@ void followsTheRules() {
     EXPECT(std::string{error.what()}.find("Inplace update to inference tensor") != std::string::npos);
     return;
   }
-  throw std::logic_error("an inference tensor was changed outside of inference mode");
+  throw std::logic_error("an inference tensor was changed outside inference mode");
 }
 
 void makesNormalTensors() {

@@ -1,4 +1,4 @@
-// Traits of operators, some of which are custom ones.
+// Traits of operators, including custom operators.
 
 #include <optional>
 #include <thread>
@@ -23,7 +23,7 @@ TORCH_LIBRARY(mock, library) {
   library.def("zero_(Tensor(a!) x) -> Tensor(a!)");
 }
 
-// All that adding a trait takes.
+// Adding a trait takes these lines only.
 const OperatorTable<int> mockTraitOf{"have a number in a test", {{1, {"mock::one"}}, {2, {"mock::two", "aten::mul"}}}};
 const OperatorSet isNamed{"are named in a test", {"mock::one", "aten::add.Tensor"}, Overloads::kNamed};
 const OperatorSet isLate{"are registered late in a test", {"mock_late::one"}};
@@ -57,7 +57,7 @@ void operatorsThatComeAfterTheFirstQuestionAreFound() {
 }
 
 void threadsMayAskFirstAtOnce() {
-  const OperatorSet isFirst{"are asked for by threads in a test", {"aten::add", "mock::two"}};
+  const OperatorSet isFirst{"are looked up by threads in a test", {"aten::add", "mock::two"}};
   std::vector<int> found(8);
   std::vector<std::thread> threads;
   for (int& number : found) {

@@ -1,4 +1,4 @@
-// Other ways to read the CPU's generator. test/deferred_init/random/test_tapes.py compiles this file.
+// Other ways to read the CPU generator. test/deferred_init/random/test_tapes.py compiles this file.
 
 #include <memory>
 #include <mutex>
@@ -18,8 +18,8 @@ using torchext::TapePosition;
 using torchext::TapePositionPtr;
 using torchext::TapeReader;
 
-// A kind of generators that all of torchext learns from this file: what it knows of a position is the state. Operators
-// are run to move it.
+// A kind of generators that this file adds to torchext: its positions hold the whole state. Operators are run to
+// advance it.
 class StateTape final : public Tape {
  public:
   std::shared_ptr<TapePosition> positionOf(at::Generator generator) const override;

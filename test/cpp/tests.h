@@ -1,6 +1,6 @@
 #pragma once
 
-// What tests in C++ are made of. test/package/test_cpp.py compiles each file against the installed PyTorch and
+// The framework for tests in C++. test/package/test_cpp.py compiles each file against the installed PyTorch and
 // torchext, and calls its tests.
 
 #include <cstddef>
@@ -21,8 +21,8 @@ struct Test {
   void (*run)();
 };
 
-// `test_name()` returns the name of the test at `index`, or null after the last; `run_test()` what was wrong, or an
-// empty string.
+// `test_name()` returns the name of the test at `index`, or null after the last. `run_test()` returns an error message,
+// or an empty string.
 #define EXPORT_TESTS(tests)                                                                    \
   extern "C" __attribute__((visibility("default"))) const char* test_name(std::size_t index) { \
     return index < std::size(tests) ? (tests)[index].name : nullptr;                           \

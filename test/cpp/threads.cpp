@@ -1,4 +1,4 @@
-// What several threads may do at once. Run by `make sanitize`, where the sanitizer of threads watches.
+// Concurrent uses that are allowed. `make sanitize` runs this file under the thread sanitizer.
 
 #include <atomic>
 #include <cstddef>
@@ -37,7 +37,7 @@ namespace {
 
 constexpr int kRounds = 50;
 
-// Runs all of them at once, each on a thread of its own, and raises the first error.
+// Runs all functions at once, each on its own thread, and rethrows one of their errors.
 void runAtOnce(const std::vector<std::function<void()>>& functions) {
   std::atomic<std::size_t> waiting{functions.size()};
   std::mutex mutex;
@@ -75,7 +75,7 @@ bool isFullOf(const Tensor& tensor, double number) {
   return !isFake(tensor) && tensor.equal(at::full({4, 4}, number));
 }
 
-// The first test of the file: run alone, it is the first that this process does with torchext.
+// The first test of the file: run alone, it is the first use of torchext in the process.
 void threadsBeginAtOnce() {
   const auto begin = [] {
     const FakeModeGuard fakes;
@@ -93,7 +93,7 @@ void threadsBeginAtOnce() {
   runAtOnce({begin, begin, defer, defer, infer});
 }
 
-// One thread finds in the cache what another has put there.
+// A thread uses cache entries of another thread.
 void threadsMakeFakesAndShareTheCache() {
   const auto multiply = [] {
     for (int round = 1; round <= kRounds; ++round) {
@@ -138,7 +138,7 @@ void threadsMaterializeTheSameTensors() {
   }
 }
 
-// What is recorded in common is shared by the threads, the storages are not.
+// The threads share the common part of the recording, but not the storages.
 void oneMaterializesWhatOthersWereComputedFrom() {
   for (int round = 0; round < kRounds; ++round) {
     const Tensor tensor = deferredFull(round);
@@ -157,7 +157,7 @@ void oneMaterializesWhatOthersWereComputedFrom() {
   }
 }
 
-// Sizes and strides stay what they are, and a thread may drop what it holds.
+// Sizes and strides stay unchanged, and a thread may release its tensors.
 void othersReadSizesAndFreeViewsOfWhatBecomesReal() {
   for (int round = 0; round < kRounds; ++round) {
     const Tensor tensor = deferredFull(round);
@@ -171,7 +171,7 @@ void othersReadSizesAndFreeViewsOfWhatBecomesReal() {
   }
 }
 
-// To read a single element of a deferred tensor shortens what is recorded: it is a constant then.
+// Reading a single element of a deferred tensor shortens its recording to a constant.
 void othersExplainAndEvaluateWhatIsRead() {
   for (int round = 0; round < kRounds; ++round) {
     const Tensor tensor = deferredFull(round).add(1).add(1);
@@ -182,7 +182,7 @@ void othersExplainAndEvaluateWhatIsRead() {
   }
 }
 
-// The one sees the value before the other's write, or after it.
+// The reader gets the value before the other thread's write, or after it.
 void oneReadsWhatAnotherWrites() {
   for (int round = 0; round < kRounds; ++round) {
     const Tensor tensor = deferredFull(round).add_(1);
@@ -196,7 +196,8 @@ void oneReadsWhatAnotherWrites() {
   }
 }
 
-// To read an element makes a constant of the value that others record operators with, which are asked for its operator.
+// Reading an element replaces a value by a constant, while other threads record operators with the value and use its
+// operator.
 void othersRecordWithWhatIsRead() {
   for (int round = 0; round < kRounds; ++round) {
     const Tensor tensor = deferredFull(round).add(1);
@@ -210,7 +211,7 @@ void othersRecordWithWhatIsRead() {
   }
 }
 
-// What is counted of a storage belongs to its record, which is gone when it becomes real.
+// The allocation of a storage belongs to its record, which is destroyed when the storage becomes real.
 void othersCountWhatBecomesReal() {
   const auto timeline = torchext::openTimeline();
   for (int round = 0; round < kRounds; ++round) {

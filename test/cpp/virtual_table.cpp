@@ -1,4 +1,4 @@
-// Virtual tables of objects of which some functions are replaced.
+// Virtual tables of objects with some functions replaced.
 
 #include <string>
 
@@ -7,7 +7,7 @@
 #include "tests.h"
 #include "torch_internals/virtual_table.h"
 
-// As in a library of PyTorch, the table is exported.
+// The table is exported, as in a PyTorch library.
 class __attribute__((visibility("default"))) Hooks {
  public:
   virtual int one() const;

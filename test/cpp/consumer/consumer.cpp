@@ -1,5 +1,5 @@
-// Calls nothing of PyTorch's itself, so that a linker drops PyTorch's libraries, which `libtorchext.so` needs, where it
-// may. test/package/test_cpp.py and .ci/package build and start this program.
+// Calls no PyTorch function directly, so that a linker may drop the PyTorch libraries that `libtorchext.so` needs.
+// test/package/test_cpp.py and .ci/package build and start this program.
 
 #include <cstdio>
 

@@ -1,5 +1,5 @@
-// Several threads of a program without Python use torchext for the first time at once: the self-tests run, and the keys
-// are taken, once.
+// Several threads of a program without Python use torchext for the first time at once. The self-tests must run once,
+// and the keys must be taken once.
 
 #include <atomic>
 #include <cstddef>
@@ -62,6 +62,6 @@ int main() {
   for (std::thread& thread : threads) {
     thread.join();
   }
-  std::puts(failed == 0 ? "ok" : "a thread found what it did not expect");
+  std::puts(failed == 0 ? "ok" : "a thread got an unexpected result");
   return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }

@@ -1,7 +1,7 @@
 #pragma once
 
 /// @file
-/// Regions in which operators choose the dtypes that they compute in: the kernels of `torch.autocast`.
+/// Regions in which operators autocast, by the kernels of `torch.autocast`.
 
 #include <cstdint>
 #include <optional>
@@ -12,24 +12,24 @@
 
 namespace torchext {
 
-/// What an AutocastRegion sets.
+/// The settings of an AutocastRegion.
 struct RegionOptions {
-  /// A type of devices that autocasts: canAutocast().
+  /// A device type for which canAutocast() returns true.
   c10::DeviceType device_type;
-  /// The dtype to cast to; the one that is set on this thread if absent.
+  /// The dtype to cast to. Defaults to the one that is set on this thread.
   std::optional<c10::ScalarType> dtype = std::nullopt;
-  /// Without effect where canAutocastTo() is false.
+  /// False disables autocast inside. Ignored if canAutocastTo() returns false.
   bool is_enabled = true;
-  /// Whether casts of weights are remembered until the outermost region ends; as on this thread if absent.
+  /// Whether casts of weights are cached until the outermost region ends. Defaults to the setting of this thread.
   std::optional<bool> is_caching = std::nullopt;
-  /// Whether what operators make inside, in a lower precision, is cast back to float32 where it is met outside.
+  /// Whether results that operators make inside in a lower precision are cast to float32 by operators outside.
   bool is_self_cleaning = false;
 };
 
-/// While it lives, operators on this thread autocast, as in `torch.autocast`. Regions of both kinds nest.
+/// Enables autocast for operators on this thread while it lives, like `torch.autocast`. Both kinds of regions nest.
 class TORCHEXT_API AutocastRegion {
  public:
-  /// @throws c10::Error The type of devices does not autocast.
+  /// @throws c10::Error The device type does not support autocast.
   explicit AutocastRegion(const RegionOptions& options);
   C10_DISABLE_COPY_AND_ASSIGN(AutocastRegion);
   ~AutocastRegion();
@@ -38,14 +38,14 @@ class TORCHEXT_API AutocastRegion {
   std::uint64_t owner_;
 };
 
-/// Can tensors on `device_type` be autocast at all?
+/// Returns true if tensors on `device_type` can be autocast.
 TORCHEXT_API bool canAutocast(c10::DeviceType device_type) noexcept;
 
-/// Can operators on `device_type` autocast to `dtype`, or, if absent, to the dtype that is set on this thread? On all
-/// devices but CUDA `torch.autocast` disables itself where they cannot.
+/// Returns true if operators on `device_type` can autocast to `dtype`, which defaults to the one that is set on this
+/// thread. On devices other than CUDA, `torch.autocast` disables itself if they cannot.
 TORCHEXT_API bool canAutocastTo(c10::DeviceType device_type, std::optional<c10::ScalarType> dtype);
 
-/// Do operators autocast on this thread, for tensors on `device_type`?
+/// Returns true if operators autocast on this thread, for tensors on `device_type`.
 TORCHEXT_API bool isAutocasting(c10::DeviceType device_type);
 
 }  // namespace torchext

@@ -1,7 +1,7 @@
 #pragma once
 
 /// @file
-/// Making tensors fake: what would a program do on a device, without the device and without memory?
+/// Fake mode: run a program on any device without the device and without memory.
 
 #include <memory>
 
@@ -11,12 +11,13 @@
 
 namespace torchext {
 
-/// While at least one lives on a thread, tensors that are constructed on that thread are fake. Guards nest. Each must
-/// end on the thread that it began on, and the last one first, as objects in a scope do.
+/// While at least one guard lives on a thread, tensors constructed on that thread are fake. Guards nest. Each must end
+/// on the thread that it began on, in reverse order, like objects in a scope.
 class TORCHEXT_API FakeModeGuard {
  public:
-  /// @throws c10::Error The dispatch key `Fake` has an owner with which it cannot be shared, or this build does not fit
-  ///     the PyTorch of the process.
+  /// @throws c10::Error The dispatch key `Fake` has an owner that cannot share it, or this build does not match the
+  /// PyTorch
+  ///     of the process.
   FakeModeGuard();
   C10_DISABLE_COPY_AND_ASSIGN(FakeModeGuard);
   ~FakeModeGuard();

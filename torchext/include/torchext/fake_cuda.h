@@ -1,7 +1,7 @@
 #pragma once
 
 /// @file
-/// CUDA devices that are not there, for fake tensors to be on.
+/// Fake CUDA devices for fake tensors.
 
 #include <c10/core/Device.h>
 #include <torchext/macros.h>
@@ -10,10 +10,10 @@ namespace torchext {
 
 struct GpuDescription;
 
-/// Returns true if the machine has CUDA devices. Asks PyTorch once.
+/// Returns true if the machine has CUDA devices. Queries PyTorch once per process.
 TORCHEXT_API bool hasRealCuda();
 
-/// While it lives, this thread sees `count` fake CUDA devices. Guards nest, and the innermost counts.
+/// Gives this thread `count` fake CUDA devices while it lives. Guards nest, and the innermost takes effect.
 class TORCHEXT_API FakeCudaGuard {
  public:
   /// @param count The number of devices, 1 or more.

@@ -1,7 +1,7 @@
 #pragma once
 
 /// @file
-/// Inference mode, and how to keep what is made in it.
+/// Inference mode, and normal tensors that outlive it.
 
 #include <memory>
 #include <string>
@@ -12,18 +12,19 @@
 
 namespace torchext {
 
-/// While it lives, inference mode is on, or off, on this thread. The same as `c10::InferenceMode`, which answers to the
-/// same questions: `c10::InferenceMode::is_enabled()` tells of this one, too. Guards of either kind nest in any order,
-/// and each puts back what it found, autograd's flags included.
+/// Turns inference mode on or off on this thread while it lives. Equivalent to `c10::InferenceMode`:
+/// `c10::InferenceMode::is_enabled()` also reports this guard. Guards of both kinds nest in any order, and each
+/// restores the state before it, including autograd's flags.
 class TORCHEXT_API InferenceMode {
  public:
-  /// @param enabled False leaves inference mode for a while. As in PyTorch, gradients are recorded then, whatever was
-  ///     set before.
+  /// @param enabled False leaves inference mode temporarily. As in PyTorch, gradients are then recorded, regardless of
+  /// the
+  ///     setting before.
   explicit InferenceMode(bool enabled = true);
   C10_DISABLE_COPY_AND_ASSIGN(InferenceMode);
   ~InferenceMode();
 
-  /// Is the mode on, on this thread, whoever turned it on?
+  /// Returns true if inference mode is on, on this thread, by any guard.
   static bool is_enabled();
 
  private:
@@ -31,9 +32,9 @@ class TORCHEXT_API InferenceMode {
   std::unique_ptr<State> previous_;
 };
 
-/// While it lives, what is allocated on this thread are normal tensors, and nothing records a gradient, whether or not
-/// inference mode is on. It is for what outlives the mode, such as a cache. Inference tensors are as immutable in it as
-/// they are outside.
+/// While it lives, new tensors on this thread are normal tensors and gradients are not recorded, whether or not
+/// inference mode is on. Use it for tensors that outlive the mode, such as caches. Inference tensors are as immutable
+/// as outside.
 class TORCHEXT_API NormalTensors {
  public:
   NormalTensors();
@@ -45,15 +46,16 @@ class TORCHEXT_API NormalTensors {
   std::unique_ptr<State> previous_;
 };
 
-/// Makes normal tensors of the inference tensors among `tensors`, in place, whether they are real or fake; leaves
-/// others alone. Those that share memory must be given together to go on sharing it: what others hold is copied.
+/// Converts the inference tensors among `tensors` to normal tensors, in place, whether they are real or fake. Other
+/// tensors stay unchanged. Pass tensors that share memory together, so that they continue to share it: memory that
+/// other tensors also use is copied.
 ///
-/// @throws c10::Error One of them has a layout that is neither strided nor sparse. Nothing has changed then.
+/// @throws c10::Error One of them has a layout that is neither strided nor sparse. All tensors are unchanged then.
 TORCHEXT_API void makeNormal(at::ArrayRef<at::Tensor> tensors);
 
-/// Returns what of this thread's state is illegal, a sentence each; nothing when all is well. Guards of inference mode
-/// do not lead to such a state, but turning grad mode on inside of them does, and so does changing the sets of dispatch
-/// keys by hand. From then on version counters, views or gradients may be wrong without an error.
+/// Returns a sentence for each violation in the dispatch state of this thread; empty if the state is legal. Guards of
+/// inference mode do not cause violations, but enabling grad mode inside them does, and so does changing the sets of
+/// dispatch keys directly. In an illegal state, version counters, views or gradients may be wrong without an error.
 ///
 /// Legal states are those of training, of no-grad, of inference mode, and of a kernel below `Autograd` or below
 /// `ADInplaceOrView`.

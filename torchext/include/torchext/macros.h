@@ -1,7 +1,7 @@
 #pragma once
 
 /// @file
-/// What the other headers need of the preprocessor.
+/// Preprocessor definitions for the other headers.
 
-/// Marks what `libtorchext.so` exports. All else is compiled with hidden visibility.
+/// Exports a symbol of `libtorchext.so`. All other symbols have hidden visibility.
 #define TORCHEXT_API __attribute__((visibility("default")))

@@ -1,7 +1,7 @@
 #pragma once
 
 /// @file
-/// All of torchext that C++ programs use.
+/// All public headers of torchext.
 
 #include <torchext/autocast.h>
 #include <torchext/deferred_init.h>
