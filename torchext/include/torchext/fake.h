@@ -16,8 +16,7 @@ namespace torchext {
 class TORCHEXT_API FakeModeGuard {
  public:
   /// @throws c10::Error The dispatch key `Fake` has an owner that cannot share it, or this build does not match the
-  /// PyTorch
-  ///     of the process.
+  ///     PyTorch of the process.
   FakeModeGuard();
   C10_DISABLE_COPY_AND_ASSIGN(FakeModeGuard);
   ~FakeModeGuard();

@@ -18,8 +18,7 @@ namespace torchext {
 class TORCHEXT_API InferenceMode {
  public:
   /// @param enabled False leaves inference mode temporarily. As in PyTorch, gradients are then recorded, regardless of
-  /// the
-  ///     setting before.
+  ///     the setting before.
   explicit InferenceMode(bool enabled = true);
   C10_DISABLE_COPY_AND_ASSIGN(InferenceMode);
   ~InferenceMode();
