@@ -34,7 +34,7 @@ bool needsOrigins(const c10::Error& error) {
 }
 
 // A thread traces within a mode. PyTorch's modes do not report their end.
-void forgetModesThatHaveEnded() {
+void stopTracingAfterModes() {
   if (isTracingOrigins() && !c10::InferenceMode::is_enabled() && !isModeBlockOpen()) {
     setMarksKeyDemanded(MarksFeature::kOrigins, false);
   }
@@ -153,7 +153,7 @@ void OriginsCall::markAliases() {
 }
 
 void handleOriginsCall(MarkedCall& call) {
-  forgetModesThatHaveEnded();
+  stopTracingAfterModes();
   OriginsCall{call}.run();
 }
 

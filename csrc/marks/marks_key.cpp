@@ -33,14 +33,14 @@ bool isIncluded() noexcept {
 
 // Counts a key that is included without a demand as a demand of the first feature. Call it before the first demand,
 // which would hide that the key was already included.
-void countWhatNobodyHasAskedFor() noexcept {
+void countKeyWithoutDemand() noexcept {
   if (isIncluded() && !isAnyDemanded()) {
     demandsOf(MarksFeature::kOrigins) = 1;
   }
 }
 
 // Removes a demand, unless `dropStaleDemands()` has removed it.
-void forgetOneDemand(MarksFeature feature) noexcept {
+void removeOneDemand(MarksFeature feature) noexcept {
   if (demandsOf(feature) > 0) {
     --demandsOf(feature);
   }
@@ -83,13 +83,13 @@ bool isMarksKeyDemanded(MarksFeature feature) noexcept {
 
 void demandMarksKey(MarksFeature feature) {
   takeMarksKey();
-  countWhatNobodyHasAskedFor();
+  countKeyWithoutDemand();
   ++demandsOf(feature);
   includeIfDemanded();
 }
 
 void releaseMarksKey(MarksFeature feature) noexcept {
-  forgetOneDemand(feature);
+  removeOneDemand(feature);
   includeIfDemanded();
 }
 
@@ -112,7 +112,7 @@ MarksDemand::MarksDemand(MarksFeature feature) : feature_{feature}, include_{tak
 }
 
 MarksDemand::~MarksDemand() {
-  forgetOneDemand(feature_);
+  removeOneDemand(feature_);
   if (!isAnyDemanded()) {
     demand_lease.reset();  // of a demand that began and ended in the meantime
   }

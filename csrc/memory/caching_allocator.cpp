@@ -135,11 +135,11 @@ Block* CachingAllocator::allocate(std::size_t bytes, StreamId stream) {
     block = allocateSegment(request, /*is_retry=*/true);
   }
   if (block == nullptr) {
-    tell(MemoryAction::kOutOfMemory, driver_.available(), request.size, stream);
+    notify(MemoryAction::kOutOfMemory, driver_.available(), request.size, stream);
     ++stats_.num_ooms;
     throw FailedRequest{request.segment};
   }
-  return hand(block, request);
+  return handOut(block, request);
 }
 
 CachingAllocator::Request CachingAllocator::requestFor(std::size_t bytes, StreamId stream) {
@@ -214,12 +214,12 @@ Block* CachingAllocator::allocateSegment(const Request& request, bool is_retry) 
     stats_.oversize_segments.increase(1);
   }
   ++stats_.num_device_alloc;
-  tell(MemoryAction::kSegmentAlloc, block->address, block->size, block->stream);
+  notify(MemoryAction::kSegmentAlloc, block->address, block->size, block->stream);
   return block;
 }
 
 // `alloc_found_block()`
-Block* CachingAllocator::hand(Block* block, const Request& request) {
+Block* CachingAllocator::handOut(Block* block, const Request& request) {
   const StatPool kind = request.pool->kind;
   if (isWorthSplitting(*block, request.size)) {
     split(block, request);
@@ -237,7 +237,7 @@ Block* CachingAllocator::hand(Block* block, const Request& request) {
   if (isOversize(block->size)) {
     stats_.oversize_allocations.increase(1);
   }
-  tell(MemoryAction::kAlloc, block->address, block->requested, block->stream);
+  notify(MemoryAction::kAlloc, block->address, block->requested, block->stream);
   return block;
 }
 
@@ -270,7 +270,7 @@ void CachingAllocator::free(Block* block) {
   if (isOversize(block->size)) {
     stats_.oversize_allocations.decrease(1);
   }
-  tell(MemoryAction::kFreeRequested, block->address, block->requested, block->stream);
+  notify(MemoryAction::kFreeRequested, block->address, block->requested, block->stream);
   if (block->used_on.empty()) {
     makeFree(block);
   } else {
@@ -290,13 +290,13 @@ void CachingAllocator::recordStream(Block* block, StreamId stream) {
 // `free_block()`
 void CachingAllocator::makeFree(Block* block) {
   const StatPool kind = block->pool->kind;
-  tell(MemoryAction::kFreeCompleted, block->address, block->requested, block->stream);
+  notify(MemoryAction::kFreeCompleted, block->address, block->requested, block->stream);
   const std::size_t size = block->size;
   const std::size_t requested = block->requested;
   std::int64_t split_blocks = 0;
   std::int64_t split_bytes = 0;
-  for (Block* neighbour : {block->previous, block->next}) {
-    if (const std::size_t merged = merge(block, neighbour)) {
+  for (Block* neighbor : {block->previous, block->next}) {
+    if (const std::size_t merged = merge(block, neighbor)) {
       split_blocks -= 1;
       split_bytes -= asSigned(merged);
     }
@@ -322,31 +322,31 @@ void CachingAllocator::makeFree(Block* block) {
   stats_.requested_bytes.decrease(kind, asSigned(requested));
 }
 
-// `try_merge_blocks()`: destroys `neighbour` and returns its size, or returns 0 if it cannot be merged.
-std::size_t CachingAllocator::merge(Block* into, Block* neighbour) {
-  if (neighbour == nullptr || !neighbour->isFree() || into->is_mapped != neighbour->is_mapped) {
+// `try_merge_blocks()`: destroys `neighbor` and returns its size, or returns 0 if it cannot be merged.
+std::size_t CachingAllocator::merge(Block* into, Block* neighbor) {
+  if (neighbor == nullptr || !neighbor->isFree() || into->is_mapped != neighbor->is_mapped) {
     return 0;
   }
-  if (into->previous == neighbour) {
-    into->address = neighbour->address;
-    into->previous = neighbour->previous;
+  if (into->previous == neighbor) {
+    into->address = neighbor->address;
+    into->previous = neighbor->previous;
     if (into->previous != nullptr) {
       into->previous->next = into;
     }
   } else {
-    into->next = neighbour->next;
+    into->next = neighbor->next;
     if (into->next != nullptr) {
       into->next->previous = into;
     }
   }
-  const std::size_t size = neighbour->size;
+  const std::size_t size = neighbor->size;
   into->size += size;
-  if (neighbour->is_mapped) {
-    neighbour->pool->free.erase(neighbour);
+  if (neighbor->is_mapped) {
+    neighbor->pool->free.erase(neighbor);
   } else {
-    neighbour->pool->unmapped.erase(neighbour);
+    neighbor->pool->unmapped.erase(neighbor);
   }
-  erase(neighbour);
+  erase(neighbor);
   return size;
 }
 
@@ -497,7 +497,7 @@ void CachingAllocator::releaseAll(BlockPool& pool) {
 
 void CachingAllocator::releaseSegment(Block* block) {
   ++stats_.num_device_free;
-  tell(MemoryAction::kSegmentFree, block->address, block->size, block->stream);
+  notify(MemoryAction::kSegmentFree, block->address, block->size, block->stream);
   driver_.giveBack(block->size);
   stats_.segment.decrease(block->pool->kind, 1);
   stats_.reserved_bytes.decrease(block->pool->kind, asSigned(block->size));
@@ -576,7 +576,7 @@ bool CachingAllocator::map(Block* block, std::size_t bytes) {
     pool.unmapped.insert(rest);
     block->size = size;
   }
-  tell(MemoryAction::kSegmentMap, block->address, size, block->stream);
+  notify(MemoryAction::kSegmentMap, block->address, size, block->stream);
   merge(block, block->previous);
   merge(block, block->next);
   pool.insert(block);
@@ -614,7 +614,7 @@ void CachingAllocator::unmap(Block* block) {
   driver_.giveBack(pages.size);
   stats_.reserved_bytes.decrease(pool.kind, asSigned(pages.size));
   ++stats_.num_device_free;
-  tell(MemoryAction::kSegmentUnmap, pages.begin, pages.size, block->stream);
+  notify(MemoryAction::kSegmentUnmap, pages.begin, pages.size, block->stream);
 }
 
 void CachingAllocator::releaseExpandable(Block* block) {
@@ -645,7 +645,7 @@ void CachingAllocator::erase(Block* block) {
   delete block;
 }
 
-void CachingAllocator::tell(MemoryAction action, std::uintptr_t address, std::size_t bytes, StreamId stream) const {
+void CachingAllocator::notify(MemoryAction action, std::uintptr_t address, std::size_t bytes, StreamId stream) const {
   if (observer_) {
     observer_(action, address, bytes, stream);
   }

@@ -185,12 +185,12 @@ class TORCHEXT_API CachingAllocator {
   Request requestFor(std::size_t bytes, c10::StreamId stream);
   Block* findFree(const Request& request);
   Block* allocateSegment(const Request& request, bool is_retry);
-  Block* hand(Block* block, const Request& request);
+  Block* handOut(Block* block, const Request& request);
   void split(Block* block, const Request& request);
 
   bool mayTake(std::size_t bytes) const noexcept;
   void makeFree(Block* block);
-  std::size_t merge(Block* into, Block* neighbour);
+  std::size_t merge(Block* into, Block* neighbor);
   void freeAwaited();
   void collectGarbage();
   bool releaseOversized(const Request& request);
@@ -207,7 +207,7 @@ class TORCHEXT_API CachingAllocator {
 
   Block* newBlock(c10::StreamId stream, std::size_t size, BlockPool& pool, std::uintptr_t address);
   void erase(Block* block);
-  void tell(MemoryAction action, std::uintptr_t address, std::size_t bytes, c10::StreamId stream) const;
+  void notify(MemoryAction action, std::uintptr_t address, std::size_t bytes, c10::StreamId stream) const;
 
   DriverMemory driver_;
   AllocatorStats stats_;

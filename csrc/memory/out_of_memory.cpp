@@ -32,7 +32,7 @@ std::string formatted(std::size_t bytes) {
   return text.data();
 }
 
-std::string whereItIs(c10::Device device) {
+std::string memoryByCategory(c10::Device device) {
   const auto timeline = currentTimeline();
   if (timeline == nullptr) {
     return "Run the program inside torchext.memory.track_memory() to list the memory by category.";
@@ -73,7 +73,7 @@ void raise(const OutOfMemory& report) {
                    " is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting "
                    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation. The GPU is a fake one of "
                    "torchext. ",
-                   whereItIs({c10::kCUDA, report.device}));
+                   memoryByCategory({c10::kCUDA, report.device}));
 }
 
 }  // namespace torchext

@@ -173,7 +173,7 @@ PyObject* newRegion(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
 
 // Notifies function modes of the region, as PyTorch's regions do: `torch.export` traces by a function mode. Returns
 // false with a Python error.
-bool tellModes(PyObject* self, bool begins) {
+bool notifyModes(PyObject* self, bool begins) {
   if (!at::impl::torch_function_mode_enabled()) {
     return true;
   }
@@ -188,7 +188,7 @@ PyObject* enter(PyObject* self, PyObject* /*unused*/) {
   const Region& region = *asRegion(self);
   enterRegion(region.owner, {region.device_type ? *region.device_type : deviceTypeInUse(), region.dtype,
                              region.is_enabled, region.is_caching, region.is_self_cleaning});
-  if (!settleLeases() || !tellModes(self, true)) {
+  if (!settleLeases() || !notifyModes(self, true)) {
     leaveRegion(region.owner);
     return nullptr;
   }
@@ -201,7 +201,7 @@ PyObject* enter(PyObject* self, PyObject* /*unused*/) {
 PyObject* leave(PyObject* self, PyObject* const* /*unused*/, Py_ssize_t /*unused*/) {
   HANDLE_TH_ERRORS
   leaveRegion(asRegion(self)->owner);
-  if (!tellModes(self, false)) {
+  if (!notifyModes(self, false)) {
     return nullptr;
   }
   Py_RETURN_NONE;

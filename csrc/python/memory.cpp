@@ -155,13 +155,13 @@ py::list asFrames(const StackTrace* stack) {
 }
 
 // A copy of a block, and the stack that allocated it.
-struct SeenBlock {
+struct BlockCopy {
   Block block;
   std::shared_ptr<const StackTrace> stack;
 };
 
-std::vector<SeenBlock> seeSegment(const Block& first, const DeviceMemory& memory) {
-  std::vector<SeenBlock> seen;
+std::vector<BlockCopy> copySegment(const Block& first, const DeviceMemory& memory) {
+  std::vector<BlockCopy> seen;
   for (const Block* block = &first; block != nullptr && block->is_mapped; block = block->next) {
     seen.push_back({*block, block->isFree() ? nullptr : memory.stackOf(block->address)});
   }
@@ -169,7 +169,7 @@ std::vector<SeenBlock> seeSegment(const Block& first, const DeviceMemory& memory
 }
 
 // Returns a segment of `torch._C._cuda_memorySnapshot()`.
-py::dict asSegment(const std::vector<SeenBlock>& seen, std::int64_t device) {
+py::dict asSegment(const std::vector<BlockCopy>& seen, std::int64_t device) {
   py::list blocks;
   std::size_t total = 0;
   std::size_t allocated = 0;
@@ -209,9 +209,9 @@ py::list memorySegments() {
   py::list segments;
   for (c10::DeviceIndex i = 0; i < fakeCudaDeviceCount(); ++i) {
     DeviceMemory& memory = memoryOf(i);
-    std::vector<std::vector<SeenBlock>> seen;
-    memory.visitSegments([&](const Block& first) { seen.push_back(seeSegment(first, memory)); });
-    for (const std::vector<SeenBlock>& segment : seen) {
+    std::vector<std::vector<BlockCopy>> seen;
+    memory.visitSegments([&](const Block& first) { seen.push_back(copySegment(first, memory)); });
+    for (const std::vector<BlockCopy>& segment : seen) {
       if (!segment.empty()) {
         segments.append(asSegment(segment, i));
       }

@@ -38,13 +38,13 @@ class VirtualTableTest {
 
 namespace {
 
-int answerOtherwise(const VirtualTableTest* /*asked*/) {
+int returnTwenty(const VirtualTableTest* /*instance*/) {
   return 20;
 }
 
 // Hides the object's class from the compiler, so that it calls functions through the table.
-const VirtualTableTest& hidden(const VirtualTableTest& asked) {
-  const VirtualTableTest* volatile pointer = &asked;
+const VirtualTableTest& hidden(const VirtualTableTest& instance) {
+  const VirtualTableTest* volatile pointer = &instance;
   return *pointer;
 }
 
@@ -54,10 +54,11 @@ bool testVirtualTable(bool is_broken) {
   constexpr std::size_t kCapacity = 8;
   static VirtualTable<kCapacity> table{std::make_unique<VirtualTableTest>().get(), tableSizeOf<VirtualTableTest>()};
   static const auto original =
-      table.replace(slotOf(is_broken ? &VirtualTableTest::one : &VirtualTableTest::two), &answerOtherwise);
-  VirtualTableTest asked;
-  table.installInto(&asked);
-  return hidden(asked).one() == 1 && hidden(asked).two() == 20 && hidden(asked).three() == 3 && original(&asked) == 2;
+      table.replace(slotOf(is_broken ? &VirtualTableTest::one : &VirtualTableTest::two), &returnTwenty);
+  VirtualTableTest instance;
+  table.installInto(&instance);
+  return hidden(instance).one() == 1 && hidden(instance).two() == 20 && hidden(instance).three() == 3 &&
+         original(&instance) == 2;
 }
 
 }  // namespace torchext

@@ -65,7 +65,7 @@ void deferredTensorsBecomeReal() {
   EXPECT(tensor.equal(at::ones({2, 2}).add_(1)));
 }
 
-void pairsOfFunctionsAreWhatGuardsAre() {
+void pairsOfFunctionsActLikeGuards() {
   torchext::enterFakeMode();
   torchext::enterDeferredInit();
   torchext::leaveFakeMode();
@@ -95,7 +95,7 @@ constexpr Test kTests[] = {
     {"fakes_are_made_while_the_guard_lives", &fakesAreMadeWhileTheGuardLives},
     {"guards_end_when_an_exception_passes", &guardsEndWhenAnExceptionPasses},
     {"deferred_tensors_become_real", &deferredTensorsBecomeReal},
-    {"pairs_of_functions_are_what_guards_are", &pairsOfFunctionsAreWhatGuardsAre},
+    {"pairs_of_functions_act_like_guards", &pairsOfFunctionsActLikeGuards},
     {"regions_autocast", &regionsAutocast},
 };
 

@@ -56,7 +56,7 @@ State stateInside(bool enabled) {
   return State{};
 }
 
-void isTheStateOfPyTorch() {
+void matchesTheStateOfPyTorch() {
   for (const bool grad : {true, false}) {
     const c10::AutoGradMode grad_mode{grad};
     for (const bool enabled : {true, false}) {
@@ -107,7 +107,7 @@ void restoresWhenAnExceptionPasses() {
   EXPECT(State{} == before);
 }
 
-void isOfOneThread() {
+void affectsOneThreadOnly() {
   const InferenceMode guard;
   bool inside_is_enabled = true;
   bool trained = false;
@@ -180,10 +180,10 @@ void reportsIllegalStates() {
 }
 
 constexpr Test kTests[] = {
-    {"is_the_state_of_pytorch", &isTheStateOfPyTorch},
+    {"matches_the_state_of_pytorch", &matchesTheStateOfPyTorch},
     {"nests_and_restores", &nestsAndRestores},
     {"restores_when_an_exception_passes", &restoresWhenAnExceptionPasses},
-    {"is_of_one_thread", &isOfOneThread},
+    {"affects_one_thread_only", &affectsOneThreadOnly},
     {"follows_the_rules", &followsTheRules},
     {"makes_normal_tensors", &makesNormalTensors},
     {"reports_illegal_states", &reportsIllegalStates},

@@ -38,7 +38,7 @@ void nameStandsForAllOverloads() {
   EXPECT(mockTraitOf(find("aten::mul", "Tensor")) == 2 && mockTraitOf(find("aten::mul", "out")) == 2);
 }
 
-void nameStandsForOneOverloadWhereATableSaysSo() {
+void nameStandsForOneOverloadInATableOfOverloads() {
   EXPECT(isNamed(find("mock::one")) && !isNamed(find("mock::one", "other")));
   EXPECT(isNamed(find("aten::add", "Tensor")) && !isNamed(find("aten::add", "Scalar")));
 }
@@ -48,7 +48,7 @@ void operatorsInNoTableHaveTheDefault() {
   EXPECT(isZero(find("aten::zero_")) && !isZero(find("mock::zero_")));
 }
 
-void operatorsThatComeAfterTheFirstQuestionAreFound() {
+void operatorsRegisteredAfterTheFirstLookupAreFound() {
   EXPECT(!isLate(find("mock::one")));
   torch::Library library(torch::Library::DEF, "mock_late", std::nullopt, __FILE__, __LINE__);
   library.def("one(Tensor x) -> Tensor");
@@ -56,7 +56,7 @@ void operatorsThatComeAfterTheFirstQuestionAreFound() {
   EXPECT(isLate(find("mock_late::one")) && !isLate(find("mock_late::two")));
 }
 
-void threadsMayAskFirstAtOnce() {
+void firstLookupsMayBeConcurrent() {
   const OperatorSet isFirst{"are looked up by threads in a test", {"aten::add", "mock::two"}};
   std::vector<int> found(8);
   std::vector<std::thread> threads;
@@ -71,10 +71,10 @@ void threadsMayAskFirstAtOnce() {
 
 constexpr Test kTests[] = {
     {"name stands for all overloads", nameStandsForAllOverloads},
-    {"name stands for one overload where a table says so", nameStandsForOneOverloadWhereATableSaysSo},
+    {"name stands for one overload in a table of overloads", nameStandsForOneOverloadInATableOfOverloads},
     {"operators in no table have the default", operatorsInNoTableHaveTheDefault},
-    {"operators that come after the first question are found", operatorsThatComeAfterTheFirstQuestionAreFound},
-    {"threads may ask first at once", threadsMayAskFirstAtOnce},
+    {"operators registered after the first lookup are found", operatorsRegisteredAfterTheFirstLookupAreFound},
+    {"first lookups may be concurrent", firstLookupsMayBeConcurrent},
 };
 
 }  // namespace

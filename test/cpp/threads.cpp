@@ -106,7 +106,7 @@ void threadsMakeFakesAndShareTheCache() {
   runAtOnce({multiply, multiply, multiply});
 }
 
-void threadsHaveBlocksOfTheirOwn() {
+void threadsHaveSeparateBlocks() {
   const auto infer = [] {
     for (int round = 0; round < kRounds; ++round) {
       const InferenceMode mode;
@@ -139,7 +139,7 @@ void threadsMaterializeTheSameTensors() {
 }
 
 // The threads share the common part of the recording, but not the storages.
-void oneMaterializesWhatOthersWereComputedFrom() {
+void oneThreadMaterializesWhileOthersUseDependents() {
   for (int round = 0; round < kRounds; ++round) {
     const Tensor tensor = deferredFull(round);
     const Tensor next = tensor.add(1);
@@ -158,7 +158,7 @@ void oneMaterializesWhatOthersWereComputedFrom() {
 }
 
 // Sizes and strides stay unchanged, and a thread may release its tensors.
-void othersReadSizesAndFreeViewsOfWhatBecomesReal() {
+void othersReadSizesAndFreeViewsDuringMaterialization() {
   for (int round = 0; round < kRounds; ++round) {
     const Tensor tensor = deferredFull(round);
     std::vector<Tensor> views;
@@ -172,7 +172,7 @@ void othersReadSizesAndFreeViewsOfWhatBecomesReal() {
 }
 
 // Reading a single element of a deferred tensor shortens its recording to a constant.
-void othersExplainAndEvaluateWhatIsRead() {
+void othersExplainAndEvaluateDuringReads() {
   for (int round = 0; round < kRounds; ++round) {
     const Tensor tensor = deferredFull(round).add(1).add(1);
     const auto explain = [&] { EXPECT(!torchext::explain({tensor}).operations.empty()); };
@@ -183,7 +183,7 @@ void othersExplainAndEvaluateWhatIsRead() {
 }
 
 // The reader gets the value before the other thread's write, or after it.
-void oneReadsWhatAnotherWrites() {
+void oneThreadReadsWhileAnotherWrites() {
   for (int round = 0; round < kRounds; ++round) {
     const Tensor tensor = deferredFull(round).add_(1);
     const auto write = [&] { tensor.add_(1); };
@@ -198,7 +198,7 @@ void oneReadsWhatAnotherWrites() {
 
 // Reading an element replaces a value by a constant, while other threads record operators with the value and use its
 // operator.
-void othersRecordWithWhatIsRead() {
+void othersRecordDuringReads() {
   for (int round = 0; round < kRounds; ++round) {
     const Tensor tensor = deferredFull(round).add(1);
     const auto read = [&] { EXPECT(tensor.select(0, 0).select(0, 0).item<double>() == round + 1.0); };
@@ -212,7 +212,7 @@ void othersRecordWithWhatIsRead() {
 }
 
 // The allocation of a storage belongs to its record, which is destroyed when the storage becomes real.
-void othersCountWhatBecomesReal() {
+void othersCountDuringMaterialization() {
   const auto timeline = torchext::openTimeline();
   for (int round = 0; round < kRounds; ++round) {
     const Tensor tensor = deferredFull(round);
@@ -232,14 +232,14 @@ void othersCountWhatBecomesReal() {
 constexpr Test kTests[] = {
     {"threads_begin_at_once", &threadsBeginAtOnce},
     {"threads_make_fakes_and_share_the_cache", &threadsMakeFakesAndShareTheCache},
-    {"threads_have_blocks_of_their_own", &threadsHaveBlocksOfTheirOwn},
+    {"threads_have_separate_blocks", &threadsHaveSeparateBlocks},
     {"threads_materialize_the_same_tensors", &threadsMaterializeTheSameTensors},
-    {"one_materializes_what_others_were_computed_from", &oneMaterializesWhatOthersWereComputedFrom},
-    {"others_read_sizes_and_free_views_of_what_becomes_real", &othersReadSizesAndFreeViewsOfWhatBecomesReal},
-    {"others_explain_and_evaluate_what_is_read", &othersExplainAndEvaluateWhatIsRead},
-    {"one_reads_what_another_writes", &oneReadsWhatAnotherWrites},
-    {"others_record_with_what_is_read", &othersRecordWithWhatIsRead},
-    {"others_count_what_becomes_real", &othersCountWhatBecomesReal},
+    {"one_thread_materializes_while_others_use_dependents", &oneThreadMaterializesWhileOthersUseDependents},
+    {"others_read_sizes_and_free_views_during_materialization", &othersReadSizesAndFreeViewsDuringMaterialization},
+    {"others_explain_and_evaluate_during_reads", &othersExplainAndEvaluateDuringReads},
+    {"one_thread_reads_while_another_writes", &oneThreadReadsWhileAnotherWrites},
+    {"others_record_during_reads", &othersRecordDuringReads},
+    {"others_count_during_materialization", &othersCountDuringMaterialization},
 };
 
 }  // namespace

@@ -31,20 +31,20 @@ namespace {
 
 using Table = torchext::VirtualTable<8>;
 
-int answerOtherwise(const Hooks* /*hooks*/) {
+int returnTwenty(const Hooks* /*hooks*/) {
   return 20;
 }
 
-void functionsThatAreNotReplacedAreThoseOfTheObject() {
+void functionsThatAreNotReplacedStay() {
   Hooks hooks;
   Table table{&hooks, torchext::tableSizeOf<Hooks>()};
-  table.replace(torchext::slotOf(&Hooks::two), &answerOtherwise);
+  table.replace(torchext::slotOf(&Hooks::two), &returnTwenty);
   table.installInto(&hooks);
   const Hooks* volatile hidden = &hooks;
   EXPECT(hidden->one() == 1 && hidden->two() == 20 && hidden->three() == 3);
 }
 
-void tableOfAnotherSizeThanThatOfTheHeaderIsRefused() {
+void tableWhoseSizeDiffersFromTheHeaderIsRejected() {
   const Hooks hooks;
   std::string message;
   try {
@@ -56,8 +56,8 @@ void tableOfAnotherSizeThanThatOfTheHeaderIsRefused() {
 }
 
 constexpr Test kTests[] = {
-    {"functions that are not replaced are those of the object", functionsThatAreNotReplacedAreThoseOfTheObject},
-    {"table of another size than that of the header is refused", tableOfAnotherSizeThanThatOfTheHeaderIsRefused},
+    {"functions that are not replaced stay", functionsThatAreNotReplacedStay},
+    {"table whose size differs from the header is rejected", tableWhoseSizeDiffersFromTheHeaderIsRejected},
 };
 
 }  // namespace

@@ -64,7 +64,7 @@ class Indices {
     return dim < static_cast<std::int64_t>(tensors_.size()) && tensors_[static_cast<std::size_t>(dim)].defined();
   }
   // `hasContiguousSubspace()`: the indexed dimensions are adjacent.
-  bool areNeighbours(std::int64_t num_dims) const {
+  bool areAdjacent(std::int64_t num_dims) const {
     int changes = 0;
     for (std::int64_t dim = 1; dim < num_dims; ++dim) {
       changes += isGiven(dim) != isGiven(dim - 1) ? 1 : 0;
@@ -121,8 +121,8 @@ void addBySortedIndex(KernelCall& call, const Indices& indices, const Tensor& va
   const BlockNumber self_copy = self.is_contiguous() ? -1 : call.copy(self);
   std::int64_t elements = 1;  // per index
   std::int64_t slice = 1;     // those of them that are contiguous, after the indices
-  const bool are_neighbours = indices.areNeighbours(self.dim());
-  bool is_behind = !are_neighbours;  // other dimensions are moved to the end
+  const bool are_adjacent = indices.areAdjacent(self.dim());
+  bool is_behind = !are_adjacent;  // other dimensions are moved to the end
   for (std::int64_t dim = 0; dim < self.dim(); ++dim) {
     is_behind = is_behind || indices.isGiven(dim);
     const std::int64_t size = indices.isGiven(dim) ? 1 : self.size(dim);
@@ -134,7 +134,7 @@ void addBySortedIndex(KernelCall& call, const Indices& indices, const Tensor& va
   const auto element = static_cast<std::int64_t>(self.element_size());
   const bool is_ready = values.numel() == count * elements && values.is_contiguous();
   const BlockNumber values_copy = is_ready ? -1 : call.allocate(count * elements * element);
-  const BlockNumber permuted = are_neighbours ? -1 : call.copy(self);
+  const BlockNumber permuted = are_adjacent ? -1 : call.copy(self);
   const BlockNumber sorted = call.allocate(count * kIndex);
   const BlockNumber original = call.allocate(count * kIndex);
   const BlockNumber range = call.allocate(count * kIndex);
