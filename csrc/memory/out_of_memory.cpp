@@ -38,8 +38,8 @@ std::string memoryByCategory(c10::Device device) {
     return "Run the program inside torchext.memory.track_memory() to list the memory by category.";
   }
   static constexpr std::array<const char*, kNumMemoryCategories> kNames{
-      "temporaries", "activations", "inputs",          "communication buffers",
-      "workspaces",  "gradients",   "optimizer state", "parameters"};
+      "temporaries",     "activations", "inputs", "communication buffers", "workspaces", "gradients",
+      "optimizer state", "parameters",  "caches"};
   const MemoryPoint now = timeline->pointAfter(device, timeline->countEvents());
   std::multimap<std::size_t, const char*, std::greater<>> parts;
   for (std::size_t i = 0; i < kNames.size(); ++i) {
