@@ -14,7 +14,7 @@
 #pragma clang attribute push(__attribute__((target("avx512f"))), apply_to = function)
 #else
 #pragma GCC push_options
-// GCC's own header takes what it leaves undefined on purpose for a mistake (its bug 105593).
+// GCC warns about intentionally uninitialized values in its own header (GCC bug 105593).
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC target("avx512f")

@@ -82,7 +82,7 @@ std::size_t DeviceMemory::sizeOf(std::size_t bytes) const noexcept {
   return isPinned() ? c10::llvm::PowerOf2Ceil(bytes) : bytes;
 }
 
-// Makes the allocator that of the current fake GPU. After a change of the fake devices it starts anew, as in a new
+// Configures the allocator for the current fake GPU. After a change of the fake devices it is replaced, as in a new
 // process, if no allocations are left. Otherwise live blocks still count, and cached segments are released.
 void DeviceMemory::followGpu() {
   if (!device_.is_cuda()) {
@@ -131,7 +131,7 @@ void DeviceMemory::observe() {
   });
 }
 
-// Call it before taking the lock: it takes the interpreter's lock, and holders of that may wait for ours.
+// Call it before taking the lock: it takes the interpreter's lock, and a thread that holds that may wait for this one.
 std::shared_ptr<const StackTrace> DeviceMemory::stackToRecord(HistoryStacks least) const {
   return history_stacks_.load(std::memory_order_relaxed) < least
              ? nullptr
