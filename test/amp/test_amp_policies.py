@@ -170,7 +170,7 @@ class TestRegister:
     def test_sees_what_torch_library_has_registered(self) -> None:
         name, _ = define()
         torch.library.register_autocast(name, "cpu", BF16)
-        with pytest.raises(ValueError, match="or by torch.library.register_autocast"):
+        with pytest.raises(ValueError, match="or torch.library.register_autocast"):
             amp.register_policy(name, "promote")
 
 

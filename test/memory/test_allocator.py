@@ -96,7 +96,7 @@ def test_a_request_that_does_not_fit_leaves_what_is_allocated() -> None:
 
 
 def test_an_unknown_event_is_refused() -> None:
-    with pytest.raises(ValueError, match='"alloc", "free", "record" or "empty", not "grow"'):
+    with pytest.raises(ValueError, match='"alloc", "free", "record" or "empty", got "grow"'):
         _C.simulate_allocations(GIB, [("grow", 0, 0, 0)])
 
 
