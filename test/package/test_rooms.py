@@ -1,8 +1,8 @@
-"""The rooms of the sources are those in their tables, and no arrow leads from a lower room to an upper one.
+"""The components of the sources match their tables, and their dependencies contain no cycle.
 
-csrc/README.md and torchext/README.md have a table with the columns `room | idea | may include` (or `may import`). A
-room is a folder, a file, or the face of a package, which is its `__init__`; `.` is everything that is in no other room.
-A file belongs to the room with the longest name that matches.
+csrc/README.md and torchext/README.md have a table with the columns `component | purpose | may include` (or `may
+import`). A component ("room" in this file) is a directory, a file, or the `__init__` of a package. `.` contains all files
+that belong to no other component. A file belongs to the component with the longest matching name.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def includes() -> frozenset[Arrow]:
 def public_headers() -> dict[str, str]:
     """Returns the files that define what the public headers declare, by the table of csrc/README.md."""
     text = (CSRC / "README.md").read_text()
-    rows = re.search(r"^\| header \| what defines it \|\n\|[ |-]+\|\n((?:\|.*\|\n)+)", text, re.M)
+    rows = re.search(r"^\| header \| defined in \|\n\|[ |-]+\|\n((?:\|.*\|\n)+)", text, re.M)
     assert rows is not None
     return dict(re.findall(r"^\| `(.+)` \| `(.+)` \|$", rows[1], re.M))
 
@@ -125,7 +125,7 @@ def without_loops(arrows: Iterable[Arrow]) -> frozenset[Arrow]:
 
 
 class Row(NamedTuple):
-    """What a room may use: some rooms, or, where `is_open`, all but some."""
+    """The rooms that a room may use: `named`, or, if `is_open`, all but `named`."""
 
     named: frozenset[str]
     is_open: bool
@@ -138,7 +138,7 @@ class Row(NamedTuple):
 def table(page: Path) -> dict[str, Row]:
     """Returns the rooms of a page, and what each may use: rooms by name, `all`, or `all but` some."""
     found = re.search(
-        r"^\| room \| idea \| may (?:include|import) \|\n\|[ |-]+\|\n((?:\|.*\|\n)+)", page.read_text(), re.M
+        r"^\| component \| purpose \| may (?:include|import) \|\n\|[ |-]+\|\n((?:\|.*\|\n)+)", page.read_text(), re.M
     )
     assert found is not None, f"{page.name} has no table of rooms"
     rows = {}
