@@ -1,8 +1,8 @@
 """The components of the sources match their tables, and their dependencies contain no cycle.
 
 csrc/README.md and torchext/README.md have a table with the columns `component | purpose | may include` (or `may
-import`). A component ("room" in this file) is a directory, a file, or the `__init__` of a package. `.` contains all files
-that belong to no other component. A file belongs to the component with the longest matching name.
+import`). A component ("room" in this file) is a directory, a file, or the `__init__` of a package. `.` contains all
+files that belong to no other component. A file belongs to the component with the longest matching name.
 """
 
 from __future__ import annotations
