@@ -16,7 +16,7 @@ class Reporter final : public AllocationReporter {
  public:
   explicit Reporter(std::size_t max_bytes) : max_bytes_{max_bytes} {}
 
-  // `DefaultCPUAllocator::allocate()` reports before anybody owns the memory, so what raises frees it.
+  // `DefaultCPUAllocator::allocate()` reports before the memory has an owner, so a reporter that raises must free it.
   void reportMemoryUsage(void* address,
                          std::int64_t bytes,
                          std::size_t /*allocated*/,

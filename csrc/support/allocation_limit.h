@@ -9,12 +9,12 @@
 
 namespace torchext {
 
-// While it lives, a request for more than `max_bytes` at once to PyTorch's allocator of the CPU raises std::bad_alloc
-// on this thread, before the memory is touched. Kernels check their arguments before they allocate results, so this
-// shows what they refuse without computing what they accept.
+// While it lives, a request for more than `max_bytes` at once to PyTorch's CPU allocator raises std::bad_alloc on this
+// thread, before the memory is touched. Kernels check their arguments before they allocate results, so this shows which
+// calls they refuse without computing the ones that they accept.
 //
-// It takes the place of a profiler, because the allocator reports to a profiler only. A profiler of the user's does not
-// see what happens on this thread then: it would take what is in its place for its own state.
+// The limit is installed in place of a profiler, because the allocator reports to profilers only. The user's profiler
+// does not observe this thread in the meantime: it would mistake the installed object for its own state.
 class AllocationLimit {
  public:
   explicit AllocationLimit(std::size_t max_bytes);

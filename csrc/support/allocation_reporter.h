@@ -4,8 +4,8 @@
 
 namespace torchext {
 
-// What PyTorch's allocators report to (`reportMemoryUsageToProfiler()`), if it is in the place of a profiler on the
-// thread. PyTorch takes what is there for one (`ProfilerStateBase::get()`), so it is one, disabled.
+// Receives reports from PyTorch's allocators on a thread (`reportMemoryUsageToProfiler()`), installed in place of a
+// profiler. PyTorch casts it to a profiler state (`ProfilerStateBase::get()`), so it is one, disabled.
 class AllocationReporter : public torch::profiler::impl::ProfilerStateBase {
  public:
   AllocationReporter()

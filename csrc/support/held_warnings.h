@@ -7,8 +7,8 @@
 
 namespace torchext {
 
-// Holds back PyTorch's warnings on this thread while it lives, and passes them on when it dies. What Python code warns
-// of with `warnings.warn()` is not held back.
+// While it lives, holds back PyTorch's warnings on this thread; the destructor passes them on. Warnings that Python
+// code raises with `warnings.warn()` are not held back.
 class HeldWarnings {
  public:
   HeldWarnings() = default;
@@ -23,7 +23,7 @@ class HeldWarnings {
     return handler_.held.empty();
   }
 
-  // Returns the warnings, which are not passed on.
+  // Returns the warnings and drops them, so that the destructor does not pass them on.
   std::vector<c10::Warning> take() noexcept {
     return std::exchange(handler_.held, {});
   }

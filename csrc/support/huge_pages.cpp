@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::uintptr_t kHugePage = std::uintptr_t{1} << 21U;
 
-// A wish: where it is not granted, or there is no memory, all is as before.
+// `madvise` is best effort: if it fails, the memory stays on small pages.
 void advise(void* data, std::uintptr_t begin, std::uintptr_t end) noexcept {
   if (begin < end) {
     const auto offset = static_cast<std::intptr_t>(begin) - reinterpret_cast<std::intptr_t>(data);
@@ -26,8 +26,8 @@ void advise(void* data, std::uintptr_t begin, std::uintptr_t end) noexcept {
 
 void preferHugePages(void* data, std::size_t nbytes) noexcept {
   const auto address = reinterpret_cast<std::uintptr_t>(data);
-  // Pages that are shared with what lies before or behind are the allocator's, too, and count if this has half of them:
-  // what comes out of one heap is mostly written together.
+  // The pages at both ends are shared with neighboring allocations. Each is included if at least half of it belongs to
+  // this one: neighbors on the same heap are mostly written at the same time.
   advise(data, (address + kHugePage / 2) / kHugePage * kHugePage,
          (address + nbytes + kHugePage / 2) / kHugePage * kHugePage);
 }

@@ -4,14 +4,13 @@
 
 namespace torchext {
 
-// Asks the system to back `nbytes` bytes at `data`, which nobody has touched yet, with huge pages.
-// Writing fresh memory costs more than computing what is written, as long as the system is asked for each 4 KiB of it.
-// Does nothing for less than half of a huge page, and where there are none. Any thread may call it; it is one system
-// call.
+// Advises the system to back the untouched `nbytes` bytes at `data` with huge pages. Without them, the page faults for
+// each 4 KiB cost more than computing the values that are written. Does nothing for less than half a huge page, or
+// where the system has no huge pages. Thread-safe; one system call.
 void preferHugePages(void* data, std::size_t nbytes) noexcept;
 
-// Does the same for those huge pages only that lie within the `nbytes` bytes, so that the process never takes more
-// memory than that for them. A page at an edge is backed as a whole, which is 2 MiB, if any byte of it is written.
+// Does the same only for the huge pages that lie entirely within the `nbytes` bytes. A page at an edge would occupy all
+// of its 2 MiB once any byte of it is written; without them the process never uses more memory than requested.
 void preferHugePagesWithin(void* data, std::size_t nbytes) noexcept;
 
 }  // namespace torchext

@@ -5,8 +5,8 @@
 namespace torchext {
 
 // While it lives, this thread includes a dispatch key, or does not include it. PyTorch's `IncludeDispatchKeyGuard`
-// restores all keys, which ends guards that began later and outlive it: NOTE [Guards and blocks]. This one changes its
-// own key only.
+// restores all keys, which ends guards that began later and outlive it: NOTE [Guards and blocks]. This guard changes
+// only its own key.
 class IncludedKey {
  public:
   explicit IncludedKey(c10::DispatchKey key, bool is_included = true)

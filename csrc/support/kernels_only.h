@@ -5,14 +5,14 @@
 
 namespace torchext {
 
-// While it lives, operators that this thread redispatches to `kCpu` run their kernels, and so does what these call: no
-// autograd, no modes, and no keys of ours. For memory that nobody knows as a tensor.
+// While it lives, operators that this thread redispatches to `kCpu` run their kernels, and so do the operators that
+// these call: no autograd, no modes, and none of our keys. For memory that no other tensor shows.
 class KernelsOnly {
  public:
   static constexpr c10::DispatchKeySet kCpu{c10::DispatchKey::CPU};
 
  private:
-  // Factories are led to their kernels by this key.
+  // Factories reach their kernels through this key.
   static constexpr c10::DispatchKeySet kSelect{c10::DispatchKey::BackendSelect};
 
   c10::impl::ForceDispatchKeyGuard guard_{

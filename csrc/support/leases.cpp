@@ -17,8 +17,8 @@ void Lease::release() noexcept {
 }
 
 // Storages may be freed after static objects have been destroyed. The lease has a trivial destructor, so it can still
-// be used then. Its constructor is constexpr, so it is initialized before any code runs, and needs no lock; `constinit`
-// would say so, which PyTorch 2.11's C++17 does not have.
+// be used then. Its constructor is constexpr, so it is initialized before any code runs and needs no lock. `constinit`
+// would enforce that, but C++17 (PyTorch 2.11) does not have it.
 Lease& leaseOfFakes() noexcept {
   static Lease lease;
   return lease;

@@ -2,10 +2,10 @@
 
 // NOTE [Leases on PyTorch's functions]
 //
-// Some functions of PyTorch that Python calls are replaced (torchext/tools/patching.py says which, and why) while that
-// is needed: a block is open, or a tensor of ours is alive. Each of these holds a lease, and the core counts the
-// holders. When the last one is gone, which may be a storage that is freed on any thread, the listener is told. It is
-// set by the code that replaces the functions, which then puts PyTorch's own back.
+// Some functions of PyTorch that Python calls are replaced while a block is open or one of our tensors is alive.
+// torchext/tools/patching.py lists them with the reasons. Each such block or tensor holds a lease, and the core counts
+// the holders. When the last holder is gone (a storage may be freed on any thread), the listener is called. The code
+// that replaces the functions sets the listener, and then restores PyTorch's own.
 
 #include <atomic>
 #include <cstdint>
@@ -25,14 +25,14 @@ class TORCHEXT_API Lease {
     holders_.fetch_add(1, std::memory_order_acq_rel);
   }
 
-  // Once for each `hold()`, on any thread, with any locks held. Tells the listener when no holder is left.
+  // Call it once for each `hold()`, on any thread, with any locks held. Calls the listener when no holder is left.
   void release() noexcept;
 
   bool isHeld() const noexcept {
     return holders_.load(std::memory_order_acquire) > 0;
   }
 
-  // Returns true if the functions are replaced now, according to the code that replaces them.
+  // Returns true if the functions are replaced now, as set by the code that replaces them.
   bool isActive() const noexcept {
     return is_active_.load(std::memory_order_acquire);
   }
@@ -74,10 +74,10 @@ TORCHEXT_API Lease& leaseOfFakes() noexcept;
 // Held by the marks of tensors, and by threads on which a block demands the key of marked tensors.
 TORCHEXT_API Lease& leaseOfMarks() noexcept;
 
-// Held by regions of autocast, and by all that holds the lease of marks.
+// Held by autocast regions, and by all holders of the lease of marks.
 TORCHEXT_API Lease& leaseOfRegions() noexcept;
 
-// Called when `lease` has lost its last holder. Must not raise or wait. Null until it is set.
+// Called when `lease` has lost its last holder. Must not raise or block. Null until it is set.
 using LeaseListener = void (*)(Lease& lease);
 TORCHEXT_API void setLeaseListener(LeaseListener listener);
 

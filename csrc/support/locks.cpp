@@ -24,12 +24,12 @@ constexpr std::array<const char*, kNumRanks> kNames{
 
 static_assert(kNames.back() != nullptr, "A lock has no name.");
 
-// What this thread holds. Trivially destructible, so that locks can be taken while a thread ends.
+// The locks that this thread holds. Trivially destructible, so that locks can be taken while a thread ends.
 struct Held {
   std::uint32_t ranks = 0;
   std::array<std::uint16_t, kNumRanks> counts{};
-  // While it forks, the thread holds all locks, and is in the midst of nothing that they guard but what it held before.
-  // So functions that the program has Python call then may take them again.
+  // A thread that forks holds all locks, but only the ones that it held before guard a change in progress. So functions
+  // that the program registered in Python to run at a fork may take the others again.
   std::uint16_t forks = 0;
 };
 static_assert(kNumRanks <= 32);
@@ -62,7 +62,7 @@ bool areLocksChecked() noexcept {
   std::abort();
 }
 
-// Of what this thread holds, the last in the order.
+// Returns the last lock, in the order, that this thread holds.
 LockRank lastHeld() {
   auto rank = kNumRanks - 1;
   while ((held.ranks & bitOf(static_cast<LockRank>(rank))) == 0) {
@@ -77,8 +77,8 @@ void checkOrder(LockRank rank) noexcept {
   }
 }
 
-// Takes it again if this thread holds it. A thread that takes again what guards a change in progress would wait for
-// itself.
+// Takes the lock again if this thread holds it. Taking a lock again that guards a change in progress would be a
+// deadlock.
 bool acquireAgain(LockRank rank) noexcept {
   auto& count = held.counts[static_cast<std::size_t>(rank)];
   if (count == 0) {
@@ -180,7 +180,7 @@ void checkMayNeedInterpreter() noexcept {
 
 void checkHolds(LockRank rank) noexcept {
   if (held.counts[static_cast<std::size_t>(rank)] == 0 && areLocksChecked()) {
-    endProcess("a thread reads what is guarded by, but does not hold,", rank, nullptr);
+    endProcess("a thread reads data that is guarded by, but does not hold,", rank, nullptr);
   }
 }
 

@@ -7,9 +7,8 @@
 
 namespace torchext {
 
-// While it lives, a profiler of the user's does not see the operators that are called on this thread. Without a
-// profiler it does nothing: the guard takes a lock of PyTorch's that all threads share, and that a child of a fork may
-// find held.
+// While it lives, the user's profiler does not record the operators that are called on this thread. Without a profiler
+// it does nothing: the guard takes a PyTorch lock that all threads share and that a forked child may find locked.
 class NoObservers {
  public:
   NoObservers() {

@@ -2,20 +2,21 @@
 
 // NOTE [Guards and blocks]
 //
-// Whatever holds on a thread for a while is set by a guard: an object whose constructor sets it, and whose destructor
-// puts back what was there. C++ enters nothing without one.
+// State that holds on a thread for a while is set by a guard: an object whose constructor sets the state, and whose
+// destructor restores the previous one. C++ code always uses a guard.
 //
-// Other languages enter a block by one call and leave it by another, and cannot be made to do so in pairs: a block may
-// be left twice, on another thread, or while a later one is still open, as happens when coroutines or generators that
-// hold blocks take turns on a thread. A guard in an object of the language, as PyTorch's `py_context_manager` keeps it,
-// would then put back the state of another thread. So the list of what is open belongs to the thread:
+// Other languages enter a block by one call and leave it by another, and nothing forces such calls to pair up. A block
+// may be left twice, on another thread, or while a later one is still open. The last case happens when coroutines or
+// generators that hold blocks take turns on a thread. If an object of the language held the guard, as PyTorch's
+// `py_context_manager` does, leaving would restore the state of another thread. So the list of open blocks belongs to
+// the thread:
 //
-// - `OpenGuards` keeps one guard for each block, and ends them from the last to the first. A block that is left while
-//   later ones are open leaves these in force; its guard ends after theirs;
-// - inference mode and regions (`mode_blocks`, `region`) have lists of their own: there a block that is left hands over
-//   what it has found to the next one.
+// - `OpenGuards` keeps one guard per block, and ends them from the last to the first. A block that is left while later
+//   ones are open does not affect these; its guard ends after theirs;
+// - inference mode and regions (`mode_blocks`, `region`) keep separate lists. There, a block that is left hands the
+//   state that it found to the next one.
 //
-// Blocks have an owner where it matters which of them is left. It may enter them again while they are open.
+// Blocks have an owner where it matters which one is left. An owner may enter a block again while it is open.
 
 #include <algorithm>
 #include <cstdint>
@@ -29,14 +30,14 @@
 
 namespace torchext {
 
-// Who enters and leaves; never the same for two objects in the life of the process.
+// Identifies the object that enters and leaves; unique in the life of the process.
 using BlockOwner = std::uint64_t;
 TORCHEXT_API BlockOwner newBlockOwner() noexcept;
 
-// Of blocks that are all alike.
+// The owner of blocks that are interchangeable.
 constexpr BlockOwner kAnybody = 0;
 
-// The guards of one type that this thread has entered and not left. A thread that ends leaves them all.
+// The guards of one type that this thread has entered and not left. A thread that ends leaves all of them.
 template <typename Guard>
 class OpenGuards {
  public:
@@ -45,14 +46,14 @@ class OpenGuards {
     ofThisThread().blocks_.emplace_back(owner, arguments...);
   }
 
-  // Leaves the owner's innermost block. `block` is what the program calls it, for the error where there is none.
+  // Leaves the owner's innermost block. Raises if the owner has no open block; `block` is its name in the message.
   static void leave(BlockOwner owner, const char* block) {
     TORCH_CHECK(leaveIfOpen(owner), block,
                 " was left on a thread where it is not open. Leave each block once, on the thread that entered it; a "
                 "generator that holds one must be closed there.");
   }
 
-  // Returns false where there is none.
+  // Returns false if the owner has no open block.
   static bool leaveIfOpen(BlockOwner owner) {
     auto& blocks = ofThisThread().blocks_;
     const auto found = std::find_if(blocks.rbegin(), blocks.rend(),
@@ -91,11 +92,10 @@ class OpenGuards {
     return guards;
   }
 
-  std::list<Block> blocks_;  // which never moves them
+  std::list<Block> blocks_;  // a list, so that blocks never move
 };
 
-// The last of `blocks`, whose members `owner` tell who entered them, that `owner` has entered; the end if there is
-// none.
+// Returns the last of `blocks` whose member `owner` equals `owner`, or the end.
 template <typename Block>
 auto innermostOf(std::vector<Block>& blocks, BlockOwner owner) {
   const auto found =

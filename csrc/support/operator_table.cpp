@@ -30,7 +30,7 @@ std::vector<OperatorName> overloadsOf(const std::string& name, Overloads overloa
 struct OperatorGroups::State {
   struct Row {
     int group;
-    OperatorName op;  // tells it from one that was unregistered, and whose handle is used again
+    OperatorName op;  // differs from the operator's if the handle was reused after this one was unregistered
   };
 
   struct Index {
@@ -49,7 +49,7 @@ struct OperatorGroups::State {
     return *states;
   }
 
-  // Two threads may do it at once.
+  // Two threads may run it at once; the first index is kept.
   const Index* makeIndex() {
     auto made = std::make_unique<Index>();
     for (const auto& [name, group] : names) {

@@ -2,14 +2,14 @@
 
 // NOTE [Traits of operators]
 //
-// What has to be known of operators beyond their schemas is in tables of their full names, one for each concern:
+// Properties of operators that their schemas do not express are in tables of full operator names, one per property:
 //
 //     const OperatorSet isFill{"fill their first argument", {"aten::zero_", "aten::fill_"}};
 //
-// A table finds its operators when it is first asked, `isFill(op)`, and then by their handles, in constant time and
-// without a lock. Names are compared for operators that were not registered yet. An operator that is in no table, such
-// as a user's of any name, has the default, which has to be safe. docs/reference/operator_traits.md is printed from all
-// tables.
+// A table looks up its operators at the first call, `isFill(op)`, and after that by handle, in constant time and
+// without a lock. Names are compared only for operators that were not registered at that time. An operator that is in
+// no table, such as a user's operator of any name, has the default value, which must be safe.
+// docs/reference/operator_traits.md is printed from all tables.
 
 #include <initializer_list>
 #include <string>
@@ -22,13 +22,13 @@
 
 namespace torchext {
 
-// What a name stands for: all overloads of an operator, or one ("aten::add" is the one without a name).
+// A name in a table stands for all overloads of an operator, or for one ("aten::add" is the one with an empty name).
 enum class Overloads { kAll, kNamed };
 
-// The names of a table in groups that have one value. Filled while the library is loaded, and never destroyed.
+// The names of a table, in groups that share a value. Filled while the library is loaded, and never destroyed.
 class OperatorGroups {
  public:
-  // `what` is the end of a sentence about the operators.
+  // `what` completes a sentence about the operators; it is printed in the documentation.
   TORCHEXT_API OperatorGroups(const char* what, Overloads overloads);
 
   TORCHEXT_API void add(std::initializer_list<std::string_view> names);
@@ -89,7 +89,7 @@ class OperatorSet {
   OperatorGroups names_;
 };
 
-// Returns what each table says of its operators, and their names.
+// Returns the description of each table, and the names of its operators.
 TORCHEXT_API std::vector<std::pair<std::string, std::vector<std::string>>> describeOperatorTables();
 
 }  // namespace torchext

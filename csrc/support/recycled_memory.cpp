@@ -20,7 +20,7 @@ namespace {
 
 thread_local RecycledMemory* current_memory = nullptr;
 
-// Would one of `size` bytes do for `nbytes` bytes without wasting much?
+// Returns true if a block of `size` bytes fits `nbytes` bytes with at most 25 % waste.
 bool fits(std::size_t size, std::size_t nbytes) {
   return size >= nbytes && size - nbytes <= nbytes / 4;
 }
@@ -33,12 +33,12 @@ struct RecycledMemory::Block {
 };
 
 struct RecycledMemory::State {
-  // What nobody uses at the moment.
+  // Blocks that are not in use.
   std::vector<Block> free;
   std::size_t slack = 0;
 };
 
-// The context of a storage on a block, which goes back when the storage is freed.
+// The context of a storage on a block. The block returns to its owner when the storage is freed.
 struct RecycledMemory::InUse {
   std::shared_ptr<RecycledMemory> owner;
   Block block;
@@ -73,7 +73,7 @@ c10::Storage RecycledMemory::makeStorage(std::size_t nbytes) {
       used->block = std::move(*found);
       free.erase(found);
     } else {
-      outdated.swap(free);  // what is needed now has another size
+      outdated.swap(free);  // these sizes are no longer needed
     }
   }
   outdated.clear();

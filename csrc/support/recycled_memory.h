@@ -1,9 +1,9 @@
 #pragma once
 
-// Memory on the CPU that is used again and again, for those who compute one thing after another.
+// CPU memory that is reused for one computation after another.
 //
-// An allocator gives large memory back to the system, which then has to be asked for it anew, page by page, and what it
-// keeps is soon broken into pieces by what is allocated in between.
+// An allocator returns large blocks to the system, which must then provide them again page by page; the blocks that it
+// keeps are soon fragmented by other allocations.
 
 #include <cstddef>
 #include <memory>
@@ -13,22 +13,22 @@
 
 namespace torchext {
 
-// Keeps what is freed of the memory that it has given. Any thread may free it, also after the last reference to this.
-// `slack` is how much freed memory of other kinds, in bytes, the process may keep beyond that: `trim()`.
+// Keeps the freed blocks that it has handed out. Any thread may free them, also after the last reference to this
+// object. `slack` is the number of bytes of other freed memory that the process may keep: `trim()`.
 class TORCHEXT_API RecycledMemory : public std::enable_shared_from_this<RecycledMemory> {
  public:
   static std::shared_ptr<RecycledMemory> make(std::size_t slack);
   C10_DISABLE_COPY_AND_ASSIGN(RecycledMemory);
   ~RecycledMemory();
 
-  // A storage of `nbytes` bytes with arbitrary contents, which cannot be resized.
+  // Makes a storage of `nbytes` bytes with arbitrary contents. It cannot be resized.
   c10::Storage makeStorage(std::size_t nbytes);
 
-  // Gives memory back to the system that the allocator of C keeps, if it is more than the slack. Between what is
-  // computed there are small allocations, which stay, so that what is freed is not used again and the process grows.
+  // Returns freed memory that the C allocator keeps to the system, if it exceeds the slack. Small allocations between
+  // the large ones prevent their reuse, so without this the process grows.
   void trim() const noexcept;
 
-  // The one of the innermost `RecyclingGuard` on this thread, or null.
+  // Returns the memory of the innermost `RecyclingGuard` on this thread, or null.
   static RecycledMemory* current() noexcept;
 
  private:
@@ -42,7 +42,7 @@ class TORCHEXT_API RecycledMemory : public std::enable_shared_from_this<Recycled
   std::unique_ptr<State> state_;
 };
 
-// While it lives, large memory that values are computed into on this thread is taken from `memory`.
+// While it lives, large results that are computed on this thread are allocated from `memory`.
 class TORCHEXT_API RecyclingGuard {
  public:
   explicit RecyclingGuard(RecycledMemory& memory) noexcept;

@@ -55,8 +55,7 @@ void forEachTensor(const IValue& value, TensorVisitor visit) {
       visit(tensor);
     }
   } else if (value.isList()) {
-    // Lists of numbers are stored as lists of IValues, too; their element type tells them apart without looking at each
-    // element.
+    // Lists of numbers are also lists of IValues. Their element type distinguishes them without a look at each element.
     const auto kind = value.toListRef().empty() ? c10::TypeKind::NoneType : value.toList().elementType()->kind();
     if (kind == c10::TypeKind::IntType || kind == c10::TypeKind::FloatType || kind == c10::TypeKind::BoolType ||
         kind == c10::TypeKind::NoneType) {

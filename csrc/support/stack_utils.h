@@ -35,7 +35,7 @@ bool hasTensor(const c10::IValue& value, TensorPredicate is_wanted);
 bool hasTensor(c10::ArrayRef<c10::IValue> values, TensorPredicate is_wanted);
 
 // Returns `value` with each defined tensor replaced by the tensor that `map` returns for it. Compound values that hold
-// tensors are rebuilt, never changed in place, since the caller of the operator may hold them too.
+// tensors are rebuilt, never changed in place, since the operator's caller may also hold them.
 c10::IValue mapTensors(const c10::IValue& value, TensorMapper map);
 
 // The same for the last `count` values of `stack`, in place.
@@ -50,7 +50,7 @@ bool isAmong(const std::array<std::string_view, N>& names, std::string_view name
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-// Returns what comes before the `::` in the name of an operator, such as `aten`.
+// Returns the part of an operator's name before the `::`, such as `aten`.
 std::string_view namespaceOf(const c10::OperatorName& name);
 
 // Returns true if the schema declares that the operator writes to the argument.

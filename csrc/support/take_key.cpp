@@ -12,7 +12,7 @@ using c10::DispatchKey;
 
 namespace {
 
-// Constant initialization, so that other files may set it while the library is loaded.
+// Constant-initialized, so that other files can set it while the library is loaded.
 void (*prepareForKeys)() = [] {};
 
 void checkKeyIsFree(DispatchKey key, const char* usage) {
