@@ -21,19 +21,19 @@ using at::Float32Precision;
 
 namespace {
 
-// How often this process and those before it have been forked.
+// The number of forks that led to this process.
 std::atomic<int> forks{0};
 [[maybe_unused]] const int counts_forks =
     pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); });
 
-// There is `setFlushDenormal()`, and nothing to read it by. The arithmetic must not be done by the compiler.
+// PyTorch has `setFlushDenormal()` but no getter. `volatile` keeps the compiler from evaluating the product.
 bool flushesDenormals() {
   const volatile float smallest_normal = FLT_MIN;
   const volatile float half = 0.5F;
   return smallest_normal * half == 0;
 }
 
-// `CuBLASReductionOption` was a Boolean once.
+// `CuBLASReductionOption` was a Boolean in older releases.
 template <typename Option>
 int numberOf(Option option) {
   return static_cast<int>(option);
@@ -57,7 +57,7 @@ void setBf16Reduction(C& context, int value) {
   }
 }
 
-// ---- Precisions of products of float32 ----
+// ---- Precisions of float32 matrix products ----
 
 int precisionOf(Float32Backend backend, Float32Op op) {
   return static_cast<int>(at::globalContext().float32Precision(backend, op));
@@ -67,8 +67,8 @@ void setPrecision(Float32Backend backend, Float32Op op, int precision) {
   at::globalContext().setFloat32Precision(backend, op, static_cast<Float32Precision>(precision));
 }
 
-// What must be set for the setting to be as it is. `float32Precision()` returns the precision that is in effect, which
-// may come from the setting for the whole backend, or for all backends. Whether it does shows when these change.
+// Returns the value that sets the setting to its present state. `float32Precision()` returns the effective precision,
+// which may be inherited from the setting for the whole backend, or for all backends. Changing these reveals that.
 int ownPrecisionOf(Float32Backend backend, Float32Op op) {
   const bool is_root = backend == Float32Backend::GENERIC;
   const auto parent = op == Float32Op::ALL ? Float32Backend::GENERIC : backend;
@@ -90,9 +90,9 @@ int ownPrecisionOf(Float32Backend backend, Float32Op op) {
 struct Setting {
   std::string_view name;
   int (*get)();
-  // Null where it is compared, or put back by a guard of its own.
+  // Null if the setting is compared, or restored by a separate guard.
   void (*set)(int value);
-  // What to set to restore the present state, where that is not what `get` returns.
+  // Returns the value that restores the present state, where it differs from that of `get`.
   int (*own)() = nullptr;
 };
 

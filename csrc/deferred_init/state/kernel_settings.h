@@ -3,14 +3,13 @@
 // NOTE [What results depend on]
 //
 // Kernels read more than their arguments: settings of the process (`at::Context`) and of the thread. A recorded call
-// runs later, maybe in another function or on another thread, so each of these settings has one of three answers, which
+// runs later, maybe in another function or on another thread. So each setting is handled in one of three ways, which
 // docs/how_to/deferred_init.md lists:
 //
-//   * It is recorded with each call and put back for its replay. That is the rule. Settings of the process are written
-//     only where they differ, because other threads read them without a lock.
-//   * It is compared at replay, and a difference is an error. That is so where putting it back is impossible or not
-//   safe.
-//   * It cannot reach a recorded call, because what reads it has run by then: Python and composite operators.
+//   * Recorded with each call and restored for its replay. This is the rule. Settings of the process are written only
+//     where they differ, because other threads read them without a lock.
+//   * Compared at replay; a difference is an error. This applies where restoring is impossible or unsafe.
+//   * Irrelevant to recorded calls, because the code that reads it has already run: Python and composite operators.
 
 #include <array>
 #include <memory>
@@ -23,25 +22,25 @@
 
 namespace torchext {
 
-// The settings that are numbers, as they were when a call was recorded.
+// The numeric settings at the time when a call was recorded.
 class KernelSettings {
  public:
-  // Those of this thread. Consecutive calls share one object while nothing changes. Costs about 0.1 microseconds.
+  // Returns those of this thread. Consecutive calls share one object while nothing changes. Costs about 0.1 us.
   TORCHEXT_API static std::shared_ptr<const KernelSettings> current();
 
   bool isDeterministic() const noexcept;
   bool flushesDenormals() const noexcept;
 
-  // Among how many threads kernels divided their work.
+  // The number of threads that kernels divided their work among.
   int threads() const noexcept;
 
-  // Returns true if the process has been forked since.
+  // Returns true if the process has been forked since the settings were read.
   bool wereReadBeforeFork() const noexcept;
 
-  // The name of a precision of products on CUDA that is another now, or nothing.
+  // Returns the name of a precision of CUDA matrix products that has changed since, or nothing.
   std::optional<std::string_view> changedCudaPrecision() const;
 
-  // Each by its name, for reports and digests.
+  // Returns all settings by name, for reports and digests.
   TORCHEXT_API std::vector<std::pair<std::string_view, int>> list() const;
 
   bool operator==(const KernelSettings& other) const noexcept {
@@ -56,11 +55,11 @@ class KernelSettings {
   KernelSettings();
 
   std::array<int, kCount> values_{};
-  // How many forks led to the process.
+  // The number of forks between the first process and this one.
   int forks_;
 };
 
-// While it lives, the settings but for the number of threads are those of `wanted`. Restores them.
+// While it lives, all settings except the number of threads are those of `wanted`. Restores them.
 class KernelSettingsGuard {
  public:
   explicit KernelSettingsGuard(const KernelSettings& wanted);
@@ -71,7 +70,7 @@ class KernelSettingsGuard {
   void change(const KernelSettings& wanted);
   void restore() const;
 
-  // What to set, by the number of the setting.
+  // Values to restore, by the number of the setting.
   std::vector<std::pair<std::size_t, int>> changed_;
 };
 

@@ -14,12 +14,12 @@ namespace {
 
 constexpr std::array<c10::DeviceType, 2> kAutocastDevices{c10::kCPU, c10::kCUDA};
 
-// Taken from both sets of the recorded state, then excluded.
+// Removed from both sets of the recorded state, then excluded.
 const DispatchKeySet kSkipped =
     kHiddenFromUsers | DispatchKeySet({DispatchKey::FuncTorchDynamicLayerFrontMode,
                                        DispatchKey::FuncTorchDynamicLayerBackMode, DispatchKey::FuncTorchVmapMode});
 
-// Sets the part of the state that no guard of PyTorch covers. The default dtype is written only when it differs: other
+// Sets the part of the state that no PyTorch guard covers. The default dtype is written only if it differs: other
 // threads read it without a lock.
 void setDtypes(const ThreadState& state) {
   if (c10::get_default_dtype_as_scalartype() != state.default_dtype) {

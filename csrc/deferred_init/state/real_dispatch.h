@@ -14,9 +14,8 @@
 
 namespace torchext {
 
-// The state that the result of an operator depends on, as it was when the operator was recorded: NOTE [What results
-// depend on]. The default dtype is process-wide, but a constructor may switch it for its own duration, so it belongs
-// here.
+// The state that the result of an operator depends on, at the time when the operator was recorded: NOTE [What results
+// depend on]. The default dtype is process-wide, but a constructor may change it temporarily, so it is included.
 struct ThreadState {
   c10::impl::LocalDispatchKeySet keys;
   c10::ScalarType default_dtype;
@@ -27,8 +26,8 @@ struct ThreadState {
   static ThreadState current();
 };
 
-// While it lives, autocast casts without its cache, which maps a leaf to its cast for as long as the region lasts: the
-// cast of a leaf that exists during the replay only must not be found later.
+// While it lives, autocast casts without its cache. The cache keeps the cast of a leaf until the region ends, so casts
+// of leaves that exist only during the replay would be found later.
 class AutocastCacheOff {
  public:
   AutocastCacheOff();
@@ -39,8 +38,8 @@ class AutocastCacheOff {
   bool was_enabled_;
 };
 
-// While it lives, no modes of `__torch_function__` are active on this thread, the default device among them. A kernel
-// that is written in Python does not see them eagerly either: each is taken off the stack while it handles the call.
+// While it lives, no modes of `__torch_function__` are active on this thread, including the default device. In eager
+// mode a kernel written in Python does not run under them either: each mode is popped while it handles the call.
 class NoFunctionModes {
  public:
   NoFunctionModes();
@@ -51,11 +50,11 @@ class NoFunctionModes {
   std::optional<at::impl::PythonTorchFunctionTLS> previous_;
 };
 
-// While it lives, operators called on this thread run for real: without `DeferredInit`, `Fake` and autograd, not seen
-// by Python modes, and in the given state. Restores everything.
+// While it lives, operators called on this thread run for real: without `DeferredInit`, `Fake`, autograd and Python
+// modes, in the given state. Restores everything.
 class RealDispatch {
  public:
-  // In the present state, without gradients.
+  // Keeps the present state, without gradients.
   RealDispatch();
   explicit RealDispatch(const ThreadState& state);
   C10_DISABLE_COPY_AND_ASSIGN(RealDispatch);
