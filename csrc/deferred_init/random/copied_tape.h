@@ -4,7 +4,7 @@
 
 namespace torchext {
 
-// Positions of generators of which nothing is known: copies of their state. Operators are run to move them.
+// Positions of generators of unknown types: copies of their state. Moving one means running the operators.
 TORCHEXT_API const Tape& copiedTape();
 
 }  // namespace torchext

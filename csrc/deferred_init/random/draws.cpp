@@ -24,18 +24,19 @@ using torch::jit::Stack;
 
 namespace {
 
-// Fill a tensor with a number of draws that is an affine function of its number of elements: so many for each, through
-// `cpu_serial_kernel` (DistributionTemplates.h), or a constant number, where MKL is given a seed (`bernoulli_`,
-// `exponential_`). How many depends on the dtype, the arguments and the release; a trial run on a small tensor tells.
+// These operators fill a tensor with a number of draws that is an affine function of its number of elements: a fixed
+// number per element, through `cpu_serial_kernel` (DistributionTemplates.h), or a constant number where MKL gets a seed
+// (`bernoulli_`, `exponential_`). It depends on the dtype, the arguments and the release, so a trial run on a small
+// tensor measures it.
 constexpr std::array<std::string_view, 6> kAffine{"aten::uniform_",     "aten::random_",    "aten::bernoulli_",
                                                   "aten::exponential_", "aten::geometric_", "aten::cauchy_"};
 
 bool isAffine(const OperatorHandle& op) {
-  // `bernoulli_.Tensor` looks at its probabilities.
+  // `bernoulli_.Tensor` depends on the values of its probabilities.
   return isAmong(kAffine, op.schema().name()) && op.schema().overload_name() != "Tensor";
 }
 
-// Fills `numel` elements of `dtype` with a generator of its own, and counts.
+// Fills `numel` elements of `dtype` with a private generator, and counts its draws.
 std::uint64_t tryOut(const OperatorHandle& op, const Stack& stack, int64_t numel, c10::ScalarType dtype) {
   const auto count = op.schema().arguments().size();
   Stack trial(stack.end() - static_cast<std::ptrdiff_t>(count), stack.end());
@@ -52,7 +53,7 @@ std::uint64_t tryOut(const OperatorHandle& op, const Stack& stack, int64_t numel
   return static_cast<std::uint64_t>(left - impl.engine().data().left_);
 }
 
-// A trial and what came of it. `numbers` are the arguments between the tensor and the generator.
+// A trial and its result. `numbers` are the arguments between the tensor and the generator.
 struct Trial {
   const c10::FunctionSchema* schema = nullptr;
   int64_t numel = 0;
@@ -70,7 +71,7 @@ struct Trial {
 };
 
 // Counts the draws that `op` takes to fill `numel` elements of `dtype`. A trial costs more than all other recording,
-// and a model repeats its layers, so the last ones are remembered.
+// and a model repeats its layers, so the last results are cached.
 std::uint64_t countByTrial(const OperatorHandle& op, const Stack& stack, int64_t numel, c10::ScalarType dtype) {
   constexpr std::size_t kRemembered = 16;
   thread_local std::array<Trial, kRemembered> trials{};
@@ -100,15 +101,15 @@ std::uint64_t countAffine(const OperatorHandle& op, const Stack& stack, int64_t 
   return small + static_cast<std::uint64_t>(numel - kSmall) * slope;
 }
 
-// `normal_fill` works on chunks, and draws a last chunk again when the number of elements is no multiple of their size;
-// whether the incomplete chunk was drawn before that differs between dtypes and releases, so it is tried.
+// `normal_fill` works on chunks, and draws a last chunk again if the number of elements is not a multiple of the chunk
+// size. Whether it draws the incomplete chunk first depends on the dtype and the release, so a trial measures it.
 std::uint64_t countChunkedNormals(const OperatorHandle& op, const Stack& stack, int64_t numel, c10::ScalarType dtype) {
   const auto chunk = countByTrial(op, stack, kNormalChunk, dtype);
   const auto tail = countByTrial(op, stack, kNormalChunk + numel % kNormalChunk, dtype);
   return tail + static_cast<std::uint64_t>(numel / kNormalChunk - 1) * chunk;
 }
 
-// `native_dropout` fills a mask of booleans with `bernoulli_` (Dropout.cpp), and takes no generator.
+// `native_dropout` fills a mask of Booleans with `bernoulli_` (Dropout.cpp), and takes no generator.
 TapePositionPtr takeDrawsOfDropout(const Stack& stack, const Generator& generator) {
   static const auto bernoulli = c10::Dispatcher::singleton().findSchemaOrThrow("aten::bernoulli_", "float");
   const Tensor& input = torch::jit::peek(stack, 0, 3).toTensor();
@@ -121,8 +122,8 @@ TapePositionPtr takeDrawsOfDropout(const Stack& stack, const Generator& generato
   return takeDraws(generator, countAffine(bernoulli, fill, input.numel(), c10::kBool));
 }
 
-// `trunc_normal_` draws again what it rejects, so it has to draw in order to count: torchext/fake/rejection.py. Not so
-// for a target that `normal_` fills number by number, because then what is left of a pair matters.
+// `trunc_normal_` redraws rejected values, so counting requires drawing: torchext/fake/rejection.py. Unsupported for a
+// target that `normal_` fills number by number, because there the number left over from a pair matters.
 TapePositionPtr takeDrawsOfTruncNormal(const TruncatedNormals& normals,
                                        const Stack& stack,
                                        const Generator& generator) {
@@ -149,7 +150,7 @@ bool isNormal(std::string_view name) {
   return name == "aten::normal_" || name == "aten::log_normal_";
 }
 
-// What a fill has to know of the tensor that it fills.
+// The properties of a tensor that the number of draws of a fill depends on.
 struct Target {
   int64_t numel;
   c10::ScalarType dtype;
@@ -164,8 +165,8 @@ TapePositionPtr takeDrawsOfFill(const OperatorHandle& op,
     return takeDraws(generator, 0);
   }
   const std::string& name = op.schema().name();
-  // These two fill a complex tensor as a real one of twice the elements (DistributionTemplates.h). What refuses one is
-  // left to refuse it in the trial.
+  // These two fill a complex tensor as a real one with twice the elements (DistributionTemplates.h). Operators that
+  // refuse complex tensors raise in the trial.
   const bool is_complex = c10::isComplexType(target.dtype) && (isNormal(name) || name == "aten::uniform_");
   const auto dtype = is_complex ? c10::toRealValueType(target.dtype) : target.dtype;
   const int64_t numel = target.numel * (is_complex ? 2 : 1);
@@ -197,7 +198,7 @@ TapePositionPtr takeDrawsOf(const OperatorHandle& op, const Stack& stack, const 
   }
   const Tensor& self = torch::jit::peek(stack, 0, op.schema().arguments().size()).toTensor();
   if (self.is_conj() || self.is_neg()) {
-    return nullptr;  // the copy that is filled may be contiguous where `self` is not
+    return nullptr;  // the copy that is filled may be contiguous even if `self` is not
   }
   return takeDrawsOfFill(op, stack, {self.numel(), self.scalar_type(), self.is_contiguous()}, generator);
 }
@@ -210,7 +211,7 @@ std::uint64_t skipFill(const std::string& name,
   TORCH_CHECK_VALUE(generator.device().is_cpu(), "skip_fill() takes a CPU generator, found one on ", generator.device(),
                     ".");
   const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(("aten::" + name).c_str(), "");
-  TORCH_CHECK_VALUE(isNormal(op.schema().name()) || isAffine(op), "skip_fill() cannot tell how many numbers `",
+  TORCH_CHECK_VALUE(isNormal(op.schema().name()) || isAffine(op), "skip_fill() cannot determine how many numbers `",
                     op.operator_name(), "` draws.");
   TORCH_CHECK_VALUE(numbers.size() + 2 == op.schema().arguments().size(), "skip_fill() takes as many numbers as `",
                     op.operator_name(), "`, found ", numbers.size(), ".");

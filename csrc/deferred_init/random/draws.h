@@ -14,18 +14,18 @@
 
 namespace torchext {
 
-// Returns true for a tensor whose elements fill a stretch of memory in order, and are what memory holds. Of a conjugate
-// or negative view PyTorch fills a copy, and then writes that back (MathBitsFallback.h).
+// Returns true for a tensor whose elements fill a contiguous range of memory in order, unmodified. For a conjugate or
+// negative view, PyTorch fills a copy and writes that back (MathBitsFallback.h).
 bool isPlainlyContiguous(const at::Tensor& tensor);
 
-// `Tape::takeDrawsOf()` for CPU generators. Null where the number of draws depends on values, or is not known.
+// `Tape::takeDrawsOf()` for CPU generators. Null if the number of draws depends on values, or is unknown.
 TapePositionPtr takeDrawsOf(const c10::OperatorHandle& op,
                             const torch::jit::Stack& stack,
                             const at::Generator& generator);
 
-// Moves `generator` as `aten::<name>`, an operator that fills a tensor in place, would if it filled a contiguous one of
-// `numel` elements, given `numbers` between the tensor and the generator. Returns the number of draws. Raises
-// ValueError for an operator for which that is not known.
+// Moves `generator` as far as `aten::<name>`, an operator that fills a tensor in place, would for a contiguous tensor
+// of `numel` elements, given `numbers` between the tensor and the generator. Returns the number of draws. Raises
+// ValueError for an operator whose number of draws is unknown.
 TORCHEXT_API std::uint64_t skipFill(const std::string& name,
                                     int64_t numel,
                                     c10::ScalarType dtype,

@@ -20,20 +20,21 @@ using c10::OperatorHandle;
 
 namespace {
 
-// Another generator with the same state. Moving it leaves alone what the user's has besides, such as whether the state
-// of cuDNN's dropout is to be made anew (`CUDAGeneratorImpl::set_offset()`). The caller holds the generator's mutex.
+// Returns another generator with the same state. Moving it does not affect the other fields of the user's generator,
+// such as whether cuDNN's dropout state must be rebuilt (`CUDAGeneratorImpl::set_offset()`). The caller holds the
+// generator's mutex.
 Generator withSameState(const Generator& generator) {
   return generator.graphsafe_get_state();
 }
 
-// `torch.Generator("cuda")` has no index: it draws on whichever device the tensor is.
+// `torch.Generator("cuda")` has no index: it draws on the device of the tensor.
 c10::Device withIndex(c10::Device device) {
   return device.has_index() ? device : c10::impl::VirtualGuardImpl{device.type()}.getDevice();
 }
 
 class PhiloxPosition final : public TapePosition {
  public:
-  // Where `generator` stands, to draw on `device`. The caller holds its mutex. `elements` is as in PhiloxDraws.
+  // The position of `generator`, for draws on `device`. The caller holds its mutex. `elements` is as in PhiloxDraws.
   PhiloxPosition(const Generator& generator, c10::Device device, std::int64_t elements)
       : TapePosition{philoxTape(), device},
         seed_{generator.current_seed()},
@@ -75,12 +76,12 @@ class PhiloxPosition final : public TapePosition {
     const std::lock_guard lock(generator.mutex());
     const std::uint64_t moved = generator.get_offset() - offset_;
     TORCH_CHECK(
-        !length() || *length() == moved, "`", op.operator_name(), "` was recorded to move the generator of ", device(),
-        " by ", length().value_or(0), ", but has moved it by ", moved,
-        ", so that what was recorded after it starts elsewhere. Another thread may have drawn from it meanwhile. "
-        "Otherwise please report this, with the versions of PyTorch and of torchext; until it is mended, construct the "
+        !length() || *length() == moved, "`", op.operator_name(), "` was recorded as moving the generator of ",
+        device(), " by ", length().value_or(0), ", but moved it by ", moved,
+        ", so later recorded operators start elsewhere. Another thread may have drawn from it during the replay. "
+        "Otherwise please report this with the versions of PyTorch and torchext, and until it is fixed, construct the "
         "model on the "
-        "CPU, and let materialize_module() place it.");
+        "CPU and let materialize_module() place it.");
   }
 
  private:
@@ -90,7 +91,7 @@ class PhiloxPosition final : public TapePosition {
   std::int64_t elements_;
 };
 
-// One for each device.
+// One generator per device.
 class Philoxes final : public PrivateGenerators {
  public:
   const Generator& moveTo(const TapePosition& position, bool /*draws*/) override {
@@ -108,7 +109,7 @@ class Philoxes final : public PrivateGenerators {
 
 class PhiloxTape final : public Tape {
  public:
-  // What is not known before it is run may depend on the device.
+  // The draws of an unknown operator may depend on the device, so use the largest number of elements.
   std::shared_ptr<TapePosition> positionOf(Generator generator) const override {
     const std::lock_guard lock(generator.mutex());
     return std::make_shared<PhiloxPosition>(generator, withIndex(generator.device()),

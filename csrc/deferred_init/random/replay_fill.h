@@ -11,18 +11,18 @@
 
 namespace torchext {
 
-// Does what calling `op` with `stack` does, where that is a random fill of contiguous memory on the CPU which can be
-// computed sooner than by PyTorch, with the same bits: `fillRandomly()`. `generator` is the one to draw from. Returns
-// false, and has done nothing, where the operator is to be called. `after` is as in fill.h.
+// Computes the call of `op` with `stack` if it is a random fill of contiguous CPU memory that `fillRandomly()` can do
+// faster than PyTorch, with the same bits. `generator` is the one to draw from. Returns false, without an effect, if
+// the caller must call the operator. `after` is as in fill.h.
 bool replayFill(const c10::OperatorHandle& op,
                 torch::jit::Stack& stack,
                 const at::Generator& generator,
                 AfterStretch after = doNothing);
 
-// Calls `op` with `stack` and `generator` in the place of its own, computing it so where that can be done.
+// Calls `op` with `stack`, with `generator` in place of its generator. Uses `replayFill()` where possible.
 void callWithGenerator(const c10::OperatorHandle& op, torch::jit::Stack& stack, const at::Generator& generator);
 
-// Which distribution `op` fills a tensor with by `fillRandomly()`, and calls `after`, or nothing.
+// Returns the distribution of the fills `op` that `fillRandomly()` computes, calling `after`; else nothing.
 std::optional<Distribution> distributionOf(const c10::OperatorHandle& op);
 
 }  // namespace torchext

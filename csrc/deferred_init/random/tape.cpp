@@ -32,7 +32,7 @@ at::Generator defaultGenerator(c10::Device device) {
   }
   try {
     return at::globalContext().defaultGenerator(device);
-  } catch (const c10::Error&) {  // there is no way to ask
+  } catch (const c10::Error&) {  // this device type has no generators
     return {};
   }
 }

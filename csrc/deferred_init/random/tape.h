@@ -2,18 +2,18 @@
 
 // NOTE [The tape of a generator]
 //
-// Eager construction draws from a generator as it goes. Deferred construction draws nothing, yet each tensor must later
-// get the bits that it would have got, in whatever order it is asked for, and the generator must be where eager
-// construction would have left it. So a generator is read as a tape. Recording a random operator notes the position
-// where it starts, and moves the generator past the draws that it would take; replaying it runs the operator with a
-// private generator placed at that position. Nothing that looks at the generator meanwhile, be it
-// `torch.get_rng_state()`, `fork_rng()` or `manual_seed()`, can tell the difference from eager construction.
+// Eager construction draws from a generator as it goes. Deferred construction draws nothing. Yet each tensor must later
+// get the bits that eager construction would have given it, in any order of materialization, and the generator must end
+// where eager construction would have left it. So a generator is read as a tape. Recording a random operator notes its
+// start position and moves the generator past the draws that it would take. Replaying it runs the operator with a
+// private generator placed at that position. Code that inspects the generator in the meantime (`torch.get_rng_state()`,
+// `fork_rng()`, `manual_seed()`) finds the same state as in eager construction.
 //
-// How a position is noted depends on the kind of generator, and each kind has a file:
+// The representation of a position depends on the kind of generator, and each kind has a file:
 //
 //   * `twister_tape.h`: MT19937, the generator of the CPU;
 //   * `philox_tape.h`: Philox, the generator of CUDA;
-//   * `copied_tape.h`: any other. A position is a copy of the generator, and to move it, operators are run.
+//   * `copied_tape.h`: any other. A position is a copy of the generator; operators must run to move it.
 
 #include <cstdint>
 #include <memory>
@@ -35,7 +35,7 @@ namespace torchext {
 class Tape;
 class TapeReader;
 
-// A place on a tape, where an operator starts to draw. Immutable once it is shared.
+// A position on a tape where an operator starts to draw. Immutable once it is shared.
 class TapePosition {
  public:
   TapePosition(const Tape& tape, c10::Device device) : tape_{tape}, device_{device} {}
@@ -46,12 +46,12 @@ class TapePosition {
     return tape_;
   }
 
-  // That of the generator.
+  // The generator's device.
   c10::Device device() const noexcept {
     return device_;
   }
 
-  // How far the operator that starts here moves the generator, if that is known.
+  // How far the operator that starts here moves the generator, if known.
   const std::optional<std::uint64_t>& length() const noexcept {
     return length_;
   }
@@ -59,19 +59,19 @@ class TapePosition {
     length_ = length;
   }
 
-  // How far it is from where the kind of generator counts from, to be shown.
+  // The distance from the origin of this kind of tape, for display.
   virtual std::uint64_t draws() const noexcept = 0;
 
-  // Moves `generator`, which is of the same kind, here.
+  // Moves `generator`, which must be of the same kind, to this position.
   virtual void place(at::Generator generator) const = 0;
 
-  // Bytes that are equal, in any process, for positions from which the same numbers are drawn.
+  // Returns bytes that are equal, in any process, for positions from which the same numbers are drawn.
   virtual std::string identity(TapeReader& reader) const = 0;
 
-  // Notes how far an operator that started here has moved `generator`, if that can be told from it.
+  // Records how far an operator that started here has moved `generator`, if its state shows that.
   virtual void noteEnd(at::Generator /*generator*/) {}
 
-  // Raises an error if `op`, which started here, has moved `generator` otherwise than was recorded.
+  // Raises an error if `op`, which started here, has moved `generator` by another distance than was recorded.
   virtual void checkEnd(const c10::OperatorHandle& /*op*/, at::Generator /*generator*/) const {}
 
  private:
@@ -82,31 +82,31 @@ class TapePosition {
 
 using TapePositionPtr = std::shared_ptr<const TapePosition>;
 
-// Generators of our own of one kind, to draw from.
+// Private generators of one kind, to draw from.
 class PrivateGenerators {
  public:
   PrivateGenerators() = default;
   C10_DISABLE_COPY_AND_ASSIGN(PrivateGenerators);
   virtual ~PrivateGenerators() = default;
 
-  // Returns one that is placed at `position`, to be used until the next call. `draws` says whether the operator that
-  // starts there is going to draw from it.
+  // Returns a generator placed at `position`, valid until the next call. `draws` is true if the operator that starts
+  // there will draw from it.
   virtual const at::Generator& moveTo(const TapePosition& position, bool draws) = 0;
 };
 
-// A kind of generators. Stateless: for any thread. Each function takes the mutex of the generator that it is given, and
-// the recorder holds the lock `kDraws` while it moves one.
+// A kind of generators. Stateless, so any thread may use it. Each function takes the mutex of the generator that it is
+// given, and the recorder holds the lock `kDraws` while it moves one.
 class TORCHEXT_API Tape {
  public:
   Tape() = default;
   C10_DISABLE_COPY_AND_ASSIGN(Tape);
   virtual ~Tape() = default;
 
-  // Where `generator` stands.
+  // Returns the present position of `generator`.
   virtual std::shared_ptr<TapePosition> positionOf(at::Generator generator) const = 0;
 
-  // Moves `generator` as `op` would if it ran with the arguments on top of `stack`, among which tensors may be fake.
-  // Returns its previous position. Does nothing and returns null where only running the operator tells how far.
+  // Moves `generator` as `op` would if it ran with the arguments on top of `stack`, which may include fake tensors.
+  // Returns the previous position. Does nothing and returns null if only running the operator shows how far it moves.
   virtual TapePositionPtr takeDrawsOf(const c10::OperatorHandle& op,
                                       const torch::jit::Stack& stack,
                                       const at::Generator& generator) const = 0;
@@ -114,24 +114,23 @@ class TORCHEXT_API Tape {
   virtual std::unique_ptr<PrivateGenerators> makeGenerators() const = 0;
 };
 
-// The kind of generators of a device: copies, unless another has been set. To be set while the library is loaded.
+// The kind of generators of a device: copies, unless another is set. Set it while the library is loaded.
 TORCHEXT_API void setTape(c10::DeviceType device, const Tape& tape);
 TORCHEXT_API const Tape& tapeOf(c10::DeviceType device);
 
-// The generator of `device` that is drawn from by default. Undefined where nothing can be drawn: for meta tensors, and
-// devices for which PyTorch has not been built.
+// Returns the default generator of `device`. Undefined if the device has no generator: the meta device, and devices
+// that PyTorch was built without.
 TORCHEXT_API at::Generator defaultGenerator(c10::Device device);
 
 // Reads tapes of all kinds.
 class TORCHEXT_API TapeReader {
  public:
-  // Returns a private generator that is placed at `position`, for the operator that starts there, to be used until the
-  // next call.
+  // Returns a private generator placed at `position`, for the operator that starts there, valid until the next call.
   const at::Generator& moveTo(const TapePosition& position) {
     return generatorsOf(position.tape()).moveTo(position, /*draws=*/true);
   }
 
-  // The same to read where the generator stands, and not to draw.
+  // The same, for reading the generator's state without drawing.
   const at::Generator& placedAt(const TapePosition& position) {
     return generatorsOf(position.tape()).moveTo(position, /*draws=*/false);
   }
@@ -142,9 +141,9 @@ class TORCHEXT_API TapeReader {
   std::unordered_map<const Tape*, std::unique_ptr<PrivateGenerators>> generators_;
 };
 
-// While it lives, the default generator of a position's device stands there, for operators that take no generator.
-// Restores the generator. No other thread records draws meanwhile; those that others make for real are lost, which is
-// why operators that take a generator are given one of their own instead.
+// While it lives, the default generator of a position's device stands at this position, for operators that take no
+// generator. Restores the generator. No other thread records draws in the meantime. Real draws by other threads are
+// lost, so operators that take a generator get a private one instead.
 class DefaultGeneratorAt {
  public:
   explicit DefaultGeneratorAt(const TapePosition& position)

@@ -28,7 +28,7 @@ using Engine = at::mt19937_data_pod;
 
 constexpr std::size_t kArguments = 6;
 
-// The last answers of this thread: a model asks the same for all of its layers.
+// The last results of this thread: a model repeats the same arguments for all of its layers.
 template <typename Question>
 class Answers {
  public:
@@ -58,8 +58,8 @@ Tensor emptyTensor(std::int64_t numel, c10::ScalarType dtype) {
   return at::empty({numel}, at::dtype(dtype).device(at::kCPU));
 }
 
-// PyTorch draws normal values for bounds that accept three of ten at least. What accepts next to nothing must not be
-// tried.
+// PyTorch draws normal values for bounds that accept at least three in ten. A trial with bounds that accept next to
+// nothing would not end.
 bool isLikely(const TruncatedNormals::Question& question) {
   constexpr double kLeastAccepted = 0.3;
   const auto below = [&question](double bound) {
@@ -115,7 +115,7 @@ bool TruncatedNormals::isExact() const {
   return answers.of(question_, [this] { return isLikely(question_) && agrees(question_) && agreesAtBounds(); });
 }
 
-// Compares the bits of some values, the last of them in no whole chunk, and the generators afterwards.
+// Compares the bits of some values, the last of them in an incomplete chunk, and the generators afterwards.
 bool TruncatedNormals::agrees(const Question& question) const {
   constexpr std::int64_t kCount = 1003;
   const auto& [dtype, mean, std, a, b] = question;
@@ -134,7 +134,7 @@ bool TruncatedNormals::agrees(const Question& question) const {
          areSame(engine, impl.engine().data());
 }
 
-// With bounds that are among the values, and many values that are rejected more than once.
+// Compares values with bounds that are among the drawn values, and many values that are rejected more than once.
 bool TruncatedNormals::agreesAtBounds() const {
   constexpr std::int64_t kSome = 160;
   const RealDispatch guard;

@@ -12,11 +12,11 @@
 
 namespace torchext {
 
-// The arguments of one call of `torchext::trunc_normal_`, which is `torch.nn.init.trunc_normal_` where that may reject
-// what it draws: torchext/fake/trunc_normal.py.
+// The arguments of one call of `torchext::trunc_normal_`, which stands for `torch.nn.init.trunc_normal_` where that may
+// reject drawn values: torchext/fake/trunc_normal.py.
 class TruncatedNormals {
  public:
-  // What PyTorch's function is asked for, except for the tensor.
+  // The arguments of `torch.nn.init.trunc_normal_`, except for the tensor.
   struct Question {
     c10::ScalarType dtype;
     double mean;
@@ -27,7 +27,7 @@ class TruncatedNormals {
     bool operator==(const Question& other) const;
   };
 
-  // Null if `op` is another one. The arguments are on top of `stack`.
+  // Returns null if `op` is another operator. The arguments are on top of `stack`.
   static std::optional<TruncatedNormals> of(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
   // The same for a tensor of `dtype`, with all arguments in `arguments`.
@@ -35,17 +35,17 @@ class TruncatedNormals {
                                             c10::ScalarType dtype,
                                             c10::ArrayRef<c10::IValue> arguments);
 
-  // None of these does anything, and they return false and nothing, where the operator is to be called: PyTorch's
-  // function may sample in another way, for these bounds or in this release. So it is run on a few elements before, and
-  // compared with.
+  // The next three functions do nothing and return false or nothing if the caller must call the operator: PyTorch's
+  // function may sample in another way for these bounds or in this release. So a few elements are compared with
+  // PyTorch's first.
 
-  // What is to be filled with.
+  // Returns the fill that is equivalent to the call.
   std::optional<TruncatedFill> asFill() const;
 
-  // Does what the operator does with `count` elements of memory, and moves `engine` as it does.
+  // Computes the operator on `count` elements of memory, and moves `engine` as the operator would.
   bool fill(void* values, std::int64_t count, at::mt19937_data_pod& engine) const;
 
-  // Returns how many numbers of 32 bits that draws of `generator`, which stays where it is.
+  // Returns how many 32-bit numbers that takes from `generator`, which is not moved.
   std::optional<std::uint64_t> countDraws(std::int64_t count, const at::Generator& generator) const;
 
  private:

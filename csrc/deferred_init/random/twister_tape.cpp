@@ -24,7 +24,7 @@ CPUGeneratorImpl& cpuImpl(const Generator& generator) {
   return *generator.get<CPUGeneratorImpl>();
 }
 
-// In all of this the caller holds the generator's mutex.
+// The caller of the next functions holds the generator's mutex.
 
 at::mt19937_data_pod engineOf(CPUGeneratorImpl& impl) {
   return impl.engine().data();
@@ -54,8 +54,8 @@ void skipLocked(CPUGeneratorImpl& impl, std::uint64_t draws) {
   setEngine(impl, data);
 }
 
-// Marks are this far apart, or farther. A mark has the size of this many draws divided by a hundred, and to walk to the
-// next one takes less than 20 us.
+// The minimum distance between marks. A mark takes the memory of one hundredth of this many draws, and moving to the
+// next mark takes less than 20 us.
 constexpr std::uint64_t kDrawsBetweenMarks = std::uint64_t{1} << 16U;
 
 std::uint64_t nextTape() {
@@ -63,8 +63,8 @@ std::uint64_t nextTape() {
   return last.fetch_add(1, std::memory_order_relaxed) + 1;
 }
 
-// Where this thread last left the engine of a generator. While the next operator finds it there, it is on the same
-// tape; when somebody has moved or seeded the generator meanwhile, a tape begins.
+// Where this thread last left the engine of a generator. If the next operator finds the engine in this state, it is on
+// the same tape. If the generator was moved or seeded in between, a new tape begins.
 struct LastSeen {
   std::shared_ptr<const TapeMark> mark;
   std::uint64_t draws = 0;
@@ -83,14 +83,14 @@ std::shared_ptr<TwisterPosition> positionLocked(CPUGeneratorImpl& impl) {
   return std::make_shared<TwisterPosition>(last_seen.mark, last_seen.draws, keptNormals(impl));
 }
 
-// To be called when the generator has moved on from the last position by `draws`.
+// Call it after the generator has moved by `draws` from the last position.
 void sawMove(CPUGeneratorImpl& impl, std::uint64_t draws) {
   last_seen.draws += draws;
   last_seen.engine = engineOf(impl);
 }
 
-// Going on where an operator ended costs nothing, and there are a few generators, because what is drawn for one tensor
-// comes from a few stretches: a constructor draws for each tensor in turn, and then `init_weights()` again for each.
+// Continuing where an operator ended costs nothing. There are several generators, because the draws of one tensor come
+// from several ranges of the tape: a constructor draws for each tensor in turn, and `init_weights()` repeats that.
 class Twisters final : public PrivateGenerators {
  public:
   const Generator& moveTo(const TapePosition& position, bool draws) override;
@@ -98,13 +98,13 @@ class Twisters final : public PrivateGenerators {
  private:
   struct Cursor {
     Generator generator;  // undefined until it is used
-    // Where the engine of the generator stands; the tape is 0 when that is not known.
+    // The position of the generator's engine. The tape is 0 if the position is unknown.
     std::uint64_t tape = 0;
     std::uint64_t draws = 0;
     std::uint64_t last_use = 0;
   };
 
-  // Of the cursors between the mark of `position` and there the nearest, or null.
+  // Returns the nearest cursor between the mark of `position` and `position`, or null.
   Cursor* nearest(const TwisterPosition& position);
   Cursor& leastRecentlyUsed();
 
@@ -129,8 +129,8 @@ Twisters::Cursor& Twisters::leastRecentlyUsed() {
                            [](const Cursor& a, const Cursor& b) { return a.last_use < b.last_use; });
 }
 
-// A cursor that would have to move is left for the operators that go on there, and another one takes its place on the
-// way, unless all others have been used since.
+// If the nearest cursor would have to move, it stays for operators that continue there, and the least recently used
+// cursor is moved instead (which may be the same one).
 const Generator& Twisters::moveTo(const TapePosition& place, bool draws) {
   const auto& position = static_cast<const TwisterPosition&>(place);
   Cursor* start = nearest(position);
@@ -186,7 +186,7 @@ void TwisterPosition::place(Generator generator) const {
   setKeptNormals(impl, kept_);
 }
 
-// The next numbers of the engine are as good as its state, which the same place on a tape may have in several forms.
+// The engine's next numbers identify its state. The state itself may have several forms at the same position.
 std::string TwisterPosition::identity(TapeReader& reader) const {
   constexpr int kNumbers = 16;
   at::mt19937 engine;

@@ -1,7 +1,7 @@
 #pragma once
 
-// The tape of MT19937, the generator of the CPU: a sequence of 32-bit draws, on which it can be moved without drawing
-// (fills/mt19937_jump.h).
+// The tape of MT19937, the generator of the CPU: a sequence of 32-bit draws. The engine can be moved along it without
+// drawing (fills/mt19937_jump.h).
 
 #include <cstdint>
 #include <memory>
@@ -14,25 +14,25 @@
 
 namespace torchext {
 
-// The second values of Box-Muller pairs, which `at::normal_distribution` leaves in a generator for its next call.
+// The second values of Box-Muller pairs, which `at::normal_distribution` keeps in a generator for its next call.
 struct KeptNormals {
   std::optional<float> of_float;
   std::optional<double> of_double;
 };
 
-// A state that a generator has had, to start from: `draws` 32-bit draws after the beginning of a tape.
+// A recorded state of a generator to start from: `draws` 32-bit draws after the beginning of a tape.
 struct TapeMark {
   std::uint64_t tape = 0;  // the number of the tape, from 1
   std::uint64_t draws = 0;
   at::mt19937_data_pod engine{};
 };
 
-// `draws()` 32-bit draws after the beginning of a tape, with `kept()` in the generator.
+// The position `draws()` 32-bit draws after the beginning of a tape, with `kept()` in the generator.
 class TwisterPosition final : public TapePosition {
  public:
   TwisterPosition(std::shared_ptr<const TapeMark> mark, std::uint64_t draws, const KeptNormals& kept);
 
-  // The last mark before it, which places share that lie near each other.
+  // The last mark before the position. Nearby positions share one.
   const TapeMark& mark() const noexcept {
     return *mark_;
   }
@@ -54,13 +54,13 @@ class TwisterPosition final : public TapePosition {
   KeptNormals kept_;
 };
 
-// `position` as one of MT19937, or null if it is on another tape.
+// Returns `position` as a position of MT19937, or null if it is on another tape.
 const TwisterPosition* asTwister(const TapePositionPtr& position);
 
 // Moves `generator`, a CPU generator, as `draws` calls of `random()` would. Returns its previous position.
 TapePositionPtr takeDraws(at::Generator generator, std::uint64_t draws);
 
-// Moves `generator` as `count` calls of `at::normal_distribution<double>` would, the value that it keeps included.
+// Moves `generator` as `count` calls of `at::normal_distribution<double>` would, including the value that it keeps.
 // Returns its previous position.
 TapePositionPtr takeNormals(at::Generator generator, std::uint64_t count);
 
