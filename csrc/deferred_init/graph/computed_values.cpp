@@ -17,7 +17,7 @@ struct Entry {
   std::size_t nbytes;
 };
 
-// Which values have constants, the oldest first.
+// The values that have constants, the oldest first.
 class Remembered {
  public:
   void add(const StorageValue& value, std::size_t nbytes);
@@ -26,7 +26,7 @@ class Remembered {
   void dropFreed();
   void dropOldest();
 
-  // Freed values are among them, and count, until they are the oldest or half of all may be freed.
+  // May include freed values, which count until they are the oldest, or until more than about half may have been freed.
   std::deque<Entry> entries_;
   std::size_t nbytes_ = 0;
   std::size_t alive_ = 0;
@@ -63,7 +63,7 @@ void Remembered::dropOldest() {
 }
 
 Remembered& remembered() {
-  static auto* const all = new Remembered;  // values may be freed when the process ends
+  static auto* const all = new Remembered;  // leaked: values may be freed when the process ends
   return *all;
 }
 

@@ -20,12 +20,12 @@ namespace {
 
 constexpr std::size_t kLanes = 8;
 constexpr std::size_t kStripe = kLanes * sizeof(std::uint64_t);
-// What one thread reads at a time.
+// The bytes that one thread reads at a time.
 constexpr std::size_t kChunkBytes = std::size_t{1} << 20U;
 
 using Lanes = std::array<std::uint64_t, kLanes>;
 
-// Odd, so that multiplying by one of them loses nothing. The digits of pi.
+// Odd, so that multiplying by a factor loses no information. The digits of pi.
 constexpr Lanes kFactors{0x243F6A8885A308D3, 0x13198A2E03707345, 0xA4093822299F31D1, 0x082EFA98EC4E6C89,
                          0x452821E638D01377, 0xBE5466CF34E90C6D, 0xC0AC29B7C97C50DD, 0x3F84D5B5B5470917};
 
@@ -33,7 +33,7 @@ constexpr std::uint64_t rotated(std::uint64_t word) {
   return word << 29U | word >> 35U;
 }
 
-// Each step is invertible, so that lanes that differ once differ ever after, as long as what follows is equal.
+// Each step is invertible, so lanes that differ once stay different as long as the rest is equal.
 void addStripe(Lanes& lanes, const std::uint8_t* bytes) {
   Lanes words;
   std::memcpy(words.data(), bytes, kStripe);
@@ -65,19 +65,19 @@ Digest digestOfBytes(const std::uint8_t* bytes, std::size_t count) {
   return {folded(lanes, count, kFactors[0]), folded(lanes, ~count, kFactors[1])};
 }
 
-// A thread is started in less time than it takes to read a few chunks.
+// Starting a thread takes less time than reading a few chunks.
 std::size_t threadsFor(std::size_t chunks) {
   constexpr std::size_t kWorthAThread = 4;
   const auto most = static_cast<std::size_t>(at::in_parallel_region() ? 1 : at::get_num_threads());
   return std::clamp<std::size_t>(chunks / kWorthAThread, 1, most);
 }
 
-// Takes the elements of a tensor to pieces of contiguous memory.
+// Splits the elements of a tensor into contiguous memory.
 class Reader {
  public:
   void read(const Tensor& tensor);
 
-  // Of all that has been read.
+  // The digest of everything that was read.
   Digest digest() const {
     return digestOfBytes(reinterpret_cast<const std::uint8_t*>(digests_.data()), digests_.size() * sizeof(Digest));
   }
@@ -106,7 +106,7 @@ void Reader::read(const Tensor& tensor) {
   }
 }
 
-// In the order of memory, which strides and shape tell.
+// Reads in memory order, which strides and shape determine.
 void Reader::readDense(const Tensor& tensor) {
   const auto nbytes = static_cast<int64_t>(tensor.nbytes());
   if (tensor.is_cpu()) {
@@ -135,7 +135,7 @@ void Reader::readMemory(const std::uint8_t* bytes, std::size_t count) {
   });
 }
 
-// Without the lazy bits, which are metadata, and with one element where an expanded dimension shows it many times.
+// Returns the tensor without its lazy bits, which are metadata, and without the repetitions of expanded dimensions.
 Tensor withoutRepeats(const Tensor& tensor) {
   Geometry geometry = Geometry::of(tensor);
   geometry.is_conj = geometry.is_neg = false;

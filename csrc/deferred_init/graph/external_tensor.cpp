@@ -23,12 +23,12 @@ using c10::Storage;
 
 namespace {
 
-// Has it values that others may change, in memory that can be looked at?
+// Returns true if the tensor has values in memory that can be read here and that other code may change.
 bool showsMemory(const Tensor& tensor) {
   return !isFake(tensor) && !tensor.is_meta() && !tensor._is_zerotensor() && !tensor.key_set().has(DispatchKey::Python);
 }
 
-// The bytes of a plain tensor, from the first to the last element.
+// The byte range of a plain tensor, from its first to its last element.
 struct Span {
   explicit Span(const Tensor& tensor)
       : begin{static_cast<std::size_t>(tensor.storage_offset()) * tensor.itemsize()},
@@ -38,25 +38,25 @@ struct Span {
   std::size_t nbytes;
 };
 
-// The storages that small tensors were copied to, for as long as a recording refers to them. Nobody writes into them.
+// The storages that small tensors were copied to, for as long as a recording refers to them. They are never written.
 class SharedCopies {
  public:
-  // A storage that holds `bytes` from `offset` on. Threads that ask for equal bytes at once may get copies of their
-  // own.
+  // Returns a storage that holds `bytes` from `offset` on. Threads that request equal bytes at the same time may get
+  // separate copies.
   Storage of(const Tensor& bytes, std::size_t offset);
 
  private:
   using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
   static bool holds(const Storage& storage, const Tensor& bytes, std::size_t offset);
-  // Under the lock references are taken and kept, but no tensor is made, read or freed: a tracker that counts real
-  // memory has locks of its own.
+  // Only references are taken and kept under the lock. No tensor is made, read or freed under it: a tracker of real
+  // memory takes locks for that.
   std::vector<Storage> storagesWith(std::uint64_t key);
   void add(std::uint64_t key, const Storage& copy);
   void forgetTheFreed();
 
   std::unordered_multimap<std::uint64_t, WeakStorage> copies_;
-  // How many may be known before those are dropped that have been freed.
+  // The number of entries above which entries of freed storages are dropped.
   std::size_t limit_ = 64;
 };
 
@@ -113,15 +113,15 @@ SharedCopies& sharedCopies() {
   return *copies;
 }
 
-// Kernels may round differently by how their operands are aligned, so the copy is aligned as the original is.
+// Kernels may round differently depending on the alignment of their operands, so the copy keeps the alignment.
 std::size_t alignmentOffset(const Tensor& tensor) {
-  constexpr std::size_t kAlignment = 64;  // of what the allocator of the CPU hands out
+  constexpr std::size_t kAlignment = 64;  // of the CPU allocator's blocks
   const std::size_t offset =
       tensor.is_cpu() ? reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr()) % kAlignment : 0;
   return offset % tensor.itemsize() == 0 ? offset : 0;
 }
 
-// With the strides that it has, gaps and all: results may depend on them.
+// Keeps the strides, including gaps: results may depend on them.
 Tensor copyOf(const Tensor& tensor, const Span& span) {
   const RealDispatch guard;
   const std::size_t offset = alignmentOffset(tensor);
@@ -135,19 +135,19 @@ Tensor cloneOf(const Tensor& tensor) {
   return tensor.clone();
 }
 
-// Shares the version counter too, but keeps no graph of autograd alive and sees no change of metadata.
+// Shares the version counter, but keeps no autograd graph alive and is unaffected by changes of metadata.
 Tensor aliasOf(const Tensor& tensor) {
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
   return Tensor{impl.shallow_copy_and_detach(impl.version_counter(), /*allow_tensor_metadata_change=*/true)};
 }
 
-// A wrapper has a storage, but nothing in it.
+// A wrapper has a storage without memory.
 bool hasMemory(const Tensor& tensor) {
   return isPlain(tensor) && holdsItsElements(tensor) &&
          tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get() != nullptr;
 }
 
-// What `tensor` shows, without the handlers that it may have.
+// Returns a tensor with the memory of `tensor`, but without its handlers.
 Tensor memoryOf(const Tensor& tensor) {
   return Geometry::of(tensor).makeTensor(tensor.storage());
 }

@@ -35,7 +35,7 @@ std::uint64_t nextNumber() {
   return next.fetch_add(1, std::memory_order_relaxed);
 }
 
-// The Python number that `tensor` wraps, in one of the types that `c10::scalar_to_tensor` gives them.
+// Returns the Python number that `tensor` wraps, in one of the types that `c10::scalar_to_tensor` produces.
 std::optional<c10::Scalar> wrappedNumber(const Tensor& tensor) {
   if (!tensor.unsafeGetTensorImpl()->is_wrapped_number() || isFake(tensor) || !tensor.is_cpu()) {
     return std::nullopt;
@@ -54,7 +54,7 @@ std::optional<c10::Scalar> wrappedNumber(const Tensor& tensor) {
   }
 }
 
-// Stands in recorded arguments where a tensor was.
+// Takes the place of tensors in recorded arguments.
 const Tensor& placeholder() {
   static const Tensor tensor{c10::make_intrusive<c10::TensorImpl>(
       DispatchKeySet{DispatchKey::CPU}, caffe2::TypeMeta::Make<float>(), c10::Device{c10::kCPU})};
@@ -72,8 +72,8 @@ bool makesPinned(const OpNode& node) {
   return pin.isBool() && pin.toBool();
 }
 
-// Frees a chain of operators one after another. Each owns the values that it read and those own the operators that
-// wrote them, so that plain destruction would recurse as deep as the program was long.
+// Frees a chain of operators one after another. Each operator owns the values that it read, and these own the operators
+// that wrote them, so plain destruction would recurse as deep as the program was long.
 void release(std::shared_ptr<const OpNode> node) {
   thread_local std::vector<std::shared_ptr<const OpNode>>* pending = nullptr;
   if (node == nullptr) {
@@ -89,7 +89,7 @@ void release(std::shared_ptr<const OpNode> node) {
   while (!chain.empty()) {
     const std::shared_ptr<const OpNode> next = std::move(chain.back());
     chain.pop_back();
-    // Destroying `next` here appends to `chain` what it alone kept alive.
+    // Destroying `next` here appends the operators that it alone kept alive to `chain`.
   }
   pending = nullptr;
 }
@@ -195,7 +195,7 @@ bool isSameValue(const StorageValue& a, const StorageValue& b) {
 }
 
 StorageValuePtr valueOf(const at::TensorBase& tensor) {
-  // NOTE [Sparse fakes]: they have no storage, and are not recorded.
+  // NOTE [Sparse fakes]: they have no storage and are not recorded.
   return isFake(tensor) && tensor.has_storage()
              ? std::dynamic_pointer_cast<StorageValue>(provenanceOf(tensor.storage()))
              : nullptr;
@@ -245,11 +245,11 @@ std::vector<Tensor> returnedTensors(c10::ArrayRef<c10::IValue> results) {
 
 namespace {
 
-// The tensors among the arguments of a call, by position. Most calls have few, so that looking at each costs less than
-// a table; lists of foreach operators are long.
+// The tensors among the arguments of a call, by position. Most calls have few, so a linear search costs less than a
+// table; the lists of foreach operators are long.
 class EarlierTensors {
  public:
-  // Returns the position at which `tensor` was found before. If it is new, it is at `position`.
+  // Returns the position of an earlier occurrence of `tensor`. Otherwise adds it, at `position`.
   std::optional<std::uint32_t> find(const Tensor& tensor, std::size_t position) {
     const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
     const auto number = static_cast<std::uint32_t>(position);

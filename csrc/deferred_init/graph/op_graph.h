@@ -2,9 +2,9 @@
 
 // NOTE [The graph of recorded operators]
 //
-// What an operator does to tensors is to write storages. Everything else about a tensor (which storage it shows, with
-// which sizes, strides and offset) is metadata that the fake tensor itself carries. So the graph has storages for its
-// data, not tensors, and each write makes a new *value* of the storage that it writes:
+// Operators affect tensors only by writing storages. Everything else about a tensor (its storage, sizes, strides and
+// offset) is metadata that the fake tensor itself carries. So the graph's data are storages, not tensors, and each
+// write makes a new *value* of the storage that it writes:
 //
 //     a = torch.ones(2, 2)       S0 = ones()
 //     b = a.view(-1)             (nothing: b shows the same storage as a)
@@ -13,16 +13,16 @@
 //     a.zero_()                  S2 = zero_(S1 at {2x2})
 //
 // A fake storage points to its latest value, a value to the operator that wrote it, and an operator to the values that
-// it read. From this follows what makes deferral right in the presence of views and in-place operators:
+// it read. This makes deferral correct for views and in-place operators:
 //
-//   * `b` sees a later write to `a`, and `a` the write through `b`, dropped or not, because both show S2;
-//   * `c` is computed from S1, although the storage has moved on: a value never changes;
-//   * replaying the operators that a value depends on, in the order in which they were recorded, gives the value that
-//     eager execution gave, whatever else has been replayed before, and as often as one likes;
-//   * references point back in time only, so that what cannot be reached any more is freed at once.
+//   * `b` shows a later write to `a`, and `a` the write through `b` even if `b` is dropped, because both show S2;
+//   * `c` is computed from S1, although the storage has a newer value: a value never changes;
+//   * replaying the operators that a value depends on, in recording order, gives the value of eager execution, any
+//     number of times, regardless of earlier replays;
+//   * references point back in time only, so unreachable nodes are freed at once.
 //
-// `Parameter(t)`, `.data`, `.data = u`, `detach()`, `set_()`, `chunk()` and the like record nothing: they change which
-// storage a tensor shows, and that is kept in the tensor itself.
+// `Parameter(t)`, `.data`, `.data = u`, `detach()`, `set_()`, `chunk()` and similar calls record nothing: they change
+// which storage a tensor shows, and the tensor itself holds that.
 
 #include <atomic>
 #include <cstdint>
@@ -71,43 +71,43 @@ struct Geometry {
     return !(*this == other);
   }
 
-  // Returns true if the elements fill a stretch of memory in order, and are what memory holds.
+  // Returns true if the elements fill a contiguous range of memory in order, unmodified.
   bool isContiguous() const;
 
   bool hasElements() const;
 
-  // The bytes of all elements, those that are shown several times included.
+  // The bytes of all elements, including repeated ones.
   std::size_t nbytes() const;
 
-  // The bytes of a storage up to the last one that is shown.
+  // The number of bytes from the beginning of the storage to the end of the last element.
   std::size_t bytesReached() const;
 
-  // A tensor on `storage`, which is real.
+  // Makes a tensor on `storage`, which is real.
   at::Tensor makeTensor(c10::Storage storage) const;
 
-  // A real tensor with a storage of its own and arbitrary values.
+  // Makes a real tensor with a new storage and arbitrary values.
   at::Tensor makeEmptyTensor(c10::Device device) const;
 };
 
-// A real storage with arbitrary contents.
+// Makes a real storage with arbitrary contents.
 c10::Storage makeStorage(std::size_t nbytes, c10::Device device, bool is_pinned = false);
 
-// `nbytes` bytes of `storage`, which is real, as a tensor.
+// Returns `nbytes` bytes of `storage`, which is real, as a tensor.
 at::Tensor bytesAt(const c10::Storage& storage, std::size_t begin, std::size_t nbytes);
 
 // The bytes of one storage between two writes.
 class StorageValue final : public Provenance, public std::enable_shared_from_this<StorageValue> {
  public:
-  // What `writer` leaves in `storage`, the `output`th that it writes.
+  // The contents of `storage` after `writer`, as the `output`th storage that it writes.
   StorageValue(std::shared_ptr<const OpNode> writer, std::size_t output, const c10::Storage& storage);
 
-  // Bytes that exist already: what `torch.tensor()` made. `constant` must not be written any more.
+  // Existing bytes: the result of `torch.tensor()`. `constant` must not be written again.
   explicit StorageValue(c10::Storage constant);
 
   C10_DISABLE_COPY_AND_ASSIGN(StorageValue);
   ~StorageValue() override;
 
-  // Null for a constant. Another thread may fold the value, so this and `constant()` are for those that hold the lock
+  // Null for a constant. Another thread may fold the value, so callers of this and of `constant()` must hold the lock
   // `kReplay`.
   const std::shared_ptr<const OpNode>& writer() const noexcept {
     checkHolds(LockRank::kReplay);
@@ -124,7 +124,7 @@ class StorageValue final : public Provenance, public std::enable_shared_from_thi
     return constant_;
   }
 
-  // Where the storage was recorded.
+  // The device of the storage when it was recorded.
   c10::Device device() const noexcept {
     return device_;
   }
@@ -138,10 +138,10 @@ class StorageValue final : public Provenance, public std::enable_shared_from_thi
     return is_pinned_;
   }
 
-  // A real storage like that of the value, with arbitrary contents.
+  // Makes a real storage like that of the value, with arbitrary contents.
   c10::Storage makeEmptyStorage() const;
 
-  // How many times in a row the same elements have been written after construction, up to this value.
+  // The number of consecutive writes of the same elements after construction, up to this value.
   std::uint32_t repeats() const noexcept {
     return repeats_;
   }
@@ -149,7 +149,7 @@ class StorageValue final : public Provenance, public std::enable_shared_from_thi
     repeats_ = repeats;
   }
 
-  // Returns false once its storage has been written again: only operators that are recorded already read it then.
+  // Returns false once its storage has been written again: then only operators that are already recorded read it.
   bool isCurrent() const noexcept {
     return is_current_.load(std::memory_order_relaxed);
   }
@@ -157,7 +157,7 @@ class StorageValue final : public Provenance, public std::enable_shared_from_thi
     is_current_.store(false, std::memory_order_relaxed);
   }
 
-  // A constant with the same bytes, or null: computed_values.h. To be used with the lock of replays.
+  // A constant with the same bytes, or null: computed_values.h. The caller holds the lock of replays.
   const std::shared_ptr<StorageValue>& computed() const noexcept {
     return computed_;
   }
@@ -165,8 +165,8 @@ class StorageValue final : public Provenance, public std::enable_shared_from_thi
     computed_ = std::move(constant);
   }
 
-  // Turns a value that has been computed into a constant, and releases the operators that led to it. The caller holds
-  // the lock `kReplay`.
+  // Turns a computed value into a constant, and releases the operators that led to it. The caller holds the lock
+  // `kReplay`.
   void fold(c10::Storage constant);
 
  private:
@@ -186,10 +186,10 @@ using StorageValuePtr = std::shared_ptr<StorageValue>;
 // Returns true if both are the same output of the same operator, or the same constant.
 bool isSameValue(const StorageValue& a, const StorageValue& b);
 
-// The value that `tensor` shows, or null when its bytes were never recorded.
+// Returns the value that `tensor` shows, or null if its bytes were never recorded.
 StorageValuePtr valueOf(const at::TensorBase& tensor);
 
-// Sets the value of `storage`, which is fake, to `value`. Its tensors are deferred from now on.
+// Sets the value of `storage`, which is fake. Its tensors are deferred from now on.
 void setValue(const c10::Storage& storage, StorageValuePtr value);
 
 // A tensor among the arguments of a recorded operator. One of `value`, `number`, `external` and `device` is set.
@@ -200,11 +200,11 @@ struct TensorArgument {
   std::optional<c10::Scalar> number;
   // A tensor that was real when the operator was recorded: NOTE [The value at recording time].
   std::shared_ptr<const ExternalTensor> external;
-  // Of a tensor of which only the metadata matter, such as the argument of `zeros_like`.
+  // The device of a tensor that is used for its metadata only, such as the argument of `zeros_like`.
   std::optional<c10::Device> device;
-  // The position of an earlier argument that is the same tensor. Kernels ask for that
-  // (`native_multi_head_attention_cpu()` multiplies query, key and value at once), and one that resizes its `out` reads
-  // an input that is the same tensor by its new shape, as `torch.sum(x, 0, out=x)` does.
+  // The position of an earlier argument that is the same tensor. Kernels test for that:
+  // `native_multi_head_attention_cpu()` multiplies query, key and value at once, and an operator that resizes its `out`
+  // reads an input that is the same tensor with its new shape, as in `torch.sum(x, 0, out=x)`.
   std::optional<std::uint32_t> same_as;
 
   static TensorArgument of(const at::Tensor& tensor);
@@ -213,36 +213,37 @@ struct TensorArgument {
 
 // A storage that a recorded operator writes.
 struct WrittenStorage {
-  // Among the tensor arguments when `is_argument`, else among `returnedTensors()`.
+  // The position among the tensor arguments if `is_argument`, else among `returnedTensors()`.
   std::uint32_t position = 0;
   bool is_argument = false;
-  // Of an argument: an `out` that had another size before.
+  // True for an `out` argument that had another size before.
   bool was_resized = false;
-  // Of a returned tensor or a resized argument, according to the fake.
+  // The geometry of a returned tensor or a resized argument, according to the fake.
   Geometry geometry;
 };
 
-// Returns the tensors among the results of an operator. Undefined ones count: a kernel may return none where its Meta
-// kernel returned a tensor, as `native_batch_norm_backward` does for what its `output_mask` leaves out.
+// Returns the tensors among the results of an operator, including undefined ones: a kernel may return an undefined
+// tensor where its Meta kernel returned a defined one, as `native_batch_norm_backward` does for results outside its
+// `output_mask`.
 std::vector<at::Tensor> returnedTensors(c10::ArrayRef<c10::IValue> results);
 
 // A recorded call. Immutable once a value refers to it.
 class OpNode {
  public:
-  // A call of `op` with the arguments on top of `stack`, which it copies, in this thread's state.
+  // Records a call of `op` with the arguments on top of `stack`, which are copied, in this thread's state.
   OpNode(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
   C10_DISABLE_COPY_AND_ASSIGN(OpNode);
   ~OpNode();
 
-  // Adds a storage that the call writes and returns its place in `written()`. To be used before the node is shared.
+  // Adds a storage that the call writes, and returns its index in `written()`. Only before the node is shared.
   std::size_t addWritten(WrittenStorage written);
 
-  // Where the numbers start that the call draws. To be used before the node is shared.
+  // Sets the position where the call starts to draw. Only before the node is shared.
   void setTape(TapePositionPtr position) {
     tape_ = std::move(position);
   }
 
-  // The order of calls in time, over all threads.
+  // The order of calls in time, across all threads.
   std::uint64_t number() const noexcept {
     return number_;
   }
@@ -259,14 +260,14 @@ class OpNode {
     return written_;
   }
 
-  // What the call makes of the storage of its tensor argument `tensor`, or null if it does not list it as written.
+  // Returns what the call writes to the storage of its tensor argument `tensor`, or null if it does not write it.
   const WrittenStorage* writtenTo(std::size_t tensor) const;
 
   const ThreadState& threadState() const noexcept {
     return thread_state_;
   }
 
-  // Null if it draws nothing.
+  // Null if the call draws nothing.
   const TapePositionPtr& tape() const noexcept {
     return tape_;
   }
@@ -287,7 +288,7 @@ class OpNode {
  private:
   std::uint64_t number_;
   c10::OperatorHandle op_;
-  // As recorded, but with a placeholder for each tensor, so that the graph keeps no fake alive.
+  // As recorded, with a placeholder for each tensor, so that the graph keeps no fake alive.
   torch::jit::Stack arguments_;
   std::vector<TensorArgument> tensors_;
   std::vector<WrittenStorage> written_;
@@ -296,7 +297,7 @@ class OpNode {
   std::string source_;
 };
 
-// Returns all operators that led to `values`, in the order of their recording.
+// Returns all operators that led to `values`, in recording order.
 std::vector<const OpNode*> operatorsBehind(const std::vector<StorageValuePtr>& values);
 
 }  // namespace torchext
