@@ -9,7 +9,7 @@ namespace torchext {
 
 namespace {
 
-// Columns of a matrix have as many runs as it has rows.
+// A limit of runs. The columns of a matrix have as many runs as it has rows.
 constexpr std::size_t kMaxRuns = std::size_t{1} << 14U;
 
 struct Dimension {
@@ -17,7 +17,7 @@ struct Dimension {
   std::size_t stride;  // in bytes
 };
 
-// The dimensions that reach other bytes, the outermost first.
+// Returns the dimensions of more than one distinct element, the outermost first.
 std::vector<Dimension> dimensionsOf(c10::IntArrayRef sizes, c10::IntArrayRef strides, std::size_t itemsize) {
   std::vector<Dimension> dimensions;
   for (const auto i : c10::irange(sizes.size())) {

@@ -10,15 +10,15 @@
 
 namespace torchext {
 
-// Some of the bytes of a storage.
+// A set of bytes of a storage.
 class ByteSet {
  public:
   ByteSet() = default;
 
-  // Those in [begin, end).
+  // The bytes in [begin, end).
   ByteSet(std::size_t begin, std::size_t end);
 
-  // Those of a tensor's elements. Nothing when they are too scattered for the answer to be worth its cost.
+  // Returns the bytes of a tensor's elements, or nothing if they form too many runs.
   static std::optional<ByteSet> ofElements(c10::IntArrayRef sizes,
                                            c10::IntArrayRef strides,
                                            int64_t storage_offset,
@@ -28,7 +28,7 @@ class ByteSet {
     return runs_.empty();
   }
 
-  // How many runs of neighbouring bytes it has. All operations take a time of the order of those of both sets.
+  // The number of runs of adjacent bytes. All operations take time linear in the runs of both sets.
   std::size_t countRuns() const noexcept {
     return runs_.size();
   }
@@ -41,10 +41,10 @@ class ByteSet {
  private:
   using Run = std::pair<std::size_t, std::size_t>;
 
-  // Of runs in order, which may touch or overlap.
+  // Makes a set of runs in order, which may touch or overlap.
   static ByteSet joined(const std::vector<Run>& runs);
 
-  // Each not empty, in order, and with bytes in between that are not in the set.
+  // Not empty, in order, separated by bytes that are not in the set.
   std::vector<Run> runs_;
 };
 

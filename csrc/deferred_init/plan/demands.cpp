@@ -12,10 +12,10 @@ namespace torchext {
 
 namespace {
 
-// Smaller storages are not worth the thought.
+// Parts of smaller storages are not computed separately.
 constexpr std::size_t kWorthAThought = 1024;  // bytes
 
-// Does the tensor show at most three quarters of the storage?
+// Returns true if the tensor shows at most three quarters of the storage.
 bool isMuchSmaller(const Geometry& geometry, std::size_t nbytes) {
   std::size_t shown = geometry.dtype.itemsize();
   for (const auto i : c10::irange(geometry.sizes.size())) {
@@ -40,10 +40,10 @@ bool readsAnyPart(const LiveOperator& live) {
   return false;
 }
 
-// The parts that are asked for of one value.
+// The requested parts of one value.
 class RequestedBoxes {
  public:
-  // Adds a box, and merges with it those that it makes superfluous.
+  // Adds a box, merged with nearby boxes.
   void add(Box box) {
     if (std::any_of(boxes_.begin(), boxes_.end(), [&box](const Box& other) { return other.contains(box); })) {
       return;
@@ -60,7 +60,7 @@ class RequestedBoxes {
     }
   }
 
-  // The same, with all that overlap: they become one box, which is returned.
+  // Adds a box, merged with all that overlap it, and returns the result.
   Box addWithAll(Box box) {
     const auto overlaps = [&box](const Box& other) { return box.overlaps(other); };
     for (auto other = boxes_.end(); (other = std::find_if(boxes_.begin(), boxes_.end(), overlaps)) != boxes_.end();) {
@@ -80,8 +80,8 @@ class RequestedBoxes {
   }
 
  private:
-  // One with which the box would have few bytes that are not requested. That includes each box within it, however
-  // narrow: the loop of `visitOutput()` ends only because a wider box replaces the one that it was made of.
+  // Finds a box whose union with `box` has few bytes that are not requested. That includes every box within it, even a
+  // narrow one: the loop of `visitOutput()` ends only because a wider box replaces the one that it was made from.
   std::vector<Box>::iterator findNear(const Box& box) {
     return std::find_if(boxes_.begin(), boxes_.end(), [&box](const Box& other) {
       const std::size_t sum = box.nbytes() + other.nbytes();
@@ -100,8 +100,8 @@ class RequestedBoxes {
   std::vector<Box> boxes_;
 };
 
-// Goes through a graph twice: from the first operator to the last one, to find out which values are of one storage and
-// how these are shown, and back again.
+// Visits a graph twice. The forward pass determines which values belong to one storage and how tensors show them; the
+// backward pass propagates the demands.
 class DemandPass {
  public:
   explicit DemandPass(const LiveGraph& graph) : graph_{graph}, chain_of_{graph}, asked_{graph} {}
@@ -127,11 +127,11 @@ class DemandPass {
   }
 
  private:
-  // The values of one storage, each made of the one before.
+  // The consecutive values of one storage.
   struct Chain {
     std::size_t nbytes = 0;
     c10::Device device{c10::kCPU};
-    // Those of parts first, so that the grid suits them.
+    // The geometries of parts come first, so that the grid suits them.
     std::vector<const Geometry*> parts;
     std::vector<const Geometry*> others;
     std::shared_ptr<const Grid> grid;
@@ -232,14 +232,14 @@ void DemandPass::askForAll(const LiveValue& value) {
   }
 }
 
-// Once all readers have been visited.
+// Call it after all readers have been visited.
 std::optional<RequestedParts> DemandPass::partsOf(const LiveOperator& live, std::size_t output) const {
   const RequestedBoxes& asked = asked_.of(live.place)[output];
   return asked.isAll() ? std::nullopt
                        : std::optional{RequestedParts{asked.boxes(), chains_[chain_of_.of(live.place)[output]].device}};
 }
 
-// Nobody asks for what only tensors without elements show.
+// Returns false if only tensors without elements show the outputs.
 bool DemandPass::isAskedFor(const LiveOperator& live) const {
   const std::vector<RequestedBoxes>& outputs = asked_.of(live.place);
   return std::any_of(outputs.begin(), outputs.end(),
@@ -254,7 +254,7 @@ void DemandPass::visit(const LiveOperator& live, PartRule rule) {
   for (const auto i : c10::irange(node.written().size())) {
     visitOutput(live, i, rule);
   }
-  // What is run for parts has asked for what it reads.
+  // Operators that run for parts have already requested their inputs.
   const bool is_partial = isForParts(rule) && !asked_.of(live.place).front().isAll();
   for (const auto i : c10::irange(node.tensors().size())) {
     if (!is_partial && node.writtenTo(i) == nullptr) {
@@ -276,7 +276,7 @@ void DemandPass::visitOutput(const LiveOperator& live, std::size_t output, PartR
     for (const Box& box : asked.boxes()) {
       widened.add(box);
     }
-    // Widening one may have it contain others, or make it most of the storage.
+    // A widened box may contain others, or be most of the storage.
     for (bool is_done = false; !is_done;) {
       is_done = true;
       for (const Box& box : std::vector<Box>{widened.boxes()}) {
@@ -299,7 +299,7 @@ void DemandPass::visitOutput(const LiveOperator& live, std::size_t output, PartR
   }
 }
 
-// Asks for what the operator reads to write the elements in the box. Returns the box with all of what it writes.
+// Requests the elements that the operator reads to write those in the box. Returns the box with all that it writes.
 Box DemandPass::widenedForPart(const LiveOperator& live, Box box, PartRule rule) {
   const OpNode& node = *live.node;
   if (rule == PartRule::kRandomFill) {
@@ -319,7 +319,7 @@ Box DemandPass::widenedForPart(const LiveOperator& live, Box box, PartRule rule)
   return box;
 }
 
-// Of a call that is made once, all that it touches of a storage that it writes is to be in one part.
+// A call that runs once needs, for each storage that it writes, all that it touches in one part.
 void DemandPass::widenForAll(const LiveOperator& live, std::size_t output, PartRule rule) {
   const OpNode& node = *live.node;
   const WrittenStorage& written = node.written()[output];
@@ -337,7 +337,7 @@ void DemandPass::widenForAll(const LiveOperator& live, std::size_t output, PartR
       touched = touched ? touched->with(needed) : needed;
     }
   }
-  // `resize_` and its kin change how large the storage is.
+  // `resize_` and similar operators change the size of the storage.
   if (reachesBeyondElements(node.op()) || node.op().hasTag(at::Tag::inplace_view)) {
     touched = grid.whole();
   }

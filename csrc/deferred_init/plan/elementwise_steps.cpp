@@ -34,7 +34,7 @@ bool isFloatingPoint(const Geometry& geometry) {
          c10::elementSize(c10::typeMetaToScalarType(geometry.dtype)) >= 2;
 }
 
-// As kernels for anything but double precision see it: 1e300 is infinite to them, and 1e-300 is 0.
+// Kernels other than those for double precision use this value: 1e300 is infinite for them, and 1e-300 is 0.
 float inSinglePrecision(double number) {
   return static_cast<float>(number);
 }
@@ -47,7 +47,7 @@ bool isSafe(const c10::Scalar& number, bool is_factor) {
   return is_factor ? std::isnormal(single) : std::isfinite(single);  // a denormal one may be flushed to 0
 }
 
-// Are all of the other tensors numbers, and are sums not multiplied, which would be rounded twice or once?
+// Returns true if all other tensors are safe numbers, and `alpha`, which is rounded separately or not, is 1 or missing.
 bool takesSafeNumbers(const OpNode& node) {
   const auto& tensors = node.tensors();
   const std::string& name = node.op().schema().name();
@@ -59,7 +59,7 @@ bool takesSafeNumbers(const OpNode& node) {
   return are_safe && (alpha < 0 || node.arguments()[static_cast<std::size_t>(alpha)].toScalar().equal(1));
 }
 
-// Like `mul_`, for `mul_` and `mul`: names of operators that work in place end in an underscore.
+// Returns `mul_` for `mul_` and `mul`: names of in-place operators end in an underscore.
 std::optional<OperatorHandle> inPlace(const OperatorHandle& op) {
   std::string name = op.schema().name();
   if (name.back() != '_') {
@@ -73,7 +73,7 @@ std::optional<OperatorHandle> inPlace(const OperatorHandle& op) {
   return c10::Dispatcher::singleton().findSchema({name, op.schema().overload_name()});
 }
 
-// A copy with another dtype, in memory like that of the first one.
+// Returns true for a copy to another dtype in unpinned memory of the CPU.
 bool isConversion(const OpNode& node) {
   if (node.op().schema().name() != "aten::_to_copy") {
     return false;
@@ -85,7 +85,7 @@ bool isConversion(const OpNode& node) {
          given("device").toOptional<c10::Device>().value_or(c10::kCPU).is_cpu();
 }
 
-// The bytes of its elements are all of its storage.
+// Returns true if the tensor's elements cover its storage completely.
 bool isWholeStorage(const StorageValue& value, const Geometry& geometry) {
   return geometry.storage_offset == 0 && value.nbytes() == geometry.nbytes() && !value.isPinned();
 }
@@ -99,7 +99,7 @@ Tensor stretchOf(const c10::Storage& storage, const Geometry& geometry, std::int
 }  // namespace
 
 bool mayHaveSteps(const OpNode& fill) {
-  constexpr std::int64_t kWorthIt = 65536;  // elements; what is smaller stays in the cache anyway
+  constexpr std::int64_t kWorthIt = 65536;  // elements; smaller fills stay in the cache anyway
   if (!fill.tape() || !distributionOf(fill.op()) || fill.written().size() != 1) {
     return false;
   }

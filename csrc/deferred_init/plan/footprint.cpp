@@ -17,13 +17,13 @@ std::optional<ByteSet> bytesOf(const Geometry& geometry) {
   return ByteSet::ofElements(geometry.sizes, geometry.strides, geometry.storage_offset, geometry.dtype.itemsize());
 }
 
-// How an argument that the call writes shows its storage afterwards, or null if that is not known. An `out` may get
-// another shape, and then shows bytes that it did not show before: `add(a, b, out=t[:0])`.
+// Returns the geometry of a written argument after the call, or null if it is unknown. An `out` may get another shape,
+// and then shows bytes that it did not show before: `add(a, b, out=t[:0])`.
 const Geometry* geometryAfter(const OpNode& node, std::size_t tensor, std::size_t argument) {
   if (const WrittenStorage* written = node.writtenTo(tensor)) {
     return &written->geometry;
   }
-  // Of several tensors on one storage only the first is listed.
+  // If several tensors share a storage, only the first is listed as written.
   const bool may_change = node.op().schema().arguments()[argument].is_out() || node.op().hasTag(at::Tag::inplace_view);
   return may_change ? nullptr : &node.tensors()[tensor].geometry;
 }

@@ -7,21 +7,21 @@
 
 namespace torchext {
 
-// What a call does to the bytes of the storage that one of its tensor arguments shows. Where that is not known exactly,
-// each of the three errs so that nobody relies on a byte that is not there.
+// The effect of a call on the bytes of the storage that one of its tensor arguments shows. Where the exact set is
+// unknown, each of the three errs on the side that adds no reliance on bytes that may be missing.
 struct Footprint {
-  // At least those that the call reads.
+  // At least the bytes that the call reads.
   ByteSet reads;
-  // At least those that it may change.
+  // At least the bytes that it may change.
   ByteSet writes;
-  // At most those that it writes whatever was there before.
+  // At most the bytes that it overwrites, regardless of their previous contents.
   ByteSet overwrites;
 };
 
-// Returns one for each of `node.tensors()`; of those that show no recorded value, an empty one.
+// Returns one footprint for each of `node.tensors()`, empty for those that show no recorded value.
 std::vector<Footprint> footprintsOf(const OpNode& node);
 
-// All bytes of a value. Not empty, so that storages without bytes are alive, too.
+// Returns all bytes of a value. Never empty, so that storages without bytes can be alive.
 ByteSet wholeOf(const StorageValue& value);
 
 }  // namespace torchext

@@ -9,7 +9,7 @@ namespace torchext {
 
 namespace {
 
-// Adds `stride` to strides that divide each other, if it does, too.
+// Adds `stride` if all of `strides` divide it or are divisible by it.
 void addStride(std::vector<std::int64_t>& strides, std::int64_t stride) {
   const auto divides = [stride](std::int64_t other) { return other % stride == 0 || stride % other == 0; };
   if (stride > 0 && std::find(strides.begin(), strides.end(), stride) == strides.end() &&
@@ -117,7 +117,7 @@ std::optional<Box> Grid::boxOf(const Geometry& geometry) const {
   IndexRanges ranges(levels_.size());
   for (std::size_t i = levels_.size(); i-- > 0;) {
     const std::int64_t count = levels_[i].count;
-    if (i > 0 && last[i] >= count) {  // goes on in the next row, so that it may be anywhere in a row
+    if (i > 0 && last[i] >= count) {  // continues in the next row, so it may be anywhere in a row
       last[i - 1] += last[i] / count;
       ranges[i] = {0, count};
     } else {
@@ -194,7 +194,7 @@ Box Box::with(const Box& other) const {
   return {grid_, std::move(ranges)};
 }
 
-// Rows of a matrix keep their strides, columns do not.
+// Rows of a matrix keep their strides; columns do not.
 Box Box::keepingStrides() const {
   const auto& levels = grid_->levels_;
   IndexRanges ranges = ranges_;
@@ -222,7 +222,7 @@ Geometry Box::shown(const Geometry& geometry) const {
   return packed;
 }
 
-// A dimension can be cut where it alone moves along its index, and stays within it. Others are taken whole.
+// A dimension can be narrowed if it alone moves along its index and stays within it. Other dimensions are kept whole.
 std::optional<IndexRanges> Box::elementsOf(const Geometry& geometry) const {
   const auto& levels = grid_->levels_;
   const std::vector<std::int64_t> first =
@@ -252,7 +252,7 @@ std::optional<IndexRanges> Box::elementsOf(const Geometry& geometry) const {
     elements.emplace_back(0, geometry.sizes[i]);
     if (geometry.sizes[i] > 1 && one.steps > 0 && is_known[one.level] && movers[one.level] == 1) {
       const auto [begin, end] = ranges_[one.level];
-      // The first element that is at `index` or behind it.
+      // Returns the first element at or after `index`.
       const auto reach = [&](std::int64_t index) {
         const std::int64_t distance = std::max<std::int64_t>(index - first[one.level], 0);
         return std::min((distance + one.steps - 1) / one.steps, one.count);

@@ -1,16 +1,14 @@
 #pragma once
 
-// NOTE [Parts of storages]
+// A program that needs only a part of a value, such as a shard, should pay only for that part. A part is a box on a
+// *grid*: several indices number the bytes of a storage, like those of a multidimensional array, and a box is a range
+// of each index. The grid of a storage consists of the strides of all tensors that the program has shown it with, where
+// each stride divides the next larger one. For a matrix these are the rows, the elements of a row, and the heads if its
+// rows were also viewed as heads. So rows, columns, blocks and their transposes are boxes. For any other tensor, the
+// smallest enclosing box is used.
 //
-// Who asks for a part of a value, as a shard does, is to pay for that part. A part is a box on a *grid*: the bytes of a
-// storage are numbered by several indices, as those of an array of several dimensions are, and a box has a range of
-// each. The grid of a storage is made of the strides of all tensors that the program has shown it with, each of which
-// divides the next larger one: of a matrix the rows, the elements in a row, and where its rows were also seen as heads,
-// these. So rows, columns, blocks and transposes of those are boxes, and of any other tensor the smallest box around it
-// is taken.
-//
-// The bytes of a box are kept one after the other, in the order of their addresses, and the first of them as aligned as
-// in the storage. A tensor within the box shows them with other strides and another offset, and with the same elements.
+// The bytes of a box are stored contiguously, in the order of their addresses, and the first one has the same alignment
+// as in the storage. A tensor within the box has the same elements there, with other strides and another offset.
 
 #include <cstddef>
 #include <cstdint>
@@ -31,16 +29,16 @@ using IndexRange = std::pair<std::int64_t, std::int64_t>;
 // A range of each dimension of a tensor.
 using IndexRanges = std::vector<IndexRange>;
 
-// The elements of the tensor in `ranges`.
+// Returns the elements of the tensor in `ranges`.
 Geometry narrowed(const Geometry& geometry, const IndexRanges& ranges);
 at::Tensor narrowed(const at::Tensor& tensor, const IndexRanges& ranges);
 
-// How PyTorch aligns the memory of storages, in bytes. Kernels may depend on it.
+// The alignment of storages that PyTorch allocates, in bytes. Kernels may depend on it.
 constexpr std::int64_t kMemoryAlignment = 64;
 
 class Grid;
 
-// A range of each index of a grid. None is empty.
+// A nonempty range of each index of a grid.
 class Box {
  public:
   Box(std::shared_ptr<const Grid> grid, IndexRanges ranges) : grid_{std::move(grid)}, ranges_{std::move(ranges)} {}
@@ -52,10 +50,10 @@ class Box {
     return ranges_;
   }
 
-  // How many bytes it has. Some of the last may lie behind the end of the storage.
+  // The number of its bytes. Some of the last may lie beyond the end of the storage.
   std::size_t nbytes() const;
 
-  // How many bytes a storage has for them.
+  // The size of a storage for these bytes.
   std::size_t packedBytes() const {
     return static_cast<std::size_t>(lead()) + nbytes();
   }
@@ -63,33 +61,34 @@ class Box {
   bool contains(const Box& other) const;
   bool overlaps(const Box& other) const;
 
-  // The smallest box around both.
+  // Returns the smallest box around both.
   Box with(const Box& other) const;
 
-  // The smallest box around this one in whose bytes each tensor of this one has the strides that it has in the storage.
+  // Returns the smallest box around this one in which each tensor of this one keeps its strides.
   Box keepingStrides() const;
 
-  // The smallest box around this one that has no parts of elements of `itemsize` bytes.
+  // Returns the smallest box around this one that does not split elements of `itemsize` bytes.
   Box withWholeElements(std::size_t itemsize) const;
 
-  // What the tensor `geometry` of the storage, all of whose elements are in the box, is in a storage of its bytes.
+  // Returns the geometry, in a storage of the box's bytes, of a tensor of the storage whose elements are all in the
+  // box.
   Geometry shown(const Geometry& geometry) const;
 
-  // The elements of the tensor `geometry` that are in the box, and maybe more, or nothing if there are none. The box is
-  // widened to hold them all.
+  // Returns the elements of the tensor `geometry` that are in the box, and maybe more; nothing if there are no such
+  // elements. Widens the box to hold all of them.
   std::optional<IndexRanges> take(const Geometry& geometry);
 
-  // Where the byte at `byte` of the storage is in a storage of the bytes of the box.
+  // Returns the position, in a storage of the box's bytes, of the byte at `byte` of the storage.
   std::int64_t placeOf(std::int64_t byte) const;
 
-  // Calls `visit` for each stretch of neighbouring bytes, in the order of their addresses, with where it begins in the
-  // storage and in that of the bytes of the box, and its length.
+  // Calls `visit` for each run of adjacent bytes, in address order, with its beginning in the storage, its beginning in
+  // a storage of the box's bytes, and its length.
   template <typename Visit>
   void forEachRun(const Visit& visit) const;
 
  private:
   std::int64_t lead() const;
-  // Of each index, in a storage of the bytes of the box.
+  // The stride of each index in a storage of the box's bytes.
   std::vector<std::int64_t> packedStrides() const;
   std::optional<IndexRanges> elementsOf(const Geometry& geometry) const;
 
@@ -99,14 +98,14 @@ class Box {
 
 class Grid : public std::enable_shared_from_this<Grid> {
  public:
-  // One for a storage of `nbytes` bytes and for `tensors` on it. Where strides do not divide each other, those of the
-  // first tensors are taken.
+  // Returns a grid for a storage of `nbytes` bytes and for `tensors` on it. Where strides do not divide each other, the
+  // first ones win.
   static std::shared_ptr<const Grid> of(std::size_t nbytes, const std::vector<const Geometry*>& tensors);
 
-  // The whole storage.
+  // Returns the box of the whole storage.
   Box whole() const;
 
-  // The smallest box around the elements of a tensor, or nothing if it has none.
+  // Returns the smallest box around the elements of a tensor, or nothing if it has no elements.
   std::optional<Box> boxOf(const Geometry& geometry) const;
 
   std::size_t storageBytes() const noexcept {
@@ -116,13 +115,13 @@ class Grid : public std::enable_shared_from_this<Grid> {
  private:
   friend class Box;
 
-  // A stride in bytes, and how many of them make the next larger one, or the storage.
+  // A stride in bytes, and how many of it make the next larger stride, or the storage.
   struct Level {
     std::int64_t stride;
     std::int64_t count;
   };
 
-  // A dimension of a tensor: `count` elements, each `steps` indices of a level after the one before.
+  // A dimension of a tensor: `count` elements, each `steps` indices of a level after the previous one.
   struct Steps {
     std::size_t level;
     std::int64_t steps;
@@ -131,21 +130,21 @@ class Grid : public std::enable_shared_from_this<Grid> {
 
   Grid(std::size_t nbytes, std::vector<Level> levels) : nbytes_{nbytes}, levels_{std::move(levels)} {}
 
-  // What numbers a byte.
+  // Returns the indices of a byte.
   std::vector<std::int64_t> indicesOf(std::int64_t byte) const;
   Steps stepsOf(std::int64_t stride, std::int64_t count) const;
-  // Of the dimensions of a tensor, and of the bytes of its elements.
+  // Returns the steps of the dimensions of a tensor, and those of the bytes of an element.
   std::vector<Steps> stepsOf(const Geometry& geometry) const;
 
   std::size_t nbytes_;
-  // The largest stride first.
+  // Sorted by stride, the largest first.
   std::vector<Level> levels_;
 };
 
 template <typename Visit>
 void Box::forEachRun(const Visit& visit) const {
   const auto& levels = grid_->levels_;
-  // What is whole is one stretch with what lies around it.
+  // A complete inner range is contiguous with its surroundings.
   std::size_t inner = levels.size() - 1;
   while (inner > 0 && ranges_[inner].first == 0 && ranges_[inner].second == levels[inner].count) {
     --inner;

@@ -15,15 +15,15 @@ namespace torchext {
 
 namespace {
 
-// Names a value: a writer and which of its outputs, or a constant.
+// Identifies a value: a writer and the index of its output, or a constant.
 using Key = std::pair<const void*, std::size_t>;
 
 Key keyOf(const StorageValue& value) {
   return value.writer() == nullptr ? Key{&value, 0} : Key{value.writer().get(), value.output()};
 }
 
-// Walks back from the wanted values. Who reads a value was recorded after who wrote it, so that all is known of a value
-// when its writer is looked at.
+// Walks back from the wanted values. Readers of a value are recorded after its writer, so the demand on a value is
+// complete when its writer is visited.
 class LivenessPass {
  public:
   explicit LivenessPass(bool uses_computed) : uses_computed_{uses_computed} {}
@@ -31,13 +31,13 @@ class LivenessPass {
   LiveGraph run(const std::vector<StorageValuePtr>& wanted);
 
  private:
-  // A value that an operator wrote, if anybody reads it, and which of its bytes are alive.
+  // A value that an operator wrote, if it is read, and its live bytes.
   struct Output {
     const StorageValue* value = nullptr;
     ByteSet bytes;
   };
 
-  // What is known of an operator before it is looked at.
+  // The demand on an operator that has not been visited yet.
   struct Demanded {
     const OpNode* node = nullptr;
     std::vector<Output> outputs;
@@ -54,10 +54,10 @@ class LivenessPass {
 
   const bool uses_computed_;
   std::map<std::uint64_t, Demanded> open_;
-  // Values whose living bytes are those of an earlier one.
+  // Values whose live bytes are those of an earlier value.
   std::unordered_map<Key, const StorageValue*, c10::hash<Key>> earlier_;
   LiveGraph graph_;
-  // Runs of bytes that have been gone through.
+  // The number of byte runs processed so far.
   std::size_t work_ = 0;
 };
 
@@ -85,8 +85,8 @@ LiveGraph LivenessPass::run(const std::vector<StorageValuePtr>& wanted) {
   return std::move(graph_);
 }
 
-// Sets of bytes that many operators have cut something out of have many runs, which each of those before goes through.
-// When that has taken long enough, all bytes are demanded: what runs without need does no harm.
+// If many operators each cut bytes out of a set, it has many runs, and every earlier operator processes them all. Above
+// a limit of work, all bytes are demanded: running a dead operator is harmless.
 void LivenessPass::demand(const StorageValue& value, const ByteSet& bytes) {
   constexpr std::size_t kPatience = 20'000'000;
   constexpr std::size_t kFewRuns = 64;
@@ -115,7 +115,7 @@ bool LivenessPass::isWhole(const Output& output) {
   return dead.isEmpty();
 }
 
-// Is nothing of what the operator itself has written alive? Then who asked for the rest is referred to the value
+// Returns true if none of the bytes that the operator itself wrote are alive. Then forwards the demand to the value
 // before.
 bool LivenessPass::passesOn(const Demanded& demanded, const std::vector<Footprint>& footprints) {
   const OpNode& node = *demanded.node;
@@ -137,7 +137,7 @@ bool LivenessPass::passesOn(const Demanded& demanded, const std::vector<Footprin
       return false;
     }
     const StorageValue& before = *node.tensors()[node.written()[i].position].value;
-    // The one before a resize is not as large.
+    // Before a resize, the value has another size.
     if (before.nbytes() != output.value->nbytes() || !isUntouched(output, before)) {
       return false;
     }
@@ -210,7 +210,7 @@ LiveValue LivenessPass::actual(const StorageValue* value) {
   return {graph_.computed.back().get()};
 }
 
-// Sets the place of each operator, and the writer of each value.
+// Sets the place of each operator and the writer of each value.
 void number(LiveGraph& graph) {
   std::unordered_map<const OpNode*, std::size_t> place_of;
   const auto locate = [&place_of](LiveValue& value) {

@@ -2,17 +2,18 @@
 
 // NOTE [Dead writes]
 //
-// A constructor writes what another one writes again: `Linear` draws its weight, and then `_init_weights` of the model
-// does. A value is alive where somebody reads it: who asks for it, or an operator that is alive. An operator is alive
-// where a value that it wrote is. The others are not run.
+// Constructors overwrite each other's values: `Linear` draws its weight, and then the model's `_init_weights` draws it
+// again. A value is alive if it is requested or a live operator reads it. An operator is alive if a value that it wrote
+// is. Dead operators do not run.
 //
-// Who writes part of a storage in place passes the rest on unchanged. So values are alive byte by byte, and some
-// operators (`overwritesArgument()`) read none of the bytes that they write, because their other arguments alone tell
-// the new ones: `normal_` does not, `add_` does. After `weight[:n].normal_()` and `weight[n:].zero_()` nobody can see
-// what was drawn for `weight` before. The operator is given memory with arbitrary contents then.
+// An operator that writes part of a storage in place keeps the rest unchanged. So values are alive byte by byte. Some
+// operators (`overwritesArgument()`) read none of the bytes that they write, because their other arguments alone
+// determine the new ones: `normal_` is one, `add_` is not. After `weight[:n].normal_()` and `weight[n:].zero_()`, the
+// numbers drawn for `weight` before are unreachable. Then the operator gets memory with arbitrary contents.
 //
-// What does not run raises no errors, either: a real tensor that only a dead operator would read may have changed
-// since. And it draws nothing, which the others do not notice, because each starts at its own place of the tape.
+// Dead operators raise no errors: a real tensor that only a dead operator would read may have changed since. They also
+// draw no random numbers, which does not affect the others, because each operator starts at its own position of the
+// tape.
 
 #include <cstddef>
 #include <limits>
@@ -22,11 +23,11 @@
 
 namespace torchext {
 
-// A recorded value, and the place of the operator of a graph that writes it.
+// A recorded value, and the place of its writer in the graph.
 struct LiveValue {
   static constexpr std::size_t kNowhere = std::numeric_limits<std::size_t>::max();
 
-  // Of a tensor argument, null if nobody reads what was recorded there, or nothing was.
+  // For a tensor argument: null if the recorded contents are not read, or nothing was recorded.
   const StorageValue* value = nullptr;
   // `kNowhere` for a constant.
   std::size_t writer = kNowhere;
@@ -43,20 +44,20 @@ struct LiveOperator {
   std::size_t place = 0;
   // One for each tensor argument.
   std::vector<LiveValue> arguments;
-  // One for each written storage: true if all of its bytes are alive. The others may have arbitrary contents.
+  // For each written storage: true if all of its bytes are alive. Dead bytes may have arbitrary contents.
   std::vector<bool> is_whole;
 };
 
 struct LiveGraph {
   // In the order in which they run: replay_order.h.
   std::vector<LiveOperator> operators;
-  // The values that were asked for, or earlier ones of the same storages with the same bytes.
+  // The requested values, or earlier values of the same storages with the same bytes.
   std::vector<LiveValue> wanted;
-  // Constants in place of values that have been computed before.
+  // Constants that replace values computed before.
   std::vector<StorageValuePtr> computed;
 };
 
-// Something for each value that the operators of a graph write.
+// A `T` for each value that the operators of a graph write.
 template <typename T>
 class OfOutputs {
  public:
@@ -84,9 +85,9 @@ class OfOutputs {
   std::vector<std::vector<T>> all_;
 };
 
-// Returns what has to run for `wanted`: from the beginning, or from values that have been computed before. Takes a time
-// of the order of the number of operators that lead to them, but more where many operators each overwrite a part of a
-// storage (`byte_set.h`). The caller holds the lock `kReplay` for as long as it uses the graph.
+// Returns the operators that must run for `wanted`, starting from scratch or from values computed before. Takes time
+// linear in the number of operators that lead to them, or more if many operators each overwrite a part of a storage
+// (`byte_set.h`). The caller holds the lock `kReplay` for as long as it uses the graph.
 LiveGraph liveGraph(const std::vector<StorageValuePtr>& wanted, bool uses_computed = false);
 
 }  // namespace torchext

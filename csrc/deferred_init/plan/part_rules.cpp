@@ -23,7 +23,7 @@ using c10::IValue;
 
 namespace {
 
-// Each of these names is also that of an operator that works in place, with an underscore.
+// Each of these operators also has an in-place variant, whose name ends in an underscore.
 constexpr std::array<std::string_view, 7> kArithmetic{"aten::mul", "aten::div", "aten::add",  "aten::sub",
                                                       "aten::neg", "aten::abs", "aten::clamp"};
 constexpr std::array<std::string_view, 7> kCopies{"aten::copy_", "aten::clone",       "aten::_to_copy", "aten::fill_",
@@ -60,7 +60,7 @@ bool isHalf(c10::ScalarType dtype) {
   return dtype == c10::kHalf || dtype == c10::kBFloat16;
 }
 
-// Those whose conversions are roundings of IEEE 754, or exact.
+// The dtypes whose conversions are exact, or roundings of IEEE 754.
 bool isOrdinary(c10::ScalarType dtype) {
   return isHalf(dtype) || dtype == c10::kFloat || dtype == c10::kDouble || dtype == c10::kComplexFloat ||
          dtype == c10::kComplexDouble || c10::isIntegralType(dtype, /*includeBool=*/true);
@@ -81,9 +81,9 @@ c10::IntArrayRef sizesOf(const TensorArgument& argument) {
   return argument.external != nullptr ? argument.external->tensor().sizes() : c10::IntArrayRef(argument.geometry.sizes);
 }
 
-// ---- Which rule ----
+// ---- Choosing the rule ----
 
-// One result, or one argument that keeps its shape, in memory of this process alone.
+// Returns true for one result, or one argument that keeps its shape, in unpinned memory.
 bool writesOneTensor(const OpNode& node) {
   if (node.written().size() != 1) {
     return false;
@@ -96,9 +96,8 @@ bool writesOneTensor(const OpNode& node) {
   return !written.was_resized && written.geometry == argument.geometry && !argument.value->isPinned();
 }
 
-// Elements that are read through one tensor and written through another are read before or after that in an order that
-// depends on the strides: PyTorch refuses this where it sees it (`at::assert_no_partial_overlap()`), which is not
-// always.
+// Returns true if the call reads the elements that it writes through another tensor. The order of such reads and writes
+// depends on the strides. PyTorch refuses some of these calls (`at::assert_no_partial_overlap()`), but not all.
 bool readsWhatItWrites(const OpNode& node) {
   const WrittenStorage& written = node.written().front();
   if (!written.is_argument) {
@@ -121,7 +120,7 @@ bool areOrdinary(const OpNode& node) {
          std::all_of(node.tensors().begin(), node.tensors().end(), is_ordinary);
 }
 
-// What becomes of a number that an integer cannot hold is not defined, and differs between instructions.
+// Converting a number that an integer cannot hold is undefined, and the result differs between instructions.
 bool mayOverflow(const OpNode& node) {
   const auto is_floating = [](const TensorArgument& argument) {
     const auto dtype = dtypeOf(argument);
@@ -140,15 +139,15 @@ bool areReal(const OpNode& node) {
          std::all_of(node.tensors().begin(), node.tensors().end(), is_real);
 }
 
-// A tensor of one element is a number for kernels, which they take as it is; one of several elements is converted to
-// the dtype of the result before. Which it is must not depend on the part.
+// Kernels read a tensor of one element as a number, unconverted; they convert a tensor of several elements to the
+// result's dtype first. The choice must not depend on the part.
 bool convertsArguments(const OpNode& node) {
   return std::any_of(node.tensors().begin(), node.tensors().end(), [&node](const TensorArgument& argument) {
     return !sizesOf(argument).empty() && dtypeOf(argument) != dtypeOf(writtenGeometry(node));
   });
 }
 
-// A sum with a factor is rounded once or twice. Which zero `clamp(min=0)` makes of -0 depends on the instruction.
+// A sum with a factor is rounded once or twice. The zero that `clamp(min=0)` returns for -0 depends on the instruction.
 bool hasOneResult(const OpNode& node) {
   const auto is_nonzero = [](const IValue& bound) { return bound.isNone() || !bound.toScalar().equal(0); };
   if (isNamed(node, "aten::clamp") || isNamed(node, "aten::clamp_")) {
@@ -161,7 +160,7 @@ bool hasOneResult(const OpNode& node) {
   return alpha < 0 || node.arguments()[static_cast<std::size_t>(alpha)].toScalar().equal(1);
 }
 
-// Of `where`, numbers would become tensors of a dtype of their own.
+// For `where`, numbers would become tensors of another dtype.
 bool isElementwise(const OpNode& node) {
   if (mayOverflow(node)) {
     return false;
@@ -191,7 +190,7 @@ bool isConcatenation(const OpNode& node) {
 
 bool isConstantFactory(const OpNode& node) {
   if (onlyAllocates(node.op()) && node.threadState().settings->isDeterministic()) {
-    return false;  // fills what it allocates
+    return false;  // fills its memory
   }
   return (constantOf(node) || onlyAllocates(node.op())) &&
          std::all_of(node.tensors().begin(), node.tensors().end(),
@@ -214,9 +213,9 @@ bool isRandomFill(const OpNode& node) {
   return asked.random || asked.truncated;
 }
 
-// ---- What is read ----
+// ---- Reads ----
 
-// The elements of an argument that is broadcast to the result.
+// Returns the elements of an argument that is broadcast to the result.
 IndexRanges broadcastRanges(c10::IntArrayRef sizes, const IndexRanges& ranges) {
   IndexRanges own;
   const std::size_t missing = ranges.size() - sizes.size();
@@ -254,7 +253,7 @@ std::size_t dimensionOf(const OpNode& node) {
   return static_cast<std::size_t>(dim < 0 ? dim + rank : dim);
 }
 
-// Of `cat` and `stack`, for each argument.
+// Returns the piece of each argument of `cat` and `stack`.
 std::vector<std::optional<Piece>> piecesOfConcatenation(const OpNode& node, const IndexRanges& ranges) {
   const bool stacks = isNamed(node, "aten::stack");
   const std::size_t dim = dimensionOf(node);
@@ -277,7 +276,7 @@ std::vector<std::optional<Piece>> piecesOfConcatenation(const OpNode& node, cons
   return pieces;
 }
 
-// `pad` has two numbers for each dimension, the last dimension first; what is negative is cut off.
+// `pad` has two numbers for each dimension, the last dimension first; negative numbers crop.
 std::optional<Piece> pieceOfPadding(const OpNode& node, const IndexRanges& ranges) {
   const auto pad = argumentOf(node, "pad").toIntVector();
   const auto sizes = sizesOf(node.tensors().front());
@@ -293,7 +292,8 @@ std::optional<Piece> pieceOfPadding(const OpNode& node, const IndexRanges& range
 
 }  // namespace
 
-// Draws of complex values are those of a real tensor of twice the elements, which PyTorch's kernel takes apart itself.
+// A fill of complex values draws like a real tensor of twice the elements. PyTorch's kernel splits it internally, so it
+// has no rule here.
 AskedFill askedFillOf(const OpNode& node, const at::mt19937_data_pod& engine) {
   const TensorArgument& filled = node.tensors().front();
   const std::int64_t count = c10::multiply_integers(filled.geometry.sizes);
@@ -314,7 +314,7 @@ const Geometry& writtenGeometry(const OpNode& node) {
 }
 
 PartRule partRuleOf(const OpNode& node) {
-  // `set_flush_denormal()` is about one thread. Other threads, which compute a part of a whole, may not flush.
+  // `set_flush_denormal()` is set per thread. Other threads, which compute a part of a whole, may not flush.
   const bool depends_on_threads = node.threadState().settings->flushesDenormals();
   if (depends_on_threads || !writesOneTensor(node) || readsWhatItWrites(node) || !areOrdinary(node)) {
     return PartRule::kNone;

@@ -10,7 +10,7 @@ namespace torchext {
 
 namespace {
 
-// Does `live` read a recorded value that it does not write over?
+// Returns true if `live` reads a recorded value that it does not overwrite.
 bool readsWithoutWriting(const LiveOperator& live) {
   const auto& written = live.node->written();
   return std::any_of(live.arguments.begin(), live.arguments.end(), [&](const LiveValue& argument) {
@@ -20,7 +20,7 @@ bool readsWithoutWriting(const LiveOperator& live) {
   });
 }
 
-// Sets of numbers, each named by its smallest.
+// Disjoint sets of numbers, each identified by its smallest element.
 class DisjointSets {
  public:
   explicit DisjointSets(std::size_t count) : parents_(count) {
@@ -44,7 +44,7 @@ class DisjointSets {
   std::vector<std::size_t> parents_;
 };
 
-// By what they read.
+// Unites operators with the writers of the values that they read.
 DisjointSets setsOfConnected(const std::vector<LiveOperator>& operators) {
   DisjointSets sets{operators.size()};
   for (const LiveOperator& live : operators) {
@@ -59,11 +59,11 @@ DisjointSets setsOfConnected(const std::vector<LiveOperator>& operators) {
 
 }  // namespace
 
-// What was recorded after construction (`module.half()`, the slicing of shards) makes a new storage of each old one. In
-// the order of recording all of the old ones would be in memory before the first new one. Any order will do that
-// computes values before they are read; so operators that are connected by what they read run together, when the first
-// of them is due. Where all of them write over what they read, as in ordinary construction, there is nothing to gain,
-// and the order of recording has random numbers drawn without moving back and forth on the tape.
+// Operators recorded after construction (`module.half()`, the slicing of shards) make a new storage from each old one.
+// In recording order, all old storages would be in memory before the first new one. Any order that computes values
+// before they are read is valid, so operators that are connected by reads run together, when the first one is due. If
+// all of them overwrite their inputs, as in ordinary construction, nothing would be gained, and recording order draws
+// random numbers without moving back and forth on the tape.
 bool keepDerivationsTogether(std::vector<LiveOperator>& operators) {
   DisjointSets sets = setsOfConnected(operators);
   std::vector<bool> derives(operators.size(), false);

@@ -24,7 +24,7 @@ bool arePlansChecked() noexcept {
   return are_checked;
 }
 
-// What there will be of an output in memory.
+// Returns the bytes that an output takes in memory.
 std::size_t bytesHeld(const OpNode& node, std::size_t output, const std::optional<RequestedParts>& parts) {
   if (parts) {
     std::size_t sum = 0;
@@ -38,7 +38,7 @@ std::size_t bytesHeld(const OpNode& node, std::size_t output, const std::optiona
   return keeps_size ? node.tensors()[written.position].value->nbytes() : written.geometry.bytesReached();
 }
 
-// Are all of `parts` kept as they are by a value that has `before`?
+// Returns true if a value with the parts `before` holds exactly `parts` among them.
 bool areAmong(const std::optional<RequestedParts>& before, const std::optional<RequestedParts>& parts) {
   if (!before || !parts) {
     return !before && !parts;
@@ -50,7 +50,7 @@ bool areAmong(const std::optional<RequestedParts>& before, const std::optional<R
   });
 }
 
-// Of arguments whose values are not read, but have to be there.
+// Returns the bytes of arguments whose values are not read, but must be allocated.
 std::size_t bytesOfUnreadArguments(const PlannedOperator& planned) {
   std::size_t sum = 0;
   for (const auto i : c10::irange(planned.reads.size())) {
@@ -203,7 +203,7 @@ void ReplayPlan::planWrites(PlannedOperator& planned) {
   }
 }
 
-// What was there before is not read afterwards, and its parts are the same.
+// Returns true if the value before is not read afterwards, and has the same parts.
 bool ReplayPlan::canBeWrittenInPlace(const PlannedOperator& planned,
                                      const LiveValue& before,
                                      const PlannedValue& after) const {
@@ -211,7 +211,7 @@ bool ReplayPlan::canBeWrittenInPlace(const PlannedOperator& planned,
          areAmong(of(before).parts, after.parts);
 }
 
-// A copy of a value that has no other reader need not be made: readers of the copy get the memory itself.
+// A copy of a value without other readers is unnecessary: readers of the copy get the memory itself.
 bool ReplayPlan::takesOver(const PlannedOperator& planned) const {
   const auto copied = copiedArgument(*planned.node);
   if (!copied || !planned.reads[*copied].hasWriter()) {
@@ -237,7 +237,7 @@ bool ReplayPlan::takesOver(const PlannedOperator& planned) const {
   return (!needed || box.contains(*needed)) && box.shown(geometry) == written;
 }
 
-// The elementwise operators that follow a fill, each being the only reader of the result before.
+// Plans the elementwise operators that follow a fill, each the only reader of the result before it.
 void ReplayPlan::planSteps(PlannedOperator& planned) {
   if (planned.way != Way::kCall || !mayHaveSteps(*planned.node)) {
     return;
@@ -266,8 +266,8 @@ void ReplayPlan::planSteps(PlannedOperator& planned) {
   }
 }
 
-// What running an operator allocates besides its results. What a kernel allocates is not known: of one that is neither
-// elementwise nor a fill, and makes tensors, it is taken to be as much as its arguments.
+// Returns what an operator allocates besides its results. The allocations inside a kernel are unknown: for a kernel
+// that is neither elementwise nor a fill and makes tensors, the size of its arguments is assumed.
 std::size_t ReplayPlan::workspaceOf(const PlannedOperator& planned) const {
   if (planned.way == Way::kTakesOver) {
     return 0;
@@ -285,7 +285,7 @@ std::size_t ReplayPlan::workspaceOf(const PlannedOperator& planned) const {
   }
   const bool reads_parts = std::any_of(planned.reads.begin(), planned.reads.end(),
                                        [this](const LiveValue& read) { return read.hasWriter() && of(read).parts; });
-  // A truth value for each element that is looked at: `checkIsExact()`.
+  // `checkIsExact()` allocates a Boolean for each element that it checks.
   std::size_t sum = (is_for_parts || reads_parts) && hasManyNans(node) ? largest / itemsize : 0;
   if (is_for_parts && rule == PartRule::kElementwise && !node.written().front().is_argument &&
       !isWrittenDirectly(node)) {
@@ -305,7 +305,7 @@ std::size_t ReplayPlan::workspaceOf(const PlannedOperator& planned) const {
   return sum;
 }
 
-// `is_counted` tells of a value and the one that writes it whether its memory counts.
+// `is_counted(writer, value)` returns true if the memory of the value counts.
 template <typename IsCounted>
 std::size_t ReplayPlan::peakOf(const IsCounted& is_counted) const {
   std::size_t peak = 0;
@@ -320,7 +320,7 @@ std::size_t ReplayPlan::peakOf(const IsCounted& is_counted) const {
   };
   const auto drop = [&](const PlannedOperator& planned) {
     for (const PlannedValue& written : planned.writes) {
-      // What was there before is among the last uses. What is not read is dropped at once.
+      // The value before is among the last uses. Values that are not read are dropped at once.
       alive += written.isTaken() ? bytesOf(planned, written) : 0;
       alive -= written.value == nullptr ? bytesOf(planned, written) : 0;
     }
@@ -352,7 +352,7 @@ std::size_t ReplayPlan::peak() const {
   return peakOf([](const PlannedOperator& /*planned*/, const PlannedValue& /*written*/) { return true; });
 }
 
-// A result that nobody reads has no value to ask, but it is where the others are that the operator reads and writes.
+// A result that is not read has no recorded value. It is on the device of the operator's other inputs and outputs.
 std::size_t ReplayPlan::peakOnCpu() const {
   const auto isOnCpu = [](const StorageValue* value) { return value == nullptr || value->device().is_cpu(); };
   return peakOf([&isOnCpu](const PlannedOperator& planned, const PlannedValue& written) {
@@ -381,7 +381,7 @@ std::size_t ReplayPlan::written() const {
 
 namespace {
 
-// Is all that `reader` shows of `value` computed?
+// Returns true if all of `value` that `geometry` shows is computed.
 bool isCovered(const PlannedValue& value, const Geometry& geometry) {
   if (!value.parts) {
     return true;
@@ -407,10 +407,10 @@ void checkReads(const ReplayPlan& plan, const PlannedOperator& planned) {
     if (!read.hasWriter()) {
       continue;
     }
-    TORCH_INTERNAL_ASSERT(read.writer < planned.place, name, " reads what has not been written yet.");
-    TORCH_INTERNAL_ASSERT(plan.of(read).last_use >= planned.place, name, " reads what has been dropped.");
+    TORCH_INTERNAL_ASSERT(read.writer < planned.place, name, " reads a value that has not been written yet.");
+    TORCH_INTERNAL_ASSERT(plan.of(read).last_use >= planned.place, name, " reads a value that has been dropped.");
     TORCH_INTERNAL_ASSERT(planned.way == Way::kParts || isCovered(plan.of(read), geometry), name,
-                          " reads what is not computed.");
+                          " reads a part that is not computed.");
   }
 }
 
@@ -424,7 +424,7 @@ void checkParts(const ReplayPlan& plan, const PlannedOperator& planned) {
     for (const auto i : c10::irange(reads.size())) {
       TORCH_INTERNAL_ASSERT(!reads[i] || !planned.reads[i].hasWriter() ||
                                 isCovered(plan.of(planned.reads[i]), narrowed(node.tensors()[i].geometry, *reads[i])),
-                            node.op().operator_name(), " reads for a part what is not computed.");
+                            node.op().operator_name(), " reads an uncomputed part to compute a part.");
     }
   }
 }
@@ -437,9 +437,9 @@ void checkWrites(const ReplayPlan& plan, const PlannedOperator& planned) {
     }
     const PlannedValue& before = plan.of(planned.reads[*written.argument]);
     TORCH_INTERNAL_ASSERT(before.last_use == planned.place && !before.isKept(), planned.node->op().operator_name(),
-                          " writes over what is read afterwards.");
+                          " overwrites a value that is read afterwards.");
     TORCH_INTERNAL_ASSERT(std::find(taken.begin(), taken.end(), &before) == taken.end(),
-                          planned.node->op().operator_name(), " writes two values into one memory.");
+                          planned.node->op().operator_name(), " writes two values into the same memory.");
     taken.push_back(&before);
   }
 }
@@ -451,7 +451,7 @@ void checkSteps(const ReplayPlan& plan, const PlannedOperator& planned, std::vec
     const PlannedValue& between = last->writes.front();
     TORCH_INTERNAL_ASSERT(next.way == Way::kStep && next.reads.front().writer == last->place && between.reads == 1 &&
                               !between.isKept() && !between.parts && !next.writes.front().parts,
-                          next.node->op().operator_name(), " is not a step of what comes before.");
+                          next.node->op().operator_name(), " is not a step of the operator before it.");
     runs[step] += 1;
     last = &next;
   }

@@ -2,16 +2,17 @@
 
 // NOTE [The plan of a replay]
 //
-// A plan has all that follows from a recording without values: which operators run (NOTE [Dead writes]), in which order
-// (replay_order.h), for which parts (NOTE [Demand by parts]), into what memory, which of them are run together, and
-// after which operator each value is dropped. `Replay` runs it; predictions of memory and time sum it up.
+// A plan contains everything that follows from a recording without values: the operators that run (NOTE [Dead writes]),
+// their order (replay_order.h), their parts (NOTE [Demand by parts]), the memory that they write, the operators that
+// run together, and the operator after which each value is dropped. `Replay` runs it; predictions of memory and time
+// sum it up.
 //
-// Three things become known during the run only, and make it do more than is planned:
+// Three conditions are found only during the run, and cause more work than planned:
 //
-//   * A kernel keeps the memory that it returns, or returns more than its Meta kernel promised. Then what was to be
-//     taken over is copied.
-//   * A random fill has no kernel of ours for this processor. Then its steps are run one after the other.
-//   * Parts contain NaNs, whose bits may differ from those of the whole. Then `withoutParts()` is run.
+//   * A kernel keeps a reference to the memory that it returns, or returns more than its Meta kernel promised. Then
+//     memory that would have been taken over is copied.
+//   * Torchext has no kernel for a random fill on this processor. Then its steps run one after the other.
+//   * Parts contain NaNs, whose bits may differ from those of the whole. Then the plan `withoutParts()` runs.
 
 #include <cstddef>
 #include <cstdint>
@@ -23,46 +24,46 @@
 
 namespace torchext {
 
-// How an operator is run.
+// How an operator runs.
 enum class Way : std::uint8_t {
-  kNotAtAll,   // no part of what it writes is needed
-  kCall,       // once, as it was recorded
+  kNotAtAll,   // no part of its outputs is needed
+  kCall,       // once, as recorded
   kParts,      // for each part that is needed: NOTE [Operators that are run for a part]
-  kTakesOver,  // it copies a value that has no other reader, so the copy is that memory
+  kTakesOver,  // a copy of a value without other readers: the copy is the same memory
   kStep,       // on each stretch of a random fill, while that is in the cache: elementwise_steps.h
 };
 
-// Where the memory comes from that holds a value that an operator writes.
+// The origin of the memory of a written value.
 enum class Origin : std::uint8_t {
-  kResult,     // the kernel makes it
-  kNew,        // it is new, and nothing of it is read
-  kCopy,       // it is a copy of what an argument shows, which is read again
-  kInPlace,    // it is that of an argument, which is not read again
-  kResized,    // the kernel resizes that of an argument
-  kTakenOver,  // it is that of the argument that is copied
+  kResult,     // made by the kernel
+  kNew,        // new, with arbitrary contents
+  kCopy,       // a copy of the argument's memory, which is read again
+  kInPlace,    // the argument's memory, which is not read again
+  kResized,    // the argument's memory, resized by the kernel
+  kTakenOver,  // the memory of the copied argument
 };
 
 struct PlannedValue {
   Origin origin = Origin::kResult;
-  // The argument that this memory is of, or is copied from.
+  // The argument that this memory belongs to, or is copied from.
   std::optional<std::size_t> argument;
-  // The parts that are computed, or nothing if all is.
+  // The computed parts, or nothing if the whole value is computed.
   std::optional<RequestedParts> parts;
-  // What memory holds of it.
+  // The bytes that it takes in memory.
   std::size_t nbytes = 0;
-  // False if the bytes that are not alive have arbitrary contents.
+  // False if its dead bytes have arbitrary contents.
   bool is_whole = true;
   bool is_wanted = false;
-  // To be kept for other replays: NOTE [Computed values].
+  // True if it is kept for other replays: NOTE [Computed values].
   bool is_remembered = false;
-  // How many arguments of operators of the plan read it.
+  // The number of arguments of planned operators that read it.
   std::size_t reads = 0;
-  // The last operator that needs it: which reads it or, if none does, which writes it.
+  // The last operator that needs it: its last reader, or its writer if it has no reader.
   std::size_t last_use = 0;
-  // A recorded value that is this one. Null if it is neither read nor wanted.
+  // A recorded value that is equal to it. Null if it is neither read nor wanted.
   const StorageValue* value = nullptr;
 
-  // Returns true if its memory is that of an argument, as it is.
+  // Returns true if its memory is the unchanged memory of an argument.
   bool isTaken() const noexcept {
     return origin == Origin::kInPlace || origin == Origin::kTakenOver;
   }
@@ -82,29 +83,29 @@ struct PlannedOperator {
   std::vector<LiveValue> reads;
   // One for each written storage.
   std::vector<PlannedValue> writes;
-  // Of a random fill, the places of the operators that are run on each stretch of it, in order.
+  // For a random fill: the places of the operators that run on each stretch of it, in order.
   std::vector<std::size_t> steps;
-  // The values that no operator needs after it. Some may be wanted.
+  // The values that no later operator needs. Some may be wanted.
   std::vector<LiveValue> last_uses;
 
-  // How much of what it writes it computes, from 0 to 1.
+  // The computed share of its outputs, from 0 to 1.
   double share() const;
 };
 
-// What a replay does with values that other replays need, too: NOTE [Computed values].
+// How a replay uses values that other replays also need: NOTE [Computed values].
 enum class Memory : std::uint8_t {
-  kNone,      // runs all operators
-  kUses,      // begins with values that are remembered
-  kRemembers  // and remembers those that it computes
+  kNone,      // run all operators
+  kUses,      // start from cached values
+  kRemembers  // and cache the values that it computes
 };
 
-// Immutable. Keeps what it plans alive. To be made, used and dropped with the lock `kReplay`.
+// Immutable. Keeps the planned graph alive. Make, use and drop it with the lock `kReplay` held.
 class ReplayPlan {
  public:
   // Takes the time of `liveGraph()`, and a few hundred nanoseconds for each operator.
   explicit ReplayPlan(std::vector<StorageValuePtr> wanted, Memory memory = Memory::kNone);
 
-  // In the order in which they run.
+  // The operators in execution order.
   const std::vector<PlannedOperator>& operators() const noexcept {
     return operators_;
   }
@@ -113,7 +114,7 @@ class ReplayPlan {
     return graph_;
   }
 
-  // What was asked for, in order.
+  // The requested values, in order.
   const std::vector<LiveValue>& wanted() const noexcept {
     return graph_.wanted;
   }
@@ -122,20 +123,20 @@ class ReplayPlan {
     return operators_[value.writer].writes[value.value->output()];
   }
 
-  // The operators that are connected with the one at `place` by what they read, itself included, in order.
+  // Returns the operators that are connected by reads with the one at `place`, including it, in order.
   std::vector<std::size_t> connectedWith(std::size_t place) const;
 
-  // A plan in which those of them that are run for parts are run as they were recorded. Everything else is the same.
+  // Returns the same plan, except that those of them that run for parts run as recorded.
   ReplayPlan withoutParts(std::size_t place) const;
 
-  // The most memory that is held at one time, in bytes, with the wanted values. What an operator allocates inside of
-  // its kernel is estimated: see workspaceOf().
+  // The peak of memory in bytes, including the wanted values. Allocations inside kernels are estimated: see
+  // workspaceOf().
   std::size_t peak() const;
 
-  // The same of the host's memory alone.
+  // The peak of host memory only.
   std::size_t peakOnCpu() const;
 
-  // What all operators write, in bytes, which is about proportional to the time.
+  // The bytes that all operators write, roughly proportional to the time.
   std::size_t written() const;
 
  private:
@@ -153,18 +154,17 @@ class ReplayPlan {
   std::vector<StorageValuePtr> asked_;
   Memory memory_;
   LiveGraph graph_;
-  // Those that are run as they were recorded, by place.
+  // By place: true for operators that must run as recorded.
   std::vector<bool> as_recorded_;
   std::vector<PlannedOperator> operators_;
 };
 
-// Returns true if a tensor shows `value`, so that it may be read once more, and it is not too large to be kept.
+// Returns true if `value` may be read again, because a tensor shows it, and is small enough for the cache.
 bool isToBeRemembered(const StorageValue& value);
 
-// Raises an internal error for a plan that contradicts itself: reads beyond a storage, before a value is written or
-// after it is dropped; parts that are read and not computed; memory that two values claim; a value that is dropped
-// twice, or never. With the environment variable TORCHEXT_CHECK_PLANS=1, as in our tests, each plan is checked when it
-// is made.
+// Raises an internal error for an inconsistent plan: reads beyond a storage, before a write or after a drop; parts that
+// are read but not computed; memory that two values claim; a value that is dropped twice, or never. With the
+// environment variable TORCHEXT_CHECK_PLANS=1, which our tests set, each new plan is checked.
 void checkPlan(const ReplayPlan& plan);
 
 }  // namespace torchext
