@@ -11,7 +11,7 @@ namespace torchext {
 
 namespace {
 
-// Kernels divide loops over elements from `at::internal::GRAIN_SIZE` on, and products of matrices earlier.
+// Kernels parallelize loops over elements from `at::internal::GRAIN_SIZE` on, and matrix products earlier.
 bool isSmall(const OpNode& node) {
   constexpr std::int64_t kNeverDivided = 2048;
   const auto has_few = [](const Geometry& geometry) { return c10::multiply_integers(geometry.sizes) <= kNeverDivided; };
@@ -53,11 +53,12 @@ ThreadCountGuard::ThreadCountGuard(const OpNode& node) : previous_{at::get_num_t
   if (!is_acceptable && at::get_num_threads() != previous_) {
     at::set_num_threads(previous_);  // an exception in a constructor skips the destructor
   }
-  TORCH_CHECK(is_acceptable, "`", node.op().operator_name(), "` was recorded when PyTorch used ", recorded,
-              " threads, now it uses ", previous_,
-              has_lost_threads ? " in a forked process, where the others are gone" : " and does not change that",
-              ". Its last bits may depend on the number. Call torch.set_num_threads(", previous_,
-              ") before the construction", has_lost_threads ? ", or materialize before the fork." : ".");
+  TORCH_CHECK(
+      is_acceptable, "`", node.op().operator_name(), "` was recorded with ", recorded,
+      " threads, but PyTorch now uses ", previous_,
+      has_lost_threads ? " in a forked process, where the others are gone" : ", and the number cannot be changed",
+      ". Its last bits may depend on that. Call torch.set_num_threads(", previous_, ") before the construction",
+      has_lost_threads ? ", or materialize before the fork." : ".");
 }
 
 ThreadCountGuard::~ThreadCountGuard() {
@@ -72,8 +73,8 @@ void checkCudaPrecision(const OpNode& node) {
   }
   const auto changed = node.threadState().settings->changedCudaPrecision();
   TORCH_CHECK(!changed, "`", node.op().operator_name(),
-              "` was recorded with another precision of float32 (`torch.backends.", changed.value_or(""),
-              "`) than there is now. Set it as it was during the construction.");
+              "` was recorded with another float32 precision (`torch.backends.", changed.value_or(""),
+              "`) than the current one. Restore the setting that was active during construction.");
 }
 
 }  // namespace torchext

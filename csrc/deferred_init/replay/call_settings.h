@@ -1,6 +1,6 @@
 #pragma once
 
-// The settings that only some calls depend on: NOTE [What results depend on].
+// Settings that only some calls depend on: NOTE [What results depend on].
 
 #include <torchext/macros.h>
 
@@ -8,9 +8,9 @@
 
 namespace torchext {
 
-// While it lives, PyTorch's kernels divide their work among as many threads as when `node` was recorded, if its result
-// can depend on that. Sums do, for example, and random fills, copies and additions do not. Raises an error where the
-// number cannot be put back: after a fork, OpenMP's threads are gone, and a kernel that needs them would wait forever.
+// While it lives, PyTorch's kernels use as many threads as when `node` was recorded, if its result can depend on that.
+// Sums do, for example; random fills, copies and additions do not. Raises an error if the number cannot be restored:
+// after a fork, OpenMP's threads are gone, and a kernel that needs them would wait forever.
 class ThreadCountGuard {
  public:
   explicit ThreadCountGuard(const OpNode& node);
@@ -21,8 +21,8 @@ class ThreadCountGuard {
   int previous_;
 };
 
-// Raises an error if `node`, which reads float32 on a CUDA device, was recorded under another precision of products.
-// Unlike the other settings, PyTorch's own default for it cannot be read, and so not be restored.
+// Raises an error if `node`, which reads float32 on a CUDA device, was recorded under another precision of matrix
+// products. PyTorch's default for this setting cannot be read, so the setting cannot be restored.
 void checkCudaPrecision(const OpNode& node);
 
 }  // namespace torchext

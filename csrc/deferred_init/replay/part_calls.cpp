@@ -22,7 +22,7 @@ const c10::IValue& argumentOf(const OpNode& node, const char* name) {
   return node.arguments()[static_cast<std::size_t>(findArgument(node.op().schema(), name))];
 }
 
-// `target` is a part of a result of which `result` shows `ranges`.
+// `result` shows `ranges` of the whole result. Returns its `target` range, given in coordinates of the whole.
 Tensor targetIn(const Tensor& result, const IndexRanges& ranges, const IndexRanges& target) {
   IndexRanges own;
   for (const auto i : c10::irange(ranges.size())) {
@@ -43,7 +43,7 @@ void computeElementwise(const OpNode& node, const std::vector<Tensor>& arguments
   }
 }
 
-// `stack` gives each argument one dimension more, of one element.
+// `stack` gives each argument an additional dimension of size one.
 void placePieces(const std::vector<std::optional<Piece>>& pieces,
                  const IndexRanges& ranges,
                  const std::vector<Tensor>& arguments,
@@ -69,7 +69,7 @@ void computePart(const OpNode& node,
       checkIsExact(node, result);
       break;
     case PartRule::kConstant:
-      if (const auto constant = constantOf(node)) {  // `empty` is not written
+      if (const auto constant = constantOf(node)) {  // `empty` writes nothing
         result.fill_(*constant);
       }
       break;

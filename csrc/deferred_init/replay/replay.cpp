@@ -30,24 +30,24 @@ using torch::jit::Stack;
 
 namespace {
 
-// A kernel that returns other strides than its Meta kernel promised has its result moved to where views expect it.
-// Zeros without memory (NOTE [Zeros of forward AD]) are given memory, because a value is a storage.
+// If a kernel returns other strides than its Meta kernel promised, moves its result to where views expect it. Zeros
+// without memory (NOTE [Zeros of forward AD]) get memory, because a value is a storage.
 Storage storageAsPromised(Geometry promised, const Tensor& result) {
   if (promised.fits(result) && !promised.is_zero) {
     return result.storage();
   }
-  promised.is_zero = false;  // `copy_` refuses to write into one
+  promised.is_zero = false;  // `copy_` refuses to write into zeros without memory
   const Tensor moved = promised.makeEmptyTensor(result.device());
   moved.copy_(result);
   return moved.storage();
 }
 
-// A fake device can be recorded on, but not computed on.
+// Fake devices can be recorded on, but not computed on.
 void checkDevicesExist(const OpNode& node) {
   const auto check = [&node](c10::Device device) {
     TORCH_CHECK(
         !device.is_cuda() || hasRealCuda(), "`", node.op().operator_name(), "` was recorded on ", device,
-        ", but this machine has no CUDA device to compute it on. Materialize where there is one, or construct the "
+        ", but this machine has no CUDA device to compute it on. Materialize on a machine with one, or construct the "
         "model on the CPU and let materialize_module() place it.");
   };
   for (const TensorArgument& argument : node.tensors()) {
@@ -65,7 +65,7 @@ void checkDevicesExist(const OpNode& node) {
   }
 }
 
-// Are the real tensors that `node` reads as they were, and its devices there?
+// Checks that the real tensors that `node` reads are unchanged, and that its devices exist.
 void checkInputs(const OpNode& node) {
   checkDevicesExist(node);
   checkCudaPrecision(node);
@@ -76,22 +76,22 @@ void checkInputs(const OpNode& node) {
   }
 }
 
-// Lets errors name the operator, and the line that recorded it.
+// Adds the operator, and the line that recorded it, to errors.
 template <typename Function>
 void naming(const OpNode& node, const Function& run) {
   try {
     run();
   } catch (c10::Error& error) {
-    error.add_context(c10::str("while materializing what `", node.op().operator_name(), "` recorded",
-                               node.source().empty() ? "" : " at ", node.source()));
+    error.add_context(c10::str("while replaying `", node.op().operator_name(), "`",
+                               node.source().empty() ? "" : ", recorded at ", node.source()));
     throw;
   }
 }
 
-// A kernel that must not notice that it gets a part gets the strides and alignment that were recorded.
+// Layout-sensitive kernels get the recorded strides and alignment.
 Tensor seenBy(
     PartRule reader, const Parts& parts, const TensorArgument& argument, const Geometry& geometry, bool is_written) {
-  if (parts.empty()) {  // no part is needed of a tensor without elements
+  if (parts.empty()) {  // a tensor without elements needs no part
     return geometry.makeEmptyTensor(argument.value->device());
   }
   const Part& part = partWith(parts, geometry);
@@ -104,7 +104,7 @@ Tensor seenBy(
   return alignedCopyOf(part, geometry);
 }
 
-// Kernels of CUDA run on after their operator has returned.
+// CUDA kernels continue to run after their operator has returned.
 void waitForDevice(const PlannedOperator& planned) {
   for (const PlannedValue& written : planned.writes) {
     if (written.value != nullptr && written.value->device().is_cuda()) {
@@ -152,7 +152,7 @@ std::vector<Storage> Replay::run() {
       parts_.of(value).clear();
     }
   }
-  // A kernel may keep what it returns.
+  // A kernel may keep a reference to its result.
   for (Storage& storage : storages) {
     if (storage.use_count() > 1) {
       storage = copyOf(storage);
@@ -175,8 +175,8 @@ void Replay::runAndDrop(c10::function_ref<void(const PlannedOperator& planned, d
   }
 }
 
-// Operators whose parts would have other bits than the whole has are run again as they were recorded, with all that
-// they are connected with.
+// Operators whose parts would have other bits than the whole run again as recorded, with all operators that they are
+// connected with.
 void Replay::runAll(c10::function_ref<void(std::size_t place)> run_one) {
   for (std::size_t place = 0; place < is_done_.size();) {
     try {
@@ -231,7 +231,7 @@ void Replay::runNext(const PlannedOperator& planned) {
   }
 }
 
-// Returns false where that is not planned, or the memory is not what was planned.
+// Returns false if that is not planned, or the memory differs from the plan.
 bool Replay::takeOver(const PlannedOperator& planned) {
   if (planned.way != Way::kTakesOver) {
     return false;
@@ -239,7 +239,7 @@ bool Replay::takeOver(const PlannedOperator& planned) {
   const PlannedValue& written = planned.writes.front();
   Parts& source = parts_.of(planned.reads[*written.argument]);
   if (source.front().storage.use_count() != 1 || source.front().storage.nbytes() != written.nbytes) {
-    return false;  // a kernel keeps what it has returned, or has returned more
+    return false;  // a kernel kept its result, or returned more
   }
   parts_.of(planned.place).front() = {{source.front().storage, std::nullopt}};
   return true;
@@ -271,7 +271,7 @@ bool Replay::readsParts(const PlannedOperator& planned) const {
                      [this](const LiveValue& read) { return read.hasWriter() && plan_.of(read).parts; });
 }
 
-// Returns false, and has done nothing, where the fill is to be called.
+// Returns false, without an effect, if the caller must call the fill.
 bool Replay::fillWithSteps(const PlannedOperator& planned, Stack& stack) {
   struct Running {
     ElementwiseStep step;
@@ -302,7 +302,7 @@ bool Replay::fillWithSteps(const PlannedOperator& planned, Stack& stack) {
 void Replay::call(const OpNode& node, Stack& stack) {
   std::optional<NoWarnings> no_warnings;
   if (hasOut(node.op())) {
-    no_warnings.emplace();  // the recording has warned of an output that is resized
+    no_warnings.emplace();  // the recording has already warned about a resized output
   }
   if (node.tape() == nullptr) {
     node.op().callBoxed(stack);
@@ -359,7 +359,7 @@ std::vector<Tensor> Replay::makeArguments(const PlannedOperator& planned, const 
   return tensors;
 }
 
-// Those of its elements that are in `ranges`, if that is not null.
+// Restricted to the elements in `ranges`, unless null.
 Tensor Replay::makeArgument(const PlannedOperator& planned,
                             std::size_t index,
                             const IndexRanges* ranges,
@@ -393,9 +393,9 @@ Parts Replay::partsOf(const LiveValue& value) const {
   return value.hasWriter() ? parts_.of(value) : Parts{{value.value->constant(), std::nullopt}};
 }
 
-// ---- What is written into ----
+// ---- Written memory ----
 
-// A storage that the operator writes is made writable first: several arguments may show it.
+// The storages that an operator writes are made writable first, because several arguments may show one.
 std::vector<Parts> Replay::writableParts(const PlannedOperator& planned) {
   std::vector<Parts> writable;
   for (const auto i : c10::irange(planned.writes.size())) {
@@ -428,7 +428,7 @@ Parts Replay::writablePartsOf(const PlannedOperator& planned, std::size_t output
   return parts;
 }
 
-// ---- What has been written ----
+// ---- Written values ----
 
 void Replay::keepWritten(const PlannedOperator& planned,
                          const std::vector<Tensor>& arguments,
@@ -463,7 +463,7 @@ void Replay::keepWritten(const PlannedOperator& planned,
   }
 }
 
-// Drops what is not needed any more.
+// Drops the values that are no longer needed.
 void Replay::finish(const PlannedOperator& planned) {
   is_done_[planned.place] = true;
   for (const LiveValue& value : planned.last_uses) {
@@ -477,7 +477,7 @@ void Replay::finish(const PlannedOperator& planned) {
   }
 }
 
-// At once, so that the memory of older ones can be freed. A kernel may write into what it keeps.
+// Adds it at once, so that memory of older entries can be freed. A kernel may still write memory that it kept.
 void Replay::remember(const LiveValue& value) {
   const Parts& parts = parts_.of(value);
   if (parts.size() == 1 && !parts.front().box && parts.front().storage.use_count() == 1) {
@@ -485,7 +485,7 @@ void Replay::remember(const LiveValue& value) {
   }
 }
 
-// The caller may write into what it gets.
+// Copies the values, because the caller may write into its storages.
 void Replay::rememberWanted(const std::vector<Storage>& storages) const {
   for (const auto i : c10::irange(storages.size())) {
     const LiveValue& value = plan_.wanted()[i];
@@ -512,7 +512,7 @@ std::vector<Storage> computeValues(const std::vector<StorageValuePtr>& values, b
 }
 
 Tensor computeTensor(const Tensor& deferred) {
-  const Locked lock{LockRank::kReplay};  // it may become real on another thread, which changes what it is asked here
+  const Locked lock{LockRank::kReplay};  // it may become real on another thread, which changes its storage and geometry
   return Geometry::of(deferred).makeTensor(computeValues({valueOf(deferred)}, /*keep_small=*/false).front());
 }
 

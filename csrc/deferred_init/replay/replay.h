@@ -13,30 +13,30 @@
 
 namespace torchext {
 
-// Called when a value has been computed, with its size, by those who want to know.
+// A callback that receives the size of each computed value.
 using Progress = c10::function_ref<void(std::size_t nbytes)>;
 inline void nobodyAsks(std::size_t /*nbytes*/) {}
 
 // Runs a plan: NOTE [The plan of a replay]. One instance computes one set of values, once.
 //
 // Nothing outside changes while it runs: not the graph, not a fake tensor, not a generator. An error leaves everything
-// as it was. A buffer is freed after the last operator that needs it, and operators that have nothing to do with each
-// other do not come in between, so that memory holds the wanted values and what the operators at hand work on.
+// unchanged. A buffer is freed after the last operator that needs it. Independent operators do not run in between, so
+// memory holds the wanted values and the data of the current operators.
 class Replay {
  public:
-  // Calls `on_value` once for each wanted value that has been computed.
+  // Calls `on_value` once for each wanted value, when it has been computed.
   explicit Replay(const std::vector<StorageValuePtr>& wanted,
                   Progress on_value = nobodyAsks,
                   Memory memory = Memory::kNone);
 
-  // Raises what `run()` would raise, as far as that can be told without computing anything.
+  // Raises the errors of `run()` that can be detected without computing anything.
   void check() const;
 
-  // Returns the storages with the wanted values, in order. Nothing else refers to them. No value may be wanted twice.
+  // Returns the storages with the wanted values, in order. They have no other references. The values must differ.
   std::vector<c10::Storage> run();
 
-  // Computes what `run()` computes and keeps none of it, so that memory holds only what the operators at hand work on.
-  // Calls `on_operator` for each operator, with the seconds that it took.
+  // Computes what `run()` computes and keeps nothing, so memory holds only the data of the current operators. Calls
+  // `on_operator` for each operator, with the seconds that it took.
   void runAndDrop(c10::function_ref<void(const PlannedOperator& planned, double seconds)> on_operator);
 
   const ReplayPlan& plan() const noexcept {
@@ -62,7 +62,7 @@ class Replay {
                           const IndexRanges* ranges,
                           const std::vector<Parts>& writable);
 
-  // For each storage that an operator writes, what its next value is written into.
+  // Returns the memory for the next value of each storage that an operator writes.
   std::vector<Parts> writableParts(const PlannedOperator& planned);
   Parts writablePartsOf(const PlannedOperator& planned, std::size_t output);
   Parts partsOf(const LiveValue& value) const;
@@ -81,23 +81,23 @@ class Replay {
   const Memory memory_;
   // The parts of each value that are computed and still needed: NOTE [Demand by parts].
   OfOutputs<Parts> parts_;
-  // Which operators have been run, maybe together with one before.
+  // True for operators that have run, maybe together with an earlier one.
   std::vector<bool> is_done_;
-  // Of which operators `on_value_` has been told.
+  // True for operators whose outputs were reported to `on_value_`.
   std::vector<bool> is_reported_;
-  // Wanted values are dropped, too.
+  // True if wanted values are dropped as well.
   bool drops_wanted_ = false;
   TapeReader tape_;
 };
 
-// Computes `values` into storages that nobody else refers to. With `keep_small`, what is small is kept in the graph
-// too, so that a constructor that reads values again and again does not compute them again and again; then the caller
-// must not write into the storages.
+// Computes `values` into storages without other references. With `keep_small`, small values are also folded into the
+// graph, so that a constructor that reads values repeatedly does not compute them repeatedly. Then the caller must not
+// write into the storages.
 std::vector<c10::Storage> computeValues(const std::vector<StorageValuePtr>& values,
                                         bool keep_small,
                                         Memory memory = Memory::kUses);
 
-// A real tensor that shows what `deferred` shows, computed to be read once.
+// Returns a real tensor with the value of `deferred`, computed for a single read.
 at::Tensor computeTensor(const at::Tensor& deferred);
 
 }  // namespace torchext

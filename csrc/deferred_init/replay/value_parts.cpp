@@ -50,12 +50,12 @@ bool isSeenAlike(const Part& part, const Geometry& geometry) {
   return shown.strides == geometry.strides && distance % kMemoryAlignment == 0;
 }
 
-// The bytes from the first element to the last one are those that the strides reach.
+// The copy covers the bytes from the first to the last element that the strides reach.
 at::Tensor alignedCopyOf(const Part& part, const Geometry& geometry) {
   const auto itemsize = static_cast<std::int64_t>(geometry.dtype.itemsize());
   Geometry aligned = geometry;
   aligned.storage_offset = geometry.storage_offset * itemsize % kMemoryAlignment / itemsize;
-  // Where a tensor shows an element several times, it is copied as often.
+  // Elements that a dimension of stride 0 repeats are copied once.
   std::vector<at::Tensor> sides{tensorIn(part, geometry), aligned.makeEmptyTensor(part.storage.device())};
   const at::Tensor copy = sides.back();
   for (const auto i : c10::irange(geometry.sizes.size())) {
@@ -78,7 +78,7 @@ Part cutOut(const Part& part, const Box& box) {
   const auto size = static_cast<std::int64_t>(part.storage.nbytes());
   box.forEachRun([&](std::int64_t begin, std::int64_t packed, std::int64_t length) {
     const std::int64_t from = part.box ? part.box->placeOf(begin) : begin;
-    const std::int64_t count = std::min(length, size - from);  // of a last row that is not whole
+    const std::int64_t count = std::min(length, size - from);  // a last row may be incomplete
     if (count > 0) {
       copyBytes(cut, packed, part.storage, from, count);
     }

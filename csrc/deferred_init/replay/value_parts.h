@@ -14,7 +14,7 @@ namespace torchext {
 // Some bytes of a value, in memory.
 struct Part {
   c10::Storage storage;
-  // Which they are. Nothing if they are all, in their own places.
+  // The bytes that it holds. Nothing for the whole storage, unmoved.
   std::optional<Box> box;
 
   bool contains(const Geometry& geometry) const;
@@ -26,28 +26,28 @@ struct Part {
 
 using Parts = std::vector<Part>;
 
-// The one of `parts` that has all of `needed`: a tensor of the storage, or a box. There must be one.
+// Returns the one of `parts` that contains `needed`, a tensor of the storage or a box. There must be one.
 template <typename Needed>
 const Part& partWith(const Parts& parts, const Needed& needed) {
   const auto part =
       std::find_if(parts.begin(), parts.end(), [&needed](const Part& one) { return one.contains(needed); });
-  TORCH_INTERNAL_ASSERT(part != parts.end(), "No part of a value has what is needed of it.");
+  TORCH_INTERNAL_ASSERT(part != parts.end(), "No part of a value contains the needed bytes.");
   return *part;
 }
 
-// What the tensor `geometry` of the storage is in a part that has it all.
+// Return the geometry, in a part, of a tensor of the storage that the part contains, and the tensor itself.
 Geometry shownIn(const Part& part, const Geometry& geometry);
 at::Tensor tensorIn(const Part& part, const Geometry& geometry);
 
-// Returns true if that tensor has the strides that it has in the storage, and memory that is as aligned.
+// Returns true if that tensor has the same strides as in the storage, and memory of the same alignment.
 bool isSeenAlike(const Part& part, const Geometry& geometry);
 
-// A copy of the tensor that is seen alike.
+// Returns a copy of the tensor with the strides and alignment of the storage.
 at::Tensor alignedCopyOf(const Part& part, const Geometry& geometry);
 
 c10::Storage copyOf(const c10::Storage& storage);
 
-// A copy of the bytes of `box`, all of which the part has.
+// Returns a copy of the bytes of `box`, which the part must contain.
 Part cutOut(const Part& part, const Box& box);
 
 }  // namespace torchext
