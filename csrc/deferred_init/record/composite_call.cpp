@@ -32,7 +32,7 @@ bool isDeferredIndex(const Tensor& tensor) {
   return c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/true) && valueOf(tensor) != nullptr;
 }
 
-// Puts real tensors in place of deferred ones that hold integers and whose results are not views. Returns true if there
+// Replaces deferred integer tensors by real ones, except for arguments that results may alias. Returns true if there
 // are any.
 bool computeIndices(const OperatorHandle& op, Stack& arguments) {
   bool has_any = false;
@@ -51,7 +51,7 @@ bool computeIndices(const OperatorHandle& op, Stack& arguments) {
   return has_any;
 }
 
-// A call that can be made more than once.
+// A call that can be repeated.
 class Composite {
  public:
   Composite(const OperatorHandle& op, DispatchKeySet below, Stack& stack)
@@ -74,7 +74,7 @@ class Composite {
   }
 
  private:
-  // False when the kernel reads the memory of a deferred tensor.
+  // Returns false if the kernel reads the memory of a deferred tensor.
   bool tryCall() {
     try {
       op_.redispatchBoxed(below_, &stack_);
@@ -87,7 +87,7 @@ class Composite {
     }
   }
 
-  // For kernels that access the memory of what they allocate. NOTE [Composites that look at memory]
+  // For kernels that access the memory of tensors that they allocate: NOTE [Composites that look at memory].
   bool tryWithRealFactories() {
     const RealFactoriesGuard guard;
     return tryAgain();
@@ -108,7 +108,7 @@ class Composite {
                 "tensor first, or make the call under torch.no_grad().");
   }
 
-  // In the place of what a call that has failed has left of the arguments.
+  // Restores the arguments that a failed call has consumed.
   void putBack() {
     stack_.resize(bottom_);
     stack_.insert(stack_.end(), arguments_.begin(), arguments_.end());

@@ -34,18 +34,18 @@ namespace {
 
 constexpr DispatchKeySet kOurs({DispatchKey::DeferredInit, DispatchKey::Fake});
 
-// The deferred tensors of a call and real ones with the same values. Tensors that show one storage still do.
+// The deferred tensors of a call, and real ones with the same values. Tensors that share a storage still do.
 class RealArguments {
  public:
   RealArguments(const Stack& stack, std::size_t count, bool keep_small);
 
-  // The real tensor in place of `tensor`, or `tensor` itself when it is not deferred.
+  // Returns the real tensor for `tensor`, or `tensor` itself if it is not deferred.
   Tensor realOf(const Tensor& tensor) const;
 
-  // The tensor that `real` stands for, or an undefined one.
+  // Returns the tensor that `real` stands for, or an undefined one.
   Tensor originalOf(const Tensor& real) const;
 
-  // Returns true if `storage` is one of those that were computed for the call.
+  // Returns true if `storage` was computed for the call.
   bool holds(const Storage& storage) const;
 
  private:
@@ -72,7 +72,7 @@ RealArguments::RealArguments(const Stack& stack, std::size_t count, bool keep_sm
   forEachTensor(stack, count, collect);
   const std::vector<Storage> storages = computeValues(values, keep_small, Memory::kRemembers);
   for (const auto i : c10::irange(entries_.size())) {
-    // Whether versions are counted, and whether a write is refused, is decided by what the tensor is, not by the mode.
+    // The tensor's kind, not the current mode, determines whether its versions are counted and writes are refused.
     const c10::InferenceMode mode{entries_[i].original.is_inference()};
     entries_[i].real = Geometry::of(entries_[i].original).makeTensor(storages[value_of_entry[i]]);
   }
@@ -95,7 +95,7 @@ bool RealArguments::holds(const Storage& storage) const {
                      [&storage](const Entry& entry) { return isSameStorage(entry.real.storage(), storage); });
 }
 
-// The deferred tensors that the call writes; `writes_any` tells whether it writes anything, deferred or real.
+// Returns the deferred tensors that the call writes. Sets `writes_any` if it writes any tensor, deferred or real.
 std::vector<Tensor> writtenDeferred(const OperatorHandle& op, const Stack& stack, bool& writes_any) {
   std::vector<Tensor> written;
   const std::size_t count = op.schema().arguments().size();
@@ -113,7 +113,7 @@ std::vector<Tensor> writtenDeferred(const OperatorHandle& op, const Stack& stack
   return written;
 }
 
-// The version counter of `real` began at 0; and an operator with an `out` argument may have resized it.
+// The version counter of `real` began at 0, and an operator with an `out` argument may have resized it.
 void followMetadata(const Tensor& fake, const Tensor& real) {
   for (int64_t i = 0; !fake.is_inference() && i < real._version(); ++i) {
     fake.unsafeGetTensorImpl()->bump_version();
@@ -121,7 +121,7 @@ void followMetadata(const Tensor& fake, const Tensor& real) {
   FakeTensorImpl::resizeLike(*fake.unsafeGetTensorImpl(), *real.unsafeGetTensorImpl(), real.storage().nbytes());
 }
 
-// Is `tensor` one of `values`, or does it show the memory of one?
+// Returns true if `tensor` is one of `values`, or shows the memory of one.
 bool showsOneOf(const Tensor& tensor, const Stack& values) {
   bool found = false;
   forEachTensor(values, values.size(), [&](const Tensor& value) {
@@ -131,20 +131,20 @@ bool showsOneOf(const Tensor& tensor, const Stack& values) {
   return found;
 }
 
-// The memory of a file (`torch.from_file()`) has no allocator. It is seen by others, so that the tensor stays real.
-// What a custom operator returns is its caller's alone.
+// The memory of a file (`torch.from_file()`) has no allocator. Other processes may map it, so the tensor stays real.
+// The caller owns the results of a custom operator.
 bool isMemoryOfOthers(const OperatorHandle& op, const Tensor& result) {
   return namespaceOf(op.operator_name()) == "aten" && result.storage().allocator() == nullptr;
 }
 
-// Returns true if the `index`th tensor argument of `node` is overwritten, and so needs no values.
+// Returns true if the operator overwrites the `index`th tensor argument of `node`, whose values it does not need.
 bool needsNoValues(const OpNode& node, std::size_t index) {
   constexpr std::array<std::string_view, 2> kNames{"aten::bernoulli_", "torchext::trunc_normal_"};
   return index == 0 && isAmong(kNames, node.op().schema().name());
 }
 
-// Returns the tensor arguments of `node`, with copies of its deferred ones. They have the geometry that was recorded:
-// since then, the fake of an `out` may have been resized, but its storage has the old value.
+// Returns the tensor arguments of `node`, with copies of its deferred ones. They have the recorded geometry: the fake
+// of an `out` may have been resized since, but its storage has the old value.
 std::vector<Tensor> scratchTensors(const OpNode& node) {
   const std::vector<TensorArgument>& arguments = node.tensors();
   std::vector<StorageValuePtr> values;
@@ -174,8 +174,8 @@ std::vector<Tensor> scratchTensors(const OpNode& node) {
   return tensors;
 }
 
-// An `out` that may be resized carries a bit of the meta device (NOTE [Shortcuts that read values]), which its real
-// tensor does not: its kernels are those of the device.
+// An `out` that may be resized carries a bit of the meta device (NOTE [Shortcuts that read values]). Its real tensor
+// must run the kernels of its device, so the bit is removed.
 DispatchKeySet keysOfReal(DispatchKeySet keys, const Stack& stack, std::size_t count) {
   const bool is_marked = hasTensor(topOf(stack, count), [](const Tensor& tensor) {
     return isFake(tensor) && !tensor.is_meta() && tensor.key_set().has_backend(kWithoutValues);

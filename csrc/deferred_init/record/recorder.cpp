@@ -49,7 +49,7 @@ constexpr DispatchKeySet kDeferredInit{DispatchKey::DeferredInit};
 constexpr DispatchKeySet kFake{DispatchKey::Fake};
 const DispatchKeySet kBelowDeferredInit{DispatchKeySet::FULL_AFTER, DispatchKey::DeferredInit};
 
-// A storage that the call is about to write, and where it was.
+// A storage that the call is about to write, and its previous state.
 struct AboutToWrite {
   std::uint32_t position;  // of its tensor among the tensor arguments
   Tensor tensor;
@@ -57,20 +57,21 @@ struct AboutToWrite {
   std::size_t nbytes;
 };
 
-// Those of PyTorch have Meta kernels that raise errors for good reasons.
+// Excludes PyTorch's own operators: errors of their Meta kernels are genuine.
 bool isCustom(const OperatorHandle& op) {
   const std::string_view name_space = namespaceOf(op.operator_name());
   return name_space != "aten" && name_space != "prims";
 }
 
-// Writing to an inference tensor outside of inference mode is an error that is raised by counting the version, which
-// PyTorch's kernels do after they have written (`ADInplaceOrViewType.cpp`): the real tensor has its new value then.
+// Writing to an inference tensor outside inference mode raises when the version is counted, which PyTorch's kernels do
+// after the write (`ADInplaceOrViewType.cpp`): the real tensor has its new value then.
 bool isRaisedAfterWriting(const c10::Error& error) {
   return isWriteToInferenceTensor(error);
 }
 
-// Loops over the rows of a parameter write other elements each time, constructors may write as often as they like, and
-// what is read begins anew when it is small: only a program that updates a deferred tensor in every step comes so far.
+// Only a program that updates a deferred tensor in every step reaches this number. Loops over the rows of a parameter
+// write other elements each time, constructors may write any number of times, and small values restart the count when
+// read.
 constexpr std::uint32_t kEndlessRepeats = 300;
 
 std::uint32_t repeatsAfterConstruction(const c10::Storage& storage, const Geometry& written) {
@@ -81,7 +82,7 @@ std::uint32_t repeatsAfterConstruction(const c10::Storage& storage, const Geomet
   if (before == nullptr) {
     return 1;
   }
-  const Locked lock{LockRank::kReplay};  // a value that is read on another thread loses its operators: `fold()`
+  const Locked lock{LockRank::kReplay};  // a value that another thread reads loses its operators: `fold()`
   const bool writes_again =
       before->writer() != nullptr && before->writer()->written()[before->output()].geometry == written;
   return writes_again ? before->repeats() + 1 : 1;
@@ -89,14 +90,14 @@ std::uint32_t repeatsAfterConstruction(const c10::Storage& storage, const Geomet
 
 void warnOfGrowth(const OperatorHandle& op) {
   TORCH_WARN(
-      "`", op.operator_name(), "` wrote a deferred tensor, which has been written ", kEndlessRepeats,
-      " times now since deferred_init, in every step of a loop it seems. Each write is kept, and all of them are "
-      "replayed when a real tensor needs the value. Materialize the tensor before the loop: with its module, or "
+      "`", op.operator_name(), "` wrote a deferred tensor that has been written ", kEndlessRepeats,
+      " times since deferred_init, probably in every step of a loop. Each write is recorded, and all of them are "
+      "replayed when a real tensor needs the value. Materialize the tensor before the loop: with its module or "
       "by materialize_tensor(); if it is the state of an optimizer, by materialize_module(module, optimizer).");
 }
 
-// Returns true for a factory that a constructor calls. Real kernels and the handlers of modes call theirs with the key
-// excluded.
+// Returns true for a factory that a constructor calls. Real kernels and the handlers of modes call factories with the
+// key excluded.
 bool isFactoryOfDeferred(const OperatorHandle& op, c10::ArrayRef<IValue> arguments) {
   return c10::impl::tls_is_dispatch_key_included(DispatchKey::DeferredInit) &&
          !c10::impl::tls_is_dispatch_key_excluded(DispatchKey::DeferredInit) && isFactory(op, arguments);
@@ -128,7 +129,7 @@ class RecordedCall {
   void carryOut(RecorderOutcome outcome);
 
  private:
-  // What is known of the call.
+  // Properties of the call.
   bool isPythonsFirst() const;
   void lookAtArguments();
   void lookAt(const Tensor& tensor, bool is_written);
@@ -143,7 +144,7 @@ class RecordedCall {
   bool isOnMissingDevice() const;
   bool leavesNothingToRecord() const;
 
-  // What can be done with it.
+  // Actions on the call.
   void passOn();
   void passOnBelow();
   void communicate();
@@ -175,7 +176,7 @@ class RecordedCall {
   bool has_deferred_ = false;
   bool writes_deferred_ = false;
   bool writes_real_ = false;
-  // A fake that nobody recorded: what depends on it can be faked, but not materialized.
+  // A fake without a record: results that depend on it can be faked, but not materialized.
   bool has_unrecorded_fake_ = false;
   // NOTE [Two owners of the Fake key]
   bool has_foreign_fake_ = false;
@@ -217,8 +218,8 @@ void RecordedCall::carryOut(RecorderOutcome outcome) {
 
 // NOTE [Recording below autograd]
 RecorderOutcome RecordedCall::decideAboveAutograd() {
-  // A composite operator is recorded as what it is made of: the operators that it calls come here again. So a value
-  // that it reads (`is_nonzero`, `one_hot`) is read when it is needed, and what it draws is seen as a draw.
+  // A composite operator is recorded as the operators that it calls, which arrive here again. So values that it reads
+  // (`is_nonzero`, `one_hot`) are computed when needed, and its draws are handled as draws.
   if (compositeKernelOf(op_)) {
     return setsTensor() ? RecorderOutcome::kShows : RecorderOutcome::kDecomposes;
   }
@@ -248,7 +249,7 @@ RecorderOutcome RecordedCall::decideBelowAutograd() {
     case Communication::kNone:
       break;
     case Communication::kWaits:
-      return RecorderOutcome::kRunsAsFake;  // deferred tensors wait for no other process
+      return RecorderOutcome::kRunsAsFake;  // deferred tensors have no pending communication
     case Communication::kSynchronizes:
       return RecorderOutcome::kSynchronizes;
     case Communication::kCollective:
@@ -267,7 +268,7 @@ Stack RecordedCall::arguments() const {
   return topOf(stack_, num_arguments_).vec();
 }
 
-// A mode or a subclass of the user's decides what the call does; what it calls for that is recorded, not the call.
+// The user's mode or subclass decides what the call does. The operators that it calls are recorded instead of the call.
 bool RecordedCall::isPythonsFirst() const {
   return has_python_ || (c10::impl::TorchDispatchModeTLS::any_modes_set() &&
                          !c10::impl::tls_is_dispatch_key_excluded(DispatchKey::Python));
@@ -308,8 +309,8 @@ bool RecordedCall::isAboutDeferred() const {
          !isMadeByFakeTensorMode();
 }
 
-// `MetaConverter` (meta_utils.py) switches the handlers of `__torch_dispatch__` off to make the meta tensor that stands
-// for the tensor which it converts.
+// `MetaConverter` (meta_utils.py) disables the handlers of `__torch_dispatch__` while it makes a meta tensor for the
+// tensor that it converts.
 bool RecordedCall::isMadeByFakeTensorMode() const {
   return isInKernelOfFakeTensorMode() || (c10::impl::tls_is_dispatch_key_excluded(DispatchKey::Python) &&
                                           DeviceRules{op_, stack_}.outputDevice().is_meta());
@@ -319,10 +320,9 @@ bool RecordedCall::isConstant() const {
   return !has_deferred_ && isLiftFresh(op_);
 }
 
-// Shared memory belongs to somebody who may change it, and who sees what is written into it, so such a tensor stays
-// real. That of `torch.from_numpy()`, `torch.frombuffer()` and DLPack has no allocator; `torch.tensor(storage)` puts
-// the constant on the storage that it was given (`internal_new_from_data()`, tensor_new.cpp), which the caller holds
-// too.
+// Other code may write or read shared memory, so such a tensor stays real. Memory from `torch.from_numpy()`,
+// `torch.frombuffer()` and DLPack has no allocator. `torch.tensor(storage)` puts the constant on the given storage
+// (`internal_new_from_data()`, tensor_new.cpp), which the caller also holds.
 bool RecordedCall::isSharedMemory() const {
   const Tensor& constant = torch::jit::peek(stack_, 0, num_arguments_).toTensor();
   if (!constant.has_storage()) {
@@ -332,7 +332,7 @@ bool RecordedCall::isSharedMemory() const {
   return storage.allocator() == nullptr || storage.use_count() > 1;
 }
 
-// `set_(source, offset, size, stride)` is made of the operator that takes a storage, which has no keys.
+// `set_(source, offset, size, stride)` calls the operator that takes a storage, which has no keys.
 bool RecordedCall::setsTensor() {
   if (op_.schema().name() != "aten::set_" || !torch::jit::peek(stack_, 1, num_arguments_).isTensor()) {
     return false;
@@ -341,37 +341,37 @@ bool RecordedCall::setsTensor() {
   return showsDeferred();
 }
 
-// `set_()` writes nothing: the tensor shows another storage, and is deferred like that from now on.
+// `set_()` writes nothing: the tensor shows another storage, and is deferred from now on.
 bool RecordedCall::showsDeferred() const {
   return has_deferred_ && writes_real_ && op_.schema().name() == "aten::set_";
 }
 
-// Writing a deferred tensor into a real one has to happen now: the real one shows it at once. And of an operator
-// without a Meta kernel only a real run can tell what it returns.
+// Writing a deferred tensor into a real one must happen immediately, because the real one shows it at once. For an
+// operator without a Meta kernel, only a real run shows what it returns.
 bool RecordedCall::mustRunForReal() const {
   return !has_unrecorded_fake_ && (needsValues(op_, stack_) || (has_deferred_ && (writes_real_ || isCheck())) ||
                                    !op_.hasComputedKernelForDispatchKey(DispatchKey::Meta));
 }
 
-// `_linalg_check_errors`, `_assert_async` and their kin, or a custom operator, leave nothing behind but an error, which
-// eager construction would have raised here. No value depends on them, so that a recorded one would never be run.
+// `_linalg_check_errors`, `_assert_async` and similar operators, and some custom ones, have no result but an error,
+// which eager construction would raise here. No value depends on them, so recorded ones would never run.
 bool RecordedCall::isCheck() const {
   return op_.schema().returns().empty() && !writes_deferred_ && !writes_real_ &&
-         op_.schema().name() != "aten::_assert_tensor_metadata" &&  // which looks at what a fake knows
+         op_.schema().name() != "aten::_assert_tensor_metadata" &&  // checks only metadata, which fakes have
          !isOnMissingDevice();
 }
 
-// On a device that is fake, values cannot be looked at.
+// Values cannot be read on a fake device.
 bool RecordedCall::isOnMissingDevice() const {
   return hasTensor(topOf(stack_, num_arguments_), [](const Tensor& tensor) { return isMissing(tensor.device()); });
 }
 
-// An operator that only makes views writes nothing: the views show what they show.
+// An operator that only makes views writes nothing: the views show existing storages.
 bool RecordedCall::leavesNothingToRecord() const {
   return (has_unrecorded_fake_ && !writes_deferred_) || onlyMakesViews(op_);
 }
 
-// The key `Fake` has the handler of fakes meet factories, whose arguments do not carry it.
+// The key `Fake` routes factories, whose arguments do not carry it, to the handler of fakes.
 void RecordedCall::passOn() {
   op_.redispatchBoxed((keys_ & kBelowDeferredInit) | kFake, &stack_);
 }
@@ -391,7 +391,8 @@ void RecordedCall::liftConstant() {
   torch::jit::push(stack_, deferConstant(constant));
 }
 
-// As `.data = deferred` does. The real kernel would compare the memory of the storages (`checkSetStorage()`, Resize.h).
+// The same as `.data = deferred`. The real kernel would compare the memory of the storages (`checkSetStorage()`,
+// Resize.h).
 void RecordedCall::showDeferred() {
   const Tensor self = torch::jit::peek(stack_, 0, num_arguments_).toTensor();
   const Tensor source = torch::jit::peek(stack_, 1, num_arguments_).toTensor();
@@ -401,7 +402,7 @@ void RecordedCall::showDeferred() {
               "\" to a storage on different device \"", source.device(),
               "\".  This is no longer allowed; the devices must match.");
   const auto shown = source.unsafeGetTensorImpl()->shallow_copy_and_detach(/*version_counter=*/0, true);
-  OpenTensorImpl::keysOf(*shown) = (shown->key_set() - kLazyBits) | (self.key_set() & kLazyBits);  // stay as they are
+  OpenTensorImpl::keysOf(*shown) = (shown->key_set() - kLazyBits) | (self.key_set() & kLazyBits);  // unchanged
   if (constexpr std::size_t kWithGeometry = 5; num_arguments_ == kWithGeometry) {
     const auto argument = [this](std::size_t i) { return torch::jit::peek(stack_, i, num_arguments_); };
     const std::vector<std::int64_t> sizes = argument(3).toIntVector();
@@ -428,7 +429,7 @@ void RecordedCall::runAsFake() {
   op_.redispatchBoxed((keys_ & kBelowDeferredInit) | kFake, &stack_);
 }
 
-// False when there is a Meta kernel, but one that only says that there is none.
+// Returns false if the operator has a Meta kernel that only reports that the real one is missing.
 bool RecordedCall::tryRunAsFake() {
   try {
     runAsFake();
@@ -438,8 +439,8 @@ bool RecordedCall::tryRunAsFake() {
   } catch (const c10::NotImplementedError&) {
     return false;
   } catch (const std::exception& error) {
-    // That of a custom operator raises what it likes: `torch.library.custom_op` registers one in any case, which asks
-    // for `register_fake`. If the call is at fault, running it for real tells so.
+    // Meta kernels of custom operators raise arbitrary errors: `torch.library.custom_op` always registers one, which
+    // requests `register_fake`. If the call itself is wrong, running it for real raises the error.
     if (!isCustom(op_) || interpreter().isInterrupt(error)) {
       throw;
     }
@@ -447,7 +448,7 @@ bool RecordedCall::tryRunAsFake() {
   }
 }
 
-// A fake that nobody recorded has no values to run for real on.
+// A fake without a record has no values for a real run.
 void RecordedCall::runWithoutRecording() {
   if (has_unrecorded_fake_) {
     runAsFake();
@@ -460,7 +461,7 @@ void RecordedCall::runWithoutRecording() {
 }
 
 void RecordedCall::runForRealAfterAll(const Stack& called) {
-  stack_.resize(bottom_);  // what the call has left there goes
+  stack_.resize(bottom_);  // remove what the failed call has left
   stack_.insert(stack_.end(), called.begin(), called.end());
   runForReal();
 }
@@ -468,7 +469,7 @@ void RecordedCall::runForRealAfterAll(const Stack& called) {
 void RecordedCall::record() {
   const std::optional<at::Generator> generator = this->generator();
   const std::vector<AboutToWrite> written = writtenArguments();
-  // Both taken before the call, which may change the metadata of its arguments.
+  // Both are taken before the call, which may change the metadata of its arguments.
   const auto node = std::make_shared<OpNode>(op_, stack_);
   const Stack called = arguments();
   try {
@@ -515,7 +516,7 @@ std::vector<AboutToWrite> RecordedCall::writtenArguments() const {
   return written;
 }
 
-// The generator that the operator draws from. Nothing is drawn for meta tensors.
+// Returns the generator that the operator draws from. Meta tensors draw nothing.
 std::optional<at::Generator> RecordedCall::generator() const {
   if (!drawsNumbers(op_)) {
     return std::nullopt;
@@ -532,8 +533,8 @@ std::optional<at::Generator> RecordedCall::generator() const {
   return generator.defined() ? std::optional{generator} : std::nullopt;
 }
 
-// Moves the generator past the numbers that the operator would draw, and returns where they start. Two threads that
-// record do not come in between each other.
+// Moves the generator past the numbers that the operator would draw, and returns the previous position. The lock keeps
+// threads that record from interleaving.
 TapePositionPtr RecordedCall::takeDraws(const OpNode& node, const at::Generator& generator, const Stack& called) const {
   const Tape& tape = tapeOf(generator.device().type());
   {
@@ -544,8 +545,8 @@ TapePositionPtr RecordedCall::takeDraws(const OpNode& node, const at::Generator&
   }
   TORCH_CHECK(!isMissing(generator.device()), "`", op_.operator_name(), "` draws from the generator of ",
               generator.device(),
-              ". How many numbers it takes is known only when it is run, and this machine has no "
-              "CUDA device to run it on. Construct the model on the CPU, and let materialize_module() place it.");
+              ". The number of draws is known only after a run, and this machine has no "
+              "CUDA device to run it on. Construct the model on the CPU and let materialize_module() place it.");
   const Locked replay{LockRank::kReplay};  // the call may read deferred tensors
   const Locked lock{LockRank::kDraws};
   const auto position = tape.positionOf(generator);
@@ -560,7 +561,7 @@ void RecordedCall::noteWrittenArguments(const std::shared_ptr<OpNode>& node,
   bool grows = false;
   for (const AboutToWrite& argument : arguments) {
     const bool was_resized = argument.tensor.storage().nbytes() != argument.nbytes;
-    // Of `t_`, `set_`, `as_strided_` and their kin only `resize_` may touch the storage.
+    // Of `t_`, `set_`, `as_strided_` and similar operators, only `resize_` may write the storage.
     if (changes_metadata_only && (!was_resized || !isSameStorage(argument.storage, argument.tensor.storage()))) {
       continue;
     }
