@@ -25,7 +25,7 @@ void deleteOwner(void* owner) {
   delete static_cast<Storage*>(owner);
 }
 
-// A storage that has the bytes that `data` shows, and keeps alive whatever they belong to.
+// Returns a storage with the bytes that `data` shows, which keeps the storage of `data` alive.
 Storage storageOver(const Tensor& data) {
   void* memory = data.data_ptr();
   auto owner = std::make_unique<Storage>(data.storage());

@@ -1,6 +1,6 @@
 #pragma once
 
-// Deferred tensors that become real with other data than those that were recorded for them.
+// Makes deferred tensors real with other data than the recorded ones.
 
 #include <ATen/core/Tensor.h>
 #include <torchext/macros.h>
@@ -8,19 +8,19 @@
 namespace torchext {
 
 // Makes `deferred` real with the elements of `data`, in place, without copying them: the two share memory afterwards,
-// whatever `data` is a view of. If `data` has another device or dtype, `deferred` goes there, with all other tensors
-// that show its storage: NOTE [Becoming real elsewhere]. What was recorded for it is forgotten.
+// even if `data` is a view. If `data` has another device or dtype, `deferred` moves there, with all other tensors that
+// show its storage: NOTE [Becoming real elsewhere]. Its recording is dropped.
 //
-// Returns false, and has changed nothing, where that is not possible: unless `deferred` is deferred, shows all of its
-// storage in order, is not pinned, and has the shape of `data`, which is real, in order and aligned.
+// Returns false, and changes nothing, unless `deferred` is deferred, shows all of its storage in order, is not pinned,
+// and has the shape of `data`, which must be real, contiguous and aligned.
 //
-// Raises ValueError when other tensors on the storage do not admit the dtype.
+// Raises ValueError if other tensors on the storage do not allow the dtype.
 TORCHEXT_API bool adopt(const at::Tensor& deferred, const at::Tensor& data);
 
 // Makes the elements of `data` the value of `deferred`, which stays deferred, without copying or reading them. `data`
-// must not be written as long as something recorded refers to that value: RecordedValue::keepApart().
+// must not be written while a recorded operator or tensor refers to that value: RecordedValue::keepApart().
 //
-// Returns false, and has changed nothing, where `adopt()` would, or if `data` has another device or dtype.
+// Returns false, and changes nothing, if `adopt()` would, or if `data` has another device or dtype.
 TORCHEXT_API bool showData(const at::Tensor& deferred, const at::Tensor& data);
 
 }  // namespace torchext

@@ -5,7 +5,7 @@
 
 namespace torchext {
 
-// For languages without guards: NOTE [Guards and blocks]. Leaving raises where no block is open on this thread.
+// For languages without guards: NOTE [Guards and blocks]. Leaving raises if no block is open on this thread.
 TORCHEXT_API void enterDeferredInit();
 TORCHEXT_API void leaveDeferredInit();
 

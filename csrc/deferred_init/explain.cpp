@@ -37,7 +37,7 @@ std::string shapeOf(const Geometry& geometry) {
   return c10::str(nameOf(c10::typeMetaToScalarType(geometry.dtype)), "[", c10::Join(", ", geometry.sizes), "]");
 }
 
-// The shortest decimal that is `number`, and that reads as a floating point number.
+// Returns the shortest decimal that equals `number` and reads as a floating-point number.
 std::string formatted(double number) {
   std::string text;
   for (const int digits : {6, 15, 16, 17}) {
@@ -51,7 +51,7 @@ std::string formatted(double number) {
   return text.find_first_not_of("-0123456789") == std::string::npos ? text + ".0" : text;
 }
 
-// What numbers mean that schemas declare as enumerations, and the dispatcher passes as integers.
+// Returns the enumeration that a schema declares for an argument that the dispatcher passes as an integer.
 TypeKind enumerationOf(const c10::Argument& argument) {
   c10::TypePtr type = argument.real_type();
   if (type->kind() == TypeKind::OptionalType) {
@@ -73,7 +73,7 @@ std::string formatted(std::int64_t number, TypeKind meaning) {
   return std::to_string(number);
 }
 
-// A number, or a bool.
+// Formats a number or a bool.
 std::string formatted(const IValue& number, TypeKind meaning) {
   if (number.isBool()) {
     return number.toBool() ? "True" : "False";
@@ -88,7 +88,7 @@ std::string formatted(const IValue& number, TypeKind meaning) {
   return "complex(" + formatted(both.real()) + ", " + formatted(both.imag()) + ")";
 }
 
-// As an index of a tensor: `[96:128, :, 0:4]`.
+// Formats an index of a tensor: `[96:128, :, 0:4]`.
 std::string formatted(const IndexRanges& ranges, c10::IntArrayRef sizes) {
   std::vector<std::string> parts;
   std::size_t needed = 0;
@@ -102,7 +102,7 @@ std::string formatted(const IndexRanges& ranges, c10::IntArrayRef sizes) {
   return "[" + c10::Join(", ", parts) + "]";
 }
 
-// Writes the arguments of one call, asking for a text for each of its tensors in turn.
+// Writes the arguments of one call, given a text for each of its tensors in order.
 class CallFormatter {
  public:
   CallFormatter(const OpNode& node, std::vector<std::string> tensors) : node_{node}, tensors_{std::move(tensors)} {}
@@ -118,7 +118,7 @@ class CallFormatter {
   std::size_t next_tensor_ = 0;
 };
 
-// Arguments that have their default values are left out, as people do; then the next go by their names.
+// Omits arguments that have their default values; those after an omitted one are written by name.
 std::string CallFormatter::run() {
   std::vector<std::string> parts;
   bool by_name = false;
@@ -191,12 +191,12 @@ class Explainer {
   std::int64_t numberOf(const StorageValue& value, const Geometry& seen_as);
   std::int64_t addConstant(const StorageValue& value, const Geometry& seen_as);
 
-  // What an operator wrote, in the order of `OpNode::written()`.
+  // The number of the first output of an operator. The others follow in the order of `OpNode::written()`.
   std::unordered_map<const OpNode*, std::int64_t> first_of_node_;
   std::unordered_map<const StorageValue*, std::int64_t> constants_;
   std::optional<ReplayPlan> plan_;
   std::unordered_map<const OpNode*, const PlannedOperator*> planned_;
-  // Of the values, by number.
+  // The geometry of each value, by number.
   std::vector<Geometry> geometries_;
   Explanation explanation_;
 };
@@ -205,9 +205,8 @@ Explanation Explainer::run(at::ArrayRef<Tensor> tensors, Memory memory) {
   std::vector<Recording> recordings;
   for (const Tensor& tensor : tensors) {
     recordings.push_back(recordingOf(tensor));
-    TORCH_CHECK_VALUE(recordings.back().value != nullptr, "There is no record of how a tensor of shape ",
-                      tensor.sizes(),
-                      " comes about: only tensors can be explained that wait to be materialized, or that were "
+    TORCH_CHECK_VALUE(recordings.back().value != nullptr, "Cannot explain a tensor of shape ", tensor.sizes(),
+                      ": it has no recording. Explain tensors that are still deferred, or that were "
                       "materialized with `retain_graph=True`.");
   }
   std::vector<StorageValuePtr> values;
@@ -257,12 +256,12 @@ void Explainer::explainNode(const OpNode& node) {
   if (const auto found = planned_.find(&node); found != planned_.end()) {
     explainPlan(operation, *found->second);
   }
-  // Who only allocates has written nothing that could be read; the memory comes from elsewhere then.
+  // An operator that only allocates never runs alone: the memory of a value is allocated by its first writer.
   operation.runs = operation.place.has_value() || onlyAllocates(node.op());
   explanation_.operations.push_back(std::move(operation));
 }
 
-// An operator that is run for parts may write none of them.
+// An operator that runs for parts may compute none of them.
 void Explainer::explainPlan(ExplainedOperation& operation, const PlannedOperator& planned) const {
   const std::optional<std::string> parts = partsOf(planned);
   if (planned.way == Way::kNotAtAll || !parts) {
@@ -284,7 +283,7 @@ void Explainer::explainPlan(ExplainedOperation& operation, const PlannedOperator
   }
 }
 
-// Nothing if they have no element of what is written, and empty if they have all.
+// Returns nothing if the boxes contain no element of the output, and an empty string if they contain all.
 std::optional<std::string> Explainer::partsOf(const PlannedOperator& planned) {
   if (planned.way != Way::kParts) {
     return "";
@@ -329,7 +328,7 @@ ExplainedTensor Explainer::show(const StorageValue& value, const Geometry& seen_
   return {number, std::move(text)};
 }
 
-// Who writes through a view leaves the rest as it was: the value is still that of the whole.
+// An operator that writes through a view leaves the rest unchanged: the value has the geometry of the whole.
 Geometry Explainer::wholeOf(const OpNode& node, const WrittenStorage& written) {
   if (!written.is_argument || written.was_resized) {
     return written.geometry;
@@ -367,7 +366,7 @@ std::int64_t Explainer::addConstant(const StorageValue& value, const Geometry& s
 }  // namespace
 
 Explanation explain(at::ArrayRef<Tensor> tensors, Memory memory) {
-  const Locked lock{LockRank::kReplay};  // a value that is read on another thread loses its operators: `fold()`
+  const Locked lock{LockRank::kReplay};  // a value that another thread reads loses its operators: `fold()`
   return Explainer{}.run(tensors, memory);
 }
 

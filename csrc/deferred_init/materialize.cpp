@@ -19,16 +19,16 @@ using c10::Storage;
 
 namespace {
 
-// A fake storage that is to become real.
+// A fake storage to make real.
 struct Pending {
   Storage fake;
   StorageValuePtr value;
   Move move;
-  // Those that were asked for.
+  // The requested tensors.
   std::vector<Tensor> tensors;
 };
 
-// The fake storages of a request, in order, each once.
+// The fake storages of a request, in order, without duplicates.
 class Request {
  public:
   void add(const Tensor& tensor, const Placement& placement);
@@ -50,9 +50,10 @@ void Request::add(const Tensor& tensor, const Placement& placement) {
   const auto [place, is_new] = places_.try_emplace(storage.unsafeGetStorageImpl(), storages_.size());
   if (is_new) {
     StorageValuePtr value = valueOf(tensor);
-    TORCH_CHECK_VALUE(value != nullptr, "A fake tensor of shape ", tensor.sizes(),
-                      " cannot be materialized, because it was not constructed by deferred_init: there is no record of "
-                      "how its values come about.");
+    TORCH_CHECK_VALUE(
+        value != nullptr, "A fake tensor of shape ", tensor.sizes(),
+        " cannot be materialized: it was not constructed by deferred_init, so no operators are recorded that "
+        "compute its values.");
     storages_.push_back({storage, std::move(value), {}, {}});
   }
   Pending& pending = storages_[place->second];
@@ -68,7 +69,7 @@ void checkFits(const Storage& fake, const Storage& real) {
               ". Construct it with an explicit `device`, or materialize it where that device exists.");
 }
 
-// Makes the tensors of `pending` real with `real`, which holds the value that was recorded for them.
+// Makes the tensors of `pending` real with `real`, which holds their recorded value.
 void becomeRealWith(const Pending& pending, const Storage& real, bool retain) {
   const auto retained = retain ? std::make_shared<Retained>(pending.fake, residentsOf(pending.fake)) : nullptr;
   Storage current = pending.fake;
@@ -82,7 +83,7 @@ void becomeRealWith(const Pending& pending, const Storage& real, bool retain) {
   }
 }
 
-// Everything in one pass over the graph, or nothing.
+// Makes everything real in one pass over the graph, or nothing.
 void materializeTogether(const std::vector<Pending>& storages, const MaterializeOptions& options) {
   std::vector<StorageValuePtr> values;
   values.reserve(storages.size());
@@ -128,14 +129,14 @@ void materialize(at::ArrayRef<Tensor> placed, at::ArrayRef<Tensor> others, const
   for (Pending& pending : storages) {
     materializeAlone(pending, options.retain);
     const std::size_t nbytes = pending.value->nbytes();
-    pending = {};  // may have been the last that kept the recording alive
+    pending = {};  // may have held the last reference to the recording
     options.on_done(nbytes);
   }
 }
 
 Tensor evaluate(const Tensor& deferred) {
-  const Locked lock{LockRank::kReplay};  // it may become real on another thread, which changes what it is asked here
-  TORCH_CHECK_VALUE(valueOf(deferred) != nullptr, "Only the value of a deferred tensor can be evaluated.");
+  const Locked lock{LockRank::kReplay};  // it may become real on another thread, which changes its storage and geometry
+  TORCH_CHECK_VALUE(valueOf(deferred) != nullptr, "Cannot evaluate: the tensor is not deferred.");
   return computeTensor(deferred);
 }
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// From recorded values to real ones: for good, or to read them once.
+// Makes recorded values real: permanently, or for a single read.
 
 #include <vector>
 
@@ -16,27 +16,28 @@ namespace torchext {
 
 struct MaterializeOptions {
   Placement placement;
-  // Keep the recording, so that the tensors can be deferred again: retained.h.
+  // Keeps the recording, so that the tensors can be deferred again: retained.h.
   bool retain = false;
-  // Called once for each storage that is done.
+  // Called once for each completed storage.
   Progress on_done = nobodyAsks;
 };
 
-// As `materialize(tensors)` of the public API, with options. `placed` go to the placement; `others` stay where they
+// Like `materialize(tensors)` of the public API, with options. `placed` move to the placement; `others` stay where they
 // were recorded, unless they share a storage with one of `placed`.
 //
-// If all is to be where it was recorded, that is one pass over the graph, and on an error all tensors are as they were.
+// If all tensors stay where they were recorded, this is one pass over the graph, and an error leaves all of them
+// unchanged.
 //
-// Otherwise, NOTE [Becoming real elsewhere], it goes storage by storage, so that memory never holds more than one of
-// them twice; what several have in common is computed for each of them. Whatever can be checked beforehand is checked
-// before anything changes. On a later error each storage is either done or as it was.
+// Otherwise, NOTE [Becoming real elsewhere], storages are processed one by one, so that memory holds at most one of
+// them twice. Common inputs are computed again for each storage. All possible checks run before the first change. After
+// a later error, each storage is either complete or unchanged.
 TORCHEXT_API void materialize(at::ArrayRef<at::Tensor> placed,
                               at::ArrayRef<at::Tensor> others,
                               const MaterializeOptions& options);
 
-// What `evaluate(deferred)` takes, told without computing anything: the most memory of the host that is held at one
-// time, with the value itself if it is there, and what all operators write, both in bytes. Raises ValueError if
-// `deferred` is not deferred.
+// The predicted cost of `evaluate(deferred)`, without computing anything, in bytes: the peak of host memory, including
+// the value itself if it is on the host, and the bytes that all operators write. Raises ValueError if `deferred` is not
+// deferred.
 struct ReplayNeeds {
   std::size_t peak = 0;
   std::size_t written = 0;

@@ -28,7 +28,7 @@ namespace {
 
 // ---- Predicting ----
 
-// What writing `count` elements takes: so much for each call, and so much for each element.
+// The time to write `count` elements: a constant per call, and a constant per element.
 struct Cost {
   double of_call;
   double of_element;
@@ -38,16 +38,16 @@ struct Cost {
   }
 };
 
-// How long it takes to write new memory on the CPU, found out by doing it.
+// Measures the time to write new memory on the CPU.
 class Costs {
  public:
-  // Of random fills, by the arguments of `node`.
+  // The cost of random fills with the arguments of `node`.
   Cost ofFill(const OpNode& node, c10::ScalarType dtype) {
     return remembered({node.op().schema().name(), dtype},
                       [&](std::int64_t count) { return timeOfFill(node, dtype, count); });
   }
 
-  // For each byte.
+  // The cost per byte.
   Cost ofZeros() {
     return remembered({"", c10::kByte}, [](std::int64_t count) {
       return secondsOf([count] { at::empty({count}, at::dtype(c10::kByte)).zero_(); });
@@ -92,7 +92,7 @@ class Costs {
   std::map<std::pair<std::string, c10::ScalarType>, Cost> costs_;
 };
 
-// A random fill of the CPU, whose one tensor is what it fills.
+// Returns true for a random fill on the CPU, whose only tensor is its target.
 bool isFill(const OpNode& node) {
   return asTwister(node.tape()) != nullptr && node.tensors().size() == 1 && takesGenerator(node.op()) &&
          node.written().size() == 1 && node.written().front().is_argument;
@@ -125,7 +125,7 @@ double predictedSeconds(const OpNode& node, Costs& costs) {
 
 // ---- Attributing ----
 
-// For each operator, the first of the wanted values that need it.
+// Returns, for each operator, the index of the first wanted value that needs it.
 std::vector<std::size_t> firstUsers(const ReplayPlan& plan) {
   std::vector<std::size_t> first(plan.operators().size(), plan.wanted().size());
   const auto note = [&first](const LiveValue& value, std::size_t user) {
@@ -152,7 +152,7 @@ std::vector<TimedOperator> timeOperators(at::ArrayRef<Tensor> tensors, bool meas
   values.reserve(tensors.size());
   for (const Tensor& tensor : tensors) {
     values.push_back(valueOf(tensor));
-    TORCH_CHECK_VALUE(values.back() != nullptr, "Only what computes deferred tensors can be timed.");
+    TORCH_CHECK_VALUE(values.back() != nullptr, "Cannot time the operators of a tensor that is not deferred.");
   }
   Replay replay{values};
   const std::vector<std::size_t> users = firstUsers(replay.plan());

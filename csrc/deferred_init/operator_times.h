@@ -1,6 +1,6 @@
 #pragma once
 
-// Where the time goes that materializing takes.
+// Attributes the time of materializing to operators.
 
 #include <cstddef>
 #include <cstdint>
@@ -13,24 +13,24 @@
 
 namespace torchext {
 
-// An operator that is run to compute some tensors.
+// An operator that runs to compute some tensors.
 struct TimedOperator {
   std::string name;
-  // The first of the tensors that need it.
+  // The index of the first tensor that needs it.
   std::size_t tensor = 0;
-  // What it writes.
+  // The bytes that it writes.
   std::int64_t nbytes = 0;
-  // In seconds. If it took as long as filling as much memory in its way, or, for what is no random fill, with zeros.
+  // In seconds: the time of an equally large fill of the same kind, or of zeros for operators other than random fills.
   double predicted = 0;
   std::optional<double> measured;
 };
 
-// Returns the operators that materializing `tensors` would run, all of which are deferred and have storages of their
-// own, in the order of running them. Nothing becomes real. If `measures` is set, they are run now, each result being
-// dropped when nobody needs it any more.
+// Returns the operators that materializing `tensors` would run, in execution order. The tensors must be deferred and
+// have separate storages. Nothing becomes real. If `measures` is set, the operators run now, and each result is dropped
+// when it is no longer needed.
 //
-// Raises what materializing raises, and a RuntimeError where measuring would draw from a generator that cannot be put
-// back.
+// Raises the errors of materializing, and a RuntimeError if measuring would draw from a generator that cannot be
+// restored.
 TORCHEXT_API std::vector<TimedOperator> timeOperators(at::ArrayRef<at::Tensor> tensors, bool measures);
 
 }  // namespace torchext

@@ -23,7 +23,7 @@ bool isConvertible(ScalarType dtype) {
   return c10::isFloatingType(dtype) || c10::isComplexType(dtype);
 }
 
-// A tensor of no elements tells which device `cuda` is, and, in PyTorch's own words, that another one does not exist.
+// An empty tensor resolves the index of `cuda`, and raises PyTorch's own error for a device that does not exist.
 c10::Device existingDevice(c10::Device device) {
   TORCH_CHECK_VALUE(!device.is_meta(),
                     "Tensors cannot be materialized on the device `meta`, where they have no values. Leave them "
@@ -34,7 +34,7 @@ c10::Device existingDevice(c10::Device device) {
   return at::empty({0}, at::TensorOptions().dtype(c10::kByte).device(device)).device();
 }
 
-// The whole elements of `storage` as a tensor of one dimension. Bytes that are left over are shown by no tensor.
+// Returns the complete elements of `storage` as a one-dimensional tensor. No tensor shows the remaining bytes.
 Tensor elementsOf(const Storage& storage, ScalarType dtype) {
   const caffe2::TypeMeta type = c10::scalarTypeToTypeMeta(dtype);
   const auto count = static_cast<int64_t>(storage.nbytes() / type.itemsize());
@@ -49,20 +49,20 @@ Storage moved(const Storage& real, const Move& move) {
   return elementsOf(real, from).to(options).storage();
 }
 
-// A tensor that shows `storage` as `tensor` shows its own.
+// Returns a tensor that shows `storage` with the geometry of `tensor`.
 Tensor shownAs(const Tensor& tensor, const Storage& storage, const Move& move) {
   Geometry geometry = Geometry::of(tensor);
   if (move.dtypes) {
     geometry.dtype = c10::scalarTypeToTypeMeta(move.dtypes->second);
-    // The real part of a conjugate is the real part.
+    // The real part of a conjugate equals the real part.
     geometry.is_conj = geometry.is_conj && c10::isComplexType(move.dtypes->second);
   }
-  // Whether a tensor is an inference tensor is decided by the mode in which it is made.
+  // The mode at construction determines whether a tensor is an inference tensor.
   const c10::InferenceMode mode{tensor.is_inference()};
   return geometry.makeTensor(storage);
 }
 
-// The tensors on `fake`, with those of `tensors` that are on it, each once.
+// Returns the tensors on `fake`, including those of `tensors` that are on it, without duplicates.
 std::vector<Tensor> tensorsOn(const Storage& fake, at::ArrayRef<Tensor> tensors) {
   std::vector<Tensor> found = residentsOf(fake);
   for (const Tensor& tensor : tensors) {
@@ -99,8 +99,8 @@ Move planMove(const Tensor& tensor, const Placement& placement) {
   for (const Tensor& other : residentsOf(tensor.storage())) {
     TORCH_CHECK_VALUE(other.scalar_type() == from, "A tensor of shape ", tensor.sizes(), " and dtype ", from,
                       " shares its memory with one of shape ", other.sizes(), " and dtype ", other.scalar_type(),
-                      ", so that it cannot be converted to ", *placement.dtype,
-                      " and go on sharing. Materialize them without `dtype`, and convert them afterwards.");
+                      ", so it cannot be converted to ", *placement.dtype,
+                      " without breaking the sharing. Materialize them without `dtype`, then convert them.");
   }
   move.dtypes = {from, *placement.dtype};
   return move;
@@ -120,7 +120,7 @@ void moveOnto(const Storage& fake, const Storage& moved, const Move& move, at::A
     data.push_back(shownAs(tensor, moved, move));
   }
   for (std::size_t i = 0; i < movers.size(); ++i) {
-    // Lets go of the node that accumulates gradients, too, if that expects the old device or dtype.
+    // Also drops the node that accumulates gradients, if that expects the old device or dtype.
     movers[i].set_data(data[i]);
   }
 }

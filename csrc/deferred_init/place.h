@@ -1,6 +1,6 @@
 #pragma once
 
-// Where materialized tensors go.
+// The placement of materialized tensors.
 
 #include <optional>
 #include <utility>
@@ -13,29 +13,29 @@
 
 namespace torchext {
 
-// A device or a dtype that is not set is the recorded one. The dtype is for floating point and complex tensors only.
+// Unset members mean the recorded device or dtype. The dtype applies to floating-point and complex tensors only.
 struct Placement {
   std::optional<c10::Device> device;
   std::optional<c10::ScalarType> dtype;
 };
 
-// Returns `placement` with the index of its device. Raises when it names a device that tensors with data cannot be on,
-// or a dtype that is neither floating point nor complex.
+// Returns `placement` with the index of its device. Raises if tensors with data cannot be on the device, or if the
+// dtype is neither floating point nor complex.
 Placement checkedPlacement(const Placement& placement);
 
 // NOTE [Becoming real elsewhere]
 //
-// A tensor that is to be real on another device, or with another dtype, than the recorded one is first computed as
-// recorded, because that is what the bits depend on, and then copied. The copy is a storage of its own, onto which all
-// tensors of the fake storage move as by `.data =`: they stay the objects that they are, and keep sharing. The copy has
-// the same elements in the same places, so that sizes, strides and offsets of views stay valid. This is why all tensors
-// on a storage must have one dtype, if it is to change.
+// A tensor that becomes real on another device or with another dtype than recorded is first computed as recorded,
+// because the bits depend on that, and then copied. The copy is a new storage. All tensors of the fake storage move to
+// it as by `.data =`: they stay the same objects, and still share memory. The copy has the same elements in the same
+// places, so sizes, strides and offsets of views stay valid. Therefore all tensors on a storage must have one dtype if
+// it changes.
 //
-// The fake storage itself stays as it is. A real tensor that was given fake `.data` cannot be found through it and
-// stays deferred there, which is better than memory on a device that it does not expect.
+// The fake storage itself does not change. A real tensor that was given fake `.data` cannot be found through it and
+// stays deferred. That is better than memory on an unexpected device.
 struct Move {
   std::optional<c10::Device> device;
-  // What the elements are, and what they become.
+  // The old and the new dtype of the elements.
   std::optional<std::pair<c10::ScalarType, c10::ScalarType>> dtypes;
 
   bool isNeeded() const noexcept {
@@ -43,18 +43,18 @@ struct Move {
   }
 };
 
-// What has to be done to the storage of `tensor`, which is fake, for `tensor` to be at `placement`. Raises ValueError
-// when other tensors on the storage forbid it.
+// Returns the change to the storage of `tensor`, which is fake, that puts `tensor` at `placement`. Raises ValueError if
+// other tensors on the storage prevent it.
 Move planMove(const at::Tensor& tensor, const Placement& placement);
 
-// Makes the tensors on `fake` real, and those of `tensors` that are on it, with what `move` makes of `real`. Returns
-// the storage that they are on. Nothing has changed when it raises.
+// Makes the tensors on `fake`, including those of `tensors` that are on it, real with `real` after `move`. Returns
+// their new storage. If it raises, nothing has changed.
 c10::Storage becomeRealElsewhere(const c10::Storage& fake,
                                  const c10::Storage& real,
                                  const Move& move,
                                  at::ArrayRef<at::Tensor> tensors);
 
-// The same with `moved`, which has been made already of what `fake` is to be.
+// The same with `moved`, the storage after the move.
 void moveOnto(const c10::Storage& fake, const c10::Storage& moved, const Move& move, at::ArrayRef<at::Tensor> tensors);
 
 }  // namespace torchext

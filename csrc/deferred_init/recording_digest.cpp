@@ -24,7 +24,7 @@ using c10::IValue;
 
 namespace {
 
-// Collects what is to be digested. Each item says how long it is, so that no two sequences of items look the same.
+// Collects the input of a digest. Each item starts with its length, so different sequences of items never look equal.
 class Items {
  public:
   void addText(std::string_view text) {
@@ -57,8 +57,7 @@ class Items {
     addNumber(geometry.is_zero);
   }
 
-  // What there is to tell of tensors and generators is added elsewhere. Numbers are told apart by their bits: -0.0 is
-  // not 0.0.
+  // Tensors and generators are added elsewhere. Numbers are compared by their bytes: -0.0 differs from 0.0.
   void add(const IValue& value) {
     addText(value.tagKind());
     if (value.isTensor()) {
@@ -102,7 +101,7 @@ Digest digestOfStorage(const c10::Storage& storage) {
   return digestOf(bytes.is_cpu() ? bytes : bytes.cpu());
 }
 
-// Where in its storage a real tensor lies makes no difference.
+// The offset of a real tensor in its storage does not matter.
 Digest digestOfReal(const Tensor& tensor) {
   Items items;
   Geometry geometry = Geometry::of(tensor);
@@ -136,7 +135,7 @@ void addCall(Items& items, const OpNode& node, TapeReader& tape) {
   }
 }
 
-// Digests of the operators of a graph, from the first one on.
+// Digests of the operators of a graph, starting with the first one.
 class Digester {
  public:
   explicit Digester(const LiveGraph& graph) {
@@ -202,8 +201,8 @@ std::vector<Recording> recordingsOf(at::ArrayRef<Tensor> tensors) {
   std::vector<Recording> recordings;
   for (const Tensor& tensor : tensors) {
     recordings.push_back(recordingOf(tensor));
-    TORCH_CHECK_VALUE(recordings.back().value != nullptr, "There is no recording of a tensor of shape ", tensor.sizes(),
-                      " to compare with that of another process.");
+    TORCH_CHECK_VALUE(recordings.back().value != nullptr, "A tensor of shape ", tensor.sizes(),
+                      " has no recording to compare with another process.");
   }
   return recordings;
 }
@@ -275,7 +274,7 @@ std::vector<std::vector<Source>> sourcesOf(at::ArrayRef<Tensor> tensors) {
   std::unordered_map<const OpNode*, std::vector<Source>> known;
   for (const Recording& recording : recordings) {
     all.emplace_back();
-    // Also what is overwritten: which operators a part needs depends on the part.
+    // Includes overwritten values: which operators a part needs depends on the part.
     for (const OpNode* node : operatorsBehind({recording.value})) {
       const auto found = known.find(node);
       const auto& sources =

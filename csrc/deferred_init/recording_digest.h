@@ -1,6 +1,6 @@
 #pragma once
 
-// Telling whether two processes have recorded the same, without sending what they have recorded.
+// Compares the recordings of processes without sending them.
 
 #include <string>
 #include <vector>
@@ -12,23 +12,23 @@
 
 namespace torchext {
 
-// A digest of each of `tensors`, which are deferred: of how it comes about and how it shows that. Two processes with
-// the same digest materialize the same bits, whatever they have recorded besides. Operators are counted by their names
-// and arguments, random numbers by those that a generator draws next, and real tensors by their bytes. What draws from
-// a generator of another device than the CPU has another digest in each process.
+// Returns a digest of each of `tensors`, which must be deferred: of its recording and its geometry. Two processes with
+// the same digest materialize the same bits, regardless of their other recordings. Operators count by their names and
+// arguments, random numbers by the generator's next draws, and real tensors by their bytes. A draw from a generator
+// that is not on the CPU gives another digest in each process.
 //
 // Raises ValueError for a tensor that is not deferred.
 TORCHEXT_API std::vector<Digest> digestsOfRecordings(at::ArrayRef<at::Tensor> tensors);
 
-// Where what a tensor shows comes from: a random fill, a real tensor or a constant.
+// An origin of the data of a tensor: a random fill, a real tensor or a constant.
 struct Source {
   Digest digest;
-  // Such as `aten::normal_ of [4, 4] at model.py:7`.
+  // For example `aten::normal_ of [4, 4] at model.py:7`.
   std::string text;
 };
 
-// The sources of each of `tensors`, in the order of their recording. They are the same for all parts of a tensor. Draws
-// from generators of other devices than the CPU are left out.
+// Returns the sources of each of `tensors`, in recording order. They are the same for all parts of a tensor. Draws from
+// generators that are not on the CPU are omitted.
 TORCHEXT_API std::vector<std::vector<Source>> sourcesOf(at::ArrayRef<at::Tensor> tensors);
 
 }  // namespace torchext

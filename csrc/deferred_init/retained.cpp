@@ -74,7 +74,7 @@ std::vector<Retained::Found> Retained::tensors() const {
   return found;
 }
 
-// Sizes and strides may have been changed in place meanwhile, as by `t_()`; what was converted changes back.
+// Sizes and strides may have been changed in place since, as by `t_()`. Conversions of the dtype are undone.
 Geometry Retained::geometryAfterwards(const Found& found) const {
   Geometry geometry = Geometry::of(found.tensor);
   if (wasPlaced()) {
@@ -103,14 +103,14 @@ void Retained::checkFits() const {
 void Retained::deferAgain() const {
   const std::vector<Found> found = tensors();
   const Storage current{current_.lock()};
-  // `Tensor.numpy()` (tensor_numpy.cpp) and shared memory mark a storage so.
+  // `Tensor.numpy()` (tensor_numpy.cpp) and shared memory mark a storage as not resizable.
   const bool is_lent = !current.resizable();
   const bool stays = !wasPlaced() && !is_lent;
   const Storage fake = stays ? current : recorded_.value_or(makeFakeStorage(nbytes_, current.device()));
   std::vector<Tensor> in_place;
   for (const Found& one : found) {
     fakeTensorImpl(one.tensor)->setRetained(nullptr);
-    // A graph of autograd that has saved the changed values must not use the recorded ones in their place.
+    // An autograd graph that saved changed values must not use the recorded ones instead.
     if (!one.tensor.is_inference() && versionOf(one.tensor) != one.holder->version) {
       one.tensor.unsafeGetTensorImpl()->bump_version();
     }
@@ -121,7 +121,7 @@ void Retained::deferAgain() const {
     }
   }
   if (!is_lent) {
-    // Who else shows the memory of a tensor that was placed elsewhere finds none there, for good.
+    // Other tensors on the memory of a tensor that was placed elsewhere permanently find no data there.
     becomeFakeAgain(current, nbytes_, in_place);
   }
   setValue(fake, value_);
