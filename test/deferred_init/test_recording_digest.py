@@ -93,5 +93,5 @@ def test_draws_on_cuda_are_sources_too() -> None:
 
 
 def test_tensors_that_are_not_deferred_have_no_digest() -> None:
-    with pytest.raises(ValueError, match=r"no recording of a tensor of shape \[2\] to compare"):
+    with pytest.raises(ValueError, match=r"A tensor of shape \[2\] has no recording to compare"):
         _C.digests_of_recordings([torch.ones(2)])

@@ -161,7 +161,7 @@ RAISED: dict[str, Callable[[], object]] = {
     "`aten::...` was recorded with a real tensor of shape ... that has been changed in place since": (
         lambda: read_of_external(lambda real: real.add_(1))
     ),
-    "while materializing what `aten::...` recorded": lambda: read_of_external(lambda real: real.add_(1)),
+    "while replaying `aten::...`": lambda: read_of_external(lambda real: real.add_(1)),
     "`aten::...` was recorded with a real tensor of shape ... whose memory has been freed since": (
         lambda: read_of_external(lambda real: real.untyped_storage().resize_(0))
     ),

@@ -104,7 +104,7 @@ class TestArguments:
         assert len(plan(nn.Linear(2, 2))) == 0
 
     def test_a_real_tensor_is_refused(self) -> None:
-        with pytest.raises(ValueError, match=r"no record of how a tensor of shape \[2\] comes about"):
+        with pytest.raises(ValueError, match=r"Cannot explain a tensor of shape \[2\]: it has no recording"):
             plan(torch.zeros(2))
 
     def test_what_is_no_tensor_is_refused(self) -> None:

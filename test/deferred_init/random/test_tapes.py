@@ -86,8 +86,8 @@ class TestCudaGenerators:
     def test_what_must_be_run_to_count_is_refused_without_a_device(self) -> None:
         with pytest.raises(
             RuntimeError,
-            match=r"`torchext::trunc_normal_` draws from the generator of cuda:0\. How many numbers it takes is known "
-            r"only when it is run, .* Construct the model on the CPU, and let materialize_module\(\) place it",
+            match=r"`torchext::trunc_normal_` draws from the generator of cuda:0\. The number of draws is known "
+            r"only after a run, .* Construct the model on the CPU and let materialize_module\(\) place it",
         ):
             deferred_init(lambda: nn.init.trunc_normal_(torch.empty(10, device="cuda")))
         assert offset() == 0
