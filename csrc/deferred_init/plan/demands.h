@@ -21,8 +21,8 @@ namespace torchext {
 // all of it is computed.
 //
 // Liveness works on bytes and demands on boxes, because the requirements differ. Whether a write is dead must be exact
-// for any tensor: with one byte too many, an operator would run whose tape position is unknown. The computed part may
-// be larger than the demand, but it must be memory that kernels can take.
+// for any tensor: with one byte too many, an operator might run that has no generator to draw from. The computed part
+// may be larger than the demand, but it must be memory that kernels can take.
 
 // The needed parts of a value, if that is not all of it.
 struct RequestedParts {

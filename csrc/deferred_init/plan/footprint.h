@@ -7,8 +7,8 @@
 
 namespace torchext {
 
-// The effect of a call on the bytes of the storage that one of its tensor arguments shows. Where the exact set is
-// unknown, each of the three errs on the side that adds no reliance on bytes that may be missing.
+// The effect of a call on the bytes of the storage that one of its tensor arguments shows. If the exact set is unknown,
+// `reads` and `writes` are too large and `overwrites` is too small, which is safe.
 struct Footprint {
   // At least the bytes that the call reads.
   ByteSet reads;
