@@ -71,7 +71,7 @@ AmpArguments::AmpArguments(const OperatorHandle& op, const Stack& stack) {
     const bool is_written = isWritten(schema[i]);
     const IValue& argument = torch::jit::peek(stack, i, schema.size());
     forEachTensor(argument, [&](const Tensor& tensor) {
-      lookAt(tensor);
+      inspectTensor(tensor);
       all.push_back(tensor);
       // Written tensors outside of the lists concern all elements, for example GradScaler's flag for infinities.
       if (is_written && !(is_elementwise && argument.isTensor())) {
@@ -84,7 +84,7 @@ AmpArguments::AmpArguments(const OperatorHandle& op, const Stack& stack) {
   }
 }
 
-void AmpArguments::lookAt(const Tensor& tensor) {
+void AmpArguments::inspectTensor(const Tensor& tensor) {
   const auto is_castable = [](const Tensor& x) { return isLower(x) || x.scalar_type() == at::kFloat; };
   const auto* const other = std::find_if(all.begin(), all.end(), is_castable);
   is_mixture =

@@ -32,7 +32,7 @@ struct AmpArguments {
   bool is_mixture = false;
 
  private:
-  void lookAt(const at::Tensor& tensor);
+  void inspectTensor(const at::Tensor& tensor);
 };
 
 // Returns true if operators autocast for the device of `tensor` here, or around the compiled code that runs here.

@@ -225,8 +225,8 @@ void AmpCall::writeBack() {
 }
 
 void handleAmpCall(MarkedCall& call) {
-  if (isAskingKernel()) {
-    lookAtAskedCall(call.op(), call.stack());
+  if (isProbingKernel()) {
+    inspectProbedCall(call.op(), call.stack());
   }
   AmpCall{call.op(), call.stack()}.run(call);
 }

@@ -170,7 +170,7 @@ CastPolicy policyOf(const OperatorName& name, DeviceType device_type) {
       return found->second;
     }
   }
-  return askKernel(op, device_type);
+  return probeKernel(op, device_type);
 }
 
 }  // namespace torchext

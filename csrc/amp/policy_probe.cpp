@@ -32,10 +32,10 @@ using torch::jit::Stack;
 
 namespace {
 
-// The arguments that a kernel passes to its operator.
-struct Answer {
+// The dtypes of the arguments of a kernel's inner call.
+struct ProbeResult {
   std::vector<ScalarType> dtypes;
-  // The value of an argument `dtype`, in which the operator computes.
+  // The dtype of the computation, from an argument `dtype`.
   std::optional<ScalarType> dtype;
 
   bool areAll(ScalarType wanted) const {
@@ -44,28 +44,28 @@ struct Answer {
   }
 };
 
-// The probe of this thread. An operator may call another of its overloads.
-struct Question {
+// The probe that this thread runs. An operator may call another overload of itself.
+struct Probe {
   const std::string* name;
-  Answer* answer;
+  ProbeResult* result;
 };
 
-thread_local Question question{nullptr, nullptr};
+thread_local Probe probe{nullptr, nullptr};
 
-class QuestionGuard {
+class ProbeGuard {
  public:
-  QuestionGuard(const std::string& name, Answer& answer) : previous_{std::exchange(question, {&name, &answer})} {}
-  C10_DISABLE_COPY_AND_ASSIGN(QuestionGuard);
-  ~QuestionGuard() {
-    question = previous_;
+  ProbeGuard(const std::string& name, ProbeResult& result) : previous_{std::exchange(probe, {&name, &result})} {}
+  C10_DISABLE_COPY_AND_ASSIGN(ProbeGuard);
+  ~ProbeGuard() {
+    probe = previous_;
   }
 
  private:
-  Question previous_;
+  Probe previous_;
 };
 
-// Ends a call whose answer is complete.
-class Answered final : public std::exception {};
+// Ends the call of a probe.
+class ProbeEnded final : public std::exception {};
 
 // Makes the arguments of calls that end before the operator runs. Only the dtypes of the tensors matter.
 class Arguments {
@@ -140,25 +140,28 @@ class Arguments {
   ScalarType others_;
 };
 
-// Returns nullopt if the kernel raises an error.
-std::optional<Answer> ask(const OperatorHandle& op, DeviceType device_type, ScalarType first, ScalarType others) {
+// Returns nothing if the kernel refuses the call.
+std::optional<ProbeResult> probeDtypes(const OperatorHandle& op,
+                                       DeviceType device_type,
+                                       ScalarType first,
+                                       ScalarType others) {
   Stack stack = Arguments{device_type, first, others}.of(op.schema());
-  Answer answer;
-  const QuestionGuard guard{op.operator_name().name, answer};
+  ProbeResult result;
+  const ProbeGuard guard{op.operator_name().name, result};
   const MarksDemand demand{MarksFeature::kAmp};
   try {
     op.redispatchBoxed(DispatchKeySet{autocast::get_autocast_dispatch_key_from_device_type(device_type)}, &stack);
-  } catch (const Answered&) {
-    return answer;
+  } catch (const ProbeEnded&) {
+    return result;
   } catch (const c10::Error&) {
     return std::nullopt;
   }
-  return answer;
+  return result;
 }
 
 }  // namespace
 
-CastPolicy askKernel(const OperatorHandle& op, DeviceType device_type) {
+CastPolicy probeKernel(const OperatorHandle& op, DeviceType device_type) {
   if (!op.hasKernelForDispatchKey(autocast::get_autocast_dispatch_key_from_device_type(device_type))) {
     return CastPolicy::kFallthrough;
   }
@@ -175,9 +178,9 @@ CastPolicy askKernel(const OperatorHandle& op, DeviceType device_type) {
     devices.emplace(static_cast<c10::DeviceIndex>(1));
   }
   const ScalarType lower = autocast::get_autocast_dtype(device_type);
-  const auto wide = ask(op, device_type, at::kFloat, at::kFloat);
-  const auto narrow = ask(op, device_type, lower, lower);
-  const auto mixed = ask(op, device_type, lower, at::kFloat);
+  const auto wide = probeDtypes(op, device_type, at::kFloat, at::kFloat);
+  const auto narrow = probeDtypes(op, device_type, lower, lower);
+  const auto mixed = probeDtypes(op, device_type, lower, at::kFloat);
   if (!wide || !narrow || !mixed) {
     return CastPolicy::kBanned;
   }
@@ -190,25 +193,25 @@ CastPolicy askKernel(const OperatorHandle& op, DeviceType device_type) {
   return mixed->areAll(at::kFloat) ? CastPolicy::kPromote : CastPolicy::kFallthrough;
 }
 
-bool isAskingKernel() noexcept {
-  return question.answer != nullptr;
+bool isProbingKernel() noexcept {
+  return probe.result != nullptr;
 }
 
-void lookAtAskedCall(const OperatorHandle& op, const Stack& stack) {
-  if (op.operator_name().name != *question.name) {
+void inspectProbedCall(const OperatorHandle& op, const Stack& stack) {
+  if (op.operator_name().name != *probe.name) {
     return;
   }
-  Answer& answer = *question.answer;
+  ProbeResult& result = *probe.result;
   const std::size_t count = op.schema().arguments().size();
-  forEachTensor(stack, count, [&answer](const Tensor& tensor) { answer.dtypes.push_back(tensor.scalar_type()); });
+  forEachTensor(stack, count, [&result](const Tensor& tensor) { result.dtypes.push_back(tensor.scalar_type()); });
   const int position = findArgument(op.schema(), "dtype");
   if (position >= 0) {
     const IValue& dtype = torch::jit::peek(stack, static_cast<std::size_t>(position), count);
     if (!dtype.isNone()) {
-      answer.dtype = dtype.toScalarType();
+      result.dtype = dtype.toScalarType();
     }
   }
-  throw Answered{};
+  throw ProbeEnded{};
 }
 
 }  // namespace torchext

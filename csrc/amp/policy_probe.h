@@ -14,13 +14,13 @@ namespace torchext {
 // dtypes, which cost nothing, and with the key of marked tensors enabled in the thread. The handler of that key then
 // receives the operator with cast arguments, records their dtypes, and ends the call before the operator runs.
 
-// Returns the policy that the autocast kernel of `op` implements.
-CastPolicy askKernel(const c10::OperatorHandle& op, c10::DeviceType device_type);
+// How the kernel that `op` has on the key of autocast treats its arguments.
+CastPolicy probeKernel(const c10::OperatorHandle& op, c10::DeviceType device_type);
 
-// For the handler: returns true if this thread probes a kernel.
-bool isAskingKernel() noexcept;
+// Returns true if this thread runs a probe. For the handler.
+bool isProbingKernel() noexcept;
 
-// Ends the call by an exception if `op` is the probed operator.
-void lookAtAskedCall(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
+// Ends the call, by an exception, if `op` is the probed operator.
+void inspectProbedCall(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
 }  // namespace torchext

@@ -45,11 +45,11 @@ DeferredInitGuard::DeferredInitGuard() {
 DeferredInitGuard::~DeferredInitGuard() = default;
 
 void enterDeferredInit() {
-  OpenGuards<DeferredInitGuard>::enter(kAnybody);
+  OpenGuards<DeferredInitGuard>::enter(kAnyOwner);
 }
 
 void leaveDeferredInit() {
-  OpenGuards<DeferredInitGuard>::leave(kAnybody, "deferred_init()");
+  OpenGuards<DeferredInitGuard>::leave(kAnyOwner, "deferred_init()");
 }
 
 bool isDeferred(const at::TensorBase& tensor) {

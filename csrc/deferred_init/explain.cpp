@@ -178,18 +178,18 @@ std::string CallFormatter::formatAll(c10::ArrayRef<IValue> values) {
 // Makes one explanation.
 class Explainer {
  public:
-  Explanation run(at::ArrayRef<Tensor> tensors, Memory memory);
+  Explanation run(at::ArrayRef<Tensor> tensors, CacheUse cache);
 
  private:
   void explainNode(const OpNode& node);
   void explainPlan(ExplainedOperation& operation, const PlannedOperator& planned) const;
   static std::optional<std::string> partsOf(const PlannedOperator& planned);
   std::string describe(const TensorArgument& argument, std::vector<std::int64_t>& reads);
-  ExplainedTensor show(const StorageValue& value, const Geometry& seen_as);
+  ExplainedTensor show(const StorageValue& value, const Geometry& shown_as);
   Geometry wholeOf(const OpNode& node, const WrittenStorage& written);
   ExplainedValue addValue(const Geometry& geometry);
-  std::int64_t numberOf(const StorageValue& value, const Geometry& seen_as);
-  std::int64_t addConstant(const StorageValue& value, const Geometry& seen_as);
+  std::int64_t numberOf(const StorageValue& value, const Geometry& shown_as);
+  std::int64_t addConstant(const StorageValue& value, const Geometry& shown_as);
 
   // The number of the first output of an operator. The others follow in the order of `OpNode::written()`.
   std::unordered_map<const OpNode*, std::int64_t> first_of_node_;
@@ -201,7 +201,7 @@ class Explainer {
   Explanation explanation_;
 };
 
-Explanation Explainer::run(at::ArrayRef<Tensor> tensors, Memory memory) {
+Explanation Explainer::run(at::ArrayRef<Tensor> tensors, CacheUse cache) {
   std::vector<Recording> recordings;
   for (const Tensor& tensor : tensors) {
     recordings.push_back(recordingOf(tensor));
@@ -220,7 +220,7 @@ Explanation Explainer::run(at::ArrayRef<Tensor> tensors, Memory memory) {
       wanted.push_back(value);
     }
   }
-  plan_.emplace(std::move(wanted), memory);
+  plan_.emplace(std::move(wanted), cache);
   for (const PlannedOperator& planned : plan_->operators()) {
     planned_[planned.node] = &planned;
   }
@@ -256,7 +256,7 @@ void Explainer::explainNode(const OpNode& node) {
   if (const auto found = planned_.find(&node); found != planned_.end()) {
     explainPlan(operation, *found->second);
   }
-  // An operator that only allocates never runs alone: the memory of a value is allocated by its first writer.
+  // An operator that only allocates writes nothing that is read. If it is not planned, other code allocates the memory.
   operation.runs = operation.place.has_value() || onlyAllocates(node.op());
   explanation_.operations.push_back(std::move(operation));
 }
@@ -292,7 +292,7 @@ std::optional<std::string> Explainer::partsOf(const PlannedOperator& planned) {
   std::vector<Box> boxes = planned.writes.front().parts->boxes;
   std::sort(boxes.begin(), boxes.end(), [](const Box& a, const Box& b) { return a.ranges() < b.ranges(); });
   for (Box& box : boxes) {
-    if (const auto ranges = box.take(writtenGeometry(*planned.node))) {
+    if (const auto ranges = box.widenToElementsOf(writtenGeometry(*planned.node))) {
       texts.push_back(formatted(*ranges, writtenGeometry(*planned.node).sizes));
     }
   }
@@ -316,13 +316,13 @@ std::string Explainer::describe(const TensorArgument& argument, std::vector<std:
   return std::move(tensor.text);
 }
 
-ExplainedTensor Explainer::show(const StorageValue& value, const Geometry& seen_as) {
-  const std::int64_t number = numberOf(value, seen_as);
+ExplainedTensor Explainer::show(const StorageValue& value, const Geometry& shown_as) {
+  const std::int64_t number = numberOf(value, shown_as);
   std::string text = c10::str("%", number);
-  if (geometries_[static_cast<std::size_t>(number)] != seen_as) {
-    text += " as " + shapeOf(seen_as);
-    if (seen_as.storage_offset != 0) {
-      text += c10::str(" at ", seen_as.storage_offset);
+  if (geometries_[static_cast<std::size_t>(number)] != shown_as) {
+    text += " as " + shapeOf(shown_as);
+    if (shown_as.storage_offset != 0) {
+      text += c10::str(" at ", shown_as.storage_offset);
     }
   }
   return {number, std::move(text)};
@@ -344,19 +344,19 @@ ExplainedValue Explainer::addValue(const Geometry& geometry) {
           c10::typeMetaToScalarType(geometry.dtype)};
 }
 
-std::int64_t Explainer::numberOf(const StorageValue& value, const Geometry& seen_as) {
+std::int64_t Explainer::numberOf(const StorageValue& value, const Geometry& shown_as) {
   if (value.writer() != nullptr) {
     return first_of_node_.at(value.writer().get()) + static_cast<std::int64_t>(value.output());
   }
   const auto known = constants_.find(&value);
-  return known == constants_.end() ? addConstant(value, seen_as) : known->second;
+  return known == constants_.end() ? addConstant(value, shown_as) : known->second;
 }
 
-std::int64_t Explainer::addConstant(const StorageValue& value, const Geometry& seen_as) {
+std::int64_t Explainer::addConstant(const StorageValue& value, const Geometry& shown_as) {
   ExplainedOperation operation;
   operation.name = "constant";
   operation.call = c10::str("constant(", value.constant().nbytes(), " bytes)");
-  operation.writes.push_back(addValue(seen_as));
+  operation.writes.push_back(addValue(shown_as));
   const std::int64_t number = operation.writes.front().number;
   constants_[&value] = number;
   explanation_.operations.push_back(std::move(operation));
@@ -365,9 +365,9 @@ std::int64_t Explainer::addConstant(const StorageValue& value, const Geometry& s
 
 }  // namespace
 
-Explanation explain(at::ArrayRef<Tensor> tensors, Memory memory) {
+Explanation explain(at::ArrayRef<Tensor> tensors, CacheUse cache) {
   const Locked lock{LockRank::kReplay};  // a value that another thread reads loses its operators: `fold()`
-  return Explainer{}.run(tensors, memory);
+  return Explainer{}.run(tensors, cache);
 }
 
 }  // namespace torchext

@@ -69,7 +69,7 @@ struct Explanation {
 };
 
 // Returns the recorded operators that make `tensors`. Raises ValueError for a tensor without a recording. With
-// `Memory::kUses`, returns what would run now, given the values that reads have cached.
-TORCHEXT_API Explanation explain(at::ArrayRef<at::Tensor> tensors, Memory memory = Memory::kNone);
+// `CacheUse::kReads`, returns what would run now, given the values that reads have cached.
+TORCHEXT_API Explanation explain(at::ArrayRef<at::Tensor> tensors, CacheUse cache = CacheUse::kNone);
 
 }  // namespace torchext

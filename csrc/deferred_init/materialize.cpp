@@ -90,7 +90,7 @@ void materializeTogether(const std::vector<Pending>& storages, const Materialize
   for (const Pending& pending : storages) {
     values.push_back(pending.value);
   }
-  const std::vector<Storage> real = Replay{values, options.on_done, Memory::kUses}.run();
+  const std::vector<Storage> real = Replay{values, options.on_done, CacheUse::kReads}.run();
   for (const auto i : c10::irange(storages.size())) {
     checkFits(storages[i].fake, real[i]);
   }
@@ -144,7 +144,7 @@ ReplayNeeds needsOf(const Tensor& deferred) {
   const Locked lock{LockRank::kReplay};
   const StorageValuePtr value = valueOf(deferred);
   TORCH_CHECK_VALUE(value != nullptr, "Cannot estimate memory: the tensor is not deferred.");
-  const ReplayPlan plan{{value}, Memory::kUses};
+  const ReplayPlan plan{{value}, CacheUse::kReads};
   return {plan.peakOnCpu(), plan.written()};
 }
 

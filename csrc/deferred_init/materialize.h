@@ -19,7 +19,7 @@ struct MaterializeOptions {
   // Keeps the recording, so that the tensors can be deferred again: retained.h.
   bool retain = false;
   // Called once for each completed storage.
-  Progress on_done = nobodyAsks;
+  Progress on_done = ignoreProgress;
 };
 
 // Like `materialize(tensors)` of the public API, with options. `placed` move to the placement; `others` stay where they

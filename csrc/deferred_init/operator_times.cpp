@@ -43,13 +43,13 @@ class Costs {
  public:
   // The cost of random fills with the arguments of `node`.
   Cost ofFill(const OpNode& node, c10::ScalarType dtype) {
-    return remembered({node.op().schema().name(), dtype},
-                      [&](std::int64_t count) { return timeOfFill(node, dtype, count); });
+    return cached({node.op().schema().name(), dtype},
+                  [&](std::int64_t count) { return timeOfFill(node, dtype, count); });
   }
 
   // The cost per byte.
   Cost ofZeros() {
-    return remembered({"", c10::kByte}, [](std::int64_t count) {
+    return cached({"", c10::kByte}, [](std::int64_t count) {
       return secondsOf([count] { at::empty({count}, at::dtype(c10::kByte)).zero_(); });
     });
   }
@@ -76,7 +76,7 @@ class Costs {
   }
 
   template <typename Time>
-  const Cost& remembered(const std::pair<std::string, c10::ScalarType>& kind, const Time& time) {
+  const Cost& cached(const std::pair<std::string, c10::ScalarType>& kind, const Time& time) {
     const auto found = costs_.find(kind);
     if (found != costs_.end()) {
       return found->second;

@@ -13,7 +13,7 @@
 
 namespace torchext {
 
-// NOTE [Back again]
+// NOTE [Deferring again]
 //
 // A tensor that was materialized with its recording kept can be deferred again: its memory is freed, and its recorded
 // value becomes its value again. The retained data belong to the tensors that were fake until then

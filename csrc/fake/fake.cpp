@@ -84,11 +84,11 @@ FakeModeGuard::FakeModeGuard() {
 FakeModeGuard::~FakeModeGuard() = default;
 
 void enterFakeMode() {
-  OpenGuards<FakeModeGuard>::enter(kAnybody);
+  OpenGuards<FakeModeGuard>::enter(kAnyOwner);
 }
 
 void leaveFakeMode() {
-  OpenGuards<FakeModeGuard>::leave(kAnybody, "fake_mode()");
+  OpenGuards<FakeModeGuard>::leave(kAnyOwner, "fake_mode()");
 }
 
 namespace {

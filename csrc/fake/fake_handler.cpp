@@ -375,7 +375,7 @@ std::string FakeCall::describeRecomputed(const CallKey& key) const {
   MemoryCounter* counter = memoryCounter();
   auto scratch = counter == nullptr ? nullptr : counter->scratchOf(op_, arguments(), results);
   takeUncounted();
-  warnings.take();
+  warnings.consume();
   const auto recipe = ResultRecipe::learn(op_, key.tensors(), /*resizes=*/false, results, std::move(scratch));
   return recipe == nullptr ? "results that cannot be remembered" : recipe->describe();
 }

@@ -33,8 +33,8 @@ bool needsOrigins(const c10::Error& error) {
   return typeid(error) == typeid(c10::Error) && isAboutInferenceTensors(error);
 }
 
-// A thread traces within a mode. PyTorch's modes do not report their end.
-void stopTracingAfterModes() {
+// A thread traces within a mode. The end of a mode of PyTorch is not reported, so it is detected here.
+void dropEndedModes() {
   if (isTracingOrigins() && !c10::InferenceMode::is_enabled() && !isModeBlockOpen()) {
     setMarksKeyDemanded(MarksFeature::kOrigins, false);
   }
@@ -54,7 +54,7 @@ class OriginsCall {
     std::string origin;  // may be empty
   };
 
-  void lookAtArguments();
+  void inspectArguments();
   void passOn();
   std::string note() const;
   void markResults();
@@ -67,7 +67,7 @@ class OriginsCall {
 };
 
 void OriginsCall::run() {
-  lookAtArguments();
+  inspectArguments();
   passOn();
   if (isTracingOrigins()) {
     markResults();
@@ -76,7 +76,7 @@ void OriginsCall::run() {
   }
 }
 
-void OriginsCall::lookAtArguments() {
+void OriginsCall::inspectArguments() {
   forEachTensor(stack_, op_.schema().arguments().size(), [this](const Tensor& tensor) {
     const TensorImpl& impl = *tensor.unsafeGetTensorImpl();
     arguments_.push_back(
@@ -153,7 +153,7 @@ void OriginsCall::markAliases() {
 }
 
 void handleOriginsCall(MarkedCall& call) {
-  stopTracingAfterModes();
+  dropEndedModes();
   OriginsCall{call}.run();
 }
 

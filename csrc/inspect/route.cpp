@@ -79,10 +79,10 @@ std::string firstSentence(const std::string& message) {
   return message.substr(0, std::min(message.find(". "), message.find('\n')));
 }
 
-// Follows a call: NOTE [Following a call].
-class Walk {
+// Follows one call: NOTE [Following a call].
+class RouteWalk {
  public:
-  Walk(const OperatorHandle& op, const Stack& arguments);
+  RouteWalk(const OperatorHandle& op, const Stack& arguments);
 
   std::vector<RouteStep> run();
 
@@ -128,25 +128,25 @@ class Walk {
   std::vector<RouteStep> steps_;
 };
 
-// Makes a new extractor, because the operator's extractor omits keys that fall through.
-Walk::Walk(const OperatorHandle& op, const Stack& arguments)
+// Makes a new extractor, which, unlike the operator's own, does not leave out keys that fall through.
+RouteWalk::RouteWalk(const OperatorHandle& op, const Stack& arguments)
     : op_{op},
       arguments_{arguments},
       all_keys_{c10::DispatchKeyExtractor::make(op.schema()).getDispatchKeySetBoxed(&arguments)},
       keys_{all_keys_} {}
 
-DispatchKeySet Walk::keysAtStart() const {
+DispatchKeySet RouteWalk::keysAtStart() const {
   return (all_keys_ | included_) - excluded_;
 }
 
-std::vector<RouteStep> Walk::run() {
+std::vector<RouteStep> RouteWalk::run() {
   while (!has_ended_) {
     visit(keys_.highestPriorityTypeId());
   }
   return std::move(steps_);
 }
 
-void Walk::visit(DispatchKey key) {
+void RouteWalk::visit(DispatchKey key) {
   const TableEntry entry = tableEntry(op_, key);
   if (!entry.kernel.isValid() || entry.origin == "none") {
     end(key, entry, RouteTurn::kRaises, firstSentence(missingKernelMessage(op_, key)));
@@ -159,11 +159,11 @@ void Walk::visit(DispatchKey key) {
   }
 }
 
-void Walk::note(DispatchKey key, const TableEntry& entry, RouteTurn turn, std::string comment) {
+void RouteWalk::note(DispatchKey key, const TableEntry& entry, RouteTurn turn, std::string comment) {
   steps_.push_back({key, turn, entry.origin, entry.source, entry.is_python, std::move(comment)});
 }
 
-void Walk::skip(DispatchKey key, const TableEntry& entry) {
+void RouteWalk::skip(DispatchKey key, const TableEntry& entry) {
   if (!skipped_.has(key)) {
     skipped_ = skipped_.add(key);
     note(key, entry, RouteTurn::kSkipped);
@@ -171,8 +171,9 @@ void Walk::skip(DispatchKey key, const TableEntry& entry) {
   keys_ = keys_ & below(key);
 }
 
-void Walk::follow(DispatchKey key, const TableEntry& entry) {
-  // The few kernels for lazy views besides the fallback compute the result by other operators, like `mul_zerotensor()`.
+void RouteWalk::follow(DispatchKey key, const TableEntry& entry) {
+  // The few kernels for lazy views that are not the fallback compute the result by other operators, as
+  // `mul_zerotensor()` does.
   if (isComposite(entry.origin) || (isLazy(key) && entry.origin != "fallback")) {
     end(key, entry, RouteTurn::kDecomposes);
   } else if (key == DispatchKey::Undefined || isBackend(key)) {
@@ -204,18 +205,18 @@ void Walk::follow(DispatchKey key, const TableEntry& entry) {
   }
 }
 
-void Walk::passOn(DispatchKey key, const TableEntry& entry, std::string comment) {
+void RouteWalk::passOn(DispatchKey key, const TableEntry& entry, std::string comment) {
   note(key, entry, RouteTurn::kPassesOn, std::move(comment));
   // The kernels of all autograd keys mask with `after_autograd_keyset`.
   keys_ = keys_ & below(isAutograd(key) ? DispatchKey::AutogradOther : key);
 }
 
-void Walk::end(DispatchKey key, const TableEntry& entry, RouteTurn turn, std::string comment) {
+void RouteWalk::end(DispatchKey key, const TableEntry& entry, RouteTurn turn, std::string comment) {
   note(key, entry, turn, std::move(comment));
   has_ended_ = true;
 }
 
-FakeDecision Walk::predictFakeOnTheWay() const {
+FakeDecision RouteWalk::predictFakeOnTheWay() const {
   const c10::impl::IncludeDispatchKeyGuard include{included_};
   const c10::impl::ExcludeDispatchKeyGuard exclude{excluded_};
   std::optional<FakeFactoriesGuard> factories;
@@ -229,7 +230,7 @@ FakeDecision Walk::predictFakeOnTheWay() const {
   return predictFake(op_, keys_, arguments_);
 }
 
-void Walk::followFake(const TableEntry& entry) {
+void RouteWalk::followFake(const TableEntry& entry) {
   constexpr DispatchKey key = DispatchKey::Fake;
   const FakeDecision decision = predictFakeOnTheWay();
   if (const std::exception_ptr error = decision.error()) {
@@ -280,7 +281,7 @@ void Walk::followFake(const TableEntry& entry) {
   }
 }
 
-void Walk::followMeta(const TableEntry& entry, MetadataKernel kernel) {
+void RouteWalk::followMeta(const TableEntry& entry, MetadataKernel kernel) {
   constexpr DispatchKey key = DispatchKey::Fake;
   switch (kernel) {
     case MetadataKernel::kMeta:
@@ -309,7 +310,7 @@ void Walk::followMeta(const TableEntry& entry, MetadataKernel kernel) {
   }
 }
 
-void Walk::followRefusal(const TableEntry& entry, const std::exception_ptr& error) {
+void RouteWalk::followRefusal(const TableEntry& entry, const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
   } catch (const c10::NotImplementedError& refusal) {
@@ -323,7 +324,7 @@ void Walk::followRefusal(const TableEntry& entry, const std::exception_ptr& erro
   }
 }
 
-void Walk::followRecorder(const TableEntry& entry) {
+void RouteWalk::followRecorder(const TableEntry& entry) {
   constexpr DispatchKey key = DispatchKey::DeferredInit;
   switch (predictRecorder(op_, keys_, arguments_)) {
     case RecorderOutcome::kPassesOn:
@@ -349,7 +350,7 @@ void Walk::followRecorder(const TableEntry& entry) {
 }
 
 // NOTE [Recording below autograd]
-void Walk::followRecorderBelowAutograd(const TableEntry& entry) {
+void RouteWalk::followRecorderBelowAutograd(const TableEntry& entry) {
   constexpr DispatchKey key = DispatchKey::Fake;
   switch (predictRecorderBelowAutograd(op_, keys_, arguments_)) {
     case RecorderOutcome::kCommunicates:
@@ -375,7 +376,7 @@ void Walk::followRecorderBelowAutograd(const TableEntry& entry) {
 }
 
 // NOTE [Marked tensors]
-void Walk::followMarks(const TableEntry& entry) {
+void RouteWalk::followMarks(const TableEntry& entry) {
   const AmpPrediction predicted = predictAmp(op_, arguments_);
   switch (predicted.outcome) {
     case AmpOutcome::kPassesOn:
@@ -395,7 +396,7 @@ void Walk::followMarks(const TableEntry& entry) {
 }
 
 // NOTE [Composites that look at memory]
-void Walk::followComposites(const TableEntry& entry) {
+void RouteWalk::followComposites(const TableEntry& entry) {
   if (op_.operator_name().name == "aten::max_pool1d") {
     end(kCompositesKey, entry, RouteTurn::kDecomposes);
   } else {
@@ -403,9 +404,9 @@ void Walk::followComposites(const TableEntry& entry) {
   }
 }
 
-// The generated kernels compute a new key set, with the backend for `dtype`, `layout` and `device`. It contains the
-// keys of tensor arguments and of the thread only if the call has tensor arguments.
-void Walk::followBackendSelect(const TableEntry& entry) {
+// The generated kernels compute the key set anew, with the backend that `dtype`, `layout` and `device` name. It
+// contains the keys of tensor arguments and of the thread only if there are tensor arguments.
+void RouteWalk::followBackendSelect(const TableEntry& entry) {
   constexpr DispatchKey key = DispatchKey::BackendSelect;
   const auto backend = selectedBackend();
   if (!backend) {
@@ -419,7 +420,7 @@ void Walk::followBackendSelect(const TableEntry& entry) {
   }
 }
 
-std::optional<DispatchKey> Walk::selectedBackend() const {
+std::optional<DispatchKey> RouteWalk::selectedBackend() const {
   const auto argument = [this](const char* name) -> const c10::IValue* {
     const int position = findArgument(op_.schema(), name);
     return position < 0 ? nullptr : &arguments_.at(static_cast<std::size_t>(position));
@@ -434,7 +435,7 @@ std::optional<DispatchKey> Walk::selectedBackend() const {
                                  device->toOptional<c10::Device>());
 }
 
-bool Walk::hasTensors() const {
+bool RouteWalk::hasTensors() const {
   bool has_tensors = false;
   forEachTensor(arguments_, arguments_.size(), [&](const at::Tensor& /*tensor*/) { has_tensors = true; });
   return has_tensors;
@@ -443,7 +444,7 @@ bool Walk::hasTensors() const {
 }  // namespace
 
 std::vector<RouteStep> routeOf(const OperatorHandle& op, const Stack& arguments) {
-  return Walk{op, arguments}.run();
+  return RouteWalk{op, arguments}.run();
 }
 
 const char* toString(RouteTurn turn) noexcept {

@@ -31,16 +31,16 @@ bool isIncluded() noexcept {
   return is_ours.load(std::memory_order_relaxed) && c10::impl::tls_is_dispatch_key_included(kMarksKey);
 }
 
-// Counts a key that is included without a demand as a demand of the first feature. Call it before the first demand,
-// which would hide that the key was already included.
-void countKeyWithoutDemand() noexcept {
+// Counts a key that is included without a demand as one of the first feature's. Called before the first demand, which
+// would hide that the key was included already.
+void countUndemandedKey() noexcept {
   if (isIncluded() && !isAnyDemanded()) {
     demandsOf(MarksFeature::kOrigins) = 1;
   }
 }
 
-// Removes a demand, unless `dropStaleDemands()` has removed it.
-void removeOneDemand(MarksFeature feature) noexcept {
+// One that has not been forgotten already: `dropStaleDemands()`.
+void dropOneDemand(MarksFeature feature) noexcept {
   if (demandsOf(feature) > 0) {
     --demandsOf(feature);
   }
@@ -83,13 +83,13 @@ bool isMarksKeyDemanded(MarksFeature feature) noexcept {
 
 void demandMarksKey(MarksFeature feature) {
   takeMarksKey();
-  countKeyWithoutDemand();
+  countUndemandedKey();
   ++demandsOf(feature);
   includeIfDemanded();
 }
 
 void releaseMarksKey(MarksFeature feature) noexcept {
-  removeOneDemand(feature);
+  dropOneDemand(feature);
   includeIfDemanded();
 }
 
@@ -112,7 +112,7 @@ MarksDemand::MarksDemand(MarksFeature feature) : feature_{feature}, include_{tak
 }
 
 MarksDemand::~MarksDemand() {
-  removeOneDemand(feature_);
+  dropOneDemand(feature_);
   if (!isAnyDemanded()) {
     demand_lease.reset();  // of a demand that began and ended in the meantime
   }

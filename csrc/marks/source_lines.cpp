@@ -22,11 +22,11 @@ TracingGuard::~TracingGuard() {
 }
 
 void enterTracing() {
-  OpenGuards<TracingGuard>::enter(kAnybody);
+  OpenGuards<TracingGuard>::enter(kAnyOwner);
 }
 
 void leaveTracing() {
-  OpenGuards<TracingGuard>::leave(kAnybody, "tracing()");
+  OpenGuards<TracingGuard>::leave(kAnyOwner, "tracing()");
 }
 
 std::string tracedSourceLine() {

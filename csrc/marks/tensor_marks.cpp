@@ -37,8 +37,8 @@ class MarksTable {
     return marks;
   }
 
-  // Another thread may have replaced `dead` already.
-  void forget(const TensorMarks& dead) {
+  // Others may have replaced `dead` before it came here.
+  void erase(const TensorMarks& dead) {
     const Locked lock{LockRank::kMarks};
     WeakMarks& slot = slotOf(dead.origin, dead.amp);
     if (slot._unsafe_get_target() == &dead) {
@@ -103,7 +103,7 @@ TensorMarks::~TensorMarks() {
 }
 
 void TensorMarks::release_resources() {
-  marksTable().forget(*this);
+  marksTable().erase(*this);
 }
 
 std::int64_t liveMarks() noexcept {

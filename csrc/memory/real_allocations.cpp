@@ -115,11 +115,11 @@ void visitCountedAllocation(const c10::Storage& storage, c10::function_ref<void(
 }
 
 void enterRealAllocations() {
-  OpenGuards<RealAllocationsGuard>::enter(kAnybody);
+  OpenGuards<RealAllocationsGuard>::enter(kAnyOwner);
 }
 
 void leaveRealAllocations() {
-  OpenGuards<RealAllocationsGuard>::leave(kAnybody, "track_memory()");
+  OpenGuards<RealAllocationsGuard>::leave(kAnyOwner, "track_memory()");
 }
 
 }  // namespace torchext

@@ -351,9 +351,9 @@ void bindAmp(pybind11::module_& module) {
   bind(module, "register_policy", registerPolicyByName);
   bind(module, "policy", policyByName);
   bind(module, "is_region_deciding", isRegionDeciding);
-  module.def("enter_compiled_code", [] { OpenGuards<CompiledCodeGuard>::enter(kAnybody); });
-  // Nothing is open if the code was entered before the function that enters it was replaced.
-  module.def("leave_compiled_code", [] { return OpenGuards<CompiledCodeGuard>::leaveIfOpen(kAnybody); });
+  module.def("enter_compiled_code", [] { OpenGuards<CompiledCodeGuard>::enter(kAnyOwner); });
+  // Nothing is open if the code was entered before anybody replaced what enters it.
+  module.def("leave_compiled_code", [] { return OpenGuards<CompiledCodeGuard>::leaveIfOpen(kAnyOwner); });
   module.def("call_in_backward", &callInside<BackwardGuard, bool>);
   bind(module, "is_in_self_cleaning_region", isInSelfCleaningRegion);
   module.def("call_recomputing", &callInside<RecomputationGuard, bool>);

@@ -69,7 +69,7 @@ pybind11::object planned(const ExplainedOperation& operation) {
 // torchext.deferred_init.RecordedOperation, ending with the plan; for each tensor the number of its value and the view
 // of it; and the peak and the total bytes written by the plan.
 pybind11::tuple explainTensors(const Tensors& tensors, bool uses_computed) {
-  const Explanation explanation = explain(tensors, uses_computed ? Memory::kUses : Memory::kNone);
+  const Explanation explanation = explain(tensors, uses_computed ? CacheUse::kReads : CacheUse::kNone);
   pybind11::list operations;
   for (const ExplainedOperation& operation : explanation.operations) {
     pybind11::list writes;

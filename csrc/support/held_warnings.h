@@ -24,7 +24,7 @@ class HeldWarnings {
   }
 
   // Returns the warnings and drops them, so that the destructor does not pass them on.
-  std::vector<c10::Warning> take() noexcept {
+  std::vector<c10::Warning> consume() noexcept {
     return std::exchange(handler_.held, {});
   }
 

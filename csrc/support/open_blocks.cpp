@@ -5,7 +5,7 @@
 namespace torchext {
 
 BlockOwner newBlockOwner() noexcept {
-  static std::atomic<BlockOwner> next{kAnybody + 1};
+  static std::atomic<BlockOwner> next{kAnyOwner + 1};
   return next.fetch_add(1, std::memory_order_relaxed);
 }
 

@@ -35,7 +35,7 @@ using BlockOwner = std::uint64_t;
 TORCHEXT_API BlockOwner newBlockOwner() noexcept;
 
 // The owner of blocks that are interchangeable.
-constexpr BlockOwner kAnybody = 0;
+constexpr BlockOwner kAnyOwner = 0;
 
 // The guards of one type that this thread has entered and not left. A thread that ends leaves all of them.
 template <typename Guard>

@@ -18,7 +18,7 @@ struct Entry {
 };
 
 // The values that have constants, the oldest first.
-class Remembered {
+class ComputedCache {
  public:
   void add(const StorageValue& value, std::size_t nbytes);
 
@@ -32,7 +32,7 @@ class Remembered {
   std::size_t alive_ = 0;
 };
 
-void Remembered::add(const StorageValue& value, std::size_t nbytes) {
+void ComputedCache::add(const StorageValue& value, std::size_t nbytes) {
   constexpr std::size_t kFew = 64;
   if (entries_.size() > 2 * alive_ + kFew) {
     dropFreed();
@@ -44,7 +44,7 @@ void Remembered::add(const StorageValue& value, std::size_t nbytes) {
   }
 }
 
-void Remembered::dropFreed() {
+void ComputedCache::dropFreed() {
   const auto freed =
       std::remove_if(entries_.begin(), entries_.end(), [](const Entry& entry) { return entry.value.expired(); });
   entries_.erase(freed, entries_.end());
@@ -53,7 +53,7 @@ void Remembered::dropFreed() {
                             [](std::size_t sum, const Entry& entry) { return sum + entry.nbytes; });
 }
 
-void Remembered::dropOldest() {
+void ComputedCache::dropOldest() {
   const Entry oldest = std::move(entries_.front());
   entries_.pop_front();
   nbytes_ -= oldest.nbytes;
@@ -62,21 +62,21 @@ void Remembered::dropOldest() {
   }
 }
 
-Remembered& remembered() {
-  static auto* const all = new Remembered;  // leaked: values may be freed when the process ends
+ComputedCache& computedCache() {
+  static auto* const all = new ComputedCache;  // leaked: values may be freed when the process ends
   return *all;
 }
 
 }  // namespace
 
-bool isWorthRemembering(const StorageValue& value) {
+bool fitsCache(const StorageValue& value) {
   return value.nbytes() <= kMostBytes;
 }
 
-void rememberComputed(const StorageValue& value, c10::Storage storage) {
+void cacheComputed(const StorageValue& value, c10::Storage storage) {
   const std::size_t nbytes = storage.nbytes();
   value.setComputed(std::make_shared<StorageValue>(std::move(storage)));
-  remembered().add(value, nbytes);
+  computedCache().add(value, nbytes);
 }
 
 }  // namespace torchext

@@ -20,10 +20,10 @@
 namespace torchext {
 
 // Returns false for values that are too large for the cache.
-bool isWorthRemembering(const StorageValue& value);
+bool fitsCache(const StorageValue& value);
 
 // Caches the bytes of `storage`, which must not be written again, as those of `value`. The caller holds the lock of
 // replays.
-void rememberComputed(const StorageValue& value, c10::Storage storage);
+void cacheComputed(const StorageValue& value, c10::Storage storage);
 
 }  // namespace torchext

@@ -67,9 +67,9 @@ Digest digestOfBytes(const std::uint8_t* bytes, std::size_t count) {
 
 // Starting a thread takes less time than reading a few chunks.
 std::size_t threadsFor(std::size_t chunks) {
-  constexpr std::size_t kWorthAThread = 4;
+  constexpr std::size_t kMinChunksPerThread = 4;
   const auto most = static_cast<std::size_t>(at::in_parallel_region() ? 1 : at::get_num_threads());
-  return std::clamp<std::size_t>(chunks / kWorthAThread, 1, most);
+  return std::clamp<std::size_t>(chunks / kMinChunksPerThread, 1, most);
 }
 
 // Splits the elements of a tensor into contiguous memory.

@@ -53,7 +53,7 @@ class SharedCopies {
   // memory takes locks for that.
   std::vector<Storage> storagesWith(std::uint64_t key);
   void add(std::uint64_t key, const Storage& copy);
-  void forgetTheFreed();
+  void dropFreed();
 
   std::unordered_multimap<std::uint64_t, WeakStorage> copies_;
   // The number of entries above which entries of freed storages are dropped.
@@ -93,11 +93,11 @@ std::vector<Storage> SharedCopies::storagesWith(std::uint64_t key) {
 
 void SharedCopies::add(std::uint64_t key, const Storage& copy) {
   const Locked lock{LockRank::kSharedCopies};
-  forgetTheFreed();
+  dropFreed();
   copies_.emplace(key, copy.getWeakStorageImpl());
 }
 
-void SharedCopies::forgetTheFreed() {
+void SharedCopies::dropFreed() {
   if (copies_.size() < limit_) {
     return;
   }

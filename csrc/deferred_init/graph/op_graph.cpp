@@ -143,9 +143,9 @@ Tensor Geometry::makeTensor(Storage storage) const {
 }
 
 Storage makeStorage(std::size_t nbytes, c10::Device device, bool is_pinned) {
-  constexpr std::size_t kWorthKeeping = std::size_t{64} << 10U;
+  constexpr std::size_t kMinRecycledBytes = std::size_t{64} << 10U;
   RecycledMemory* recycled = RecycledMemory::current();
-  if (recycled != nullptr && nbytes >= kWorthKeeping && device.is_cpu() && !is_pinned) {
+  if (recycled != nullptr && nbytes >= kMinRecycledBytes && device.is_cpu() && !is_pinned) {
     return recycled->makeStorage(nbytes);
   }
   const auto options = at::TensorOptions().dtype(c10::kByte).device(device).pinned_memory(is_pinned);

@@ -13,7 +13,7 @@ namespace torchext {
 namespace {
 
 // Parts of smaller storages are not computed separately.
-constexpr std::size_t kWorthAThought = 1024;  // bytes
+constexpr std::size_t kMinBytesForParts = 1024;  // bytes
 
 // Returns true if the tensor shows at most three quarters of the storage.
 bool isMuchSmaller(const Geometry& geometry, std::size_t nbytes) {
@@ -26,7 +26,7 @@ bool isMuchSmaller(const Geometry& geometry, std::size_t nbytes) {
 
 bool readsPart(const LiveOperator& live, std::size_t tensor) {
   const LiveValue& argument = live.arguments[tensor];
-  return argument.hasWriter() && argument.value->nbytes() >= kWorthAThought &&
+  return argument.hasWriter() && argument.value->nbytes() >= kMinBytesForParts &&
          isMuchSmaller(live.node->tensors()[tensor].geometry, argument.value->nbytes()) &&
          live.node->writtenTo(tensor) == nullptr;
 }
@@ -104,15 +104,15 @@ class RequestedBoxes {
 // backward pass propagates the demands.
 class DemandPass {
  public:
-  explicit DemandPass(const LiveGraph& graph) : graph_{graph}, chain_of_{graph}, asked_{graph} {}
+  explicit DemandPass(const LiveGraph& graph) : graph_{graph}, chain_of_{graph}, requested_{graph} {}
 
   std::vector<Demand> run() {
     for (const LiveOperator& live : graph_.operators) {
-      look(live);
+      addToChains(live);
     }
     makeGrids();
     for (const LiveValue& value : graph_.wanted) {
-      askForAll(value);
+      requestAll(value);
     }
     std::vector<Demand> demands(graph_.operators.size());
     for (auto live = graph_.operators.rbegin(); live != graph_.operators.rend(); ++live) {
@@ -137,7 +137,7 @@ class DemandPass {
     std::shared_ptr<const Grid> grid;
   };
 
-  void look(const LiveOperator& live);
+  void addToChains(const LiveOperator& live);
   std::size_t chainOfOutput(const LiveOperator& live, const WrittenStorage& written);
   void makeGrids();
 
@@ -147,26 +147,26 @@ class DemandPass {
   const Grid& gridOf(const LiveValue& value) const {
     return *chains_[chain_of_.of(value)].grid;
   }
-  void ask(const LiveValue& value, const std::optional<Box>& box);
-  void askForAll(const LiveValue& value);
+  void request(const LiveValue& value, const std::optional<Box>& box);
+  void requestAll(const LiveValue& value);
   std::optional<RequestedParts> partsOf(const LiveOperator& live, std::size_t output) const;
 
-  bool isAskedFor(const LiveOperator& live) const;
+  bool isRequested(const LiveOperator& live) const;
   void visit(const LiveOperator& live, PartRule rule);
   void visitOutput(const LiveOperator& live, std::size_t output, PartRule rule);
-  void askForTensor(const LiveOperator& live, std::size_t tensor, PartRule rule);
+  void requestTensor(const LiveOperator& live, std::size_t tensor, PartRule rule);
   Box widenedForPart(const LiveOperator& live, Box box, PartRule rule);
   void widenForAll(const LiveOperator& live, std::size_t output, PartRule rule);
 
   const LiveGraph& graph_;
   std::vector<Chain> chains_;
-  OfOutputs<std::size_t> chain_of_;
-  OfOutputs<RequestedBoxes> asked_;
+  PerOutput<std::size_t> chain_of_;
+  PerOutput<RequestedBoxes> requested_;
 };
 
 // ---- Forward ----
 
-void DemandPass::look(const LiveOperator& live) {
+void DemandPass::addToChains(const LiveOperator& live) {
   const OpNode& node = *live.node;
   for (const auto i : c10::irange(node.written().size())) {
     chain_of_.of(live.place)[i] = chainOfOutput(live, node.written()[i]);
@@ -219,46 +219,47 @@ void DemandPass::makeGrids() {
 
 // ---- Back ----
 
-void DemandPass::ask(const LiveValue& value, const std::optional<Box>& box) {
+void DemandPass::request(const LiveValue& value, const std::optional<Box>& box) {
   if (!value.hasWriter() || !box) {
     return;
   }
-  asked_.of(value).add(value.value->isPinned() ? box->grid().whole() : *box);
+  requested_.of(value).add(value.value->isPinned() ? box->grid().whole() : *box);
 }
 
-void DemandPass::askForAll(const LiveValue& value) {
+void DemandPass::requestAll(const LiveValue& value) {
   if (value.hasWriter()) {
-    ask(value, gridOf(value).whole());
+    request(value, gridOf(value).whole());
   }
 }
 
 // Call it after all readers have been visited.
 std::optional<RequestedParts> DemandPass::partsOf(const LiveOperator& live, std::size_t output) const {
-  const RequestedBoxes& asked = asked_.of(live.place)[output];
-  return asked.isAll() ? std::nullopt
-                       : std::optional{RequestedParts{asked.boxes(), chains_[chain_of_.of(live.place)[output]].device}};
+  const RequestedBoxes& requested = requested_.of(live.place)[output];
+  return requested.isAll()
+             ? std::nullopt
+             : std::optional{RequestedParts{requested.boxes(), chains_[chain_of_.of(live.place)[output]].device}};
 }
 
 // Returns false if only tensors without elements show the outputs.
-bool DemandPass::isAskedFor(const LiveOperator& live) const {
-  const std::vector<RequestedBoxes>& outputs = asked_.of(live.place);
+bool DemandPass::isRequested(const LiveOperator& live) const {
+  const std::vector<RequestedBoxes>& outputs = requested_.of(live.place);
   return std::any_of(outputs.begin(), outputs.end(),
-                     [](const RequestedBoxes& asked) { return !asked.boxes().empty(); });
+                     [](const RequestedBoxes& requested) { return !requested.boxes().empty(); });
 }
 
 void DemandPass::visit(const LiveOperator& live, PartRule rule) {
   const OpNode& node = *live.node;
-  if (!isAskedFor(live)) {
+  if (!isRequested(live)) {
     return;
   }
   for (const auto i : c10::irange(node.written().size())) {
     visitOutput(live, i, rule);
   }
   // Operators that run for parts have already requested their inputs.
-  const bool is_partial = isForParts(rule) && !asked_.of(live.place).front().isAll();
+  const bool is_partial = isForParts(rule) && !requested_.of(live.place).front().isAll();
   for (const auto i : c10::irange(node.tensors().size())) {
     if (!is_partial && node.writtenTo(i) == nullptr) {
-      askForTensor(live, i, rule);
+      requestTensor(live, i, rule);
     }
   }
 }
@@ -266,14 +267,14 @@ void DemandPass::visit(const LiveOperator& live, PartRule rule) {
 void DemandPass::visitOutput(const LiveOperator& live, std::size_t output, PartRule rule) {
   const OpNode& node = *live.node;
   const WrittenStorage& written = node.written()[output];
-  RequestedBoxes& asked = asked_.of(live.place)[output];
+  RequestedBoxes& requested = requested_.of(live.place)[output];
   if (written.was_resized || (!written.is_argument && !isForParts(rule))) {
-    asked.add(gridOf(live, output).whole());
+    requested.add(gridOf(live, output).whole());
   } else if (!isForParts(rule)) {
     widenForAll(live, output, rule);
   } else {
     RequestedBoxes widened;
-    for (const Box& box : asked.boxes()) {
+    for (const Box& box : requested.boxes()) {
       widened.add(box);
     }
     // A widened box may contain others, or be most of the storage.
@@ -287,15 +288,15 @@ void DemandPass::visitOutput(const LiveOperator& live, std::size_t output, PartR
         }
       }
     }
-    asked = std::move(widened);
+    requested = std::move(widened);
   }
   const LiveValue before = written.is_argument ? live.arguments[written.position] : LiveValue{};
   if (written.was_resized) {
-    askForAll(before);
+    requestAll(before);
     return;
   }
-  for (const Box& box : asked.boxes()) {
-    ask(before, box);
+  for (const Box& box : requested.boxes()) {
+    request(before, box);
   }
 }
 
@@ -305,7 +306,7 @@ Box DemandPass::widenedForPart(const LiveOperator& live, Box box, PartRule rule)
   if (rule == PartRule::kRandomFill) {
     return box.withWholeElements(writtenGeometry(node).dtype.itemsize());
   }
-  const auto ranges = box.take(writtenGeometry(node));
+  const auto ranges = box.widenToElementsOf(writtenGeometry(node));
   if (!ranges) {
     return box;
   }
@@ -313,7 +314,7 @@ Box DemandPass::widenedForPart(const LiveOperator& live, Box box, PartRule rule)
   for (const auto i : c10::irange(reads.size())) {
     const LiveValue& value = live.arguments[i];
     if (value.hasWriter() && reads[i] && node.writtenTo(i) == nullptr) {
-      ask(value, gridOf(value).boxOf(narrowed(node.tensors()[i].geometry, *reads[i])));
+      request(value, gridOf(value).boxOf(narrowed(node.tensors()[i].geometry, *reads[i])));
     }
   }
   return box;
@@ -342,26 +343,26 @@ void DemandPass::widenForAll(const LiveOperator& live, std::size_t output, PartR
     touched = grid.whole();
   }
   if (touched) {
-    RequestedBoxes& asked = asked_.of(live.place)[output];
-    Box box = asked.addWithAll(*touched);
+    RequestedBoxes& requested = requested_.of(live.place)[output];
+    Box box = requested.addWithAll(*touched);
     while (rule != PartRule::kAnyLayout && !box.contains(box.keepingStrides())) {
-      box = asked.addWithAll(box.keepingStrides());
+      box = requested.addWithAll(box.keepingStrides());
     }
   }
 }
 
-void DemandPass::askForTensor(const LiveOperator& live, std::size_t tensor, PartRule rule) {
+void DemandPass::requestTensor(const LiveOperator& live, std::size_t tensor, PartRule rule) {
   const LiveValue& value = live.arguments[tensor];
   if (!value.hasWriter()) {
     return;
   }
   if (reachesBeyondElements(live.node->op())) {
-    askForAll(value);
+    requestAll(value);
     return;
   }
   const auto box = gridOf(value).boxOf(live.node->tensors()[tensor].geometry);
   if (box) {
-    ask(value, rule == PartRule::kNone ? box->keepingStrides() : *box);
+    request(value, rule == PartRule::kNone ? box->keepingStrides() : *box);
   }
 }
 

@@ -99,7 +99,7 @@ Tensor stretchOf(const c10::Storage& storage, const Geometry& geometry, std::int
 }  // namespace
 
 bool mayHaveSteps(const OpNode& fill) {
-  constexpr std::int64_t kWorthIt = 65536;  // elements; smaller fills stay in the cache anyway
+  constexpr std::int64_t kMinElements = 65536;  // elements; smaller fills stay in the cache anyway
   if (!fill.tape() || !distributionOf(fill.op()) || fill.written().size() != 1) {
     return false;
   }
@@ -108,7 +108,7 @@ bool mayHaveSteps(const OpNode& fill) {
     return !value.isDouble() || std::isfinite(inSinglePrecision(value.toDouble()));
   };
   return filled.value != nullptr && filled.value->device().is_cpu() && filled.geometry.isContiguous() &&
-         c10::multiply_integers(filled.geometry.sizes) >= kWorthIt &&
+         c10::multiply_integers(filled.geometry.sizes) >= kMinElements &&
          std::all_of(fill.arguments().begin(), fill.arguments().end(), is_finite);
 }
 

@@ -266,7 +266,7 @@ std::optional<IndexRanges> Box::elementsOf(const Geometry& geometry) const {
   return elements;
 }
 
-std::optional<IndexRanges> Box::take(const Geometry& geometry) {
+std::optional<IndexRanges> Box::widenToElementsOf(const Geometry& geometry) {
   if (!geometry.hasElements()) {
     return std::nullopt;
   }

@@ -38,22 +38,22 @@ class LivenessPass {
   };
 
   // The demand on an operator that has not been visited yet.
-  struct Demanded {
+  struct DemandedOperator {
     const OpNode* node = nullptr;
     std::vector<Output> outputs;
   };
 
   void demand(const StorageValue& value, const ByteSet& bytes);
   static bool isWhole(const Output& output);
-  bool passesOn(const Demanded& demanded, const std::vector<Footprint>& footprints);
-  void runs(const Demanded& demanded, const std::vector<Footprint>& footprints);
+  bool forwardsDemand(const DemandedOperator& demanded, const std::vector<Footprint>& footprints);
+  void addOperator(const DemandedOperator& demanded, const std::vector<Footprint>& footprints);
   bool isComputed(const StorageValue& value) const {
     return uses_computed_ && value.computed() != nullptr;
   }
-  LiveValue actual(const StorageValue* value);
+  LiveValue resolved(const StorageValue* value);
 
   const bool uses_computed_;
-  std::map<std::uint64_t, Demanded> open_;
+  std::map<std::uint64_t, DemandedOperator> open_;
   // Values whose live bytes are those of an earlier value.
   std::unordered_map<Key, const StorageValue*, c10::hash<Key>> earlier_;
   LiveGraph graph_;
@@ -66,21 +66,21 @@ LiveGraph LivenessPass::run(const std::vector<StorageValuePtr>& wanted) {
     demand(*value, wholeOf(*value));
   }
   while (!open_.empty()) {
-    const Demanded demanded = std::move(std::prev(open_.end())->second);
+    const DemandedOperator demanded = std::move(std::prev(open_.end())->second);
     open_.erase(std::prev(open_.end()));
     const std::vector<Footprint> footprints = footprintsOf(*demanded.node);
-    if (!passesOn(demanded, footprints)) {
-      runs(demanded, footprints);
+    if (!forwardsDemand(demanded, footprints)) {
+      addOperator(demanded, footprints);
     }
   }
   std::reverse(graph_.operators.begin(), graph_.operators.end());
   for (LiveOperator& live : graph_.operators) {
     for (LiveValue& argument : live.arguments) {
-      argument = actual(argument.value);
+      argument = resolved(argument.value);
     }
   }
   for (const StorageValuePtr& value : wanted) {
-    graph_.wanted.push_back(actual(value.get()));
+    graph_.wanted.push_back(resolved(value.get()));
   }
   return std::move(graph_);
 }
@@ -88,20 +88,20 @@ LiveGraph LivenessPass::run(const std::vector<StorageValuePtr>& wanted) {
 // If many operators each cut bytes out of a set, it has many runs, and every earlier operator processes them all. Above
 // a limit of work, all bytes are demanded: running a dead operator is harmless.
 void LivenessPass::demand(const StorageValue& value, const ByteSet& bytes) {
-  constexpr std::size_t kPatience = 20'000'000;
+  constexpr std::size_t kMaxWork = 20'000'000;
   constexpr std::size_t kFewRuns = 64;
   const OpNode* node = value.writer().get();
   if (node == nullptr || isComputed(value)) {
     return;
   }
-  Demanded& demanded = open_[node->number()];
+  DemandedOperator& demanded = open_[node->number()];
   demanded.node = node;
   demanded.outputs.resize(node->written().size());
   Output& output = demanded.outputs[value.output()];
   output.value = &value;
   output.bytes.add(bytes);
   work_ += output.bytes.countRuns();
-  if (work_ > kPatience && output.bytes.countRuns() > kFewRuns) {
+  if (work_ > kMaxWork && output.bytes.countRuns() > kFewRuns) {
     output.bytes = wholeOf(value);
   }
 }
@@ -117,7 +117,7 @@ bool LivenessPass::isWhole(const Output& output) {
 
 // Returns true if none of the bytes that the operator itself wrote are alive. Then forwards the demand to the value
 // before.
-bool LivenessPass::passesOn(const Demanded& demanded, const std::vector<Footprint>& footprints) {
+bool LivenessPass::forwardsDemand(const DemandedOperator& demanded, const std::vector<Footprint>& footprints) {
   const OpNode& node = *demanded.node;
   const auto isUntouched = [&](const Output& output, const StorageValue& before) {
     for (const auto i : c10::irange(node.tensors().size())) {
@@ -152,7 +152,7 @@ bool LivenessPass::passesOn(const Demanded& demanded, const std::vector<Footprin
   return true;
 }
 
-void LivenessPass::runs(const Demanded& demanded, const std::vector<Footprint>& footprints) {
+void LivenessPass::addOperator(const DemandedOperator& demanded, const std::vector<Footprint>& footprints) {
   const OpNode& node = *demanded.node;
   struct Bytes {
     ByteSet read;
@@ -195,7 +195,7 @@ void LivenessPass::runs(const Demanded& demanded, const std::vector<Footprint>& 
   graph_.operators.push_back(std::move(live));
 }
 
-LiveValue LivenessPass::actual(const StorageValue* value) {
+LiveValue LivenessPass::resolved(const StorageValue* value) {
   while (value != nullptr && !isComputed(*value)) {
     const auto found = earlier_.find(keyOf(*value));
     if (found == earlier_.end()) {

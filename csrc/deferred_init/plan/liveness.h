@@ -59,9 +59,9 @@ struct LiveGraph {
 
 // A `T` for each value that the operators of a graph write.
 template <typename T>
-class OfOutputs {
+class PerOutput {
  public:
-  explicit OfOutputs(const LiveGraph& graph) {
+  explicit PerOutput(const LiveGraph& graph) {
     all_.reserve(graph.operators.size());
     for (const LiveOperator& live : graph.operators) {
       all_.emplace_back(live.node->written().size());

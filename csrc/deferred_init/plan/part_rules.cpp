@@ -209,8 +209,8 @@ bool isRandomFill(const OpNode& node) {
   if (!geometry.isContiguous()) {
     return false;
   }
-  const AskedFill asked = askedFillOf(node, start->mark().engine);
-  return asked.random || asked.truncated;
+  const RequestedFill fill = requestedFillOf(node, start->mark().engine);
+  return fill.random || fill.truncated;
 }
 
 // ---- Reads ----
@@ -294,17 +294,17 @@ std::optional<Piece> pieceOfPadding(const OpNode& node, const IndexRanges& range
 
 // A fill of complex values draws like a real tensor of twice the elements. PyTorch's kernel splits it internally, so it
 // has no rule here.
-AskedFill askedFillOf(const OpNode& node, const at::mt19937_data_pod& engine) {
+RequestedFill requestedFillOf(const OpNode& node, const at::mt19937_data_pod& engine) {
   const TensorArgument& filled = node.tensors().front();
   const std::int64_t count = c10::multiply_integers(filled.geometry.sizes);
   const c10::ScalarType dtype = dtypeOf(filled.geometry);
   if (const auto distribution = distributionOf(node.op())) {
     const RandomFill fill{*distribution, dtype, node.arguments()[1].toDouble(), node.arguments()[2].toDouble()};
-    return canFillParts(fill, count, engine) ? AskedFill{fill, std::nullopt} : AskedFill{};
+    return canFillParts(fill, count, engine) ? RequestedFill{fill, std::nullopt} : RequestedFill{};
   }
   if (const auto truncated = TruncatedNormals::of(node.op(), dtype, node.arguments())) {
     const auto fill = truncated->asFill();
-    return fill && canFillParts(*fill, count, engine) ? AskedFill{std::nullopt, fill} : AskedFill{};
+    return fill && canFillParts(*fill, count, engine) ? RequestedFill{std::nullopt, fill} : RequestedFill{};
   }
   return {};
 }

@@ -66,11 +66,11 @@ std::vector<std::optional<Piece>> piecesOf(const OpNode& node, PartRule rule, co
 
 // The random fill of contiguous CPU memory that a call requests: one of the two, or neither if a part cannot be
 // computed with the bits of the whole from the state of the generator at its beginning.
-struct AskedFill {
+struct RequestedFill {
   std::optional<RandomFill> random;
   std::optional<TruncatedFill> truncated;
 };
-AskedFill askedFillOf(const OpNode& node, const at::mt19937_data_pod& engine);
+RequestedFill requestedFillOf(const OpNode& node, const at::mt19937_data_pod& engine);
 
 // Returns the number that a factory such as `zeros` and `full_like` fills a tensor with; nothing for other calls.
 std::optional<c10::Scalar> constantOf(const OpNode& node);

@@ -64,8 +64,8 @@ std::size_t bytesOfUnreadArguments(const PlannedOperator& planned) {
 
 }  // namespace
 
-bool isToBeRemembered(const StorageValue& value) {
-  return value.isCurrent() && isWorthRemembering(value);
+bool shouldCache(const StorageValue& value) {
+  return value.isCurrent() && fitsCache(value);
 }
 
 double PlannedOperator::share() const {
@@ -75,19 +75,19 @@ double PlannedOperator::share() const {
   if (way != Way::kParts) {
     return 1;
   }
-  std::size_t asked = 0;
+  std::size_t computed = 0;
   std::size_t whole = 1;
   for (const Box& box : writes.front().parts->boxes) {
-    asked += box.nbytes();
+    computed += box.nbytes();
     whole = box.grid().storageBytes();
   }
-  return std::min(1.0, static_cast<double>(asked) / static_cast<double>(whole));
+  return std::min(1.0, static_cast<double>(computed) / static_cast<double>(whole));
 }
 
-ReplayPlan::ReplayPlan(std::vector<StorageValuePtr> wanted, Memory memory)
-    : asked_{std::move(wanted)},
-      memory_{memory},
-      graph_{liveGraph(asked_, memory != Memory::kNone)},
+ReplayPlan::ReplayPlan(std::vector<StorageValuePtr> wanted, CacheUse cache)
+    : requested_{std::move(wanted)},
+      cache_{cache},
+      graph_{liveGraph(requested_, cache != CacheUse::kNone)},
       as_recorded_(graph_.operators.size(), false) {
   plan();
 }
@@ -161,8 +161,8 @@ void ReplayPlan::countReads() {
       read.reads += 1;
       read.last_use = planned.place;
       read.value = argument.value;
-      read.is_remembered = read.is_remembered || (memory_ == Memory::kRemembers && read.is_whole && !read.is_wanted &&
-                                                  isToBeRemembered(*argument.value));
+      read.is_cached = read.is_cached || (cache_ == CacheUse::kReadsAndWrites && read.is_whole && !read.is_wanted &&
+                                          shouldCache(*argument.value));
     }
   }
   for (const PlannedOperator& planned : operators_) {
@@ -419,7 +419,8 @@ void checkParts(const ReplayPlan& plan, const PlannedOperator& planned) {
   TORCH_INTERNAL_ASSERT(planned.writes.size() == 1 && isForParts(planned.rule), node.op().operator_name(),
                         " cannot be run for a part.");
   for (Box box : planned.writes.front().parts->boxes) {
-    const auto ranges = planned.rule == PartRule::kRandomFill ? std::nullopt : box.take(writtenGeometry(node));
+    const auto ranges =
+        planned.rule == PartRule::kRandomFill ? std::nullopt : box.widenToElementsOf(writtenGeometry(node));
     const auto reads = ranges ? readsForPart(node, planned.rule, *ranges) : std::vector<std::optional<IndexRanges>>{};
     for (const auto i : c10::irange(reads.size())) {
       TORCH_INTERNAL_ASSERT(!reads[i] || !planned.reads[i].hasWriter() ||

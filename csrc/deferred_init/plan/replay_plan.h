@@ -55,7 +55,7 @@ struct PlannedValue {
   bool is_whole = true;
   bool is_wanted = false;
   // True if it is kept for other replays: NOTE [Computed values].
-  bool is_remembered = false;
+  bool is_cached = false;
   // The number of arguments of planned operators that read it.
   std::size_t reads = 0;
   // The last operator that needs it: its last reader, or its writer if it has no reader.
@@ -70,7 +70,7 @@ struct PlannedValue {
 
   // Returns true if it is needed after all operators have run.
   bool isKept() const noexcept {
-    return is_wanted || is_remembered;
+    return is_wanted || is_cached;
   }
 };
 
@@ -93,17 +93,17 @@ struct PlannedOperator {
 };
 
 // How a replay uses values that other replays also need: NOTE [Computed values].
-enum class Memory : std::uint8_t {
-  kNone,      // run all operators
-  kUses,      // start from cached values
-  kRemembers  // and cache the values that it computes
+enum class CacheUse : std::uint8_t {
+  kNone,           // run all operators
+  kReads,          // start from cached values
+  kReadsAndWrites  // and cache the values that it computes
 };
 
 // Immutable. Keeps the planned graph alive. Make, use and drop it with the lock `kReplay` held.
 class ReplayPlan {
  public:
   // Takes the time of `liveGraph()`, and a few hundred nanoseconds for each operator.
-  explicit ReplayPlan(std::vector<StorageValuePtr> wanted, Memory memory = Memory::kNone);
+  explicit ReplayPlan(std::vector<StorageValuePtr> wanted, CacheUse cache = CacheUse::kNone);
 
   // The operators in execution order.
   const std::vector<PlannedOperator>& operators() const noexcept {
@@ -151,8 +151,8 @@ class ReplayPlan {
   template <typename IsCounted>
   std::size_t peakOf(const IsCounted& is_counted) const;
 
-  std::vector<StorageValuePtr> asked_;
-  Memory memory_;
+  std::vector<StorageValuePtr> requested_;
+  CacheUse cache_;
   LiveGraph graph_;
   // By place: true for operators that must run as recorded.
   std::vector<bool> as_recorded_;
@@ -160,7 +160,7 @@ class ReplayPlan {
 };
 
 // Returns true if `value` may be read again, because a tensor shows it, and is small enough for the cache.
-bool isToBeRemembered(const StorageValue& value);
+bool shouldCache(const StorageValue& value);
 
 // Raises an internal error for an inconsistent plan: reads beyond a storage, before a write or after a drop; parts that
 // are read but not computed; memory that two values claim; a value that is dropped twice, or never. With the

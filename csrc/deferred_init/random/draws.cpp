@@ -73,8 +73,8 @@ struct Trial {
 // Counts the draws that `op` takes to fill `numel` elements of `dtype`. A trial costs more than all other recording,
 // and a model repeats its layers, so the last results are cached.
 std::uint64_t countByTrial(const OperatorHandle& op, const Stack& stack, int64_t numel, c10::ScalarType dtype) {
-  constexpr std::size_t kRemembered = 16;
-  thread_local std::array<Trial, kRemembered> trials{};
+  constexpr std::size_t kCachedTrials = 16;
+  thread_local std::array<Trial, kCachedTrials> trials{};
   thread_local std::size_t next = 0;
   const auto& schema = op.schema();
   const std::size_t self = stack.size() - schema.arguments().size();
@@ -87,7 +87,7 @@ std::uint64_t countByTrial(const OperatorHandle& op, const Stack& stack, int64_t
   }
   const std::uint64_t draws = tryOut(op, stack, numel, dtype);
   trials[next] = Trial{&schema, numel, dtype, numbers.vec(), draws};
-  next = (next + 1) % kRemembered;
+  next = (next + 1) % kCachedTrials;
   return draws;
 }
 

@@ -55,11 +55,11 @@ class PhiloxPosition final : public TapePosition {
 
   std::string identity(TapeReader& /*reader*/) const override {
     const bool depends_on_gpu = elements_ > gpu_.wave();
-    const auto ifItDoes = [depends_on_gpu](int number) {
+    const auto ifDependent = [depends_on_gpu](int number) {
       return depends_on_gpu ? static_cast<std::uint64_t>(number) : 0;
     };
-    const std::array<std::uint64_t, 4> numbers{seed_, offset_, ifItDoes(gpu_.multiprocessors),
-                                               ifItDoes(gpu_.threads_per_multiprocessor)};
+    const std::array<std::uint64_t, 4> numbers{seed_, offset_, ifDependent(gpu_.multiprocessors),
+                                               ifDependent(gpu_.threads_per_multiprocessor)};
     std::string bytes(sizeof(numbers), '\0');
     std::memcpy(bytes.data(), numbers.data(), sizeof(numbers));
     return bytes;

@@ -17,14 +17,14 @@ namespace torchext {
 class TruncatedNormals {
  public:
   // The arguments of `torch.nn.init.trunc_normal_`, except for the tensor.
-  struct Question {
+  struct Parameters {
     c10::ScalarType dtype;
     double mean;
     double std;
     double a;
     double b;
 
-    bool operator==(const Question& other) const;
+    bool operator==(const Parameters& other) const;
   };
 
   // Returns null if `op` is another operator. The arguments are on top of `stack`.
@@ -49,14 +49,14 @@ class TruncatedNormals {
   std::optional<std::uint64_t> countDraws(std::int64_t count, const at::Generator& generator) const;
 
  private:
-  TruncatedNormals(const c10::OperatorHandle& op, const Question& question) : op_{op}, question_{question} {}
+  TruncatedNormals(const c10::OperatorHandle& op, const Parameters& parameters) : op_{op}, parameters_{parameters} {}
 
   bool isExact() const;
-  bool agrees(const Question& question) const;
+  bool agrees(const Parameters& parameters) const;
   bool agreesAtBounds() const;
 
   const c10::OperatorHandle& op_;
-  Question question_;
+  Parameters parameters_;
 };
 
 }  // namespace torchext

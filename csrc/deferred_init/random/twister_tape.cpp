@@ -65,28 +65,29 @@ std::uint64_t nextTape() {
 
 // Where this thread last left the engine of a generator. If the next operator finds the engine in this state, it is on
 // the same tape. If the generator was moved or seeded in between, a new tape begins.
-struct LastSeen {
+struct LastPosition {
   std::shared_ptr<const TapeMark> mark;
   std::uint64_t draws = 0;
   at::mt19937_data_pod engine{};
 };
 
-thread_local LastSeen last_seen;
+thread_local LastPosition last_position;
 
 std::shared_ptr<TwisterPosition> positionLocked(CPUGeneratorImpl& impl) {
   const at::mt19937_data_pod engine = engineOf(impl);
-  if (last_seen.mark == nullptr || !areSame(last_seen.engine, engine)) {
-    last_seen = {std::make_shared<const TapeMark>(TapeMark{nextTape(), 0, engine}), 0, engine};
-  } else if (last_seen.draws - last_seen.mark->draws >= kDrawsBetweenMarks) {
-    last_seen.mark = std::make_shared<const TapeMark>(TapeMark{last_seen.mark->tape, last_seen.draws, engine});
+  if (last_position.mark == nullptr || !areSame(last_position.engine, engine)) {
+    last_position = {std::make_shared<const TapeMark>(TapeMark{nextTape(), 0, engine}), 0, engine};
+  } else if (last_position.draws - last_position.mark->draws >= kDrawsBetweenMarks) {
+    last_position.mark =
+        std::make_shared<const TapeMark>(TapeMark{last_position.mark->tape, last_position.draws, engine});
   }
-  return std::make_shared<TwisterPosition>(last_seen.mark, last_seen.draws, keptNormals(impl));
+  return std::make_shared<TwisterPosition>(last_position.mark, last_position.draws, keptNormals(impl));
 }
 
 // Call it after the generator has moved by `draws` from the last position.
-void sawMove(CPUGeneratorImpl& impl, std::uint64_t draws) {
-  last_seen.draws += draws;
-  last_seen.engine = engineOf(impl);
+void recordMove(CPUGeneratorImpl& impl, std::uint64_t draws) {
+  last_position.draws += draws;
+  last_position.engine = engineOf(impl);
 }
 
 // Continuing where an operator ended costs nothing. There are several generators, because the draws of one tensor come
@@ -216,7 +217,7 @@ TapePositionPtr takeDraws(Generator generator, std::uint64_t draws) {
   const auto position = positionLocked(impl);
   position->setLength(draws);
   skipLocked(impl, draws);
-  sawMove(impl, draws);
+  recordMove(impl, draws);
   return position;
 }
 
@@ -236,7 +237,7 @@ TapePositionPtr takeNormals(Generator generator, std::uint64_t count) {
     const at::normal_distribution<double> normal(0, 1);
     normal(&impl);  // keeps the second value of the pair
   }
-  sawMove(impl, draws);
+  recordMove(impl, draws);
   return position;
 }
 

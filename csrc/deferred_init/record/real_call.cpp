@@ -70,7 +70,7 @@ RealArguments::RealArguments(const Stack& stack, std::size_t count, bool keep_sm
     }
   };
   forEachTensor(stack, count, collect);
-  const std::vector<Storage> storages = computeValues(values, keep_small, Memory::kRemembers);
+  const std::vector<Storage> storages = computeValues(values, keep_small, CacheUse::kReadsAndWrites);
   for (const auto i : c10::irange(entries_.size())) {
     // The tensor's kind, not the current mode, determines whether its versions are counted and writes are refused.
     const c10::InferenceMode mode{entries_[i].original.is_inference()};
@@ -133,7 +133,7 @@ bool showsOneOf(const Tensor& tensor, const Stack& values) {
 
 // The memory of a file (`torch.from_file()`) has no allocator. Other processes may map it, so the tensor stays real.
 // The caller owns the results of a custom operator.
-bool isMemoryOfOthers(const OperatorHandle& op, const Tensor& result) {
+bool isExternalMemory(const OperatorHandle& op, const Tensor& result) {
   return namespaceOf(op.operator_name()) == "aten" && result.storage().allocator() == nullptr;
 }
 
@@ -154,7 +154,7 @@ std::vector<Tensor> scratchTensors(const OpNode& node) {
       values.push_back(arguments[i].value);
     }
   }
-  const std::vector<Storage> storages = computeValues(values, /*keep_small=*/false, Memory::kRemembers);
+  const std::vector<Storage> storages = computeValues(values, /*keep_small=*/false, CacheUse::kReadsAndWrites);
   const RealDispatch guard;
   std::vector<Tensor> tensors;
   for (const auto i : c10::irange(arguments.size())) {
@@ -200,7 +200,7 @@ void callForReal(const OperatorHandle& op, DispatchKeySet keys, Stack& stack) {
       if (Tensor original = arguments.originalOf(result); original.defined()) {
         return original;
       }
-      if (!isPlain(result) || isMemoryOfOthers(op, result)) {
+      if (!isPlain(result) || isExternalMemory(op, result)) {
         return result;
       }
       if (arguments.holds(result.storage())) {

@@ -50,7 +50,7 @@ constexpr DispatchKeySet kFake{DispatchKey::Fake};
 const DispatchKeySet kBelowDeferredInit{DispatchKeySet::FULL_AFTER, DispatchKey::DeferredInit};
 
 // A storage that the call is about to write, and its previous state.
-struct AboutToWrite {
+struct PendingWrite {
   std::uint32_t position;  // of its tensor among the tensor arguments
   Tensor tensor;
   c10::Storage storage;
@@ -72,7 +72,7 @@ bool isRaisedAfterWriting(const c10::Error& error) {
 // Only a program that updates a deferred tensor in every step reaches this number. Loops over the rows of a parameter
 // write other elements each time, constructors may write any number of times, and small values restart the count when
 // read.
-constexpr std::uint32_t kEndlessRepeats = 300;
+constexpr std::uint32_t kRepeatsToWarn = 300;
 
 std::uint32_t repeatsAfterConstruction(const c10::Storage& storage, const Geometry& written) {
   if (c10::impl::tls_is_dispatch_key_included(DispatchKey::DeferredInit)) {
@@ -90,7 +90,7 @@ std::uint32_t repeatsAfterConstruction(const c10::Storage& storage, const Geomet
 
 void warnOfGrowth(const OperatorHandle& op) {
   TORCH_WARN(
-      "`", op.operator_name(), "` wrote a deferred tensor that has been written ", kEndlessRepeats,
+      "`", op.operator_name(), "` wrote a deferred tensor that has been written ", kRepeatsToWarn,
       " times since deferred_init, probably in every step of a loop. Each write is recorded, and all of them are "
       "replayed when a real tensor needs the value. Materialize the tensor before the loop: with its module or "
       "by materialize_tensor(); if it is the state of an optimizer, by materialize_module(module, optimizer).");
@@ -131,8 +131,8 @@ class RecordedCall {
  private:
   // Properties of the call.
   bool isPythonsFirst() const;
-  void lookAtArguments();
-  void lookAt(const Tensor& tensor, bool is_written);
+  void inspectArguments();
+  void inspectTensor(const Tensor& tensor, bool is_written);
   bool isAboutDeferred() const;
   bool isMadeByFakeTensorMode() const;
   bool isConstant() const;
@@ -154,17 +154,17 @@ class RecordedCall {
   void runAsFake();
   bool tryRunAsFake();
   void runWithoutRecording();
-  void runForRealAfterAll(const Stack& called);
+  void fallBackToRealRun(const Stack& called);
   void record();
 
   Stack arguments() const;
-  std::vector<AboutToWrite> writtenArguments() const;
+  std::vector<PendingWrite> writtenArguments() const;
   std::optional<at::Generator> generator() const;
   TapePositionPtr takeDraws(const OpNode& node, const at::Generator& generator, const Stack& called) const;
   void noteDraws(const std::shared_ptr<OpNode>& node,
                  const std::optional<at::Generator>& generator,
                  const Stack& called) const;
-  void noteWrittenArguments(const std::shared_ptr<OpNode>& node, const std::vector<AboutToWrite>& arguments) const;
+  void noteWrittenArguments(const std::shared_ptr<OpNode>& node, const std::vector<PendingWrite>& arguments) const;
   void noteResults(const std::shared_ptr<OpNode>& node) const;
 
   const OperatorHandle& op_;
@@ -223,7 +223,7 @@ RecorderOutcome RecordedCall::decideAboveAutograd() {
   if (compositeKernelOf(op_)) {
     return setsTensor() ? RecorderOutcome::kShows : RecorderOutcome::kDecomposes;
   }
-  lookAtArguments();
+  inspectArguments();
   if (isPythonsFirst()) {
     return RecorderOutcome::kPassesOn;
   }
@@ -244,7 +244,7 @@ RecorderOutcome RecordedCall::decideAboveAutograd() {
 }
 
 RecorderOutcome RecordedCall::decideBelowAutograd() {
-  lookAtArguments();
+  inspectArguments();
   switch (communicationOf(op_)) {
     case Communication::kNone:
       break;
@@ -274,18 +274,18 @@ bool RecordedCall::isPythonsFirst() const {
                          !c10::impl::tls_is_dispatch_key_excluded(DispatchKey::Python));
 }
 
-void RecordedCall::lookAtArguments() {
+void RecordedCall::inspectArguments() {
   for (const auto i : c10::irange(num_arguments_)) {
     const bool is_written = writesArgument(op_, stack_, i);
     forEachTensor(torch::jit::peek(stack_, i, num_arguments_),
-                  [&](const Tensor& tensor) { lookAt(tensor, is_written); });
+                  [&](const Tensor& tensor) { inspectTensor(tensor, is_written); });
   }
   if (has_deferred_ && has_foreign_fake_) {
     refuseToMixFakes(op_, topOf(stack_, num_arguments_));
   }
 }
 
-void RecordedCall::lookAt(const Tensor& tensor, bool is_written) {
+void RecordedCall::inspectTensor(const Tensor& tensor, bool is_written) {
   has_python_ = has_python_ || tensor.key_set().has(DispatchKey::Python);
   if (tensor.key_set().has(DispatchKey::Fake)) {
     dropStaleKeys(tensor);
@@ -337,7 +337,7 @@ bool RecordedCall::setsTensor() {
   if (op_.schema().name() != "aten::set_" || !torch::jit::peek(stack_, 1, num_arguments_).isTensor()) {
     return false;
   }
-  lookAtArguments();
+  inspectArguments();
   return showsDeferred();
 }
 
@@ -439,8 +439,8 @@ bool RecordedCall::tryRunAsFake() {
   } catch (const c10::NotImplementedError&) {
     return false;
   } catch (const std::exception& error) {
-    // Meta kernels of custom operators raise arbitrary errors: `torch.library.custom_op` always registers one, which
-    // requests `register_fake`. If the call itself is wrong, running it for real raises the error.
+    // Meta kernels of custom operators raise arbitrary errors: `torch.library.custom_op` always registers one, whose
+    // message refers to `register_fake`. If the call itself is wrong, running it for real raises the error.
     if (!isCustom(op_) || interpreter().isInterrupt(error)) {
       throw;
     }
@@ -456,11 +456,11 @@ void RecordedCall::runWithoutRecording() {
   }
   const Stack called = arguments();
   if (!tryRunAsFake()) {
-    runForRealAfterAll(called);
+    fallBackToRealRun(called);
   }
 }
 
-void RecordedCall::runForRealAfterAll(const Stack& called) {
+void RecordedCall::fallBackToRealRun(const Stack& called) {
   stack_.resize(bottom_);  // remove what the failed call has left
   stack_.insert(stack_.end(), called.begin(), called.end());
   runForReal();
@@ -468,13 +468,13 @@ void RecordedCall::runForRealAfterAll(const Stack& called) {
 
 void RecordedCall::record() {
   const std::optional<at::Generator> generator = this->generator();
-  const std::vector<AboutToWrite> written = writtenArguments();
+  const std::vector<PendingWrite> written = writtenArguments();
   // Both are taken before the call, which may change the metadata of its arguments.
   const auto node = std::make_shared<OpNode>(op_, stack_);
   const Stack called = arguments();
   try {
     if (!tryRunAsFake()) {
-      runForRealAfterAll(called);
+      fallBackToRealRun(called);
       return;
     }
   } catch (const c10::Error& error) {
@@ -497,13 +497,13 @@ void RecordedCall::noteDraws(const std::shared_ptr<OpNode>& node,
   }
 }
 
-std::vector<AboutToWrite> RecordedCall::writtenArguments() const {
-  std::vector<AboutToWrite> written;
+std::vector<PendingWrite> RecordedCall::writtenArguments() const {
+  std::vector<PendingWrite> written;
   std::uint32_t position = 0;
   for (const auto i : c10::irange(num_arguments_)) {
     const bool is_written = writesArgument(op_, stack_, i);
     const auto visit = [&](const Tensor& tensor) {
-      const auto writes_too = [&tensor](const AboutToWrite& other) {
+      const auto writes_too = [&tensor](const PendingWrite& other) {
         return isSameStorage(other.storage, tensor.storage());
       };
       if (is_written && valueOf(tensor) != nullptr && std::none_of(written.begin(), written.end(), writes_too)) {
@@ -556,10 +556,10 @@ TapePositionPtr RecordedCall::takeDraws(const OpNode& node, const at::Generator&
 }
 
 void RecordedCall::noteWrittenArguments(const std::shared_ptr<OpNode>& node,
-                                        const std::vector<AboutToWrite>& arguments) const {
+                                        const std::vector<PendingWrite>& arguments) const {
   const bool changes_metadata_only = op_.hasTag(at::Tag::inplace_view);
   bool grows = false;
-  for (const AboutToWrite& argument : arguments) {
+  for (const PendingWrite& argument : arguments) {
     const bool was_resized = argument.tensor.storage().nbytes() != argument.nbytes;
     // Of `t_`, `set_`, `as_strided_` and similar operators, only `resize_` may write the storage.
     if (changes_metadata_only && (!was_resized || !isSameStorage(argument.storage, argument.tensor.storage()))) {
@@ -570,7 +570,7 @@ void RecordedCall::noteWrittenArguments(const std::shared_ptr<OpNode>& node,
     const auto value = std::make_shared<StorageValue>(node, output, argument.storage);
     value->setRepeats(repeatsAfterConstruction(argument.storage, node->written()[output].geometry));
     setValue(argument.storage, value);
-    grows = grows || value->repeats() == kEndlessRepeats;
+    grows = grows || value->repeats() == kRepeatsToWarn;
   }
   if (grows) {
     warnOfGrowth(op_);

@@ -101,11 +101,11 @@ void fillPart(const OpNode& node, const Box& box, const c10::Storage& memory, co
     }
   });
   const at::mt19937_data_pod engine = generator.get<at::CPUGeneratorImpl>()->engine().data();
-  const AskedFill asked = askedFillOf(node, engine);
-  if (asked.random) {
-    fillParts(*asked.random, count, runs, engine);
+  const RequestedFill fill = requestedFillOf(node, engine);
+  if (fill.random) {
+    fillParts(*fill.random, count, runs, engine);
   } else {
-    fillParts(*asked.truncated, count, runs, engine);
+    fillParts(*fill.truncated, count, runs, engine);
   }
 }
 

@@ -89,13 +89,13 @@ void naming(const OpNode& node, const Function& run) {
 }
 
 // Layout-sensitive kernels get the recorded strides and alignment.
-Tensor seenBy(
+Tensor tensorForKernel(
     PartRule reader, const Parts& parts, const TensorArgument& argument, const Geometry& geometry, bool is_written) {
   if (parts.empty()) {  // a tensor without elements needs no part
     return geometry.makeEmptyTensor(argument.value->device());
   }
   const Part& part = partWith(parts, geometry);
-  if (reader != PartRule::kNone || isSeenAlike(part, geometry)) {
+  if (reader != PartRule::kNone || hasRecordedLayout(part, geometry)) {
     return tensorIn(part, geometry);
   }
   if (is_written) {
@@ -116,10 +116,10 @@ void waitForDevice(const PlannedOperator& planned) {
 
 }  // namespace
 
-Replay::Replay(const std::vector<StorageValuePtr>& wanted, Progress on_value, Memory memory)
-    : plan_{wanted, memory},
+Replay::Replay(const std::vector<StorageValuePtr>& wanted, Progress on_value, CacheUse cache)
+    : plan_{wanted, cache},
       on_value_{on_value},
-      memory_{memory},
+      cache_{cache},
       parts_{plan_.graph()},
       is_done_(plan_.operators().size(), false),
       is_reported_(plan_.operators().size(), false) {}
@@ -146,7 +146,7 @@ std::vector<Storage> Replay::run() {
   for (const LiveValue& value : plan_.wanted()) {
     storages.push_back(value.hasWriter() ? parts_.of(value).front().storage : copyOf(value.value->constant()));
   }
-  rememberWanted(storages);
+  cacheWanted(storages);
   for (const LiveValue& value : plan_.wanted()) {
     if (value.hasWriter()) {
       parts_.of(value).clear();
@@ -183,12 +183,12 @@ void Replay::runAll(c10::function_ref<void(std::size_t place)> run_one) {
       run_one(place);
       ++place;
     } catch (const PartsDiffer&) {
-      place = beginAgainWithoutParts(place);
+      place = restartWithoutParts(place);
     }
   }
 }
 
-std::size_t Replay::beginAgainWithoutParts(std::size_t place) {
+std::size_t Replay::restartWithoutParts(std::size_t place) {
   const std::vector<std::size_t> connected = plan_.connectedWith(place);
   plan_ = plan_.withoutParts(place);
   for (const std::size_t one : connected) {
@@ -257,7 +257,7 @@ void Replay::runOnce(const PlannedOperator& planned) {
   if (readsParts(planned)) {
     forEachTensor(stack, stack.size(), [&node](const Tensor& result) { checkIsExact(node, result); });
   }
-  keepWritten(planned, tensors, stack, writable);
+  storeOutputs(planned, tensors, stack, writable);
   if (has_run_steps) {
     finish(planned);
     for (const std::size_t step : planned.steps) {
@@ -331,7 +331,7 @@ void Replay::computePartOf(const PlannedOperator& planned, const Part& part) {
     fillPart(node, *part.box, part.storage, tape_.placedAt(*node.tape()));
     return;
   }
-  const auto ranges = Box{*part.box}.take(writtenGeometry(node));
+  const auto ranges = Box{*part.box}.widenToElementsOf(writtenGeometry(node));
   if (!ranges) {
     return;
   }
@@ -378,12 +378,12 @@ Tensor Replay::makeArgument(const PlannedOperator& planned,
   const auto& written = planned.node->written();
   for (const auto i : c10::irange(written.size())) {
     if (written[i].is_argument && isSameValue(*planned.node->tensors()[written[i].position].value, *argument.value)) {
-      return seenBy(planned.rule, writable[i], argument, geometry, /*is_written=*/true);
+      return tensorForKernel(planned.rule, writable[i], argument, geometry, /*is_written=*/true);
     }
   }
   const LiveValue& read = planned.reads[index];
   if (read.value != nullptr) {
-    return seenBy(planned.rule, partsOf(read), argument, geometry, /*is_written=*/false);
+    return tensorForKernel(planned.rule, partsOf(read), argument, geometry, /*is_written=*/false);
   }
   return geometry.hasElements() ? geometry.makeTensor(argument.value->makeEmptyStorage())
                                 : geometry.makeEmptyTensor(argument.value->device());
@@ -430,10 +430,10 @@ Parts Replay::writablePartsOf(const PlannedOperator& planned, std::size_t output
 
 // ---- Written values ----
 
-void Replay::keepWritten(const PlannedOperator& planned,
-                         const std::vector<Tensor>& arguments,
-                         const Stack& results,
-                         const std::vector<Parts>& writable) {
+void Replay::storeOutputs(const PlannedOperator& planned,
+                          const std::vector<Tensor>& arguments,
+                          const Stack& results,
+                          const std::vector<Parts>& writable) {
   const OpNode& node = *planned.node;
   const std::vector<Tensor> returned = returnedTensors(results);
   for (const auto i : c10::irange(planned.writes.size())) {
@@ -468,8 +468,8 @@ void Replay::finish(const PlannedOperator& planned) {
   is_done_[planned.place] = true;
   for (const LiveValue& value : planned.last_uses) {
     const PlannedValue& used = plan_.of(value);
-    if (used.is_remembered) {
-      remember(value);
+    if (used.is_cached) {
+      cacheValue(value);
     }
     if (!used.is_wanted || drops_wanted_) {
       parts_.of(value).clear();
@@ -478,29 +478,29 @@ void Replay::finish(const PlannedOperator& planned) {
 }
 
 // Adds it at once, so that memory of older entries can be freed. A kernel may still write memory that it kept.
-void Replay::remember(const LiveValue& value) {
+void Replay::cacheValue(const LiveValue& value) {
   const Parts& parts = parts_.of(value);
   if (parts.size() == 1 && !parts.front().box && parts.front().storage.use_count() == 1) {
-    rememberComputed(*value.value, parts.front().storage);
+    cacheComputed(*value.value, parts.front().storage);
   }
 }
 
 // Copies the values, because the caller may write into its storages.
-void Replay::rememberWanted(const std::vector<Storage>& storages) const {
+void Replay::cacheWanted(const std::vector<Storage>& storages) const {
   for (const auto i : c10::irange(storages.size())) {
     const LiveValue& value = plan_.wanted()[i];
-    if (memory_ == Memory::kRemembers && value.hasWriter() && isToBeRemembered(*value.value)) {
-      rememberComputed(*value.value, copyOf(storages[i]));
+    if (cache_ == CacheUse::kReadsAndWrites && value.hasWriter() && shouldCache(*value.value)) {
+      cacheComputed(*value.value, copyOf(storages[i]));
     }
   }
 }
 
-std::vector<Storage> computeValues(const std::vector<StorageValuePtr>& values, bool keep_small, Memory memory) {
+std::vector<Storage> computeValues(const std::vector<StorageValuePtr>& values, bool keep_small, CacheUse cache) {
   if (values.empty()) {
     return {};
   }
   const Locked lock{LockRank::kReplay};
-  std::vector<Storage> storages = Replay{values, nobodyAsks, memory}.run();
+  std::vector<Storage> storages = Replay{values, ignoreProgress, cache}.run();
   constexpr std::size_t kSmallBytes = std::size_t{1} << 20U;
   const auto add_bytes = [](std::size_t sum, const Storage& storage) { return sum + storage.nbytes(); };
   if (keep_small && std::accumulate(storages.begin(), storages.end(), std::size_t{0}, add_bytes) <= kSmallBytes) {

@@ -15,7 +15,7 @@ namespace torchext {
 
 // A callback that receives the size of each computed value.
 using Progress = c10::function_ref<void(std::size_t nbytes)>;
-inline void nobodyAsks(std::size_t /*nbytes*/) {}
+inline void ignoreProgress(std::size_t /*nbytes*/) {}
 
 // Runs a plan: NOTE [The plan of a replay]. One instance computes one set of values, once.
 //
@@ -26,8 +26,8 @@ class Replay {
  public:
   // Calls `on_value` once for each wanted value, when it has been computed.
   explicit Replay(const std::vector<StorageValuePtr>& wanted,
-                  Progress on_value = nobodyAsks,
-                  Memory memory = Memory::kNone);
+                  Progress on_value = ignoreProgress,
+                  CacheUse cache = CacheUse::kNone);
 
   // Raises the errors of `run()` that can be detected without computing anything.
   void check() const;
@@ -45,7 +45,7 @@ class Replay {
 
  private:
   void runAll(c10::function_ref<void(std::size_t place)> run_one);
-  std::size_t beginAgainWithoutParts(std::size_t place);
+  std::size_t restartWithoutParts(std::size_t place);
 
   void runNext(const PlannedOperator& planned);
   void call(const OpNode& node, torch::jit::Stack& stack);
@@ -67,20 +67,20 @@ class Replay {
   Parts writablePartsOf(const PlannedOperator& planned, std::size_t output);
   Parts partsOf(const LiveValue& value) const;
 
-  void keepWritten(const PlannedOperator& planned,
-                   const std::vector<at::Tensor>& arguments,
-                   const torch::jit::Stack& results,
-                   const std::vector<Parts>& writable);
+  void storeOutputs(const PlannedOperator& planned,
+                    const std::vector<at::Tensor>& arguments,
+                    const torch::jit::Stack& results,
+                    const std::vector<Parts>& writable);
   void finish(const PlannedOperator& planned);
-  void remember(const LiveValue& value);
-  void rememberWanted(const std::vector<c10::Storage>& storages) const;
+  void cacheValue(const LiveValue& value);
+  void cacheWanted(const std::vector<c10::Storage>& storages) const;
   void reportWanted(std::size_t writer);
 
   ReplayPlan plan_;
   Progress on_value_;
-  const Memory memory_;
+  const CacheUse cache_;
   // The parts of each value that are computed and still needed: NOTE [Demand by parts].
-  OfOutputs<Parts> parts_;
+  PerOutput<Parts> parts_;
   // True for operators that have run, maybe together with an earlier one.
   std::vector<bool> is_done_;
   // True for operators whose outputs were reported to `on_value_`.
@@ -95,7 +95,7 @@ class Replay {
 // write into the storages.
 std::vector<c10::Storage> computeValues(const std::vector<StorageValuePtr>& values,
                                         bool keep_small,
-                                        Memory memory = Memory::kUses);
+                                        CacheUse cache = CacheUse::kReads);
 
 // Returns a real tensor with the value of `deferred`, computed for a single read.
 at::Tensor computeTensor(const at::Tensor& deferred);

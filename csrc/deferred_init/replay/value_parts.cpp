@@ -43,7 +43,7 @@ at::Tensor tensorIn(const Part& part, const Geometry& geometry) {
   return shownIn(part, geometry).makeTensor(part.storage);
 }
 
-bool isSeenAlike(const Part& part, const Geometry& geometry) {
+bool hasRecordedLayout(const Part& part, const Geometry& geometry) {
   const Geometry shown = shownIn(part, geometry);
   const auto distance =
       (shown.storage_offset - geometry.storage_offset) * static_cast<std::int64_t>(geometry.dtype.itemsize());

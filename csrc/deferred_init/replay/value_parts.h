@@ -40,7 +40,7 @@ Geometry shownIn(const Part& part, const Geometry& geometry);
 at::Tensor tensorIn(const Part& part, const Geometry& geometry);
 
 // Returns true if that tensor has the same strides as in the storage, and memory of the same alignment.
-bool isSeenAlike(const Part& part, const Geometry& geometry);
+bool hasRecordedLayout(const Part& part, const Geometry& geometry);
 
 // Returns a copy of the tensor with the strides and alignment of the storage.
 at::Tensor alignedCopyOf(const Part& part, const Geometry& geometry);

@@ -153,7 +153,7 @@ Stack MetaCall::run() {
     is_prepared = true;
     HeldWarnings held;
     callMetaKernel();
-    warnings = held.take();
+    warnings = held.consume();
   } catch (const DataDependentError&) {
     // The kernel computes the results unless it refuses.
     recordRefusalOf([this] { refuseAsRealIfCheap(op_, arguments()); });

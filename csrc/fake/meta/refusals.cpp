@@ -510,13 +510,13 @@ class Trial {
   Trial() = default;
   C10_DISABLE_COPY_AND_ASSIGN(Trial);
   ~Trial() {
-    warnings_.take();
+    warnings_.consume();
   }
 
   // Returns the kernels' distinct warnings: a call may be tried out several times.
   std::vector<c10::Warning> takeWarnings() {
     std::vector<c10::Warning> different;
-    for (c10::Warning& warning : warnings_.take()) {
+    for (c10::Warning& warning : warnings_.consume()) {
       const bool is_new = std::none_of(different.begin(), different.end(),
                                        [&](const c10::Warning& other) { return other.msg() == warning.msg(); });
       if (is_new) {
