@@ -332,7 +332,7 @@ class TestMemory:
 
     @staticmethod
     def virtual_bytes() -> int:
-        """Returns the virtual memory of the process, which includes pages that have been swapped out."""
+        """Return the virtual memory of the process, which includes pages that have been swapped out."""
         return psutil.Process().memory_info().vms
 
     def test_construction_costs_no_memory(self) -> None:
@@ -418,7 +418,7 @@ class TestWrapperThatIsAPartOfItself:
         materialize_module(module)
 
     def test_is_refused_by_fake_like(self, wrapper: torch.Tensor) -> None:
-        with pytest.raises(TypeError, match="Wrapper of shape .* that is a part of itself"):
+        with pytest.raises(TypeError, match="Wrapper of shape .* that contains itself"):
             torchext.fake.fake_like(wrapper)
 
     def test_is_searched_for_fakes_once(self, wrapper: torch.Tensor) -> None:

@@ -45,7 +45,7 @@ Command = Callable[..., Ended]
 
 @pytest.fixture
 def fresh_command(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
-    """Writes `program` to train.py and runs it; each rank has a new interpreter, and this one reports."""
+    """Write `program` to train.py and runs it; each rank has a new interpreter, and this one reports."""
     monkeypatch.chdir(tmp_path)
 
     def run(program: str, *options: str, arguments: Sequence[str] = ("train.py",)) -> Ended:
@@ -59,7 +59,7 @@ def fresh_command(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch
 
 @pytest.fixture
 def command(forked_ranks: None, fresh_command: Command) -> Command:
-    """Does the same where it does not matter how interpreters start."""
+    """Do the same where it does not matter how interpreters start."""
     return fresh_command
 
 
@@ -78,7 +78,7 @@ def test_program_that_fits_is_ended_after_its_steps(fresh_command: Command) -> N
 def test_policies_for_values_are_checked(command: Command, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         command(TRAIN, "--values", "assume,masks=most")
-    assert "expected to have masks=all|half|none or routing=balanced|same" in capfd.readouterr().err
+    assert "of the form masks=all|half|none or routing=balanced|same" in capfd.readouterr().err
 
 
 OFFLOADS = """

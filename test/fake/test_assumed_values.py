@@ -462,10 +462,10 @@ def test_unknown_lengths_are_the_share_that_counts(policy: str, longest: int, de
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
-        ("zeros", "expected to begin with one of assume, raise, got 'zeros'"),
-        ("raise,masks=all", "no other policy can follow it, got 'raise,masks=all'"),
-        ("assume,masks=most", r"expected to have masks=all\|half\|none or routing=balanced\|same, got"),
-        ("assume,shapes=all", r"expected to have masks=all\|half\|none or routing=balanced\|same, got"),
+        ("zeros", "value policy that begins with one of assume, raise, got 'zeros'"),
+        ("raise,masks=all", "cannot be combined with other value policies, got 'raise,masks=all'"),
+        ("assume,masks=most", r"of the form masks=all\|half\|none or routing=balanced\|same, got"),
+        ("assume,shapes=all", r"of the form masks=all\|half\|none or routing=balanced\|same, got"),
     ],
 )
 def test_policies_are_checked(policy: str, message: str) -> None:
@@ -476,7 +476,7 @@ def test_policies_are_checked(policy: str, message: str) -> None:
 
 
 def test_old_name_of_a_policy_is_deprecated() -> None:
-    with pytest.warns(FutureWarning, match="`zero` is called `assume`"), fake_mode(), assuming_values("zero"):
+    with pytest.warns(FutureWarning, match="`zero` is deprecated, use `assume`"), fake_mode(), assuming_values("zero"):
         assert torch.empty(()).item() == 0.125
 
 

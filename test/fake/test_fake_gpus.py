@@ -21,7 +21,7 @@ GIB = 2**30
 
 @pytest.fixture
 def allocator_settings() -> Iterator[Callable[[str], None]]:
-    """Sets what PYTORCH_ALLOC_CONF sets."""
+    """Set what PYTORCH_ALLOC_CONF sets."""
     yield torch._C._accelerator_setAllocatorSettings
     torch._C._accelerator_setAllocatorSettings("")
 
@@ -286,7 +286,7 @@ class TestLibraries:
         ],
     )
     def test_refuse_other_allocators(self, use: Callable[[], object]) -> None:
-        refused = pytest.raises(RuntimeError, match="only PyTorch's caching allocator is simulated")
+        refused = pytest.raises(RuntimeError, match="simulate only PyTorch's caching allocator")
         with fake_mode(fake_cuda=True), refused:
             use()
 

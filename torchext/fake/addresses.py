@@ -1,8 +1,8 @@
-"""Addresses of fakes, behind which there is no memory.
+"""Addresses of fake tensors, which have no memory.
 
-In a dry run fakes have the addresses that the simulated allocator has given them: programs sort by them, compare them
-and check how they are aligned. Code in C that reads from one ends the process, so outside of dry runs fakes refuse,
-except functions that are known to compare addresses only.
+In a dry run fakes have the addresses that the simulated allocator has assigned, because programs sort addresses,
+compare them and check their alignment. C code that reads from such an address crashes the process. Outside of dry runs
+fakes therefore raise, except in functions that are known to only compare addresses.
 """
 
 from __future__ import annotations
@@ -17,46 +17,46 @@ from .. import _C
 
 __all__ = ["address_of", "are_addresses_shown", "showing_addresses"]
 
-# Functions that compare the addresses of storages and tensors, and hand them to nobody who would look behind them.
+# Functions that only compare the addresses of storages and tensors, and never dereference them.
 COMPARING: dict[str, frozenset[str]] = {
-    # Is the input of a graph the tensor that it has captured? (`make_graphed_callables()`)
+    # `make_graphed_callables()` compares the input of a graph with the tensor that it has captured.
     "torch.cuda.graphs": frozenset({"backward", "forward"}),
-    # Does an in-place operator write a tensor that was saved (`allow_mutation_on_saved_tensors()`)?
+    # `allow_mutation_on_saved_tensors()` checks whether an in-place operator writes a saved tensor.
     "torch.autograd.graph": frozenset({"_get_sid", "_get_tid"}),
-    # Is the local tensor still the shard? Asked when a state dict has been loaded, and before the first forward pass.
+    # FSDP checks whether the local tensor still is the shard: after loading a state dict and before the first forward.
     "torch.distributed.fsdp._fully_shard._fsdp_param": frozenset({"reset_sharded_param"}),
-    # The same of FSDP's first version; has the flat parameter been freed (which resizes its storage)?
+    # FSDP1 checks the same, and whether the flat parameter has been freed (which resizes its storage).
     "torch.distributed.fsdp._flat_param": frozenset({"_same_storage"}),
     "torch.distributed.fsdp._runtime_utils": frozenset({"_catch_all_reshard"}),
     "torch.distributed.utils": frozenset({"_data_ptr_allocated"}),
-    # Has what was read from a file memory? Then later tensors on it share it.
+    # Tensors that are read from a file share memory if their storage has any.
     "torch.serialization": frozenset({"load_tensor", "persistent_load"}),
-    # Which tensors of a state dict share memory?
+    # These find the tensors of a state dict that share memory.
     "safetensors.torch": frozenset({"_end_ptr", "_filter_shared_not_shared", "_is_complete", "storage_ptr"}),
     "huggingface_hub.serialization._torch": frozenset({"_end_ptr", "_filter_shared_not_shared", "storage_ptr"}),
     "transformers.modeling_utils": frozenset({"_end_ptr", "_find_disjoint", "_find_identical"}),
     "transformers.pytorch_utils": frozenset({"id_tensor_storage"}),
     "accelerate.utils.modeling": frozenset({"id_tensor_storage", "set_module_tensor_to_device"}),
-    # Which parameters of an optimizer are which of the model, before and after it is sharded?
+    # Accelerate matches the parameters of the optimizer with those of the model before and after sharding.
     "accelerate.accelerator": frozenset({"_get_named_parameters", "_get_tensor_address", "_prepare_fsdp2"}),
-    # Which weights are tied to one that is on the disk?
+    # Accelerate finds the weights that are tied to one on the disk.
     "accelerate.big_modeling": frozenset({"dispatch_model"}),
     "accelerate.hooks": frozenset({"init_hook"}),
 }
 
-# `TypedStorage` asks the storage that it wraps.
-PASSING_ON = "torch.storage"
+# `TypedStorage` forwards to the storage that it wraps.
+FORWARDING_MODULE = "torch.storage"
 
-# Which Python before 3.12 runs in frames of their own.
+# Before Python 3.12, these run in their own frames.
 COMPREHENSIONS = ("<dictcomp>", "<genexpr>", "<listcomp>", "<setcomp>")
 
 
-_showing = 0  # how many blocks of `showing_addresses()` are open
+_showing = 0  # number of open blocks of `showing_addresses()`
 
 
 @contextmanager
 def showing_addresses() -> Iterator[None]:
-    """Lets fakes tell their simulated addresses in the block, on all threads."""
+    """Let fakes return their simulated addresses in the block, on all threads."""
     global _showing
     _showing += 1
     try:
@@ -66,14 +66,14 @@ def showing_addresses() -> Iterator[None]:
 
 
 def are_addresses_shown() -> bool:
-    """Returns true in a dry run, in which fakes stand for tensors with memory."""
+    """Return true in a dry run, where fakes have simulated addresses."""
     return _showing > 0
 
 
 def address_of(storage: torch.UntypedStorage, offset: int = 0) -> int | None:
-    """An address in `storage`, if the function that asks may have one.
+    """Return an address in `storage`, or None if the calling function may not have one.
 
-    Called by the replacement of a method, which that function has called.
+    The replacement of a method calls this. The caller that is checked is the caller of that method.
 
     Args:
         storage: A storage without memory.
@@ -82,16 +82,16 @@ def address_of(storage: torch.UntypedStorage, offset: int = 0) -> int | None:
     if _showing and not _C.is_deferred(_C.bytes_of_storage(storage)):
         address = _C.fake_address(storage)
     elif _is_compared():
-        address = storage._cdata if storage.nbytes() else 0  # as of a storage that has nothing, whoever it is
+        address = storage._cdata if storage.nbytes() else 0  # 0 if it is empty, as for any empty storage
     else:
         return None
     return address + offset if address else 0
 
 
 def _is_compared() -> bool:
-    """Returns true if the caller of the replaced method only compares addresses."""
+    """Return true if the caller of the replaced method only compares addresses."""
     frame = sys._getframe(3)
-    while frame.f_globals.get("__name__") == PASSING_ON or frame.f_code.co_name in COMPREHENSIONS:
+    while frame.f_globals.get("__name__") == FORWARDING_MODULE or frame.f_code.co_name in COMPREHENSIONS:
         if frame.f_back is None:
             break
         frame = frame.f_back

@@ -1,10 +1,10 @@
-"""Values that do not exist, and what a program finds that reads them: NOTE [Assumed values].
+"""Answers for reads of values that do not exist: NOTE [Assumed values].
 
-With the policy `assume` a floating-point number that is read is 0.125, an integer 0, and a truth value false, unless
-they follow from values that are known or have been assumed before. Where the line asks whether something is finite, or
-whether two tensors are equal, the answer is yes. Which elements of masks count, and which positions are chosen, are
-policies of their own. Each place that reads a value is counted, with the policies that it stands on, so that what the
-run took for granted can be looked through.
+With the policy `assume`, a floating-point number reads as 0.125, an integer as 0, and a truth value as false. Values
+that follow from known or previously assumed values are computed instead. If the source line checks for finiteness, or
+if two tensors are compared for equality, the answer is yes. Separate policies select the elements of masks and the
+positions of indices. Each place that reads a value is counted, together with the policies that its value depends on, so
+that the assumptions of a run can be reviewed.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from .. import _C
+from ..errors import TorchextFutureWarning
 from ..tools.dispatch_keys import without_our_keys
 from ..tools.leases import Lease
 from ..tools.source_lines import place_of, users_frame
@@ -44,45 +45,45 @@ __all__ = [
 
 ANSWERS = ("assume", "raise")
 
-# Which elements of a mask count that is not known, repeated: NOTE [Assumed masks].
+# The pattern of true elements that is repeated over an unknown mask: NOTE [Assumed masks].
 MASKS = {"all": (True,), "half": (True, False), "none": (False,)}
 
-# By how many rows each row of chosen positions is ahead of the row before: NOTE [Assumed indices]. With `balanced` the
-# tokens reach all experts alike, with `same` all of them choose the same experts.
+# Distance in rows between each row of chosen positions and the previous row: NOTE [Assumed indices]. With `balanced`,
+# all experts get the same number of tokens; with `same`, all tokens choose the same experts.
 ROUTING = {"balanced": 1, "same": 0}
 
-# Whose functions call kernels for dispatch modes.
+# Files whose functions call kernels for dispatch modes.
 OF_MODES = {
     str(Path(torch.__file__).parent / name)
     for name in ("_compile.py", "_ops.py", "_dynamo/eval_frame.py", "utils/_stats.py", "utils/flop_counter.py")
 } | {
     str(Path(__file__).parent / "patches" / name)
-    for name in ("tensors.py", "python_data.py")  # call operators for them before 2.13, and patch what reads
+    for name in ("tensors.py", "python_data.py")  # before 2.13 they call operators for dispatch modes; they patch reads
 }
 
-# Kinds of assumed values. Those that decide are first.
+# Kinds of assumed values. Kinds that affect control flow come first.
 TRUTH, SHAPE, INTEGER, NUMBER, OTHER = KINDS = ("truth value", "shape", "integer", "number", "other value")
 
-# How many different answers a report shows for one place.
+# Largest number of distinct answers that a report shows for one place.
 MOST_ANSWERS = 3
 
-# Where Python has its own modules, and what the folders are called that it has packages in: an environment may be on
-# top of another one.
+# The directory of Python's own modules, and the names of its package directories. Any prefix counts, because an
+# environment may be layered on another one.
 STANDARD_LIBRARY = f"{sysconfig.get_path('stdlib')}{os.sep}"
 FOLDERS_OF_PACKAGES = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 
-# What a line says that asks whether values are as they should be. `isfinite` of `torch` and `math`, and of libraries.
-SOUND = ("isfinite", "is_finite", "all_finite", "allclose")
+# Words in a source line that checks whether values are finite or close: `isfinite` of `torch`, `math` and libraries.
+FINITENESS_CHECKS = ("isfinite", "is_finite", "all_finite", "allclose")
 
 
 @dataclass(frozen=True)
 class ValuePolicy:
-    """What becomes of reading values that are not known.
+    """How to answer reads of unknown values.
 
     Attributes:
-        answer: `assume`, or `raise`, with which reading them raises an error.
-        masks: Which elements of masks count, a key of `MASKS`.
-        routing: Which positions are chosen, a key of `ROUTING`.
+        answer: `assume`, or `raise`: reading such a value raises an error.
+        masks: The elements of masks that are true, a key of `MASKS`.
+        routing: The positions that are chosen, a key of `ROUTING`.
     """
 
     answer: str = "assume"
@@ -91,27 +92,27 @@ class ValuePolicy:
 
     @classmethod
     def parse(cls, text: str) -> ValuePolicy:
-        """Returns the policy that `text` spells, such as `assume,masks=half,routing=same`.
+        """Return the policy for `text`, such as `assume,masks=half,routing=same`.
 
         Raises:
-            ValueError: There is no such policy.
+            ValueError: `text` is not a valid policy.
         """
         answer, *parts = text.split(",")
         if answer not in ANSWERS:
-            raise ValueError(
-                f"The policy for values was expected to begin with one of {', '.join(ANSWERS)}, got {text!r}."
-            )
+            raise ValueError(f"Expected a value policy that begins with one of {', '.join(ANSWERS)}, got {text!r}.")
         if answer == "raise" and parts:
-            raise ValueError(f"With `raise` no values are assumed, so no other policy can follow it, got {text!r}.")
+            raise ValueError(
+                f"`raise` assumes no values and cannot be combined with other value policies, got {text!r}."
+            )
         chosen = dict(part.partition("=")[::2] for part in parts)
         for name, policy in chosen.items():
             if policy not in TABLES.get(name, {}):
                 known = " or ".join(f"{name}={'|'.join(table)}" for name, table in TABLES.items())
-                raise ValueError(f"The policy for values was expected to have {known}, got {text!r}.")
+                raise ValueError(f"Expected value policies of the form {known}, got {text!r}.")
         return cls(answer, **chosen)
 
     def behind(self, kind: int) -> str:
-        """The policies that values of a kind stand on, as they are spelled."""
+        """Return the policies that values of this kind depend on, in the syntax of a policy."""
         names = [name for name, bits in (("masks", _C.BY_MASKS), ("routing", _C.BY_ROUTING)) if kind & bits == bits]
         return ", ".join(f"{name}={getattr(self, name)}" for name in names)
 
@@ -125,12 +126,12 @@ class AssumedValue:
 
     Attributes:
         line: The line of the program, not of a package, `file:line in function`.
-        reader: The innermost function of Python that asked, which may be PyTorch's.
+        reader: The innermost Python function that has read the value. It may be PyTorch's.
         operator: The operator that reads.
-        answer: What it found; where it has read often, the first few answers.
-        kind: What it is: a truth value, an integer, a number, a shape, or something else.
-        policy: The policies that it stands on, such as `masks=all`; empty if it stands on none.
-        count: How often.
+        answer: The answer, or the first few distinct answers of many.
+        kind: Truth value, integer, number, shape, or other value.
+        policy: The policies that the answer depends on, such as `masks=all`, or empty.
+        count: Number of reads.
     """
 
     line: str
@@ -146,10 +147,10 @@ Site = tuple[str, str, str, str, str]  # line, reader, operator, kind, policy
 
 
 class AssumedValues:
-    """Answers for values, and counts.
+    """Answers reads of values and counts them.
 
     Attributes:
-        latest: The place that has read last, with what it was told.
+        latest: The place of the latest read, with its answer.
     """
 
     def __init__(self, policy: ValuePolicy | None = None) -> None:
@@ -160,30 +161,34 @@ class AssumedValues:
 
     @property
     def sites(self) -> list[AssumedValue]:
-        """Where values were read, the most often first."""
+        """The places where values were read, most frequent first."""
         return [self._value(site, count) for site, count in self._counts.most_common()]
 
     def answer(self, operator: str, dtype: torch.dtype, computed: float | None, values: int) -> float:
-        """The number that stands for a value of `dtype`; `computed`, if that follows from what was assumed before.
+        """Return the assumed value for a read of `dtype`.
 
-        `values` is the kind of values that it is computed from.
+        Args:
+            operator: The operator that reads.
+            dtype: The type of the value.
+            computed: The value if it follows from earlier assumptions, else None.
+            values: The kind of the values that it is computed from.
         """
         frame = _reader(sys._getframe(1))
         value = computed
         if value is None:
             value = (
-                1.0 if operator in ("aten::equal", "aten::allclose") or _asks_whether_sound(frame) else _default(dtype)
+                1.0 if operator in ("aten::equal", "aten::allclose") or _checks_finiteness(frame) else _default(dtype)
             )
         shown = str(bool(value)) if dtype is torch.bool else str(int(value) if not dtype.is_floating_point else value)
         self.note(operator, shown, frame, _kind_of(dtype), values)
         return value
 
     def note_shape(self, operator: str, shape: str, values: int) -> None:
-        """Counts a shape that depends on assumed values."""
+        """Count a shape that depends on assumed values."""
         self.note(operator, shape, _reader(sys._getframe(1)), SHAPE, values)
 
     def note(self, operator: str, answer: str, frame: FrameType, kind: str = OTHER, values: int = 0) -> None:
-        """Counts one reading."""
+        """Count one read."""
         user = programs_frame()
         policy = self._policy.behind(values)
         site = place_of(user), place_of(frame), operator, kind, policy
@@ -200,7 +205,7 @@ class AssumedValues:
         return AssumedValue(line, reader, operator, shown, kind, policy, count)
 
     def install(self) -> None:
-        """Answers from now on."""
+        """Answer reads from now on."""
         with without_our_keys():
             masks = torch.tensor(MASKS[self._policy.masks])
         _C.assume_values(self.answer, self.note_shape, masks, ROUTING[self._policy.routing])
@@ -217,7 +222,7 @@ def _default(dtype: torch.dtype) -> float:
 
 
 def programs_frame() -> FrameType | None:
-    """The innermost frame that is of no installed package, where there is one; the reader may be of a package."""
+    """Return the innermost frame outside of installed packages, or the innermost one if there is no such frame."""
     innermost = frame = users_frame()
     while frame is not None and _is_installed(frame.f_code.co_filename):
         frame = frame.f_back
@@ -229,52 +234,51 @@ def _is_installed(file: str) -> bool:
 
 
 def _reader(frame: FrameType) -> FrameType:
-    """The frame that has called the operator: dispatch modes stand between it and the kernel."""
+    """Return the frame that has called the operator. Dispatch modes come between it and the kernel."""
     while frame.f_code.co_filename in OF_MODES and frame.f_back is not None:
         frame = frame.f_back
     return frame
 
 
-def _asks_whether_sound(frame: FrameType) -> bool:
+def _checks_finiteness(frame: FrameType) -> bool:
     line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-    return any(word in line for word in SOUND)
+    return any(word in line for word in FINITENESS_CHECKS)
 
 
 _assumed: list[AssumedValues] = []
 
 
 def note_reading(operator: str, answer: str, frame: FrameType) -> None:
-    """Counts a reading for whoever assumes values now."""
+    """Count a read in the innermost block of `assuming_values()`, if one is open."""
     if _assumed:
         _assumed[-1].note(operator, answer, _reader(frame))
 
 
 def assumes_values() -> bool:
-    """Returns true if values are assumed now."""
+    """Return true if values are assumed now."""
     return bool(_assumed)
 
 
-while_values_are_assumed = Lease("a dry run answers for values that do not exist")
+while_values_are_assumed = Lease("a dry run answers reads of values that do not exist")
 
 
 @contextmanager
 def assuming_values(policy: str = "assume") -> Iterator[AssumedValues]:
-    """Lets programs read values of fakes in the block, on all threads.
+    """Let programs read values of fakes in the block, on all threads.
 
     Args:
-        policy: `assume`, or `raise`, with which reading values that are not known raises an error as it does
-            elsewhere. `assume` may be followed by policies for masks and for routing, as in
-            `assume,masks=half,routing=same`: docs/how_to/dry_runs.md, "Values". `zero` is the old name of `assume`, and
-            deprecated.
+        policy: `assume`, or `raise`: reading unknown values raises an error, as it does outside of the block. `assume`
+            may be followed by policies for masks and for routing, as in `assume,masks=half,routing=same`:
+            docs/how_to/dry_runs.md, "Values". `zero` is a deprecated name of `assume`.
 
     Yields:
-        What has been read so far.
+        The reads so far.
 
     Raises:
-        ValueError: There is no such policy.
+        ValueError: `policy` is not a valid policy.
     """
     if policy == "zero":
-        warnings.warn("The policy `zero` is called `assume` now.", FutureWarning, stacklevel=3)
+        warnings.warn("The value policy `zero` is deprecated, use `assume`.", TorchextFutureWarning, stacklevel=3)
         policy = "assume"
     parsed = ValuePolicy.parse(policy)
     values = AssumedValues(parsed)
@@ -324,7 +328,7 @@ def _reading_values(original: Callable[..., Any], name: str) -> Callable[..., An
 
 
 def _shown(value: torch.Tensor) -> str:
-    """A few numbers as they are."""
+    """Format a few numbers unchanged."""
     if value.numel() > 8:
         return f"{value.numel()} numbers"
     with without_our_keys():

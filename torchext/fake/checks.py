@@ -1,4 +1,4 @@
-"""Checks for functions of PyTorch's, which may be called with anything."""
+"""Checks for patched PyTorch functions, whose arguments can be any object."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ __all__ = ["is_fake_tensor", "is_wrapper_of_fakes"]
 
 
 def is_fake_tensor(obj: object) -> bool:
-    """Returns true if `obj` is a tensor, and a fake one."""
+    """Return true if `obj` is a tensor, and a fake one."""
     return isinstance(obj, torch.Tensor) and _C.is_fake(obj)
 
 
 def is_wrapper_of_fakes(obj: object) -> bool:
-    """Returns true if `obj` is a wrapper, such as a DTensor, of fakes that nobody will make real."""
+    """Return true if `obj` is a wrapper, such as a DTensor, of fakes that are not deferred."""
     if not isinstance(obj, torch.Tensor) or _C.is_fake(obj):
         return False
     return any(_C.is_fake(member) and not _C.is_deferred(member) for member in storages_of(obj) if member is not obj)

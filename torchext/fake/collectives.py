@@ -1,8 +1,8 @@
-"""The patches for what exchanges no values of the user's tensors, but uses tensors to communicate.
+"""Patches for functions that communicate metadata in tensors, not values of the user's tensors.
 
-`dist.broadcast_object_list()` puts the pickled objects into tensors, a `DeviceMesh` the numbers of the processes, and a
-`DTensor` the indices of the part that a process holds.
-In a block these would be fake, or deferred; they are real, as the processes are.
+`dist.broadcast_object_list()` puts pickled objects into tensors, a `DeviceMesh` puts ranks there, and a `DTensor` the
+indices of the local shard. In a block these tensors would be fake or deferred. They have to be real, like the
+processes.
 """
 
 from __future__ import annotations
@@ -26,34 +26,30 @@ METHODS_OF_MESHES = ("__init__", "_concatenate", "_flatten", "_unflatten", "from
 
 
 def install() -> None:
-    """Installs the patches."""
+    """Install the patches."""
     if not dist.is_available():
         return
     from torch.distributed import device_mesh, distributed_c10d
 
     for name in OBJECTS:
         while_fakes_live.patch(distributed_c10d, name, _on_real_tensors, "puts pickled objects into tensors")
-    while_fakes_live.patch(
-        device_mesh, "init_device_mesh", _on_real_tensors, "puts the numbers of processes into a tensor"
-    )
+    while_fakes_live.patch(device_mesh, "init_device_mesh", _on_real_tensors, "puts ranks into a tensor")
     for name in METHODS_OF_MESHES:
         if name in vars(device_mesh.DeviceMesh):
-            while_fakes_live.patch(
-                device_mesh.DeviceMesh, name, _on_real_tensors, "puts the numbers of processes into a tensor"
-            )
+            while_fakes_live.patch(device_mesh.DeviceMesh, name, _on_real_tensors, "puts ranks into a tensor")
 
 
 _taught: set[int] = set()
 
 
 def teach_offsets() -> None:
-    """Patches what computes which part a process holds, if distributed tensors are imported."""
+    """Patch the function that computes the local shard's offsets, if distributed tensors are imported."""
     utils: Any = sys.modules.get("torch.distributed.tensor._utils")
     if not hasattr(utils, "_compute_local_shape_and_global_offset") or id(utils) in _taught:
         return
     _taught.add(id(utils))
     while_fakes_live.patch(
-        utils, "_compute_local_shape_and_global_offset", _on_real_tensors, "puts the indices of a part into a tensor"
+        utils, "_compute_local_shape_and_global_offset", _on_real_tensors, "puts the indices of a shard into a tensor"
     )
 
 

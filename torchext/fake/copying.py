@@ -1,4 +1,4 @@
-"""Copying tensors, modules and containers of them to fakes."""
+"""Copies tensors, modules and containers of them to fakes."""
 
 from __future__ import annotations
 
@@ -21,35 +21,36 @@ __all__ = ["FakeCopy"]
 
 
 class FakeCopy(dict[int, Any]):
-    """What has been copied to fakes so far, by `id()`.
+    """The objects that have been copied to fakes, by `id()`.
 
-    It is the memo of a `copy.deepcopy()`, whose tensors and storages ask it for their copies: `patches` sees to that.
+    It is the memo of a `copy.deepcopy()`. `torchext.fake.patches` makes tensors and storages look up their copies in
+    it.
     """
 
     def __init__(self, device: torch.device | None) -> None:
         super().__init__()
         self._device = device
-        # By the address of the original storage. The original is kept, so that its address is not given to another.
+        # By the address of the original storage, which is kept alive so that its address is not reused.
         self._storages: dict[int, tuple[torch.Tensor, torch.UntypedStorage]] = {}
         # Kept for the same reason.
         self._originals: list[torch.Tensor] = []
-        # Whose parts are being copied.
+        # Wrappers whose inner tensors are being copied.
         self._wrappers: list[torch.Tensor] = []
 
     def tree(self, obj: Any) -> Any:
-        """Copies a pytree. Leaves other than tensors, modules and optimizers are left as they are."""
+        """Copy a pytree. Leaves other than tensors, modules and optimizers are passed through."""
         return pytree.tree_map(self._leaf, obj, is_leaf=_has_attributes)
 
     def module(self, module: Module | Optimizer) -> Module | Optimizer:
-        """Copies a module or an optimizer with all that hangs on it."""
+        """Copy a module or an optimizer with everything attached to it."""
         if isinstance(module, Module):
             for part in module.modules():
                 if isinstance(part, torch.jit.ScriptModule):
                     raise TypeError(
-                        f"fake_like() cannot copy a {type(part).__name__}: TorchScript copies the memory of tensors "
-                        "itself. Take the module that was scripted or traced."
+                        f"fake_like() cannot copy a {type(part).__name__}, because TorchScript copies the memory of "
+                        "tensors itself. Pass the module that was scripted or traced."
                     )
-            # A class of tensors may have a `__deepcopy__` of its own, which would copy memory.
+            # A tensor subclass may define a `__deepcopy__` that copies memory.
             for tensor in (*module.parameters(), *module.buffers()):
                 self.tensor(tensor)
         try:
@@ -58,29 +59,29 @@ class FakeCopy(dict[int, Any]):
             raise
         except Exception as error:
             raise TypeError(
-                f"fake_like() copies a {type(module).__name__} with copy.deepcopy(), which has raised "
-                f"{type(error).__name__}: {error}. Give the class of what cannot be copied a `__deepcopy__`, or "
+                f"fake_like() copies a {type(module).__name__} with copy.deepcopy(), which raised "
+                f"{type(error).__name__}: {error}. Define `__deepcopy__` for the class that cannot be copied, or "
                 "construct the module inside fake_mode()."
             ) from error
 
     def tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Copies a tensor, its `grad` and its attributes."""
+        """Copy a tensor, its `grad` and its attributes."""
         known: torch.Tensor | None = self.get(id(tensor))
         if known is not None:
             return known
-        # The copy is nobody's call: no mode and no subclass shall see how it is made.
+        # The copy is internal: modes and subclasses must not observe it.
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch.no_grad():
             fake = self._make(tensor)
         self[id(tensor)] = fake
         self._originals.append(tensor)
-        # Asking others for their `grad` warns.
+        # Reading `grad` of other tensors warns.
         if (tensor.is_leaf or tensor.retains_grad) and tensor.grad is not None:
             fake.grad = self.tensor(tensor.grad)
         self._copy_attributes(tensor, fake)
         return fake
 
     def storage(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
-        """Copies a storage; tensors that share it will share the copy."""
+        """Copy a storage. Tensors that share it share the copy."""
         return self._bytes_of(storage).untyped_storage()
 
     def _leaf(self, leaf: Any) -> Any:
@@ -119,7 +120,7 @@ class FakeCopy(dict[int, Any]):
         return fake.requires_grad_(tensor.requires_grad)
 
     def _rewrap_for_transform(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Copies what `torch.func.vmap` or `grad` has made of an argument, as one that belongs to the same level."""
+        """Copy a tensor that `torch.func.vmap` or `grad` has wrapped, and wrap the copy for the same level."""
         functorch = torch._C._functorch
         inner = functorch.get_unwrapped(tensor)
         level = functorch.maybe_get_level(tensor)
@@ -132,25 +133,25 @@ class FakeCopy(dict[int, Any]):
         raise NotImplementedError("fake_like() cannot copy a tensor of torch.func.functionalize().")
 
     def _make_of_members(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The copy of a tensor of another layout, made of the copies of the strided tensors that make it up."""
+        """Copy a tensor of another layout from copies of its strided members."""
         fake = _C.sparse_fake_of(tensor, [self.tensor(member.detach()) for member in _C.layout_members(tensor)])
         if type(tensor) is not torch.Tensor:
             return torch.Tensor._make_subclass(type(tensor), fake, tensor.requires_grad)
         return fake.requires_grad_(tensor.requires_grad)
 
     def _view_of_base(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """The copy of a view as a view of the copy of its base, where autograd allows for that."""
+        """Copy a view as a view of the copy of its base, where autograd permits that."""
         base = tensor._base
-        if base is None or tensor.requires_grad or base.requires_grad or not _shows_the_same_way(tensor, base):
+        if base is None or tensor.requires_grad or base.requires_grad or not _is_strided_view(tensor, base):
             return None
         return self.tensor(base).as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
 
     def _rewrap(self, tensor: Any) -> torch.Tensor:
-        """Copies a tensor that consists of other tensors and has no memory itself."""
+        """Copy a wrapper, which consists of other tensors and has no memory itself."""
         if any(tensor is wrapper for wrapper in self._wrappers):
             raise TypeError(
-                f"fake_like() cannot copy a {type(tensor).__name__} of shape {tuple(tensor.shape)} that is a part of "
-                "itself, as torch.utils.swap_tensors() makes it of a wrapper and its part."
+                f"fake_like() cannot copy a {type(tensor).__name__} of shape {tuple(tensor.shape)} that contains "
+                "itself, which torch.utils.swap_tensors() causes for a wrapper and its inner tensor."
             )
         names, context = tensor.__tensor_flatten__()
         self._wrappers.append(tensor)
@@ -162,10 +163,10 @@ class FakeCopy(dict[int, Any]):
         return result.requires_grad_(tensor.requires_grad)
 
     def _part(self, part: Any) -> Any:
-        return self.tensor(part) if isinstance(part, torch.Tensor) else part  # a `DTensor` names its mesh, too
+        return self.tensor(part) if isinstance(part, torch.Tensor) else part  # a `DTensor` also lists its mesh
 
     def _from_fake_tensor(self, tensor: FakeTensor) -> torch.Tensor:
-        """Copies a fake of PyTorch's, which is a subclass around a meta tensor."""
+        """Copy a `FakeTensor`, which is a subclass around a meta tensor."""
         fake = _C.view_storage_like(self._bytes_of(tensor.untyped_storage(), tensor.device), tensor)
         if getattr(tensor, "_is_param", False):
             return torch.nn.Parameter(fake, tensor.requires_grad)
@@ -180,13 +181,13 @@ class FakeCopy(dict[int, Any]):
 
     def _copy_attributes(self, tensor: torch.Tensor, fake: torch.Tensor) -> None:
         if isinstance(tensor, FakeTensor):
-            return  # they are FakeTensorMode's
+            return  # they belong to FakeTensorMode
         names = [] if type(tensor) is torch.Tensor else copyreg._slotnames(type(tensor))  # type: ignore[attr-defined]
         for name in names:
             if hasattr(tensor, name) and not hasattr(fake, name):
                 setattr(fake, name, copy.deepcopy(getattr(tensor, name), self))
         for name, value in tensor.__dict__.items():
-            # A wrapper has made its own already. Capsules are PyTorch's caches, which are made again when needed.
+            # A wrapper has created its own attributes. Capsules are PyTorch's caches, which are rebuilt on demand.
             if name not in fake.__dict__ and type(value).__name__ != "PyCapsule":
                 fake.__dict__[name] = copy.deepcopy(value, self)
 
@@ -195,12 +196,12 @@ _C.provide("fake_copy", FakeCopy)
 
 
 def _has_attributes(obj: object) -> bool:
-    """Returns true if `obj` is an ordered dict of `Module.state_dict()`. PyTorch's pytrees forget its `_metadata`."""
+    """Return true if `obj` is an ordered dict of `Module.state_dict()`. PyTorch's pytrees drop its `_metadata`."""
     return type(obj) is OrderedDict and bool(vars(obj))
 
 
-def _shows_the_same_way(view: torch.Tensor, base: torch.Tensor) -> bool:
-    """Returns true if `base.as_strided()` can make `view`."""
+def _is_strided_view(view: torch.Tensor, base: torch.Tensor) -> bool:
+    """Return true if `base.as_strided()` can make `view`."""
     storage = view.untyped_storage()
     last = view.storage_offset() + sum((n - 1) * stride for n, stride in zip(view.size(), view.stride(), strict=True))
     return (
@@ -228,15 +229,16 @@ def _check_layout(tensor: torch.Tensor) -> None:
 
 
 def _check_storage(tensor: torch.Tensor) -> None:
-    if _stands_for_others(tensor):
+    if _is_opaque_wrapper(tensor):
         raise NotImplementedError(
-            f"fake_like() takes tensors with a storage, but a {type(tensor).__name__} of shape {tuple(tensor.shape)} "
-            "has none: it stands for other tensors, and does not say for which with `__tensor_flatten__`."
+            f"fake_like() expects tensors with a storage, but a {type(tensor).__name__} of shape "
+            f"{tuple(tensor.shape)} has no storage: it is a wrapper that does not list its inner tensors in "
+            "`__tensor_flatten__`."
         )
 
 
-def _stands_for_others(tensor: torch.Tensor) -> bool:
-    """Returns true if `tensor` was made by `_make_wrapper_subclass()`, and wraps others."""
+def _is_opaque_wrapper(tensor: torch.Tensor) -> bool:
+    """Return true if `tensor` was made by `_make_wrapper_subclass()` and wraps other tensors."""
     if not torch._C._has_storage(tensor):
         return True
     if type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__ or _C.is_fake(tensor):

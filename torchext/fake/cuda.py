@@ -38,7 +38,7 @@ DEFAULT = FakeGPU("torchext fake CUDA device", memory=80 * 2**30)
 
 @contextmanager
 def fake_cuda(devices: bool | int | FakeGPU) -> Iterator[None]:
-    """Lets this thread see CUDA devices in the block; where there are real ones, it sees these.
+    """Let this thread see CUDA devices in the block; where there are real ones, it sees these.
 
     Args:
         devices: Their number, or what they are like; True is one.
@@ -59,14 +59,14 @@ def fake_cuda(devices: bool | int | FakeGPU) -> Iterator[None]:
 
 @contextmanager
 def _block(count: int, gpu: FakeGPU | None) -> Iterator[None]:
-    """The same, for checked arguments. Without `gpu` the devices are like those around the block, if there are any."""
+    """Implement `fake_cuda()`. Without `gpu` the devices are described as around the block, if they are."""
     block = _C.enter_fake_cuda(count) if count else None
     if block is None:
         if gpu is not None and count:
             raise RuntimeError(
-                f"{gpu.name} was described for fake CUDA devices, but this machine has real ones "
-                f'({torch.cuda.device_count()}), to which fakes on "cuda" belong. Hide them to simulate others: start '
-                "Python with CUDA_VISIBLE_DEVICES= (nothing) in its environment."
+                f"{gpu.name} describes fake CUDA devices, but this machine has real ones "
+                f'({torch.cuda.device_count()}), and fakes on "cuda" use those. To simulate others, hide them: start '
+                "Python with CUDA_VISIBLE_DEVICES= (empty) in its environment."
             )
         yield
         return
@@ -75,7 +75,7 @@ def _block(count: int, gpu: FakeGPU | None) -> Iterator[None]:
     _replace_backward()
     try:
         with _while_devices_exist.hold(), _functions_of_cuda_builds():
-            # Remembers what the accelerator is (`functools.cache`).
+            # It caches the accelerator (`functools.cache`).
             torch.get_device_module.cache_clear()
             apply_default_type()
             try:
@@ -83,7 +83,7 @@ def _block(count: int, gpu: FakeGPU | None) -> Iterator[None]:
             finally:
                 torch.get_device_module.cache_clear()
     finally:
-        if not _while_devices_exist.is_active:  # they end with the last block, as with a process
+        if not _while_devices_exist.is_active:  # the last block ends the devices, like a process
             forget_raw_memory()
             forget_default_type()
         _C.leave_fake_cuda(block)  # raises on another thread
@@ -91,8 +91,8 @@ def _block(count: int, gpu: FakeGPU | None) -> Iterator[None]:
             leave_default_type()
 
 
-# What a build for CPUs does not have, and PyTorch's own Python code (graphs) and libraries with kernels of their own
-# (bitsandbytes, when it is imported) take from `torch._C`.
+# Functions that a build for CPUs does not have. PyTorch's own Python code (graphs) and libraries with their own kernels
+# (bitsandbytes, when it is imported) look them up in `torch._C`.
 OF_CUDA_BUILDS: dict[str, Callable[..., Any]] = {
     "_cuda_getCurrentRawStream": _C.current_fake_stream,
     "_host_emptyCache": lambda: None,
@@ -103,7 +103,7 @@ _adding = 0
 
 @contextmanager
 def _functions_of_cuda_builds() -> Iterator[None]:
-    """Adds to `torch._C` what it does not have of these, while any thread is in such a block."""
+    """Add the functions that `torch._C` lacks while any thread is in such a block."""
     global _adding
     with patching_lock:
         _adding += 1
@@ -146,7 +146,7 @@ STREAMS: dict[str, Callable[..., Any]] = {
     "default_stream": default_stream,
 }
 
-# `torch.accelerator` must not have the same functions as `torch.cuda`: Dynamo asserts that each has one name.
+# `torch.accelerator` must not share functions with `torch.cuda`: Dynamo asserts that each function has one name.
 ACCELERATOR_STREAMS: dict[str, Callable[..., Any]] = {
     "current_stream": _accelerator_stream,
     "set_stream": _set_accelerator_stream,
@@ -155,8 +155,8 @@ ACCELERATOR_STREAMS: dict[str, Callable[..., Any]] = {
 ANSWERS = DEVICES | STREAMS | MEMORY | RANDOM | GRAPHS
 
 
-def _making(original: Callable[..., Any], fake: type) -> Callable[..., Any]:
-    """Makes a `fake` on threads that see fake devices, and what `original` makes on others."""
+def _constructing(original: Callable[..., Any], fake: type) -> Callable[..., Any]:
+    """Construct a `fake` on threads with fake devices, and call `original` on others."""
 
     def __new__(cls: type, *args: Any, **kwargs: Any) -> Any:
         if _C.fake_cuda_devices() and not issubclass(cls, fake):
@@ -167,7 +167,7 @@ def _making(original: Callable[..., Any], fake: type) -> Callable[..., Any]:
 
 
 def _of_legacy_type(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch.cuda.FloatTensor(...)` and its like take what `new()` of a tensor of that type takes."""
+    """Construct `torch.cuda.FloatTensor(...)` and similar types from the arguments of a tensor's `new()`."""
 
     def __new__(cls: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
         if not _C.fake_cuda_devices():
@@ -183,9 +183,9 @@ def _of_legacy_type(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _replaced_functions() -> None:
-    """What answers for the fake devices."""
-    reason = "asks for CUDA devices that are not there"
-    found: set[int] = set()  # modules have functions of others by name
+    """Declare the replaced functions and classes."""
+    reason = "looks for real CUDA devices"
+    found: set[int] = set()  # a module may contain functions of another one
     for module in (torch.cuda, torch.cuda.graphs, torch.cuda.memory, torch.cuda.random):
         for name, answer in ANSWERS.items():
             function = vars(module).get(name)
@@ -193,13 +193,13 @@ def _replaced_functions() -> None:
                 found.add(id(function))
                 _while_devices_exist.patch(module, name, partial(_answering, answer=answer), reason, is_traced=True)
     classes = [(torch.cuda.Stream, FakeStream), (torch.cuda.Event, FakeEvent), (torch.cuda.CUDAGraph, FakeGraph)]
-    # A build for CUDA makes pools in C, before `MemPool.__init__()` can make others in their place.
+    # A build for CUDA makes pools in C, before `MemPool.__init__()` could replace them.
     if "__new__" in vars(torch.cuda.MemPool.__base__):
         classes.append((torch.cuda.MemPool, FakePool))
     else:
         _while_devices_exist.patch(torch.cuda.MemPool, "__init__", refusing(NO_POOLS), reason)
     for owner, fake in classes:
-        _while_devices_exist.patch(owner, "__new__", partial(_making, fake=fake), reason)
+        _while_devices_exist.patch(owner, "__new__", partial(_constructing, fake=fake), reason)
     for cls in torch._tensor_classes:
         if cls.is_cuda and not cls.is_sparse and not cls.is_sparse_csr:
             _while_devices_exist.patch(cls, "__new__", _of_legacy_type, reason)
@@ -209,12 +209,12 @@ def _replaced_functions() -> None:
         _while_devices_exist.patch(
             torch.accelerator.memory, name, partial(_answering, answer=answer), reason, is_traced=True
         )
-    _while_devices_exist.patch(torch, "set_default_tensor_type", setting_default_type, "refuses types of CUDA")
+    _while_devices_exist.patch(torch, "set_default_tensor_type", setting_default_type, "rejects CUDA types")
     _while_devices_exist.patch(torch.cuda, "default_generators", generators_by_thread, reason)
     _while_devices_exist.patch(torch, "tensor", pinning_numbers, "pins real memory, with the Fake key excluded")
     patch_libraries(_while_devices_exist, _answering)
     patch_comm(_while_devices_exist, _answering)
-    # PyTorch's own kernels stand for those of cuDNN.
+    # PyTorch's own kernels stand in for those of cuDNN.
     make = partial(_answering, answer=lambda tensor: False)
     _while_devices_exist.patch(torch.backends.cudnn, "is_acceptable", make, reason, is_traced=True)
 
@@ -224,7 +224,7 @@ _while_devices_exist.declare(_replaced_functions)
 
 
 def _answering(original: Callable[..., Any], answer: Callable[..., Any]) -> Callable[..., Any]:
-    """Calls `answer` on threads that see fake devices, and `original` on others."""
+    """Call `answer` on threads with fake devices, and `original` on others."""
 
     def function(*args: Any, **kwargs: Any) -> Any:
         return (answer if _C.fake_cuda_devices() else original)(*args, **kwargs)
@@ -234,17 +234,19 @@ def _answering(original: Callable[..., Any], answer: Callable[..., Any]) -> Call
 
 @once
 def _replace_backward() -> None:
-    """Lets the backward pass of fakes see their devices, also of those that outlive the block that made them."""
+    """Give the backward pass of fakes their devices, also after the end of the block that created them."""
     reason = "looks for the devices of fakes"
-    while_fakes_live.patch(torch._C._ImperativeEngine, "run_backward", _seeing_fakes, reason)  # Megatron calls it, too
+    while_fakes_live.patch(
+        torch._C._ImperativeEngine, "run_backward", _with_devices_of_fakes, reason
+    )  # also called by Megatron
 
 
-def _seeing_fakes(original: Callable[..., Any]) -> Callable[..., Any]:
+def _with_devices_of_fakes(original: Callable[..., Any]) -> Callable[..., Any]:
     def run_backward(*args: Any, **kwargs: Any) -> Any:
         outputs = args[1] if len(args) > 1 else kwargs.get("tensors")
         if not isinstance(outputs, (tuple, list)) or not any(map(_may_be_fake, outputs)):
             return original(*args, **kwargs)
-        # Hooks and recomputed forwards may ask torch.cuda, also where the block has ended.
+        # Hooks and recomputed forwards may call torch.cuda, even after the block has ended.
         with _latest_devices():
             return _C.call_backward(original, *args, **kwargs)
 
@@ -253,7 +255,7 @@ def _seeing_fakes(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def _latest_devices() -> Iterator[None]:
-    """Lets a thread that sees no devices see as many as any has seen, described as they were last."""
+    """Give a thread without fake devices the largest number that any thread has had, with the latest description."""
     if _C.fake_cuda_devices():
         yield
         return
@@ -263,7 +265,7 @@ def _latest_devices() -> Iterator[None]:
 
 @contextmanager
 def same_devices(count: int, gpu: int) -> Iterator[None]:
-    """Lets this thread see the devices that another has seen: their number, and that of their description."""
+    """Give this thread the fake devices of another: their number, and the number of their description."""
     with _block(count, None):
         if count:
             _C.describe_fake_gpu_again(gpu)
@@ -271,11 +273,11 @@ def same_devices(count: int, gpu: int) -> Iterator[None]:
 
 
 def _may_be_fake(output: Any) -> bool:
-    """Looks into wrappers as well: `loss_parallel()` has a backward pass begin at a distributed tensor."""
+    """Return true if `output` is or contains a fake. With `loss_parallel()` the backward pass starts at a DTensor."""
     if not isinstance(output, torch.Tensor) or _C.is_fake(output):
         return True
     inner = getattr(output, "__tensor_flatten__", None)
     if inner is None:
         return False
     parts = (getattr(output, name) for name in inner()[0])
-    return any(_may_be_fake(part) for part in parts if isinstance(part, torch.Tensor))  # a DTensor names its mesh
+    return any(_may_be_fake(part) for part in parts if isinstance(part, torch.Tensor))  # a DTensor also lists its mesh

@@ -1,4 +1,4 @@
-"""What `torch.cuda` says of fake devices: which there are, which is the current one, and what they are like."""
+"""The functions of `torch.cuda` that list, select and describe fake devices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["DEVICES", "index_of"]
 
 
 def index_of(device: Any = None) -> int:
-    """The index of `device`, as the functions of torch.cuda take it, checked."""
+    """Return the index of `device`, which may have any form that torch.cuda accepts, and check it."""
     index = torch.cuda._utils._get_device_index(device, optional=True)
     count = _C.fake_cuda_devices()
     if not 0 <= index < count:
@@ -28,7 +28,7 @@ def index_of(device: Any = None) -> int:
 
 
 def _set_device(device: Any) -> None:
-    if torch.cuda._utils._get_device_index(device, optional=True) >= 0:  # a negative one is ignored, as by the original
+    if torch.cuda._utils._get_device_index(device, optional=True) >= 0:  # negative ones are ignored, as in PyTorch
         torch._C._accelerator_setDeviceIndex(index_of(device))
 
 

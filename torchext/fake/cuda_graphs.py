@@ -1,7 +1,7 @@
 """CUDA graphs and memory pools of fake devices.
 
-To capture a graph is to run its body once, with what it allocates in a pool of the graph's own; to replay it computes
-nothing, because the tensors that it writes are there. Those that count what a program does may count it at each replay.
+Capturing a graph runs its body once and allocates in the graph's own pool. Replaying it computes nothing, because the
+tensors that it writes exist already. Observers that count operations can count them at each replay.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PoolId = tuple[int, int]
 
 _numbers = itertools.count(1)
 
-# Called with a graph when it has been captured.
+# Called with a graph after its capture.
 graph_observers: list[Callable[[], object]] = []
 
 # Called when a graph is replayed.
@@ -41,7 +41,7 @@ _thread = _Thread()
 
 
 def is_put_off(call: Callable[[], object]) -> bool:
-    """Returns true if the thread captures a graph, which makes `call` at each of its replays."""
+    """Return true if this thread captures a graph, which then calls `call` at each replay."""
     if not _thread.capturing:
         return False
     _thread.capturing[-1].on_replay.append(call)
@@ -49,23 +49,23 @@ def is_put_off(call: Callable[[], object]) -> bool:
 
 
 def graph_pool_handle() -> PoolId:
-    """Returns the name of a new pool, as PyTorch numbers those of graphs."""
+    """Return the name of a new pool, numbered like PyTorch's pools of graphs."""
     return 0, next(_numbers)
 
 
 def is_capturing() -> bool:
-    """Returns true if a graph is captured on the current stream, and to `SyncBatchNorm`."""
+    """Return true if a graph is captured on the current stream, and always to `SyncBatchNorm`."""
     index = torch.cuda.current_device()
-    return _asks_for_inputs() or any(
+    return _is_sync_batch_norm_calling() or any(
         graph.stream == (index, _C.current_fake_stream(index)) for graph in _thread.capturing
     )
 
 
-def _asks_for_inputs() -> bool:
-    """`SyncBatchNorm` looks which processes had no input, unless a graph is captured: all had some."""
+def _is_sync_batch_norm_calling() -> bool:
+    """Return true if `SyncBatchNorm` is calling: without a capture it looks for ranks without input."""
     asks = torch.nn.modules._functions.SyncBatchNorm.forward.__code__
     frame = sys._getframe()
-    for _ in range(4):  # between it and this function are the replaced one and what stands for it
+    for _ in range(4):  # the replaced function and its replacement come in between
         frame = frame.f_back or frame
         if frame.f_code is asks:
             return True
@@ -75,7 +75,7 @@ def _asks_for_inputs() -> bool:
 class FakeGraph:
     """A `torch.cuda.CUDAGraph` of a fake device."""
 
-    # What `isinstance()` believes, as of streams.
+    # Makes `isinstance()` work, as for streams.
     __class__ = property(lambda self: torch.cuda.CUDAGraph)
     __module__ = "torch.cuda.graphs"
 
@@ -86,10 +86,10 @@ class FakeGraph:
         self._is_captured = False
 
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global", **kwargs: Any) -> None:
-        """Lets what is allocated from now on come from the pool.
+        """Allocate from the pool from now on.
 
         Raises:
-            RuntimeError: There is a graph already, or the default stream is current.
+            RuntimeError: A graph exists already, or the default stream is current.
         """
         index = torch.cuda.current_device()
         stream = _C.current_fake_stream(index)
@@ -108,10 +108,10 @@ class FakeGraph:
         _thread.capturing.append(self)
 
     def capture_end(self) -> None:
-        """Ends the capture.
+        """End the capture.
 
         Raises:
-            RuntimeError: None has begun, or another stream is current.
+            RuntimeError: No capture has begun, or another stream is current.
         """
         index = torch.cuda.current_device()
         if self._pool is None or self not in _thread.capturing or self.stream != (index, _C.current_fake_stream(index)):
@@ -123,10 +123,10 @@ class FakeGraph:
             observe()
 
     def instantiate(self) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
     def replay(self) -> None:
-        """Computes nothing.
+        """Compute nothing.
 
         Raises:
             RuntimeError: Nothing has been captured.
@@ -137,7 +137,7 @@ class FakeGraph:
             observe()
 
     def reset(self) -> None:
-        """Lets the pool go, which keeps what is allocated there."""
+        """Release the pool, which keeps its live allocations."""
         pool, self._pool = self._pool, None
         self.on_replay.clear()
         if pool is None:
@@ -149,7 +149,7 @@ class FakeGraph:
         _C.cuda_release_pool(self.stream[0], pool)
 
     def pool(self) -> PoolId:
-        """Returns the name of the pool.
+        """Return the name of the pool.
 
         Raises:
             RuntimeError: Nothing has been captured.
@@ -159,14 +159,14 @@ class FakeGraph:
         return self._pool
 
     def enable_debug_mode(self) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
     def debug_dump(self, debug_path: str) -> None:
-        """Refuses: the driver has no graph here."""
+        """Raise, because there is no graph of the driver."""
         raise RuntimeError("A CUDA graph of a fake device cannot be dumped: no kernels are recorded.")
 
     def raw_cuda_graph(self) -> int:
-        """Refuses: the driver has no graph here."""
+        """Raise, because there is no graph of the driver."""
         raise RuntimeError("A CUDA graph of a fake device has no cudaGraph_t: no kernels are recorded.")
 
     raw_cuda_graph_exec = raw_cuda_graph
@@ -177,7 +177,7 @@ class FakeGraph:
 
 
 class FakePool:
-    """A `torch.cuda.MemPool` of fake devices, with PyTorch's own allocator."""
+    """A `torch.cuda.MemPool` of fake devices with PyTorch's caching allocator."""
 
     __class__ = property(lambda self: torch.cuda.MemPool)
     __module__ = "torch.cuda.memory"
@@ -201,15 +201,15 @@ class FakePool:
 
     @property
     def allocator(self) -> None:
-        """There is no other one."""
+        """Always None: other allocators are not supported."""
         return
 
     def use_count(self) -> int:
-        """Returns how many users the pool has, this object among them."""
+        """Return the number of users of the pool, including this object."""
         return _users[self._id]
 
     def snapshot(self, include_traces: bool = True) -> list[dict[str, Any]]:
-        """Returns the segments of the pool."""
+        """Return the segments of the pool."""
         return [segment for segment in torch.cuda.memory_snapshot() if segment["segment_pool_id"] == self._id]
 
     def __del__(self) -> None:
@@ -223,7 +223,7 @@ _users: Counter[PoolId] = Counter()
 
 @contextmanager
 def use_mem_pool(pool: Any, device: Any = None) -> Iterator[None]:
-    """Lets what is allocated in the block come from the pool."""
+    """Allocate from the pool in the block."""
     index = index_of(device)
     _C.cuda_enter_pool(index, pool.id)
     _users[pool.id] += 1

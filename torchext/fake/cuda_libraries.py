@@ -1,6 +1,6 @@
-"""What stands for the libraries of CUDA on threads that see fake devices.
+"""Replacements of CUDA libraries on threads with fake devices.
 
-Programs ask for their versions, mark ranges for a profiler, and copy storages without an operator.
+Programs query versions, mark ranges for a profiler, and copy storages without an operator.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from .cuda_devices import index_of
 
 __all__ = ["NO_POOLS", "patch_libraries", "refusing"]
 
-# What NVML measures: nothing runs on a fake device.
+# Result of NVML measurements: nothing runs on a fake device.
 IDLE = 0
 
-# Of a recent build with CUDA. A build that has NCCL answers itself.
+# From a recent CUDA build. A build with NCCL returns its own version.
 NCCL_VERSION = (2, 27, 5)
 
 # `cudaSuccess`
@@ -50,7 +50,7 @@ def _succeed(*args: Any) -> int:
 
 
 def _cudart() -> SimpleNamespace:
-    """The functions of the runtime that PyTorch binds."""
+    """Return the functions of the CUDA runtime that PyTorch binds."""
     return SimpleNamespace(
         cudaError=SimpleNamespace(success=SUCCESS),
         cudaGetErrorString=lambda result: f"error {result} of a fake CUDA device",
@@ -65,7 +65,7 @@ def _cudart() -> SimpleNamespace:
 
 
 def _handle(device: Any = None) -> int:
-    """What stands for the address of a library's handle, which differs from device to device and is not null."""
+    """Return a value for the address of a library's handle: distinct for each device, and not null."""
     return index_of(device) + 1
 
 
@@ -74,16 +74,16 @@ def _idle(device: Any = None) -> int:
     return IDLE
 
 
-def _telling_workspaces(tell: Callable[[], int], variable: str) -> Callable[..., int]:
-    """What a workspace takes is known, but kept with the answers for operators, so it cannot change."""
+def _workspace_size_function(get: Callable[[], int], variable: str) -> Callable[..., int]:
+    """Replace the getter and setter of a workspace size, which is cached with operator results and cannot change."""
 
     def workspace_size(size: int | None = None) -> int:
-        if size is not None and size != tell():
+        if size is not None and size != get():
             raise RuntimeError(
-                "The size of the workspaces of cuBLAS cannot be set in a program on fake CUDA devices. Set the "
-                f"environment variable {variable} before the process begins."
+                "The workspace size of cuBLAS cannot be set on fake CUDA devices. Set the environment variable "
+                f"{variable} before the process starts."
             )
-        return tell()
+        return get()
 
     return workspace_size
 
@@ -114,11 +114,11 @@ ANSWERS: list[tuple[ModuleType, dict[str, Callable[..., Any]]]] = [
     (
         torch.backends.cuda,
         {
-            "cublas_workspace_size": _telling_workspaces(_C.cublas_workspace_size, "CUBLAS_WORKSPACE_CONFIG"),
-            "cublaslt_workspace_size": _telling_workspaces(_C.cublaslt_workspace_size, "CUBLASLT_WORKSPACE_SIZE"),
+            "cublas_workspace_size": _workspace_size_function(_C.cublas_workspace_size, "CUBLAS_WORKSPACE_CONFIG"),
+            "cublaslt_workspace_size": _workspace_size_function(_C.cublaslt_workspace_size, "CUBLASLT_WORKSPACE_SIZE"),
         },
     ),
-    # The number of ranges around this one, which nobody has counted.
+    # NVTX returns the depth of nested ranges, which is not tracked.
     (
         torch.cuda.nvtx,
         {
@@ -133,8 +133,8 @@ ANSWERS: list[tuple[ModuleType, dict[str, Callable[..., Any]]]] = [
 
 
 NO_POOLS = (
-    "Another allocator cannot be used on fake CUDA devices, nor can a memory pool in a build of PyTorch for CUDA: only "
-    "PyTorch's caching allocator is simulated there. Run the program without it."
+    "Fake CUDA devices simulate only PyTorch's caching allocator: they do not support another allocator, or a "
+    "memory pool in a CUDA build of PyTorch. Run the program without it."
 )
 REFUSED: list[tuple[Any, str, str]] = [
     (torch.cuda.memory.CUDAPluggableAllocator, "__init__", NO_POOLS),
@@ -143,7 +143,7 @@ REFUSED: list[tuple[Any, str, str]] = [
 
 
 def refusing(message: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Makes, of a function, one that raises an error with `message` on threads that see fake devices."""
+    """Return a patch that raises an error with `message` on threads with fake devices."""
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def refuse(*args: Any, **kwargs: Any) -> Any:
@@ -157,7 +157,7 @@ def refusing(message: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def _moving(original: Callable[..., torch.UntypedStorage]) -> Callable[..., torch.UntypedStorage]:
-    """`torch.load(map_location="cuda")` moves storages, by a copy that is no operator."""
+    """Replace `UntypedStorage.to()`: `torch.load(map_location="cuda")` copies storages without an operator."""
 
     def to(self: torch.UntypedStorage, *, device: Any, non_blocking: bool = False) -> torch.UntypedStorage:
         wanted = torch.device(device)
@@ -173,16 +173,16 @@ def _moving(original: Callable[..., torch.UntypedStorage]) -> Callable[..., torc
 
 
 def patch_libraries(lease: Lease, answering: Callable[..., Any]) -> None:
-    """Declares what is replaced.
+    """Declare the replaced functions.
 
     Args:
-        lease: In place while any thread sees fake devices.
-        answering: Makes, of a function and of its `answer`, one that is the answer on threads that see them.
+        lease: Held while any thread has fake devices.
+        answering: Given an original and `answer`, returns a function that calls `answer` on threads with fake devices.
     """
-    reason = "asks a library of CUDA that is not there"
+    reason = "calls a CUDA library that is not loaded"
     for module, answers in ANSWERS:
         for name, answer in answers.items():
-            if hasattr(module, name):  # of handles and measurements, newer releases tell more
+            if hasattr(module, name):  # newer releases have more handles and measurements
                 lease.patch(module, name, partial(answering, answer=answer), reason)
     if not hasattr(torch._C, "_nccl_version"):
         lease.patch(torch.cuda.nccl, "version", partial(answering, answer=lambda: NCCL_VERSION), reason)

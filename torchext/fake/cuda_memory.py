@@ -1,4 +1,4 @@
-"""What `torch.cuda` and `torch.accelerator` say of the memory of fake devices: csrc/memory counts it."""
+"""The memory functions of `torch.cuda` and `torch.accelerator` for fake devices; csrc/memory counts the memory."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _record_history(
 def _record_history_as_before(
     enabled: Any, record_context: bool = True, trace_alloc_max_entries: int = 1, *args: Any, **kwargs: Any
 ) -> None:
-    """Takes the arguments that PyTorch calls legacy."""
+    """Implement the arguments that PyTorch calls legacy."""
     _C.cuda_record_memory_history(enabled, trace_alloc_max_entries, int(record_context))
 
 
@@ -73,7 +73,7 @@ def _memory_fraction(device: Any = None) -> float:
     return _C.cuda_memory_fraction(index_of(device))
 
 
-# What the program has allocated without a tensor, by the number that stands for its address.
+# Memory that the program has allocated without a tensor, by its simulated address.
 _raw: dict[int, torch.Tensor] = {}
 
 
@@ -101,20 +101,20 @@ def _free(mem_ptr: int) -> None:
 
 
 def forget_raw_memory() -> None:
-    """Frees what the program has not."""
+    """Free the raw memory that the program has not freed."""
     _raw.clear()
 
 
 def _enable_caching(value: bool = True) -> None:
     if not value:
         raise RuntimeError(
-            "The caching allocator cannot be disabled on fake CUDA devices: it is what is simulated there. Run the "
-            "program without caching_allocator_enable(False)."
+            "The caching allocator cannot be disabled on fake CUDA devices, which simulate it. Run the program "
+            "without caching_allocator_enable(False)."
         )
 
 
 def _reset_host_stats() -> None:
-    """Pinned memory is not counted."""
+    """Do nothing: pinned memory is not counted."""
 
 
 MEMORY: dict[str, Callable[..., Any]] = {
@@ -158,10 +158,10 @@ ACCELERATOR_MEMORY: dict[str, Callable[..., Any]] = {
 
 
 def pinning_numbers(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Makes tensors of numbers in fake pinned memory.
+    """Make tensors of Python numbers in fake pinned memory.
 
     `internal_new_from_data()` (tensor_new.cpp) allocates pinned memory with the `Fake` key excluded, and copies it if
-    the tensor is to be on another device.
+    the tensor belongs on another device.
     """
 
     def tensor(*args: Any, **kwargs: Any) -> torch.Tensor:

@@ -1,6 +1,6 @@
-"""`torch.nn.parallel.comm` on fake CUDA devices, by operators, as comm.cpp of a CUDA build does it.
+"""`torch.nn.parallel.comm` on fake CUDA devices, composed of operators like comm.cpp of a CUDA build.
 
-`DataParallel` calls it, also on one device, and a build for CPUs does not have it.
+`DataParallel` calls it, even for one device. A build for CPUs does not have it.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _cuda(device: Any) -> torch.device:
 
 
 def _applied_one_by_one(original: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    """Runs the replicas on this thread, which sees the fake devices, and not on new ones."""
+    """Run the replicas on this thread, which has the fake devices, instead of new threads."""
 
     def parallel_apply(
         modules: Sequence[Any], inputs: Sequence[Any], kwargs_tup: Sequence[Any] | None = None, devices: Any = None
@@ -127,13 +127,13 @@ def _applied_one_by_one(original: Callable[..., list[Any]]) -> Callable[..., lis
 
 
 def patch_comm(lease: Lease, answering: Callable[..., Any]) -> None:
-    """Declares what answers for the fake devices.
+    """Declare the functions for fake devices.
 
     Args:
-        lease: Is held while there are such devices.
-        answering: Given the original and `answer`, chooses between them by what the thread sees.
+        lease: Held while any thread has such devices.
+        answering: Given an original and `answer`, returns a function that calls `answer` on threads with fake devices.
     """
-    reason = "calls a function that a build for CPUs does not have"
+    reason = "calls a function that CPU builds do not have"
     answers = {
         "broadcast": _broadcast,
         "broadcast_coalesced": _broadcast_coalesced,
@@ -142,8 +142,8 @@ def patch_comm(lease: Lease, answering: Callable[..., Any]) -> None:
     }
     for name, answer in answers.items():
         lease.patch(comm, name, partial(answering, answer=answer), reason, is_traced=True)
-    # Gradients of replicas are added by `comm.reduce_add()`, by operators where NCCL does not do it.
+    # `comm.reduce_add()` adds the gradients of replicas, with operators where NCCL is unavailable.
     make = partial(answering, answer=lambda tensors: False)
     lease.patch(torch.cuda.nccl, "is_available", make, "would reduce by NCCL, which reads memory", is_traced=True)
-    module = import_module("torch.nn.parallel.parallel_apply")  # `torch.nn.parallel` has the function by that name
+    module = import_module("torch.nn.parallel.parallel_apply")  # the package attribute of that name is the function
     lease.patch(module, "parallel_apply", _applied_one_by_one, "calls the replicas on new threads")

@@ -1,4 +1,4 @@
-"""The generators of random numbers of fake CUDA devices."""
+"""Random number generators of fake CUDA devices."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def _generators() -> list[torch.Generator]:
 def _set_rng_state(new_state: torch.Tensor, device: Any = "cuda") -> None:
     if _C.is_fake(new_state):
         raise RuntimeError(
-            "The state of a generator is read, but this one is a fake tensor. Make it outside of fake_mode()."
+            "Cannot set the state of a generator from a fake tensor, which has no values. Create the state outside "
+            "of fake_mode()."
         )
     _generator(device).set_state(new_state)
 
@@ -60,7 +61,7 @@ RANDOM: dict[str, Callable[..., Any]] = {
 
 
 class _DefaultGenerators(Sequence[torch.Generator]):
-    """`torch.cuda.default_generators`, which answers for the fake devices on threads that see them."""
+    """`torch.cuda.default_generators`, with the generators of fake devices on threads that have them."""
 
     def __init__(self, original: tuple[torch.Generator, ...]) -> None:
         self._original = original
@@ -85,5 +86,5 @@ class _DefaultGenerators(Sequence[torch.Generator]):
 
 
 def generators_by_thread(original: tuple[torch.Generator, ...]) -> Sequence[torch.Generator]:
-    """Replaces `torch.cuda.default_generators`, which is no function."""
+    """Replace `torch.cuda.default_generators`, which is not a function."""
     return _DefaultGenerators(original)

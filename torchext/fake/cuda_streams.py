@@ -1,7 +1,7 @@
 """Streams and events of fake CUDA devices.
 
-Nothing runs on a stream, but memory is allocated for it, as on real devices. Events are always complete, and a
-millisecond passes between an event that is recorded and the next, so that programs may divide by it.
+Nothing runs on a stream, but memory is allocated for it, as on real devices. Events are always complete. The time
+between two consecutively recorded events is 1 ms, so that programs may divide by it.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ __all__ = [
 
 _recorded_events = itertools.count()
 
-CUDA = 1  # the number of the type of device (`c10::DeviceType`)
+CUDA = 1  # the device type's number (`c10::DeviceType`)
 
 
-def _standing_for(wrapper: type, fake: type, generic: type) -> Any:
-    """Makes the class of fakes that pass for instances of `wrapper`, a class in torch.cuda.
+def _fake_class(wrapper: type, fake: type, generic: type) -> Any:
+    """Make the class of fakes that pass for instances of `wrapper`, a class in torch.cuda.
 
-    In a build with CUDA that has a layout of its own in C, and its instances cannot be made without the driver. There
-    they only say that they are of this class, which `isinstance()` believes.
+    A CUDA build gives `wrapper` its own C layout, and its instances cannot be made without the driver. There the fakes
+    only report `wrapper` as their `__class__`, which `isinstance()` accepts.
     """
     has_own_layout = issubclass(wrapper, generic)
     bases = (fake,) if has_own_layout else (fake, wrapper)
@@ -52,47 +52,47 @@ class _Stream(torch.Stream):
                 cls, stream_id=kwargs["stream_id"], device_index=kwargs["device_index"], device_type=CUDA
             )
         index = torch.cuda._utils._get_device_index(device, optional=True)
-        if "stream_ptr" in kwargs:  # as `ExternalStream` asks for it: what `cuda_stream` was
+        if "stream_ptr" in kwargs:  # from `ExternalStream`: the value of `cuda_stream`
             return super().__new__(cls, stream_id=kwargs["stream_ptr"], device_index=index, device_type=CUDA)
         stream = super().__new__(cls, stream_id=_C.new_fake_stream(), device_index=index, device_type=CUDA)
         stream.priority = max(min(priority, 0), cls.priority_range()[1])
         return stream
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        pass  # the wrapper of a build without CUDA would raise
+        pass  # the base class in a build without CUDA would raise
 
     @property
     def cuda_stream(self) -> int:
-        """The address of the stream: its number, which is 0 for the default one."""
+        """The address of the stream, which is its number; 0 for the default stream."""
         return self.stream_id
 
     @classmethod
     def priority_range(cls) -> tuple[int, int]:
-        """The lowest and the highest priority, as `CUDAStream::priority_range()` has them."""
+        """Return the lowest and the highest priority, as `CUDAStream::priority_range()`."""
         return 0, -3
 
     def wait_event(self, event: Any) -> None:
-        """Takes no time, but what this stream does from now on comes after the event."""
+        """Order later work of this stream after the event. This takes no time."""
         if isinstance(event, _Event):
             event.wait(self)
 
     def wait_stream(self, stream: Any) -> None:
-        """Takes no time, but what this stream does from now on comes after what has been issued on the other."""
+        """Order later work of this stream after the work issued on `stream` so far. This takes no time."""
         order_after(_key(self), clock_of(_key(stream)))
 
     def record_event(self, event: Any = None) -> Any:
-        """Returns the event, or a new one."""
+        """Record `event`, or a new one, and return it."""
         if event is None:
             event = FakeEvent()
         event.record(self)
         return event
 
     def query(self) -> bool:
-        """Everything is done."""
+        """Return true: all work is done."""
         return True
 
     def synchronize(self) -> None:
-        """Takes no time, but what the program issues from now on comes after what has been issued on this stream."""
+        """Order later work of the program after the work issued on this stream so far. This takes no time."""
         order_program_after(clock_of(_key(self)), _current_key())
 
     def __enter__(self) -> _Stream:
@@ -121,7 +121,7 @@ class _Event(torch.Event):
     _is_timing: bool
     _is_recorded: bool
     _clock: Clock
-    _time: int  # how many events were recorded until then
+    _time: int  # number of events recorded before
 
     def __new__(
         cls,
@@ -137,32 +137,32 @@ class _Event(torch.Event):
         return event
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        pass  # the wrapper of a build without CUDA would raise
+        pass  # the base class in a build without CUDA would raise
 
     def record(self, stream: Any = None) -> None:
-        """Remembers what has been issued on the stream."""
+        """Record which work has been issued on the stream."""
         self._is_recorded = True
         self._time = next(_recorded_events)
         self._clock = clock_of(_current_key() if stream is None else _key(stream))
 
     def wait(self, stream: Any = None) -> None:
-        """Takes no time, but what the stream does from now on comes after what was issued before the event."""
+        """Order later work of the stream after the work that was issued before the event. This takes no time."""
         order_after(_current_key() if stream is None else _key(stream), self._clock)
 
     def query(self) -> bool:
-        """Everything is done."""
+        """Return true: all work is done."""
         return True
 
     def synchronize(self) -> None:
-        """Takes no time, but what the program issues from now on comes after what was issued before the event."""
+        """Order later work of the program after the work that was issued before the event. This takes no time."""
         order_program_after(self._clock, _current_key())
 
     def elapsed_time(self, end_event: Any) -> float:
-        """Returns the milliseconds between two events: one for each event that was recorded in between.
+        """Return the simulated milliseconds between two events: one for each event that was recorded in between.
 
         Raises:
-            RuntimeError: One was made without `enable_timing`, or has not been recorded.
-            TypeError: The other is of another class.
+            RuntimeError: An event was made without `enable_timing` or has not been recorded.
+            TypeError: `end_event` is not a CUDA event.
         """
         if not isinstance(end_event, _Event):
             raise TypeError(f"expected a torch.cuda.Event, got {type(end_event).__name__}")
@@ -176,8 +176,8 @@ class _Event(torch.Event):
         return "<torch.cuda.Event>" if self._is_recorded else "<torch.cuda.Event uninitialized>"
 
 
-FakeStream: Any = _standing_for(torch.cuda.Stream, _Stream, torch.Stream)
-FakeEvent: Any = _standing_for(torch.cuda.Event, _Event, torch.Event)
+FakeStream: Any = _fake_class(torch.cuda.Stream, _Stream, torch.Stream)
+FakeEvent: Any = _fake_class(torch.cuda.Event, _Event, torch.Event)
 
 
 def _key(stream: Any) -> StreamKey:
@@ -194,28 +194,28 @@ def _stream(stream_id: int, index: int) -> Any:
 
 
 def current_stream(device: Any = None) -> Any:
-    """Returns the stream that is current on this thread."""
+    """Return the current stream of this thread."""
     index = torch.cuda._utils._get_device_index(device, optional=True)
     return _stream(_C.current_fake_stream(index), index)
 
 
 def default_stream(device: Any = None) -> Any:
-    """Returns the stream that is current at first."""
+    """Return the stream that is current initially."""
     return _stream(0, torch.cuda._utils._get_device_index(device, optional=True))
 
 
 def set_stream_by_id(stream_id: int, index: int) -> None:
-    """Makes a stream current on this thread, and its device."""
+    """Make a stream and its device current on this thread."""
     torch.cuda.set_device(index)
     _C.set_current_fake_stream(index, stream_id)
 
 
 def set_stream(stream: Any) -> None:
-    """Makes `stream` current on this thread, and its device."""
+    """Make `stream` and its device current on this thread."""
     if stream is not None:
         set_stream_by_id(stream.stream_id, stream.device_index)
 
 
 def synchronize(index: int) -> None:
-    """Takes no time, but what the program issues from now on comes after all that has been issued on the device."""
+    """Order later work of the program after all work issued on the device so far. This takes no time."""
     order_program_after(clock_of_device(index), _current_key())

@@ -1,6 +1,7 @@
-"""Our fake mode and PyTorch's `FakeTensorMode` on one thread: the one that was entered last decides.
+"""Combines our fake mode with PyTorch's `FakeTensorMode` on one thread: the innermost applies.
 
-Left alone, `FakeTensorMode` would call Meta kernels whose factories our mode makes fake, and its tensors would be both.
+Without this, `FakeTensorMode` would call Meta kernels whose factories our mode makes fake, and its tensors would be
+both.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ __all__ = ["fakes_on_this_thread", "install"]
 
 class _Thread(threading.local):
     def __init__(self) -> None:
-        # How often our mode has been entered since the last FakeTensorMode.
+        # Number of times our mode has been entered since the last FakeTensorMode.
         self.depth = 0
-        # What `depth` was when each FakeTensorMode was entered.
+        # The value of `depth` when each FakeTensorMode was entered.
         self.suspended: list[int] = []
 
 
@@ -35,7 +36,7 @@ _thread = _Thread()
 
 @contextmanager
 def fakes_on_this_thread() -> Iterator[None]:
-    """Is in our fake mode, and in no `FakeTensorMode`."""
+    """Enter our fake mode and leave any `FakeTensorMode` in the block."""
     with unset_fake_temporarily():
         _enter(1)
         try:
@@ -57,19 +58,19 @@ def _leave(times: int) -> None:
 
 
 def _suspend() -> None:
-    while_fakes_live.acquire()  # so that the end of the block is seen, too
+    while_fakes_live.acquire()  # keeps the patches until the end of the block
     _thread.suspended.append(_thread.depth)
     _leave(_thread.depth)
 
 
 def _resume() -> None:
-    if _thread.suspended:  # else it was entered before the first fake mode of the process
+    if _thread.suspended:  # else it was entered before the process's first fake mode
         _enter(_thread.suspended.pop())
         while_fakes_live.release()
 
 
 def install() -> None:
-    """Suspends our mode in the blocks of `FakeTensorMode`, and where it converts tensors."""
+    """Suspend our mode in the blocks of `FakeTensorMode`, and where it converts tensors."""
     reason = "calls Meta kernels whose factories our mode makes fake"
     while_fakes_live.patch(FakeTensorMode, "__enter__", _suspending, reason)
     while_fakes_live.patch(FakeTensorMode, "__exit__", _resuming, reason)
@@ -108,7 +109,7 @@ def _suspending_meanwhile(original: Callable[..., FakeTensor]) -> Callable[..., 
 
 
 def _patch_reads_of_inputs() -> None:
-    """Dynamo reads integers that are inputs without dimensions, such as the counter of `torch.nn.BatchNorm1d`."""
+    """Dynamo reads integer inputs without dimensions, such as the counter of `torch.nn.BatchNorm1d`."""
 
     def make(original: Callable[[object], bool]) -> Callable[[object], bool]:
         def _is_plain_tensor(t: object) -> bool:
@@ -117,11 +118,11 @@ def _patch_reads_of_inputs() -> None:
 
         return _is_plain_tensor
 
-    while_fakes_live.patch(fake_tensor, "_is_plain_tensor", make, "tells whether item() works", concerns=Concerns.FAKES)
+    while_fakes_live.patch(fake_tensor, "_is_plain_tensor", make, "decides if item() works", concerns=Concerns.FAKES)
 
 
 def _patch_tracing() -> None:
-    """Since 2.14 `make_fx()` takes whatever has the `Fake` key for a tensor of a `FakeTensorMode`."""
+    """Since 2.14 `make_fx()` assumes that any tensor with the `Fake` key belongs to a `FakeTensorMode`."""
 
     def make(original: Callable[..., torch.Tensor | None]) -> Callable[..., torch.Tensor | None]:
         def snapshot_fake(val: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor | None:
@@ -132,6 +133,4 @@ def _patch_tracing() -> None:
         return snapshot_fake
 
     module = torch.fx.experimental.proxy_tensor
-    while_fakes_live.patch(
-        module, "snapshot_fake", make, "takes whatever has the Fake key for a FakeTensor of PyTorch's"
-    )
+    while_fakes_live.patch(module, "snapshot_fake", make, "assumes that the Fake key marks PyTorch's FakeTensors")

@@ -1,15 +1,16 @@
 """Higher-order operators (`torch.cond`, `scan`, `while_loop`, `flex_attention`, ...) on fake and deferred tensors.
 
-They are Python functions, which choose among the implementations that they were given by the highest dispatch key
-(`HigherOrderOperator.dispatch`). Ours is found there for all of them, those that are defined later included:
+They are Python functions that choose a registered implementation by the highest dispatch key
+(`HigherOrderOperator.dispatch`). The patch of this method provides ours for all of them, including operators that are
+defined later:
 
-- values are read where they exist, so with deferred tensors the implementation for real ones runs, and what it calls is
-  recorded;
-- of fakes it is told what `FakeTensorMode` is told. An operator has a function for that, which calls operators, or, if
-  it decides by a value, one of the rules below.
+- Deferred tensors have values, so the implementation for real tensors runs, and the operators that it calls are
+  recorded.
+- For fakes, the operator's rule for `FakeTensorMode` runs, which calls operators. If it depends on a value, one of the
+  rules below applies.
 
-Called eagerly, most of them go through `torch.compile` first, whose graphs hold neither fakes nor recordings. That is
-left out.
+When called eagerly, most of them first go through `torch.compile`, whose graphs hold neither fakes nor recordings. This
+step is skipped.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from ..errors import DataDependentError
 from ..tools.dispatch_keys import is_constructing, making_fakes
 from ..tools.higher_order_keys import pass_by
 from ..tools.leases import while_fakes_live
-from .flex_attention import KERNEL_OF, attends_by_kernel, call_kernel
+from .flex_attention import KERNEL_OF, call_kernel, is_flex_attention_compiled
 
 __all__ = ["install"]
 
@@ -42,20 +43,23 @@ _AUTOGRAD: Any = _parse("AutogradFunctionality")
 
 
 def install() -> None:
-    """Installs the patches."""
+    """Install the patches."""
     pass_by(while_fakes_live)
     while_fakes_live.patch(
-        _ops.HigherOrderOperator, "dispatch", _meeting_ours, "chooses by the highest key, and knows none of ours"
+        _ops.HigherOrderOperator,
+        "dispatch",
+        _dispatching_ours,
+        "chooses by the highest key, which has no implementation",
     )
     if hasattr(hop_utils, "_hop_compile_and_call"):
-        while_fakes_live.patch(hop_utils, "_hop_compile_and_call", _not_compiling, "compiles what is called eagerly")
-    # Of those that call `torch.compile` themselves, as flex_attention.
+        while_fakes_live.patch(hop_utils, "_hop_compile_and_call", _not_compiling, "compiles eager calls")
+    # For operators that call `torch.compile` themselves, such as flex_attention.
     while_fakes_live.patch(hop_utils, "setup_compilation_env", _eager_on_our_thread, "prepares for compilation")
 
 
-def _meeting_ours(original: Callable[..., Any]) -> Callable[..., Any]:
+def _dispatching_ours(original: Callable[..., Any]) -> Callable[..., Any]:
     def dispatch(self: Any, dispatch_key: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _is_met_at(dispatch_key):
+        if not _takes_precedence(dispatch_key):
             return original(self, dispatch_key, *args, **kwargs)
         tensors = list(_tensors((args, kwargs)))
         if not any(map(_C.is_fake, tensors)) and (dispatch_key != _FAKE or not _C.are_factories_fake()):
@@ -68,17 +72,17 @@ def _meeting_ours(original: Callable[..., Any]) -> Callable[..., Any]:
         if tensors and all(_C.is_deferred(tensor) or not _C.is_fake(tensor) for tensor in tensors):
             return run()
         is_differentiated = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-        with making_fakes():  # what an implementation allocates for its results
+        with making_fakes():  # for results that an implementation allocates
             return _run_on_fakes(self, run, is_differentiated, args, kwargs)
 
     return dispatch
 
 
-def _is_met_at(key: Any) -> bool:
-    """Returns true if ours goes before the implementation for `key`.
+def _takes_precedence(key: Any) -> bool:
+    """Return true if ours takes precedence over the implementation for `key`.
 
-    Those for autograd differentiate what `torch.compile` makes of the functions: it turns tensors that these have
-    closed over into arguments. Called as they are, autograd differentiates them as any other code.
+    Implementations for autograd differentiate the functions as `torch.compile` transforms them: it turns tensors in
+    closures into arguments. Called directly, the functions are differentiated by autograd like other code.
     """
     return isinstance(key, _torch.DispatchKey) and (key == _FAKE or _torch._to_functionality_key(key) == _AUTOGRAD)
 
@@ -88,14 +92,14 @@ def _run_on_fakes(
 ) -> Any:
     fake_function = getattr(hop_utils, "registered_hop_fake_fns", {}).get(op)
     is_attention = op.name() == KERNEL_OF and not kwargs
-    if fake_function is not None and is_attention and attends_by_kernel() and is_differentiated:
+    if fake_function is not None and is_attention and is_flex_attention_compiled() and is_differentiated:
         captured = [tensor for tensor in _tensors(args[3:]) if _C.is_fake(tensor) and tensor.requires_grad]
         return call_kernel(op, args[:3], args[3:], captured)
     # Attention that is not compiled computes all scores.
-    if fake_function is not None and not is_differentiated and (not is_attention or attends_by_kernel()):
+    if fake_function is not None and not is_differentiated and (not is_attention or is_flex_attention_compiled()):
         return fake_function(*args, **kwargs)
     if op.name() == "cond" and torch.is_grad_enabled() and _C.is_fake(args[0]):
-        # Autograd gives gradients to what either branch uses (`CondAutogradOp`), even if the predicate is known.
+        # Autograd returns gradients for the inputs of either branch (`CondAutogradOp`), even if the predicate is known.
         return _merge_branches(*args, **kwargs)
     try:
         return run()
@@ -107,7 +111,7 @@ def _run_on_fakes(
 
 
 def _merge_branches(pred: object, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Any) -> Any:
-    """What both branches of `torch.cond` return, as a result of both."""
+    """Return the results of both branches of `torch.cond`, as results of both."""
     found, spec = pytree.tree_flatten(true_fn(*operands))
     others, other_spec = pytree.tree_flatten(false_fn(*operands))
     if spec != other_spec:
@@ -137,7 +141,7 @@ def _run_body_once(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """What the body of `while_loop` returns, which looks like what it is given."""
+    """Return the results of the body of `while_loop`, whose metadata equals that of its inputs."""
     cond_fn(*carried_inputs, *additional_inputs)
     results = body_fn(*carried_inputs, *additional_inputs)
     wanted, found = pytree.tree_leaves(carried_inputs), pytree.tree_leaves(results)
@@ -171,31 +175,31 @@ def _data_dependent(name: str, what: str) -> Exception:
 
 def _not_compiling(original: Callable[..., Any]) -> Callable[..., Any]:
     def call(fn: Callable[..., Any], args: Any, kwargs: dict[str, Any] | None = None) -> Any:
-        return fn(*args, **(kwargs or {})) if _is_about_ours((args, kwargs)) else original(fn, args, kwargs)
+        return fn(*args, **(kwargs or {})) if _involves_fakes((args, kwargs)) else original(fn, args, kwargs)
 
     return call
 
 
 def _eager_on_our_thread(original: Callable[[], AbstractContextManager[Any]]) -> Callable[..., Any]:
     @contextmanager
-    @wraps(original)  # the name for errors
+    @wraps(original)  # errors quote the name
     def setup_compilation_env() -> Iterator[Any]:
-        with original() as backend, set_stance("force_eager") if _is_on_our_thread() else nullcontext():
+        with original() as backend, set_stance("force_eager") if _makes_fakes() else nullcontext():
             yield backend
 
     return setup_compilation_env
 
 
-def _is_on_our_thread() -> bool:
+def _makes_fakes() -> bool:
     return _C.are_factories_fake() or is_constructing()
 
 
-def _is_about_ours(values: object) -> bool:
-    return _is_on_our_thread() or any(map(_C.is_fake, _tensors(values)))
+def _involves_fakes(values: object) -> bool:
+    return _makes_fakes() or any(map(_C.is_fake, _tensors(values)))
 
 
 def _tensors(values: object) -> Iterator[Tensor]:
-    """The tensors in `values`, and those that functions and modules there hold, have closed over or know globally."""
+    """Yield the tensors in `values` and those that functions and modules there hold in closures and globals."""
     seen: set[int] = set()
     waiting = pytree.tree_leaves(values)
     while waiting:
@@ -221,6 +225,6 @@ def _held_by(function: Any) -> list[object]:
     held: list[object] = [function.__globals__.get(name) for name in function.__code__.co_names]
     held = [value for value in held if isinstance(value, Tensor)]
     for cell in function.__closure__ or ():
-        with suppress(ValueError):  # not filled yet
+        with suppress(ValueError):  # empty cell
             held.append(cell.cell_contents)
     return held

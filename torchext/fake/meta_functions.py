@@ -1,4 +1,4 @@
-"""The Meta functions of PyTorch, written in Python, that refuse what real kernels accept, or blame something else."""
+"""PyTorch's Python Meta functions that reject inputs that real kernels accept, or raise misleading errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["install"]
 
 
 def install() -> None:
-    """Installs the patches. Calls that are not about our fakes go to the originals, unchanged."""
+    """Install the patches. Calls that do not involve our fakes go to the originals, unchanged."""
     while_fakes_live.patch(
         torch._meta_registrations, "_meta_grouped_mm_common", _taking_all_dtypes, "takes bfloat16 only"
     )
@@ -30,19 +30,20 @@ def install() -> None:
         str(Path(torch.__file__).parents[1] / "torchgen/packaged/ATen/native/native_functions.yaml")
     )
     _patch_device_hint()
+    while_fakes_live.patch(torch._prims_common, "alert_not_deterministic", _warning_in_cpp, "warns outside of C++")
     while_fakes_live.patch(
-        torch._prims_common, "alert_not_deterministic", _warning_in_cpp, "warns where it cannot be held back"
+        torch._prims_common.wrappers,
+        "_resize_output_check",
+        _warning_of_resizing,
+        "warns outside of C++",
     )
     while_fakes_live.patch(
-        torch._prims_common.wrappers, "_resize_output_check", _warning_of_resizing, "warns where it cannot be held back"
-    )
-    while_fakes_live.patch(
-        torch._library.fake_impl, "set_ctx_getter", _refusing_sizes, "takes our fakes for meta tensors"
+        torch._library.fake_impl, "set_ctx_getter", _refusing_sizes, "mistakes our fakes for meta tensors"
     )
 
 
 class _LikeBFloat16:
-    """What the Meta function of `grouped_mm` asks a matrix for, with the dtype that it wants to hear."""
+    """A matrix that claims to be bfloat16, for the Meta function of `grouped_mm`."""
 
     dtype = torch.bfloat16
 
@@ -54,7 +55,7 @@ class _LikeBFloat16:
 
 
 def _taking_all_dtypes(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`aten::_grouped_mm` takes float32 and float16, too, by a loop over the groups; its Meta function does not."""
+    """`aten::_grouped_mm` also supports float32 and float16, by a loop over the groups; its Meta function does not."""
     signature = inspect.signature(original)
 
     def common(*args: Any, **kwargs: Any) -> Tensor:
@@ -63,7 +64,8 @@ def _taking_all_dtypes(original: Callable[..., Tensor]) -> Callable[..., Tensor]
         is_looped = a.dtype == b.dtype and a.dtype in (torch.float32, torch.float16) and given.get("scale_a") is None
         if _C.meta_call_device() is None or not is_looped or given.get("out_dtype") not in (None, a.dtype):
             return original(*args, **kwargs)
-        original(**{**given, "mat_a": _LikeBFloat16(a), "mat_b": _LikeBFloat16(b), "out_dtype": None})  # checks
+        # checks the arguments
+        original(**{**given, "mat_a": _LikeBFloat16(a), "mat_b": _LikeBFloat16(b), "out_dtype": None})
         registrations: Any = torch._meta_registrations
         made: Tensor = registrations._create_grouped_mm_output_tensor(a, b, given.get("offs"), None)
         return made
@@ -72,9 +74,9 @@ def _taking_all_dtypes(original: Callable[..., Tensor]) -> Callable[..., Tensor]
 
 
 def _refusing_sizes(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The fake function of a custom operator asks for a size that depends on values (`torch.library.get_ctx()`)."""
+    """Handle fake functions of custom operators that need a size that depends on values (`torch.library.get_ctx()`)."""
 
-    @wraps(original)  # the name for errors
+    @wraps(original)  # errors quote the name
     def set_ctx_getter(ctx_getter: Callable[[], Any]) -> Any:
         return original(ctx_getter if _C.meta_call_device() is None else lambda: _Context(ctx_getter))
 
@@ -82,7 +84,7 @@ def _refusing_sizes(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _warning_in_cpp(original: Callable[[str], None]) -> Callable[[str], None]:
-    """Warns as `Context::alertNotDeterministic()` does, so that the warning of a Meta kernel can be held back."""
+    """Warn like `Context::alertNotDeterministic()`, so that the warning of a Meta kernel can be captured."""
 
     def alert_not_deterministic(caller: str) -> None:
         if _C.meta_call_device() is None or not torch.is_deterministic_algorithms_warn_only_enabled():
@@ -99,7 +101,7 @@ def _warning_in_cpp(original: Callable[[str], None]) -> Callable[[str], None]:
 
 
 def _warning_of_resizing(original: Callable[..., bool]) -> Callable[..., bool]:
-    """Warns as `resize_output_check()` does (Resize.cpp)."""
+    """Warn like `resize_output_check()` (Resize.cpp)."""
 
     def resize_output_check(out: Tensor, shape: Sequence[int]) -> bool:
         if _C.meta_call_device() is None:
@@ -119,34 +121,34 @@ def _warning_of_resizing(original: Callable[..., bool]) -> Callable[..., bool]:
 
 
 class _Context:
-    """What such a function is given while it runs for our fakes."""
+    """The context of a fake function while it runs for our fakes."""
 
     def __init__(self, refuse: Callable[[], object]) -> None:
         self._refuse = refuse
 
     def new_dynamic_size(self, **bounds: int | None) -> NoReturn:
-        """Raises, because no number stands for it."""
+        """Raise, because no symbolic number can represent the size."""
         raise DataDependentError(
             f"`{self._operator()}` returns a tensor whose shape depends on the values of its arguments, but at least "
             "one is a fake tensor, which has none. Run it on real tensors, or move it out of the code that runs on "
             "fake tensors."
         )
 
-    create_unbacked_symint = new_dynamic_size  # its former name
+    create_unbacked_symint = new_dynamic_size  # its previous name
 
     def _operator(self) -> str:
         try:
             self._refuse()
-        except RuntimeError as error:  # begins with the name
+        except RuntimeError as error:  # begins with the operator's name
             return str(error).split(" ", 1)[0]
         return "the operator"
 
 
 def _patch_device_hint() -> None:
-    """Meta kernels in Python ask `device_hint()` for the device of a FakeTensor, and take CUDA for any other."""
+    """`device_hint()` returns the device of a FakeTensor for Python Meta kernels, and CUDA for other tensors."""
 
     def make(original: Callable[..., str]) -> Callable[..., str]:
         return lambda tensor: _C.meta_call_device() or original(tensor)
 
-    reason = "takes CUDA for the device of whatever is no FakeTensor of PyTorch's"
+    reason = "returns CUDA for tensors other than PyTorch's FakeTensors"
     while_fakes_live.patch(torch._meta_registrations, "device_hint", make, reason)

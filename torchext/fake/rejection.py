@@ -1,9 +1,9 @@
-"""Samplers that draw again what they reject, in bounded memory.
+"""Rejection samplers in bounded memory.
 
-Such a sampler fills a tensor, looks which elements it must reject, fills a second tensor of that size, takes those
-elements from it, looks again, and so on. How many numbers it draws is known only when it has been run. What becomes of
-an element depends on that element of the fills alone, so the sampler can be run on one chunk after another, if each of
-its fills of a chunk gets the numbers that the chunk would get in a fill of the whole.
+Such a sampler fills a tensor, finds the elements to reject, fills a second tensor of that size, replaces those
+elements, and repeats. The number of draws is known only after it has run. Each element depends only on its own element
+of the fills. The sampler can therefore run chunk by chunk, if each fill of a chunk gets the numbers that the chunk
+would get in a fill of the whole tensor.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from .. import _C
 __all__ = ["CHUNK", "Sampler", "count_draws", "sample"]
 
 Sampler = Callable[[torch.Tensor, torch.Generator], object]
-"""Fills a tensor in place, by `normal_` and `uniform_` of tensors of its size with the generator that it is given."""
+"""Fills a tensor in place, by `normal_` and `uniform_` of tensors of its size with the given generator."""
 
 CHUNK = 2**20
-"""How many elements are sampled at a time. `normal_` gives the pieces of a tensor the same bits as the whole if they
-are multiples of 16 elements long, but for the last one, which must not be shorter than that (`normal_fill`)."""
+"""Number of elements that are sampled at a time. `normal_` gives the pieces of a tensor the same bits as the whole if
+their lengths are multiples of 16. The last piece may have any length from 16 on (`normal_fill`)."""
 
 _DEFAULTS = {"normal_": (0.0, 1.0), "uniform_": (0.0, 1.0)}
 
 
 class _FillsOfAChunk(TorchFunctionMode):
-    """Gives each fill of a chunk, which begins at `start`, the numbers of that chunk in a fill of `numel` elements."""
+    """A mode in which each fill of a chunk at `start` gets that chunk's numbers in a fill of `numel` elements."""
 
     def __init__(self, start: int, numel: int) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class _FillsOfAChunk(TorchFunctionMode):
 
 
 def count_draws(sampler: Sampler, numel: int, dtype: torch.dtype, generator: torch.Generator) -> int:
-    """Returns how many 32-bit draws it takes to sample `numel` elements of `dtype`. Leaves `generator` where it is."""
+    """Return the number of 32-bit draws for sampling `numel` elements of `dtype`. `generator` does not advance."""
 
     def draws(start: int, size: int) -> int:
         fills = _FillsOfAChunk(start, numel)
@@ -67,7 +67,7 @@ def count_draws(sampler: Sampler, numel: int, dtype: torch.dtype, generator: tor
 
 
 def sample(sampler: Sampler, tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Does to `tensor`, which is contiguous, and `generator` what `sampler` does to them, chunk by chunk."""
+    """Fill the contiguous `tensor` and advance `generator` exactly like `sampler`, chunk by chunk."""
     flat = tensor.view(-1)
     end, most_draws = generator, -1
     for start, size in _chunks(tensor.numel()):
@@ -81,7 +81,7 @@ def sample(sampler: Sampler, tensor: torch.Tensor, generator: torch.Generator) -
 
 
 def _chunks(numel: int) -> Iterator[tuple[int, int]]:
-    """Yields the start and the size of each chunk; the last one is up to twice as long."""
+    """Yield the start and the size of each chunk. The last one is up to twice as long."""
     starts = range(0, max(numel - CHUNK, 1), CHUNK)
     for start in starts:
         yield start, (numel if start == starts[-1] else start + CHUNK) - start

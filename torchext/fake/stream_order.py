@@ -1,7 +1,7 @@
-"""What work of the streams of fake devices is ordered: by streams that wait for events, as on a GPU.
+"""Order of the work on streams of fake devices: streams wait for events, as on a GPU.
 
-Nothing runs on the streams. The core counts the operators that a program has issued on each; a clock says how many of
-each stream are done before something else begins.
+Nothing runs on the streams. The core counts the operators that a program has issued on each stream. A clock holds the
+number of operators of each stream that complete before other work begins.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from .. import _C
 
 __all__ = ["Clock", "StreamKey", "clock_of", "clock_of_device", "listeners", "order_after", "order_program_after"]
 
-STREAMS = 32  # of a device, as in csrc/fake/cuda/streams.cpp, besides the default one
+STREAMS = 32  # per device besides the default stream, as in csrc/fake/cuda/streams.cpp
 
 StreamKey = tuple[int, int]
 """The index of a device, and the number of a stream."""
@@ -23,29 +23,29 @@ Clock = dict[StreamKey, int]
 _known: dict[StreamKey, Clock] = {}
 _of_program: Clock = {}
 
-# Called with the stream that waits, and what it has waited for.
+# Called with the waiting stream and the clock that it waits for.
 listeners: list[Callable[[StreamKey, Clock], None]] = []
 
 
 def clock_of(stream: StreamKey) -> Clock:
-    """Returns what is done when all is done that has been issued on `stream` until now."""
+    """Return the clock at which all work issued on `stream` so far is done."""
     return {**_known.get(stream, _of_program), stream: _C.work_on_fake_stream(*stream)}
 
 
 def clock_of_device(index: int) -> Clock:
-    """Returns what is done when all is done that has been issued on the device `index`."""
+    """Return the clock at which all work issued on the device `index` so far is done."""
     return {stream: _C.work_on_fake_stream(*stream) for stream in [(index, number) for number in range(STREAMS + 1)]}
 
 
 def order_after(stream: StreamKey, clock: Clock) -> None:
-    """What is issued on `stream` from now on begins after `clock`."""
+    """Let later work on `stream` begin after `clock`."""
     _advance(_known.setdefault(stream, dict(_of_program)), clock)
     for listener in listeners:
         listener(stream, clock)
 
 
 def order_program_after(clock: Clock, stream: StreamKey) -> None:
-    """What the program issues from now on, on any stream, begins after `clock`; `stream` is that which it uses now."""
+    """Let later work of the program, on any stream, begin after `clock`. `stream` is its current stream."""
     _advance(_of_program, clock)
     for known in _known.values():
         _advance(known, clock)

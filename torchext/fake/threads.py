@@ -1,8 +1,8 @@
 """Threads that work in the blocks of the thread that starts them.
 
-`fake_mode()` and `world()` hold for one thread, as grad mode, autocast and the current device do in PyTorch. What is
-carried over to another thread are the fake devices and that factories make fakes, and nothing else: a new thread begins
-on device 0, records gradients and does not autocast, as threads of a program with real devices do.
+`fake_mode()` and `world()` hold for one thread, like grad mode, autocast and the current device in PyTorch. Only two
+things carry over to another thread: the fake devices, and that factories make fakes. A new thread begins on device 0,
+records gradients and does not autocast, like threads of a program with real devices.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ __all__ = ["carry_blocks", "carry_blocks_to_threads"]
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Starts a thread. `threading` calls the second since Python 3.13, and the first before.
+# Functions that start a thread: `threading` calls the second since Python 3.13, and the first before.
 STARTERS = ("start_new_thread", "start_joinable_thread")
 
 
 class _Thread(threading.local):
-    carries = False  # whether the threads that this one starts are in its blocks
+    carries = False  # whether threads started by this one get its blocks
 
 
 _thread_state = _Thread()
 
 
 class _Blocks(NamedTuple):
-    """What a thread is in."""
+    """The open blocks of a thread."""
 
     makes_fakes: bool
     devices: int
@@ -76,18 +76,18 @@ class _Blocks(NamedTuple):
             _C.set_memory_scope(*outer)
 
 
-_OTHER_PHASE = 3  # `MemoryPhase::kOther` (csrc/memory/timeline.h), in which threads begin
+_OTHER_PHASE = 3  # `MemoryPhase::kOther` (csrc/memory/timeline.h), the initial phase of a thread
 
 
 def carry_blocks(function: Callable[P, T]) -> Callable[P, T]:
-    """Return `function` so that it runs in the blocks that are open on this thread now, on any thread.
+    """Return a function that runs `function` on any thread, in the blocks that are open on this thread now.
 
     The blocks are those of `fake_mode()` and `world()`. They are open on the other thread only while `function` runs
-    there, even if they have been left here in the meantime. PyTorch's own state of the thread (grad mode, autocast,
+    there, even if this thread has left them in the meantime. PyTorch's own state of the thread (grad mode, autocast,
     inference mode, the current device) is not carried over.
 
     Args:
-        function: What another thread will call.
+        function: The function for the other thread.
 
     Returns:
         A function with the same arguments and results.
@@ -109,11 +109,11 @@ def carry_blocks(function: Callable[P, T]) -> Callable[P, T]:
 
 @contextmanager
 def carry_blocks_to_threads() -> Iterator[None]:
-    """Let each thread that this thread starts in the block, and those that it starts, be in the blocks of its starter.
+    """Let threads that are started in the block, and their threads, be in the blocks of the thread that starts them.
 
-    This is for threads that libraries start. A thread is in these blocks until it ends, even if they are left before:
-    shut down thread pools in the block. `python -m torchext.dry_run` and `torchext.memory.fits()` do this for the whole
-    program.
+    This is for threads that libraries start. A thread is in these blocks until it ends, even if they are left before.
+    Shut down thread pools inside the block. `python -m torchext.dry_run` and `torchext.memory.fits()` do this for the
+    whole program.
     """
     carries, _thread_state.carries = _thread_state.carries, True
     try:

@@ -1,4 +1,4 @@
-"""The package transformers, which reads values unless it sees a FakeTensor."""
+"""The package transformers, which reads values unless it detects a FakeTensor."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ MODULE = "transformers.utils.import_utils"
 
 
 def transformers_see_fakes() -> AbstractContextManager[None]:
-    """Where it sees a FakeTensor, transformers leaves out checks that read values, of attention masks say.
+    """Let transformers detect fakes, so that it skips checks that read values, for example of attention masks.
 
-    It may be imported before the block or in it.
+    transformers may be imported before the block or in it.
     """
     return patching(MODULE, ("is_fake_tensor",), _patch)
 

@@ -1,8 +1,8 @@
-"""Kernels of Triton that are launched with fakes: nothing runs, because what a kernel writes belongs to its caller.
+"""Triton kernels that are launched with fakes: nothing runs, because the caller owns everything a kernel writes.
 
-A launch would compile the kernel, ask the driver for the device, and pass addresses. What is left of it is what the
-caller can notice: the arguments are bound, the grid is computed, tensors on the CPU are refused, values that were known
-of the arguments are forgotten, and autotuning has its buffer.
+A launch would compile the kernel, query the driver for the device, and pass addresses. Only the effects that a caller
+can observe remain: arguments are bound, the grid is computed, CPU tensors are rejected, known values of the arguments
+are dropped, and autotuning allocates its buffer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["launch_observers", "triton_launches_nothing"]
 JIT = "triton.runtime.jit"
 AUTOTUNER = "triton.runtime.autotuner"
 
-# What `triton.testing.do_bench()` allocates to empty the cache of the device between two runs.
+# Size of the buffer that `triton.testing.do_bench()` allocates to flush the device's cache between runs.
 BYTES_OF_BENCHMARK = 256 * 2**20
 
 WORKSPACE = 4  # `MemoryCategory::kWorkspace` (csrc/memory/timeline.h)
@@ -34,7 +34,7 @@ launch_observers: list[Callable[[str], object]] = []
 
 @contextmanager
 def triton_launches_nothing() -> Iterator[None]:
-    """Lets launches with fakes do nothing. Triton may be imported before the block or in it."""
+    """Skip launches with fakes. Triton may be imported before the block or in it."""
     _teach()
     with once_imported(JIT, _teach), once_imported(AUTOTUNER, _teach):
         yield
@@ -75,7 +75,7 @@ def _launching(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_devices(arguments: Iterable[Any]) -> None:
-    """As the launcher does when it asks the driver for the pointer of each argument."""
+    """Raise for CPU tensors, like the launcher when it queries the driver for each pointer."""
     for i, argument in enumerate(arguments):
         if isinstance(argument, torch.Tensor) and argument.device.type == "cpu" and argument.numel():
             if argument.is_pinned():
@@ -84,7 +84,7 @@ def _check_devices(arguments: Iterable[Any]) -> None:
 
 
 def _tuning(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Takes the first configuration: no time passes that would tell which is the fastest."""
+    """Use the first configuration: without timing, the fastest is unknown."""
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not any(map(_C.is_fake, _tensors_in((*args, *kwargs.values())))):
@@ -102,7 +102,7 @@ def _tuning(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _config_for(tuner: Any, arguments: dict[str, Any]) -> Any:
-    """The configuration that is in the cache, or the first, which is there from now on, as after measuring."""
+    """Return the cached configuration, or the first one, which is cached then as after a measurement."""
     if len(tuner.configs) == 1:
         return tuner.configs[0]
     dtypes = [str(arguments[n].dtype) for n in tuner.arg_names if hasattr(arguments.get(n), "dtype")]
@@ -116,7 +116,7 @@ def _config_for(tuner: Any, arguments: dict[str, Any]) -> Any:
 
 
 def _tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """The tensors among arguments of a kernel: also in tuples, and behind descriptors and wrappers."""
+    """Yield the tensors among the arguments of a kernel, including those in tuples, descriptors and wrappers."""
     for value in values:
         if isinstance(value, torch.Tensor):
             yield value

@@ -1,4 +1,4 @@
-"""`torch.nn.init.trunc_normal_`, which draws again what it rejects, and looks whether it must."""
+"""`torch.nn.init.trunc_normal_`, which redraws rejected elements and reads values to find them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ R = TypeVar("R")
 
 
 def install() -> None:
-    """Installs the patch.
+    """Install the patch.
 
-    Since 2.12 `trunc_normal_` draws again while `mask.any()`, which would compute the tensor to look at it.
+    Since 2.12 `trunc_normal_` loops while `mask.any()`, a read that would compute the tensor.
     """
     original = torch.nn.init._no_grad_trunc_normal_
     quiet = _without_warnings(original)
@@ -91,7 +91,8 @@ def _recorded_trunc_normal(original: Callable[..., torch.Tensor]) -> Callable[..
             if not a - 2 * std <= mean <= b + 2 * std:
                 _call_on_nothing(original, torch.clone, mean, std, a, b)  # warns
             torch.ops.torchext.trunc_normal_(tensor, mean, std, a, b, generator=generator)
-            # The first draw, and the write of what was drawn again, which is not needed only if nothing was rejected.
+            # One version for the first draw, and one for writing redrawn elements, which PyTorch skips only without
+            # rejections.
             for _ in range(min(tensor.numel(), 1) + 1):
                 torch.autograd.graph.increment_version(tensor)
             return tensor
@@ -100,9 +101,9 @@ def _recorded_trunc_normal(original: Callable[..., torch.Tensor]) -> Callable[..
 
 
 def _without_warnings(function: Callable[P, R]) -> Callable[P, R]:
-    """A copy of `function` that warns nobody: it may run often for what the user has called once.
+    """Return a copy of `function` that does not warn: it may run often for one call of the user.
 
-    Not so by `warnings.catch_warnings()`, which hushes all threads.
+    `warnings.catch_warnings()` would suppress warnings on all threads.
     """
     if type(function) is not FunctionType:
         return function
@@ -121,22 +122,21 @@ def _negated(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _call_on_nothing(function: Callable[..., Any], view: Callable[[torch.Tensor], torch.Tensor], *args: Any) -> None:
-    """Calls `function` with `view` of a real tensor without elements, of which modes of the user's see nothing."""
+    """Call `function` with `view` of an empty real tensor, hidden from the user's modes."""
     with torch._C.DisableTorchFunction(), _disable_current_modes(), without_our_keys():
         function(view(torch.empty(0)), *args)
 
 
-# A `torch.library.Library` takes its operators back when it is freed.
+# Freeing a `torch.library.Library` unregisters its operators.
 _libraries: list[torch.library.Library] = []
 
 
 def _never_rejects(mean: float, std: float, a: float, b: float) -> bool:
-    """Returns true if `trunc_normal_` surely accepts its first draw of every element.
+    """Return true if `trunc_normal_` surely accepts its first draw of every element.
 
-    Box-Muller's radius is sqrt(-2 log u) for a uniform u of 53 bits at most (`normal_distribution<double>`), so that no
-    draw is farther than sqrt(2 * 53 * log 2) = 8.57 standard deviations from the mean. The bounds and the draws are
-    rounded to the tensor's dtype, for which one standard deviation and one percent of everything are far more than
-    enough.
+    Box-Muller's radius is sqrt(-2 log u), where the uniform u has at most 53 bits (`normal_distribution<double>`). So
+    no draw is farther than sqrt(2 * 53 * log 2) = 8.57 standard deviations from the mean. The bounds and the draws are
+    rounded to the tensor's dtype; a margin of one standard deviation plus one percent more than covers this.
     """
     reach = (math.sqrt(2 * 53 * math.log(2)) + 1) * std
     slack = 0.01 * (abs(mean) + reach)

@@ -1,7 +1,7 @@
-"""The few places where PyTorch's Python code has to know about fake tensors.
+"""Patches of Python code in PyTorch that has to support fake tensors.
 
-They are in place while such a tensor is alive, or a block of `fake_mode` or `deferred_init` is open
-(`torchext.tools.leases`). Every patch hands real tensors to the original, unchanged.
+They are installed while such a tensor is alive or a block of `fake_mode` or `deferred_init` is open
+(`torchext.tools.leases`). Every patch passes real tensors to the original, unchanged.
 """
 
 from __future__ import annotations

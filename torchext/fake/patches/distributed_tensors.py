@@ -1,12 +1,12 @@
 """Distributed tensors of fakes.
 
 Before PyTorch 2.13, operators on them need help. The `Fake` key was above `Python` then, and `dispatchDTensorOp()` in
-`python_variable.cpp` calls the operator on the local tensors with all keys left out that are above `Python`. Where
-arguments have to be redistributed first, it leaves this to Python, where the call of the operator can be helped:
-`_patch_calls_of_handlers()` in `tensors.py`. So it is told that they have to be, from what they are to what they are.
+`python_variable.cpp` calls the operator on the local tensors with all keys above `Python` excluded. If arguments have
+to be redistributed first, it leaves the call to Python, where `_patch_calls_of_handlers()` in `tensors.py` can restore
+the keys. The patch therefore makes it redistribute always, from the present placements to the same placements.
 
-Some operators have handlers of their own (`OpDispatcher._custom_op_handlers`), which are called in the same state, and
-call functions of PyTorch's as well as operators.
+Some operators have their own handlers (`OpDispatcher._custom_op_handlers`). These are called in the same state, and
+call PyTorch functions as well as operators.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _taught: set[int] = set()
 
 
 def teach_sharding() -> None:
-    """Patches what distributes tensors, if it has been imported. It takes long to be, and may be at any time."""
+    """Patch the code that distributes tensors, if the program has imported it. Importing it is slow."""
     teach_offsets()
     if _FAKE_ABOVE_PYTHON.applies:
         _teach_propagation()
@@ -67,7 +67,7 @@ def _teach_propagation() -> None:
 
 
 def _teach_context_parallel() -> None:
-    """Its handlers are entered when a program begins to attend in parallel, and are in a module of their own."""
+    """Patch the handlers of context parallelism. They are in their own module, and registered on first use."""
     module: Any = sys.modules.get(_MODULE_OF_CONTEXT_PARALLEL)
     if hasattr(module, "_sdpa_handler") and id(module) not in _taught:
         _taught.add(id(module))
@@ -87,7 +87,7 @@ def _teach_handlers(module: Any) -> None:
 
 
 def _leaving_calls_to_python(original: Callable[..., Any]) -> Callable[..., Any]:
-    # What has been remembered of real tensors would be found without asking.
+    # The cache may hold results for real tensors, which would bypass the patch.
     torch._C._clear_DTensor_sharding_propagator_cache()
 
     def _propagate_op_sharding_dispatch_slow_path(

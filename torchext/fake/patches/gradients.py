@@ -1,6 +1,6 @@
-"""The patches for backward passes: what PyTorch's own functions in Python allocate there.
+"""Patches for allocations of Python functions in backward passes.
 
-The formulas in C++ are observed: csrc/fake/gradient_factories.h.
+Gradient formulas in C++ are observed: csrc/fake/gradient_factories.h.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from ...tools.leases import while_fakes_live
 
 __all__ = ["install"]
 
-# Recomputes what the user's functions compute, whose factories make real tensors.
+# It recomputes the user's functions, whose factories make real tensors.
 CHECKPOINT = "torch.utils.checkpoint"
 
 
 def install() -> None:
-    """Installs the patches."""
+    """Install the patches."""
     for name in ("apply", "apply_boxed"):
         if hasattr(BackwardCFunction, name):
             while_fakes_live.patch(
@@ -41,16 +41,16 @@ def install() -> None:
             owner,
             name,
             partial(_unpacking_outside_of_formulas, count=count),
-            "has gradient formulas call what unpacks saved tensors",
+            "makes gradient formulas call a function that unpacks saved tensors",
         )
 
 
 def _unpacking_outside_of_formulas(original: Callable[..., None], count: int) -> Callable[..., None]:
-    """Wraps the last of `count` arguments, which unpacks."""
+    """Wrap the last of `count` arguments, the unpacking function."""
 
     def hook(*args: Any, **kwargs: Any) -> None:
-        # Errors about wrong arguments quote these. Hooks that are graphs are looked at by aot_autograd, and call no
-        # function of the program.
+        # Errors about wrong arguments quote the arguments. aot_autograd inspects hooks that are graphs, and these do
+        # not call functions of the program.
         is_method = not args[:-2] or isinstance(args[0], torch._C._autograd.SavedTensor)
         are_hooks = not kwargs and len(args) == count and is_method and all(map(callable, args[-2:]))
         if not are_hooks or isinstance(args[-1], torch.fx.GraphModule):
@@ -74,7 +74,7 @@ def _with_factories_of_gradients(original: Callable[..., Any]) -> Callable[..., 
 
 @contextmanager
 def _factories_like(gradients: Any) -> Iterator[None]:
-    """Lets factories make what the tensors among `gradients` are: deferred tensors, fakes or real ones."""
+    """Let factories make tensors like those among `gradients`: deferred, fake or real."""
     tensors = [gradient for gradient in gradients if isinstance(gradient, torch.Tensor)]
     if any(map(_C.is_deferred, tensors)):
         _C.enter_deferred_init()

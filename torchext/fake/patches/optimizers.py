@@ -1,4 +1,4 @@
-"""The patches for optimizers, whose state and steps mix fakes with what is real or sparse."""
+"""Patches for optimizers, whose state and steps mix fakes with real or sparse tensors."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ __all__ = ["install"]
 
 
 def install() -> None:
-    """Installs the patches."""
+    """Install the patches."""
     _patch_sparse_optimizers()
     _patch_optimizer_state()
 
 
 def _patch_sparse_optimizers() -> None:
-    """These coalesce gradients. How many elements they have then does not show in what is written."""
+    """Patch optimizers that coalesce gradients. Their number of elements then does not affect any metadata."""
     for module, name in (("torch.optim._functional", "sparse_adam"), ("torch.optim.adagrad", "adagrad")):
         functions = importlib.import_module(module)  # `torch.optim` deletes the names of its modules
         while_fakes_live.patch(
-            functions, name, _coalescing, "coalesces gradients, whose number of elements then does not show"
+            functions, name, _coalescing, "coalesces gradients, which hides their number of elements"
         )
 
 
@@ -46,7 +46,7 @@ def _as_if_coalesced(grad: torch.Tensor) -> torch.Tensor:
 
 
 def _patch_optimizer_state() -> None:
-    """`Optimizer.load_state_dict()` takes over tensors, and `step()` would write fakes into them."""
+    """`Optimizer.load_state_dict()` keeps the given tensors, and `step()` would write fakes into them."""
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def take_over(
@@ -60,6 +60,4 @@ def _patch_optimizer_state() -> None:
         return take_over
 
     name = "_process_value_according_to_param_policy"
-    while_fakes_live.patch(
-        torch.optim.Optimizer, name, make, "takes over real tensors, into which step() would write fakes"
-    )
+    while_fakes_live.patch(torch.optim.Optimizer, name, make, "keeps real tensors, into which step() would write fakes")

@@ -1,9 +1,9 @@
-"""The patches for what PyTorch reads when it makes tensors of Python data that holds fakes.
+"""Patches for reads of fakes in Python data from which PyTorch makes tensors.
 
 `torch.tensor([x, y])`, `torch.asarray()`, `torch.Tensor()` and similar functions exclude the `Fake` and `DeferredInit`
-keys while they read their data (`internal_new_from_data()`, tensor_new.cpp), so the dispatcher does not call our
-handlers. A TorchFunctionMode would see these reads, but code that calls `torch.overrides.has_torch_function()` takes
-another path under such a mode (`torch.nn.TransformerEncoder` in eval mode).
+keys while they read their data (`internal_new_from_data()`, tensor_new.cpp). The dispatcher therefore does not call our
+handlers. A TorchFunctionMode could observe these reads, but under such a mode, code that checks
+`torch.overrides.has_torch_function()` takes another path (`torch.nn.TransformerEncoder` in eval mode).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _C.provide("typed_storage", torch.TypedStorage)
 
 
 def install() -> None:
-    """Installs the patches."""
-    reason = "is called with the Fake key excluded by what makes tensors of Python data"
+    """Install the patches."""
+    reason = "is called with the Fake key excluded while tensors are made of Python data"
     for name in READS_OF_ELEMENTS:
         while_fakes_live.patch(torch.Tensor, name, _reading_with_keys, reason, concerns=Concerns.FAKES)
     while_fakes_live.patch(torch.Tensor, "__iter__", _iterating_over_values, reason, concerns=Concerns.FAKES)
@@ -62,7 +62,7 @@ def _reading_with_keys(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _iterating_over_values(original: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
-    """Computes the rows of a deferred tensor together."""
+    """Compute the rows of a deferred tensor together."""
 
     def __iter__(self: torch.Tensor) -> Iterator[Any]:
         if _reads_python_data() and _C.is_deferred(self):
@@ -73,13 +73,13 @@ def _iterating_over_values(original: Callable[..., Iterator[Any]]) -> Callable[.
 
 
 def _made_on_storage(original: Callable[..., Any]) -> Callable[..., Any]:
-    """What `original` makes shares the memory of a storage of fakes."""
+    """Make the result of `original` share the memory of a storage of fakes."""
 
     def make(*args: Any, **kwargs: Any) -> Any:
         given = [value for value in (*args, *kwargs.values()) if isinstance(value, Storage)]
         if not given or not _C.is_storage_of_fakes(_untyped(given[0])):
             return original(*args, **kwargs)
-        # What it infers and refuses is determined by a call on another storage.
+        # A call on another storage determines the inferred metadata and the errors.
         other = [_small_storage(value) if value is given[0] else value for value in args]
         others = {name: _small_storage(value) if value is given[0] else value for name, value in kwargs.items()}
         form = original(*other, **others)
@@ -91,7 +91,7 @@ def _made_on_storage(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _small_storage(storage: Storage) -> Storage:
-    """A real storage of at least one element of any dtype."""
+    """Return a real storage of at least one element of any dtype."""
     small = torch.UntypedStorage(16)
     if isinstance(storage, torch.UntypedStorage):
         return small

@@ -1,4 +1,4 @@
-"""The patches for saving tensors, and for putting them together again."""
+"""Patches for saving and rebuilding tensors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["install"]
 
 
 def install() -> None:
-    """Installs the patches."""
+    """Install the patches."""
     _patch_save()
     _patch_rebuilding()
 
@@ -30,7 +30,7 @@ NO_TENSORS = frozenset({int, float, complex, bool, str, bytes, type(None)})
 
 
 def _patch_save() -> None:
-    """`torch.save()` opens its file before it meets the first tensor, and closes it properly when that raises."""
+    """`torch.save()` opens its file before the first tensor, and closes it properly if that raises."""
 
     def make(original: Callable[..., None]) -> Callable[..., None]:
         def save(obj: object, *args: Any, **kwargs: Any) -> None:
@@ -45,7 +45,7 @@ def _patch_save() -> None:
 
 
 def _find_fake(obj: object, seen: set[int]) -> torch.Tensor | None:
-    """A fake tensor in the containers and modules that make up `obj`. Does not look into other objects."""
+    """Return a fake tensor in the containers and modules that make up `obj`. Other objects are not searched."""
     if isinstance(obj, torch.Tensor):
         if not is_wrapper(obj):
             return None if has_data(obj) else obj
@@ -69,7 +69,7 @@ def _find_fake(obj: object, seen: set[int]) -> torch.Tensor | None:
 
 
 def _patch_rebuilding() -> None:
-    """`copy.copy()` puts a new tensor on the old storage, as unpickling does. On a fake storage it has to be fake."""
+    """`copy.copy()` and unpickling put a new tensor on an existing storage. On a fake storage it has to be fake."""
 
     def make(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         def rebuild(storage: torch.TypedStorage, *args: Any) -> torch.Tensor:
@@ -81,4 +81,4 @@ def _patch_rebuilding() -> None:
 
         return rebuild
 
-    while_fakes_live.patch(torch._utils, "_rebuild_tensor", make, "makes a real tensor, whatever the storage is")
+    while_fakes_live.patch(torch._utils, "_rebuild_tensor", make, "makes a real tensor on any storage")

@@ -1,4 +1,4 @@
-"""The patches for the constructors of sparse tensors."""
+"""Patches for the constructors of sparse tensors."""
 
 from __future__ import annotations
 
@@ -16,15 +16,13 @@ __all__ = ["install"]
 
 
 def install() -> None:
-    """Installs the patches: `torch.sparse_coo_tensor()` and its kin make real members of data that are no tensors."""
+    """Patch `torch.sparse_coo_tensor()` and similar constructors, which make real members from Python data."""
     for name in ("coo", "csr", "csc", "bsr", "bsc", "compressed"):
-        while_fakes_live.patch(
-            torch, f"sparse_{name}_tensor", _lifting, "makes real members of data that are no tensors"
-        )
+        while_fakes_live.patch(torch, f"sparse_{name}_tensor", _lifting, "makes real members from Python data")
 
 
 def _lifting(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Makes what `original` returns fake in `fake_mode`, as `torch.tensor()` does, unless it was given tensors."""
+    """Make the result of `original` fake in `fake_mode`, like `torch.tensor()`, unless its arguments are tensors."""
 
     def construct(*args: Any, **kwargs: Any) -> torch.Tensor:
         is_given = any(isinstance(value, torch.Tensor) for value in (*args, *kwargs.values()))

@@ -1,10 +1,10 @@
-"""The patches for what saves, shares or resizes the memory of fake tensors without calling an operator.
+"""Patches for saving, sharing or resizing the memory of fake tensors without an operator.
 
-PyTorch refuses most of it by itself, because a fake storage refuses to show its data pointer. Patched is what would end
-the process, leave a broken file behind or blame something else, and what can do without data.
+PyTorch rejects most of these, because a fake storage raises when its data pointer is read. The patches cover uses that
+would crash the process, leave a broken file or raise a misleading error, and uses that need no data.
 
-A constructor that asks for memory while `deferred_init` runs it gets memory: the deferred tensors that share it become
-real then and there. Afterwards it is more likely a mistake to ask, and refused.
+A constructor that accesses memory while `deferred_init` runs it gets memory: the deferred tensors that share it become
+real immediately. After construction such an access is more likely a mistake and raises.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ... import _C
+from ...errors import TorchextWarning
 from ...tools.dispatch_keys import is_constructing
 from ...tools.leases import while_fakes_live
 from ...tools.patching import Concerns
@@ -25,7 +26,7 @@ from ..copying import FakeCopy
 
 __all__ = ["copied_bytes", "has_data", "install", "is_of_fakes", "make_real", "no_data"]
 
-# What reads or writes memory, or hands it out.
+# Methods that read, write or share memory.
 METHODS_OF_STORAGES = (
     *("__getitem__", "__setitem__", "copy_", "fill_", "tolist", "_byteswap", "_write_file"),
     *("pin_memory", "_share_cuda_", "_share_fd_cpu_", "_share_filename_cpu_"),
@@ -39,7 +40,7 @@ REMEDY = (
 
 
 def install() -> None:
-    """Installs the patches."""
+    """Install the patches."""
     _patch_resize()
     _patch_storage_copies()
     _patch_storage_reads()
@@ -49,20 +50,20 @@ def install() -> None:
 
 
 def no_data(what: str, tensor: torch.Tensor) -> str:
-    """The message for `what` cannot be done with a fake `tensor`."""
+    """Return the error message for a use of a fake `tensor` that needs data."""
     shape = tuple(tensor.shape)
-    return f"{what} needs the data of a tensor of shape {shape}, but this tensor is fake and has none. {REMEDY}"
+    return f"{what} needs the data of a tensor of shape {shape}, but this tensor is fake and has no data. {REMEDY}"
 
 
 def has_data(tensor: torch.Tensor) -> bool:
-    """Tells whether `tensor` has memory, or will have it when it is asked for."""
+    """Return true if `tensor` has memory, or gets memory on access."""
     return not _C.is_fake(tensor) or (_C.is_deferred(tensor) and is_constructing())
 
 
 def _patch_resize() -> None:
-    """`UntypedStorage.resize_()` asks the allocator for memory. FSDP frees and allocates its parameters with it.
+    """`UntypedStorage.resize_()` calls the allocator. FSDP frees and allocates its parameters with it.
 
-    As an operator it is recorded for deferred tensors.
+    An operator replaces it, so that it is recorded for deferred tensors.
     """
     library = torch.library.Library("torchext", "FRAGMENT")
     library.define("resize_storage_(Tensor(a!) bytes, int nbytes) -> Tensor(a!)")
@@ -80,34 +81,32 @@ def _patch_resize() -> None:
             if not is_of_fakes(self) or not isinstance(size, int):
                 return original(self, size)
             if size < 0:
-                raise RuntimeError(f"A storage cannot be resized to {size} bytes.")
+                raise RuntimeError(f"Cannot resize a storage to {size} bytes.")
             torch.ops.torchext.resize_storage_(_C.bytes_of_storage(self), size)
             return self
 
         return resize_
 
-    while_fakes_live.patch(
-        torch.UntypedStorage, "resize_", make, "asks the allocator for memory", concerns=Concerns.FAKES
-    )
+    while_fakes_live.patch(torch.UntypedStorage, "resize_", make, "calls the allocator", concerns=Concerns.FAKES)
 
 
-# A `torch.library.Library` takes its operators back when it is freed.
+# Freeing a `torch.library.Library` unregisters its operators.
 _libraries: list[torch.library.Library] = []
 
 
 def copied_bytes(storage: torch.UntypedStorage, memo: dict[int, Any]) -> torch.Tensor:
-    """The copy of the bytes of a fake `storage`, one for each `copy.deepcopy()`."""
+    """Return the copy of the bytes of a fake `storage`, one for each `copy.deepcopy()`."""
     key = storage._cdata
     if key not in memo:
-        # Copied by an operator, which is recorded if the storage is deferred. `storage` is kept too, so that its
-        # address is not given to another one meanwhile.
+        # An operator copies the bytes, so that the copy is recorded if the storage is deferred. The memo keeps
+        # `storage` alive, so that its address is not reused during the copy.
         memo[key] = (_C.bytes_of_storage(storage).clone(), storage)
     result: torch.Tensor = memo[key][0]
     return result
 
 
 def _patch_storage_copies() -> None:
-    """Copies of storages are filled by `UntypedStorage.copy_()`."""
+    """`UntypedStorage.copy_()` fills copies of storages."""
 
     def make_clone(original: Callable[..., Any]) -> Callable[..., Any]:
         return lambda self: copied_bytes(self, {}).untyped_storage() if is_of_fakes(self) else original(self)
@@ -127,10 +126,10 @@ def _patch_storage_copies() -> None:
 
 
 def _patch_storage_reads() -> None:
-    """What does not turn the refusal of a storage into an exception, or asks for a CUDA device before it comes to it.
+    """Patch methods that do not propagate a fake storage's error, or access a CUDA device before it.
 
-    `is_shared()` lets it escape through a function without exceptions, and `UntypedStorage(sequence)` does not look at
-    whether it could read an element.
+    `is_shared()` lets the exception escape through a function that is `noexcept`, and `UntypedStorage(sequence)` does
+    not check whether it could read an element.
     """
     storage = torch.UntypedStorage
     while_fakes_live.patch(torch.UntypedStorage, "data_ptr", _with_address, "reads memory", concerns=Concerns.FAKES)
@@ -140,7 +139,7 @@ def _patch_storage_reads() -> None:
             storage,
             name,
             _with_memory,
-            "reads memory, and does not turn the refusal into an exception",
+            "reads memory, and does not propagate the error",
             concerns=Concerns.FAKES,
         )
     for name in ANSWERS_FOR_STORAGES:
@@ -149,11 +148,11 @@ def _patch_storage_reads() -> None:
             storage,
             name,
             make,
-            "asks for the address of memory, or lets the refusal escape through a function without exceptions",
+            "reads the address, or lets the error escape through a noexcept function",
             concerns=Concerns.FAKES,
         )
     while_fakes_live.patch(
-        storage, "__new__", _with_memory, "does not look at whether it could read an element", concerns=Concerns.FAKES
+        storage, "__new__", _with_memory, "does not check whether it could read an element", concerns=Concerns.FAKES
     )
     while_fakes_live.patch(torch.TypedStorage, "__str__", _showing_fakes, "shows the elements")
 
@@ -188,7 +187,7 @@ def _answering_for_fakes(original: Callable[..., Any], answer: Callable[..., Any
 
 def _with_memory(original: Callable[..., Any]) -> Callable[..., Any]:
     def use(*args: Any, **kwargs: Any) -> Any:
-        for argument in (*args, *kwargs.values()):  # the storage itself, and the other one of `copy_`
+        for argument in (*args, *kwargs.values()):  # both storages of `copy_`
             if isinstance(argument, torch.UntypedStorage):
                 _ask_for_memory(argument)
         return original(*args, **kwargs)
@@ -196,19 +195,19 @@ def _with_memory(original: Callable[..., Any]) -> Callable[..., Any]:
     return use
 
 
-# An attribute of storages, which Python keeps as long as they live.
+# An attribute of storages. Python keeps it as long as the storage lives.
 IS_SHARED = "_torchext_is_shared"
 
 
 def _sharing(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Programs that share memory with their workers run dry in one process, where there is nothing to move.
+    """Programs that share memory with their workers run dry in one process, where nothing has to move.
 
-    What is sent to another process is refused when it is pickled.
+    Sending a fake to another process raises when it is pickled.
     """
 
     def share_memory_(self: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
         if is_of_fakes(self) and not has_data(_C.bytes_of_storage(self)):
-            if self.is_cuda:  # as of real ones, of which every process can be given the memory
+            if self.is_cuda:  # like a real one, whose memory any process can map
                 return self
             if are_addresses_shown():
                 setattr(self, IS_SHARED, True)
@@ -232,7 +231,7 @@ def _with_address(original: Callable[..., int]) -> Callable[..., int]:
 
 
 def is_of_fakes(storage: object) -> bool:
-    """Tells whether `storage` is one, and has no memory."""
+    """Return true if `storage` is a storage of fakes without memory."""
     return isinstance(storage, torch.UntypedStorage) and _C.is_storage_of_fakes(storage)
 
 
@@ -248,7 +247,7 @@ def _ask_for_memory(storage: torch.UntypedStorage) -> None:
 
 
 def _patch_tensor_memory() -> None:
-    """Constructors compare addresses, hand them to libraries, and call Python for each element."""
+    """Constructors compare addresses, pass them to libraries, and call Python for each element."""
     for name in ("data_ptr", "const_data_ptr"):  # the second since 2.13
         if hasattr(torch.Tensor, name):
             while_fakes_live.patch(torch.Tensor, name, _with_address_of_tensor, "reads memory", concerns=Concerns.FAKES)
@@ -285,14 +284,14 @@ def _of_memory(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def make_real(values: Iterable[object]) -> None:
-    """Gives memory to the deferred tensors among `values`."""
+    """Materialize the deferred tensors among `values`."""
     deferred = [value for value in values if isinstance(value, torch.Tensor) and _C.is_deferred(value)]
     if deferred:
         _C.materialize(deferred)
 
 
 def _patch_is_set_to() -> None:
-    """`aten::is_set_to` has no Meta kernel, and compares storages, of which shadows have others."""
+    """`aten::is_set_to` has no Meta kernel, and compares storages, which differ for shadow tensors."""
 
     def make(original: Callable[..., bool]) -> Callable[..., bool]:
         def is_set_to(*args: Any, **kwargs: Any) -> bool:
@@ -313,15 +312,16 @@ def _place(tensor: torch.Tensor) -> tuple[object, ...]:
 
 
 def _patch_profiler() -> None:
-    """To record the shape of a tensor the profiler asks for its memory, and prints the refusal of each fake."""
+    """To record a tensor's shape, the profiler accesses its memory, and prints an error for each fake."""
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def config(self: torch.autograd.profiler.profile, *args: Any, **kwargs: Any) -> Any:
             is_of_shapes = isinstance(self, torch.autograd.profiler.profile) and (self.record_shapes or self.with_flops)
             if is_of_shapes and _C.are_factories_fake():
                 warnings.warn(
-                    "The profiler records neither shapes nor FLOPs in fake_mode(), because it looks at the memory of "
-                    "tensors for that. Pass record_shapes=False and with_flops=False.",
+                    "In fake_mode() the profiler cannot record shapes or FLOPs, because it reads the memory of "
+                    "tensors for them. Pass record_shapes=False and with_flops=False.",
+                    TorchextWarning,
                     stacklevel=3,
                 )
                 self.record_shapes = self.with_flops = False
@@ -330,5 +330,5 @@ def _patch_profiler() -> None:
         return config
 
     while_fakes_live.patch(
-        torch.autograd.profiler.profile, "config", make, "looks at the memory of tensors to record their shapes"
+        torch.autograd.profiler.profile, "config", make, "reads the memory of tensors to record their shapes"
     )

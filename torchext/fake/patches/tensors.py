@@ -1,4 +1,4 @@
-"""The patches for methods of tensors that read memory, print values, or make tensors by the highest dispatch key."""
+"""Patches for tensor methods that read memory, print values, or construct by the highest dispatch key."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["install"]
 
 
 def install() -> None:
-    """Installs the patches."""
+    """Install the patches."""
     _patch_repr()
     _patch_deepcopy()
     _patch_reads()
@@ -59,7 +59,7 @@ def _patch_repr() -> None:
 def _repr_of_fake(fake: torch.Tensor) -> str:
     try:
         grad_fn = None if fake.grad_fn is None else type(fake.grad_fn).__name__
-    except RuntimeError:  # a view that must not have been written to, as `torch._tensor_str` has it
+    except RuntimeError:  # a view that must not be written, as in `torch._tensor_str`
         grad_fn = "Invalid"
     parts = [
         f"size={tuple(fake.shape)}",
@@ -73,7 +73,7 @@ def _repr_of_fake(fake: torch.Tensor) -> str:
 
 
 def _shows_values(tensor: torch.Tensor) -> bool:
-    """A constructor may look at what it prints: it gets what is not more than PyTorch prints in full."""
+    """Return true if `repr()` shows the values: a constructor may print them if PyTorch would print them in full."""
     return _C.is_deferred(tensor) and is_constructing() and tensor.numel() <= torch._tensor_str.PRINT_OPTS.threshold
 
 
@@ -93,13 +93,13 @@ def _formatted_values(tensor: torch.Tensor) -> str:
 
 
 def _patch_deepcopy() -> None:
-    """`Tensor.__deepcopy__` copies the storage's memory behind the dispatcher's back."""
+    """`Tensor.__deepcopy__` copies the storage's memory without an operator."""
 
     def make(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         def __deepcopy__(self: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
             if isinstance(memo, FakeCopy):
                 return memo.tensor(self)
-            # A sparse tensor is cloned, or refused if it is compressed.
+            # A sparse tensor is cloned; a compressed one raises.
             if not is_fake_tensor(self) or self.layout is not torch.strided or id(self) in memo:
                 return original(self, memo)
             return _deepcopy_of_fake(self, memo)
@@ -121,8 +121,8 @@ def _deepcopy_of_fake(fake: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
         )
     result = _C.view_storage_like(copied_bytes(fake.untyped_storage(), memo), fake)
     if not result.is_inference():
-        torch.autograd.graph.increment_version(result)  # as the `set_()` of the original does
-    result = result.resolve_conj().resolve_neg()  # which are on storages of their own
+        torch.autograd.graph.increment_version(result)  # like `set_()` in the original
+    result = result.resolve_conj().resolve_neg()  # results on their own storages
     if type(fake) is not torch.Tensor:
         result = result.as_subclass(type(fake))
     result.requires_grad_(fake.requires_grad)
@@ -134,7 +134,7 @@ def _deepcopy_of_fake(fake: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
 
 
 def _copying_to_fakes(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """`Parameter` has a `__deepcopy__` of its own."""
+    """`Parameter` has its own `__deepcopy__`."""
 
     def __deepcopy__(self: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
         return memo.tensor(self) if isinstance(memo, FakeCopy) else original(self, memo)
@@ -161,9 +161,9 @@ def _patch_reads() -> None:
 
 
 def _sharing_memory(original: Callable[..., Any], name: str, error: type[Exception]) -> Callable[..., Any]:
-    """Makes a deferred tensor real before `original` hands out an array that shares its memory.
+    """Materialize a deferred tensor before `original` returns an array that shares its memory.
 
-    An array of known values shares theirs, as long as they are known.
+    An array of known values shares their memory while they are known.
     """
 
     def share(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -194,8 +194,8 @@ def _make_tensor(
 
 
 def _patch_new_tensor() -> None:
-    """`Tensor.new_tensor()` asks the highest dispatch key of `self` for its device (`legacyExtractDispatchKey()`)."""
-    reason = "asks the highest dispatch key for the device (legacyExtractDispatchKey)"
+    """`Tensor.new_tensor()` derives its device from the highest dispatch key (`legacyExtractDispatchKey()`)."""
+    reason = "derives the device from the highest dispatch key (legacyExtractDispatchKey)"
     while_fakes_live.patch(torch.Tensor, "new_tensor", _lifting_data, reason, concerns=Concerns.FAKES)
     while_fakes_live.patch(torch.Tensor, "new", _made_by_the_dispatcher, reason, concerns=Concerns.FAKES)
 
@@ -204,7 +204,7 @@ def _lifting_data(original: Callable[..., torch.Tensor]) -> Callable[..., torch.
     def new_tensor(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         data = kwargs["data"] if "data" in kwargs else args[0] if args else None
         if not is_fake_tensor(self) or len(args) + ("data" in kwargs) != 1 or not kwargs.keys() <= NEW_TENSOR_OPTIONS:
-            return original(self, *args, **kwargs)  # which refuses them
+            return original(self, *args, **kwargs)  # raises for these
         given = {name: value for name, value in kwargs.items() if value is not None and name != "data"}
         options: dict[str, Any] = {"dtype": self.dtype, "device": self.device} | given
         result = _make_tensor(data, **options)
@@ -218,14 +218,14 @@ NEW_TENSOR_OPTIONS = {"data", "dtype", "device", "requires_grad", "pin_memory", 
 
 
 def _made_by_the_dispatcher(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """`Tensor.new()`, the oldest of the factories, asks the highest dispatch key, too."""
+    """`Tensor.new()`, the oldest factory, also uses the highest dispatch key."""
 
     def new(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         if not is_fake_tensor(self):
             return original(self, *args, **kwargs)
         options = dict(kwargs)
         device = options.pop("device", None)
-        # `size`, `data`, `other` or `storage`; or `indices`, `values` and `size`, in whatever order they are given.
+        # `size`, `data`, `other` or `storage`; or `indices`, `values` and `size`, in any order.
         names = sorted(options, key=lambda name: {"indices": 0, "values": 1}.get(name, 2))
         given = (*args, *(options[name] for name in names))
         made = _new_fake(self, given, self.device if device is None else device)
@@ -249,11 +249,9 @@ def _new_fake(like: torch.Tensor, args: tuple[Any, ...], device: torch.device | 
 
 
 def _patch_lazy_parameters() -> None:
-    """A lazy parameter allocates with `torch.empty()` when the first input has told its shape."""
+    """A lazy parameter allocates with `torch.empty()` when the first input has determined its shape."""
     cls = torch.nn.UninitializedParameter
-    while_fakes_live.patch(
-        cls, "materialize", _fake_if_self_is, "allocates with torch.empty(), whatever the parameter is"
-    )
+    while_fakes_live.patch(cls, "materialize", _fake_if_self_is, "allocates with torch.empty() for any parameter")
 
 
 def _fake_if_self_is(original: Callable[..., None]) -> Callable[..., None]:
@@ -267,8 +265,8 @@ def _fake_if_self_is(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _patch_nested_dummy() -> None:
-    """`torch.nested` keeps a nested tensor for the life of the process, made when the first jagged one is."""
-    from torch.nested._internal import nested_tensor  # which `import torch` imports in some releases only
+    """`torch.nested` makes a tensor with the first jagged tensor and keeps it for the life of the process."""
+    from torch.nested._internal import nested_tensor  # not imported by `import torch` in all releases
 
     def make(original: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
         def _nt_view_dummy() -> torch.Tensor:
@@ -300,28 +298,28 @@ def _patch_tensor_types() -> None:
         type(torch.FloatTensor),
         "__instancecheck__",
         make,
-        "asks the highest dispatch key for the device (legacyExtractDispatchKey)",
+        "derives the device from the highest dispatch key (legacyExtractDispatchKey)",
         concerns=Concerns.FAKES,
     )
 
 
 def _patch_cudnn() -> None:
-    """`RNNBase.flatten_parameters()` asks before it compares addresses of weights and moves them into one buffer."""
+    """`RNNBase.flatten_parameters()` checks this before it compares addresses and moves weights into one buffer."""
 
     def make(original: Callable[..., bool]) -> Callable[..., bool]:
         def is_acceptable(tensor: torch.Tensor) -> bool:
             if is_fake_tensor(tensor) and not _C.is_deferred(tensor):
-                return False  # PyTorch's own kernels stand for those of cuDNN, as on fake devices
+                return False  # PyTorch's own kernels stand in for those of cuDNN, as on fake devices
             return original(tensor)
 
         return is_acceptable
 
-    reason = "is followed by a look at addresses"
+    reason = "precedes a comparison of addresses"
     while_fakes_live.patch(torch.backends.cudnn, "is_acceptable", make, reason, concerns=Concerns.FAKES, is_traced=True)
 
 
 def _patch_calls_of_handlers() -> None:
-    """Before 2.13 the `Fake` key is above `Python`, and handlers of `__torch_dispatch__` call operators below that."""
+    """Before 2.13 the `Fake` key is above `Python`, below which handlers of `__torch_dispatch__` call operators."""
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def __call__(self: torch._ops.OpOverload, /, *args: Any, **kwargs: Any) -> Any:
