@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from torchext import _C, amp
+from torchext.errors import TorchextWarning
 from torchext.tools.torch_release import TORCH_RELEASE
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -170,7 +171,7 @@ def test_what_inductor_allocates_is_cleaned() -> None:
 class TestRefusals:
     def test_one_warning_that_no_backend_compiles(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("torchext.dynamo.results._has_warned", False)
-        with pytest.warns(UserWarning, match="`computes` is given AmpTensors, of which backends know nothing"):
+        with pytest.warns(TorchextWarning, match="`computes` receives AmpTensors, which backends do not support"):
             compiled(computes, "aot_eager")(amp.wrap(torch.eye(2)))
         with warnings.catch_warnings():
             warnings.simplefilter("error")

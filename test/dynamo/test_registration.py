@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from torchext.dynamo import registration
+from torchext.errors import TorchextWarning
 
 COMPILES = """
     def function(x):
@@ -42,5 +43,5 @@ def test_other_builds_of_pytorch_get_a_warning(monkeypatch: pytest.MonkeyPatch) 
     from torch._dynamo.variables.builder import VariableBuilder
 
     monkeypatch.delattr(VariableBuilder, "_id_dispatch")
-    with pytest.warns(RuntimeWarning, match="guards of torchext break the graphs.*AttributeError.*_id_dispatch"):
+    with pytest.warns(TorchextWarning, match="guards of torchext break the graphs.*AttributeError.*_id_dispatch"):
         registration.register()

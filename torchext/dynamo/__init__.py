@@ -1,7 +1,7 @@
-"""What Dynamo has to know of the guards: `torch.compile` and `torch.export` trace into them, without a graph break.
+"""Support for `torch.compile` and `torch.export`, which trace into our guards without a graph break.
 
-Dynamo, which is imported when a program first compiles something, knows PyTorch's guards by name. So ours are entered
-in its tables as soon as it has been imported: see `registration`.
+Dynamo, which is imported when a program first compiles something, handles PyTorch's guards by name. Our guards are
+added to its tables as soon as it has been imported: see `registration`.
 """
 
 from __future__ import annotations

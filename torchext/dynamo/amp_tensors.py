@@ -1,12 +1,12 @@
 """AmpTensors in traced code.
 
-Dynamo traces with fakes, which get the marks of what they stand for. So operators do to them what they do to the real
-ones, and what Dynamo knows of dtypes is what eager code would do. But AOTAutograd traces the graph once more, with
-other stand-ins, of which no operator knows that they are AmpTensors. So the operators of a graph that has to do with
-AmpTensors are called as they were traced, by no backend.
+Dynamo traces with fakes, which get the marks of the tensors that they represent. Operators therefore treat them like
+the real tensors, and the dtypes that Dynamo records are those of eager code. AOTAutograd traces the graph again with
+other fakes, which have no marks. So the operators of a graph with AmpTensors are called as they were traced, without a
+backend.
 
-What is compiled in a self-cleaning region autocasts as in any other. But backends allocate results without an operator,
-so these are made what their fakes are.
+Compiled code in a self-cleaning region autocasts as in any other region. Backends allocate results without an operator,
+so these results get the marks of their fakes.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from .variables import break_graph
 
 __all__ = ["declare"]
 
-WRAPPED = 1  # of the kinds of `_C.amp_kind()`
+WRAPPED = 1  # one of the kinds of `_C.amp_kind()`
 
 
 def declare() -> None:
-    """Lets Dynamo tell AmpTensors from ordinary tensors, while there are any."""
+    """Let Dynamo distinguish AmpTensors from ordinary tensors while AmpTensors exist."""
     while_marks_live.declare(_patch_inputs, _patch_results)
 
 
 def _patch_inputs() -> None:
     while_marks_live.patch(
-        VariableBuilder, "wrap_tensor", _marking, "makes fakes without the marks of what they are of"
+        VariableBuilder, "wrap_tensor", _marking, "makes fakes without the marks of the original tensors"
     )
 
 
@@ -54,21 +54,23 @@ def _marking(original: Callable[..., Any]) -> Callable[..., Any]:
 def _note_input(builder: Any, variable: Any, value: torch.Tensor, kind: int) -> None:
     if builder.tx.output.export:
         break_graph(
-            "AmpTensor in torch.export", "An exported program has no AmpTensors: export it with amp.autocast() in it."
+            "AmpTensor in torch.export",
+            "An exported program has no AmpTensors: export it with amp.autocast() in it.",
         )
     results = results_of(builder.tx.output)
     if kind == WRAPPED:
-        results.call_operators("is given AmpTensors")
+        results.call_operators("receives AmpTensors")
     else:
         results.note_unclean_input(value.device.type)
     fake = variable.as_proxy().node.meta["example_value"]
     _C.make_amp_like(fake, value)
-    builder.tx.output.add_cleanup_hook(lambda: _C.unwrap_amp(fake))  # PyTorch keeps the fakes of some inputs for good
+    # PyTorch keeps the fakes of some inputs permanently
+    builder.tx.output.add_cleanup_hook(lambda: _C.unwrap_amp(fake))
     install_guard(builder.source.make_guard(_guarding(kind)))
 
 
 def _patch_results() -> None:
-    while_marks_live.patch(OutputGraph, "call_user_compiler", _marking_results, "has results allocated by no operator")
+    while_marks_live.patch(OutputGraph, "call_user_compiler", _marking_results, "allocates results without an operator")
 
 
 def _marking_results(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -100,10 +102,10 @@ def _marking_as(kinds: list[int], compiled: Callable[..., Any]) -> Callable[...,
 
 
 def _guarding(kind: int) -> Callable[[Any, Any], None]:
-    """The keys of a tensor tell whether it is marked, which Dynamo guards. They do not tell how, and who decides."""
+    """Add the guard that Dynamo lacks: it guards a tensor's keys, but not the kind of mark or the deciding region."""
 
     def guard_amp_kind(builder: Any, guard: Any) -> None:
-        is_region_deciding = _C.is_region_deciding()  # around the code: guards are made when all has been traced
+        is_region_deciding = _C.is_region_deciding()  # the state around the code: guards are made after tracing
 
         def is_same(tensor: torch.Tensor) -> bool:
             return _C.amp_kind(tensor) == kind and _C.is_region_deciding() is is_region_deciding

@@ -1,4 +1,4 @@
-"""Blocks of inference mode in traced code. What becomes of their tensors is in `results`."""
+"""Blocks of inference mode in traced code. `results` handles their tensors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Block = _C.InferenceBlock | _C.NormalTensorsBlock
 
 
 class BlockVariable(ContextWrappingVariable):
-    """A block. While Dynamo traces, only its grad mode is in force: Dynamo's fakes are no inference tensors."""
+    """A block. While Dynamo traces, only its grad mode applies, because Dynamo's fakes are not inference tensors."""
 
     def __init__(self, block: Block, **options: Any) -> None:
         arguments = (block.mode, block.trace) if isinstance(block, _C.InferenceBlock) else ()
@@ -31,29 +31,29 @@ class BlockVariable(ContextWrappingVariable):
         self.open: list[_OpenBlock] = []
 
     def enter(self, tx: Translator) -> VariableTracker:
-        """Begins the block."""
+        """Enter the block."""
         self.open.append(_OpenBlock(tx, self.block))
         return ConstantVariable.create(None)
 
     def exit(self, tx: Translator, *args: VariableTracker) -> VariableTracker:
-        """Ends what was begun last."""
+        """Leave the innermost block."""
         self.open.pop().close()
         return ConstantVariable.create(None)
 
     def call_function(self, tx: Translator, args: Any, kwargs: dict[str, VariableTracker]) -> VariableTracker:
-        """Decorates a function that the traced code has made."""
+        """Decorate a function that the traced code has made."""
         return inline(tx, run_in_block, [self, *args], kwargs)
 
     def python_type(self) -> type:
-        """The type of the block."""
+        """Return the type of the block."""
         return type(self.block)
 
     def module_name(self) -> str:
-        """Where Dynamo finds what makes the block again behind a graph break."""
+        """Return the module from which Dynamo recreates the block after a graph break."""
         return "torchext.inference"
 
     def fn_name(self) -> str:
-        """What makes it of `target_values`."""
+        """Return the function that recreates the block from `target_values`."""
         return "_make_block" if isinstance(self.block, _C.InferenceBlock) else "normal_tensors"
 
 
@@ -62,7 +62,8 @@ class _OpenBlock:
         if tx.output.current_tracer.parent is not None:
             break_graph(
                 "block of inference mode in a higher-order operator",
-                "What a branch, a body or a checkpoint makes inference tensors of cannot be told from outside.",
+                "The tensors of a branch, a body or a checkpoint that are inference tensors cannot be determined "
+                "from outside of it.",
             )
         self._results = results_of(tx.output)
         self._mode_around = self._results.mode
@@ -87,7 +88,7 @@ class BlockClass(GuardClass):
     """The classes `torchext.inference.inference_mode` and `normal_tensors`."""
 
     def variable(self, guard: Block) -> VariableTracker:
-        """Returns the variable for a block."""
+        """Return the variable for a block."""
         return BlockVariable(guard)
 
 
@@ -107,18 +108,20 @@ def _wrap_class(builder: Any, value: type) -> VariableTracker:
 
 
 def _to_normal(tx: Translator, obj: VariableTracker) -> VariableTracker:
-    """Traces `to_normal()` of tensors that the traced code has made, alone or in a list or a tuple."""
+    """Trace `to_normal()` of tensors that the traced code has made, alone or in a list or a tuple."""
     tensors = [obj] if isinstance(obj, TensorVariable) else getattr(obj, "items", None)
     if not isinstance(tensors, list) or not all(_is_made_here(tensor) for tensor in tensors):
         break_graph(
-            "to_normal() of something that the compiled code was given",
-            "Autograd has to see a tensor become normal before it is used: call to_normal() before the compiled code.",
+            "to_normal() of an input of the compiled code",
+            "Autograd must record that a tensor becomes normal before its first use: call to_normal() before the "
+            "compiled code.",
         )
     for tensor in tensors:
         if not results_of(tx.output).make_normal(tensor.as_proxy().node):
             break_graph(
-                "to_normal() of a tensor whose memory is shown by another one",
-                "It would get memory of its own, which no graph can do: call to_normal() behind the compiled code.",
+                "to_normal() of a tensor that shares memory with another one",
+                "The tensor would get new memory, which a graph cannot express: call to_normal() after the compiled "
+                "code.",
             )
     return obj
 
@@ -127,8 +130,8 @@ def _is_mode_enabled(tx: Translator) -> VariableTracker:
     mode = results_of(tx.output).mode
     if mode is Mode.AROUND:
         break_graph(
-            "is_inference_mode_enabled() outside of blocks of the graph",
-            "Dynamo traces outside of inference mode, and does not tell in which mode the code is called.",
+            "is_inference_mode_enabled() outside of the graph's blocks",
+            "Dynamo traces outside of inference mode and does not record the mode in which the code is called.",
         )
     return ConstantVariable.create(mode is Mode.INFERENCE)
 

@@ -1,7 +1,7 @@
-"""What graphs enter when they run, and leaving it after an error.
+"""Guards that graphs enter when they run, and cleanup after an error.
 
-A graph enters and leaves a guard by two of its operators. Backends that call these one after the other do not call the
-second if one between them raises an error.
+A graph enters and leaves a guard by two of its operators. Backends that call operators one by one skip the second if
+one in between raises an error.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 from .. import _C
 
-__all__ = ["Guard", "enter", "leave", "left_after_errors"]
+__all__ = ["Guard", "enter", "leave", "restoring_state"]
 
 Guard = _C.InferenceBlock | _C.NormalTensorsBlock | _C.AutocastRegion
 Compiled = Callable[..., Any]
@@ -30,25 +30,25 @@ _entered = _Thread()
 
 
 def enter(guard: Guard) -> Guard:
-    """Enters a guard of ours, in a graph."""
+    """Enter one of our guards, in a graph."""
     guard.__enter__()
     _entered.guards.append(guard)
     return guard
 
 
 def leave(guard: Guard) -> None:
-    """Leaves it, in a graph."""
+    """Leave the guard, in a graph."""
     _entered.guards.remove(guard)
     guard.__exit__(None, None, None)
 
 
-def left_after_errors(compiled: Compiled) -> Compiled:
-    """Returns what calls `compiled`, and puts the state of the thread back if that raises an error.
+def restoring_state(compiled: Compiled) -> Compiled:
+    """Return a function that calls `compiled` and restores the thread's state if that raises an error.
 
-    Called in the state in which the code is called: it is compiled for no other.
+    Must be called in the state in which the code runs: the code is compiled for this state only.
     """
     if hasattr(compiled, "serialize_compile_artifacts"):
-        return compiled  # what is stored is compiled by AOTAutograd, and enters nothing
+        return compiled  # AOTAutograd compiles stored code, which enters nothing
     restore = _state_here()
 
     def run(*args: Any) -> Any:
@@ -68,13 +68,13 @@ def left_after_errors(compiled: Compiled) -> Compiled:
 
 
 def _nesting() -> int:
-    """How many regions are open, PyTorch's included."""
+    """Return the number of open regions, including PyTorch's."""
     torch.autocast_increment_nesting()
     return torch.autocast_decrement_nesting()
 
 
 def _state_here() -> list[Callable[[], object]]:
-    """What a graph changes by operators of PyTorch's."""
+    """Return the state that graphs change by PyTorch operators."""
     steps: list[Callable[[], object]] = [
         partial(torch._C._set_grad_enabled, torch.is_grad_enabled()),
         partial(torch.set_autocast_cache_enabled, torch.is_autocast_cache_enabled()),

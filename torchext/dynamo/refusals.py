@@ -1,4 +1,4 @@
-"""What is not traced, but called as it is, after a graph break that says why."""
+"""Functions that Dynamo calls instead of tracing, after a graph break that states the reason."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ..tools.frames import skip_frames
 from ..tools.torch_release import DIFFERENCES
 from .variables import FunctionOfOurs, break_graph
 
-__all__ = ["BY_OBJECT", "keep_from_dynamo"]
+__all__ = ["BY_OBJECT", "disallow_in_graph"]
 
-# Their effects are not a graph's: they mark tensors, or ask PyTorch's dispatcher.
+# Their effects cannot be part of a graph: they mark tensors, or query PyTorch's dispatcher.
 NOT_TRACED: list[Any] = [
     amp.policy,
     amp.register_policy,
@@ -25,22 +25,23 @@ NOT_TRACED: list[Any] = [
 ]
 
 
-def keep_from_dynamo() -> None:
-    """Lets Dynamo call functions of ours, behind a graph break, without compiling what they are made of."""
+def disallow_in_graph() -> None:
+    """Let Dynamo call these functions after a graph break, without compiling them."""
     for function in [*NOT_TRACED, inference.to_normal]:
         skip_frames(function.__code__, with_callees=True)
 
 
 def _breaking(function: Any) -> Callable[..., Any]:
     def trace(tx: Any, *args: Any, **kwargs: Any) -> Any:
-        break_graph(f"{function.__name__}()", f"{function.__name__}() acts on objects that no graph knows.")
+        break_graph(f"{function.__name__}()", f"{function.__name__}() acts on objects that a graph cannot contain.")
 
     return FunctionOfOurs.wrap(trace)
 
 
 def _break_at_generator(tx: Any) -> Any:
     break_graph(
-        "decorated generator", "Before 2.14 Dynamo loses what a generator returns, or cannot resume one by `send()`."
+        "decorated generator",
+        "Before 2.14 Dynamo loses the return value of a generator, or cannot resume it by `send()`.",
     )
 
 

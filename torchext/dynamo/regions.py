@@ -1,4 +1,4 @@
-"""Regions of autocast in traced code."""
+"""Autocast regions in traced code."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ ARGUMENTS = ("device_type", "dtype", "enabled", "cache", "self_cleaning")
 
 
 class RegionVariable(ContextWrappingVariable):
-    """A region. While Dynamo traces it is open in earnest, so that what asks for the state of autocast is told it.
+    """A region. It is really open while Dynamo traces, so that reads of the autocast state are correct.
 
-    In the graph it is `torch.amp._enter_autocast()`, which is what backends and `torch.export` know.
+    In the graph it is `torch.amp._enter_autocast()`, which backends and `torch.export` support.
     """
 
     def __init__(self, region: _C.AutocastRegion, **options: Any) -> None:
@@ -37,45 +37,45 @@ class RegionVariable(ContextWrappingVariable):
         self.open: list[_OpenRegion] = []
 
     def enter(self, tx: Translator) -> VariableTracker:
-        """Opens the region."""
+        """Enter the region."""
         self.open.append(_OpenRegion(tx, self.region))
         return self
 
     def exit(self, tx: Translator, *args: VariableTracker) -> VariableTracker:
-        """Closes what was opened last."""
+        """Leave the innermost region."""
         self.open.pop().close(tx)
         return ConstantVariable.create(None)
 
     def call_function(self, tx: Translator, args: Any, kwargs: dict[str, VariableTracker]) -> VariableTracker:
-        """Decorates a function that the traced code has made."""
+        """Decorate a function that the traced code has made."""
         is_enabled = ConstantVariable.create(self.region.enabled)
         return inline(tx, decorators.in_region, [self, is_enabled, *args], kwargs)
 
     def is_outermost(self, tx: Translator) -> VariableTracker:
-        """What `region._is_outermost()` returns. Dynamo guards the state that it depends on."""
+        """Return the result of `region._is_outermost()`. Dynamo guards the state that it depends on."""
         return ConstantVariable.create(self.region._is_outermost())
 
     def python_type(self) -> type:
-        """The type of the region."""
+        """Return the type of the region."""
         return type(self.region)
 
     def module_name(self) -> str:
-        """Where Dynamo finds what makes the region again behind a graph break."""
+        """Return the module from which Dynamo recreates the region after a graph break."""
         return "torchext.amp"
 
     def fn_name(self) -> str:
-        """What makes it of `target_values`."""
+        """Return the function that recreates the region from `target_values`."""
         return "_make_region"
 
 
-_amp: Any = torch.amp  # these are not exported, but what graphs consist of
+_amp: Any = torch.amp  # graphs use these functions although they are not exported
 
 
 class _OpenRegion:
-    """A region that is open while Dynamo traces, and in the graph."""
+    """A region that is open in the graph, and while Dynamo traces."""
 
     def __init__(self, tx: Translator, region: _C.AutocastRegion) -> None:
-        results = results_of(tx.output)  # which puts the state back after errors
+        results = results_of(tx.output)  # restores the state after errors
         if region.self_cleaning:
             _check_not_exported(tx)
             results.call_operators("enters a self-cleaning region")
@@ -93,9 +93,9 @@ class _OpenRegion:
         self._exit: Callable[..., None] | None = None
         if region.self_cleaning:
             self._node, self._exit = _call(tx, enter_self_cleaning, *state), leave
-        elif _is_known_to_pytorch(device_type):
+        elif _has_device_type(device_type):
             self._node, self._exit = _call(tx, _amp._enter_autocast, *state), _amp._exit_autocast
-        # As the region does: NOTE [Autocast regions]. PyTorch's would be given the casts of the dtype around it.
+        # Like the region: NOTE [Autocast regions]. PyTorch's region would reuse the casts of the surrounding dtype.
         self._forgets_casts = state.dtype is not around and not tx.output.export
         self._forget_casts(tx)
 
@@ -116,7 +116,7 @@ class _OpenRegion:
 
 
 class State(NamedTuple):
-    """What `torch.autocast` is made of, in its order."""
+    """The arguments of `torch.autocast`, in order."""
 
     device_type: str
     dtype: torch.dtype
@@ -125,7 +125,7 @@ class State(NamedTuple):
 
 
 def enter_self_cleaning(device_type: str, dtype: torch.dtype, is_enabled: bool, is_caching: bool) -> Guard:
-    """Enters a self-cleaning region, in a graph that no backend compiles."""
+    """Enter a self-cleaning region, in a graph that is not compiled by a backend."""
     return enter(_C.AutocastRegion(device_type, dtype=dtype, enabled=is_enabled, cache=is_caching, self_cleaning=True))
 
 
@@ -133,7 +133,8 @@ def _check_not_exported(tx: Translator) -> None:
     if tx.output.export:
         break_graph(
             "self-cleaning region in torch.export",
-            "An exported program has no AmpTensors: export it with amp.autocast(), and cast what leaves the region.",
+            "An exported program has no AmpTensors: export it with amp.autocast(), and cast the tensors that leave the "
+            "region.",
         )
 
 
@@ -141,8 +142,8 @@ def _call(tx: Translator, function: Callable[..., object], *args: Any) -> Any:
     return tx.output.create_node("call_function", function, args, {})
 
 
-def _is_known_to_pytorch(device_type: str) -> bool:
-    """`torch.autocast` warns about a device type that the machine lacks, where no tensor can be."""
+def _has_device_type(device_type: str) -> bool:
+    """Return true if the machine has the device type. Otherwise `torch.autocast` warns, and no tensors can be there."""
     return device_type != "cuda" or not torch.cuda.amp.common.amp_definitely_not_available()
 
 
@@ -150,7 +151,7 @@ class RegionClass(GuardClass):
     """The class `torchext.amp.autocast`."""
 
     def variable(self, guard: _C.AutocastRegion) -> VariableTracker:
-        """Returns the variable for a region."""
+        """Return the variable for a region."""
         return RegionVariable(guard)
 
 
@@ -173,11 +174,11 @@ def _can_autocast(tx: Translator, device_type: VariableTracker) -> VariableTrack
 
 
 class AmpTensorClass(UserDefinedClassVariable):
-    """The class `AmpTensor`. To Dynamo a tensor is an instance of its type, which that of an AmpTensor is not."""
+    """The class `AmpTensor`. For Dynamo a tensor is an instance of its type, which is not AmpTensor."""
 
     def as_python_constant(self) -> Any:
-        """Called by `isinstance()`."""
-        break_graph("isinstance() of AmpTensor", "Dynamo does not ask AmpTensor for its instances: call is_amp().")
+        """Raise a graph break: `isinstance()` calls this."""
+        break_graph("isinstance() of AmpTensor", "Dynamo does not call AmpTensor.__instancecheck__(): call is_amp().")
 
 
 def _wrap_amp_tensor_class(builder: Any, value: type) -> VariableTracker:
@@ -187,7 +188,7 @@ def _wrap_amp_tensor_class(builder: Any, value: type) -> VariableTracker:
 
 def _is_amp(tx: Translator, tensor: VariableTracker) -> VariableTracker:
     if not isinstance(tensor, TensorVariable):
-        break_graph("is_amp() of what is not a tensor", "The program raises an error there.")
+        break_graph("is_amp() of an object other than a tensor", "The program raises an error there.")
     return ConstantVariable.create(_C.is_amp(tensor.as_proxy().node.meta["example_value"]))
 
 

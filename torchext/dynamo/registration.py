@@ -1,8 +1,9 @@
-"""Enters the guards in Dynamo's tables.
+"""Adds the guards to Dynamo's tables.
 
-Nothing of PyTorch's is replaced: its tables, by type and by object, get rows for what is ours. Dynamo has no public way
-for this (pytorch#198099 asks for one), so what is relied on is small, and the same in all releases from 2.11 to 2.15.
-Where it is missing, in another build of PyTorch, guards break graphs as they would without this.
+Nothing in PyTorch is replaced: its tables, keyed by type and by object, get rows for our classes. Dynamo has no public
+API for this (pytorch#198099 requests one). The internals that this code relies on are few, and equal in all releases
+from 2.11 to 2.15. Where they are missing, in another build of PyTorch, our guards break graphs as they would without
+this module.
 """
 
 from __future__ import annotations
@@ -13,26 +14,28 @@ from typing import Any
 
 import torch
 
+from ..errors import PatchError, TorchextWarning
+
 __all__ = ["register"]
 
 Wrap = Callable[[Any, Any], Any]
 
 
 def register() -> None:
-    """Lets Dynamo trace into the guards. Called once Dynamo has been imported."""
+    """Let Dynamo trace into the guards. Called after Dynamo has been imported."""
     try:
         from . import amp_tensors, blocks, refusals, regions
 
         by_type = {**regions.BY_TYPE, **blocks.BY_TYPE}
         by_object = [*regions.BY_OBJECT, *blocks.BY_OBJECT, *refusals.BY_OBJECT]
         _enter(by_type, by_object)
-        refusals.keep_from_dynamo()
+        refusals.disallow_in_graph()
         amp_tensors.declare()
-    except (ImportError, AttributeError, TypeError) as error:
+    except (ImportError, AttributeError, TypeError, PatchError) as error:
         warnings.warn(
-            f"The guards of torchext break the graphs of torch.compile: torch {torch.__version__} is not as torchext "
-            f"expects it ({type(error).__name__}: {error}).",
-            RuntimeWarning,
+            f"The guards of torchext break the graphs of torch.compile, because torch {torch.__version__} differs from "
+            f"the releases that torchext supports ({type(error).__name__}: {error}).",
+            TorchextWarning,
             stacklevel=2,
         )
 

@@ -1,16 +1,16 @@
-"""Which results of compiled code are inference tensors, and making them so.
+"""Makes the results of compiled code inference tensors where eager code would.
 
-What AOTAutograd compiles allocates its tensors in the mode in which it is called. `torch.inference_mode` in a graph
-therefore has normal tensors as its results, if it can be compiled at all: views of tensors that require a gradient
-cannot. So a block of ours is only grad mode in such a graph. While Dynamo traces, it is noted in which mode each
-operator was called. A tensor is an inference tensor if the operator that made its storage was called in inference mode;
-what the compiled code returns is made one if it is to be one:
+Code compiled by AOTAutograd allocates its tensors in the mode in which it is called. Therefore `torch.inference_mode`
+in a graph has normal tensors as results, if it can be compiled at all: views of tensors that require a gradient cannot.
+Our block is only a grad mode in such a graph. While Dynamo traces, this module records the mode of each operator. A
+tensor is an inference tensor if the operator that made its storage was called in inference mode. The results are
+handled as follows:
 
-- If all operators were called in the same mode, the code runs in that mode, and nothing more has to be done.
-- Otherwise it runs outside of the mode, and some of what it returns is put in inference tensors: on the same storage,
-  or on a copy where autograd may have saved that.
+- If all operators were called in the same mode, the code runs in that mode, and its results are correct.
+- Otherwise the code runs outside of inference mode, and the results concerned are wrapped in inference tensors: on the
+  same storage, or on a copy where autograd may have saved the storage.
 
-The backend "eager" calls the operators as they were traced. So there the blocks stay in the graph as what they are.
+The backend "eager" calls the operators as they were traced, so there the blocks stay in the graph.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ import torch
 from torch.fx import GraphModule, Node
 
 from .. import _C
+from ..errors import TorchextWarning
 from ..inference.origins import are_all_blocks_traced, origin
-from .entered import Guard, enter, leave, left_after_errors
+from .entered import Guard, enter, leave, restoring_state
 
 __all__ = ["Mode", "Results", "bypass_package", "enter_block", "results_of"]
 
@@ -36,23 +37,23 @@ Compiled = Callable[..., Any]
 
 
 class Mode(enum.Enum):
-    """Where an operator was called."""
+    """The mode in which an operator was called."""
 
-    AROUND = "in no block of the graph: in whatever mode the compiled code is called in"
+    AROUND = "in no block of the graph: in the mode in which the compiled code is called"
     INFERENCE = "in inference mode"
     NORMAL = "in a block that is not in inference mode"
 
 
 def enter_block(mode: bool | None, is_traced: bool) -> Guard:
-    """Enters a block in a graph: of inference mode, on or off, or, without a mode, of normal tensors."""
+    """Enter a block in a graph: inference mode (on or off), or, without a mode, normal tensors."""
     return enter(_C.NormalTensorsBlock() if mode is None else _C.InferenceBlock(mode, trace=is_traced))
 
 
 class Results:
-    """What is noted of one graph.
+    """The recorded modes and blocks of one graph.
 
     Attributes:
-        mode: That in which operators are called now.
+        mode: The mode in which operators are called now.
     """
 
     def __init__(self, output: Any) -> None:
@@ -60,8 +61,8 @@ class Results:
         self._output = output
         self._is_traced = False
         self._modes: dict[Node, Mode] = {}
-        self._grad_modes: dict[Node, bool] = {}  # of nodes that enter and leave blocks
-        self._made_normal: dict[Node, Any] = {}  # the storages that `to_normal()` was given
+        self._grad_modes: dict[Node, bool] = {}  # for nodes that enter and leave blocks
+        self._made_normal: dict[Node, Any] = {}  # the storages passed to `to_normal()`
         self._plan: _Plan | None = None
         self._why_not_compiled = ""
         self._unclean_on: set[str] = set()
@@ -71,7 +72,7 @@ class Results:
         output.compiler_fn = self._calling(compiler)
 
     def enter(self, mode: bool | None, is_traced: bool) -> Node:
-        """Notes that a block begins, as `enter_block()` does. The grad mode has been set to that of the block."""
+        """Record that a block begins, like `enter_block()`. The grad mode has already been set to that of the block."""
         self._note_modes()
         node: Node = self._output.create_node("call_function", enter_block, (mode, is_traced), {})
         self._grad_modes[node] = torch.is_grad_enabled()
@@ -80,14 +81,14 @@ class Results:
         return node
 
     def exit(self, entered: Node, mode: Mode) -> None:
-        """Notes that the block ends that `entered` has begun. The grad mode has been put back."""
+        """Record that the block which `entered` has begun ends. The grad mode has already been restored."""
         self._note_modes()
         node = self._output.create_node("call_function", leave, (entered,), {})
         self._grad_modes[node] = torch.is_grad_enabled()
         self.mode = mode
 
     def make_normal(self, tensor: Node) -> bool:
-        """Notes that a tensor that the graph has made is made normal. Returns false if another one shows its memory."""
+        """Record that a tensor of the graph becomes normal. Return false if another tensor shares its memory."""
         self._note_modes()
         value = tensor.meta["example_value"]
         shown = (other for node in self._output.graph.nodes for other in _tensors(node.meta.get("example_value")))
@@ -98,16 +99,17 @@ class Results:
         return True
 
     def call_operators(self, reason: str) -> None:
-        """Has no backend compile the graph, whose function does what `reason` says.
+        """Run the graph without a backend, because its function does what `reason` states.
 
-        The operators are called as they were traced, and blocks are entered. Warns, unless that was asked for.
+        The operators are called as they were traced, and blocks are entered. Warns, unless the program has requested
+        this.
         """
         if not self._is_eager:
             self._is_eager = True
             self._why_not_compiled = reason
 
     def note_unclean_input(self, device_type: str) -> None:
-        """Notes that the graph is given a result of a self-cleaning region, which needs cleaning without autocast."""
+        """Record that an input is a result of a self-cleaning region, which needs cleaning without autocast."""
         self._unclean_on.add(device_type)
 
     def _note_modes(self) -> None:
@@ -129,7 +131,7 @@ class Results:
     def _finish_graph(self, graph_module: GraphModule) -> None:
         self._note_modes()
         if self._unclean_on and not self._always_autocasts(graph_module):
-            self.call_operators("is given results of a self-cleaning region")
+            self.call_operators("receives results of a self-cleaning region")
         if (self._grad_modes or self._made_normal) and (self._output.export or not self._is_eager):
             self._plan = self._make_plan(graph_module)
             self._replace_blocks(graph_module)
@@ -170,8 +172,8 @@ class Results:
         def compile_graph(graph_module: GraphModule, inputs: Any, **options: Any) -> Compiled:
             if self._why_not_compiled:
                 _warn_once(self._output.root_tx.f_code, self._why_not_compiled)
-                return left_after_errors(graph_module.forward)
-            compiled: Compiled = left_after_errors(compiler(graph_module, inputs, **options))
+                return restoring_state(graph_module.forward)
+            compiled: Compiled = restoring_state(compiler(graph_module, inputs, **options))
             if self._plan is None or self._output.export:
                 return compiled
             bypass_package(self._output)
@@ -181,11 +183,12 @@ class Results:
 
 
 class _Plan:
-    """What is to be done about the results of compiled code.
+    """How to handle the results of compiled code.
 
     Attributes:
-        modes: For each result, where its storage was made; None for what is no tensor, or an input's.
-        only: The mode in which all operators were called, if there is just one and nothing was made normal later.
+        modes: For each result, the mode in which its storage was made; None for objects other than tensors, and for
+            inputs.
+        only: The mode of all operators, if there is only one and no tensor was made normal later.
         is_traced: Whether origins are traced in a block.
     """
 
@@ -195,7 +198,7 @@ class _Plan:
         self.is_traced = is_traced
 
     def finishing(self, compiled: Compiled) -> Compiled:
-        """Returns what calls `compiled` and makes its results what they are to be."""
+        """Return a function that calls `compiled` and converts its results."""
 
         def run(*args: Any) -> Any:
             is_inference = torch.is_inference_mode_enabled()
@@ -223,7 +226,7 @@ class _Plan:
 
 
 def _inference_tensor(tensor: torch.Tensor, is_copied: bool) -> torch.Tensor:
-    """Returns an inference tensor with the values of `tensor`. Called in inference mode."""
+    """Return an inference tensor with the values of `tensor`. Must be called in inference mode."""
     is_plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided
     if is_copied or not is_plain or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
         return tensor.clone()
@@ -232,8 +235,8 @@ def _inference_tensor(tensor: torch.Tensor, is_copied: bool) -> torch.Tensor:
 
 
 def bypass_package(output: Any) -> None:
-    """Keeps PyTorch from storing the code for other processes, without what is done to its results."""
-    output.bypass_package("torchext makes the results of the code what they are in eager code")
+    """Keep PyTorch from storing the code for other processes, because the conversion of the results would be lost."""
+    output.bypass_package("torchext converts the results of the code to match eager code")
 
 
 _has_warned = False
@@ -244,28 +247,28 @@ def _warn_once(code: CodeType, reason: str) -> None:
     if not _has_warned:
         _has_warned = True
         warnings.warn_explicit(
-            f"torch.compile: `{code.co_name}` {reason}, of which backends know nothing, so its operators are called as "
-            "in eager code. Compile what runs in amp.autocast() instead. Others will not be named.",
-            UserWarning,
+            f"torch.compile: `{code.co_name}` {reason}, which backends do not support, so its operators are called "
+            "as in eager code. To compile it, use amp.autocast() instead. Further functions are not reported.",
+            TorchextWarning,
             code.co_filename,
             code.co_firstlineno,
         )
 
 
 def results_of(output: Any) -> Results:
-    """Returns what is noted of the graph that Dynamo makes, beginning with it."""
+    """Return the results of the graph that Dynamo is building, created on first use."""
     found: Results = vars(output).get("_torchext_results") or Results(output)
     output._torchext_results = found
     return found
 
 
 def _calls_operators(compiler: Any) -> bool:
-    """Returns true for the backend "eager"."""
-    from torch._dynamo.backends.debugging import eager  # not before: Inductor may be about to import Dynamo
+    """Return true for the backend "eager"."""
+    from torch._dynamo.backends.debugging import eager  # imported late: Inductor may be about to import Dynamo
 
     while hasattr(compiler, "_torchdynamo_orig_backend"):
         compiler = compiler._torchdynamo_orig_backend
-    return getattr(compiler, "compiler_fn", compiler) is eager  # `torch.compile()` wraps what has a name
+    return getattr(compiler, "compiler_fn", compiler) is eager  # `torch.compile()` wraps named backends
 
 
 def _is_tensor(node: object) -> bool:
@@ -281,8 +284,8 @@ def _tensors(value: object) -> Iterator[torch.Tensor]:
 
 
 def _storage(tensor: torch.Tensor) -> Any:
-    """What tensors have in common that share memory. Lives as long as the tensor."""
+    """Return an object that tensors with shared memory have in common. It lives as long as the tensor."""
     try:
         return tensor.untyped_storage()._cdata
-    except NotImplementedError:  # of another layout
+    except NotImplementedError:  # not strided
         return id(tensor)

@@ -1,4 +1,4 @@
-"""What our variables have in common: Dynamo's stand-ins, while it traces, for the objects of a program."""
+"""Common base of our variables, with which Dynamo represents the objects of a program while it traces."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Translator = Any
 
 
 class FunctionOfOurs(VariableTracker):
-    """A function written in C, of which `trace` tells what it does to variables."""
+    """A C function. `trace` implements its effect on variables."""
 
     def __init__(self, trace: Callable[..., VariableTracker], **options: Any) -> None:
         super().__init__(**options)
@@ -37,12 +37,12 @@ class FunctionOfOurs(VariableTracker):
     def call_function(
         self, tx: Translator, args: Iterable[VariableTracker], kwargs: dict[str, VariableTracker]
     ) -> VariableTracker:
-        """Traces a call."""
+        """Trace a call."""
         return self.trace(tx, *args, **kwargs)
 
     @classmethod
     def wrap(cls, trace: Callable[..., VariableTracker]) -> Callable[[Builder, Any], VariableTracker]:
-        """Returns what the table of objects has to have for a function."""
+        """Return the entry for a function in Dynamo's table of objects."""
 
         def build(builder: Builder, value: Any) -> VariableTracker:
             builder.install_guards(GuardBuilder.ID_MATCH)
@@ -52,66 +52,67 @@ class FunctionOfOurs(VariableTracker):
 
 
 class GuardClass(UserDefinedClassVariable):
-    """A class whose instances are guards: calling it makes one, or decorates the function that it is given."""
+    """A class of guards. Calling it makes a guard or decorates the given function."""
 
     def call_function(self, tx: Translator, args: Any, kwargs: dict[str, VariableTracker]) -> VariableTracker:
-        """Traces the making of a guard."""
+        """Trace the construction of a guard."""
         if args and is_function(args[0]):
             guard = self.make(tx, (), kwargs)
             return guard.call_function(tx, list(args[:1]), {})
         return self.make(tx, args, kwargs)
 
     def make(self, tx: Translator, args: Any, kwargs: dict[str, VariableTracker]) -> VariableTracker:
-        """Makes the guard in earnest, so that it checks its arguments, and returns the variable for it."""
+        """Construct the guard, so that it checks its arguments, and return its variable."""
         name = self.value.__name__
         given = constants(args, kwargs)
         if given is None:
             break_graph(
-                f"{name}() of what Dynamo does not know", "Its arguments must be constants while Dynamo traces."
+                f"{name}() with an argument that is not a constant",
+                "Its arguments must be constants while Dynamo traces.",
             )
         try:
             guard = self.value(*given[0], **given[1])
         except (TypeError, ValueError) as error:
-            break_graph(f"{name}() with arguments that it refuses", str(error))
+            break_graph(f"{name}() with invalid arguments", str(error))
         return self.variable(guard)
 
     def variable(self, guard: Any) -> VariableTracker:
-        """Returns the variable for a guard that the traced function has made."""
+        """Return the variable for a guard that the traced function has made."""
         raise NotImplementedError
 
 
 def break_graph(what: str, why: str) -> NoReturn:
-    """Ends the graph; with `fullgraph=True` that is an error, which says what was met, and why it cannot be traced."""
+    """End the graph; an error with `fullgraph=True`. The messages name the construct, and the reason."""
     unimplemented(gb_type=f"torchext: {what}", context="", explanation=why, hints=[])
 
 
 def constants(args: Any, kwargs: dict[str, VariableTracker]) -> tuple[list[Any], dict[str, Any]] | None:
-    """Returns the values of arguments, or None if one of them is not known while Dynamo traces."""
+    """Return the values of arguments, or None if one is not constant while Dynamo traces."""
     if not all(arg.is_python_constant() for arg in (*args, *kwargs.values())):
         return None
     return [arg.as_python_constant() for arg in args], {n: arg.as_python_constant() for n, arg in kwargs.items()}
 
 
 def is_function(variable: VariableTracker) -> bool:
-    """Returns true if `variable` is one for a function of the program's."""
+    """Return true if `variable` represents a function of the program."""
     return isinstance(variable, BaseUserFunctionVariable)
 
 
 def inline(tx: Translator, function: Callable[..., Any], args: Any, kwargs: Any) -> VariableTracker:
-    """Traces into a call of a function of ours."""
+    """Trace into a call of one of our functions."""
     result: VariableTracker = tx.inline_user_function_return(VariableTracker.build(tx, function), args, kwargs)
     return result
 
 
 def guard_class(builder: Builder) -> None:
-    """Lets the traced code be used for this very class only."""
+    """Use the traced code only for exactly this class."""
     builder.install_guards(GuardBuilder.CLASS_MATCH)
 
 
 def guard_attributes(builder: Builder, names: Iterable[str]) -> None:
-    """Lets the traced code be used for objects of the same type whose attributes are equal to these.
+    """Use the traced code only for objects of the same type with equal attributes.
 
-    Two regions that are alike therefore share it, unlike two of `torch.autocast` before 2.15.
+    Two equal regions therefore share it, unlike two of `torch.autocast` before 2.15.
     """
     builder.install_guards(GuardBuilder.TYPE_MATCH)
     for name in names:
