@@ -103,7 +103,7 @@ MISUSES = {
     "nothing deferred": (["{module}:made_before"], "nothing that '{module}:made_before' returned is deferred"),
     "no module": (["{module}:a_number"], "was expected to return a module or a state dict, but returned a int"),
     "unknown dtype": (["{module}:build", "--dtype", "float12"], "--dtype float12 is not a dtype of PyTorch"),
-    "no size": (["{module}:build", "--max-memory", "much"], "`--max-memory` takes a size such as"),
+    "no size": (["{module}:build", "--max-memory", "much"], "`--max-memory` expects a size such as"),
     "no workers": (["{module}:build", "--workers", "0"], "--workers was expected to be at least 1"),
     "an order of arguments": (["{module}:build", "--args", "width=3", "4"], "--args has '4' after one with a name"),
     "no config": (["--hf", "/no/such/folder"], "there is no config.json in '/no/such/folder'"),

@@ -220,9 +220,9 @@ def test_what_cannot_be_saved_is_refused_by_name(name: str, tmp_path: Path) -> N
 
 
 ARGUMENTS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
-    "unit": ({"max_memory": "3 apples"}, ValueError, "`max_memory` takes a size such as '5GB' or '1GiB'"),
-    "nothing": ({"max_shard_size": 0}, ValueError, "`max_shard_size` has to be larger than 0"),
-    "type": ({"max_shard_size": 1.5}, TypeError, "`max_shard_size` takes bytes, or a size .* but it is a float"),
+    "unit": ({"max_memory": "3 apples"}, ValueError, "`max_memory` expects a size such as '5GB' or '1GiB'"),
+    "nothing": ({"max_shard_size": 0}, ValueError, "`max_shard_size` must be larger than 0"),
+    "type": ({"max_shard_size": 1.5}, TypeError, "`max_shard_size` expects a number of bytes or a size .* got float"),
     "too little": ({"max_memory": "1KiB"}, ValueError, "`max_memory` was expected to be at least 4.0 MiB"),
     "dtype": ({"dtype": torch.int8}, TypeError, "`dtype` was expected to be floating point or complex"),
     "metadata": ({"metadata": {"step": 3}}, TypeError, "`metadata` was expected to have strings only, but .*'step': 3"),

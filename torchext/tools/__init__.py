@@ -1,1 +1,1 @@
-"""What several features need, and none of them owns."""
+"""Tools that several features share."""

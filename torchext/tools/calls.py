@@ -1,4 +1,4 @@
-"""Functions whose calls are run in a way of their own, in whatever pieces they run."""
+"""Runs calls of functions under a guard, including generators and coroutines, which run piecewise."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def _as_it_is(value: Any) -> Any:
 
 
 class Call:
-    """What is to be done about one call of a function.
+    """How to run one call of a function.
 
     Attributes:
-        guard: Makes what the function, or a piece of it, is to run in.
-        cast_in: Casts its arguments. Runs within the guard.
-        cast_out: Casts what it returns or yields. Runs after it.
+        guard: Returns the context manager in which the function, or a step of it, runs.
+        cast_in: Casts the arguments. Runs within the guard.
+        cast_out: Casts what the function returns or yields. Runs after the guard.
     """
 
     def __init__(
@@ -42,12 +42,12 @@ class Call:
         self.cast_out = cast_out
 
 
-# Returns what is to be done about a call that begins now. May be called any number of times, on any thread.
+# Returns how to run a call that begins now. It may be called any number of times, on any thread.
 Way = Callable[[], Call]
 
 
 class Resumable(Protocol):
-    """A generator, a coroutine, or what an asynchronous generator returns for one step."""
+    """A generator, a coroutine, or the awaitable for one step of an asynchronous generator."""
 
     def send(self, value: Any, /) -> Any: ...
 
@@ -57,15 +57,15 @@ class Resumable(Protocol):
 
 
 def call_in_way(way: Way, function: Function, plain: Callable[[Function], Function] | None = None) -> Function:
-    """Returns a function of the same kind as `function`, each call of which runs as `way` tells.
+    """Return a function of the same kind as `function` that runs each call as `way` specifies.
 
-    A generator, a coroutine and an asynchronous generator are inside the guard while they run, and not while they
-    wait: whoever resumes them is in the state that it was in.
+    Generators, coroutines and asynchronous generators are inside the guard while they run, and outside while they are
+    suspended. The state of the code that resumes them does not change.
 
     Args:
-        way: Returns what is to be done about a call, when it begins.
-        function: Anything that can be called.
-        plain: Does the same for functions that are neither generators nor coroutines, in less time.
+        way: Returns how to run a call, when the call begins.
+        function: Any callable.
+        plain: A faster implementation for functions that are neither generators nor coroutines.
     """
     if _is_kind(inspect.isasyncgenfunction, function):
         wrapper = _asynchronous_generator(way, function)
@@ -79,17 +79,17 @@ def call_in_way(way: Way, function: Function, plain: Callable[[Function], Functi
 
 
 def call_in_block(block: AbstractContextManager[object], function: Function) -> Function:
-    """Returns a function of the same kind as `function` that runs inside `block`, as `call_in_way()` does.
+    """Return a function of the same kind as `function` that runs inside `block`, by the rules of `call_in_way()`.
 
     Args:
-        block: What can be entered any number of times, also while it is open.
-        function: Anything that can be called.
+        block: A reusable and reentrant context manager.
+        function: Any callable.
     """
     return call_in_way(lambda: Call(lambda: block), function, functools.partial(run_in_block, block))
 
 
 def run_in_block(block: AbstractContextManager[object], function: Function) -> Function:
-    """Does what `call_in_block()` does with a plain function: `torch.compile` traces into this."""
+    """Implement `call_in_block()` for a plain function. `torch.compile` traces into this."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with block:
@@ -99,7 +99,7 @@ def run_in_block(block: AbstractContextManager[object], function: Function) -> F
 
 
 def _is_kind(check: Callable[[object], bool], function: AnyFunction) -> bool:
-    """Returns true if `check` is true of the function, or of the `__call__` of its class."""
+    """Return true if `check` holds for the function, or for the `__call__` of its class."""
     return check(function) or check(type(function).__call__)
 
 
@@ -157,14 +157,14 @@ def _asynchronous_generator(way: Way, function: AnyFunction) -> AnyFunction:
 
 
 def _begin(call: Call, function: AnyFunction, args: Any, kwargs: Any) -> Any:
-    """Makes the generator or coroutine, of which nothing runs yet."""
+    """Create the generator or coroutine without starting it."""
     with call.guard():
         args, kwargs = call.cast_in((args, kwargs))
         return function(*args, **kwargs)
 
 
 def _steps(guard: Guard, inner: Resumable, cast_out: Callable[[Any], Any] = _as_it_is) -> Generator[Any, Any, Any]:
-    """Does what `yield from inner` does, with the guard around each step, and hands out what `cast_out` makes of it."""
+    """Implement `yield from inner` with the guard around each step, and yield the results of `cast_out`."""
     step: Callable[[Any], Any] = inner.send
     given: Any = None
     while True:
@@ -184,9 +184,9 @@ def _steps(guard: Guard, inner: Resumable, cast_out: Callable[[Any], Any] = _as_
 
 
 def _step(guard: Guard, step: Callable[[Any], Any], given: Any) -> tuple[bool, Any]:
-    """Returns whether that was the end, and what was yielded or returned.
+    """Run one step. Return whether the generator has ended, and the value that it has yielded or returned.
 
-    Dynamo loses its way where the end of a generator passes through a block, or a block is in a generator.
+    Dynamo fails if the end of a generator passes through a block, or if a block is in a generator.
     """
     with guard():
         try:
@@ -196,10 +196,10 @@ def _step(guard: Guard, step: Callable[[Any], Any], given: Any) -> tuple[bool, A
 
 
 def begin_generator() -> None:
-    """Does nothing; Dynamo is told by it that a decorated generator begins."""
+    """Do nothing. The call marks the start of a decorated generator for Dynamo."""
 
 
-# Of a function that returns a generator Dynamo makes one that returns an iterator, which has no `send()`.
+# Dynamo turns a function that returns a generator into one that returns an iterator without `send()`.
 for _function in (_begin, _step):
     skip_frames(_function.__code__)
 

@@ -1,4 +1,4 @@
-"""The dispatch keys of fakes and of deferred initialization on this thread, from Python."""
+"""Access to this thread's dispatch keys for fakes and deferred initialization."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _OURS = torch._C.DispatchKeySet(_FAKE).add(_DEFERRED_INIT)
 
 
 def is_constructing() -> bool:
-    """Tells whether this thread is in a block of `deferred_init`."""
+    """Return true if this thread is in a block of `deferred_init`."""
     return torch._C._dispatch_tls_is_dispatch_key_included("DeferredInit")
 
 
 @contextmanager
 def making_fakes() -> Iterator[None]:
-    """Lets what factories make on this thread be fake in the block, in and out of `fake_mode`."""
+    """Let factories on this thread make fakes in the block, inside and outside of `fake_mode`."""
     _C.enter_fake_mode()
     try:
         yield
@@ -31,13 +31,13 @@ def making_fakes() -> Iterator[None]:
 
 
 def without_our_keys() -> AbstractContextManager[None]:
-    """Lets this thread compute in the block as if torchext were not there; what it makes is real."""
+    """Exclude our dispatch keys on this thread in the block, so that factories make real tensors."""
     return torch._C._ExcludeDispatchKeyGuard(_OURS)
 
 
 @contextmanager
 def with_our_keys() -> Iterator[None]:
-    """Undoes the exclusion of our keys in the block, whoever has excluded them."""
+    """Include our keys again in the block, regardless of the code that excluded them."""
     with (
         torch._C._SetExcludeDispatchKeyGuard(_FAKE, False),
         torch._C._SetExcludeDispatchKeyGuard(_DEFERRED_INIT, False),

@@ -1,4 +1,4 @@
-"""Frames that Dynamo is to leave alone, without importing it."""
+"""Excludes frames from compilation by Dynamo, without importing it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ __all__ = ["skip_frames"]
 
 
 def skip_frames(code: CodeType, *, with_callees: bool = False) -> None:
-    """Keeps Dynamo from compiling calls of `code` that a graph break leads to; it still traces into it from outside.
+    """Keep Dynamo from compiling calls of `code` that follow a graph break. Dynamo still traces into it from outside.
 
-    It compiles each function that is called behind a graph break, but those in files of PyTorch's.
+    Dynamo compiles each function that is called after a graph break, except those in PyTorch's files.
 
     Args:
         code: The code of the function.
-        with_callees: Whether what the function calls is left alone as well.
+        with_callees: Whether to exclude the functions that it calls as well.
     """
     frames: Any = torch._C._dynamo.eval_frame
     action = frames._FrameAction

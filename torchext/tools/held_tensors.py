@@ -1,4 +1,4 @@
-"""Which tensors a module holds, and which a tensor is made of."""
+"""Finds the tensors that a module holds, and the inner tensors of a tensor."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ from .. import _C
 __all__ = ["Held", "held_tensors", "inner_tensors", "is_wrapper", "parts_of", "reachable_tensors"]
 
 
-# What holds no tensors. Most of what modules hold is of these.
+# Types of objects that hold no tensors. Most objects in modules are of these types.
 LEAVES = (
     *(int, float, complex, str, bytes, type(None), type, ModuleType),
     *(CodeType, FrameType, TracebackType),
     *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, torch.Generator),
 )
-LEAF_TYPES = frozenset(map(id, (*LEAVES, bool)))  # for a quick look; a class need not be hashable
+LEAF_TYPES = frozenset(map(id, (*LEAVES, bool)))  # compared by id, because a class may be unhashable
 
 CONTAINERS: tuple[type[Any], ...] = (dict, list, tuple, set, frozenset, deque)
 
 LRU_CACHE = type(functools.lru_cache(len))
 
-# Where types are written in C: read-only views, iterators, generators, caches. Those tell the garbage collector what
-# they refer to; but before Python 3.11 generators do not tell their variables.
+# Modules whose types are implemented in C: read-only views, iterators, generators, caches. These expose their
+# references to the garbage collector, but before Python 3.11 generators do not expose their variables.
 MODULES_IN_C = frozenset({"builtins", "types", "itertools", "functools", "collections", "operator", "_operator"})
 
 
@@ -53,27 +53,27 @@ class Held(NamedTuple):
     """A tensor that a module holds."""
 
     tensor: torch.Tensor
-    """It itself, or a part of a wrapper such as a `DTensor`, which has no data of its own."""
+    """The tensor itself, or an inner tensor of a wrapper such as a `DTensor`, which itself has no data."""
     name: str
-    """As `named_parameters()` would call it; of a tensor in a container, the name of the attribute."""
+    """The name in `named_parameters()`; for a tensor in a container, the name of the attribute."""
     is_registered: bool
-    """Whether it is a parameter or a buffer, which `Module.to()` takes along, or else a plain attribute."""
+    """Whether it is a parameter or a buffer, which `Module.to()` moves, not a plain attribute."""
     is_parameter: bool
     is_part: bool
-    """Whether it is a part of a wrapper."""
+    """Whether it is an inner tensor of a wrapper."""
     whole: torch.Tensor
-    """What the module holds: the tensor itself, or the wrapper."""
+    """The object that the module holds: the tensor itself, or the wrapper."""
 
 
 def held_tensors(
     module: Module, buffers_only: bool = False, check_fn: Callable[[Module], bool] | None = None
 ) -> Iterator[Held]:
-    """Yields the tensors of `module` and its descendants; one that is held twice may come twice.
+    """Yield the tensors of `module` and its descendants. A tensor that is held twice may be yielded twice.
 
     Args:
         module: The module.
-        buffers_only: Leave out the parameters.
-        check_fn: Decides for each module whether to look at what it holds itself.
+        buffers_only: Skip the parameters.
+        check_fn: Returns, for each module, whether to yield the tensors that it holds directly.
     """
     reach = _Reach(module, _is_deferred, into_caches=True)
     for prefix, module_part in module.named_modules():
@@ -81,7 +81,7 @@ def held_tensors(
             for tensor, name, is_registered in _held_by(module_part, reach):
                 full_name = f"{prefix}.{name}" if prefix else name
                 yield from _parts_held(tensor, full_name, is_registered, buffers_only)
-    # Found on the way, and may lead to others.
+    # Hidden modules are found during the search, and may lead to others.
     for hidden, name in reach.hidden_modules:
         if check_fn is None or check_fn(hidden):
             for tensor, _, _ in _held_by(hidden, reach):
@@ -96,12 +96,12 @@ def _parts_held(tensor: torch.Tensor, name: str, is_registered: bool, buffers_on
 
 
 def parts_of(tensor: torch.Tensor, around: tuple[torch.Tensor, ...] = ()) -> Iterator[torch.Tensor]:
-    """Yields the tensors with data that `tensor` is made of: itself, unless it is a wrapper of others.
+    """Yield the tensors with data that make up `tensor`: itself, or the inner tensors if it is a wrapper.
 
     Args:
         tensor: Any tensor.
-        around: The wrappers that it is a part of. A wrapper that `torch.utils.swap_tensors()` has swapped with its part
-            is a part of itself, and has no data.
+        around: The wrappers that contain it. A wrapper that `torch.utils.swap_tensors()` has swapped with its inner
+            tensor contains itself, and has no data.
     """
     if not is_wrapper(tensor):
         yield tensor
@@ -111,17 +111,17 @@ def parts_of(tensor: torch.Tensor, around: tuple[torch.Tensor, ...] = ()) -> Ite
 
 
 def inner_tensors(wrapper: torch.Tensor) -> list[torch.Tensor]:
-    """The tensors that a wrapper names as its parts."""
+    """Return the tensors that a wrapper lists as its inner tensors."""
     parts = [getattr(wrapper, name) for name in wrapper.__tensor_flatten__()[0]]  # type: ignore[attr-defined]
-    return [part for part in parts if isinstance(part, torch.Tensor)]  # some of what `DTensor` names is not
+    return [part for part in parts if isinstance(part, torch.Tensor)]  # `DTensor` lists other objects as well
 
 
 def reachable_tensors(obj: object, is_wanted: Callable[[torch.Tensor], bool]) -> Iterator[torch.Tensor]:
-    """Yields the tensors in the containers that make up `obj`, in modules, and those that are wanted in other objects.
+    """Yield the tensors in the containers that make up `obj` and in modules, and the selected ones in other objects.
 
     Args:
-        obj: Anything. No code of its own is called: see `_Reach`.
-        is_wanted: Chooses among the tensors that are found in attributes of objects.
+        obj: Any object. None of its code is called: see `_Reach`.
+        is_wanted: Selects tensors among those in attributes of objects.
     """
     reach = _Reach(obj, is_wanted)
     if isinstance(obj, Module):
@@ -129,7 +129,7 @@ def reachable_tensors(obj: object, is_wanted: Callable[[torch.Tensor], bool]) ->
             yield from (tensor for tensor, _, _ in _held_by(module, reach))
     else:
         yield from reach.tensors_in(obj, "")
-    for hidden, _ in reach.hidden_modules:  # found on the way, and may lead to others
+    for hidden, _ in reach.hidden_modules:  # found during the search; may lead to others
         yield from (tensor for tensor, _, _ in _held_by(hidden, reach))
 
 
@@ -145,11 +145,11 @@ def _held_by(module: Module, reach: _Reach) -> Iterator[tuple[torch.Tensor, str,
 
 
 class _Reach:
-    """What can be reached from a module or an object: looks into containers and into objects, each once.
+    """A search from a module or an object through containers and objects. It visits each of them once.
 
-    Models hold tensors in distributions, schedules, samplers and other objects of their own. No code of those objects
-    is called, because it may compute, raise, or count what it is asked: not even `isinstance()`, which looks at
-    `__class__`, a property of lazy objects and proxies.
+    Models hold tensors in distributions, schedules, samplers and other custom objects. The search calls none of their
+    code, which may compute, raise or have side effects. It avoids even `isinstance()`, which reads `__class__`, a
+    property of lazy objects and proxies.
     """
 
     def __init__(self, root: object, is_wanted: Callable[[torch.Tensor], bool], into_caches: bool = False) -> None:
@@ -157,21 +157,21 @@ class _Reach:
         self._is_wanted = is_wanted
         self._into_caches = into_caches
         self._modules = set(map(id, root.modules())) if isinstance(root, Module) else set()
-        self._seen: dict[int, object] = {}  # kept, so that no address is given to another object
-        self._descriptors: dict[int, _Descriptors] = {}  # by the addresses of their classes, which need not be hashable
+        self._seen: dict[int, object] = {}  # kept alive, so that addresses are not reused
+        self._descriptors: dict[int, _Descriptors] = {}  # by the address of the class, which may be unhashable
         self.hidden_modules: list[tuple[Module, str]] = []
-        """Modules that are no descendants, but held in a list, say, with the names of the attributes."""
+        """Modules that are not descendants, for example in a list, with the names of the attributes to them."""
 
     def tensors_on(self, tensor: torch.Tensor, name: str) -> Iterator[torch.Tensor]:
-        """The tensors that are wanted and held by attributes of `tensor`."""
+        """Yield the selected tensors in attributes of `tensor`."""
         yield from self._search([(value, True) for value in self._attributes_once(tensor)], name)
 
     def tensors_in(self, value: object, name: str) -> Iterator[torch.Tensor]:
-        """The tensors in the containers that make up `value`, and those that are wanted in other objects in them."""
+        """Yield the tensors in the containers that make up `value`, and the selected ones in other objects there."""
         yield from self._search([(value, False)], name)
 
     def _search(self, values: list[tuple[object, bool]], name: str) -> Iterator[torch.Tensor]:
-        """The tensors in `values`, each with whether an object holds it. Without recursion: lists may be linked."""
+        """Yield the tensors in `values`, with whether an object holds them. Iterative, because lists may be linked."""
         stack = values[::-1]
         while stack:
             value, is_in_object = stack.pop()
@@ -182,7 +182,7 @@ class _Reach:
                     yield value
                 stack.extend((part, True) for part in reversed(self._attributes_once(value)))
             elif _is(value, Module):
-                self._meet(value, name)
+                self._register_module(value, name)
             elif id(value) not in self._seen:
                 self._seen[id(value)] = value
                 is_in_object = is_in_object or not _is_one_of(value, CONTAINERS)
@@ -190,15 +190,15 @@ class _Reach:
                 stack.extend((part, is_in_object) for part in reversed(content))
 
     def _attributes_once(self, tensor: torch.Tensor) -> list[object]:
-        """The attributes of a tensor the first time, and nothing afterwards."""
+        """Return the attributes of a tensor the first time, and nothing afterwards."""
         attributes = self._attributes(tensor)
         if not attributes or id(tensor) in self._seen:
             return []
         self._seen[id(tensor)] = tensor
         return attributes
 
-    def _meet(self, module: Module, name: str) -> None:
-        """A module that the root is a part of is only referred to, by a part of it, and is not held by it."""
+    def _register_module(self, module: Module, name: str) -> None:
+        """Register a module, unless it contains the root: submodules may refer to parents without holding them."""
         if id(module) not in self._modules:
             self._modules.add(id(module))
             if all(part is not self._root for part in module.modules()):
@@ -228,7 +228,7 @@ def _is_one_of(value: object, classes: tuple[type, ...]) -> bool:
 
 
 def _content(value: Any, into_caches: bool) -> Iterator[object]:
-    """What `value`, which is neither a module nor a tensor, holds beside its attributes."""
+    """Return the objects that `value`, neither a module nor a tensor, holds besides its attributes."""
     if _is(value, dict):
         yield from [key for key in dict.keys(value) if type(key) is not str]
         yield from list(dict.values(value))
@@ -246,12 +246,12 @@ def _content(value: Any, into_caches: bool) -> Iterator[object]:
         for cell in value.__closure__ or ():
             try:
                 yield cell.cell_contents
-            except ValueError:  # is still empty
+            except ValueError:  # empty cell
                 continue
     elif _is(value, weakref.ref):
         yield from filter(_is_tensor, (weakref.ref.__call__(value),))
     elif _is(value, LRU_CACHE):
-        # What it remembers for others is not held by who calls it.
+        # A cache's entries do not belong to the object that holds the cached function.
         yield from gc.get_referents(value) if into_caches else (value.__wrapped__,)
     elif sys.version_info < (3, 11) and _is(value, GeneratorType):
         yield from () if value.gi_frame is None else value.gi_frame.f_locals.values()
@@ -264,7 +264,7 @@ def _is_tensor(value: object) -> bool:
 
 
 class _Descriptors(NamedTuple):
-    """Where the instances of a class keep their attributes."""
+    """The descriptors by which instances of a class store attributes."""
 
     cls: type
     of_dict: GetSetDescriptorType | MemberDescriptorType | None
@@ -272,7 +272,7 @@ class _Descriptors(NamedTuple):
 
     @classmethod
     def of(cls, owner: type) -> _Descriptors:
-        """Those of `owner`, but for what classes define themselves under these names."""
+        """Return the descriptors of `owner`, except class attributes that reuse their names."""
         bases = [type.__getattribute__(base, "__dict__") for base in type.__getattribute__(owner, "__mro__")]
         kinds = (GetSetDescriptorType, MemberDescriptorType)
         dicts = (base["__dict__"] for base in bases if _is_one_of(base.get("__dict__"), kinds))
@@ -286,12 +286,12 @@ class _Descriptors(NamedTuple):
         return cls(owner, next(dicts, None), tuple(slots))
 
     def values_of(self, value: object) -> list[object]:
-        """The values of the attributes that are set."""
+        """Return the values of the attributes that are set."""
         attributes: dict[str, object] = {} if self.of_dict is None else self.of_dict.__get__(value)
         found = list(attributes.values())
         for slot in self.of_slots:
             try:
                 found.append(slot.__get__(value))
-            except AttributeError:  # is not set
+            except AttributeError:  # not set
                 continue
         return found

@@ -1,7 +1,7 @@
-"""Keys of ours that higher-order operators are to pass by.
+"""Makes higher-order operators skip our dispatch keys.
 
-`torch.cond` and its kin choose a Python function by the highest key of their arguments
-(`HigherOrderOperator.dispatch`). They know of no key of ours but `Fake`.
+`torch.cond` and similar operators choose a Python function by the highest key of their arguments
+(`HigherOrderOperator.dispatch`). Among our keys, they have an implementation only for `Fake`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _KEYS = [_torch._parse_dispatch_key(name) for name in _NAMES]
 
 
 def pass_by(lease: Lease) -> None:
-    """Lets all higher-order operators choose by the keys below ours while the lease is held."""
-    reason = "chooses by the highest key, and knows none of ours"
+    """Let all higher-order operators choose by the keys below ours while the lease is held."""
+    reason = "chooses by the highest key, which has no implementation"
     lease.patch(_ops.HigherOrderOperator, "dispatch", _passing_by, reason)
 
 

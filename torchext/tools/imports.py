@@ -1,4 +1,4 @@
-"""Acts as soon as a module has been imported: while a block lasts, or whenever that is."""
+"""Calls functions when a module has been imported: during a block, or at any time."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _patched: set[tuple[str, int, Callable[[ModuleType], None]]] = set()
 
 @contextmanager
 def once_imported(name: str, act: Callable[[], None]) -> Iterator[None]:
-    """Calls `act` when the module has run, if it is imported in the block; not if that was before.
+    """Call `act` after the module is imported, if that happens in the block. Earlier imports do not count.
 
     Args:
-        name: Of the module, with its packages.
-        act: Called by the thread that imports it.
+        name: The full name of the module.
+        act: Called by the importing thread.
     """
     if name in sys.modules:
         yield
@@ -35,13 +35,14 @@ def once_imported(name: str, act: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def patching(name: str, needs: Sequence[str], patch: Callable[[ModuleType], None]) -> Iterator[None]:
-    """Calls `patch` with a module that may have been imported before the block or is imported in it, once in a process.
+    """Call `patch` once per process with a module that is imported before or in the block.
 
-    Each `patch` is called once, so several features may patch the same module.
+    Several features may patch the same module, each with its own `patch`.
 
     Args:
-        name: Of the module, with its packages.
-        needs: What the module must have. Another thread may be importing it, or another release have none.
+        name: The full name of the module.
+        needs: An attribute that the module must have. It is missing while another thread imports it, and in some
+            releases.
         patch: Declares patches that outlast the block.
     """
 
@@ -58,11 +59,11 @@ def patching(name: str, needs: Sequence[str], patch: Callable[[ModuleType], None
 
 
 def when_imported(name: str, act: Callable[[], None]) -> None:
-    """Calls `act` when the module has run: now, if it has been imported, or else when it is.
+    """Call `act` after the module is imported: immediately if it has been imported, else on import.
 
     Args:
-        name: Of the module, with its packages.
-        act: Called once, by the thread that imports it.
+        name: The full name of the module.
+        act: Called once, by the importing thread.
     """
     if name in sys.modules:
         act()
@@ -77,7 +78,7 @@ def when_imported(name: str, act: Callable[[], None]) -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Finds one module where the other finders find it."""
+    """Finds one module through the other finders."""
 
     def __init__(self, name: str, act: Callable[[], None]) -> None:
         self._name = name
@@ -97,7 +98,7 @@ class _Finder(MetaPathFinder):
 
 
 class _Loader(Loader):
-    """Loads a module as `original` does, and acts."""
+    """Loads a module like `original`, and then calls the action."""
 
     def __init__(self, original: Loader, act: Callable[[], None]) -> None:
         self._original = original

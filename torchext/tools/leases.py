@@ -1,8 +1,8 @@
-"""Leases: PyTorch's functions are replaced while somebody needs that, and PyTorch's own again afterwards.
+"""Leases: patches of PyTorch functions that are installed while they are needed, and removed afterwards.
 
-Somebody is a block that is open, or a tensor of ours that is alive: NOTE [Leases on PyTorch's functions],
-csrc/support/leases.h. Each feature declares what it replaces, once, with `Lease.patch()`; nothing is replaced before
-the first holder of the lease, and everything is given back after the last.
+The holders of a lease are open blocks and live tensors of torchext: NOTE [Leases on PyTorch's functions],
+csrc/support/leases.h. Each feature declares its patches once, with `Lease.patch()`. They are installed for the first
+holder of the lease and removed after the last.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from contextlib import contextmanager
 from typing import Any
 
 from .. import _C
-from .patching import Concerns, Make, Patch, Steps, Thing, patching_lock
+from .patching import Concerns, Make, Patch, Patchable, Steps, patching_lock
 
 __all__ = ["Lease", "leases", "settle", "while_autocasting", "while_fakes_live", "while_marks_live"]
 
 
 class Lease:
-    """Patches that are in place while somebody holds them.
+    """Patches that are installed while the lease is held.
 
     Attributes:
-        needed_while: When somebody does.
-        patches: What has been declared so far, in the order in which it is replaced.
+        needed_while: The condition under which it is held.
+        patches: The patches declared so far, in order of installation.
     """
 
     def __init__(self, needed_while: str, count: _C.Lease | None = None) -> None:
@@ -31,22 +31,22 @@ class Lease:
         self._count = _C.Lease() if count is None else count
         self._declarations: list[Callable[[], None]] = []
         self._is_settling = False
-        self._things: dict[Thing, None] = {}  # what the patches are of
-        self._alone: dict[bool, Steps] = {}  # what to do while nobody else replaces the same things
+        self._patchables: dict[Patchable, None] = {}  # the targets of the patches
+        self._alone: dict[bool, Steps] = {}  # precomputed steps, valid while no other lease patches the same targets
         leases.append(self)
 
     @property
     def is_active(self) -> bool:
-        """Whether the patches are in place."""
+        """Whether the patches are installed."""
         return self._count.is_active()
 
     @property
     def is_settled(self) -> bool:
-        """Whether the patches are in place if, and only if, somebody holds the lease."""
+        """Whether the patches are installed if, and only if, the lease is held."""
         return self._count.is_active() == self._count.is_held()
 
     def declare(self, *declarations: Callable[[], None]) -> None:
-        """Lets each of `declarations` be called before the patches are first needed. They call `patch()`."""
+        """Register functions that call `patch()`. They are called before the patches are first needed."""
         with patching_lock:
             self._declarations += declarations
             if self.is_active:
@@ -63,16 +63,17 @@ class Lease:
         is_traced: bool = False,
         releases: str = "all",
     ) -> None:
-        """Declares that an attribute of a module or a class is to be replaced.
+        """Declare the replacement of an attribute of a module or a class.
 
         Args:
-            owner: The module or the class. A function that a class inherits is replaced for all who do.
+            owner: The module or the class. An inherited function is replaced for all classes that inherit it.
             name: The name of the attribute.
-            make: Is given what was there before, and returns what shall be called, or the value that shall be there.
-                What is replaced twice is given the replacement.
-            reason: What PyTorch does, for which this is needed.
-            concerns: Which calls it is about. Others go to the original, unless Dynamo traces the replacement.
-            is_traced: Whether Dynamo traces the replacement of a function of Python, and not the original.
+            make: Receives the original and returns the function to call, or the value to set. With several patches of
+                one attribute, each receives the previous replacement.
+            reason: The PyTorch behavior that needs this patch.
+            concerns: The calls that the replacement handles. Others go to the original, unless Dynamo traces the
+                replacement.
+            is_traced: Whether Dynamo traces the replacement of a Python function instead of the original.
             releases: The releases of PyTorch that need it.
         """
         with patching_lock:
@@ -87,19 +88,19 @@ class Lease:
                 releases=releases,
             )
             self.patches.append(patch)
-            self._things[patch.thing] = None
+            self._patchables[patch.patchable] = None
             self._alone.clear()
             _C.withdraw_switches()
             if self.is_active:
-                self._plan([patch.thing], is_wanted=True).take()
+                self._plan([patch.patchable], is_wanted=True).run()
 
     def declared(self) -> list[Patch]:
-        """All patches of the lease, whether they are in place or not."""
+        """Return all patches of the lease, installed or not."""
         self.prepare()
         return list(self.patches)
 
     def prepare(self) -> None:
-        """Lets everything be declared that is not yet."""
+        """Call the registered declarations that have not run yet."""
         with patching_lock:
             while self._declarations:
                 declared = len(self.patches)
@@ -109,16 +110,16 @@ class Lease:
                     failed = self.patches[declared:]
                     del self.patches[declared:]
                     for patch in failed:
-                        patch.thing.declared.remove(patch)
-                    self._things = dict.fromkeys(patch.thing for patch in self.patches)
+                        patch.patchable.declared.remove(patch)
+                    self._patchables = dict.fromkeys(patch.patchable for patch in self.patches)
                     self._alone.clear()
-                    self._plan([patch.thing for patch in failed], self.is_active).take()
+                    self._plan([patch.patchable for patch in failed], self.is_active).run()
                     raise
                 del self._declarations[0]
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Holds the lease in the block."""
+        """Hold the lease in the block."""
         self.acquire()
         try:
             yield
@@ -126,11 +127,11 @@ class Lease:
             self.release()
 
     def token(self) -> object:
-        """Returns an object that holds the lease as long as it lives."""
+        """Return an object that holds the lease as long as it lives."""
         return _Token(self)
 
     def acquire(self) -> None:
-        """Holds the lease until `release()`, which is to be called as often."""
+        """Hold the lease until the matching `release()`."""
         self._count.hold()
         try:
             self.settle()
@@ -139,15 +140,15 @@ class Lease:
             raise
 
     def release(self) -> None:
-        """Undoes one `acquire()`."""
+        """Undo one `acquire()`."""
         self._count.release()
         if not self._count.is_held():
             self.settle()
 
     def settle(self) -> None:
-        """Puts the patches in place if somebody holds the lease, and gives them back if nobody does."""
+        """Install the patches if the lease is held, and remove them otherwise."""
         with patching_lock:
-            if self._is_settling:  # on this thread: the last holder has died meanwhile, which the loop below notices
+            if self._is_settling:  # re-entered on this thread: the loop below handles the change
                 return
             self._is_settling = True
             try:
@@ -166,42 +167,42 @@ class Lease:
 
     def _put_in_place(self, is_wanted: bool) -> None:
         _C.withdraw_switches()
-        self._steps(is_wanted).take()
+        self._steps(is_wanted).run()
         self._count.set_active(is_wanted)
         for lease in (while_marks_live, while_autocasting):
             lease.offer_switch()
 
     def offer_switch(self) -> None:
-        """Lets the core exchange what is replaced by itself, while nobody else replaces the same things."""
+        """Let the core install and remove the patches alone, while no other lease patches the same targets."""
         if self._declarations or self._do_others_replace_the_same():
             return
         on, off = self._steps(True), self._steps(False)
-        for step in on.others:  # which replacements the codes will call
+        for step in on.others:  # sets the replacements that the code objects will call
             step()
         _C.offer_switch(self._count, (on.codes, on.functions), (off.codes, off.functions))
 
     def _steps(self, is_wanted: bool) -> Steps:
-        """What puts all patches in place, or gives them back; it takes long to plan, and happens often."""
+        """Return the steps that install or remove all patches. Planning is slow, so they are cached."""
         if self._do_others_replace_the_same():
-            return self._plan(self._things, is_wanted)
+            return self._plan(self._patchables, is_wanted)
         if is_wanted not in self._alone:
-            self._alone[is_wanted] = self._plan(self._things, is_wanted)
+            self._alone[is_wanted] = self._plan(self._patchables, is_wanted)
         return self._alone[is_wanted]
 
     def _do_others_replace_the_same(self) -> bool:
         others = (lease for lease in leases if lease is not self and lease.is_active)
-        return any(not self._things.keys().isdisjoint(other._things) for other in others)
+        return any(not self._patchables.keys().isdisjoint(other._patchables) for other in others)
 
-    def _plan(self, things: Iterable[Thing], is_wanted: bool) -> Steps:
-        """What lets our patches of `things` be called, or not; those of others that are in place stay."""
+    def _plan(self, patchables: Iterable[Patchable], is_wanted: bool) -> Steps:
+        """Return steps that install or remove our patches of `patchables`. Patches of other leases stay."""
         steps = Steps()
-        for thing in things:
-            ours = [patch for patch in thing.declared if patch.lease is self._count] if is_wanted else []
-            thing.plan((*self._others_in_place(thing), *ours), steps)
+        for patchable in patchables:
+            ours = [patch for patch in patchable.declared if patch.lease is self._count] if is_wanted else []
+            patchable.plan((*self._others_in_place(patchable), *ours), steps)
         return steps
 
-    def _others_in_place(self, thing: Thing) -> list[Patch]:
-        return [patch for patch in thing.declared if patch.lease is not self._count and patch.is_installed]
+    def _others_in_place(self, patchable: Patchable) -> list[Patch]:
+        return [patch for patch in patchable.declared if patch.lease is not self._count and patch.is_installed]
 
 
 class _Token:
@@ -210,18 +211,18 @@ class _Token:
         self._count = lease._count
 
     def __del__(self) -> None:
-        self._count.release()  # may be in the midst of anything, so the core asks for `settle()` later
+        self._count.release()  # any code may be running here, so the core requests `settle()` later
 
 
 leases: list[Lease] = []
 
 
 def settle(is_urgent: bool) -> None:
-    """Puts in place what somebody needs, and gives back what nobody needs any more. Called by the core, too.
+    """Install the patches of held leases and remove the others. The core also calls this.
 
     Args:
-        is_urgent: Whether it is to be done when this returns. What is given back need not be, and must not be waited
-            for where the core asks for it in the midst of anything.
+        is_urgent: Whether this must be complete on return. Removals are not urgent, and must not block where the core
+            requests them during arbitrary code.
     """
     if is_urgent:
         with patching_lock:

@@ -1,8 +1,7 @@
-"""The few places where PyTorch's Python code has to know about the key that marked tensors carry.
+"""Patches of Python code in PyTorch that has to support the dispatch key of marked tensors.
 
-Tensors are marked as AmpTensors and with the lines that made inference tensors: NOTE [Marked tensors] in
-csrc/marks/tensor_marks.h. Nothing is patched before the first use of either. Where `torch.compile` traces there are no
-marks.
+Marks identify AmpTensors and record the source lines that made inference tensors: NOTE [Marked tensors] in
+csrc/marks/tensor_marks.h. Nothing is patched before the first use of either. `torch.compile` traces without marks.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ __all__ = ["install"]
 
 
 def install() -> None:
-    """Declares the patches."""
-    reason = "asks the highest key of `self` for the device"
+    """Declare the patches."""
+    reason = "derives the device from the highest key of `self`"
     for name in ("new", "new_tensor"):
         while_marks_live.patch(Tensor, name, _without_marks, reason, concerns=Concerns.MARKS)
     pass_by(while_marks_live)
@@ -33,7 +32,7 @@ while_marks_live.declare(install)
 
 
 def _without_marks(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The oldest factories ask the highest key of `self` for the device (`legacyExtractDispatchKey()`)."""
+    """The oldest factories derive the device from the highest key of `self` (`legacyExtractDispatchKey()`)."""
 
     def factory(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if is_compiling() or not isinstance(self, Tensor) or not _C.is_marked(self):

@@ -1,4 +1,4 @@
-"""What is done at most once in a process, on whichever thread it is first asked for."""
+"""Functions that run at most once in a process, on the thread that calls them first."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["once"]
 
 
 def once(function: Callable[[], None]) -> Callable[[], None]:
-    """Returns a function that calls `function` the first time only. Other threads wait until that is done.
+    """Return a function that calls `function` the first time only. Other threads wait until that call is done.
 
-    If it fails, the next call tries again. While it runs, calls by itself do nothing.
+    If it fails, the next call tries again. Recursive calls do nothing.
     """
     is_done = is_running = False
 
@@ -22,7 +22,7 @@ def once(function: Callable[[], None]) -> Callable[[], None]:
         nonlocal is_done, is_running
         if is_done:
             return
-        with patching_lock:  # most of what is done once replaces something
+        with patching_lock:  # most of these functions declare patches
             if is_done or is_running:
                 return
             is_running = True

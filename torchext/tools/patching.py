@@ -1,14 +1,14 @@
-"""What torchext replaces in PyTorch: how it is done. When it is, and the list of it: `leases`.
+"""Replaces functions and attributes of PyTorch. `leases` decides when, and lists the patches.
 
-A function that is replaced stays the object that it is: for whoever imported it by name before, for tables by function
-as those of `torch.overrides`, TorchScript, Dynamo and subclasses with a `__torch_function__`, and for pickle, `help()`
-and `inspect.signature()`. Only what it calls is exchanged:
+A replaced function keeps its identity. This matters for code that imported it by name, for tables keyed by function
+such as those of `torch.overrides`, for TorchScript, Dynamo and subclasses with a `__torch_function__`, and for pickle,
+`help()` and `inspect.signature()`. Only the implementation is exchanged:
 
-- A function of Python gets other code with the same parameters. Where Dynamo traces, which knows neither fakes nor
-  marks of ours, and for calls that it is not about, that calls the original.
-- A method, a property, a constructor or a function of C gets another definition: NOTE [Replaced C functions] in
+- A Python function gets other code with the same parameters. That code calls the original for calls that the patch does
+  not concern, and while Dynamo traces, because Dynamo does not support our fakes or marks.
+- A method, a property, a constructor or a C function gets another definition: NOTE [Replaced C functions] in
   csrc/python/patching.cpp.
-- Of anything else, as a slot of a type or a value that nobody calls, the attribute itself is replaced.
+- For anything else, such as a slot of a type or a value that is not callable, the attribute itself is replaced.
 """
 
 from __future__ import annotations
@@ -32,38 +32,40 @@ from typing import Any, NamedTuple
 import torch.compiler
 
 from .. import _C
+from ..errors import PatchError
 from .frames import skip_frames
 
-__all__ = ["Concerns", "Make", "Patch", "Steps", "Thing", "patching_lock"]
+__all__ = ["Concerns", "Make", "Patch", "Patchable", "Steps", "patching_lock"]
 
 Function = Callable[..., Any]
 Make = Callable[[Any], Any]
-"""Is given what to call for all that is not ours, and makes the replacement. That is called as the original was, except
-that a function of Python hands on by position what can be given so, with defaults filled in. Of a value it makes a
-value."""
+"""Receives the function to call for everything that the patch does not handle, and returns the replacement. The
+replacement is called like the original, except that a Python function passes arguments by position where possible, with
+defaults filled in. For a value, it receives and returns a value.
+"""
 
 
 class Concerns(enum.IntFlag):
-    """Which calls go to the replacement; others go to the original, without Python if that is a function of C."""
+    """The calls that go to the replacement. Others go to the original, without Python code if that is a C function."""
 
     FAKES = _C.CONCERNS_FAKES
-    """Those that have a fake tensor, the storage of one or the memo of `fake_like()` among their arguments."""
+    """Calls with a fake tensor, its storage or the memo of `fake_like()` among the arguments."""
     MARKS = _C.CONCERNS_MARKS
-    """Those that have a marked tensor among their arguments: NOTE [Marked tensors], csrc/marks/tensor_marks.h."""
+    """Calls with a marked tensor among the arguments: NOTE [Marked tensors], csrc/marks/tensor_marks.h."""
     ALL = _C.CONCERNS_ALL
 
 
 class Patch:
-    """Something of PyTorch's that is replaced while it is installed.
+    """The replacement of an attribute in PyTorch while a lease is held.
 
     Attributes:
-        owner: The module or the class that has it.
-        name: Its name there.
-        reason: What PyTorch does, for which it is replaced.
-        lease: What is held by whoever needs it.
+        owner: The module or the class with the attribute.
+        name: The name of the attribute.
+        reason: The PyTorch behavior that needs the patch.
+        lease: The lease that installs it.
         releases: The releases of PyTorch that need it.
-        thing: What is replaced, for this reason and for others.
-        function: What is replaced, which goes on being the object that it is; None where it is another one.
+        patchable: The target, which several patches may share.
+        function: The replaced function object, which keeps its identity; None if the attribute is replaced.
     """
 
     def __init__(
@@ -86,18 +88,18 @@ class Patch:
         self.concerns = concerns
         self.lease = lease
         self.is_traced = is_traced
-        self.thing = _thing_of(owner, name)
-        self.thing.declared.append(self)
-        self.function = self.thing.function
+        self.patchable = _patchable_of(owner, name)
+        self.patchable.declared.append(self)
+        self.function = self.patchable.function
 
     @property
     def is_installed(self) -> bool:
-        """Whether it is replaced now."""
+        """Whether the patch is installed now."""
         return self.lease.is_active()
 
     @property
     def target(self) -> str:
-        """What is replaced, as it is written in a program."""
+        """The name of the replaced attribute, as a program writes it."""
         return f"{_full_name(self.owner)}.{self.name}"
 
     def __repr__(self) -> str:
@@ -109,14 +111,15 @@ def _full_name(owner: Any) -> str:
 
 
 class _Lock:
-    """A lock that a thread may take again.
+    """A reentrant lock.
 
-    The core may ask the main thread for something at any time, also while that imports what another thread waits for
-    with the lock held (`Py_AddPendingCall`). So it is not waited for there; whoever has the lock does it afterwards.
+    The core may send requests to the main thread at any time (`Py_AddPendingCall`), even during an import that another
+    thread waits for while it holds the lock. Such requests therefore do not wait for the lock; its holder runs them
+    afterwards.
     """
 
     def __init__(self) -> None:
-        self._lock = _C.Lock("patches")  # of the core, which orders it among its own and takes all of them for a fork
+        self._lock = _C.Lock("patches")  # the core's lock: it has a lock order and is held across fork
         self._waiting: list[Callable[[], None]] = []
 
     def __enter__(self) -> None:
@@ -127,7 +130,7 @@ class _Lock:
         self._run_waiting()
 
     def run_soon(self, function: Callable[[], None]) -> None:
-        """Calls `function` with the lock, now or when whoever has it leaves it."""
+        """Call `function` with the lock: now, or when the holder releases it."""
         self._waiting.append(function)
         self._run_waiting()
 
@@ -138,7 +141,7 @@ class _Lock:
                 if function is not None:
                     function()
             except Exception:
-                traceback.print_exc()  # none of the caller's business
+                traceback.print_exc()  # must not reach the caller
             finally:
                 self._lock.release()
 
@@ -153,12 +156,12 @@ class _Replacement(NamedTuple):
 
 
 class Steps:
-    """Exchanges that are done together, because there are many each time.
+    """Replacements that are done in one batch, because there are many each time.
 
     Attributes:
-        codes: Functions of Python, the code that each has, unless somebody else has changed it, and what it is given.
-        functions: Functions of C, what is to be called in their places, and about which calls; None for the original.
-        others: What else is to be done.
+        codes: Python functions, the code that each must have to be changed, and the new code.
+        functions: C functions, their replacements (None for the original), and the calls that these concern.
+        others: Other steps.
     """
 
     def __init__(self) -> None:
@@ -166,21 +169,21 @@ class Steps:
         self.functions: list[tuple[object, Function | None, int]] = []
         self.others: list[Callable[[], None]] = []
 
-    def take(self) -> None:
-        """Does all of it. What Python calls comes before what it is called by."""
+    def run(self) -> None:
+        """Run all steps, callees before their callers."""
         for step in self.others:
             step()
         _C.replace_functions(self.functions)
         _C.exchange_codes(self.codes)
 
 
-class Thing:
-    """What can be replaced.
+class Patchable:
+    """A function or an attribute that can be replaced.
 
     Attributes:
-        function: The object that stays; None if another one takes its place.
-        original: Calls what was there before.
-        declared: What it may be replaced by.
+        function: The object that keeps its identity; None if the attribute is replaced.
+        original: Calls the original.
+        declared: The patches of it.
     """
 
     function: Any
@@ -191,7 +194,7 @@ class Thing:
         self._made: dict[tuple[Patch, ...], _Replacement] = {}
 
     def plan(self, patches: tuple[Patch, ...], steps: Steps) -> None:
-        """Adds to `steps` what puts `patches`, and no others, in place, whatever is there."""
+        """Add steps that install exactly `patches`, regardless of the installed ones."""
         self._exchange((self._made.get(patches) or self._make(patches)) if patches else None, steps)
 
     def _make(self, patches: tuple[Patch, ...]) -> _Replacement:
@@ -207,23 +210,23 @@ class Thing:
         return self._made[patches]
 
     def _exchange(self, replacement: _Replacement | None, steps: Steps) -> None:
-        """Adds to `steps` what lets `replacement` be called, or the original."""
+        """Add steps that make calls go to `replacement`, or to the original."""
         raise NotImplementedError
 
 
-class _PythonFunction(Thing):
+class _PythonFunction(Patchable):
     def __init__(self, function: FunctionType) -> None:
         super().__init__()
         self.function = function
         self.original = _copy_of(function)
         self._code = function.__code__
-        self._forwarding: dict[tuple[int, bool], CodeType] = {}  # takes long to make
+        self._forwarding: dict[tuple[int, bool], CodeType] = {}  # slow to make
         self._index = len(replacements)
         replacements.append(self.original)
         originals.append(self.original)
 
     def _exchange(self, replacement: _Replacement | None, steps: Steps) -> None:
-        # Of the original after the end, too: for whoever is on the way to it, or has taken over the code.
+        # The original stays callable through the index, for calls in progress and for copies of the code.
         called = self.original if replacement is None else replacement.function
         steps.others.append(partial(replacements.__setitem__, self._index, called))
         code = self._code if replacement is None else self._code_for(replacement.concerns, replacement.is_traced)
@@ -238,7 +241,7 @@ class _PythonFunction(Thing):
         return self._forwarding[key]
 
 
-class _CFunction(Thing):
+class _CFunction(Patchable):
     def __init__(self, function: object) -> None:
         super().__init__()
         self.function = function
@@ -259,7 +262,7 @@ class _Constructor(_CFunction):
         self._replaced = self.original.__self__  # type: ignore[attr-defined]  # the type that has the slot
 
 
-class _Attribute(Thing):
+class _Attribute(Patchable):
     def __init__(self, owner: Any, name: str) -> None:
         super().__init__()
         self.function = None
@@ -276,11 +279,11 @@ class _Attribute(Thing):
 
     def _replace(self, replacement: _Replacement) -> None:
         self._called, self._concerns = replacement.function, replacement.concerns
-        if vars(self._owner).get(self._name) is self._own:  # else it is somebody else's by now
+        if vars(self._owner).get(self._name) is self._own:  # otherwise other code has replaced it
             setattr(self._owner, self._name, self._ours)
 
     def _restore(self) -> None:
-        self._called = self.original  # for whoever has taken ours over
+        self._called = self.original  # for code that still holds ours
         if getattr_static(self._owner, self._name) is not self._ours:
             return
         if self._own is None:
@@ -294,15 +297,15 @@ class _Attribute(Thing):
             return called(*args, **kwargs)
 
         update_wrapper(function, self.original)
-        # As pickle looks for it.
+        # Needed by pickle.
         if isinstance(self._owner, type):
             function.__module__ = self._owner.__module__
             function.__qualname__ = f"{self._owner.__qualname__}.{self._name}"
         return function
 
 
-class _Value(Thing):
-    """An attribute that nobody calls. What replaces it is made of it."""
+class _Value(Patchable):
+    """An attribute that is not callable. Its replacement is made from its value."""
 
     def __init__(self, owner: Any, name: str) -> None:
         super().__init__()
@@ -316,49 +319,54 @@ class _Value(Thing):
         steps.others.append(partial(self._set, value))
 
     def _set(self, value: Any) -> None:
-        if vars(self._owner).get(self._name) is self._value:  # else it is somebody else's by now
+        if vars(self._owner).get(self._name) is self._value:  # otherwise other code has replaced it
             setattr(self._owner, self._name, value)
             self._value = value
 
 
-_things: dict[object, Thing] = {}
+_patchables: dict[object, Patchable] = {}
 
-# By the index of a `_PythonFunction`. Read by the code that it is given, which outlives this module if that is imported
-# again; so the lists are those of the first import.
+# Indexed by `_PythonFunction._index`. The code that forwards calls reads these lists and outlives this module if it is
+# imported again, so the lists of the first import are kept.
 replacements: list[Function] = vars(_C).setdefault("__replacements__", [])
 originals: list[Function] = vars(_C).setdefault("__originals__", [])
 is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 is_about = _C.is_about
 
-# A name in the code that forwards calls, which no parameter has, and what leads from there to this module.
+# A name in the forwarding code that no parameter has, and the path from there to this module.
 PACKAGE = "_torchext_package"
 THIS_MODULE = f"{PACKAGE}.{__name__.partition('.')[2]}"
 
 C_FUNCTIONS = (BuiltinFunctionType, MethodDescriptorType, ClassMethodDescriptorType, GetSetDescriptorType)
 
 
-def _thing_of(owner: Any, name: str) -> Thing:
+def _patchable_of(owner: Any, name: str) -> Patchable:
     found = vars(owner).get(name)
     if found is None:
         found = inspect.getattr_static(owner, name, None)
-    if found is None:  # a module that answers for another one, as `torch.backends.cudnn`
-        found = getattr(owner, name)
-    found = getattr(found, "__func__", found)  # of static methods, of class methods, and of those of pybind11
+    if found is None:  # a module that forwards to another one, such as `torch.backends.cudnn`
+        found = getattr(owner, name, None)
+    if found is None and not hasattr(owner, name):
+        raise PatchError(
+            f"torchext replaces {_full_name(owner)}.{name}, which PyTorch {torch.__version__} does not have. Install a "
+            "release of PyTorch that torchext supports."
+        )
+    found = getattr(found, "__func__", found)  # for static methods, class methods, and those of pybind11
     is_constructor = name == "__new__" and isinstance(found, BuiltinFunctionType)
     is_kept = type(found) in (FunctionType, *C_FUNCTIONS) and not is_constructor
-    key = ("function", id(found)) if is_kept else ("attribute", id(owner), name)  # both are held by the thing
-    if key not in _things:
+    key = ("function", id(found)) if is_kept else ("attribute", id(owner), name)  # the patchable keeps both ids valid
+    if key not in _patchables:
         if is_constructor:
-            _things[key] = _Constructor(owner)
+            _patchables[key] = _Constructor(owner)
         elif not is_kept and not callable(found) and not hasattr(type(found), "__get__"):
-            _things[key] = _Value(owner, name)
+            _patchables[key] = _Value(owner, name)
         elif not is_kept:
-            _things[key] = _Attribute(owner, name)
+            _patchables[key] = _Attribute(owner, name)
         elif isinstance(found, FunctionType):
-            _things[key] = _PythonFunction(found)
+            _patchables[key] = _PythonFunction(found)
         else:
-            _things[key] = _CFunction(found)
-    return _things[key]
+            _patchables[key] = _CFunction(found)
+    return _patchables[key]
 
 
 def _copy_of(function: FunctionType) -> FunctionType:
@@ -374,7 +382,7 @@ def _copy_of(function: FunctionType) -> FunctionType:
 def _forwarding_code(
     function: FunctionType, original: CodeType, index: int, concerns: int, is_traced: bool
 ) -> CodeType:
-    """Code that takes what `function` takes, and calls its replacement with it, or the original.
+    """Return code with the parameters of `function` that calls its replacement or the original.
 
     The number of free variables of a function cannot change, so the code has those of the original.
     """
@@ -388,8 +396,8 @@ def _forwarding_code(
         "def make():",
         *(f"    {name} = None" for name in original.co_freevars),
         f"    def function({parameters}):",
-        # Neither a global name of PyTorch's module nor a closure: those would be changes of their own. The import of a
-        # package alone is a look into a dictionary; one from a module takes ten times as long, to find no `__path__`.
+        # A global name in PyTorch's module or a closure would be visible changes. Importing a package is only a
+        # dictionary lookup; importing from a module takes ten times as long, because it looks for a `__path__`.
         f"        import {__name__.partition('.')[0]} as {PACKAGE}",
         *([f"        if {' or '.join(others)}:"] if others else []),
         *(["            " + result.format(f"{THIS_MODULE}.originals[{index}]({arguments})")] if others else []),
@@ -407,7 +415,7 @@ def _forwarding_code(
 
 
 def _parameters_of(code: CodeType) -> tuple[str, str, str]:
-    """The parameters of a function, the arguments that hand them on, and the values of all of them."""
+    """Return the parameters of a function, the arguments that forward them, and the values of all of them."""
     count, only_by_name = code.co_argcount, code.co_kwonlyargcount
     by_position = list(code.co_varnames[:count])
     by_name = list(code.co_varnames[count : count + only_by_name])

@@ -1,4 +1,4 @@
-"""Showing how far something that takes long has come."""
+"""Progress bars."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ __all__ = ["progress_bar"]
 
 @contextmanager
 def progress_bar(total: int, is_shown: bool, doing: str = "materializing") -> Iterator[Callable[[int], object] | None]:
-    """Shows a bar of `total` bytes, and how many there are in a second, while the block runs.
+    """Show a progress bar for `total` bytes, with the rate, while the block runs.
 
     Args:
         total: The number of bytes.
-        is_shown: With false, nothing is shown and nothing imported.
-        doing: What the bar is called.
+        is_shown: If false, nothing is shown and nothing is imported.
+        doing: The label of the progress bar.
 
     Yields:
-        What is to be called with the number of bytes that have been added, or None when no bar is shown.
+        A function that takes the number of further bytes, or None if no progress bar is shown.
 
     Raises:
         ImportError: tqdm is not installed.
@@ -29,6 +29,6 @@ def progress_bar(total: int, is_shown: bool, doing: str = "materializing") -> It
     try:
         from tqdm.auto import tqdm
     except ImportError as error:
-        raise ImportError("`progress=True` shows its bar with tqdm. Install it: pip install tqdm") from error
+        raise ImportError("`progress=True` needs tqdm. Install it: pip install tqdm") from error
     with tqdm(total=total, desc=doing, unit="B", unit_scale=True, unit_divisor=1024) as bar:
         yield bar.update

@@ -1,4 +1,4 @@
-"""Sizes as people write them."""
+"""Parses and formats sizes."""
 
 from __future__ import annotations
 
@@ -15,30 +15,32 @@ UNITS = {
 
 
 def bytes_of(size: int | str, name: str) -> int:
-    """Returns `size` in bytes.
+    """Return `size` in bytes.
 
     Args:
-        size: A number of bytes, or a number with a unit: `"5GB"` are 5 · 10⁹ bytes, as for huggingface_hub, and
-            `"1GiB"` are 2³⁰.
-        name: The parameter that it was given for, for the error.
+        size: A number of bytes, or a number with a unit: `"5GB"` is 5 · 10⁹ bytes, as in huggingface_hub, and `"1GiB"`
+            is 2³⁰ bytes.
+        name: The name of the parameter, for errors.
 
     Raises:
-        TypeError: It is neither a number nor a string.
-        ValueError: It is not a size, or not larger than 0.
+        TypeError: `size` is neither a number nor a string.
+        ValueError: `size` cannot be parsed or is not positive.
     """
     if isinstance(size, bool) or not isinstance(size, int | str):
-        raise TypeError(f"`{name}` takes bytes, or a size such as '5GB' or '1GiB', but it is a {type(size).__name__}.")
+        raise TypeError(
+            f"`{name}` expects a number of bytes or a size such as '5GB' or '1GiB', got {type(size).__name__}."
+        )
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", str(size))
     if found is None or found[2].upper() not in UNITS:
-        raise ValueError(f"`{name}` takes a size such as '5GB' or '1GiB', but it is {size!r}.")
+        raise ValueError(f"`{name}` expects a size such as '5GB' or '1GiB', got {size!r}.")
     nbytes = int(float(found[1]) * UNITS[found[2].upper()]) if found[2] else int(float(found[1]))
     if nbytes < 1:
-        raise ValueError(f"`{name}` has to be larger than 0, but it is {size!r}.")
+        raise ValueError(f"`{name}` must be larger than 0, got {size!r}.")
     return nbytes
 
 
 def readable(nbytes: int) -> str:
-    """Returns a size in the largest unit of which it has at least one."""
+    """Return a size in the largest unit that gives a number of at least 1."""
     size, unit = float(nbytes), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if size < 1024:

@@ -1,4 +1,4 @@
-"""Which line of the user's program records an operator."""
+"""Finds the line of the user's program that records an operator."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from .. import _C
 
 __all__ = ["place_of", "tracing", "users_frame"]
 
-# A line in a model's constructor says more than the one in `torch/nn/modules/linear.py` that it leads to, or one that
-# torch.fx has generated.
+# A line in a model's constructor is more useful than the line in `torch/nn/modules/linear.py` that it leads to, or a
+# line that torch.fx has generated.
 _NOT_THE_USERS = (*(str(Path(file).parent) + os.sep for file in (torch.__file__, _C.__file__)), "<eval_with_key>")
 
 
 @contextmanager
 def tracing() -> Iterator[None]:
-    """Lets every operator be recorded, on this thread, with the line of the program that it was recorded for.
+    """Record each operator on this thread together with the line of the program that caused it.
 
-    That is the innermost line that is neither PyTorch's nor torchext's. `explain()` shows it, and so do errors about a
-    recorded operator. Recording takes several times as long meanwhile. `deferred_init(..., trace=True)` does the same
-    for one call.
+    That is the innermost line outside of PyTorch and torchext. `explain()` and errors about a recorded operator show
+    it. Recording is several times slower in the block. `deferred_init(..., trace=True)` does the same for one call.
 
     Example:
         >>> with tracing():
@@ -41,7 +40,7 @@ def tracing() -> Iterator[None]:
 
 
 def users_frame() -> FrameType | None:
-    """The innermost frame of the user's program, which is neither PyTorch's nor torchext's; None if there is none."""
+    """Return the innermost frame outside of PyTorch and torchext, or None."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
         frame = frame.f_back

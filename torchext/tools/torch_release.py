@@ -1,4 +1,4 @@
-"""The release of PyTorch that torchext was built for, which is the one that is installed, and what is its own."""
+"""The installed release of PyTorch, which is the one that torchext was built for, and its differences."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from .. import _C
 __all__ = ["DIFFERENCES", "TORCH_RELEASE", "Difference"]
 
 TORCH_RELEASE: tuple[int, ...] = tuple(int(part) for part in _C.built_for_torch.split(".")[:2])
-"""The major and the minor version. The nightly builds and candidates of a release count as that release."""
+"""The major and the minor version. Nightly builds and release candidates count as their release."""
 
 
 class Difference(NamedTuple):
-    """What PyTorch does from one release to another, both included. The release 2.11 is written 211."""
+    """A behavior of PyTorch in a range of releases, both ends included. Release 2.11 is written 211."""
 
     since: int
     until: int
@@ -21,15 +21,15 @@ class Difference(NamedTuple):
 
     @property
     def applies(self) -> bool:
-        """Whether the installed release is one of them."""
+        """Return true if it applies to the installed release."""
         return self.since <= 100 * TORCH_RELEASE[0] + TORCH_RELEASE[1] <= self.until
 
     @property
     def releases(self) -> str:
-        """The releases in words."""
+        """Return the range of releases in words."""
         since, until = (f"{release // 100}.{release % 100}" for release in self[:2])
         return f"since {since}" if until == "99.0" else f"{since} to {until}"
 
 
 DIFFERENCES = {name: Difference(*row) for name, row in _C.differences_between_releases.items()}
-"""All of them by name: the table of csrc/torch_internals/torch_compat.h."""
+"""All differences by name: the table in csrc/torch_internals/torch_compat.h."""
