@@ -72,7 +72,7 @@ DIFFERENT = {
     "test_passes_without_torchext_only": "failed: AssertionError: torchext is here",
     "test_aborts_with_torchext": "crashed: the process was ended by SIGABRT",
     "test_leaves_with_torchext": "crashed: the process ended with status 0",
-    "test_takes_long_with_torchext": "timed out: the test took longer than it may, and its process was ended",
+    "test_takes_long_with_torchext": "timed out: the test exceeded its time limit, and its process was ended",
     "test_is_expected_to_fail_and_does_not_with_torchext": "failed: [XPASS(strict)]",
     "test_one_of_two[2]": "failed: AssertionError: not 2",
     "test_whose_teardown_fails": "error: AssertionError: in the teardown",
@@ -110,7 +110,7 @@ class Run:
         return report
 
     def section(self, start: str) -> list[str]:
-        """Returns the lines that are indented below the one that begins with `start`."""
+        """Return the lines that are indented below the one that begins with `start`."""
         [first] = [position for position, line in enumerate(self.lines) if line.startswith(start)]
         section = []
         for line in self.lines[first + 1 :]:
@@ -349,7 +349,7 @@ def test_file_that_can_never_be_collected_is_told_and_the_others_are_compared(tm
 @pytest.mark.parametrize(
     ("arguments", "exit_code", "message"),
     [
-        (["--torchext=nonsense"], 4, "there is no mode 'nonsense'; the modes are installed, deferred, "),
+        (["--torchext=nonsense"], 4, "unknown mode 'nonsense', expected one of installed, deferred, "),
         (["--torchext=installed", "--no-such-option"], 4, "unrecognized arguments: --no-such-option"),
         (["--torchext=installed", "test_suite.py::test_not_there"], 4, "not found: "),
         (["--torchext=installed", "-k", "nothing"], 5, "17 deselected"),

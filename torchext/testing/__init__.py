@@ -1,6 +1,6 @@
-"""Running other people's test suites with torchext: `pytest -p torchext.testing.plugin --torchext=MODE`.
+"""Runs the test suites of other projects with torchext: `pytest -p torchext.testing.plugin --torchext=MODE`.
 
-docs/how_to/foreign_suites.md is about its use.
+See docs/how_to/foreign_suites.md.
 """
 
 from __future__ import annotations

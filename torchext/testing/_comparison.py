@@ -1,4 +1,4 @@
-"""Comparing what becomes of a suite in a mode with what becomes of it without torchext."""
+"""Compares the results of a suite in a mode with those without torchext."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Comparison", "compare"]
 
 @dataclass
 class Comparison:
-    """A suite in a mode."""
+    """The results of a suite in a mode."""
 
     mode: str
     baseline: SuiteRun
@@ -21,11 +21,13 @@ class Comparison:
     run: SuiteRun
     """In the mode."""
     differences: dict[str, Outcome] = field(default_factory=dict)
-    """What became in the mode of tests that pass without torchext."""
+    """Results in the mode of tests that pass without torchext but not in the mode."""
     unstable: dict[str, Outcome] = field(default_factory=dict)
-    """Of those that differ, which failed without torchext, too, when they were run again: with these errors."""
+    """Tests among the differing ones that also failed without torchext when they were run again, with their errors."""
     by_replacing: dict[str, Outcome] = field(default_factory=dict)
-    """Of those that differ, which failed when what the mode replaces was replaced by what only hands on."""
+    """Tests among the differing ones that failed in the control run, in which replaced functions only call the
+    originals.
+    """
 
     @property
     def skipped(self) -> list[str]:
@@ -34,58 +36,61 @@ class Comparison:
 
     @property
     def compared(self) -> list[str]:
-        """Tests that pass without torchext, and of which it is known what becomes of them in the mode."""
+        """Tests that pass without torchext and have a result in the mode."""
         left_out = {*self.unstable, *self.by_replacing, *self.skipped}
         return [nodeid for nodeid in {**self.run.outcomes, **self.differences} if nodeid not in left_out]
 
     @property
     def is_different(self) -> bool:
-        """Whether torchext breaks something of the suite."""
+        """Whether torchext breaks a test of the suite."""
         return bool(self.differences or (self.run.trouble and not self.baseline.trouble))
 
 
 def compare(
-    suite: Suite, baseline: SuiteRun, mode: str, *, reruns: int, stop_after: int, tell: Callable[[str], None]
+    suite: Suite, baseline: SuiteRun, mode: str, *, reruns: int, stop_after: int, report: Callable[[str], None]
 ) -> Comparison:
-    """Runs what passes in `baseline` in `mode`.
+    """Run in `mode` the tests that pass in `baseline`.
 
     Args:
         suite: The suite.
-        baseline: What became of it without torchext.
+        baseline: Its results without torchext.
         mode: One of MODES.
-        reruns: How often to run what differs again without torchext.
-        stop_after: With how many failures to stop; 0 for any number.
-        tell: Is told what is done next.
+        reruns: How often to run differing tests again without torchext.
+        stop_after: Number of failures after which to stop; 0 for no limit.
+        report: Called with a description of each step.
     """
     good = [nodeid for nodeid, outcome in baseline.outcomes.items() if outcome.is_good]
-    tell(f"{len(good)} tests in mode {mode}")
+    report(f"{len(good)} tests in mode {mode}")
     comparison = Comparison(mode, baseline, suite.run(mode, good, stop_after=stop_after))
     comparison.differences = {nodeid: outcome for nodeid in good if (outcome := _difference(comparison, nodeid))}
     if comparison.differences and reruns:
-        _take_unstable(suite, comparison, good, reruns, tell)
+        _take_unstable(suite, comparison, good, reruns, report)
     if comparison.differences and MODES[mode].has_control:
-        tell(f"{len(comparison.differences)} tests that differ, with functions in PyTorch's places that only hand on")
+        report(
+            f"{len(comparison.differences)} tests that differ, with PyTorch functions replaced by wrappers that only "
+            "call the originals"
+        )
         control = suite.run(mode, list(comparison.differences), is_control=True)
         comparison.by_replacing = _take_failing(comparison.differences, control)
     return comparison
 
 
 def _take_unstable(
-    suite: Suite, comparison: Comparison, good: list[str], reruns: int, tell: Callable[[str], None]
+    suite: Suite, comparison: Comparison, good: list[str], reruns: int, report: Callable[[str], None]
 ) -> None:
-    """Removes from the differences the tests whose failure may have other reasons than torchext."""
+    """Remove from the differences the tests whose failure may not be due to torchext."""
     differences = comparison.differences
     for _ in range(reruns):
-        tell(f"{len(differences)} tests that differ, again without torchext")
+        report(f"{len(differences)} tests that differ, again without torchext")
         comparison.unstable |= _take_failing(differences, suite.run(None, list(differences)))
         if not differences:
             return
-    tell(f"{len(differences)} tests that differ, again in mode {comparison.mode}, without the others")
+    report(f"{len(differences)} tests that differ, again in mode {comparison.mode}, without the other tests")
     alone = suite.run(comparison.mode, list(differences))
     after_others = [nodeid for nodeid in differences if (known := alone.outcomes.get(nodeid)) and known.is_good]
     if after_others:
-        # In the baseline tests may have been run in several processes, or there were others between them.
-        tell(f"{len(after_others)} tests fail after others only: all {len(good)} again without torchext")
+        # The baseline may have run tests in several processes, or other tests in between.
+        report(f"{len(after_others)} tests fail only after others: all {len(good)} again without torchext")
         comparison.unstable |= _take_failing(differences, suite.run(None, good), after_others)
 
 
@@ -105,7 +110,7 @@ def _difference(comparison: Comparison, nodeid: str) -> Outcome | None:
 def _take_failing(
     differences: dict[str, Outcome], again: SuiteRun, among: Collection[str] | None = None
 ) -> dict[str, Outcome]:
-    """Removes from `differences` those that were not good when they were run again."""
+    """Remove the tests from `differences` that failed again."""
     gone = Outcome("error", "the test was not collected")
     outcomes = {nodeid: again.outcomes.get(nodeid, gone) for nodeid in (differences if among is None else among)}
     failing = {nodeid: outcome for nodeid, outcome in outcomes.items() if not outcome.is_good}

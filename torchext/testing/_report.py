@@ -1,4 +1,4 @@
-"""Reports of comparisons: a table for people, JSON for programs."""
+"""Reports of comparisons: a table for readers, JSON for programs."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ _COLUMNS = (
 
 
 def lines_of(comparison: Comparison) -> Iterator[str]:
-    """Yields the lines of the table, and those about what differs."""
+    """Yield the lines of the table, and those about differing tests."""
     yield from _aligned(_table(comparison))
     for title, tests in (
-        ("unstable: they failed without torchext, too, when they were run again", comparison.unstable),
+        ("unstable: they also failed without torchext when they were run again", comparison.unstable),
         (
-            "fails in control run: they fail with functions in PyTorch's places that only hand on",
+            "fails in control run: they fail with wrappers in place of PyTorch functions that only call the originals",
             comparison.by_replacing,
         ),
-        (f"different: they pass without torchext, and do not in mode {comparison.mode}", comparison.differences),
+        (f"different: they pass without torchext, but not in mode {comparison.mode}", comparison.differences),
     ):
         if tests:
             yield f"{title}:"
@@ -82,7 +82,7 @@ def _aligned(rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
 
 
 def write_json(path: Path, arguments: list[str], baseline: SuiteRun, comparisons: Iterable[Comparison]) -> None:
-    """Writes all results to `path`."""
+    """Write all results to `path`."""
     comparisons = list(comparisons)
     report = {
         "arguments": arguments,

@@ -1,4 +1,4 @@
-"""Running a suite in processes of its own, until each test has been run or has ended its process."""
+"""Runs a suite in separate processes until each test has run or has ended its process."""
 
 from __future__ import annotations
 
@@ -19,48 +19,48 @@ from .child.torchext_recorder import Job
 
 __all__ = ["Outcome", "Suite", "SuiteRun"]
 
-# From bad to good. A test has the worst of those that its parts have.
+# From bad to good. A test has the worst outcome of its parts.
 _OUTCOMES = ("crashed", "timed out", "failed", "error", "passed", "xpassed", "xfailed", "skipped")
 
 
 class Outcome(NamedTuple):
-    """What became of a test."""
+    """The outcome of a test."""
 
     outcome: str
     """`passed`, `xfailed`, `xpassed`, `skipped`, `failed`, `error`, `crashed` or `timed out`."""
     error: str = ""
     """The first line of its error."""
     text: str = ""
-    """All that pytest says of its error."""
+    """Pytest's full error report."""
 
     @property
     def is_good(self) -> bool:
-        """Whether the test has been run and did what it is expected to do."""
+        """Whether the test has run with the expected result."""
         return self.outcome in ("passed", "xpassed", "xfailed")
 
 
 @dataclass
 class SuiteRun:
-    """What became of a suite."""
+    """The outcomes of a suite."""
 
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     """By node id, in the order in which the tests were run."""
     collection_errors: dict[str, Outcome] = field(default_factory=dict)
-    """By the node id of what could not be collected, a file mostly."""
+    """By the node id of the item that could not be collected, usually a file."""
     exit_code: int = 0
-    """pytest's, if it says that something is wrong with how pytest was called or with itself; otherwise 0."""
+    """pytest's exit code if it indicates a usage or internal error; otherwise 0."""
     trouble: str = ""
-    """What happened to a process when no test was running."""
+    """The error of a process that ran no test at the time."""
     was_stopped: bool = False
-    """So many tests have failed that the run was stopped."""
+    """Whether the run was stopped because of the number of failures."""
 
     def add(self, nodeid: str, outcome: Outcome) -> None:
-        """Adds what became of a part of a test."""
+        """Add the outcome of a part of a test."""
         known = self.outcomes.get(nodeid, outcome)
         self.outcomes[nodeid] = min(known, outcome, key=lambda each: _OUTCOMES.index(each.outcome))
 
     def count_bad(self) -> int:
-        """How many tests have failed, in any way."""
+        """Return the number of tests that have failed in any way."""
         return sum(not outcome.is_good and outcome.outcome != "skipped" for outcome in self.outcomes.values())
 
 
@@ -69,13 +69,13 @@ class Suite:
     """A suite, and how to run it."""
 
     arguments: list[str]
-    """pytest's."""
+    """The arguments for pytest."""
     folder: str
     """The working directory."""
     is_module_call: bool = False
-    """Run as by `python -m pytest`."""
+    """Run like `python -m pytest`."""
     timeout: float = 0
-    """How many seconds a test may take; 0 for any number."""
+    """Time limit for each test in seconds; 0 for no limit."""
 
     def run(
         self,
@@ -85,13 +85,13 @@ class Suite:
         is_control: bool = False,
         stop_after: int = 0,
     ) -> SuiteRun:
-        """Runs the suite. When a test ends the process, another process runs what is left.
+        """Run the suite. When a test ends the process, another process runs the remaining tests.
 
         Args:
-            mode: One of MODES, or None, for PyTorch as it is.
+            mode: One of MODES, or None to run without torchext.
             only: The node ids of the tests to run; by default all that pytest collects.
             is_control: See `Job`.
-            stop_after: How many failures, crashes and timeouts end the run; 0 for any number.
+            stop_after: Number of failures, crashes and timeouts that ends the run; 0 for no limit.
         """
         run = SuiteRun()
         left = None if only is None else list(only)
@@ -100,7 +100,7 @@ class Suite:
                 may_fail = stop_after and stop_after - run.count_bad()
                 job = Job(folder, mode, is_control, left, self.timeout, may_fail, self.is_module_call)
                 left = self._run_process(job).add_to(run)
-            # A process counts its own failures, and not the test that ends it.
+            # A process counts its own failures, but not the test that ends it.
             if 0 < stop_after <= run.count_bad():
                 run.was_stopped = True
                 break
@@ -108,13 +108,13 @@ class Suite:
 
     def _run_process(self, job: Job) -> _Process:
         command = [sys.executable, *_interpreter_flags(), torchext_recorder.__file__, *self.arguments]
-        # Strings in sets have one order then, so that tests that are made in that order have it in each process.
+        # Sets of strings then have the same order in each process, and so have tests that are generated from them.
         status = _status_of(command, self.folder, {"PYTHONHASHSEED": "0", **os.environ, **job.environment()})
         return _Process(status, job)
 
 
 class _Process:
-    """What is known of a process that has run tests, or has died of one."""
+    """The results of a process that has run tests, or was ended by one."""
 
     def __init__(self, status: int, job: Job) -> None:
         self.status = status
@@ -146,7 +146,7 @@ class _Process:
             self.end = content["status"]
 
     def add_to(self, run: SuiteRun) -> list[str] | None:
-        """Adds this to what is known of the suite, and returns the node ids of the tests that are left."""
+        """Add the results to those of the suite, and return the node ids of the remaining tests."""
         run.collection_errors |= self.collection_errors
         run.was_stopped |= self.was_stopped
         for nodeid, outcome in self.parts:
@@ -163,13 +163,13 @@ class _Process:
         return []
 
     def _without_worker(self, nodeid: str, outcome: Outcome) -> Outcome:
-        """A worker of xdist whose time is over has ended, too, and xdist reports only that."""
+        """Return the outcome if a worker of xdist timed out: xdist reports only that the worker has ended."""
         is_late = outcome.outcome == "crashed" and nodeid in self.timed_out
         return outcome._replace(outcome="timed out") if is_late else outcome
 
     def _last_words(self, nodeid: str) -> Outcome:
         if nodeid in self.timed_out:
-            return Outcome("timed out", "the test took longer than it may, and its process was ended")
+            return Outcome("timed out", "the test exceeded its time limit, and its process was ended")
         return Outcome("crashed", f"the process {_ending(self.status)}")
 
     def _tell_the_end(self, run: SuiteRun) -> None:
@@ -185,7 +185,7 @@ class _Process:
 
 
 def _who_timed_out(clock: Path) -> str | None:
-    """The test whose time was over in the process that has left `clock`: a node id, and what faulthandler says."""
+    """Return the node id of the test that timed out in the process that has left `clock`, or None."""
     nodeid, _, traceback = clock.read_text().partition("\n")
     return nodeid if "Timeout" in traceback else None
 
@@ -200,13 +200,13 @@ def _ending(status: int) -> str:
 
 
 def _interpreter_flags() -> list[str]:
-    """Those that this interpreter was called with, `-W error` say."""
+    """Return the flags of this interpreter, such as `-W error`."""
     flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     return flags
 
 
 def _status_of(command: list[str], folder: str, environment: dict[str, str]) -> int:
-    """Runs a command to its end, and ends what it has started and left."""
+    """Run a command to its end, and end the processes that it has left."""
     process = subprocess.Popen(command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
     try:
         return process.wait()

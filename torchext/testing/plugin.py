@@ -1,6 +1,6 @@
-"""A plugin of pytest that tells which tests of a suite torchext breaks.
+"""A pytest plugin that reports which tests of a suite torchext breaks.
 
-`pytest -p torchext.testing.plugin --torchext=installed TESTS`; docs/how_to/foreign_suites.md is about its use.
+`pytest -p torchext.testing.plugin --torchext=installed TESTS`; see docs/how_to/foreign_suites.md.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from .child.torchext_recorder import MODES, pytest_addoption
 __all__ = ["pytest_addoption", "pytest_cmdline_main"]
 
 
-# What is asked for with these is not a run of the tests.
+# With these options pytest does not run tests.
 _NO_RUN = (
     *("help", "version", "markers", "showfixtures", "show_fixtures_per_test", "cacheshow", "collectonly", "setupplan"),
 )
 
 
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
-    """Runs the suite without torchext and with it, if that is asked for, in processes of their own."""
+    """Run the suite without and with torchext, in separate processes, if `--torchext` is given."""
     modes = config.getoption("--torchext")
-    is_worker = hasattr(config, "workerinput")  # of xdist, in a run of somebody else's
+    is_worker = hasattr(config, "workerinput")  # of xdist, in another plugin's run
     if modes is None or is_worker or any(getattr(config.option, name, None) for name in _NO_RUN):
         return None
     try:
         return _run(config, _checked(modes))
     except KeyboardInterrupt:
-        _tell("interrupted")
+        _report_step("interrupted")
         return pytest.ExitCode.INTERRUPTED
 
 
@@ -41,7 +41,7 @@ def _checked(modes: str) -> list[str]:
     names = modes.split(",")
     for name in names:
         if name not in MODES:
-            raise pytest.UsageError(f"--torchext: there is no mode {name!r}; the modes are {', '.join(MODES)}.")
+            raise pytest.UsageError(f"--torchext: unknown mode {name!r}, expected one of {', '.join(MODES)}.")
     return names
 
 
@@ -54,9 +54,9 @@ def _run(config: pytest.Config, modes: list[str]) -> int:
         timeout=config.getoption("--torchext-timeout"),
     )
     report = config.getoption("--torchext-report")
-    _tell("the suite without torchext")
+    _report_step("the suite without torchext")
     baseline = suite.run()
-    _tell_of_baseline(baseline)
+    _report_baseline(baseline)
     if baseline.exit_code:
         return baseline.exit_code
     comparisons: list[Comparison] = []
@@ -71,20 +71,20 @@ def _run(config: pytest.Config, modes: list[str]) -> int:
             mode,
             reruns=config.getoption("--torchext-reruns"),
             stop_after=config.getoption("maxfail") or 0,
-            tell=_tell,
+            report=_report_step,
         )
         comparisons.append(comparison)
         if report:
             _report.write_json(Path(report), arguments, baseline, comparisons)
     for comparison in comparisons:
-        _tell(f"mode {comparison.mode}")
+        _report_step(f"mode {comparison.mode}")
         for line in _report.lines_of(comparison):
             print(line)
     sys.stdout.flush()
     return int(any(comparison.is_different for comparison in comparisons))
 
 
-def _tell_of_baseline(baseline: SuiteRun) -> None:
+def _report_baseline(baseline: SuiteRun) -> None:
     for nodeid, outcome in baseline.collection_errors.items():
         print(f"  not collected: {nodeid}: {outcome.error}")
     if baseline.trouble:
@@ -93,11 +93,11 @@ def _tell_of_baseline(baseline: SuiteRun) -> None:
 
 def _code_without_comparison(baseline: SuiteRun) -> int:
     if not baseline.outcomes:
-        _tell("no test was collected, so nothing was compared")
+        _report_step("no test was collected, so nothing was compared")
         return pytest.ExitCode.NO_TESTS_COLLECTED
-    _tell("no test passed without torchext, so nothing was compared")
+    _report_step("no test passed without torchext, so nothing was compared")
     return pytest.ExitCode.TESTS_FAILED
 
 
-def _tell(what: str) -> None:
+def _report_step(what: str) -> None:
     print(f"== torchext: {what} ==", flush=True)

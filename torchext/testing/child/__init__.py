@@ -1,1 +1,1 @@
-"""What runs in the processes of a suite. Those of the baseline must not import torchext, so this is found by path."""
+"""Code that runs in the processes of a suite, found by path: baseline processes must not import torchext."""

@@ -1,8 +1,7 @@
-"""Runs pytest once, as `plugin` asks by a file, and writes down what becomes of each test as soon as it is known.
+"""Runs pytest once, as a job file from `plugin` specifies, and records the outcome of each test immediately.
 
-`plugin` starts this file as a script, in a process of its own, which a test may end in any way. Workers of xdist import
-it. It needs pytest only: the processes of the baseline must not import torchext, which is what they are there to be
-compared with.
+`plugin` starts this file as a script in its own process, which a test may end in any way. Workers of xdist import it.
+It needs only pytest: the baseline processes must not import torchext, because they provide the results without it.
 """
 
 from __future__ import annotations
@@ -23,66 +22,71 @@ __all__ = ["MODES", "Job", "Mode", "main", "pytest_addoption", "pytest_configure
 
 
 class Mode(NamedTuple):
-    """A way to run a suite with torchext. What it does is in `torchext/testing/modes`, in the file of its name."""
+    """A way to run a suite with torchext. The file of that name in `torchext/testing/modes` implements it."""
 
     text: str
-    """What it is, for those who ask for help."""
+    """The description in the help text."""
     has_control: bool = False
-    """Whether it replaces functions, which can also be replaced by ones that only call them, in a control run."""
+    """Whether it replaces functions. In a control run, these are replaced by wrappers that only call the originals."""
 
 
 MODES = {
-    "installed": Mode("every feature of torchext has been used once, nothing of PyTorch's is replaced"),
-    "deferred": Mode("modules that tests construct are deferred, and materialized at once", has_control=True),
-    "deferred-factories": Mode("so are tensors that tests make by torch.ones() and the like", has_control=True),
+    "installed": Mode("every feature of torchext has been used once, no PyTorch function is replaced"),
+    "deferred": Mode("modules that tests construct are deferred, and materialized immediately", has_control=True),
+    "deferred-factories": Mode(
+        "as `deferred`, and also tensors that tests make by torch.ones() and similar functions", has_control=True
+    ),
     "inference": Mode("torch.inference_mode is torchext's"),
     "autocast": Mode("torch.autocast enters and leaves torchext's regions"),
     "fake": Mode("FakeTensorMode, where tests use it, is torchext's fake_mode"),
 }
 
-_JOB = "TORCHEXT_SUITE_JOB"  # the environment variable that names the file
+_JOB = "TORCHEXT_SUITE_JOB"  # the environment variable with the path of the file
 _PLUGIN = "torchext.testing.plugin"
 _LONGEST_TEXT = 20_000
 
 
 class Job(NamedTuple):
-    """What a process is to do. It is handed over as JSON."""
+    """The work of a process, passed as JSON."""
 
     folder: str
-    """Where to write: `records.jsonl`, and a file about timeouts for each process that runs tests."""
+    """The output folder: `records.jsonl`, and a file about timeouts for each process that runs tests."""
     mode: str | None = None
-    """One of MODES; in the baseline, None."""
+    """One of MODES, or None for the baseline."""
     is_control: bool = False
-    """Replace what the mode replaces by what only hands on."""
+    """Replace the mode's functions by wrappers that only call the originals."""
     only: list[str] | None = None
-    """The node ids of the tests to run, in their order; None for all that pytest collects."""
+    """The node ids of the tests to run, in order; None for all that pytest collects."""
     timeout: float = 0
-    """How many seconds a test may take; 0 for any."""
+    """Time limit for each test in seconds; 0 for no limit."""
     stop_after: int = 0
-    """How many failures end the run; 0 for any number."""
+    """Number of failures that ends the run; 0 for no limit."""
     cwd_on_path: bool = False
     """Put the working directory on `sys.path`, as `python -m pytest` does."""
 
     @classmethod
     def from_environment(cls) -> Job:
-        """Reads the job of this process."""
+        """Read the job of this process."""
         return cls(**json.loads(Path(os.environ[_JOB]).read_text()))
 
     def environment(self) -> dict[str, str]:
-        """Writes the job down. Returns what the environment of the process has to have beside this one's."""
+        """Write the job, and return the additional environment variables of the process."""
         path = Path(self.folder, "job.json")
         path.write_text(json.dumps(self._asdict()))
         return {_JOB: str(path)}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds the options of the plugin."""
+    """Add the options of the plugin."""
     group = parser.getgroup("torchext", "torchext: does it break this suite?")
     group.addoption(
         "--torchext",
         metavar="MODES",
-        help="Run the tests without torchext and then in each of these modes, separated by commas, and report which of "
-        "them pass in the first run only. " + "; ".join(f"{name}: {mode.text}" for name, mode in MODES.items()),
+        help=(
+            "Run the tests without torchext and then in each of these modes, separated by commas, and report the "
+            "tests that pass in the first run only. "
+        )
+        + "; ".join(f"{name}: {mode.text}" for name, mode in MODES.items()),
     )
     group.addoption("--torchext-report", metavar="FILE", help="Write all results to FILE, as JSON.")
     group.addoption(
@@ -90,19 +94,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="SECONDS",
         type=float,
         default=0,
-        help="End the process of a test that takes longer, count the test as timed out, and go on with the next.",
+        help=(
+            "End the process of a test that takes longer, count the test as timed out, and continue with the next one."
+        ),
     )
     group.addoption(
         "--torchext-reruns",
         metavar="N",
         type=int,
         default=1,
-        help="How often to run tests that differ again without torchext, to tell those that are unstable (default: 1).",
+        help="How often to run differing tests again without torchext, to detect unstable tests (default: 1).",
     )
 
 
 def main(arguments: list[str]) -> int:
-    """Runs pytest with `arguments`, and returns its exit code."""
+    """Run pytest with `arguments`, and return its exit code."""
     job = Job.from_environment()
     if job.cwd_on_path:
         sys.path.insert(0, str(Path.cwd()))
@@ -110,13 +116,13 @@ def main(arguments: list[str]) -> int:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Makes a plugin of this module in a worker of xdist."""
+    """Register this module as a plugin in a worker of xdist."""
     if hasattr(config, "workerinput"):
         config.pluginmanager.register(_Runner(Job.from_environment()))
 
 
 class _Plugin:
-    # Under this name pytest takes it for the plugin that has been asked for, and imports no other.
+    # Pytest recognizes the requested plugin by this name, and does not import the real one.
     __name__ = _PLUGIN
 
     def __init__(self, job: Job) -> None:
@@ -138,7 +144,7 @@ class _Plugin:
 
 
 def _report_by_records_only(config: pytest.Config) -> None:
-    """Lets the terminal show progress, and all tests run that can be."""
+    """Let the terminal show progress, and let all tests run."""
     option = config.option
     option.no_header = option.no_summary = True
     option.continue_on_collection_errors = True
@@ -146,7 +152,7 @@ def _report_by_records_only(config: pytest.Config) -> None:
 
 
 def _hand_on_to_workers(config: pytest.Config) -> None:
-    """Lets workers of xdist, which are given the command line, import this and not torchext, and run all tests."""
+    """Let workers of xdist, which get the command line, import this module instead of torchext, and run all tests."""
     asked = config.invocation_params
     arguments = [__name__ if argument == _PLUGIN else argument for argument in map(str, asked.args)]
     arguments += ["--continue-on-collection-errors", "--maxfail=0"]
@@ -154,7 +160,7 @@ def _hand_on_to_workers(config: pytest.Config) -> None:
 
 
 def _choose_by_node_id_only(config: pytest.Config) -> None:
-    """Not by what became of the tests in the run before, which was one of ours."""
+    """Ignore results of earlier runs in the selection: the last run was the baseline or another mode."""
     config.option.lf = config.option.failedfirst = config.option.newfirst = config.option.stepwise = False
 
 
@@ -163,7 +169,7 @@ def _has_workers(config: pytest.Config) -> bool:
 
 
 class _Runner:
-    """Runs the tests that were asked for, in the mode, and watches the clock."""
+    """Runs the requested tests in the mode, with a time limit."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -201,20 +207,20 @@ class _Runner:
             faulthandler.cancel_dump_traceback_later()
 
     def pytest_runtest_logstart(self) -> None:
-        # faulthandler has one timer. pytest, if `faulthandler_timeout` is set, has just used it for a timeout that ends
+        # faulthandler has only one timer. With `faulthandler_timeout`, pytest has just used it for a timeout that ends
         # nothing.
         self._watch()
 
     @pytest.hookimpl(trylast=True)
     def pytest_exception_interact(self) -> None:
-        # pytest cancels the timer here, and the teardown of the test that has failed may hang.
+        # pytest cancels the timer here, but the teardown of the failed test may hang.
         self._watch()
 
     def _watch(self) -> None:
         if self.deadline is None:
             return
         left = max(self.deadline - time.monotonic(), 0.001)
-        # In C, on a thread of its own: a test that holds the interpreter's lock is ended, too.
+        # Implemented in C on its own thread, so it also ends a test that holds the interpreter's lock.
         faulthandler.dump_traceback_later(left, exit=True, file=self.clock)  # type: ignore[arg-type]
 
 
@@ -228,7 +234,7 @@ def _enter_mode(mode: str, is_control: bool) -> None:
 
 
 class _Recorder:
-    """Writes down what becomes of the tests, one record a line."""
+    """Records the outcomes of tests, one record per line."""
 
     def __init__(self, job: Job, config: pytest.Config) -> None:
         self.job = job
@@ -238,7 +244,7 @@ class _Recorder:
         self.failed: set[str] = set()
 
     def write(self, kind: str, **content: object) -> None:
-        if os.getpid() == self.pid:  # not what a test has forked
+        if os.getpid() == self.pid:  # not in a process that a test has forked
             self.file.write(json.dumps({"kind": kind, **content}) + "\n")
             self.file.flush()
 
@@ -282,9 +288,9 @@ class _Recorder:
 
 
 def _outcome_of(report: pytest.TestReport) -> str | None:
-    """What a report says of its test; None for a part of it that went well."""
+    """Return the outcome in a report, or None for a part of a test that succeeded."""
     if report.outcome == "failed":
-        # What xdist says of a test whose worker is gone belongs to no part of it.
+        # The report of xdist for a lost worker belongs to no part of the test.
         return {"call": "failed", "???": "crashed"}.get(str(report.when), "error")
     if report.outcome == "skipped":
         return "xfailed" if hasattr(report, "wasxfail") else "skipped"
@@ -296,20 +302,20 @@ def _outcome_of(report: pytest.TestReport) -> str | None:
 def _error_of(report: pytest.TestReport | pytest.CollectReport) -> dict[str, str]:
     text = report.longreprtext
     crash = getattr(report.longrepr, "reprcrash", None)
-    # Of an error of collection there is the text only, whose last line begins with pytest's mark.
+    # A collection error has only a text, whose last line begins with pytest's mark.
     message = crash.message if crash is not None else text.rstrip().rpartition("\n")[2].removeprefix("E").strip()
     return {"error": next(filter(str.strip, message.splitlines()), ""), "text": text[-_LONGEST_TEXT:]}
 
 
 def _move_own_folder_to_the_end_of_path() -> None:
     own = Path(__file__).resolve().parent
-    # Python puts it in front, but not with -P or PYTHONSAFEPATH.
+    # Python puts the script's folder first, but not with -P or PYTHONSAFEPATH.
     if sys.path and Path(sys.path[0]).resolve() == own:
         del sys.path[0]
     sys.path.append(str(own))
 
 
 if __name__ == "__main__":
-    # As the module that workers of xdist find by its name, not as the script.
+    # Run as the module that xdist's workers import by name, not as the script.
     _move_own_folder_to_the_end_of_path()
     sys.exit(import_module("torchext_recorder").main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""What the modes of the plugin do, one file a mode. Each has a function `enter(is_control)`, which is called once."""
+"""The modes of the plugin, one file each, with a function `enter(is_control)` that is called once."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ __all__ = ["enter_mode"]
 
 
 def enter_mode(mode: str, is_control: bool = False) -> None:
-    """Enters `mode` for the rest of the process. The random generators are left as they were.
+    """Enter `mode` for the rest of the process. The state of random generators does not change.
 
     Args:
         mode: One of MODES.
-        is_control: Replace what the mode replaces by what only hands on.
+        is_control: Replace the mode's functions by wrappers that only call the originals.
     """
     with torch.random.fork_rng(devices=[]):
         import_module(f".{mode.replace('-', '_')}", __name__).enter(is_control)

@@ -1,7 +1,7 @@
 """`torch.autocast` enters and leaves torchext's regions.
 
-The class stays, with its arguments, warnings and attributes, which are not torchext's: what it does to the thread is.
-Functions that it decorates run in such a region; that torchext's own decorator also casts what they return is left out.
+The class keeps its arguments, warnings and attributes, which differ from torchext's; only its effect on the thread is
+replaced. Functions that it decorates run in such a region. Unlike torchext's decorator, it does not cast their results.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["enter"]
 
 
 def enter(is_control: bool) -> None:
-    """Enters the mode."""
+    """Enter the mode."""
     autocast: Any = torch.amp.autocast_mode.autocast
     original_enter = autocast.__enter__
 
@@ -27,7 +27,7 @@ def enter(is_control: bool) -> None:
             return original_enter(self)
         region = amp.autocast(self.device, dtype=self.fast_dtype, enabled=self._enabled, cache=self._cache_enabled)
         region.__enter__()
-        # One object may be entered again while it is open.
+        # An object may be entered again while it is open.
         self.__dict__.setdefault("_torchext_regions", []).append(region)
         return self
 

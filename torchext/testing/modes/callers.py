@@ -1,4 +1,4 @@
-"""Whose code it is that calls."""
+"""Identifies the caller of a function."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ __all__ = ["is_called_by_tests"]
 
 
 def is_called_by_tests() -> bool:
-    """Returns true if the calling function is called by code other than PyTorch's own, or by its helpers for tests."""
+    """Return true if the calling function was called from outside PyTorch, or by PyTorch's test helpers."""
     name = str(sys._getframe(2).f_globals.get("__name__"))
     return not f"{name}.".startswith("torch.") or name.startswith("torch.testing.")

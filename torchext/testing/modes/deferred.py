@@ -1,7 +1,7 @@
-"""Modules that tests construct are deferred, and materialized at once.
+"""Modules that tests construct are deferred, and materialized immediately.
 
-A constructor is `type.__call__`, which cannot be replaced. What it calls is the `__init__` of the class, so each class
-of modules gets one that defers what the original does. `super().__init__()` in it comes here again, and is left alone.
+A constructor call is `type.__call__`, which cannot be replaced. It calls the `__init__` of the class, so each module
+class gets an `__init__` that defers the original. Nested calls by `super().__init__()` pass through.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ thread = _Thread()
 
 
 def enter(is_control: bool) -> None:
-    """Enters the mode."""
+    """Enter the mode."""
     defer = _call if is_control else _defer
     for cls in list(_subclasses(nn.Module)):
         _replace_init(cls, defer)

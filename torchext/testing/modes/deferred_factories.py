@@ -1,4 +1,4 @@
-"""Tensors that tests make by factory functions are deferred and materialized at once, and so are their modules."""
+"""Tensors from factory functions in tests are deferred and materialized immediately, and so are modules."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["enter"]
 
 
 def enter(is_control: bool) -> None:
-    """Enters the mode."""
+    """Enter the mode."""
     deferred.enter(is_control)
     for factory in _factories():
         replace_everywhere(factory, _replacement(factory, _call if is_control else _defer))
 
 
 def _factories() -> Iterator[Callable[..., Any]]:
-    """The functions for which PyTorch itself says that they make tensors, and those that make one like another."""
+    """Return PyTorch's factory functions, including those that make a tensor like another."""
     yield from _device_constructors()
     for name in dir(torch):
         if name.endswith("_like"):
@@ -41,7 +41,7 @@ def _replacement(factory: Callable[..., Any], defer: Callable[..., Any]) -> Call
         return defer(factory, *args, **kwargs)
 
     operator = torch.jit._builtins._find_builtin(factory)
-    if operator is not None:  # so that TorchScript does not compile `make`
+    if operator is not None:  # prevents TorchScript from compiling `make`
         torch.jit._builtins._register_builtin(make, operator)
     return make
 

@@ -1,7 +1,7 @@
-"""FakeTensorMode, where tests use it, is torchext's `fake_mode`.
+"""FakeTensorMode in tests is torchext's `fake_mode`.
 
-PyTorch's own code, `torch.compile` say, goes on with PyTorch's: it works on how that is made inside, and has tables by
-that very class. So the modules that have it give it to PyTorch, and ours to others.
+PyTorch itself, for example `torch.compile`, keeps its own FakeTensorMode, because it relies on internals of that class
+and has tables keyed by it. So modules with this name return PyTorch's class to PyTorch, and ours to other callers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PyTorchFakeTensor, PyTorchFakeTensorMode = fake_tensor.FakeTensor, fake_tensor.F
 
 
 class _FakeTensors(type):
-    """The class of what one cannot tell by its class."""
+    """A class whose instances are determined by the tensor, not by its Python class."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, PyTorchFakeTensor) or (isinstance(instance, torch.Tensor) and is_fake(instance))
@@ -41,7 +41,7 @@ class FakeTensor(metaclass=_FakeTensors):
 
 
 class FakeTensorMode:
-    """What tests use of FakeTensorMode, by `fake_mode` and `fake_like`."""
+    """The part of FakeTensorMode that tests use, implemented by `fake_mode` and `fake_like`."""
 
     def __init__(self, **kwargs: Any) -> None:
         self._open: list[ExitStack] = []
@@ -57,7 +57,7 @@ class FakeTensorMode:
         return self._open.pop().__exit__(*error)
 
     def from_tensor(self, tensor: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        """The fake of a tensor, which is one and the same each time."""
+        """Return the fake of a tensor, the same object for each call."""
         if tensor not in self._fakes:
             self._fakes[tensor] = fake_like(tensor)
         fake: torch.Tensor = self._fakes[tensor]
@@ -65,7 +65,7 @@ class FakeTensorMode:
 
 
 class _Module(ModuleType):
-    """A module whose names mean something else to tests. Properties come before the names of the module itself."""
+    """A module with other values for some names in tests. Properties take precedence over the module's own names."""
 
     @property
     def FakeTensor(self) -> type:  # noqa: N802 - PyTorch's name
@@ -77,6 +77,6 @@ class _Module(ModuleType):
 
 
 def enter(is_control: bool) -> None:
-    """Enters the mode."""
+    """Enter the mode."""
     for module in (torch._subclasses, fake_tensor):
         module.__class__ = _Module

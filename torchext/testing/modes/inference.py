@@ -12,6 +12,6 @@ __all__ = ["enter"]
 
 
 def enter(is_control: bool) -> None:
-    """Enters the mode."""
+    """Enter the mode."""
     replace_everywhere(torch.inference_mode, inference_mode)
     torch._C._InferenceMode = inference_mode  # type: ignore[assignment, misc]

@@ -1,4 +1,4 @@
-"""Every feature of torchext has been used once, so that all that it installs is installed. Nothing else is changed."""
+"""Every feature of torchext has been used once, so that all patches are declared. Nothing else is changed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["enter"]
 
 
 def enter(is_control: bool) -> None:
-    """Enters the mode."""
+    """Enter the mode."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for use in (_use_fakes, _use_deferred, _use_inference_mode, _use_autocast, _use_inspection):

@@ -1,4 +1,4 @@
-"""Putting something in place of something else, under all names that it has."""
+"""Replaces an object under all of its names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["replace_everywhere"]
 
 
 def replace_everywhere(original: object, replacement: object) -> None:
-    """Lets every name in a module that has been imported, and every attribute of `torch._C` mean `replacement`."""
+    """Replace the object in all imported modules and in the attributes of `torch._C`."""
     for module in list(sys.modules.values()):
         names: dict[str, Any] = getattr(module, "__dict__", {})
         if str(names.get("__name__")).partition(".")[0] != "torchext":
