@@ -1,5 +1,5 @@
-# `make demo` and `make test` work on a machine with Python, g++ and make. An activated environment that has torch is used
-# as it is, but for what `pip` adds to it; otherwise a virtual environment with the torch of TORCH is made in .venv.
+# `make demo` and `make test` need Python, g++ and make. An activated environment with torch is used, and pip may install
+# packages there; otherwise a virtual environment with the torch of TORCH is created in .venv.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
@@ -9,9 +9,9 @@ SYSTEM_PYTHON ?= python3
 PROGRAMS ?= 100000
 SEED ?= $(shell date +%s)
 JOBS ?= $(shell nproc)
-# The Pythons of environments with torch that `make wheels` makes wheels for.
+# The Pythons of the environments with torch for which `make wheels` builds wheels.
 WHEEL_PYTHONS ?= $(PYTHON)
-# Where `make matrix` finds an environment for each release of torch, or makes it.
+# The folder with an environment for each release of torch; `make matrix` creates missing ones.
 MATRIX ?= build/matrix
 
 ifeq ($(shell $(SYSTEM_PYTHON) -c 'import torch' 2>/dev/null && echo yes),yes)
@@ -20,10 +20,10 @@ else
   PYTHON := .venv/bin/python
   VENV := .venv/ready
 endif
-# What `make check` runs: the rooms, the pages, and one file for each feature.
+# The tests of `make check`: the component tables, the docs, and one file for each feature.
 SMOKE := test/package/test_rooms.py test/package/test_docs.py test/fake/test_fake.py test/deferred_init/graph/test_op_graph.py \
   test/inference/test_inference_mode.py test/amp/test_amp.py test/inspect
-# What runs where the whole suite would take too long: with sanitizers, and with each release of PyTorch.
+# The tests for runs with sanitizers and with each release of PyTorch, where the whole suite would take too long.
 CORE := test/fake/test_fake.py test/fake/test_fake_storage.py test/fake/test_fake_sparse.py test/fake/test_fake_cuda.py \
   test/fake/test_known_values.py test/fake/test_metadata_cache.py test/fake/test_collectives.py test/deferred_init/graph/test_op_graph.py \
   test/deferred_init/replay/test_orders.py test/deferred_init/test_deferred_init.py test/deferred_init/test_materialize.py \
@@ -32,34 +32,34 @@ CORE := test/fake/test_fake.py test/fake/test_fake_storage.py test/fake/test_fak
   test/inspect test/package/test_leases.py test/package/test_cpp.py
 PIP := $(PYTHON) -m pip --disable-pip-version-check
 
-# Tools are run from the environment's own folder, which need not be on the PATH.
+# Tools run from the environment's folder, which may not be on the PATH.
 BIN = $(shell $(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("scripts"))')
 HEADERS := $(shell find csrc torchext/include -name "*.h")
 UNITS := $(shell find csrc -name "*.cpp")
 CPP_TESTS := $(wildcard test/cpp/*.cpp test/cpp/*.h test/cpp/*/*.cpp examples/cpp/*.cpp)
 LOOPS := $(wildcard benchmarks/*.cpp)
-# Has a program find a CUDA device that does nothing, and write what is launched on it.
+# Gives a program a null CUDA device, which does nothing but record launches.
 empty :=
 NULL_LIBRARIES = $(subst $(empty) ,:,$(patsubst %,$(CURDIR)/build/cuda_host/libnull%.so,solver fft nvrtc cuda))
 NULL_DRIVER = LD_PRELOAD=$(NULL_LIBRARIES) NULLCUDA_TRACE=$(CURDIR)/build/cuda_host/trace \
   NULLCUDA_TRACE_LAUNCHES=1 NULLCUDA_DEVICES=2 NULLCUDA_VERBOSE=0 PYTORCH_SKIP_CUDNN_COMPATIBILITY_CHECK=1 PYTHONHASHSEED=0
-# Of a GPU: its name, multiprocessors, and threads of each.
+# The name of a GPU, its multiprocessors, and the threads of each.
 facts_of = NULLCUDA_TOTAL=214748364800 NULLCUDA_SMS=$(word 2,$(1)) NULLCUDA_THREADS_PER_SM=$(word 3,$(1)) $(NULL_DRIVER) \
   PYTHONPATH=test $(PYTHON) test/cuda_host/philox_facts.py $(word 1,$(1)) > build/cuda_host/$(word 1,$(1)).facts
-# What has been done is remembered here, by the version of Python and torch that it was done for.
+# Markers of completed steps, by the versions of Python and torch.
 STATE := build/state/$(shell $(SYSTEM_PYTHON) -c 'import torch, sys; print(torch.__version__, *sys.version_info[:2], sep="-")' 2>/dev/null || echo venv)
 
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
-# Warnings stop those who change torchext, and nobody who installs it.
+# Warnings are errors for development builds, but not for installations.
 export TORCHEXT_WERROR := 1
 
 .PHONY: demo test unit slowest check package wheels sanitize matrix coverage lint tidy typecheck size format sweep fuzz oracle cuda-host philox-facts dtype-facts gpu bench build clean help
-# Not for the checks of single files, which a make of their own runs: before GNU make 4.4 this counts for all targets.
+# Not for the checks of single files, which a nested make runs: before GNU make 4.4 this applies to all targets.
 ifndef IN_PARALLEL
 .NOTPARALLEL:
 endif
 
-help: ## Show what can be made
+help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 demo: build ## Defer and materialize real models, and compare them bit for bit with eager construction
@@ -67,11 +67,11 @@ demo: build ## Defer and materialize real models, and compare them bit for bit w
 
 test: lint typecheck package unit ## Lint, type checks, the packages, and the whole test suite
 
-check: lint typecheck size build ## After a change: lint, type checks, and the tests that are quick
+check: lint typecheck size build ## After a change: lint, type checks and quick tests
 	$(PYTHON) -m pytest -q -n $(JOBS) $(SMOKE)
 	$(PYTHON) examples/quickstart.py > /dev/null
 
-unit: build ## The test suite and the quick examples
+unit: build ## Run the test suite and the quick examples
 	$(PYTHON) -m pytest test -n $(JOBS) --dist worksteal
 	$(PYTHON) examples/quickstart.py
 	$(PYTHON) examples/eight_gpus.py
@@ -83,11 +83,11 @@ unit: build ## The test suite and the quick examples
 	$(PYTHON) examples/amp_training.py
 	$(PYTHON) examples/amp_dtypes.py
 
-slowest: build ## The test suite, and the processor time of its slowest tests and of each folder
+slowest: build ## Run the test suite, and print the CPU time of its slowest tests and of each folder
 	$(PYTHON) -m pytest test -n $(JOBS) --dist worksteal --cpu-times
 
-# The wheel's libraries are what a build in place would make again, so it takes them.
-package: $(STATE)/tools ## Make the source distribution and the wheel, and try them in a fresh environment
+# A build in place would make the same libraries again, so it takes those of the wheel.
+package: $(STATE)/tools ## Build the source distribution and the wheel, and test them in a fresh environment
 	rm -rf build/package
 	.ci/package $(PYTHON) build/package
 	$(PYTHON) -m zipfile -e build/package/*.whl build/package/unpacked
@@ -96,16 +96,16 @@ package: $(STATE)/tools ## Make the source distribution and the wheel, and try t
 	cp build/package/unpacked/torchext/lib/* torchext/lib/
 	@touch $(STATE)/built
 
-wheels: $(STATE)/tools ## Make a wheel for each environment of WHEEL_PYTHONS, and try it in a fresh one
+wheels: $(STATE)/tools ## Build a wheel for each environment in WHEEL_PYTHONS, and test it in a fresh one
 	.ci/wheels wheels $(WHEEL_PYTHONS)
 
-matrix: ## Build and test with each release of PyTorch, in environments and copies of the tree of their own
+matrix: ## Build and test with each release of PyTorch, in separate environments and copies of the tree
 	MAX_JOBS=$(JOBS) MATRIX_PYTHON=$(SYSTEM_PYTHON) .ci/matrix $(MATRIX) -n $(JOBS) $(CORE) test/sweeps/test_op_db.py
 
-sanitize: $(STATE)/tools ## Run the core of the suite with the sanitizers of addresses, undefined behaviour and threads
+sanitize: $(STATE)/tools ## Run the core of the suite with the address, undefined-behavior and thread sanitizers
 	JOBS=$(JOBS) .ci/sanitize $(PYTHON) build/sanitize $(CORE)
 
-coverage: $(STATE)/tools ## Count which lines the suite reaches, and list those that it does not
+coverage: $(STATE)/tools ## Measure the line coverage of the suite, and list the uncovered lines
 	JOBS=$(JOBS) .ci/coverage $(PYTHON) build/coverage test
 
 lint: $(STATE)/tools ## Check the format and the style of all sources
@@ -116,10 +116,10 @@ lint: $(STATE)/tools ## Check the format and the style of all sources
 typecheck: $(STATE)/tools ## Check the types of all Python sources
 	$(PYTHON) -m mypy
 
-size: $(STATE)/tools ## Print the lines of each room, and what has come since SINCE or the last tag
+size: $(STATE)/tools ## Print the lines of each component, and the growth since SINCE or the last tag
 	$(PYTHON) .ci/size.py $(SINCE)
 
-tidy: $(STATE)/tools ## Check the C++ sources with clang-tidy; what has passed and not changed is not checked again
+tidy: $(STATE)/tools ## Check the C++ sources with clang-tidy; unchanged files that have passed are skipped
 	@$(MAKE) --no-print-directory -j $(JOBS) IN_PARALLEL=1 TIDY_INCLUDES='$(TIDY_INCLUDES)' $(UNITS:%=$(STATE)/tidy/%)
 
 format: $(STATE)/tools ## Format all sources
@@ -127,27 +127,27 @@ format: $(STATE)/tools ## Format all sources
 	$(PYTHON) -m ruff format .
 	$(BIN)/clang-format -i $(HEADERS) $(UNITS) $(LOOPS) $(CPP_TESTS)
 
-sweep: build ## The long sweeps: every model and module constructor that is known
+sweep: build ## Run the long sweeps over all known model and module constructors
 	$(PYTHON) -m pytest test -n $(JOBS) --long
 
-fuzz: build ## Try PROGRAMS random programs, deferred against eager
+fuzz: build ## Compare deferred with eager execution of PROGRAMS random programs
 	$(PYTHON) -m pytest test/sweeps/test_fuzz.py -k many -n $(JOBS) --programs $(PROGRAMS) --fuzz-seed $(SEED)
 
-oracle: build ## Compare the memory of programs with that of PyTorch's allocator, without a GPU (needs a CUDA build of torch)
+oracle: build ## Compare simulated memory with PyTorch's allocator, without a GPU (needs a CUDA build of torch)
 	test/cuda_host/build_null_driver $(PYTHON) build/cuda_host
 	cd test && NULLCUDA=$(NULL_LIBRARIES) PYTORCH_SKIP_CUDNN_COMPATIBILITY_CHECK=1 $(PYTHON) -m oracle.compare --jobs $(JOBS)
 
-cuda-host: build ## Test what CUDA's host code does, on a machine without a GPU (needs a CUDA build of torch)
+cuda-host: build ## Test against CUDA's host code, without a GPU (needs a CUDA build of torch)
 	test/cuda_host/build_null_driver $(PYTHON) build/cuda_host
 	$(NULL_DRIVER) $(PYTHON) -m pytest test/cuda_host -p no:xdist --ignore test/cuda_host/test_layouts.py
 	$(filter-out NULLCUDA_TRACE%,$(NULL_DRIVER)) $(PYTHON) -m pytest test/cuda_host/test_layouts.py -n $(JOBS)
 
-philox-facts: build ## Ask CUDA's host code how far operators move the generator, for test/fake/test_philox.py
+philox-facts: build ## Record how far operators advance the generator in CUDA's host code, for test/fake/test_philox.py
 	test/cuda_host/build_null_driver $(PYTHON) build/cuda_host
 	$(foreach gpu,H100-80GB/132/2048 A100-80GB/108/2048 L4-24GB/58/1536,$(call facts_of,$(subst /, ,$(gpu))) &&) true
 	cat build/cuda_host/*.facts > test/fake/philox_facts.tsv
 
-dtype-facts: build ## Ask CUDA's host code which dtypes operators refuse, for fake CUDA devices
+dtype-facts: build ## Record the dtypes that operators reject in CUDA's host code, for fake CUDA devices
 	test/cuda_host/build_null_driver $(PYTHON) build/cuda_host
 	mkdir -p build/cuda_host/dtypes
 	export PYTHONPATH=test $(wordlist 1,1,$(NULL_DRIVER)) NULLCUDA_VERBOSE=0 PYTORCH_SKIP_CUDNN_COMPATIBILITY_CHECK=1; \
@@ -155,11 +155,11 @@ dtype-facts: build ## Ask CUDA's host code which dtypes operators refuse, for fa
 	    $(PYTHON) test/cuda_host/dtype_facts.py build/cuda_host/dtypes $$part $(JOBS) & \
 	  done; wait; $(PYTHON) test/cuda_host/dtype_facts.py build/cuda_host/dtypes
 
-# In as many processes as a GPU of 80 GB holds: the models that are compared are constructed twice.
+# As many processes as fit on a GPU of 80 GB: the compared models are constructed twice.
 gpu: build ## Run the tests that need a GPU, and print the table for docs/reference/proof.md
 	$(PYTHON) -m pytest test -m cuda -n 8 --dist worksteal --proof-table
 
-bench: build ## Compare with PyTorch's own means
+bench: build ## Run the benchmarks, which compare with plain PyTorch
 	$(PYTHON) benchmarks/deferred_init.py
 	$(PYTHON) benchmarks/materialize.py
 	$(PYTHON) benchmarks/fills.py
@@ -179,17 +179,18 @@ clean: ## Remove what was built, and .venv
 	rm -rf build wheels .venv torchext/*.so torchext/lib torchext.egg-info
 
 .venv/ready:
-	@echo "== making a virtual environment with $(TORCH)"
+	@echo "== creating a virtual environment with $(TORCH)"
 	$(SYSTEM_PYTHON) -m venv .venv
 	.venv/bin/python -m pip --disable-pip-version-check install $(TORCH) numpy
 	@touch $@
 
 $(STATE)/tools: pyproject.toml $(VENV)
-	@echo "== installing what the tests and the examples need"
+	@echo "== installing the requirements of the tests and the examples"
 	$(PIP) install 'setuptools>=70.1,<82' wheel ninja $$(sed -nE 's/^(test|lint) = \[(.*)\]$$/\2/p' pyproject.toml | tr -d '",')
 	@mkdir -p $(@D) && touch $@
 
-# One folder holds the library of the environment that was built last. The mark is of this one; the file says of which.
+# The folder holds the library of the environment that was built last. The marker belongs to one environment; the file
+# names the one that was built.
 BUILT_FOR := $(shell sed -nE 's/^set\(torchext_TORCH_VERSION "(.*)"\)$$/\1/p' torchext/lib/torchextBuild.cmake 2>/dev/null)
 ifneq ($(BUILT_FOR),$(shell $(PYTHON) -c 'import torch; print(torch.__version__)' 2>/dev/null))
 $(STATE)/built: library_of_another_torch
@@ -199,7 +200,7 @@ endif
 
 $(STATE)/built: $(STATE)/tools setup.py $(wildcard build_tools/*.py) $(HEADERS) $(UNITS)
 	@echo "== compiling the extension"
-	@# Another ninja would not know what this one has compiled.
+	@# Another ninja would not use this one's log of compiled files.
 	PATH="$(BIN):$$PATH" MAX_JOBS=$(JOBS) $(PYTHON) setup.py --quiet build_ext --inplace
 	@mkdir -p $(@D) && touch $@
 

@@ -1,16 +1,15 @@
-"""Builds torchext against the PyTorch that is installed in this environment.
+"""Builds torchext against the installed PyTorch of this environment.
 
-What is built is a library, `torchext/lib/libtorchext.so`, which does not depend on Python, and the bindings to it,
-`torchext._C`.
-These variables of the environment change what is built:
+There are two targets: the library `torchext/lib/libtorchext.so`, which does not depend on Python, and its bindings,
+`torchext._C`. These environment variables change the build:
 
-- `TORCHEXT_WERROR=1`: the compiler warns of much, and warnings are errors. For those who change torchext.
-- `TORCHEXT_SANITIZE=address,undefined` (or `thread`): both libraries are instrumented.
+- `TORCHEXT_WERROR=1`: enable many compiler warnings and make them errors. For development of torchext.
+- `TORCHEXT_SANITIZE=address,undefined` (or `thread`): instrument both libraries.
 - `TORCHEXT_COVERAGE=1`: both libraries count which of their lines run.
-- `TORCHEXT_FILE_BY_FILE=1`: each file is compiled for itself, as clang-tidy reads it, and no header in advance. That
-  takes four times as long, and shows whether each file includes what it needs.
-- `TORCHEXT_LOCAL_VERSION=1`: the version ends in the release of torch that it is for, as in `0.1.0+pt2.13`.
-- `MAX_JOBS`: how many compilers run at once.
+- `TORCHEXT_FILE_BY_FILE=1`: compile each file separately, as clang-tidy reads it, and without precompiled headers. This
+  takes four times as long, and shows whether each file includes everything that it needs.
+- `TORCHEXT_LOCAL_VERSION=1`: add the release of torch to the version, as in `0.1.0+pt2.13`.
+- `MAX_JOBS`: the number of parallel compilers.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from types import ModuleType
 
 from setuptools import Extension, setup
 
-# pip does not look for modules beside setup.py.
+# pip does not add the folder of setup.py to the path.
 sys.path.insert(0, str(Path(__file__).absolute().parent))
 
 from build_tools.command import LIBRARY, make_build_command
@@ -32,19 +31,19 @@ from build_tools.settings import NEWEST_TORCH, OLDEST_TORCH, ROOT, is_set, minor
 
 BINDINGS = "torchext._C"
 
-# Where a program in C++ finds PyTorch's libraries if it does not need them itself, and torch is installed beside
-# torchext. A torch that is loaded already, as in Python, or that the program names, comes first.
+# Where a C++ program that does not itself link to PyTorch's libraries finds them, if torch is installed next to
+# torchext. A torch that is already loaded, as in Python, or that the program links to, takes precedence.
 BESIDE_TORCH = "-Wl,-rpath,$ORIGIN/../../torch/lib"
 
-# Ours only: PyTorch's headers are included as system headers.
+# For our sources only: PyTorch's headers are included as system headers.
 WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Wsign-conversion", "-Werror"]
 
 
-# ---- What is built.
+# ---- Targets
 
 
 def find_sources(folder: str = "", *, without: str = "") -> list[str]:
-    """Our C++ files. One calls functions of PyTorch that a build without process groups does not have."""
+    """Return our C++ files. One calls PyTorch functions that a build without process groups does not have."""
     from torch import distributed
 
     found = (path.relative_to(ROOT) for path in ROOT.glob(f"csrc/{folder}**/*.cpp"))
@@ -53,7 +52,7 @@ def find_sources(folder: str = "", *, without: str = "") -> list[str]:
 
 
 def compiler_flags(cpp_extension: ModuleType) -> list[str]:
-    """What the compiler is told for all files."""
+    """Return the compiler flags for all files."""
     flags = [flag for path in cpp_extension.include_paths() for flag in ("-isystem", path)]
     flags += [f"-I{ROOT / 'torchext' / 'include'}", "-O3", "-g0", "-fvisibility=hidden"]
     if is_set("TORCHEXT_WERROR"):
@@ -62,10 +61,10 @@ def compiler_flags(cpp_extension: ModuleType) -> list[str]:
 
 
 def instrumentation() -> list[str]:
-    """What the compiler and the linker are told where runs are to be watched."""
+    """Return compiler and linker flags for sanitizers and coverage."""
     flags = []
     if sanitizers := os.environ.get("TORCHEXT_SANITIZE"):
-        # Of the many checks of `undefined`, PyTorch's libraries do not export what that of virtual tables asks for.
+        # The vptr check of `undefined` needs symbols that PyTorch's libraries do not export.
         flags += [f"-fsanitize={sanitizers}", "-fno-sanitize=vptr", "-fno-omit-frame-pointer", "-g1", "-O1"]
     if is_set("TORCHEXT_COVERAGE"):
         flags += ["--coverage", "-fprofile-update=atomic", "-O0"]
@@ -73,7 +72,7 @@ def instrumentation() -> list[str]:
 
 
 def make_extensions(cpp_extension: ModuleType) -> list[Extension]:
-    """The library, and then the bindings, which are linked against it."""
+    """Return the library, and then the bindings, which are linked against it."""
     headers = [*ROOT.glob("csrc/**/*.h"), *ROOT.glob("torchext/include/**/*.h")]
     common = {
         "depends": sorted(str(path.relative_to(ROOT)) for path in headers),
@@ -99,11 +98,11 @@ def make_extensions(cpp_extension: ModuleType) -> list[Extension]:
     return [library, bindings]
 
 
-# ---- What it is called.
+# ---- Metadata
 
 
 def requirements(*, is_compiled: bool) -> list[str]:
-    """What is compiled fits the minor release of PyTorch that it was compiled against, and no other."""
+    """Return the requirements. Binaries work only with the minor release of PyTorch that they were compiled for."""
     if is_compiled:
         import torch
 
@@ -112,7 +111,7 @@ def requirements(*, is_compiled: bool) -> list[str]:
 
 
 def make_build(arguments: list[str]) -> dict[str, object]:
-    """The arguments of `setup()` that need torch."""
+    """Return the arguments of `setup()` that need torch."""
     check_platform()
     check_setuptools(arguments)
     cpp_extension = import_torch_extension_tools()

@@ -1,13 +1,13 @@
-# What the scripts of this folder share. Sourced by them, in the root of the checkout.
+# Functions for the scripts in this folder, which source it in the root of the checkout.
 
-# Prints the whole path of a Python, which may be a name on the PATH. Not what it links to: that is not in the environment.
+# Prints the absolute path of a Python, which may be a name on the PATH. Links are kept: the target is not in the environment.
 path_of_python() {
   local found
   found=$(command -v "$1") && echo "$(cd "$(dirname "$found")" && pwd)/$(basename "$found")"
 }
 
-# Makes a folder a copy of what git knows or would know, with the times of change, so that what has been compiled there
-# is not compiled again.
+# Copies all files that git tracks or would track to a folder, with modification times, so that files that were compiled
+# there are not compiled again.
 copy_checkout() {
   mkdir -p "$1"
   find "$1" -mindepth 1 -maxdepth 1 ! -name build -exec rm -rf {} +

@@ -1,9 +1,9 @@
-"""Makes PyTorch, and what it requires, visible in another environment of the same Python.
+"""Make PyTorch and its requirements visible in another environment of the same Python.
 
-    .ci/link_torch.py FOLDER     the folder for packages of that environment
+    .ci/link_torch.py FOLDER     the site-packages folder of that environment
 
-Nothing else of the environment that runs this becomes visible: not a torchext that is installed there, and no package
-that torchext would have to require.
+Nothing else of the present environment becomes visible: not its installed torchext, and no package that torchext itself
+would have to require.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 def required_by(name: str, found: dict[str, set[Path]]) -> dict[str, set[Path]]:
-    """Returns the files and folders of a distribution and of those that it requires, where they are installed."""
+    """Return the installed files and folders of a distribution and of its requirements."""
     try:
         installed = distribution(name)
     except PackageNotFoundError:  # for another platform, or an extra

@@ -1,6 +1,6 @@
-"""Prints how many lines each room of the sources has, and how many it had at an earlier commit.
+"""Print the number of lines of each component of the sources, now and at an earlier commit.
 
-size.py [COMMIT]     the last tag, if there is one and no commit is given
+size.py [COMMIT]     default: the last tag, if there is one
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import collections
 import subprocess
 import sys
 
-# What csrc and torchext may have together; issue by issue it becomes smaller. A change that needs more lines says why.
+# Budget for csrc and torchext together. It shrinks with each issue; a change that needs more lines gives a reason.
 BUDGET = 69_400
 SUFFIXES = (".cpp", ".h", ".py", ".pyi")
 
@@ -19,7 +19,7 @@ def _git(*arguments: str) -> str:
 
 
 def lines_by_room(commit: str) -> collections.Counter[str]:
-    """Returns the numbers of lines of the tracked sources of a commit, by their first two folders."""
+    """Return the numbers of lines of the tracked sources of a commit, by their first two folders."""
     lines: collections.Counter[str] = collections.Counter()
     for row in _git("grep", "-c", "", commit, "--", "csrc", "torchext").splitlines():
         path, count = row.removeprefix(f"{commit}:").rsplit(":", 1)
@@ -37,7 +37,7 @@ def _earlier(arguments: list[str]) -> str | None:
 
 
 def main() -> None:
-    """Prints the table. Exits with an error beyond the budget."""
+    """Print the table. Exit with an error beyond the budget."""
     commit = _earlier(sys.argv[1:])
     now, before = lines_by_room("HEAD"), lines_by_room(commit) if commit else None
     total = "csrc and torchext"
@@ -49,7 +49,7 @@ def main() -> None:
         print(f"{now[room]:8,}  {room}{change}")
     print(f"{BUDGET:8,}  is the budget")
     if now[total] > BUDGET:
-        sys.exit(f"csrc and torchext have {now[total] - BUDGET:,} lines more than the budget of .ci/size.py.")
+        sys.exit(f"csrc and torchext exceed the budget of .ci/size.py by {now[total] - BUDGET:,} lines.")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Fails unless a wheel holds what the package consists of, and nothing else.
+"""Check that a wheel contains exactly the files of the package.
 
     .ci/wheel_contents.py WHEEL
 
-What it consists of is asked of the checkout that this file is in.
+The expected files come from the checkout that contains this script.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ NOT_PYTHON = ["py.typed", "_C.pyi", "memory/*.html", "include/torchext/*.h", "sh
 
 
 def expected() -> list[str]:
-    """Returns patterns for the names that have to be in the wheel."""
+    """Return patterns for the names that the wheel must contain."""
     found = [path for pattern in [*NOT_PYTHON, "**/*.py"] for path in ROOT.glob(f"torchext/{pattern}")]
     return [*COMPILED, *sorted(str(path.relative_to(ROOT)) for path in found), "LICENSE"]
 
 
 def faults(names: list[str]) -> list[str]:
-    """Returns what is wrong with a wheel that holds these files."""
+    """Return the errors of a wheel with these files."""
     unexpected = [f"is not part of the package: {name}" for name in names if re.match("|".join(UNEXPECTED), name)]
     missing = [f"is missing: {each}" for each in expected() if not any(Path(name).match(each) for name in names)]
     return unexpected + missing

@@ -1,1 +1,1 @@
-"""What setup.py is made of, beside the description of what is built."""
+"""Implementation of setup.py, except the description of the targets."""

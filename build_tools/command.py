@@ -1,4 +1,4 @@
-"""The command `build_ext`: PyTorch's, with groups of files and a precompiled header."""
+"""The command `build_ext`: PyTorch's command with grouped files and a precompiled header."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .grouping import grouped
 from .output import shortened_lines
 from .settings import ROOT, is_set
 
-# How much memory (KiB) GCC uses before it first looks for what it could free, which takes a tenth of its time.
+# Memory (KiB) that GCC may use before its first garbage collection. Without this, collection takes a tenth of its time.
 GCC_MEMORY = 1_000_000
 
 # The library's name as an extension.
@@ -25,19 +25,20 @@ LIBRARY = "torchext.lib.libtorchext"
 
 
 def make_build_command(cpp_extension: ModuleType) -> type:
-    """Returns PyTorch's command `build_ext`, which compiles headers in advance and shows how far it has come."""
+    """Return PyTorch's command `build_ext`, extended by precompiled headers and progress output."""
 
     class Build(cpp_extension.BuildExtension):  # type: ignore[name-defined,misc]
         def finalize_options(self) -> None:
             super().finalize_options()
-            # Objects for one release of PyTorch, or with other flags, are of no use to another.
+            # Objects for another release of PyTorch or other flags cannot be reused.
             self.build_temp: str = str(Path(self.build_temp, variant()))
-            if self.parallel:  # the bindings are linked against the library: not both at once, but many compilers
+            # The bindings link against the library, so the two extensions are not parallel, but compilers are.
+            if self.parallel:
                 os.environ.setdefault("MAX_JOBS", str(self.parallel))
                 self.parallel: int | None = None
 
         def get_ext_filename(self, fullname: str) -> str:
-            if fullname.endswith(LIBRARY.rpartition(".")[2]):  # not a module, so without the name of a Python
+            if fullname.endswith(LIBRARY.rpartition(".")[2]):  # not a Python module, so no ABI suffix
                 return str(Path(*fullname.split("."))) + ".so"
             return str(super().get_ext_filename(fullname))
 
@@ -46,7 +47,8 @@ def make_build_command(cpp_extension: ModuleType) -> type:
             paths = [root / "torchext" / "lib" / "torchextBuild.cmake" for root in roots]
             facts = build_facts(variant())
             if not all(path.exists() and path.read_text() == facts for path in paths):
-                # What lies there was linked for another PyTorch or with other flags, and is newer than the sources.
+                # The existing file was linked for another PyTorch or with other flags, although it is newer than the
+                # sources.
                 self.force = True
             for path in paths:
                 path.unlink(missing_ok=True)
@@ -57,7 +59,7 @@ def make_build_command(cpp_extension: ModuleType) -> type:
 
         def build_extensions(self) -> None:
             if not self.use_ninja:
-                print("compiling one file after the other: `pip install ninja` makes it faster", flush=True)
+                print("compiling files one by one; `pip install ninja` makes this faster", flush=True)
             with shortened_lines():
                 super().build_extensions()
 
@@ -69,34 +71,34 @@ def make_build_command(cpp_extension: ModuleType) -> type:
             super().build_extension(extension)
 
         def _compile_together(self, library: Extension, bindings: Extension) -> None:
-            """Compiles a header for all files, and then the files of both, so that no processor waits in between."""
+            """Compile a header for all files, then the files of both extensions together to keep processors busy."""
             for extension in (library, bindings):
                 extension.sources = grouped(extension.sources, Path(self.build_temp, extension.name))
-                # What has been compiled here has to look so when it is the turn of the extension.
+                # The extension must look the same when setuptools builds it later.
                 flags = extension.extra_compile_args
                 flags = [flag for flag in flags if not flag.startswith("-DTORCH_EXTENSION_NAME=")]
                 extension.extra_compile_args = [*flags, f"--param=ggc-min-heapsize={GCC_MEMORY}"]
             header = self._precompiled(Path("csrc/precompiled.h"), library)
             for extension in (library, bindings):
                 extension.extra_compile_args += ["-include", str(header), "-fpch-preprocess", "-Winvalid-pch"]
-            # PyTorch compiles with ccache where it finds it. This, and `-fpch-preprocess`, is what it has to be told
-            # before it remembers what was compiled with a precompiled header.
+            # PyTorch compiles with ccache if available. ccache needs this setting and `-fpch-preprocess` to cache
+            # objects that were compiled with a precompiled header.
             os.environ.setdefault("CCACHE_SLOPPINESS", "pch_defines,time_macros,include_file_mtime,include_file_ctime")
-            if self.use_ninja:  # without it, what has been compiled already is compiled again
+            if self.use_ninja:  # without ninja, compiled files would be compiled again
                 self._compile([*bindings.sources, *library.sources], library, self.build_temp)
 
         def _precompiled(self, header: Path, extension: Extension) -> Path:
-            """Compiles `header`, and returns what stands for it.
+            """Compile `header` and return the path to include.
 
-            Ninja does not know that objects depend on a precompiled header, so its name tells what it was made of: the
-            commands that name it are others when it changes.
+            Ninja does not track that objects depend on a precompiled header. The header's name therefore contains a
+            digest of its inputs: when these change, the commands that name it change.
             """
             folder = Path(self.build_temp, f"precompiled-{self._digest(header, extension)}").absolute()
             for outdated in set(folder.parent.glob("precompiled-*")) - {folder}:
                 shutil.rmtree(outdated, ignore_errors=True)
             self.compiler.src_extensions += {".h"}.difference(self.compiler.src_extensions)
             [compiled] = self._compile([str(header)], extension, str(folder), ["-x", "c++-header"])
-            # GCC takes `NAME.gch` for `NAME`, which is read only where the first does not fit the flags.
+            # GCC uses `NAME.gch` for `NAME`, and reads `NAME` only if the flags do not fit.
             place = folder / header.name
             if not place.exists() or place.stat().st_mtime < Path(compiled).stat().st_mtime:
                 replace_by_link(Path(compiled), Path(f"{place}.gch"))
@@ -104,7 +106,7 @@ def make_build_command(cpp_extension: ModuleType) -> type:
             return place
 
         def _digest(self, header: Path, extension: Extension) -> str:
-            """Returns a name for what a precompiled header depends on: its text, the compiler and the flags."""
+            """Return a digest of the inputs of a precompiled header: its text, the compiler and the flags."""
             parts = [header.read_text(), compiler_version(cpp_extension), *self.compiler.compiler_so]
             parts += [*extension.include_dirs, *extension.extra_compile_args]
             return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
@@ -112,7 +114,7 @@ def make_build_command(cpp_extension: ModuleType) -> type:
         def _compile(
             self, sources: list[str], extension: Extension, output_dir: str, flags_before: list[str] | None = None
         ) -> list[str]:
-            """Compiles, as setuptools would, what is not compiled yet, and returns the names of the objects."""
+            """Compile files that are out of date, like setuptools, and return the names of the objects."""
             objects: list[str] = self.compiler.compile(
                 sources,
                 output_dir=output_dir,
@@ -126,7 +128,7 @@ def make_build_command(cpp_extension: ModuleType) -> type:
 
 
 def variant() -> str:
-    """Returns a name for the PyTorch and the flags that objects are for."""
+    """Return a name for the PyTorch release and the flags of the objects."""
     import torch
 
     names = [torch.__version__, os.environ.get("TORCHEXT_SANITIZE", "")]
@@ -135,18 +137,18 @@ def variant() -> str:
 
 
 def compiler_version(cpp_extension: ModuleType) -> str:
-    """Returns what the compiler says of itself."""
+    """Return the version string of the compiler."""
     command = [*cpp_extension.get_cxx_compiler().split(), "--version"]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
 
 def is_gcc(cpp_extension: ModuleType) -> bool:
-    """Clang has precompiled headers, too, which are given to it in another way."""
+    """Return true for GCC. Clang also has precompiled headers, but takes them by another flag."""
     return "Free Software Foundation" in compiler_version(cpp_extension)
 
 
 def replace_by_link(source: Path, target: Path) -> None:
-    """Makes `target` another name of `source`, or a copy where the file system has no links."""
+    """Link `target` to `source`, or copy it if the file system has no links."""
     target.unlink(missing_ok=True)
     try:
         os.link(source, target)

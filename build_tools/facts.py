@@ -1,4 +1,4 @@
-"""What this build is called, and what it tells CMake and the Makefile of itself."""
+"""The version of this build, and build settings for CMake and the Makefile."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from .settings import VERSION, is_set, minor_release, named
 
 
 def version() -> str:
-    """Our version; for wheels that lie beside others, with the release of PyTorch that they are for."""
+    """Return torchext's version. For wheels of several PyTorch releases, it includes the release of PyTorch."""
     if not is_set("TORCHEXT_LOCAL_VERSION"):
         return VERSION
     import torch
@@ -15,9 +15,9 @@ def version() -> str:
 
 
 def build_facts(variant: str) -> str:
-    """Returns what torchext/lib/torchextBuild.cmake says of this build.
+    """Return the contents of torchext/lib/torchextBuild.cmake.
 
-    It is read by torchext/share/cmake/torchext/torchextConfig.cmake, by torchext/installation.py, and by the Makefile.
+    The readers are torchext/share/cmake/torchext/torchextConfig.cmake, torchext/installation.py, and the Makefile.
     """
     import torch
 
@@ -31,5 +31,5 @@ def build_facts(variant: str) -> str:
 
 
 def cxx_standard(torch_version: str) -> int:
-    """Returns the C++ standard that PyTorch's own CMake package asks for, which its headers may use."""
+    """Return the C++ standard that PyTorch's CMake package requires, which its headers may use."""
     return 20 if minor_release(torch_version) >= (2, 12) else 17

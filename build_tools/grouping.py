@@ -1,4 +1,4 @@
-"""Which files are compiled together."""
+"""Groups source files that are compiled together."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from pathlib import Path
 
 from .settings import ROOT
 
-# Of the C++. Larger groups leave processors idle at the end, and let those wait who change one file.
+# Size of a group of C++ files. Larger groups leave processors idle at the end, and slow down builds after a change of
+# one file.
 BYTES_IN_A_GROUP = 60_000
 
 
 def grouped(sources: list[str], folder: Path) -> list[str]:
-    """Returns files in `folder` that include the sources, some of a room each.
+    """Return files in `folder` that include the sources, each of them several sources of one component.
 
-    Half of the time that a small file takes goes into templates of PyTorch's headers, which GCC instantiates again for
-    each file, precompiled or not.
+    A small file spends half of its time on templates in PyTorch's headers, which GCC instantiates again for each file,
+    even with a precompiled header.
     """
     by_room: dict[Path, list[str]] = {}
     made = []
@@ -36,15 +37,15 @@ def grouped(sources: list[str], folder: Path) -> list[str]:
 
 
 def is_for_some_processors(source: str) -> bool:
-    """Returns true for a file that has the compiler use other instructions from some line on.
+    """Return true for a file that enables other CPU instructions from some line on.
 
-    What it includes there must not be compiled for others. Such headers are included once.
+    Code that it includes there must not be compiled for other files. Headers are included only once per group.
     """
     return "#pragma GCC target" in (ROOT / source).read_text()
 
 
 def in_equal_parts(files: list[str]) -> list[list[str]]:
-    """Cuts a list of files into as few parts as there may be, about equally long."""
+    """Split a list of files into as few parts of about equal size as possible."""
     ends = list(accumulate((ROOT / name).stat().st_size for name in files))
     count = -(-ends[-1] // BYTES_IN_A_GROUP)
     parts: list[list[str]] = [[] for _ in range(count)]

@@ -1,4 +1,4 @@
-"""What an installation needs. What is missing ends it with one sentence that says what to type."""
+"""Checks the requirements of an installation. A missing one ends it with a sentence that names the command."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from typing import NoReturn
 
 from .settings import NEWEST_TORCH, OLDEST_TORCH, is_supported, minor_release, named
 
-# The commands that compile nothing and leave the metadata of what will be installed to others. `egg_info` is what pip
-# asks for before it makes a source distribution; the metadata of what will be installed are those of `dist_info`.
+# Commands that compile nothing and do not write the metadata of the installed package. pip calls `egg_info` before it
+# makes a source distribution; the installed metadata comes from `dist_info`.
 COMMANDS_WITHOUT_TORCH = {"check", "clean", "egg_info", "sdist"}
 
-# The word after one of these is its value.
+# Options that take the next word as their value.
 OPTIONS_WITH_VALUES = {"--dist-dir", "-d", "--egg-base", "-e", "--formats", "--tag-build", "-b", "--owner", "--group"}
 
 
 def need_torch(arguments: list[str]) -> bool:
-    """Returns false if every command among the arguments of setup.py does without torch, or there is no command."""
+    """Return false if no command among the arguments of setup.py needs torch, or if there is no command."""
     pairs = zip(["", *arguments], arguments, strict=False)
     words = [word for before, word in pairs if before not in OPTIONS_WITH_VALUES and not word.startswith("-")]
     return not COMMANDS_WITHOUT_TORCH.issuperset(words)
 
 
 def import_torch_extension_tools() -> ModuleType:
-    """Returns PyTorch's tools for C++ extensions, or ends the installation with one sentence."""
+    """Return PyTorch's tools for C++ extensions, or end the installation with one sentence."""
     try:
         import torch
     except ModuleNotFoundError as error:
         if error.name != "torch":
             refuse_broken_torch(error)
         sys.exit(
-            "torchext is compiled against the PyTorch of your environment, and there is none visible here: "
+            "torchext is compiled against the PyTorch of your environment, but this environment has no PyTorch: "
             "type `pip install torch` and then `pip install --no-build-isolation .`"
         )
     except ImportError as error:
@@ -56,7 +56,7 @@ def import_torch_extension_tools() -> ModuleType:
 
 
 def refuse_broken_torch(error: ImportError) -> NoReturn:
-    """Ends the installation where torch is there, and cannot be imported."""
+    """End the installation if torch is installed but cannot be imported."""
     sys.exit(
         f"torch is installed in this environment, but importing it fails: {type(error).__name__}: {error}. Repair it "
         'until `python -c "import torch.utils.cpp_extension"` works, and install torchext again'
@@ -64,23 +64,23 @@ def refuse_broken_torch(error: ImportError) -> NoReturn:
 
 
 def check_platform() -> None:
-    """Ends the installation with one sentence where torchext is known not to work."""
+    """End the installation with one sentence on an unsupported platform."""
     import sysconfig
 
     if sys.platform != "linux":
-        sys.exit(f"torchext runs on Linux, and this is {sys.platform}: docs/how_to/install.md says what it would take")
+        sys.exit(f"torchext runs on Linux only, and this is {sys.platform}: see docs/how_to/install.md")
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         sys.exit(
-            "torchext relies on Python's global lock, and this Python is built without it: "
-            f"take an ordinary Python {sys.version_info[0]}.{sys.version_info[1]}"
+            "torchext relies on Python's global interpreter lock, but this Python is free-threaded: use a default "
+            f"build of Python {sys.version_info[0]}.{sys.version_info[1]}"
         )
 
 
 def check_compiler() -> None:
-    """Ends the installation with one sentence when there is no C++ compiler."""
+    """End the installation with one sentence if there is no C++ compiler."""
     if not os.environ.get("CXX", "").split():
-        os.environ.pop("CXX", None)  # set, and empty: setuptools and PyTorch would call a compiler without a name
-    compiler = os.environ.get("CXX", "c++").split()[0]  # what PyTorch's build tools will call
+        os.environ.pop("CXX", None)  # empty: setuptools and PyTorch would call a compiler without a name
+    compiler = os.environ.get("CXX", "c++").split()[0]  # the compiler that PyTorch's build tools call
     if shutil.which(compiler) is None:
         sys.exit(
             f"torchext is compiled from C++ and no compiler `{compiler}` was found: "
@@ -89,11 +89,11 @@ def check_compiler() -> None:
 
 
 def check_setuptools(arguments: Iterable[str]) -> None:
-    """Ends the installation where a wheel is to be made, as pip does, and setuptools cannot make one."""
+    """End the installation if it builds a wheel, as by pip, and setuptools cannot."""
     installed = version("setuptools")
     makes_wheel = {"bdist_wheel", "dist_info", "editable_wheel"} & set(arguments)
     if makes_wheel and minor_release(installed) < (70, 1) and find_spec("wheel") is None:
         sys.exit(
-            f"torchext is built by setuptools 70.1 or later, but setuptools {installed} is installed, which makes no "
-            "wheels by itself: type `pip install 'setuptools>=70.1,<82' ninja`"
+            f"torchext is built by setuptools 70.1 or later, but setuptools {installed} is installed, which cannot "
+            "build wheels without the package wheel: type `pip install 'setuptools>=70.1,<82' ninja`"
         )

@@ -1,4 +1,4 @@
-"""What is shown while files are compiled."""
+"""The output while files are compiled."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 
 def shortened(line: str) -> str:
-    """Returns the command of a compiler or a linker as the file that it is about. Paths may have spaces."""
+    """Shorten the command of a compiler or a linker to the name of its file. Paths may have spaces."""
     line = re.sub(r"^(\[\d+/\d+\]) .* -c (?:.*/)?([^/]+?)[\"']? -o .*", r"\1 \2", line)
     line = re.sub(r"^\S+ .* -c (?:.*/)?([^/]+?)[\"']? -o .*", r"compiling \1", line)
     return re.sub(r"^\S+ (?:.* )?-shared .*? -o (.+?\.so)(?: .*)?$", r"linking \1", line)
@@ -19,7 +19,7 @@ def shortened(line: str) -> str:
 
 @contextmanager
 def shortened_lines() -> Iterator[None]:
-    """Shows the commands of compilers and linkers as the files that they are about."""
+    """Shorten the commands of compilers and linkers in the output to the names of their files."""
     sys.stdout.flush()
     lines, end = os.pipe()
     real = os.dup(1)

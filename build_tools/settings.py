@@ -1,4 +1,4 @@
-"""Where the sources are, which releases of PyTorch they are for, and what the environment asks for."""
+"""The folder of the sources, the supported releases of PyTorch, and settings from the environment."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).absolute().parents[1]
 
-# What the package says of itself, read without importing the package, which needs torch.
+# The package's version module, read without importing the package, which needs torch.
 _SAYS = runpy.run_path(str(ROOT / "torchext" / "version.py"))
 VERSION: str = _SAYS["__version__"]
 OLDEST_TORCH: tuple[int, int] = _SAYS["OLDEST_TORCH"]
@@ -19,12 +19,12 @@ is_supported: Callable[[tuple[int, ...]], bool] = _SAYS["is_supported"]
 
 
 def is_set(variable: str) -> bool:
-    """Returns true if a variable of the environment is something else than 0."""
+    """Return true if an environment variable is set to anything but 0."""
     return os.environ.get(variable, "0") not in ("", "0")
 
 
 def minor_release(version: str) -> tuple[int, ...]:
-    """Returns the major and the minor version. `2.14.0a0+git5c1f` is of the release 2.14."""
+    """Return the major and the minor version. `2.14.0a0+git5c1f` belongs to release 2.14."""
     found = re.match(r"(\d+)\.(\d+)", version)
     if found is None:
         raise ValueError(f"{version!r} is not a version of torch")
@@ -32,5 +32,5 @@ def minor_release(version: str) -> tuple[int, ...]:
 
 
 def named(release: tuple[int, ...]) -> str:
-    """Returns a release as PyTorch writes it."""
+    """Return a release as PyTorch writes it."""
     return ".".join(map(str, release))

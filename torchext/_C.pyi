@@ -282,7 +282,7 @@ lease_of_regions: Lease
 # The event, its time in ns, the bytes allocated and reserved after it, and the bytes by category.
 MemoryPoint: TypeAlias = tuple[int, int, int, int, list[int]]
 
-# The number, the bytes as requested and as counted, the operator, the scope, the line, the sequence number, the phase,
+# The number, the requested and the counted bytes, the operator, the scope, the line, the sequence number, the phase,
 # the category, the address, the stream, and the events of birth and death.
 MemoryRecord: TypeAlias = tuple[int, int, int, str, int, str, int, int, int, int, int, int, int]
 

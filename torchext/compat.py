@@ -1,4 +1,4 @@
-"""Standing in for torchdistx, in programs that import it by that name."""
+"""Replaces torchdistx in programs that import it by that name."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _FSDP = "torch.distributed.fsdp._init_utils"
 
 
 def install_as_torchdistx() -> None:
-    """Makes `import torchdistx` find torchext, in this process.
+    """Make `import torchdistx` find torchext, in this process.
 
     Afterwards `torchdistx.deferred_init` and `torchdistx.fake` are torchext's modules, and PyTorch's
-    `FullyShardedDataParallel`, which looks for torchdistx, materializes deferred modules that it is given, one wrapped
-    submodule at a time. It does not matter whether it has been imported already. Doing it again changes nothing.
+    `FullyShardedDataParallel`, which looks for torchdistx, materializes deferred modules one wrapped submodule at a
+    time. FSDP may have been imported before. Further calls have no effect.
 
     Raises:
         RuntimeError: The real torchdistx has been imported. The two cannot be used in one process.
@@ -48,7 +48,7 @@ def _refuse_the_real_one() -> None:
 
 
 def _tell_fsdp() -> None:
-    """FSDP has tried to import torchdistx when it was imported itself, and remembers how that went."""
+    """Set the variable in which FSDP records, when it is imported, whether torchdistx is available."""
     fsdp = sys.modules.get(_FSDP)
     if fsdp is not None:
         vars(fsdp).update(_TORCHDISTX_AVAIL=True, deferred_init=deferred_init, fake=fake)

@@ -1,4 +1,4 @@
-"""Where this torchext is, for C++ programs, and how to install it again, for the error that says so."""
+"""The location of this torchext for C++ programs, and instructions for reinstalling it in import errors."""
 
 from __future__ import annotations
 
@@ -22,41 +22,41 @@ _ROOT = Path(__file__).parent
 
 
 def include_path() -> str:
-    """Returns the folder that `#include <torchext/...>` is relative to. PyTorch's own headers are needed, too."""
+    """Return the folder for `#include <torchext/...>`. PyTorch's headers are also needed."""
     return str(_ROOT / "include")
 
 
 def library_path() -> str:
-    """Returns the folder of `libtorchext.so`, the part of torchext that does not depend on Python."""
+    """Return the folder of `libtorchext.so`, the part of torchext without Python."""
     return str(_ROOT / "lib")
 
 
 def cmake_prefix_path() -> str:
-    """Returns what `CMAKE_PREFIX_PATH` needs for `find_package(torchext)`.
+    """Return the value of `CMAKE_PREFIX_PATH` for `find_package(torchext)`.
 
-    That is a list, as CMake writes one, of two folders: torchext's own, and that of the PyTorch of this process.
+    It is a CMake list of two folders: torchext's, and that of the PyTorch in this process.
     """
     return ";".join([str(_ROOT / "share" / "cmake"), torch.utils.cmake_prefix_path])
 
 
 def why_it_cannot_be_loaded(error: ImportError) -> str:
-    """Returns what to say when the extension module cannot be imported, and what to do.
+    """Return the error message if the extension module cannot be imported: the reason, and the remedy.
 
     Args:
-        error: What importing it has raised: an error of the loader, or of the module itself.
+        error: The exception of the import, from the loader or from the module itself.
     """
     told = str(error)
-    if told.startswith("torchext cannot be imported"):  # a self-test of ours, which says what it has found
+    if told.startswith("torchext cannot be imported"):  # from the extension module's self-test
         return told
     if not _has_extension_module():
         return _what_to_do_without_an_extension_module()
-    if not told.startswith("torchext "):  # the loader's own words
+    if not told.startswith("torchext "):  # from the loader
         told = f"{_what_was_built_for_another_torch()} ({told})."
     return f"{told} {how_to_install_again()}"
 
 
 def how_to_install_again() -> str:
-    """Returns a sentence that says how to get a torchext for the installed torch, from where this one came."""
+    """Return a sentence on how to get a torchext for the installed torch from the source of this one."""
     release = _release(torch.__version__)
     if not is_supported(release):
         oldest, newest = (f"{major}.{minor}" for major, minor in (OLDEST_TORCH, NEWEST_TORCH))
@@ -69,13 +69,13 @@ def how_to_install_again() -> str:
         return f"Build it again: {pip} {shlex.quote(source)}"
     came_from = "where you got it" if source is None else f"where you got {source}"
     return (
-        f"Take the wheel torchext-{__version__}+pt{release[0]}.{release[1]} from {came_from}, or build one from the "
-        f"source distribution that lies beside it: {pip} torchext-{__version__}.tar.gz"
+        f"Install the wheel torchext-{__version__}+pt{release[0]}.{release[1]} from {came_from}, or build one from "
+        f"the source distribution next to it: {pip} torchext-{__version__}.tar.gz"
     )
 
 
 def _has_extension_module() -> bool:
-    """Returns true if there is one for the Python that runs."""
+    """Return true if there is an extension module for the running Python."""
     return any((_ROOT / f"_C{suffix}").exists() for suffix in EXTENSION_SUFFIXES)
 
 
@@ -92,7 +92,7 @@ def _what_to_do_without_an_extension_module() -> str:
 
 
 def _what_was_built_for_another_torch() -> str:
-    """Returns the beginning of a sentence: the library, if that names another release, or torchext."""
+    """Return the beginning of a sentence that names the library, if that is for another release, or torchext."""
     built_for = _library_built_for()
     if built_for is not None and _release(built_for) != _release(torch.__version__):
         return (
@@ -103,20 +103,20 @@ def _what_was_built_for_another_torch() -> str:
 
 
 def _library_built_for() -> str | None:
-    """Returns the version of torch that `libtorchext.so` was built for, by the file that lies beside it."""
+    """Return the torch version that `libtorchext.so` was built for, from the file next to it."""
     facts = _ROOT / "lib" / "torchextBuild.cmake"
     found = re.search(r'^set\(torchext_TORCH_VERSION "(.+)"\)$', facts.read_text(), re.M) if facts.exists() else None
     return None if found is None else found[1]
 
 
 def _release(version: str) -> tuple[int, int]:
-    """Returns the major and the minor version. `2.14.0a0+git5c1f` is of the release 2.14."""
+    """Return the major and the minor version. `2.14.0a0+git5c1f` belongs to release 2.14."""
     major, minor = re.findall(r"\d+", version)[:2]
     return int(major), int(minor)
 
 
 def _source() -> str | None:
-    """Returns what pip was given, which it writes down beside the package (PEP 610)."""
+    """Return the source that pip has recorded for the package (PEP 610)."""
     try:
         written = distribution("torchext").read_text("direct_url.json")
     except PackageNotFoundError:
@@ -125,7 +125,7 @@ def _source() -> str | None:
 
 
 def _requirement(direct_url: dict[str, Any]) -> str:
-    """Returns the argument of `pip install` that a `direct_url.json` was written for."""
+    """Return the argument of `pip install` that the `direct_url.json` records."""
     url = str(direct_url["url"])
     folder = direct_url.get("subdirectory")
     if vcs := direct_url.get("vcs_info"):

@@ -1,4 +1,4 @@
-// Mistakes that the sanitizers of addresses and of undefined behaviour have to report: ../sanitize.
+// Mistakes that the address and undefined-behavior sanitizers must report: ../sanitize.
 // reported as: signed_integer_overflow
 // reported as: heap-buffer-overflow
 

@@ -1,6 +1,5 @@
-// Loaded before everything else: lets the sanitizer of undefined behaviour write to files, too. Its runtime asks for
-// that by a function of which each runtime has its own, and finds that of the sanitizer of addresses, which comes
-// first.
+// Loaded before everything else: lets the undefined-behavior sanitizer write to files. Its runtime looks up a function
+// for that by name, and would find that of the address sanitizer, which is loaded first.
 
 #include <dlfcn.h>
 

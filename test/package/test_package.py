@@ -47,7 +47,7 @@ OTHER_RELEASE = next((2, minor) for minor in (12, 13) if (2, minor) != TORCH_REL
 
 
 def run_python(code: str) -> str:
-    """Runs `code` in a fresh interpreter and returns what it printed."""
+    """Run `code` in a fresh interpreter and returns what it printed."""
     result = forked.run([sys.executable, "-c", code], cwd=ROOT)
     assert result.returncode == 0, result.stderr
     return result.stdout
@@ -356,7 +356,7 @@ class BrokenTorch(importlib.abc.MetaPathFinder):
 
 
 def rows_of_readme(heading: str) -> list[list[str]]:
-    """Returns the cells of the table in csrc/README.md that begins with `heading`, without backticks."""
+    """Return the cells of the table in csrc/README.md that begins with `heading`, without backticks."""
     text = (ROOT / "csrc" / "README.md").read_text()
     table = text[text.index(f"| {heading} |") :].partition("\n\n")[0]
     return [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
@@ -464,8 +464,8 @@ class TestSetup:
     @pytest.mark.parametrize(
         ("where", "message"),
         [
-            (("platform", "darwin"), "runs on Linux, and this is darwin"),
-            (("Py_GIL_DISABLED", 1), "relies on Python's global lock"),
+            (("platform", "darwin"), "runs on Linux only, and this is darwin"),
+            (("Py_GIL_DISABLED", 1), "relies on Python's global interpreter lock"),
         ],
         ids=["macOS", "free-threaded Python"],
     )
