@@ -1,6 +1,7 @@
-"""What autocast costs: regions, operators that it leaves alone, and the four ways to use it.
+"""Overhead of autocast: regions, unaffected operators, and the four ways to use it.
 
-Each line is a ratio to a peer. The two are measured in turns, and the fastest turns are compared: noise only adds time.
+Each line is a ratio to a peer. The two are measured alternately, and the fastest runs are compared, because noise only
+adds time.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Work = Callable[[], object]
 
 
 def seconds(work: Work, repeat: int) -> float:
-    """Returns how long `work` takes once."""
+    """Return the duration of one call of `work`."""
     start = time.perf_counter()
     for _ in range(repeat):
         work()
@@ -27,7 +28,7 @@ def seconds(work: Work, repeat: int) -> float:
 
 
 def compare(name: str, ours: Work, peer: Work, repeat: int, turns: int) -> None:
-    """Prints how long the two take, and the ratio."""
+    """Print both durations and their ratio."""
     ours(), peer()
     pairs = [(seconds(ours, repeat), seconds(peer, repeat)) for _ in range(turns)]
     mine, other = (min(side) * 1e6 for side in zip(*pairs, strict=True))
@@ -35,7 +36,7 @@ def compare(name: str, ours: Work, peer: Work, repeat: int, turns: int) -> None:
 
 
 def enter_and_leave(make: Callable[[], AbstractContextManager[object]]) -> Work:
-    """An empty region."""
+    """Enter and leave an empty region."""
 
     def work() -> None:
         with make():
@@ -45,7 +46,7 @@ def enter_and_leave(make: Callable[[], AbstractContextManager[object]]) -> Work:
 
 
 def inside(work: Work) -> Work:
-    """`work`, many times, in one region."""
+    """Repeat `work` in one region."""
 
     def run() -> None:
         with amp.autocast("cpu"):
@@ -56,7 +57,7 @@ def inside(work: Work) -> Work:
 
 
 def outside(work: Work) -> Work:
-    """`work`, as many times, in no region."""
+    """Repeat `work` as often outside of regions."""
 
     def run() -> None:
         with nullcontext():
@@ -67,13 +68,13 @@ def outside(work: Work) -> Work:
 
 
 def compare_regions(turns: int) -> None:
-    """Entering and leaving."""
+    """Compare entering and leaving a region."""
     peer = enter_and_leave(lambda: torch.autocast("cpu"))
     compare("entering and leaving, by torch.autocast", enter_and_leave(lambda: amp.autocast("cpu")), peer, 2000, turns)
     region = amp.autocast("cpu")
     kept = torch.autocast("cpu")
     compare(
-        "the same with an object that is kept",
+        "the same with a reused object",
         enter_and_leave(lambda: region),
         enter_and_leave(lambda: kept),
         2000,
@@ -82,7 +83,7 @@ def compare_regions(turns: int) -> None:
 
 
 def compare_decorators(turns: int) -> None:
-    """Calling a function that does nothing."""
+    """Compare calls of a decorated function that does nothing."""
 
     def nothing(x: Tensor) -> Tensor:
         return x
@@ -92,7 +93,7 @@ def compare_decorators(turns: int) -> None:
 
 
 def compare_operators(turns: int) -> None:
-    """Operators that autocast leaves alone."""
+    """Compare operators that autocast does not affect."""
     x, weight, buffer = torch.ones(8, 8), torch.ones(8, 8, requires_grad=True), torch.ones(8, 8)
     operators: dict[str, Work] = {
         "add": lambda: x + x,
@@ -106,7 +107,7 @@ def compare_operators(turns: int) -> None:
 
 
 class Steps:
-    """A step of training a transformer block in each of the four ways."""
+    """A training step of a transformer block in each of the four ways."""
 
     def __init__(self, width: int, length: int) -> None:
         self.x = torch.randn(2, length, width)
@@ -119,27 +120,27 @@ class Steps:
         return nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True)
 
     def in_torch(self) -> Tensor:
-        """The peer of all."""
+        """Run the step with torch.autocast, the peer of all."""
         with torch.autocast("cpu"):
             loss = self.plain(self.x).sum()
         return self._backward(loss)
 
     def in_region(self) -> Tensor:
-        """The first way."""
+        """Run the step in a region."""
         with amp.autocast("cpu"):
             loss = self.plain(self.x).sum()
         return self._backward(loss)
 
     def in_decorator(self) -> Tensor:
-        """The second way."""
+        """Run the step with a decorator."""
         return self._backward(self.decorated(self.x).sum())
 
     def with_identity(self) -> Tensor:
-        """The third way."""
+        """Run the step with an identity."""
         return self._backward(self.wrapped(self.x).sum())
 
     def in_self_cleaning_region(self) -> Tensor:
-        """The fourth way."""
+        """Run the step in a self-cleaning region."""
         with amp.autocast("cpu", self_cleaning=True):
             loss = self.plain(self.x).sum()
         return self._backward(loss)
@@ -151,7 +152,7 @@ class Steps:
 
 
 def compare_ways(turns: int) -> None:
-    """The four ways."""
+    """Compare the four ways."""
     for width, length in ((64, 16), (256, 64)):
         steps = Steps(width, length)
         what = f"transformer block of width {width}"
@@ -163,9 +164,9 @@ def compare_ways(turns: int) -> None:
 
 
 def main() -> None:
-    """Prints all comparisons."""
+    """Print all comparisons."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--turns", type=int, default=40, help="how often each pair is measured")
+    parser.add_argument("--turns", type=int, default=40, help="measurements of each pair")
     turns = parser.parse_args().turns
     torch.set_num_threads(1)
     print(f"torch {torch.__version__}\n{'':58} {'us':>10} {'peer, us':>10} {'ratio':>8}")

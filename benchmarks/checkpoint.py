@@ -1,13 +1,12 @@
-"""Writing the initial checkpoint of a model, and loading it, against the usual ways.
+"""Compares writing and loading the initial checkpoint of a model with the usual ways.
 
-Prints for each way how long it takes, how many MiB a second that is, and how much resident memory grows. The limits are
-in the first lines: a plain write of as many bytes, and computing without writing. The model is a Llama of transformers,
-in float32, in one file.
+Prints for each way the seconds, MiB per second, and the growth of resident memory. The first lines are limits: a plain
+write of as many bytes, and computing without writing. The model is a Llama of transformers, in float32, in one file.
 
     python benchmarks/checkpoint.py [--gib N] [--max-memory SIZE] [--repeats N] [--folder FOLDER]
 
-Each measurement is a process of its own; times are medians. All that is written is flushed to the disk. Files are read
-while they are in the system's cache; what is loaded is read once, so that mapped files are, too.
+Each measurement is a separate process; times are medians. Written data is flushed to the disk. Files are read from the
+system's cache. Loaded tensors are read once, so that mapped files are comparable.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ LAYER = 4 * 2048 * 2048 + 3 * 2048 * 8192 + 2 * 2048  # parameters
 
 
 def construct(gib: float) -> Any:
-    """A Llama of about so many GiB."""
+    """Return a Llama of about `gib` GiB."""
     import transformers
 
     transformers.logging.set_verbosity_error()
@@ -55,12 +54,12 @@ def construct(gib: float) -> Any:
 
 
 def nbytes_of(model: torch.nn.Module) -> int:
-    """The size of all parameters."""
+    """Return the size of all parameters."""
     return sum(parameter.nbytes for parameter in model.parameters())
 
 
 def write_plainly(folder: Path, options: argparse.Namespace) -> None:
-    """As many bytes, from memory that is there."""
+    """Write as many bytes from existing memory."""
     total, content = nbytes_of(deferred_init(construct, options.gib)), b"x" * (16 << 20)
     with (folder / "plain").open("wb") as file:
         for _ in range(total // len(content)):
@@ -69,12 +68,12 @@ def write_plainly(folder: Path, options: argparse.Namespace) -> None:
 
 
 def flush(descriptor: int) -> None:
-    """To the disk."""
+    """Flush to the disk."""
     os.fsync(descriptor)
 
 
 def flushed(function: Callable[[], object], folder: Path) -> None:
-    """Calls it, and flushes what it has written."""
+    """Call the function, and flush the files that it has written."""
     function()
     for path in folder.iterdir():
         with path.open("rb") as file:
@@ -82,7 +81,7 @@ def flushed(function: Callable[[], object], folder: Path) -> None:
 
 
 def compute(folder: Path, options: argparse.Namespace) -> None:
-    """All pieces, and write none."""
+    """Compute all pieces without writing."""
     plan = plan_checkpoint(
         deferred_init(construct, options.gib), folder, max_shard_size="1TB", max_memory=options.max_memory
     )
@@ -93,45 +92,45 @@ def compute(folder: Path, options: argparse.Namespace) -> None:
 
 
 def save_ours(folder: Path, options: argparse.Namespace) -> None:
-    """What this is about."""
+    """Save with torchext."""
     model = deferred_init(construct, options.gib)
     save_safetensors(model, folder, max_shard_size="1TB", max_memory=options.max_memory)
 
 
 def save_file(folder: Path, options: argparse.Namespace) -> None:
-    """Construct eagerly, and save."""
+    """Construct eagerly, and save with safetensors."""
     state = construct(options.gib).state_dict()
     state.pop("lm_head.weight")
     flushed(lambda: safetensors.torch.save_file(state, folder / "model.safetensors", {"format": "pt"}), folder)
 
 
 def save_pretrained(folder: Path, options: argparse.Namespace) -> None:
-    """Construct eagerly, and have transformers save."""
+    """Construct eagerly, and save with transformers."""
     model = construct(options.gib)
     flushed(lambda: model.save_pretrained(folder, max_shard_size="1TB"), folder)
 
 
 def torch_save(folder: Path, options: argparse.Namespace) -> None:
-    """Construct eagerly, and have PyTorch save."""
+    """Construct eagerly, and save with PyTorch."""
     state = construct(options.gib).state_dict()
     flushed(lambda: torch.save(state, folder / "model.pt"), folder)
 
 
 def read(model: torch.nn.Module) -> None:
-    """Reads all of it once."""
+    """Read all tensors once."""
     for parameter in model.parameters():
         parameter.detach().view(torch.int32).max()
 
 
 def load_ours(folder: Path, options: argparse.Namespace) -> None:
-    """What this is about."""
+    """Load with torchext."""
     model = deferred_init(construct, options.gib)
     load_safetensors(model, folder)
     read(model)
 
 
 def load_file(folder: Path, options: argparse.Namespace) -> None:
-    """Construct on the meta device, and have safetensors load."""
+    """Construct on the meta device, and load with safetensors."""
     with torch.device("meta"):
         model = construct(options.gib)
     model.load_state_dict(safetensors.torch.load_file(folder / "model.safetensors"), strict=False, assign=True)
@@ -140,7 +139,7 @@ def load_file(folder: Path, options: argparse.Namespace) -> None:
 
 
 def from_pretrained(folder: Path, options: argparse.Namespace) -> None:
-    """Have transformers load."""
+    """Load with transformers."""
     import transformers
 
     transformers.logging.set_verbosity_error()
@@ -153,17 +152,17 @@ WAYS = {way.__name__: way for way in [*SAVING, *LOADING]}
 
 
 def memory(name: str) -> float:
-    """A figure of this process, in MiB."""
+    """Return a memory statistic of this process, in MiB."""
     status = Path("/proc/self/status").read_text()
     return next(int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith(name))
 
 
 def measure(name: str, folder: Path, options: argparse.Namespace) -> tuple[float, float, float]:
-    """Seconds, MiB of growth, and MiB of the model."""
+    """Return the seconds, the growth in MiB, and the MiB of the model."""
     warm = argparse.Namespace(gib=0.01, max_memory=options.max_memory)
     with tempfile.TemporaryDirectory() as small:
         save_ours(Path(small), warm)
-        load_ours(Path(small), warm)  # what is imported and found out once
+        load_ours(Path(small), warm)  # first-use imports and checks
     size = nbytes_of(deferred_init(construct, options.gib)) / 2**20
     before = memory("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")
@@ -173,7 +172,7 @@ def measure(name: str, folder: Path, options: argparse.Namespace) -> tuple[float
 
 
 def measure_apart(name: str, folder: Path, options: argparse.Namespace) -> tuple[float, float, float]:
-    """In a process of its own."""
+    """Measure in a separate process."""
     command = [sys.executable, __file__, "--gib", str(options.gib), "--max-memory", options.max_memory]
     command += ["--measure", name, "--folder", str(folder)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
@@ -182,7 +181,7 @@ def measure_apart(name: str, folder: Path, options: argparse.Namespace) -> tuple
 
 
 def report(name: str, results: list[tuple[float, float, float]]) -> None:
-    """A line of the table."""
+    """Print a row of the table."""
     seconds = statistics.median(result[0] for result in results)
     grown = max(result[1] for result in results)
     size = results[0][2]
@@ -190,12 +189,12 @@ def report(name: str, results: list[tuple[float, float, float]]) -> None:
 
 
 def main() -> None:
-    """Measures all ways, or one of them."""
+    """Measure all ways, or one of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gib", type=float, default=8)
     parser.add_argument("--max-memory", default="256MiB")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--folder", type=Path, help="on the disk that is measured")
+    parser.add_argument("--folder", type=Path, help="folder on the measured disk")
     parser.add_argument("--measure", choices=WAYS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
@@ -205,7 +204,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         results: dict[str, list[tuple[float, float, float]]] = {way.__name__: [] for way in SAVING}
         for _ in range(options.repeats):
-            for name, found in results.items():  # in turn, because disks change their speed
+            for name, found in results.items():  # alternately, because disks change their speed
                 found.append(measure_apart(name, new_folder(folder), options))
         for name, found in results.items():
             report(name, found)
@@ -220,7 +219,7 @@ def main() -> None:
 
 
 def new_folder(folder: str) -> Path:
-    """An empty one, in place of the last."""
+    """Replace the folder by an empty one."""
     path = Path(folder, "checkpoint")
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir()

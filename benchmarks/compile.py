@@ -1,7 +1,7 @@
-"""What guards cost in compiled code: a step of a small transformer in ours, against PyTorch's.
+"""Overhead of guards in compiled code: a step of a small transformer with our guards, compared with PyTorch's.
 
-Prints, for each backend, the ratio of the times of one step, ours to PyTorch's, measured in turns in this run, and how
-often each has been compiled for the same calls.
+Prints, for each backend, the ratio of our time of one step to PyTorch's, measured alternately in this run, and the
+number of compilations for the same calls.
 
     python benchmarks/compile.py [--calls N] [--repeats N] [--backends aot_eager inductor]
 """
@@ -26,20 +26,20 @@ Step = Callable[[Tensor], Any]
 
 
 def model() -> nn.Module:
-    """A layer that is small enough for overhead to be seen."""
+    """Return a layer that is small enough to make overhead visible."""
     torch.manual_seed(0)
     return nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True)
 
 
 def compiled(function: Any) -> Step:
-    """Compiles `function`, on a line of its own: what is compiled and learned of a line counts for all its closures."""
+    """Compile `function` on its own source line, because Dynamo's caches for a line apply to all its closures."""
     code = function.__code__.replace(co_firstlineno=next(_lines))
     own = FunctionType(code, function.__globals__, closure=function.__closure__)
     return torch.compile(own, backend=_backend, fullgraph=True)
 
 
 def training(region: Any) -> Step:
-    """A forward pass in a region, compiled, and a backward pass."""
+    """Return a compiled forward pass in a region, and its backward pass."""
     layer = model()
 
     def forward(x: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ def training(region: Any) -> Step:
 
 
 def around(mode: Any) -> Step:
-    """A forward pass in a block around the compiled code: inside, PyTorch's cannot be compiled here, for its views."""
+    """Return a forward pass in a block around the compiled code. Inside, PyTorch's block cannot be compiled (views)."""
     layer = model()
     run = compiled(lambda x: layer(x))
 
@@ -69,7 +69,7 @@ def around(mode: Any) -> Step:
 
 
 def inside(mode: Any) -> Step:
-    """The same with the block in the compiled code."""
+    """Return the same with the block in the compiled code."""
     layer = model()
 
     def forward(x: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ STEPS: dict[str, tuple[Callable[[], Step], Callable[[], Step]]] = {
 
 
 def graphs_for(step: Step) -> int:
-    """Compiles for inputs of two sizes, and returns how many graphs that took."""
+    """Compile for inputs of two sizes, and return the number of graphs."""
     before = counters["stats"]["unique_graphs"]
     for size in (8, 8, 4, 4, 2):
         step(torch.ones(size, 16, 64))
@@ -96,7 +96,7 @@ def graphs_for(step: Step) -> int:
 
 
 def fastest(steps: list[Step], calls: int, repeats: int) -> list[float]:
-    """Returns the seconds of the fastest run of each, measured in turns: noise only adds to them."""
+    """Return the seconds of the fastest run of each, measured alternately, because noise only adds time."""
     x = torch.ones(8, 16, 64)
     samples: list[list[float]] = [[] for _ in steps]
     for _ in range(repeats):
@@ -113,7 +113,7 @@ _lines = itertools.count(1000)
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Measure and print."""
     global _backend
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calls", type=int, default=20)

@@ -10,8 +10,7 @@ Prints tables of medians, all measured in one run:
 
     python benchmarks/deferred_init.py [--repeats N] [--calls N] [--operators N]
 
-Needs `transformers` and `psutil`. The rows of one table are measured in turns, again and again, so that noise does not
-affect only one of them.
+Needs `transformers` and `psutil`. The rows of a table are measured alternately, so that noise affects all of them.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ OPERATORS: dict[str, Callable[[Tensor], object]] = {
 
 
 class Memory(NamedTuple):
-    """What materializing a model took, in bytes."""
+    """Memory for materializing a model, in bytes."""
 
     model: int
     largest: int
@@ -60,7 +59,7 @@ class Memory(NamedTuple):
 
 
 class Recording(NamedTuple):
-    """What a recording took."""
+    """Memory of a recording."""
 
     bytes: int
     operators: int
@@ -68,7 +67,7 @@ class Recording(NamedTuple):
 
 
 def llama(layers: int, hidden_size: int = 4096) -> nn.Module:
-    """A Llama with the proportions of Llama-2-7B."""
+    """Return a Llama with the proportions of Llama-2-7B."""
     config = transformers.LlamaConfig(
         hidden_size=hidden_size,
         intermediate_size=hidden_size * 43 // 16,
@@ -81,7 +80,7 @@ def llama(layers: int, hidden_size: int = 4096) -> nn.Module:
 
 
 def linears(layers: int, hidden_size: int = 4096) -> nn.Module:
-    """The matrices of a Llama as plain modules, whose constructors initialize them on any device."""
+    """Return the matrices of a Llama as plain modules, whose constructors initialize them on any device."""
     inner = hidden_size * 43 // 16
     linear = partial(nn.Linear, bias=False)
     attention = [(hidden_size, hidden_size)] * 4
@@ -94,7 +93,7 @@ def linears(layers: int, hidden_size: int = 4096) -> nn.Module:
 
 
 def seconds(run: Callable[[], object]) -> float:
-    """The duration of one call."""
+    """Return the duration of one call."""
     gc.collect()
     start = time.perf_counter()
     run()
@@ -102,25 +101,25 @@ def seconds(run: Callable[[], object]) -> float:
 
 
 def medians(runs: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, float]:
-    """Returns the medians of what `runs` measure, in turns, after one round that is not counted."""
+    """Return the medians of `runs`, measured alternately, after one warm-up round."""
     rounds = [{name: run() for name, run in runs.items()} for _ in range(repeats + 1)]
     return {name: statistics.median(measured[name] for measured in rounds[1:]) for name in runs}
 
 
 def in_subprocess(fn: Callable[..., T], *args: object) -> T:
-    """Calls `fn` in a fresh process, whose memory nothing else has touched."""
+    """Call `fn` in a fresh process with clean memory."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(fn, *args).result()
 
 
 def construct_under(context: Callable[[], AbstractContextManager[Any]], build: Build) -> None:
-    """Constructs the 7 B shape inside a context manager."""
+    """Construct the 7 B shape inside a context manager."""
     with context():
         build(LAYERS)
 
 
 def empty_weights() -> Callable[[], AbstractContextManager[Any]] | None:
-    """Accelerate's context manager, with buffers, as the others have it; or None, where it is not installed."""
+    """Return accelerate's context manager, including buffers, or None if it is not installed."""
     try:
         from accelerate import init_empty_weights
     except ImportError:
@@ -129,7 +128,7 @@ def empty_weights() -> Callable[[], AbstractContextManager[Any]] | None:
 
 
 def construction(title: str, build: Build, repeats: int) -> None:
-    """Prints a table of construction times."""
+    """Print a table of construction times."""
     contexts: dict[str, Callable[[], AbstractContextManager[Any]] | None] = {
         "meta device": lambda: torch.device("meta"),
         "FakeTensorMode": FakeTensorMode,
@@ -150,13 +149,13 @@ def construction(title: str, build: Build, repeats: int) -> None:
 
 
 def print_row(name: str, value: float | None, unit: float) -> None:
-    """Prints a duration and its ratio to another, or dashes."""
+    """Print a duration and its ratio to another, or dashes."""
     columns = f"{'-':>9}{'-':>9}" if value is None else f"{value:9.3f}{value / unit:9.2f}"
     print(f"{name:32}{columns}")
 
 
 def microseconds(operator: Callable[[Tensor], object], tensor: Tensor, calls: int) -> float:
-    """The duration of one call."""
+    """Return the duration of one call."""
 
     def run() -> None:
         for _ in range(calls):
@@ -166,18 +165,18 @@ def microseconds(operator: Callable[[Tensor], object], tensor: Tensor, calls: in
 
 
 def microseconds_fake(operator: Callable[[Tensor], object], calls: int) -> float:
-    """The duration of one call on a fake."""
+    """Return the duration of one call on a fake."""
     with fake_mode():
         return microseconds(operator, torch.zeros(10, 10), calls)
 
 
 def microseconds_deferred(operator: Callable[[Tensor], object], calls: int) -> float:
-    """The duration of one recorded call."""
+    """Return the duration of one recorded call."""
     return deferred_init(lambda: microseconds(operator, torch.zeros(10, 10), calls))
 
 
 def recording_time(calls: int, repeats: int) -> None:
-    """Prints the table of single operators."""
+    """Print the table of single operators."""
     print(f"\nOne operator, microseconds, medians of {repeats} times {calls} calls\n")
     print(f"{'':12}{'real':>9}{'fake':>9}{'recorded':>10}{'recording':>11}{'recorded / real':>17}")
     for name, operator in OPERATORS.items():
@@ -191,14 +190,14 @@ def recording_time(calls: int, repeats: int) -> None:
 
 
 def resident() -> int:
-    """Resident memory of this process, in bytes."""
+    """Return the resident memory of this process, in bytes."""
     gc.collect()
     size: int = psutil.Process().memory_info().rss
     return size
 
 
 def recorded_in_place(name: str, numel: int, operators: int, tensors: int) -> Recording:
-    """Measures a recording of `operators` in-place operators, spread over `tensors` tensors of `numel` elements."""
+    """Measure a recording of `operators` in-place operators, spread over `tensors` tensors of `numel` elements."""
     operator = OPERATORS[name]
     deferred_init(lambda: operator(torch.empty(numel)))
     before = resident()
@@ -215,7 +214,7 @@ def recorded_in_place(name: str, numel: int, operators: int, tensors: int) -> Re
 
 
 def recorded_model(build: Build) -> Recording:
-    """Measures a 7 B shape that is deferred: modules, fake tensors and their recording."""
+    """Measure a 7 B shape that is deferred: modules, fake tensors and their recording."""
     deferred_init(build, 1)
     before = resident()
     model = deferred_init(build, LAYERS)
@@ -225,7 +224,7 @@ def recorded_model(build: Build) -> Recording:
 
 
 def bytes_on_meta(build: Build) -> int:
-    """Measures the 7 B shape on the meta device, which records nothing."""
+    """Measure the 7 B shape on the meta device, which records nothing."""
     with torch.device("meta"):
         build(1)
         before = resident()
@@ -236,24 +235,24 @@ def bytes_on_meta(build: Build) -> int:
 
 
 def above_meta(build: Build) -> Recording:
-    """Measures how much more memory the deferred 7 B shape takes than the one on the meta device."""
+    """Measure how much more memory the deferred 7 B shape needs than the one on the meta device."""
     recording = in_subprocess(recorded_model, build)
     return recording._replace(bytes=recording.bytes - in_subprocess(bytes_on_meta, build))
 
 
 def count_operators(tensors: list[Tensor]) -> int:
-    """How many operators were recorded for these tensors."""
+    """Return the number of recorded operators of these tensors."""
     return sum(len(explain(tensor)) for tensor in tensors if is_deferred(tensor))
 
 
 def recording_memory(operators: int) -> None:
-    """Prints the table of the memory of recordings."""
+    """Print the table of the memory of recordings."""
     rows = {
         **{
             f"`{name}` of {numel}, {what}": in_subprocess(recorded_in_place, name, numel, operators, tensors)
-            # Fewer than 16 normally distributed values are drawn in another way, which keeps a value that is left over.
+            # Fewer than 16 normally distributed values are drawn by another algorithm, which caches a value.
             for name, numel in (("normal_", 100), ("normal_", 10), ("add_", 100))
-            for what, tensors in {"one tensor": 1, "four a tensor": operators // 4}.items()
+            for what, tensors in {"one tensor": 1, "four per tensor": operators // 4}.items()
         },
         "Llama-2-7B shape, transformers": above_meta(llama),
         "Llama-2-7B shape, linear layers": above_meta(linears),
@@ -268,7 +267,7 @@ def recording_memory(operators: int) -> None:
 
 
 def materialization(repeats: int) -> None:
-    """Prints the table of materialization times."""
+    """Print the table of materialization times."""
     rows = {
         "eager construction": lambda: seconds(one_billion),
         "deferred and materialized": lambda: seconds(lambda: materialize_module(deferred_init(one_billion))),
@@ -282,13 +281,13 @@ def materialization(repeats: int) -> None:
 
 
 def one_billion() -> nn.Module:
-    """A Llama of about 1 B parameters."""
+    """Return a Llama of about 1 B parameters."""
     return llama(16, 2048)
 
 
 def peak_of_materializing() -> Memory:
-    """Measures how far resident memory rises while a model becomes real."""
-    materialize_module(deferred_init(llama, 1, 64))  # loads what is loaded at first use
+    """Measure the growth of resident memory during materialization."""
+    materialize_module(deferred_init(llama, 1, 64))  # loads everything that is loaded on first use
     model = deferred_init(one_billion)
     before = resident()
     materialize_module(model)
@@ -298,7 +297,7 @@ def peak_of_materializing() -> Memory:
 
 
 def materialization_memory() -> None:
-    """Prints the peak of materializing."""
+    """Print the peak of materializing."""
     memory = in_subprocess(peak_of_materializing)
     target = memory.model + memory.largest
     print("\nPeak of resident memory while that model is materialized, MiB\n")
@@ -308,7 +307,7 @@ def materialization_memory() -> None:
 
 
 def main() -> None:
-    """Runs all comparisons."""
+    """Run all comparisons."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--calls", type=int, default=20_000, help="calls of one operator in one measurement")
@@ -317,7 +316,7 @@ def main() -> None:
     repeats = options.repeats
     transformers.logging.set_verbosity_error()
     print(f"torch {torch.__version__}, transformers {transformers.__version__}, {torch.get_num_threads()} threads")
-    # This comes first, because a subprocess inherits the peak of the process that starts it.
+    # First, because a subprocess inherits the peak of its parent.
     recording_memory(options.operators)
     materialization_memory()
     construction("the Llama-2-7B shape (transformers)", llama, repeats)

@@ -1,14 +1,17 @@
-"""How long it takes to find out what a training step needs.
+"""Time and memory for a dry run of a training step.
 
-Prints, for one rank of a Llama in a world: the seconds until the end of the first step, with construction and sharding,
-those of a later step, the share of PyTorch's propagation of shardings in the first step, and the resident memory of the
-process. Then what tracking costs on top of the fake step. Then a step on the CPU, real and tracked, fake and tracked,
-and by PyTorch's MemTracker under its FakeTensorMode: seconds, and the peak that each tells.
+Prints three tables:
+
+- For one rank of a Llama in a world: seconds until the end of the first step, including construction and sharding;
+  seconds of a later step; the share of sharding propagation in the first step; and the resident memory.
+- The overhead of tracking on a fake step.
+- A step on the CPU, real and tracked, fake and tracked, and with PyTorch's MemTracker under FakeTensorMode: seconds,
+  and the reported peak.
 
     python benchmarks/dry_run.py [--repeats N] [--only jobs|tracking|peers]
 
-Each line is a process of its own; times are medians. What bounds a job is PyTorch's own Python: modules, hooks, and the
-propagation of shardings, whose share is told.
+Each line is a separate process; times are medians. Jobs are bound by PyTorch's Python code: modules, hooks, and
+sharding propagation, whose share is shown.
 """
 
 from __future__ import annotations
@@ -63,7 +66,7 @@ class Layer(nn.Module):
         self.down = nn.Linear(hidden, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns a tensor of the shape of `x`: (batch, sequence, width)."""
+        """Return a tensor of the shape of `x`: (batch, sequence, width)."""
         y = self.norm1(x)
         q, k, v = (layer(y).unflatten(-1, (-1, self.size)).transpose(1, 2) for layer in (self.q, self.k, self.v))
         y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
@@ -86,7 +89,7 @@ class Llama(nn.Module):
         self.head = nn.Linear(width, vocabulary, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Returns logits (batch, sequence, vocabulary) for `tokens` (batch, sequence)."""
+        """Return logits (batch, sequence, vocabulary) for `tokens` (batch, sequence)."""
         x = self.words(tokens)
         for layer in self.layers:
             x = checkpoint(layer, x, use_reentrant=False) if self.checkpoints else layer(x)
@@ -95,7 +98,7 @@ class Llama(nn.Module):
 
 
 def make_step(model: nn.Module, tokens: Tensor) -> Callable[[], object]:
-    """A step of AdamW."""
+    """Return a step of AdamW."""
     optimizer = torch.optim.AdamW(model.parameters())
 
     def step() -> None:
@@ -107,7 +110,7 @@ def make_step(model: nn.Module, tokens: Tensor) -> Callable[[], object]:
 
 
 def sharded(shape: str, size: int, tensor: int) -> nn.Module:
-    """A model by `tensor` ranks of tensor parallelism, and FSDP2."""
+    """Return a model sharded by `tensor` ranks of tensor parallelism and FSDP2."""
     with torch.device("meta"):
         model = Llama(shape)
     mesh: DeviceMesh = init_device_mesh("cuda", (size // tensor, tensor), mesh_dim_names=("fsdp", "tp"))
@@ -127,14 +130,14 @@ def sharded(shape: str, size: int, tensor: int) -> nn.Module:
 
 
 def time_of(function: Callable[[], object]) -> float:
-    """Seconds of a call."""
+    """Return the seconds of a call."""
     start = time.perf_counter()
     function()
     return time.perf_counter() - start
 
 
 def watch(owner: Any, name: str) -> list[float]:
-    """The seconds of each call of a method, from now on."""
+    """Record the seconds of each call of a method."""
     original, seconds = getattr(owner, name), [0.0]
 
     def timed(*args: Any, **kwargs: Any) -> Any:
@@ -149,7 +152,7 @@ def watch(owner: Any, name: str) -> list[float]:
 
 
 def measure_job(shape: str, size: int, tensor: int, repeats: int) -> dict[str, float]:
-    """The figures of a job."""
+    """Return the measurements of a job."""
     propagation = watch(ShardingPropagator, "propagate_op_sharding_non_cached")
     with world(size, size // 2, gpus="H100-80GB"), track_memory() as memory:
         start = time.perf_counter()
@@ -172,7 +175,7 @@ def measure_job(shape: str, size: int, tensor: int, repeats: int) -> dict[str, f
 
 
 def measure_tracking(shape: str, how: str, repeats: int) -> dict[str, float]:
-    """Seconds of a fake step on one GPU."""
+    """Return the seconds of a fake step on one GPU."""
     with fake_mode(fake_cuda=True):
         model = Llama(shape, checkpoints=False).cuda()
         step = make_step(model, torch.zeros(2, 512, dtype=torch.int64, device="cuda"))
@@ -185,7 +188,7 @@ def measure_tracking(shape: str, how: str, repeats: int) -> dict[str, float]:
 
 
 def measure_peer(shape: str, how: str, repeats: int) -> dict[str, float]:
-    """Seconds of a tracked step on the CPU, and the peak in MiB."""
+    """Return the seconds of a tracked step on the CPU, and the peak in MiB."""
 
     def prepare() -> tuple[nn.Module, torch.optim.Optimizer, Callable[[], object]]:
         model = Llama(shape, checkpoints=False)
@@ -233,7 +236,7 @@ MEASURES: dict[str, Callable[..., dict[str, float]]] = {
 
 
 def in_process(what: str, *arguments: object) -> dict[str, float]:
-    """What a measure returns in a new process."""
+    """Return the result of a measurement in a new process."""
     command = [sys.executable, __file__, "--one", json.dumps([what, *arguments])]
     output = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
     result: dict[str, float] = json.loads(output.splitlines()[-1])
@@ -241,10 +244,8 @@ def in_process(what: str, *arguments: object) -> dict[str, float]:
 
 
 def print_jobs(repeats: int) -> None:
-    """The table of jobs."""
-    print(
-        "| job | construction, s | first step, s | of it shardings | later step, s | peak told, GiB | resident, MiB |"
-    )
+    """Print the table of jobs."""
+    print("| job | construction, s | first step, s | of it shardings | later step, s | peak, GiB | resident, MiB |")
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
     for shape, size, tensor in JOBS:
         found = in_process("job", shape, size, tensor, repeats)
@@ -257,7 +258,7 @@ def print_jobs(repeats: int) -> None:
 
 
 def print_tracking(repeats: int) -> None:
-    """The table of what tracking costs."""
+    """Print the table of tracking overhead."""
     print("\n| fake step of a Llama | untracked, ms | tracked | with lines |\n| --- | ---: | ---: | ---: |")
     for shape in ("small", "medium"):
         base, tracked, lines = (
@@ -267,8 +268,8 @@ def print_tracking(repeats: int) -> None:
 
 
 def print_peers(repeats: int) -> None:
-    """The table of the peers."""
-    print("\n| step on the CPU | real, s | peak, MiB | torchext | told | MemTracker | told |")
+    """Print the table of peers."""
+    print("\n| step on the CPU | real, s | peak, MiB | torchext | reported | MemTracker | reported |")
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
     for shape in ("small", "medium"):
         real = in_process("peer", shape, "real", repeats)
@@ -281,7 +282,7 @@ def print_peers(repeats: int) -> None:
 
 
 def main() -> None:
-    """Measures all, or one."""
+    """Run all measurements, or the selected one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--only", choices=["jobs", "tracking", "peers"])

@@ -1,12 +1,12 @@
-"""What it costs to record an operator that reads a real tensor, compared with eager construction.
+"""Compares recording of an operator that reads a real tensor with eager construction.
 
 A large real tensor is copied into a new one, eagerly and deferred. Eager loading reads and writes it once. Recording
-reads it once, to take a digest; materializing reads it again, to compare, and then copies. The limit is the speed at
-which memory can be read; `sum()` of the same bytes is shown for comparison.
+reads it once to compute a digest; materializing reads it again to compare, and then copies. The limit is the memory
+bandwidth for reads; `sum()` of the same bytes is shown for comparison.
 
     python benchmarks/external_tensors.py [--mebibytes N] [--repeats N]
 
-The columns are medians, and are measured in turns, again and again.
+The columns are medians of alternating measurements.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from torchext.deferred_init import deferred_init, materialize_tensor
 
 
 def seconds(run: Callable[[], object]) -> float:
-    """Returns how long `run()` takes."""
+    """Return the duration of `run()`."""
     start = time.perf_counter()
     run()
     return time.perf_counter() - start
 
 
 def load(source: Tensor) -> Tensor:
-    """What a constructor does with a checkpoint."""
+    """Copy like a constructor that loads a checkpoint."""
     return torch.empty_like(source).copy_(source)
 
 
 def measure(source: Tensor) -> dict[str, float]:
-    """Seconds of one turn."""
+    """Return the seconds of one round."""
     deferred: list[Tensor] = []
     return {
         "read (sum)": seconds(lambda: source.view(torch.int64).sum()),
@@ -46,13 +46,13 @@ def measure(source: Tensor) -> dict[str, float]:
 
 
 def main() -> None:
-    """Prints the table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mebibytes", type=int, default=512, help="size of the tensor that is read")
-    parser.add_argument("--repeats", type=int, default=9, help="turns of which the median is taken")
+    parser.add_argument("--mebibytes", type=int, default=512, help="size of the tensor")
+    parser.add_argument("--repeats", type=int, default=9, help="number of rounds for the median")
     options = parser.parse_args()
     source = torch.rand(options.mebibytes * 2**18)
-    measure(source)  # pages are touched for the first time
+    measure(source)  # touches the pages
     turns = [measure(source) for _ in range(options.repeats)]
     medians = {name: statistics.median(turn[name] for turn in turns) for name in turns[0]}
     print(f"{options.mebibytes} MiB, {torch.get_num_threads()} threads, medians of {options.repeats}")

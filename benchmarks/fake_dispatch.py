@@ -1,11 +1,11 @@
-"""What a call on fake tensors costs, compared with a real call, the meta device and PyTorch's FakeTensorMode.
+"""Compares calls on fake tensors with real calls, the meta device and PyTorch's FakeTensorMode.
 
 Prints one table of single calls and one of the phases of training a Llama-2-7B shape, all measured in this run.
 
     python benchmarks/fake_dispatch.py [--layers N] [--calls N] [--repeats N]
 
-Needs `transformers` for the second table. The columns of one row are measured in turns, again and again, so that noise
-does not affect only one of them.
+Needs `transformers` for the second table. The columns of a row are measured alternately, so that noise affects all of
+them.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ GETTERS: dict[str, Operator] = {
 
 
 def make_arguments(case: Case) -> list[torch.Tensor]:
-    """Real arguments of float32, and int64 for an index."""
+    """Return real arguments of float32, and int64 for an index."""
     arguments = [torch.ones(shape) for shape in case.shapes]
     if case.last_is_index:
         arguments[-1] = torch.zeros(case.shapes[-1], dtype=torch.int64)
@@ -68,7 +68,7 @@ def make_arguments(case: Case) -> list[torch.Tensor]:
 
 
 def timer(run: Operator, arguments: list[torch.Tensor], calls: int, mode: AbstractContextManager[Any]) -> Measure:
-    """Returns a function that returns the microseconds of one call."""
+    """Return a function that returns the microseconds of one call."""
 
     def measure() -> float:
         with mode:
@@ -82,7 +82,7 @@ def timer(run: Operator, arguments: list[torch.Tensor], calls: int, mode: Abstra
 
 
 def cold_timer(run: Operator, arguments: list[torch.Tensor], calls: int) -> Measure:
-    """The same for a call that is not in the cache."""
+    """Return the same for a call that is not in the cache."""
 
     def measure() -> float:
         total = 0.0
@@ -98,7 +98,7 @@ def cold_timer(run: Operator, arguments: list[torch.Tensor], calls: int) -> Meas
 
 
 class FakeMode:
-    """`fake_mode()`, to be entered again and again."""
+    """A reusable `fake_mode()`."""
 
     def __enter__(self) -> None:
         self.mode = fake_mode()
@@ -109,7 +109,7 @@ class FakeMode:
 
 
 def medians(measures: dict[str, Measure], repeats: int) -> dict[str, float]:
-    """Returns the median of each, measured in turns."""
+    """Return the median of each, measured alternately."""
     gc.collect()
     samples: dict[str, list[float]] = {name: [] for name in measures}
     for _ in range(repeats):
@@ -119,7 +119,7 @@ def medians(measures: dict[str, Measure], repeats: int) -> dict[str, float]:
 
 
 def measure_case(case: Case, calls: int, repeats: int) -> dict[str, float]:
-    """The microseconds of a row of the first table."""
+    """Return the microseconds in a row of the first table."""
     real = make_arguments(case)
     meta_mode = torch.device("meta")
     theirs = FakeTensorMode()
@@ -136,7 +136,7 @@ def measure_case(case: Case, calls: int, repeats: int) -> dict[str, float]:
 
 
 def print_operators(calls: int, repeats: int) -> None:
-    """Prints the first table."""
+    """Print the first table."""
     print("One call, microseconds (medians); torchext with a warm and with a cold cache\n")
     columns = ("real", "meta", "FakeTensorMode", "warm", "cold")
     print("operator".ljust(12) + "".join(name.rjust(16) for name in columns) + "warm/real".rjust(12))
@@ -168,7 +168,7 @@ PHASES = ("construction", "forward", "backward", "AdamW, first step", "AdamW, ne
 
 
 def train_llama(layers: int) -> dict[str, float]:
-    """Trains the shape of Llama-2-7B for a step, and returns the seconds of each phase that was possible."""
+    """Train the shape of Llama-2-7B for a step, and return the seconds of each phase that ran."""
     import transformers
 
     transformers.utils.logging.set_verbosity_error()
@@ -199,7 +199,7 @@ def train_llama(layers: int) -> dict[str, float]:
 
 
 def print_llama(layers: int, repeats: int) -> None:
-    """Prints the second table."""
+    """Print the second table."""
     samples: dict[str, list[dict[str, float]]] = {"meta": [], "FakeTensorMode": [], "cold": [], "warm": []}
     for _ in range(repeats):
         cache_clear()
@@ -223,11 +223,11 @@ def print_llama(layers: int, repeats: int) -> None:
 
 
 def main() -> None:
-    """Prints both tables."""
+    """Print both tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=32, help="layers of the Llama shape")
-    parser.add_argument("--calls", type=int, default=2000, help="calls that one measurement repeats")
-    parser.add_argument("--repeats", type=int, default=7, help="measurements of which the median is taken")
+    parser.add_argument("--calls", type=int, default=2000, help="calls per measurement")
+    parser.add_argument("--repeats", type=int, default=7, help="number of measurements for the median")
     options = parser.parse_args()
     torch.set_num_threads(1)
     print_operators(options.calls, options.repeats)

@@ -1,14 +1,12 @@
-"""What random fills of memory cost, compared with PyTorch's on one thread, and with `zero_` as the limit.
+"""Compares random fills with PyTorch's on one thread, and with `zero_` as the limit.
 
-Prints nanoseconds a value for each distribution and dtype, on memory that has been touched before and on fresh memory,
-by one thread and by several, all measured in this run. Then, for more threads than the machine may have processors, the
-processor time that they need together, over that of one: threads are as many times as fast as their number is larger
-than that ratio, where there are processors for them.
+Prints nanoseconds per value for each distribution and dtype, on touched and on fresh memory, on one thread and on
+several, all measured in this run. Then it prints the CPU time of more threads, relative to one. The speedup of N
+threads on N free processors is N divided by this ratio.
 
     python benchmarks/fills.py [--numel N] [--threads N] [--repeats N]
 
-The columns of one row are measured in turns, again and again, so that noise does not affect only one of them; what is
-shown is the median.
+The columns of a row are medians of alternating measurements, so that noise affects all of them.
 """
 
 from __future__ import annotations
@@ -30,29 +28,29 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
 
 def ours(is_normal: bool) -> Fill:
-    """Returns our fill."""
+    """Return our fill."""
     return lambda tensor, generator: _C.fill_randomly(tensor, is_normal, 0.0, 1.0, generator)
 
 
 def pytorchs(is_normal: bool) -> Fill:
-    """Returns PyTorch's operator."""
+    """Return PyTorch's operator."""
     if is_normal:
         return lambda tensor, generator: tensor.normal_(0.0, 1.0, generator=generator)
     return lambda tensor, generator: tensor.uniform_(0.0, 1.0, generator=generator)
 
 
 def zeros(tensor: Tensor, _generator: Generator) -> object:
-    """Writes the memory, and computes nothing."""
+    """Write the memory without computing."""
     return tensor.zero_()
 
 
 def fresh(numel: int, dtype: torch.dtype) -> Tensor:
-    """Returns a tensor on pages that nobody has touched. The allocator may hand out others."""
+    """Return a tensor on untouched pages. The allocator may reuse touched ones."""
     return torch.frombuffer(mmap.mmap(-1, numel * dtype.itemsize), dtype=dtype)
 
 
 def nanoseconds(fill: Fill, threads: int, tensor: Tensor | None, numel: int, dtype: torch.dtype) -> float:
-    """Fills a tensor once, a new one if there is none, and returns the time for a value."""
+    """Fill a tensor once, or a new one if none is given, and return the time per value."""
     torch.set_num_threads(threads)
     generator = Generator().manual_seed(0)
     target = fresh(numel, dtype) if tensor is None else tensor
@@ -62,7 +60,7 @@ def nanoseconds(fill: Fill, threads: int, tensor: Tensor | None, numel: int, dty
 
 
 def row(is_normal: bool, dtype: torch.dtype, is_fresh: bool, options: argparse.Namespace) -> list[float]:
-    """Returns what PyTorch takes, we on one thread, we on several, and `zero_` on one and on several."""
+    """Return the times of PyTorch, ours on one thread, ours on several, and `zero_` on one and on several."""
     tensor = None if is_fresh else torch.zeros(options.numel, dtype=dtype)
     columns = [
         (pytorchs(is_normal), 1),
@@ -79,18 +77,18 @@ def row(is_normal: bool, dtype: torch.dtype, is_fresh: bool, options: argparse.N
 
 
 def first_use() -> None:
-    """Prints how long it takes to find out whether our kernels are exact."""
+    """Print the time of the self-test that checks whether our kernels are exact."""
     for dtype in DTYPES:
         for is_normal in (True, False):
             start = time.perf_counter_ns()
             is_own, is_cut = _C.is_fill_exact(is_normal, dtype), _C.is_cut_fill_exact(is_normal, dtype)
             spent = (time.perf_counter_ns() - start) / 1e6
             name = "normal_" if is_normal else "uniform_"
-            print(f"{name:9} {dtype!s:15} own kernel: {is_own!s:5} in pieces: {is_cut!s:5} found out in {spent:.2f} ms")
+            print(f"{name:9} {dtype!s:15} own kernel: {is_own!s:5} in pieces: {is_cut!s:5} tested in {spent:.2f} ms")
 
 
 def processor_seconds(is_normal: bool, threads: int, tensor: Tensor) -> float:
-    """Returns what all threads together take for one fill."""
+    """Return the CPU time of all threads for one fill."""
     torch.set_num_threads(threads)
     generator = Generator().manual_seed(0)
     start = time.process_time_ns()
@@ -99,9 +97,9 @@ def processor_seconds(is_normal: bool, threads: int, tensor: Tensor) -> float:
 
 
 def scaling(options: argparse.Namespace) -> None:
-    """Prints the processor time of more threads over that of one."""
+    """Print the CPU time of several threads relative to one."""
     counts = [1, 2, 4, 8, 16]
-    print("\nprocessor time over that of one thread" + "".join(f"{count:>12} threads" for count in counts[1:]))
+    print("\nCPU time relative to one thread" + "".join(f"{count:>12} threads" for count in counts[1:]))
     for is_normal in (True, False):
         tensor = torch.zeros(8 * options.numel)
         spent: dict[int, list[float]] = {count: [] for count in counts}
@@ -114,7 +112,7 @@ def scaling(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--numel", type=int, default=1 << 23)
     parser.add_argument("--threads", type=int, default=2)
@@ -122,7 +120,7 @@ def main() -> None:
     options = parser.parse_args()
     first_use()
     many = f"{options.threads} threads"
-    print(f"\nns a value ({options.numel} values)      PyTorch    ours  ratio  {many:>9}  ratio   zero_  {many:>9}")
+    print(f"\nns per value ({options.numel} values)    PyTorch    ours  ratio  {many:>9}  ratio   zero_  {many:>9}")
     for is_fresh in (False, True):
         for is_normal in (True, False):
             for dtype in DTYPES:

@@ -1,8 +1,7 @@
-"""What inference mode costs and saves: torchext's, PyTorch's, and `torch.no_grad`.
+"""Overhead and savings of inference mode: torchext's, PyTorch's, and `torch.no_grad`.
 
-Prints a table of entering and leaving, one of single operators and a transformer block inside, and one of what tracing
-costs, all measured in this run. The columns of one row are measured in turns, again and again, so that noise does not
-affect only one of them.
+Prints a table of entering and leaving, one of single operators and a transformer block inside, and one of tracing, all
+measured in this run. The columns of a row are measured alternately, so that noise affects all of them.
 
     python benchmarks/inference_mode.py [--calls N] [--repeats N]
 """
@@ -32,7 +31,7 @@ MODES: dict[str, Mode] = {
 
 
 def fastest(measures: dict[str, Measure], repeats: int) -> dict[str, float]:
-    """Returns the fastest of each, measured in turns: noise only adds to a run of microseconds."""
+    """Return the fastest of each, measured alternately, because noise only adds time."""
     gc.collect()
     samples: dict[str, list[float]] = {name: [] for name in measures}
     for _ in range(repeats):
@@ -42,7 +41,7 @@ def fastest(measures: dict[str, Measure], repeats: int) -> dict[str, float]:
 
 
 def timer(run: Callable[[], Any], calls: int, mode: Mode = nullcontext) -> Measure:
-    """Returns a function that returns the microseconds of one call inside `mode`."""
+    """Return a function that returns the microseconds of one call inside `mode`."""
 
     def measure() -> float:
         with mode():
@@ -56,7 +55,7 @@ def timer(run: Callable[[], Any], calls: int, mode: Mode = nullcontext) -> Measu
 
 
 def entering(mode: Mode) -> Callable[[], None]:
-    """A function that enters and leaves a new block."""
+    """Return a function that enters and leaves a new block."""
 
     def run() -> None:
         with mode():
@@ -66,7 +65,7 @@ def entering(mode: Mode) -> Callable[[], None]:
 
 
 def entering_again(mode: Mode) -> Callable[[], None]:
-    """A function that enters and leaves the same block."""
+    """Return a function that enters and leaves the same block."""
     block = mode()
 
     def run() -> None:
@@ -77,7 +76,7 @@ def entering_again(mode: Mode) -> Callable[[], None]:
 
 
 def decorated(mode: Mode) -> Callable[[], None]:
-    """Returns a function that does nothing, decorated by a block."""
+    """Return a function that does nothing, decorated by a block."""
 
     def run() -> None:
         pass
@@ -88,7 +87,7 @@ def decorated(mode: Mode) -> Callable[[], None]:
 
 
 def print_row(name: str, row: dict[str, float], last: str, precision: int = 3) -> None:
-    """Prints the columns, and the ratio of the one that `last` names to PyTorch's."""
+    """Print the columns, and the ratio of the column `last` to PyTorch's."""
     reference = row["torch.inference_mode"]
     print(
         name.ljust(28)
@@ -99,13 +98,13 @@ def print_row(name: str, row: dict[str, float], last: str, precision: int = 3) -
 
 
 def print_header(title: str, columns: list[str], ratio: str) -> None:
-    """Prints the head of a table."""
+    """Print the header of a table."""
     print(f"\n{title}\n")
     print(" " * 28 + "".join(column.rjust(22) for column in columns) + ratio.rjust(12))
 
 
 def print_entering(calls: int, repeats: int) -> None:
-    """Prints the first table."""
+    """Print the first table."""
     print_header("Entering and leaving, microseconds", list(MODES), "ours/torch")
     cases = {"a new block": entering, "the same block": entering_again, "a decorated function": decorated}
     for name, make in cases.items():
@@ -114,7 +113,7 @@ def print_entering(calls: int, repeats: int) -> None:
 
 
 def operators() -> dict[str, Callable[[Tensor], Callable[[], Any]]]:
-    """Returns the rows of the second table, as functions of the tensor that they are called on."""
+    """Return the rows of the second table, as functions of their tensor."""
     return {
         "functional: t + t": lambda t: lambda: t + t,
         "view: t.view(-1)": lambda t: lambda: t.view(-1),
@@ -123,7 +122,7 @@ def operators() -> dict[str, Callable[[Tensor], Callable[[], Any]]]:
 
 
 def print_operators(calls: int, repeats: int) -> None:
-    """Prints the second table."""
+    """Print the second table."""
     print_header("One call inside, microseconds", list(MODES), "ours/torch")
     for kind in ("a normal tensor", "an inference tensor"):
         print(f"on {kind}")
@@ -141,7 +140,7 @@ def print_operators(calls: int, repeats: int) -> None:
 
 
 def print_tracing(calls: int, repeats: int) -> None:
-    """Prints the third table."""
+    """Print the third table."""
     modes: dict[str, Mode] = {
         "torch.inference_mode": torch.inference_mode,
         "never traced": inference_mode,
@@ -170,10 +169,10 @@ def print_tracing(calls: int, repeats: int) -> None:
 
 
 def main() -> None:
-    """Prints the tables."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--calls", type=int, default=2000, help="calls that one measurement repeats")
-    parser.add_argument("--repeats", type=int, default=25, help="measurements of which the fastest is taken")
+    parser.add_argument("--calls", type=int, default=2000, help="calls per measurement")
+    parser.add_argument("--repeats", type=int, default=25, help="measurements; the fastest counts")
     options = parser.parse_args()
     torch.set_num_threads(1)
     print_entering(options.calls, options.repeats)

@@ -1,14 +1,14 @@
 """Compares materializing with constructing eagerly, and with writing the memory once.
 
-Prints a line for each model: seconds to construct it eagerly, to materialize it, and to write as much fresh memory
-with `zero_`, which is the limit; the ratio to eager construction; and what materializing its tensors one by one costs,
-in the reverse order, as a ratio to materializing the module. All is measured in one run, in turns, with one thread and
-with several.
+Prints a line for each model: seconds to construct it eagerly, to materialize it, and to write as much fresh memory with
+`zero_`, which is the limit; the ratio to eager construction; and the time of materializing its tensors one by one in
+reverse order, as a ratio to materializing the module. All columns are measured alternately in one run, with one thread
+and with several.
 
     python benchmarks/materialize.py [--device D] [--millions N] [--threads N ...] [--repeats N] [--models NAME ...]
 
-Memory that the system has to provide anew can cost more than all computing, most of all in virtual machines, and never
-the same: compare the ratio with the limit's.
+Fresh memory from the system can cost more than all computing, especially in virtual machines, and varies: compare the
+ratio with the limit's.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Transformer(nn.Module):
 
 
 def initialized_again(millions: int) -> nn.Module:
-    """A transformer whose `_init_weights` writes again what the constructors of its parts have written."""
+    """Return a transformer whose `_init_weights` overwrites the values from the constructors of its modules."""
 
     def init_weights(module: nn.Module) -> None:
         if isinstance(module, nn.Linear):
@@ -62,7 +62,7 @@ def initialized_again(millions: int) -> nn.Module:
 
 
 def filled(millions: int, fill: Callable[[torch.Tensor], object], dtype: torch.dtype = torch.float32) -> nn.Module:
-    """Parameters of four million elements, written once."""
+    """Return parameters of four million elements, written once."""
     parameters = nn.ParameterList(torch.empty(2048, 2048, dtype=dtype) for _ in range(max(1, millions // 4)))
     for parameter in parameters:
         fill(parameter.data)
@@ -70,17 +70,17 @@ def filled(millions: int, fill: Callable[[torch.Tensor], object], dtype: torch.d
 
 
 def converted(millions: int) -> nn.Module:
-    """A transformer that is written once and converted as a whole."""
+    """Return a transformer that is written once and converted as a whole."""
     return Transformer(millions).bfloat16()
 
 
 def scaled(millions: int) -> nn.Module:
-    """Parameters of four million elements, each drawn and scaled."""
+    """Return parameters of four million elements, each drawn and scaled."""
     return nn.ParameterList(nn.Parameter(torch.randn(2048, 2048) * 0.02) for _ in range(max(1, millions // 4)))
 
 
 def vision_model(millions: int) -> nn.Module:
-    """Convolutions, initialized as in a ResNet."""
+    """Return convolutions, initialized as in a ResNet."""
     count = max(1, millions // 9)
     model = nn.Sequential(*(nn.Sequential(nn.Conv2d(1024, 1024, 3), nn.BatchNorm2d(1024)) for _ in range(count)))
     for module in model.modules():
@@ -104,7 +104,7 @@ MODELS: dict[str, Callable[[int], nn.Module]] = {
 
 
 def seconds(run: Callable[[], object]) -> float:
-    """The duration of one call, until all devices are done. What it returns is freed afterwards."""
+    """Return the duration of one call until all devices are done. Its result is freed afterwards."""
     gc.collect()
     start = time.perf_counter()
     result = run()
@@ -116,18 +116,18 @@ def seconds(run: Callable[[], object]) -> float:
 
 
 def one_by_one(module: nn.Module) -> None:
-    """Materializes the tensors of `module` singly, from the last to the first."""
+    """Materialize the tensors of `module` one by one, from last to first."""
     for tensor in reversed([*module.parameters(), *module.buffers()]):
         materialize_tensor(tensor)
 
 
 def fresh_zeros(nbytes: int) -> torch.Tensor:
-    """Writes as much memory as a model has, and computes nothing."""
+    """Write as much memory as the model has, without computing."""
     return torch.empty(nbytes, dtype=torch.uint8).zero_()
 
 
 def compare(name: str, build: Build, repeats: int) -> None:
-    """Prints the line of one model, constructed on the default device."""
+    """Print the line of one model, constructed on the default device."""
     nbytes = sum(tensor.nbytes for tensor in deferred_init(build).parameters())
     measured: dict[str, list[float]] = {"eager": [], "ours": [], "singly": [], "limit": []}
     for _ in range(repeats + 1):
@@ -144,13 +144,13 @@ def compare(name: str, build: Build, repeats: int) -> None:
 
 
 def main() -> None:
-    """Runs all comparisons."""
+    """Run all comparisons."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--millions", type=int, default=100, help="of parameters of the large models")
+    parser.add_argument("--millions", type=int, default=100, help="millions of parameters of the large models")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--device", default="cpu", help="what the models are constructed on")
+    parser.add_argument("--device", default="cpu", help="device on which the models are constructed")
     options = parser.parse_args()
     torch.set_default_device(options.device)
     where = torch.cuda.get_device_name() if options.device.startswith("cuda") else "CPU"

@@ -1,11 +1,11 @@
-"""What it costs in C++ to read the metadata of a fake tensor, compared with a real one. The ratio should be 1.0.
+"""Compares reading the metadata of fake and real tensors in C++. The ratio should be 1.0.
 
-Prints a table in nanoseconds. The loops are in C++ and are compiled for this script (metadata_getters.cpp); that needs
+Prints a table in nanoseconds. The loops are in C++ and are compiled for this script (metadata_getters.cpp), which needs
 `ninja` and a compiler.
 
     python benchmarks/metadata_getters.py [--calls N] [--repeats N]
 
-The columns of one row are measured in turns, again and again, so that noise does not affect only one of them.
+The columns of a row are measured alternately, so that noise affects all of them.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from torch.utils import cpp_extension
 from torchext.deferred_init import deferred_init
 from torchext.fake import fake_like
 
-# The getters in the table of the proposal to make those of TensorImpl non-virtual, and some more that programs call
-# often.
+# The getters listed in the proposal to make those of TensorImpl non-virtual, and further frequent ones.
 GETTERS = {
     "dim()": "dim",
     "numel()": "numel",
@@ -39,7 +38,7 @@ SHAPES = ((0,), (64, 2048))
 
 
 def measure(loops: ModuleType, getter: str, shape: tuple[int, ...], calls: int, repeats: int) -> list[float]:
-    """Returns the median nanoseconds of a call on a real, a fake and a deferred tensor."""
+    """Return the median nanoseconds of a call on a real, a fake and a deferred tensor."""
     real = torch.ones(shape)
     tensors = (real, fake_like(real), deferred_init(torch.ones, shape))
     loop = getattr(loops, getter)
@@ -52,10 +51,10 @@ def measure(loops: ModuleType, getter: str, shape: tuple[int, ...], calls: int, 
 
 
 def main() -> None:
-    """Prints the table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--calls", type=int, default=200_000, help="calls that one measurement repeats")
-    parser.add_argument("--repeats", type=int, default=15, help="measurements of which the median is taken")
+    parser.add_argument("--calls", type=int, default=200_000, help="calls per measurement")
+    parser.add_argument("--repeats", type=int, default=15, help="number of measurements for the median")
     options = parser.parse_args()
     torch.set_num_threads(1)
     source = Path(__file__).with_suffix(".cpp")

@@ -1,9 +1,9 @@
-"""What the functions of PyTorch that torchext replaces cost on real tensors.
+"""Overhead of patched PyTorch functions on real tensors.
 
-Prints one row for each function: microseconds of a call in a process that has only imported torch, in one that has used
-every feature of torchext but holds none of its tensors any more, and in one in which fake and deferred tensors are
-alive. The columns are measured in processes of their own, in turns, again and again; the fastest of each counts,
-because noise only adds to a run of microseconds. Both ratios should be 1.
+Prints one row for each function, with the microseconds of a call in three states: the process has only imported torch;
+it has used every feature of torchext but holds none of its tensors; fake and deferred tensors are alive. The columns
+are measured alternately in separate processes. The fastest of each counts, because noise only adds time. Both ratios
+should be 1.
 
     python benchmarks/patches.py [--calls N] [--repeats N]
 """
@@ -27,7 +27,7 @@ STATES = ("before", "after", "alive")
 
 
 def calls() -> dict[str, Callable[[], Any]]:
-    """What programs call at each step, and what is replaced while fakes are alive."""
+    """Return calls that programs make at each step, of functions that are patched while fakes are alive."""
     x = torch.ones(8)
     storage = x.untyped_storage()
     parameter = torch.nn.Parameter(torch.ones(8))
@@ -51,7 +51,7 @@ def calls() -> dict[str, Callable[[], Any]]:
 
 
 def use_everything() -> list[Any]:
-    """Uses each feature, and returns fake and deferred tensors."""
+    """Use each feature, and return fake and deferred tensors."""
     from torchext import amp, inference
     from torchext.deferred_init import deferred_init, materialize_module
     from torchext.fake import fake_like, fake_mode
@@ -68,7 +68,7 @@ def use_everything() -> list[Any]:
 
 
 def measure(state: str, number: int) -> dict[str, float]:
-    """Microseconds of each call in `state`, the fastest of a few."""
+    """Return the fastest microseconds of each call in `state`."""
     alive = [] if state == "before" else use_everything()
     if state == "after":
         alive.clear()
@@ -87,7 +87,7 @@ def measure(state: str, number: int) -> dict[str, float]:
 
 
 def in_a_process(state: str, number: int) -> dict[str, float]:
-    """The same in a process of its own."""
+    """Return the same from a separate process."""
     command = [sys.executable, "-W", "ignore", __file__, "--calls", str(number), "--state", state]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     found: dict[str, float] = json.loads(done.stdout)
@@ -95,8 +95,8 @@ def in_a_process(state: str, number: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Prints the table."""
-    parser = argparse.ArgumentParser(description="What real tensors pay for replaced functions.")
+    """Print the table."""
+    parser = argparse.ArgumentParser(description="Overhead of patched functions on real tensors.")
     parser.add_argument("--calls", type=int, default=3000)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--state", choices=STATES, help=argparse.SUPPRESS)

@@ -1,14 +1,14 @@
-"""What one rank of many pays for its shards.
+"""Time and memory for the shards of one rank.
 
-Prints a line for each initializer, and for rows and columns of a matrix that as many ranks share as the world has: how
-long it takes to materialize the shard of a rank in the middle, and how much resident memory grows, and both over the
-whole matrix. Then the same for one rank of a Llama of 8 billion parameters that is sharded by `fully_shard`, and by
-tensor parallelism of 8 ranks and `fully_shard`; for a world of 1 that is not measured (32 GB).
+Prints a line for each initializer, and for rows and columns of a matrix that is sharded over the ranks of a world: the
+time to materialize the shard of a middle rank, the growth of resident memory, and both relative to the whole matrix.
+Then the same for one rank of a Llama of 8 billion parameters that is sharded by `fully_shard`, and by tensor
+parallelism of 8 ranks and `fully_shard`; a world of 1 is not measured (32 GB).
 
     python benchmarks/shards.py [--size N] [--worlds N ...] [--repeats N] [--no-llama]
 
-Each line is a process of its own, because of the memory; times are medians. The other ranks do not exist: PyTorch's
-backend "fake". What bounds columns is the walk over the random numbers in between: see the line "walk".
+Each line is a separate process, because of the memory; times are medians. Only one rank exists, with PyTorch's backend
+"fake". Columns are bound by skipping the random numbers between them: see the line "walk".
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ LLAMA = ["--hidden", "4096", "--layers", "32", "--vocabulary", "128256"]
 
 
 def memory(name: str) -> float:
-    """A figure of this process, in MiB."""
+    """Return a memory statistic of this process, in MiB."""
     status = Path("/proc/self/status").read_text()
     return next(int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith(name))
 
 
 def build(initializer: str, size: int, world: int, is_row: bool) -> Tensor:
-    """The shard of a rank in the middle."""
+    """Return the shard of a middle rank."""
     weight = torch.empty(size, size)
     INITIALIZERS[initializer](weight)
     if world == 1:
@@ -57,23 +57,23 @@ def build(initializer: str, size: int, world: int, is_row: bool) -> Tensor:
 
 
 class Cost(NamedTuple):
-    """Of one materialization: medians, and the most memory."""
+    """The medians and the peak memory of one materialization."""
 
     seconds: float
-    processor_seconds: float  # of all threads, which what else runs on the machine does not change much
-    grown: float  # MiB beyond what was held before
+    processor_seconds: float  # of all threads, which is robust to other load
+    grown: float  # MiB of growth
 
 
 def measure(initializer: str, size: int, world: int, is_row: bool, is_eager: bool, repeats: int) -> Cost:
-    """What a shard costs, or what it costs to construct it eagerly."""
-    materialize_tensor(deferred_init(build, initializer, 512, 1, True))  # what is found out once
+    """Measure a shard, or its eager construction."""
+    materialize_tensor(deferred_init(build, initializer, 512, 1, True))  # first-use checks
     seconds = []
     processor_seconds = []
     grown = 0.0
     for _ in range(repeats):
         shard = None if is_eager else deferred_init(build, initializer, size, world, is_row)
         gc.collect()
-        Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
         before = memory("VmRSS")
         start, processor_start = time.perf_counter(), time.process_time()
         shard = build(initializer, size, world, is_row) if shard is None else materialize_tensor(shard)
@@ -85,7 +85,7 @@ def measure(initializer: str, size: int, world: int, is_row: bool, is_eager: boo
 
 
 def measure_walk(size: int, repeats: int) -> float:
-    """Seconds to skip the numbers of the matrix, one row at a time and one thread, as columns make it necessary."""
+    """Return the seconds to skip the numbers of the matrix row by row on one thread, as columns require."""
     generator = torch.Generator()
     seconds = []
     for _ in range(repeats):
@@ -97,13 +97,13 @@ def measure_walk(size: int, repeats: int) -> float:
 
 
 def in_process(*arguments: object) -> Cost:
-    """What `measure()` returns in a new process."""
+    """Return the result of `measure()` in a new process."""
     command = [sys.executable, __file__, "--one", json.dumps(arguments)]
     return Cost(*json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
 
 
 def row(initializer: str, shard: str, cost: Cost, whole: Cost | None, mib: float) -> None:
-    """Prints a row of the table, compared with `whole`."""
+    """Print a row of the table, compared with `whole`."""
     ratios = ["", ""] if whole is None else [f"1/{b / a:.0f}" for a, b in zip(cost[:2], whole[:2], strict=True)]
     print(
         f"| {initializer} | {shard} | {1000 * cost.seconds:.1f} | {ratios[0]} | {1000 * cost.processor_seconds:.1f} "
@@ -113,7 +113,7 @@ def row(initializer: str, shard: str, cost: Cost, whole: Cost | None, mib: float
 
 
 def main() -> None:
-    """Measures all, or one."""
+    """Run all measurements, or one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", type=int, default=16384, help="rows and columns of the matrix (1 GiB)")
     parser.add_argument("--worlds", type=int, nargs="+", default=[8, 64, 512])
@@ -126,7 +126,7 @@ def main() -> None:
         return
     print(f"{torch.get_num_threads()} threads; a matrix of {options.size}^2 in float32")
     print(f"walk: {1000 * measure_walk(options.size, options.repeats):.1f} ms on one thread\n")
-    print("| initializer | shard | ms | of the whole | ms of processors | of the whole | MiB | shard, MiB |")
+    print("| initializer | shard | ms | of the whole | CPU ms | of the whole | MiB | shard, MiB |")
     print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |")
     size_mib = options.size**2 / 2**18
     for name in INITIALIZERS:

@@ -1,9 +1,9 @@
-"""In which dtype will each layer of my model run on a GPU that I don't have?
+"""Report the dtype of each layer of a model on a GPU that you do not have.
 
-python examples/amp_dtypes.py
+    python examples/amp_dtypes.py
 
-Builds a model on a CUDA device that is not there, calls it in a region, and prints the dtypes that each layer takes,
-keeps and returns. Nothing is computed, so this works for a model of any size on any machine.
+Builds a model on a fake CUDA device, calls it in a region, and prints the dtypes of the inputs, parameters and outputs
+of each layer. Nothing is computed, so this works for a model of any size on any machine.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ class Net(nn.Module):
         self.scores = nn.Softmax(-1)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Takes (batch, 3, height, width), returns (batch, 1000) scores."""
+        """Take (batch, 3, height, width), returns (batch, 1000) scores."""
         x = self.patches(images).flatten(2).transpose(1, 2)
         result: Tensor = self.scores(self.classes(self.norm(self.block(x)).mean(1)))
         return result
 
 
 def dtypes(values: Any) -> str:
-    """Returns the dtypes of the tensors among `values`, each once."""
+    """Return the dtypes of the tensors among `values`, each once."""
     found = {str(v.dtype).removeprefix("torch.") for v in pytree.tree_leaves(values) if isinstance(v, Tensor)}
     return ", ".join(sorted(found))
 
 
 def report(model: nn.Module, *args: Tensor, dtype: torch.dtype) -> dict[str, tuple[str, str, str]]:
-    """Returns the dtypes that each layer of `model` takes, keeps and returns in a region, by name."""
+    """Return the dtypes of the inputs, parameters and outputs of each layer of `model` in a region, by name."""
     rows: dict[str, tuple[str, str, str]] = {}
 
     def note(name: str) -> Any:
@@ -61,7 +61,7 @@ def report(model: nn.Module, *args: Tensor, dtype: torch.dtype) -> dict[str, tup
 
 
 def main() -> None:
-    """Prints the report for both dtypes."""
+    """Print the report for both dtypes."""
     with fake_mode(fake_cuda=True):
         model = Net().cuda()
         images = torch.ones(32, 3, 224, 224, device="cuda")

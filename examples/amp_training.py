@@ -1,9 +1,9 @@
-"""Trains a small model in bfloat16 in each of the four ways to autocast, and shows that the loss curves are the same.
+"""Train a small model in bfloat16 in each of the four ways to autocast, and show that the loss curves are equal.
 
-python examples/amp_training.py [--steps N]
+    python examples/amp_training.py [--steps N]
 
-The model learns to add two digits. The runs differ only in how the model is made to autocast, so the losses are equal
-to the last bit.
+The model learns to add two digits. The runs differ only in how the model autocasts, so the losses are equal to the last
+bit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DIGITS = 10
 
 
 class Adder(nn.Module):
-    """Two digits in, the logits of their sum out."""
+    """Maps two digits to the logits of their sum."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Adder(nn.Module):
         self.sums = nn.Linear(64, 2 * DIGITS - 1)
 
     def forward(self, pairs: Tensor) -> Tensor:
-        """Takes (batch, 2) digits, returns (batch, 19) logits."""
+        """Take (batch, 2) digits, returns (batch, 19) logits."""
         result: Tensor = self.sums(self.block(self.digits(pairs)).flatten(1))
         return result
 
@@ -38,7 +38,7 @@ Forward = Callable[[Adder, Tensor], Tensor]
 
 
 def context_manager(model: Adder, pairs: Tensor) -> Tensor:
-    """1. A region; what comes out of it is cast by hand."""
+    """1. A region. The program casts the results."""
     with amp.autocast("cpu", dtype=torch.bfloat16):
         logits: Tensor = model(pairs)
     return logits.float()
@@ -66,7 +66,7 @@ def self_cleaning(model: Adder, pairs: Tensor) -> Tensor:
 
 
 def train(forward: Forward, steps: int) -> list[float]:
-    """Returns the loss at each step."""
+    """Return the loss at each step."""
     torch.manual_seed(0)
     model = Adder()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -82,7 +82,7 @@ def train(forward: Forward, steps: int) -> list[float]:
 
 
 def main() -> None:
-    """Prints the curves side by side."""
+    """Print the curves side by side."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=60)
     steps = parser.parse_args().steps
@@ -92,7 +92,7 @@ def main() -> None:
     for step in range(0, steps, max(1, steps // 6)):
         print(f"{step:4} " + "".join(f"{curve[step]:17.6f}" for curve in curves))
     assert all(curve == curves[0] for curve in curves), "the curves differ"
-    assert curves[0][-1] < curves[0][0], "nothing was learned"
+    assert curves[0][-1] < curves[0][0], "the model has not learned"
     print("The four curves are equal, bit for bit.")
 
 

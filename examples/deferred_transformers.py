@@ -1,6 +1,6 @@
-"""Defers transformers models and compares them, bit for bit, with eager construction.
+"""Defer transformers models and compare them, bit for bit, with eager construction.
 
-Needs transformers, but no network: the models are made from configurations. Exits with 1 if any parameter or buffer
+Needs transformers, but no network: the models are made from configurations. Exits with 1 if a parameter or buffer
 differs.
 """
 
@@ -32,7 +32,7 @@ LLAMA_2_7B = transformers.LlamaConfig(
 
 
 def give_back_freed_memory() -> None:
-    """Collects garbage, and returns free memory to the system, so that reusing it counts as using memory."""
+    """Collect garbage, and return free memory to the system, so that reuse is measured as growth."""
     gc.collect()
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):  # glibc
@@ -40,7 +40,7 @@ def give_back_freed_memory() -> None:
 
 
 class Meter:
-    """Measures how long a block takes and how far resident memory rises above where it was."""
+    """Measures the duration of a block and the growth of resident memory."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -48,7 +48,7 @@ class Meter:
 
     @contextmanager
     def measure(self) -> Iterator[None]:
-        """Measures the block; a thread reads the memory every two milliseconds."""
+        """Measure the block. A thread samples the memory every 2 ms."""
         give_back_freed_memory()
         process = psutil.Process()
         start_bytes = process.memory_info().rss
@@ -74,17 +74,17 @@ class Meter:
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """Returns all parameters and buffers, including the non-persistent ones."""
+    """Return all parameters and buffers, including the non-persistent ones."""
     return dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
 
 
 def bits(tensor: Tensor) -> Tensor:
-    """Returns the bytes of a tensor, to compare bits, not numbers."""
+    """Return the bytes of a tensor, for a comparison of bits."""
     return tensor.detach().contiguous().flatten().view(torch.uint8)
 
 
 def differences(actual: nn.Module, expected: nn.Module) -> list[str]:
-    """Returns the names of the tensors that differ in any way."""
+    """Return the names of the tensors that differ in any way."""
     found, wanted = tensors_of(actual), tensors_of(expected)
     if found.keys() != wanted.keys():
         return sorted(found.keys() ^ wanted.keys())
@@ -97,7 +97,7 @@ def differences(actual: nn.Module, expected: nn.Module) -> list[str]:
 
 
 def compare(name: str, build: Callable[[], nn.Module]) -> bool:
-    """Builds a model both ways from one seed, prints what that cost, and returns true if the results are the same."""
+    """Build a model both ways from one seed, print time and memory, and return true if the results are equal."""
     eager_meter, defer_meter, materialize_meter = Meter(), Meter(), Meter()
     torch.manual_seed(0)
     with defer_meter.measure():
@@ -122,7 +122,7 @@ def compare(name: str, build: Callable[[], nn.Module]) -> bool:
 
 
 def show_large_model() -> bool:
-    """Defers a model that may not fit in memory, and materializes one layer of it."""
+    """Defer a model that may not fit in memory, and materialize one layer of it."""
     meter, layer_meter = Meter(), Meter()
     with meter.measure():
         model = deferred_init(transformers.AutoModelForCausalLM.from_config, LLAMA_2_7B)
@@ -144,7 +144,7 @@ def show_large_model() -> bool:
 
 
 def main() -> int:
-    """Runs both parts and returns the exit status."""
+    """Run both parts and returns the exit status."""
     transformers.logging.set_verbosity_error()
     print(f"torch {torch.__version__}, transformers {transformers.__version__}, {os.cpu_count()} processors\n")
     print(f"{'':24}   time      peak memory added")

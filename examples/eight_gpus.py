@@ -1,13 +1,12 @@
-"""Will this training step run on eight GPUs that I don't have, and what shapes and dtypes come out?
+"""Check whether a training step runs on eight GPUs that you do not have, and print its shapes and dtypes.
 
-A Llama of 13 billion parameters is cut into eight stages, one for each GPU, and trained for a step in mixed precision,
-with checkpointing. Nothing is computed and no memory is used, so any laptop can run it:
+A Llama of 13 billion parameters is split into eight stages, one per GPU, and trained for a step in mixed precision with
+checkpointing. Nothing is computed and no memory is used, so it runs on any laptop:
 
     python examples/eight_gpus.py [--gpus N] [--batch N] [--sequence N]
 
-It prints what each GPU would hold, what the step returns, and, as an example of a bug that shows without a GPU, what
-happens when a tensor is forgotten on the wrong device. On a machine that has the GPUs, run the same functions without
-`fake_mode`.
+It prints the memory of each GPU, the results of the step, and the error of a common bug: a tensor on the wrong device.
+On a machine with the GPUs, run the same functions without `fake_mode`.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Block(nn.Module):
         self.down = nn.Linear(FEED_FORWARD, HIDDEN, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns a tensor of the shape of `x`: (batch, sequence, hidden)."""
+        """Return a tensor of the shape of `x`: (batch, sequence, hidden)."""
         query, key, value = (
             part.unflatten(-1, (HEADS, -1)).transpose(1, 2)
             for part in self.qkv(self.norm_attention(x)).chunk(3, dim=-1)
@@ -60,7 +59,7 @@ class Pipeline(nn.Module):
         self.head = nn.Linear(HIDDEN, VOCABULARY, bias=False, device=f"cuda:{gpus - 1}")
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Returns logits (batch, sequence, vocabulary) for `tokens` (batch, sequence)."""
+        """Return logits (batch, sequence, vocabulary) for `tokens` (batch, sequence)."""
         x = self.embedding(tokens)
         for block, device in zip(self.blocks, self.devices, strict=True):
             x = checkpoint(block, x.to(device), use_reentrant=False)
@@ -69,7 +68,7 @@ class Pipeline(nn.Module):
 
 
 def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, tokens: torch.Tensor) -> torch.Tensor:
-    """The step in question."""
+    """Run the training step."""
     optimizer.zero_grad()
     with torch.autocast("cuda", dtype=torch.bfloat16):
         logits = model(tokens.to("cuda:0"))
@@ -82,7 +81,7 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, tokens: torch
 
 
 def print_memory(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Prints what the parameters, gradients and optimizer states take on each GPU."""
+    """Print the memory of the parameters, gradients and optimizer states on each GPU."""
     held: Counter[torch.device] = Counter()
     for parameter in model.parameters():
         states = [state for state in optimizer.state[parameter].values() if isinstance(state, torch.Tensor)]
@@ -96,7 +95,7 @@ def print_memory(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 def main() -> None:
-    """Runs the step, and a wrong one."""
+    """Run the step, and a faulty one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpus", type=int, default=8)
     parser.add_argument("--batch", type=int, default=4)

@@ -1,8 +1,8 @@
-"""A checkpoint of a model that is never in memory, and a model that takes its parameters from it.
+"""Write and load a checkpoint of a model that is larger than memory.
 
     python examples/larger_than_memory.py --layers 64 --width 8192 --max-memory 256MiB
 
-writes 16 GiB in a quarter of a GiB.
+writes 16 GiB with a quarter of a GiB of memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torchext.deferred_init import deferred_init, is_deferred
 
 
 class Model(nn.Module):
-    """Linear layers, which know nothing of checkpoints."""
+    """Linear layers, without any code for checkpoints."""
 
     def __init__(self, layers: int, width: int) -> None:
         super().__init__()
@@ -33,12 +33,12 @@ class Model(nn.Module):
 
 
 def peak() -> float:
-    """The most memory that the process has had, in MiB."""
+    """Return the peak of this process's memory, in MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform == "linux" else 1024**2)
 
 
 def main() -> None:
-    """Saves, and loads."""
+    """Save and load."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=2048)

@@ -1,7 +1,7 @@
-"""What does one rank of 512 hold, and what does it send?
+"""Report the memory and the communication of one rank of 512.
 
-A Llama of 8 billion parameters is sharded over 512 GPUs with FSDP2, and one of the processes trains for two steps.
-There is no GPU, and the other 511 processes do not exist:
+A Llama of 8 billion parameters is sharded over 512 GPUs with FSDP2, and one rank trains for two steps. It needs no GPU,
+and the other 511 ranks do not exist:
 
     python examples/one_rank_of_512.py [--rank 511] [--layers 32]
 """
@@ -35,7 +35,7 @@ class Layer(nn.Module):
         self.down = nn.Linear(HIDDEN, WIDTH, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns a tensor of the shape of `x`: (batch, sequence, width)."""
+        """Return a tensor of the shape of `x`: (batch, sequence, width)."""
         y = self.norm1(x)
         q = self.q(y).unflatten(-1, (HEADS, -1)).transpose(1, 2)
         k, v = (part.unflatten(-1, (KEY_HEADS, -1)).transpose(1, 2) for part in self.kv(y).chunk(2, dim=-1))
@@ -57,7 +57,7 @@ class Llama(nn.Module):
         self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Returns logits (batch, sequence, vocabulary) for `tokens` (batch, sequence)."""
+        """Return logits (batch, sequence, vocabulary) for `tokens` (batch, sequence)."""
         x = self.words(tokens)
         for layer in self.layers:
             x = checkpoint(layer, x, use_reentrant=False)
@@ -66,7 +66,7 @@ class Llama(nn.Module):
 
 
 def train(layers: int, world_size: int) -> None:
-    """What every process of the job would run, under torchrun."""
+    """Train as every process of the job would under torchrun."""
     mesh = init_device_mesh("cuda", (world_size,), mesh_dim_names=("fsdp",))
     precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     with torch.device("meta"):
@@ -85,7 +85,7 @@ def train(layers: int, world_size: int) -> None:
 
 
 def main() -> None:
-    """Prints what the process holds and sends."""
+    """Print the memory and the communication of the rank."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rank", type=int, default=511)
     parser.add_argument("--layers", type=int, default=32)

@@ -1,4 +1,4 @@
-"""The example of README.md: build a model that does not fit, keep the parts that you need."""
+"""The example of README.md: build a model that does not fit, and materialize the needed parts."""
 
 import torch
 from torch import nn

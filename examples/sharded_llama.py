@@ -1,15 +1,15 @@
-"""Construct a Llama as if it fitted into one process, and let each process compute its own shards.
+"""Construct a Llama as if it fitted into one process, and let each process compute only its shards.
 
     python examples/sharded_llama.py                              # 4 processes on this machine, a small model
     python examples/sharded_llama.py --processes 2 --tensor 2     # tensor parallelism alone
     python examples/sharded_llama.py --world 512 --rank 300 --tensor 8 --hidden 4096 --layers 32 --vocabulary 128256
 
-The first two start real processes on gloo. The model is cut by tensor parallelism and by `fully_shard`, each process
-makes its part real, and they check that all parts together have the bits of the model that one process constructs with
-the same seed. Then they train a step.
+The first two start real processes on gloo. The model is sharded by tensor parallelism and by `fully_shard`, and each
+process materializes its shards. They check that all shards together are bit for bit the model that one process
+constructs with the same seed. Then they train a step.
 
-The last one is one rank of many: the others do not exist. It tells how long that rank would take to construct its part
-of a model of 8 billion parameters, and how much memory.
+The last one is a single rank of 512; the others do not exist. It prints the time and memory that this rank needs to
+construct its shards of a model of 8 billion parameters.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from torchext.deferred_init import deferred_init, materialize_module
 
 
 class Block(nn.Module):
-    """A decoder layer. The heads are those that this process has after tensor parallelism."""
+    """A decoder layer. The heads are those of this process after tensor parallelism."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Block(nn.Module):
         self.down = nn.Linear(7 * hidden // 2, hidden, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns a tensor of the shape of `x`: (batch, sequence, hidden)."""
+        """Return a tensor of the shape of `x`: (batch, sequence, hidden)."""
         normed = self.norm_attention(x)
         query, key, value = (
             part(normed).unflatten(-1, (-1, 16)).transpose(1, 2) for part in (self.query, self.key, self.value)
@@ -57,7 +57,7 @@ class Block(nn.Module):
 
 
 class Llama(nn.Module):
-    """Knows nothing of processes."""
+    """A language model, without any code for parallelism."""
 
     def __init__(self, hidden: int, layers: int, vocabulary: int) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class Llama(nn.Module):
                 nn.init.trunc_normal_(parameter, std=0.02)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Returns logits of shape (batch, sequence, vocabulary) for `tokens` of shape (batch, sequence)."""
+        """Return logits of shape (batch, sequence, vocabulary) for `tokens` of shape (batch, sequence)."""
         x = self.embedding(tokens)
         for block in self.blocks:
             x = block(x)
@@ -79,13 +79,13 @@ class Llama(nn.Module):
 
 
 def construct(options: argparse.Namespace) -> Llama:
-    """The whole model; the same one in each process."""
+    """Return the whole model, the same in each process."""
     torch.manual_seed(options.seed)
     return Llama(options.hidden, options.layers, options.vocabulary)
 
 
 def shard(model: Llama, mesh: DeviceMesh) -> None:
-    """Cuts the model over both dimensions of the mesh. Nothing is sent, and nothing computed."""
+    """Shard the model over both dimensions of the mesh, without communication or computation."""
     if mesh["tensor"].size() > 1:
         plan: dict[str, ParallelStyle] = {}
         for i in range(len(model.blocks)):
@@ -98,12 +98,12 @@ def shard(model: Llama, mesh: DeviceMesh) -> None:
 
 
 def peak_mib() -> float:
-    """The most memory that this process has held."""
+    """Return the peak of this process's memory, in MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def construct_shards(options: argparse.Namespace, world: int) -> Llama:
-    """The part of the model that this process holds."""
+    """Return this process's shards of the model."""
     mesh = init_device_mesh("cpu", (world // options.tensor, options.tensor), mesh_dim_names=("data", "tensor"))
     before, start = peak_mib(), time.perf_counter()
     model = deferred_init(construct, options)
@@ -122,7 +122,7 @@ def construct_shards(options: argparse.Namespace, world: int) -> Llama:
 
 
 def run_process(rank: int, meeting_point: str, options: argparse.Namespace) -> None:
-    """One of several processes: constructs, compares with one process, trains."""
+    """Construct, compare with one process, and train, as one of several processes."""
     dist.init_process_group("gloo", init_method=f"file://{meeting_point}", rank=rank, world_size=options.processes)
     model = construct_shards(options, options.processes)
     whole = construct(options)
@@ -141,12 +141,12 @@ def run_process(rank: int, meeting_point: str, options: argparse.Namespace) -> N
 
 
 def main() -> None:
-    """Starts the processes, or is one of many."""
+    """Start the processes, or run a single rank."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, default=4)
-    parser.add_argument("--world", type=int, help="be one rank of so many, which do not exist")
+    parser.add_argument("--world", type=int, help="run a single rank of a world of this size")
     parser.add_argument("--rank", type=int, default=0)
-    parser.add_argument("--tensor", type=int, default=2, help="processes that share each layer")
+    parser.add_argument("--tensor", type=int, default=2, help="ranks that share each layer")
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--vocabulary", type=int, default=512)

@@ -1,10 +1,10 @@
-"""Who holds the memory of a training step, and when?
+"""Report what occupies the memory of a training step, and when.
 
-A ViT is trained for two steps on a GPU that is not there, while what it would allocate is tracked:
+A ViT is trained for two steps on a fake CUDA device, while its allocations are tracked:
 
     python examples/where_memory_goes.py [--picture memory.html]
 
-`--picture docs/tutorials/memory.svg` draws the plot in docs/tutorials/will_it_fit.md; it needs matplotlib.
+`--picture docs/tutorials/memory.svg` draws the plot in docs/tutorials/will_it_fit.md, which needs matplotlib.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Vit(nn.Module):
         self.head = nn.Linear(WIDTH, CLASSES)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Returns logits (batch, classes) for `images` (batch, 3, size, size)."""
+        """Return logits (batch, classes) for `images` (batch, 3, size, size)."""
         logits: Tensor = self.head(self.layers(self.patches(images).flatten(2).transpose(1, 2)).mean(1))
         return logits
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, images: Tensor, labels: Tensor) -> None:
-    """Trains for two steps."""
+    """Train for two steps."""
     for _ in range(2):
         with torch.autocast("cuda", torch.bfloat16):
             loss = nn.functional.cross_entropy(model(images), labels)
@@ -50,9 +50,9 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, images: Tensor, la
 
 
 def main() -> None:
-    """Prints the report, and draws a picture if it is asked to."""
+    """Print the report, and draw a plot if requested."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--picture", type=Path, help="a file that ends with .html, .svg or .png")
+    parser.add_argument("--picture", type=Path, help="output file that ends with .html, .svg or .png")
     options = parser.parse_args()
 
     with fake_mode(fake_cuda=FakeGPU("A100-40GB")), track_memory(lines=True) as memory:
@@ -67,7 +67,7 @@ def main() -> None:
     print(f"{peak.by_category[Category.ACTIVATION] / peak.allocated:.0%} of it are kept for the backward pass.")
     if options.picture is not None:
         memory.plot(options.picture)
-        print(f"The picture is in {options.picture}.")
+        print(f"The plot is in {options.picture}.")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Does this training step fit on that GPU, with which batch, and what would make it fit?
+"""Check whether a training step fits on a GPU, find the largest batch, and try changes that make it fit.
 
-A GPT of 1.3 billion parameters is trained for two steps on GPUs that are not there, once for each question. Kernels do
-not run, but memory is allocated as on the GPU, by PyTorch's own rules. Any laptop can run it:
+A GPT of 1.3 billion parameters is trained for two steps on fake CUDA devices, once for each question. Kernels do not
+run, but memory is allocated as on the GPU, by PyTorch's own rules. It runs on any laptop:
 
     python examples/will_it_fit.py [--gpus A100-40GB H100-80GB RTX-4090-24GB]
 """
@@ -23,7 +23,7 @@ WIDTH, HEADS, LAYERS, VOCABULARY = 2048, 16, 24, 50304
 
 @dataclass(frozen=True)
 class Setup:
-    """What may be changed."""
+    """The settings that are varied."""
 
     batch: int = 4
     sequence: int = 1024
@@ -42,7 +42,7 @@ class Layer(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns a tensor of the shape of `x`: (batch, sequence, width)."""
+        """Return a tensor of the shape of `x`: (batch, sequence, width)."""
         q, k, v = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in self.qkv(self.norm1(x)).chunk(3, dim=-1))
         y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(y.transpose(1, 2).flatten(2))
@@ -61,7 +61,7 @@ class GPT(nn.Module):
         self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Returns logits (batch, sequence, vocabulary) for `tokens` (batch, sequence)."""
+        """Return logits (batch, sequence, vocabulary) for `tokens` (batch, sequence)."""
         x = self.words(tokens)
         for layer in self.layers:
             x = checkpoint(layer, x, use_reentrant=False) if self.checkpoints else layer(x)
@@ -70,7 +70,7 @@ class GPT(nn.Module):
 
 
 def make_step(setup: Setup) -> Callable[[], object]:
-    """Returns a function that trains for one step. This is the code that would run on the GPU."""
+    """Return a function that trains for one step. This is the code that would run on the GPU."""
     model = GPT(setup.checkpoints).to("cuda", setup.dtype)
     optimizer = setup.optimizer(model.parameters())
     tokens = torch.zeros(setup.batch, setup.sequence, dtype=torch.int64, device="cuda")
@@ -86,14 +86,14 @@ def make_step(setup: Setup) -> Callable[[], object]:
 
 
 def train_two_steps(setup: Setup) -> None:
-    """What the answers are about: the optimizer allocates its state in the first step."""
+    """Train for two steps: the optimizer allocates its state in the first step."""
     step = make_step(setup)
     step()
     step()
 
 
 def main() -> None:
-    """Prints the answers."""
+    """Print the answers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpus", nargs="+", default=["RTX-4090-24GB", "A100-40GB", "H100-80GB"])
     options = parser.parse_args()
