@@ -16,18 +16,18 @@ ORDER = ("lower_precision", "float32", "promote", "banned")
 
 
 def release() -> str:
-    """Of PyTorch, without the patch: policies differ between releases."""
+    """Return PyTorch's version without the patch number: policies differ between releases."""
     return ".".join(torch.__version__.split(".")[:2])
 
 
 def operators(device_type: str) -> list[str]:
-    """Those of PyTorch's own that autocast treats."""
+    """Return PyTorch's operators with an autocast policy."""
     names = torch._C._dispatch_get_registrations_for_dispatch_key(f"Autocast{device_type.upper()}")
     return sorted(name.removeprefix("aten::") for name in names if name.startswith("aten::"))
 
 
 def page() -> str:
-    """The text of the page."""
+    """Return the text of the page."""
     found: dict[str, dict[str, str]] = defaultdict(dict)
     for device_type in ("cpu", "cuda"):
         for op in operators(device_type):
@@ -50,13 +50,13 @@ def page() -> str:
 
 
 def main() -> None:
-    """Writes or checks."""
+    """Write or check the page."""
     if "--check" not in sys.argv:
         PAGE.write_text(page())
         return
     text = PAGE.read_text()
-    if not re.search(rf"^Of PyTorch {re.escape(release())},", text, re.MULTILINE):
-        print(f"{PAGE.name} is about another release of PyTorch than {release()}: nothing to compare")
+    if not re.search(rf"^For PyTorch {re.escape(release())}\.", text, re.MULTILINE):
+        print(f"{PAGE.name} was generated for another release of PyTorch than {release()}: nothing to compare")
     elif text != page():
         sys.exit(f"{PAGE.name} is not up to date: run `python docs/reference/autocast_policies.py`")
 

@@ -11,15 +11,15 @@ PAGE = Path(__file__).with_suffix(".md")
 
 
 def page() -> str:
-    """The text of the page."""
+    """Return the text of the page."""
     lines = [
-        "# What torchext knows of operators",
+        "# Operator traits",
         "",
-        "Most of what torchext does with an operator follows from its schema, its tags and its kernels. What does",
-        "not follow is in tables of operators, one for each concern (`csrc/support/operator_table.h`). An operator",
-        "that is in no table, such as a custom one of any name, has the safe default. Names are those of `aten`. A",
-        "name stands for all overloads of an operator, or for the one that it ends in. `python",
-        "docs/reference/operator_traits.py` prints this page from the tables.",
+        "The behavior of most operators in torchext follows from their schemas, tags and kernels. The rest is in",
+        "tables of operators, one for each property (`csrc/support/operator_table.h`). Operators that are in no",
+        "table, such as custom ones, get the safe default. Names are those of `aten`. A name stands for all overloads",
+        "of an operator, or for one overload if it ends in its name. `python docs/reference/operator_traits.py`",
+        "generates this page.",
     ]
     for what, names in sorted(_C.operator_tables()):
         operators = ", ".join(f"`{name.removeprefix('aten::')}`" for name in sorted(names))
@@ -28,7 +28,7 @@ def page() -> str:
 
 
 def main() -> None:
-    """Writes or checks."""
+    """Write or check the page."""
     if "--check" not in sys.argv:
         PAGE.write_text(page())
     elif PAGE.read_text() != page():
