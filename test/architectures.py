@@ -9,7 +9,7 @@ from _pytest.mark.structures import ParameterSet
 
 __all__ = ["ARCHITECTURES", "every_architecture", "small_config"]
 
-# Small values for all the names by which configurations call their sizes.
+# Small values for all names of size parameters in configurations.
 SMALL = {
     "hidden_size": 64,
     "d_model": 64,
@@ -79,7 +79,7 @@ def small_config(model_type: str) -> object:
     for part in (config, getattr(config, "text_config", None), getattr(config, "vision_config", None)):
         for name, value in SMALL.items():
             if isinstance(getattr(part, name, None), int):
-                with suppress(AttributeError):  # a property that follows from others
+                with suppress(AttributeError):  # a property derived from others
                     setattr(part, name, value)
     config.pad_token_id = 0 if config.to_dict().get("pad_token_id") is not None else None
     return config

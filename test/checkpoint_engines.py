@@ -99,7 +99,7 @@ def check_saved_alike(shard: Any) -> None:
 
 
 def check_loaded(path: Path, shard: Any) -> None:
-    """Into a deferred model of another seed."""
+    """Check loading into a deferred model of another seed."""
     other = shard(deferred_init(construct, 1))
     state = other.state_dict()
     dcp.load(state, checkpoint_id=path)
@@ -128,7 +128,7 @@ def writer_of_hugging_face_has_the_same_files() -> None:
     with shared_folder() as folder:
         for name, model in ("deferred", deferred_init(construct)), ("eager", construct()):
             state = by_fully_shard(model).state_dict()
-            del state["head.weight"]  # of what shares memory safetensors wants to be given one
+            del state["head.weight"]  # safetensors stores one of several tensors that share memory
             dcp.save(state, storage_writer=HuggingFaceStorageWriter(str(folder / name), save_distributed=True))
         names = sorted(path.relative_to(folder / "eager") for path in (folder / "eager").rglob("*.safetensors"))
         assert names
@@ -137,7 +137,7 @@ def writer_of_hugging_face_has_the_same_files() -> None:
 
 
 def content(path: Path) -> tuple[Any, bytes]:
-    """The header, whose metadata safetensors writes in any order, and the rest."""
+    """Return the header, whose metadata safetensors writes in any order, and the rest."""
     data = path.read_bytes()
     end = 8 + int.from_bytes(data[:8], "little")
     return json.loads(data[8:end]), data[end:]

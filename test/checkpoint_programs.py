@@ -1,4 +1,4 @@
-"""What the tests of checkpoints run in processes of their own."""
+"""Functions that checkpoint tests run in separate processes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from torchext.deferred_init import deferred_init
 
 
 def grow_while_saving(construct: Callable[[], nn.Module], folder: Path, max_memory: int) -> int:
-    """By how many bytes the process grows beyond what it has had before, in a process of its own."""
+    """Return the growth of the process in bytes beyond its previous peak, in a separate process."""
     model = deferred_init(construct)
-    save_safetensors(deferred_init(nn.Linear, 500, 500), folder / "first", max_memory=max_memory)  # what is needed once
+    save_safetensors(deferred_init(nn.Linear, 500, 500), folder / "first", max_memory=max_memory)  # first-use costs
     return _growth(lambda: save_safetensors(model, folder / "model", max_memory=max_memory))
 
 
@@ -42,7 +42,7 @@ def several_layouts() -> nn.Module:
 
 
 def save_until_killed(folder: Path, is_ready: Path) -> None:
-    """Saves the model of `four_files()`, after telling that it is about to."""
+    """Save the model of `four_files()`, after announcing it."""
     model = deferred_init(four_files)
     is_ready.touch()
     save_safetensors(model, folder, max_shard_size="1MB", max_memory="4MiB", resume=True)
@@ -54,7 +54,7 @@ def four_files() -> nn.Module:
 
 
 def grow_while_loading(path: Path) -> tuple[int, int]:
-    """By how many bytes the process grows while it loads, and when it has read all of the model."""
+    """Return the growth of the process in bytes while it loads, and after it has read all of the model."""
     model = deferred_init(several_tensors)
     load_safetensors(deferred_init(nn.Linear, 2, 2), {"weight": torch.ones(2, 2), "bias": torch.ones(2)})
     before = psutil.Process().memory_info().rss
@@ -66,7 +66,7 @@ def grow_while_loading(path: Path) -> tuple[int, int]:
 
 
 def grow_while_saving_distributed(folder: Path) -> tuple[int, int]:
-    """By how many bytes the process grows, and the size of what it saves."""
+    """Return the growth of the process in bytes, and the size of the checkpoint."""
     dcp.save(deferred_init(nn.Linear, 500, 500).state_dict(), checkpoint_id=folder / "first")
     model = deferred_init(several_tensors)
     size = sum(parameter.nbytes for parameter in model.parameters())
@@ -74,9 +74,9 @@ def grow_while_saving_distributed(folder: Path) -> tuple[int, int]:
 
 
 def _growth(function: Callable[[], object]) -> int:
-    """By how many bytes the process is larger meanwhile than it was before.
+    """Return the growth of the process in bytes during the call.
 
-    Pages of libraries are left out: code that runs for the first time is mapped then, and stays.
+    Pages of libraries are excluded: code that runs for the first time is mapped and stays mapped.
     """
     before = _resident()
     Path("/proc/self/clear_refs").write_text("5")
@@ -86,6 +86,6 @@ def _growth(function: Callable[[], object]) -> int:
 
 
 def _resident() -> dict[str, int]:
-    """What of the memory of this process is resident, in bytes, by the names of proc_pid_status(5)."""
+    """Return the resident memory of this process in bytes, by the names of proc_pid_status(5)."""
     lines = (line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
     return {name: int(value.split()[0]) * 1024 for name, value in lines if name.startswith(("VmHWM", "Rss"))}

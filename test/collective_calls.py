@@ -1,4 +1,4 @@
-"""The collectives of PyTorch, as calls that make their tensors by a given function. For `test_collectives.py`."""
+"""PyTorch's collectives, as calls that make their tensors by a given function. For `test_collectives.py`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 Make = Callable[[int], Tensor]
 Call = Callable[[Make, int], object]
-"""Makes the call in a group of so many processes, with tensors of so many elements as it asks for."""
+"""Makes the call in a group of the given size, with tensors of as many elements as it requests."""
 
 
 def group() -> dist.ProcessGroup:

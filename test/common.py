@@ -1,4 +1,4 @@
-"""What several test modules share: comparing deferred with eager construction, and models."""
+"""Helpers for several test modules: comparing deferred with eager construction, and models."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ COMPUTES_ON_CUDA = "nullcuda" not in os.environ.get("LD_PRELOAD", "")
 
 
 def some(values: Iterable[Value], count: int | None) -> list[Value]:
-    """Returns at most `count` of the values, always the same; all if it is None."""
+    """Return at most `count` of the values, always the same ones; all if it is None."""
     every = list(values)
     return every if count is None or len(every) <= count else random.Random(0).sample(every, count)
 
 
 def memory_in_use() -> int:
-    """What the process holds, in bytes, without what malloc keeps for itself: after other tests that can be a lot."""
+    """Return the memory of the process in bytes, without malloc's free memory, which may be large after other tests."""
     ctypes.CDLL(None).malloc_trim(0)
     return int(psutil.Process().memory_info().rss)
 
@@ -65,12 +65,12 @@ class BuiltOn(Module):
 
 
 def too_large_to_copy() -> Tensor:
-    """Two ones, so far apart that a recording does not copy them (csrc/deferred_init/graph/external_tensor.h)."""
+    """Return two ones, too far apart to be copied by a recording (csrc/deferred_init/graph/external_tensor.h)."""
     return torch.empty(2, 2**18)[:, 0].fill_(1)
 
 
 class RecordOperators(TorchDispatchMode):
-    """Notes the names of the operators that it sees."""
+    """Records the names of operators."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -82,7 +82,7 @@ class RecordOperators(TorchDispatchMode):
 
 
 def build_both(fn: Callable[[], Any], seed: int = 0) -> tuple[Any, Any]:
-    """Returns what `fn` constructs eagerly and deferred, both from the same seed.
+    """Return the results of `fn`, eager and deferred, from the same seed.
 
     Checks that construction leaves the default generator in the same state.
     """
@@ -96,7 +96,7 @@ def build_both(fn: Callable[[], Any], seed: int = 0) -> tuple[Any, Any]:
 
 
 def assert_defers_exactly(fn: Callable[[], Module], seed: int = 0, in_reverse: bool = False) -> None:
-    """Asserts that `materialize(deferred_init(fn))` equals `fn()`, bit for bit.
+    """Assert that `materialize(deferred_init(fn))` equals `fn()`, bit for bit.
 
     If `in_reverse`, parameters and buffers are materialized one at a time, from last to first.
     """
@@ -105,14 +105,14 @@ def assert_defers_exactly(fn: Callable[[], Module], seed: int = 0, in_reverse: b
     if in_reverse:
         for tensor in reversed([*deferred.parameters(), *deferred.buffers()]):
             materialize_tensor(tensor)
-    materialize_module(deferred)  # in reverse: what is held as plain attributes
+    materialize_module(deferred)  # in reverse: plain attributes
     assert torch.equal(torch.get_rng_state(), state), "materializing moved the generator"
     assert not is_deferred(deferred)
     assert_same_module(deferred, eager)
 
 
 def assert_tensors_defer_exactly(fn: Callable[[], object]) -> None:
-    """Asserts that the tensors that `fn` returns are the same eagerly and deferred, materialized first to last."""
+    """Assert that the tensors returned by `fn` are equal eagerly and deferred, materialized first to last."""
     eager, deferred = (torch.utils._pytree.tree_leaves(built) for built in build_both(fn))
     assert len(eager) == len(deferred)
     for wanted, found in zip(eager, deferred, strict=True):
@@ -122,7 +122,7 @@ def assert_tensors_defer_exactly(fn: Callable[[], object]) -> None:
 
 
 def assert_same_module(actual: Module, expected: Module) -> None:
-    """Asserts that two modules have equal names, ties, classes and tensors."""
+    """Assert that two modules have equal names, ties, classes and tensors."""
     assert [n for n, _ in actual.named_modules()] == [n for n, _ in expected.named_modules()]
     for kind in ("named_parameters", "named_buffers"):
         found = dict(getattr(actual, kind)(remove_duplicate=False))
@@ -136,10 +136,10 @@ def assert_same_module(actual: Module, expected: Module) -> None:
 
 
 def assert_same_tensor(actual: Tensor, expected: Tensor, name: str = "tensor", strictly: bool = True) -> None:
-    """Asserts equal bits and equal metadata.
+    """Assert equal bits and equal metadata.
 
-    Unless `strictly`, version counters may differ, and so may what does not matter: strides of dimensions of length 1,
-    and the strides and storage offset of tensors without elements.
+    Unless `strictly`, version counters may differ, and so may metadata without effect: strides of dimensions of length
+    1, and the strides and storage offset of tensors without elements.
     """
     assert type(actual) is type(expected), f"{name}: is a {type(actual)}, expected a {type(expected)}"
     if is_lazy(expected):  # has neither a shape nor values yet
@@ -157,7 +157,7 @@ def assert_same_tensor(actual: Tensor, expected: Tensor, name: str = "tensor", s
 
 
 def _attribute(tensor: Tensor, name: str) -> object:
-    """Returns the attribute, or the message of a view that autograd forbids, which some attributes raise."""
+    """Return the attribute. Some raise for a view that autograd forbids; then return the message."""
     try:
         return getattr(tensor, name)
     except RuntimeError as error:
@@ -169,7 +169,7 @@ def _strides_that_matter(tensor: Tensor) -> tuple[int, ...]:
 
 
 def has_same_bits(actual: Tensor, expected: Tensor) -> bool:
-    """Whether two tensors of the same size and dtype have the same values, bit for bit; also two NaNs."""
+    """Return true if two tensors of the same size and dtype have the same bits, also for NaNs."""
     if expected.is_cuda and not COMPUTES_ON_CUDA:
         return True
     return torch.equal(_bits(actual), _bits(expected))
@@ -181,7 +181,7 @@ def _bits(tensor: Tensor) -> Tensor:
 
 
 def _groups(tensors: dict[str, Tensor], by_storage: bool = False) -> set[frozenset[str]]:
-    """Returns the names that share a tensor, or a storage."""
+    """Return the names that share a tensor, or a storage."""
     groups: dict[int, set[str]] = {}
     for name, tensor in tensors.items():
         key = tensor.untyped_storage()._cdata if by_storage and not is_lazy(tensor) else id(tensor)
@@ -190,13 +190,13 @@ def _groups(tensors: dict[str, Tensor], by_storage: bool = False) -> set[frozens
 
 
 def feed_forward() -> Module:
-    """Returns a small network, always with the same weights. Some of its layers are on autocast's lists."""
+    """Return a small network, always with the same weights. Some of its layers are on autocast's lists."""
     torch.manual_seed(0)
     return Sequential(Linear(4, 8), LayerNorm(8), GELU(), Linear(8, 4))
 
 
 def gradients(net: Module) -> list[Tensor]:
-    """Returns the gradients of all parameters, each of which must have one."""
+    """Return the gradients of all parameters. Each parameter must have one."""
     found = [parameter.grad for parameter in net.parameters()]
     assert all(grad is not None for grad in found)
     return cast("list[Tensor]", found)

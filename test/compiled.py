@@ -1,4 +1,4 @@
-"""Compares what a compiled function does with what it does eagerly."""
+"""Compares a compiled function with its eager execution."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BACKENDS = ("eager", "aot_eager")
 
 
 def compiled(function: Callable[..., Any], backend: str = "eager", fullgraph: bool = True) -> Callable[..., Any]:
-    """Compiles without what has been compiled before, and counts graph breaks from here on."""
+    """Compile without earlier caches, and count graph breaks from here on."""
     torch._dynamo.reset()
     counters.clear()
     return torch.compile(function, backend=backend, fullgraph=fullgraph)
@@ -29,7 +29,7 @@ def graphs() -> int:
 
 
 def state_of(value: Any) -> Any:
-    """Returns what is to be equal of a result besides its values."""
+    """Return the properties of a result that must be equal besides its values."""
     if not isinstance(value, Tensor):
         return value
     return value.dtype, value.is_inference(), value.requires_grad, value.stride(), value.storage_offset()
@@ -40,7 +40,7 @@ def version_of(value: Any) -> int | None:
 
 
 def check_same(found: Any, wanted: Any, counts_writes: bool = True) -> None:
-    """Inductor writes the results of some operators into memory that it has allocated, which counts as a version."""
+    """Compare states. Inductor writes some results into memory that it has allocated, which bumps the version."""
     found, wanted = pytree.tree_leaves(found), pytree.tree_leaves(wanted)
     assert list(map(state_of, found)) == list(map(state_of, wanted))
     if counts_writes:
@@ -51,7 +51,7 @@ def check_same(found: Any, wanted: Any, counts_writes: bool = True) -> None:
 
 
 def check_compiled(function: Callable[..., Any], *args: Any, backend: str = "eager") -> None:
-    """One graph, no break, and eager results; and so once more, with the graph that there is."""
+    """Check for one graph, no break, and eager results; then again with the existing graph."""
     wanted = function(*args)
     run = compiled(function, backend)
     check_same(run(*args), wanted)

@@ -41,13 +41,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--proof-table",
         action="store_true",
-        help="print what has passed, as the table in docs/reference/proof.md (`make gpu`)",
+        help="print the passed tests as rows of the table in docs/reference/proof.md (`make gpu`)",
     )
     parser.addoption("--long", action="store_true", help="also run the long sweeps (`make sweep`)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    os.environ["TORCHEXT_CHECK_LOCKS"] = "1"  # also in the processes that tests start
+    os.environ["TORCHEXT_CHECK_LOCKS"] = "1"  # also for processes that tests start
     os.environ["TORCHEXT_CHECK_PLANS"] = "1"
     os.environ["TORCHEXT_FUZZ_DEVICE"] = config.getoption("--fuzz-device")
     if config.getoption("--foreign-fakes"):
@@ -65,7 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Divides the programs of `--programs` among tests that may run in parallel. Each run has seeds of its own."""
+    """Split the programs of `--programs` over tests that may run in parallel. Each run has its own seeds."""
     if "fuzz_seed" not in metafunc.fixturenames:
         return
     programs, first = metafunc.config.getoption("--programs"), metafunc.config.getoption("--fuzz-seed")
@@ -108,7 +108,7 @@ def _seed() -> None:
 
 @pytest.fixture(autouse=True)
 def _checked_hits(pytestconfig: pytest.Config) -> Iterator[None]:
-    """Checks a part of what the cache of metadata returns: NOTE [Checking hits]."""
+    """Check a part of the hits in the cache of metadata: NOTE [Checking hits]."""
     from torchext import _C
 
     is_sweep = pytestconfig.getoption("--long") or pytestconfig.getoption("--programs") > 0
@@ -119,14 +119,14 @@ def _checked_hits(pytestconfig: pytest.Config) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def frozen_past() -> None:
-    """Spares the garbage collector what is there when a file begins: for files whose tests collect again and again."""
+    """Exclude existing objects from garbage collection, for files whose tests collect repeatedly."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture
 def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forks the processes of ranks, and of launchers, instead of starting interpreters: `forked.py`."""
+    """Fork the processes of ranks and launchers, instead of starting interpreters: `forked.py`."""
     if not forked.CAN_FORK:
         return
     start = partial(forked.ForkedProcess, imports=forked.DRY_RUN)
@@ -136,18 +136,18 @@ def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def empty_devices() -> None:
-    """Frees what other tests have left on fake CUDA devices, where its memory counts."""
+    """Free memory of other tests on fake CUDA devices, for tests that measure it."""
     from torchext import _C
     from torchext.fake import fake_mode
 
     with fake_mode(fake_cuda=64):
         if not any(torch.cuda.memory_allocated(i) for i in range(64)):
             return
-    gc.unfreeze()  # what `frozen_past` has hidden
+    gc.unfreeze()  # objects excluded by `frozen_past`
     gc.collect()
-    # FSDP1's flat parameters are in cycles through nodes of autograd, which nobody collects.
+    # FSDP1's flat parameters are in cycles through autograd nodes, which are never collected.
     for left in gc.get_objects():
-        # `isinstance()` would ask objects for `__class__`, which deprecated ones of PyTorch warn of.
+        # `isinstance()` would read `__class__`, which warns for deprecated PyTorch objects.
         is_tensor = issubclass(type(left), torch.Tensor)
         if is_tensor and _C.is_fake(left) and left.is_cuda and left.layout is torch.strided:
             left.untyped_storage().resize_(0)

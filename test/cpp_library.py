@@ -23,13 +23,13 @@ PYTORCHS_HEADERS = [f"-isystem{path}" for path in cpp_extension.include_paths()]
 
 
 def run(command: Sequence[str | Path]) -> subprocess.CompletedProcess[str]:
-    """Runs a tool, without the sanitizers that `make sanitize` loads into our processes: CMake hangs with one."""
+    """Run a tool without the sanitizers that `make sanitize` preloads: CMake hangs with one of them."""
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
 def compiled(name: str, folder: Path) -> ctypes.CDLL:
-    """A library that is linked against what a user's program is linked against."""
+    """Return a library that is linked like a user's program."""
     output = folder / f"{name}.so"
     folders = [Path(torch.__file__).parent / "lib", Path(torchext.library_path())]
     command = [

@@ -1,4 +1,4 @@
-"""Prints the processor time of the slowest tests, and of each folder: `--cpu-times`."""
+"""Prints the CPU time of the slowest tests and of each folder: `--cpu-times`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _by_test: defaultdict[str, float] = defaultdict(float)
 
 
 def _now() -> float:
-    """Return the processor time of this process, and of all that it has started and that has ended."""
+    """Return the CPU time of this process and of its children that have ended."""
     return sum(os.times()[:4]) + forked.cpu_seconds()
 
 
@@ -26,7 +26,7 @@ _latest = 0.0
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Add to a report what has been spent since the one before: xdist sends it to the process that prints."""
+    """Add the CPU time since the last report to a report: xdist sends it to the process that prints."""
     global _latest
     report = yield
     now = _now()

@@ -178,7 +178,7 @@ NEED_SECOND_DEVICE = {"two devices"}
 
 
 def tensors_of(result: Any) -> dict[str, Tensor]:
-    """The tensors of what a constructor returns, by name: also buffers that are not in the state."""
+    """Return the tensors of a constructor's result by name, including buffers that are not in the state."""
     if isinstance(result, nn.Module):
         named = itertools.chain(
             result.named_parameters(remove_duplicate=False), result.named_buffers(remove_duplicate=False)
@@ -204,7 +204,7 @@ def call_as_it_is(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def calls_of_operators() -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Calls of `op_db`, on copies of its samples on CUDA."""
+    """Yield calls of `op_db`, on copies of its samples on CUDA."""
     for op in op_db:
         try:
             samples = list(itertools.islice(op.sample_inputs("cpu", torch.float32), 6))
@@ -226,17 +226,18 @@ def to_cuda(tensor: Tensor) -> Tensor:
 
 
 def moved_by_dead_operators() -> tuple[int, list[str]]:
-    """Calls operators eagerly, and records them without reading a result.
+    """Call operators eagerly, and record them without reading a result.
 
     Returns:
-        How many calls have moved a generator of CUDA, and the names of those that moved it otherwise when recorded.
+        The number of calls that have advanced a CUDA generator, and the names of those that advance it differently when
+        recorded.
     """
-    # PyTorch's own calls of what draws begin with a seed, and leave the generators where they were.
+    # PyTorch's own random samples set a seed first, and restore the generators.
     with mock.patch.object(common_methods_invocations, "wrapper_set_seed", call_as_it_is):
         moved = []
         for name, call in calls_of_operators():
             torch.manual_seed(0)
-            with contextlib.suppress(Exception):  # what CUDA refuses, or the null driver does not have
+            with contextlib.suppress(Exception):  # rejected on CUDA, or missing in the null driver
                 call()
                 expected = generator_states()
                 if any(offset for _, offset in expected[1:]):

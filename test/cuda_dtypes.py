@@ -1,7 +1,7 @@
-"""Calls of operators on CUDA with each dtype, for which `cuda_dtypes.tsv` says which dtypes are refused.
+"""Calls of operators on CUDA with each dtype. `cuda_dtypes.tsv` lists the rejected dtypes.
 
-The facts are made by PyTorch's own host code (test/cuda_host/dtype_facts.py), and test_cuda_dtypes.py compares fake
-devices with them.
+The facts come from PyTorch's host code (test/cuda_host/dtype_facts.py), and test_cuda_dtypes.py compares fake devices
+with them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 __all__ = ["DTYPES", "Call", "facts", "name_of", "refusal_in"]
 
-# With their numbers in `c10::ScalarType`.
+# The numbers are those of `c10::ScalarType`.
 DTYPES: dict[torch.dtype, int] = {
     **dict(zip((torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64), range(5), strict=True)),
     **dict(zip((torch.float16, torch.float32, torch.float64), range(5, 8), strict=True)),
@@ -31,12 +31,12 @@ REFUSAL = re.compile(r'^"(.+)" not implemented for \'(\w+)\'$')
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """Returns the name of C++, such as `Long`, that errors have."""
+    """Return the C++ name, such as `Long`, which errors contain."""
     return torch.empty(0, dtype=dtype).type().removeprefix("torch.").removesuffix("Tensor")
 
 
 def refusal_in(error: Exception) -> tuple[str, str] | None:
-    """Returns the name of the kernel and that of the dtype, if `error` says that there is no such kernel."""
+    """Return the names of the kernel and the dtype if `error` reports a missing kernel."""
     found = REFUSAL.match(str(error).splitlines()[0]) if isinstance(error, NotImplementedError) else None
     return (found[1], found[2]) if found else None
 
@@ -62,7 +62,7 @@ class Call(NamedTuple):
 
 
 def facts() -> list[tuple[Call, list[torch.dtype], list[torch.dtype]]]:
-    """Returns the calls of `cuda_dtypes.tsv` that this release has, with the dtypes that are refused and accepted."""
+    """Return the calls of `cuda_dtypes.tsv` in this release, with their rejected and accepted dtypes."""
     found = []
     for line in (Path(__file__).parent / "fake" / "cuda_dtypes.tsv").read_text().splitlines():
         op, arguments, *masks = line.split("\t")

@@ -1,4 +1,4 @@
-"""Comparing what is constructed on CUDA devices, deferred and eager."""
+"""Compares deferred with eager construction on CUDA devices."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ["assert_same_values"]
 
 
 def assert_same_values(build: Callable[[], Any], *, may_only_hold_arguments: bool = False) -> None:
-    """Asserts that tensors have the values of eager construction in three orders, and modules as a whole.
+    """Assert that tensors have the values of eager construction in three orders, and modules as a whole.
 
-    Some must be deferred, unless `build` may only hold tensors that it has been given.
+    At least one must be deferred, unless `build` may return only given tensors.
     """
     torch.manual_seed(0)
     eager = tensors_of(build())

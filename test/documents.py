@@ -1,4 +1,4 @@
-"""What the pages quote and name, and what the sources print and define."""
+"""Quotations and names in the pages, and the messages and definitions in the sources."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ PYTHON = sorted(
 VALUE = "\0"  # stands for the parts of a message that vary
 
 
-TITLES = {"Fake Tensors & Deferred Module Initialization", "Storages, not tensors"}  # quoted, and not a message
+TITLES = {"Fake Tensors & Deferred Module Initialization", "Storages, not tensors"}  # quoted, but not messages
 
-# PyTorch's files that comments and pages name, with their folder if we have a file of the same name.
+# PyTorch's files that comments and pages name, with their folder if torchext has a file of the same name.
 PYTORCHS = {
     "CUDAGeneratorImpl.cpp",
     "BinaryOps.cpp",
@@ -101,7 +101,7 @@ PYTORCHS = {
     "tensor_new.h",
     "tensor_numpy.cpp",
 }
-USERS = {"model.py", "train.py"}  # in examples of what is printed
+USERS = {"model.py", "train.py"}  # in examples of output
 
 
 def relative(path: Path) -> str:
@@ -117,7 +117,7 @@ def plain(text: str) -> str:
 
 @functools.cache
 def quotes(page: Path) -> tuple[str, ...]:
-    """The messages that a page quotes."""
+    """Yield the messages that a page quotes."""
     text = page.read_text()
     listings = re.findall(r"^ *```.*?^ *```", text, re.S | re.M)
     for listing in listings:
@@ -139,19 +139,19 @@ def codes(text: str) -> list[str]:
 
 
 def alternatives(code: str) -> list[str]:
-    """Returns the names that `code` stands for. Braces may hold alternatives: `{a,b}_c`."""
+    """Return the names that `code` represents. Braces may hold alternatives: `{a,b}_c`."""
     if (braces := re.fullmatch(r"(.*)\{([^{}]*)\}(.*)", code)) is None:
         return [code]
     return [f"{braces[1]}{part.strip()}{braces[3]}" for part in braces[2].split(",")]
 
 
 def parts_of(quote: str) -> list[str]:
-    """Returns the fixed parts of a quoted message: what is between the dots, and between the names of operators."""
+    """Return the fixed parts of a quoted message: the text between the dots, and between the names of operators."""
     return re.sub(r"`\w+::[\w.]+`", "`...`", quote).split("...")
 
 
 def is_part_of(quote: str, message: str) -> bool:
-    """Returns true if the parts of `quote` between its dots are in `message`, in this order."""
+    """Return true if the parts of `quote` between its dots are in `message`, in this order."""
     start = 0
     for part in filter(None, (part.strip() for part in parts_of(quote))):
         found = message.find(part, start)
@@ -163,7 +163,7 @@ def is_part_of(quote: str, message: str) -> bool:
 
 @functools.cache
 def messages() -> tuple[str, ...]:
-    """Returns the texts in the sources, each with a placeholder for what is computed."""
+    """Return the texts in the sources, each with a placeholder for computed parts."""
     from_cpp = (text for path in CPP for text in texts_of_cpp(path.read_text()))
     from_python = (
         text for path in PYTHON if "torchext" in path.parts[len(ROOT.parts) :] for text in texts_of_python(path)
@@ -199,7 +199,7 @@ def texts_of_python(path: Path) -> Iterator[str]:
 
 
 def comments(path: Path) -> str:
-    """The comments of a source, or the whole of a page."""
+    """Return the comments of a source, or the whole text of a page."""
     text = path.read_text()
     if path.suffix in (".cpp", ".h"):
         return "\n".join(re.findall(r"//+ ?(.*)", text))
@@ -214,7 +214,7 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 @functools.cache
 def notes() -> dict[str, str]:
-    """Returns the notes and the files that they are in. The heading of a note is followed by an empty line."""
+    """Return the notes and the files that they are in. The heading of a note is followed by an empty line."""
     heading = re.compile(r"^// NOTE \[([^\]]+)\]\n//\n", re.M)
     return {note: relative(path) for path in CPP for note in heading.findall(path.read_text())}
 
@@ -231,18 +231,18 @@ def paths_in_page(page: Path) -> Iterator[str]:
 
 
 def is_ours(name: str, where: Path) -> bool:
-    """Returns false for the name of a file of PyTorch's, or of a user's program."""
+    """Return false for the name of a file of PyTorch, or of a user's program."""
     last = name.rpartition("/")[2]
     if where.name == "foreign_suites.md":
         return not re.fullmatch(r"test_\w+\.py|names_of_2_6\.py", last)
     if where.name in ("route.md", "inspect.py") and re.fullmatch(r"[A-Z]\w+\.cpp", last):
-        return False  # where kernels are registered
+        return False  # the file that registers kernels
     return not name.startswith("torch/") and last not in PYTORCHS | USERS
 
 
 @functools.cache
 def exists(name: str, where: Path) -> bool:
-    """Returns true if `name` is a file, relative to a folder above `where`, or to one of the roots."""
+    """Return true if `name` is a file, relative to a folder above `where`, or to one of the roots."""
     folders = [
         *where.parents,
         ROOT,
@@ -275,14 +275,14 @@ def is_a_name(name: str) -> bool:
 
 
 def is_defined(name: str, folder: Path) -> bool:
-    """Returns true if `name` is a file below `folder`, or something that a file there defines or binds."""
+    """Return true if `name` is a file below `folder`, or is defined or bound by a file there."""
     forms = (
         rf"^(?:class|struct) (?:\w+ )?{name}\b(?!;)",
         rf"^enum class .*\b{name}\b",
-        rf"^\w[^=;\n]*[ *&]{name}\(",  # a function of C++
+        rf"^\w[^=;\n]*[ *&]{name}\(",  # a C++ function
         rf"^\s*def {name}\b",
         rf" as {name}$",
-        rf'"{name}"',  # what is bound, or listed in `__all__`
+        rf'"{name}"',  # bound, or listed in `__all__`
     )
     definition = re.compile("|".join(forms), re.M)
     files = [path for path in [*CPP, *PYTHON] if path.is_relative_to(folder)]

@@ -1,4 +1,4 @@
-"""Programs for `test_engines.py`: PyTorch's parallel engines, applied to deferred modules as they are to eager ones."""
+"""Programs for `test_engines.py`: PyTorch's parallel engines, applied to deferred and to eager modules."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Block(nn.Module):
 class Decoder(nn.Module):
     """A small language model, with a buffer, and with initializers that draw in several ways.
 
-    Two or four processes cannot share the default sizes evenly.
+    The default sizes do not divide evenly by two or four processes.
     """
 
     def __init__(self, layers: int = 2, tied: bool = False, hidden: int = 10, vocabulary: int = VOCABULARY) -> None:
@@ -99,7 +99,7 @@ class Decoder(nn.Module):
             self.head.weight = self.embedding.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        """Works with what a pipeline stage has left of the layers."""
+        """Use the layers that a pipeline stage has kept."""
         x = self.embedding(x) * self.scale if self.embedding is not None else x
         for layer in self.layers.values():
             x = layer(x)
@@ -107,7 +107,7 @@ class Decoder(nn.Module):
 
 
 def batch(seed: int) -> tuple[Tensor, Tensor]:
-    """Returns tokens and those that follow them."""
+    """Return tokens and the next tokens."""
     tokens = torch.randint(VOCABULARY, (4, 7), generator=torch.Generator().manual_seed(seed))
     return tokens[:, :-1], tokens[:, 1:]
 
@@ -124,10 +124,10 @@ def assert_same_bits(found: Tensor, wanted: Tensor, name: str) -> None:
 
 
 def slice_of(whole: Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> Tensor:
-    """Returns the part of `whole` that this process has.
+    """Return this process's part of `whole`.
 
-    Chunks of chunks: those of a strided shard are taken last, because the dimensions of the mesh to its right, which
-    shard the same dimension, came first.
+    Chunks of chunks: strided shards come last, because the dimensions of the mesh to their right, which shard the same
+    dimension, came first.
     """
     coordinate = mesh.get_coordinate()
     assert coordinate is not None
@@ -148,7 +148,7 @@ def assert_has_values(tensor: Tensor, whole: Tensor, name: str) -> None:
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
-    """Returns parameters and buffers by the names that they had before a wrapper such as DistributedDataParallel."""
+    """Return parameters and buffers by their names before a wrapper such as DistributedDataParallel."""
     named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
     return {name.removeprefix("module."): tensor for name, tensor in named}
 
@@ -158,12 +158,12 @@ def assert_module_has_values(module: nn.Module, values: dict[str, Tensor]) -> No
     assert found.keys() == values.keys()
     for name, tensor in found.items():
         assert_has_values(tensor, values[name], name)
-    for name, tensor in found.items():  # what is tied stays tied
+    for name, tensor in found.items():  # ties are kept
         assert [n for n, t in found.items() if t is tensor] == [n for n, t in values.items() if t is values[name]]
 
 
 def losses(module: nn.Module, seed: int) -> list[Tensor]:
-    """Returns the losses of five steps, on data of the seed."""
+    """Return the losses of five steps, on data of the seed."""
     optimizer = torch.optim.AdamW(module.parameters(), lr=0.01)
     found = []
     for _ in range(5):
@@ -189,17 +189,17 @@ def check(
     construct_from: int = 0,
     values: dict[str, Tensor] | None = None,
 ) -> nn.Module:
-    """Applies an engine to what `build` constructs, deferred and eagerly, and compares values and training.
+    """Apply an engine to the deferred and the eager result of `build`, and compare values and training.
 
     Args:
         build: Constructs the module.
         engine: Distributes it.
-        seed: Of the data of this process.
-        construct_from: The seed for this process to construct the module from.
-        values: What parameters and buffers must be. If not given, what process 0 constructs, from the seed 0.
+        seed: Seed of this process's data.
+        construct_from: The seed with which this process constructs the module.
+        values: Expected parameters and buffers. By default, those that process 0 constructs from the seed 0.
 
     Returns:
-        What the engine has made of the deferred module.
+        The result of the engine for the deferred module.
     """
     values = values or values_from(build, 0)
     eager, deferred = build_both(build, construct_from)
@@ -288,7 +288,7 @@ def fully_shard_that_trains_deferred() -> None:
 
 @program(4)
 def fully_shard_hybrid() -> None:
-    """Sharded within two groups, each of which has all."""
+    """Sharded within two groups, each with the whole module."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     module = check(partial(Decoder, tied=True), partial(shard_layers, mesh=mesh), dist.get_rank())
     assert module.head.weight.placements == (Replicate(), Shard(0))
@@ -333,7 +333,7 @@ def fsdp1_hybrid() -> None:
 
 
 def parallelize(module: nn.Module, mesh: DeviceMesh, src_data_rank: int | None) -> nn.Module:
-    """Tensor parallelism, with sequence parallelism between the matrices, as torchtitan plans it."""
+    """Tensor parallelism with sequence parallelism between the matrices, like torchtitan's plan."""
     layer = {
         "attention_norm": SequenceParallel(),
         "attention": PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate()),
@@ -381,7 +381,7 @@ def tensor_parallel_from_rank_0() -> None:
 
 @program()
 def tensor_parallel_from_another_rank_0() -> None:
-    """What is not sent stays what the process has constructed: here a buffer."""
+    """Tensors that are not sent keep the process's own values: here a buffer."""
     values = values_from(Decoder, 0)
     values["scale"] = values_from(Decoder, dist.get_rank())["scale"]
     engine = partial(parallelize, mesh=init_device_mesh("cpu", (2,)), src_data_rank=0)
@@ -452,7 +452,7 @@ def data_parallel_without_broadcast() -> None:
 
 
 class WithBroken(Decoder):
-    """Has one part of which nothing can be computed once `outside` has changed."""
+    """Has a submodule that can no longer be computed once `outside` has changed."""
 
     def __init__(self, outside: Tensor) -> None:
         super().__init__(layers=4)
@@ -460,7 +460,7 @@ class WithBroken(Decoder):
 
 
 def cut(module: nn.Module, stage: int) -> list[nn.Module]:
-    """Leaves of a decoder what one of two stages needs, and returns the rest."""
+    """Keep one of two stages of a decoder, and return the rest."""
     dropped = [module.layers.pop(name) for name in (["2", "3"] if stage == 0 else ["0", "1"])]
     for name in ["norm", "head", "unused"] if stage == 0 else ["embedding", "unused"]:
         dropped.append(getattr(module, name))
@@ -488,7 +488,7 @@ def pipeline() -> None:
         runs = [stage_losses(schedule_class(s, n_microbatches=4, loss_fn=cross_entropy), s.submod) for s in stages]
         for loss, wanted in zip(*runs, strict=True):
             assert_same_bits(loss, wanted, "loss")
-        assert_module_has_values(deferred, tensors_of(eager))  # also of the stage that has no losses
+        assert_module_has_values(deferred, tensors_of(eager))  # includes the stage without losses
 
 
 def stage_losses(schedule: Any, module: nn.Module) -> list[Tensor]:
@@ -509,7 +509,7 @@ def stage_losses(schedule: Any, module: nn.Module) -> list[Tensor]:
 
 
 class Experts(nn.Module):
-    """Every token goes to all of them, weighted. A process computes the part of those that it has."""
+    """All experts process every token, weighted. A process computes the results of its experts."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
@@ -591,7 +591,7 @@ def expert_parallel_from_rank_0() -> None:
 
 @program()
 def slices_of_a_deferred_tensor_leave_it_deferred() -> None:
-    """A process whose slice is all that it wants never has the whole."""
+    """A process that needs only its slice never has the whole tensor."""
     mesh = init_device_mesh("cpu", (2,))
     eager, deferred = build_both(partial(torch.randn, 4, 3, 5))
     part = slice_of_rank(deferred, mesh).clone()
@@ -619,7 +619,7 @@ ON_A_GRID: list[list[Placement]] = [
 
 
 def matrix() -> Tensor:
-    """Of sizes that four processes can and cannot share evenly: PyTorch does not scatter strided shards unevenly."""
+    """Return a matrix with an even and an uneven size: PyTorch does not scatter strided shards unevenly."""
     return torch.randn(8, 5).mul_(3)
 
 
@@ -635,7 +635,7 @@ def assert_distributes(
     eager, deferred = build_both(matrix, construct_from or 0)
     wanted = distribute_tensor(eager, mesh, placements, src_data_rank=src_data_rank)
     found = distribute_tensor(deferred, mesh, placements, src_data_rank=src_data_rank)
-    assert is_deferred(found) == (construct_from is None)  # nothing is sent where all have recorded the same
+    assert is_deferred(found) == (construct_from is None)  # nothing is sent if all processes have equal recordings
     materialize_tensor(found)
     assert_has_values(found, whole, str(placements))
     assert found.to_local().stride() == wanted.to_local().stride()
@@ -844,7 +844,7 @@ def state_dicts_of_tensor_parallel() -> None:
 
 @program(4)
 def state_dicts_of_tensor_parallel_and_fully_shard() -> None:
-    """Of even sizes, because PyTorch does not scatter strided shards of others."""
+    """Even sizes, because PyTorch does not scatter uneven strided shards."""
     engine = partial(parallelize_and_shard, mesh=mesh_of_data_and_tensor(), src_data_rank=None)
     assert_loads_and_saves(partial(Decoder, hidden=12, vocabulary=16), engine)
 

@@ -1,4 +1,4 @@
-"""Takes out of the tests what costs each of them, or each sample of an operator, more than what it tests."""
+"""Removes fixed costs of each test, or of each sample of an operator, that exceed the test itself."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ __all__ = ["cut_fixed_costs"]
 
 
 def cut_fixed_costs() -> None:
-    """Is called after the collection, when all test files have been imported."""
+    """Run after the collection, when all test files have been imported."""
     for device in (torch.cuda, torch.mtia, torch.xpu):
         device.traceback = _NoStacks  # type: ignore[attr-defined]
     for name in ("common_utils", "opinfo.core"):
         harness = sys.modules.get(f"torch.testing._internal.{name}")
         if harness is not None:
             harness.extract_test_fn = _running_test  # type: ignore[attr-defined]
-    # What is there now, above all the lists of operators and the tests themselves, stays until the end. The garbage
-    # collector need not go through it each time that a test asks for it.
+    # Existing objects, mostly the lists of operators and the tests themselves, live until the end. The garbage
+    # collector need not traverse them each time a test collects.
     gc.collect()
     gc.freeze()
 
 
 class _NoStacks:
-    """Stands in for the module `traceback` where PyTorch seeds devices that are not initialized.
+    """Replaces the module `traceback` where PyTorch seeds uninitialized devices.
 
-    With each seed it keeps a formatted stack, for an error that their initialization may raise. The harness for `op_db`
-    seeds before each sample.
+    PyTorch stores a formatted stack with each seed, for an error that their initialization may raise. The harness for
+    `op_db` seeds before each sample.
     """
 
     @staticmethod
@@ -41,7 +41,7 @@ class _NoStacks:
 
 
 def _running_test() -> Callable[..., Any] | None:
-    """Returns what `extract_test_fn` of PyTorch's harness does, but reads no sources."""
+    """Replace `extract_test_fn` in PyTorch's harness, without reading sources."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         test = frame.f_locals.get("self")

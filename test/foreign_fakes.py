@@ -1,4 +1,4 @@
-"""Another owner of the `Fake` key, as PyTorch's C++ FakeTensor will be: NOTE [Two owners of the Fake key].
+"""Another owner of the `Fake` key, like PyTorch's future C++ FakeTensor: NOTE [Two owners of the Fake key].
 
 cpp/foreign_fakes.cpp implements it. With `--foreign-fakes`, the whole suite runs with it.
 """
@@ -26,7 +26,7 @@ _FAKE_KEYS = _torch.DispatchKeySet(_torch._dispatch_key_parse("Fake"))
 
 
 def compile_and_load(folder: Path) -> None:
-    """Registers the other owner, through a library that it compiles into `folder`."""
+    """Register the other owner through a library that is compiled into `folder`."""
     output = folder / "foreign_fakes.so"
     libraries = Path(torch.__file__).parent / "lib"
     command = [
@@ -41,7 +41,7 @@ def compile_and_load(folder: Path) -> None:
 
 
 def foreign_fake(*shape: int) -> torch.Tensor:
-    """A tensor of the other owner's."""
+    """Return a tensor of the other owner."""
     with _torch._ExcludeDispatchKeyGuard(_FAKE_KEYS):
         tensor: torch.Tensor = torch.ops.torchext_foreign.give_key(torch.empty(shape, device="meta"))
         return tensor
@@ -49,11 +49,11 @@ def foreign_fake(*shape: int) -> torch.Tensor:
 
 @contextmanager
 def foreign_mode() -> Iterator[None]:
-    """Makes factories on this thread return tensors of the other owner's."""
+    """Make factories on this thread return tensors of the other owner."""
     with _torch._IncludeDispatchKeyGuard(_torch._parse_dispatch_key("Fake")):
         yield
 
 
 def is_foreign(tensor: torch.Tensor) -> bool:
-    """Returns true if `tensor` is the other owner's."""
+    """Return true if `tensor` belongs to the other owner."""
     return tensor.is_meta and bool(_torch._dispatch_keys(tensor).has(_torch._dispatch_key_parse("Fake")))

@@ -1,17 +1,17 @@
-"""Runs Python's command lines in forks of a process that has imported torch, which takes longer than most programs.
+"""Runs Python command lines in forks of a process that has imported torch, which takes longer than most programs.
 
-A program finds what a new interpreter gives it: arguments, environment, working directory, path, an empty `__main__`,
-streams, exit code; at its end threads are waited for and `atexit` is called. Programs that are about what differs are
-started by `subprocess` instead:
+A program finds the state of a new interpreter: arguments, environment, working directory, path, an empty `__main__`,
+streams, exit code. At its end threads are joined and `atexit` runs. Programs that test a difference use `subprocess`
+instead:
 
 - Modules of PyTorch have been imported, and an import of torchext comes after them.
-- Options of Python other than -B and -W are refused.
-- What an interpreter or a library reads when it starts is that of the tests' process: variables such as
+- Options of Python other than -B and -W raise.
+- Settings that an interpreter or a library reads at its start are those of the tests' process: variables such as
   `OMP_NUM_THREADS` and `PYTHONHASHSEED`, and `/proc/self/environ`.
-- At its end, modules and static variables are not destroyed.
+- Modules and static variables are not destroyed at the end.
 
-Where that matters to all programs, none is forked: sanitizers have threads of their own, and counts of coverage are
-written at the end.
+No program is forked if that affects all of them: sanitizers have their own threads, and coverage counts are written at
+the end.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ __all__ = [
     "run",
 ]
 
-# What the forked process imports, one set for each kind of program.
+# Imports of the forked process, one set for each kind of program.
 TORCH = ("torch",)
-# What a rank's process has imported when its program has made an optimizer. It leaves out modules of torchext that look
-# for the files of the dry run when they are imported, and those of PyTorch that a world changes when they are imported.
+# The imports of a rank's process when its program has made an optimizer, except modules of torchext that look for the
+# files of the dry run at import, and those of PyTorch that a world changes at import.
 DRY_RUN = (*TORCH, "torch._dynamo")
 
 CAN_FORK = sys.platform == "linux" and not {"LD_PRELOAD", "COVERAGE_PROCESS_START"} & {*os.environ}
@@ -66,18 +66,18 @@ TIMEOUT = 60  # seconds
 
 
 class ForkedProcess:
-    """A program that runs, with the part of `subprocess.Popen` that tests use.
+    """A running program, with the part of `subprocess.Popen` that tests use.
 
     Args:
         command: The path of this Python, its arguments, and those of the program.
-        imports: The modules that have been imported before.
-        env: The environment; by default this process's, as the other arguments.
+        imports: The modules that the forked process has imported.
+        env: The environment. The defaults are those of this process, also for the other arguments.
         cwd: The working directory.
         stdin: An open file, or `subprocess.DEVNULL`.
         stdout: An open file.
         stderr: An open file.
         pass_fds: Further descriptors, which keep their numbers.
-        start_new_session: Whether it is the first process of a session.
+        start_new_session: Whether to start a session.
     """
 
     def __init__(
@@ -116,14 +116,14 @@ class ForkedProcess:
         self.pid = int(self._connection.recv(LONGEST_ANSWER))
 
     def poll(self) -> int | None:
-        """Return the exit code, or None if it runs."""
+        """Return the exit code, or None while it runs."""
         return self._read_end(0)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return the exit code, when it has ended.
+        """Wait for the end, and return the exit code.
 
         Raises:
-            subprocess.TimeoutExpired: It has not ended in so many seconds.
+            subprocess.TimeoutExpired: It has not ended in time.
         """
         code = self._read_end(timeout)
         if code is None:
@@ -131,17 +131,17 @@ class ForkedProcess:
         return code
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal, unless it has ended."""
+        """Send a signal, unless it has ended."""
         if self.poll() is None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def terminate(self) -> None:
-        """Ask it to end."""
+        """Request its end."""
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it."""
+        """Kill it."""
         self.send_signal(signal.SIGKILL)
 
     def _read_end(self, timeout: float | None) -> int | None:
@@ -155,7 +155,7 @@ _spent: dict[tuple[str, ...], float] = {}
 
 
 def cpu_seconds() -> float:
-    """Return what the programs have taken that have ended. This process's own times do not include it."""
+    """Return the CPU seconds of ended programs, which this process's own times do not include."""
     return sum(_spent.values())
 
 
@@ -169,11 +169,11 @@ def run(
     check: bool = False,
     timeout: float | None = 600,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end, as `subprocess.run(capture_output=True, text=True)` does.
+    """Run a program to its end, like `subprocess.run(capture_output=True, text=True)`.
 
     Raises:
         subprocess.CalledProcessError: Its exit code is not 0, with `check`.
-        subprocess.TimeoutExpired: It has not ended in so many seconds.
+        subprocess.TimeoutExpired: It has not ended in time.
     """
     if not CAN_FORK:
         return subprocess.run(
@@ -206,7 +206,7 @@ def _server(imports: tuple[str, ...]) -> socket.socket:
         process = subprocess.Popen(
             [sys.executable, __file__, str(theirs.fileno()), *imports],
             pass_fds=[theirs.fileno()],
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # NumPy's library starts its threads when it is imported
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # NumPy's library starts its threads at import
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
         )
@@ -215,7 +215,7 @@ def _server(imports: tuple[str, ...]) -> socket.socket:
 
 
 def end_servers() -> None:
-    """End the processes to fork. The tests' process is to call this when it ends."""
+    """End the forking processes. The tests' process must call this at its end."""
     for connection, process in _servers:
         connection.close()
         process.wait(TIMEOUT)
@@ -223,7 +223,7 @@ def end_servers() -> None:
     _server.cache_clear()
 
 
-# ---- The process that is forked.
+# ---- The forking process.
 
 
 def _serve(server: socket.socket) -> None:
@@ -303,7 +303,7 @@ def _run(command: list[str], environment: dict[str, str], folder: str) -> NoRetu
 
 
 def _end(code: int) -> NoReturn:
-    """Do what an interpreter does at its end for the program, and not what takes a second: freeing all modules."""
+    """Finish the program like an interpreter, except for freeing all modules, which takes a second."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
@@ -313,7 +313,7 @@ def _end(code: int) -> NoReturn:
 
 
 class _Replaced(BaseException):
-    """The guard of the files of a dry run starts a command in its place, which is run in this process, too."""
+    """Raised to run a command in place of the program: the guard of the files of a dry run starts one."""
 
     def __init__(self, path: str, command: list[str]) -> None:
         self.command = command
@@ -371,7 +371,7 @@ def _folders_of_environment() -> list[str]:
 
 
 def _run_sitecustomize() -> None:
-    """Do as Python does when it starts, if a folder of PYTHONPATH has such a module."""
+    """Import `sitecustomize` like Python at its start, if a folder of PYTHONPATH has it."""
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", _folders_of_environment())
     if spec is not None and spec.loader is not None:
         module = importlib.util.module_from_spec(spec)
@@ -392,7 +392,7 @@ def _within_program(traceback: types.TracebackType | None) -> types.TracebackTyp
     return traceback
 
 
-_path: list[str] = []  # that of Python, without the folders of PYTHONPATH and of the program
+_path: list[str] = []  # Python's path, without the folders of PYTHONPATH and of the program
 
 
 def _main() -> None:

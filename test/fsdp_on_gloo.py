@@ -1,4 +1,4 @@
-"""Programs for `test_against_gloo.py`: what FSDP2 holds in real processes, against a world of fakes."""
+"""Programs for `test_against_gloo.py`: the memory of FSDP2 in real processes, and in a world of fakes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from torchext.dry_run import world
 from torchext.memory import Category, track_memory
 
 COMPARED = (Category.PARAMETER, Category.GRADIENT, Category.OPTIMIZER_STATE, Category.COMMUNICATION)
-# What a real process has besides, in bytes: scalars.
+# Further bytes in a real process: scalars.
 SMALL = 64
-# What the threads of gloo free is not reported: gathered layers, and the rest of the model, perhaps in half precision.
+# Frees on gloo's threads are not reported: gathered layers, and the rest of the model, possibly in half precision.
 LAYER = sum(parameter.nbytes for parameter in Block().parameters())
 ROOT = sum(parameter.nbytes for parameter in Llama(layers=0).parameters())
 FREED_BY_GLOO = [(layers * LAYER + roots * ROOT) // 2 for layers in range(5) for roots in range(3)]
@@ -34,7 +34,7 @@ Held = list[tuple[str, int, dict[str, int]]]
 
 
 def held_bytes(size: int, **options: Any) -> Held:
-    """Trains for two steps, and notes what is held after each of their parts, in bytes by category."""
+    """Train for two steps, and record the live bytes after each phase by category."""
     held: Held = []
     torch.manual_seed(0)
     with track_memory() as memory:
@@ -47,7 +47,7 @@ def held_bytes(size: int, **options: Any) -> Held:
             note(f"inside {type(module).__name__}")
 
         model = shard(Llama(), init_device_mesh("cpu", (size,)), **options)
-        gc.collect()  # what was sharded is in cycles
+        gc.collect()  # sharded tensors are in cycles
         note("sharded")
         for layer in model.layers.values():  # type: ignore[union-attr, operator]
             layer.attention.register_forward_hook(note_inside)
@@ -68,7 +68,7 @@ def held_bytes(size: int, **options: Any) -> Held:
 
 @contextmanager
 def letting_gloo_forget() -> Iterator[None]:
-    """Gives the threads of gloo time to drop what they have sent, so that this thread is the one that frees it."""
+    """Give gloo's threads time to drop sent tensors, so that this thread frees them."""
     original = Work.wait
 
     def wait(self: Any, *args: Any) -> Any:
@@ -85,7 +85,7 @@ def letting_gloo_forget() -> Iterator[None]:
 
 @contextmanager
 def without_group() -> Iterator[None]:
-    """Leaves the group of the program for another."""
+    """Replace the program's group by another."""
     dist.destroy_process_group()
     yield
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -100,7 +100,7 @@ def assert_fakes_hold_as_much(**options: Any) -> None:
     for of_fakes, of_real in zip(fake, real, strict=True):
         besides = [of_real[1] - of_fakes[1] - freed for freed in FREED_BY_GLOO]
         assert any(0 <= nbytes <= SMALL for nbytes in besides), f"{of_fakes} of fakes, {of_real} of real tensors"
-        # What gathered parameters are for is not known of real tensors: their storages were freed in between.
+        # The category of gathered parameters is unknown for real tensors: their storages were freed in between.
         assert of_fakes[2] == of_real[2] or "inside" in of_real[0] or "forward" in of_real[0], (of_fakes, of_real)
     assert all(by_category[Category.PARAMETER.label] > 0 for _, _, by_category in fake[1:])
     assert any(by_category[Category.GRADIENT.label] > 0 for _, _, by_category in fake)

@@ -1,4 +1,4 @@
-"""Programs of two processes for `test_fsdp.py`: `python fsdp_programs.py NAME` runs one, and fails if that fails."""
+"""Programs of two processes for `test_fsdp.py`: `python fsdp_programs.py NAME` runs one, and fails if it fails."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WORLD_SIZE = 2
 
 
 class Model(nn.Module):
-    """Sizes that two processes cannot share evenly, a buffer, and a tie."""
+    """Sizes that do not divide evenly by two processes, a buffer, and a tie."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ def build_the_same() -> tuple[Model, Model]:
 
 
 def assert_trains_like(module: nn.Module, eager: nn.Module) -> None:
-    """Every process has the same input, so that the mean of the gradients is that of one process."""
+    """Every process has the same input, so the mean of the gradients equals that of one process."""
     x = torch.linspace(-1, 1, 20).view(4, 5)
     for model in (module, eager):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)

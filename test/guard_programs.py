@@ -1,4 +1,4 @@
-"""Programs of the guards on CUDA: trained in the ways of autocast, and called in modes of inference."""
+"""Programs with the guards on CUDA: training in the ways of autocast, and calls in the modes of inference."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Transformer(nn.Module):
 
 
 class Mixed(nn.Module):
-    """Operators of all of autocast's lists, and a region that is switched off."""
+    """Operators of all autocast lists, and a disabled region."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,15 +55,15 @@ WAYS = ["region", "decorator", "identity", "self-cleaning"]
 
 
 def peer_of(way: str) -> str:
-    """PyTorch's way that a way of ours is compared with."""
-    # AmpTensors have no region at whose end a cache could be cleared.
+    """Return PyTorch's equivalent of `way`."""
+    # AmpTensors have no region whose end could clear a cache.
     return "torch without cache" if way == "identity" else "torch"
 
 
 def training(
     make: Callable[[], nn.Module], way: str, dtype: torch.dtype
 ) -> tuple[nn.Module, Callable[[], list[Tensor]]]:
-    """Returns a model, and what trains it in `way`: two steps with gradient scaling, whose outputs are returned."""
+    """Return a model, and a function that trains it in `way` for two scaled steps and returns the outputs."""
     torch.manual_seed(0)
     with torch.device("cuda"):
         model = make()
@@ -111,7 +111,7 @@ def autocast_dtype(dtype: torch.dtype) -> Iterator[None]:
 def inference(
     make: Callable[[], nn.Module], mode: Callable[[], AbstractContextManager[object]]
 ) -> Callable[[], Tensor]:
-    """Returns what calls a model in `mode`, and writes into its output there."""
+    """Return a function that calls a model in `mode`, and writes into its output there."""
     torch.manual_seed(0)
     with torch.device("cuda"):
         model = make().eval()

@@ -1,7 +1,7 @@
-"""What is launched on a CUDA device that is not there: the null driver's trace, and which tensor each draw is for.
+"""Launches on a fake CUDA device: the null driver's trace, and the tensor of each draw.
 
-A launch is a pure function of its arguments, so tensors for which the same kernels are launched with the same seeds,
-offsets and grids have the same bits on a real GPU. Tests that use this run under test/cuda_host/nullcuda.cpp.
+A launch is a pure function of its arguments. So tensors with the same kernel launches (seeds, offsets and grids) have
+the same bits on a real GPU. Tests that use this run under test/cuda_host/nullcuda.cpp.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Copy", "Draw", "Eager", "copies_of", "draws_of", "eager", "generator
 
 
 class Draw(NamedTuple):
-    """One launch of a kernel that draws."""
+    """A launch of a kernel that draws."""
 
     numel: int
     seed: int
@@ -34,7 +34,7 @@ _read = 0
 
 
 def _lines() -> list[str]:
-    """What has been written into the trace since the last call."""
+    """Return the lines of the trace since the last call."""
     global _read
     with Path(os.environ["NULLCUDA_TRACE"]).open() as trace:
         trace.seek(_read)
@@ -54,21 +54,21 @@ def _draws(lines: list[str]) -> list[Draw]:
 
 
 def draws_of(run: Callable[[], object]) -> list[Draw]:
-    """The draws that `run` launches, in order."""
+    """Return the draws that `run` launches, in order."""
     _lines()
     run()
     return _draws(_lines())
 
 
 class Copy(NamedTuple):
-    """One copy between the host and a device, such as `H->D`."""
+    """A copy between the host and a device, such as `H->D`."""
 
     direction: str
     nbytes: int
 
 
 def copies_of(run: Callable[[], object]) -> list[Copy]:
-    """The copies that `run` makes, in order."""
+    """Return the copies that `run` makes, in order."""
     _lines()
     run()
     words = [line.split() for line in _lines() if "copy" in line.split(maxsplit=1)[0].lower()]
@@ -76,7 +76,7 @@ def copies_of(run: Callable[[], object]) -> list[Copy]:
 
 
 def launches_of(run: Callable[[], object]) -> list[str]:
-    """The kernels that `run` launches, in order, with the arguments of those that draw."""
+    """Return the kernels that `run` launches, in order, with the arguments of draws."""
     _lines()
     run()
     return [line for line in _lines() if line.startswith(("launch ", "draw "))]
@@ -101,7 +101,7 @@ _OVERWRITE = {
 
 
 def _without(old: range, written: range) -> tuple[int, int]:
-    """What is left of `old`, where `written` covers one of its ends."""
+    """Return the rest of `old` after `written` has covered one of its ends."""
     if written.start <= old.start < written.stop:
         return written.stop, old.stop
     if written.start < old.stop <= written.stop:
@@ -113,7 +113,7 @@ class _NoteDraws(TorchDispatchMode):
     def __init__(self, eager: Eager) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._eager = eager
-        self._kept: list[Tensor] = []  # so that no address of a storage is used again
+        self._kept: list[Tensor] = []  # prevents reuse of storage addresses
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -140,7 +140,7 @@ class _NoteDraws(TorchDispatchMode):
 
 
 def eager(build: Callable[[], Any]) -> Eager:
-    """Runs `build`, and notes for which storages it draws."""
+    """Run `build`, and record the storages of its draws."""
     noted = Eager()
     with _NoteDraws(noted):
         noted.result = build()
@@ -148,7 +148,7 @@ def eager(build: Callable[[], Any]) -> Eager:
 
 
 def generator_states() -> list[tuple[int, int]]:
-    """The seed and the offset of the default generator of each device, and what the CPU's draws next."""
+    """Return the seed and the offset of each device's default generator, and the next draws of the CPU's."""
     cpu = torch.get_rng_state()
     next_of_cpu = int(torch.randint(2**31, ()))
     torch.set_rng_state(cpu)

@@ -1,6 +1,6 @@
-"""Compares the callables of PyTorch before and after using every feature of torchext once, and prints what differs.
+"""Compares the callables of PyTorch before and after using every feature of torchext once, and prints the differences.
 
-`test_patches.py` runs it as a program: it has to start in a process that has not used torchext yet.
+`test_patches.py` runs it as a program, because it has to start in a process without torchext.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from torchext import amp, deferred_init, fake, inference
 
 
 def use_everything() -> list[Any]:
-    """Uses each feature once. While the result lives, all that is ever patched outside of blocks is patched."""
+    """Use each feature once. All patches outside of blocks stay installed while the result lives."""
     fakes = fake.fake_like(torch.nn.Linear(2, 2))
     with fake.fake_mode(fake_cuda=True):
         torch.nn.Linear(2, 2, device="cuda")(torch.ones(1, 2, device="cuda")).sum().backward()
@@ -74,7 +74,7 @@ def owners() -> Iterator[tuple[str, Any]]:
 
 Found = dict[tuple[str, str], tuple[Any, Any]]
 
-# Where CPython's objects for C functions have the pointers to what they call, in machine words.
+# Positions of pointers to the called code in CPython's objects for C functions, in machine words.
 DEFINITIONS: dict[type, tuple[int, ...]] = {
     BuiltinFunctionType: (2, 6),  # `m_ml`, `vectorcall` of PyCFunctionObject
     MethodDescriptorType: (5,),  # `d_method` of PyMethodDescrObject
@@ -84,7 +84,7 @@ DEFINITIONS: dict[type, tuple[int, ...]] = {
 
 
 def definition(function: Any) -> object:
-    """Returns what `function` calls. That can be exchanged while the object stays the same."""
+    """Return the code or definition that `function` calls. It can change while the object stays the same."""
     if isinstance(function, FunctionType):
         return function.__code__
     if type(function) not in DEFINITIONS:
@@ -94,7 +94,7 @@ def definition(function: Any) -> object:
 
 
 def namespace() -> Found:
-    """Returns which object each name stands for, and what functions call."""
+    """Return the object of each name, and the code that functions call."""
     found: Found = {}
     for owner_name, owner in owners():
         for name, value in list(vars(owner).items()):
@@ -103,13 +103,13 @@ def namespace() -> Found:
 
 
 def _function(value: Any) -> Any:
-    """Returns the function in a static or class method. Reading attributes of other objects is not always safe."""
+    """Return the function in a static or class method. Reading attributes of other objects is not always safe."""
     is_method = isinstance(value, (staticmethod, classmethod)) or type(value).__name__ == "instancemethod"
     return value.__func__ if is_method else value
 
 
 def exchanged(before: Found, after: Found) -> tuple[list[str], list[Any]]:
-    """Returns the names that now stand for another object, and the functions that now call something else."""
+    """Return the names that now refer to another object, and the functions that now call other code."""
     names, functions = [], []
     for (owner, name), (value, code) in before.items():
         now, code_now = after.get((owner, name), (None, None))
@@ -131,7 +131,7 @@ CACHES = ("__slotnames__", "__abstractmethods__")  # Python stores these in clas
 
 
 def outcome(call: Callable[[], Any]) -> str:
-    """Returns what a call returns or raises, as text that is equal for equal results."""
+    """Return the result or error of a call, as text that is equal for equal results."""
     torch.manual_seed(0)
     try:
         result = call()
@@ -151,7 +151,7 @@ def described(value: Any) -> str:
 
 
 class Duck:
-    """Has a `__torch_function__`, and is no tensor."""
+    """Has a `__torch_function__`, but is not a tensor."""
 
     dtype = torch.float32
 
@@ -161,7 +161,7 @@ class Duck:
 
 
 class Sub(torch.Tensor):
-    """A subclass with nothing of its own."""
+    """An empty subclass."""
 
 
 class Noting(torch.Tensor):
@@ -180,7 +180,7 @@ TABLE[torch.sparse_coo_tensor] = "sparse_coo_tensor"
 
 
 def valid_calls() -> dict[str, Callable[[], Any]]:
-    """Calls in all forms that the originals accept, by position and by keyword."""
+    """Call in all forms that the originals accept, by position and by keyword."""
 
     def x() -> torch.Tensor:
         return torch.arange(6.0).reshape(2, 3)
@@ -354,7 +354,7 @@ def _in_fake_tensor_mode() -> str:
 
 
 def wrong_calls(function: Any) -> dict[str, str]:
-    """Returns the outcomes of calls with arguments of which most are wrong, in type or in number."""
+    """Return the outcomes of calls with mostly wrong arguments, in type or in number."""
     if isinstance(function, type):
         return {}
     x, s = torch.arange(6.0).reshape(2, 3), torch.UntypedStorage([1, 2])
@@ -370,12 +370,12 @@ def wrong_calls(function: Any) -> dict[str, str]:
     }
 
 
-# Functions that do not do the same twice with such arguments, or that must not be called with them.
+# Functions that are not deterministic with such arguments, or that must not be called with them.
 NOT_CALLED_WRONGLY = {"save", "_write_file", "_share_filename_cpu_", "_share_fd_cpu_", "const_data_ptr", "data_ptr"}
 
 
 def properties(function: Any) -> dict[str, str]:
-    """Returns what can be told about a callable without calling it."""
+    """Return the properties of a callable that are visible without calling it."""
     facts: dict[str, Callable[[], Any]] = {
         "type": lambda: type(function),
         "repr": lambda: repr(function),
@@ -446,7 +446,7 @@ def scripted() -> dict[str, str]:
 
 
 class Recurrent(torch.nn.Module):
-    """A recurrent network as a part of a module: TorchScript compiles only those."""
+    """A recurrent network as a submodule: TorchScript compiles only submodules."""
 
     def __init__(self, kind: type[torch.nn.RNNBase]) -> None:
         super().__init__()
@@ -502,12 +502,12 @@ def traced() -> dict[str, str]:
 
 
 def compiled_with_breaks() -> dict[str, tuple[int, int]]:
-    """Returns how many graphs, with how many operators, Dynamo makes of code that it cannot trace into one graph."""
+    """Return the number of graphs that Dynamo makes of code with graph breaks, and their numbers of operators."""
 
     def count(function: Callable[..., Any], *args: Any) -> tuple[int, int]:
         torch._dynamo.reset()
         counter = CompileCounter()  # type: ignore[no-untyped-call]
-        # Functions that a graph break leads to are compiled on their own.
+        # Functions after a graph break are compiled separately.
         with torch._dynamo.config.patch(nested_graph_breaks=True):
             torch.compile(function, backend=counter)(*args)
         return counter.frame_count, counter.op_count
@@ -556,7 +556,7 @@ class Doubled(torch.autograd.Function):
 
 
 def candidates(found: Found) -> dict[int, tuple[str, Any]]:
-    """All callables of PyTorch, by identity, with a name each."""
+    """Return all callables of PyTorch, by identity, with a name each."""
     return {
         id(value): (f"{owner}.{name}", value)
         for (owner, name), (static, _) in found.items()
@@ -567,7 +567,7 @@ def candidates(found: Found) -> dict[int, tuple[str, Any]]:
 
 def main() -> None:
     torch._dynamo.reset()  # imports it
-    if "--compiled" in sys.argv:  # only this once in a process: Dynamo remembers where it has given up
+    if "--compiled" in sys.argv:  # only once in a process: Dynamo remembers failures
         if "--used" in sys.argv:
             use_everything()
         print(json.dumps(compiled_with_breaks()))

@@ -1,7 +1,7 @@
-"""Calls that move the generator of a CUDA device, for which `philox_facts.tsv` says how far.
+"""Calls that advance the generator of a CUDA device. `philox_facts.tsv` lists how far.
 
-The facts are made by PyTorch's own host code (test/cuda_host/philox_facts.py), and test_philox.py compares fake devices
-with them.
+The facts come from PyTorch's host code (test/cuda_host/philox_facts.py), and test_philox.py compares fake devices with
+them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LARGE = (2**28 + 1, 2**29, 2**29 + 1, 2**31 - 1, 2**31, 2**31 + 5, 3_000_000_001
 
 
 def _zeros(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Values that every operator takes for a probability, a deviation or a rate."""
+    """Return zeros, which every operator accepts as a probability, a deviation or a rate."""
     return torch.zeros(*size, dtype=dtype, device="cuda")
 
 
@@ -167,7 +167,7 @@ CALLS: dict[str, tuple[Make, tuple[torch.dtype, ...], tuple[int, ...]]] = {
 
 
 class Case(NamedTuple):
-    """One call. `size` is a number of elements, or of whatever the call has several of."""
+    """A call. `size` is a number of elements, or of other items."""
 
     call: str
     dtype: torch.dtype
@@ -185,7 +185,7 @@ def cases() -> Iterator[Case]:
 
 
 def offset_of(case: Case, generator: torch.Generator) -> int:
-    """Returns how far `case` moves `generator`, the default one of the device."""
+    """Return how far `case` advances `generator`, the default one of the device."""
     make = CALLS[case.call][0](case.size, case.dtype)
     generator.manual_seed(7)
     generator.set_offset(4096)
@@ -194,7 +194,7 @@ def offset_of(case: Case, generator: torch.Generator) -> int:
 
 
 def facts_of(gpu: str) -> list[tuple[Case, int]]:
-    """Returns for each call how far it moves the generator of `gpu`, by its name in the file."""
+    """Return how far each call advances the generator of `gpu`, by its name in the file."""
     facts = []
     for line in FACTS.read_text().splitlines():
         of, call, dtype, offsets = line.split("\t")

@@ -1,6 +1,6 @@
-"""Pipelines whose stages ask each other for shapes: for `test_messages.py`, which runs them dry and on gloo.
+"""Pipelines whose stages exchange shapes: for `test_messages.py`, which runs them dry and on gloo.
 
-Each rank prints, or writes to a file, what it has sent and received: `python pipeline_programs.py NAME`.
+Each rank prints its sent and received messages, or writes them to a file: `python pipeline_programs.py NAME`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Log = list[list[Any]]
 
 @contextmanager
 def logging() -> Iterator[Log]:
-    """Notes in the block what is sent and received: operation, peer, shape, dtype; or the objects."""
+    """Record messages in the block: operation, peer, shape, dtype; or the objects."""
     log: Log = []
     replaced = {name: getattr(dist, name) for name in ("P2POp", "send", "recv", "send_object_list", "recv_object_list")}
     is_open = [True]
@@ -74,7 +74,7 @@ def device() -> torch.device:
 
 
 def layers_of(stage: int, stages: int) -> nn.Module:
-    """Four layers, or two in each of two stages."""
+    """Return four layers, or two in each of two stages."""
     count = (len(WIDTHS) - 1) // stages
     first = stage * count
     layers = [nn.Linear(WIDTHS[i], WIDTHS[i + 1]) for i in range(first, first + count)]
@@ -82,7 +82,7 @@ def layers_of(stage: int, stages: int) -> nn.Module:
 
 
 def scheduled(schedule: Any, per_rank: int = 1, is_static: bool = False) -> None:
-    """A schedule of PyTorch's, for two steps and an evaluation."""
+    """Run a PyTorch schedule for two steps and an evaluation."""
     rank, size = dist.get_rank(), dist.get_world_size()
     count = per_rank * size
     stages = []
@@ -110,7 +110,7 @@ def scheduled(schedule: Any, per_rank: int = 1, is_static: bool = False) -> None
 
 
 def send_both(first: Tensor | None, second: Tensor | None, receives: tuple[int, int], shape: list[int]) -> Any:
-    """As Megatron's `_communicate()`: to the next and the previous rank, and from them, in a batch."""
+    """Exchange with the next and the previous rank in a batch, like Megatron's `_communicate()`."""
     rank = dist.get_rank()
     operations = []
     received: list[Tensor | None] = [None, None]
@@ -128,7 +128,7 @@ def send_both(first: Tensor | None, second: Tensor | None, receives: tuple[int, 
 
 
 def exchange(first: Tensor | None, second: Tensor | None, *, from_previous: bool, from_next: bool) -> Any:
-    """Sends the shapes before the tensors."""
+    """Send the shapes before the tensors."""
     own = [None if t is None else torch.tensor(t.shape, device=device()) for t in (first, second)]
     found = send_both(own[0], own[1], (3 * from_previous, 3 * from_next), [3])
     sizes = [None if shape is None else shape.tolist() for shape in found]
@@ -138,7 +138,7 @@ def exchange(first: Tensor | None, second: Tensor | None, *, from_previous: bool
 
 
 def shapes_first() -> None:
-    """In the manner of Megatron with `variable_seq_lengths`: 1F1B, and the length of a sequence varies."""
+    """Like Megatron with `variable_seq_lengths`: 1F1B with varying sequence lengths."""
     rank, size = dist.get_rank(), dist.get_world_size()
     module = nn.Linear(8, 8).to(device())
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
@@ -180,7 +180,7 @@ META_SIZE = 64
 
 
 def meta_buffer() -> None:
-    """In the manner of DeepSpeed: once, a buffer of integers of which the first describe tensors of several dtypes."""
+    """Like DeepSpeed: one buffer of integers, the first of them describing tensors of several dtypes."""
     rank, size = dist.get_rank(), dist.get_world_size()
     module = nn.Linear(8, 8).to(device())
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
@@ -238,7 +238,7 @@ PROGRAMS: dict[str, tuple[Callable[[], None], int]] = {
 
 
 def run_on_gloo(rank: int, name: str, folder: str) -> None:
-    """Runs one process of a program, for `torch.multiprocessing`."""
+    """Run one process of a program, for `torch.multiprocessing`."""
     function, size = PROGRAMS[name]
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting_point", rank=rank, world_size=size)
     with logging() as log:

@@ -30,19 +30,19 @@ class Program(NamedTuple):
 
 PROGRAMS: dict[str, Program] = {}
 
-# Importing these takes longer than most programs. So the processes are forked from one that has done it. It leaves out
-# `torch.distributed.fsdp`, and what imports that: one program is about the time when it is imported.
+# Importing these takes longer than most programs. So the processes are forked from one that has imported them.
+# `torch.distributed.fsdp` and modules that import it are excluded, because one program tests its import.
 IMPORTED_ONCE = ["torch.distributed.tensor.parallel", "torch.testing"]
 
 
 def forkserver() -> str:
-    """Returns the name of the start method that forks processes from one that has imported these."""
+    """Return the name of the start method that forks processes from one with these imports."""
     set_forkserver_preload(IMPORTED_ONCE)
     return "forkserver"
 
 
 def program(processes: int = 2) -> Callable[[Function], Function]:
-    """Registers a function under its name, to be run by so many processes at once."""
+    """Register a function under its name, to be run by `processes` processes at once."""
 
     def register(function: Function) -> Function:
         PROGRAMS[function.__name__] = Program(function, processes)
@@ -52,9 +52,9 @@ def program(processes: int = 2) -> Callable[[Function], Function]:
 
 
 def run_program(module: str, name: str, timeout: float = 300) -> None:
-    """Runs a program of `module`, and fails with what the first of its processes to fail raised.
+    """Run a program of `module`, and fail with the error of the first process that failed.
 
-    Its processes meet in a file of their own, so programs can run in parallel.
+    Its processes meet through their own file, so programs can run in parallel.
     """
     importlib.import_module(module)
     processes = PROGRAMS[name].processes
@@ -80,12 +80,12 @@ def _run(rank: int, module: str, name: str, meeting_point: str) -> None:
 
 
 def run_alone(function: Callable[..., T], *args: Any) -> T:
-    """Returns what a function of an importable module returns in a process of its own."""
+    """Return the result of a function of an importable module in a new process."""
     with ProcessPoolExecutor(1, get_context(forkserver())) as pool:
         return pool.submit(function, *args).result()
 
 
 def main() -> None:
-    """Runs the programs that the command line names, of the file that is run."""
+    """Run the named programs of the file that is run."""
     for name in sys.argv[1:]:
         run_program(Path(sys.argv[0]).stem, name)

@@ -1,4 +1,4 @@
-"""Prints what has passed on this machine's GPU, as rows of the table in docs/reference/proof.md: `--proof-table`."""
+"""Prints the passed tests on this machine's GPU, as rows of the table in docs/reference/proof.md: `--proof-table`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random programs that make tensors, write parts of them in all ways, and return parts of them."""
+"""Random programs that make tensors, write parts of them in all ways, and return parts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["random_program"]
 
 SHAPES = [(64, 48), (16, 6, 24), (4096,), (8, 32, 4, 4), (100, 37), (37, 100), (1000,), (3, 500), (128, 16)]
 DTYPES = [torch.float32] * 4 + [torch.float64, torch.bfloat16, torch.float16, torch.complex64]
-# What memory is viewed as. Regions of it may be as narrow as one byte.
+# Dtypes of views of memory. Regions of it may be as narrow as one byte.
 VIEWED_DTYPES = [torch.uint8, torch.int8, torch.bool, torch.int16, torch.int32, torch.int64]
 VIEWED_DTYPES += [torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128]
 
@@ -22,7 +22,7 @@ Refused = (RuntimeError, NotImplementedError, IndexError, ValueError)
 WRITES: list[Callable[[Tensor], object]] = [
     lambda t: t.normal_(0.1, 2),
     lambda t: t.uniform_(-1, 3),
-    # Of few elements eager construction may reject none, and then counts one write less.
+    # For few elements eager construction may reject none, which bumps the version once less.
     lambda t: nn.init.trunc_normal_(t, 0, 1.5) if t.numel() > 100 else t.normal_(),
     lambda t: t.bernoulli_(0.4),
     lambda t: t.exponential_(),
@@ -39,14 +39,14 @@ WRITES: list[Callable[[Tensor], object]] = [
     lambda t: t.mul_(torch.full(t.shape[-1:], 1.25)),
     lambda t: t.copy_(torch.randn(t.shape)),
     lambda t: t.copy_(torch.arange(t.numel()).view(t.shape)),
-    # Whose bits depend on where elements are.
+    # Its bits depend on the position of elements.
     lambda t: t.erfinv_(),
     lambda t: t.exp_(),
     lambda t: t.log_(),
     lambda t: t.cumsum_(0),
-    # What is not a number.
+    # NaNs.
     lambda t: t.mul_(float("inf")).mul_(0),
-    # Of integers and Booleans.
+    # Integers and Booleans.
     lambda t: t.random_(0, 100),
     lambda t: t.random_(),
     lambda t: t.bitwise_not_(),
@@ -103,7 +103,7 @@ class _Program:
 
     def change(self, tensors: list[Tensor]) -> None:
         tensor, kind = self.random.choice(tensors), self.random.random()
-        # Eager and deferred construction refuse the same, so what is refused is left out.
+        # Eager and deferred construction raise the same errors, so failing steps are skipped.
         with suppress(*Refused):
             if kind < 0.5:
                 self.random.choice(WRITES)(self.view(tensor))
@@ -149,5 +149,5 @@ class _Program:
 
 
 def random_program(seed: int) -> Callable[[], list[Tensor]]:
-    """Returns a function that returns tensors. Each call draws from the default generator, and does the same."""
+    """Return a function that returns tensors. All calls draw the same from the default generator."""
     return lambda: _Program(seed).run()

@@ -1,4 +1,4 @@
-"""Calls that real tensors refuse: samples of PyTorch's `op_db` with one argument changed, and their outcomes."""
+"""Invalid calls: samples of `op_db` with one argument changed, and their outcomes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int32
 
 
 class Call(NamedTuple):
-    """A call of an operator: its arguments as leaves of a tree, and what has been changed in them."""
+    """A call of an operator: its arguments as leaves of a tree, and the change in them."""
 
     function: Callable[..., Any]
     leaves: list[Any]
@@ -95,7 +95,7 @@ def changes_of(tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 def backwards(tensor: Tensor) -> Tensor:
-    """Returns the same tensor, with its dimensions in reverse order in memory."""
+    """Return the same tensor, with its dimensions in reverse order in memory."""
     order = range(tensor.dim() - 1, -1, -1)
     return tensor.permute(*order).contiguous().permute(*order) if tensor.dim() > 1 else tensor
 
@@ -107,12 +107,12 @@ def channels_last(tensor: Tensor) -> Tensor:
 
 
 def with_gaps(tensor: Tensor) -> Tensor:
-    """Returns the same tensor, with unused memory between its elements."""
+    """Return the same tensor, with unused memory between its elements."""
     return torch.stack([tensor, tensor], -1)[..., 0]
 
 
 def layouts(call: Call) -> Iterator[Call]:
-    """Returns the same call with other strides: of all tensors, and of the first one only."""
+    """Return the same call with other strides: of all tensors, and of the first one only."""
     places = [place for place, leaf in enumerate(call.leaves) if isinstance(leaf, Tensor) and not leaf.is_meta]
     for change in (backwards, channels_last, with_gaps):
         for changed in (places, places[:1]) if len(places) > 1 else (places,):
@@ -123,13 +123,13 @@ def layouts(call: Call) -> Iterator[Call]:
             yield call._replace(leaves=leaves, change=f"{change.__name__} {changed}")
 
 
-# Sizes, by the most dimensions that an argument has, with which there are more elements than a trial may have.
+# Sizes, by the largest number of dimensions of an argument, that have more elements than a trial may have.
 LARGE = {1: (32771, 40009), 2: (183, 211, 401, 97), 3: (33, 41, 37, 35), 4: (15, 17, 13, 19), 5: (9, 11, 7, 13)}
 MOST_ELEMENTS = 100_000
 
 
 def with_sizes(tensor: Tensor, sizes: dict[int, int]) -> Tensor:
-    """Returns `tensor` repeated or cut to other sizes, so that its values stay in their range."""
+    """Return `tensor` repeated or cut to other sizes, so that its values stay in their range."""
     for dim, size in enumerate(tensor.shape):
         if size and size in sizes:
             tensor = tensor.index_select(dim, torch.arange(sizes[size]) % size)
@@ -137,7 +137,7 @@ def with_sizes(tensor: Tensor, sizes: dict[int, int]) -> Tensor:
 
 
 def enlarged(call: Call) -> Iterator[Call]:
-    """Returns the same call with all sizes replaced by larger ones, and with one: equal ones stay equal."""
+    """Return the same call with all sizes replaced by larger ones, and with one: equal ones stay equal."""
     tensors = [leaf.detach() for leaf in call.leaves if isinstance(leaf, Tensor)]
     dims = max((tensor.dim() for tensor in tensors), default=0)
     if dims not in LARGE or not tensors[0].numel():
@@ -185,7 +185,7 @@ def outcome(run: Callable[[], Any]) -> Outcome:
 
 
 def depends_on_values(call: Call) -> bool:
-    """Returns true if the call succeeds when all values are 0, or 1."""
+    """Return true if the call succeeds when all values are 0, or 1."""
     return any(outcome(partial(call.run, fill)).error is None for fill in (torch.zeros_like, torch.ones_like))
 
 
@@ -220,7 +220,7 @@ def is_written(call: Call) -> bool:
 
 
 def compare(call: Call) -> Difference | None:
-    """Returns how the fake call differs from the real one, or None if it does not."""
+    """Return how the fake call differs from the real one, or None if it does not."""
     random.seed(0)
     torch.manual_seed(0)
     real = outcome(lambda: call.run(clone if is_written(call) else lambda tensor: tensor))
@@ -233,12 +233,12 @@ def compare(call: Call) -> Difference | None:
         return Difference(kind, str(call), show(real), show(fake))
 
     if any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in call.leaves):
-        # Whether operators accept tensors on the meta device together with others, and how they refuse them, differs
-        # between those written in C++ and in Python. Ours always refuse.
+        # C++ and Python operators differ in whether they accept tensors on the meta device together with others, and in
+        # their errors. Ours always raise.
         return difference("accepted") if real.error and not fake.error else None
     if real.error is None:
         if fake.error in (DataDependentError, UnsupportedOperatorError):
-            return None  # test_op_db.py checks this
+            return None  # test_op_db.py covers this
         if fake.error is not None:
             return difference("refused too much")
         wanted = as_seen(real.result)
@@ -260,7 +260,7 @@ def calls_of(op: OpInfo, dtype: torch.dtype) -> Iterator[Call]:
 
 
 def error_calls_of(op: OpInfo) -> Iterator[Call]:
-    """The calls that PyTorch's own tests expect to be refused."""
+    """Return the calls that PyTorch's own tests expect to raise."""
     if op.error_inputs_func is not None:
         for error_input in op.error_inputs("cpu"):
             call = call_of(op, error_input.sample_input, "error input")

@@ -102,7 +102,7 @@ class Llama(nn.Module):
         self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Works with what a pipeline stage has left of the layers."""
+        """Use the layers that a pipeline stage has kept."""
         x = self.embedding(x) if self.embedding is not None else x
         for layer in self.layers.values():
             x = layer(x)
@@ -118,7 +118,7 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def train(model: nn.Module, device: str, clip: bool = True, **kwargs: Any) -> nn.Module:
-    """A step, and the forward pass of the next."""
+    """Run a step, and the forward pass of the next."""
     optimizer = torch.optim.AdamW(model.parameters(), **kwargs)
     for _ in range(2):
         batch = tokens(device)
@@ -309,7 +309,7 @@ def pipeline(world: World, device: str, schedule: Any, per_rank: int = 1, is_v_s
 
 
 def traced_pipeline(world: World, device: str) -> nn.Module:
-    """PyTorch cuts the model into stages, and moves the one of the rank to its device."""
+    """PyTorch splits the model into stages, and moves the rank's stage to its device."""
     mesh = init_device_mesh(device, (world.size // 4, 4), mesh_dim_names=("dp", "pp"))
     model = nn.Sequential(nn.Embedding(VOCABULARY, WIDTH), *[FeedForward() for _ in range(4)])
     model.append(nn.Linear(WIDTH, VOCABULARY))
@@ -344,7 +344,7 @@ def three_dimensions(world: World, device: str) -> nn.Module:
 
 
 def expert_parallel(world: World, device: str) -> nn.Module:
-    """Tokens are sent to the experts of all ranks, and come back."""
+    """Tokens are sent to the experts of all ranks and back."""
     model = nn.ModuleDict({"router": nn.Linear(WIDTH, world.size), "expert": FeedForward()}).to(device)
     x = torch.randn(BATCH * world.size, WIDTH, device=device)
     sent = x * model["router"](x).max(-1, keepdim=True).values
@@ -416,7 +416,7 @@ def zero_redundancy(world: World, device: str) -> nn.Module:
 
 
 def initialized_when_sharded(world: World, device: str) -> nn.Module:
-    """As torchtitan does: on the meta device, sharded, and filled then."""
+    """Like torchtitan: on the meta device, then sharded, then initialized."""
     with torch.device("meta"):
         model = nn.Linear(WIDTH, WIDTH)
     fully_shard(model, mesh=init_device_mesh(device, (world.size,)))

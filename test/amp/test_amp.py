@@ -66,7 +66,7 @@ class TestRegion:
         self, device_type: str, dtype: torch.dtype | None, enabled: bool, cache: bool
     ) -> None:
         with (
-            fake_mode(fake_cuda=True),  # torch.autocast looks for devices
+            fake_mode(fake_cuda=True),  # torch.autocast checks the devices
             torch.autocast(device_type, dtype=dtype, enabled=enabled, cache_enabled=cache),
         ):
             wanted = state()
@@ -719,7 +719,7 @@ class TestFloatAndHalf:
 
 
 def outside_the_dispatcher(x: Tensor, y: Tensor) -> Tensor:
-    """Stands for a user's own kernel, which takes one dtype."""
+    """A user's kernel that supports one dtype."""
     assert x.dtype is y.dtype
     return torch.from_numpy(x.detach().view(torch.int16).numpy()).view(x.dtype) if x.dtype is BF16 else x.detach()
 

@@ -1,4 +1,4 @@
-"""AmpTensors: what makes one, what keeps it one, and what operators do with one."""
+"""AmpTensors: creation, propagation, and behavior in operators."""
 
 from __future__ import annotations
 
@@ -527,7 +527,7 @@ COMPILED: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
 
 
 class TestOthers:
-    """Code that knows nothing of AmpTensors works as before once there have been some."""
+    """Code without AmpTensors is not affected by existing ones."""
 
     @pytest.mark.parametrize("name", COMPILED)
     def test_compiles_as_one_graph(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Autocast on whole models: the values of `torch.autocast`, and the tools of training that go with it."""
+"""Autocast on whole models: values equal to `torch.autocast`, and training tools."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def by_identity(model: nn.Module) -> Any:
 
 
 def run(model: nn.Module, forward: Forward) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Returns the loss, the logits, and the gradients."""
+    """Return the loss, the logits, and the gradients."""
     output = forward(model)
     output.loss.float().backward()
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
@@ -91,7 +91,7 @@ class TestValues:
     def test_forward_and_backward_are_torch_autocasts_bit_for_bit(self, name: str, way: Forward) -> None:
         loss, logits, gradients = run(MODELS[name](), in_torchs_region)
         found_loss, found_logits, found_gradients = run(MODELS[name](), way)
-        if way is by_decorator:  # casts what it returns
+        if way is by_decorator:  # casts the result
             loss, logits = loss.float(), logits.float()
         assert found_logits.dtype is logits.dtype
         assert torch.equal(found_loss, loss)

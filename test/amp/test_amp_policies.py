@@ -1,4 +1,4 @@
-"""How autocast treats operators: what PyTorch does, what can be registered, and that fakes see the same."""
+"""How autocast treats operators: PyTorch's policies, registered policies, and equal behavior on fakes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ count = itertools.count()
 
 
 def define(schema: str = "(Tensor x, Tensor y) -> Tensor") -> tuple[str, list[Any]]:
-    """Defines an operator. Returns its name, and a list to which each call adds the dtypes of its tensors."""
+    """Define an operator. Return its name, and a list to which each call adds the dtypes of its tensors."""
     name = f"torchext_test_amp::op{next(count)}"
     seen: list[Any] = []
     torch.library.define(name, schema)
@@ -238,7 +238,7 @@ LISTS = {
 
 
 def sweep(device_type: str) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Returns the calls of PyTorch's lists, on tensors that are made now."""
+    """Yield the calls in PyTorch's lists, on new tensors."""
     lists: Any = (AutocastCPUTestLists if device_type == "cpu" else AutocastTestLists)(torch.device(device_type))
     for name in LISTS[device_type]:
         for op, args, *more in getattr(lists, name):
@@ -259,18 +259,18 @@ def _find(op: str, args: Any, name: str) -> Callable[..., Any] | None:
 
 
 def dtypes(run: Callable[[], Any], region: AbstractContextManager[object]) -> Any:
-    """Returns the dtypes of what a call returns, or the class of its error."""
+    """Return the dtypes of the results of a call, or the class of its error."""
     torch.manual_seed(0)
     try:
         with warnings.catch_warnings(), region:
             warnings.simplefilter("ignore")
             result = run()
-    except Exception as error:  # any, because both have to raise it
+    except Exception as error:  # any type: both must raise
         return type(error).__name__
     return [leaf.dtype if isinstance(leaf, Tensor) else type(leaf) for leaf in pytree.tree_leaves(result)]
 
 
-# What the operators of convolutions call on CUDA. They have no Meta kernels.
+# Operators that convolutions call on CUDA. They have no Meta kernels.
 CUDNN_ALONE = {"torch_fp16.cudnn_convolution", "torch_fp16.cudnn_convolution_transpose"}
 
 

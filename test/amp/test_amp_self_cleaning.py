@@ -1,4 +1,4 @@
-"""Self-cleaning regions: what is made in them, and what operators do with it afterwards."""
+"""Self-cleaning regions: tensors made in them, and operators on those tensors afterwards."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.flo
 
 
 def made_inside() -> Tensor:
-    """A matrix in bfloat16 that is to be cleaned."""
+    """Return a bfloat16 matrix that needs cleaning."""
     with amp.autocast("cpu", self_cleaning=True):
         return torch.ones(2, 2) @ torch.ones(2, 2)
 
 
 def mixed_program(region: Any) -> Tensor:
-    """After the region, computes with what was made in it and with tensors in float32."""
+    """Compute, after the region, with tensors from it and with float32 tensors."""
     x, w = torch.ones(2, 2), torch.ones(2, 2)
     with region:
         y = x @ w
@@ -151,7 +151,7 @@ class TestSelfCleaning:
 
     def test_constructors_run_inside(self) -> None:
         with amp.autocast("cpu", self_cleaning=True):
-            weight = nn.init.trunc_normal_(torch.empty(2, 2))  # asks for a tensor like it
+            weight = nn.init.trunc_normal_(torch.empty(2, 2))  # needs a tensor like it
             batch = torch.utils.data.default_collate([torch.ones(2), torch.ones(2)])
             assert (weight.new_tensor([1.0]).dtype, batch.dtype) == (FP32, FP32)
         assert amp.is_amp(made_inside().new_tensor([1.0]))
@@ -262,7 +262,7 @@ class TestSelfCleaning:
         assert _C.live_marks() == 0
 
     def test_first_mark_may_be_made_in_compiled_code(self) -> None:
-        with torch._C._DisableAutocast():  # as AOTAutograd does
+        with torch._C._DisableAutocast():  # like AOTAutograd
             y = made_inside()
         assert torch.mm(y, torch.ones(2, 2)).dtype is FP32
 
@@ -374,7 +374,7 @@ class TestSelfCleaning:
 
 
 class TestBackwardOfUsers:
-    """Backward formulas of the user's, whose saved tensors have not been cleaned."""
+    """Custom backward formulas, whose saved tensors have not been cleaned."""
 
     @pytest.mark.parametrize("kind", ["to be cleaned", "wrapped"])
     def test_autograd_functions_meet_no_mixture(self, kind: str) -> None:
@@ -405,13 +405,13 @@ class TestBackwardOfUsers:
         for self_cleaning in (False, True):
             leaf = x.clone().requires_grad_()
             with amp.autocast("cpu", self_cleaning=self_cleaning):
-                y = norm(leaf @ torch.ones(4, 4))  # the kernel takes weights in float32 with an argument in bfloat16
+                y = norm(leaf @ torch.ones(4, 4))  # the kernel accepts float32 weights with a bfloat16 argument
             results.append(torch.autograd.grad(y.float().square().sum(), [leaf, norm.weight]))
         assert all(map(torch.equal, *results))
 
 
 class TestLeaves:
-    """Parameters made of what a region has made."""
+    """Parameters made of tensors from a region."""
 
     @pytest.mark.parametrize("foreach", [False, True], ids=["one by one", "foreach"])
     @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Adagrad", "NAdam", "RMSprop", "Rprop", "Adafactor"])
@@ -435,7 +435,7 @@ class TestLeaves:
 
 
 def is_met(x: Tensor) -> bool:
-    """Returns true if calls on `x`, a tensor without marks, reach the key of marked tensors."""
+    """Return true if calls on `x`, a tensor without marks, reach the key of marked tensors."""
     return "TESTING_ONLY_GenericMode" in str(route("aten::relu", x))
 
 

@@ -1,4 +1,4 @@
-"""`python -m torchext.checkpoint`: what it writes, what it tells, and its exit codes."""
+"""`python -m torchext.checkpoint`: written files, output, and exit codes."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_plan_writes_nothing_and_tells_all(module: str, tmp_path: Path, capsys: 
     assert not (tmp_path / "out").exists()
 
 
-# The arguments, and what is told.
+# The arguments, and the message.
 MISUSES = {
     "nothing to construct": ([], "either MODULE:FUNCTION or --hf FOLDER says what to construct"),
     "both": (["x:y", "--hf", "z"], "either MODULE:FUNCTION or --hf FOLDER says what to construct"),

@@ -1,4 +1,4 @@
-"""What writing leaves behind when it is killed, interrupted, out of space, or in somebody's way."""
+"""Files after writing was killed, interrupted, out of space, or blocked by other files."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def files(folder: Path) -> dict[str, bytes]:
 def test_names_of_complete_files_only_are_visible_after_sigkill(
     eager: dict[str, bytes], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """100 times with --long."""
+    """Run 100 times with --long."""
     folder = tmp_path / "out"
     for attempt in range(100 if request.config.getoption("--long") else 4):
         kill_while_saving(folder, tmp_path / f"ready{attempt}", 0.003 * attempt)
         found = {name: content for name, content in files(folder).items() if not name.startswith(".")}
         assert found.items() <= eager.items()
-        if "model.safetensors.index.json" in found:  # it was sooner
+        if "model.safetensors.index.json" in found:  # killed after completion
             assert found == eager
             shutil.rmtree(folder)
         elif len(found) >= 3 or attempt % 10 == 9:
@@ -71,7 +71,7 @@ class Stopped(BaseException):
 
 
 def stop_at(monkeypatch: pytest.MonkeyPatch, count: int, error: BaseException) -> None:
-    """Has the `count`th file raise when it is to be completed."""
+    """Make the `count`th file raise before it is completed."""
     left = [count]
     complete = folders.IncompleteFile.complete
 
@@ -228,7 +228,7 @@ def test_resuming_with_other_strides_or_damaged_files_is_refused(
 
 
 def test_writer_has_ended_when_an_interrupted_call_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twice: while it flushes a file, and while that is waited for."""
+    """Interrupts both the flush of a file and the wait for it."""
     flushes = threading.Event()
     fsync = os.fsync
 
@@ -256,7 +256,7 @@ def test_writer_has_ended_when_an_interrupted_call_has(tmp_path: Path, monkeypat
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Shells let the programs that they start in the background ignore interrupts."""
+    """Restore SIGINT: shells let background programs ignore interrupts."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
@@ -265,7 +265,7 @@ def interruptible() -> Iterator[None]:
 
 
 def save_and_wait(path: Path, thread: threading.Thread) -> None:
-    """Until all interrupts have come: none may meet what runs after the test."""
+    """Wait until all interrupts have arrived, so that none hits a later test."""
     try:
         save_safetensors(deferred_init(four_files), path, max_memory="4MiB")
     finally:

@@ -1,4 +1,4 @@
-"""Deferred modules become real with tensors from files, in place."""
+"""Deferred modules are materialized in place with tensors from files."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_real_tensors_of_the_module_are_copied_into(tmp_path: Path) -> None:
 
 
 def test_values_pass_through_the_recorded_dtype() -> None:
-    """As `load_state_dict()` and `to()` would have it: a half of a module keeps no more than a half."""
+    """Like `load_state_dict()` followed by `to()`: a module converted to half keeps half precision."""
     model = deferred_init(lambda: nn.Linear(2, 2, bias=False).half())
     load_safetensors(model, {"weight": torch.full((2, 2), 1 / 3)}, dtype=torch.float32)
     assert torch.equal(model.weight, torch.full((2, 2), 1 / 3).half().float())
@@ -277,7 +277,7 @@ def header(**entries: Any) -> bytes:
 
 FLOATS = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 
-# The content of a file, and what the error says.
+# The content of a file, and the error message.
 DAMAGED: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "is not a file of safetensors, or is damaged"),
     "a pickle": (b"\x80\x02}q\x00.", "is not a file of safetensors, or is damaged"),
@@ -318,7 +318,7 @@ INDEXES: dict[str, tuple[str, str]] = {
     ),
     "an absolute path": ('{"weight_map": {"weight": "/etc/passwd"}}', "`weight` is in '/etc/passwd', which is not"),
     "another format": ('{"weight_map": {"weight": "x.pt"}}', "`weight` is in 'x.pt', which is not"),
-    "a tensor that is not there": (
+    "a missing tensor": (
         '{"weight_map": {"weight": "a.safetensors", "bias": "a.safetensors"}}',
         "says that `bias` is in a.safetensors, but it is not",
     ),

@@ -1,4 +1,4 @@
-"""What a module's own code finds while `load_safetensors()` runs is what it finds in eager `load_state_dict()`."""
+"""A module's own code finds the same state during `load_safetensors()` as during an eager `load_state_dict()`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchext.deferred_init import deferred_init, is_deferred, materialize_modul
 
 
 class PostHook(nn.Linear):
-    """Computes a buffer of what has been loaded."""
+    """Computes a buffer from a loaded parameter."""
 
     def __init__(self) -> None:
         super().__init__(3, 3)
@@ -100,7 +100,7 @@ class SecondSeesFirst(nn.Sequential):
 
 
 class Views(nn.Module):
-    """Parameters that show parts of one memory."""
+    """Parameters that are views of one memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class PartlyReal(PostHook):
 
 
 class Large(nn.Linear):
-    """Above the size that recordings copy."""
+    """Larger than the tensors that recordings copy."""
 
     def __init__(self) -> None:
         super().__init__(1024, 300)
@@ -160,7 +160,7 @@ def bytes_of(tensor: torch.Tensor) -> list[int]:
 
 
 def contents(module: nn.Module) -> dict[str, Any]:
-    """What a module has: tensors as lists of bytes, so that NaNs and signs of zero count."""
+    """Return the tensors of a module as lists of bytes, so that NaNs and signs of zero count."""
     found: dict[str, Any] = {}
     for prefix, part in module.named_modules():
         for name, value in [*part._parameters.items(), *part._buffers.items(), *vars(part).items()]:
@@ -205,7 +205,7 @@ def test_own_code_finds_what_is_in_a_file(cls: type[nn.Module], tmp_path: Path) 
 
 @pytest.mark.parametrize("cls", [PostHook, ReadsNumbers, ExtraState, ChangesWhatIsLoaded, Views])
 def test_own_code_finds_values_in_the_recorded_dtype(cls: type[nn.Module]) -> None:
-    """As by loading, and then `to()`."""
+    """Like loading followed by `to()`."""
     eager = constructed(cls)
     eager.load_state_dict(saved_state(cls))
     eager.to(torch.float16)

@@ -1,4 +1,4 @@
-"""Files of safetensors that are written of recordings have the bytes of those of eager construction."""
+"""Safetensors files that are written from recordings equal those of eager construction, byte for byte."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HALVES = {"d_model": 32, "vocab_size": 200, "encoder_layers": 1, "decoder_layers
 HALVES |= {"decoder_ffn_dim": 32, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
 TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
 
-# What to construct, and with which configuration. Some tie weights, some have other names in checkpoints.
+# Class and configuration of each architecture. Some tie weights, some have other names in checkpoints.
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "Bart": ("ForConditionalGeneration", HALVES),
     "Bert": ("ForMaskedLM", SMALL),
@@ -49,7 +49,7 @@ ARCHITECTURES["ViT"][1].pop("vocab_size")
 
 
 class Varied(nn.Module):
-    """Whatever can be difficult in a state dict."""
+    """A state dict with difficult cases of all kinds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -196,7 +196,7 @@ def test_what_needs_more_memory_is_told_before_anything_is_written(tmp_path: Pat
 
 REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a number": (lambda: 3, TypeError, "A module or a state dict was expected, but `source` is a int"),
-    "what is not a tensor": (lambda: {"step": 3}, TypeError, "`step` was expected to be a tensor, but it is a int"),
+    "another object": (lambda: {"step": 3}, TypeError, "`step` was expected to be a tensor, but it is a int"),
     "a name that is not a string": (lambda: {3: torch.ones(2)}, TypeError, "expected to be strings, but one is 3"),
     "a reserved name": (lambda: {"__metadata__": torch.ones(2)}, ValueError, "cannot be called `__metadata__`"),
     "a name that is not text": (lambda: {"\ud800": torch.ones(2)}, ValueError, "which is no text in UTF-8"),

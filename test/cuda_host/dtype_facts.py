@@ -1,12 +1,12 @@
-"""Asks PyTorch's own host code for CUDA which dtypes operators refuse: NOTE [Dtypes that CUDA kernels refuse].
+"""Records the dtypes that operators reject in PyTorch's host code for CUDA: NOTE [Dtypes that CUDA kernels refuse].
 
-`make dtype-facts` runs it under the null driver. Each process makes the calls of some of `op_db`, with each dtype, in
-place, with `out`, and with a backward pass. Each operator below is then called again with one argument changed. The
-table of the operators that refuse a dtype whatever the other arguments are is csrc/fake/cuda/refused_dtypes_table.h;
-test/fake/cuda_dtypes.tsv has one call of each, with the dtypes that it refuses, and those that it accepts.
+`make dtype-facts` runs it under the null driver. Each process makes the calls of some operators of `op_db`, with each
+dtype, in place, with `out`, and with a backward pass. Each operator below is then called again with one argument
+changed. Operators that reject a dtype regardless of other arguments are in csrc/fake/cuda/refused_dtypes_table.h.
+test/fake/cuda_dtypes.tsv has one call of each, with its rejected and accepted dtypes.
 
-The facts in the tree were made with more libraries preloaded, which stand in for cuSOLVER, cuFFT and NVRTC. Without
-them, calls that need these libraries raise other errors, which count neither as refused nor as accepted.
+The facts in the tree were made with more preloaded libraries, which stand in for cuSOLVER, cuFFT and NVRTC. Without
+them, calls that need these libraries raise other errors, which count neither as rejected nor as accepted.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_u
 
 Key = torch._C.DispatchKey
 SAMPLES = 6  # of each operator
-TENSORS = 4  # of the first ones of a call, each is given other dtypes
+TENSORS = 4  # number of first tensors of a call that get other dtypes
 TIMEOUT = 100  # seconds for one operator
-# Those that look at values, or change what a tensor is.
+# Operators that read values, or change the kind of a tensor.
 LEFT_ALONE = {"resize_", "set_", "as_strided_", "_local_scalar_dense", "detach", "detach_", "alias"}
 MIXED = (torch.float32, torch.float64, torch.float16, torch.int64, torch.bool, torch.complex64)
 NUMBERS: dict[type, tuple[Any, ...]] = {bool: (False, True), int: (0, 1, 2, -1), float: (0.0, 1.0, 2.0, 0.5, -1.0)}
 NUMBER_DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float32, complex: torch.complex64}
 CUDNN = ("conv", "batch_norm", "instance_norm", "grid_sample", "ctc_loss", "pool", "softmax", "rnn", "lstm", "gru")
-OF_CUDNN = {torch.float16, torch.float32, torch.float64, torch.bfloat16}  # those that cuDNN convolves
+OF_CUDNN = {torch.float16, torch.float32, torch.float64, torch.bfloat16}  # dtypes that cuDNN convolves
 EMPTY = re.compile(r"\bt\((\d+,)*0[,)]")  # in the text of a call
 OF_INDICES = (torch.int64, torch.int32, torch.bool)
 # Scalars that take part in the promotion of dtypes, as in refused_dtypes.cpp.
@@ -82,14 +82,14 @@ class Argument(NamedTuple):
     """An argument that dtypes may depend on."""
 
     position: int
-    kind: str  # "tensor", "dtype", "number" (instead of a tensor) or "scalar"
-    dtype: torch.dtype | None  # None for tensors of several
+    kind: str  # "tensor", "dtype", "number" (in place of a tensor) or "scalar"
+    dtype: torch.dtype | None  # None for a list of tensors
     has_dimensions: bool = True
     is_empty: bool = False
 
 
 class Outcome(NamedTuple):
-    """What has become of a call. It is neither accepted nor refused if it has raised something else."""
+    """The outcome of a call. Other errors count as neither accepted nor rejected."""
 
     kernel: str | None = None
     dtype: str | None = None
@@ -121,7 +121,7 @@ def has_empty(value: object) -> bool:
 
 
 class Watch(TorchDispatchMode):
-    """Records what becomes of each call of an operator, and makes variants of the call."""
+    """Records the outcome of each call of an operator, and makes variants of the call."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -135,7 +135,7 @@ class Watch(TorchDispatchMode):
         name = func._schema.name.removeprefix("aten::")
         if "::" in name or name in LEFT_ALONE:
             return func(*args, **kwargs)
-        if self.dtype.is_complex or self.dtype.itemsize == 1:  # a dtype that few other tensors have
+        if self.dtype.is_complex or self.dtype.itemsize == 1:  # a dtype that few other arguments have
             with suppress(ValueError):
                 self.texts[str(func)].setdefault(self.text_of(args, kwargs))
         composite = Key.CompositeExplicitAutograd
@@ -174,7 +174,7 @@ class Watch(TorchDispatchMode):
                 return f"t({','.join([*map(str, value.shape), *dtype])})"
             if isinstance(value, (list, tuple)):
                 if all(isinstance(element, (Tensor, float)) for element in value):
-                    value = value[:2]  # enough for `_foreach_` and its kin
+                    value = value[:2]  # enough for `_foreach_` and similar operators
                 return f"[{','.join(map(show, value))}]"
             if isinstance(value, torch.dtype):
                 return "D" if value == self.dtype else str(value).removeprefix("torch.")
@@ -297,7 +297,7 @@ def observe_all(part: int, parts: int, folder: Path) -> None:
 
 
 class Row(NamedTuple):
-    """Which dtypes a kernel refuses, as in refused_dtypes.cpp."""
+    """The dtypes that a kernel rejects, as in refused_dtypes.cpp."""
 
     kernel: str
     dtypes: int
@@ -306,7 +306,7 @@ class Row(NamedTuple):
 
 
 def promoted(schema: torch.FunctionSchema, arguments: tuple[Argument, ...], with_scalars: bool) -> torch.dtype | None:
-    """Returns what `at::native::result_type()` does."""
+    """Return the result of `at::native::result_type()`."""
     of_dimensions, without, of_numbers = None, None, None
     try:
         for argument in arguments:
@@ -353,7 +353,7 @@ def chosen(chooses_by: int, schema: torch.FunctionSchema, arguments: tuple[Argum
 
 
 def rows_of(op: str, seen: set[tuple[tuple[Argument, ...], Outcome]]) -> list[Row]:
-    """Returns what explains most refusals of `op`, and is contradicted by no call that was accepted."""
+    """Return the rows that explain most rejections of `op`, without contradicting an accepted call."""
     schema = overload_of(op)._schema
 
     def is_input(argument: Argument) -> bool:
@@ -399,7 +399,7 @@ def overload_of(op: str) -> Any:
 
 
 def outcomes_of(call: Call, rows: list[Row]) -> tuple[int, int]:
-    """Returns the dtypes that `call` refuses, and those that it accepts, as far as `rows` tell both."""
+    """Return the dtypes that `call` rejects, and those that it accepts, as far as `rows` determine both."""
     rows = [row for row in rows if not row.has_dimensions or "t()" not in call.arguments]
     kernels = {dtype: row.kernel for row in rows for dtype, bit in DTYPES.items() if row.dtypes >> bit & 1}
     refuses = accepts = 0

@@ -1,4 +1,4 @@
-"""Prints how far each call of philox_calls.py moves the generator of the GPU, as PyTorch's own host code says.
+"""Prints how far each call of philox_calls.py moves the generator of the GPU, by PyTorch's own host code.
 
 `make philox-facts` runs it under the null driver for three GPUs, and writes test/fake/philox_facts.tsv: on each line
 the GPU, the call, the dtype, and for each size how far.

@@ -1,4 +1,4 @@
-"""Deferred constructors launch on CUDA what eager ones launch: the same draws for each tensor, in any order."""
+"""Deferred constructors launch the same CUDA kernels as eager ones: the same draws for each tensor, in any order."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def without_cudnn() -> Iterator[None]:
-    """CuDNN's stubs do not tell the sizes of weights."""
+    """Disable cuDNN: its stubs do not return the sizes of weights."""
     with torch.backends.cudnn.flags(enabled=False):
         yield
 
 
 @pytest.fixture(autouse=True)
 def zeros_in_memory() -> None:
-    """Has what nothing computes read as zeros, as new memory does: `trunc_normal_()` draws again by values."""
+    """Let uncomputed values read as zeros, like new memory: `trunc_normal_()` redraws depending on values."""
     gc.collect()
     torch.cuda.empty_cache()
 
 
 def assert_same_ledger(build: Callable[[], Any]) -> None:
-    """Asserts that deferred tensors draw what was drawn for them eagerly, in three orders and together."""
+    """Assert that deferred tensors draw what eager ones draw, in three orders and together."""
     torch.manual_seed(0)
     constructed = eager(build)
     after_eager = generator_states()
@@ -76,9 +76,9 @@ def test_constructors(name: str) -> None:
     assert_same_ledger(BUILDERS[name])
 
 
-@pytest.mark.filterwarnings("ignore")  # of what is deprecated
+@pytest.mark.filterwarnings("ignore")  # deprecations
 def test_dead_operators_move_the_generator_as_eager_ones() -> None:
-    """Replay checks how far an operator moves the generator, and does not run those whose results nobody reads."""
+    """Replay checks how far an operator advances the generator, but skips operators with unused results."""
     moved, wrong = moved_by_dead_operators()
     assert not wrong
     assert moved > 60

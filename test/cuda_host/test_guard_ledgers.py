@@ -1,4 +1,4 @@
-"""The guards launch on CUDA what PyTorch's own launch: autocast in its four ways, and inference mode."""
+"""The guards launch the same CUDA kernels as PyTorch's: autocast in its four ways, and inference mode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results of fakes on CUDA are laid out as by CUDA's host code, for arguments that are not contiguous, too."""
+"""Results of fakes on CUDA have the layouts of CUDA's host code, also for arguments that are not contiguous."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ pytestmark = [
 ]
 
 SAMPLES = 4
-# Sizes that depend on values, which nothing computes.
+# Operators whose result sizes depend on values, which are not computed.
 NEEDS_VALUES = {"masked_select", "nonzero", "_unique", "_unique2", "unique_consecutive", "unique_dim"}
-# What is compiled outside of the dispatcher, what is not strided, and what ends the process under the null driver.
+# Operators outside of the dispatcher, with other layouts, or that end the process under the null driver.
 LEFT_OUT = (
     *("jiterator", "sparse", "to_sparse"),
     *("matrix_exp", "mode", "nn.functional.scaled_dot_product_attention"),
 )
-# Known differences, none of which changes what memory is needed.
+# Known differences. None of them changes the required memory.
 DIFFERS = {
     "_log_softmax_backward_data": "is contiguous, where its Meta kernel keeps the layout of the gradient",
     "native_dropout_backward": "has the suggested memory format, where its Meta kernel keeps all strides",
     "_linalg_svd": "whether complex vectors are lazily conjugated depends on cuSOLVER's function",
 }
-# What fakes refuse, and the null driver does not.
+# Operators that fakes reject but the null driver accepts.
 REFUSED: set[str] = set()
 Metadata = tuple[object, ...]
 
@@ -53,7 +53,7 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def metadata(value: object) -> Metadata:
-    """Sizes, dtype, device, and the strides that matter."""
+    """Return sizes, dtype, device, and the strides that matter."""
     if not isinstance(value, Tensor):
         return (type(value),)
     strides = (
@@ -67,7 +67,7 @@ def name_of(func: Any) -> str:
 
 
 class CompareWithFakes(TorchDispatchMode):
-    """Makes each call on fakes, too, unless it writes to its arguments."""
+    """Repeats each call on fakes, unless it writes to its arguments."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -96,7 +96,7 @@ class CompareWithFakes(TorchDispatchMode):
 
 
 def calls(op: OpInfo) -> Iterator[tuple[Any, Any, Any]]:
-    """Samples of `op` on CUDA, in each of the layouts."""
+    """Return samples of `op` on CUDA, in each of the layouts."""
     for dtype in (torch.float32, torch.float16):
         samples: list[Any] = []
         if dtype in op.supported_dtypes("cpu"):

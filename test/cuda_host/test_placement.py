@@ -1,4 +1,4 @@
-"""Materializing and loading on CUDA, and saving from there: each byte is copied once, and memory holds the model."""
+"""Materializing, loading and saving on CUDA: each byte is copied once, and memory holds only the model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [
 if "NULLCUDA_TRACE" in os.environ:
     from ledger import Copy, copies_of, draws_of
 
-# What PyTorch's allocator rounds a tensor up to, and the most that it leaves of a block (CUDACachingAllocator.cpp).
+# Rounding unit and largest remainder of a block, as in CUDACachingAllocator.cpp.
 ROUNDING = 512
 REMAINDER = 2**20
 

@@ -1,4 +1,4 @@
-"""Dropping materialized values and getting them back."""
+"""Dropping materialized values and restoring them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from torchext.fake import is_fake
 
 @pytest.fixture
 def repeated_warnings() -> Iterator[None]:
-    """Has PyTorch repeat what it warns of once in a process."""
+    """Let PyTorch repeat warnings that it issues once per process."""
     before = torch.is_warn_always_enabled()
     torch.set_warn_always(True)
     yield

@@ -121,7 +121,7 @@ class TestIdentity:
     def test_real_tensor_that_was_given_deferred_data_changes_its_metadata(
         self, change: Callable[[Tensor], object]
     ) -> None:
-        """It is no FakeTensorImpl."""
+        """Its implementation is not a FakeTensorImpl."""
 
         def build() -> Tensor:
             tensor = torch.from_numpy(np.zeros(1, dtype=np.float32))
@@ -129,14 +129,14 @@ class TestIdentity:
             change(tensor)
             return tensor
 
-        for _ in range(2):  # the second call is answered by the cache
+        for _ in range(2):  # the second call hits the cache
             deferred = deferred_init(build)
             assert is_deferred(deferred)
             assert_same_tensor(materialize_tensor(deferred), build(), strictly=False)
 
 
 class TestAfterConstruction:
-    """A deferred tensor carries a dispatch key, so what is done to it later is recorded, too."""
+    """A deferred tensor carries a dispatch key, so later operators on it are recorded."""
 
     @pytest.mark.parametrize(
         "change",
@@ -348,7 +348,7 @@ class TestMemory:
                 matrix[:, column].fill_(column)
             return matrix
 
-        deferred_init(build)  # imports what only some operators need
+        deferred_init(build)  # first-use imports
         before = self.resident_bytes()
         matrix = deferred_init(build)
         assert matrix.untyped_storage().nbytes() == 16 * 10**8
@@ -365,7 +365,7 @@ class TestMemory:
         deferred = deferred_init(build)
         before = self.virtual_bytes()
         materialize_tensor(deferred)
-        assert self.virtual_bytes() - before < 4 * 2**26  # four tensors; if all were kept, thirty
+        assert self.virtual_bytes() - before < 4 * 2**26  # four tensors; thirty without release
 
     def test_a_thousand_rounds_leave_memory_flat(self) -> None:
         def rounds(count: int) -> None:

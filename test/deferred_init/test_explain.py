@@ -1,4 +1,4 @@
-"""Inspecting what has been recorded: explanations, summaries, graphs, and the lines that errors name."""
+"""Inspection of recordings: explanations, summaries, graphs, and source lines in errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from torchext.fake import fake_mode
 
 
 def line_of(marker: str) -> str:
-    """Returns where the comment `# marker` is in this file."""
+    """Return the position of the comment `# marker` in this file."""
     lines = Path(__file__).read_text(encoding="utf-8").splitlines()
     (number,) = [i for i, line in enumerate(lines, 1) if line.endswith(f"# {marker}")]
     return f"{__file__}:{number}"

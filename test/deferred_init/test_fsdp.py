@@ -1,4 +1,4 @@
-"""Both versions of PyTorch's FSDP on deferred modules: two processes on gloo, compared with the eager module."""
+"""FSDP1 and FSDP2 on deferred modules: two processes on gloo, compared with the eager module."""
 
 from __future__ import annotations
 

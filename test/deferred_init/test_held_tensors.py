@@ -1,4 +1,4 @@
-"""Where a module may hold tensors: `materialize_module` finds them in every container and iterator."""
+"""`materialize_module` finds the tensors of a module in every container and iterator."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Property:
 
     @property
     def tensor(self) -> object:
-        raise AssertionError("nobody asked for it")
+        raise AssertionError("unexpected read")
 
 
 class Cached:
@@ -193,10 +193,10 @@ CONTAINERS: dict[str, Callable[[Tensor], object]] = {
     "attribute of a tensor": attribute_of_a_tensor,
 }  # fmt: skip
 OPAQUE = {
-    "SimpleQueue": "does not tell what it holds",
+    "SimpleQueue": "does not expose its contents",
     "thread-local": "belongs to its threads",
 }
-"""What cannot be looked into."""
+"""Objects that cannot be searched."""
 
 
 class Holder(nn.Module):

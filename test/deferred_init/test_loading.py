@@ -19,7 +19,7 @@ REMEDY = r"materialize_(tensor|module)\(\)"
 
 
 class Tied(nn.Module):
-    """A tie, a buffer, and a view of a part of a parameter's memory."""
+    """A tie, a buffer, and a view of a part of a parameter."""
 
     def __init__(self) -> None:
         super().__init__()

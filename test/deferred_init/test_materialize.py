@@ -1,4 +1,4 @@
-"""Where materialized tensors go, how progress is reported, and what is left after a failure."""
+"""Devices of materialized tensors, progress reports, and the state after a failure."""
 
 from __future__ import annotations
 
@@ -329,7 +329,7 @@ module = deferred_init(build)
 {materialize}
 print((peak() - before) / 2**20)
 """
-        # A fork maps the pages of libraries only when it uses them, which would count here.
+        # A fork maps pages of libraries on first use, which would count here.
         result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert float(result.stdout) < 12 * 8 + 16 + 8 + 16  # all in half, one in float, one copy, and some more
 
@@ -337,7 +337,7 @@ print((peak() - before) / 2**20)
 class TestProgress:
     @pytest.fixture
     def bars(self, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-        """Returns the progress bars that are shown, which count."""
+        """Return a mock of progress bars that counts."""
         tqdm = pytest.importorskip("tqdm.auto", reason="tqdm is not installed")
         shown: list[Any] = []
 
@@ -401,7 +401,7 @@ class TestProgress:
 
 
 def same_but_versions(actual: nn.Module, expected: nn.Module, cpu: bool = False) -> None:
-    """Asserts equal tensors, but not equal versions: `Module.to()` and `materialize_module()` leave different ones."""
+    """Assert equal tensors, ignoring versions, which differ between `Module.to()` and `materialize_module()`."""
     found, wanted = (
         {**dict(m.named_parameters(remove_duplicate=False)), **dict(m.named_buffers(remove_duplicate=False))}
         for m in (actual, expected)
@@ -433,7 +433,7 @@ class Holder:
 
 
 class LooksLikeNothing:
-    """Raises when asked for its class, as unbound proxies do."""
+    """Raises when its class is read, like an unbound proxy."""
 
     @property
     def __class__(self) -> Any:
@@ -543,7 +543,7 @@ class TestTensorsInOtherObjects:
 
 
 def test_others_may_ask_about_fakes_while_tensors_become_real() -> None:
-    """Threads that hold the interpreter's lock wait for that of storages, and the other way round."""
+    """Threads that hold the GIL wait for the lock of storages, and vice versa."""
     program = """if True:
         import faulthandler, threading, torch
         from torchext.deferred_init import deferred_init, is_deferred, materialize_module

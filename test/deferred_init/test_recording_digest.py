@@ -1,4 +1,4 @@
-"""Digests of recordings are equal if, and only if, the same bits will be materialized: `ranks.py` relies on it."""
+"""Digests of recordings are equal if, and only if, materialization gives the same bits: `ranks.py` relies on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`summary(time=)` tells how long materializing takes, by module and by operator, and changes nothing."""
+"""`summary(time=)` reports the duration of materializing by module and by operator, without side effects."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Model(nn.Module):
 
 
 def tables(text: str) -> list[list[list[str]]]:
-    """The tables of a summary, as lists of rows of words without the lines below the headers."""
+    """Return the tables of a summary as lists of rows of words, without the lines below the headers."""
     return [
         [re.split(r"  +", line.strip()) for place, line in enumerate(table.splitlines()) if place != 1]
         for table in text.split("\n\n")
@@ -54,7 +54,7 @@ def test_operators_are_those_that_run() -> None:
     _, operators = tables(summary(deferred_init(Model), time=True))
     calls = {row[0]: int(row[1]) for row in operators[1:]}
     assert calls["aten::normal_"] == 2  # of the inner weight, and of the matrix that is made orthogonal
-    assert calls["aten::uniform_"] == 1  # of the inner bias: the weights are written again
+    assert calls["aten::uniform_"] == 1  # of the inner bias: the weights are overwritten
     assert calls["aten::linalg_qr"] == 1
 
 
@@ -127,7 +127,7 @@ def test_what_a_missing_device_takes_is_predicted_only() -> None:
 
 
 def test_what_is_measured_is_what_materializing_runs() -> None:
-    """An operator is not run within the fill before it if its argument is a tensor of the module."""
+    """An operator does not run within the preceding fill if its argument is a tensor of the module."""
 
     def build() -> nn.ParameterList:
         first = nn.Parameter(torch.randn(2**21) * 2)

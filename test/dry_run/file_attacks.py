@@ -1,6 +1,6 @@
-"""Programs that try to change what was there before: `python file_attacks.py NAME`, with and without a dry run.
+"""Programs that try to change existing files: `python file_attacks.py NAME`, with and without a dry run.
 
-Each works in a folder that `make_files()` has filled. Its assertions hold in an ordinary run, too.
+Each runs in a folder that `make_files()` has filled. Its assertions also hold in an ordinary run.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def attack_with_torch(function: Callable[[], None]) -> Callable[[], None]:
 
 
 def make_files(folder: Path) -> None:
-    """Make what is there before: besides some files, those that are hard links, modules, scripts and databases."""
+    """Create the existing files: regular files, hard links, modules, scripts and databases."""
     for path, text in (
         ("checkpoint-1/weights", "weights"),
         ("checkpoint-1/nested/state", "state"),
@@ -75,7 +75,7 @@ def _make_databases(folder: Path) -> None:
         connection.execute("create table t(n)")
         connection.execute("insert into t values (1)")
         connection.commit()
-        if mode == "wal":  # as a program leaves it that is killed
+        if mode == "wal":  # like after a killed program
             copies = [shutil.copy(folder / f"wal.db{end}", folder / f"copy{end}") for end in ("", "-wal")]
         connection.close()
     for copy, end in zip(copies, ("", "-wal"), strict=True):

@@ -1,7 +1,7 @@
 """Random programs that change files: `python file_programs.py FOLDER SEED COUNT`, run with and without a dry run.
 
-Each program works in a folder of its own, `FOLDER/NUMBER`, which is there before. It prints what each step has returned
-or raised, and then all that it finds in its folder.
+Each program works in its own existing folder, `FOLDER/NUMBER`. It prints the result or error of each step, and then
+everything in its folder.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ STEPS: dict[str, Callable[[Path, Path], object]] = {
 }
 
 
-# Their errors name nothing, or a temporary file.
+# Operations whose errors name no file, or a temporary file.
 NAMELESS = frozenset({"move_to_temporary_and_back", "save_atomically", "save_by_temporary_folder", "utime"})
 
 

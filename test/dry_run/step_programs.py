@@ -1,6 +1,6 @@
 """Programs with different notions of a step, for `test_steps.py`.
 
-Each is a loop over `count`, which is given, and has in `OF_STEPS` how many times around it two steps take.
+Each is a loop over a given `count`. `OF_STEPS` holds the number of iterations for two steps.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Program(NamedTuple):
     """A program.
 
     Attributes:
-        setup: What comes before the loop.
-        loop: What is in the loop, which knows its number `i`.
-        of_steps: How many times around it two steps take.
-        calls: How many calls of optimizers that are.
+        setup: The code before the loop.
+        loop: The body of the loop. `i` is the number of the iteration.
+        of_steps: The number of iterations for two steps.
+        calls: The number of optimizer calls in these.
     """
 
     setup: str

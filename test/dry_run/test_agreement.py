@@ -1,4 +1,4 @@
-"""Collectives of known values give what they would if all processes had these."""
+"""Collectives of known values return the result for equal values on all ranks."""
 
 from __future__ import annotations
 

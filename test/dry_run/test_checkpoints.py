@@ -1,4 +1,4 @@
-"""Distributed checkpoints in a world: what is planned, what is read, and what is not written."""
+"""Distributed checkpoints in a world: plans, reads, and writes, which do not happen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m torchext.dry_run`: programs run unmodified, and the exit code and the report say what they need."""
+"""`python -m torchext.dry_run`: programs run unmodified, and the exit code and the report state their requirements."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torchext.dry_run.running import RankReport
 
 ROOT = Path(__file__).parents[2]
 
-# A thousand steps: the dry run is to end them.
+# A thousand steps, which the dry run must end.
 TRAIN = """
     import torch, sys
     width = int(sys.argv[1]) if len(sys.argv) > 1 else 256
@@ -45,7 +45,7 @@ Command = Callable[..., Ended]
 
 @pytest.fixture
 def fresh_command(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
-    """Write `program` to train.py and runs it; each rank has a new interpreter, and this one reports."""
+    """Write `program` to train.py and run it. Each rank has a new interpreter; the report comes from this one."""
     monkeypatch.chdir(tmp_path)
 
     def run(program: str, *options: str, arguments: Sequence[str] = ("train.py",)) -> Ended:
@@ -59,7 +59,7 @@ def fresh_command(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch
 
 @pytest.fixture
 def command(forked_ranks: None, fresh_command: Command) -> Command:
-    """Do the same where it does not matter how interpreters start."""
+    """Do the same for tests that do not depend on how interpreters start."""
     return fresh_command
 
 
@@ -169,7 +169,7 @@ def test_out_of_memory_that_the_program_handles_fits(command: Command) -> None:
     [("torch.empty(1 << 40, device='cuda')", 3), ("raise ValueError('after the steps')", 1), ("sys.exit(7)", 7)],
 )
 def test_what_happens_after_the_steps_does_not_count(command: Command, failure: str, code: int) -> None:
-    """The step in which operations are counted is not part of the run; what follows the last optimizer's call is."""
+    """Neither the step that counts operations nor code after the last optimizer call is part of the run."""
     ended = command(TRAIN.replace("loss = model", f"step == 2 and exec({failure!r}); loss = model"), "--no-flops")
     assert ended.code == code
     ended = command(TRAIN.replace("loss.backward()", f"loss.backward(); step == 2 and exec({failure!r})"))
@@ -203,7 +203,7 @@ def test_values_that_a_package_reads_are_of_the_line_that_calls_it(command: Comm
 def test_package_may_be_in_an_environment_below(
     fresh_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where Python has an environment on top of another one, or the user's own packages."""
+    """For example, an environment on top of another one, or the user's own packages."""
     package = tmp_path / "below" / "site-packages"
     package.mkdir(parents=True)
     (package / "logging_of_losses.py").write_text("def log(loss):\n    return loss.item()")
@@ -302,8 +302,8 @@ def test_modules_run_as_by_python(fresh_command: Command, tmp_path: Path) -> Non
 
 
 def test_scripts_run_as_by_python(fresh_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The folder of the script is searched for modules, and the current one is not."""
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # an empty entry there would mean the current folder
+    """Python searches the folder of the script for modules, but not the current one."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # an empty entry there would add the current folder
     scripts = tmp_path / "scripts"
     scripts.mkdir()
     (scripts / "beside.py").write_text("name = 'beside the script'")
@@ -367,7 +367,7 @@ def test_flex_attention_of_a_program_that_compiles_is_its_kernel(command: Comman
     # The result, its gradient, and those of the query, the key and the value are 4 MiB each.
     used = re.findall(r"^step (\d+) \(4,\)$", ended.out, re.MULTILINE)
     assert max(map(int, used)) <= 6 * 4
-    if torch.__version__ >= (2, 15):  # whose FlopCounterMode knows the operator; it makes a third step
+    if torch.__version__ >= (2, 15):  # whose FlopCounterMode supports the operator; it makes a third step
         assert len(used) == 3
         forward = 4 * 2 * 2 * 4096 * 4096 * 64
         assert f"{forward * 3.5 / 1e9:.3g} GFLOP in a step" in ended.out, "the backward pass has five products of two"
@@ -850,7 +850,7 @@ time.sleep(600)
         stderr=subprocess.PIPE,
         text=True,
         cwd=tmp_path,
-        # Shells start what runs in the background with SIGINT ignored, and that is inherited.
+        # Shells start background programs with SIGINT ignored, which is inherited.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert command.stderr is not None

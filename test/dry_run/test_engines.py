@@ -1,4 +1,4 @@
-"""PyTorch's parallel engines train for a step in a world, on any rank: the steps are in `training_steps.py`."""
+"""PyTorch's parallel engines train for a step in a world, on any rank: `training_steps.py` contains the steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchext.dry_run import world
 
 pytestmark = [
     pytest.mark.usefixtures("frozen_past"),
-    # PyTorch's, on real tensors, too.
+    # PyTorch warns, also on real tensors.
     pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated"),
     pytest.mark.filterwarnings("ignore:DTensor random operators may not have complete support"),
     pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view tensor"),
@@ -26,13 +26,13 @@ READ_VALUES = {"grad_scaler"}
 ON_GPUS_ONLY = {"fsdp2_offload_pinned", "fsdp1_sync", "fsdp1_offload", "grad_scaler", "sync_batch_norm"}
 # PyTorch has no strategy for the attention of CPUs.
 ON_GPUS_ONLY |= {"context_parallel"}
-if torch.__version__ < (2, 12):  # the first exchange is with the rank itself, too, which gloo refuses
+if torch.__version__ < (2, 12):  # the first exchange includes the rank itself, which gloo rejects
     ON_GPUS_ONLY |= {"zero_bubble_v"}
 
 
 @pytest.fixture(autouse=True)
 def _free_flat_parameters() -> Iterator[None]:
-    """Those of FSDP1 are in a cycle with hooks that C++ holds, also real ones, and would be alive in other tests."""
+    """Free the flat parameters of FSDP1. They are in a cycle with hooks that C++ holds, and would outlive the test."""
     yield
     for held in gc.get_objects():
         if type(held) is nn.Parameter and hasattr(held, "_is_flat_param"):
@@ -57,7 +57,7 @@ def test_engine_trains_on_cpus(name: str, rank: int) -> None:
 
 
 def test_stage_without_shapes_is_refused() -> None:
-    """Its neighbours, which would tell them, do not exist."""
+    """Its neighbors, which would send them, do not exist."""
     needs_them = "requires dynamic shape inference|returns what rank 0 of the group sends"
     with world(4, 1, gpus=None) as job:
         stage = PipelineStage(nn.Linear(4, 4), job.rank, job.size, torch.device("cpu"))

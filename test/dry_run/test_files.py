@@ -1,4 +1,4 @@
-"""The files of a dry run: the program finds what it has written, and nothing that was there before changes."""
+"""The files of a dry run: the program finds its own changes, and no existing file changes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(not can_guard(), reason="the system has no Landl
 
 
 def make_files(folder: Path) -> None:
-    """What is there before: files, folders in folders, links to a folder, to a file above and to nothing."""
+    """Create the existing files: files, nested folders, links to a folder, to a file above and to nothing."""
     (folder / "d/e").mkdir(parents=True)
     for name in ("a", "b", "d/a", "d/e/a"):
         (folder / name).write_text(f"before in {name}")
@@ -31,7 +31,7 @@ def make_files(folder: Path) -> None:
 
 
 def digest_of(folder: Path) -> str:
-    """Returns a digest of all files, links, modes and times."""
+    """Return a digest of all files, links, modes and times."""
     digest = hashlib.sha256()
     for path in [folder, *sorted(folder.rglob("*"))]:
         status = path.lstat()
@@ -42,7 +42,7 @@ def digest_of(folder: Path) -> str:
 
 
 def run_apart(scratch: Path, *command: str, cwd: Path, is_guarded: bool = True) -> subprocess.CompletedProcess[str]:
-    """Runs a command whose files are kept in `scratch`, as the command line does."""
+    """Run a command whose files are kept in `scratch`, like the command line does."""
     overlay = Overlay(str(scratch))
     environment = child_environment(overlay, {**os.environ, "TMPDIR": overlay.temporary})
     return subprocess.run(
@@ -70,7 +70,7 @@ def work(tmp_path: Path) -> Path:
 
 
 def python(scratch: Path, work: Path, program: str) -> str:
-    """Returns what a program prints that runs in `work`, with its files in `scratch`."""
+    """Return the output of a program that runs in `work`, with its files in `scratch`."""
     before = digest_of(work)
     ended = run_apart(scratch, sys.executable, "-c", program, cwd=work)
     assert ended.returncode == 0, ended.stderr

@@ -1,4 +1,4 @@
-"""Libraries with kernels of their own in a dry run: Triton and bitsandbytes, by packages that have their structure."""
+"""Libraries with their own kernels in a dry run: Triton and bitsandbytes, by packages with the same structure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import forked
 import pytest
 
-# What Triton 3.4 to 3.9 have in common where a kernel is launched. Whatever needs a driver raises.
+# The launch code that Triton 3.4 to 3.9 have in common. Anything that needs a driver raises.
 TRITON = {
     "triton/__init__.py": """
         from .runtime import driver
@@ -92,7 +92,7 @@ KERNELS = """
 
 
 def run(tmp_path: Path, program: str, packages: dict[str, str]) -> list[Any]:
-    """Runs `program` in a world of eight GPUs, and returns what it prints as JSON, and the remarks of the report."""
+    """Run `program` in a world of eight GPUs. Return its output as JSON, and the remarks of the report."""
     for name, text in packages.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(dedent(text))
@@ -180,7 +180,7 @@ report(hooks=hooks, evens=evens, best=tuned.best_config.kwargs, peaks=peaks)
 """
     )
     said, remarks = run(tmp_path, program, TRITON)
-    # `do_bench()` has a buffer of 256 MiB, whenever the key is a new one.
+    # `do_bench()` allocates a buffer of 256 MiB for each new key.
     assert said == {"hooks": [64] * 3, "evens": [0, 0, 1], "best": {"BLOCK": 64}, "peaks": [256, 0, 256]}
     assert "3 x scale" in remarks[0]
 

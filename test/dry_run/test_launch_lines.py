@@ -1,4 +1,4 @@
-"""Command lines of launchers: which program they start, how often, and with which variables."""
+"""Command lines of launchers: the program that they start, how often, and with which variables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from torchext.dry_run.launch_lines import Launch, launcher_of, read_launch, without_python
 
-# Do what the launchers do up to where they start processes: as of accelerate 1.15 and DeepSpeed 0.19.
+# These do what accelerate 1.15 and DeepSpeed 0.19 do before they start processes.
 ACCELERATE = """
     import argparse, os, subprocess, sys, torch
 
@@ -65,7 +65,7 @@ DEEPSPEED = """
 
 @pytest.fixture
 def launchers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Packages in the places of accelerate and DeepSpeed."""
+    """Return packages that replace accelerate and DeepSpeed."""
     for name, source in ("accelerate/commands/launch", ACCELERATE), ("deepspeed/launcher/runner", DEEPSPEED):
         path = tmp_path / f"{name}.py"
         path.parent.mkdir(parents=True)

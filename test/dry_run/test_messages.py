@@ -1,4 +1,4 @@
-"""Ranks that read what other ranks send: these run, too, and what they send arrives, as on gloo."""
+"""Ranks that read messages of other ranks: those ranks also run, and their messages arrive, as on gloo."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Ended(NamedTuple):
 def run(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, forked_ranks: None
 ) -> Callable[..., Ended]:
-    """Runs `program` dry, as the ranks that are asked for, to its end unless there are other options."""
+    """Run `program` dry as the requested ranks, to its end unless other options are given."""
     monkeypatch.chdir(tmp_path)
 
     def run_dry(program: str, size: int, ranks: str = "all", *options: str) -> Ended:
@@ -210,7 +210,7 @@ def test_messages_are_received_in_order_by_group_and_device(run: Callable[..., E
 
 
 class Arrived(Messages):
-    """Messages that have been sent before they are awaited."""
+    """Messages that were sent before the receiver waits for them."""
 
     def __init__(self, *messages: Message) -> None:
         super().__init__(Pipe()[0], 0)
@@ -286,7 +286,7 @@ def test_future_is_not_waited_for_before_the_program_does(run: Callable[..., End
 
 
 def test_signal_handler_may_send_while_the_program_sends() -> None:
-    """The connection is written to by code that a signal interrupts."""
+    """The signal interrupts code that writes to the connection."""
     job = world(2, 0, values="assume")
     mine, theirs = Pipe()
     job.messages = messages = Messages(mine, 0)

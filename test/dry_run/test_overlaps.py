@@ -1,4 +1,4 @@
-"""What may run on a GPU while a collective does."""
+"""Work that may run on a GPU during a collective."""
 
 from __future__ import annotations
 

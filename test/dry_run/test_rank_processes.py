@@ -1,4 +1,4 @@
-"""The process that runs ranks answers those that wait, and ends them all."""
+"""The process that runs ranks replies to waiting ranks, and ends them all."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class StubRank:
         self.closed_with: list[Patience | None] = []
 
     def terminate(self) -> None:
-        """Asks no process to end."""
+        """Do nothing: there is no process to end."""
 
     def close(self, patience: Patience | None) -> None:
         self.closed_with.append(patience)
@@ -120,7 +120,7 @@ STUBBORN = 'trap "" TERM; echo started; while :; do sleep 0.1; done'
 
 @pytest.fixture
 def start() -> Callable[[], ChildProcess]:
-    """Starts a process that ignores requests to end."""
+    """Start a process that ignores requests to end."""
 
     def start_one() -> ChildProcess:
         reader, writer = os.pipe()

@@ -1,4 +1,4 @@
-"""What a step is, for programs of many kinds, and what belongs to it."""
+"""The definition of a step for programs of many kinds, and the work that belongs to it."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ Run = Callable[..., RankReport]
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs a program in this process, as the process of a rank does."""
+    """Run a program in this process, like the process of a rank."""
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.setattr(sys, "path", list(sys.path))
 
     def run(source: str, goal: Goal, *, size: int = 1, counts_flops: bool = False) -> RankReport:
-        gc.collect()  # what programs before have left
+        gc.collect()  # garbage of earlier programs
         path = tmp_path / "train.py"
         path.write_text(source)
         return run_rank(
@@ -62,7 +62,7 @@ def source_of(program: Program, count: int) -> str:
 
 
 def peak_of(source: str) -> int:
-    """The memory of the program when nothing counts its steps."""
+    """Return the peak memory of the program without counting steps."""
     gc.collect()
     with world(1, gpus=GPU, backend=None, values="assume", is_launched=False), track_memory() as memory:
         exec(source, {})
@@ -254,7 +254,7 @@ def test_collectives_are_listed_by_phase(run: Run) -> None:
         size=8,
     )
     assert [(row.phase, row.operator, row.calls, row.bytes_in) for row in report.collectives] == [
-        # What comes before the first pass is construction.
+        # Everything before the first pass is construction.
         ("construction", "allreduce", 1, 1024),
         ("construction", "broadcast", 1, 1024),
         ("step 1 to 3, each", "allreduce", 2, 2048),
@@ -286,7 +286,7 @@ for replays in range(1, 100):
 
 
 def test_replay_of_a_captured_optimizer_is_a_step(run: Run) -> None:
-    """One call warms up, and capturing computes nothing on a GPU."""
+    """One call warms up; capturing computes nothing on a GPU."""
     report = run(GRAPHS + "    assert replays < 5, 'is ended'\n", Goal(STEP, 4))
     assert (report.error, report.made, report.forwards, report.backwards) == ("", 4, 4, 4)
     assert any("counts its passes, calls of optimizers and collectives again" in remark for remark in report.remarks)

@@ -1,4 +1,4 @@
-"""Programs that decide by values run as they would: they have made these, or assume what is plausible."""
+"""Programs that branch on values: values that they have made are exact, others get plausible assumptions."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_image_features_take_the_places_of_their_tokens(job: World) -> None:
 
 
 def test_ranks_agree_that_a_step_is_sound(job: World) -> None:
-    """As Megatron does, which skips steps, and DeepSpeed, which compares configurations."""
+    """Megatron skips steps this way, and DeepSpeed compares configurations."""
     is_sound = torch.ones(1, device="cuda")
     dist.all_reduce(is_sound, dist.ReduceOp.MIN)
     assert is_sound.item() == 1

@@ -1,4 +1,4 @@
-"""The world of a dry run: its environment, its process groups under every name, what waits for nobody, its records."""
+"""The world of a dry run: environment, process groups under every name, waits without a peer, records."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_barrier_meets_nobody_on_the_device_of_its_backend(job: World, device_id
 
 def test_place_of_a_collective_may_be_a_module_without_truth_value(job: World) -> None:
     class Odd(nn.Module):
-        """As `OptimizedModule` of a module without a length."""
+        """Mimics the `OptimizedModule` of a module without a length."""
 
         def __len__(self) -> int:
             raise TypeError("does not support len()")

@@ -1,4 +1,4 @@
-"""AmpTensors and self-cleaning regions inside and around compiled code: never another dtype than in eager code."""
+"""AmpTensors and self-cleaning regions inside and around compiled code: dtypes are always those of eager code."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _reset(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     torch._dynamo.reset()
     gc.collect()
-    # pytest keeps what Dynamo logs and raises, and that keeps graphs with marked fakes, which hold a lease.
+    # pytest keeps Dynamo's logs and exceptions, and with them graphs with marked fakes, which hold a lease.
     for thing in gc.get_objects():
         if issubclass(type(thing), Tensor) and _C.is_amp(thing):
             _C.unwrap_amp(thing)
@@ -150,7 +150,7 @@ class TestSelfCleaning:
 def test_no_mark_outlives_compiled_code(function: Callable[[Tensor], Any]) -> None:
     gc.collect()
     before = _C.live_marks()
-    logging.disable()  # pytest keeps what Dynamo logs, and that keeps graphs
+    logging.disable()  # pytest keeps Dynamo's logs, and with them graphs
     try:
         compiled(function)(amp.wrap(torch.eye(2)))
     finally:

@@ -1,4 +1,4 @@
-"""Blocks of inference mode inside and around compiled code: one graph, and the tensors that eager code makes."""
+"""Blocks of inference mode inside and around compiled code: one graph, and the same tensors as eager code."""
 
 from __future__ import annotations
 
@@ -271,7 +271,7 @@ class TestGraphBreaks:
             run(torch.eye(2), torch.tensor([7]))
         assert not torch.is_inference_mode_enabled()
         assert torch.is_grad_enabled()
-        with inference_mode():  # pairs, so nothing is open
+        with inference_mode():  # pairs, so no block is open
             pass
 
     def test_of_what_was_given_to_normal_is_called_as_it_is(self) -> None:

@@ -60,7 +60,7 @@ class TestDeferred:
         materialize_module(module)
         for _ in range(3):
             check_same(run(torch.eye(2)), module(torch.eye(2)))
-        # Before 2.12 Dynamo does not look again at the parameters of a module in which none is another object.
+        # Before 2.12 Dynamo does not check the parameters of a module again if no parameter object has changed.
         assert graphs() == (1 if TORCH_RELEASE < (2, 12) else 2)
         assert graph_breaks() == 0
 

@@ -1,4 +1,4 @@
-"""Exported programs are what they are with PyTorch's own regions, or there is an error."""
+"""Exported programs are the same as with PyTorch's own regions, or there is an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Regions and decorators of autocast inside and around compiled code: one graph, and what they do eagerly."""
+"""Autocast regions and decorators inside and around compiled code: one graph, and the effects of eager code."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ def test_gradients_are_eager_ones(program: Callable[[Tensor], Any], backend: str
     wanted = torch.autograd.grad(loss(program, x), x)
     found = torch.autograd.grad(loss(compiled(program, backend), x), x)
     assert graph_breaks() == 0
-    # Compiled code casts a weight wherever it is used, and not once: AOTAutograd switches the cache off.
+    # Compiled code casts a weight at each use, because AOTAutograd disables the cache.
     torch.testing.assert_close(found, wanted, rtol=1e-2, atol=0)
 
 
@@ -283,7 +283,7 @@ def test_inductor_computes_in_the_dtypes_of_the_region() -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_weight_meets_regions_of_two_dtypes(backend: str) -> None:
-    """`torch.autocast` takes the cast of the first for the second: its cache knows no dtypes."""
+    """`torch.autocast` uses the first region's cast in the second: its cache ignores dtypes."""
     weight = torch.eye(2).requires_grad_()
 
     def function(x: Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""The guards are entered in Dynamo's tables when Dynamo is imported, and nothing else is done."""
+"""The guards are added to Dynamo's tables when Dynamo is imported, without other effects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Addresses of fakes: the simulated allocator's in a dry run, and refused elsewhere."""
+"""Addresses of fakes: simulated by the allocator in a dry run, errors elsewhere."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -70,7 +70,7 @@ def test_freed_and_allocated_storage_has_memory_again(device: str, job: None) ->
 
 
 def test_blocks_of_a_segment_are_contiguous(job: None) -> None:
-    """As `CUDACachingAllocator` splits a segment of 2 MiB: three blocks of 512 bytes each."""
+    """Like `CUDACachingAllocator`, which splits a segment of 2 MiB: three blocks of 512 bytes each."""
     a, b, c = (torch.empty(100, device="cuda:1") for _ in range(3))
     assert [b.data_ptr() - a.data_ptr(), c.data_ptr() - b.data_ptr()] == [512, 512]
 
@@ -92,7 +92,7 @@ def test_addresses_are_those_of_the_snapshot(job: None) -> None:
 
 
 def test_gradient_buckets_find_their_parameters_by_address(job: None) -> None:
-    """As ZeRO's optimizers do, which flatten parameters and give them views of the flat tensor."""
+    """Like ZeRO's optimizers, which flatten parameters and replace them by views of the flat tensor."""
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4)).cuda()
     flat = torch.cat([p.detach().view(-1) for p in model.parameters()])
     offset = 0

@@ -1,4 +1,4 @@
-"""Values that are not known are assumed where they come about, if somebody answers: NOTE [Assumed values]."""
+"""Unknown values are assumed where they are created, if a policy provides answers: NOTE [Assumed values]."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_rest_of_a_mask_follows_the_policy(policy: str, rest: bool) -> None:
         assert mask.tolist() == mask.clone().tolist() == mask.cpu().tolist() == wanted
         assert mask.sum().item() == sum(wanted)
         assert mask.nonzero().shape == (*unknown(4)[mask].shape, 1) == (sum(wanted), 1)
-        mask[1] = unknown(3).argmax() == 1  # which is assumed
+        mask[1] = unknown(3).argmax() == 1  # is assumed
         assert mask.tolist() == [not rest, True, rest, rest]
         tokens = unknown(4, dtype=torch.int64)
         tokens[:2] = torch.tensor([5, 7], device="cuda")
@@ -508,7 +508,7 @@ def test_batches_of_programs_that_read_values_are_found() -> None:
 
 
 def selects(batch: int) -> Callable[[], None]:
-    """A step whose memory is what a mask selects."""
+    """A step whose memory depends on the elements that a mask selects."""
 
     def step() -> None:
         data = torch.empty(batch * 2**18, device="cuda")
@@ -524,5 +524,5 @@ def test_largest_batch_depends_on_the_policy_for_masks() -> None:
     def largest(policy: str) -> int:
         return max_batch(selects, gpu, values=policy)
 
-    # Of each batch the data take 1 MiB, positions of 8 bytes and elements of 4 bytes what is selected, and the mask.
+    # Per batch: the data take 1 MiB; the selected elements take 8 bytes for positions and 4 for values; and the mask.
     assert largest("assume,masks=all") < largest("assume,masks=half") < largest("assume,masks=none")

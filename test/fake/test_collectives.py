@@ -1,4 +1,4 @@
-"""Collectives make deferred tensors real; for fakes on the backend "fake" they return metadata."""
+"""Collectives materialize deferred tensors; for fakes on the backend "fake" they return metadata."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SIZES = {"fake": 8, "gloo": 1}
 
 @pytest.fixture(params=list(SIZES))
 def world(request: pytest.FixtureRequest) -> Iterator[int]:
-    """A process group of this process only."""
+    """Create a process group of this process only."""
     size = SIZES[request.param]
     store = FakeStore() if request.param == "fake" else dist.HashStore()
     dist.init_process_group(request.param, store=store, rank=0, world_size=size)
@@ -42,7 +42,7 @@ def world(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 of_fake_backend = pytest.mark.parametrize("world", ["fake"], indirect=True)
-# Of what PyTorch's backend "fake" does, which the tests of it are compared with.
+# Whether PyTorch's backend "fake" has the behavior with which these tests compare.
 IS_COMPLETE = TORCH_RELEASE >= (2, 13)
 of_gloo = pytest.mark.parametrize("world", ["gloo"], indirect=True)
 
@@ -65,7 +65,7 @@ def mlp() -> nn.Module:
 
 
 def outcome(call: Call, world: int, make: Make) -> tuple[str, list[Tensor]]:
-    """The error that the call raises, and the tensors that it was given, as they are afterwards."""
+    """Return the error of the call, and its tensors afterwards."""
     made: list[Tensor] = []
 
     def note(numel: int) -> Tensor:
@@ -146,12 +146,12 @@ def test_fakes_have_the_metadata_of_real_tensors_on_the_backend_fake(world: int,
     assert [metadata(t) for t in fake_results] == [metadata(t) for t in real_results]
     assert all(is_fake(t) for t in (*fakes, *fake_results))
     assert [t._version for t in fakes] == [t._version for t in real]
-    # Which results are which arguments, and which share memory with them.
+    # Compare which results are arguments, or share memory with them.
     assert [place(t, fakes) for t in fake_results] == [place(t, real) for t in real_results]
 
 
 def run(call: Call, make: Make, world: int) -> tuple[list[Tensor], list[Tensor]]:
-    """Returns the tensors that are made for a call, and those that it returns."""
+    """Return the tensors made for a call, and its results."""
     made: list[Tensor] = []
 
     def remember(numel: int) -> Tensor:
@@ -270,7 +270,7 @@ def test_barriers_in_a_block_happen(world: int, block: Callable[[], object]) -> 
     assert type(done[0]).__name__ == ("FakeWork" if world > 1 else "Work")
     done[0].wait()
     if TORCH_RELEASE < (2, 12):
-        dist.barrier()  # `ProcessGroup::barrier()` has its tensor in a static variable there, until the next barrier
+        dist.barrier()  # `ProcessGroup::barrier()` keeps its tensor in a static variable until the next barrier
 
 
 def test_collectives_of_real_tensors_in_a_block_happen(world: int) -> None:
@@ -406,8 +406,8 @@ def test_custom_operator_with_a_group_is_called_with_real_tensors(world: int) ->
     library.impl("exchange", lambda x, group_name: x.clone(), "CPU")
     library.impl("exchange", lambda x, group_name: torch.empty_like(x), "Meta")
     exchange = torch.ops.torchext_test_collectives.exchange
-    assert torch.equal(exchange(deferred(2), "a registry of its own"), torch.ones(2))
-    assert is_fake(exchange(fake(2), "a registry of its own"))
+    assert torch.equal(exchange(deferred(2), "a separate registry"), torch.ones(2))
+    assert is_fake(exchange(fake(2), "a separate registry"))
     assert torch.equal(exchange(torch.ones(2), group().group_name), torch.ones(2))
     library._destroy()
 
@@ -421,7 +421,7 @@ def exchange_objects(world: int) -> tuple[object, ...]:
     broadcast, gathered, scattered = [{"a": 1}], [None] * world, [None]
     dist.broadcast_object_list(broadcast)
     dist.all_gather_object(gathered, {"b": 2})
-    if IS_COMPLETE or dist.get_backend() != "fake":  # which raises EOFError before
+    if IS_COMPLETE or dist.get_backend() != "fake":  # raises EOFError earlier
         dist.scatter_object_list(scattered, [str(rank) for rank in range(world)])
     return broadcast, gathered, scattered
 

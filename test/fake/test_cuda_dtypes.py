@@ -1,4 +1,4 @@
-"""Fake CUDA devices refuse the dtypes that CUDA kernels refuse: NOTE [Dtypes that CUDA kernels refuse]."""
+"""Fake CUDA devices reject the dtypes that CUDA kernels reject: NOTE [Dtypes that CUDA kernels refuse]."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchext.deferred_init import deferred_init
 from torchext.fake import fake_mode
 
 REFUSED, ACCEPTED = 0, 1
-# Of each call, how many dtypes there are for one that is tried, each time another.
+# One of this many dtypes is tested for each call, each time another one.
 STEP = 7
 
 
@@ -25,7 +25,7 @@ def error_of(call: Call, dtype: torch.dtype) -> Exception | None:
 
 
 def outcomes(column: int, step: int) -> list[tuple[Call, torch.dtype, Exception | None]]:
-    """Makes the calls with the dtypes of a column of the facts on a fake device."""
+    """Make the calls with the dtypes of a column of the facts on a fake device."""
     found = []
     with fake_mode(fake_cuda=True):
         for row, (call, *columns) in enumerate(facts()):
@@ -39,7 +39,7 @@ def outcomes(column: int, step: int) -> list[tuple[Call, torch.dtype, Exception 
 def check(step: int) -> None:
     refused = outcomes(REFUSED, step)
     assert [case[:2] for case in refused if case[2] is None] == []
-    # Meta kernels that are formulas in Python may refuse a dtype before, in other words.
+    # Meta kernels that are Python formulas may reject a dtype earlier, with another message.
     in_same_words = [
         case for case in refused if case[2] is not None and (refusal_in(case[2]) or "?")[-1] == name_of(case[1])
     ]

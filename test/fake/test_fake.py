@@ -1,4 +1,4 @@
-"""Fake tensors: what they are, what operators make of them, and what they refuse."""
+"""Fake tensors: their properties, operators on them, and errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import nn
 from torchext.deferred_init import materialize_tensor
 from torchext.fake import DataDependentError, fake_like, fake_mode, is_fake, meta_like
 
-# As long as the process, because PyTorch's tables of operators fail over those that have been forgotten.
+# Lives as long as the process, because PyTorch's tables of operators fail for unregistered ones.
 LIBRARY = torch.library.Library("torchext_test_fake", "DEF")
 LIBRARY.define("of_dict(Dict(str, Tensor) tensors) -> Tensor")
 LIBRARY.define("of_tuple((Tensor, int) pair) -> Tensor")
@@ -535,7 +535,7 @@ tensor(..., size=(4, 4), dtype=torch.float32, device='cpu', requires_grad=True, 
 def test_results_are_no_arguments_where_the_operator_declares_that(train: bool | None) -> None:
     with fake_mode():
         given = torch.rand(4)
-        result, _ = torch.native_dropout(given, 0.3, train)  # the Meta kernel returns `given` where it does not train
+        result, _ = torch.native_dropout(given, 0.3, train)  # the Meta kernel returns `given` outside of training
     result.add_(1)
     assert given._version == 0
     assert result.untyped_storage()._cdata != given.untyped_storage()._cdata

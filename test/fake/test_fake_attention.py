@@ -32,7 +32,7 @@ def backend(
     is_causal: bool = False,
     enable_gqa: bool = False,
 ) -> str | None:
-    """The backend that attention with gradients takes, by the name of its node in the graph."""
+    """Return the backend of attention with gradients, by the name of its node in the graph."""
     with fake_mode(fake_cuda=gpu if isinstance(gpu, FakeGPU) else FakeGPU(gpu)):
         query = torch.empty(2, heads[0], length, head, dtype=dtype, device="cuda", requires_grad=True)
         key, value = (
@@ -53,7 +53,7 @@ def backend(
         return MATH
 
 
-# As PyTorch 2.15 chooses on such devices (`torch._fused_sdp_choice()` with the null driver of `make oracle`).
+# The choices of PyTorch 2.15 on such devices (`torch._fused_sdp_choice()` with the null driver of `make oracle`).
 @pytest.mark.parametrize(
     ("gpu", "dtype", "expected"),
     [
@@ -177,7 +177,7 @@ class TestResults:
 @pytest.mark.skipif(TORCH_RELEASE < (2, 15), reason="cuDNN takes heads of 256 since 2.15")
 def test_takes_cudnn_for_large_heads_on_large_devices() -> None:
     assert backend("H100", HALF, head=256) == CUDNN
-    assert backend("H100", HALF, head=200) == FLASH  # there is no backward pass for others than 256
+    assert backend("H100", HALF, head=200) == FLASH  # other head sizes than 256 have no backward pass
 
 
 @pytest.mark.parametrize(("dropout", "device"), [(0.0, "cuda" if TORCH_RELEASE >= (2, 14) else "cpu"), (0.1, "cpu")])

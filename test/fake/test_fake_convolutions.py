@@ -1,4 +1,4 @@
-"""Convolutions of fakes: the library that would compute the results decides whether they are channels last."""
+"""Convolutions of fakes: the library that would compute the results determines whether they are channels last."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CONVOLUTIONS: dict[str, Callable[..., Tensor]] = {
 
 
 class Case(NamedTuple):
-    """What the choice of a library depends on."""
+    """The inputs of the choice of a library."""
 
     channels: int
     groups: int
@@ -53,9 +53,9 @@ CASES = (
 
 
 def strides_of(name: str, case: Case, layouts: tuple[Layout, Layout], device: str = "cpu") -> list[tuple[int, ...]]:
-    """Returns the strides of the result and of the gradients of input and weight, without dimensions of length 1.
+    """Return the strides of the result and of the gradients of input and weight, without dimensions of length 1.
 
-    Strides of dimensions of length 1 are exact only for the results of a trial, and gradients are not tried out.
+    Strides of dimensions of length 1 are exact only for the results of a trial, and there are no trials of gradients.
     """
     dims = int(name[-2])
     shape = (case.channels, case.channels // case.groups, *[case.size] * dims)
@@ -117,7 +117,7 @@ def test_number_of_threads_decides() -> None:
 
 
 def on_cuda() -> Iterator[tuple[str, torch.dtype, bool]]:
-    """Yields convolutions, dtypes, and whether cuDNN's results are channels last."""
+    """Yield convolutions, dtypes, and whether cuDNN's results are channels last."""
     yield "conv2d", torch.float32, True
     yield "conv2d", torch.bfloat16, True
     yield "conv2d", torch.float64, False

@@ -1,4 +1,4 @@
-"""CUDA without CUDA: fakes on devices that are not there, and the functions of torch.cuda that answer for them."""
+"""CUDA without CUDA: fakes on fake CUDA devices, and the functions of torch.cuda for these."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def test_default_device_and_device_contexts() -> None:
 
 @pytest.fixture
 def default_types() -> Iterator[None]:
-    """Restores PyTorch's defaults."""
+    """Restore PyTorch's defaults."""
     yield
     torch.set_default_device(None)
     torch.set_default_dtype(torch.float32)
@@ -516,7 +516,7 @@ def test_accelerator_is_what_the_thread_sees() -> None:
     def accelerators() -> tuple[Any, ...]:
         return torch._C._get_accelerator(), torch.accelerator.current_accelerator(), torch.accelerator.is_available()
 
-    outside = accelerators()  # not the same on builds for CUDA: the accelerator is there, and is not available
+    outside = accelerators()  # builds for CUDA differ: they have an unavailable accelerator
     with fake_mode(fake_cuda=2):
         assert accelerators() == (torch.device("cuda"), torch.device("cuda"), True)
     assert accelerators() == outside
@@ -549,7 +549,7 @@ def test_scatter_divides_among_devices(sizes: list[int] | None, found: list[int]
 
 
 def test_addresses_are_compared_in_comprehensions_too() -> None:
-    """As `Accelerator._get_named_parameters()` does, which has one."""
+    """Like `Accelerator._get_named_parameters()`, which has a comprehension."""
     functions: dict[str, Any] = {"__name__": "accelerate.accelerator"}
     exec("def _get_named_parameters(module): return {n: p.data_ptr() for n, p in module.named_parameters()}", functions)
     with fake_mode(fake_cuda=True):
@@ -564,7 +564,7 @@ def test_addresses_are_compared_in_comprehensions_too() -> None:
 
 @pytest.mark.parametrize("accumulate", [False, True])
 def test_masks_are_written_together_with_indices(accumulate: bool) -> None:
-    """The mask has as many elements as its dimension, and stands for as many indices as are true."""
+    """The mask has as many elements as its dimension, and represents as many indices as there are true elements."""
     for fake_cuda in (False, True):
         with fake_mode(fake_cuda=fake_cuda):
             device = "cuda" if fake_cuda else "cpu"
@@ -578,7 +578,7 @@ def test_masks_are_written_together_with_indices(accumulate: bool) -> None:
 
 
 class TestMixedDevices:
-    """Rules of kernels for CUDA, from PyTorch's sources."""
+    """Rules of CUDA kernels, from PyTorch's sources."""
 
     @pytest.fixture(autouse=True)
     def cuda(self) -> Iterator[None]:

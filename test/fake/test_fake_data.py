@@ -1,4 +1,4 @@
-"""Whatever reads, saves or shares the data of tensors refuses fakes, with an error that says what to do."""
+"""Reading, saving or sharing the data of fakes raises an error that names the remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fake CUDA devices that are described."""
+"""Descriptions of fake CUDA devices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GIB = 2**30
 
 @pytest.fixture
 def allocator_settings() -> Iterator[Callable[[str], None]]:
-    """Set what PYTORCH_ALLOC_CONF sets."""
+    """Set the options of PYTORCH_ALLOC_CONF."""
     yield torch._C._accelerator_setAllocatorSettings
     torch._C._accelerator_setAllocatorSettings("")
 
@@ -235,7 +235,7 @@ class TestMemory:
 
 
 class TestLibraries:
-    """What programs ask of CUDA besides its devices."""
+    """CUDA libraries that programs query."""
 
     def test_load_checkpoints_onto_the_device(self, tmp_path: Path) -> None:
         module = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
@@ -286,7 +286,7 @@ class TestLibraries:
         ],
     )
     def test_refuse_other_allocators(self, use: Callable[[], object]) -> None:
-        refused = pytest.raises(RuntimeError, match="simulate only PyTorch's caching allocator")
+        refused = pytest.raises(RuntimeError, match="only PyTorch's caching allocator")
         with fake_mode(fake_cuda=True), refused:
             use()
 
@@ -387,7 +387,7 @@ def test_backward_pass_that_runs_out_of_memory_leaves_nothing(mebibytes: int) ->
 def test_described_devices_are_refused_where_there_are_real_ones(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     monkeypatch.setattr("torchext._C.enter_fake_cuda", lambda count: None)
     with (
-        pytest.raises(RuntimeError, match=r"A100-SXM4-40GB was described .* CUDA_VISIBLE_DEVICES= \(nothing\)"),
+        pytest.raises(RuntimeError, match=r"A100-SXM4-40GB describes .* CUDA_VISIBLE_DEVICES= \(empty\)"),
         fake_mode(fake_cuda=FakeGPU("A100-40GB", count=count)),
     ):
         pass

@@ -14,7 +14,7 @@ MIB = 2**20
 
 
 class Reserved:
-    """The bytes that PyTorch has reserved since this was made: other tests leave workspaces."""
+    """The bytes that PyTorch has reserved since construction: other tests leave workspaces."""
 
     def __init__(self) -> None:
         gc.collect()

@@ -1,4 +1,4 @@
-"""`fake_like`: what a copy to fakes keeps of tensors, modules, optimizers and containers."""
+"""`fake_like`: the properties of tensors, modules, optimizers and containers that copies to fakes keep."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Model(nn.Module):
 
 
 class Tagged(torch.Tensor):
-    """A subclass without behaviour."""
+    """A subclass without behavior."""
 
 
 class TestTensors:
@@ -403,7 +403,7 @@ class TestModules:
     def test_modules_that_cannot_be_copied_are_named(self) -> None:
         real = Model()
         real.lock = threading.Lock()
-        with pytest.raises(TypeError, match=r"copies a Model with copy.deepcopy\(\), which has raised.*lock"):
+        with pytest.raises(TypeError, match=r"copies a Model with copy.deepcopy\(\), which raised.*lock"):
             fake_like(real)
 
     def test_scripted_modules_are_refused(self) -> None:

@@ -1,4 +1,4 @@
-"""Where the metadata of Meta kernels differ from those of eager kernels: NOTE [Refusing what real tensors refuse]."""
+"""Differences between the metadata of Meta kernels and of eager kernels: NOTE [Refusing what real tensors refuse]."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Program = Callable[[], Tensor]
 
 
 def column() -> Tensor:
-    """Returns two rows of one element, with strides (1, 2): no second column uses the stride 2."""
+    """Return two rows of one element, with strides (1, 2). With one column, the stride 2 is unused."""
     return torch.ones(1, 2).t()
 
 
@@ -60,7 +60,7 @@ def metadata(tensor: Tensor) -> object:
 def test_fakes_look_like_real_tensors(name: str) -> None:
     wanted = metadata(PROGRAMS[name]())
     with fake_mode():
-        for _ in range(2):  # the second time the result comes from the cache
+        for _ in range(2):  # the second result comes from the cache
             assert metadata(PROGRAMS[name]()) == wanted
 
 
@@ -121,7 +121,7 @@ def test_cuda_converts_expanded_tensors_without_a_copy(dtype: torch.dtype, other
 
 
 def test_where_copies_expanded_tensors_on_every_device() -> None:
-    """`where_self_out()` converts both tensors before its iterator sees them."""
+    """`where_self_out()` converts both tensors before its iterator."""
 
     def strides(device: str) -> tuple[int, ...]:
         condition = torch.ones((), dtype=torch.bool, device=device).expand(2, 3, 2, 3)
@@ -142,7 +142,7 @@ def test_dense_and_sparse_fakes_on_cuda_are_added() -> None:
 
 
 def test_sampling_by_cudnn_returns_what_its_kernels_return() -> None:
-    """A build with cuDNN calls it for bilinear `grid_sample(align_corners=True)`."""
+    """A build with cuDNN uses it for bilinear `grid_sample(align_corners=True)`."""
     with fake_mode(fake_cuda=True):
         images = torch.ones(2, 3, 5, 7, device="cuda").to(memory_format=torch.channels_last).requires_grad_()
         grid = torch.zeros(2, 4, 6, 2, device="cuda", requires_grad=True)

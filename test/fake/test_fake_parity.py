@@ -1,4 +1,4 @@
-"""What PyTorch's `FakeTensorMode` can do, ours can, too: exceptions of its suite, shortcuts, forward AD, devices."""
+"""Our fakes support everything that `FakeTensorMode` does: exceptions of its suite, shortcuts, forward AD, devices."""
 
 from __future__ import annotations
 
@@ -25,9 +25,7 @@ from torchext.deferred_init import deferred_init, is_deferred, materialize_tenso
 from torchext.fake import DataDependentError, UnsupportedOperatorError, fake_like, fake_mode, is_fake
 from torchext.tools.torch_release import TORCH_RELEASE
 
-only_2_13 = pytest.mark.skipif(
-    TORCH_RELEASE != (2, 13), reason="Meta kernels, and so what can be told, differ between releases"
-)
+only_2_13 = pytest.mark.skipif(TORCH_RELEASE != (2, 13), reason="Meta kernels differ between releases")
 
 Program = Callable[[], Any]
 
@@ -48,6 +46,7 @@ def are_fake(value: object) -> bool:
     return all(is_fake(leaf) for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
 
 
+#
 # The exceptions of the suite against PyTorch's fakes.
 
 
@@ -110,7 +109,7 @@ EXCEPTIONS = [(op, forward) for op in named(test_op_db.NEEDS_VALUES, test_op_db.
     (op, backward) for op in named(test_op_db.GRADIENT_NEEDS_VALUES, test_op_db.GRADIENT_UNSUPPORTED)
 ]
 
-# What `FakeTensorMode` can do, and ours cannot.
+# Operators that `FakeTensorMode` supports and ours does not.
 GAPS = {
     ("linalg.eig", "backward"): "checks what it has computed from its arguments, which no alias is handed to",
 }
@@ -138,7 +137,7 @@ def test_exception_of_the_suite_is_one_of_theirs(op: OpInfo, how: Callable[..., 
 # Forward AD.
 
 
-# Why there is no tangent, or a different one.
+# Reasons for a missing or different tangent.
 OTHER_TANGENTS = {
     "masked.prod": "as prod",
     "nanquantile": "as quantile",
@@ -193,7 +192,7 @@ def test_dual_numbers_meet_python_numbers(name: str) -> None:
 
     wanted = metadata(run())
     with fake_mode():
-        for _ in range(2):  # the second answer comes from the cache
+        for _ in range(2):  # the second result comes from the cache
             assert metadata(run()) == wanted
 
 
@@ -275,7 +274,7 @@ def test_shortcut_that_reads_values_is_left_out(name: str) -> None:
     run = SHORTCUTS[name]
     wanted = metadata(run())
     with fake_mode():
-        for _ in range(2):  # the second answer comes from the cache
+        for _ in range(2):  # the second result comes from the cache
             found = run()
             assert are_fake(found)
             assert metadata(found) == wanted
@@ -376,7 +375,8 @@ def test_weights_on_the_meta_device_are_looked_up_with_indices_on_the_cpu() -> N
         assert metadata(run()) == wanted
 
 
-# What is left.
+#
+# Other features.
 
 
 @pytest.mark.parametrize("name", ["add", "sub", "mul", "div"])
@@ -472,7 +472,8 @@ def test_matrices_of_groups_are_checked(shape: tuple[int, ...], dtype: torch.dty
         torch._grouped_mm(torch.zeros(6, 8, dtype=dtype), torch.zeros(shape, dtype=dtype), offs=offsets)
 
 
-# What real tensors can do, and fakes could not.
+#
+# Features of real tensors that fakes did not have.
 
 
 def trained(module: nn.Module, *inputs: Tensor) -> Any:

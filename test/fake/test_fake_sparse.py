@@ -1,4 +1,4 @@
-"""Sparse fakes have the metadata of real sparse tensors, and other layouts are refused by name.
+"""Sparse fakes have the metadata of real sparse tensors, and errors name unsupported layouts.
 
 Each function runs on real tensors and on fakes of them, and the results are compared.
 """
@@ -80,7 +80,7 @@ def members(tensor: Tensor) -> list[Tensor]:
 
 
 def described(result: Any) -> Any:
-    """Returns what two results must have in common: everything but the values."""
+    """Return everything that two results must have in common: all but the values."""
     if isinstance(result, dict):
         return {key: described(value) for key, value in result.items()}
     if isinstance(result, list | tuple):
@@ -115,7 +115,7 @@ def tensors_in(result: Any) -> list[Tensor]:
 
 
 def assert_same(function: Callable[..., Any], *arguments: Tensor) -> None:
-    """Runs `function` on real tensors and on fakes, in and outside of the mode."""
+    """Run `function` on real tensors and on fakes, in and outside of the mode."""
     wanted = described(function(*arguments))
     fakes = [fake_like(argument) for argument in arguments]
     outside = function(*fakes)
@@ -234,7 +234,7 @@ class TestOperators:
     ) -> None:
         try:
             function(make())
-        except (RuntimeError, NotImplementedError):  # as for the dtype of `to_dense()` of most layouts
+        except (RuntimeError, NotImplementedError):  # like the dtype argument of `to_dense()` for most layouts
             with pytest.raises((RuntimeError, NotImplementedError)):
                 function(fake_like(make()))
             return
@@ -359,7 +359,7 @@ class TestOperators:
             assert sparse[0].shape == size
 
 
-# The operators of `op_db` that multiply sparse tensors or reduce over sparse dimensions, in some sample at least.
+# The operators of `op_db` that multiply sparse tensors or reduce over sparse dimensions in at least one sample.
 UNKNOWN_ELEMENTS = {"mul", "sum", *(f"masked.{name}" for name in ("amax", "amin", "mean", "prod", "sum"))}
 
 

@@ -1,4 +1,4 @@
-"""Storages, views and changes of metadata: each function does to a fake tensor what it does to a real one."""
+"""Storages, views and changes of metadata: each function affects fake tensors like real ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchext.tools.torch_release import TORCH_RELEASE
 
 
 def described(result: Any) -> Any:
-    """Returns what two results must have in common."""
+    """Return everything that two results must have in common."""
     if isinstance(result, torch.Tensor):
         return (
             type(result).__name__,
@@ -50,7 +50,7 @@ def outcome(function: Callable[[torch.Tensor], Any], tensor: torch.Tensor) -> An
 
 
 def after(function: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
-    """Looks at the tensor and at a view of it after the call, too."""
+    """Also compare the tensor and a view of it after the call."""
 
     def run(tensor: torch.Tensor) -> Any:
         view = tensor[1:]
@@ -241,7 +241,7 @@ def test_real_storages_are_resized_as_ever() -> None:
     ],
 )
 def test_losses_have_storages_as_large_as_real_ones(loss: Callable[..., torch.Tensor], reduction: str) -> None:
-    for sizes in ((3, 50), (3, 50), (1,), (0, 4)):  # twice: the second result is remembered
+    for sizes in ((3, 50), (3, 50), (1,), (0, 4)):  # repeated: the second result comes from the cache
         real = torch.zeros(sizes)
         expected = described(loss(real, real.clone(), reduction=reduction))
         assert described(loss(fake_like(real), fake_like(real), reduction=reduction)) == expected

@@ -125,7 +125,7 @@ class TestStreams:
 
 class TestEvents:
     def test_are_done_and_a_millisecond_apart(self) -> None:
-        """Programs divide by the time, and add up times."""
+        """Programs divide by elapsed times, and add them."""
         with fake_mode(fake_cuda=True):
             begin, middle, end = (torch.cuda.Event(enable_timing=True) for _ in range(3))
             begin.record()

@@ -1,4 +1,4 @@
-"""`torch.func`, modes, subclasses and compilers on fakes, and PyTorch's own FakeTensorMode together with ours."""
+"""`torch.func`, modes, subclasses and compilers on fakes, and PyTorch's FakeTensorMode together with ours."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ TRANSFORMS: dict[str, Callable[[Make], Any]] = {
 
 
 class TestTransforms:
-    @pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node")  # linearize() does so
+    @pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node")  # by linearize()
     @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
     def test_results_are_fake_and_those_of_real_tensors(self, transform: Callable[[Make], Any]) -> None:
         result = transform(fake)
@@ -330,7 +330,7 @@ class TestFakeTensorMode:
             converted = mode.from_tensor(torch.ones(2))
             return [theirs + 1, theirs.detach(), theirs.t(), theirs @ theirs.t(), converted * 2, converted.detach()]
 
-        for result in [*run(compute), *run(compute)]:  # the second time from their cache
+        for result in [*run(compute), *run(compute)]:  # the second result comes from their cache
             assert isinstance(result, FakeTensor)
             assert not is_fake(result)
 

@@ -1,4 +1,4 @@
-"""What is computed from a fake is fake wherever it is computed, also what PyTorch allocates on the way."""
+"""Results of fakes are fake in and outside of blocks, including PyTorch's temporary buffers."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_what_is_allocated_for_deferred_tensors_is_deferred(name: str) -> None:
 
 
 def forward_and_backward(op: OpInfo, args: tuple[Any, ...]) -> list[Tensor]:
-    """Returns the results, and the gradients of the arguments."""
+    """Return the results, and the gradients of the arguments."""
     results = [leaf for leaf in tree_leaves(op.op(args[0], *args[1], **args[2])) if isinstance(leaf, Tensor)]
     losses = [result.sum() for result in results if result.requires_grad]
     if losses:
@@ -133,7 +133,7 @@ def test_all_results_and_gradients_are_fake(part: int) -> None:
             fakes = tree_map_only(Tensor, fake_like, args)
             try:
                 results = forward_and_backward(op, fakes)
-            except Exception as error:  # refusals have tests of their own
+            except Exception as error:  # other tests cover errors
                 if "into the real tensor" in str(error):
                     wrong[name] = error
                 continue
@@ -203,7 +203,7 @@ def test_function_that_unpacks_saved_fakes_makes_fakes_in_fake_mode() -> None:
 
 @pytest.mark.parametrize("are_named", [False, True])
 def test_engine_that_is_called_directly_runs_on_fake_cuda(are_named: bool) -> None:
-    """As Megatron does."""
+    """Like Megatron."""
     with fake_mode(fake_cuda=True):
         weight = torch.ones(3, device="cuda", requires_grad=True)
         loss = (weight * 2).sum()

@@ -1,6 +1,6 @@
 """Our fakes with another owner of the `Fake` key: the owner of the tensors or of the mode handles a call.
 
-Runs in a process in which the other owner has taken the key first (`--foreign-fakes`), which test_package.py starts.
+Runs in a process in which the other owner has registered the key first (`--foreign-fakes`), started by test_package.py.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def test_our_block_leaves_their_block_as_it_was() -> None:
 
 def test_their_call_leaves_our_block_as_it_was() -> None:
     with fake_mode():
-        torch.neg(foreign_fake(2))  # takes the key from the thread, as PyTorch's does after a call
+        torch.neg(foreign_fake(2))  # removes the key from the thread, like PyTorch after a call
         assert is_fake(torch.zeros(2))
 
 
@@ -116,7 +116,7 @@ def test_real_calls_outside_of_blocks_are_real() -> None:
 def test_real_calls_in_their_block_are_theirs() -> None:
     real = torch.ones(2)
     before = OTHERS.calls()
-    with foreign_mode(), pytest.raises(RuntimeError):  # its Meta kernel gets a tensor of the CPU
+    with foreign_mode(), pytest.raises(RuntimeError):  # its Meta kernel gets a CPU tensor
         torch.empty(2).copy_(real).add_(real).item()
     assert OTHERS.calls() > before
 
@@ -216,7 +216,7 @@ def test_tolist_asks_for_the_values_of_ours() -> None:
 
 
 def mine_has_key(tensor: Tensor) -> bool:
-    """What `TensorImpl::is_fake()` asks."""
+    """Return the result of `TensorImpl::is_fake()`."""
     keys: Any = torch._C._dispatch_keys(tensor)
     return bool(keys.has(torch._C._dispatch_key_parse("Fake")))
 

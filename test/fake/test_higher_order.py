@@ -1,4 +1,4 @@
-"""Higher-order operators (`torch.cond` and its kin) on fake tensors, on devices that are not there, and deferred."""
+"""Higher-order operators (`torch.cond` and similar ones) on fake tensors, on fake CUDA devices, and deferred."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_deferred_results_have_the_bits_of_eager_ones(name: str) -> None:
 
 
 class Gated(Module):
-    """Branches on a buffer, and scans with its weight."""
+    """Branches that use a buffer, and scans that use a weight."""
 
     def __init__(self) -> None:
         super().__init__()

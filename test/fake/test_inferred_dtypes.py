@@ -17,7 +17,7 @@ Call = Callable[[], torch.Tensor]
 
 
 def of_one_number(number: complex) -> Iterator[tuple[str, Call]]:
-    """Factories that infer the dtype of `number`."""
+    """Return factories that infer the dtype of `number`."""
     yield "full", lambda: torch.full((2,), number)
     yield "new_full", lambda: torch.ones(3).new_full((2,), number)
     yield "scalar_tensor", lambda: torch.scalar_tensor(number)
@@ -60,7 +60,7 @@ def of_a_tensor_and_a_number(dtype: torch.dtype, number: complex) -> Iterator[tu
 
 
 def of_the_default() -> Iterator[tuple[str, Call]]:
-    """Factories of the default dtype."""
+    """Return factories that use the default dtype."""
     for name in ("ones", "zeros", "rand", "randn", "eye", "Tensor"):
         yield name, lambda name=name: getattr(torch, name)(2)
     for window in ("bartlett", "blackman", "hamming", "hann", "kaiser"):
@@ -94,7 +94,7 @@ def metadata(tensor: torch.Tensor) -> tuple[object, ...]:
 
 
 def check_metadata(calls: Iterator[tuple[str, Call]]) -> None:
-    """Compares the calls that succeed eagerly; refusals are tested elsewhere."""
+    """Compare the calls that succeed eagerly; other tests cover errors."""
     wrong = {}
     for name, call in calls:
         try:

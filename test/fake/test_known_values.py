@@ -1,4 +1,4 @@
-"""Small tensors keep their values while what they are made of is known."""
+"""Small tensors keep their values while the values of their inputs are known."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ TABLES: dict[str, Callable[[], object]] = {
     "a mask": lambda: torch.arange(6).view(2, 3)[torch.tensor([[True, False, True], [False, True, False]])],
     "a mask that is written": lambda: torch.zeros(3).index_put((torch.arange(3) > 0,), torch.tensor([5.0, 6.0])),
     "a causal mask": lambda: torch.ones(4, 4, dtype=torch.bool).tril(),
-    "a part of what is written": lambda: torch.zeros(2, 3).select(1, 1).add_(2)._base,
+    "a written part": lambda: torch.zeros(2, 3).select(1, 1).add_(2)._base,
     "a fill of an empty tensor": lambda: torch.empty(3).fill_(2).view(3, 1).expand(3, 2),
     "ones in place": lambda: torch.empty(2, 3).fill_(1).t()[1:],
     "zeros in place": lambda: torch.tensor([1.0, 2.0]).zero_() + 1,
@@ -156,7 +156,7 @@ def test_storage_that_has_grown_is_unknown() -> None:
 
 def test_values_of_all_fakes_are_bounded() -> None:
     with fake_mode():
-        tensors = [torch.full((2**18,), 2.0) for _ in range(80)]  # a MiB each
+        tensors = [torch.full((2**18,), 2.0) for _ in range(80)]  # 1 MiB each
         assert tensors[0].sum().item() == 2.0**19
         with pytest.raises(DataDependentError, match=UNKNOWN):
             tensors[-1].sum().item()
@@ -166,7 +166,7 @@ def test_values_of_all_fakes_are_bounded() -> None:
 
 def test_bound_includes_which_elements_are_known() -> None:
     with fake_mode():
-        tensors = [torch.empty(2**17, dtype=torch.int64) for _ in range(40)]  # a MiB each
+        tensors = [torch.empty(2**17, dtype=torch.int64) for _ in range(40)]  # 1 MiB each
         for tensor in tensors:
             tensor[0] = 7
         assert tensors[0][0].item() == tensors[30][0].item() == 7

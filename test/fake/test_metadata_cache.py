@@ -1,4 +1,4 @@
-"""The cache of metadata: which calls it tells apart, what it does not remember, and its statistics.
+"""The cache of metadata: which calls share an entry, which are not cached, and its statistics.
 
 `test_op_db.py` checks on every operator that cached results are right.
 """
@@ -65,7 +65,7 @@ class TestStatistics:
 
 
 class TestKeys:
-    """Pairs of calls that differ in one thing only, on which the result depends."""
+    """Pairs of calls that differ in one thing only, which affects the result."""
 
     def test_shapes_and_dtypes(self, fake: torch.Tensor) -> None:
         assert (fake + fake).shape == (4, 4)
@@ -200,7 +200,7 @@ class TestKeys:
                         torch.multinomial(tensor, 1, generator=wrong)
                     with pytest.raises(RuntimeError, match="generator"):
                         torch.randperm(3, generator=wrong, device=device)
-                tensor[:0].normal_(generator=wrong)  # draws nothing, so looks at no generator
+                tensor[:0].normal_(generator=wrong)  # an empty fill does not check the generator
 
     def test_recording(self, fake: torch.Tensor) -> None:
         for _ in range(2):

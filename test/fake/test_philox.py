@@ -1,4 +1,4 @@
-"""The generators of fake CUDA devices move as far as those of real ones: NOTE [How far CUDA generators move]."""
+"""Generators of fake CUDA devices advance like those of real ones: NOTE [How far CUDA generators move]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What real tensors refuse, fakes and deferred tensors refuse: with the same class of error and in the same words."""
+"""Invalid calls raise the same class of error with the same message on real, fake and deferred tensors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def assign(value: Tensor, rows: int = 3) -> Tensor:
     return x
 
 
-# Each refused by eager PyTorch.
+# Each raises in eager PyTorch.
 PROGRAMS: dict[str, Callable[[], Any]] = {
     "bfloat16 linear": lambda: nn.Linear(8, 8, dtype=BF16)(torch.ones(2, 8)),
     "large bfloat16 linear": lambda: nn.Linear(2048, 4096, dtype=BF16)(torch.ones(1, 128, 2048)),
@@ -92,7 +92,7 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
 
 NAN = float("nan")
 
-# Factories, which have no tensor arguments that could be wrong.
+# Factories, which cannot have invalid tensor arguments.
 FACTORIES: dict[str, Callable[[], Any]] = {
     "arange to nan": lambda: torch.arange(0, NAN),
     "arange from nan": lambda: torch.arange(NAN, 1, dtype=torch.int8),
@@ -187,7 +187,7 @@ def test_a_constructor_takes_the_branch_that_it_takes_eagerly() -> None:
 
 
 def refused_calls(x: Tensor) -> list[int]:
-    """Writes to `x`, of shape (3, 3), what does not fit, and returns the versions of `x` afterwards."""
+    """Write invalid values to `x`, of shape (3, 3), and return the versions of `x` afterwards."""
     calls: list[Callable[[], object]] = [
         lambda: x.add_(torch.ones(4)),
         lambda: x.mul_(1j),
@@ -234,11 +234,11 @@ def test_a_refused_call_is_not_recorded() -> None:
 
 
 def unknown(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """A fake whose values are not known."""
+    """Return a fake with unknown values."""
     return torch.empty(sizes, dtype=dtype)
 
 
-# Calls that a kernel may or may not refuse, depending on values.
+# Calls that a kernel may reject, depending on values.
 ACCEPTED: dict[str, Callable[[], Any]] = {
     "integers divided": lambda: torch.ones(3).long() // unknown(3, dtype=torch.int64),
     "singular matrix": lambda: torch.linalg.inv(unknown(3, 3)),
@@ -266,10 +266,10 @@ def test_fakes_accept_what_depends_on_values_or_is_large(name: str) -> None:
         assert ACCEPTED[name]() is not None
 
 
-# Calls that Meta kernels refuse, and real kernels accept.
+# Calls that Meta kernels reject and real kernels accept.
 REFUSED_BY_META_KERNELS: dict[str, Callable[[], Tensor]] = {
     **{
-        f"one target in a batch of its own, {reduction}": partial(
+        f"one target in a separate batch, {reduction}": partial(
             lambda reduction: nn.functional.cross_entropy(
                 torch.ones(3), torch.zeros(1, dtype=torch.long), reduction=reduction
             ),
@@ -323,7 +323,7 @@ def concatenate_into_own_memory() -> None:
     torch.cat([x[:3], x[3:6]], out=x[2:8])
 
 
-# Calls that kernels of the CPU and of CUDA refuse, each for itself, with what CUDA's say under the null driver.
+# Calls that CPU and CUDA kernels reject, each with its own message; the CUDA messages come from the null driver.
 REFUSED_ON_BOTH: dict[str, tuple[Callable[[], object], str]] = {
     "uniform_": (
         lambda: torch.empty(3).uniform_(3, -1),
@@ -351,7 +351,7 @@ def test_fakes_on_cuda_refuse_what_both_kernels_refuse(name: str) -> None:
         call()
 
 
-# Calls on fake CUDA devices that CUDA kernels refuse. The messages are copied from PyTorch's sources.
+# Calls on fake CUDA devices that CUDA kernels reject. The messages are copied from PyTorch's sources.
 REFUSED_ON_CUDA = {
     "bfloat16 linear": (RuntimeError, "mat1 and mat2 must have the same dtype, but got Float and BFloat16"),
     "mm of two dtypes": (RuntimeError, "expected mat1 and mat2 to have the same dtype, but got: float != double"),
@@ -380,7 +380,7 @@ REFUSED_ON_CUDA = {
 @pytest.mark.parametrize("name", REFUSED_ON_CUDA)
 def test_fakes_on_cuda_refuse_what_kernels_for_cuda_refuse(name: str) -> None:
     if name == "int32 targets" and TORCH_RELEASE < (2, 13):
-        pytest.skip("says it in other words before 2.13")
+        pytest.skip("the message differs before 2.13")
     with fake_mode(fake_cuda=1), torch.device("cuda"):
         assert error_of(PROGRAMS[name]) == REFUSED_ON_CUDA[name]
 
@@ -398,9 +398,9 @@ LOOSE = "the real kernel does not check what the Meta kernel does"
 OPTIONS = "has the options of a factory, so that it may ask for any amount of memory: not tried out"
 META = "a number on the meta device counts as one that mixes with any device"
 TRUSTS = "kernels of gradients trust what the forward has made, so they are not tried out"
-FALLBACK = "autograd's function of PyTorch's own looks at its input with another kernel"
+FALLBACK = "PyTorch's autograd function checks its input with another kernel"
 
-# The differences that remain, by operator: their kinds, and the reason.
+# The remaining differences by operator: their kinds, and the reason.
 DIFFERENCES: dict[str, tuple[set[str], str]] = {
     "linalg.lu_factor": ({"accepted"}, VALUES),
     "__getitem__": ({"accepted"}, VALUES),
@@ -452,7 +452,7 @@ DIFFERENCES: dict[str, tuple[set[str], str]] = {
 }
 
 
-# Those that take more than linear time or memory, or return tens of thousands of tensors, and one whose kernel crashes.
+# Operators with more than linear time or memory, or tens of thousands of results, and one whose kernel crashes.
 SLOW_WHEN_LARGE = {"matrix_exp", "cdist", "chunk", "split", "tensor_split", "unbind", "unsafe_chunk", "unsafe_split"}
 SLOW_WHEN_LARGE |= {"expand_copy", "nn.functional.pdist", "max_pool2d_with_indices_backward", "lu_unpack"}
 
@@ -524,7 +524,7 @@ TOO_LARGE_TO_COMPUTE = {
 
 @pytest.mark.parametrize("call", TOO_LARGE_TO_COMPUTE.values(), ids=TOO_LARGE_TO_COMPUTE)
 def test_calls_with_large_results_are_refused(call: Callable[[], Tensor]) -> None:
-    """They are tried out up to where the result is allocated."""
+    """The trial runs until the result is allocated."""
     with pytest.raises((RuntimeError, IndexError)) as wanted:
         call()
     with fake_mode(), pytest.raises(type(wanted.value), match=re.escape(str(wanted.value))):
@@ -533,7 +533,7 @@ def test_calls_with_large_results_are_refused(call: Callable[[], Tensor]) -> Non
 
 @pytest.mark.parametrize("is_profiled", [False, True])
 def test_large_calls_are_tried_out_without_their_results(is_profiled: bool) -> None:
-    """The smaller call is refused, because its sizes no longer match, and the result would take 20 GB."""
+    """The smaller call raises because its sizes no longer match. The result would take 20 GB."""
     cache_clear()
     profiler = profile(activities=[ProfilerActivity.CPU]) if is_profiled else nullcontext()
     with profiler, fake_mode():
@@ -542,7 +542,7 @@ def test_large_calls_are_tried_out_without_their_results(is_profiled: bool) -> N
 
 
 def test_buffers_of_kernels_are_not_made_up() -> None:
-    """The backward of a recurrent layer writes to a workspace whose size only its forward knows."""
+    """The backward pass of a recurrent layer writes to a workspace whose size only its forward pass determines."""
     code = """
 import torch
 from torchext.fake import cache_clear, fake_mode

@@ -1,4 +1,4 @@
-"""Arguments that a call resizes become what they become eagerly, and no others change their shape."""
+"""Arguments that a call resizes get the eager shapes, and other arguments do not change shape."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.ao.quantization import FusedMovingAvgObsFakeQuantize, MovingAveragePe
 from torchext.deferred_init import deferred_init, materialize_tensor
 from torchext.fake import DataDependentError, fake_like
 
-# Composite operators and drawing ones resize their output below the dispatcher (`at::native::resize_output()`).
+# Composite operators and random fills resize their output below the dispatcher (`at::native::resize_output()`).
 RESIZE_NATIVELY: dict[str, Callable[[Tensor], Tensor]] = {
     "bernoulli": lambda out: torch.bernoulli(torch.full((2,), 0.5), out=out),
     "cauchy": lambda out: torch.ops.aten.cauchy.out(torch.ones(3), out=out),
@@ -35,7 +35,7 @@ def test_output_that_is_resized_natively_gets_memory(name: str) -> None:
         torch.manual_seed(0)
         return RESIZE_NATIVELY[name](torch.empty(0))
 
-    # Not strictly: `at::native::resize_output()` does not count a version, but the operator that fakes need does.
+    # Not strictly: `at::native::resize_output()` does not bump the version, but the operator that fakes need does.
     assert_same_tensor(materialize_tensor(deferred_init(fn)), fn(), strictly=False)
 
 
@@ -57,7 +57,7 @@ def test_output_gets_the_order_of_strides_of_its_input(shape: tuple[int, ...], s
 
     wanted = fn()
     assert wanted.stride() == (1, size)
-    for _ in range(2):  # the second answer comes from the cache, where trials are remembered, too
+    for _ in range(2):  # the second result comes from the cache, which also holds trials
         assert_same_tensor(materialize_tensor(deferred_init(fn)), wanted)
 
 

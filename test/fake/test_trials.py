@@ -1,4 +1,4 @@
-"""Calls are tried out on real tensors of other sizes: refusals, dtypes and strides are those of the call itself."""
+"""Trials on real tensors of other sizes: errors, dtypes and strides are those of the call itself."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torchext.deferred_init import deferred_init, materialize_tensor
 from torchext.fake import DataDependentError, cache_info, fake_like, fake_mode
 from torchext.tools.torch_release import TORCH_RELEASE
 
-# More elements than a trial may have, and none that a power of two divides.
+# More elements than a trial may have, and no sizes divisible by a power of two.
 SIZES = [(33, 33, 33), (41, 41, 41), (32771,), (40009, 1), (1, 40009), (181, 183), (3, 5, 7, 11, 31), (1, 301, 400)]
 UNARY = [op for op in op_db if isinstance(op, UnaryUfuncInfo)]
 ELEMENTWISE = [torch.add, torch.div, torch.floor_divide, torch.pow, torch.atan2, torch.bitwise_and, torch.hypot]
@@ -34,7 +34,7 @@ def tensor_of(sizes: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 def difference(function: Callable[..., Any], *arguments: Any, **kwargs: Any) -> Difference | None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of complex half precision
+        warnings.simplefilter("ignore")  # about complex half precision
         return compare(call_of(function, SampleInput(arguments[0], args=arguments[1:], kwargs=kwargs)))
 
 
@@ -57,7 +57,7 @@ def test_operands_are_promoted_and_laid_out_at_odd_sizes(op: Any, sizes: tuple[i
             )
 
 
-# Arguments with equal strides: which dimension counts as the inner one depends on the sizes.
+# Arguments with equal strides: the sizes determine which dimension is the inner one.
 WINDOWS = [((301, 400), (1, 1)), ((400, 301), (1, 1)), ((301, 400, 2), (2, 2, 1)), ((2, 301, 400), (700, 1, 1)),
            ((64, 301, 3), (3, 3, 3)), ((300, 200, 100), (1, 1, 0)), ((181, 17, 97), (7, 1, 1))]  # fmt: skip
 
@@ -91,7 +91,7 @@ def test_memory_of_results_with_ties_is_laid_out_as_eagerly() -> None:
     assert_same_tensor(materialize_tensor(deferred), eager)
 
 
-# What has the relation of a smaller call only by accident.
+# Relations of a smaller call that are accidental.
 ACCIDENTS: dict[str, Callable[[], Any]] = {
     "antialiasing to half": lambda: functional.interpolate(
         torch.ones(1, 1, 128, 256, dtype=torch.int64), size=(64, 128), mode="bilinear", antialias=True
@@ -176,8 +176,8 @@ def test_trusting_kernels_refuse_what_they_refuse_eagerly(name: str) -> None:
     assert str(fake.value).splitlines()[0] == str(eager.value).splitlines()[0]
 
 
-# Operators whose names say that an earlier call has computed some of their arguments. Each was reviewed: what it trusts
-# is in the table of csrc/fake/meta/trust.cpp, or it trusts nothing.
+# Operators with names that suggest that an earlier call has computed some of their arguments. Each was reviewed: its
+# trusted arguments are in the table of csrc/fake/meta/trust.cpp, or it has none.
 REVIEWED = """
 _adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward _backward _batch_norm_impl_index_backward _cdist_backward
 _convert_weight_to_int4pack_for_cpu _convolution_double_backward _ctc_loss_backward _cudnn_rnn _cudnn_rnn_backward
@@ -287,7 +287,7 @@ def test_remembered_refusal_does_not_keep_the_recorder_from_running_the_operator
 
 @pytest.fixture
 def doubling() -> Any:
-    """A custom operator with the options of a factory, which reads the values of its argument."""
+    """A custom operator with factory options that reads the values of its argument."""
     options = "*, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None"
     library = torch.library.Library("torchext_test_trials", "DEF")
     library.define(f"scaled_like(Tensor x, {options}) -> Tensor")

@@ -1,4 +1,4 @@
-"""Operators without a Meta kernel are run on zeros for their metadata: NOTE [Asking the kernel of the CPU]."""
+"""Operators without a Meta kernel run on zeros for their metadata: NOTE [Asking the kernel of the CPU]."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from torchext.deferred_init import deferred_init, materialize_tensor
 from torchext.fake import DataDependentError, UnsupportedOperatorError, fake_mode, is_fake
 from torchext.tools.torch_release import TORCH_RELEASE
 
-# All operators of PyTorch that have a kernel for the CPU, none for the meta device, and no tag that says that values
-# matter. Each was reviewed: the shapes of its results follow from shapes and numbers, or it is named in `needsValues()`
-# (the last line), or it returns what cannot be fake (sparse, nested and quantized tensors, packed weights), which
+# All PyTorch operators with a CPU kernel, without a Meta kernel, and without a tag for dependence on values. Each was
+# reviewed. Either the shapes of its results follow from shapes and numbers; or `needsValues()` lists it (the last
+# line); or it returns tensors that cannot be fake (sparse, nested and quantized tensors, packed weights), which
 # `tryRunOnZeros()` declines.
 GONE_THROUGH = """
 aten::_add_relu aten::_aminmax aten::_batch_norm_with_update aten::_compute_linear_combination
@@ -101,7 +101,7 @@ def test_lengths_of_packed_sequences_are_not_zeros(is_lstm: bool) -> None:
 
 
 def test_refusal_of_zeros_is_not_believed() -> None:
-    # With zeros as offsets, the two diagonals would be the same.
+    # With zeros as offsets, the two diagonals would coincide.
     with fake_mode(), pytest.raises(UnsupportedOperatorError, match="_spdiags"):
         torch.sparse.spdiags(torch.rand(2, 3), torch.tensor([0, 1]), (3, 3))
 
@@ -118,7 +118,7 @@ def test_draw_on_zeros_moves_no_generator(name: str, is_given: bool) -> None:
     generator = torch.Generator().manual_seed(3) if is_given else None
     before = (generator or torch.default_generator).get_state()
     with fake_mode():
-        for _ in range(2):  # the second answer comes from the cache
+        for _ in range(2):  # the second result comes from the cache
             found = DRAWS[name](generator)
             assert is_fake(found)
             assert (found.shape, found.dtype) == ((3, 2), torch.float32)
@@ -149,4 +149,4 @@ def test_what_only_a_meta_kernel_refuses_is_run_on_zeros() -> None:
 
 def test_call_that_would_take_memory_is_not_tried_out() -> None:
     with fake_mode(), pytest.raises(DataDependentError, match="bincount"):
-        torch.bincount(torch.empty(5, dtype=torch.int64), minlength=2**45)  # which nobody has memory for
+        torch.bincount(torch.empty(5, dtype=torch.int64), minlength=2**45)  # too large for any machine

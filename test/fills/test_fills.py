@@ -1,4 +1,4 @@
-"""Random fills of memory have the bits of PyTorch's, and leave the generator where PyTorch does."""
+"""Random fills of memory have PyTorch's bits, and leave the generator in the same state as PyTorch."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def assert_is_pytorchs(
     *,
     is_filled: bool = True,
 ) -> None:
-    """Fills from two copies of a generator, and moves the generator."""
+    """Fill from two copies of a generator, and advance the generator."""
     own, own_generator = torch.full((numel,), 7, dtype=dtype), copy_of(generator)
     assert fill(own, name, first, second, own_generator) == is_filled
     if not is_filled:
@@ -69,7 +69,7 @@ def assert_is_pytorchs(
 
 
 def drawn(generator: Generator, draws: int) -> Generator:
-    """Moves a generator by as many draws of 32 bits."""
+    """Advance a generator by a number of 32-bit draws."""
     torch.empty(draws, dtype=torch.float32).uniform_(generator=generator)
     return generator
 
@@ -80,17 +80,17 @@ def seeded(seed: int) -> Generator:
 
 @pytest.fixture(autouse=True)
 def threads() -> Iterator[None]:
-    """Puts the number of threads back."""
+    """Restore the number of threads."""
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
 
 
-# ---- Generators whose next draws are given.
+# ---- Generators with given next draws.
 
 
 def untempered(numbers: Tensor) -> Tensor:
-    """Returns the words of MT19937's state of which it makes these numbers, as int64."""
+    """Return the state words of MT19937 that produce these numbers, as int64."""
 
     def before(result: Tensor, step: Callable[[Tensor], Tensor]) -> Tensor:
         y = result
@@ -105,7 +105,7 @@ def untempered(numbers: Tensor) -> Tensor:
 
 
 class Forge:
-    """Generators whose next 623 numbers are given. A state begins with the seed, `left`, `seeded` and `next`."""
+    """Generators with given next 623 numbers. A state begins with the seed, `left`, `seeded` and `next`."""
 
     def __init__(self) -> None:
         self.state = drawn(seeded(0), 1).get_state()
@@ -113,7 +113,7 @@ class Forge:
         self.generators = (Generator(), Generator())
 
     def fill_both(self, words: Tensor, own: Tensor, theirs: Tensor, name: str, first: float, second: float) -> None:
-        """Fills two tensors, one by us, from a generator with these words of the state."""
+        """Fill two tensors, one with our fill, from a generator with these state words."""
         self.words[1 : 1 + len(words)] = words
         for generator in self.generators:
             generator.set_state(self.state)
@@ -132,7 +132,7 @@ def test_forged_generator_has_the_given_draws() -> None:
 
 
 def compare_all(numbers: Tensor, dtype: torch.dtype, name: str, first: float, second: float) -> None:
-    """Compares the values of rows of numbers, some at a time because new memory takes longer than the fills."""
+    """Compare the values of rows of numbers in portions, because new memory takes longer than the fills."""
     own, theirs = torch.zeros(2, 100, numbers.shape[1], dtype=dtype)
     own_rows, their_rows = own.unbind(), theirs.unbind()
     forge = Forge()
@@ -143,13 +143,13 @@ def compare_all(numbers: Tensor, dtype: torch.dtype, name: str, first: float, se
 
 
 def all_numbers(in_a_row: int) -> Tensor:
-    """Returns all numbers of 24 bits in rows, the last of which is filled up."""
+    """Return all 24-bit numbers in rows; the last row is padded."""
     rows = -(-(1 << 24) // in_a_row)
     return (torch.arange(rows * in_a_row) & 0xFFFFFF).view(rows, in_a_row)
 
 
 def chunks(radii: Tensor, angles: Tensor) -> Tensor:
-    """Returns rows of numbers as `normal_` reads them: eight radii, eight angles."""
+    """Return rows of numbers as `normal_` reads them: eight radii, eight angles."""
     return torch.stack([radii.view(-1, 38, 8), angles.view(-1, 38, 8)], dim=2).flatten(1)
 
 
@@ -160,7 +160,7 @@ needs_own_kernel = pytest.mark.skipif(
 
 @needs_own_kernel
 class TestExhaustion:
-    """Numbers have 24 bits that matter, so all of them can be tried."""
+    """Numbers have 24 significant bits, so all of them are tested."""
 
     def test_all_radii(self) -> None:
         radii = all_numbers(304)
@@ -317,7 +317,7 @@ class TestGenerators:
     def test_state_that_was_put_together_by_hand_is_left_to_pytorch(self, dtype: torch.dtype, name: str) -> None:
         generator = drawn(seeded(11), 100)
         state = generator.get_state()
-        state.view(torch.uint8)[16:24].view(torch.int64)[0] = 50  # `next`, which `left` says is 100
+        state.view(torch.uint8)[16:24].view(torch.int64)[0] = 50  # `next`, which is 100 according to `left`
         generator.set_state(state)
         assert_is_pytorchs(1000, dtype, name, generator, is_filled=False)
 
@@ -330,7 +330,7 @@ def test_other_dtypes_are_left_to_pytorch(dtype: torch.dtype, name: str) -> None
     assert torch.equal(generator.get_state(), seeded(12).get_state())
 
 
-# ---- What is called after each stretch.
+# ---- Callbacks after each stretch.
 
 
 @by_dtype
@@ -380,7 +380,7 @@ class TestStretches:
         assert torch.equal(generator.get_state(), seeded(14).get_state())
 
 
-# ---- Whether our kernel may be used.
+# ---- Self-test of our kernel.
 
 
 def run_python(code: str, **environment: str) -> str:
@@ -451,7 +451,7 @@ print(found)
 
 
 class Refusing(TorchDispatchMode):
-    """Nothing of ours may reach a mode."""
+    """A mode that must not receive calls from torchext."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

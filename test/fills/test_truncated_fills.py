@@ -1,4 +1,4 @@
-"""Normal values within bounds have the bits of those that are drawn again, all of them, until all are within."""
+"""Truncated normal fills have the bits of a loop that redraws all values until all are within the bounds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torchext.fake import trunc_normal
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 needs_own_kernel = pytest.mark.skipif(
-    not _C.is_fill_exact(True, torch.float32), reason="no kernel of ours for this processor and this PyTorch"
+    not _C.is_fill_exact(True, torch.float32), reason="torchext has no kernel for this processor and this PyTorch"
 )
 rejects_by_rounds = pytest.mark.skipif(
     torch.__version__ < "2.12", reason="trunc_normal_ computes each value of one draw before PyTorch 2.12"
@@ -28,7 +28,7 @@ by_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 @pytest.fixture(autouse=True)
 def threads() -> Iterator[None]:
-    """Puts the number of threads back."""
+    """Restore the number of threads."""
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
@@ -41,7 +41,7 @@ def seeded(seed: int, draws: int = 0) -> Generator:
 
 
 def fill_in_rounds(tensor: Tensor, mean: float, std: float, a: float, b: float, generator: Generator) -> None:
-    """What all of the rounds compute."""
+    """Compute the result of the redrawing rounds."""
     low, high = tensor.new_tensor([a, b])
     tensor.normal_(mean, std, generator=generator)
     while (pending := (tensor < low) | (tensor > high)).any():

@@ -1,6 +1,6 @@
-"""What the reports have to say, by arithmetic: parameters, states of Adam, and what is sent for them.
+"""Expected numbers of the reports, by arithmetic: parameters, states of Adam, and communication.
 
-The allocator of PyTorch rounds up to 512 bytes, so a tensor has as many; what is sent has its own size.
+PyTorch's allocator rounds tensors up to 512 bytes; communicated sizes are not rounded.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ VOCABULARY, WIDTH, HIDDEN, LAYERS = 4096, 512, 1024, 4  # of the models in `prog
 
 
 class Check(NamedTuple):
-    """A number of the report, and what it has to be."""
+    """A number of the report, and its expected value."""
 
     what: str
     expected: str
@@ -43,7 +43,7 @@ class Check(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        """Whether they are equal, to the digits of the report."""
+        """Whether they are equal, to the precision of the report."""
         return self.expected == self.found
 
 
@@ -57,14 +57,14 @@ def llama() -> list[Shape]:
 
 
 def encoder() -> list[Shape]:
-    """The parameters of the model of lightning."""
+    """The parameters of lightning's model."""
     attention = [(3 * WIDTH, WIDTH), (3 * WIDTH,), (WIDTH, WIDTH), (WIDTH,)]
     rest = [(2 * WIDTH, WIDTH), (2 * WIDTH,), (WIDTH, 2 * WIDTH), *repeat((WIDTH,), 5)]
     return [(VOCABULARY, WIDTH), *chain(*repeat([*attention, *rest], LAYERS)), (VOCABULARY, WIDTH)]
 
 
 def adapters(*, only_attention: bool = False) -> list[Shape]:
-    """The parameters that LoRA adds to each linear layer but the last, or to those of queries and values."""
+    """The parameters that LoRA adds to each linear layer except the last, or to those of queries and values."""
     linear = [*repeat((WIDTH, WIDTH), 4), (HIDDEN, WIDTH), (HIDDEN, WIDTH), (WIDTH, HIDDEN)]
     linear = linear[:2] if only_attention else linear
     return list(chain(*repeat([shape for out, into in linear for shape in ((8, into), (out, 8))], LAYERS)))
@@ -75,7 +75,7 @@ def _block(nbytes: int) -> int:
 
 
 def _adam(elements: Iterable[int], itemsize: int = 4, *, fused: bool = False) -> int:
-    """Two moments for each parameter; the fused kernel has the number of steps on the GPU as well."""
+    """Two moments for each parameter. The fused kernel also keeps the number of steps on the GPU."""
     return sum(2 * _block(itemsize * n) + (_block(4) if fused else 0) for n in elements if n or fused)
 
 
@@ -89,12 +89,12 @@ def _given(report: RankText, operator: str, nbytes: int, ranks: int | None = Non
 
 
 def reduced(parameters: int) -> Checks:
-    """All gradients are reduced in each step, in float32."""
+    """Each step reduces all gradients, in float32."""
     return lambda report: [_given(report, "allreduce", 4 * parameters)]
 
 
 def ddp(shapes: list[Shape], itemsize: int = 4, *, fused: bool = False) -> Checks:
-    """The same, and Adam has states for everything."""
+    """The same, and Adam has states for all parameters."""
 
     def checks(report: RankText) -> Iterator[Check]:
         sizes = [math.prod(shape) for shape in shapes]
@@ -105,7 +105,7 @@ def ddp(shapes: list[Shape], itemsize: int = 4, *, fused: bool = False) -> Check
 
 
 def fsdp2(shapes: list[Shape], *, fused: bool = False) -> Checks:
-    """Each parameter is divided by rows, of which the last ranks may have none. Gradients are sent as bfloat16."""
+    """Each parameter is sharded by rows, and the last ranks may have none. Gradients are sent as bfloat16."""
 
     def checks(report: RankText) -> Iterator[Check]:
         rows = [_rows(shape[0], report) for shape in shapes]
@@ -123,7 +123,7 @@ def _rows(count: int, report: RankText) -> int:
 
 
 def zero(shapes: list[Shape], *, fused: bool = False) -> Checks:
-    """Stages 1 and 2 of ZeRO divide all parameters as one; those without weight decay apart, if the optimizer does."""
+    """Stages 1 and 2 of ZeRO shard all parameters as one buffer; those without weight decay form another one."""
     decayed = [math.prod(shape) for shape in shapes if len(shape) > 1]
     others = [math.prod(shape) for shape in shapes if len(shape) == 1]
 
@@ -137,7 +137,7 @@ def zero(shapes: list[Shape], *, fused: bool = False) -> Checks:
 
 
 def zero_3(shapes: list[Shape]) -> Checks:
-    """Stage 3 divides each parameter, and sends each gradient once for each of two batches."""
+    """Stage 3 shards each parameter, and sends each gradient once for each of two batches."""
 
     def checks(report: RankText) -> Iterator[Check]:
         parts = [-(-math.prod(shape) // report.size) for shape in shapes]
@@ -148,7 +148,7 @@ def zero_3(shapes: list[Shape]) -> Checks:
 
 
 def adam_8bit(shapes: list[Shape], itemsize: int) -> Checks:
-    """A byte for each number, and one in float32 for each 256; tensors of less than 4,096 have moments in float32."""
+    """One byte per number, and a float32 for each 256; tensors of less than 4,096 have moments in float32."""
 
     def checks(report: RankText) -> Iterator[Check]:
         sizes = [math.prod(shape) for shape in shapes]
@@ -161,7 +161,7 @@ def adam_8bit(shapes: list[Shape], itemsize: int) -> Checks:
 
 
 def megatron(tensor: int, *, distributed: bool = False) -> Checks:
-    """Matrices are divided among the ranks of a tensor-parallel group; gradients are reduced in float32."""
+    """Matrices are sharded over the ranks of a tensor-parallel group; gradients are reduced in float32."""
 
     def checks(report: RankText) -> Iterator[Check]:
         divided = [(3 * WIDTH, WIDTH), (WIDTH, WIDTH), (HIDDEN, WIDTH), (WIDTH, HIDDEN), (3 * WIDTH,), (HIDDEN,)]

@@ -1,4 +1,4 @@
-"""What the text of `python -m torchext.dry_run` says of each rank."""
+"""Parses the text reports of `python -m torchext.dry_run` for each rank."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class RankText:
 
     Attributes:
         rank: The rank.
-        size: How many there are.
-        verdict: What the first line says of it.
+        size: The number of ranks.
+        verdict: The statement of the first line.
         tables: The rows of each table, by its title, as columns by their headings.
     """
 
@@ -27,12 +27,12 @@ class RankText:
     tables: dict[str, list[dict[str, str]]] = field(default_factory=dict)
 
     def category(self, name: str) -> str:
-        """The bytes of a category at the peak of the GPU."""
+        """Return the bytes of a category at the peak of the GPU."""
         rows = next((rows for title, rows in self.tables.items() if title.startswith("At the peak of cuda")), [])
         return next((row["bytes"] for row in rows if row["category"] == name), "0 B")
 
     def given(self, operator: str, group_size: int) -> list[str]:
-        """The bytes that the second step gives to collectives, for each group of a size."""
+        """Return the bytes that the second step passes to collectives, for each group of a size."""
         return [
             row["given"]
             for row in self.tables.get("Collectives", [])
@@ -41,7 +41,7 @@ class RankText:
 
     @property
     def peak(self) -> str:
-        """The bytes that are allocated at the peak."""
+        """Return the allocated bytes at the peak."""
         return self.tables["Memory"][0]["allocated"] if self.tables.get("Memory") else ""
 
 
@@ -50,7 +50,7 @@ def _has_second(phase: str) -> bool:
 
 
 def ranks_in(text: str) -> list[RankText]:
-    """Finds the reports in the output of the command, which what the program prints precedes."""
+    """Find the reports in the output of the command, after the output of the program."""
     found: list[RankText] = []
     title = ""
     columns: list[tuple[int, str]] = []

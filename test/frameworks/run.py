@@ -1,10 +1,11 @@
-"""Installs real frameworks and runs them dry: which of them work, and do the reports say what arithmetic says?
+"""Installs real frameworks, runs them dry, and compares the reports with arithmetic.
 
     python -m frameworks.run FOLDER [PROGRAM ...] [--world-size 8,512] [--rank first,last]
 
-It is run from the folder `test`. It makes an environment in FOLDER with the frameworks of `requirements.txt`, and the
-torch that runs it. Each program runs in a folder of files with the names that it writes, and these are compared before
-and after it. The table is printed and left in FOLDER. It needs PyPI, and half a minute of a processor for each rank.
+Run it in the folder `test`. It creates an environment in FOLDER with the frameworks of `requirements.txt` and the
+current torch. Each program runs in a folder that already contains files with the names of its outputs; these are
+compared before and after. The table is printed and saved in FOLDER. It needs PyPI, and half a minute of CPU time for
+each rank.
 
 The exit code is 1 if a program fails, a check does not hold, or a file has changed.
 """
@@ -37,15 +38,15 @@ HERE = Path(__file__).parent
 
 @dataclass
 class Program:
-    """A program and what its reports have to say.
+    """A program and the expected numbers of its reports.
 
     Attributes:
-        framework: The distribution whose version is told.
+        framework: The distribution whose version is reported.
         script: The file in `programs`, or the name of a module.
-        arguments: What it is given; `{nodes}` is the number of machines.
-        options: Those of the dry run.
-        checks: What to compare.
-        sizes: The sizes of the job that it runs at; all if there are none.
+        arguments: Its arguments; `{nodes}` is replaced by the number of machines.
+        options: The options of the dry run.
+        checks: The numbers to compare.
+        sizes: The world sizes to run; empty for all.
     """
 
     framework: str
@@ -99,7 +100,7 @@ PROGRAMS = {
     ),
 }
 
-# What programs write, so that it is there before.
+# Output files of programs, which exist before they run.
 FILES = (
     "checkpoints/checkpoint-1/model.safetensors",
     "checkpoints/checkpoint-1/optimizer.pt",
@@ -125,7 +126,7 @@ FILES = (
 
 
 def digest(folder: Path) -> str:
-    """Of the names, modes, owners, times and bytes of everything in a folder."""
+    """Return a digest of the names, modes, owners, times and bytes of everything in a folder."""
     found = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         status = path.lstat()
@@ -135,7 +136,7 @@ def digest(folder: Path) -> str:
 
 
 def fill(folder: Path) -> None:
-    """Makes the files, unless they are there."""
+    """Create the files, unless they exist."""
     for number, name in enumerate(FILES):
         path = folder / name
         if not path.exists():
@@ -145,7 +146,7 @@ def fill(folder: Path) -> None:
 
 
 def environment(folder: Path) -> Path:
-    """Returns the Python of an environment with the frameworks, which is made if there is none."""
+    """Return the Python of an environment with the frameworks, and create it if necessary."""
     python = folder / "bin" / "python"
     if (folder / "ready").exists():
         return python
@@ -165,7 +166,7 @@ def environment(folder: Path) -> Path:
 
 @dataclass
 class Outcome:
-    """What has become of a program at a size."""
+    """The outcome of a program at a size."""
 
     name: str
     program: Program
@@ -177,13 +178,13 @@ class Outcome:
 
     @property
     def checks(self) -> Iterator[Check]:
-        """Those of all ranks."""
+        """The checks of all ranks."""
         for report in self.ranks:
             yield from self.program.checks(report)
 
     @property
     def is_right(self) -> bool:
-        """Whether the dry run fits, and all that is checked is right."""
+        """Whether the dry run fits, and all checks hold."""
         return self.code == 0 and bool(self.ranks) and not self.has_changed and all(one.holds for one in self.checks)
 
     def row(self, versions: dict[str, str]) -> str:
@@ -210,7 +211,7 @@ HEADINGS = """\
 
 
 def run(python: Path, folder: Path, name: str, size: int, ranks: Sequence[str]) -> Outcome:
-    """Runs a program dry in the folder of files."""
+    """Run a program dry in the folder of files."""
     program, files = PROGRAMS[name], folder / "files"
     fill(files)
     before = digest(files)
@@ -228,15 +229,15 @@ def run(python: Path, folder: Path, name: str, size: int, ranks: Sequence[str]) 
 
 
 def versions_in(python: Path) -> dict[str, str]:
-    """The versions of what the environment has."""
+    """Return the versions of the packages in the environment."""
     code = "import importlib.metadata as m; print(*(f'{d.name}={d.version}' for d in m.distributions()))"
     out = subprocess.run([str(python), "-c", code], check=True, capture_output=True, text=True).stdout
     pairs = [pair.partition("=") for pair in out.split()]
-    return {name.lower().replace("_", "-"): number for name, _, number in reversed(pairs)}  # the first is imported
+    return {name.lower().replace("_", "-"): number for name, _, number in reversed(pairs)}  # the first one is imported
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the programs and prints the table."""
+    """Run the programs and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("programs", nargs="*", metavar="PROGRAM", help=f"of {', '.join(PROGRAMS)}; by default all")

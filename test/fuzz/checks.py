@@ -1,4 +1,4 @@
-"""What must hold for every random program."""
+"""Invariants of every random program."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from torchext.deferred_init import deferred_init, materialize_tensor
 
 __all__ = ["CHECKS", "LOST_DEVICE", "prepare", "run"]
 
-LOST_DEVICE = 77  # with which a process ends that can no longer use CUDA
+LOST_DEVICE = 77  # exit code of a process that can no longer use CUDA
 
 
 def steps_that_raise(program: list[Step]) -> set[int]:
-    """Returns the steps that raise eagerly. Without them the program works."""
+    """Return the steps that raise eagerly. The program works without them."""
     skipped: set[int] = set()
     while raising := steps_that_raise_besides(skipped, program):
-        skipped |= raising  # some have written before they raised, and others have read that
+        skipped |= raising  # some write before they raise, and others read that
     return skipped
 
 
@@ -40,12 +40,12 @@ def steps_that_raise_besides(skipped: set[int], program: list[Step]) -> set[int]
                 machine.step(step)
             except Exception:
                 raising.add(place)
-                restore(states)  # some draw before they raise
+                restore(states)  # some advance the generator before they raise
     return raising
 
 
 def default_generators() -> list[torch.Generator]:
-    """Those that a program may draw from."""
+    """Return the generators that a program may use."""
     return [torch.default_generator, *(torch.cuda.default_generators if DEVICE.type == "cuda" else ())]
 
 
@@ -69,13 +69,13 @@ def assert_states(expected: list[Tensor]) -> None:
 
 
 def partners(tensors: list[Tensor]) -> list[list[int]]:
-    """Returns, for each tensor, the positions of those that share its storage."""
+    """Return, for each tensor, the positions of those that share its storage."""
     storages = [t.untyped_storage()._cdata for t in tensors]
     return [[place for place, other in enumerate(storages) if other == storage] for storage in storages]
 
 
 def materialize_all(machine: Machine, order: int) -> list[int]:
-    """Materializes the memory in the order that `order` selects, and returns the positions of what could not be.
+    """Materialize the memory in the order that `order` selects, and return the positions that failed.
 
     The only permitted reason is that the program has read the source that is not copied, and it was changed.
     """
@@ -91,7 +91,7 @@ def materialize_all(machine: Machine, order: int) -> list[int]:
 
 
 def is_about_large_source(machine: Machine, error: Exception) -> bool:
-    """The program, too, may change it and then read what was computed from it."""
+    """Return true for errors about the large source, which the program may also change and then read results of."""
     return machine.has_read_large and "changed in place since" in str(error)
 
 
@@ -124,7 +124,7 @@ def check(program: list[Step], order: int) -> None:
 
 
 def end_process_if_device_is_lost() -> None:
-    """Ends this process if eager kernels have met what ends all use of CUDA, such as an index out of bounds."""
+    """End this process if eager kernels have hit an error that disables CUDA, such as an index out of bounds."""
     try:
         torch.cuda.synchronize()
     except RuntimeError:
@@ -132,14 +132,14 @@ def end_process_if_device_is_lost() -> None:
 
 
 def equal_to_another_run(tensors: list[Tensor], program: list[Step], skipped: set[int]) -> list[bool]:
-    """Whether each comes out the same again: sums and scans on CUDA need not."""
+    """Return whether another run has equal results: sums and scans on CUDA may differ."""
     seed_generators()
     again = Machine().run(program, skipped)
     return [has_same_bits(tensor, other) for tensor, other in zip(tensors, again, strict=True)]
 
 
 def check_refusal(program: list[Step], order: int) -> None:
-    """Checks one of the steps that raise eagerly, as the last step of a program without the others."""
+    """Check a step that raises eagerly, as the last step of a program without the other ones."""
     skipped = sorted(steps_that_raise(program))
     if not skipped:
         return
@@ -154,7 +154,7 @@ def check_refusal(program: list[Step], order: int) -> None:
         return
     if found is not None and is_about_large_source(machine, found):
         return
-    if wanted is not None and found is None:  # it depends on values, so it has to be raised now
+    if wanted is not None and found is None:  # it depends on values, so it must raise now
         found = error_of_materializing(machine, order)
         assert found is not None, f"nothing for {wanted!r}"
     else:
@@ -170,7 +170,7 @@ def error_of_materializing(machine: Machine, order: int) -> Exception | None:
 
 
 def error_of(machine: Machine, program: list[Step], skipped: list[int], place: int) -> Exception | None:
-    """Returns what the step at `place` raises, after those before it."""
+    """Return the error of the step at `place`, after the steps before it."""
     seed_generators()
     with restored_settings(), torch.no_grad(), on_device():
         for step in (step for number, step in enumerate(program[:place]) if number not in skipped):
@@ -186,18 +186,19 @@ def error_of(machine: Machine, program: list[Step], skipped: list[int], place: i
 CHECKS = {"defer exactly": check, "raise as eagerly": check_refusal}
 
 
-# Another process imports these by name, so they are not in a file of tests.
+#
+# Another process imports these by name, so they are not in a test file.
 
 
 def prepare() -> None:
-    """Makes a process group of this process only."""
+    """Create a process group of this process only."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
     if DEVICE.type == "cuda":
         torch.cuda.init()
 
 
 def run(checked: str, program: list[Step], order: int) -> None:
-    """Checks a program. Raises an AssertionError if it differs."""
+    """Check a program. Raise an AssertionError if it differs."""
     CHECKS[checked](program, order)
     if DEVICE.type == "cuda":
         torch.cuda.synchronize()

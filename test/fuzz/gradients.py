@@ -35,7 +35,7 @@ FUNCTIONS: tuple[Differentiable, ...] = (
     lambda x, y, n: functional.dropout(x, 0.5),
     lambda x, y, n: x.norm(),
     lambda x, y, n: x.where(x > 0, y),
-    lambda x, y, n: functional.mse_loss(x, y).clone(),  # the storage of its result has more than it has written
+    lambda x, y, n: functional.mse_loss(x, y).clone(),  # the storage of its result is larger than the written part
     lambda x, y, n: functional.embedding(torch.arange(len(x)), x),
     lambda x, y, n: x.index_select(0, torch.tensor([0, 0])),
     lambda x, y, n: functional.conv1d(x, y),
@@ -46,10 +46,10 @@ FUNCTIONS: tuple[Differentiable, ...] = (
     lambda x, y, n: x.float().unsqueeze(0).expand(3, *x.shape).tanh(),
 )
 
-# `vmap` expands what is not mapped.
+# `vmap` expands unmapped arguments.
 LARGEST_PRODUCT = 2**22
 
-# What autograd saves, an in-place operator overwrites.
+# In-place operators that overwrite tensors which autograd saves.
 IN_PLACE: tuple[Differentiable, ...] = (
     lambda x, y, n: functional.relu6(x.clone(), inplace=True),
     lambda x, y, n: x.clone().mul_(y),

@@ -15,12 +15,12 @@ from torch import Tensor
 
 __all__ = ["ACTIONS", "AWAITED", "DEVICE", "FACTORIES", "Machine", "Step", "change", "on_device"]
 
-# What the tensors of programs are on: `--fuzz-device`, also in the process that runs them.
+# The device of the programs' tensors: `--fuzz-device`, also in the process that runs them.
 DEVICE = torch.device(os.environ.get("TORCHEXT_FUZZ_DEVICE", "cpu"))
 
-# Indices out of bounds and probabilities beyond 1 end a process that uses CUDA: they are not errors that it survives.
+# Indices out of bounds and probabilities above 1 are fatal errors for a process that uses CUDA.
 ENDS_PROCESSES = ("embedding", "cross_entropy", "index_select", "gather", "scatter_source")
-# Actions that do not pass yet, and why. Random programs leave them out.
+# Actions that do not pass yet, with reasons. Random programs omit them.
 AWAITED: dict[str, str] = {}
 if DEVICE.type == "cuda":
     AWAITED |= dict.fromkeys(ENDS_PROCESSES, "device-side assertions")
@@ -29,7 +29,7 @@ if DEVICE.type == "cuda":
 FACTORIES = {**vocabulary.FACTORIES, **states.FACTORIES}
 ACTIONS = {**vocabulary.ACTIONS, **memory.ACTIONS, **gradients.ACTIONS, **states.ACTIONS}
 
-# Results with more elements are not kept: programs that double a tensor again and again would not end.
+# Results with more elements are dropped: programs that keep doubling a tensor would not end.
 LARGEST = 2**18
 LARGEST_PRODUCT = 2**24
 
@@ -44,7 +44,7 @@ class Step(NamedTuple):
 
 
 class Machine:
-    """Runs a program. The tensors that it has made are its memory, and steps refer to them by position."""
+    """Runs a program. The tensors made so far are its memory, and steps refer to them by position."""
 
     def __init__(self) -> None:
         self.memory: list[Tensor] = []
@@ -53,7 +53,7 @@ class Machine:
         self.has_read_large = False
 
     def run(self, program: list[Step], skipped: set[int]) -> list[Tensor]:
-        """Runs `program`, without the steps in `skipped`, and returns its memory."""
+        """Run `program`, without the steps in `skipped`, and return its memory."""
         with restored_settings(), torch.no_grad(), on_device():
             for place, step in enumerate(program):
                 if place not in skipped:
@@ -67,7 +67,7 @@ class Machine:
         elif self.memory:
             a, b = (self.memory[place % len(self.memory)] for place in (step.a, step.b))
             if a.shape != b.shape and a.numel() * b.numel() > LARGEST_PRODUCT:
-                b = a  # two large shapes may be expanded to one of many GiB
+                b = a  # two large shapes may expand to a shape of many GiB
             result = ACTIONS[step.action](self, a, b, step.n)
             self.keep([result] if isinstance(result, Tensor) else result or [])
 
@@ -79,12 +79,12 @@ class Machine:
 
 
 def on_device() -> AbstractContextManager[object]:
-    """Has factories make tensors on the device of programs."""
+    """Let factories make tensors on the device of programs."""
     return nullcontext() if DEVICE.type == "cpu" else DEVICE
 
 
 def make_sources() -> list[Tensor]:
-    """Returns real tensors for programs to read: small ones, also on foreign memory, and one too large to copy."""
+    """Return real tensors for programs to read: small ones, some on foreign memory, and one too large to copy."""
     with on_device():
         with torch.inference_mode():
             inference = torch.linspace(-1, 1, 3)
@@ -98,7 +98,7 @@ def make_sources() -> list[Tensor]:
 
 
 def change(source: Tensor, n: int) -> None:
-    """Changes all elements, without bumping the version."""
+    """Change all elements, without bumping the version."""
     if n % 3 == 0 and not source.is_cuda:
         source.numpy()[...] += 1
     elif n % 3 == 1:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ACTIONS"]
 
-# Not bool: kernels disagree on bytes that are neither 0 nor 1.
+# Not bool: kernels disagree on bytes other than 0 and 1.
 VIEW_DTYPES = (torch.uint8, torch.int16, torch.int32, torch.float16, torch.int64, torch.float32, torch.complex64)
 
 
@@ -23,7 +23,7 @@ def bytes_of(tensor: Tensor) -> Tensor:
 
 
 def some_bytes(tensor: Tensor, n: int) -> Tensor:
-    """Returns up to three bytes, which may lie across two elements."""
+    """Return up to three bytes, which may span two elements."""
     begin = n % tensor.nbytes
     return bytes_of(tensor)[begin : begin + 1 + n % 3]
 
@@ -33,14 +33,14 @@ def element(tensor: Tensor, n: int) -> Tensor:
 
 
 def normal(a: Tensor, n: int, **out: Tensor) -> Tensor:
-    """Draws into floats. The Meta kernel refuses other dtypes in other words, and where there are no elements."""
+    """Draw into floats. For other dtypes and empty tensors the Meta kernel's error differs."""
     if not all(tensor.is_floating_point() for tensor in out.values()):
         raise ValueError("draws floats only")
     return torch.normal(0.0, 1 + n % 2, a.shape, **out)
 
 
 def mean(a: Tensor, **out: Tensor) -> Tensor:
-    """Returns means. Kernels of CUDA write them into any dtype, those of the CPU and Meta kernels refuse some."""
+    """Return means. CUDA kernels write them into any dtype; CPU and Meta kernels reject some."""
     if not all(tensor.is_floating_point() or tensor.is_cpu for tensor in out.values()):
         raise ValueError("is refused when deferred")
     return torch.mean(a, -1, keepdim=True, **out)
@@ -50,10 +50,10 @@ Outer = Callable[..., Tensor]
 
 
 def product(a: Tensor, b: Tensor, **out: Tensor) -> Tensor:
-    """Returns the product of matrices, which depends on the address if it is written to what is still read."""
+    """Return the product of matrices, which depends on the address if the output overlaps an input."""
     read = {tensor.untyped_storage()._cdata for tensor in (a, b)}
     if any(result.untyped_storage()._cdata in read for result in out.values()):
-        raise ValueError("PyTorch does not refuse this, and has no one result")
+        raise ValueError("PyTorch accepts this, but the result is ambiguous")
     return torch.matmul(a, b, **out)
 
 
@@ -87,7 +87,7 @@ OUTERS: tuple[Outer, ...] = (
 
 
 def resizable(out: Tensor) -> Tensor:
-    """Returns `out`, unless PyTorch has no one result for it."""
+    """Return `out`, unless PyTorch's result for it is ambiguous."""
     if not out.untyped_storage().resizable():
         raise ValueError("PyTorch would raise after it has given it a shape that its memory does not hold")
     if out.numel() == 0:

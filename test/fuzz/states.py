@@ -1,4 +1,4 @@
-"""Actions that change global state, or run on another thread, and values that show it."""
+"""Actions that change global state or run on another thread, and values that depend on it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = ["ACTIONS", "FACTORIES", "restored_settings"]
 
 DEFAULT_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
-# More than the 32,768 elements from which on kernels use several threads, and in sizes with few factors of two.
+# More than the 32,768 elements from which on kernels use several threads, in sizes with few factors of two.
 LARGE_SHAPES = ((33, 33, 33), (181, 183), (32771,), (2, 16411), (65536,))
 
 
 @contextmanager
 def restored_settings() -> Iterator[None]:
-    """Puts back what the actions below change."""
+    """Restore the settings that the actions below change."""
     threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
     is_deterministic = torch.are_deterministic_algorithms_enabled()
     warns_only = torch.is_deterministic_algorithms_warn_only_enabled()
@@ -42,7 +42,7 @@ def restored_settings() -> Iterator[None]:
 
 
 def on_thread(call: Callable[[], Tensor | None]) -> Tensor | None:
-    """Returns what `call` returns on a thread of its own, or raises what it raises."""
+    """Return or raise the result of `call` on a new thread."""
     results: list[Tensor | None] = []
     errors: list[Exception] = []
 

@@ -1,4 +1,4 @@
-"""What random programs are made of: factories, and actions on the tensors that exist."""
+"""The vocabulary of random programs: factories, and actions on existing tensors."""
 
 from __future__ import annotations
 
@@ -52,18 +52,18 @@ FACTORIES: dict[str, Callable[[tuple[int, ...], int, int], Tensor]] = {
 
 
 def index_of(tensor: Tensor, n: int) -> Any:
-    """An index into the first dimension that there is."""
+    """Return an index into the first existing dimension."""
     kinds = (0, slice(None, None, 2), slice(1, None), None, Ellipsis, [0], torch.tensor([0, 0]), slice(0, 0))
     return kinds[n % len(kinds)]
 
 
 def weight_of(tensor: Tensor) -> Tensor:
-    """A matrix, for initializers that need one."""
+    """Return a matrix, for initializers that need one."""
     return tensor if tensor.dim() >= 2 and tensor.is_floating_point() else torch.ones(4, 6)
 
 
 def filled(tensor: Tensor) -> Tensor:
-    """Returns `tensor` if it has elements. Kernels do not refuse the dtype of one that has none."""
+    """Return `tensor` if it has elements. Kernels accept any dtype for an empty one."""
     if tensor.numel() == 0:
         raise ValueError("has no elements")
     return tensor
@@ -81,7 +81,7 @@ def branch_on_value(machine: Machine, a: Tensor, b: Tensor, n: int) -> Tensor | 
 
 
 def share_numpy(machine: Machine, a: Tensor, b: Tensor, n: int) -> Tensor:
-    a.detach().numpy()  # this makes it real
+    a.detach().numpy()  # materializes it
     return a.detach() * 2
 
 
@@ -89,7 +89,7 @@ def add_to_each(machine: Machine, a: Tensor, b: Tensor, n: int) -> None:
     if a.device != b.device:
         raise ValueError("is refused when deferred")
     if a.is_cuda and a.untyped_storage()._cdata == b.untyped_storage()._cdata:
-        raise ValueError("one launch for both would have no one result")
+        raise ValueError("the result of one launch for both would be ambiguous")
     torch._foreach_add_([a, b], 1.0)
 
 
@@ -106,7 +106,7 @@ def source_of(machine: Machine, n: int) -> Tensor:
 
 
 def ask_for_collective(machine: Machine, a: Tensor, b: Tensor, n: int) -> None:
-    """Calls a collective of a process alone, which a deferred tensor becomes real for."""
+    """Call a collective of a group of one process, which materializes a deferred tensor."""
     collectives = (
         lambda: dist.all_reduce(a),
         lambda: dist.broadcast(a, 0),
@@ -117,7 +117,7 @@ def ask_for_collective(machine: Machine, a: Tensor, b: Tensor, n: int) -> None:
 
 
 def write_source(machine: Machine, a: Tensor, b: Tensor, n: int) -> None:
-    """Writes a deferred tensor, or a number, to a real one."""
+    """Write a deferred tensor, or a number, to a real one."""
     source = source_of(machine, n)
     source.copy_(a) if n % 2 else source.data.mul_(2)
 
@@ -128,7 +128,7 @@ def set_data(machine: Machine, a: Tensor, b: Tensor, n: int) -> None:
 
 
 def write_out(machine: Machine, a: Tensor, b: Tensor, n: int) -> Tensor | None:
-    # Meta kernels give what they resize other strides than CPU kernels do.
+    # Meta kernels and CPU kernels give resized outputs different strides.
     return torch.add(a, 1, out=b) if a.shape == b.shape else None
 
 
@@ -198,7 +198,7 @@ ACTIONS: dict[str, Action] = {
     "mm": lambda m, a, b, n: a.mm(b),
     "linear": lambda m, a, b, n: functional.linear(a, b),
     "layer_norm": lambda m, a, b, n: functional.layer_norm(a, a.shape[-1:], b),
-    # With a target of no dimensions PyTorch compares a size that it does not have, which is what memory holds there.
+    # With a 0-dimensional target, PyTorch compares a size out of bounds, which is arbitrary memory.
     "cross_entropy": lambda m, a, b, n: functional.cross_entropy(a, b if b.dim() > 0 else b.view(1)),
     "embedding": lambda m, a, b, n: functional.embedding(a, b),
     "conv": lambda m, a, b, n: functional.conv1d(a, b),

@@ -1,7 +1,7 @@
-"""Runs random programs in a process of their own, so that a hang or a crash is a failure like any other.
+"""Runs random programs in another process, so that a hang or a crash is an ordinary failure.
 
 A hang in C++ ignores signals, and a crash ends its process. So the process of the tests sends each program to a worker,
-kills a worker that does not answer in time, and starts another one for the next program.
+kills a worker that does not reply in time, and starts another one for the next program.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Watchdog:
     """Calls `function` in a worker, which first calls `prepare`. Both must be functions of a module.
 
     Args:
-        function: What to call. A test: it returns nothing, or raises an error.
+        function: A test: it returns nothing, or raises an error.
         prepare: Called once in each worker.
-        seconds: How long a call may take before it counts as a hang.
+        seconds: Time limit of a call before it counts as a hang.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Watchdog:
         self._end()
 
     def failure(self, *args: object) -> str | None:
-        """Calls the function, and returns why it failed: a traceback, a hang or a signal. None if it did not."""
+        """Call the function, and return the failure (a traceback, a hang or a signal), or None."""
         connection = self._started()
         try:
             connection.send(args)

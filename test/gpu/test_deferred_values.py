@@ -18,7 +18,7 @@ pytestmark = pytest.mark.cuda
 
 @pytest.fixture(autouse=True)
 def without_stubs_of_cudnn() -> Iterator[None]:
-    """Those of the null driver do not tell the sizes of weights."""
+    """Disable cuDNN with the null driver, whose stubs do not return the sizes of weights."""
     with torch.backends.cudnn.flags(enabled=COMPUTES_ON_CUDA and torch.backends.cudnn.enabled):
         yield
 
@@ -51,9 +51,9 @@ def test_architectures_of_transformers(model_type: str) -> None:
     assert_same_values(build)
 
 
-@pytest.mark.filterwarnings("ignore")  # of what is deprecated
+@pytest.mark.filterwarnings("ignore")  # deprecations
 def test_dead_operators_move_the_generator_as_eager_ones() -> None:
-    """Replay checks how far an operator moves the generator, and does not run those whose results nobody reads."""
+    """Replay checks how far an operator advances the generator, but skips operators with unused results."""
     moved, wrong = moved_by_dead_operators()
     assert not wrong
     assert moved > 60

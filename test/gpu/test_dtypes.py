@@ -1,4 +1,4 @@
-"""A GPU refuses and accepts the dtypes that the facts say: NOTE [Dtypes that CUDA kernels refuse]."""
+"""A GPU rejects and accepts the dtypes that the facts list: NOTE [Dtypes that CUDA kernels refuse]."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def outcome(call: Call, dtype: torch.dtype) -> str:
 
 
 def print_outcomes(first: int) -> None:
-    """Makes the calls of the facts, beginning with the `first`, until one loses the device, as assertions there do."""
+    """Make the calls of the facts from `first` on, until one loses the device, as assertions there do."""
     for number, (call, refused, accepted) in enumerate(facts()):
         for dtype in [*refused, *accepted] if number >= first else ():
             found = outcome(call, dtype)
@@ -65,13 +65,13 @@ def test_gpu_refuses_and_accepts_the_dtypes_of_the_facts() -> None:
     for number, dtype, found in outcomes():
         call, refused, _ = rows[number]
         expected = REFUSED if dtype in map(name_of, refused) else ACCEPTED
-        # Values, which are zeros, may be refused for what they are.
+        # The values, all zeros, may be invalid.
         tried += not found.startswith(FAILED)
         if found != expected and not found.startswith(FAILED):
             wrong.append((call.op, dtype, expected))
     assert tried > 5000
     assert [row for row in wrong if row[2] == REFUSED] == []
-    # The facts are of 2.15, and the releases before know fewer dtypes.
+    # The facts are from 2.15; earlier releases have fewer dtypes.
     assert [row for row in wrong if row[2] == ACCEPTED] == [] or TORCH_RELEASE < (2, 15)
 
 

@@ -1,4 +1,4 @@
-"""The generator of a GPU moves as the facts say, and as a recording moves it: NOTE [How far CUDA generators move]."""
+"""The generator of a GPU advances as the facts list, and as in a recording: NOTE [How far CUDA generators move]."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.skipif(not COMPUTES_ON_CUDA, reason="this is how the facts were made: make philox-facts"),
 ]
 
-# Those that the facts are of, by what they depend on: multiprocessors, and threads of each.
+# The GPUs of the facts, by the relevant properties: multiprocessors, and threads of each.
 GPUS = {(132, 2048): "H100-80GB", (108, 2048): "A100-80GB", (58, 1536): "L4-24GB"}
 
 

@@ -1,4 +1,4 @@
-"""The guards compute on a GPU what PyTorch's own compute, bit for bit: autocast in its four ways, inference mode."""
+"""On a GPU, the guards compute the same bits as PyTorch's: autocast in its four ways, inference mode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts, copies and files of what was recorded on a GPU have the bits of eager construction."""
+"""Shards, copies and files of recordings on a GPU have the bits of eager construction."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.cuda
 
 
 def layers() -> nn.Module:
-    """A few tensors, one of which is larger than what all multiprocessors draw at once."""
+    """A few tensors. One exceeds the number of values that all multiprocessors draw at once."""
     with torch.device("cuda"):
         linear = nn.Linear(128, 3000)
         nn.init.trunc_normal_(linear.weight, std=0.02)

@@ -18,11 +18,11 @@ from torch import nn
 pytestmark = [
     pytest.mark.cuda,
     pytest.mark.skipif(not COMPUTES_ON_CUDA, reason="values are not computed"),
-    pytest.mark.filterwarnings("ignore"),  # of what libraries say of themselves
+    pytest.mark.filterwarnings("ignore"),  # warnings of libraries about themselves
 ]
 
 
-LARGEST = 10**9  # parameters: a model is on the device twice at once
+LARGEST = 10**9  # parameters: two copies of a model are on the device
 
 
 def of_torchvision(name: str) -> nn.Module:
@@ -40,7 +40,7 @@ def of_transformers(name: str) -> nn.Module:
 
 
 def public_models() -> Iterator[tuple[Callable[[str], nn.Module], str]]:
-    """The models of the libraries that are installed, of timm one for each file."""
+    """Yield the models of the installed libraries, for timm one from each file."""
     if find_spec("torchvision"):
         every = importlib.import_module("torchvision").models.list_models()
         yield from ((of_torchvision, name) for name in every if "quantized" not in name)
@@ -54,7 +54,7 @@ def public_models() -> Iterator[tuple[Callable[[str], nn.Module], str]]:
 
 @pytest.fixture(autouse=True)
 def emptied_device() -> Iterator[None]:
-    """Leaves no memory with this process, because others test there at the same time."""
+    """Free this process's memory, because other processes test at the same time."""
     yield
     gc.collect()
     torch.cuda.empty_cache()

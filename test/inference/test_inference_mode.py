@@ -29,7 +29,7 @@ STILL_OPEN = "one that was entered later on this thread is still open"
 
 
 def thread_state() -> tuple[Any, ...]:
-    """Returns the state of the thread that a block may change."""
+    """Return the thread state that a block may change."""
     return (
         torch.is_inference_mode_enabled(),
         torch.is_grad_enabled(),
@@ -49,7 +49,7 @@ def _leaves_the_thread_as_it_was() -> Iterator[None]:
 
 
 def nested(*modes: AbstractContextManager[Any]) -> list[tuple[Any, ...]]:
-    """Returns the states inside each of `modes`, outermost first, and then after each is left."""
+    """Return the states inside each of `modes`, outermost first, and then after each is left."""
     if not modes:
         return []
     with modes[0]:
@@ -241,7 +241,7 @@ class TestDecorated:
     def test_function(self, decorate: Any) -> None:
         @decorate
         def double(x: Tensor, *, scale: int = 2) -> Tensor:
-            """Doubles."""
+            """Double the argument."""
             assert enabled()
             return x * scale
 
@@ -451,7 +451,7 @@ def test_blocks_held_across_await_are_told_of() -> None:
 
 
 class TestCompiled:
-    @pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace the builtin")  # of 2.11
+    @pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace the builtin")  # by 2.11
     def test_block_in_a_compiled_function(self) -> None:
         @torch.compile(backend="eager")
         def run(x: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ def everywhere() -> Iterator[None]:
 
 
 def line() -> int:
-    """The line of the caller."""
+    """Return the line of the caller."""
     frame = inspect.currentframe()
     assert frame is not None
     assert frame.f_back is not None
@@ -44,7 +44,7 @@ def line() -> int:
 
 
 def notes(function: Callable[[], object]) -> list[str]:
-    """The notes on the RuntimeError that `function` raises."""
+    """Return the notes on the RuntimeError that `function` raises."""
     with pytest.raises(RuntimeError, match="nference tensor") as raised:
         function()
     return getattr(raised.value, "__notes__", [])
@@ -334,7 +334,7 @@ def test_memory_goes_with_the_tensors() -> None:
         return memory_in_use() - before
 
     with inference_mode(trace=True):
-        # What is kept makes memory grow each time; threads of the process that do other things, now and then.
+        # A leak grows each time; other threads of the process allocate only occasionally.
         assert min(growth() for _ in range(4)) < 50_000 * 16
 
 

@@ -1,7 +1,7 @@
-"""The RFC's table of what inference mode does with tensors, on real, fake and deferred ones.
+"""The RFC's table of inference mode's effects on tensors, for real, fake and deferred ones.
 
-The tables below are the RFC's, not derived from the implementation. Each row is also compared with what
-`torch.inference_mode` does with real tensors.
+The tables below are the RFC's, not derived from the implementation. Each row is also compared with
+`torch.inference_mode` on real tensors.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LEAF = "a leaf Variable that requires grad is being used in an in-place operatio
 
 
 class World(NamedTuple):
-    """A device, and a kind of tensors on it."""
+    """A device and a kind of tensors."""
 
     device: str
     kind: str
@@ -50,7 +50,7 @@ class World(NamedTuple):
             return function(device=device)
 
     def keys(self, tracked: bool) -> set[str]:
-        """Returns the key set of a normal tensor, which autograd tracks, or of an inference tensor."""
+        """Return the key set of a normal tensor, which autograd tracks, or of an inference tensor."""
         backend = "CPU" if self.device == "cpu" else "CUDA"
         keys = {backend, f"Autocast{backend}"}
         if tracked:
@@ -81,7 +81,7 @@ in_every_world = pytest.mark.parametrize("world", WORLDS, ids=world_id)
 
 
 class State(NamedTuple):
-    """The state of a tensor in autograd. `version` is None for an inference tensor, which has none."""
+    """The autograd state of a tensor. `version` is None for an inference tensor, which has no version."""
 
     tracked: bool
     version: int | None
@@ -105,7 +105,7 @@ TENSORS: dict[str, Callable[..., Tensor]] = {
     "inference": lambda **device: torch.ones(2, 2, **device),
     "inference parameter": lambda **device: nn.Parameter(torch.ones(2, 2, **device)),
 }
-# What a call returns: a tensor of this state, or an error with this text.
+# The result of a call: a tensor with this state, or an error with this text.
 TABLE: dict[tuple[str, str, str], State | str] = {
     ("inside", "functional", "normal"): INFERENCE,
     ("inside", "functional", "parameter"): INFERENCE,
@@ -169,7 +169,7 @@ def make_tensor(world: World, tensor: str, mode: Mode = inference_mode) -> Tenso
 
 
 def row(world: World, where: str, operator: str, tensor: str, mode: Mode = inference_mode) -> Tensor | str:
-    """Returns what an operator returns, or the text of the error that it raises."""
+    """Return the result of an operator, or the text of its error."""
     argument = make_tensor(world, tensor, mode)
     try:
         with mode() if where == "inside" else nullcontext():
@@ -192,7 +192,7 @@ class TestTable:
             assert isinstance(found, Tensor), found
             assert state_of(found) == expected
             assert found.is_inference() is not expected.tracked
-            # An output of a fake that is not deferred itself is known by its key; deferral follows what is recorded.
+            # The key identifies an output of a fake that is not deferred itself; deferral follows the recording.
             assert keys_of(found) == world.keys(expected.tracked)
 
     @pytest.mark.parametrize(("where", "operator", "tensor"), TABLE, ids=CELL_IDS)
@@ -245,7 +245,7 @@ ROUTES: dict[tuple[str, str, str], list[str]] = {
     ("outside", "view", "normal"): ["Autograd", "ADInplaceOrView"],
     ("outside", "view", "inference"): ["ADInplaceOrView"],
     ("outside", "in-place", "normal"): ["Autograd", "ADInplaceOrView"],
-    ("outside", "in-place", "inference"): ["ADInplaceOrView"],  # which refuses it
+    ("outside", "in-place", "inference"): ["ADInplaceOrView"],  # raises an error
 }
 CALLS: dict[str, tuple[Any, ...]] = {
     "functional": (torch.ops.aten.neg.default,),
@@ -315,7 +315,7 @@ class TestInvariants:
                 tensor * weight
             with pytest.raises(RuntimeError, match=SAVED):
                 nn.functional.linear(tensor, weight)
-            assert (tensor + weight).requires_grad  # saves nothing
+            assert (tensor + weight).requires_grad  # saves no tensors
             assert (tensor.clone() * weight).requires_grad
 
     def test_views_of_normal_tensors_alias_no_inference_tensor(self, world: World) -> None:
@@ -418,7 +418,7 @@ def test_training_on_another_thread_is_not_affected() -> None:
 
 
 class TestDeferredInit:
-    """The materialized tensors are what eager construction would have made."""
+    """Materialized tensors equal those of eager construction."""
 
     @staticmethod
     def model(**device: str) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Keeping what is made in inference mode: `normal_tensors()` and `to_normal()`."""
+"""Keeping tensors that are made in inference mode: `normal_tensors()` and `to_normal()`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def keys(tensor: Tensor) -> str:
 
 
 class Cache:
-    """Holds tensors as key-value caches do: in attributes, in slots, and in objects in lists."""
+    """Holds tensors like key-value caches: in attributes, in slots, and in objects in lists."""
 
     class Layer:
         """Has no `__dict__`."""

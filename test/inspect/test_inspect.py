@@ -1,4 +1,4 @@
-"""Routes of calls are those that the dispatcher takes; reading the state of a tensor does not change it."""
+"""Predicted routes are those that the dispatcher takes; reading the state of a tensor does not change it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 }
 
 
-# Which kernels an operator of each kind goes through.
+# The kernels that operators of each kind call.
 @pytest.mark.parametrize(
     ("mode", "kind", "make", "keys"),
     [
@@ -70,8 +70,7 @@ MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
         ("inference_mode", "functional", inference, ("CPU",)),
         ("inference_mode", "view", inference, ("CPU",)),
         ("inference_mode", "in-place", inference, ("CPU",)),
-        # Outside of inference mode the thread includes `ADInplaceOrView`, so that writing to an inference tensor is
-        # noticed.
+        # Outside of inference mode the thread includes `ADInplaceOrView`, which detects writes to inference tensors.
         ("normal", "functional", inference, ("CPU",)),
         ("normal", "view", inference, ("ADInplaceOrView", "CPU")),
         ("normal", "in-place", inference, ("ADInplaceOrView", "CPU")),
@@ -86,8 +85,8 @@ def test_route_of_each_kind_of_operator(
         assert route(*calls[kind]).keys == keys
 
 
-# Keys for which Python may register kernels. Not `Meta`: once a kernel of PyTorch's has been replaced there and put
-# back, PyTorch 2.11's FakeTensorMode no longer finds it.
+# Keys for which Python may register kernels. `Meta` is excluded: after replacing and restoring a PyTorch kernel there,
+# PyTorch 2.11's FakeTensorMode no longer finds it.
 RUNTIME_KEYS = (
     "PythonTLSSnapshot",
     "AutocastCPU",
@@ -108,7 +107,7 @@ RUNTIME_KEYS = (
 
 @contextmanager
 def kernels_that_report(op: torch._ops.OpOverload[..., Any]) -> Iterator[list[str]]:
-    """Replaces each kernel of `op` by one that adds its key to the list, and then calls the original."""
+    """Replace each kernel of `op` by one that adds its key to the list and calls the original."""
     visited: list[str] = []
     name = op._schema.name + (f".{op._schema.overload_name}" if op._schema.overload_name else "")
     table = torch._C._dispatch_dump_table(name).splitlines()
@@ -208,7 +207,7 @@ def test_route_is_the_one_that_the_call_takes(call: str, state: str) -> None:
             try:
                 op(*args, **kwargs)
             except (RuntimeError, TypeError):
-                assert visited  # the route leads to the error, too
+                assert visited  # the route to the error counts
     expected = [key for key in foreseen.keys if key in RUNTIME_KEYS]
     assert visited[: len(expected)] == expected, foreseen  # the rest are operators that the last kernel calls
 
@@ -309,7 +308,7 @@ def test_call_that_fakes_refuse_is_told_with_the_words_of_the_error(call: str) -
 
 
 def test_missing_meta_kernel_is_told() -> None:
-    """PyTorch's fallback for the meta device is in the table of each operator, and only raises an error."""
+    """PyTorch's fallback for the meta device is registered for each operator, but only raises an error."""
     with torch.library._scoped_library("torchext_test_inspect", "FRAGMENT") as library:
         library.define("cpu_only(Tensor x) -> Tensor")
         library.impl("cpu_only", torch.clone, "CPU")
@@ -352,7 +351,7 @@ def test_deferred_tensors_that_a_handler_reads_are_handed_to_deferred_init() -> 
     number = deferred_init(torch.full, (), 3.0)
     with Looking():
         assert aten._local_scalar_dense(number) == 3.0
-    comments = [step.comment for step in found[-1] if step.key == "Fake"]  # before 2.13 `Fake` is hidden, too
+    comments = [step.comment for step in found[-1] if step.key == "Fake"]  # before 2.13 `Fake` is also hidden
     assert all("deferred_init makes the call now" in comment for comment in comments)
 
 

@@ -1,4 +1,4 @@
-"""What AmpTensors and the origins of inference tensors share: the marks, and the dispatch key of marked tensors."""
+"""Common parts of AmpTensors and origins of inference tensors: the marks, and the dispatch key of marked tensors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KEY = "TESTING_ONLY_GenericMode"
 
 
 def run_python(code: str) -> str:
-    """Runs `code` in a fresh interpreter and returns what it printed."""
+    """Run `code` in a fresh interpreter and return its output."""
     result = forked.run([sys.executable, "-c", code], cwd=ROOT)
     assert result.returncode == 0, result.stderr
     return result.stdout
@@ -39,7 +39,7 @@ def tracing() -> Iterator[None]:
 
 
 class TestLifetime:
-    """Each test runs in a process of its own: tensors of other tests may be alive."""
+    """Each test runs in a new process, because tensors of other tests may be alive."""
 
     def test_marks_die_with_the_last_tensor_that_bears_them(self) -> None:
         code = """
@@ -253,7 +253,7 @@ print("done")
 
 @pytest.fixture(scope="module")
 def some_backend(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """A library that attaches metadata to tensors, as other libraries' backends do."""
+    """A library that attaches metadata to tensors, like backends of other libraries."""
     library = compiled("backend_metadata", tmp_path_factory.mktemp("backend"))
     for function in (library.give_metadata, library.has_metadata):
         function.argtypes = [ctypes.c_void_p]

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 __all__ = ["Event", "random_program", "run_on_cuda"]
 
-Event = tuple[str, int, int, int]  # what, the number of the allocation, bytes, stream
+Event = tuple[str, int, int, int]  # kind, number of the allocation, bytes, stream
 
 MIB = 2**20
 
 
 def random_program(seed: int, count: int, largest: int) -> list[Event]:
-    """Makes `count` events on two streams, with requests of all classes of sizes up to `largest` bytes."""
+    """Make `count` events on two streams, with requests of all classes of sizes up to `largest` bytes."""
     draws = random.Random(seed)
     classes = [(1, MIB), (MIB, 10 * MIB), (10 * MIB, 300 * MIB), (300 * MIB, largest)]
     live: list[int] = []
@@ -34,7 +34,7 @@ def random_program(seed: int, count: int, largest: int) -> list[Event]:
 
 
 def run_on_cuda(events: Sequence[Event]) -> list[tuple[int, int]]:
-    """Runs `events` on the CUDA device. Returns what `_C.simulate_allocations()` returns."""
+    """Run `events` on the CUDA device. Return the same as `_C.simulate_allocations()`."""
     import torch
 
     streams = [torch.cuda.default_stream(), torch.cuda.Stream()]

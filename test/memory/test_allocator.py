@@ -1,4 +1,4 @@
-"""The simulated caching allocator against figures of PyTorch's own."""
+"""The simulated caching allocator, compared with PyTorch's."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from torchext import _C
 
 GIB = 2**30
 
-# What PyTorch 2.15's allocator says of `random_program(7, 1500, largest)` on a device of the given capacity: the bytes
-# allocated and reserved at the end, their peaks, the requests that failed, and a checksum of all states.
+# The results of PyTorch 2.15's allocator for `random_program(7, 1500, largest)` on a device of the given capacity:
+# allocated and reserved bytes at the end, their peaks, the number of failed requests, and a checksum of all states.
 # (`run_on_cuda()`, with the null driver of `make oracle`.)
 FIGURES = [
     ("", 79, 1, ((4102345728, 6232735744), 5255776768, 7165968384, 0, 1834904389)),
@@ -47,7 +47,7 @@ FIGURES = [
     ("large_segment_size_mb:40", 6, 8, ((3558074368, 4299161600), 6404702208, 6413090816, 14, 2678166790)),
 ]
 
-# The settings are the process's, and PyTorch cannot take all of them back.
+# The settings hold for the process, and PyTorch cannot reset all of them.
 CHILD = """
 import sys, zlib
 sys.path.insert(0, {folder!r})

@@ -1,4 +1,4 @@
-"""Operators that PyTorch computes by other operators on CUDA allocate what those allocate."""
+"""Operators that PyTorch computes by other operators on CUDA allocate the memory of those operators."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TestBilinear:
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         result = functional.bilinear(x, y, weight)
-        column = 512  # of the result; the least that is allocated
+        column = 512  # of the result; the smallest allocation
         assert torch.cuda.max_memory_allocated() - before == WORKSPACE + result.nbytes + y.nbytes + column
 
     def test_needs_it_in_the_backward_pass(self, cuda: None) -> None:
@@ -49,7 +49,7 @@ class TestBilinear:
 
 
 def peak_of(call: Callable[[], object]) -> int:
-    """The most bytes that `call` has allocated at once."""
+    """Return the most bytes that `call` has allocated at once."""
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     call()

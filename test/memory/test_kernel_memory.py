@@ -1,4 +1,4 @@
-"""What kernels allocate besides their results, against what kernels of a CUDA build have allocated."""
+"""Allocations of kernels besides their results, compared with those recorded in a CUDA build."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from torchext.fake import FakeGPU, fake_mode
 
 pytestmark = pytest.mark.usefixtures("empty_devices")
 
-# Written by test/oracle/record_kernels.py on PyTorch 2.15 (and the same on 2.14, of what is in both). The first part of
-# a line names the operator.
+# Written by test/oracle/record_kernels.py on PyTorch 2.15 (with equal results on 2.14 for its operators). The first
+# part of a line names the operator.
 TRACES = Path(__file__).with_name("kernel_traces.jsonl").read_text().splitlines()
 OPERATORS = sorted({json.loads(line)["op"] for line in TRACES})
 
@@ -32,7 +32,7 @@ MIB = 2**20
 
 
 def decode(value: Any) -> Any:
-    """An argument as record_kernels.py has written it."""
+    """Return an argument from its encoding by record_kernels.py."""
     if isinstance(value, list):
         return [decode(item) for item in value]
     if not isinstance(value, dict):
@@ -47,7 +47,7 @@ def decode(value: Any) -> Any:
 
 
 def decode_tensor(value: dict[str, Any]) -> Tensor:
-    """A tensor with these metadata."""
+    """Return a tensor with these metadata."""
     options = {"dtype": getattr(torch, value["t"]), "device": value.get("d", "cuda")}
     sizes, offset = value["s"], value.get("o", 0)
     if "st" not in value and not offset:
@@ -58,7 +58,7 @@ def decode_tensor(value: dict[str, Any]) -> Tensor:
 
 
 def steps_of(op: str, arguments: Sequence[Any], results: Sequence[Any], *, named: Sequence[str] = ("R0",)) -> str:
-    """What the rule says of a call, as record_kernels.py would write it. `named` are the results that are allocated."""
+    """Return the rule's steps of a call in the format of record_kernels.py. `named` are the allocated results."""
     name, _, overload = op.partition(".")
     before, after = _C.kernel_memory(name, overload, tuple(arguments), tuple(results))
     explicit = {number for what, number, _ in before + after if what == "result"}
@@ -82,12 +82,12 @@ def steps_of(op: str, arguments: Sequence[Any], results: Sequence[Any], *, named
 
 
 def without_workspaces(steps: str) -> str:
-    """The steps without the workspaces that are kept: they were there before."""
+    """Return the steps without persistent workspaces, which already existed."""
     return " ".join(step for step in steps.split() if not step.startswith("W"))
 
 
 def mismatches(lines: Sequence[str]) -> Iterator[str]:
-    """The calls for which the rule says something else than what was recorded."""
+    """Return the calls for which the rule differs from the recording."""
     for line in lines:
         call = json.loads(line)
         named = [step for step in call["steps"].split() if step.startswith("R")]
@@ -103,7 +103,7 @@ def cuda() -> Iterator[None]:
 
 
 class TestTraces:
-    """In the recorded calls cuBLAS kept its workspace; see the next class."""
+    """cuBLAS kept its workspace in the recorded calls; see the next class."""
 
     @pytest.mark.skipif(FREES_WORKSPACES, reason="since 2.15 only a variable of the environment has workspaces kept")
     @pytest.mark.parametrize("op", OPERATORS)
@@ -111,7 +111,7 @@ class TestTraces:
         lines = [line for line in TRACES if json.loads(line)["op"] == op]
         assert list(mismatches(lines)) == []
 
-    @pytest.mark.skipif(not FREES_WORKSPACES, reason="before 2.15 workspaces are kept without being asked for")
+    @pytest.mark.skipif(not FREES_WORKSPACES, reason="before 2.15 workspaces are always kept")
     def test_rules_say_what_kernels_have_allocated_with_kept_workspaces(self) -> None:
         program = (
             "import torch\n"
@@ -124,19 +124,19 @@ class TestTraces:
 
 
 def run(program: str, **variables: str) -> str:
-    """What a new process prints in which these variables of the environment are set."""
+    """Return the output of a new process with these environment variables."""
     here = os.fspath(Path(__file__).parent)
     environment = os.environ | variables | {"PYTHONPATH": os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])}
     return forked.run([sys.executable, "-c", program], env=environment, check=True).stdout
 
 
 def workspaces_of(op: str, arguments: Sequence[Any], results: Sequence[Any]) -> list[str]:
-    """The steps of a call that are about workspaces: those before 2.15, and the allocations since."""
+    """Return the workspace steps of a call: before 2.15 the persistent ones, and since then the allocations."""
     return [re.sub(r"^A\d+", "A", step) for step in steps_of(op, arguments, results).split() if step[0] in "WA"]
 
 
 class TestWorkspaces:
-    """By `getCurrentCUDABlasHandle()` and `getCUDABlasLtWorkspace()` in CublasHandlePool.cpp."""
+    """Follows `getCurrentCUDABlasHandle()` and `getCUDABlasLtWorkspace()` in CublasHandlePool.cpp."""
 
     def test_products_need_the_workspace_of_the_device(self, cuda: None) -> None:
         a = torch.empty(8, 8, device="cuda")

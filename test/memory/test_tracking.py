@@ -1,4 +1,4 @@
-"""What `torchext.memory` says of programs."""
+"""Reports of `torchext.memory` about programs."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class TestPeak:
                     step()
             peaks.append(memory.peak("cpu").allocated)
         real, fake = peaks
-        assert abs(real - fake) < 0.01 * real  # kernels of the CPU have small buffers
+        assert abs(real - fake) < 0.01 * real  # CPU kernels have small buffers
 
 
 class TestCategories:
@@ -156,7 +156,7 @@ class TestCategories:
 
 
 class Layer(nn.Linear):
-    """Keeps what it has made of each token, by `cat` or in a buffer."""
+    """Keeps its result for each token, by `cat` or in a buffer."""
 
     def __init__(self, buffer: torch.Tensor | None = None) -> None:
         super().__init__(64, 64, bias=False, device="cuda")
@@ -179,7 +179,7 @@ def gradient_of(weight: torch.Tensor) -> torch.Tensor:
 
 
 class TestEngines:
-    """What engines allocate for themselves is known by what is done with it."""
+    """Allocations of engines are categorized by their use."""
 
     def held(self, use: Callable[[nn.Linear, torch.Tensor], object], reduces: bool = False) -> Category:
         with world(2, gpus="L4-24GB"), track_memory() as memory:
@@ -293,7 +293,7 @@ class TestCaches:
             )
             assert made.shape == (2, 129)
             largest = max(state.by_category[Category.CACHE] for state in memory.timeline(count=10**6))
-        # Keys and values of 128 tokens in two layers; while the last of them grows by `cat`, it is there twice.
+        # Keys and values of 128 tokens in two layers. The last one exists twice while it grows by `cat`.
         each = 2 * 128 * 256 * 4
         assert 4 * each <= largest <= 5 * each
 
@@ -338,7 +338,7 @@ class TestHost:
         self, make: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], is_pinned: bool
     ) -> None:
         with fake_mode(fake_cuda=True):
-            for _ in range(2):  # the second call is remembered
+            for _ in range(2):  # the second call hits the cache
                 made = make(torch.ones(7), torch.ones(7, device="cuda"))
                 assert made.is_pinned() is made.untyped_storage().is_pinned() is is_pinned
 
@@ -413,7 +413,7 @@ class TestHolders:
             step = None
             gc.collect()
             now = memory.now()
-            assert now.allocated == now.by_category[Category.WORKSPACE]  # which cuBLAS keeps, before 2.15
+            assert now.allocated == now.by_category[Category.WORKSPACE]  # cuBLAS keeps it before 2.15
 
 
 class TestReports:
@@ -562,7 +562,7 @@ def test_composites_with_kernels_for_cuda_allocate_their_results_only(
 
 
 class TestRealTensors:
-    """What finds the tracker where PyTorch has its profiler."""
+    """Finds the tracker through PyTorch's profiler hook."""
 
     def test_functions_of_the_user_run(self) -> None:
         class Double(torch.autograd.Function):
@@ -620,7 +620,7 @@ class TestDevices:
 
     def test_of_tensors_without_memory_is_none(self) -> None:
         with fake_mode(), track_memory() as memory:
-            kept = torch.ones(1)  # other tests may have left more
+            kept = torch.ones(1)  # other tests may have left more allocations
             before = memory.now("cpu").allocated
             with torch.device("meta"):
                 model = nn.Linear(1000, 1000)

@@ -1,14 +1,13 @@
-"""Compares the memory of programs on fake GPUs with that of PyTorch's own allocator in a CUDA build.
+"""Compares the memory of programs on fake GPUs with PyTorch's allocator in a CUDA build.
 
     make oracle                                    # all programs, without a GPU
-    cd test
-    python -m oracle.compare                       # all programs, on a GPU
+    cd test python -m oracle.compare                       # all programs, on a GPU
     python -m oracle.compare gpt resnet            # some
     python -m oracle.compare --events=gpt          # where the allocations of a program differ
 
-Needs a CUDA build of PyTorch, and a Hopper GPU, or in NULLCUDA the path of the library that stands in for the driver. A
-program runs in two processes, each for three steps: on fakes, and with the real host code, the real allocator, and, on
-a machine without a GPU, kernels that do nothing. What cuDNN allocates is unknown to both, so it is switched off.
+Needs a CUDA build of PyTorch, and a Hopper GPU, or in NULLCUDA the path of the null driver. A program runs in two
+processes, each for three steps: on fakes, and with the real host code, the real allocator, and, on a machine without a
+GPU, kernels that do nothing. cuDNN is disabled, because neither can determine its allocations.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ from typing import Any
 
 TEST = Path(__file__).resolve().parent.parent
 STEPS = 3
-GPU = "H100-80GB"  # that the library stands in for
-# In percent. What the comparison fails for.
+GPU = "H100-80GB"  # simulated by the null driver
+# In percent. Larger differences are failures.
 ALLOCATED_BOUND = 0.5
 RESERVED_BOUND = 1.0
 
 
 @dataclass(frozen=True)
 class Peaks:
-    """The most bytes in each step."""
+    """The largest number of bytes in each step."""
 
     allocated: list[int]
     reserved: list[int]
@@ -44,7 +43,7 @@ class Peaks:
 
 @contextlib.contextmanager
 def world(*, is_fake: bool) -> Iterator[None]:
-    """The GPU that programs run on."""
+    """Return the GPU of the programs."""
     import torch
 
     torch.backends.cudnn.enabled = False
@@ -61,7 +60,7 @@ def world(*, is_fake: bool) -> Iterator[None]:
 
 
 def run_peaks(name: str, *, is_fake: bool) -> Peaks:
-    """Runs a program in this process."""
+    """Run a program in this process."""
     import torch
     from oracle.programs import PROGRAMS
 
@@ -77,7 +76,7 @@ def run_peaks(name: str, *, is_fake: bool) -> Peaks:
 
 
 def run_events(name: str, *, is_fake: bool) -> list[str]:
-    """What the allocator does in the construction and the first two steps, a line for each action."""
+    """Return the allocator's actions in the construction and the first two steps, one per line."""
     import torch
     from oracle.programs import PROGRAMS
 
@@ -100,7 +99,7 @@ def run_events(name: str, *, is_fake: bool) -> list[str]:
 
 
 def environment(*, is_fake: bool) -> dict[str, str]:
-    """The variables of a child: fakes see no GPU, a real program sees that of the machine, or the stand-in."""
+    """Return the child's environment: fakes see no GPU, a real program uses that of the machine or the null driver."""
     if is_fake:
         return dict(os.environ, TORCHEXT_ORACLE_CHILD="fake", CUDA_VISIBLE_DEVICES="")
     preload = {"LD_PRELOAD": os.environ["NULLCUDA"]} if "NULLCUDA" in os.environ else {}
@@ -108,7 +107,7 @@ def environment(*, is_fake: bool) -> dict[str, str]:
 
 
 def why_impossible() -> str | None:
-    """Says what is needed, if there is neither a GPU nor what stands in for its driver."""
+    """Return the missing requirement if there is neither a GPU nor a null driver."""
     import torch
 
     if "NULLCUDA" in os.environ or torch.cuda.is_available():
@@ -120,7 +119,7 @@ def why_impossible() -> str | None:
 
 
 def in_process(name: str, *, is_fake: bool, events: bool = False) -> Any:
-    """What a program does in a process of its own."""
+    """Return the result of a program in a new process."""
     arguments = [sys.executable, "-m", "oracle.compare", *([f"--events={name}"] if events else [name])]
     variables = environment(is_fake=is_fake)
     done = subprocess.run(arguments, cwd=TEST, env=variables, capture_output=True, text=True, check=False)
@@ -130,13 +129,13 @@ def in_process(name: str, *, is_fake: bool, events: bool = False) -> Any:
 
 
 def show_events(name: str, context: int = 12) -> None:
-    """Prints where the actions of both allocators differ."""
+    """Print the differing actions of both allocators."""
     real, fake = (in_process(name, is_fake=is_fake, events=True) for is_fake in (False, True))
     print("\n".join(difflib.unified_diff(real, fake, "CUDA build", "fakes", n=context, lineterm="")))
 
 
 def differences(real: list[int], fake: list[int]) -> float:
-    """The largest difference of a step, in percent."""
+    """Return the largest difference of a step, in percent."""
     return max(((f - r) / r * 100 for r, f in zip(real, fake, strict=True)), key=abs)
 
 
@@ -145,7 +144,7 @@ def shown(percent: float) -> str:
 
 
 def both(name: str) -> tuple[Peaks, Peaks] | RuntimeError:
-    """The peaks of a program, real and fake, or why there are none."""
+    """Return the peaks of a program, real and fake, or the reason why there are no peaks."""
     try:
         return Peaks(**in_process(name, is_fake=False)), Peaks(**in_process(name, is_fake=True))
     except RuntimeError as error:
@@ -153,7 +152,7 @@ def both(name: str) -> tuple[Peaks, Peaks] | RuntimeError:
 
 
 def compare(names: list[str], jobs: int) -> bool:
-    """Prints a table, and returns whether all programs are within the bounds."""
+    """Print a table, and return whether all programs are within the bounds."""
     print("| program | allocated (MiB) | difference | reserved (MiB) | difference |\n| --- | --: | --: | --: | --: |")
     is_good = True
     for name, peaks in zip(names, ThreadPoolExecutor(jobs).map(both, names), strict=True):
@@ -184,7 +183,7 @@ def main() -> int:
         name = given.events or given.programs[0]
         result = run_events(name, is_fake=is_fake) if given.events else vars(run_peaks(name, is_fake=is_fake))
         print(json.dumps(result), flush=True)
-        os._exit(0)  # a thread of autograd that has not ended may terminate the process when it ends
+        os._exit(0)  # an autograd thread that still runs may crash the process at its end
     if (reason := why_impossible()) is not None:
         parser.error(reason)
     if given.events:

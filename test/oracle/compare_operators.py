@@ -1,12 +1,11 @@
-"""Compares what operators allocate on fake GPUs with what they allocate in a CUDA build, one by one.
+"""Compares the allocations of single operators on fake GPUs with those in a CUDA build.
 
-    cd test
-    python -m oracle.compare_operators                      # all operators that PyTorch tests
+    cd test python -m oracle.compare_operators                      # all operators that PyTorch tests
     python -m oracle.compare_operators softmax cumsum       # some
 
-Needs what compare.py needs. The calls are the samples of PyTorch's own tests (`op_db`), forward and backward. They are
-small: what differs is how often is allocated, not how much. Where values decide, a difference may be right: kernels of
-the CUDA build compute nothing.
+It has the requirements of compare.py. The calls are the samples in PyTorch's tests (`op_db`), forward and backward.
+They are small, so that differences are in the number of allocations, not in their sizes. Differences may be correct for
+operators that depend on values, because kernels of the CUDA build compute nothing.
 """
 
 from __future__ import annotations
@@ -31,23 +30,23 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 DTYPES = (torch.float32, torch.bfloat16)
-SAMPLES = 10  # of an operator in a dtype
-ROUNDED = 512  # what the allocator rounds to
-# Families whose libraries have no stand-in, and what reads values.
+SAMPLES = 10  # per operator and dtype
+ROUNDED = 512  # rounding unit of the allocator
+# Families whose libraries have no null implementation, and operators that read values.
 LEFT_OUT = ("linalg", "fft", "stft", "istft", "sparse", "cholesky", "lu", "svd", "qr", "nonzero", "masked_select")
 
 Events = list[str]
 
 
 def recorded(call: Callable[[], Any]) -> tuple[Events, Any]:
-    """What the allocator does during a call, and what the call returns."""
+    """Return the allocator's actions during a call, and the result of the call."""
     torch.cuda.memory._record_memory_history(None)
     torch.cuda.memory._record_memory_history(max_entries=10**6, context=None)
     before = len(torch.cuda.memory._snapshot()["device_traces"][0])
     result = call()
     trace = torch.cuda.memory._snapshot()["device_traces"][0][before:]
     events: Events = []
-    addresses: set[int] = set()  # what was there before may be collected meanwhile
+    addresses: set[int] = set()  # existing tensors may be collected during the call
     for event in trace:
         rounded = -(-event["size"] // ROUNDED) * ROUNDED
         if event["action"] == "alloc":
@@ -59,7 +58,7 @@ def recorded(call: Callable[[], Any]) -> tuple[Events, Any]:
 
 
 def both_passes(op: Any, sample: Any) -> dict[str, Events]:
-    """What a sample allocates forward and backward."""
+    """Return the allocations of a sample, forward and backward."""
     forward, results = recorded(lambda: op(sample.input, *sample.args, **sample.kwargs))
 
     def differentiable(values: Any) -> list[Tensor]:
@@ -74,7 +73,7 @@ def both_passes(op: Any, sample: Any) -> dict[str, Events]:
 
 
 def samples_of(op: Any, dtype: torch.dtype) -> Iterator[Any]:
-    """The first samples, the same in both worlds."""
+    """Return the first samples, equal in both worlds."""
     torch.manual_seed(0)
     random.seed(0)
     needs_grad = op.supports_autograd and dtype in op.supported_backward_dtypes("cuda")
@@ -82,14 +81,14 @@ def samples_of(op: Any, dtype: torch.dtype) -> Iterator[Any]:
 
 
 def run_operators(names: list[str], file: Path, *, is_fake: bool) -> None:
-    """Writes a line for each sample that runs, and the name of each operator before."""
+    """Write a line for each sample that runs, and before that the name of its operator."""
     warnings.simplefilter("ignore")
     with world(is_fake=is_fake), file.open("a") as out:
         for op in wanted_operators(names):
             out.write(json.dumps([op.formatted_name]) + "\n")
-            out.flush()  # it may end the process
+            out.flush()  # the operator may end the process
             for dtype in DTYPES:
-                # A sample that one of the worlds refuses is not compared.
+                # Samples that fail in one of the worlds are not compared.
                 with contextlib.suppress(Exception):
                     for i, sample in enumerate(samples_of(op, dtype)):
                         with contextlib.suppress(Exception):
@@ -98,7 +97,7 @@ def run_operators(names: list[str], file: Path, *, is_fake: bool) -> None:
 
 
 def wanted_operators(names: list[str]) -> list[Any]:
-    """Those of these names, or all, after those of `TORCHEXT_ORACLE_DONE`."""
+    """Return the operators of these names, or all, after those of `TORCHEXT_ORACLE_DONE`."""
     from torch.testing._internal.common_methods_invocations import op_db
 
     done = set(os.environ.get("TORCHEXT_ORACLE_DONE", "").split())
@@ -107,7 +106,7 @@ def wanted_operators(names: list[str]) -> list[Any]:
 
 
 def in_processes(names: list[str], *, is_fake: bool) -> dict[str, dict[str, Events]]:
-    """What all samples allocate. A process that an operator ends is followed by another, without that operator."""
+    """Return the allocations of all samples. If an operator ends the process, another process continues without it."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "samples.jsonl"
         file.touch()
@@ -125,7 +124,7 @@ def in_processes(names: list[str], *, is_fake: bool) -> dict[str, dict[str, Even
 
 
 def compare(names: list[str]) -> bool:
-    """Prints what differs, and returns whether nothing does."""
+    """Print the differences, and return whether there are no differences."""
     real, fake = (in_processes(names, is_fake=is_fake) for is_fake in (False, True))
     common = [name for name in real if name in fake]
     different = [name for name in common if real[name] != fake[name]]

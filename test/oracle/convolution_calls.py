@@ -1,4 +1,4 @@
-"""More calls for record_kernels.py: convolutions by PyTorch's own kernels."""
+"""More calls for record_kernels.py: convolutions by PyTorch's kernels."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
 def geometry(
     dims: int, stride: int, padding: int, dilation: int, *, groups: int, transposed: bool = False
 ) -> tuple[Any, ...]:
-    """The arguments of a convolution that come after its tensors."""
+    """Return the arguments of a convolution after its tensors."""
     return ([stride] * dims, [padding] * dims, [dilation] * dims, transposed, [0] * dims, groups)
 
 
 def convolution_calls() -> Iterator[Call]:
-    """All calls."""
+    """Yield all calls."""
     yield from kinds()
     yield from layouts()
     yield from large()
@@ -32,7 +32,7 @@ def convolution_calls() -> Iterator[Call]:
 
 
 def pair(x: Tensor, weight: Tensor, bias: Tensor | None, of_geometry: tuple[Any, ...]) -> Iterator[Call]:
-    """A convolution, and its gradients, of which some are not wanted."""
+    """Yield a convolution and its gradients, some of them not requested."""
     yield aten.convolution.default, (x, weight, bias, *of_geometry)
     gradient = aten.convolution(x, weight, bias, *of_geometry)
     for_bias = None if bias is None else [bias.numel()]
@@ -42,13 +42,13 @@ def pair(x: Tensor, weight: Tensor, bias: Tensor | None, of_geometry: tuple[Any,
 
 
 def weight_of(dims: int, groups: int, dtype: torch.dtype, *, transposed: bool) -> Tensor:
-    """The weight for 8 channels of input."""
+    """Return the weight for 8 input channels."""
     outer, inner = (8, CHANNELS) if transposed else (CHANNELS, 8)
     return make(outer, inner // groups, *[3] * dims, dtype=dtype)
 
 
 def kinds() -> Iterator[Call]:
-    """In all dimensions, with groups and holes, forwards and transposed."""
+    """Yield convolutions in all dimensions, with groups and dilation, forward and transposed."""
     for dims, groups, dilation, transposed in itertools.product((1, 2, 3), (1, 2, 8), (1, 2), (False, True)):
         x = make(2, 8, *[(20, 9, 7)[dims - 1]] * dims)
         weight = weight_of(dims, groups, torch.float32, transposed=transposed)
@@ -58,7 +58,7 @@ def kinds() -> Iterator[Call]:
 
 
 def layouts() -> Iterator[Call]:
-    """Tensors whose channels come last, and others that are copied."""
+    """Yield channels-last tensors, and others that are copied."""
     for dims, groups, dtype, transposed in itertools.product(
         (2, 3), (1, 2, 8), (torch.float32, torch.bfloat16), (False, True)
     ):
@@ -77,7 +77,7 @@ def layouts() -> Iterator[Call]:
 
 
 def large() -> Iterator[Call]:
-    """Gradients that are summed up for the bias in more than one block."""
+    """Yield gradients whose bias is summed in more than one block."""
     for sizes, groups, dilation, transposed in (
         ((4, 8, 200, 200), 1, 1, False),
         ((4, 8, 200, 200), 8, 1, False),
@@ -94,7 +94,7 @@ def large() -> Iterator[Call]:
 
 
 def single() -> Iterator[Call]:
-    """Kernels of one element, and batches of one sample."""
+    """Yield kernels of one element, and batches of one sample."""
     for dims, groups, transposed in itertools.product((1, 2, 3), (1, 2), (False, True)):
         weight = weight_of(dims, groups, torch.float32, transposed=transposed)
         point = make(*weight.shape[:2], *[1] * dims)

@@ -15,7 +15,7 @@ MEAN = 1
 
 
 def fused_calls() -> Iterator[Call]:
-    """All calls. Those of backward kernels take what the forward ones return."""
+    """Yield all calls. Backward kernels take the results of the forward ones."""
     yield from attention()
     yield from grouped_attention()
     yield from norms()
@@ -28,7 +28,7 @@ def fused_calls() -> Iterator[Call]:
 
 
 def grouped_attention() -> Iterator[Call]:
-    """Attention of which several heads of queries share keys and values."""
+    """Yield attention in which several query heads share keys and values."""
     for dtype, layout, is_masked in itertools.product((torch.bfloat16, torch.float32), ("bhtd", "bthd"), (False, True)):
         q, k, v = (heads(layout, dtype, (3, count, 100, 64)) for count in (8, 2, 2))
         mask = make(100, 104, dtype=dtype)[:, :100].expand(3, 8, 100, 100) if is_masked else None
@@ -46,7 +46,7 @@ def grouped_attention() -> Iterator[Call]:
 
 
 def heads(layout: str, dtype: torch.dtype, sizes: tuple[int, int, int, int]) -> Tensor:
-    """[batch, head, position, feature], with the strides of another order."""
+    """Return [batch, head, position, feature] with the strides of another order."""
     batch, head, position, feature = sizes
     if layout == "bhtd":
         return make(*sizes, dtype=dtype)
@@ -56,7 +56,7 @@ def heads(layout: str, dtype: torch.dtype, sizes: tuple[int, int, int, int]) -> 
 
 
 def attention() -> Iterator[Call]:
-    """Both fused kernels, whose tensors come in several layouts."""
+    """Yield both fused kernels with tensors of several layouts."""
     for sizes, layout, dropout in itertools.product(
         ((3, 4, 100, 64), (2, 8, 7, 96), (1, 2, 513, 128), (2, 2, 300, 256)), ("bhtd", "bthd", "tbhd"), (0.0, 0.1)
     ):
@@ -80,7 +80,7 @@ def attention() -> Iterator[Call]:
 
 
 def norms() -> Iterator[Call]:
-    """Layer and group normalization, of layouts that are copied and others, and norms of lists."""
+    """Yield layer and group normalization of layouts that are copied and others, and norms of lists."""
     for dtype in (torch.float32, torch.bfloat16):
         weight, bias = make(96, dtype=dtype), make(96, dtype=dtype)
         for x in (make(40, 50, 96, dtype=dtype), make(50, 40, 96, dtype=dtype).transpose(0, 1)):
@@ -108,7 +108,7 @@ def norms() -> Iterator[Call]:
 
 
 def softmaxes() -> Iterator[Call]:
-    """Softmax and its relatives, over the last dimension and others."""
+    """Yield softmax and similar operators, over the last dimension and others."""
     for dtype, dim in itertools.product((torch.float32, torch.bfloat16), (-1, 0)):
         for x in (make(300, 1000, dtype=dtype), make(1000, 300, dtype=dtype).t()):
             yield aten._softmax.default, (x, dim, False)
@@ -120,7 +120,7 @@ def softmaxes() -> Iterator[Call]:
 
 
 def losses() -> Iterator[Call]:
-    """Losses, whose elements are reduced or not."""
+    """Yield losses with and without reduction."""
     for size, reduction in itertools.product((1000, 300000), (0, MEAN, 2)):
         x, y = make(size), make(size)
         yield aten.mse_loss.default, (x, y, reduction)
@@ -130,7 +130,7 @@ def losses() -> Iterator[Call]:
 
 
 def sorting() -> Iterator[Call]:
-    """Sorting, the largest, and running sums."""
+    """Yield sorting, top-k, and scans."""
     for dtype, sizes in itertools.product(
         (torch.float32, torch.bfloat16), ((5000,), (4, 50257), (300, 64), (2000, 500))
     ):
@@ -144,7 +144,7 @@ def sorting() -> Iterator[Call]:
 
 
 def embeddings() -> Iterator[Call]:
-    """Embeddings, whose gradients are sums by index."""
+    """Yield embeddings, whose gradients are sums by index."""
     for count in (40, 4000):
         indices = make(count, dtype=torch.int64)
         for by_frequency in (False, True):
@@ -156,7 +156,7 @@ def embeddings() -> Iterator[Call]:
 
 
 def convolutions() -> Iterator[Call]:
-    """Convolutions by PyTorch's own kernels."""
+    """Yield convolutions by PyTorch's kernels."""
     for stride, groups, dtype in itertools.product((1, 2), (1, 16), (torch.float32, torch.bfloat16)):
         x, weight = make(3, 16, 20, 20, dtype=dtype), make(32, 16 // groups, 3, 3, dtype=dtype)
         bias = make(32, dtype=dtype)
@@ -169,7 +169,7 @@ def convolutions() -> Iterator[Call]:
 
 
 def images() -> Iterator[Call]:
-    """Gradients of images that were enlarged."""
+    """Yield gradients of upsampled images."""
     for gradient in (make(2, 8, 20, 20), make(2, 8, 20, 20).to(memory_format=torch.channels_last)):
         sizes = ([20, 20], [2, 8, 10, 10])
         yield aten.upsample_nearest2d_backward.default, (gradient, *sizes, None, None)

@@ -15,7 +15,7 @@ FLOATS = (torch.float32, torch.bfloat16)
 
 
 def image_calls() -> Iterator[Call]:
-    """All calls."""
+    """Yield all calls."""
     for dtype in FLOATS:
         for x in layouts_of(make(4, 16, 24, 20, dtype=dtype)):
             yield from planar_pools(x)
@@ -31,7 +31,7 @@ def image_calls() -> Iterator[Call]:
 
 
 def layouts_of(x: Tensor) -> Iterator[Tensor]:
-    """`x` as it is, with the channels last, and with two dimensions exchanged."""
+    """Yield `x` unmodified, with the channels last, and with two dimensions exchanged."""
     yield x
     yield x.to(memory_format=torch.channels_last if x.dim() == 4 else torch.channels_last_3d)
     yield x.transpose(-1, -2).contiguous().transpose(-1, -2)
@@ -72,7 +72,7 @@ def spatial_pools(x: Tensor) -> Iterator[Call]:
 
 
 def paddings(x: Tensor, sizes: list[int], dims: str) -> Iterator[Call]:
-    """Padding by what is there."""
+    """Padding with values of the tensor."""
     for name in ("reflection_pad", "replication_pad"):
         yield getattr(aten, name + dims).default, (x, sizes)
         y = getattr(aten, name + dims)(x, sizes)
@@ -84,7 +84,7 @@ def paddings(x: Tensor, sizes: list[int], dims: str) -> Iterator[Call]:
 
 
 def patches(x: Tensor) -> Iterator[Call]:
-    """Patches of images, and back; and images that are resized."""
+    """Patches of images, the inverse, and resized images."""
     geometry = ([3, 3], [1, 1], [1, 1], [1, 1])
     yield aten.im2col.default, (x, *geometry)
     columns = aten.im2col(x, *geometry)
@@ -96,7 +96,7 @@ def patches(x: Tensor) -> Iterator[Call]:
 
 
 def batch_norms() -> Iterator[Call]:
-    """Batch normalization. Where channels come last, blocks meet in a buffer."""
+    """Batch normalization. With channels last, blocks accumulate in a buffer."""
     for dtype, weight_dtype in (
         (torch.float32, torch.float32),
         (torch.bfloat16, torch.bfloat16),

@@ -12,16 +12,16 @@ from torch import Tensor
 __all__ = ["indexing_calls"]
 
 FLOATS = (torch.float32, torch.bfloat16)
-LARGEST_MODE = 2048  # beyond, values decide
+LARGEST_MODE = 2048  # larger ones depend on values
 
 
 def indices(*sizes: int) -> Tensor:
-    """Indices on the device."""
+    """Return indices on the device."""
     return make(*sizes, dtype=torch.int64)
 
 
 def indexing_calls() -> Iterator[Call]:
-    """All calls."""
+    """Yield all calls."""
     yield from index_puts()
     yield from scatters()
     yield from dimensions()
@@ -33,7 +33,7 @@ def indexing_calls() -> Iterator[Call]:
 
 
 def index_puts() -> Iterator[Call]:
-    """Values that are added up where indices are the same."""
+    """Yield index_put with accumulation."""
     for dtype, count in itertools.product(FLOATS, (500, 5000)):
         x, i = make(300, 20, 300, dtype=dtype), indices(count)
         places: list[tuple[list[Tensor | None], Tensor]] = [
@@ -58,7 +58,7 @@ def index_puts() -> Iterator[Call]:
 
 
 def scatters() -> Iterator[Call]:
-    """Means by index, masked elements, and maxima."""
+    """Yield means by index, masked elements, and maxima."""
     for dtype in FLOATS:
         x, i, values = make(300, 1000, dtype=dtype), indices(300, 50), make(300, 50, dtype=dtype)
         for reduce, includes in itertools.product(("sum", "mean", "prod", "amax"), (True, False)):
@@ -70,7 +70,7 @@ def scatters() -> Iterator[Call]:
 
 
 def dimensions() -> Iterator[Call]:
-    """What is sorted, scanned or rolled along a dimension whose elements are not side by side."""
+    """Yield sorts, scans and rolls along a dimension whose elements are not adjacent."""
     for dtype in FLOATS:
         for x in (make(9000, 20, dtype=dtype), make(1000, 300, dtype=dtype), make(300, 1000, dtype=dtype).t()):
             yield aten.sort.default, (x, 0, False)
@@ -92,14 +92,14 @@ def dimensions() -> Iterator[Call]:
 
 
 def medians() -> Iterator[Call]:
-    """Medians of all elements."""
+    """Yield medians of all elements."""
     for dtype, sizes in itertools.product(FLOATS, ((30000,), (300, 1000), (4, 50257))):
         yield aten.median.default, (make(*sizes, dtype=dtype),)
         yield aten.median.dim, (make(*sizes, dtype=dtype), -1, False)
 
 
 def searches() -> Iterator[Call]:
-    """What is looked up in sorted lists, and counted."""
+    """Yield searches in sorted tensors, and counts."""
     x, boundaries = make(300, 1000), make(10)
     for values in (x, x.t(), make(3, dtype=torch.float64)):
         yield aten.bucketize.Tensor, (values, boundaries, False, False)
@@ -115,7 +115,7 @@ def searches() -> Iterator[Call]:
 
 
 def random_numbers() -> Iterator[Call]:
-    """Permutations and samples. 2304 is what a block of threads sorts."""
+    """Yield permutations and samples. A block of threads sorts up to 2304 elements."""
     for n in (100, 2304, 2305, 20000, 50000):
         yield aten.randperm.generator_out, (n, None, indices(n))
     for sizes, count, replaces in (((30, 1000), 1, False), ((30, 1000), 5, False), ((1000,), 5, True)):
@@ -126,7 +126,7 @@ def random_numbers() -> Iterator[Call]:
 
 
 def distances() -> Iterator[Call]:
-    """Distances of all pairs."""
+    """Yield distances of all pairs."""
     for a in (make(8, 30, 20), make(8, 20, 30).transpose(1, 2)):
         b = make(8, 10, 20)
         yield aten._cdist_forward.default, (a, b, 1.0, None)
@@ -138,7 +138,7 @@ def distances() -> Iterator[Call]:
 
 
 def bags() -> Iterator[Call]:
-    """Gradients of bags of embeddings."""
+    """Yield gradients of embedding bags."""
     for count in (500, 5000):
         i, offsets = indices(count), torch.arange(0, count, 10, device="cuda")
         for mode, by_frequency in ((0, True), (1, False), (2, False)):

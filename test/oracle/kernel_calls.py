@@ -1,4 +1,4 @@
-"""The calls of which record_kernels.py records what their kernels allocate."""
+"""The calls whose kernel allocations record_kernels.py records."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REDUCED = [(1 << 20,), (100003,), (2048, 1024), (1024, 2049), (100003, 3), (3, 1
 
 
 def calls() -> Iterator[Call]:
-    """All calls. Their tensors are made when it is their turn."""
+    """Yield all calls. Tensors are made immediately before their call."""
     yield from products()
     yield from reductions()
     yield from fused_calls()
@@ -30,7 +30,7 @@ def calls() -> Iterator[Call]:
 
 
 def products() -> Iterator[Call]:
-    """Products of matrices, of all layouts that are copied and some that are not."""
+    """Yield products of matrices, of all layouts that are copied and some that are not."""
     for dtype, (m, k, n) in itertools.product(FLOATS, ((64, 96, 32), (1, 64, 32), (64, 1, 32), (64, 32, 1))):
         a, b, bias = make(m, k, dtype=dtype), make(k, n, dtype=dtype), make(n, dtype=dtype)
         wide = make(m, 2 * k, dtype=dtype)

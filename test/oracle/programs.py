@@ -1,6 +1,6 @@
-"""Training programs whose memory is compared with that of a CUDA build: by name, what makes a program's step.
+"""Training programs whose memory is compared with a CUDA build: functions that make a step, by name.
 
-They run on "cuda", and read no value, so that they also run where kernels compute nothing.
+They run on "cuda" and read no values, so that they also run with kernels that compute nothing.
 """
 
 from __future__ import annotations
@@ -279,7 +279,7 @@ def sampling() -> Step:
     return step
 
 
-# ---- Convolutions, by PyTorch's own kernels: the libraries decide their workspaces by what is fastest.
+# ---- Convolutions by PyTorch's kernels: libraries choose their workspaces by measured speed.
 
 
 class Residual(nn.Module):

@@ -1,12 +1,11 @@
-"""Records what kernels for CUDA allocate besides their results, for test/memory/test_kernel_memory.py.
+"""Records the allocations of CUDA kernels besides their results, for test/memory/test_kernel_memory.py.
 
-    cd test
-    export LD_PRELOAD=libnullcuda.so TORCH_CUBLAS_WORKSPACE_CACHE=1
-    python -m oracle.record_kernels > memory/kernel_traces.jsonl
+    cd test export LD_PRELOAD=libnullcuda.so TORCH_CUBLAS_WORKSPACE_CACHE=1 python -m oracle.record_kernels >
+    memory/kernel_traces.jsonl
 
-Needs a CUDA build of PyTorch, and the library that stands in for the driver; no GPU. A line of the output is a call:
-the operator, its arguments, its results, and what the allocator did meanwhile: `R0` is the allocation of the first
-result, `A0:512` that of 512 bytes for something else, `F0` the free of those.
+Needs a CUDA build of PyTorch, and the null driver; no GPU. A line of the output is a call: the operator, its arguments,
+its results, and the allocator's actions during the call: `R0` is the allocation of the first result, `A0:512` that of
+512 bytes for another purpose, `F0` and so on their frees.
 """
 
 from __future__ import annotations
@@ -22,24 +21,24 @@ from oracle.kernel_calls import calls
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-# The workspace that cuBLAS keeps, if it was told to, must be there before.
+# Allocates cuBLAS's persistent workspace (if enabled) before the recording.
 WARM_UP = 64
 
 
 def start() -> None:
-    """Begins to record what the allocator does."""
+    """Begin to record the allocator's actions."""
     torch.cuda.memory._record_memory_history(max_entries=100000, context=None, clear_history=True)
 
 
 def events() -> list[tuple[bool, int, int]]:
-    """What was recorded: whether it is an allocation, its address, and the bytes."""
+    """Return the recorded events: whether it is an allocation, its address, and the bytes."""
     trace = torch.cuda.memory._snapshot()["device_traces"][0]
     known = {"alloc": True, "free_requested": False}
     return [(known[event["action"]], event["addr"], event["size"]) for event in trace if event["action"] in known]
 
 
 def encode(value: Any) -> Any:
-    """Writes an argument or a result as JSON."""
+    """Write an argument or a result as JSON."""
     if isinstance(value, Tensor):
         return encode_tensor(value)
     if isinstance(value, list | tuple):
@@ -57,7 +56,7 @@ def encode(value: Any) -> Any:
 
 
 def encode_tensor(tensor: Tensor) -> dict[str, Any]:
-    """The metadata of a tensor; what is usual is left out."""
+    """Return the metadata of a tensor, without default values."""
     result: dict[str, Any] = {"t": str(tensor.dtype).removeprefix("torch."), "s": list(tensor.shape)}
     if not tensor.is_contiguous():
         result["st"] = list(tensor.stride())
@@ -69,7 +68,7 @@ def encode_tensor(tensor: Tensor) -> dict[str, Any]:
 
 
 def names_of_storages(values: Any, letter: str) -> dict[int, str]:
-    """The addresses of the storages of all CUDA tensors in `values`."""
+    """Return the addresses of the storages of all CUDA tensors in `values`."""
     names: dict[int, str] = {}
     for i, leaf in enumerate(tree_leaves(values)):
         if isinstance(leaf, Tensor) and leaf.device.type == "cuda" and leaf.numel() > 0:
@@ -78,7 +77,7 @@ def names_of_storages(values: Any, letter: str) -> dict[int, str]:
 
 
 def describe(trace: list[tuple[bool, int, int]], results: Any, arguments: Any) -> str:
-    """The steps of a call, from the events."""
+    """Return the steps of a call, from the events."""
     inputs = names_of_storages(arguments, "I")
     outputs = {at: name for at, name in names_of_storages(results, "R").items() if at not in inputs}
     last = {at: i for i, (_, at, _) in enumerate(trace)}
@@ -99,7 +98,7 @@ def describe(trace: list[tuple[bool, int, int]], results: Any, arguments: Any) -
 
 
 def record(op: torch._ops.OpOverload, arguments: Sequence[Any]) -> str:
-    """Makes a call, and returns its line."""
+    """Make a call, and return its line."""
     encoded = encode(arguments)
     schema = op._schema
     by_name = {slot.name: value for slot, value in zip(schema.arguments, arguments, strict=True) if slot.kwarg_only}
@@ -112,7 +111,7 @@ def record(op: torch._ops.OpOverload, arguments: Sequence[Any]) -> str:
 
 
 def main() -> None:
-    """Records all calls, once each."""
+    """Record all calls, once each."""
     warnings.simplefilter("ignore")
     torch.backends.cudnn.enabled = False
     square = torch.zeros(WARM_UP, WARM_UP, device="cuda")

@@ -1,4 +1,4 @@
-"""What the calls for record_kernels.py are made of."""
+"""Common definitions of the calls for record_kernels.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What trains a model for a step: the loop of all programs of compare.py."""
+"""The training loop of all programs of compare.py."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Optimize = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
 
 
 def trainer(model: nn.Module, loss_of: Callable[[nn.Module], Tensor], optimize: Optimize, **options: Any) -> Step:
-    """Returns what trains `model` for a step.
+    """Return a function that trains `model` for a step.
 
     Args:
         model: On the device.
         loss_of: Computes the loss.
         optimize: Makes the optimizer.
-        options: `autocast`, a dtype; `clip`, a norm; `microbatches`, whose gradients are added up; `scaler`, to scale
-            the loss.
+        options: `autocast`, a dtype; `clip`, a norm; `microbatches`, whose gradients are accumulated; `scaler`, to
+            scale the loss.
     """
     optimizer = optimize(model.parameters())
     scaler = torch.amp.GradScaler("cuda") if options.get("scaler") else None

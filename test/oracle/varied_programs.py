@@ -15,7 +15,7 @@ __all__ = ["VARIED_PROGRAMS"]
 
 
 def train_on(model: nn.Module, x: Tensor, loss_of: Callable[[Any], Tensor], optimize: Optimize, **options: Any) -> Step:
-    """Returns what trains `model` on `x` for a step."""
+    """Return a function that trains `model` on `x` for a step."""
     return trainer(model.cuda(), lambda model: loss_of(model(x)), optimize, **options)
 
 
@@ -52,7 +52,7 @@ def shared_keys(groups: int, sizes: tuple[int, int], optimize: Optimize, **optio
 
 
 class Scan(nn.Module):
-    """A state space: a convolution by channel, and a scan of what is kept of the past."""
+    """A state space model: a depthwise convolution, and a scan of the state."""
 
     def __init__(self, width: int, states: int) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ def video() -> Step:
 
 
 class Dilated(nn.Module):
-    """Pyramids of dilated convolutions, whose result is enlarged."""
+    """Pyramids of dilated convolutions, whose result is upsampled."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ def segmentation(**options: Any) -> Step:
 
 
 class Windows(nn.Module):
-    """Attention within windows that are shifted, with a bias by distance."""
+    """Attention within shifted windows, with a bias by distance."""
 
     def __init__(self, width: int, heads: int, window: int, shift: int) -> None:
         super().__init__()
@@ -204,7 +204,7 @@ class Swin(nn.Module):
 
 
 class Detector(nn.Module):
-    """Boxes of which the best are kept, and refined by what is sampled there."""
+    """Selects the best boxes, and refines them by features that are sampled there."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -244,7 +244,7 @@ def detection() -> Step:
 
 
 def penalty() -> Step:
-    """A critic whose gradient is to have a norm of one: it is differentiated twice."""
+    """Return a penalty on the gradient norm of a critic, which is differentiated twice."""
     x = images(64, 300).requires_grad_()
 
     def loss_of(model: nn.Module) -> Tensor:

@@ -1,4 +1,4 @@
-"""torchext under the name of torchdistx."""
+"""torchext as a replacement of torchdistx."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchext.compat import install_as_torchdistx
 
 @pytest.fixture(autouse=True)
 def _leave_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test installs goes with it; FSDP, if it is imported, remembers."""
+    """Remove everything that the test installs, and restore FSDP's state if it is imported."""
     for name in ("torchdistx", "torchdistx.deferred_init", "torchdistx.fake"):
         monkeypatch.setitem(sys.modules, name, None)
         monkeypatch.delitem(sys.modules, name)

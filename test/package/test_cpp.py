@@ -39,7 +39,7 @@ def named_tests(library: ctypes.CDLL) -> Iterator[tuple[int, str]]:
         yield index, name.decode()
 
 
-# One test for all of the tests of a file, so that only one process compiles them.
+# One test per file, so that only one process compiles each file.
 @pytest.mark.parametrize(
     ("name", "tests"),
     [("inference_mode", 7), ("guards", 5), ("threads", 10), ("virtual_table", 2), ("operator_table", 5)],
@@ -52,7 +52,7 @@ def test_cpp_programs_pass_their_tests(name: str, tests: int, tmp_path: Path) ->
 
 
 def errors_of(standard: str, header: str) -> str:
-    """Returns what the compiler says of a program that includes nothing but `header`."""
+    """Return the compiler's messages for a program that includes only `header`."""
     command = [*COMPILER, f"-std={standard}", "-fsyntax-only", *WARNINGS, *PYTORCHS_HEADERS]
     command += [f"-I{torchext.include_path()}", "-include", header, "-x", "c++", os.devnull]
     return run(command).stderr
@@ -91,7 +91,7 @@ PYTORCH = torch.utils.cmake_prefix_path
 
 
 def package_in(folder: Path, **facts: object) -> str:
-    """Makes a CMake package without a library in `folder`, which was built for this torch or for another one."""
+    """Make a CMake package without a library in `folder`, which was built for this torch or for another one."""
     here = Path(torchext.__file__).parent
     shutil.copytree(here / "share", folder / "share")
     shutil.copy(here / "version.py", folder)
@@ -103,7 +103,7 @@ def package_in(folder: Path, **facts: object) -> str:
 
 
 def configured(project: Path, asked: str, prefixes: list[str]) -> subprocess.CompletedProcess[str]:
-    """Has CMake look for `asked` in a project of its own, which uses no compiler."""
+    """Let CMake look for `asked` in a separate project without a compiler."""
     project.mkdir()
     (project / "CMakeLists.txt").write_text(
         f"cmake_minimum_required(VERSION 3.18)\nproject(test LANGUAGES NONE)\nfind_package({asked})\n"
@@ -114,7 +114,7 @@ def configured(project: Path, asked: str, prefixes: list[str]) -> subprocess.Com
 
 
 def refusal(done: subprocess.CompletedProcess[str]) -> str:
-    """Returns why CMake has failed, in one line."""
+    """Return CMake's error in one line."""
     assert done.returncode != 0
     return " ".join(done.stderr.split())
 
@@ -185,4 +185,4 @@ def test_library_looks_for_the_torch_beside_it() -> None:
     library = Path(torchext.library_path()) / "libtorchext.so"
     found = re.search(r"runpath: \[(.*)\]", run(["readelf", "-d", library]).stdout)
     assert found is not None
-    assert "$ORIGIN/../../torch/lib" in found[1].split(":")  # a Python may have its own folder in all that it links
+    assert "$ORIGIN/../../torch/lib" in found[1].split(":")  # a Python may add its own folder to all that it links

@@ -1,6 +1,6 @@
-"""What docs and comments quote and name exists: messages, files, notes, Python names, make targets.
+"""Quotations and names in docs and comments exist: messages, files, notes, Python names, make targets.
 
-Messages are quoted in these forms, in which `...` stands for what varies:
+Messages are quoted in these forms, in which `...` stands for varying parts:
 
 - in docs/how_to/troubleshooting.md, the code in the first column of the table;
 - elsewhere in a page, ``code`` between two backticks, and a sentence between double quotes;
@@ -63,7 +63,7 @@ def inference_ones(*shape: int) -> torch.Tensor:
 
 
 def read_of_external(change: Callable[[torch.Tensor], object]) -> None:
-    real = torch.ones(2**19)  # 2 MiB, too much to be copied
+    real = torch.ones(2**19)  # 2 MiB, too large to be copied
     deferred = deferred_init(lambda: torch.zeros(2**19).add_(real))
     change(real)
     materialize_tensor(deferred)
@@ -137,7 +137,7 @@ def use_device_beyond_the_last() -> None:
         torch.ones(2, device="cuda:1")
 
 
-# Messages of PyTorch's own, which have to be raised to be known.
+# PyTorch's messages, which have to be raised for the comparison.
 OF_PYTORCH: dict[str, Callable[[], object]] = {
     "Inference tensors cannot be saved for backward": save_for_backward,
     "Inference tensors cannot be saved for backward. Please do not use Tensors created in inference mode in ...": (

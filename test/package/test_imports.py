@@ -1,4 +1,4 @@
-"""Acting on imports."""
+"""Actions on imports."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAME = "torchext_imported_in_a_test"
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A file that can be imported as NAME."""
+    """Create a file that can be imported as NAME."""
     path = tmp_path / f"{NAME}.py"
     path.write_text("loader = __loader__\n")
     monkeypatch.syspath_prepend(tmp_path)

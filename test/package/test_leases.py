@@ -1,4 +1,4 @@
-"""What torchext replaces in PyTorch is replaced only while it is needed; before and after that it is PyTorch's own."""
+"""PyTorch functions are replaced only while it is needed; before and after that they are PyTorch's own."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def _begin_without_fakes() -> Iterator[None]:
 
 @pytest.fixture
 def lease() -> Iterator[Lease]:
-    made = Lease("a test says so")
+    made = Lease("a test holds it")
     yield made
     leases.remove(made)
 
 
 def definition(name: str) -> object:
-    """Returns the definition that a method or property written in C points to in CPython."""
+    """Return the definition to which CPython's object of a C method or property points."""
     words = ctypes.cast(id(vars(torch._C.TensorBase)[name]), ctypes.POINTER(ctypes.c_void_p))
     return words[5]  # `d_method` or `d_getset`
 
@@ -180,7 +180,7 @@ def test_a_replaced_attribute_that_others_replace_stays_theirs(monkeypatch: pyte
     storage[0] = 7
     assert storage.tolist() == [7, 2]
     monkeypatch.undo()
-    del torch.UntypedStorage.__setitem__  # what `theirs` had replaced
+    del torch.UntypedStorage.__setitem__  # replaced by `theirs`
 
 
 def test_code_that_others_have_exchanged_stays_theirs(lease: Lease) -> None:
@@ -198,7 +198,7 @@ def test_code_that_others_have_exchanged_stays_theirs(lease: Lease) -> None:
 
 
 def test_two_leases_share_what_both_replace(lease: Lease) -> None:
-    other = Lease("another test says so")
+    other = Lease("another test holds it")
     lease.patch(Owner, "method", saying("first"), "a test")
     other.patch(Owner, "method", saying("second"), "a test")
     code = Owner.method.__code__
@@ -308,7 +308,7 @@ def test_a_fake_tensor_mode_may_outlive_the_fakes() -> None:
     with FakeTensorMode():
         del fake
         gc.collect()
-        assert is_replaced(), "the end of the block is to be seen"
+        assert is_replaced(), "the end of the block must be seen"
         assert not is_fake(torch.ones(2))
     gc.collect()
     with fake_mode():
@@ -441,7 +441,7 @@ def test_arguments_that_raise_or_lie_about_their_class_are_refused_as_ever() -> 
         torch.ones(2).data_ptr,
     )
 
-    lying = mock.Mock(spec=torch.Tensor)  # which ends the process where PyTorch expects a tensor
+    lying = mock.Mock(spec=torch.Tensor)  # it ends the process where PyTorch expects a tensor
 
     def errors() -> list[str]:
         found = []
@@ -468,7 +468,7 @@ def test_a_fork_may_happen_at_any_time() -> None:
 
 
 def test_a_process_may_end_while_everything_is_held() -> None:
-    """Threads end after Python, and so do blocks that were never left."""
+    """Threads and open blocks end after Python."""
     program = """
 import sys, torch
 from torchext import amp, inference

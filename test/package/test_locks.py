@@ -27,9 +27,9 @@ ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # since Python 3.12
 
 
-# ---- No lock is outside of the table.
+# ---- All locks are in the table.
 
-# The mutexes of PyTorch's dispatcher and generators are PyTorch's.
+# The mutexes in PyTorch's dispatcher and generators belong to PyTorch.
 OF_PYTORCH = {"torch_internals/dispatcher_internals.cpp"}
 
 
@@ -48,11 +48,11 @@ def test_python_code_has_no_locks_of_its_own() -> None:
     assert not [str(path) for path in (ROOT / "torchext").rglob("*.py") if lock.search(path.read_text())]
 
 
-# ---- A child of a fork finds all of them free.
+# ---- In the child of a fork, all locks are free.
 
 
 def use_everything() -> None:
-    """Takes each lock, but for those of rare things: whether it can is what counts."""
+    """Take all locks except rare ones. Taking them successfully is the test."""
     for name in _C.lock_names():
         assert not _C.is_lock_held(name), name
     with fake_mode(fake_cuda=1):
@@ -70,7 +70,7 @@ def use_everything() -> None:
 
 
 def fork_and(run: Callable[[], object]) -> None:
-    """Fails unless a child of this process runs `run`."""
+    """Fail unless a child of this process runs `run`."""
     child = os.fork()
     if child == 0:
         status = 1
@@ -86,7 +86,7 @@ def fork_and(run: Callable[[], object]) -> None:
 
 @pytest.fixture(scope="module")
 def _warm() -> None:
-    """Imports and remembers what `use_everything()` needs, so that children need not."""
+    """Import and cache the requirements of `use_everything()` for the children."""
     use_everything()
 
 

@@ -35,19 +35,19 @@ from torchext.version import NEWEST_TORCH
 
 ROOT = Path(__file__).parents[2]
 
-# setup.py's own modules, which are in no package that is installed.
+# setup.py's modules, which belong to no installed package.
 sys.path.append(str(ROOT))
 needs, output, command, facts = (
     importlib.import_module(f"build_tools.{name}") for name in ("needs", "output", "command", "facts")
 )
 
 
-# A release that torchext supports, and was not built for.
+# A release that torchext supports but was not built for.
 OTHER_RELEASE = next((2, minor) for minor in (12, 13) if (2, minor) != TORCH_RELEASE)
 
 
 def run_python(code: str) -> str:
-    """Run `code` in a fresh interpreter and returns what it printed."""
+    """Run `code` in a fresh interpreter and return its output."""
     result = forked.run([sys.executable, "-c", code], cwd=ROOT)
     assert result.returncode == 0, result.stderr
     return result.stdout
@@ -345,7 +345,7 @@ except ImportError as error:
 
 
 class BrokenTorch(importlib.abc.MetaPathFinder):
-    """Finds torch, whose import fails."""
+    """Finds torch, but its import fails."""
 
     def __init__(self, error: ImportError) -> None:
         self.error = error
@@ -564,7 +564,7 @@ class TestBuildCommand:
 
 
 class TestInstallingAgain:
-    """What the ImportError of another torch says depends on where this torchext came from."""
+    """The message of the ImportError for another torch depends on the origin of this torchext."""
 
     def test_from_a_checkout(self) -> None:
         assert how_to_install_again().endswith(f"--no-build-isolation --force-reinstall --no-deps {ROOT}")

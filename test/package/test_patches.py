@@ -1,4 +1,4 @@
-"""What torchext replaces in PyTorch cannot be told from the original by calling, pickling or inspecting it."""
+"""Patched PyTorch functions behave like the originals when they are called, pickled or inspected."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 PROGRAM = Path(__file__).parents[1] / "patched_callables.py"
 
-# Functions that can be exchanged only by putting another object in their place.
+# Functions that can be replaced only by another object.
 OTHER_OBJECTS = {
     "torch.storage.UntypedStorage.__setitem__": "the slot wrapper of a type, which is inherited",
 }
@@ -29,7 +29,7 @@ def run(*args: str) -> dict[str, Any]:
 
 @functools.cache
 def patched() -> tuple[str, ...]:
-    """Returns the names of everything that is patched, by comparing PyTorch before and after using every feature."""
+    """Return the names of all patches, by comparing PyTorch before and after using every feature."""
     return tuple(dict.fromkeys(run("--warm")["patched"]))
 
 
@@ -73,5 +73,5 @@ def test_overridable_functions_are_the_same_objects() -> None:
 
 
 def test_dynamo_compiles_after_graph_breaks_what_it_compiled_before() -> None:
-    """Dynamo does not compile our functions that are called there."""
+    """Dynamo does not compile functions of torchext that are called there."""
     assert run("--compiled", "--used") == run("--compiled")

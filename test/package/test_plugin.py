@@ -1,4 +1,4 @@
-"""The plugin that runs foreign suites: what it reports of tests, how it survives them, what its modes replace."""
+"""The plugin that runs foreign suites: its reports, crashes of tests, and the replacements of its modes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchext.testing.modes.replacing import replace_everywhere
 
 ROOT = Path(__file__).parents[2]
 
-# The suite recognizes the mode by whether torchext has been imported: in the baseline it must not have been.
+# The suite detects the mode by whether torchext is imported, which must not be the case in the baseline.
 SUITE = """
 import os, sys, time, unittest
 from pathlib import Path
@@ -110,7 +110,7 @@ class Run:
         return report
 
     def section(self, start: str) -> list[str]:
-        """Return the lines that are indented below the one that begins with `start`."""
+        """Return the lines that are indented below the line that begins with `start`."""
         [first] = [position for position, line in enumerate(self.lines) if line.startswith(start)]
         section = []
         for line in self.lines[first + 1 :]:
@@ -182,7 +182,7 @@ def test_table_counts_what_is_compared(everything: Run) -> None:
         if line.startswith("file ")
     )
     assert header[0] == "file"
-    # Not compared: one that fails always, one that is skipped always, one in the mode, and one that is unstable.
+    # Not compared: a test that always fails, one always skipped, one skipped in the mode, and an unstable one.
     assert row == ["test_suite.py", *map(str, (17, 15, 13, 4, 9, 1, 0, 1))]
 
 

@@ -36,7 +36,7 @@ class Language(NamedTuple):
     arrows: Callable[[], frozenset[Arrow]]
 
 
-# ---- What the sources need of each other.
+# ---- Dependencies between the sources.
 
 
 @functools.cache
@@ -59,7 +59,7 @@ def includes() -> frozenset[Arrow]:
 
 @functools.cache
 def public_headers() -> dict[str, str]:
-    """Returns the files that define what the public headers declare, by the table of csrc/README.md."""
+    """Return the files that define the declarations of the public headers, by the table of csrc/README.md."""
     text = (CSRC / "README.md").read_text()
     rows = re.search(r"^\| header \| defined in \|\n\|[ |-]+\|\n((?:\|.*\|\n)+)", text, re.M)
     assert rows is not None
@@ -73,7 +73,7 @@ def modules() -> frozenset[str]:
 
 @functools.cache
 def imports() -> frozenset[Arrow]:
-    """All of them: in functions, for type checking, and by name with `import_module()`."""
+    """Return all imports: in functions, for type checking, and by name with `import_module()`."""
     found = set()
     for path in TORCHEXT.rglob("*.py"):
         user = name_in(TORCHEXT, path)
@@ -84,7 +84,7 @@ def imports() -> frozenset[Arrow]:
 
 
 def imported_names(path: Path) -> Iterator[str]:
-    """Returns the full names of what a module imports: modules, and names in them."""
+    """Return the full names that a module imports: modules, and names in them."""
     package = (TORCHEXT.name, *path.parent.relative_to(TORCHEXT).parts)
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -101,7 +101,7 @@ def imported_names(path: Path) -> Iterator[str]:
 
 
 def module_of(name: str) -> str | None:
-    """Returns our module that is called `name`, or in which `name` is; None if it is not ours."""
+    """Return our module `name`, or the one that contains it; None if it is not ours."""
     parts = name.split(".")
     if parts[0] != TORCHEXT.name:
         return None
@@ -136,7 +136,7 @@ class Row(NamedTuple):
 
 @functools.cache
 def table(page: Path) -> dict[str, Row]:
-    """Returns the rooms of a page, and what each may use: rooms by name, `all`, or `all but` some."""
+    """Return the rooms of a page and the permitted dependencies of each: rooms by name, `all`, or `all but` some."""
     found = re.search(
         r"^\| component \| purpose \| may (?:include|import) \|\n\|[ |-]+\|\n((?:\|.*\|\n)+)", page.read_text(), re.M
     )
@@ -156,13 +156,13 @@ def room_of(file: str, rooms: Iterable[str]) -> str | None:
 
 
 def between_rooms(arrows: Iterable[Arrow], rooms: Iterable[str]) -> dict[Arrow, Arrow]:
-    """Returns the arrows between rooms, each with an arrow between files that causes it."""
+    """Return the arrows between rooms, each with an arrow between files that causes it."""
     found = {Arrow(str(room_of(user, rooms)), str(room_of(used, rooms))): Arrow(user, used) for user, used in arrows}
     return {arrow: example for arrow, example in sorted(found.items()) if arrow.user != arrow.used}
 
 
 def cycle(arrows: Iterable[Arrow]) -> list[str]:
-    """Returns a cycle of arrows, if there is one."""
+    """Return a cycle of arrows, if there is one."""
     used: dict[str, set[str]] = {}
     for arrow in arrows:
         used.setdefault(arrow.user, set()).add(arrow.used)

@@ -1,4 +1,4 @@
-"""Every operator of PyTorch's `op_db`, in each way to autocast: the dtypes and errors of `torch.autocast`."""
+"""Every operator of `op_db`, in each way to autocast, has the dtypes and errors of `torch.autocast`."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ SAMPLES = 1
 
 OPERATORS = [op for op in op_db if FP32 in op.supported_dtypes("cpu")]
 
-# Functions written in Python, which pass the dtype of their arguments to operators.
-TOLD_THE_DTYPE = "masked."
+# Python functions that pass the dtype of their arguments to operators.
+PASSES_THE_DTYPE = "masked."
 
 
 def calls(op: Any) -> list[Callable[[], tuple[Any, ...]]]:
-    """Returns functions that make the arguments of a few calls, anew each time."""
+    """Return functions that make the arguments of a few calls, new each time."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about sparse tensors in beta state, for example
         samples = list(itertools.islice(op.sample_inputs("cpu", FP32), SAMPLES))
@@ -46,14 +46,14 @@ def tensors(tree: Any) -> list[Tensor]:
 
 
 def run(op: Any, arguments: tuple[Any, ...], region: AbstractContextManager[object]) -> Any:
-    """What a call returns, or the type of its error."""
+    """Return the result of a call, or the type of its error."""
     torch.manual_seed(0)
     args = arguments[0], *arguments[1]
     try:
         with warnings.catch_warnings(), region:
             warnings.simplefilter("ignore")
             return op.op(*args, **arguments[2])
-    except Exception as error:  # any, because all ways have to raise it
+    except Exception as error:  # any type: all ways must raise
         return type(error)
 
 
@@ -82,8 +82,8 @@ class TestOperators:
                     assert amp.is_amp(tensor) == (tensor.is_floating_point() or tensor.is_complex())
 
     def test_results_of_a_self_cleaning_region_can_be_used_after_it(self, op: Any) -> None:
-        if op.name.startswith(TOLD_THE_DTYPE):
-            pytest.skip(reason="is told the lower dtype by its arguments, and computes in it as any program may")
+        if op.name.startswith(PASSES_THE_DTYPE):
+            pytest.skip(reason="gets the lower dtype from its arguments, and computes in it like any program")
         for make in calls(op):
             wanted = run(op, make(), nullcontext())
             with amp.autocast("cpu", self_cleaning=True):

@@ -1,4 +1,4 @@
-"""Forward and backward on deferred tensors have eager's bits, gradients included, in any order of materialization.
+"""Forward and backward on deferred tensors give eager's bits, including gradients, in any order of materialization.
 
 All of `module_db`, and all differentiable and all in-place operators of `op_db`. The exceptions are the tables below.
 """
@@ -64,7 +64,7 @@ WAYS: dict[str, Callable[[Function], Function]] = {
 
 
 def leaf(value: object) -> object:
-    """Returns a copy of a tensor, which deferred_init records, as a leaf."""
+    """Return a copy of a tensor, which deferred_init records, as a leaf."""
     if not isinstance(value, Tensor) or value.layout is not torch.strided:
         return value
     copy = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype).copy_(value.detach())
@@ -89,7 +89,7 @@ def in_place(op: OpInfo) -> Function:
 
 
 def differentiate(fn: Function, inputs: Any) -> list[Any]:
-    """Returns the results of `fn`, and the gradients of what it reads."""
+    """Return the results of `fn`, and the gradients of its inputs."""
     first, args, kwargs = inputs
     results = fn(first, *args, **kwargs)
     outputs = differentiable(results)
@@ -152,7 +152,7 @@ def out_of_place(op: OpInfo) -> Function:
 
 
 def train(module: nn.Module, inputs: Any, way: Callable[[Function], Function]) -> list[Any]:
-    """Takes two steps, and returns the outputs, parameters, gradients and buffers."""
+    """Take two steps, and return the outputs, parameters, gradients and buffers."""
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9) if list(module.parameters()) else None
     found: list[Any] = []
     for _ in range(2):

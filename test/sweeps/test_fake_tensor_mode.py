@@ -1,6 +1,6 @@
-"""What PyTorch's `FakeTensorMode` can do, our fakes can: operators and modules, forward, backward, in place and `out=`.
+"""Our fakes support all that `FakeTensorMode` does: operators and modules, forward, backward, in place, `out=`.
 
-What eager refuses does not count: `FakeTensorMode` accepts calls in place whose result has another shape.
+Eager errors do not count: `FakeTensorMode` accepts in-place calls whose result has another shape.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Place = Callable[[Tensor], Tensor]
 
 
 def differentiated(call: Call) -> Call:
-    """Returns the call with a backward pass of all its results that have gradients."""
+    """Return the call with a backward pass of all its results that have gradients."""
 
     def run(arguments: Any) -> None:
         results = [t for t in tree_leaves(call(arguments)) if isinstance(t, Tensor) and t.requires_grad]
@@ -52,7 +52,7 @@ def differentiated(call: Call) -> Call:
 
 
 def calls_of(op: OpInfo) -> Iterator[tuple[str, Call]]:
-    """Names the variants of an operator. They take the arguments of a sample."""
+    """Yield the variants of an operator. They take the arguments of a sample."""
     yield "forward and backward", differentiated(lambda a: op.op(a[0], *a[1], **a[2]))
     in_place = op.inplace_variant
     if in_place is not None:
@@ -70,7 +70,7 @@ def with_out(op: OpInfo, arguments: Any) -> None:
 
 
 def placed(arguments: Any, place: Place) -> Any:
-    """Returns the arguments with leaves that `place` has made of their tensors."""
+    """Return the arguments with leaves made of their tensors by `place`."""
     return tree_map(
         lambda t: place(t.detach()).requires_grad_(t.requires_grad) if isinstance(t, Tensor) else t, arguments
     )
@@ -101,7 +101,7 @@ def eager_error(call: Call, arguments: Any) -> Exception | None:
 
 
 def assert_can(name: str, call: Call, arguments: Any) -> None:
-    """On builds for the CPU, `FakeTensorMode` has no backward passes on CUDA, so what it can on the CPU counts."""
+    """In CPU builds `FakeTensorMode` has no backward passes on CUDA, so its results on the CPU count."""
     if foreign_error(call, arguments) is not None:
         return
     for device in ("cpu", "cuda"):

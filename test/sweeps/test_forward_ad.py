@@ -1,4 +1,4 @@
-"""Forward AD of every operator of PyTorch's `op_db`: on fakes, and deferred with infinities, NaNs and signed zeros.
+"""Forward AD of every operator of `op_db`: on fakes, and deferred with infinities, NaNs and signed zeros.
 
 No argument requires a gradient, and some have no tangent: PyTorch's kernels take shortcuts there.
 """
@@ -71,7 +71,7 @@ def duals(function: Function, primals: Sequence[Tensor], tangents: Sequence[Tens
 
 
 def duals_of_some(function: Function, primals: Sequence[Tensor], tangents: Sequence[Tensor]) -> list[Tensor | None]:
-    """Only the first argument has a tangent. Where others need one, PyTorch makes zeros without memory."""
+    """Make duals: only the first argument has a tangent. PyTorch makes zeros without memory for required others."""
     return duals(lambda first: function(first, *primals[1:]), primals[:1], tangents[:1])
 
 
@@ -123,7 +123,7 @@ def metadata(value: Tensor | None) -> object:
 
 
 def with_special_values(tensor: Tensor) -> Tensor:
-    """Returns a copy that begins with infinity, a negative zero and NaN."""
+    """Return a copy that begins with infinity, a negative zero and NaN."""
     special = torch.tensor([float("inf"), -0.0, float("nan")], dtype=tensor.dtype)
     copy = tensor.clone(memory_format=torch.contiguous_format)
     copy.view(-1)[:3] = special[: copy.numel()]

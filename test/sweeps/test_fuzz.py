@@ -1,12 +1,13 @@
 """Random programs: what they construct deferred, materialized in any order, equals what they construct eagerly.
 
 They read real tensors that are changed before anything is materialized, show memory in other dtypes, write `out=`
-arguments, run backward passes, use threads, change global state, call operators with wrong dtypes and shapes, and ask
-for collectives. What raises eagerly must raise deferred, at once or when it is materialized; nothing else may raise.
+arguments, run backward passes, use threads, change global state, call operators with wrong dtypes and shapes, and call
+collectives. A step that raises eagerly must raise deferred, immediately or when it is materialized; no other step may
+raise.
 
 Hypothesis writes some hundred programs, always the same, and shrinks those that fail. `make fuzz PROGRAMS=1000000`
-writes more and different ones, by a generator that is ten times as fast, and prints those that fail, with as few steps
-as possible. All of them run in another process: a program that hangs or ends its process has failed.
+writes more and different ones, with a generator that is 10x faster, and prints the failing ones with as few steps as
+possible. All of them run in another process: a program that hangs or ends its process has failed.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def test_many_programs(programs: Watchdog, checked: str, fuzz_seed: int, fuzz_co
 
 
 def random_program(numbers: random.Random) -> list[Step]:
-    """Returns a program that uses all actions, or only a few again and again."""
+    """Return a program that uses all actions, or repeats a few."""
     count = numbers.choice((4, 12, len(TRIED)))
     actions = numbers.sample(TRIED, count)
 
@@ -92,7 +93,7 @@ def random_program(numbers: random.Random) -> list[Step]:
 
 
 def shortened(programs: Watchdog, checked: str, program: list[Step], order: int) -> list[Step]:
-    """Returns the program without the steps that are not needed for it to fail."""
+    """Return the program without steps that are not needed for its failure."""
     for place in reversed(range(len(program))):
         shorter = program[:place] + program[place + 1 :]
         if programs.failure(checked, shorter, order) is not None:

@@ -1,4 +1,4 @@
-"""The RFC's first goal: a call in inference mode returns what it returns under no_grad, or raises an error."""
+"""The RFC's first goal: a call in inference mode has the same result as under no_grad, or raises an error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from torchext.inference import inference_mode
 
-# The values of their results are whatever was in memory.
+# The values of their results are uninitialized memory.
 UNINITIALIZED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
 SAMPLES = 2
 
@@ -25,12 +25,12 @@ Mode = Callable[[], AbstractContextManager[Any]]
 
 
 def copied(inputs: Any) -> Any:
-    """Returns the arguments with copies of the tensors, which are inference tensors inside the mode."""
+    """Return the arguments with copies of the tensors, which are inference tensors inside the mode."""
     return tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, inputs)
 
 
 def outcome(op: Callable[..., Any], mode: Mode, inputs: Any, copy_inside: bool) -> tuple[list[Any], Exception | None]:
-    """Returns the leaves of the result, and those of the arguments after the call, or an error."""
+    """Return the leaves of the result, and those of the arguments after the call, or an error."""
     torch.manual_seed(0)
     with torch.no_grad():
         args, kwargs = copied(inputs)
@@ -64,7 +64,7 @@ class TestOpDb(TestCase):
                 assert error is None, error
                 self.assert_same(found, wanted, tolerance)
             else:
-                # The RFC's "some operations may not be supported": those that PyTorch's own mode does not support.
+                # The RFC's "some operations may not be supported": those that PyTorch's mode does not support.
                 _, their_error = outcome(op, torch.inference_mode, inputs, copy_inside)
                 assert str(found_error) == str(their_error)
 

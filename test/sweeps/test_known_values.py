@@ -1,4 +1,4 @@
-"""What is known of fakes are the values of the real run: every operator of `op_db`, also in place and with `out=`."""
+"""Known values of fakes equal those of the real run: every operator of `op_db`, also in place and with `out=`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Call = Callable[[Any], Any]
 
 
 def calls_of(op: OpInfo, sample: SampleInput) -> Iterator[Call]:
-    """Yields the variants of a call. They take the arguments of a sample."""
+    """Yield the variants of a call. They take the arguments of a sample."""
     yield lambda a: op.op(a[0], *a[1], **a[2])
     in_place = op.inplace_variant
     if in_place is not None:
@@ -40,7 +40,7 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 
 def attempt(call: Call, arguments: Any) -> Any:
-    """Returns the result, and the arguments, which the call may have changed; or the error."""
+    """Return the result and the arguments, which the call may change; or the error."""
     try:
         return call(arguments), arguments
     except Exception as error:
@@ -64,7 +64,7 @@ class TestKnownValues(TestCase):
                 self.compare(call, copy_real((sample.input, sample.args, sample.kwargs)))
 
     def compare(self, call: Call, arguments: Any) -> None:
-        """Runs the call for real twice: what differs then is random, or not initialized."""
+        """Run the call twice on real tensors: differing results are random or uninitialized."""
         fakes = fake_like(arguments)
         with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
             warnings.simplefilter("ignore")

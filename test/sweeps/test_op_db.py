@@ -1,4 +1,4 @@
-"""Every operator of PyTorch's `op_db`, every sample: fake results have the metadata of real results.
+"""Every operator of `op_db`, every sample: fake results have the metadata of real results.
 
 The exceptions are in the tables below, and each entry is checked to be needed.
 """
@@ -48,16 +48,16 @@ NEEDS_VALUES = {
     "unique_consecutive",
 }
 
-# PyTorch has no Meta kernel, and the CPU kernel cannot be asked. There are none today.
+# PyTorch has no Meta kernel, and the CPU kernel cannot be used. No operators today.
 UNSUPPORTED: set[str] = set()
 
-# The formula of the gradient looks at values.
+# The formula of the gradient reads values.
 GRADIENT_NEEDS_VALUES = {"index_fill", "index_put"}
 
-# PyTorch has no Meta kernel for the gradient, and the CPU kernel cannot be asked. There are none today.
+# PyTorch has no Meta kernel for the gradient, and the CPU kernel cannot be used. No operators today.
 GRADIENT_UNSUPPORTED: set[str] = set()
 
-# The formula that does not read values returns a view; along a dimension of one element it returns the incoming
+# The formula that does not read values returns a view. Along a dimension of one element it returns the incoming
 # gradient, which may be expanded. `FakeTensorMode` has the same difference.
 GRADIENT_LAYOUT_DIFFERS = {"masked.prod", "prod"}
 
@@ -70,10 +70,10 @@ CONJUGATION_DIFFERS_ON_CUDA = {"linalg.svd", "pca_lowrank", "svd", "svd_lowrank"
 # CUDA's kernel returns no gradients for sequences of different lengths in float32.
 GRADIENT_DIFFERS_ON_CUDA = {"torch.ops.aten._efficient_attention_forward"}
 
-# The operator lets its argument grow by broadcasting, which its Meta kernel refuses.
+# The operator resizes its argument by broadcasting, which its Meta kernel rejects.
 GROWS_IN_PLACE = {"addbmm"}
 
-# `torch.cuda.jiterator` launches what it compiles outside of the dispatcher, and asks fakes for their addresses.
+# `torch.cuda.jiterator` launches its kernels outside of the dispatcher, and reads the addresses of fakes.
 JITERATED = {op.name for op in op_db if op.name.startswith("jiterator")}
 
 EXPECTED_ERRORS: list[tuple[set[str], type[Exception]]] = [
@@ -104,7 +104,7 @@ class Call(NamedTuple):
 def calls(
     op: OpInfo, dtype: torch.dtype, device: str = "cpu", count: int | None = SAMPLES
 ) -> Iterator[tuple[Call, Call]]:
-    """Returns `count` samples twice, on real tensors and on fakes, except samples that are not strided."""
+    """Return `count` samples twice, on real tensors and on fakes, except samples that are not strided."""
     requires_grad = dtype is torch.float32 and op.supports_autograd
     for sample in some(op.sample_inputs(device, dtype, requires_grad=requires_grad), count):
         real = call_of(op, sample)
@@ -125,9 +125,9 @@ def calls(
 
 
 def fake_without_values(tensor: Tensor) -> Tensor:
-    """What is known of values is what test_known_values.py is about."""
+    """Drop known values, which test_known_values.py covers."""
     fake = fake_like(tensor)
-    if fake.numel() > 1:  # numbers are read as in eager PyTorch
+    if fake.numel() > 1:  # numbers are read like in eager PyTorch
         _C.note_foreign_write([fake])
     return fake
 
@@ -139,7 +139,7 @@ def call_of(op: OpInfo, sample: SampleInput) -> Call:
 
 
 def metadata(value: object, arguments: list[Tensor]) -> object:
-    """Returns everything about a result but its values; strides only of dimensions longer than 1."""
+    """Return everything about a result except its values; strides only of dimensions longer than 1."""
     if not isinstance(value, Tensor):
         return type(value)
     strides = tuple(s for s, n in zip(value.stride(), value.shape, strict=True) if n > 1) if value.numel() else ()
@@ -176,7 +176,7 @@ def expected_error(name: str, table: list[tuple[set[str], type[Exception]]]) -> 
 
 
 def writes_its_arguments(op: OpInfo) -> bool:
-    """Returns true for `resize_` and `resize_as_`: they change the sample's metadata, so a second call differs."""
+    """Return true for `resize_` and `resize_as_`: they change the sample's metadata, so a second call differs."""
     return op.name.endswith("_")
 
 

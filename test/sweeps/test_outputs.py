@@ -1,6 +1,6 @@
-"""Operators with an `out`, given one of another size or layout: fakes and deferred tensors become what eager ones do.
+"""Operators with an `out` of another size or layout: fakes and deferred tensors end like eager ones.
 
-The calls are those of PyTorch's `op_db`, once as they are and once with the strides of all arguments reversed. With
+The calls are those of `op_db`, once unmodified and once with the strides of all arguments reversed. With
 `--long`, there are more samples, and more kinds of `out`.
 """
 
@@ -29,8 +29,8 @@ pytestmark = pytest.mark.skipif(TORCH_RELEASE != (2, 13), reason="Meta kernels d
 
 DTYPES = (torch.float32,)
 
-# Results are what was in memory, depend on where matrices are, or differ from one eager call to the next, because the
-# kernel reads the `out` before it writes it.
+# Results are uninitialized, depend on addresses of matrices, or differ between eager calls, because the kernel reads
+# the `out` before it writes it.
 NO_VALUES = {"empty", "linalg.lstsq", "native_batch_norm", "_native_batch_norm_legit"}
 
 Outputs = list[Tensor]
@@ -53,7 +53,7 @@ MANY: dict[str, Make] = {
 
 
 def same_storage_copy(tensor: Tensor) -> Tensor:
-    """A copy with the same strides, storage offset and storage size."""
+    """Return a copy with the same strides, storage offset and storage size."""
     size = tensor.untyped_storage().nbytes() // tensor.element_size()
     whole = torch.empty(0, dtype=tensor.dtype).set_(tensor.detach().untyped_storage(), 0, (size,), (1,))
     copy = torch.empty(size, dtype=tensor.dtype).copy_(whole)
@@ -70,7 +70,7 @@ def on_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
 
 
 class Call:
-    """A call of an operator with outputs, which is made anew each time."""
+    """A call of an operator with outputs, which is built anew each time."""
 
     def __init__(self, op: OpInfo, inputs: Any, make: Make, results: Outputs) -> None:
         self.op, self.inputs, self.make, self.results = op, inputs, make, results

@@ -1,6 +1,6 @@
-"""The storages of results and gradients of fakes have the sizes of eager ones, for every operator of PyTorch's `op_db`.
+"""The storages of results and gradients of fakes have the sizes of eager ones, for every operator of `op_db`.
 
-The calls are made with the arguments as they are, with their strides reversed, and with gaps between the elements.
+The arguments are unmodified, with reversed strides, and with gaps between the elements.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def sizes(tensors: list[Tensor]) -> list[tuple[torch.Size, int]]:
 
 
 def storage_sizes(op: OpInfo, inputs: Any) -> tuple[list[tuple[torch.Size, int]], ...]:
-    """Returns the sizes of the results and of the gradients."""
+    """Return the sizes of the results and of the gradients."""
     args, kwargs = inputs
     results = tensors_in(op(*args, **kwargs))
     wanted = [tensor for tensor in tensors_in(inputs) if tensor.requires_grad]
@@ -79,7 +79,7 @@ def compare(op: OpInfo, dtype: torch.dtype, samples: int) -> None:
                 expected = storage_sizes(op, made)
                 with fake_mode():
                     found = storage_sizes(op, fakes)
-            except Exception:  # test_op_db.py compares what is refused
+            except Exception:  # test_op_db.py compares errors
                 continue
             assert found == expected, (sample, change)
 

@@ -1,7 +1,7 @@
-"""Tensors and autograd: what tensors share, what is a tensor's own, and what costs memory, for every kind of tensor.
+"""Tensors and autograd: shared and own state, and memory costs, for every kind of tensor.
 
-Tests what the merge of Variable and Tensor promised, in the form that PyTorch has today. Each test runs on real, fake
-and deferred tensors. Details are compared with the behaviour of a real tensor, including errors.
+Tests the promises of the merge of Variable and Tensor, in the form that PyTorch has today. Each test runs on real, fake
+and deferred tensors. Details are compared with the behavior of a real tensor, including errors.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def test_requires_grad_can_be_switched(ones: Make) -> None:
     assert not tensor.requires_grad_(False).requires_grad
     assert (tensor * 2).grad_fn is None
     assert tensor.is_leaf
-    # PyTorch keeps what it has made; the merge's proposal was to drop it.
+    # PyTorch keeps the metadata; the proposal of the merge was to drop them.
     assert has_autograd_metadata(tensor)
 
 
@@ -260,7 +260,7 @@ Described = Any
 
 
 class Describe:
-    """Describes what two runs must have in common. Storages are numbered in the order in which they are seen."""
+    """Describes everything that two runs must have in common. Storages are numbered in order of appearance."""
 
     def __init__(self) -> None:
         self.storages: dict[int, int] = {}
@@ -287,7 +287,7 @@ class Describe:
 
 
 def outcome(function: Callable[[], Any]) -> Any:
-    """Returns what `function` returns or raises."""
+    """Return the result or the error of `function`."""
     try:
         return function()
     except Exception as error:
@@ -297,7 +297,7 @@ def outcome(function: Callable[[], Any]) -> Any:
 def holding(
     get: Callable[[torch.Tensor], torch.Tensor], change: Callable[[torch.Tensor], Any]
 ) -> Callable[[Make], Any]:
-    """Changes what `get` makes of a tensor, and describes both afterwards."""
+    """Change the result of `get`, and describe both afterwards."""
 
     def run(ones: Make) -> Any:
         tensor = ones(4, 4)
@@ -309,7 +309,7 @@ def holding(
 
 
 def set_data(get: Callable[[Make], torch.Tensor], data: Callable[[Make], Any]) -> Callable[[Make], Any]:
-    """Sets the data of what `get` makes, and then writes to it."""
+    """Set the data of the result of `get`, and then write to it."""
 
     def run(ones: Make) -> Any:
         tensor, value = get(ones), data(ones)
@@ -412,7 +412,7 @@ def data_of_other_shape_set_between(ones: Make) -> Any:
     weight = ones(4, 4).requires_grad_()
     result = (weight * weight).sum()
     weight.data = ones(2, 2)
-    # Only the class of the error: its message is that of the kernel, and those of Meta kernels differ.
+    # Only the class of the error: its message comes from the kernel, and Meta kernels have other messages.
     return weight, type(outcome(result.backward)), weight.grad
 
 
@@ -529,7 +529,7 @@ def tensors_in(value: Any) -> Iterable[torch.Tensor]:
             yield from tensors_in(item)
 
 
-# Memory that nobody has written to has no value to compare.
+# Uninitialized memory has no value to compare.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.filterwarnings("ignore:grad and param do not obey the gradient layout contract")
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if not name.startswith("resize_-grow")])

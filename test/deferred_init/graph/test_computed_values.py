@@ -1,4 +1,4 @@
-"""Values that were computed for a read are not computed again: csrc/deferred_init/graph/computed_values.h."""
+"""Values computed for a read are not recomputed: csrc/deferred_init/graph/computed_values.h."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchext.deferred_init import deferred_init, materialize_tensor
 
 @pytest.fixture
 def counted() -> Iterator[Callable[[Tensor], Tensor]]:
-    """An operator that returns its argument plus 1, and counts its runs in an attribute."""
+    """An operator that returns its argument plus 1 and counts its runs."""
     library = torch.library.Library("torchext_test_reads", "FRAGMENT")
     library.define("counted(Tensor x) -> Tensor")
 
@@ -115,7 +115,7 @@ def test_oldest_values_are_forgotten_where_there_are_many(counted: Any) -> None:
 def test_value_of_which_a_part_was_read_is_computed_as_a_whole_afterwards(
     shape: tuple[int, ...], write: Callable[[Tensor], Tensor], make: Callable[..., Tensor]
 ) -> None:
-    """The read computes the row only. The memory beside it has arbitrary contents."""
+    """The read computes only the row. The adjacent memory has arbitrary contents."""
 
     def build() -> Tensor:
         rows = make(3, *shape)

@@ -1,4 +1,4 @@
-"""Real tensors that recorded operators read: the recorded value is the one at recording time, or there is an error."""
+"""Real tensors that recorded operators read: replay uses the values at recording time, or raises."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SMALL = 24
 
 
 def read(source: Tensor) -> Tensor:
-    """Returns a deferred tensor with the values that `source` has now."""
+    """Return a deferred tensor with the present values of `source`."""
     return deferred_init(lambda: torch.empty(source.shape, dtype=source.dtype).copy_(source))
 
 
@@ -33,7 +33,7 @@ def step(optimizer: Callable[..., torch.optim.Optimizer], source: Tensor, **opti
 
 
 def normalize(source: Tensor) -> None:
-    """Calls an operator whose kernel writes running statistics in training, without bumping their versions."""
+    """Call an operator whose kernel writes running statistics in training, without bumping their versions."""
     x = torch.randn(3, source.numel(), generator=torch.Generator().manual_seed(0))
     nn.functional.batch_norm(x, source, torch.ones_like(source), training=True)
 
@@ -113,7 +113,7 @@ class TestChangedSources:
             with pytest.raises(RuntimeError, match="changed in place since"):
                 materialize_tensor(deferred)
 
-    # At both ends, in the last words, which do not fill a stripe, and on both sides of the boundaries between threads.
+    # At both ends, in the last words, which do not fill a stripe, and next to the boundaries between threads.
     @pytest.mark.parametrize("place", [0, 1, 7, 63, 64, 2**20 - 1, 2**20, 2**20 + 1, 3 * 2**20 - 2, -64, -3, -1])
     def test_single_bit_of_a_large_one_is_noticed(self, place: int) -> None:
         source = torch.zeros(4 * 2**20 + 13, dtype=torch.uint8)

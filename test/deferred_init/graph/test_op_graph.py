@@ -1,4 +1,4 @@
-"""What is recorded, and what replaying it returns: the graph of storage values."""
+"""The graph of storage values: its contents after recording, and the results of replay."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ class TestGraph:
             assert_same_tensor(materialize_tensor(found), wanted, strictly=False)
 
     def test_argument_that_is_passed_twice_is_one_tensor(self) -> None:
-        """`native_multi_head_attention_cpu()` multiplies query, key and value at once if they are."""
+        """`native_multi_head_attention_cpu()` multiplies query, key and value together if they are one tensor."""
 
         def attend() -> Tensor:
             module = nn.MultiheadAttention(8, 2, batch_first=True).eval()

@@ -1,4 +1,4 @@
-"""What nobody reads is not computed: csrc/deferred_init/plan/liveness.h."""
+"""Values that are not read are not computed: csrc/deferred_init/plan/liveness.h."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LIBRARY.impl("counted", torch.empty_like, "Meta")
 
 
 def counted(x: Tensor) -> Tensor:
-    """A copy of `x`. Computing it for real is noted in `CALLS`."""
+    """Return a copy of `x`. Each real computation is recorded in `CALLS`."""
     return torch.ops.torchext_test_dead_writes.counted(x)
 
 
@@ -44,7 +44,7 @@ def _nothing_called() -> None:
 
 
 def dead(tensor: Tensor) -> list[str]:
-    """The calls in the recording of `tensor` that will not be made."""
+    """Return the calls in the recording of `tensor` that will not run."""
     return [operation.name.removeprefix("aten::") for operation in explain(tensor) if not operation.runs]
 
 
@@ -115,7 +115,7 @@ def test_what_is_still_to_be_seen_is_computed(write: Callable[[Tensor], object])
 def test_writes_to_what_nobody_sees_are_not_made() -> None:
     def build() -> Tensor:
         tensor = counted(torch.rand(4))
-        tensor[:2].uniform_()  # dead: written again
+        tensor[:2].uniform_()  # dead: overwritten
         tensor[2:].normal_()
         tensor[:2].zero_()
         return tensor
@@ -295,7 +295,7 @@ def negative_fill() -> Tensor:
 
 
 def fills_of_copies() -> list[Tensor]:
-    """PyTorch fills a copy of each, which is contiguous, so that the normal values are those of a contiguous tensor."""
+    """PyTorch fills a contiguous copy of each tensor, so the normal values are those of a contiguous tensor."""
     first, second, third = (
         torch.zeros(20, dtype=torch.complex64),
         torch.zeros(40, dtype=torch.complex64),
@@ -358,7 +358,7 @@ def test_many_scattered_writes_are_seen_through_or_all_run(write: Callable[[Tens
 
 
 def random_program(seed: int) -> Callable[[], list[Tensor]]:
-    """Writes, overwrites and reads parts of a few tensors, at random."""
+    """Write, overwrite and read parts of a few tensors, at random."""
 
     def part(choose: random.Random, tensor: Tensor) -> Tensor:
         rows, columns = (sorted(choose.choices(range(7), k=2)) for _ in range(2))
@@ -390,11 +390,11 @@ def random_program(seed: int) -> Callable[[], list[Tensor]]:
                     torch.add(torch.rand(target.shape), target, out=target)
                 case 8:
                     target.add_(part(choose, choose.choice(tensors)).mean())
-                case 9:  # shows other bytes afterwards
+                case 9:  # then views other bytes
                     torch.add(torch.rand(choose.randrange(5)), 1, out=target[:0].view(-1)[:0])
                 case 10:
                     tensors.append(tensors[0].view(-1)[: choose.randrange(9)].resize_(6, 6 + choose.randrange(2)))
-                    tensors[-1].view(-1)[36:].zero_()  # which nobody has written
+                    tensors[-1].view(-1)[36:].zero_()  # never written before
                 case 11:
                     torch._neg_view(target).copy_(torch.rand(target.shape))
                 case 12:

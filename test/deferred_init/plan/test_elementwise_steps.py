@@ -1,4 +1,4 @@
-"""What is done to random values stretch by stretch has the same bits: csrc/deferred_init/plan/elementwise_steps.h."""
+"""Random values that are processed in stretches have the same bits: csrc/deferred_init/plan/elementwise_steps.h."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch.profiler import ProfilerActivity, profile
 
 from torchext.deferred_init import deferred_init, materialize_module, materialize_tensor
 
-NUMEL = 70_013  # more than one stretch, and neither it nor its rest a multiple of anything
+NUMEL = 70_013  # more than one stretch; neither the size nor the remainder is a round number
 FLOATS = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
 
 @pytest.fixture(autouse=True)
 def threads() -> Iterator[None]:
-    """Puts the number of threads back."""
+    """Restore the number of threads."""
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
@@ -73,7 +73,7 @@ def multiplied_with_itself() -> list[Tensor]:
 
 
 def that_are_not_numbers() -> list[Tensor]:
-    """Which of its several NaNs bfloat16 gets is another question for elements that do not fill a vector."""
+    """Compute NaNs. bfloat16 has several, and may get another one for elements that do not fill a vector."""
     by_zero = torch.randn(NUMEL, dtype=torch.bfloat16).mul_(0).div_(0)
     from_infinity = (torch.randn(NUMEL) * torch.inf).sub_(torch.inf).bfloat16().neg_()
     return [
@@ -85,7 +85,7 @@ def that_are_not_numbers() -> list[Tensor]:
 
 
 def that_are_not_numbers_in_single_precision() -> list[Tensor]:
-    """What is finite as a number of Python's, and infinite or 0 for the kernels."""
+    """Compute values that are finite Python numbers, but infinite or 0 in kernels."""
     too_large = drawn().bfloat16().mul_(1e300).mul_(1e-300)
     too_wide = torch.empty(NUMEL).normal_(0, 1e39).sub_(1).mul_(2).bfloat16()
     return [too_large, torch.zeros(NUMEL).uniform_(0, 1e-45).bfloat16().div_(1e-300), too_wide]
@@ -120,7 +120,7 @@ PROGRAMS: dict[str, Callable[[], list[Tensor]]] = {
 
 
 def assert_same_bits(build: Callable[[], list[Tensor]], seed: int = 0) -> None:
-    """Materializes one by one, in both orders, and all at once."""
+    """Materialize one by one, in both orders, and all at once."""
     count = len(build_both(build, seed)[0])
     for order in (range(count), reversed(range(count))):
         eager, deferred = build_both(build, seed)
@@ -187,7 +187,7 @@ def test_random_chains_have_the_same_bits(block: int) -> None:
 
 
 def operators_of(build: Callable[[], Tensor]) -> set[str]:
-    """Which operators PyTorch's profiler sees when the tensor is materialized."""
+    """Return the operators that PyTorch's profiler records while the tensor is materialized."""
     deferred = deferred_init(build)
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
         materialize_tensor(deferred)

@@ -1,4 +1,4 @@
-"""What a plan says is what a replay does: csrc/deferred_init/plan/replay_plan.h."""
+"""Replay does what its plan predicts: csrc/deferred_init/plan/replay_plan.h."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 
 N = 1 << 18
-# What has temporaries, or none, for reasons of its own.
+# Tensors with temporary buffers, or without, for different reasons.
 TENSORS: dict[str, Callable[[], Tensor]] = {
     "a sum into another dtype": lambda: torch.randn(N).add_(torch.randn(N).double()),
     "a sum into half precision": lambda: torch.randn(N).bfloat16().add_(torch.randn(N)),

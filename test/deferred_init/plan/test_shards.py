@@ -1,4 +1,4 @@
-"""Shards have the bits of the whole, at the price of the shard: csrc/deferred_init/plan/demands.h."""
+"""Shards have the bits of the whole tensor at the cost of the shard: csrc/deferred_init/plan/demands.h."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_shard_has_the_bits_of_the_whole_in_any_precision(
     assert_same_tensor(materialize_tensor(deferred), eager)
 
 
-# More values than one thread fills, in numbers that make no whole chunks of 16.
+# More values than one thread fills, in sizes that are not multiples of 16.
 @pytest.mark.parametrize("shape", [(1001, 607), (607, 1001), (607_617,)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["normal_", "uniform_", "trunc_normal_ that rejects"])
@@ -152,7 +152,7 @@ def resized(t: Tensor) -> list[Tensor]:
     return [t[ROWS - 3 : ROWS].clone()]
 
 
-# What is easily wrong: a case for each bug that was found.
+# Error-prone cases: one for each bug that was found.
 CASES: dict[str, Callable[[Tensor], list[Tensor]]] = {
     "halves of doubles": lambda t: [t.double().normal_().view(torch.int32).view(ROWS, COLUMNS, 2)[:, :, 1].clone()],
     "bytes of halves": lambda t: [t.bfloat16().normal_().view(torch.uint8)[:, 1::2].clone()],
@@ -181,7 +181,7 @@ def test_parts_have_the_bits_of_the_whole_where(case: Callable[[Tensor], list[Te
     eager, deferred = build_both(build)
     for shard, expected in zip(deferred, eager, strict=True):
         materialize_tensor(shard)
-        if expected.is_floating_point():  # equal in what is not a number, too
+        if expected.is_floating_point():  # NaNs count as equal
             shard, expected = (t.view({2: torch.int16, 4: torch.int32}[t.element_size()]) for t in (shard, expected))
         assert torch.equal(shard, expected)
 

@@ -1,4 +1,4 @@
-"""Random numbers: those of eager construction, in any order, and the generator is left in the same state."""
+"""Random numbers equal those of eager construction in any order, and the generator ends in the same state."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SIZES = [0, 1, 2, 3, 15, 16, 17, 31, 32, 33, 100, 623, 624, 625, 5000]
 
 
 def assert_same_results(build: Callable[[], list[Tensor]], strictly: bool = True) -> None:
-    """Asserts equal bits for all results, materialized in a shuffled order."""
+    """Assert equal bits for all results, materialized in a shuffled order."""
     eager, deferred = build_both(build)
     for i in random.Random(0).sample(range(len(deferred)), len(deferred)):
         assert_same_tensor(materialize_tensor(deferred[i]), eager[i], f"result {i}", strictly)
@@ -107,7 +107,7 @@ def test_rejection_sampling_draws_as_often_as_eager(bounds: tuple[float, float])
     def build() -> list[Tensor]:
         return [nn.init.trunc_normal_(torch.empty(500), a=bounds[0], b=bounds[1]), torch.rand(3)]
 
-    # How often the eager loop writes depends on the values that it draws, so versions may differ.
+    # The number of writes in the eager loop depends on the drawn values, so versions may differ.
     assert_same_results(build, strictly=False)
 
 
@@ -120,7 +120,7 @@ def test_rejection_sampling_goes_chunk_by_chunk(
     monkeypatch.setattr(rejection, "CHUNK", 64)
 
     def build() -> list[Tensor]:
-        torch.empty(3).normal_()  # leaves a cached value, which the others must neither use nor lose
+        torch.empty(3).normal_()  # leaves a cached value, which others must neither use nor discard
         sampled = nn.init.trunc_normal_(torch.empty(numel, dtype=dtype), a=bounds[0], b=bounds[1])
         return [sampled, torch.empty(3).normal_(), torch.rand(3)]
 
@@ -168,7 +168,7 @@ def test_rejection_sampling_of_nothing_writes_once() -> None:
     assert_same_results(lambda: [nn.init.trunc_normal_(torch.empty(0, 5)), torch.rand(3)])
 
 
-# Few blocks of 624 numbers, several, more than a copy pays for, and too many to walk.
+# Few blocks of 624 numbers, several, more than a copy is worth, and too many to skip.
 @pytest.mark.parametrize("skipped", [623, 624, 625, 3000, 60001, 10**6, 4 * 10**6 + 3, 3 * 10**7 + 5])
 def test_distances_are_walked_or_jumped(skipped: int) -> None:
     def build() -> list[Tensor]:
@@ -195,12 +195,12 @@ def test_dropped_draws_count() -> None:
 
 def test_second_values_of_pairs_are_kept_between_fills() -> None:
     def build() -> list[Tensor]:
-        # With odd sizes and strided targets, values are drawn in pairs, and one that is left over is kept for the next
-        # such fill.
+        # With odd sizes and strided targets, values are drawn in pairs. An unused value is cached for the next such
+        # fill.
         sizes = [1, 3, 5, 1, 7, 2, 1, 16, 3, 40, 1, 1]
         fills = [torch.empty(size).normal_() for size in sizes]
         strided = [torch.empty(size, 2).t()[0].normal_(2, 3) for size in (1, 17, 3)]
-        torch.manual_seed(1)  # discards the value that was kept
+        torch.manual_seed(1)  # discards the cached value
         return [*fills, *strided, torch.empty(3).log_normal_(), torch.empty(3, dtype=torch.complex64).normal_()]
 
     assert_same_results(build)
@@ -211,7 +211,7 @@ def test_small_fills_share_the_base_of_their_tape() -> None:
         torch.manual_seed(3)
         return [torch.empty(size).normal_() for size in (3, 1, 5)]
 
-    # Two pairs of four draws each, whose last value the second fill takes, and three pairs.
+    # Two pairs of four draws each, whose last value goes to the second fill, and three pairs.
     fills = [operation for t in deferred_init(build) for operation in explain(t) if operation.draws]
     assert [(fill.generator_offset, fill.draws) for fill in fills] == [(0, 8), (8, 12)]
 
@@ -341,14 +341,14 @@ def test_dropout_draws_from_the_default_generator_without_being_given_it(
 
 
 def test_recording_waits_while_the_default_generator_is_elsewhere() -> None:
-    """Operators that take no generator are replayed with the default one, which another thread may record from."""
+    """Operators without a generator are replayed with the default one, which another thread may record from."""
     begun, recorded = threading.Event(), threading.Event()
     with torch.library._scoped_library("tapes", "FRAGMENT") as library:
         library.define("slow(Tensor x) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
 
         def slow(x: Tensor) -> Tensor:
             begun.set()
-            recorded.wait(0.5)  # as long as another thread may record, if nothing stops it
+            recorded.wait(0.5)  # until another thread may record, unless it is blocked
             return torch.rand(x.shape)
 
         library.impl("slow", slow, "CPU")

@@ -1,6 +1,6 @@
-"""Kinds of generators: positions on CUDA generators, here of devices that are not there, and kinds of other libraries.
+"""Kinds of generators: positions of CUDA generators, here on fake devices, and kinds of other libraries.
 
-What is launched on real devices is compared in test/cuda_host/test_deferred_ledgers.py.
+Launches on real devices are compared in test/cuda_host/test_deferred_ledgers.py.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class TestCudaGenerators:
 
 
 def starts_of(tensor: Tensor) -> list[int]:
-    """Where the draws start that decide `tensor`."""
+    """Return the start positions of the draws that determine `tensor`."""
     return [one.generator_offset for one in explain(tensor) if one.runs and one.generator_offset is not None]
 
 
@@ -156,7 +156,7 @@ def tapes(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 @pytest.fixture(params=["read_copies", "read_states"])
 def other_kind(request: pytest.FixtureRequest, tapes: ctypes.CDLL) -> Iterator[ctypes.CDLL]:
-    """Has the CPU's generator read as one of which nothing is known, or by a kind that is defined in the test."""
+    """Make the CPU's generator an unknown kind, or a kind that is defined in the test."""
     getattr(tapes, request.param)()
     yield tapes
     tapes.read_as_usual()

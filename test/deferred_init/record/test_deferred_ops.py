@@ -1,4 +1,4 @@
-"""Every operator of PyTorch's `op_db`, called in a constructor: materialized results equal eager ones, bit for bit.
+"""Every operator of `op_db`, called in a constructor: materialized results equal eager ones, bit for bit.
 
 The exceptions are the table below, and each entry is checked to be needed.
 """

@@ -345,7 +345,7 @@ class TestReads:
 
 
 class TestMemory:
-    """A constructor that asks for the memory of a tensor gets it; all tensors that share it become real."""
+    """A constructor that accesses the memory of a tensor gets it; all tensors that share it are materialized."""
 
     @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
     @pytest.mark.parametrize(
@@ -463,7 +463,7 @@ def test_operator_that_only_checks_values_cannot_look_at_those_of_a_fake_device(
 
 
 def test_kernels_that_run_for_a_composite_output_are_those_of_the_device() -> None:
-    """The decomposition for the meta device computes products of booleans, which the kernel refuses."""
+    """The decomposition for the meta device multiplies booleans, which the kernel rejects."""
 
     def multiply() -> torch.Tensor:
         mask = torch.ones(3, dtype=torch.bool)

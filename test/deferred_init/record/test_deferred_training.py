@@ -1,4 +1,4 @@
-"""Training deferred modules, before and after materialization, has the results of training eager ones, bit for bit."""
+"""Training deferred modules, before or after materialization, equals training eager ones, bit for bit."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ OPTIONS = ("foreach", "fused", "capturable", "differentiable", "amsgrad", "cente
 
 
 def optimizers() -> Iterator[Any]:
-    """Yields every optimizer of PyTorch, with each of its options."""
+    """Yield every PyTorch optimizer with each of its options."""
     for name, cls in vars(torch.optim).items():
         if not (isinstance(cls, type) and issubclass(cls, Optimizer)) or cls is Optimizer:
             continue
         known = inspect.signature(cls).parameters
-        # Without momentum SGD keeps no state. LBFGS reads values, and each read replays the recording from its
+        # SGD keeps state only with momentum. LBFGS reads values, and each read replays the recording from its
         # beginning, so its iterations are limited.
         always = {"SGD": {"momentum": 0.9}, "LBFGS": {"max_iter": 2}}.get(name, {})
         settings = [{}, *({option: True} for option in OPTIONS if option in known)]
@@ -97,7 +97,7 @@ def test_every_optimizer_trains_as_eagerly(cls: type[Optimizer], options: dict[s
 
 
 def trained(adopt: Callable[[nn.Module, Optimizer], None], make: Callable[..., Optimizer] = Adagrad) -> None:
-    """Compares a training that follows `adopt`, which has to make everything real."""
+    """Compare a training that follows `adopt`, which must materialize everything."""
     wanted = make_model()
     expected = make(wanted.parameters(), lr=0.1)
     train(wanted, expected, 3)
@@ -109,7 +109,7 @@ def trained(adopt: Callable[[nn.Module, Optimizer], None], make: Callable[..., O
 
 
 class TestState:
-    """State that was made before materialization becomes real with its parameter."""
+    """State that was made before materialization is materialized with its parameter."""
 
     def test_with_the_module(self) -> None:
         trained(lambda model, optimizer: materialize_module(model))
@@ -232,7 +232,7 @@ def test_gradients_become_real_with_their_parameters() -> None:
 
 
 class TestGrowingRecordings:
-    """There is one warning about a recording that grows with each step, and none about others."""
+    """A recording that grows with each step warns once; other recordings do not warn."""
 
     def test_is_warned_of(self) -> None:
         average = deferred_init(torch.zeros, 3)
@@ -281,7 +281,7 @@ def test_optimizers_in_two_places_are_refused() -> None:
     materialize_module(model, optimizer=None)
 
 
-# ---- What autograd computes by itself ----
+# ---- Computations of autograd ----
 
 
 @torch.library.custom_op("torchext_test_training::sine", mutates_args=())
@@ -297,7 +297,7 @@ sine.register_autograd(lambda ctx, grad: grad * ctx.saved_tensors[0], setup_cont
 
 
 class FrozenNorm(nn.Module):
-    """A normalization whose statistics and weights are real already, between layers that are deferred."""
+    """A normalization whose statistics and weights are real, between deferred layers."""
 
     def __init__(self) -> None:
         super().__init__()

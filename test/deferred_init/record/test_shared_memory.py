@@ -1,4 +1,4 @@
-"""Every factory that takes memory: tensors that share it eagerly share it when deferred, and copies are copies."""
+"""Every factory that accepts memory: tensors that share it eagerly also share it when deferred."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Make = Callable[[Any], torch.Tensor]
 
 
 class Buffer:
-    """Memory of 8 float32, in the form that is asked for."""
+    """Memory of 8 float32, in the given form."""
 
     def __init__(self, kind: str) -> None:
         self.tensor = torch.arange(8.0)
@@ -153,7 +153,7 @@ FACTORIES: dict[str, dict[str, Make]] = {
 }  # fmt: skip
 CASES = [(kind, name) for kind, factories in FACTORIES.items() for name in factories]
 IDS = [f"{kind}, {name}" for kind, name in CASES]
-"""A source, and what makes a tensor of it."""
+"""A source, and a function that makes a tensor from it."""
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),
@@ -163,7 +163,7 @@ pytestmark = [
 
 
 def outcome(make: Callable[[], tuple[torch.Tensor, torch.Tensor]]) -> object:
-    """Returns the tensor after its source was changed, and the source after the tensor was; or the error."""
+    """Return the tensor after a change of its source, and the source after a change of the tensor; or the error."""
     try:
         source, made = make()
     except Exception as error:

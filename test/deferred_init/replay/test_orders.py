@@ -1,4 +1,4 @@
-"""In any order, and on any thread, every materialized tensor is equal to that of eager construction, bit for bit."""
+"""In any order and on any thread, every materialized tensor equals that of eager construction, bit for bit."""
 
 from __future__ import annotations
 

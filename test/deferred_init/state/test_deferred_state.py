@@ -1,4 +1,4 @@
-"""The thread state that is recorded, left and restored by deferred initialization; several threads at once."""
+"""Thread state that deferred initialization records, keeps and restores, also with several threads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torchext.fake import fake_mode, is_fake
 
 
 def encoded(mask: Tensor | None) -> Tensor:
-    """Runs an encoder in eval mode, which computes otherwise if a TorchFunctionMode may be listening."""
+    """Run an encoder in eval mode, which takes another path if a TorchFunctionMode may be active."""
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     encoder = nn.TransformerEncoder(layer, 2).eval()
     with torch.no_grad():

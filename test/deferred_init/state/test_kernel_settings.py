@@ -1,4 +1,4 @@
-"""Settings that kernels read besides their arguments: csrc/deferred_init/state/kernel_settings.h."""
+"""Settings that affect kernels besides their arguments: csrc/deferred_init/state/kernel_settings.h."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ MATMUL = torch.backends.cuda.matmul
 ENGINES = [engine for engine in torch.backends.quantized.supported_engines if engine != "none"]
 OTHER_ENGINE = next((engine for engine in ENGINES if engine != torch.backends.quantized.engine), None)
 
-# How a setting is changed, and the value for that. The other one is the value that it has before.
+# A function that changes each setting, and a new value. The setting's initial value is the other one.
 SETTINGS: dict[str, tuple[Setter, Any, Any]] = {
     "threads": (torch.set_num_threads, 3, torch.get_num_threads()),
     "flush_denormal": (torch.set_flush_denormal, True, False),
@@ -81,7 +81,7 @@ SETTINGS: dict[str, tuple[Setter, Any, Any]] = {
     "cuda.blas_library": (lambda _: None, None, None),
 }
 
-# Compared instead of put back.
+# Compared instead of restored.
 COMPARED = ["cuda.conv.fp32_precision", "cuda.rnn.fp32_precision", "cuda.matmul.fp32_precision"]
 
 
@@ -97,7 +97,7 @@ def changed(name: str) -> Iterator[None]:
 
 @pytest.fixture
 def reading() -> Iterator[Reading]:
-    """Records a custom operator whose kernel in Python returns what a function returns when the kernel is run."""
+    """Record a custom operator whose Python kernel returns the result of a function at the time of its run."""
     functions: list[Callable[[], list[float]]] = []
     library = torch.library.Library("torchext_test_settings", "FRAGMENT")
     library.define("read(Tensor x) -> Tensor")
@@ -154,7 +154,7 @@ def test_every_setting_has_a_test_and_a_row_in_the_documentation() -> None:
 
 
 def test_precision_that_is_inherited_is_so_again() -> None:
-    """Replay sets the precision of one operator. Afterwards it follows the precision of its backend as before."""
+    """Replay sets the precision for one operator. Afterwards it is inherited from the backend again."""
     with changed("mkldnn.matmul.fp32_precision"):
         recorded = deferred_init(lambda: torch.ones(4, 4) @ torch.ones(4, 4))
     materialize_tensor(recorded)
@@ -165,7 +165,7 @@ def test_precision_that_is_inherited_is_so_again() -> None:
         set_precision("mkldnn", "all")("none")
 
 
-# What eager construction computes under a setting, with a result that shows it.
+# The setting of an eager computation, and a result that depends on it.
 RESULTS: dict[str, tuple[str, Callable[[], Tensor]]] = {
     "a sum on several threads": ("threads", lambda: torch.randn(1 << 20).sum()),
     "random numbers that are denormal": ("flush_denormal", lambda: torch.randn(100_000) * 1e-39),
@@ -288,7 +288,7 @@ def test_transforms_around_a_replay_do_not_count(transform: Callable[..., Any]) 
 
 
 def in_forked_process(run: Callable[[], None]) -> int:
-    """Returns the exit status of a forked process that calls `run`: 0, or 1 if that raises an error."""
+    """Return the exit status of a forked process that calls `run`: 0, or 1 if that raises an error."""
     pid = os.fork()
     if pid == 0:
         try:

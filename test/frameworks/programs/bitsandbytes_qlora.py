@@ -1,4 +1,4 @@
-"""Parameters of 4 bits with LoRA, and Adam with 8 bits: https://huggingface.co/docs/bitsandbytes."""
+"""4-bit parameters with LoRA, and 8-bit Adam: https://huggingface.co/docs/bitsandbytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO, stages 1, 2 and 3, with an optimizer of PyTorch's: https://www.deepspeed.ai/getting-started."""
+"""DeepSpeed's ZeRO, stages 1, 2 and 3, with a PyTorch optimizer: https://www.deepspeed.ai/getting-started."""
 
 from __future__ import annotations
 

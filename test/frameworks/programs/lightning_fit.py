@@ -21,7 +21,7 @@ WIDTH, LAYERS = 512, 4
 
 
 class Language(nn.Module):
-    """A transformer that predicts the next word."""
+    """A transformer for next-word prediction."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Language(nn.Module):
 
 
 class Training(lightning.LightningModule):
-    """How it is trained."""
+    """The training module."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Training(lightning.LightningModule):
         return loss
 
     def validation_step(self, tokens: Tensor, _: int) -> None:
-        """A batch that is held back."""
+        """Compute the loss of a held-out batch."""
         self.log("val_loss", self.loss(tokens), sync_dist=True)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:

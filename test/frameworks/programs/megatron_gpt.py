@@ -1,4 +1,4 @@
-"""Megatron-core, in the manner of its own example: https://docs.nvidia.com/megatron-core/developer-guide/latest."""
+"""Megatron-core, following its own example: https://docs.nvidia.com/megatron-core/developer-guide/latest."""
 
 from __future__ import annotations
 

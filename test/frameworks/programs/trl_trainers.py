@@ -24,7 +24,7 @@ tokenizer = PreTrainedTokenizerFast(
 
 
 def sentence(seed: int, length: int) -> str:
-    """Words that differ from sentence to sentence."""
+    """Return words that differ from sentence to sentence."""
     return " ".join(words[4 + (seed * 7919 + i * 104729) % 4092] for i in range(length))
 
 
@@ -72,7 +72,7 @@ else:
     rows = Dataset.from_list([{"prompt": sentence(i, 10 + i % 9)} for i in range(8192)])
 
     def reward(completions: list[str], **_: object) -> list[float]:
-        """Long completions are good ones."""
+        """Reward long completions."""
         return [float(len(set(completion.split()))) for completion in completions]
 
     trainer = GRPOTrainer(
