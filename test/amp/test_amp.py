@@ -62,7 +62,7 @@ class TestRegion:
     @pytest.mark.parametrize("enabled", [True, False])
     @pytest.mark.parametrize("cache", [True, False])
     @pytest.mark.parametrize("device_type", ["cpu", "cuda"])
-    def test_sets_what_torch_autocast_sets(
+    def test_sets_the_same_state_as_torch_autocast(
         self, device_type: str, dtype: torch.dtype | None, enabled: bool, cache: bool
     ) -> None:
         with (
@@ -84,7 +84,7 @@ class TestRegion:
             assert product().dtype is BF16
         assert product().dtype is FP32
 
-    def test_each_kind_of_region_sees_the_other(self) -> None:
+    def test_each_kind_of_region_detects_the_other(self) -> None:
         with torch.autocast("cpu", dtype=FP16):
             with amp.autocast("cpu"):
                 assert product().dtype is FP16
@@ -152,7 +152,7 @@ class TestRegion:
             gc.collect()
             assert product().dtype is BF16
 
-    def test_leaving_what_is_not_open_is_an_error(self) -> None:
+    def test_leaving_a_closed_block_is_an_error(self) -> None:
         region = amp.autocast("cpu")
         with pytest.raises(RuntimeError, match="not open on this thread. Leave it once for each time"):
             region.__exit__(None, None, None)
@@ -306,7 +306,7 @@ class TestBackwardInRegion:
         assert [warning.filename for warning in caught] == [__file__]
         assert f"{__file__}:{caught[0].lineno} runs backward() inside an autocast region" in str(caught[0].message)
 
-    def test_warns_of_grad_too(self) -> None:
+    def test_warns_about_grad(self) -> None:
         w = torch.ones(2, 2, requires_grad=True)
         with amp.autocast("cpu"), pytest.warns(UserWarning, match="Leave the region before it"):
             torch.autograd.grad((w @ w).sum(), w)
@@ -443,7 +443,7 @@ class TestAutocastDecorator:
         with pytest.warns(UserWarning, match="only supports dtypes of torch.bfloat16, torch.float16"):
             assert amp.autocast(dtype, dtype=torch.float64)() is FP32
 
-    def test_a_plain_function_is_called_with_what_it_is_given(self) -> None:
+    def test_plain_function_gets_its_arguments(self) -> None:
         @amp.autocast("cpu")
         def show(*args: Any, **kwargs: Any) -> Any:
             return args, kwargs, torch.is_autocast_enabled("cpu"), product()
@@ -492,7 +492,7 @@ class TestAutocastDecorator:
             generator.throw(ValueError)
         assert received == ["sent"]
 
-    def test_generators_that_begin_in_a_region_autocast_outside_too(self) -> None:
+    def test_generators_that_begin_in_a_region_autocast_outside(self) -> None:
         @amp.autocast("cpu")
         def generate() -> Any:
             while True:
@@ -541,7 +541,7 @@ class TestAutocastDecorator:
         asyncio.run(main())
 
     @pytest.mark.parametrize("target", [1, "text", int, dict], ids=str)
-    def test_refuses_what_it_cannot_decorate(self, target: Any) -> None:
+    def test_rejects_objects_that_cannot_be_decorated(self, target: Any) -> None:
         with pytest.raises(TypeError, match="torchext.amp decorates functions, methods, modules, and classes"):
             amp.float(target)
 
@@ -591,7 +591,7 @@ class TestModules:
 
     @pytest.mark.parametrize("is_class", [True, False], ids=["class", "instance"])
     @pytest.mark.parametrize("way", [amp.float, amp.half])
-    def test_take_what_they_ask_for(self, way: Any, is_class: bool) -> None:
+    def test_get_the_requested_dtypes(self, way: Any, is_class: bool) -> None:
         class Kernel(nn.Module):
             def forward(self, x: Tensor) -> tuple[torch.dtype, Tensor]:
                 return x.dtype, x * 2
@@ -817,7 +817,7 @@ class TestAutogradFunctions:
         result.sum().backward()
         assert x.grad.tolist() == [[1.0, 1.0], [1.0, 1.0]]
 
-    def test_kernels_that_the_dispatcher_never_sees(self) -> None:
+    def test_kernels_outside_of_the_dispatcher(self) -> None:
         kernel = amp.half(outside_the_dispatcher)
         with amp.autocast("cpu"):
             x = product()

@@ -33,7 +33,7 @@ class TestWrap:
         assert amp.unwrap(x) is x
         assert not amp.is_amp(x)
 
-    def test_class_tells_without_being_one(self) -> None:
+    def test_isinstance_without_a_subclass(self) -> None:
         x = amp.wrap(torch.ones(2))
         assert isinstance(x, amp.AmpTensor)
         assert type(x) is Tensor
@@ -70,7 +70,7 @@ class TestWrap:
             amp.wrap(torch.ones(2, dtype=dtype))
 
     @pytest.mark.parametrize("function", [amp.wrap, amp.unwrap, amp.is_amp])
-    def test_refuses_what_is_no_tensor(self, function: Callable[..., Any]) -> None:
+    def test_rejects_other_objects(self, function: Callable[..., Any]) -> None:
         with pytest.raises(TypeError, match=rf"{function.__name__}\(\) takes a tensor.*is a list"):
             function([torch.ones(1)])
 
@@ -133,7 +133,7 @@ class TestPropagation:
     def test_is_lost_by(self, how: str) -> None:
         assert not amp.is_amp(LOST[how](amp.wrap(torch.ones(2, 2))))
 
-    def test_views_and_bases_are_told_apart(self) -> None:
+    def test_views_and_bases_are_distinguished(self) -> None:
         base = torch.ones(2, 2)
         view = base.view(-1)
         amp.wrap(view)
@@ -164,13 +164,13 @@ class TestPropagation:
         assert not any(map(amp.is_amp, unwrapped.parameters()))
         assert not net[0]._forward_pre_hooks
 
-    def test_arguments_that_are_handed_back_stay_what_they_are(self) -> None:
+    def test_returned_arguments_are_unchanged(self) -> None:
         target = torch.zeros(2, 2)
         nn.functional.mse_loss(amp.wrap(torch.ones(2, 2)), target)  # by broadcast_tensors
         assert not amp.is_amp(target)
         assert torch.broadcast_tensors(target, amp.wrap(torch.ones(2, 2)))[0] is target
 
-    def test_other_elements_of_lists_stay_what_they_are(self) -> None:
+    def test_other_elements_of_lists_are_unchanged(self) -> None:
         wrapped, other = amp.wrap(torch.ones(2)), torch.ones(2)
         torch._foreach_add_([wrapped, other], [torch.ones(2), torch.ones(2)])
         assert [amp.is_amp(x) for x in (wrapped, other)] == [True, False]
@@ -178,7 +178,7 @@ class TestPropagation:
         assert [amp.is_amp(x) for x in torch._foreach_pow(2.0, [wrapped, other])] == [True, False]
         assert all(map(amp.is_amp, torch._foreach_mul([wrapped, other], amp.wrap(torch.tensor(2.0)))))
 
-    def test_scale_of_a_scaler_stays_what_it_is(self) -> None:
+    def test_scale_of_a_scaler_is_unchanged(self) -> None:
         scaler, layer = torch.amp.GradScaler("cpu"), amp.wrap(nn.Linear(2, 2))
         optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
         scaler.scale(layer(torch.ones(1, 2)).float().sum()).backward()
@@ -188,7 +188,7 @@ class TestPropagation:
 
     @pytest.mark.parametrize("how", WRITTEN)
     @pytest.mark.parametrize("around", [nullcontext, fake_mode])
-    def test_what_is_written_into_stays_as_it_is(self, how: str, around: Callable[[], Any]) -> None:
+    def test_written_tensors_keep_their_kind(self, how: str, around: Callable[[], Any]) -> None:
         with around(), torch.no_grad():
             x = amp.wrap(torch.ones(2, 2))
             plain, wrapped = torch.zeros(2, 2), amp.wrap(torch.zeros(2, 2))
@@ -221,7 +221,7 @@ class TestPropagation:
         with pytest.raises(TypeError, match="wrap\\(\\) takes a tensor or a module, but `obj` is a Adam"):
             amp.wrap(optimizer)  # type: ignore[type-var]
 
-    def test_unwraps_what_a_module_holds_in_attributes_and_objects(self) -> None:
+    def test_unwraps_tensors_in_attributes_and_objects(self) -> None:
         net = amp.wrap(nn.Linear(2, 2))
         net.register_buffer("kept", amp.wrap(torch.ones(2)))
         net.cache = SimpleNamespace(keys=[net(torch.ones(1, 2)).detach()], values={"v": amp.wrap(torch.ones(1))})
@@ -337,7 +337,7 @@ class TestModules:
         with pytest.raises(ValueError, match="does not match weight dtype"):
             net[1](x.double())
 
-    def test_higher_order_operators_run_what_they_are_given(self) -> None:
+    def test_higher_order_operators_run_their_functions(self) -> None:
         x = amp.wrap(torch.ones(2, 2))
         result = torch.cond(torch.tensor(True), lambda x: x @ x, lambda x: x.t() @ x, (x,))
         assert result.dtype is BF16
@@ -378,7 +378,7 @@ class TestRegionsDecide:
 
     @pytest.mark.parametrize("use_reentrant", [True, False])
     @pytest.mark.parametrize("enabled", [None, True, False])
-    def test_in_what_checkpoint_recomputes(self, enabled: bool | None, use_reentrant: bool) -> None:
+    def test_in_code_recomputed_by_checkpoint(self, enabled: bool | None, use_reentrant: bool) -> None:
         seen = []
         layer = amp.wrap(nn.Linear(2, 2))
 
@@ -393,7 +393,7 @@ class TestRegionsDecide:
         y.sum().backward()
         assert seen == [FP32 if enabled is False else BF16] * 2
 
-    def test_in_what_composable_checkpoint_recomputes(self) -> None:
+    def test_in_code_recomputed_by_composable_checkpoint(self) -> None:
         seen = []
         net = amp.wrap(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
         net[0].register_forward_hook(lambda module, args, result: seen.append(result.dtype))
@@ -543,7 +543,7 @@ class TestOthers:
         assert torch.equal(program.module()(x)[0], net(x)[0])
 
 
-def test_unwrapping_leaves_alone_what_a_cache_holds_for_others() -> None:
+def test_unwrapping_skips_cache_entries_of_other_objects() -> None:
     @functools.lru_cache
     def get(name: str) -> nn.Module:
         return nn.Linear(2, 2)

@@ -167,14 +167,14 @@ class TestRegister:
         assert amp.policy(name, "cuda") == "fallthrough"
         amp.register_policy(name, "promote", device_types=["cuda"])
 
-    def test_sees_what_torch_library_has_registered(self) -> None:
+    def test_includes_operators_of_torch_library(self) -> None:
         name, _ = define()
         torch.library.register_autocast(name, "cpu", BF16)
         with pytest.raises(ValueError, match="or torch.library.register_autocast"):
             amp.register_policy(name, "promote")
 
 
-ASKED = {
+POLICIES = {
     ("aten::mm.default", "cpu"): "lower_precision",
     ("aten::mm.default", "cuda"): "lower_precision",
     ("aten::layer_norm.default", "cpu"): "fallthrough",
@@ -189,23 +189,23 @@ ASKED = {
 }
 
 
-class TestAsk:
-    @pytest.mark.parametrize(("op", "device_type"), ASKED)
-    def test_tells_how_pytorch_treats(self, op: str, device_type: str) -> None:
-        assert amp.policy(op, device_type) == ASKED[op, device_type]
+class TestPolicy:
+    @pytest.mark.parametrize(("op", "device_type"), POLICIES)
+    def test_returns_the_policy_of_pytorch(self, op: str, device_type: str) -> None:
+        assert amp.policy(op, device_type) == POLICIES[op, device_type]
 
-    def test_does_not_depend_on_where_it_is_asked(self) -> None:
+    def test_does_not_depend_on_the_caller(self) -> None:
         with (
             fake_mode(fake_cuda=True),
             amp.autocast("cuda", dtype=BF16, self_cleaning=True),
             amp.autocast("cpu", enabled=False),
             torch.inference_mode(),
         ):
-            for (op, device_type), wanted in ASKED.items():
+            for (op, device_type), wanted in POLICIES.items():
                 assert amp.policy(op, device_type) == wanted
 
     @pytest.mark.parametrize("device_type", ["cpu", "cuda"], ids="on_{}".format)
-    def test_every_kernel_answers(self, device_type: str) -> None:
+    def test_every_kernel_responds(self, device_type: str) -> None:
         names = torch._C._dispatch_get_registrations_for_dispatch_key(f"Autocast{device_type.upper()}")
         for name in names:
             if name.startswith("aten::"):

@@ -55,7 +55,7 @@ class TestSelfCleaning:
         assert result.dtype is FP32
         assert not amp.is_amp(result)
 
-    def test_what_is_made_inside_carries_the_identity(self) -> None:
+    def test_tensors_made_inside_carry_the_identity(self) -> None:
         before = torch.ones(2, 2)
         with amp.autocast("cpu", self_cleaning=True):
             made = [before @ before, torch.ones(2), before.clone(), before.to(BF16), before.half(), before + 1]
@@ -100,7 +100,7 @@ class TestSelfCleaning:
         y.requires_grad_().retain_grad()
 
     @pytest.mark.parametrize("view", [lambda y: y.t(), lambda y: y[:], lambda y: y.data, lambda y: y.view(2, 2)])
-    def test_views_are_cleaned_too(self, view: Callable[[Tensor], Tensor]) -> None:
+    def test_views_are_cleaned(self, view: Callable[[Tensor], Tensor]) -> None:
         with amp.autocast("cpu", self_cleaning=True):
             y = torch.ones(2, 2) @ torch.ones(2, 2)
             inside = view(y)
@@ -109,7 +109,7 @@ class TestSelfCleaning:
             assert result.dtype is FP32
             assert not amp.is_amp(result)
 
-    def test_what_else_is_lower_comes_along(self) -> None:
+    def test_other_lower_precision_arguments_are_also_cast(self) -> None:
         y = made_inside()
         lower = torch.ones(2, 2, dtype=BF16)
         assert torch.mm(y, lower).dtype is FP32
@@ -117,7 +117,7 @@ class TestSelfCleaning:
         assert (lower.dtype, lower.tolist(), amp.is_amp(lower)) == (BF16, [[5.0, 5.0], [5.0, 5.0]], False)
         assert torch.view_as_complex(y).dtype is torch.complex64
 
-    def test_what_is_in_float32_costs_no_cast(self) -> None:
+    def test_float32_tensors_need_no_cast(self) -> None:
         with amp.autocast("cpu", self_cleaning=True):
             lower = torch.ones(2, 2) @ torch.ones(2, 2)
             full = lower.float()
@@ -162,12 +162,12 @@ class TestSelfCleaning:
         assert joined.dtype is FP32
         assert not amp.is_amp(joined)
 
-    def test_what_a_list_has_twice_is_written_twice(self) -> None:
+    def test_tensor_twice_in_a_list_is_written_twice(self) -> None:
         y = made_inside()
         torch._foreach_add_([y, y], [torch.ones(2, 2), torch.ones(2, 2)])
         assert y.tolist() == [[4.0, 4.0], [4.0, 4.0]]
 
-    def test_nothing_is_lost_of_what_two_views_write(self) -> None:
+    def test_writes_of_two_views_are_kept(self) -> None:
         y = made_inside().view(-1)
         torch._foreach_add_([y[:3], y[1:]], 1)
         assert y.tolist() == [3.0, 4.0, 4.0, 3.0]
@@ -195,7 +195,7 @@ class TestSelfCleaning:
         assert x.grad.dtype is FP32
 
     @pytest.mark.parametrize("use_reentrant", [True, False])
-    def test_disabled_region_in_what_checkpoint_recomputes_cleans(self, use_reentrant: bool) -> None:
+    def test_disabled_region_in_recomputed_code_cleans(self, use_reentrant: bool) -> None:
         def function(x: Tensor) -> Tensor:
             y = x @ w
             with amp.autocast("cpu", enabled=False):
@@ -301,7 +301,7 @@ class TestSelfCleaning:
             torch.set_autocast_enabled("cpu", False)
             assert torch.mm(y, torch.ones(2, 2)).dtype is FP32
 
-    def test_later_regions_take_the_results_as_they_are(self) -> None:
+    def test_later_regions_do_not_convert_the_results(self) -> None:
         y = made_inside()
         with amp.autocast("cpu"):
             assert torch.relu(y).dtype is BF16
@@ -377,7 +377,7 @@ class TestBackwardOfUsers:
     """Custom backward formulas, whose saved tensors have not been cleaned."""
 
     @pytest.mark.parametrize("kind", ["to be cleaned", "wrapped"])
-    def test_autograd_functions_meet_no_mixture(self, kind: str) -> None:
+    def test_autograd_functions_get_no_mixture(self, kind: str) -> None:
         class Product(torch.autograd.Function):
             @staticmethod
             def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
@@ -427,7 +427,7 @@ class TestLeaves:
         assert bool((parameter < 2).all())
 
     @pytest.mark.parametrize("make", [torch.zeros_like, torch.empty_like, lambda y: y.new_ones(2, 2)])
-    def test_tensors_like_them_are_as_they_are(self, make: Callable[[Tensor], Tensor]) -> None:
+    def test_tensors_like_them_are_also_cleaned(self, make: Callable[[Tensor], Tensor]) -> None:
         like = make(made_inside())
         assert like.dtype is BF16
         assert torch.mm(like, torch.ones(2, 2)).dtype is FP32

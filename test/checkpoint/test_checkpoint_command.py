@@ -44,7 +44,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return name
 
 
-def test_writes_what_eager_construction_would_have_saved(module: str, tmp_path: Path) -> None:
+def test_writes_the_checkpoint_of_eager_construction(module: str, tmp_path: Path) -> None:
     arguments = [f"{module}:build", "--args", "3", "width=32", "--seed", "7", "--dtype", "bfloat16", "--quiet"]
     threads = torch.get_num_threads()
     try:
@@ -82,7 +82,9 @@ def test_model_of_transformers_is_built_from_its_config(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(loaded.parameters(), eager.parameters(), strict=True))
 
 
-def test_plan_writes_nothing_and_tells_all(module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_reports_everything_and_writes_nothing(
+    module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([f"{module}:build", "--out", str(tmp_path / "out"), "--plan", "--max-shard-size", "20KB"]) == 0
     told = capsys.readouterr().out
     assert "model-00001-of-00002.safetensors  2 tensors  16.4 KiB\n" in told
@@ -111,7 +113,9 @@ MISUSES = {
 
 
 @pytest.mark.parametrize("name", MISUSES)
-def test_mistakes_are_told_plainly(name: str, module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_arguments_have_clear_errors(
+    name: str, module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments, message = MISUSES[name]
     filled = [argument.replace("{module}", module) for argument in arguments]
     assert main([*filled, "--out", str(tmp_path / "out"), "--quiet"]) == 2
@@ -121,7 +125,7 @@ def test_mistakes_are_told_plainly(name: str, module: str, tmp_path: Path, capsy
     assert not (tmp_path / "out").exists()
 
 
-def test_what_does_not_fit_has_an_exit_code_of_its_own(
+def test_program_that_does_not_fit_has_a_separate_exit_code(
     module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = ["--out", str(tmp_path / "out"), "--quiet"]
@@ -133,7 +137,7 @@ def test_what_does_not_fit_has_an_exit_code_of_its_own(
     assert "No space left on device" in capsys.readouterr().err
 
 
-def test_what_is_there_already_is_a_failure(module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_existing_files_are_an_error(module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [f"{module}:build", "--out", str(tmp_path / "model.safetensors"), "--quiet"]
     assert main(arguments) == 0
     assert main(arguments) == 1

@@ -27,7 +27,7 @@ def test_program(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
-def test_one_process_saves_what_eager_construction_would(tmp_path: Path) -> None:
+def test_one_process_saves_the_eager_values(tmp_path: Path) -> None:
     model = deferred_init(several_layouts)
     dcp.save(model.state_dict(), checkpoint_id=tmp_path / "deferred")
     dcp.save(several_layouts().state_dict(), checkpoint_id=tmp_path / "eager")

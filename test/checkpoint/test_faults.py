@@ -91,7 +91,7 @@ def no_space() -> OSError:
 
 # Made in the test: an error holds the frames that it has passed, with the fakes in them.
 @pytest.mark.parametrize("make_error", [KeyboardInterrupt, no_space])
-def test_interrupted_call_is_gone_on_with(
+def test_interrupted_call_continues(
     make_error: Callable[[], BaseException], eager: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "out"
@@ -146,7 +146,7 @@ def test_complete_checkpoint_is_not_written_again(eager: dict[str, bytes], tmp_p
     assert files(tmp_path / "eager") == eager
 
 
-def test_full_disk_is_noticed_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_detected_before_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil._ntuple_diskusage(10**6, 10**6, 1000)  # type: ignore[attr-defined]
     monkeypatch.setattr(folders.shutil, "disk_usage", lambda path: usage)
     with pytest.raises(OSError, match=r"No space left on device: 3.4 MiB are to be written, 1000 B are free") as caught:
@@ -179,7 +179,7 @@ def test_two_calls_into_one_folder_are_refused(eager: dict[str, bytes], tmp_path
     assert files(folder) == eager
 
 
-def test_lock_of_a_process_that_was_killed_is_no_lock(eager: dict[str, bytes], tmp_path: Path) -> None:
+def test_lock_of_a_killed_process_is_ignored(eager: dict[str, bytes], tmp_path: Path) -> None:
     folder = tmp_path / "out"
     folder.mkdir()
     (folder / ".model.lock").write_text("process 1 on nowhere")
@@ -274,9 +274,7 @@ def save_and_wait(path: Path, thread: threading.Thread) -> None:
                 thread.join()
 
 
-def test_hidden_file_that_somebody_removes_is_an_error_that_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_removed_hidden_file_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def removed(self: Any) -> None:
         raise FileNotFoundError(errno.ENOENT, "No such file or directory", "hidden")
 

@@ -95,7 +95,7 @@ def test_module_is_the_one_that_loads_after_eager_construction(
     assert torch.equal(model.plain, construct().plain)
 
 
-def test_tensors_show_the_file_and_what_is_written_stays_in_the_process(saved: Model, tmp_path: Path) -> None:
+def test_tensors_map_the_file_and_writes_stay_in_the_process(saved: Model, tmp_path: Path) -> None:
     path = of_a_file(saved, tmp_path)
     before = path.read_bytes()
     model = deferred_init(construct)
@@ -118,7 +118,7 @@ def test_loading_takes_no_memory_and_reading_takes_it_once(tmp_path: Path) -> No
     assert read < size * 5 / 4
 
 
-def test_what_is_missing_is_as_eager_construction_made_it(tmp_path: Path) -> None:
+def test_missing_tensors_keep_their_constructed_values(tmp_path: Path) -> None:
     safetensors.torch.save_file({"0.weight": torch.ones(3, 3), "other": torch.ones(1)}, tmp_path / "part.safetensors")
 
     def two() -> nn.Module:
@@ -174,7 +174,7 @@ def test_parameters_that_are_not_tied_do_not_come_to_share_memory() -> None:
     assert torch.equal(model["b"], torch.ones(3, 3))
 
 
-def test_views_of_what_is_loaded_are_not_missing(tmp_path: Path) -> None:
+def test_views_of_loaded_tensors_are_not_missing(tmp_path: Path) -> None:
     class Views(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -254,7 +254,7 @@ UNLOADABLE: dict[str, tuple[Callable[[], torch.Tensor], dict[str, Any], str]] = 
 
 
 @pytest.mark.parametrize("name", UNLOADABLE)
-def test_what_has_no_values_changes_nothing(name: str) -> None:
+def test_unloadable_values_change_nothing(name: str) -> None:
     make, options, message = UNLOADABLE[name]
     model = deferred_init(nn.Linear, 2, 2)
     with pytest.raises(ValueError, match=message):

@@ -185,7 +185,7 @@ def constructed(make: Callable[..., nn.Module], *args: Any) -> nn.Module:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
 @pytest.mark.parametrize("cls", CLASSES)
-def test_own_code_finds_what_eager_modules_have(cls: type[nn.Module], dtype: torch.dtype) -> None:
+def test_own_code_finds_the_eager_state(cls: type[nn.Module], dtype: torch.dtype) -> None:
     eager = constructed(cls)
     eager.load_state_dict(saved_state(cls, dtype))
     module = constructed(deferred_init, cls)
@@ -194,7 +194,7 @@ def test_own_code_finds_what_eager_modules_have(cls: type[nn.Module], dtype: tor
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-def test_own_code_finds_what_is_in_a_file(cls: type[nn.Module], tmp_path: Path) -> None:
+def test_own_code_finds_the_values_of_the_file(cls: type[nn.Module], tmp_path: Path) -> None:
     torch.save(saved_state(cls), tmp_path / "model.pt")
     eager = constructed(cls)
     eager.load_state_dict(saved_state(cls))
@@ -218,7 +218,7 @@ def test_own_code_finds_values_in_the_recorded_dtype(cls: type[nn.Module]) -> No
 
 
 @pytest.mark.parametrize("cls", [cls for cls in CLASSES if cls is not ReplacesParameter and cls is not GivesOtherData])
-def test_what_is_loaded_is_put_back_on_an_error(cls: type[nn.Module]) -> None:
+def test_loaded_tensors_are_restored_on_an_error(cls: type[nn.Module]) -> None:
     module = constructed(deferred_init, cls)
     state = saved_state(cls)
     with pytest.raises(RuntimeError, match="Unexpected key"):
@@ -250,7 +250,7 @@ def test_a_hook_that_raises_leaves_the_values_of_construction() -> None:
     assert torch.equal(module.weight, constructed(make).weight)
 
 
-def test_what_a_hook_keeps_elsewhere_is_not_changed_by_later_writes() -> None:
+def test_tensors_kept_by_a_hook_are_not_changed_by_later_writes() -> None:
     kept: list[torch.Tensor] = []
 
     def keep(module: nn.Module, keys: object) -> None:
@@ -283,7 +283,7 @@ def test_with_hooks_memory_is_shared_as_without(tmp_path: Path) -> None:
         (lambda: nn.LazyConv2d(2, 3), (1, 3, 5, 5)),
     ],
 )
-def test_lazy_modules_get_the_shapes_of_what_is_loaded(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
+def test_lazy_modules_get_the_loaded_shapes(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
     saved = make()
     saved(torch.randn(shape))
     module = deferred_init(make)

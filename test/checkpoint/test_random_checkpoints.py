@@ -100,7 +100,7 @@ def test_files_are_divided_as_huggingface_hub_divides_them(sizes: list[int], lim
 
 @SETTINGS
 @hypothesis.given(STATES)
-def test_what_was_saved_is_loaded(state: Any) -> None:
+def test_saved_tensors_are_loaded(state: Any) -> None:
     def construct() -> nn.Module:
         module = nn.Module()
         for i, tensor in enumerate(make(state).values()):

@@ -129,7 +129,7 @@ def test_names_that_share_memory_are_noted_as_by_huggingface_hub(tmp_path: Path)
     assert ours["__metadata__"] == {"format": "pt", "2.weight": "0.weight"}
 
 
-def test_expanded_view_does_not_stand_for_what_it_is_a_view_of(tmp_path: Path) -> None:
+def test_expanded_view_does_not_replace_its_base(tmp_path: Path) -> None:
     def construct() -> dict[str, torch.Tensor]:
         weight = torch.arange(4.0)
         return {"expanded": weight[:2].expand(2, 2), "weight": weight}
@@ -171,7 +171,7 @@ def test_varied_tensors_have_the_bytes_of_save_file(dtype: Any, tmp_path: Path) 
     assert (tmp_path / "ours.safetensors").read_bytes() == (tmp_path / "theirs.safetensors").read_bytes()
 
 
-def test_real_tensors_and_state_dicts_are_written_as_they_are(tmp_path: Path) -> None:
+def test_real_tensors_and_state_dicts_are_written_unchanged(tmp_path: Path) -> None:
     state = {"real": torch.randn(1500, 1000), "deferred": deferred_init(torch.ones, 500, 200)}
     save_safetensors(state, tmp_path / "ours.safetensors", max_memory="4MiB", metadata={"epoch": "3"})
     found = safetensors.torch.load_file(tmp_path / "ours.safetensors")
@@ -186,7 +186,7 @@ def test_memory_is_bounded(construct: Callable[[], nn.Module], max_memory: int, 
     assert run_alone(grow_while_saving, construct, tmp_path, max_memory) <= max_memory
 
 
-def test_what_needs_more_memory_is_told_before_anything_is_written(tmp_path: Path) -> None:
+def test_insufficient_memory_is_reported_before_writing(tmp_path: Path) -> None:
     model = deferred_init(lambda: nn.ParameterDict({"w": nn.init.orthogonal_(torch.empty(800, 800))}))
     with pytest.raises(MemoryError, match=r"`w` of shape \(800, 800\) takes .* MiB, .*`max_memory` is 4.0 MiB"):
         save_safetensors(model, tmp_path / "out", max_memory="4MiB")
@@ -212,7 +212,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_saved_is_refused_by_name(name: str, tmp_path: Path) -> None:
+def test_error_names_the_tensor_that_cannot_be_saved(name: str, tmp_path: Path) -> None:
     make, error, message = REFUSED[name]
     with pytest.raises(error, match=message):
         save_safetensors(make(), tmp_path / "out")

@@ -20,7 +20,7 @@ pytestmark = [
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_autocast_launches_what_pytorchs_launches(name: str, way: str, dtype: torch.dtype) -> None:
+def test_autocast_launches_the_same_kernels_as_pytorchs(name: str, way: str, dtype: torch.dtype) -> None:
     _, expected = training(PROGRAMS[name], peer_of(way), dtype)
     launches = launches_of(expected)
     assert len(launches) > 10
@@ -29,6 +29,6 @@ def test_autocast_launches_what_pytorchs_launches(name: str, way: str, dtype: to
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_inference_mode_launches_what_pytorchs_launches(name: str) -> None:
+def test_inference_mode_launches_the_same_kernels_as_pytorchs(name: str) -> None:
     expected = launches_of(inference(PROGRAMS[name], torch.inference_mode))
     assert launches_of(inference(PROGRAMS[name], inference_mode)) == expected

@@ -83,7 +83,7 @@ class TestValues:
         materialize_module(module)
         assert_same_values(module, eager)
 
-    def test_recorded_values_come_back_whatever_was_done_to_them(self) -> None:
+    def test_recorded_values_are_restored_after_any_change(self) -> None:
         eager, module = build_both(lambda: nn.Linear(3, 3))
         materialize_module(module, retain_graph=True)
         with torch.no_grad():
@@ -133,7 +133,7 @@ class TestValues:
         assert inference.is_inference()
         assert inference.tolist() == [1.0, 1.0]
 
-    def test_what_is_done_while_deferred_again_is_recorded(self) -> None:
+    def test_operators_on_redeferred_tensors_are_recorded(self) -> None:
         tensor = deferred_init(torch.arange, 3.0)
         materialize_tensor(tensor, retain_graph=True)
         defer_again(tensor)
@@ -230,7 +230,7 @@ class TestMemory:
         gc.collect()
         assert watched() is None
 
-    def test_recording_is_not_kept_unless_asked_for(self) -> None:
+    def test_recording_is_not_kept_by_default(self) -> None:
         tensor = deferred_init(torch.ones, 3)
         materialize_tensor(tensor, retain_graph=True)
         defer_again(tensor)

@@ -40,7 +40,7 @@ CHANGES_OF_METADATA = {
 
 
 class TestIdentity:
-    def test_every_holder_sees_the_real_tensor(self) -> None:
+    def test_every_holder_gets_the_real_tensor(self) -> None:
         module = deferred_init(nn.Linear, 3, 3)
         weight = module.weight
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
@@ -107,7 +107,7 @@ class TestIdentity:
         other.load_state_dict(torch.load(f"{tmp_path}/state.pt"))
         assert_same_tensor(other.weight.detach().clone(), module.weight.detach().clone())
 
-    def test_real_tensor_that_was_given_deferred_data_becomes_real_too(self) -> None:
+    def test_real_tensor_with_deferred_data_is_materialized(self) -> None:
         real = torch.zeros(1)
         deferred = deferred_init(torch.arange, 3.0)
         real.data = deferred
@@ -185,7 +185,7 @@ class TestAfterConstruction:
         assert is_deferred(output)
         assert torch.equal(materialize_tensor(output), eager(torch.ones(1, 3)))
 
-    def test_forward_with_fake_input_computes_fakes_that_nobody_can_materialize(self) -> None:
+    def test_forward_with_fake_input_computes_fakes_that_cannot_be_materialized(self) -> None:
         module = deferred_init(nn.Linear, 3, 2)
         with fake_mode():
             output = module(torch.ones(1, 3))

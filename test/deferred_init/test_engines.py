@@ -55,7 +55,7 @@ def test_processes_that_construct_other_values_get_those_of_rank_0(name: str) ->
     run(name)
 
 
-def test_ranks_that_have_recorded_other_draws_are_told() -> None:
+def test_ranks_with_different_draws_are_reported() -> None:
     run("ranks_that_are_compared")
 
 
@@ -76,7 +76,7 @@ def test_data_parallel_module_has_the_values_of_the_eager_one_and_trains_like_it
     run(name)
 
 
-def test_pipeline_stage_has_the_values_of_the_eager_one_and_what_it_drops_is_not_computed() -> None:
+def test_pipeline_stage_has_the_eager_values_and_dropped_modules_are_not_computed() -> None:
     run("pipeline")
 
 

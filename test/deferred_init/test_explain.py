@@ -38,7 +38,7 @@ class TestExplain(TestCase):
         assert isinstance(built, Tensor)
         return str(explain(built))
 
-    def test_random_operators_tell_their_offsets(self) -> None:
+    def test_random_operators_record_their_offsets(self) -> None:
         module = deferred_init(nn.Linear, 4, 4)
         self.assertExpectedInline(
             self.explain(module.bias),
@@ -62,7 +62,7 @@ return %1""",
 return %1 as float32[2, 2] at 1""",
         )
 
-    def test_what_went_into_another_tensor_is_told_too(self) -> None:
+    def test_operators_of_other_tensors_are_included(self) -> None:
         outside = torch.ones(2)
 
         def build() -> Tensor:
@@ -83,7 +83,7 @@ return %1 as float32[2, 2] at 1""",
 return %7""",
         )
 
-    def test_summary_counts_what_modules_hold(self) -> None:
+    def test_summary_counts_the_tensors_of_modules(self) -> None:
         class Model(nn.Module):
             def __init__(self) -> None:
                 super().__init__()
@@ -191,7 +191,7 @@ class TestRecords:
         with pytest.raises(TypeError, match=r"export_graph\(\) takes a module, but `module` is a Tensor"):
             export_graph(torch.ones(1), tmp_path / "graph.dot")
 
-    def test_graph_quotes_what_dot_would_read_otherwise(self, tmp_path: Path) -> None:
+    def test_graph_quotes_special_characters_of_dot(self, tmp_path: Path) -> None:
         module = nn.Module()
         module.register_buffer('a"b\\c', deferred_init(torch.ones, 1))
         export_graph(module, tmp_path / "graph.dot")
@@ -204,7 +204,7 @@ class TestRecords:
 
 
 class TestTracing:
-    def test_operations_know_the_users_line(self) -> None:
+    def test_operations_record_the_users_line(self) -> None:
         class Model(nn.Module):
             def __init__(self) -> None:
                 super().__init__()
@@ -226,7 +226,7 @@ class TestTracing:
             f"{line_of('constructed')} in test_a_module_of_pytorchs_own_is_traced_to_its_construction"
         )
 
-    def test_what_happens_after_construction_is_traced_in_the_block(self) -> None:
+    def test_operators_after_construction_are_traced_in_the_block(self) -> None:
         tensor = deferred_init(torch.ones, 2)
         with tracing():
             tensor.add_(1)  # added

@@ -188,5 +188,5 @@ def failed_imports(used: bool) -> str:
     return result.stdout
 
 
-def test_what_is_imported_afterwards_is_imported_as_before() -> None:
+def test_later_imports_are_unaffected() -> None:
     assert failed_imports(used=True) == failed_imports(used=False)

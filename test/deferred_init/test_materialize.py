@@ -48,7 +48,7 @@ def other_device(request: pytest.FixtureRequest) -> str:
 
 class TestDtype:
     @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
-    def test_module_is_what_to_makes_of_the_eager_one(self, dtype: torch.dtype) -> None:
+    def test_module_equals_the_converted_eager_one(self, dtype: torch.dtype) -> None:
         eager, deferred = build_both(Model)
         del eager.phases, deferred.phases
         materialize_module(deferred, dtype=dtype)
@@ -126,7 +126,7 @@ class TestDtype:
         assert view.is_inference()
         assert view.tolist() == [1.0, 1.0]
 
-    def test_real_tensor_with_deferred_data_is_converted_when_it_is_asked_for(self) -> None:
+    def test_real_tensor_with_deferred_data_is_converted_on_request(self) -> None:
         module = nn.Module()
         module.weight = nn.Parameter(torch.zeros(1))
         module.weight.data = deferred_init(torch.arange, 3.0)
@@ -134,7 +134,7 @@ class TestDtype:
         assert module.weight.dtype == torch.float64
         assert module.weight.tolist() == [0.0, 1.0, 2.0]
 
-    def test_real_tensor_with_deferred_data_stays_deferred_when_nobody_asks(self) -> None:
+    def test_real_tensor_with_deferred_data_stays_deferred_by_default(self) -> None:
         real = torch.zeros(1)
         deferred = deferred_init(torch.arange, 3.0)
         real.data = deferred
@@ -145,7 +145,7 @@ class TestDtype:
 
 
 class TestIdentity:
-    def test_every_holder_sees_the_converted_tensor(self) -> None:
+    def test_every_holder_gets_the_converted_tensor(self) -> None:
         module = deferred_init(nn.Linear, 3, 3)
         weight, view, alias = module.weight, module.weight[0], module.weight.data
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
@@ -188,7 +188,7 @@ class TestIdentity:
         assert is_deferred(module[1].weight)
         assert module[1].running_mean.dtype == torch.float64
 
-    def test_what_is_real_stays_as_it_is(self) -> None:
+    def test_real_tensors_are_unchanged(self) -> None:
         module = deferred_init(nn.Linear, 2, 2)
         materialize_tensor(module.weight)
         materialize_module(module, dtype=torch.float64)
@@ -231,7 +231,7 @@ class TestDevice:
         ids=["factory", "moved_away", "moved_there", "like"],
     )
     @pytest.mark.parametrize("device", [None, "cpu"], ids=["as_recorded", "on_cpu"])
-    def test_what_was_recorded_on_fake_cuda_says_why_it_cannot_be_computed(
+    def test_recording_on_fake_cuda_gives_the_reason_why_it_cannot_be_computed(
         self, build: Callable[[], Tensor], device: str | None
     ) -> None:
         with fake_mode(fake_cuda=True):
@@ -284,7 +284,7 @@ class TestDevice:
 
 
 class TestFailure:
-    def test_what_is_done_is_real_and_the_rest_deferred(self) -> None:
+    def test_computed_tensors_are_real_and_the_rest_is_deferred(self) -> None:
         outside = too_large_to_copy()
         module = deferred_init(BuiltOn, outside)
         first, last = _C.evaluate(module.first).double(), _C.evaluate(module.last).double()
@@ -369,13 +369,13 @@ class TestProgress:
         materialize_module(module, dtype=dtype, progress=True)
         assert [(bar.done, bar.total, bar.calls) for bar in bars] == [(nbytes, nbytes, 8)]
 
-    def test_lazy_parameters_are_counted_too(self, bars: list[Any]) -> None:
+    def test_lazy_parameters_are_counted(self, bars: list[Any]) -> None:
         module = deferred_init(nn.LazyLinear, 3)
         materialize_module(module, dtype=torch.float64, progress=True)
         assert [(bar.done, bar.total, bar.calls) for bar in bars] == [(0, 0, 2)]
         assert module(torch.ones(1, 4, dtype=torch.float64)).shape == (1, 3)
 
-    def test_nothing_is_shown_unless_asked_for(self, bars: list[Any]) -> None:
+    def test_nothing_is_shown_by_default(self, bars: list[Any]) -> None:
         materialize_module(deferred_init(Model))
         assert not bars
 
@@ -391,7 +391,7 @@ class TestProgress:
             materialize_module(module, progress=True)
         assert is_deferred(module.weight)
 
-    def test_missing_tqdm_says_what_to_type(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_missing_tqdm_names_the_command(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "tqdm.auto", None)
         module = deferred_init(nn.Linear, 2, 2)
         with pytest.raises(ImportError, match="pip install tqdm"):
@@ -481,7 +481,7 @@ class TestTensorsInOtherObjects:
         ],
         ids=["distribution", "nested", "partial", "closure", "method", "deque", "namespace", "hidden_module"],
     )
-    def test_materializes_what_objects_hold(self, hold: Callable[[Tensor], object]) -> None:
+    def test_materializes_tensors_in_objects(self, hold: Callable[[Tensor], object]) -> None:
         tensor = None
 
         def build() -> nn.Module:
@@ -508,8 +508,8 @@ class TestTensorsInOtherObjects:
         assert not is_fake(module.weight)
 
     @pytest.mark.parametrize("hold", [lambda t: ListOfItsOwn([t]), lambda t: DictOfItsOwn(t=t)], ids=["list", "dict"])
-    def test_materializes_what_containers_hold_that_iterate_differently(self, hold: Callable[[Tensor], object]) -> None:
-        self.test_materializes_what_objects_hold(hold)
+    def test_materializes_tensors_in_containers_with_custom_iteration(self, hold: Callable[[Tensor], object]) -> None:
+        self.test_materializes_tensors_in_objects(hold)
 
     def test_materializes_slots_and_attributes_of_tensors(self) -> None:
         def build() -> nn.Module:
@@ -542,7 +542,7 @@ class TestTensorsInOtherObjects:
         assert is_fake(module.other.t)
 
 
-def test_others_may_ask_about_fakes_while_tensors_become_real() -> None:
+def test_other_threads_may_query_fakes_during_materialization() -> None:
     """Threads that hold the GIL wait for the lock of storages, and vice versa."""
     program = """if True:
         import faulthandler, threading, torch

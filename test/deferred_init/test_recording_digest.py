@@ -60,16 +60,16 @@ DIFFERENT: dict[str, tuple[Callable[[], Tensor], Callable[[], Tensor]]] = {
 
 
 @pytest.mark.parametrize(("one", "other"), DIFFERENT.values(), ids=DIFFERENT)
-def test_digests_tell_apart(one: Callable[[], Tensor], other: Callable[[], Tensor]) -> None:
+def test_digests_differ(one: Callable[[], Tensor], other: Callable[[], Tensor]) -> None:
     assert digest_of(one) == digest_of(one)
     assert digest_of(one) != digest_of(other)
 
 
-def test_digests_tell_seeds_apart() -> None:
+def test_digests_differ_between_seeds() -> None:
     assert digest_of(lambda: torch.rand(8), 0) != digest_of(lambda: torch.rand(8), 1)
 
 
-def test_digests_do_not_depend_on_what_was_recorded_besides() -> None:
+def test_digests_do_not_depend_on_other_recordings() -> None:
     def beside() -> Tensor:
         torch.ones(3).add_(1)
         result = torch.rand(8)
@@ -81,7 +81,7 @@ def test_digests_do_not_depend_on_what_was_recorded_besides() -> None:
     assert digest_of(lambda: filled(ones[64:].view(8, 8))) == digest_of(lambda: filled(ones[:64].view(8, 8)))
 
 
-def test_draws_on_cuda_are_sources_too() -> None:
+def test_draws_on_cuda_are_sources() -> None:
     with fake_mode(fake_cuda=1):
         torch.cuda.manual_seed(0)
         tensor = deferred_init(torch.rand, 8, device="cuda")

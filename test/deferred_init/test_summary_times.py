@@ -99,7 +99,7 @@ def test_measuring_changes_neither_the_module_nor_random_states() -> None:
         assert torch.equal(actual, expected)
 
 
-def test_what_is_real_takes_no_time() -> None:
+def test_real_tensors_take_no_time() -> None:
     module = deferred_init(Model)
     materialize_module(module.inner)
     (modules, operators) = tables(summary(module, time=True))
@@ -108,7 +108,7 @@ def test_what_is_real_takes_no_time() -> None:
     assert len(tables(summary(nn.Linear(2, 2), time=True))) == 1
 
 
-def test_lazy_and_sparse_tensors_are_told_too() -> None:
+def test_lazy_and_sparse_tensors_are_described() -> None:
     def build() -> nn.Module:
         module = nn.Sequential(nn.LazyLinear(3), nn.Linear(2, 2))
         module.register_buffer("sparse", torch.eye(3).to_sparse())
@@ -118,7 +118,7 @@ def test_lazy_and_sparse_tensors_are_told_too() -> None:
     assert [row[0] for row in modules[1:]] == ["(self)", "0", "1", "total"]
 
 
-def test_what_a_missing_device_takes_is_predicted_only() -> None:
+def test_time_on_a_missing_device_is_only_predicted() -> None:
     with fake_mode(fake_cuda=1):
         module = deferred_init(lambda: nn.Linear(2, 2, device="cuda"))
         assert "aten::uniform_" in summary(module, time="predicted")
@@ -126,7 +126,7 @@ def test_what_a_missing_device_takes_is_predicted_only() -> None:
             summary(module, time=True)
 
 
-def test_what_is_measured_is_what_materializing_runs() -> None:
+def test_measured_operators_are_those_that_materializing_runs() -> None:
     """An operator does not run within the preceding fill if its argument is a tensor of the module."""
 
     def build() -> nn.ParameterList:

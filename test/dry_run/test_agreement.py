@@ -90,7 +90,7 @@ def test_result_is_unknown_where_nothing_is_assumed(name: str) -> None:
         CALLS[name][0]()
 
 
-def test_what_another_process_sends_is_assumed(job: World) -> None:
+def test_messages_of_other_processes_are_assumed(job: World) -> None:
     tensor = known(3)
     dist.recv(tensor, src=0)
     assert tensor.tolist() == [3], "as if it had what this one has"

@@ -28,7 +28,7 @@ def sharded() -> nn.Module:
 
 
 @pytest.mark.parametrize("rank", [0, 5])
-def test_save_plans_what_this_rank_would_write(rank: int, tmp_path: Path) -> None:
+def test_save_plans_the_writes_of_this_rank(rank: int, tmp_path: Path) -> None:
     with world(SIZE, rank, values="assume") as job:
         metadata = dcp.save({"model": sharded().state_dict()}, checkpoint_id=tmp_path)
     weight = metadata.state_dict_metadata["model.weight"]

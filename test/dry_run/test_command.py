@@ -130,7 +130,7 @@ def test_products_that_are_given_the_dtype_of_their_result_are_counted(command: 
     assert f"{6 * 2 * 8**3 / 1e3:.3g} kFLOP in a step" in ended.out, ended.out
 
 
-def test_program_that_does_not_fit_is_told_what_it_needs(command: Command) -> None:
+def test_program_that_does_not_fit_gets_the_required_memory(command: Command) -> None:
     ended = command(TRAIN, "--gpu-memory", "2", arguments=["train.py", "8000000"])
     assert ended.code == 3
     assert "rank 0 of 1: does not fit, 2 of 2 steps" in ended.out
@@ -168,7 +168,7 @@ def test_out_of_memory_that_the_program_handles_fits(command: Command) -> None:
     ("failure", "code"),
     [("torch.empty(1 << 40, device='cuda')", 3), ("raise ValueError('after the steps')", 1), ("sys.exit(7)", 7)],
 )
-def test_what_happens_after_the_steps_does_not_count(command: Command, failure: str, code: int) -> None:
+def test_code_after_the_steps_does_not_count(command: Command, failure: str, code: int) -> None:
     """Neither the step that counts operations nor code after the last optimizer call is part of the run."""
     ended = command(TRAIN.replace("loss = model", f"step == 2 and exec({failure!r}); loss = model"), "--no-flops")
     assert ended.code == code
@@ -319,7 +319,7 @@ def test_scripts_run_as_by_python(fresh_command: Command, tmp_path: Path, monkey
     assert "beside the script __main__ ['scripts/go.py', '-x']" in ended.out
 
 
-def test_compilers_are_ignored_and_the_report_says_so(command: Command) -> None:
+def test_compilers_are_ignored_and_reported(command: Command) -> None:
     ended = command(TRAIN.replace("optimizer =", "model = torch.compile(model)\n    optimizer ="))
     assert ended.code == 0, ended.err
     assert re.search(
@@ -673,7 +673,7 @@ DESCRIBED = """
 """
 
 
-def test_described_tensors_keep_what_they_are(command: Command) -> None:
+def test_described_tensors_keep_their_properties(command: Command) -> None:
     ended = command(DESCRIBED, "--to-end")
     assert ended.code == 0, ended.err
 
@@ -714,7 +714,7 @@ SAFETENSORS = """
 """
 
 
-def test_safetensors_read_what_they_have_described(command: Command, tmp_path: Path) -> None:
+def test_safetensors_are_read_as_described(command: Command, tmp_path: Path) -> None:
     safetensors = pytest.importorskip("safetensors.torch")
     safetensors.save_file({"a": torch.ones(3)}, tmp_path / "real.safetensors")
     ended = command(SAFETENSORS, "--to-end", "--keep-files", str(tmp_path / "kept"))
@@ -742,7 +742,7 @@ def test_command_does_not_start_where_files_cannot_be_guarded(
         assert "this system has no Landlock" in capfd.readouterr().err
 
 
-def test_refused_writes_say_what_to_do(fresh_command: Command, tmp_path: Path) -> None:
+def test_rejected_writes_name_the_remedy(fresh_command: Command, tmp_path: Path) -> None:
     pytest.importorskip("tokenizers")
     (tmp_path / "vocabulary").mkdir()
     ended = fresh_command("""
@@ -867,7 +867,7 @@ time.sleep(600)
     assert not [process for process in words[:-1] if Path("/proc", process, "exe").exists()]
 
 
-def test_library_in_c_that_reads_a_fake_ends_the_process_and_the_report_says_why(command: Command) -> None:
+def test_c_library_that_reads_a_fake_ends_the_process_with_a_reason(command: Command) -> None:
     ended = command(
         """
         import ctypes, torch

@@ -231,7 +231,7 @@ print(open("out.log").read().strip())
     ]
 
 
-def test_changes_are_told(scratch: Path, work: Path) -> None:
+def test_changes_are_reported(scratch: Path, work: Path) -> None:
     program = """
 import os, shutil
 open("new", "w").write("12345")
@@ -253,6 +253,6 @@ os.remove("gone")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_what_the_program_may_not_write_is_refused(scratch: Path, work: Path) -> None:
+def test_forbidden_writes_are_errors(scratch: Path, work: Path) -> None:
     (work / "a").chmod(0o400)
     assert python(scratch, work, "try: open('a', 'w')\nexcept PermissionError as e: print(e.filename)") == "a"

@@ -156,7 +156,7 @@ report(before=before, after=after, is_same_version=version == counter._version)
     ],
     ids=["tensor-on-cpu", "missing-argument", "wrong-grid"],
 )
-def test_launch_refuses_what_a_real_one_refuses(call: str, message: str, tmp_path: Path) -> None:
+def test_launch_raises_the_errors_of_a_real_one(call: str, message: str, tmp_path: Path) -> None:
     program = dedent(KERNELS) + f"\ntry: {call}\nexcept Exception as error: report(message=str(error))\n"
     said, _ = run(tmp_path, program, TRITON)
     assert message in said["message"]

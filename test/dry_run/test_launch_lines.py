@@ -129,7 +129,7 @@ def test_launchers_are_understood(line: str, expected: Launch) -> None:
     ],
 )
 @pytest.mark.usefixtures("launchers")
-def test_what_is_not_known_of_a_launcher_is_refused(line: str, message: str) -> None:
+def test_unknown_launcher_options_are_errors(line: str, message: str) -> None:
     called = launcher_of(line.split())
     assert called is not None
     with pytest.raises(ValueError, match=message):

@@ -71,7 +71,9 @@ def real_logs(name: str, folder: Path) -> list[Log]:
 
 @pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_pipeline_exchanges_what_it_does_on_gloo(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_pipeline_exchanges_the_same_messages_as_on_gloo(
+    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     capfd.readouterr()
     size = PROGRAMS[name][1]
     options = ["--no-lines", "--world-size", str(size), "--rank", "all", "--values", "raise", "--to-end"]
@@ -84,7 +86,7 @@ def test_pipeline_exchanges_what_it_does_on_gloo(name: str, tmp_path: Path, capf
     assert [dry[rank] for rank in range(size)] == real
 
 
-def test_rank_that_is_asked_for_has_its_report_alone(run: Callable[..., Ended]) -> None:
+def test_requested_rank_has_only_its_report(run: Callable[..., Ended]) -> None:
     program = (
         START
         + """
@@ -104,7 +106,7 @@ def test_rank_that_is_asked_for_has_its_report_alone(run: Callable[..., Ended]) 
     assert "taken from dry runs of the ranks that send them: 1 of rank 1" in ended.out
 
 
-def test_rank_by_itself_is_told_what_is_assumed(run: Callable[..., Ended]) -> None:
+def test_single_rank_reports_the_assumptions(run: Callable[..., Ended]) -> None:
     program = (
         START
         + """
@@ -167,7 +169,7 @@ def test_message_in_a_part_leaves_the_rest(run: Callable[..., Ended], policy: st
     assert "assuming" not in ended.out
 
 
-def test_policy_that_the_sender_stands_on_is_named_by_the_receiver() -> None:
+def test_receiver_names_the_policy_of_the_sender() -> None:
     with rank_0(message(5, kind=_C.BY_MASKS)) as (job, arrived):
         dist.send((torch.randn(8, device="cuda") > 0).sum(), 1)
         assert arrived.told[0].message.kind == _C.BY_MASKS
@@ -339,7 +341,7 @@ def test_objects_that_are_refused_are_not_reported_as_assumed() -> None:
 
 
 @pytest.mark.parametrize("numbers", [[], [0]], ids=["no_numbers", "zero"])
-def test_ranks_that_check_what_rank_0_has_do_not_wait_for_it(numbers: list[int]) -> None:
+def test_ranks_that_check_values_of_rank_0_do_not_wait(numbers: list[int]) -> None:
     job = world(2, 1)
     job.messages = arrived = Arrived()
     with job:
@@ -434,7 +436,7 @@ def test_sender_that_sends_nothing_is_named(run: Callable[..., Ended], failure: 
     assert "recv_object_list() returns what rank 0 of the group sends." in ended.err
 
 
-def test_broadcast_into_nothing_takes_what_the_root_says(run: Callable[..., Ended]) -> None:
+def test_broadcast_into_placeholders_gets_the_objects_of_the_root(run: Callable[..., Ended]) -> None:
     program = (
         START
         + """
@@ -452,7 +454,7 @@ def test_broadcast_into_nothing_takes_what_the_root_says(run: Callable[..., Ende
     assert "READ [{'lr': 1}, None] [3, 4] [12]\n" in ended.out
 
 
-def test_broadcast_of_what_every_rank_has_runs_no_other_rank(run: Callable[..., Ended]) -> None:
+def test_broadcast_of_equal_values_runs_no_other_rank(run: Callable[..., Ended]) -> None:
     program = (
         START
         + """

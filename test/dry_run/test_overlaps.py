@@ -26,7 +26,7 @@ def tensor() -> torch.Tensor:
     return torch.ones(4, device="cuda")
 
 
-def test_nothing_overlaps_with_what_is_waited_for_at_once(job: World) -> None:
+def test_nothing_overlaps_with_an_immediate_wait(job: World) -> None:
     dist.all_reduce(tensor())
     tensor()
     assert (job.collectives[0].stream, job.collectives[0].overlap, job.collectives[0].overlaps) == (0, 0, False)

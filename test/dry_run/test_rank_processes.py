@@ -102,7 +102,7 @@ def test_rank_that_has_ended_before_its_answer_ends_no_other() -> None:
     assert rank.awaits is None
 
 
-def test_all_ranks_are_closed_with_one_patience_whatever_one_raises(job: RankProcesses) -> None:
+def test_all_ranks_are_closed_with_one_deadline_even_if_one_raises(job: RankProcesses) -> None:
     def fail(patience: Patience | None) -> None:
         raise OSError("disk full")
 
@@ -148,7 +148,7 @@ def test_second_signal_ends_all_processes_at_once(start: Callable[[], ChildProce
     assert [process.poll() for process in processes] == [-signal.SIGKILL] * 2
 
 
-def test_process_that_does_not_end_by_itself_is_killed(start: Callable[[], ChildProcess]) -> None:
+def test_process_that_does_not_end_is_killed(start: Callable[[], ChildProcess]) -> None:
     process = start()
     with Patience(0.2) as patience:
         process.stop(patience)

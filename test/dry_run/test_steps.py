@@ -108,7 +108,7 @@ def test_floating_point_operations_are_those_of_one_whole_step(run: Run, name: s
         ("break", "the program has ended within the step that was to be counted"),
     ],
 )
-def test_report_says_why_operations_were_not_counted(run: Run, ending: str, why: str) -> None:
+def test_report_gives_the_reason_for_uncounted_operations(run: Run, ending: str, why: str) -> None:
     program = PROGRAMS["plain"]
     report = run(
         source_of(program._replace(loop=f"if i == 2: model(batch()); {ending}\n{program.loop}"), 1000),
@@ -129,7 +129,7 @@ def test_report_says_why_operations_were_not_counted(run: Run, ending: str, why:
     ],
     ids=["to its end", "too few", "no further step"],
 )
-def test_report_says_which_program_has_no_step_to_count(run: Run, goal: Goal, steps: int, why: str) -> None:
+def test_report_names_the_program_without_a_countable_step(run: Run, goal: Goal, steps: int, why: str) -> None:
     report = run(source_of(PROGRAMS["plain"], steps), goal, counts_flops=True)
     assert (report.flops, report.flops_error) == (None, why)
     assert f"The floating-point operations were not counted: {why}." in text_of(report, 1)
@@ -168,7 +168,7 @@ def test_optimizer_that_is_not_called_is_left_out_with_a_remark(run: Run, ends: 
     )
 
 
-def test_program_without_steps_is_told_from_one_that_fits(run: Run) -> None:
+def test_program_without_steps_is_distinguished_from_one_that_fits(run: Run) -> None:
     by_hand = "for p in model.parameters(): p.data.sub_(p.grad); p.grad = None"
     program = Program("model = net(256, 512)", f"model(batch()).sum().backward()\n{by_hand}", 0, 0)
     report = run(source_of(program, 3), Goal(STEP, 2))

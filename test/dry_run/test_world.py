@@ -55,7 +55,7 @@ def test_gpus_are_those_of_one_machine_and_the_local_rank_is_current(job: World)
     assert is_fake(on_gpu(2))
 
 
-def test_current_device_stays_the_first_if_asked() -> None:
+def test_current_device_stays_the_first_on_request() -> None:
     with world(SIZE, RANK, FakeGPU("A100-40GB"), set_device=False):
         assert torch.cuda.current_device() == 0
 
@@ -77,9 +77,7 @@ def test_world_without_gpus() -> None:
         (None, None, "undefined"),
     ],
 )
-def test_backend_is_what_the_program_asks_for(
-    job: World, backend: str | None, init_method: str | None, found: str
-) -> None:
+def test_backend_is_the_requested_one(job: World, backend: str | None, init_method: str | None, found: str) -> None:
     ranks = {} if init_method is None or "tcp" not in init_method else {"rank": RANK, "world_size": SIZE}
     dist.init_process_group(backend, init_method=init_method, **ranks)  # type: ignore[arg-type]
     assert dist.get_backend() == found
@@ -104,7 +102,7 @@ def test_backend_refuses_the_devices_that_it_does_not_serve(job: World) -> None:
 
 
 @pytest.mark.parametrize("device_ids", [None, [7]])
-def test_barrier_meets_nobody_on_the_device_of_its_backend(job: World, device_ids: list[int] | None) -> None:
+def test_barrier_returns_on_the_device_of_its_backend(job: World, device_ids: list[int] | None) -> None:
     dist.init_process_group("nccl")
     dist.barrier(device_ids=device_ids)
     assert [(record.operator, record.device) for record in job.collectives[-1:]] == [("barrier", "cuda:7")]
@@ -181,7 +179,7 @@ def test_decorated_function_has_a_world_for_each_call() -> None:
     assert not dist.is_initialized()
 
 
-def test_store_returns_what_was_set_and_refuses_what_nobody_sets(job: World) -> None:
+def test_store_returns_set_values_and_rejects_unset_ones(job: World) -> None:
     dist.init_process_group("nccl")
     store = dist.distributed_c10d._get_default_store()
     store.set("key", "value")
@@ -195,7 +193,7 @@ def test_store_returns_what_was_set_and_refuses_what_nobody_sets(job: World) -> 
         store.wait(["other"])
 
 
-def test_barriers_wait_for_nobody(job: World) -> None:
+def test_barriers_do_not_wait(job: World) -> None:
     dist.barrier()
     with pytest.raises(ValueError, match="monitored_barrier is only implemented for GLOO"):
         dist.monitored_barrier()
@@ -222,7 +220,7 @@ def test_objects_of_others_are_those_of_this_rank(job: World) -> None:
     [lambda: dist.recv_object_list([None], src=0), lambda: dist.scatter_object_list([None], None, src=0)],
     ids=["recv", "scatter"],
 )
-def test_object_that_only_another_rank_knows_is_refused(job: World, receive: object) -> None:
+def test_object_of_another_rank_is_an_error(job: World, receive: object) -> None:
     with pytest.raises(RuntimeError, match="what rank 0 of the group sends, but in a dry run this process is alone"):
         receive()  # type: ignore[operator]
 
@@ -269,7 +267,7 @@ def test_group_is_named_by_the_dimension_of_its_mesh(job: World) -> None:
     assert (job.collectives[0].group, job.collectives[0].ranks) == ("tp", tuple(range(504, 512)))
 
 
-def test_record_of_a_functional_collective_knows_where_it_was_waited_for(job: World) -> None:
+def test_record_of_a_functional_collective_has_the_place_of_its_wait(job: World) -> None:
     class Reducing(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return funcol.all_reduce(x, "sum", dist.group.WORLD)
@@ -283,10 +281,10 @@ def test_record_of_a_functional_collective_knows_where_it_was_waited_for(job: Wo
     assert job.collectives[0].overlaps
 
 
-def test_line_is_recorded_if_asked() -> None:
+def test_line_is_recorded_on_request() -> None:
     with world(8, trace=True) as job:
         dist.all_reduce(on_gpu(1))
-    assert job.collectives[0].line.endswith("in test_line_is_recorded_if_asked")
+    assert job.collectives[0].line.endswith("in test_line_is_recorded_on_request")
 
 
 def test_collectives_of_real_tensors_are_recorded() -> None:
@@ -321,7 +319,7 @@ def test_summary_adds_up_by_group_and_operator(job: World) -> None:
         (lambda: dist.send(on_gpu(1), RANK), "same as the rank of the current process|itself"),
     ],
 )
-def test_what_a_backend_refuses_is_refused(job: World, call: object, message: str) -> None:
+def test_calls_that_a_backend_rejects_raise(job: World, call: object, message: str) -> None:
     with pytest.raises((RuntimeError, ValueError), match=message):
         call()  # type: ignore[operator]
     assert not job.collectives

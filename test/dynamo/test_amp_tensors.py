@@ -114,7 +114,7 @@ class TestWrapped:
         assert dtypes == [FP32, BF16, FP32, BF16]
         assert graphs() == (4 if TORCH_RELEASE < (2, 12) else 2)
 
-    def test_kinds_and_disabled_regions_are_told_apart(self, backend: str) -> None:
+    def test_kinds_and_disabled_regions_are_distinguished(self, backend: str) -> None:
         def function(x: Tensor) -> Any:
             y = torch.mm(x, x)
             return y, y.dtype
@@ -160,7 +160,7 @@ def test_no_mark_outlives_compiled_code(function: Callable[[Tensor], Any]) -> No
     assert _C.live_marks() == before
 
 
-def test_what_inductor_allocates_is_cleaned() -> None:
+def test_results_allocated_by_inductor_are_cleaned() -> None:
     layer = nn.Linear(2, 2)
     check(layer, torch.eye(2), backend="inductor", around=lambda: amp.autocast("cpu", self_cleaning=True))
     with amp.autocast("cpu", self_cleaning=True):
@@ -179,7 +179,7 @@ class TestRefusals:
             monkeypatch.setattr("torchext.dynamo.results._has_warned", False)
             compiled(cleans, "eager")(torch.eye(2))
 
-    def test_isinstance_is_not_answered_by_dynamo(self) -> None:
+    def test_isinstance_breaks_the_graph(self) -> None:
         def function(x: Tensor) -> bool:
             return isinstance(x @ W, amp.AmpTensor)
 
@@ -187,7 +187,7 @@ class TestRefusals:
         with pytest.raises(torch._dynamo.exc.Unsupported, match="torchext: isinstance.. of AmpTensor"):
             compiled(function)(amp.wrap(torch.eye(2)))
 
-    def test_wrap_is_called_as_it_is(self) -> None:
+    def test_wrap_is_not_traced(self) -> None:
         def function(x: Tensor) -> Tensor:
             return amp.wrap(x * 1) @ W
 

@@ -225,7 +225,7 @@ class TestWrites:
         assert scale.is_inference()
         assert x.grad.tolist() == [2.0, 2.0]
 
-    def test_inference_tensor_shares_no_memory_with_what_autograd_has_saved(self, backend: str) -> None:
+    def test_inference_tensor_shares_no_memory_with_saved_tensors(self, backend: str) -> None:
         if backend == "eager":
             pytest.skip("autograd refuses to save the inference tensor, as in eager code")
 
@@ -274,7 +274,7 @@ class TestGraphBreaks:
         with inference_mode():  # pairs, so no block is open
             pass
 
-    def test_of_what_was_given_to_normal_is_called_as_it_is(self) -> None:
+    def test_to_normal_of_inputs_is_not_traced(self) -> None:
         def function(x: Tensor) -> Tensor:
             return to_normal(x)
 
@@ -305,7 +305,7 @@ class TestGraphBreaks:
 
         check_compiled(function, torch.ones(2, requires_grad=True), backend=backend)
 
-    def test_of_views_to_normal_is_called_as_it_is(self) -> None:
+    def test_to_normal_of_views_is_not_traced(self) -> None:
         def function(x: Tensor) -> Any:
             with inference_mode():
                 y = x * 2

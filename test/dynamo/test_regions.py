@@ -282,7 +282,7 @@ def test_inductor_computes_in_the_dtypes_of_the_region() -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_weight_meets_regions_of_two_dtypes(backend: str) -> None:
+def test_weight_in_regions_of_two_dtypes(backend: str) -> None:
     """`torch.autocast` uses the first region's cast in the second: its cache ignores dtypes."""
     weight = torch.eye(2).requires_grad_()
 

@@ -35,7 +35,7 @@ def test_importing_torchext_does_not_import_dynamo() -> None:
 @pytest.mark.parametrize(
     "imports", ["torch, torchext", "torch, torch._dynamo, torchext", "torch, torch._inductor, torchext"]
 )
-def test_is_done_whatever_is_imported_first(imports: str) -> None:
+def test_works_in_any_import_order(imports: str) -> None:
     run_python(f"import {imports}" + COMPILES)
 
 

@@ -104,7 +104,7 @@ def test_gradient_buckets_find_their_parameters_by_address(job: None) -> None:
     assert list(reversed(by_address)) == list(model.parameters())
 
 
-def test_addresses_are_told_where_memory_is_tracked() -> None:
+def test_addresses_are_shown_where_memory_is_tracked() -> None:
     with fake_mode(fake_cuda=True), track_memory():
         x = torch.empty(3, device="cuda")
         assert x.data_ptr() == x.untyped_storage().data_ptr() > 0

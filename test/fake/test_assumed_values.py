@@ -164,7 +164,7 @@ COPIES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @pytest.mark.parametrize("copy", COPIES.values(), ids=COPIES)
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int16, torch.uint8])
-def test_elements_that_are_known_are_found_beside_others(
+def test_known_elements_are_found_among_unknown_ones(
     copy: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype, assumed: AssumedValues
 ) -> None:
     tokens = unknown(2, 6, dtype=dtype)
@@ -282,7 +282,7 @@ def test_values_may_be_assumed_no_more_while_another_thread_computes() -> None:
         thread.join()
 
 
-def test_known_values_are_not_noted(assumed: AssumedValues) -> None:
+def test_known_values_are_not_counted(assumed: AssumedValues) -> None:
     tokens = torch.tensor([[5, 6, 0]], device="cuda")
     assert int((tokens != 0).sum(1).max()) == 2
     assert tokens.tolist() == [[5, 6, 0]]
@@ -290,7 +290,7 @@ def test_known_values_are_not_noted(assumed: AssumedValues) -> None:
     assert not assumed.sites
 
 
-def test_what_follows_from_assumptions_is_noted(assumed: AssumedValues) -> None:
+def test_consequences_of_assumptions_are_counted(assumed: AssumedValues) -> None:
     finished = torch.zeros(2, dtype=torch.bool, device="cuda")
     tokens = unknown(2, 50).argmax(-1)
     finished |= tokens == 25
@@ -298,7 +298,7 @@ def test_what_follows_from_assumptions_is_noted(assumed: AssumedValues) -> None:
     assert [site.answer for site in assumed.sites] == ["[True, False]"]
 
 
-def test_what_is_overwritten_with_unknown_values_is_not_stale(assumed: AssumedValues) -> None:
+def test_values_overwritten_with_unknown_ones_are_not_stale(assumed: AssumedValues) -> None:
     weights = torch.ones(4, device="cuda")
     weights.copy_(unknown(4))
     assert weights.tolist() == [0.125] * 4
@@ -334,7 +334,7 @@ def test_large_integers_are_exact(assumed: AssumedValues) -> None:
     assert torch.where(index < 100, torch.iinfo(torch.int64).max, index).item() == torch.iinfo(torch.int64).max
 
 
-def test_zeros_without_room_are_not_taken_for_known(assumed: AssumedValues) -> None:
+def test_zeros_without_memory_are_not_known(assumed: AssumedValues) -> None:
     tensors = [torch.full((2**17,), 3) for _ in range(64)]
     counts = torch.zeros(1000, dtype=torch.int64)
     counts.add_(1)
@@ -364,7 +364,7 @@ def test_scaler_finds_no_infinities(assumed: AssumedValues) -> None:
     assert scaler.get_scale() == 2.0**17
 
 
-def test_places_that_read_often_show_a_few_answers(assumed: AssumedValues) -> None:
+def test_frequent_places_show_a_few_answers(assumed: AssumedValues) -> None:
     for index in range(9):
         (unknown(dtype=torch.int64) + index).item()
     (site,) = assumed.sites
@@ -404,7 +404,7 @@ def test_policy_for_masks_is_the_share_that_counts(mask: Callable[[], torch.Tens
 
 
 @pytest.mark.parametrize("policy", ["assume", "assume,masks=half", "assume,masks=none"])
-def test_what_does_not_depend_on_a_policy_stands_on_none(policy: str) -> None:
+def test_value_without_a_policy_names_no_policy(policy: str) -> None:
     with fake_mode(fake_cuda=True), assuming_values(policy) as values:
         for x in (unknown(*LARGE), unknown(30)):
             assert not x.isnan().any()
@@ -416,7 +416,7 @@ def test_what_does_not_depend_on_a_policy_stands_on_none(policy: str) -> None:
 
 
 @pytest.mark.parametrize("tokens", [64, 2**16, 2**18])
-def test_policy_for_routing_says_which_experts_get_tokens(tokens: int) -> None:
+def test_policy_for_routing_selects_the_experts(tokens: int) -> None:
     def loads(policy: str) -> tuple[list[int], list[int], set[str]]:
         with fake_mode(fake_cuda=True), assuming_values(policy) as values:
             chosen = unknown(tokens, 8).topk(2).indices
@@ -438,7 +438,7 @@ def test_averages_over_masks_follow_from_the_policy(sizes: tuple[int, int], poli
         assert mask.sum().item() == share * math.prod(sizes)
 
 
-def test_number_stands_on_all_policies_that_it_is_computed_by() -> None:
+def test_number_depends_on_all_policies_of_its_inputs() -> None:
     with fake_mode(fake_cuda=True), assuming_values("assume,masks=half") as values:
         chosen = unknown(8, 4).topk(1).indices.squeeze(1)
         (chosen * (unknown(8) > 0.5)).sum().item()

@@ -105,7 +105,7 @@ def test_deferred_tensors_become_real_and_are_communicated_by_gloo(world: int, c
     assert_does_what_eager_does(call, world)
 
 
-def test_deferred_tensors_are_refused_together_with_fakes_that_nobody_recorded(world: int) -> None:
+def test_deferred_tensors_with_plain_fakes_are_an_error(world: int) -> None:
     tensor = deferred(2)
     with pytest.raises(RuntimeError, match=r"`c10d::allgather_` takes a fake tensor of shape \[2\] together with"):
         dist.all_gather([fake(2) for _ in range(world)], tensor)
@@ -346,7 +346,7 @@ def test_distributed_tensor_stays_deferred_where_all_have_recorded_the_same(worl
     ],
     ids=["full_tensor", "replicate", "shard", "sum"],
 )
-def test_what_is_gathered_of_a_deferred_distributed_tensor_is_real(world: int, use: Callable[[Tensor], Tensor]) -> None:
+def test_gathered_deferred_distributed_tensor_is_real(world: int, use: Callable[[Tensor], Tensor]) -> None:
     tensor = distribute_tensor(deferred_init(torch.ones, 8, 8), mesh_of(world), [Shard(0)], src_data_rank=None)
     assert not is_deferred(use(tensor))
 
@@ -383,7 +383,7 @@ def waited(result: object) -> object:
 
 @pytest.mark.parametrize("make", [fake, deferred, torch.ones])
 @pytest.mark.parametrize("op", ["all_reduce", "all_reduce_", "wait_tensor"])
-def test_route_tells_what_becomes_of_a_collective(world: int, op: str, make: Make) -> None:
+def test_route_describes_collectives(world: int, op: str, make: Make) -> None:
     overload = getattr(torch.ops._c10d_functional, op).default
     arguments = (make(4), "sum", group().group_name) if op != "wait_tensor" else (make(4),)
     route = inspect.route(overload, *arguments)

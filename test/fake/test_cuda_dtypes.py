@@ -91,12 +91,12 @@ def test_refusal_has_the_words_of_cuda(call: Callable[[], object], words: str) -
         pytest.param(lambda: torch.softmax(of(torch.int64, 3), 0, dtype=torch.float32), id="another dtype requested"),
     ],
 )
-def test_what_cuda_accepts_beside_it_is_accepted(call: Callable[[], object]) -> None:
+def test_other_calls_that_cuda_accepts_are_accepted(call: Callable[[], object]) -> None:
     with fake_mode(fake_cuda=True):
         call()
 
 
-def test_recording_refuses_what_cuda_refuses() -> None:
+def test_recording_raises_the_errors_of_cuda() -> None:
     with (
         fake_mode(fake_cuda=True),
         pytest.raises(NotImplementedError, match="\"check_uniform_bounds\" not implemented for 'Long'"),

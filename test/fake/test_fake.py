@@ -200,7 +200,7 @@ class TestKeys:
         fake.data.add_(1)
         assert fake._version == 1
 
-    def test_writes_to_saved_tensors_are_noticed(self, fake: torch.Tensor) -> None:
+    def test_writes_to_saved_tensors_are_detected(self, fake: torch.Tensor) -> None:
         weight = nn.Parameter(fake.clone())
         hidden = weight * 1
         loss = (hidden * hidden).sum()
@@ -301,7 +301,7 @@ class TestDevices:
             tensor, index = torch.ones(4, device="cuda"), torch.zeros(2, dtype=torch.int64)
             assert tensor[index].device.type == "cuda"
 
-    def test_device_dependent_code_sees_the_device(self) -> None:
+    def test_device_dependent_code_gets_the_device(self) -> None:
         def value(device: str) -> torch.Tensor:
             tensor = torch.ones(1, device=device)
             return tensor if tensor.is_cuda else tensor.double()
@@ -366,7 +366,7 @@ class TestRefusals:
                 torch.ones(2, 7, 3), torch.empty(2, dtype=torch.int64), batch_first=True, enforce_sorted=True
             )
 
-    def test_composites_that_read_memory_name_what_they_need(self, fake: torch.Tensor) -> None:
+    def test_composites_that_read_memory_name_the_requirement(self, fake: torch.Tensor) -> None:
         with pytest.raises(DataDependentError, match="tensor_split.*`tensor_indices_or_sections`"):
             torch.tensor_split(fake, fake_like(torch.tensor([1, 3])).random_())
         with pytest.raises(DataDependentError, match="ctc_loss.*`input_lengths`"):
@@ -502,7 +502,7 @@ class TestConversions:
         assert pair[1].storage_offset() == 4
 
     @pytest.mark.parametrize("read", [torch.conj, lambda t: t.conj().imag], ids=["conjugate", "negative"])
-    def test_deepcopy_of_what_is_read_otherwise_has_memory_of_its_own(
+    def test_deepcopy_of_a_tensor_that_is_read_elsewhere_has_separate_memory(
         self, read: Callable[[torch.Tensor], torch.Tensor]
     ) -> None:
         def bits_and_sharing(tensor: torch.Tensor) -> tuple[bool, ...]:

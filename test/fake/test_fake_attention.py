@@ -98,7 +98,7 @@ def test_is_chosen_by_arguments(arguments: dict[str, object], expected: str | No
 
 @pytest.mark.parametrize("gpu", ["H100-80GB", "A100-80GB"])
 @pytest.mark.parametrize("dtype", [HALF, SINGLE, DOUBLE], ids=str)
-def test_is_told_to_those_who_ask(gpu: str, dtype: torch.dtype) -> None:
+def test_is_returned_by_fused_sdp_choice(gpu: str, dtype: torch.dtype) -> None:
     numbers = {MATH: 0, FLASH: 1, EFFICIENT: 2, CUDNN: 3}
     with fake_mode(fake_cuda=FakeGPU(gpu)):
         query = torch.empty(2, 8, 128, 64, device="cuda", dtype=dtype)
@@ -107,7 +107,7 @@ def test_is_told_to_those_who_ask(gpu: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("arguments", [{}, {"is_causal": True}, {"dropout_p": 0.5}], ids=str)
-def test_is_told_on_the_cpu_as_for_real_tensors(arguments: dict[str, Any]) -> None:
+def test_is_returned_on_the_cpu_as_for_real_tensors(arguments: dict[str, Any]) -> None:
     query = torch.ones(2, 8, 128, 64)
     fake = fake_like(query)
     assert torch._fused_sdp_choice(fake, fake, fake, **arguments) == torch._fused_sdp_choice(

@@ -87,7 +87,7 @@ def volumes(batch: int, dtype: torch.dtype) -> Tensor:
 @pytest.mark.filterwarnings("ignore:TF32 acceleration:UserWarning")
 @pytest.mark.parametrize("has_onednn", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_what_is_too_large_to_compute_is_laid_out_as_what_is_not(dtype: torch.dtype, has_onednn: bool) -> None:
+def test_layouts_do_not_depend_on_the_size(dtype: torch.dtype, has_onednn: bool) -> None:
     with torch.backends.mkldnn.flags(enabled=has_onednn):
         wanted = volumes(2, dtype)
         with fake_mode():

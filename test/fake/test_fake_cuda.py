@@ -133,7 +133,7 @@ def test_models_train_under_autocast(
     assert {p.grad.dtype for p in model.parameters() if p.grad is not None} == {torch.float32}
 
 
-def test_models_take_attention_masks() -> None:
+def test_models_accept_attention_masks() -> None:
     with fake_mode(fake_cuda=True):
         batch = tokens().cuda()
         output = llama().cuda()(batch, attention_mask=torch.ones_like(batch), labels=batch)
@@ -167,7 +167,7 @@ def test_stages_on_several_devices_train() -> None:
     assert [stage.weight.grad.device.index for stage in stages] == list(range(8))
 
 
-def test_functions_answer_for_the_fake_devices() -> None:
+def test_functions_use_the_fake_devices() -> None:
     with fake_mode(fake_cuda=8):
         assert torch.cuda.is_available()
         assert torch.cuda.device_count() == 8
@@ -208,7 +208,7 @@ def test_current_device_is_where_cuda_is() -> None:
         lambda: torch.cuda.get_device_name(2),
     ],
 )
-def test_devices_that_are_not_there_are_refused(name_it: Callable[[], object]) -> None:
+def test_missing_devices_are_errors(name_it: Callable[[], object]) -> None:
     with fake_mode(fake_cuda=8):
         torch.ones(1, device="cuda:2").to("cuda:7")
     with fake_mode(fake_cuda=2), pytest.raises(RuntimeError, match="invalid device ordinal"):
@@ -412,7 +412,7 @@ class TestOutside:
                 assert torch.ones(1, device="cuda").device == torch.device("cuda:0")
             assert torch.cuda.current_device() == 7
 
-    def test_backward_sees_the_devices_of_its_block(self) -> None:
+    def test_backward_has_the_devices_of_its_block(self) -> None:
         counts: list[int] = []
         with fake_mode(fake_cuda=8):
             pass
@@ -435,7 +435,7 @@ class TestOutside:
         inner.close()
         assert not torch.cuda.is_available()
 
-    def test_block_that_is_left_on_another_thread_says_so(self) -> None:
+    def test_leaving_a_block_on_another_thread_is_an_error(self) -> None:
         errors: list[Exception] = []
         block = fake_mode(fake_cuda=2)
 
@@ -512,7 +512,7 @@ class TestOutside:
         assert weight.grad.is_cuda
 
 
-def test_accelerator_is_what_the_thread_sees() -> None:
+def test_accelerator_is_the_threads() -> None:
     def accelerators() -> tuple[Any, ...]:
         return torch._C._get_accelerator(), torch.accelerator.current_accelerator(), torch.accelerator.is_available()
 
@@ -522,7 +522,7 @@ def test_accelerator_is_what_the_thread_sees() -> None:
     assert accelerators() == outside
 
 
-def test_module_of_the_accelerator_is_what_the_thread_sees() -> None:
+def test_module_of_the_accelerator_is_the_threads() -> None:
     outside = torch.get_device_module()
     with fake_mode(fake_cuda=2):
         assert torch.get_device_module() is torch.cuda
@@ -548,7 +548,7 @@ def test_scatter_divides_among_devices(sizes: list[int] | None, found: list[int]
             torch.nn.parallel.comm.scatter(torch.ones(5, 2), [0, 1], [5])
 
 
-def test_addresses_are_compared_in_comprehensions_too() -> None:
+def test_addresses_are_compared_in_comprehensions() -> None:
     """Like `Accelerator._get_named_parameters()`, which has a comprehension."""
     functions: dict[str, Any] = {"__name__": "accelerate.accelerator"}
     exec("def _get_named_parameters(module): return {n: p.data_ptr() for n, p in module.named_parameters()}", functions)
@@ -563,7 +563,7 @@ def test_addresses_are_compared_in_comprehensions_too() -> None:
 
 
 @pytest.mark.parametrize("accumulate", [False, True])
-def test_masks_are_written_together_with_indices(accumulate: bool) -> None:
+def test_masks_and_indices_combine(accumulate: bool) -> None:
     """The mask has as many elements as its dimension, and represents as many indices as there are true elements."""
     for fake_cuda in (False, True):
         with fake_mode(fake_cuda=fake_cuda):
@@ -645,7 +645,7 @@ LEGACY_ARGUMENTS: dict[str, tuple[object, ...]] = {
 
 @pytest.mark.parametrize("arguments", LEGACY_ARGUMENTS.values(), ids=LEGACY_ARGUMENTS)
 @pytest.mark.parametrize("name", ["FloatTensor", "HalfTensor", "BFloat16Tensor", "LongTensor", "ByteTensor"])
-def test_legacy_constructors_make_what_those_of_the_cpu_make(name: str, arguments: tuple[object, ...]) -> None:
+def test_legacy_constructors_match_those_of_the_cpu(name: str, arguments: tuple[object, ...]) -> None:
     expected = getattr(torch, name)(*arguments)
     with fake_mode(fake_cuda=2):
         torch.cuda.set_device(1)

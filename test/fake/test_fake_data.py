@@ -121,7 +121,7 @@ class TestReading:
 
 
 class TestWhatNeedsNoData:
-    def test_shared_is_what_a_real_tensor_would_be(self, fake: torch.Tensor, fake_cuda: torch.Tensor) -> None:
+    def test_shared_matches_real_tensors(self, fake: torch.Tensor, fake_cuda: torch.Tensor) -> None:
         assert fake.is_shared() is torch.ones(1).is_shared() is False
         assert fake.untyped_storage().is_shared() is False
         assert fake_cuda.is_shared() is True

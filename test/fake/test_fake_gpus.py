@@ -31,7 +31,7 @@ class TestDescriptions:
     def test_models_have_several_spellings(self, name: str) -> None:
         assert FakeGPU(name) == FakeGPU("H100-80GB")
 
-    def test_of_one_model_the_memory_tells_which(self) -> None:
+    def test_of_one_model_the_memory_decides(self) -> None:
         assert FakeGPU("A100-40GB").memory < FakeGPU("A100-80GB").memory
 
     def test_of_other_devices_give_their_memory(self) -> None:
@@ -57,7 +57,7 @@ class TestDescriptions:
 
 
 class TestDevices:
-    def test_are_what_torch_cuda_describes(self) -> None:
+    def test_match_the_description_by_torch_cuda(self) -> None:
         with fake_mode(fake_cuda=FakeGPU("L4", count=3)):
             properties = torch.cuda.get_device_properties(2)
             assert torch.cuda.device_count() == 3
@@ -70,7 +70,7 @@ class TestDevices:
             supported = torch.accelerator.get_device_capability("cuda")["supported_dtypes"]
         assert {torch.float8_e4m3fn, torch.bfloat16, torch.complex64} <= supported
 
-    def test_tell_what_is_in_use(self) -> None:
+    def test_report_the_memory_in_use(self) -> None:
         with fake_mode(fake_cuda=FakeGPU("mine", memory=GIB)):
             kept = torch.empty(GIB // 4, dtype=torch.uint8, device="cuda")
             assert torch.cuda.device_memory_used() == GIB // 4
@@ -124,7 +124,7 @@ class TestMemory:
             assert torch.cuda.memory_stats()["num_ooms"] == 1
             del kept
 
-    def test_does_not_run_out_on_devices_that_nobody_has_described(self) -> None:
+    def test_does_not_run_out_on_devices_without_description(self) -> None:
         with fake_mode(fake_cuda=True):
             total = torch.cuda.get_device_properties().total_memory
             model = [torch.empty(total // 4 * 3, dtype=torch.uint8, device="cuda") for _ in range(2)]
@@ -139,7 +139,7 @@ class TestMemory:
             assert torch.cuda.max_memory_allocated() == 0
             assert torch.cuda.memory_reserved() == 0
 
-    def test_of_what_is_left_from_another_block_counts(self) -> None:
+    def test_of_tensors_from_another_block_counts(self) -> None:
         with fake_mode(fake_cuda=True):
             left = torch.empty(2**20, device="cuda")
         with fake_mode(fake_cuda=True):
@@ -194,7 +194,7 @@ class TestMemory:
         assert done.stdout.strip() == "1"
 
     @pytest.mark.parametrize("context", [None, "alloc"])
-    def test_has_a_history_with_as_much_of_the_functions_as_asked(self, context: str | None) -> None:
+    def test_has_a_history_with_the_requested_stacks(self, context: str | None) -> None:
         with fake_mode(fake_cuda=True):
             torch.cuda.memory._record_memory_history(context=context)
             torch.empty(100, device="cuda")
@@ -203,7 +203,7 @@ class TestMemory:
         found = {entry["action"]: bool(entry["frames"]) for entry in trace}
         assert (found["alloc"], found["free_completed"]) == (context is not None, False)
 
-    def test_fraction_is_told(self) -> None:
+    def test_fraction_is_returned(self) -> None:
         with fake_mode(fake_cuda=FakeGPU("mine", memory=GIB)):
             assert torch.cuda.get_per_process_memory_fraction() == 1.0
             torch.cuda.set_per_process_memory_fraction(0.25)
@@ -249,7 +249,7 @@ class TestLibraries:
                 assert state["0.weight"].untyped_storage()._cdata == state["1.weight"].untyped_storage()._cdata
             assert torch.load(tmp_path / "weights.pt", map_location="cpu")["0.bias"].device.type == "cpu"
 
-    def test_count_the_memory_of_what_was_loaded(self, tmp_path: Path) -> None:
+    def test_count_the_memory_of_loaded_tensors(self, tmp_path: Path) -> None:
         torch.save(torch.ones(2**20), tmp_path / "tensor.pt")
         with fake_mode(fake_cuda=True):
             tensor = torch.load(tmp_path / "tensor.pt", map_location="cuda")
@@ -325,7 +325,7 @@ class TestLibraries:
             with pytest.raises(TypeError, match="Invalid type for stream argument"):
                 torch.cuda.caching_allocator_alloc(1000, 1, "stream")
 
-    def test_forget_memory_without_a_tensor_after_the_last_block(self) -> None:
+    def test_free_memory_without_a_tensor_after_the_last_block(self) -> None:
         with fake_mode(fake_cuda=True):
             torch.cuda.caching_allocator_alloc(2**20)
         with fake_mode(fake_cuda=True):
@@ -347,7 +347,7 @@ class TestLibraries:
 
     @pytest.mark.skipif(not hasattr(torch.backends.cuda, "cublas_workspace_size"), reason="PyTorch before 2.14")
     @pytest.mark.parametrize("library", ["cublas", "cublaslt"])
-    def test_tell_the_size_of_workspaces_and_keep_it(self, library: str) -> None:
+    def test_return_the_size_of_workspaces_and_keep_it(self, library: str) -> None:
         size = getattr(torch.backends.cuda, f"{library}_workspace_size")
         with fake_mode(fake_cuda=True):
             assert size() == size(size()) == {"cublas": 32 * 2**20, "cublaslt": 2**20}[library]

@@ -44,7 +44,7 @@ def test_body_runs_once_in_a_pool_of_the_graph_and_replays_do_nothing() -> None:
         assert torch.cuda.memory_stats()["num_device_alloc"] == after
 
 
-def test_memory_of_a_graph_serves_nothing_else_until_the_graph_is_gone() -> None:
+def test_memory_of_a_graph_is_not_reused_while_the_graph_lives() -> None:
     with fake_mode(fake_cuda=True):
         reserved = Reserved()
         graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
@@ -88,7 +88,7 @@ def test_output_of_a_graph_outlives_it() -> None:
         assert reserved() == 0
 
 
-def test_graphs_refuse_what_real_ones_refuse() -> None:
+def test_graphs_raise_the_errors_of_real_ones() -> None:
     with fake_mode(fake_cuda=True):
         graph = torch.cuda.CUDAGraph()
         with pytest.raises(RuntimeError, match="must be captured on a non-default stream"):

@@ -183,10 +183,10 @@ class TestTensors:
         assert type(fake + 1) is TwoTensor
         assert is_fake((fake + 1).a)
 
-    def test_gives_what_meta_like_takes(self) -> None:
+    def test_returns_arguments_for_meta_like(self) -> None:
         assert meta_like(fake_like(torch.ones(3, 4).t())).stride() == (1, 4)
 
-    def test_no_mode_sees_how_it_is_done(self) -> None:
+    def test_is_hidden_from_modes(self) -> None:
         class Record(torch.overrides.TorchFunctionMode):
             def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
                 seen.append(func)
@@ -290,7 +290,7 @@ class TestContainers:
         assert storage.nbytes() == 16
 
     @pytest.mark.parametrize("thing", [3, "x", None, object()], ids=lambda thing: type(thing).__name__)
-    def test_what_is_no_container_is_named(self, thing: object) -> None:
+    def test_error_names_the_object_that_is_not_a_container(self, thing: object) -> None:
         with pytest.raises(TypeError, match=f"fake_like\\(\\) takes a tensor, .* `obj` is a {type(thing).__name__}"):
             fake_like(thing)
 
@@ -371,7 +371,7 @@ class TestModules:
         assert type(fake).__name__ == type(real).__name__
         assert fake(fake_like(torch.ones(3, 4))).shape == (3, 4)
 
-    def test_two_modules_share_what_they_share(self) -> None:
+    def test_two_modules_share_the_same_tensors(self) -> None:
         first, second = nn.Linear(2, 2), nn.Linear(2, 2)
         second.weight = first.weight
         fakes = fake_like({"first": first, "second": second})
@@ -446,7 +446,7 @@ class TestDevices:
         with pytest.raises(ValueError, match="cannot put fakes on the meta device.*meta_like"):
             fake_like(torch.ones(1), device="meta")
 
-    def test_a_device_that_is_not_there_is_named(self) -> None:
+    def test_missing_device_is_named(self) -> None:
         if torch.cuda.is_available():
             pytest.skip("this machine has CUDA")
         with pytest.raises(RuntimeError, match=r"no such device.*fake_mode\(fake_cuda=True\)"):
@@ -471,7 +471,7 @@ class TestLayouts:
             with pytest.raises(NotImplementedError, match=f"takes strided and sparse tensors, but.*{found}"):
                 fake_like(holder)
 
-    def test_wrappers_that_do_not_say_what_they_wrap_are_named(self) -> None:
+    def test_error_names_opaque_wrappers(self) -> None:
         class Opaque(torch.Tensor):
             @classmethod
             def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -121,7 +121,7 @@ GAPS = {
     EXCEPTIONS,
     ids=lambda value: test_op_db.full_name(value) if isinstance(value, OpInfo) else value.__name__,
 )
-def test_exception_of_the_suite_is_one_of_theirs(op: OpInfo, how: Callable[..., Any]) -> None:
+def test_exception_of_the_suite_is_also_pytorchs(op: OpInfo, how: Callable[..., Any]) -> None:
     gaps = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of samples that provoke them
@@ -184,7 +184,7 @@ def number_programs() -> dict[str, Callable[[Tensor], Tensor]]:
 
 
 @pytest.mark.parametrize("name", number_programs())
-def test_dual_numbers_meet_python_numbers(name: str) -> None:
+def test_dual_numbers_with_python_numbers(name: str) -> None:
     def run() -> list[Tensor]:
         with forward_ad.dual_level():
             dual = forward_ad.make_dual(torch.rand(3), torch.rand(3))
@@ -196,7 +196,7 @@ def test_dual_numbers_meet_python_numbers(name: str) -> None:
             assert metadata(run()) == wanted
 
 
-def test_pooling_of_what_requires_no_gradient_keeps_tangents() -> None:
+def test_pooling_without_requires_grad_keeps_tangents() -> None:
     def run(primal: Tensor, tangent: Tensor) -> list[Tensor]:
         with forward_ad.dual_level():
             return list(forward_ad.unpack_dual(functional.max_pool1d(forward_ad.make_dual(primal, tangent), 2)))
@@ -282,7 +282,7 @@ def test_shortcut_that_reads_values_is_left_out(name: str) -> None:
 
 @only_2_13
 @pytest.mark.parametrize("name", SHORTCUTS)
-def test_shortcut_is_left_out_on_devices_that_are_not_there(name: str) -> None:
+def test_shortcut_is_skipped_on_fake_devices(name: str) -> None:
     wanted = [(*rest[:2], *rest[3:]) for rest in metadata(SHORTCUTS[name]())]  # type: ignore[index]
     with fake_mode(fake_cuda=True), torch.device("cuda"):
         found = SHORTCUTS[name]()
@@ -304,7 +304,7 @@ def test_deferred_tensors_take_the_shortcut(name: str) -> None:
         assert_same_tensor(found, real, strictly=False)
 
 
-def test_shortcuts_leave_the_graph_as_it_is() -> None:
+def test_shortcuts_do_not_change_the_graph() -> None:
     def run() -> tuple[Tensor, Tensor]:
         x = torch.rand(3, 4, requires_grad=True)
         return x, (x * 2).reshape(4, 3).prod()
@@ -326,7 +326,7 @@ def test_shortcuts_leave_the_graph_as_it_is() -> None:
     assert (second.shape, first.requires_grad) == (x.shape, True)
 
 
-def test_version_of_what_a_shortcut_saved_is_checked() -> None:
+def test_version_of_a_tensor_saved_by_a_shortcut_is_checked() -> None:
     with fake_mode():
         x = torch.rand(3, requires_grad=True).clone()
         product = x.prod()
@@ -396,7 +396,7 @@ def test_typed_storage_is_shown() -> None:
     assert shown == "...\n[torch.storage.TypedStorage(dtype=torch.float32, device=cpu) of size 3, fake]"
 
 
-def test_profiler_does_not_ask_fakes_for_memory(capfd: pytest.CaptureFixture[str]) -> None:
+def test_profiler_does_not_read_the_memory_of_fakes(capfd: pytest.CaptureFixture[str]) -> None:
     with (
         fake_mode(),
         pytest.warns(UserWarning, match="cannot record shapes or FLOPs"),
@@ -407,7 +407,7 @@ def test_profiler_does_not_ask_fakes_for_memory(capfd: pytest.CaptureFixture[str
     assert "ASSERT FAILED" not in capfd.readouterr().err
 
 
-def test_fake_like_copies_what_transforms_see() -> None:
+def test_fake_like_copies_tensors_of_transforms() -> None:
     def fake_shape(x: Tensor) -> Tensor:
         fake = fake_like(x)
         assert fake.shape == x.shape
@@ -547,7 +547,7 @@ PROGRAMS: dict[str, Program] = {
 
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype")
-def test_program_returns_what_it_returns_eagerly(name: str) -> None:
+def test_program_returns_the_eager_results(name: str) -> None:
     expected = metadata(PROGRAMS[name]())
     with fake_mode():
         found = PROGRAMS[name]()
@@ -580,7 +580,7 @@ PROGRAMS_FOR_DEVICES: dict[str, Callable[[str], Any]] = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS_FOR_DEVICES)
-def test_program_returns_on_fake_cuda_what_it_returns_on_the_cpu(name: str) -> None:
+def test_program_has_the_same_results_on_fake_cuda_and_on_the_cpu(name: str) -> None:
     expected = PROGRAMS_FOR_DEVICES[name]("cpu")
     with fake_mode(fake_cuda=True):
         found = PROGRAMS_FOR_DEVICES[name]("cuda")

@@ -190,7 +190,7 @@ class TestConstruction:
         assert is_fake(sparse._indices())
         assert is_fake(sparse._values())
 
-    def test_a_size_that_depends_on_indices_cannot_be_told(self) -> None:
+    def test_size_that_depends_on_indices_is_an_error(self) -> None:
         with fake_mode(), pytest.raises(RuntimeError, match="fake"):
             torch.sparse_coo_tensor(torch.zeros(2, 3, dtype=torch.int64), torch.ones(3))
 
@@ -229,7 +229,7 @@ class TestOperators:
         ],
     )
     @pytest.mark.parametrize("make", [coo, uncoalesced, csr, csc, bsr, bsc], ids=lambda f: f.__name__)
-    def test_gives_what_it_gives_on_real_tensors(
+    def test_has_the_results_of_real_tensors(
         self, make: Callable[[], Tensor], function: Callable[[Tensor], Any]
     ) -> None:
         try:
@@ -246,7 +246,7 @@ class TestOperators:
         ids=["relu", "abs", "sqrt", "isnan", "sin", "relu_", "sum"],
     )
     @pytest.mark.parametrize("make", [coo, hybrid, csr], ids=lambda f: f.__name__)
-    def test_gives_what_it_gives_on_real_tensors_without_repeated_indices(
+    def test_has_the_results_of_real_tensors_without_repeated_indices(
         self, make: Callable[[], Tensor], function: Callable[[Tensor], Any]
     ) -> None:
         assert_same(function, make())
@@ -303,7 +303,7 @@ class TestOperators:
     def test_softmax_keeps_the_elements(self) -> None:
         assert_same(lambda x: torch.sparse.softmax(x, 1), coo())
 
-    def test_compresses_what_is_coalesced(self) -> None:
+    def test_compresses_coalesced_tensors(self) -> None:
         assert_same(lambda x: x.to_sparse_csr(), coo())
         assert_same(lambda x: x.to_sparse_csr(), csc())
         assert_same(lambda x: x.to_sparse(), csr())
@@ -326,7 +326,7 @@ class TestOperators:
             coo().copy_(fake_like(coo()))
         assert torch.equal(real, torch.ones(4, 5))
 
-    def test_what_real_tensors_refuse_is_refused_with_the_same_words(self) -> None:
+    def test_errors_of_real_tensors_have_the_same_messages(self) -> None:
         with pytest.raises(RuntimeError, match="matrices expected, got 1D tensor"):
             torch.mm(fake_like(hybrid()), torch.ones(5, 2))
         with pytest.raises(RuntimeError, match="coalesce expected sparse coordinate tensor layout but got SparseCsr"):
@@ -350,7 +350,7 @@ class TestOperators:
 
         assert run(fake_like(coo()), fake_like(torch.ones(5, 2))) == run(coo(), torch.ones(5, 2))
 
-    def test_calls_about_sparse_tensors_are_not_remembered(self) -> None:
+    def test_calls_with_sparse_tensors_are_not_cached(self) -> None:
         indices, values = fake_like(INDICES), fake_like(torch.ones(3))
         for size in ((4, 5), (4, 6), (4, 5)):
             sparse = [torch.sparse_coo_tensor(indices, values, size) for _ in range(2)]
@@ -367,7 +367,7 @@ UNKNOWN_ELEMENTS = {"mul", "sum", *(f"masked.{name}" for name in ("amax", "amin"
     "layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc], ids=str
 )
 @pytest.mark.filterwarnings("ignore")
-def test_sparse_samples_of_op_db_give_what_they_give_on_real_tensors(layout: torch.layout) -> None:
+def test_sparse_samples_of_op_db_match_real_tensors(layout: torch.layout) -> None:
     compared = 0
     for op, arguments, kwargs in samples(layout):
         try:
@@ -518,7 +518,7 @@ class TestCopies:
         sparse, values = fake_like([real, real.values()])
         assert sparse.values().untyped_storage()._cdata == values.untyped_storage()._cdata
 
-    def test_deepcopy_does_what_it_does_on_real_tensors(self) -> None:
+    def test_deepcopy_behaves_like_on_real_tensors(self) -> None:
         for make in COO:
             fake = fake_like(make()).requires_grad_()
             copied = copy.deepcopy(fake)
@@ -611,7 +611,7 @@ class TestOtherLayouts:
         ids=["nested", "as_nested", "quantized", "mkldnn"],
     )
     @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:.*quantize.*")
-    def test_what_is_made_is_named(self, construct: Callable[[Tensor], Tensor], what: str) -> None:
+    def test_error_names_the_unsupported_result(self, construct: Callable[[Tensor], Tensor], what: str) -> None:
         with fake_mode(), pytest.raises(UnsupportedOperatorError, match=f"strided or sparse, but `aten::.*` {what}"):
             construct(torch.ones(3))
 
@@ -625,7 +625,7 @@ class TestOtherLayouts:
         ids=["nested", "quantized", "mkldnn"],
     )
     @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:.*quantize.*")
-    def test_what_is_taken_is_named(self, make: Callable[[], Tensor], what: str) -> None:
+    def test_error_names_the_unsupported_argument(self, make: Callable[[], Tensor], what: str) -> None:
         with pytest.raises(UnsupportedOperatorError, match=f"strided or sparse, but `aten::mul.Tensor` takes {what}"):
             fake_like(torch.ones(3)) * make()
 
@@ -634,7 +634,7 @@ class TestOtherLayouts:
             nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
         assert is_fake(nested._values)
 
-    def test_what_jagged_nested_tensors_keep_for_good_is_real(self) -> None:
+    def test_permanent_state_of_jagged_nested_tensors_is_real(self) -> None:
         def make() -> Tensor:
             return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
 

@@ -187,7 +187,7 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
 
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
 @pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
-def test_does_to_a_fake_what_it_does_to_a_real_tensor(
+def test_affects_fakes_like_real_tensors(
     function: Callable[[torch.Tensor], Any], request: pytest.FixtureRequest
 ) -> None:
     if "negative-stride" in request.node.name and TORCH_RELEASE < (2, 13):

@@ -116,7 +116,7 @@ class TestStreams:
         assert seen == [(3, 3)]
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-    def test_are_not_there_outside_of_blocks(self) -> None:
+    def test_are_missing_outside_of_blocks(self) -> None:
         with fake_mode(fake_cuda=True):
             pass
         with pytest.raises((RuntimeError, AssertionError)):

@@ -307,7 +307,7 @@ class TestFakeTensorMode:
         with FakeTensorMode(), pytest.raises(AssertionError, match="Please convert all Tensors to FakeTensors first"):
             x + 1
 
-    def test_ours_can_be_converted_to_theirs(self) -> None:
+    def test_our_fakes_can_be_converted_to_theirs(self) -> None:
         converted = FakeTensorMode().from_tensor(fake(3, 4).t())
         assert isinstance(converted, FakeTensor)
         assert not is_fake(converted)
@@ -322,7 +322,7 @@ class TestFakeTensorMode:
         assert not is_fake(converted)
 
     @pytest.mark.parametrize("run", [run_as_fake, deferred_init], ids=["fake", "deferred"])
-    def test_theirs_stay_theirs_inside_our_block(self, run: Callable[[Callable[[], Any]], Any]) -> None:
+    def test_their_fakes_are_kept_inside_our_block(self, run: Callable[[Callable[[], Any]], Any]) -> None:
         with FakeTensorMode() as mode:
             theirs = torch.ones(3, 4)
 
@@ -334,7 +334,7 @@ class TestFakeTensorMode:
             assert isinstance(result, FakeTensor)
             assert not is_fake(result)
 
-    def test_theirs_can_be_converted_to_ours(self) -> None:
+    def test_their_fakes_can_be_converted_to_ours(self) -> None:
         with FakeTensorMode():
             module, tensor = nn.Linear(2, 2), torch.ones(3, 4)
             pair = fake_like((tensor, tensor.t()[1:]))

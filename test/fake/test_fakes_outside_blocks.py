@@ -89,14 +89,14 @@ def test_factories_of_a_users_backward_make_real_tensors() -> None:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_what_composite_operators_allocate_is_fake(name: str) -> None:
+def test_temporaries_of_composite_operators_are_fake(name: str) -> None:
     results = tree_leaves(CALLS[name](fake(3, 3)))
     expected = tree_leaves(CALLS[name](torch.eye(3)))
     assert [(is_fake(found), found.shape) for found in results] == [(True, real.shape) for real in expected]
 
 
 @pytest.mark.parametrize("name", ["max", "sgn", "matrix_exp", *CALLS])
-def test_what_is_allocated_for_deferred_tensors_is_deferred(name: str) -> None:
+def test_allocations_for_deferred_tensors_are_deferred(name: str) -> None:
     def run(x: Tensor) -> list[Any]:
         return [gradient(GRADIENTS[name], x)] if name in GRADIENTS else tree_leaves(CALLS[name](x))
 
@@ -142,7 +142,7 @@ def test_all_results_and_gradients_are_fake(part: int) -> None:
     assert not wrong
 
 
-def test_code_that_a_checkpoint_computes_again_makes_what_it_made_before() -> None:
+def test_code_recomputed_by_a_checkpoint_makes_the_same_tensors() -> None:
     made: list[bool] = []
 
     def function(x: Tensor) -> Tensor:

@@ -72,13 +72,13 @@ def test_error_for_both_names_the_arguments() -> None:
         foreign_fake(2) + ours(2)
 
 
-def test_factories_in_our_block_are_ours() -> None:
+def test_factories_in_our_block_make_our_fakes() -> None:
     with fake_mode():
         assert is_fake(torch.zeros(2))
     assert is_deferred(deferred_init(torch.zeros, 2))
 
 
-def test_factories_in_their_block_are_theirs() -> None:
+def test_factories_in_their_block_make_their_fakes() -> None:
     with foreign_mode():
         assert is_foreign(torch.zeros(2))
         assert is_foreign(torch.arange(3))
@@ -86,7 +86,7 @@ def test_factories_in_their_block_are_theirs() -> None:
 
 
 @pytest.mark.parametrize("outer", [fake_mode, foreign_mode])
-def test_factories_in_blocks_of_both_are_ours(outer: Any) -> None:
+def test_factories_in_blocks_of_both_use_our_mode(outer: Any) -> None:
     inner = foreign_mode if outer is fake_mode else fake_mode
     with outer(), inner():
         assert is_fake(torch.zeros(2))
@@ -113,7 +113,7 @@ def test_real_calls_outside_of_blocks_are_real() -> None:
     assert OTHERS.calls() == before
 
 
-def test_real_calls_in_their_block_are_theirs() -> None:
+def test_real_calls_in_their_block_use_their_mode() -> None:
     real = torch.ones(2)
     before = OTHERS.calls()
     with foreign_mode(), pytest.raises(RuntimeError):  # its Meta kernel gets a CPU tensor
@@ -143,7 +143,7 @@ def test_becoming_real_takes_the_call_to_the_backend() -> None:
 
 
 @pytest.mark.parametrize("make", [deferred, lambda size: deferred_init(lambda: torch.ones(size)[:])])
-def test_real_tensor_with_data_that_was_fake_is_not_theirs(make: Any) -> None:
+def test_real_tensor_with_formerly_fake_data_is_not_their_fake(make: Any) -> None:
     real, mine = torch.ones(2), make(2)
     real.data = mine
     materialize_tensor(mine)
@@ -152,7 +152,7 @@ def test_real_tensor_with_data_that_was_fake_is_not_theirs(make: Any) -> None:
     assert OTHERS.calls() == before
 
 
-def test_dropping_stale_keys_leaves_theirs() -> None:
+def test_dropping_stale_keys_keeps_the_other_owners() -> None:
     theirs = foreign_fake(2)
     deferred_init(lambda: theirs.add_(1))
     with fake_mode():
@@ -169,7 +169,7 @@ def test_real_tensor_with_data_that_was_fake_is_real_in_our_block() -> None:
     assert real.tolist() == [2.0, 2.0]
 
 
-def test_kernels_of_theirs_for_one_operator_do_not_meet_ours() -> None:
+def test_their_kernels_for_one_operator_do_not_get_our_fakes() -> None:
     before = OTHERS.own_calls()
     assert is_fake(OTHERS.next(ours(2)))
     assert is_fake(OTHERS.next(fake_like(torch.ones(2, requires_grad=False))))
@@ -180,7 +180,7 @@ def test_kernels_of_theirs_for_one_operator_do_not_meet_ours() -> None:
     assert OTHERS.next(torch.ones(2)).tolist() == [2.0, 2.0]
 
 
-def test_kernels_of_theirs_that_come_later_do_not_meet_ours() -> None:
+def test_their_later_kernels_do_not_get_our_fakes() -> None:
     met: list[str] = []
     library = torch.library.Library("torchext_foreign_later", "FRAGMENT")
     library.define("same(Tensor tensor) -> Tensor")
@@ -203,13 +203,13 @@ def test_kernels_of_theirs_that_come_later_do_not_meet_ours() -> None:
     library._destroy()
 
 
-def test_higher_order_operators_of_theirs_are_theirs() -> None:
+def test_their_higher_order_operators_use_their_rule() -> None:
     mine, theirs = ours(2), foreign_fake(2)
     assert is_fake(torch.cond(torch.tensor(True), lambda x: x + 1, lambda x: x - 1, (mine,)))
     assert is_foreign(theirs)
 
 
-def test_tolist_asks_for_the_values_of_ours() -> None:
+def test_tolist_materializes_our_tensors() -> None:
     assert mine_has_key(ours(2))
     with pytest.raises(RuntimeError, match="fake"):
         ours(2).tolist()
@@ -221,7 +221,7 @@ def mine_has_key(tensor: Tensor) -> bool:
     return bool(keys.has(torch._C._dispatch_key_parse("Fake")))
 
 
-def test_route_of_a_factory_in_our_block_tells_what_the_call_does() -> None:
+def test_route_of_a_factory_in_our_block_matches_the_call() -> None:
     def last_step() -> str:
         step = route(torch.ops.aten.empty.memory_format, [2])[-1]
         return f"{step.key}: {step.comment}"

@@ -162,7 +162,7 @@ def test_fakes_have_the_metadata_of_real_results(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_so_have_fakes_on_devices_that_are_not_there(name: str) -> None:
+def test_so_have_fakes_on_fake_devices(name: str) -> None:
     with quietly():
         wanted = PROGRAMS[name]()
         with fake_mode(fake_cuda=True), torch.device("cuda"):

@@ -177,7 +177,7 @@ def test_bound_includes_which_elements_are_known() -> None:
         assert whole[-1].sum().item() == 2.0**19
 
 
-def test_calls_go_on_where_there_is_no_room_for_values() -> None:
+def test_calls_continue_without_room_for_values() -> None:
     with fake_mode():
         tensors = [torch.full((2**18,), 2.0) for _ in range(64)]
         unknown = torch.empty(1000).fill_(2.5)
@@ -339,7 +339,7 @@ def test_value_is_forgotten_when_a_fake_is_written_into_it(
         lambda: torch.empty_like(torch.tensor(3.0)),
     ],
 )
-def test_what_is_made_of_anything_else_is_unknown(make: Callable[[], torch.Tensor]) -> None:
+def test_other_tensors_are_unknown(make: Callable[[], torch.Tensor]) -> None:
     with fake_mode(), pytest.raises(DataDependentError, match=UNKNOWN):
         make().item()
 
@@ -562,7 +562,7 @@ def test_constants_on_fake_devices_have_values() -> None:
         assert step.to("cuda:0").cpu().item() == 1.0
 
 
-def test_devices_can_what_the_cpu_cannot() -> None:
+def test_cuda_supports_operators_that_the_cpu_lacks() -> None:
     with fake_mode(fake_cuda=True):
         result = torch.ones(1, dtype=torch.bool, device="cuda").abs()
         assert result.dtype == torch.bool
@@ -615,7 +615,7 @@ def test_optimizers_count_their_steps(optimizer: type[torch.optim.Optimizer], fo
         assert steps() == [3.0, 3.0]
 
 
-def test_threads_do_not_meet() -> None:
+def test_threads_are_independent() -> None:
     results: list[float] = []
 
     def count() -> None:

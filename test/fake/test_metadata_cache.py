@@ -42,7 +42,7 @@ class TestStatistics:
         assert hits_of(lambda: fake + fake) == 0
         assert hits_of(lambda: fake + fake) == 1
 
-    def test_clear_forgets_calls_and_counts(self, fake: torch.Tensor) -> None:
+    def test_clear_drops_calls_and_counts(self, fake: torch.Tensor) -> None:
         for _ in range(2):
             fake + fake
         cache_clear()
@@ -324,7 +324,7 @@ class TestResults:
             assert fake.t_().shape == (5, 4)
         assert cache_info().hits > 0
 
-    def test_moves_to_another_storage_are_not_remembered(self) -> None:
+    def test_moves_to_another_storage_are_not_cached(self) -> None:
         for _ in range(2):
             fake, other = fake_like(torch.ones(2, 3)), fake_like(torch.ones(6))
             assert fake.set_(other).untyped_storage()._cdata == other.untyped_storage()._cdata

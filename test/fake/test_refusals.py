@@ -136,7 +136,7 @@ def error_of(program: Callable[[], Any]) -> tuple[type[Exception], str]:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_fakes_refuse_what_real_tensors_refuse(name: str) -> None:
+def test_fakes_raise_the_errors_of_real_tensors(name: str) -> None:
     wanted = error_of(PROGRAMS[name])
     for _ in range(2):
         with fake_mode():
@@ -144,13 +144,13 @@ def test_fakes_refuse_what_real_tensors_refuse(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_deferred_tensors_refuse_what_real_ones_refuse(name: str) -> None:
+def test_deferred_tensors_raise_the_errors_of_real_ones(name: str) -> None:
     wanted = error_of(PROGRAMS[name])
     assert error_of(lambda: deferred_init(PROGRAMS[name])) == wanted
 
 
 @pytest.mark.parametrize("name", FACTORIES)
-def test_factories_refuse_what_they_refuse_eagerly(name: str) -> None:
+def test_factories_raise_eager_errors(name: str) -> None:
     wanted, state = error_of(FACTORIES[name]), torch.random.get_rng_state()
     with fake_mode():
         assert error_of(FACTORIES[name]) == wanted
@@ -159,7 +159,7 @@ def test_factories_refuse_what_they_refuse_eagerly(name: str) -> None:
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
-def test_factories_make_what_fits_in_no_memory() -> None:
+def test_factories_make_tensors_larger_than_memory() -> None:
     with fake_mode():
         assert torch.full((2**40,), 1, dtype=torch.int8).numel() == 2**40
         assert torch.eye(2**20).numel() == 2**40
@@ -261,7 +261,7 @@ ACCEPTED: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", ACCEPTED)
-def test_fakes_accept_what_depends_on_values_or_is_large(name: str) -> None:
+def test_fakes_accept_calls_that_depend_on_values_or_are_large(name: str) -> None:
     with fake_mode():
         assert ACCEPTED[name]() is not None
 
@@ -286,7 +286,7 @@ REFUSED_BY_META_KERNELS: dict[str, Callable[[], Tensor]] = {
 
 @pytest.mark.filterwarnings("ignore:where received a uint8 condition tensor")
 @pytest.mark.parametrize("name", REFUSED_BY_META_KERNELS)
-def test_fakes_and_deferred_tensors_accept_what_real_tensors_accept(name: str) -> None:
+def test_fakes_and_deferred_tensors_accept_the_calls_of_real_tensors(name: str) -> None:
     real = REFUSED_BY_META_KERNELS[name]()
     with fake_mode():
         fake = REFUSED_BY_META_KERNELS[name]()
@@ -296,7 +296,7 @@ def test_fakes_and_deferred_tensors_accept_what_real_tensors_accept(name: str) -
     assert torch.equal(materialize_tensor(deferred), real)
 
 
-def test_what_has_passed_is_not_tried_out_again() -> None:
+def test_passed_trials_are_not_repeated() -> None:
     x = fake_like(torch.ones(5, 7))
     x.mul(2)
     before = cache_info()
@@ -345,7 +345,7 @@ REFUSED_ON_BOTH: dict[str, tuple[Callable[[], object], str]] = {
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="real CUDA devices are not faked")
 @pytest.mark.parametrize("name", REFUSED_ON_BOTH)
-def test_fakes_on_cuda_refuse_what_both_kernels_refuse(name: str) -> None:
+def test_fakes_on_cuda_reject_calls_that_both_kernels_reject(name: str) -> None:
     call, message = REFUSED_ON_BOTH[name]
     with fake_mode(fake_cuda=1), torch.device("cuda"), pytest.raises(RuntimeError, match=message):
         call()
@@ -378,14 +378,14 @@ REFUSED_ON_CUDA = {
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="real CUDA devices are not faked")
 @pytest.mark.parametrize("name", REFUSED_ON_CUDA)
-def test_fakes_on_cuda_refuse_what_kernels_for_cuda_refuse(name: str) -> None:
+def test_fakes_on_cuda_reject_calls_that_cuda_kernels_reject(name: str) -> None:
     if name == "int32 targets" and TORCH_RELEASE < (2, 13):
         pytest.skip("the message differs before 2.13")
     with fake_mode(fake_cuda=1), torch.device("cuda"):
         assert error_of(PROGRAMS[name]) == REFUSED_ON_CUDA[name]
 
 
-def test_fakes_on_cuda_accept_what_only_kernels_for_the_cpu_refuse() -> None:
+def test_fakes_on_cuda_accept_calls_that_only_cpu_kernels_reject() -> None:
     with fake_mode(fake_cuda=1):
         x = torch.ones(4, 4, dtype=torch.float16, device="cuda")
         assert torch.linalg.vector_norm(x).shape == ()
@@ -465,7 +465,7 @@ def full_name(op: OpInfo) -> str:
 class TestRefusals(TestCase):
     @pytest.mark.long
     @ops(op_db, allowed_dtypes=(torch.float32,))
-    def test_what_pytorchs_own_tests_expect_to_be_refused_is(self, device: str, dtype: torch.dtype, op: OpInfo) -> None:
+    def test_calls_that_pytorchs_tests_expect_to_raise_do(self, device: str, dtype: torch.dtype, op: OpInfo) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of samples that provoke them
             found = [difference for call in error_calls_of(op) if (difference := compare(call))]

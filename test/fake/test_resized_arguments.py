@@ -71,7 +71,7 @@ def test_in_place_operator_does_not_grow_its_argument(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [40, 400000])
-def test_kernel_that_resizes_what_its_meta_kernel_does_not_is_followed(size: int) -> None:
+def test_kernel_that_resizes_more_than_its_meta_kernel_is_followed(size: int) -> None:
     def fn() -> tuple[Tensor, ...]:
         observed = FusedMovingAvgObsFakeQuantize(
             observer=MovingAveragePerChannelMinMaxObserver,

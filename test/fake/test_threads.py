@@ -95,7 +95,7 @@ def test_thread_that_is_started_in_carried_blocks_is_in_them(way: Callable[[Any]
         assert way(train_on_gpu) == (True, "cuda:1", 2, True)
 
 
-def test_thread_inherits_no_blocks_and_is_told_what_to_do() -> None:
+def test_thread_inherits_no_blocks_and_the_error_names_the_remedy() -> None:
     with fake_mode(fake_cuda=2):
         assert not is_fake(in_thread(lambda: torch.ones(3)))
         with pytest.raises(NotImplementedError, match=r"Threads do not inherit blocks: .*carry_blocks\(function\)"):
@@ -112,7 +112,7 @@ def test_carried_function_runs_in_the_blocks_in_which_it_was_wrapped() -> None:
         assert not is_fake(pool.submit(torch.ones, 1).result())
 
 
-def test_function_that_is_wrapped_outside_of_blocks_runs_as_it_is() -> None:
+def test_function_wrapped_outside_of_blocks_runs_unmodified() -> None:
     run = carry_blocks(torch.ones)
     with fake_mode():
         assert not is_fake(in_thread(lambda: run(1)))

@@ -168,7 +168,7 @@ MIXED: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", MIXED)
-def test_trusting_kernels_refuse_what_they_refuse_eagerly(name: str) -> None:
+def test_trusting_kernels_raise_eager_errors(name: str) -> None:
     with pytest.raises((RuntimeError, NotImplementedError)) as eager:
         MIXED[name]()
     with fake_mode(), pytest.raises(eager.type) as fake:
@@ -254,7 +254,7 @@ def test_overlapping_tensor_may_be_copied_to_itself(size: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
-def test_complex_view_may_be_written_to_what_it_shows() -> None:
+def test_complex_view_may_be_written_to_its_base() -> None:
     wanted = torch.tensor([3.0, 4.0, 6.0, 8.0])
     torch.abs(torch.view_as_complex(wanted.view(2, 2)), out=wanted)
     with fake_mode():
@@ -266,7 +266,7 @@ def test_complex_view_may_be_written_to_what_it_shows() -> None:
         assert large.shape == (2**16,)
 
 
-def test_refusals_are_remembered() -> None:
+def test_errors_are_cached() -> None:
     a = fake_like(torch.ones(400, 400))
     b = fake_like(torch.ones(400, 400, dtype=torch.float64))
     for hits in (0, 1, 1):
@@ -276,7 +276,7 @@ def test_refusals_are_remembered() -> None:
         assert cache_info().hits - before.hits == hits
 
 
-def test_remembered_refusal_does_not_keep_the_recorder_from_running_the_operator() -> None:
+def test_cached_error_does_not_keep_the_recorder_from_running_the_operator() -> None:
     def program() -> Tensor:
         return torch.view_copy(torch.arange(30.0).view(5, 6).t(), (2, 15))
 
@@ -297,7 +297,7 @@ def doubling() -> Any:
     library._destroy()
 
 
-def test_operator_of_another_library_is_no_factory_because_of_its_name(doubling: Any) -> None:
+def test_operator_of_another_library_with_the_name_of_a_factory(doubling: Any) -> None:
     def program() -> Tensor:
         x = torch.arange(5.0)
         y = doubling(x)
@@ -338,7 +338,7 @@ def test_large_convolutions_and_normalizations_by_groups_check_dtypes() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CS. tensor support")
-def test_results_of_sparse_products_are_remembered() -> None:
+def test_results_of_sparse_products_are_cached() -> None:
     dense = torch.ones(5, 5)
     coo = torch.eye(5).to_sparse()
     for sparse in (coo, torch.eye(5).to_sparse_csr(), torch.eye(5).to_sparse_csc(), torch.eye(5).double().to_sparse()):

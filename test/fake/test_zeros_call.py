@@ -81,7 +81,7 @@ def operators_without_meta_kernel() -> Iterator[str]:
 
 
 @pytest.mark.skipif(TORCH_RELEASE < (2, 13), reason="fewer operators had Meta kernels before 2.13")
-def test_operators_without_a_meta_kernel_were_gone_through() -> None:
+def test_operators_without_a_meta_kernel_were_reviewed() -> None:
     new = {*operators_without_meta_kernel()} - {*GONE_THROUGH.split()}
     assert not new, "does the shape of their results depend on values?"
 
@@ -100,7 +100,7 @@ def test_lengths_of_packed_sequences_are_not_zeros(is_lstm: bool) -> None:
             run(data, batch_sizes, states, parameters, True, 1, 0.0, False, False)
 
 
-def test_refusal_of_zeros_is_not_believed() -> None:
+def test_error_for_zeros_is_ignored() -> None:
     # With zeros as offsets, the two diagonals would coincide.
     with fake_mode(), pytest.raises(UnsupportedOperatorError, match="_spdiags"):
         torch.sparse.spdiags(torch.rand(2, 3), torch.tensor([0, 1]), (3, 3))
@@ -133,14 +133,14 @@ def test_distribution_without_a_meta_kernel_is_sampled_on_fake_cuda() -> None:
 
 
 @pytest.mark.parametrize("name", DRAWS)
-def test_constructor_draws_what_zeros_would_not_tell(name: str) -> None:
+def test_random_operator_without_a_meta_kernel_draws_in_a_constructor(name: str) -> None:
     torch.manual_seed(4)
     wanted = DRAWS[name](None)
     torch.manual_seed(4)
     assert_same_tensor(materialize_tensor(deferred_init(lambda: DRAWS[name](None))), wanted)
 
 
-def test_what_only_a_meta_kernel_refuses_is_run_on_zeros() -> None:
+def test_calls_that_only_a_meta_kernel_rejects_run_on_zeros() -> None:
     with fake_mode():
         found = torch.view_copy(torch.rand(5, 6).t(), (2, 15))  # a view could not have this shape
     assert is_fake(found)

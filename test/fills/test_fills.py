@@ -413,7 +413,7 @@ class TestExactness:
             assert _C.is_cut_fill_exact(False, dtype)
 
     @needs_own_kernel
-    def test_kernel_for_older_processors_is_exact_too(self) -> None:
+    def test_kernel_for_older_processors_is_exact(self) -> None:
         verdict = "print(*(_C.is_fill_exact(True, d) for d in (torch.float32, torch.bfloat16, torch.float16)))"
         environment = {**os.environ, "ATEN_CPU_CAPABILITY": "avx2"}
         assert run_python(COMPARE + verdict, **environment) == "True True True"

@@ -113,7 +113,7 @@ def test_bounds_are_accepted(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     ("numel", "dtype", "std"), [(15, torch.float32, 1.0), (100, torch.float64, 1.0), (100, torch.float32, -1.0)]
 )
-def test_what_is_no_such_fill_is_left_alone(numel: int, dtype: torch.dtype, std: float) -> None:
+def test_other_fills_are_left_alone(numel: int, dtype: torch.dtype, std: float) -> None:
     tensor, generator = torch.full((numel,), 7, dtype=dtype), seeded(0)
     assert _C.fill_truncated(tensor, 0, std, -1, 1, generator) is None
     assert (tensor == 7).all()

@@ -25,7 +25,7 @@ def test_recurrent_networks_of_fakes_run_on_a_real_device(kind: Callable[..., nn
     assert all(parameter.grad is not None for parameter in network.parameters())
 
 
-def test_devices_that_are_not_there_and_generators_of_others_are_refused_on_a_real_one() -> None:
+def test_fake_devices_and_foreign_generators_are_errors_on_a_real_device() -> None:
     with fake_mode():
         with pytest.raises(RuntimeError, match="invalid device ordinal"):
             torch.empty(2, device=f"cuda:{torch.cuda.device_count()}")

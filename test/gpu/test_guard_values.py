@@ -28,7 +28,7 @@ def test_autocast_trains_as_pytorchs_does(name: str, way: str, dtype: torch.dtyp
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_inference_mode_computes_what_pytorchs_computes(name: str) -> None:
+def test_inference_mode_computes_like_pytorchs(name: str) -> None:
     with torch.no_grad():
         expected = inference(PROGRAMS[name], torch.inference_mode)().clone()
         assert has_same_bits(inference(PROGRAMS[name], inference_mode)(), expected)

@@ -74,7 +74,7 @@ def test_file_has_the_bits_of_eager_construction(seed: int, tmp_path: Path) -> N
         assert_same_tensor(other.state_dict()[name], wanted, name, strictly=False)
 
 
-def test_copies_and_what_is_deferred_again_have_the_same_bits() -> None:
+def test_copies_and_redeferred_tensors_have_the_same_bits() -> None:
     eager, deferred = eager_and_deferred(0)
     twin = copy.deepcopy(deferred)
     materialize_module(deferred, retain_graph=True)

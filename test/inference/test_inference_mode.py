@@ -77,7 +77,7 @@ class TestState:
             torch.inference_mode(), inference_mode(False), torch.inference_mode(), inference_mode(False)
         )
 
-    def test_pytorch_answers_for_ours_and_we_for_pytorchs(self) -> None:
+    def test_queries_agree_between_our_mode_and_pytorchs(self) -> None:
         for mode in (inference_mode, torch.inference_mode):
             assert not is_inference_mode_enabled()
             with mode():
@@ -189,7 +189,7 @@ class TestBlocks:
         gc.collect()
         assert not is_inference_mode_enabled()
 
-    def test_block_of_a_dead_thread_is_gone(self) -> None:
+    def test_block_of_a_dead_thread_ends(self) -> None:
         mode = inference_mode()
         thread = threading.Thread(target=mode.__enter__)
         thread.start()
@@ -310,7 +310,7 @@ class TestDecorated:
         first.close()
         assert next(second)
 
-    def test_generator_gets_what_is_sent_and_thrown(self, decorate: Any) -> None:
+    def test_generator_gets_sent_values_and_exceptions(self, decorate: Any) -> None:
         @decorate
         def echo() -> Iterator[Any]:
             given = None
@@ -435,7 +435,7 @@ def test_decorating_a_class_makes_a_function_and_warns(mode: Any) -> None:
     assert make().weight.is_inference()
 
 
-def test_blocks_held_across_await_are_told_of() -> None:
+def test_blocks_held_across_await_are_reported() -> None:
     async def work() -> None:
         with inference_mode():
             await asyncio.sleep(0)

@@ -77,7 +77,7 @@ class TestOrigin:
             lambda: torch.ones(1).data,
         ],
     )
-    def test_is_known_however_the_tensor_was_made(self, make: Callable[[], Tensor]) -> None:
+    def test_is_known_for_any_construction(self, make: Callable[[], Tensor]) -> None:
         with inference_mode(trace=True):
             tensor = make()
         assert tensor.is_inference()
@@ -105,14 +105,14 @@ class TestOrigin:
         for alias in (view, base.detach(), *rows, view.view(2, 2)):
             assert origin(alias).line == wanted
 
-    def test_of_what_is_changed_in_place_stays(self) -> None:
+    def test_of_tensors_changed_in_place_stays(self) -> None:
         with inference_mode(trace=True):
             tensor, wanted = torch.ones(2), line()
             tensor += 1
             torch.neg(tensor, out=tensor)
         assert origin(tensor).line == wanted
 
-    def test_is_none_for_what_was_not_traced(self) -> None:
+    def test_is_none_for_untraced_tensors(self) -> None:
         with inference_mode():
             untraced = torch.ones(2)
         with inference_mode(trace=True):
@@ -126,7 +126,7 @@ class TestOrigin:
         for tensor in (untraced, normal, later, traced.clone(), torch.ones(1)):
             assert origin(tensor) is None
 
-    def test_normal_tensors_forget_it(self) -> None:
+    def test_normal_tensors_lose_it(self) -> None:
         with inference_mode(trace=True):
             tensor = torch.ones(2)
         assert origin(to_normal(tensor)) is None
@@ -136,7 +136,7 @@ class TestOrigin:
         with pytest.raises(TypeError, match=r"origin\(\) takes a tensor, but `tensor` is a list"):
             origin([])
 
-    def test_traced_tensors_can_do_what_others_can(self) -> None:
+    def test_traced_tensors_support_all_operations(self) -> None:
         with inference_mode(trace=True):
             tensor = torch.arange(4.0).view(2, 2)
         file = io.BytesIO()
@@ -208,7 +208,7 @@ class TestNotes:
         found = [int(row.split(":")[-1].split(" ")[0]) for row in note.splitlines()[1:]]
         assert found == [first, first + 1]
 
-    def test_message_and_type_stay_what_they_are(self) -> None:
+    def test_message_and_type_are_unchanged(self) -> None:
         with inference_mode():
             untraced = torch.ones(1)
         with inference_mode(trace=True):

@@ -347,7 +347,7 @@ class TestInvariants:
             with inference_mode():
                 view.add_(1)
 
-    def test_change_inside_is_seen_by_what_autograd_saved(self, world: World) -> None:
+    def test_change_inside_reaches_saved_tensors(self, world: World) -> None:
         with world.entered():
             weight = make_tensor(world, "parameter")
             hidden = weight * 1
@@ -470,7 +470,7 @@ class TestDeferredInit:
         materialize_module(deferred, **place)
         assert all(is_inference_tensor(parameter) for parameter in deferred.parameters())
 
-    def test_what_cannot_wait_counts_versions_as_eager(self) -> None:
+    def test_operators_that_cannot_be_deferred_bump_versions_like_eager(self) -> None:
         def write(make: Callable[..., Tensor]) -> list[int]:
             normal, real = make(torch.zeros, 2), torch.zeros(2)
             with inference_mode():
@@ -479,7 +479,7 @@ class TestDeferredInit:
 
         assert write(deferred_init) == write(lambda function, *args: function(*args)) == [1, 1]
 
-    def test_what_cannot_wait_refuses_inference_tensors_outside(self) -> None:
+    def test_operators_that_cannot_be_deferred_reject_inference_tensors_outside(self) -> None:
         with inference_mode():
             deferred = deferred_init(torch.zeros, 2)
         with pytest.raises(RuntimeError, match=CHANGED):

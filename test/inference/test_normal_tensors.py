@@ -58,7 +58,7 @@ class Cache:
 
 class TestNormalTensors:
     @pytest.mark.parametrize("kind", KINDS)
-    def test_allocates_what_no_grad_allocates(self, kind: str) -> None:
+    def test_allocates_like_no_grad(self, kind: str) -> None:
         with torch.no_grad():
             wanted = make(kind, torch.ones, 2)
         with inference_mode(), normal_tensors():
@@ -75,7 +75,7 @@ class TestNormalTensors:
                 assert not torch.is_grad_enabled()
             assert is_inference_mode_enabled()
 
-    def test_is_no_grad_outside_of_the_mode(self) -> None:
+    def test_acts_like_no_grad_outside_of_the_mode(self) -> None:
         with normal_tensors():
             assert not torch.is_grad_enabled()
             assert torch._C._is_fwd_grad_enabled()
@@ -99,7 +99,7 @@ class TestNormalTensors:
         assert weight.grad is not None
         assert weight.grad.tolist() == [4.0, 4.0]
 
-    def test_inference_tensors_stay_what_they_are(self) -> None:
+    def test_inference_tensors_stay_inference_tensors(self) -> None:
         with inference_mode():
             tensor = torch.ones(2)
             with normal_tensors():
@@ -118,7 +118,7 @@ class TestNormalTensors:
 
 class TestToNormal:
     @pytest.mark.parametrize("kind", KINDS)
-    def test_tensor_is_what_it_would_be_outside(self, kind: str) -> None:
+    def test_tensor_is_the_same_as_outside(self, kind: str) -> None:
         wanted = make(kind, torch.ones, 2, 3)
         with inference_mode():
             tensor = make(kind, torch.ones, 2, 3)
@@ -165,7 +165,7 @@ class TestToNormal:
             assert not torch.equal(model[0].weight, old)
         assert model[1].num_batches_tracked._version == 1
 
-    def test_memory_stays_when_nobody_else_shows_it(self) -> None:
+    def test_memory_is_kept_if_it_is_not_shared(self) -> None:
         with inference_mode():
             tensor = torch.ones(4)
         pointer = tensor.data_ptr()
@@ -193,7 +193,7 @@ class TestToNormal:
             assert tensor.tolist() == [0.0] * 4
 
     @pytest.mark.parametrize("kind", KINDS)
-    def test_what_shares_memory_goes_on_sharing_it(self, kind: str) -> None:
+    def test_shared_memory_stays_shared(self, kind: str) -> None:
         with inference_mode():
             base = make(kind, torch.zeros, 4)
             views = {"view": base[1:], "again": (base.view(2, 2), base)}
@@ -207,7 +207,7 @@ class TestToNormal:
         if kind != "fake":
             assert base.tolist() == [0.0, 1.0, 1.0, 1.0]
 
-    def test_change_of_an_alias_is_seen_by_what_autograd_saved(self) -> None:
+    def test_change_of_an_alias_reaches_saved_tensors(self) -> None:
         with inference_mode():
             base = torch.ones(4)
             view = base.view(2, 2)
@@ -310,7 +310,7 @@ class TestToNormal:
         assert view._is_view()
         assert view._base is tensor
 
-    def test_takes_what_holds_tensors(self) -> None:
+    def test_accepts_objects_with_tensors(self) -> None:
         with pytest.raises(TypeError, match="to_normal\\(\\) takes a tensor, .* is a str in which no tensor was found"):
             to_normal("tensor")
 

@@ -268,7 +268,7 @@ def test_origin_of_kernels_is_that_of_the_dispatch_table(
     assert steps[key].source in line
 
 
-def test_missing_kernel_is_told_with_the_words_of_the_error() -> None:
+def test_missing_kernel_is_reported_with_the_error() -> None:
     sparse = normal().to_sparse()
     with pytest.raises(NotImplementedError) as error:
         aten.view(sparse, [-1])
@@ -298,7 +298,7 @@ REFUSED_CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 @pytest.mark.parametrize("call", REFUSED_CALLS)
-def test_call_that_fakes_refuse_is_told_with_the_words_of_the_error(call: str) -> None:
+def test_call_that_fakes_reject_is_reported_with_the_error(call: str) -> None:
     op, *args = REFUSED_CALLS[call]()
     last = route(op, *args)[-1]
     assert (last.key, last.turn) == ("Fake", "raises")
@@ -307,7 +307,7 @@ def test_call_that_fakes_refuse_is_told_with_the_words_of_the_error(call: str) -
     assert str(error.value).startswith(last.comment)
 
 
-def test_missing_meta_kernel_is_told() -> None:
+def test_missing_meta_kernel_is_reported() -> None:
     """PyTorch's fallback for the meta device is registered for each operator, but only raises an error."""
     with torch.library._scoped_library("torchext_test_inspect", "FRAGMENT") as library:
         library.define("cpu_only(Tensor x) -> Tensor")
@@ -330,7 +330,7 @@ def test_missing_meta_kernel_is_told() -> None:
         (aten.pow.Tensor_Scalar, lambda: [fake_like(normal().bool()), True], "computes", "like the first argument"),
     ],
 )
-def test_kernel_that_tells_the_metadata_is_the_one_on_the_route(
+def test_kernel_that_computes_the_metadata_is_on_the_route(
     op: Any, args: Callable[[], list[Any]], turn: str, comment: str
 ) -> None:
     with fake_mode():
@@ -361,7 +361,7 @@ def test_recorded_call_that_cannot_be_faked_runs_for_real() -> None:
     assert "deferred_init runs it for real" in last.comment
 
 
-def test_fallbacks_tell_what_they_would_do() -> None:
+def test_fallbacks_describe_their_effect() -> None:
     def comment(key: str, *call: Any) -> str:
         return next(step.comment for step in route(*call) if step.key == key)
 
@@ -464,9 +464,7 @@ def test_nothing_runs_and_nothing_changes() -> None:
         ((aten.add.int, 1, 2), ValueError, "TorchScript"),
     ],
 )
-def test_wrong_calls_are_errors_that_say_what_is_taken(
-    call: tuple[Any, ...], error: type[Exception], message: str
-) -> None:
+def test_errors_of_wrong_calls_list_the_arguments(call: tuple[Any, ...], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         route(*call)
 
@@ -532,7 +530,7 @@ TENSORS: dict[str, Callable[[], torch.Tensor]] = {
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 @pytest.mark.parametrize("name", TENSORS)
-def test_state_is_what_the_tensor_says_and_asking_does_not_change_it(name: str) -> None:
+def test_state_matches_the_tensor_and_reading_does_not_change_it(name: str) -> None:
     tensor = TENSORS[name]()
     state = tensor_state(tensor)
     assert tensor_state(tensor) == state
@@ -629,12 +627,12 @@ def test_state_prints_as_a_table() -> None:
     assert lines[-1].split() == ["creation_metadata", "None"]
 
 
-def test_what_is_no_tensor_is_an_error() -> None:
+def test_other_objects_are_errors() -> None:
     with pytest.raises(TypeError, match="takes a tensor, but `tensor` is a int"):
         tensor_state(3)
 
 
-def test_bindings_know_which_operators_there_are() -> None:
+def test_bindings_list_all_operators() -> None:
     assert _C.has_operator("aten::add", "Tensor")
     assert not _C.has_operator("aten::add", "int")
 
@@ -649,7 +647,7 @@ class TestMarkedTensors:
             assert "AutocastCPU" not in route(torch.ops.aten.mm.default, x, w).keys
         assert "AutocastCPU" not in route(torch.ops.aten.neg.default, w).keys
 
-    def test_what_a_self_cleaning_region_has_made_is_cast(self) -> None:
+    def test_results_of_a_self_cleaning_region_are_cast(self) -> None:
         with amp.autocast("cpu", self_cleaning=True):
             y = torch.ones(2, 2).mm(torch.ones(2, 2))
             inside = route(torch.ops.aten.mm.default, y, y)

@@ -179,7 +179,7 @@ class TestWhoNeedsTheKey:
         assert origin(x) is not None
         assert not is_key_included()
 
-    def test_asking_for_a_policy_leaves_the_blocks_as_they_are(self) -> None:
+    def test_querying_a_policy_does_not_change_the_blocks(self) -> None:
         with inference_mode(trace=True), amp.autocast("cpu", self_cleaning=True):
             assert amp.policy("aten::mm", "cpu") == "lower_precision"
             x = torch.ones(2, 2)
@@ -189,7 +189,7 @@ class TestWhoNeedsTheKey:
         assert amp.is_amp(y)
         assert not is_key_included()
 
-    def test_what_another_library_includes_is_left_alone(self) -> None:
+    def test_keys_included_by_another_library_are_kept(self) -> None:
         code = f"""
 import torch
 library = torch.library.Library("_", "IMPL")
@@ -208,7 +208,7 @@ assert is_included()
 
 
 class TestTakenKey:
-    def test_disables_what_needs_it_and_nothing_else(self) -> None:
+    def test_disables_only_the_features_that_need_it(self) -> None:
         code = f"""
 import torch
 library = torch.library.Library("_", "IMPL")
@@ -270,7 +270,7 @@ class TestMetadataOfAnotherBackend:
         assert some_backend.has_metadata(x._cdata)
         assert amp.is_amp(amp.wrap(x.clone()))
 
-    def test_a_module_with_such_a_parameter_is_left_as_it_is(self, some_backend: ctypes.CDLL) -> None:
+    def test_module_with_such_a_parameter_is_unchanged(self, some_backend: ctypes.CDLL) -> None:
         model = nn.Linear(2, 2)
         some_backend.give_metadata(model.bias._cdata)
         with pytest.raises(RuntimeError, match="MetadataOfSomeBackend"):
@@ -287,7 +287,7 @@ class TestMetadataOfAnotherBackend:
         assert some_backend.has_metadata(written._cdata)
         assert amp.unwrap(written) is written
 
-    def test_tracing_does_not_remember_where_they_were_made(self, some_backend: ctypes.CDLL) -> None:
+    def test_tracing_does_not_record_their_origins(self, some_backend: ctypes.CDLL) -> None:
         with inference_mode():
             x = torch.ones(2)
         some_backend.give_metadata(x._cdata)

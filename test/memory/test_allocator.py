@@ -62,7 +62,7 @@ print((result[-1], *peaks, sum(a < 0 for a, _ in result), zlib.crc32(repr(result
 @pytest.mark.parametrize(
     ("settings", "capacity", "largest", "figures"), FIGURES, ids=[f"{s or 'default'}-{c}GiB" for s, c, _, _ in FIGURES]
 )
-def test_random_programs_take_what_they_take_on_a_real_allocator(
+def test_random_programs_allocate_like_on_a_real_allocator(
     settings: str, capacity: int, largest: int, figures: tuple[object, ...]
 ) -> None:
     if "large_segment_size" in settings and not _knows(settings):
@@ -90,7 +90,7 @@ def test_streams_do_not_share_their_blocks() -> None:
     assert _C.simulate_allocations(GIB, events)[-1] == (size, 2 * size)
 
 
-def test_a_request_that_does_not_fit_leaves_what_is_allocated() -> None:
+def test_request_that_does_not_fit_keeps_allocations() -> None:
     events = [("alloc", 0, GIB // 2, 0), ("alloc", 1, GIB, 0), ("alloc", 2, GIB // 2, 0)]
     assert _C.simulate_allocations(GIB, events) == [(GIB // 2, GIB // 2), (-1, GIB // 2), (GIB, GIB)]
 

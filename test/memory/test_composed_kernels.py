@@ -41,7 +41,7 @@ class TestBilinear:
         result.sum().backward()
         assert torch.cuda.max_memory_allocated() - before >= WORKSPACE + layer.weight.nbytes
 
-    def test_tells_the_results_that_the_meta_kernel_tells(self, cuda: None) -> None:
+    def test_returns_the_results_of_the_meta_kernel(self, cuda: None) -> None:
         x, y, weight, bias = (torch.empty(s, device="cuda") for s in ((2, 5, 3), (2, 5, 4), (6, 3, 4), (6,)))
         result = functional.bilinear(x, y, weight, bias)
         assert result.shape == (2, 5, 6)
@@ -91,7 +91,7 @@ class TestResults:
 
 
 class TestDevices:
-    def test_other_devices_are_told_the_results_at_once(self) -> None:
+    def test_other_devices_get_the_results_immediately(self) -> None:
         with fake_mode():
             x, y, weight = torch.empty(7, 3), torch.empty(7, 4), torch.empty(6, 3, 4)
             assert functional.bilinear(x, y, weight).shape == (7, 6)

@@ -107,12 +107,12 @@ class TestTraces:
 
     @pytest.mark.skipif(FREES_WORKSPACES, reason="since 2.15 only a variable of the environment has workspaces kept")
     @pytest.mark.parametrize("op", OPERATORS)
-    def test_rules_say_what_kernels_have_allocated(self, cuda: None, op: str) -> None:
+    def test_rules_match_recorded_allocations(self, cuda: None, op: str) -> None:
         lines = [line for line in TRACES if json.loads(line)["op"] == op]
         assert list(mismatches(lines)) == []
 
     @pytest.mark.skipif(not FREES_WORKSPACES, reason="before 2.15 workspaces are always kept")
-    def test_rules_say_what_kernels_have_allocated_with_kept_workspaces(self) -> None:
+    def test_rules_match_recorded_allocations_with_persistent_workspaces(self) -> None:
         program = (
             "import torch\n"
             "from torchext.fake import FakeGPU, fake_mode\n"

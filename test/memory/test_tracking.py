@@ -43,7 +43,7 @@ def trainer(device: str = "cuda", batch: int = 1024, width: int = 512) -> Callab
 
 
 class TestPeak:
-    def test_is_what_torch_cuda_says(self) -> None:
+    def test_matches_torch_cuda(self) -> None:
         with fake_mode(fake_cuda=True), track_memory() as memory:
             step = trainer()
             step()
@@ -51,7 +51,7 @@ class TestPeak:
             assert memory.peak(of_reserved=True).reserved == torch.cuda.max_memory_reserved()
             assert memory.now().allocated == torch.cuda.memory_allocated()
 
-    def test_counts_what_was_there_before(self) -> None:
+    def test_counts_earlier_allocations(self) -> None:
         with fake_mode(fake_cuda=True):
             before = torch.empty(MIB, dtype=torch.uint8, device="cuda")
             with track_memory() as memory:
@@ -59,7 +59,7 @@ class TestPeak:
             assert memory.peak().allocated == 3 * MIB
             del before
 
-    def test_of_a_part_of_the_program_does_not_know_earlier_peaks(self) -> None:
+    def test_of_a_part_of_the_program_excludes_earlier_peaks(self) -> None:
         with fake_mode(fake_cuda=True), track_memory() as whole:
             torch.empty(8 * MIB, dtype=torch.uint8, device="cuda")
             with track_memory() as part:
@@ -78,7 +78,7 @@ class TestPeak:
         with pytest.raises(ValueError, match="allocated on 'cuda:3', only on cuda:0"):
             memory.peak("cuda:3")
 
-    def test_is_not_known_where_nothing_was_allocated(self) -> None:
+    def test_is_unknown_without_allocations(self) -> None:
         with track_memory() as memory:
             pass
         with pytest.raises(ValueError, match="Nothing has been allocated"):
@@ -103,7 +103,7 @@ class TestPeak:
 
 
 class TestCategories:
-    def test_add_up_to_what_is_allocated(self) -> None:
+    def test_add_up_to_the_allocated_bytes(self) -> None:
         with fake_mode(fake_cuda=True), track_memory() as memory:
             step = trainer()
             step()
@@ -122,7 +122,7 @@ class TestCategories:
         assert held[Category.GRADIENT] == MIB
         assert held[Category.OPTIMIZER_STATE] == 2 * MIB
 
-    def test_activations_are_what_the_backward_pass_finds(self) -> None:
+    def test_activations_are_tensors_for_the_backward_pass(self) -> None:
         with fake_mode(fake_cuda=True), track_memory() as memory:
             model = nn.Sequential(nn.Linear(512, 512), nn.Sigmoid(), nn.Dropout(0.0)).to("cuda")
             y = model(torch.ones(512, 512, device="cuda"))
@@ -220,7 +220,7 @@ class TestEngines:
         assert self.held(use) is Category.GRADIENT
         assert self.held(use, reduces=True) is Category.COMMUNICATION
 
-    def test_other_buffers_are_what_they_were(self) -> None:
+    def test_other_buffers_are_unchanged(self) -> None:
         assert self.held(lambda model, flat: None) is Category.INPUT
 
 
@@ -258,7 +258,7 @@ class TestCaches:
 
         assert self.caches(generate) == 1024 * 64 * 4
 
-    def test_are_not_what_other_modules_read(self) -> None:
+    def test_exclude_inputs_of_other_modules(self) -> None:
         @torch.no_grad()
         def infer() -> torch.Tensor:
             x = torch.ones(128, 64, device="cuda")
@@ -342,7 +342,7 @@ class TestHost:
                 made = make(torch.ones(7), torch.ones(7, device="cuda"))
                 assert made.is_pinned() is made.untyped_storage().is_pinned() is is_pinned
 
-    def test_numbers_in_pinned_memory_are_known_and_take_no_other(self) -> None:
+    def test_numbers_in_pinned_memory_are_known_and_need_no_other_memory(self) -> None:
         with fake_mode(fake_cuda=True), track_memory() as memory:
             pinned = torch.tensor([[1.0, 2.0]], pin_memory=True, requires_grad=True, dtype=torch.float64)
             assert (pinned.tolist(), pinned.requires_grad, pinned.dtype) == ([[1, 2]], True, torch.float64)
@@ -424,7 +424,7 @@ class TestReports:
             step()
         return memory
 
-    def test_say_what_memory_is_for(self) -> None:
+    def test_report_the_category_of_memory(self) -> None:
         lines = self.memory().report().splitlines()
         assert lines[0].startswith("Peak memory of cuda:0: ")
         assert any("optimizer state" in line and "%" in line for line in lines)
@@ -472,7 +472,7 @@ class TestReports:
         assert "torch.empty(MIB" in Path(__file__).read_text().splitlines()[frame["line"] - 1]
         del tensor
 
-    def test_show_what_is_reserved_and_not_in_use(self) -> None:
+    def test_show_reserved_and_unused_memory(self) -> None:
         with fake_mode(fake_cuda=True), track_memory() as memory:
             tensor = torch.empty(5 * MIB, dtype=torch.uint8, device="cuda")
         fragmentation = memory.peak().fragmentation
@@ -506,12 +506,12 @@ class TestBlocks:
 
 
 class TestFits:
-    def test_tells_what_is_left(self) -> None:
+    def test_reports_the_headroom(self) -> None:
         fit = fits(lambda: trainer()(), "L4")
         assert fit
         assert fit.headroom == FakeGPU("L4").memory - fit.peak
 
-    def test_tells_where_the_memory_is_if_it_does_not(self) -> None:
+    def test_reports_the_memory_if_it_does_not(self) -> None:
         fit = fits(lambda: trainer(batch=10**8)(), "A100-40GB")
         assert not fit
         assert "CUDA out of memory. Tried to allocate" in str(fit.error)
@@ -599,7 +599,7 @@ class TestRealTensors:
         with track_memory():
             torch.ones(2)
 
-    def test_distributed_tensors_hold_what_their_parts_hold(self) -> None:
+    def test_distributed_tensors_hold_the_tensors_of_their_parts(self) -> None:
         with world(2, 0, gpus=None), track_memory() as memory:
             model = nn.Linear(64, 64)
             fully_shard(model, mesh=init_device_mesh("cpu", (2,)))

@@ -125,7 +125,7 @@ def test_cmake_package_refuses_a_torch_that_it_was_not_built_for(tmp_path: Path)
     assert "this torchext was built for torch 2.3.1, but torch" in message
 
 
-def test_cmake_package_takes_another_patch_of_its_torch_and_asks_for_its_standard(tmp_path: Path) -> None:
+def test_cmake_package_accepts_another_patch_release_and_requires_the_standard(tmp_path: Path) -> None:
     release = ".".join(torch.__version__.split(".")[:2])
     package = package_in(
         tmp_path / "torchext", torchext_TORCH_VERSION=f"{release}.9a0+git5c1f", torchext_CXX_STANDARD=20

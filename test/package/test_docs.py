@@ -190,7 +190,7 @@ class TestQuotedMessages:
             return  # raised below
         assert any(is_part_of(quote, message) for message in messages()), f"no code prints what {page.name} quotes"
 
-    def test_that_no_code_prints_are_noticed(self) -> None:
+    def test_that_no_code_prints_are_detected(self) -> None:
         assert not any(is_part_of("This tensor is fake: ... no data to read or write", text) for text in messages())
 
     @pytest.mark.parametrize("quote", RAISED)
@@ -251,7 +251,7 @@ class TestNames:
         assert not [place for place, folder in folders.items() if not folder.is_dir()]
         assert not [place for place in places for name in codes(place) if not is_defined(name, folders[place])]
 
-    def test_names_that_a_folder_only_uses_are_noticed(self) -> None:
+    def test_names_that_a_folder_only_uses_are_detected(self) -> None:
         assert is_defined("kToBeCleaned", ROOT / "csrc" / "marks")
         assert not is_defined("kToBeCleaned", ROOT / "csrc" / "amp")
 
@@ -273,7 +273,7 @@ class TestNames:
         assert not [relative(path) for path in missing if path.parent.name != "python"]
 
 
-def test_pages_tell_one_cost_of_entering_inference_mode() -> None:
+def test_pages_agree_on_the_cost_of_entering_inference_mode() -> None:
     told = [
         cost
         for page in PAGES

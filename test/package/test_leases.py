@@ -149,7 +149,7 @@ def test_a_method_taken_from_a_tensor_before_is_that_of_pytorch_afterwards() -> 
     assert to_list() == [1.0, 1.0]
 
 
-def test_what_others_wrap_stays_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_functions_wrapped_by_others_stay_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = fake_like(torch.ones(2))
     original = torch.Tensor.__repr__
 
@@ -165,7 +165,7 @@ def test_what_others_wrap_stays_wrapped(monkeypatch: pytest.MonkeyPatch) -> None
     assert repr(torch.ones(1)) == "theirs: tensor([1.])"
 
 
-def test_a_replaced_attribute_that_others_replace_stays_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replaced_attribute_that_others_replace_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = fake_like(torch.ones(2))
     ours = torch.UntypedStorage.__setitem__
 
@@ -183,7 +183,7 @@ def test_a_replaced_attribute_that_others_replace_stays_theirs(monkeypatch: pyte
     del torch.UntypedStorage.__setitem__  # replaced by `theirs`
 
 
-def test_code_that_others_have_exchanged_stays_theirs(lease: Lease) -> None:
+def test_code_replaced_by_others_is_kept(lease: Lease) -> None:
     lease.patch(Owner, "method", saying("ours"), "a test")
 
     def theirs(self: Owner) -> str:
@@ -197,7 +197,7 @@ def test_code_that_others_have_exchanged_stays_theirs(lease: Lease) -> None:
     Owner.method.__code__ = before
 
 
-def test_two_leases_share_what_both_replace(lease: Lease) -> None:
+def test_two_leases_share_a_patched_function(lease: Lease) -> None:
     other = Lease("another test holds it")
     lease.patch(Owner, "method", saying("first"), "a test")
     other.patch(Owner, "method", saying("second"), "a test")
@@ -380,7 +380,7 @@ def test_calls_about_real_tensors_reach_no_replacement_while_fakes_are_alive(
     assert not [file for file in called if f"{os.sep}fake{os.sep}patches{os.sep}" in file]
 
 
-def test_constructors_of_storages_know_fakes_in_whatever_class() -> None:
+def test_constructors_of_storages_accept_fakes_in_any_class() -> None:
     class Before(torch.UntypedStorage):
         pass
 
@@ -405,7 +405,7 @@ def test_constructors_of_storages_know_fakes_in_whatever_class() -> None:
         torch.UntypedStorage.__new__(int, [1, 2])  # type: ignore[type-var]
 
 
-def test_a_constructor_that_others_replace_stays_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_constructor_replaced_by_others_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = fake_like(torch.ones(2))
     original, called = torch.UntypedStorage.__new__, []
 

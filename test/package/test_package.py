@@ -54,7 +54,7 @@ def run_python(code: str) -> str:
 
 
 class TestImport:
-    def test_changes_nothing_for_who_does_not_use_it(self) -> None:
+    def test_has_no_effect_on_programs_that_do_not_use_it(self) -> None:
         code = """
 import json, torch
 def state():
@@ -175,7 +175,7 @@ with fake_mode():
         "piece",
         ["open_tensor_impl", "virtual_table", "kernel_identity", "operator_entry", "error_texts", "keys_of_tests"],
     )
-    def test_piece_that_relies_on_another_pytorch_is_an_import_error(
+    def test_component_for_another_pytorch_is_an_import_error(
         self, piece: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("TORCHEXT_BREAK_PIECE", piece)
@@ -336,7 +336,7 @@ except ImportError as error:
         found = f"{tmp_path}/lib was built for torch 2.0.1+cpu, but torch {torch.__version__} is installed"
         assert f"{found} (undefined symbol: _ZN3c10)." in message
 
-    def test_source_tree_without_a_build_says_so(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_source_tree_without_a_build_is_reported(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "setup.py").touch()
         monkeypatch.setattr(installation, "_ROOT", tmp_path / "torchext")
         message = installation.why_it_cannot_be_loaded(ImportError("cannot import name '_C'"))
@@ -433,14 +433,14 @@ class TestSetup:
         needs.check_compiler()
         assert "CXX" not in os.environ
 
-    def test_without_torch_it_says_what_to_type(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_error_without_torch_names_the_command(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "torch", None)
         message = self.run_setup(monkeypatch)
         assert "pip install torch" in message
         assert "--no-build-isolation" in message
         assert "\n" not in message
 
-    def test_without_a_compiler_it_says_what_to_type(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_error_without_a_compiler_names_the_command(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PATH", "/nonexistent")
         monkeypatch.delenv("CXX", raising=False)
         message = self.run_setup(monkeypatch)
@@ -469,7 +469,7 @@ class TestSetup:
         ],
         ids=["macOS", "free-threaded Python"],
     )
-    def test_where_it_cannot_run_it_says_so(
+    def test_error_where_it_cannot_run(
         self, where: tuple[str, object], message: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         name, value = where
@@ -479,7 +479,7 @@ class TestSetup:
             monkeypatch.setitem(sysconfig.get_config_vars(), name, value)
         assert message in self.run_setup(monkeypatch)
 
-    def test_metadata_of_what_is_compiled_admit_one_release_of_torch(self) -> None:
+    def test_metadata_of_binaries_admit_one_release_of_torch(self) -> None:
         requirements = runpy.run_path(str(ROOT / "setup.py"))["requirements"]
         assert requirements(is_compiled=True) == [f"torch=={'.'.join(map(str, TORCH_RELEASE))}.*"]
         assert requirements(is_compiled=False) == ["torch>=2.11,<2.16"]
@@ -490,7 +490,7 @@ class TestSetup:
         monkeypatch.setenv("TORCHEXT_LOCAL_VERSION", "1")
         assert version() == f"{torchext.__version__}+pt{'.'.join(map(str, TORCH_RELEASE))}"
 
-    def test_warnings_are_errors_for_those_only_who_ask_for_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_warnings_are_errors_only_on_request(self, monkeypatch: pytest.MonkeyPatch) -> None:
         flags = runpy.run_path(str(ROOT / "setup.py"))["compiler_flags"]
         monkeypatch.delenv("TORCHEXT_WERROR", raising=False)
         assert "-Werror" not in flags(cpp_extension)
@@ -600,7 +600,7 @@ class TestInstallingAgain:
         ],
         ids=["checkout", "spaces", "sdist", "git", "subdirectory", "wheel", "index"],
     )
-    def test_from_what_pip_was_given(
+    def test_from_the_argument_of_pip(
         self, written: dict[str, Any] | None, sentence: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         class Installed:
@@ -619,7 +619,7 @@ class TestInstallingAgain:
 
 
 class TestNames:
-    def test_stub_lists_what_the_module_has(self) -> None:
+    def test_stub_lists_the_names_of_the_module(self) -> None:
         tree = ast.parse((ROOT / "torchext" / "_C.pyi").read_text())
         functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
         annotated = [n for n in tree.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)]

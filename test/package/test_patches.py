@@ -45,11 +45,11 @@ def differences(before: Any, after: Any, where: str = "") -> list[str]:
     return [] if before == after else [f"{where}: {before!r} became {after!r}"]
 
 
-def test_only_what_has_to_be_another_object_is_one() -> None:
+def test_objects_are_kept_where_possible() -> None:
     assert set(run("--warm")["exchanged names"]) == set(OTHER_OBJECTS)
 
 
-def test_pytorch_is_as_it_was_when_nothing_of_ours_is_alive() -> None:
+def test_pytorch_is_unchanged_when_no_tensor_of_ours_is_alive() -> None:
     found = run("--warm")
     assert found["left behind"] == []
     assert found["still listed"] == []
@@ -72,6 +72,6 @@ def test_overridable_functions_are_the_same_objects() -> None:
     assert compared("--warm")["overridable"]
 
 
-def test_dynamo_compiles_after_graph_breaks_what_it_compiled_before() -> None:
+def test_dynamo_compiles_the_same_functions_after_graph_breaks() -> None:
     """Dynamo does not compile functions of torchext that are called there."""
     assert run("--compiled", "--used") == run("--compiled")

@@ -175,7 +175,7 @@ def test_baseline_does_not_import_torchext_and_runs_everything(everything: Run) 
     assert len(outcomes) == 17
 
 
-def test_table_counts_what_is_compared(everything: Run) -> None:
+def test_table_counts_compared_tests(everything: Run) -> None:
     header, row = next(
         (line.split(), row.split())
         for line, row in zip(everything.lines, everything.lines[1:], strict=False)
@@ -186,7 +186,7 @@ def test_table_counts_what_is_compared(everything: Run) -> None:
     assert row == ["test_suite.py", *map(str, (17, 15, 13, 4, 9, 1, 0, 1))]
 
 
-def test_report_has_what_pytest_says_of_an_error(everything: Run) -> None:
+def test_report_has_the_error_report_of_pytest(everything: Run) -> None:
     difference = everything.report["modes"]["installed"]["differences"]["test_suite.py::test_one_of_two[2]"]
     assert difference["outcome"] == "failed"
     assert difference["error"] == "AssertionError: not 2"
@@ -232,7 +232,7 @@ def test_d(): assert not HAS_TORCHEXT
         pytest.param("--maxfail=4", ["a", "b", "c", "d"], marks=pytest.mark.long),
     ],
 )
-def test_maxfail_counts_crashes_and_what_failed_in_processes_before(
+def test_maxfail_counts_crashes_and_failures_of_earlier_processes(
     tmp_path: Path, argument: str, different: list[str]
 ) -> None:
     result = run(tmp_path, CRASHES, "--torchext=installed", "--torchext-reruns=0", argument)
@@ -338,7 +338,7 @@ def test_file_that_cannot_be_collected_in_a_mode_is_a_difference_for_each_of_its
     assert result.report["modes"]["installed"]["outcomes"] == {"test_other.py::test_b": "passed"}
 
 
-def test_file_that_can_never_be_collected_is_told_and_the_others_are_compared(tmp_path: Path) -> None:
+def test_file_that_cannot_be_collected_is_reported_and_the_others_are_compared(tmp_path: Path) -> None:
     (tmp_path / "test_other.py").write_text("def test_b(): pass\n")
     result = run(tmp_path, "import not_there\n", "--torchext=installed")
     assert result.exit_code == 0
@@ -438,7 +438,7 @@ def modes(tmp_path_factory: pytest.TempPathFactory) -> Run:
         ("fake", ["fake_tensor_mode_has_a_cache"], []),
     ],
 )
-def test_mode_replaces_what_it_says_and_nothing_else(
+def test_mode_replaces_only_the_documented_functions(
     modes: Run, mode: str, different: list[str], by_replacing: list[str]
 ) -> None:
     report = modes.report["modes"][mode]

@@ -229,7 +229,7 @@ class TestCycle:
         assert not cycle([Arrow("a", "b"), Arrow("a", "c"), Arrow("b", "d"), Arrow("c", "d")])
 
 
-def test_public_headers_are_defined_where_the_table_says_and_include_no_others_of_ours() -> None:
+def test_public_headers_are_defined_as_in_the_table_and_include_no_private_ones() -> None:
     defining_nothing = {"macros.h", "torchext.h"}
     assert {path.name for path in HEADERS.iterdir()} == {*public_headers(), *defining_nothing}
     for name, unit in public_headers().items():

@@ -201,9 +201,7 @@ class TestOpDb(TestCase):
                 self.compare(op, real, fake)
 
     @ops([op for op in op_db if op.get_inplace() is not None], allowed_dtypes=(torch.float32, torch.int64))
-    def test_in_place_variants_change_what_the_real_ones_change(
-        self, device: str, dtype: torch.dtype, op: OpInfo
-    ) -> None:
+    def test_in_place_variants_change_the_same_arguments(self, device: str, dtype: torch.dtype, op: OpInfo) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of samples that provoke them
             for sample in op.sample_inputs(device, dtype):

@@ -147,7 +147,7 @@ def compare(call: Call) -> None:
 
 class TestOutputs(TestCase):
     @ops([op for op in op_db if op.supports_out], allowed_dtypes=DTYPES)
-    def test_out_becomes_what_eager_makes_of_it(self, device: str, dtype: torch.dtype, op: OpInfo) -> None:
+    def test_out_ends_like_the_eager_one(self, device: str, dtype: torch.dtype, op: OpInfo) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of outputs that are resized
             for call in calls(op, dtype, FEW, samples=1):
@@ -155,7 +155,7 @@ class TestOutputs(TestCase):
 
     @pytest.mark.long
     @ops([op for op in op_db if op.supports_out], allowed_dtypes=DTYPES)
-    def test_any_out_becomes_what_eager_makes_of_it(self, device: str, dtype: torch.dtype, op: OpInfo) -> None:
+    def test_any_out_ends_like_the_eager_one(self, device: str, dtype: torch.dtype, op: OpInfo) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of outputs that are resized
             for call in calls(op, dtype, MANY, samples=5):

@@ -122,7 +122,7 @@ def test_changing_shape_or_storage_of_an_alias_leaves_the_tensor(
     assert (tensor.shape, tensor.stride(), tensor.storage_offset(), storage(tensor), tensor.dtype) == before
 
 
-def test_writing_to_data_is_not_noticed_and_writing_to_a_detached_tensor_is(ones: Make) -> None:
+def test_writes_to_data_are_undetected_and_those_to_detached_tensors_are_detected(ones: Make) -> None:
     weight = ones(4).requires_grad_()
     result = (weight * weight).sum()
     weight.data.add_(1)
@@ -174,9 +174,7 @@ NEEDS: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("need", NEEDS.values(), ids=NEEDS)
-def test_autograd_metadata_are_made_when_there_is_something_to_remember(
-    ones: Make, need: Callable[[torch.Tensor], Any]
-) -> None:
+def test_autograd_metadata_are_made_when_needed(ones: Make, need: Callable[[torch.Tensor], Any]) -> None:
     tensor = ones(4, 4)
     need(tensor)
     assert has_autograd_metadata(tensor)
@@ -217,7 +215,7 @@ OTHER_DATA: dict[str, tuple[Callable[[Make], Any], type[Exception], str]] = {
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
 @pytest.mark.parametrize(("data", "error", "message"), OTHER_DATA.values(), ids=OTHER_DATA)
-def test_set_data_refuses_what_does_not_fit(
+def test_set_data_rejects_incompatible_tensors(
     ones: Make, data: Callable[[Make], Any], error: type[Exception], message: str
 ) -> None:
     weight = ones(4, 4).requires_grad_()
@@ -240,7 +238,7 @@ def test_gradients_are_accumulated_in_place(ones: Make) -> None:
     assert not first.requires_grad
 
 
-def test_a_gradient_that_nobody_else_holds_is_taken_and_another_one_is_copied(ones: Make) -> None:
+def test_unshared_gradient_is_stolen_and_a_shared_one_is_copied(ones: Make) -> None:
     weight, gradient = ones(4, 4).requires_grad_(), ones(4, 4)
     (weight * 1).backward(gradient)
     assert weight.grad is not None
@@ -517,7 +515,7 @@ PROGRAMS: dict[str, Callable[[Make], Any]] = {
 @pytest.mark.filterwarnings("ignore:grad and param do not obey the gradient layout contract")
 @pytest.mark.parametrize("ones", [make_fake, make_deferred], ids=["fake", "deferred"])
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
-def test_does_what_a_real_tensor_does(program: Callable[[Make], Any], ones: Make) -> None:
+def test_behaves_like_a_real_tensor(program: Callable[[Make], Any], ones: Make) -> None:
     assert Describe()(outcome(lambda: program(ones))) == Describe()(outcome(lambda: program(make_real)))
 
 

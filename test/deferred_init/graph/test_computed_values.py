@@ -78,7 +78,7 @@ def test_loop_that_draws_by_its_own_results_runs_each_operator_a_few_times(
     assert counted.runs <= 4 * steps  # eagerly once, and all of them once more when the result is materialized
 
 
-def test_writes_after_a_read_do_not_change_what_was_recorded_before() -> None:
+def test_writes_after_a_read_do_not_change_earlier_recordings() -> None:
     def build() -> list[Tensor]:
         w = torch.randn(1000)
         copies = []

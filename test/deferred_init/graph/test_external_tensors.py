@@ -85,7 +85,7 @@ class TestChangedSources:
         assert torch.equal(materialize_tensor(read(source)), source)
 
     @pytest.mark.parametrize("size", [SMALL, LARGE])
-    def test_write_that_changes_nothing_is_no_change(self, size: int) -> None:
+    def test_write_of_equal_values_is_not_a_change(self, size: int) -> None:
         source = torch.rand(size)
         deferred = read(source)
         source.mul_(1)
@@ -115,14 +115,14 @@ class TestChangedSources:
 
     # At both ends, in the last words, which do not fill a stripe, and next to the boundaries between threads.
     @pytest.mark.parametrize("place", [0, 1, 7, 63, 64, 2**20 - 1, 2**20, 2**20 + 1, 3 * 2**20 - 2, -64, -3, -1])
-    def test_single_bit_of_a_large_one_is_noticed(self, place: int) -> None:
+    def test_single_bit_of_a_large_one_is_detected(self, place: int) -> None:
         source = torch.zeros(4 * 2**20 + 13, dtype=torch.uint8)
         deferred = read(source)
         source.data[place] = 1
         with pytest.raises(RuntimeError, match="changed in place since"):
             materialize_tensor(deferred)
 
-    def test_exchanged_rows_are_noticed(self) -> None:
+    def test_exchanged_rows_are_detected(self) -> None:
         source = torch.rand(4, LARGE)
         deferred = read(source)
         source.data.copy_(source.data.flip(0).clone())
@@ -139,7 +139,7 @@ def momentum_encoder(query: nn.Module) -> nn.Module:
 
 
 class TestPrograms:
-    def test_target_network_is_what_its_source_was_before_training(self) -> None:
+    def test_target_network_has_the_values_of_its_source_before_training(self) -> None:
         query = nn.Linear(4, 4)
         wanted = momentum_encoder(query)
         key = deferred_init(momentum_encoder, query)
@@ -151,7 +151,7 @@ class TestPrograms:
         assert torch.equal(key.weight, wanted.weight)
         assert not torch.equal(key.weight, query.weight)
 
-    def test_loaded_state_is_what_it_was_when_it_was_loaded(self) -> None:
+    def test_loaded_state_keeps_the_values_of_its_loading(self) -> None:
         source, model = nn.BatchNorm1d(3), deferred_init(nn.BatchNorm1d, 3)
         model.load_state_dict(source.state_dict())
         source(torch.randn(5, 3))
@@ -161,7 +161,7 @@ class TestPrograms:
     @pytest.mark.parametrize(
         "wrap", [torch.from_numpy, lambda array: torch.frombuffer(array.data, dtype=torch.float32)]
     )
-    def test_every_layer_has_what_a_buffer_held_that_is_used_again(self, wrap: Callable[[Any], Tensor]) -> None:
+    def test_every_layer_has_its_value_of_a_reused_buffer(self, wrap: Callable[[Any], Tensor]) -> None:
         def build() -> list[Tensor]:
             buffer = np.empty(8, dtype=np.float32)
             layers = []
@@ -188,7 +188,7 @@ class TestPrograms:
                 materialize_tensor(layer)
         assert materialize_tensor(last)[0] == 2
 
-    def test_clone_that_the_error_asks_for_helps(self) -> None:
+    def test_clone_that_the_error_suggests_helps(self) -> None:
         source = torch.rand(LARGE)
         deferred = deferred_init(lambda: torch.zeros(LARGE).copy_(source.clone()))
         wanted = source.clone()
@@ -246,7 +246,7 @@ def geometries() -> Iterator[Any]:
 
 class TestGeometries:
     @pytest.mark.parametrize("source", list(geometries()))
-    def test_value_is_read_as_it_is_shown(self, source: Tensor) -> None:
+    def test_value_is_read_as_shown(self, source: Tensor) -> None:
         wanted = source * 2
         deferred = deferred_init(lambda: torch.full((), 2.0).mul(source))
         assert_same_tensor(materialize_tensor(deferred), wanted)
@@ -257,7 +257,7 @@ class TestGeometries:
         base[:, 1::2] = 0
         assert torch.equal(materialize_tensor(deferred), base[:, ::2])
 
-    def test_change_of_an_element_between_gaps_is_noticed(self) -> None:
+    def test_change_of_an_element_between_gaps_is_detected(self) -> None:
         base = torch.rand(LARGE, 4)
         deferred = read(base[:, ::2])
         base.data[LARGE - 1, 2] = 0
@@ -308,7 +308,7 @@ class Handled(Tensor):
 @pytest.mark.parametrize(
     "change", [lambda source, base: source.add_(1), lambda source, base: base.numpy().fill(7)], ids=["source", "memory"]
 )
-def test_what_has_a_handler_is_compared(change: Callable[[Tensor, Tensor], object]) -> None:
+def test_tensors_with_a_handler_are_compared(change: Callable[[Tensor, Tensor], object]) -> None:
     base = torch.ones(3)
     source = Handled(base)
     deferred = deferred_init(lambda: torch.zeros(3).copy_(source))

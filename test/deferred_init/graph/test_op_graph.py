@@ -35,7 +35,7 @@ class TestSeedExamples:
         assert materialize_tensor(module.buf2).tolist() == [0.0, 0.0, 0.0]
         assert module.buf2.device.type == "cpu"
 
-    def test_device_dependent_code_sees_the_real_device(self) -> None:
+    def test_device_dependent_code_gets_the_real_device(self) -> None:
         def foo(device: str) -> Tensor:
             a = torch.ones([1], device=device)
             return a if a.is_cuda else a + 1
@@ -45,7 +45,7 @@ class TestSeedExamples:
         assert on_cuda.is_cuda
         assert materialize_tensor(deferred_init(foo, "cpu")).tolist() == [2.0]
 
-    def test_view_sees_later_write_to_its_base(self) -> None:
+    def test_view_reflects_later_write_to_its_base(self) -> None:
         def build() -> Tensor:
             a = torch.ones([2, 2])
             b = a.view(-1)

@@ -72,7 +72,7 @@ OVERWRITING: dict[str, Callable[[Tensor], object]] = {
 
 
 @pytest.mark.parametrize("write", OVERWRITING.values(), ids=OVERWRITING)
-def test_what_is_overwritten_is_not_computed(write: Callable[[Tensor], object]) -> None:
+def test_overwritten_values_are_not_computed(write: Callable[[Tensor], object]) -> None:
     def build() -> Tensor:
         tensor = counted(torch.rand(3, 3)).add_(1)
         write(tensor)
@@ -99,7 +99,7 @@ READING: dict[str, Callable[[Tensor], object]] = {
 
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
 @pytest.mark.parametrize("write", READING.values(), ids=READING)
-def test_what_is_still_to_be_seen_is_computed(write: Callable[[Tensor], object]) -> None:
+def test_observable_values_are_computed(write: Callable[[Tensor], object]) -> None:
     def build() -> Tensor:
         tensor = counted(torch.rand(3, 3))
         whole = tensor.view(9)
@@ -112,7 +112,7 @@ def test_what_is_still_to_be_seen_is_computed(write: Callable[[Tensor], object])
     assert CALLS == [9, 9]  # eagerly, and once for the deferred tensor, at the latest when it is materialized
 
 
-def test_writes_to_what_nobody_sees_are_not_made() -> None:
+def test_unobservable_writes_are_skipped() -> None:
     def build() -> Tensor:
         tensor = counted(torch.rand(4))
         tensor[:2].uniform_()  # dead: overwritten
@@ -127,7 +127,7 @@ def test_writes_to_what_nobody_sees_are_not_made() -> None:
     assert CALLS == []
 
 
-def test_who_reads_before_the_write_gets_what_was_there() -> None:
+def test_reads_before_the_write_get_the_old_values() -> None:
     def build() -> list[Tensor]:
         tensor = torch.rand(4)
         early = tensor + 1
@@ -142,7 +142,7 @@ def test_who_reads_before_the_write_gets_what_was_there() -> None:
     assert dead(deferred[1]) == ["uniform_"]
 
 
-def test_what_only_a_dead_write_reads_is_not_computed_either() -> None:
+def test_inputs_of_dead_writes_are_not_computed() -> None:
     def build() -> Tensor:
         tensor = torch.empty(4)
         tensor.copy_(counted(torch.rand(4)) * 2)
@@ -166,7 +166,7 @@ def test_generators_are_where_they_would_be() -> None:
     assert_same_tensor(materialize_tensor(deferred), eager)
 
 
-def test_what_a_dead_operator_would_have_read_may_have_changed() -> None:
+def test_inputs_of_dead_operators_may_change() -> None:
     outside = torch.zeros(2, 2**18)[:, 0]  # too large to copy
 
     def build() -> Tensor:
@@ -196,7 +196,7 @@ def test_tensors_of_any_size(shape: tuple[int, ...]) -> None:
     assert_same_tensor(materialize_tensor(deferred), eager)
 
 
-def test_explanations_and_graphs_tell_what_will_not_run(tmp_path: Path) -> None:
+def test_explanations_and_graphs_mark_dead_operators(tmp_path: Path) -> None:
     def build() -> nn.Linear:
         module = nn.Linear(2, 2, bias=False)
         nn.init.normal_(module.weight)
@@ -346,7 +346,7 @@ def test_calls_whose_bytes_are_not_those_of_their_arguments(program: Callable[[]
     [lambda t, i: t[i].fill_(1), lambda t, i: t[:, i].fill_(1)],
     ids=["every second row", "every second column"],
 )
-def test_many_scattered_writes_are_seen_through_or_all_run(write: Callable[[Tensor, int], object]) -> None:
+def test_many_scattered_writes_are_resolved_or_all_run(write: Callable[[Tensor, int], object]) -> None:
     def build() -> Tensor:
         tensor = torch.rand(900, 900)
         for i in range(0, 900, 2):
@@ -408,7 +408,7 @@ def random_program(seed: int) -> Callable[[], list[Tensor]]:
 
 
 @pytest.mark.parametrize("block", range(8))
-def test_random_programs_leave_what_they_leave_eagerly(block: int) -> None:
+def test_random_programs_leave_the_eager_files(block: int) -> None:
     for seed in range(block * 40, block * 40 + 40):
         build = random_program(seed)
         eager, deferred = build_both(build, seed)

@@ -200,7 +200,7 @@ def test_steps_run_within_the_fill() -> None:
     assert "aten::_to_copy" not in operators_of(lambda: torch.randn(NUMEL).bfloat16())
 
 
-def test_what_rounds_otherwise_at_the_ends_of_vectors_runs_on_the_whole() -> None:
+def test_operators_that_round_differently_at_vector_ends_run_on_the_whole() -> None:
     seen = operators_of(lambda: torch.rand(NUMEL).mul_(0.9).erfinv_().mul_(2))
     assert {"aten::erfinv_", "aten::mul_"} <= seen
     assert "aten::add_" in operators_of(lambda: torch.rand(NUMEL).add_(1, alpha=3))

@@ -51,7 +51,7 @@ at most 8 B at one time, 8 B written""",
 at most 32 B at one time, 32 B written""",
         )
 
-    def test_a_copy_of_what_nobody_else_reads_takes_it_over(self) -> None:
+    def test_copy_of_otherwise_unused_tensor_reuses_it(self) -> None:
         self.assertExpectedInline(
             str(plan(deferred_init(lambda: torch.empty(8).uniform_().clone()))),
             """\
@@ -107,7 +107,7 @@ class TestArguments:
         with pytest.raises(ValueError, match=r"Cannot explain a tensor of shape \[2\]: it has no recording"):
             plan(torch.zeros(2))
 
-    def test_what_is_no_tensor_is_refused(self) -> None:
+    def test_other_objects_are_rejected(self) -> None:
         with pytest.raises(TypeError, match="takes a tensor, an iterable of tensors or a module, not int"):
             plan([torch.zeros(2), 3])  # type: ignore[list-item]
         with pytest.raises(TypeError, match="takes a tensor, an iterable of tensors or a module, not float"):
@@ -241,7 +241,7 @@ class TestPeak:
         measured = memory.peak("cpu").allocated
         assert measured == pytest.approx(predicted, rel=0.05)
 
-    def test_the_parts_of_a_shard_are_what_it_costs(self) -> None:
+    def test_peak_of_a_shard_is_its_size(self) -> None:
         shard = deferred_init(lambda: torch.empty(4096, 256).normal_()[1024:1280].clone())
         predicted = plan(shard)
         with track_memory() as memory:

@@ -130,7 +130,7 @@ def test_shards_of_large_tensors_have_the_bits_of_the_whole(
         assert_same_tensor(materialize_tensor(shard), expected)
 
 
-def test_what_is_not_a_number_has_the_bits_of_the_whole() -> None:
+def test_nans_have_the_bits_of_the_whole() -> None:
     def build() -> Tensor:
         weight = torch.empty(64, 100)
         weight.copy_(torch.arange(0x7F800000, 0x7F800000 + 6400, dtype=torch.int32).view(torch.float32).view(64, 100))
@@ -186,7 +186,7 @@ def test_parts_have_the_bits_of_the_whole_where(case: Callable[[Tensor], list[Te
         assert torch.equal(shard, expected)
 
 
-def test_memory_that_nobody_has_written_is_filled_where_pytorch_is_deterministic() -> None:
+def test_uninitialized_memory_is_filled_in_deterministic_mode() -> None:
     def build() -> Tensor:
         t = torch.empty(100, 64)
         t[3:5] = 1
@@ -200,7 +200,7 @@ def test_memory_that_nobody_has_written_is_filled_where_pytorch_is_deterministic
         torch.use_deterministic_algorithms(False)
 
 
-def test_what_cannot_be_cut_does_not_have_others_computed_as_a_whole() -> None:
+def test_unsliceable_operators_do_not_force_whole_computations_of_others() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -220,7 +220,7 @@ def test_what_cannot_be_cut_does_not_have_others_computed_as_a_whole() -> None:
         assert torch.equal(found.view(whole), expected.view(whole))
 
 
-def test_copy_of_what_a_kernel_keeps_is_not_written_into_its_memory() -> None:
+def test_copy_of_a_tensor_kept_by_a_kernel_does_not_write_its_memory() -> None:
     cache = torch.ones(1000)
     library = torch.library.Library("torchext_test_shards", "FRAGMENT")
     library.define("cached() -> Tensor")

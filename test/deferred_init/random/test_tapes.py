@@ -35,7 +35,7 @@ def fake_cuda() -> Iterator[None]:
 
 @pytest.mark.usefixtures("fake_cuda")
 class TestCudaGenerators:
-    def test_stand_where_eager_construction_leaves_them(self) -> None:
+    def test_are_in_the_state_after_eager_construction(self) -> None:
         def build() -> nn.Module:
             with torch.device("cuda"):
                 return nn.TransformerEncoderLayer(64, 4, 100)
@@ -83,7 +83,7 @@ class TestCudaGenerators:
         with pytest.raises(RuntimeError, match=r"`aten::\w+` was recorded on cuda.*no CUDA device to compute it on"):
             materialize_module(layer)
 
-    def test_what_must_be_run_to_count_is_refused_without_a_device(self) -> None:
+    def test_counts_that_need_a_run_are_an_error_without_a_device(self) -> None:
         with pytest.raises(
             RuntimeError,
             match=r"`torchext::trunc_normal_` draws from the generator of cuda:0\. The number of draws is known "
@@ -119,7 +119,7 @@ class TestCudaGenerators:
             torch.randperm(-1, out=torch.empty(0, dtype=torch.long, device="cuda"))
         assert offset() == 0
 
-    def test_digests_tell_seeds_and_offsets_apart(self) -> None:
+    def test_digests_differ_between_seeds_and_offsets(self) -> None:
         def digest(seed: int, skipped: int) -> Any:
             torch.cuda.manual_seed(seed)
             for _ in range(skipped):
@@ -136,7 +136,7 @@ def starts_of(tensor: Tensor) -> list[int]:
     return [one.generator_offset for one in explain(tensor) if one.runs and one.generator_offset is not None]
 
 
-def test_digests_tell_gpus_apart_where_values_depend_on_them() -> None:
+def test_digests_differ_between_gpus_if_values_do() -> None:
     def digest(gpu: str, numel: int) -> str:
         with fake_mode(fake_cuda=FakeGPU(gpu)):
             torch.cuda.manual_seed(7)

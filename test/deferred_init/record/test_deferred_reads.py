@@ -129,7 +129,7 @@ class TestReads:
             "format",
         ],
     )
-    def test_read_gives_what_eager_gives(self, read: Callable[[Tensor], object]) -> None:
+    def test_read_returns_the_eager_value(self, read: Callable[[Tensor], object]) -> None:
         def build() -> object:
             return read(torch.arange(4.0))
 
@@ -286,7 +286,7 @@ class TestReads:
 
         assert_tensors_defer_exactly(lambda: [reads_memory(torch.randn(3)), torch.rand(1)])
 
-    def test_what_a_custom_operator_returns_of_a_real_argument_stays_the_users(self) -> None:
+    def test_real_results_of_a_custom_operator_are_the_users(self) -> None:
         with torch.library._scoped_library("torchext_test", "FRAGMENT") as library:
             library.define("first_row(Tensor(a) x, Tensor y) -> Tensor(a)")
             library.impl("first_row", lambda x, y: x[0], "CPU")
@@ -295,7 +295,7 @@ class TestReads:
         row.add_(1)
         assert real.tolist() == [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0]]
 
-    def test_interrupt_in_the_fake_of_a_custom_operator_is_no_missing_fake(self) -> None:
+    def test_interrupt_in_the_fake_of_a_custom_operator_is_not_a_missing_fake(self) -> None:
         @torch.library.custom_op("torchext_test::is_interrupted", mutates_args=())
         def run(x: Tensor) -> Tensor:
             return x.clone()
@@ -397,7 +397,7 @@ class TestMemory:
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_a_constructor_may_call_what_is_compiled(backend: str) -> None:
+def test_constructor_may_call_compiled_code(backend: str) -> None:
     @torch.compile(backend=backend)
     def scaled(tensor: Tensor) -> Tensor:
         return (tensor * 2 + 1).clamp(-1, 1).t().contiguous()
@@ -405,7 +405,7 @@ def test_a_constructor_may_call_what_is_compiled(backend: str) -> None:
     assert_tensors_defer_exactly(lambda: [scaled(torch.randn(3, 4)), torch.rand(2)])
 
 
-def test_a_constructor_may_call_what_inductor_has_compiled() -> None:
+def test_constructor_may_call_code_compiled_by_inductor() -> None:
     @torch.compile(backend="inductor")
     def noisy(tensor: Tensor) -> Tensor:
         return (tensor * 2 + torch.rand_like(tensor)).sin()
@@ -440,7 +440,7 @@ def test_operator_that_only_checks_values_raises_where_eager_construction_does(c
     assert error_of(deferred_init) == error_of(lambda check: check())
 
 
-def test_operator_that_only_checks_values_leaves_what_is_right_deferred() -> None:
+def test_operator_that_only_checks_values_keeps_valid_tensors_deferred() -> None:
     def build() -> Tensor:
         positive = torch.rand(300, 300)
         torch._assert_async((positive >= 0).all())

@@ -197,7 +197,7 @@ class TestState:
         assert {state["sum"].dtype for state in optimizer.state.values()} == {torch.float64}
         assert {state["step"].dtype for state in optimizer.state.values()} == {torch.float32}
 
-    def test_is_not_kept_by_what_watches_it(self) -> None:
+    def test_is_not_kept_alive_by_observers(self) -> None:
         optimizer = Adagrad(deferred_init(make_model).parameters())
         gone = weakref.ref(optimizer)
         del optimizer

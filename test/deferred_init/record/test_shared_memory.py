@@ -192,14 +192,14 @@ def immediately(make: Callable[..., Any], *args: Any) -> Any:
 
 
 @pytest.mark.parametrize(("kind", "name"), CASES, ids=IDS)
-def test_what_is_made_of_real_memory_shares_it_as_eagerly(kind: str, name: str) -> None:
+def test_tensors_on_real_memory_share_it_like_eager_ones(kind: str, name: str) -> None:
     eager = outcome(real_source(kind, name, immediately))
     assert outcome(real_source(kind, name, deferred_init)) == eager
 
 
 @pytest.mark.parametrize("is_materialized_first", [False, True], ids=["later", "first"])
 @pytest.mark.parametrize("name", FACTORIES["tensor"])
-def test_what_is_made_of_deferred_memory_shares_it_as_eagerly(name: str, is_materialized_first: bool) -> None:
+def test_tensors_on_deferred_memory_share_it_like_eager_ones(name: str, is_materialized_first: bool) -> None:
     def construct() -> tuple[torch.Tensor, torch.Tensor]:
         source = torch.ones(8).mul_(3)
         made = FACTORIES["tensor"][name](source)
@@ -225,7 +225,7 @@ def test_a_tensor_on_a_file_writes_the_file(tmp_path: Path) -> None:
     assert np.fromfile(path, dtype=np.float32).tolist() == [5, 5, 5, 5]
 
 
-def test_a_tensor_on_an_array_sees_later_writes() -> None:
+def test_tensor_on_an_array_reflects_later_writes() -> None:
     memory = array.array("f", [1, 2])
     shared, copied = deferred_init(lambda: (torch.frombuffer(memory, dtype=torch.float32), torch.tensor(memory)))
     memory[0] = 7

@@ -113,7 +113,7 @@ def test_order_does_not_matter(materialize: Callable[[Model], Any]) -> None:
 
 
 @pytest.mark.parametrize("share", [1, 10])
-def test_what_nobody_asked_for_stays_deferred(share: int) -> None:
+def test_other_tensors_stay_deferred(share: int) -> None:
     _, deferred = build_both(Model)
     tensors = tensors_of(deferred)
     for tensor in tensors[:share]:
