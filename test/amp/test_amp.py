@@ -648,7 +648,7 @@ class TestModules:
             assert copied.scale == 3
             assert torch.equal(copied(torch.full((2, 2), 1 / 3)), module(torch.full((2, 2), 1 / 3)))
 
-    def test_instance_with_a_forward_of_its_own(self) -> None:
+    def test_instance_with_its_own_forward(self) -> None:
         net = Net()
         net.forward = lambda x: x @ x
         amp.autocast("cpu")(net)

@@ -479,7 +479,7 @@ class TestTraining:
         w = amp.wrap(torch.ones(2, 2))
         assert torch.func.grad(loss)(torch.ones(2, 2)).tolist() == [[4.0, 4.0], [4.0, 4.0]]
 
-    def test_recomputation_by_hand_autocasts(self) -> None:
+    def test_manual_recomputation_autocasts(self) -> None:
         layer, seen = amp.wrap(nn.Linear(2, 2)), []
 
         class Recomputed(torch.autograd.Function):
@@ -508,7 +508,7 @@ class TestTraining:
         assert found.dtype is wanted.dtype is BF16
         assert amp.is_amp(found)
 
-    def test_threads_need_no_region_of_their_own(self) -> None:
+    def test_threads_need_no_separate_region(self) -> None:
         net, found = amp.wrap(feed_forward()), []
         threads = [threading.Thread(target=lambda: found.append(net(torch.ones(1, 4)).dtype)) for _ in range(4)]
         for thread in threads:

@@ -183,7 +183,7 @@ class TestTools:
         replica.weight, replica.bias = torch.ones(2, 2), torch.ones(2)
         assert replica(torch.ones(1, 2)).tolist() == [[3.0, 3.0]]
 
-    def test_threads_have_self_cleaning_regions_of_their_own(self) -> None:
+    def test_threads_have_their_own_self_cleaning_regions(self) -> None:
         model = nn.Linear(2, 2)
 
         def run(x: Tensor) -> tuple[torch.dtype, torch.dtype]:

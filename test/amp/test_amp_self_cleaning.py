@@ -295,7 +295,7 @@ class TestSelfCleaning:
             inference.trace_origins(False)
         assert not torch._C._dispatch_tls_is_dispatch_key_included("TESTING_ONLY_GenericMode")
 
-    def test_autocast_that_is_switched_off_by_hand_cleans(self) -> None:
+    def test_manually_disabled_autocast_cleans(self) -> None:
         with amp.autocast("cpu", self_cleaning=True):
             y = torch.ones(2, 2) @ torch.ones(2, 2)
             torch.set_autocast_enabled("cpu", False)

@@ -82,9 +82,7 @@ def test_model_of_transformers_is_built_from_its_config(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(loaded.parameters(), eager.parameters(), strict=True))
 
 
-def test_plan_reports_everything_and_writes_nothing(
-    module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plan_reports_all_and_writes_nothing(module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([f"{module}:build", "--out", str(tmp_path / "out"), "--plan", "--max-shard-size", "20KB"]) == 0
     told = capsys.readouterr().out
     assert "model-00001-of-00002.safetensors  2 tensors  16.4 KiB\n" in told
@@ -113,9 +111,7 @@ MISUSES = {
 
 
 @pytest.mark.parametrize("name", MISUSES)
-def test_invalid_arguments_have_clear_errors(
-    name: str, module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_misuse_has_clear_errors(name: str, module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments, message = MISUSES[name]
     filled = [argument.replace("{module}", module) for argument in arguments]
     assert main([*filled, "--out", str(tmp_path / "out"), "--quiet"]) == 2

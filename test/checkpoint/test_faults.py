@@ -284,7 +284,7 @@ def test_removed_hidden_file_is_a_clear_error(tmp_path: Path, monkeypatch: pytes
     assert files(tmp_path) == {}
 
 
-def test_single_file_is_written_beside_others(tmp_path: Path) -> None:
+def test_single_file_is_written_next_to_others(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     save_safetensors(deferred_init(four_files), tmp_path / "a.safetensors")
     save_safetensors(deferred_init(four_files), tmp_path / "b.safetensors")

@@ -105,7 +105,7 @@ class TestValues:
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             output.backward()
 
-    def test_graph_that_saved_recorded_values_goes_on(self) -> None:
+    def test_graph_that_saved_recorded_values_continues(self) -> None:
         module = deferred_init(nn.Linear, 3, 3)
         materialize_module(module, retain_graph=True)
         x = torch.ones(1, 3, requires_grad=True)

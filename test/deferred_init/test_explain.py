@@ -257,7 +257,7 @@ class TestTracing:
         assert trace == "mine"
         assert explain(tensor)[0].source is None
 
-    def test_keyword_is_not_handed_on_to_any_keywords(self) -> None:
+    def test_keyword_is_not_passed_to_variadic_keywords(self) -> None:
         def build(**kwargs: object) -> Tensor:
             assert not kwargs
             return torch.ones(1)

@@ -75,7 +75,7 @@ class TestDtype:
         materialize_module(deferred, dtype=torch.float32, device="cpu")
         assert_same_module(deferred, eager)
 
-    def test_views_and_aliases_go_on_sharing(self) -> None:
+    def test_views_and_aliases_keep_sharing(self) -> None:
         eager, deferred = build_both(pieces)
         materialize_tensor(deferred[1], dtype=torch.float64)
         assert not any(is_deferred(tensor) for tensor in deferred)

@@ -191,7 +191,7 @@ print(package.NUMBER)
     assert python(scratch, work, program) == "7"
 
 
-def test_temporary_files_are_removed_as_ever(scratch: Path, work: Path) -> None:
+def test_temporary_files_are_removed_as_before(scratch: Path, work: Path) -> None:
     program = """
 import os, tempfile
 for folder in (None, "d"):

@@ -71,9 +71,7 @@ def real_logs(name: str, folder: Path) -> list[Log]:
 
 @pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_pipeline_exchanges_the_same_messages_as_on_gloo(
-    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_pipeline_exchanges_messages_as_on_gloo(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     capfd.readouterr()
     size = PROGRAMS[name][1]
     options = ["--no-lines", "--world-size", str(size), "--rank", "all", "--values", "raise", "--to-end"]
@@ -505,7 +503,7 @@ def test_stage_ends_where_it_would_wait_for_one_that_has_made_its_steps(run: Cal
     assert "FLOP in a step" in ended.out
 
 
-def test_sender_that_does_not_fit_goes_on_for_the_others(run: Callable[..., Ended]) -> None:
+def test_sender_that_does_not_fit_continues_for_the_others(run: Callable[..., Ended]) -> None:
     program = (
         START
         + """

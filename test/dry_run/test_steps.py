@@ -155,7 +155,7 @@ def test_last_step_includes_what_follows_the_optimizer(run: Run) -> None:
 
 
 @pytest.mark.parametrize("ends", [False, True])
-def test_optimizer_that_is_not_called_is_left_out_with_a_remark(run: Run, ends: bool) -> None:
+def test_optimizer_that_is_not_called_is_skipped_with_a_remark(run: Run, ends: bool) -> None:
     program = PROGRAMS["two optimizers in each iteration"]
     loop = "two(batch()).sum().backward(); optimizer_2.step()"
     report = run(source_of(program._replace(loop=loop), 3 if ends else 1000), Goal(STEP, 2))

@@ -212,7 +212,7 @@ class TestWrites:
         assert found[2] is wanted[2] is True
         torch.testing.assert_close(found[1:], wanted[1:])
 
-    def test_training_goes_on_beside_a_block(self, backend: str) -> None:
+    def test_training_continues_during_a_block(self, backend: str) -> None:
         def function(x: Tensor) -> Any:
             with inference_mode():
                 scale = x.sum()

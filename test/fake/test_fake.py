@@ -130,7 +130,7 @@ class TestMetadata:
         fake.unsqueeze_(0)
         assert fake.shape == (1, 8, 8)
 
-    def test_set_takes_over_the_storage(self, fake: torch.Tensor) -> None:
+    def test_set_adopts_the_storage(self, fake: torch.Tensor) -> None:
         with fake_mode():
             other = torch.empty(2)
         other.set_(fake)
@@ -253,7 +253,7 @@ class TestKeys:
 class TestDevices:
     """The device rules. They are the same on builds with and without CUDA."""
 
-    def test_cuda_is_refused_as_ever_outside(self) -> None:
+    def test_cuda_is_an_error_outside(self) -> None:
         if torch.cuda.is_available():
             pytest.skip("this machine has CUDA")
         with fake_mode(fake_cuda=True):
@@ -532,7 +532,7 @@ tensor(..., size=(4, 4), dtype=torch.float32, device='cpu', requires_grad=True, 
 
 
 @pytest.mark.parametrize("train", [True, False, None])
-def test_results_are_no_arguments_where_the_operator_declares_that(train: bool | None) -> None:
+def test_results_are_new_tensors_if_the_operator_declares_that(train: bool | None) -> None:
     with fake_mode():
         given = torch.rand(4)
         result, _ = torch.native_dropout(given, 0.3, train)  # the Meta kernel returns `given` outside of training

@@ -378,7 +378,7 @@ class TestOutside:
             assert torch.cuda.device_count() == 2
         assert found == [False, 0, False, [2.0, 2.0], *(["refused"] * 4)]
 
-    def test_threads_have_devices_of_their_own(self) -> None:
+    def test_threads_have_their_own_devices(self) -> None:
         errors: list[BaseException] = []
         barrier = threading.Barrier(4)
 
@@ -404,7 +404,7 @@ class TestOutside:
             thread.join()
         assert not errors
 
-    def test_inner_block_has_a_current_device_of_its_own(self) -> None:
+    def test_inner_block_has_its_own_current_device(self) -> None:
         with fake_mode(fake_cuda=8):
             torch.cuda.set_device(7)
             with fake_mode(fake_cuda=2):
@@ -479,7 +479,7 @@ class TestOutside:
             loss.backward()
         assert x.grad is not None
 
-    def test_fakes_go_on_working(self) -> None:
+    def test_fakes_keep_working(self) -> None:
         with fake_mode(fake_cuda=2):
             model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU()).to("cuda:1")
             optimizer = torch.optim.AdamW(model.parameters())
@@ -493,7 +493,7 @@ class TestOutside:
         assert gradient.device == torch.device("cuda:1")
         assert is_fake(torch.linalg.matrix_rank(batch))
 
-    def test_real_tensors_train_as_ever(self) -> None:
+    def test_real_tensors_train_as_before(self) -> None:
         with fake_mode(fake_cuda=True):
             torch.ones(2, device="cuda", requires_grad=True).sum().backward()
         weight = torch.ones(2, requires_grad=True)
@@ -501,7 +501,7 @@ class TestOutside:
         assert weight.grad is not None
         assert weight.grad.tolist() == [3.0, 3.0]
 
-    def test_backward_in_a_thread_of_its_own(self) -> None:
+    def test_backward_in_a_separate_thread(self) -> None:
         with fake_mode(fake_cuda=True):
             weight = torch.ones(2, device="cuda", requires_grad=True)
             loss = (weight * 2).sum()

@@ -106,7 +106,7 @@ class TestReading:
             fake_cuda.__cuda_array_interface__  # noqa: B018
         assert not hasattr(fake, "__cuda_array_interface__")
 
-    def test_real_tensors_are_read_as_ever(self, fake: torch.Tensor) -> None:
+    def test_real_tensors_are_read_as_before(self, fake: torch.Tensor) -> None:
         real = torch.arange(4.0)
         storage = real.untyped_storage()
         assert np.asarray(real).tolist() == real.tolist() == [0.0, 1.0, 2.0, 3.0]
@@ -203,7 +203,7 @@ class TestSaving:
         torch.save(module.state_dict(), path)
         assert torch.equal(torch.load(path)["weight"], module.weight)
 
-    def test_real_tensors_are_saved_as_ever(self, fake: torch.Tensor, tmp_path: Path) -> None:
+    def test_real_tensors_are_saved_as_before(self, fake: torch.Tensor, tmp_path: Path) -> None:
         real: dict[str, Any] = {"a": torch.arange(3), "wide": torch.ones(2, dtype=torch.uint16)}
         real["self"] = real
         torch.save(real, tmp_path / "checkpoint.pt")

@@ -136,7 +136,7 @@ def test_graphed_callables_work_without_a_dry_run() -> None:
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="a build for CUDA makes pools in C, which are refused")
-def test_pools_of_the_program_have_memory_of_their_own() -> None:
+def test_pools_of_the_program_have_separate_memory() -> None:
     with fake_mode(fake_cuda=2):
         reserved = Reserved()
         pool = torch.cuda.MemPool()

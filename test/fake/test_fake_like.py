@@ -411,7 +411,7 @@ class TestModules:
         with pytest.raises(TypeError, match="cannot copy a RecursiveScriptModule"):
             fake_like(scripted)
 
-    def test_real_modules_are_deep_copied_as_ever(self) -> None:
+    def test_real_modules_are_deep_copied_as_before(self) -> None:
         fake_like(torch.ones(1))
         real = Model()
         clone = copy.deepcopy(real)

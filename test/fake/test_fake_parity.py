@@ -270,7 +270,7 @@ SHORTCUTS: dict[str, Program] = {
 
 @only_2_13
 @pytest.mark.parametrize("name", SHORTCUTS)
-def test_shortcut_that_reads_values_is_left_out(name: str) -> None:
+def test_shortcut_that_reads_values_is_skipped(name: str) -> None:
     run = SHORTCUTS[name]
     wanted = metadata(run())
     with fake_mode():

@@ -185,7 +185,7 @@ class TestConstruction:
             assert not is_fake(sparse * 2)
             assert not is_fake(sparse.relu())
 
-    def test_a_real_member_becomes_fake_beside_a_fake_one(self) -> None:
+    def test_real_member_becomes_fake_next_to_a_fake_one(self) -> None:
         sparse = torch.sparse_coo_tensor(INDICES, fake_like(torch.ones(3)), (4, 5))
         assert is_fake(sparse._indices())
         assert is_fake(sparse._values())

@@ -219,7 +219,7 @@ def test_resizing_the_storage_of_a_deferred_tensor_is_recorded() -> None:
     assert deferred.untyped_storage().nbytes() == 32
 
 
-def test_real_storages_are_resized_as_ever() -> None:
+def test_real_storages_are_resized_as_before() -> None:
     fake_like(torch.ones(1))
     real = torch.ones(4)
     real.untyped_storage().resize_(32)

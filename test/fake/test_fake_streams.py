@@ -57,7 +57,7 @@ class TestStreams:
             torch.cuda.synchronize()
             assert stream.query()
 
-    def test_have_blocks_of_memory_of_their_own(self) -> None:
+    def test_have_separate_blocks_of_memory(self) -> None:
         with fake_mode(fake_cuda=True):
             torch.empty(4 * MIB, dtype=torch.uint8, device="cuda")
             with torch.cuda.stream(torch.cuda.Stream()):

@@ -273,7 +273,7 @@ def test_threads_may_write_to_parts_of_zeros() -> None:
             assert tensor.sum().item() == 1000
 
 
-def test_zeros_take_no_memory_until_somebody_looks() -> None:
+def test_zeros_take_no_memory_until_they_are_read() -> None:
     with fake_mode():
         tensors = [torch.zeros(2**18) for _ in range(80)]
         assert tensors[-1].sum().item() == 0

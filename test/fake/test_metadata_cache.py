@@ -308,7 +308,7 @@ class TestResults:
         first, second = fake + 1, fake + 1
         assert first.untyped_storage()._cdata != second.untyped_storage()._cdata
 
-    def test_results_that_share_a_new_storage_go_on_sharing(self) -> None:
+    def test_results_that_share_a_new_storage_keep_sharing(self) -> None:
         fake = fake_like(torch.ones(2, 3, 4))
         for _ in range(2):
             first, second = torch.ops.aten.split_copy(fake, 1)

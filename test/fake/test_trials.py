@@ -308,7 +308,7 @@ def test_operator_of_another_library_with_the_name_of_a_factory(doubling: Any) -
 
 
 @pytest.mark.parametrize("function", [functional.mish, functional.silu], ids=lambda function: function.__name__)
-def test_gradient_that_has_a_kernel_beside_a_composite_has_its_bits(function: Any) -> None:
+def test_gradient_with_a_kernel_and_a_composite_has_the_bits_of_the_kernel(function: Any) -> None:
     def program() -> Tensor:
         return gradient(lambda x: function(x) * 3, torch.randn(1000))
 

@@ -314,7 +314,7 @@ class TestGenerators:
         getattr(torch.empty(64, dtype=dtype), name)(0, 1, generator=theirs)
         assert torch.equal(torch.empty(3).normal_(generator=own), torch.empty(3).normal_(generator=theirs))
 
-    def test_state_that_was_put_together_by_hand_is_left_to_pytorch(self, dtype: torch.dtype, name: str) -> None:
+    def test_manually_assembled_state_is_left_to_pytorch(self, dtype: torch.dtype, name: str) -> None:
         generator = drawn(seeded(11), 100)
         state = generator.get_state()
         state.view(torch.uint8)[16:24].view(torch.int64)[0] = 50  # `next`, which is 100 according to `left`

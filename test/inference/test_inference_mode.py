@@ -174,7 +174,7 @@ class TestBlocks:
             assert is_inference_mode_enabled()
         assert NOT_OPEN in errors[0]
 
-    def test_left_out_of_order_the_thread_is_as_before_in_the_end(self) -> None:
+    def test_thread_state_is_restored_after_leaving_out_of_order(self) -> None:
         first, second = inference_mode(), inference_mode()
         first.__enter__()
         second.__enter__()

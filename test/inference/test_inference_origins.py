@@ -378,7 +378,7 @@ def test_a_region_that_outlives_the_traced_block_leaves_no_key_behind() -> None:
     assert str(torch._C._dispatch_tls_local_include_set()) == before
 
 
-def test_tracing_goes_on_after_a_region_in_the_block() -> None:
+def test_tracing_continues_after_a_region_in_the_block() -> None:
     with inference_mode(trace=True):
         with amp.autocast("cpu", self_cleaning=True):
             pass

@@ -173,7 +173,7 @@ class TestToNormal:
         assert tensor.data_ptr() == pointer
 
     @pytest.mark.parametrize("kind", KINDS)
-    def test_memory_is_copied_when_somebody_else_shows_it(self, kind: str) -> None:
+    def test_memory_is_copied_if_it_is_shared(self, kind: str) -> None:
         with inference_mode():
             tensor = make(kind, torch.arange, 4.0)
             view = tensor[1:3]

@@ -398,7 +398,7 @@ class TestHolders:
         assert "test_tracking.py" in line
         del tensor
 
-    def test_are_no_lines_elsewhere(self) -> None:
+    def test_need_tracking_with_lines(self) -> None:
         with fake_mode(fake_cuda=True), track_memory() as memory:
             tensor = torch.empty(MIB, device="cuda")
         with pytest.raises(ValueError, match=r"track_memory\(lines=True\)"):

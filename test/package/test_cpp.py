@@ -135,7 +135,7 @@ def test_cmake_package_accepts_another_patch_release_and_requires_the_standard(t
     assert "features cxx_std_20" in done.stderr
 
 
-def test_cmake_package_finds_the_torch_that_is_installed_beside_it(tmp_path: Path) -> None:
+def test_cmake_package_finds_the_torch_installed_next_to_it(tmp_path: Path) -> None:
     package = package_in(tmp_path / "torchext")
     message = refusal(configured(tmp_path / "alone", "torchext REQUIRED", [package]))
     assert "PyTorch was not found: add to CMAKE_PREFIX_PATH what `python -c 'import torch; " in message
@@ -181,7 +181,7 @@ def test_programs_start_without_python_and_use_it_first_in_several_threads(tmp_p
         assert (done.stdout, done.returncode) == ("ok\n", 0), done.stderr
 
 
-def test_library_looks_for_the_torch_beside_it() -> None:
+def test_library_searches_for_the_torch_next_to_it() -> None:
     library = Path(torchext.library_path()) / "libtorchext.so"
     found = re.search(r"runpath: \[(.*)\]", run(["readelf", "-d", library]).stdout)
     assert found is not None

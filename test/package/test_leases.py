@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torchext import _C, amp, inference
 from torchext.deferred_init import defer_again, deferred_init, is_deferred, materialize_module
+from torchext.errors import PatchError
 from torchext.fake import fake_like, fake_mode, is_fake
 from torchext.inspect import patches
 from torchext.tools.leases import Lease, leases, while_fakes_live
@@ -233,6 +234,12 @@ def test_nothing_stays_replaced_when_a_declaration_fails(lease: Lease) -> None:
     assert Owner.method.__code__ is code
 
 
+def test_patch_of_a_missing_function_is_an_error(lease: Lease) -> None:
+    with pytest.raises(PatchError, match=r"torchext replaces .*\.Owner\.missing, which PyTorch .* does not have"):
+        lease.patch(Owner, "missing", saying("first"), "a test")
+    assert lease.patches == []
+
+
 def test_a_token_holds_a_lease_as_long_as_it_lives(lease: Lease) -> None:
     lease.patch(Owner, "method", saying("ours"), "a test")
     token = lease.token()
@@ -242,7 +249,7 @@ def test_a_token_holds_a_lease_as_long_as_it_lives(lease: Lease) -> None:
     assert Owner().method() == "original"
 
 
-def test_regions_and_marks_hold_leases_of_their_own() -> None:
+def test_regions_and_marks_hold_separate_leases() -> None:
     code = torch.autograd.graph._engine_run_backward.__code__
     factory = definition("new_tensor")
     for _ in range(3):
@@ -427,7 +434,7 @@ def test_constructor_replaced_by_others_is_kept(monkeypatch: pytest.MonkeyPatch)
         torch.UntypedStorage(fake.untyped_storage())
 
 
-def test_arguments_that_raise_or_lie_about_their_class_are_refused_as_ever() -> None:
+def test_arguments_with_a_wrong_or_raising_class_are_errors_as_before() -> None:
     class Raising:
         @property
         def __class__(self) -> Any:

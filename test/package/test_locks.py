@@ -42,7 +42,7 @@ def test_every_lock_is_in_the_table() -> None:
     assert found - OF_PYTORCH == {"support/locks.cpp"}
 
 
-def test_python_code_has_no_locks_of_its_own() -> None:
+def test_python_code_has_no_other_locks() -> None:
     lock = re.compile(r"threading\.(R?Lock|Condition|Semaphore|Barrier)\b")
     # The child of `torchext.testing` runs in other processes.
     assert not [str(path) for path in (ROOT / "torchext").rglob("*.py") if lock.search(path.read_text())]

@@ -163,7 +163,7 @@ with fake_mode():
 """
         assert run_python(code).split() == ["3", "True", "3", "True"]
 
-    def test_fakes_work_beside_another_owner_of_their_key(self) -> None:
+    def test_fakes_work_with_another_owner_of_their_key(self) -> None:
         files = ["test/fake/test_foreign_fakes.py", "test/fake/test_known_values.py"]
         command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "--foreign-fakes", *files]
         result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
@@ -484,7 +484,7 @@ class TestSetup:
         assert requirements(is_compiled=True) == [f"torch=={'.'.join(map(str, TORCH_RELEASE))}.*"]
         assert requirements(is_compiled=False) == ["torch>=2.11,<2.16"]
 
-    def test_wheels_that_lie_beside_others_are_named_for_their_torch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_wheels_for_several_releases_are_named_for_their_torch(self, monkeypatch: pytest.MonkeyPatch) -> None:
         version = runpy.run_path(str(ROOT / "setup.py"))["version"]
         assert version() == torchext.__version__
         monkeypatch.setenv("TORCHEXT_LOCAL_VERSION", "1")
@@ -527,7 +527,7 @@ class TestBuildCommand:
         command.replace_by_link(tmp_path / "a", tmp_path / "b")
         assert (tmp_path / "b").read_text() == "new"
 
-    def test_objects_with_other_flags_lie_elsewhere(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_objects_with_other_flags_have_another_folder(self, monkeypatch: pytest.MonkeyPatch) -> None:
         found = set()
         for variable in ("TORCHEXT_WERROR", "TORCHEXT_COVERAGE", "TORCHEXT_SANITIZE"):
             monkeypatch.delenv(variable, raising=False)

@@ -187,7 +187,7 @@ def test_views_and_results_have_autograd_metadata(ones: Make) -> None:
     assert has_autograd_metadata(tensor.requires_grad_() * 2)
 
 
-def test_set_data_takes_over_all_but_history_and_version(ones: Make) -> None:
+def test_set_data_adopts_all_but_history_and_version(ones: Make) -> None:
     weight = ones(4, 4).requires_grad_()
     weight.grad = ones(4, 4)
     view = weight[0]

@@ -62,8 +62,7 @@ class _OpenBlock:
         if tx.output.current_tracer.parent is not None:
             break_graph(
                 "block of inference mode in a higher-order operator",
-                "The tensors of a branch, a body or a checkpoint that are inference tensors cannot be determined "
-                "from outside of it.",
+                "Inference tensors made in a branch, a body or a checkpoint cannot be determined from outside.",
             )
         self._results = results_of(tx.output)
         self._mode_around = self._results.mode
@@ -113,15 +112,13 @@ def _to_normal(tx: Translator, obj: VariableTracker) -> VariableTracker:
     if not isinstance(tensors, list) or not all(_is_made_here(tensor) for tensor in tensors):
         break_graph(
             "to_normal() of an input of the compiled code",
-            "Autograd must record that a tensor becomes normal before its first use: call to_normal() before the "
-            "compiled code.",
+            "Autograd must record that a tensor becomes normal: call to_normal() before the compiled code.",
         )
     for tensor in tensors:
         if not results_of(tx.output).make_normal(tensor.as_proxy().node):
             break_graph(
                 "to_normal() of a tensor that shares memory with another one",
-                "The tensor would get new memory, which a graph cannot express: call to_normal() after the compiled "
-                "code.",
+                "The tensor would need new memory, which a graph cannot express: call to_normal() after compiled code.",
             )
     return obj
 

@@ -101,8 +101,7 @@ class Results:
     def call_operators(self, reason: str) -> None:
         """Run the graph without a backend, because its function does what `reason` states.
 
-        The operators are called as they were traced, and blocks are entered. Warns, unless the program has requested
-        this.
+        The operators are called as they were traced, and blocks are entered. Warns unless the program requested it.
         """
         if not self._is_eager:
             self._is_eager = True
@@ -186,8 +185,7 @@ class _Plan:
     """How to handle the results of compiled code.
 
     Attributes:
-        modes: For each result, the mode in which its storage was made; None for objects other than tensors, and for
-            inputs.
+        modes: For each result, the mode in which its storage was made; None for inputs and other objects.
         only: The mode of all operators, if there is only one and no tensor was made normal later.
         is_traced: Whether origins are traced in a block.
     """

@@ -101,9 +101,7 @@ class ValuePolicy:
         if answer not in ANSWERS:
             raise ValueError(f"Expected a value policy that begins with one of {', '.join(ANSWERS)}, got {text!r}.")
         if answer == "raise" and parts:
-            raise ValueError(
-                f"`raise` assumes no values and cannot be combined with other value policies, got {text!r}."
-            )
+            raise ValueError(f"`raise` cannot be combined with other value policies, got {text!r}.")
         chosen = dict(part.partition("=")[::2] for part in parts)
         for name, policy in chosen.items():
             if policy not in TABLES.get(name, {}):
@@ -165,13 +163,9 @@ class AssumedValues:
         return [self._value(site, count) for site, count in self._counts.most_common()]
 
     def answer(self, operator: str, dtype: torch.dtype, computed: float | None, values: int) -> float:
-        """Return the assumed value for a read of `dtype`.
+        """Return the assumed value for a read of `dtype`, or `computed` if it follows from earlier assumptions.
 
-        Args:
-            operator: The operator that reads.
-            dtype: The type of the value.
-            computed: The value if it follows from earlier assumptions, else None.
-            values: The kind of the values that it is computed from.
+        `values` is the kind of the values that it is computed from.
         """
         frame = _reader(sys._getframe(1))
         value = computed

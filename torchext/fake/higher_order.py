@@ -1,8 +1,7 @@
 """Higher-order operators (`torch.cond`, `scan`, `while_loop`, `flex_attention`, ...) on fake and deferred tensors.
 
 They are Python functions that choose a registered implementation by the highest dispatch key
-(`HigherOrderOperator.dispatch`). The patch of this method provides ours for all of them, including operators that are
-defined later:
+(`HigherOrderOperator.dispatch`). The patch of this method provides ours, also for operators that are defined later:
 
 - Deferred tensors have values, so the implementation for real tensors runs, and the operators that it calls are
   recorded.
@@ -46,10 +45,7 @@ def install() -> None:
     """Install the patches."""
     pass_by(while_fakes_live)
     while_fakes_live.patch(
-        _ops.HigherOrderOperator,
-        "dispatch",
-        _dispatching_ours,
-        "chooses by the highest key, which has no implementation",
+        _ops.HigherOrderOperator, "dispatch", _dispatching_ours, "has no implementation for our keys"
     )
     if hasattr(hop_utils, "_hop_compile_and_call"):
         while_fakes_live.patch(hop_utils, "_hop_compile_and_call", _not_compiling, "compiles eager calls")

@@ -25,9 +25,7 @@ class Comparison:
     unstable: dict[str, Outcome] = field(default_factory=dict)
     """Tests among the differing ones that also failed without torchext when they were run again, with their errors."""
     by_replacing: dict[str, Outcome] = field(default_factory=dict)
-    """Tests among the differing ones that failed in the control run, in which replaced functions only call the
-    originals.
-    """
+    """Tests among the differing ones that failed in the control run with pass-through wrappers."""
 
     @property
     def skipped(self) -> list[str]:
@@ -66,10 +64,7 @@ def compare(
     if comparison.differences and reruns:
         _take_unstable(suite, comparison, good, reruns, report)
     if comparison.differences and MODES[mode].has_control:
-        report(
-            f"{len(comparison.differences)} tests that differ, with PyTorch functions replaced by wrappers that only "
-            "call the originals"
-        )
+        report(f"{len(comparison.differences)} tests that differ, with pass-through wrappers of PyTorch functions")
         control = suite.run(mode, list(comparison.differences), is_control=True)
         comparison.by_replacing = _take_failing(comparison.differences, control)
     return comparison

@@ -35,7 +35,7 @@ def lines_of(comparison: Comparison) -> Iterator[str]:
     for title, tests in (
         ("unstable: they also failed without torchext when they were run again", comparison.unstable),
         (
-            "fails in control run: they fail with wrappers in place of PyTorch functions that only call the originals",
+            "fails in control run: they fail with pass-through wrappers of PyTorch functions",
             comparison.by_replacing,
         ),
         (f"different: they pass without torchext, but not in mode {comparison.mode}", comparison.differences),

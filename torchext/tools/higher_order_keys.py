@@ -23,7 +23,7 @@ _KEYS = [_torch._parse_dispatch_key(name) for name in _NAMES]
 
 def pass_by(lease: Lease) -> None:
     """Let all higher-order operators choose by the keys below ours while the lease is held."""
-    reason = "chooses by the highest key, which has no implementation"
+    reason = "has no implementation for our keys"
     lease.patch(_ops.HigherOrderOperator, "dispatch", _passing_by, reason)
 
 

@@ -251,7 +251,7 @@ class TestGeometries:
         deferred = deferred_init(lambda: torch.full((), 2.0).mul(source))
         assert_same_tensor(materialize_tensor(deferred), wanted)
 
-    def test_change_in_the_gaps_of_a_large_one_is_none_of_its_own(self) -> None:
+    def test_change_in_the_gaps_of_a_large_one_is_ignored(self) -> None:
         base = torch.rand(LARGE, 4)
         deferred = read(base[:, ::2])
         base[:, 1::2] = 0

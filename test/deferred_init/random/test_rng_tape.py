@@ -261,7 +261,7 @@ def test_state_can_be_saved_and_restored_inside_the_constructor() -> None:
     assert_same_results(build)
 
 
-def test_program_goes_on_as_if_it_had_been_eager() -> None:
+def test_program_continues_as_if_it_were_eager() -> None:
     torch.manual_seed(1)
     nn.Linear(10, 10)
     wanted = torch.rand(5)

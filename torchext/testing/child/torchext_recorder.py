@@ -27,15 +27,13 @@ class Mode(NamedTuple):
     text: str
     """The description in the help text."""
     has_control: bool = False
-    """Whether it replaces functions. In a control run, these are replaced by wrappers that only call the originals."""
+    """Whether it replaces functions. A control run replaces them by pass-through wrappers."""
 
 
 MODES = {
     "installed": Mode("every feature of torchext has been used once, no PyTorch function is replaced"),
     "deferred": Mode("modules that tests construct are deferred, and materialized immediately", has_control=True),
-    "deferred-factories": Mode(
-        "as `deferred`, and also tensors that tests make by torch.ones() and similar functions", has_control=True
-    ),
+    "deferred-factories": Mode("also tensors from torch.ones() and similar functions", has_control=True),
     "inference": Mode("torch.inference_mode is torchext's"),
     "autocast": Mode("torch.autocast enters and leaves torchext's regions"),
     "fake": Mode("FakeTensorMode, where tests use it, is torchext's fake_mode"),
@@ -54,7 +52,7 @@ class Job(NamedTuple):
     mode: str | None = None
     """One of MODES, or None for the baseline."""
     is_control: bool = False
-    """Replace the mode's functions by wrappers that only call the originals."""
+    """Replace the mode's functions by pass-through wrappers."""
     only: list[str] | None = None
     """The node ids of the tests to run, in order; None for all that pytest collects."""
     timeout: float = 0
@@ -82,11 +80,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--torchext",
         metavar="MODES",
-        help=(
-            "Run the tests without torchext and then in each of these modes, separated by commas, and report the "
-            "tests that pass in the first run only. "
-        )
-        + "; ".join(f"{name}: {mode.text}" for name, mode in MODES.items()),
+        help="Run the tests without torchext and then in each of these modes, separated by commas, and report tests "
+        "that pass in the first run only. " + "; ".join(f"{name}: {mode.text}" for name, mode in MODES.items()),
     )
     group.addoption("--torchext-report", metavar="FILE", help="Write all results to FILE, as JSON.")
     group.addoption(
@@ -94,9 +89,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="SECONDS",
         type=float,
         default=0,
-        help=(
-            "End the process of a test that takes longer, count the test as timed out, and continue with the next one."
-        ),
+        help="End the process of a test that takes longer, count the test as timed out, and continue.",
     )
     group.addoption(
         "--torchext-reruns",

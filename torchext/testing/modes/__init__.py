@@ -14,7 +14,7 @@ def enter_mode(mode: str, is_control: bool = False) -> None:
 
     Args:
         mode: One of MODES.
-        is_control: Replace the mode's functions by wrappers that only call the originals.
+        is_control: Replace the mode's functions by pass-through wrappers.
     """
     with torch.random.fork_rng(devices=[]):
         import_module(f".{mode.replace('-', '_')}", __name__).enter(is_control)
