@@ -1,4 +1,4 @@
-// A mistake that the sanitizer of threads has to report: ../sanitize.
+// A mistake that the thread sanitizer must report: ../sanitize.
 // reported as: data_race
 
 #include <thread>
