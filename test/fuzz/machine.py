@@ -24,7 +24,7 @@ ENDS_PROCESSES = ("embedding", "cross_entropy", "index_select", "gather", "scatt
 AWAITED: dict[str, str] = {}
 if DEVICE.type == "cuda":
     AWAITED |= dict.fromkeys(ENDS_PROCESSES, "device-side assertions")
-    AWAITED["matmul_precision"] = "compared at replay: docs/how_to/deferred_init.md"
+    AWAITED["matmul_precision"] = "compared at replay: docs/reference/deferred_init.md"
 
 FACTORIES = {**vocabulary.FACTORIES, **states.FACTORIES}
 ACTIONS = {**vocabulary.ACTIONS, **memory.ACTIONS, **gradients.ACTIONS, **states.ACTIONS}

@@ -4,7 +4,7 @@
 //
 // Kernels read more than their arguments: settings of the process (`at::Context`) and of the thread. A recorded call
 // runs later, maybe in another function or on another thread. So each setting is handled in one of three ways, which
-// docs/how_to/deferred_init.md lists:
+// docs/reference/deferred_init.md lists:
 //
 //   * Recorded with each call and restored for its replay. This is the rule. Settings of the process are written only
 //     where they differ, because other threads read them without a lock.

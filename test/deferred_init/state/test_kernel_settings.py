@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torchext import _C
 from torchext.deferred_init import deferred_init, is_deferred, materialize_module, materialize_tensor
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "how_to" / "deferred_init.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "reference" / "deferred_init.md"
 
 Setter = Callable[[Any], object]
 Reading = Callable[[Callable[[], list[float]]], Tensor]
