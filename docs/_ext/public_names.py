@@ -1,0 +1,129 @@
+"""Read the public API from `__all__`: a directive that documents it, and links to it in docstrings.
+
+`.. public-api:: torchext.fake` describes a module, lists its public names with their summaries, then documents each. A name
+that the module takes over from another public module is documented there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from docutils import nodes
+from docutils.statemachine import StringList
+from sphinx.application import Sphinx
+from sphinx.domains.python import PyXRefRole
+from sphinx.util.docutils import SphinxDirective, SphinxRole
+
+__all__ = ["MODULES", "home_of", "public_names", "setup"]
+
+# The public modules. A name in several of them is documented in the first.
+MODULES = (
+    *("torchext.errors", "torchext.deferred_init", "torchext.fake", "torchext.memory", "torchext.dry_run"),
+    *("torchext.checkpoint", "torchext.amp", "torchext.inference", "torchext.inspect", "torchext.compat"),
+    *("torchext.testing.plugin", "torchext"),
+)
+HEADERS = Path(__file__).resolve().parents[2] / "torchext" / "include" / "torchext"
+
+
+def public_names(module: str) -> list[str]:
+    """Return the names in the `__all__` of `module` that are not modules themselves, in that order."""
+    found = import_module(module)
+    return [name for name in found.__all__ if not isinstance(getattr(found, name), ModuleType)]
+
+
+def home_of(module: str, name: str) -> str:
+    """Return the first public module that has the object `name` of `module` under this name."""
+    value = getattr(import_module(module), name)
+    return next((other for other in MODULES if getattr(import_module(other), name, None) is value), module)
+
+
+class PublicApi(SphinxDirective):  # type: ignore[misc]
+    """The public names of the module that is the argument."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        module = self.arguments[0]
+        homes = {name: home_of(module, name) for name in public_names(module)}
+        own = sorted((name for name, home in homes.items() if home == module), key=lambda name: name[0].isupper())
+        lines = [f".. automodule:: {module}", "   :no-members:", "", f".. currentmodule:: {module}", ""]
+        lines += [".. autosummary::", "   :nosignatures:", "", *(f"   {name}" for name in own)] if own else []
+        for name in own:
+            lines += ["", f".. auto{_kind(module, name)}:: {name}"]
+        for name, home in homes.items():
+            if home != module:
+                kind = _kind(module, name)
+                lines += ["", f".. py:{kind}:: {name}", "", f"   The same as :py:obj:`{home}.{name}`."]
+        return list(self.parse_text_to_nodes(StringList([*lines, ""], source=self.get_source_info()[0])))
+
+
+def _kind(module: str, name: str) -> str:
+    value = getattr(import_module(module), name)
+    if isinstance(value, type):
+        return "exception" if issubclass(value, BaseException) else "class"
+    return "function" if callable(value) else "data"
+
+
+class CppHeaders(SphinxDirective):  # type: ignore[misc]
+    """The public C++ headers, each with a heading."""
+
+    def run(self) -> list[nodes.Node]:
+        lines = []
+        for header in sorted(HEADERS.glob("*.h")):
+            source = f"/{os.path.relpath(header, self.env.srcdir)}"
+            lines += [f"## {header.name}", "", f"```{{literalinclude}} {source}", ":language: cpp", "```", ""]
+        return list(self.parse_text_to_nodes("\n".join(lines), allow_section_headings=True))
+
+
+class ApiName(SphinxRole):  # type: ignore[misc]
+    """Code in docstrings, which is a link where it is a name of the API."""
+
+    def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
+        name = self.text.removesuffix("()")
+        if not re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*", name):
+            return [nodes.literal(self.text, self.text)], []
+        text = f"{self.text} <{name}>"
+        return PyXRefRole()("py:obj", f":py:obj:`{text}`", text, self.lineno, self.inliner)  # type: ignore[no-any-return]
+
+
+def separate_code_from_words(_app: Sphinx, _what: str, _name: str, _obj: Any, _options: Any, lines: list[str]) -> None:
+    """Let code be followed or preceded by letters, as in Markdown: reST takes "`x`s" for unfinished markup."""
+    text = "\n".join(lines)
+    lines[:] = re.sub(r"(?<!`)`([^`]+)`(?=\w)", r"`\1`\\ ", text).split("\n")
+
+
+_ATTRIBUTES: dict[str, list[str]] = {}
+
+
+def hide_attributes(_app: Sphinx, what: str, name: str, _obj: Any, _options: Any, lines: list[str]) -> None:
+    """Hide the docstrings of attributes from napoleon, which takes words before a colon for their type."""
+    if what in ("attribute", "data", "property"):
+        _ATTRIBUTES[name] = lines[:]
+        lines.clear()
+
+
+def show_attributes(_app: Sphinx, _what: str, name: str, _obj: Any, _options: Any, lines: list[str]) -> None:
+    """Undo `hide_attributes`."""
+    lines[:0] = _ATTRIBUTES.pop(name, [])
+
+
+def skip_fields_without_words(_app: Sphinx, _what: str, name: str, value: Any, skip: bool, _options: Any) -> bool:
+    """Leave out the fields of named tuples, which the section "Attributes" of their classes describes."""
+    return skip or str(getattr(value, "__doc__", "")).startswith("Alias for field number")
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Register the directive, the role and the changes to docstrings."""
+    app.add_directive("public-api", PublicApi)
+    app.add_directive("cpp-headers", CppHeaders)
+    app.add_role("api-name", ApiName())
+    app.connect("autodoc-process-docstring", separate_code_from_words, priority=400)
+    app.connect("autodoc-process-docstring", hide_attributes, priority=450)  # napoleon has 500
+    app.connect("autodoc-process-docstring", show_attributes, priority=550)
+    app.connect("autodoc-skip-member", skip_fields_without_words)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
