@@ -53,7 +53,7 @@ export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 # Warnings are errors for development builds, but not for installations.
 export TORCHEXT_WERROR := 1
 
-.PHONY: demo test unit slowest check package wheels sanitize matrix coverage lint tidy typecheck size format sweep fuzz oracle cuda-host philox-facts dtype-facts gpu bench build clean help
+.PHONY: demo test docs unit slowest check package wheels sanitize matrix coverage lint tidy typecheck size format sweep fuzz oracle cuda-host philox-facts dtype-facts gpu bench build clean help
 # Not for the checks of single files, which a nested make runs: before GNU make 4.4 this applies to all targets.
 ifndef IN_PARALLEL
 .NOTPARALLEL:
@@ -65,7 +65,7 @@ help: ## List the targets
 demo: build ## Defer and materialize real models, and compare them bit for bit with eager construction
 	$(PYTHON) examples/deferred_transformers.py
 
-test: lint typecheck package unit ## Lint, type checks, the packages, and the whole test suite
+test: lint typecheck package docs unit ## Lint, type checks, the packages, the documentation, and the whole test suite
 
 check: lint typecheck size build ## After a change: lint, type checks and quick tests
 	$(PYTHON) -m pytest -q -n $(JOBS) $(SMOKE)
@@ -85,6 +85,10 @@ unit: build ## Run the test suite and the quick examples
 
 slowest: build ## Run the test suite, and print the CPU time of its slowest tests and of each folder
 	$(PYTHON) -m pytest test -n $(JOBS) --dist worksteal --cpu-times
+
+docs: build $(STATE)/docs ## Build the documentation site in build/docs/html; warnings are errors
+	$(PYTHON) docs/sections.py --check
+	$(PYTHON) -m sphinx -b html -W --keep-going -q -d build/docs/doctrees docs build/docs/html
 
 # A build in place would make the same libraries again, so it takes those of the wheel.
 package: $(STATE)/tools ## Build the source distribution and the wheel, and test them in a fresh environment
@@ -187,6 +191,11 @@ clean: ## Remove what was built, and .venv
 $(STATE)/tools: pyproject.toml $(VENV)
 	@echo "== installing the requirements of the tests and the examples"
 	$(PIP) install 'setuptools>=70.1,<82' wheel ninja $$(sed -nE 's/^(test|lint) = \[(.*)\]$$/\2/p' pyproject.toml | tr -d '",')
+	@mkdir -p $(@D) && touch $@
+
+$(STATE)/docs: pyproject.toml $(STATE)/tools
+	@echo "== installing what the documentation needs"
+	$(PIP) install $$(sed -nE 's/^docs = \[(.*)\]$$/\1/p' pyproject.toml | tr -d '",')
 	@mkdir -p $(@D) && touch $@
 
 # The folder holds the library of the environment that was built last. The marker belongs to one environment; the file

@@ -34,10 +34,13 @@ extensions = [
 exclude_patterns = ["_ext", "_static", "_templates"]
 templates_path = ["_templates"]
 root_doc = "index"
+suppress_warnings = ["toc.empty_glob"]  # the index of a section lists further pages by `*`
 
 # Anchors are GitHub's, so that a link works in both places.
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence", "deflist", "html_image"]
+
+smartquotes = False  # `--` is a flag
 
 # In docstrings, code has single backticks, as in Markdown. Names of the API become links.
 default_role = "api-name"

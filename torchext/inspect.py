@@ -225,7 +225,7 @@ def tensor_state(tensor: torch.Tensor) -> TensorState:
     Example:
         >>> state = tensor_state(torch.ones(2))
         >>> state.keys, state.version, state.has_autograd_metadata
-        (('AutogradCPU', 'ADInplaceOrView', 'CPU'), 0, False)
+        (('AutocastCPU', 'AutogradCPU', 'ADInplaceOrView', 'CPU'), 0, False)
     """
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"tensor_state() takes a tensor, but `tensor` is a {type(tensor).__name__}.")

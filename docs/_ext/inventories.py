@@ -9,48 +9,36 @@ __all__ = ["LOCAL", "write_inventories"]
 
 LOCAL = {"torch": "https://docs.pytorch.org/docs/stable/", "python": "https://docs.python.org/3/"}
 
-_GENERATED = "generated/$.html#$"  # where PyTorch documents a name in a page of its own
+# For each page of a project, the kind of its names and the names. `$` is a name; a page with `$` has one name.
 _TORCH = {
-    "torch.Generator": ("class", _GENERATED),
-    "torch.Tensor": ("class", "tensors.html#$"),
-    "torch.Size": ("class", "size.html#$"),
-    "torch.autocast": ("class", "amp.html#$"),
-    "torch.device": ("class", "tensor_attributes.html#$"),
-    "torch.distributed.ProcessGroup": ("class", "distributed.html#$"),
-    "torch.distributed.init_process_group": ("function", "distributed.html#$"),
-    "torch.distributed.tensor.DTensor": ("class", "distributed.tensor.html#$"),
-    "torch.dtype": ("class", "tensor_attributes.html#$"),
-    "torch.fx.Graph": ("class", "fx.html#$"),
-    "torch.fx.GraphModule": ("class", "fx.html#$"),
-    "torch.inference_mode": ("class", "generated/torch.autograd.grad_mode.inference_mode.html#torch.autograd.grad_mode.inference_mode"),
-    "torch.layout": ("class", "tensor_attributes.html#$"),
-    "torch.no_grad": ("class", _GENERATED),
-    "torch.nn.Module": ("class", _GENERATED),
-    "torch.nn.Parameter": ("class", "generated/torch.nn.parameter.Parameter.html#torch.nn.parameter.Parameter"),
-    "torch.optim.Optimizer": ("class", "optim.html#$"),
+    "generated/$.html": ("class", "torch.Generator torch.nn.Module torch.no_grad"),
+    "amp.html": ("class", "torch.autocast"),
+    "distributed.html": ("function", "torch.distributed.init_process_group"),
+    "distributed.tensor.html": ("class", "torch.distributed.tensor.DTensor"),
+    "fx.html": ("class", "torch.fx.Graph torch.fx.GraphModule"),
+    "optim.html": ("class", "torch.optim.Optimizer"),
+    "size.html": ("class", "torch.Size"),
+    "tensor_attributes.html": ("class", "torch.device torch.dtype torch.layout"),
+    "tensors.html": ("class", "torch.Tensor"),
 }
 _PYTHON = {
-    **{
-        name: ("class", "library/functions.html#$")
-        for name in ("bool", "bytes", "dict", "float", "frozenset", "int", "list", "object", "set", "str", "tuple", "type")
-    },
-    **{
-        f"collections.abc.{name}": ("class", "library/collections.abc.html#$")
-        for name in ("Callable", "Iterable", "Iterator", "Mapping", "Sequence")
-    },
-    **{
-        name: ("exception", "library/exceptions.html#$")
-        for name in (
-            *("AssertionError", "AttributeError", "DeprecationWarning", "Exception", "FutureWarning", "ImportError"),
-            *("IndexError", "KeyError", "NotImplementedError", "OSError", "RuntimeError", "TypeError", "UserWarning"),
-            *("ValueError", "Warning"),
-        )
-    },
-    "contextlib.AbstractContextManager": ("class", "library/contextlib.html#$"),
-    "enum.Enum": ("class", "library/enum.html#$"),
-    "pathlib.Path": ("class", "library/pathlib.html#$"),
-    "typing.Any": ("data", "library/typing.html#$"),
-    "typing.NamedTuple": ("class", "library/typing.html#$"),
+    "library/collections.abc.html": (
+        "class",
+        """collections.abc.Callable collections.abc.Iterable collections.abc.Iterator collections.abc.Mapping
+        collections.abc.Sequence""",
+    ),
+    "library/contextlib.html": ("class", "contextlib.AbstractContextManager"),
+    "library/enum.html": ("class", "enum.Enum"),
+    "library/exceptions.html": (
+        "exception",
+        """AssertionError AttributeError DeprecationWarning Exception FutureWarning ImportError IndexError KeyError
+        NotImplementedError OSError RuntimeError TypeError UserWarning ValueError Warning""",
+    ),
+    "library/functions.html": ("class", "bool dict float frozenset int list object set tuple type"),
+    "library/pathlib.html": ("class", "pathlib.Path"),
+    "library/stdtypes.html": ("class", "bytes str"),
+    "library/typing.html": ("class", "typing.NamedTuple"),
+    "library/typing.html#": ("data", "typing.Any"),
 }
 
 
@@ -58,9 +46,13 @@ def write_inventories(folder: Path) -> dict[str, Path]:
     """Write the inventories in Sphinx's format, version 2, and return their files by project."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = {}
-    for project, names in {"torch": _TORCH, "python": _PYTHON}.items():
-        lines = "".join(f"{name} py:{kind} 1 {place} -\n" for name, (kind, place) in names.items())
-        header = f"# Sphinx inventory version 2\n# Project: {project}\n# Version: \n# The rest is compressed with zlib.\n"
+    for project, pages in {"torch": _TORCH, "python": _PYTHON}.items():
+        lines = [
+            f"{name} py:{kind} 1 {page.rstrip('#').replace('$', name)}#{name} -\n"
+            for page, (kind, names) in pages.items()
+            for name in names.split()
+        ]
+        header = f"# Sphinx inventory version 2\n# Project: {project}\n# Version:\n# The rest is compressed by zlib.\n"
         paths[project] = folder / f"{project}.inv"
-        paths[project].write_bytes(header.encode() + zlib.compress(lines.encode()))
+        paths[project].write_bytes(header.encode() + zlib.compress("".join(lines).encode()))
     return paths

@@ -1,7 +1,7 @@
 """Read the public API from `__all__`: a directive that documents it, and links to it in docstrings.
 
-`.. public-api:: torchext.fake` describes a module, lists its public names with their summaries, then documents each. A name
-that the module takes over from another public module is documented there.
+`.. public-api:: torchext.fake` describes a module, lists its public names with their summaries, then documents each. A
+name that the module takes over from another public module is documented there.
 """
 
 from __future__ import annotations

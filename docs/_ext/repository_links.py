@@ -17,21 +17,19 @@ from pathlib import Path
 from typing import Any
 
 from docutils import nodes
+from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import TextLexer, get_lexer_for_filename
 from pygments.util import ClassNotFound
 from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.transforms import SphinxTransform
-from sphinx.util import logging
 
 __all__ = ["setup"]
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 SOURCES = "repository"  # where the pages that display files are, in the site
-
-_log = logging.getLogger(__name__)
 
 
 def _included() -> dict[Path, str]:
@@ -57,8 +55,7 @@ class RepositoryLinks(SphinxTransform):  # type: ignore[misc]
             path = Path(os.path.normpath(folder / path_part))
             anchor = anchor or node.get("reftargetid")
             if not path.exists():
-                _log.warning("%s does not exist", node["reftarget"], location=node, type="repository_links")
-                continue
+                continue  # MyST reports it
             docname = included.get(path) or self._page_at(path)
             node.replace_self(self._to_page(node, docname, anchor) if docname else self._to_source(node, path))
 
@@ -116,9 +113,7 @@ def _highlighted(path: Path) -> str:
         lexer = get_lexer_for_filename(path.name)
     except ClassNotFound:
         lexer = TextLexer()
-    from pygments import highlight
-
-    return highlight(path.read_text(), lexer, HtmlFormatter(cssclass="highlight"))
+    return str(highlight(path.read_text(), lexer, HtmlFormatter(cssclass="highlight")))
 
 
 def _listing(path: Path) -> str:

@@ -106,10 +106,9 @@ def plan(target: torch.Tensor | Iterable[torch.Tensor] | Module) -> ReplayPlan:
 
     Example:
         >>> print(plan(deferred_init(lambda: torch.nn.Linear(4, 4, bias=False).half())))
-        %0: float32[4, 4] = aten::empty.memory_format([4, 4], device=cpu)  # 64 B
-        %1: float32[4, 4] = aten::uniform_(%0, -0.5, 0.5)  # 16 draws from 0; in place; then drops %0
+        %1: float32[4, 4] = aten::uniform_(%0, -0.4..., 0.4...)  # 16 draws from 0; 64 B
         %2: float16[4, 4] = aten::_to_copy(%1, dtype=float16)  # 32 B; then drops %1
-        at most 96 B at one time, 160 B written
+        at most 96 B at one time, 96 B written
     """
     operations, _, (peak, written) = _C.explain(_tensors_of(target), uses_computed=True)
     return ReplayPlan(list(_in_order(operations)), peak, written)

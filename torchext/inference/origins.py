@@ -50,7 +50,7 @@ def origin(tensor: torch.Tensor) -> Origin | None:
         >>> with inference_mode(trace=True):
         ...     x = torch.ones(2)
         >>> print(origin(x))
-        <stdin>:2 in <module>
+        <...>:2 in <module>
     """
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"origin() takes a tensor, but `tensor` is a {type(tensor).__name__}.")

@@ -90,7 +90,10 @@ def fits(
         Exception: What `program` raises, other than `torch.OutOfMemoryError`.
 
     Example:
-        >>> fits(train_two_steps, "A100-40GB")
+        >>> def make_layer():
+        ...     return torch.nn.Linear(50_000, 50_000, device="cuda")
+        >>> bool(fits(make_layer, "A100-40GB"))
+        True
     """
     gpu = FakeGPU(device) if isinstance(device, str) else device
     error = None

@@ -226,9 +226,9 @@ def track_memory(*, lines: bool = False) -> Iterator[TrackedMemory]:
 
     Example:
         >>> with fake_mode(fake_cuda=FakeGPU("H100-80GB")), track_memory() as memory:
-        ...     train()
+        ...     layer = torch.nn.Linear(1024, 1024, device="cuda")
         >>> memory.peak().allocated
-        >>> print(memory.report())
+        4198400
     """
     timeline = _C.open_memory_tracker()
     observer = Observer(lines)

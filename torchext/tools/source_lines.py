@@ -30,7 +30,8 @@ def tracing() -> Iterator[None]:
     Example:
         >>> with tracing():
         ...     model = deferred_init(torch.nn.Linear, 4, 4)
-        ...     model.half()
+        >>> explain(model.bias)[0].source
+        '...:2 in <module>'
     """
     _C.enter_tracing()
     try:
