@@ -34,7 +34,6 @@ extensions = [
 exclude_patterns = ["_ext", "_static", "_templates"]
 templates_path = ["_templates"]
 root_doc = "index"
-suppress_warnings = ["toc.empty_glob"]  # the index of a section lists further pages by `*`
 
 # Anchors are GitHub's, so that a link works in both places.
 myst_heading_anchors = 4
@@ -66,6 +65,7 @@ intersphinx_mapping = {name: (url, None if _ONLINE else str(_LOCAL[name])) for n
 html_theme = "furo"
 html_title = f"torchext {release}"
 html_static_path = ["_static"]
+html_favicon = "_static/favicon.svg"
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
