@@ -52,7 +52,8 @@ class PublicApi(SphinxDirective):  # type: ignore[misc]
         homes = {name: home_of(module, name) for name in public_names(module)}
         own = sorted((name for name, home in homes.items() if home == module), key=lambda name: name[0].isupper())
         lines = [f".. automodule:: {module}", "   :no-members:", "", f".. currentmodule:: {module}", ""]
-        lines += [".. autosummary::", "   :nosignatures:", "", *(f"   {name}" for name in own)] if own else []
+        described = [name for name in own if _kind(module, name) != "data"]
+        lines += [".. autosummary::", "   :nosignatures:", "", *(f"   {name}" for name in described)] if own else []
         for name in own:
             lines += ["", f".. auto{_kind(module, name)}:: {name}"]
         for name, home in homes.items():

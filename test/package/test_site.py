@@ -169,7 +169,7 @@ class Browser:
 
     @property
     def errors(self) -> list[str]:
-        """What the console has printed as an error, and requests without an answer."""
+        """The errors on the console, and the requests without an answer."""
         return [*(entry["message"] for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE")] + [
             failed for failed in self.server.failed if "favicon" not in failed
         ]
