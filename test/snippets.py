@@ -1,6 +1,6 @@
 """Run the examples in pages and docstrings.
 
-    python test/snippets.py PAGE.md
+    python test/snippets.py PAGE
     python test/snippets.py torchext.MODULE
 
 A page's blocks run from top to bottom in one namespace:
