@@ -11,9 +11,9 @@ LOCAL = {"torch": "https://docs.pytorch.org/docs/stable/", "python": "https://do
 
 # For each page of a project, the kind of its names and the names. `$` is a name; a page with `$` has one name.
 _TORCH = {
-    "generated/$.html": ("class", "torch.Generator torch.nn.Module torch.no_grad"),
+    "generated/$.html": ("class", "torch.Generator torch.nn.Module torch.nn.Parameter torch.no_grad"),
     "amp.html": ("class", "torch.autocast"),
-    "distributed.html": ("function", "torch.distributed.init_process_group"),
+    "distributed.html": ("class", "torch.distributed.ProcessGroup"),
     "distributed.tensor.html": ("class", "torch.distributed.tensor.DTensor"),
     "fx.html": ("class", "torch.fx.Graph torch.fx.GraphModule"),
     "optim.html": ("class", "torch.optim.Optimizer"),
@@ -41,18 +41,29 @@ _PYTHON = {
     "library/typing.html#": ("data", "typing.Any"),
 }
 
+# Names by which signatures refer to names above.
+_ALIASES = {
+    "torch._C.Generator": "torch.Generator",
+    "torch.distributed.distributed_c10d.ProcessGroup": "torch.distributed.ProcessGroup",
+    "torch.nn.modules.module.Module": "torch.nn.Module",
+    "torch.nn.parameter.Parameter": "torch.nn.Parameter",
+    "torch.optim.optimizer.Optimizer": "torch.optim.Optimizer",
+}
+
 
 def write_inventories(folder: Path) -> dict[str, Path]:
     """Write the inventories in Sphinx's format, version 2, and return their files by project."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = {}
     for project, pages in {"torch": _TORCH, "python": _PYTHON}.items():
-        lines = [
-            f"{name} py:{kind} 1 {page.rstrip('#').replace('$', name)}#{name} -\n"
+        entries = {
+            name: f"py:{kind} 1 {page.rstrip('#').replace('$', name)}#{name} -\n"
             for page, (kind, names) in pages.items()
             for name in names.split()
-        ]
+        }
+        entries |= {alias: entries[name] for alias, name in _ALIASES.items() if name in entries}
+        text = "".join(f"{name} {entry}" for name, entry in entries.items())
         header = f"# Sphinx inventory version 2\n# Project: {project}\n# Version:\n# The rest is compressed by zlib.\n"
         paths[project] = folder / f"{project}.inv"
-        paths[project].write_bytes(header.encode() + zlib.compress("".join(lines).encode()))
+        paths[project].write_bytes(header.encode() + zlib.compress(text.encode()))
     return paths

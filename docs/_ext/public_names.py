@@ -98,6 +98,19 @@ def separate_code_from_words(_app: Sphinx, _what: str, _name: str, _obj: Any, _o
     lines[:] = re.sub(r"(?<!`)`([^`]+)`(?=\w)", r"`\1`\\ ", text).split("\n")
 
 
+def drop_docstrings_of_types(_app: Sphinx, what: str, _name: str, value: Any, _options: Any, lines: list[str]) -> None:
+    """Leave out what a constant has from its type, such as the docstring of `str`."""
+    if what == "data" and getattr(value, "__doc__", None) == type(value).__doc__:
+        lines.clear()
+
+
+def use_dashes(_app: Sphinx, doctree: nodes.document, _docname: str) -> None:
+    """Put a dash between a parameter and its description. Elsewhere, two hyphens are those of a flag."""
+    for text in list(doctree.findall(nodes.Text)):
+        if str(text) == " -- ":
+            text.parent.replace(text, nodes.Text(" \N{EN DASH} "))
+
+
 _ATTRIBUTES: dict[str, list[str]] = {}
 
 
@@ -126,5 +139,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("autodoc-process-docstring", separate_code_from_words, priority=400)
     app.connect("autodoc-process-docstring", hide_attributes, priority=450)  # napoleon has 500
     app.connect("autodoc-process-docstring", show_attributes, priority=550)
+    app.connect("autodoc-process-docstring", drop_docstrings_of_types, priority=300)
+    app.connect("doctree-resolved", use_dashes)
     app.connect("autodoc-skip-member", skip_fields_without_words)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
