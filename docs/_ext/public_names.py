@@ -15,6 +15,7 @@ from typing import Any
 
 from docutils import nodes
 from docutils.statemachine import StringList
+from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.domains.python import PyXRefRole
 from sphinx.util.docutils import SphinxDirective, SphinxRole
@@ -92,10 +93,11 @@ class ApiName(SphinxRole):  # type: ignore[misc]
         return PyXRefRole()("py:obj", f":py:obj:`{text}`", text, self.lineno, self.inliner)  # type: ignore[no-any-return]
 
 
-def separate_code_from_words(_app: Sphinx, _what: str, _name: str, _obj: Any, _options: Any, lines: list[str]) -> None:
-    """Let code be followed or preceded by letters, as in Markdown: reST takes "`x`s" for unfinished markup."""
-    text = "\n".join(lines)
-    lines[:] = re.sub(r"(?<!`)`([^`]+)`(?=\w)", r"`\1`\\ ", text).split("\n")
+def read_as_markdown(_app: Sphinx, _what: str, _name: str, _obj: Any, _options: Any, lines: list[str]) -> None:
+    """Let letters follow code, as in Markdown: reST takes "`x`s" for unfinished markup. Link paths of pages."""
+    text = re.sub(r"(?<!`)`([^`]+)`(?=\w)", r"`\1`\\ ", "\n".join(lines))
+    text = re.sub(r"(?<![\w/`])docs/([\w/]+)\.md", r":doc:`/\1`", text)
+    lines[:] = text.split("\n")
 
 
 def drop_docstrings_of_types(_app: Sphinx, what: str, _name: str, value: Any, _options: Any, lines: list[str]) -> None:
@@ -104,11 +106,18 @@ def drop_docstrings_of_types(_app: Sphinx, what: str, _name: str, value: Any, _o
         lines.clear()
 
 
-def use_dashes(_app: Sphinx, doctree: nodes.document, _docname: str) -> None:
-    """Put a dash between a parameter and its description. Elsewhere, two hyphens are those of a flag."""
+def tidy_texts(_app: Sphinx, doctree: nodes.document, _docname: str) -> None:
+    """Put a dash between a parameter and its description, and drop modules from signatures with a `ParamSpec`.
+
+    Elsewhere, two hyphens are those of a flag.
+    """
     for text in list(doctree.findall(nodes.Text)):
         if str(text) == " -- ":
             text.parent.replace(text, nodes.Text(" \N{EN DASH} "))
+    for signature in doctree.findall(addnodes.desc_signature):
+        for text in list(signature.findall(nodes.Text)):
+            if "~" in text:
+                text.parent.replace(text, nodes.Text(re.sub(r"~(\w+\.)*~?", "", text)))
 
 
 _ATTRIBUTES: dict[str, list[str]] = {}
@@ -136,10 +145,10 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("public-api", PublicApi)
     app.add_directive("cpp-headers", CppHeaders)
     app.add_role("api-name", ApiName())
-    app.connect("autodoc-process-docstring", separate_code_from_words, priority=400)
+    app.connect("autodoc-process-docstring", read_as_markdown, priority=400)
     app.connect("autodoc-process-docstring", hide_attributes, priority=450)  # napoleon has 500
     app.connect("autodoc-process-docstring", show_attributes, priority=550)
     app.connect("autodoc-process-docstring", drop_docstrings_of_types, priority=300)
-    app.connect("doctree-resolved", use_dashes)
+    app.connect("doctree-resolved", tidy_texts)
     app.connect("autodoc-skip-member", skip_fields_without_words)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
