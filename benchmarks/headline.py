@@ -29,7 +29,9 @@ RESULTS = ROOT / "docs" / "reference" / "results.json"
 PAGE = RESULTS.with_suffix(".md")
 README = ROOT / "README.md"
 BEGIN, END = "<!-- results: benchmarks/headline.py -->\n", "<!-- end of results -->"
-SHARD = "python examples/sharded_llama.py --world 512 --rank 300 --tensor 8 --hidden 4096 --layers 32 --vocabulary 128256"
+SHARD = (
+    "python examples/sharded_llama.py --world 512 --rank 300 --tensor 8 --hidden 4096 --layers 32 --vocabulary 128256"
+)
 
 
 @dataclass(frozen=True)

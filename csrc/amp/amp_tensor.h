@@ -14,7 +14,7 @@ namespace torchext {
 // autocast and torchext's keys: a fake or deferred AmpTensor is handled as such below it, and casts are recorded like
 // any other operator.
 
-// NOTE [Results that are to be cleaned]
+// NOTE [Self-cleaning results]
 //
 // Results of operators in a self-cleaning region are AmpTensors of a second kind. The first kind, wrapped by a user,
 // enables autocast outside of regions. The second kind does the opposite: the next operator that does not autocast

@@ -26,7 +26,7 @@ TORCHEXT_API void registerPolicy(const std::vector<c10::OperatorName>& operators
                                  const std::vector<c10::DeviceType>& device_types);
 
 // Returns the policy of an operator, from PyTorch or a registration. Determined by a call of its kernel that ends
-// before the operator runs: NOTE [Asking autocast kernels]. Raises a ValueError if the operator is unknown.
+// before the operator runs: NOTE [Probing autocast kernels]. Raises a ValueError if the operator is unknown.
 TORCHEXT_API CastPolicy policyOf(const c10::OperatorName& name, c10::DeviceType device_type);
 
 }  // namespace torchext

@@ -7,7 +7,7 @@
 
 namespace torchext {
 
-// NOTE [Asking autocast kernels]
+// NOTE [Probing autocast kernels]
 //
 // PyTorch has no readable list of its policies: each is compiled into the kernel of an operator. That kernel casts the
 // arguments and calls the operator again, from the top of the dispatcher. So it is called with fake tensors of known

@@ -9,7 +9,7 @@ namespace torchext {
 
 // Makes `deferred` real with the elements of `data`, in place, without copying them: the two share memory afterwards,
 // even if `data` is a view. If `data` has another device or dtype, `deferred` moves there, with all other tensors that
-// show its storage: NOTE [Becoming real elsewhere]. Its recording is dropped.
+// show its storage: NOTE [Materializing elsewhere]. Its recording is dropped.
 //
 // Returns false, and changes nothing, unless `deferred` is deferred, shows all of its storage in order, is not pinned,
 // and has the shape of `data`, which must be real, contiguous and aligned.

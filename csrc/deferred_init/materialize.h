@@ -28,7 +28,7 @@ struct MaterializeOptions {
 // If all tensors stay where they were recorded, this is one pass over the graph, and an error leaves all of them
 // unchanged.
 //
-// Otherwise, NOTE [Becoming real elsewhere], storages are processed one by one, so that memory holds at most one of
+// Otherwise, NOTE [Materializing elsewhere], storages are processed one by one, so that memory holds at most one of
 // them twice. Common inputs are computed again for each storage. All possible checks run before the first change. After
 // a later error, each storage is either complete or unchanged.
 TORCHEXT_API void materialize(at::ArrayRef<at::Tensor> placed,

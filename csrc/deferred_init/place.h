@@ -23,7 +23,7 @@ struct Placement {
 // dtype is neither floating point nor complex.
 Placement checkedPlacement(const Placement& placement);
 
-// NOTE [Becoming real elsewhere]
+// NOTE [Materializing elsewhere]
 //
 // A tensor that becomes real on another device or with another dtype than recorded is first computed as recorded,
 // because the bits depend on that, and then copied. The copy is a new storage. All tensors of the fake storage move to

@@ -22,7 +22,7 @@ namespace torchext {
 //
 // If a tensor became real in place, its storage becomes fake in place. Views of it that were made while it was real are
 // ordinary tensors, which cannot be found. They show that storage, so reading them raises an error about missing data
-// until the storage is real again. A tensor that was placed elsewhere, NOTE [Becoming real elsewhere], returns to the
+// until the storage is real again. A tensor that was placed elsewhere, NOTE [Materializing elsewhere], returns to the
 // storage that it left. Memory that has been lent to NumPy or another process stays with the borrower: the tensors move
 // to a new fake storage, and the memory is freed with the last tensor that shows it.
 class Retained final : public Provenance {

@@ -298,7 +298,7 @@ std::optional<DispatchKey> FakeCall::kernelToDecomposeWith() const {
   return isRecording() ? std::nullopt : composedKernelOnCuda(op_, arguments());
 }
 
-// NOTE [Constants keep their values]
+// NOTE [Known values]
 bool FakeCall::readsKnownValues() const {
   return has_value_ && needsValues(op_, stack_) && areValuesKnown(op_, arguments()) &&
          op_.schema().name() != "aten::_pack_padded_sequence";  // its result is on the CPU: value_shapes.h
@@ -497,7 +497,7 @@ void FakeCall::pinResults(c10::ArrayRef<IValue> results) const {
   }
 }
 
-// NOTE [Memory is counted where storages are born and die]
+// NOTE [Counting memory by storage]
 void FakeCall::countMemory(const KernelScratch* scratch, c10::ArrayRef<IValue> results, bool has_new) const {
   if (isRecording()) {
     if (has_new) {

@@ -25,7 +25,7 @@ enum class FakeOutcome : std::uint8_t {
   kCommunicates,  // runs PyTorch's kernel of the collective
   kDecomposes,    // runs the operator's composite kernel
   kRunsInLayout,  // NOTE [Layouts]
-  kRunsOnValues,  // NOTE [Constants keep their values]
+  kRunsOnValues,  // NOTE [Known values]
   kDoesNothing,   // NOTE [Resizing to the same size]
   kRunsOnMeta,    // runs it on the Meta kernels, or raises an error if it cannot
   kRefuses,       // raises an error

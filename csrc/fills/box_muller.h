@@ -1,6 +1,6 @@
 #pragma once
 
-// Normal values over lanes, by the Box-Muller transform (NOTE [Kernels of our own], transforms.h). Include it only
+// Normal values over lanes, by the Box-Muller transform (NOTE [Fill kernels], transforms.h). Include it only
 // where lanes are defined.
 //
 // The logarithm, sine and cosine are those of Moshier's Cephes library for single precision: its polynomials and its

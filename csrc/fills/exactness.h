@@ -6,7 +6,7 @@
 
 namespace torchext {
 
-// Return whether a fill produces PyTorch's values and engine state in every bit (NOTE [Kernels of our own],
+// Return whether a fill produces PyTorch's values and engine state in every bit (NOTE [Fill kernels],
 // transforms.h). Determined by a comparison with PyTorch's kernel, once per process, distribution and dtype, in a few
 // milliseconds. Thread-safe, independent of the state of the thread, and without effects on user state.
 

@@ -1,7 +1,7 @@
 #pragma once
 
-// Random fills of memory by several threads, bitwise equal to one call of the PyTorch operator (NOTE [Kernels of our
-// own], transforms.h).
+// Random fills of memory by several threads, bitwise equal to one call of the PyTorch operator (NOTE [Fill kernels],
+// transforms.h).
 
 #include <cstdint>
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// Finds values out of bounds, over lanes (NOTE [Kernels of our own], transforms.h). Include it only where lanes are
+// Finds values out of bounds, over lanes (NOTE [Fill kernels], transforms.h). Include it only where lanes are
 // defined.
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 #pragma once
 
-// NOTE [Kernels of our own]
+// NOTE [Fill kernels]
 //
 // The results of PyTorch kernels for random fills are fixed to the last bit: by the random number of each value, the
 // polynomials, and the multiplications that the compiler has fused with additions. So another implementation can

@@ -1,6 +1,6 @@
 #pragma once
 
-// Uniform values over lanes (NOTE [Kernels of our own], transforms.h). Include it only where lanes are defined.
+// Uniform values over lanes (NOTE [Fill kernels], transforms.h). Include it only where lanes are defined.
 
 #include <array>
 #include <cstdint>

@@ -5,7 +5,7 @@
 
 namespace torchext {
 
-// NOTE [What inference mode is made of]
+// NOTE [State of inference mode]
 //
 // Inference mode is a state of the thread: autograd's flags and the two sets of dispatch keys. A tensor that is
 // constructed while the flag `inference_mode` is set gets neither the `Autograd*` nor the `ADInplaceOrView` key, and no

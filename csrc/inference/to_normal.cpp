@@ -19,7 +19,7 @@
 
 namespace torchext {
 
-// NOTE [Becoming normal]
+// NOTE [Converting to normal tensors]
 //
 // An inference tensor lacks two keys and a version counter. Adding them makes it a normal tensor in place: all
 // references to the TensorImpl see the change, and the Python object, its class, `requires_grad` and hooks stay. The

@@ -395,7 +395,7 @@ void RouteWalk::followMarks(const TableEntry& entry) {
   }
 }
 
-// NOTE [Composites that look at memory]
+// NOTE [Composites that read memory]
 void RouteWalk::followComposites(const TableEntry& entry) {
   if (op_.operator_name().name == "aten::max_pool1d") {
     end(kCompositesKey, entry, RouteTurn::kDecomposes);

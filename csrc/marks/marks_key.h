@@ -18,7 +18,7 @@ constexpr c10::DispatchKey kMarksKey = kKeyOfModesInTests;
 enum class MarksFeature : std::uint8_t { kOrigins, kAmp };
 constexpr std::size_t kNumMarksFeatures = 2;
 
-// NOTE [Who needs the key of marked tensors]
+// NOTE [Demand for the key of marked tensors]
 //
 // Calls with marked arguments reach the fallback of the key, and so do all calls on a thread that includes the key. A
 // feature that must receive all calls on a thread demands the key there, and the thread includes the key while at least

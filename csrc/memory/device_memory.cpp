@@ -377,7 +377,7 @@ std::shared_ptr<const StackTrace> DeviceMemory::stackOf(std::uintptr_t address) 
   return found == stacks_.end() ? nullptr : found->second;
 }
 
-void DeviceMemory::tellExisting(Timeline& timeline) {
+void DeviceMemory::reportExisting(Timeline& timeline) {
   const Locked lock{LockRank::kDeviceMemory};
   if (allocator_) {
     followGpu();
@@ -392,11 +392,11 @@ void DeviceMemory::tellExisting(Timeline& timeline) {
   }
 }
 
-void tellExistingAllocations(Timeline& timeline) {
-  DeviceMemory::of(c10::kCPU).tellExisting(timeline);
-  DeviceMemory::of(kPinnedMemory).tellExisting(timeline);
+void reportExistingAllocations(Timeline& timeline) {
+  DeviceMemory::of(c10::kCPU).reportExisting(timeline);
+  DeviceMemory::of(kPinnedMemory).reportExisting(timeline);
   for (std::size_t i = 0; i < kMaxCudaDevices; ++i) {
-    DeviceMemory::of({c10::kCUDA, static_cast<c10::DeviceIndex>(i)}).tellExisting(timeline);
+    DeviceMemory::of({c10::kCUDA, static_cast<c10::DeviceIndex>(i)}).reportExisting(timeline);
   }
 }
 

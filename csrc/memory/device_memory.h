@@ -121,7 +121,7 @@ class TORCHEXT_API DeviceMemory {
   std::shared_ptr<const StackTrace> stackOf(std::uintptr_t address) const;
 
   // Adds all live allocations to `timeline`.
-  void tellExisting(Timeline& timeline);
+  void reportExisting(Timeline& timeline);
 
  private:
   void followGpu();
@@ -153,6 +153,6 @@ class TORCHEXT_API DeviceMemory {
 };
 
 // Adds the live allocations of all devices to `timeline`.
-TORCHEXT_API void tellExistingAllocations(Timeline& timeline);
+TORCHEXT_API void reportExistingAllocations(Timeline& timeline);
 
 }  // namespace torchext

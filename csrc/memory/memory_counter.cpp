@@ -353,7 +353,7 @@ std::shared_ptr<Timeline> openTracker() {
   const bool is_first = !isTracking();
   auto timeline = openTimeline();
   if (is_first) {
-    tellExistingAllocations(*timeline);
+    reportExistingAllocations(*timeline);
   }
   return timeline;
 }

@@ -9,7 +9,7 @@
 
 namespace torchext {
 
-// NOTE [What memory is for]
+// NOTE [Categories of memory]
 //
 // Modules and optimizers identify parameters, gradients and optimizer states. The memory of a training engine is
 // classified by the calls that use it, independent of the engine:

@@ -29,7 +29,7 @@ enum class MemoryCategory : std::uint8_t {
   kGradient,
   kOptimizerState,
   kParameter,
-  kCache,  // carried from one forward pass to the next: NOTE [What memory is for]
+  kCache,  // carried from one forward pass to the next: NOTE [Categories of memory]
 };
 constexpr std::size_t kNumMemoryCategories = 9;
 

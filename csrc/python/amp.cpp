@@ -352,7 +352,7 @@ void bindAmp(pybind11::module_& module) {
   bind(module, "policy", policyByName);
   bind(module, "is_region_deciding", isRegionDeciding);
   module.def("enter_compiled_code", [] { OpenGuards<CompiledCodeGuard>::enter(kAnyOwner); });
-  // Nothing is open if the code was entered before anybody replaced what enters it.
+  // Nothing is open if the code was entered before the function that enters it was replaced.
   module.def("leave_compiled_code", [] { return OpenGuards<CompiledCodeGuard>::leaveIfOpen(kAnyOwner); });
   module.def("call_in_backward", &callInside<BackwardGuard, bool>);
   bind(module, "is_in_self_cleaning_region", isInSelfCleaningRegion);

@@ -63,7 +63,7 @@ inline void addFunction(pybind11::module_& module, PyMethodDef& definition) {
 // CPython function, because pybind11 and releasing the GIL cost more than the predicate. `signature` begins with the
 // name.
 template <auto kAnswer>
-void bindQuestion(pybind11::module_& module, const char* name, const char* signature) {
+void bindPredicate(pybind11::module_& module, const char* name, const char* signature) {
   static PyMethodDef definition{name, &answer<kAnswer>, METH_O, signature};
   addFunction(module, definition);
 }

@@ -122,7 +122,7 @@ std::pair<std::size_t, std::size_t> needsOfEvaluating(const at::Tensor& deferred
   return {needs.peak, needs.written};
 }
 
-// Returns the settings that an operator would be recorded with now: NOTE [What results depend on].
+// Returns the settings that an operator would be recorded with now: NOTE [Settings that kernels read].
 std::map<std::string, int> kernelSettings() {
   const auto settings = KernelSettings::current()->list();
   return {settings.begin(), settings.end()};
@@ -156,7 +156,7 @@ std::vector<std::vector<std::tuple<std::string, std::uint64_t, std::uint64_t>>> 
 void bindDeferredInit(pybind11::module_& module) {
   bind(module, "enter_deferred_init", enterDeferredInit);
   bind(module, "leave_deferred_init", leaveDeferredInit);
-  bindQuestion<&isDeferred>(module, "is_deferred", "is_deferred(tensor: torch.Tensor) -> bool");
+  bindPredicate<&isDeferred>(module, "is_deferred", "is_deferred(tensor: torch.Tensor) -> bool");
   module.def("materialize", torch::wrap_pybind_function(materializeTensors), pybind11::arg("placed"),
              pybind11::arg("others") = Tensors{}, pybind11::arg("device") = pybind11::none(),
              pybind11::arg("dtype") = pybind11::none(), pybind11::arg("retain") = false,

@@ -256,7 +256,7 @@ void bindFake(pybind11::module_& module) {
   bind(module, "check_hits", checkHits);
   bind(module, "take_wrong_hits", takeWrongHits);
   bind(module, "watch_nested_lists", watchNestedLists);
-  bindQuestion<&isFake>(module, "is_fake", "is_fake(tensor: torch.Tensor) -> bool");
+  bindPredicate<&isFake>(module, "is_fake", "is_fake(tensor: torch.Tensor) -> bool");
   bind(module, "fake_like", fakeLikeWithValue);
   bind(module, "meta_like", metaLike);
   bind(module, "view_storage_like", viewStorageLike);
@@ -268,7 +268,7 @@ void bindFake(pybind11::module_& module) {
   bind(module, "known_parts", knownParts);
   bind(module, "write_value", writeValue);
   bind(module, "note_foreign_write", noteForeignWrite);
-  bindQuestion<&isStorageOfFakes>(module, "is_storage_of_fakes",
+  bindPredicate<&isStorageOfFakes>(module, "is_storage_of_fakes",
                                   "is_storage_of_fakes(storage: torch.UntypedStorage) -> bool");
   bind(module, "bytes_of_storage", bytesOfStorage);
 }

@@ -1,4 +1,4 @@
-"""Differences between the metadata of Meta kernels and of eager kernels: NOTE [Refusing what real tensors refuse]."""
+"""Differences between the metadata of Meta kernels and of eager kernels: NOTE [Errors of real tensors]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generators of fake CUDA devices advance like those of real ones: NOTE [How far CUDA generators move]."""
+"""Generators of fake CUDA devices advance like those of real ones: NOTE [Moves of CUDA generators]."""
 
 from __future__ import annotations
 

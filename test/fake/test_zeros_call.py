@@ -1,4 +1,4 @@
-"""Operators without a Meta kernel run on zeros for their metadata: NOTE [Asking the kernel of the CPU]."""
+"""Operators without a Meta kernel run on zeros for their metadata: NOTE [Running the CPU kernel]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The generator of a GPU advances as the facts list, and as in a recording: NOTE [How far CUDA generators move]."""
+"""The generator of a GPU advances as the facts list, and as in a recording: NOTE [Moves of CUDA generators]."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def register_policy(op: Operator, policy: str, device_types: Iterable[str] = DEV
 def policy(op: Operator, device_type: str) -> str:
     """Returns how an operator is treated in a region, by PyTorch or by `register_policy()`.
 
-    PyTorch's kernel is asked, not a list: see [Asking autocast kernels] in csrc/amp/policy_probe.h.
+    PyTorch's kernel is asked, not a list: see [Probing autocast kernels] in csrc/amp/policy_probe.h.
 
     Args:
         op: The operator, as `register_policy()` takes it; its default overload, if it has one and none is given.

@@ -1,6 +1,6 @@
 #pragma once
 
-// NOTE [Operators that are run for a part]
+// NOTE [Operators that compute parts]
 //
 // An operator runs for a part of its output only if the bits of an element depend neither on the elements computed with
 // it nor on their memory layout. This holds for copies, for fills with a number, for random fills by fills/part_fill.h,

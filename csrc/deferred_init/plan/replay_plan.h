@@ -28,7 +28,7 @@ namespace torchext {
 enum class Way : std::uint8_t {
   kNotAtAll,   // no part of its outputs is needed
   kCall,       // once, as recorded
-  kParts,      // for each part that is needed: NOTE [Operators that are run for a part]
+  kParts,      // for each part that is needed: NOTE [Operators that compute parts]
   kTakesOver,  // a copy of a value without other readers: the copy is the same memory
   kStep,       // on each stretch of a random fill, while that is in the cache: elementwise_steps.h
 };

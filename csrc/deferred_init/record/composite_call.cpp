@@ -87,7 +87,7 @@ class Composite {
     }
   }
 
-  // For kernels that access the memory of tensors that they allocate: NOTE [Composites that look at memory].
+  // For kernels that access the memory of tensors that they allocate: NOTE [Composites that read memory].
   bool tryWithRealFactories() {
     const RealFactoriesGuard guard;
     return tryAgain();

@@ -1,6 +1,6 @@
 #pragma once
 
-// Settings that only some calls depend on: NOTE [What results depend on].
+// Settings that only some calls depend on: NOTE [Settings that kernels read].
 
 #include <torchext/macros.h>
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// Runs operators for a part: NOTE [Operators that are run for a part].
+// Runs operators for a part: NOTE [Operators that compute parts].
 
 #include <exception>
 #include <vector>

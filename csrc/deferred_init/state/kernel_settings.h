@@ -1,6 +1,6 @@
 #pragma once
 
-// NOTE [What results depend on]
+// NOTE [Settings that kernels read]
 //
 // Kernels read more than their arguments: settings of the process (`at::Context`) and of the thread. A recorded call
 // runs later, maybe in another function or on another thread. So each setting is handled in one of three ways, which

@@ -14,8 +14,8 @@
 
 namespace torchext {
 
-// The state that the result of an operator depends on, at the time when the operator was recorded: NOTE [What results
-// depend on]. The default dtype is process-wide, but a constructor may change it temporarily, so it is included.
+// The state that the result of an operator depends on, at the time when the operator was recorded: NOTE [Settings that
+// kernels read]. The default dtype is process-wide, but a constructor may change it temporarily, so it is included.
 struct ThreadState {
   c10::impl::LocalDispatchKeySet keys;
   c10::ScalarType default_dtype;

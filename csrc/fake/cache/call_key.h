@@ -12,12 +12,12 @@
 
 namespace torchext {
 
-// NOTE [What the metadata of results depend on]
+// NOTE [Inputs of the metadata of results]
 //
 // The results of a Meta kernel depend on
 //
 //   * the kernel. It may change whenever a library is loaded or unloaded. The CPU kernel counts as well, because NOTE
-//     [Refusing what real tensors refuse] corrects results with it;
+//     [Errors of real tensors] corrects results with it;
 //   * tensor arguments: dtype, device, sizes, strides, offset, lazy bits, the size of the storage, and which arguments
 //     are the same tensor or share a storage. For a wrapped number, its value also counts;
 //   * the other arguments. For a generator, only the device counts: a generator of another device is refused;

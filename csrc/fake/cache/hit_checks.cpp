@@ -75,7 +75,7 @@ void checkHit(const c10::OperatorHandle& op,
     ++wrong_hits;
     TORCH_CHECK(false, "The metadata cache of fake tensors returned wrong results for `", op.operator_name(),
                 "`: remembered ", remembered, ", recomputed ", recomputed,
-                ". This is a bug of torchext: NOTE [What the metadata of results depend on] is incomplete.");
+                ". This is a bug of torchext: NOTE [Inputs of the metadata of results] is incomplete.");
   }
 }
 

@@ -1,7 +1,7 @@
 #pragma once
 
 // Many Meta kernels are Python functions that take 100 times as long as the real kernel on a small tensor. Programs
-// repeat the same calls, so the metadata of their results are cached: NOTE [What the metadata of results depend on].
+// repeat the same calls, so the metadata of their results are cached: NOTE [Inputs of the metadata of results].
 
 #include <cstdint>
 #include <list>

@@ -11,8 +11,8 @@
 //   * Deferred tensors among the arguments become real first, and the call is then made with them. A collective cannot
 //     be recorded and made later, because other processes wait for it now.
 //   * Fakes alone, on PyTorch's backend "fake", run through PyTorch's own kernels. These check arguments and count
-//     versions as for real tensors, and send nothing. Values received from other processes are unknown: NOTE [Constants
-//     keep their values].
+//     versions as for real tensors, and send nothing. Values received from other processes are unknown: NOTE [Known
+//     values].
 //   * Fakes on any other backend, and fakes together with real tensors, are refused.
 //   * A barrier has a tensor only to find its backend (`ProcessGroup::barrier()`). In fake_mode() that tensor is fake,
 //     but the barrier must still happen. On the backend "fake", it runs on the fake tensor.

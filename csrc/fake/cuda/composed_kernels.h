@@ -12,7 +12,7 @@ namespace torchext {
 //
 // Some differentiable operators have one kernel for all devices (`CompositeExplicitAutograd`), which calls other
 // operators: `aten::_trilinear` multiplies slice by slice. These operators allocate temporary buffers. A rule for the
-// whole operator (NOTE [What kernels allocate]) could only repeat their allocations. So on fake CUDA devices this
+// whole operator (NOTE [Allocations of kernels]) could only repeat their allocations. So on fake CUDA devices this
 // kernel runs on the fakes, and the operators that it calls are faked. Elsewhere, the operator's own Meta kernel
 // determines the results directly.
 

@@ -12,7 +12,7 @@
 
 namespace torchext {
 
-// NOTE [CUDA without CUDA]
+// NOTE [Fake CUDA]
 //
 // On a machine without CUDA devices, fake tensors may claim one. Few parts of PyTorch check whether the device exists.
 // They are answered as follows:

@@ -11,7 +11,7 @@
 namespace torchext {
 
 // The random generators of fake CUDA devices have the state of real ones (a seed and an offset). They draw nothing, but
-// advance as real ones do: NOTE [How far CUDA generators move].
+// advance as real ones do: NOTE [Moves of CUDA generators].
 
 // Returns a new generator of `device`.
 at::Generator newFakeCudaGenerator(c10::DeviceIndex device);

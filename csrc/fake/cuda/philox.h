@@ -1,6 +1,6 @@
 #pragma once
 
-// NOTE [How far CUDA generators move]
+// NOTE [Moves of CUDA generators]
 //
 // CUDA generators are counters: Philox computes a number from a seed, the index of the thread and an offset. Before
 // launching a kernel, its host code advances the generator's offset by the most that any thread may use. This depends

@@ -31,7 +31,7 @@ class DeviceRules {
     return device_argument_;
   }
 
-  // Returns true if the device argument names a CUDA device that does not exist: NOTE [CUDA without CUDA].
+  // Returns true if the device argument names a CUDA device that does not exist: NOTE [Fake CUDA].
   bool namesFakeDevice() const;
 
  private:

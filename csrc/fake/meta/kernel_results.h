@@ -1,6 +1,6 @@
 #pragma once
 
-// NOTE [What Meta kernels do not tell of results]
+// NOTE [Wrong results of Meta kernels]
 //
 // The results of real kernels differ from those of their Meta kernels in ways that only affect memory counts and
 // devices:

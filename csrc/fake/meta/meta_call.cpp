@@ -231,7 +231,7 @@ void MetaCall::correctMetaResults(const RealResults& real) {
 }
 
 // Called after `error` was raised: by the Meta kernel if `is_prepared`, otherwise before the kernel was called. Raises
-// the error of real tensors (NOTE [Refusing what real tensors refuse]), or the error that makes the recorder run the
+// the error of real tensors (NOTE [Errors of real tensors]), or the error that makes the recorder run the
 // operator for real. Returns true if it has the results of the CPU kernel, and false if the caller must raise `error`.
 bool MetaCall::runWithoutMetaKernel(bool is_prepared, const std::exception& error) {
   if (!is_prepared) {
@@ -262,7 +262,7 @@ bool MetaCall::runWithoutMetaKernel(bool is_prepared, const std::exception& erro
   return false;
 }
 
-// NOTE [Asking the kernel of the CPU]
+// NOTE [Running the CPU kernel]
 bool MetaCall::tryOnZeros() {
   std::optional<Stack> results = tryRunOnZeros(op_, called_, plan_.device);
   if (results) {
@@ -306,7 +306,7 @@ void MetaCall::callMetaKernel() {
 }
 
 // In-place operators may change more than data: `resize_`, `set_`, `t_` and similar operators change the metadata of
-// the shadow, and the fake follows: NOTE [Arguments that change their shape].
+// the shadow, and the fake follows: NOTE [Arguments that change shape].
 void MetaCall::updateWrittenFakes(const RealResults& real) {
   const std::size_t first = op_.schema().returns().size();
   for (const auto i : c10::irange(written_.size())) {

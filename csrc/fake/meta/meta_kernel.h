@@ -18,7 +18,7 @@ enum class MetadataKernel : std::uint8_t {
   kComposite,  // the kernel of `CompositeExplicitAutograd`
   kNone,       // no kernel: the result is like the first argument
   kOwn,        // a torchext function: own_kernels.h
-  kZeros,      // there is no Meta kernel: NOTE [Asking the kernel of the CPU]
+  kZeros,      // there is no Meta kernel: NOTE [Running the CPU kernel]
   kMissing,    // there is neither a Meta kernel nor a usable CPU kernel: the call raises an error
 };
 

@@ -3,7 +3,7 @@
 // NOTE [Correcting Meta kernels]
 //
 // The dtypes, shapes and strides of Meta kernels sometimes differ from those of the real kernels: many are separate
-// Python functions. A trial of a call (NOTE [Refusing what real tensors refuse]) provides real results, which take
+// Python functions. A trial of a call (NOTE [Errors of real tensors]) provides real results, which take
 // precedence:
 //
 //   * dtypes always: for example, those of an empty convolution are promoted;

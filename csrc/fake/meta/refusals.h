@@ -1,6 +1,6 @@
 #pragma once
 
-// NOTE [Refusing what real tensors refuse]
+// NOTE [Errors of real tensors]
 //
 // A Meta kernel checks less than the real kernel, and its messages differ. Real kernels check before they compute, so
 // they are the best source of errors for real tensors. A call that has not been made before is therefore tried out on
@@ -15,7 +15,7 @@
 //   * If the Meta kernel has raised an error, the call is most likely wrong. It may then be larger, because its kernel
 //     will not compute.
 //   * Only PyTorch's own CPU kernels are run, and none that would draw from a user's generator or that trusts an
-//     argument: NOTE [What kernels trust].
+//     argument: NOTE [Preconditions of kernels].
 //
 // Calls that have passed or were refused are remembered, and not tried out again.
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// NOTE [What kernels trust]
+// NOTE [Preconditions of kernels]
 //
 // A kernel checks the arguments of users, but not always the results of earlier calls: a backward kernel trusts the
 // results of its forward kernel, and a library trusts its own buffers. Meta kernels may make such tensors of any size,

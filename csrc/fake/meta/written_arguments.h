@@ -1,6 +1,6 @@
 #pragma once
 
-// NOTE [Arguments that change their shape]
+// NOTE [Arguments that change shape]
 //
 // Meta kernels do not always resize written arguments as real kernels do:
 //
@@ -12,7 +12,7 @@
 //     its scales one element for each channel.
 //   * Some kernels resize an argument twice, which leaves a larger storage (`mse_loss` with an `out`).
 //
-// So the trial of the call decides, if there was one (NOTE [Refusing what real tensors refuse]): fakes change like
+// So the trial of the call decides, if there was one (NOTE [Errors of real tensors]): fakes change like
 // their stand-ins. Without a trial, the Meta kernel decides, but only an `out`, and the argument of an operator with
 // the tag `inplace_view`, may change its shape.
 

@@ -190,8 +190,8 @@ bool areTensors(const OperatorHandle& op, const Stack& results) {
          });
 }
 
-// Returns false if the operator refuses zeros, or refuses the arguments regardless of their values: NOTE [Refusing what
-// real tensors refuse] distinguishes the two.
+// Returns false if the operator refuses zeros, or refuses the arguments regardless of their values: NOTE [Errors of
+// real tensors] distinguishes the two.
 bool tryCall(const OperatorHandle& op, Stack& stack) {
   const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
   try {

@@ -8,7 +8,7 @@
 
 namespace torchext {
 
-// NOTE [Asking the kernel of the CPU]
+// NOTE [Running the CPU kernel]
 //
 // A few dozen PyTorch operators have no Meta kernel (`geqrf`, `histogram`, the backward operators of some losses). The
 // metadata of their results do not depend on values: operators with value-dependent results have a tag or are handled

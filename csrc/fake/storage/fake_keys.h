@@ -7,7 +7,7 @@
 
 namespace torchext {
 
-// NOTE [Composites that look at memory]
+// NOTE [Composites that read memory]
 //
 // The kernel of a composite operator runs above our key, so our handler receives only the operators that it calls. A
 // few composites do more than call operators: they read the memory of an argument, or allocate and write without

@@ -39,7 +39,7 @@ thread_local bool has_uncounted = false;
 
 thread_local int own_computations = 0;
 
-// The counted memory of a storage: NOTE [Memory is counted where storages are born and die].
+// The counted memory of a storage: NOTE [Counting memory by storage].
 struct CountedMemory {
   CountedMemory() = default;
   C10_DISABLE_COPY_AND_ASSIGN(CountedMemory);

@@ -1,6 +1,6 @@
 #pragma once
 
-// NOTE [The storage is what is fake]
+// NOTE [Fake storages]
 //
 // A fake tensor is an ordinary strided tensor, with sizes, strides, dtype and device in the plain fields of TensorImpl,
 // on a storage that has no memory. The bytes of a tensor belong to its storage, which views, `detach()`, `.data`, the
@@ -9,7 +9,7 @@
 //
 //   * its size and device, in the StorageImpl itself, so that `nbytes()` and `untyped_storage()` work;
 //   * the origin of the bytes, as a `Provenance`, if it has been recorded, as deferred_init does;
-//   * the fake tensors on the storage, so that all of them become real together: NOTE [Becoming real].
+//   * the fake tensors on the storage, so that all of them become real together: NOTE [Materializing in place].
 //
 // This record is the context of the storage's DataPtr, whose pointer is null. Reading or writing the data raises an
 // error through StorageImpl's own check.
@@ -69,7 +69,7 @@ bool isNoDataError(const c10::Error& error);
 // Returns the fake tensors on `storage`, in no particular order. Empty for a real storage.
 std::vector<at::Tensor> residentsOf(const c10::Storage& storage);
 
-// NOTE [Becoming real]
+// NOTE [Materializing in place]
 //
 // `becomeReal()` moves the memory of `real` into `fake`, and removes the `Fake` key and the provenance's keys from
 // every tensor on it. Nothing else changes: the StorageImpl, the TensorImpls, their Python objects and everything

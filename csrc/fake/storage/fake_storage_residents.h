@@ -1,6 +1,6 @@
 #pragma once
 
-// The list of the tensors on a fake storage, kept for NOTE [Becoming real]. Internal to FakeTensorImpl.
+// The list of the tensors on a fake storage, kept for NOTE [Materializing in place]. Internal to FakeTensorImpl.
 
 #include <c10/core/Storage.h>
 

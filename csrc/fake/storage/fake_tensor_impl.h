@@ -13,7 +13,7 @@ namespace torchext {
 
 class Provenance;
 
-// A strided tensor on a fake storage: NOTE [The storage is what is fake]. It claims a real device and carries that
+// A strided tensor on a fake storage: NOTE [Fake storages]. It claims a real device and carries that
 // device's `Autograd*`, `ADInplaceOrView` and `Autocast*` keys plus `Fake`. No additional functions are virtual
 // compared with a real tensor, so `dim()`, `sizes()`, `numel()` and `device()` cost the same.
 //

@@ -1,6 +1,6 @@
 #pragma once
 
-// NOTE [Memory is counted where storages are born and die]
+// NOTE [Counting memory by storage]
 //
 // The memory that a program needs on a device depends on when each storage is allocated and freed, in what order, and
 // on which stream. A fake storage has no memory, but it is made and freed when the real one would be, so this is
@@ -65,7 +65,7 @@ class MemoryCounter {
                                                          c10::ArrayRef<c10::IValue> arguments,
                                                          c10::ArrayRef<c10::IValue> results) = 0;
 
-  // Derives the purpose of storages from the tensors that a call reads and writes: NOTE [What memory is for]. Cheap
+  // Derives the purpose of storages from the tensors that a call reads and writes: NOTE [Categories of memory]. Cheap
   // while no tracker is open.
   virtual void observe(const c10::OperatorHandle& op,
                        c10::ArrayRef<c10::IValue> arguments,

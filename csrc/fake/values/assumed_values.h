@@ -4,7 +4,7 @@
 //
 // A program reads some values of its tensors that hardly affect its cost: the loss that it prints, whether a gradient
 // is infinite, the token that it has generated. Such values may be assumed, so that a dry run need not stop there.
-// Known values are never assumed: NOTE [Constants keep their values].
+// Known values are never assumed: NOTE [Known values].
 //
 // A value is assumed when it is computed, not when it is read, so that values are consistent: if an index is 0, the
 // index plus 8 is 8. A floating-point number is kAssumedNumber, an integer 0, and a truth value false. Comparisons find

@@ -1,6 +1,6 @@
 #pragma once
 
-// Values of the arguments and results of calls: NOTE [Constants keep their values], NOTE [Assumed values].
+// Values of the arguments and results of calls: NOTE [Known values], NOTE [Assumed values].
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>

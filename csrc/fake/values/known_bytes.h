@@ -1,6 +1,6 @@
 #pragma once
 
-// The known bytes of fake storages: NOTE [Constants keep their values], NOTE [Assumed values]. Functions may be called
+// The known bytes of fake storages: NOTE [Known values], NOTE [Assumed values]. Functions may be called
 // from several threads. As with real memory, callers must order concurrent writes to the same tensor.
 
 #include <cstddef>

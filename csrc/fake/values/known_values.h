@@ -1,6 +1,6 @@
 #pragma once
 
-// NOTE [Constants keep their values]
+// NOTE [Known values]
 //
 // `torch.tensor([3, 1, 2])` is fake inside fake_mode(), but its values are known, and programs rely on them: optimizers
 // read their step counters with `item()`, other programs cut a batch to its longest sequence, or look for image tokens.

@@ -18,7 +18,7 @@ namespace torchext {
 //
 // Deferred tensors have values, and take the path of real tensors.
 
-// Registers kernels for these operators, on the key of NOTE [Composites that look at memory].
+// Registers kernels for these operators, on the key of NOTE [Composites that read memory].
 void registerValueShortcuts(torch::Library& library);
 
 }  // namespace torchext

@@ -10,7 +10,7 @@ namespace {
 
 OperatorTable<KernelRule>& ruleOf() {
   static auto* rules = new OperatorTable<KernelRule>{
-      "allocate on CUDA besides their results: NOTE [What kernels allocate]", {}, Overloads::kNamed};
+      "allocate on CUDA besides their results: NOTE [Allocations of kernels]", {}, Overloads::kNamed};
   return *rules;
 }
 

@@ -15,7 +15,7 @@
 
 namespace torchext {
 
-// NOTE [What kernels allocate]
+// NOTE [Allocations of kernels]
 //
 // A CUDA kernel allocates more than its results from the same allocator: copies of arguments in a layout that the
 // library cannot read, buffers that combine the partial results of a reduction, temporary storage of sorts, and the
