@@ -10,7 +10,7 @@ the hardware and the versions. The two pages are rendered from that file, so the
 from __future__ import annotations
 
 import argparse
-import datetime
+import datetime as dt
 import json
 import os
 import platform
@@ -36,18 +36,18 @@ SHARD = (
 
 @dataclass(frozen=True)
 class Row:
-    """A result: what it states, the command that measures it, and its value in the output of the command."""
+    """A result: its title, the command that measures it, and a function that finds the value in the output."""
 
     title: str
     command: str
     value: Callable[[str], str]
     in_readme: bool = True
     needs: str = ""
-    """What the machine must have, for rows that are measured only when they are named."""
+    """The required hardware or software. Such rows are measured only if they are named."""
 
 
 def found(pattern: str, output: str) -> re.Match[str]:
-    """Return the first match. Exits with the output if there is none."""
+    """Return the first match. Exits with the output if nothing matches."""
     match = re.search(pattern, output, re.M)
     return match if match is not None else sys.exit(f"The output does not match {pattern!r}:\n{output}")
 
@@ -64,8 +64,8 @@ def _shard(output: str) -> str:
 
 def _oracle(output: str) -> str:
     rows = re.findall(r"^\| \w+ \| .*\|$", output, re.M)
-    exact = sum(row.count("to the byte") == 2 for row in rows)
-    return f"{exact} of {len(rows)} peaks equal to the byte"
+    allocated, reserved = (sum(row.split("|")[column].strip() == "to the byte" for row in rows) for column in (3, 5))
+    return f"equal to the byte: reserved {reserved} of {len(rows)}, allocated {allocated} of {len(rows)}"
 
 
 def _public_models(output: str) -> str:
@@ -124,13 +124,13 @@ def hardware() -> str:
 
 
 def measure(row: Row) -> dict[str, str]:
-    """Run the command of a row, and return what is stored of it."""
+    """Run the command of a row, and return its value and stamp."""
     command = [sys.executable if word == "python" else word for word in shlex.split(row.command)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
     return {
         "value": row.value(done.stdout),
-        "date": datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat(),
+        "date": dt.datetime.now(tz=dt.timezone.utc).date().isoformat(),
         "hardware": hardware(),
         "versions": f"torch {torch.__version__}, Python {platform.python_version()}",
     }
