@@ -1,0 +1,85 @@
+"""Old names of arguments, attributes and functions: they keep working, with a warning that names the new one."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+from ..errors import TorchextDeprecationWarning
+
+__all__ = ["RenamedAttribute", "renamed_function", "renamed_keywords", "warn_deprecated"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def warn_deprecated(old: str, new: str, *, stacklevel: int = 3) -> None:
+    """Warn that `old` is deprecated, and that `new` replaces it.
+
+    Args:
+        old: The name, as a caller writes it.
+        new: The name to write instead.
+        stacklevel: As for `warnings.warn`; by default, the caller of the function that calls this.
+    """
+    warnings.warn(f"`{old}` is deprecated: use `{new}`.", TorchextDeprecationWarning, stacklevel=stacklevel)
+
+
+def renamed_keywords(**renamed: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Return a decorator for functions that still take keyword arguments under their old names.
+
+    Args:
+        **renamed: The new name for each old one, as in `renamed_keywords(fake_cuda="gpu")`.
+    """
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        @wraps(function)
+        def run(*args: P.args, **kwargs: P.kwargs) -> T:
+            for old in renamed.keys() & kwargs.keys():
+                new = renamed[old]
+                if new in kwargs:
+                    raise TypeError(f"{_name(function)}() got both `{new}` and `{old}`, its deprecated name.")
+                warn_deprecated(f"{_name(function)}({old}=)", f"{new}=")
+                kwargs[new] = kwargs.pop(old)
+            return function(*args, **kwargs)
+
+        return run
+
+    return decorate
+
+
+def _name(function: Callable[..., object]) -> str:
+    name: str = getattr(function, "__qualname__", repr(function))
+    return name.removesuffix(".__init__")
+
+
+def renamed_function(old: str, new: Callable[P, T]) -> Callable[P, T]:
+    """Return a function that warns and calls `new`, to be assigned to the name `old`."""
+
+    @wraps(new)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        warn_deprecated(old, _name(new))
+        return new(*args, **kwargs)
+
+    run.__name__ = run.__qualname__ = old
+    run.__doc__ = f"Deprecated name of `{_name(new)}`."
+    return run
+
+
+class RenamedAttribute:
+    """A read-only attribute under its old name: `bytes_in = RenamedAttribute("bytes_sent")` in the body of a class."""
+
+    def __init__(self, new: str) -> None:
+        self._new = new
+        self._old = ""
+        self.__doc__ = f"Deprecated name of `{new}`."
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._old = f"{owner.__name__}.{name}"
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        if instance is None:
+            return self
+        warn_deprecated(self._old, self._new)
+        return getattr(instance, self._new)
