@@ -176,7 +176,7 @@ def measure_job(shape: str, size: int, tensor: int, repeats: int) -> dict[str, f
 
 def measure_tracking(shape: str, how: str, repeats: int) -> dict[str, float]:
     """Return the seconds of a fake step on one GPU."""
-    with fake_mode(fake_cuda=True):
+    with fake_mode(gpu=True):
         model = Llama(shape, checkpoints=False).cuda()
         step = make_step(model, torch.zeros(2, 512, dtype=torch.int64, device="cuda"))
         step()

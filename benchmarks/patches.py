@@ -56,7 +56,7 @@ def use_everything() -> list[Any]:
     from torchext.deferred_init import deferred_init, materialize_module
     from torchext.fake import fake_like, fake_mode
 
-    with fake_mode(fake_cuda=True):
+    with fake_mode(gpu=True):
         torch.nn.Linear(2, 2, device="cuda")(torch.ones(1, 2, device="cuda")).sum().backward()
     materialize_module(deferred_init(torch.nn.Linear, 2, 2))
     with amp.autocast("cpu", self_cleaning=True):

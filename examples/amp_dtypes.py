@@ -62,7 +62,7 @@ def report(model: nn.Module, *args: Tensor, dtype: torch.dtype) -> dict[str, tup
 
 def main() -> None:
     """Print the report for both dtypes."""
-    with fake_mode(fake_cuda=True):
+    with fake_mode(gpu=True):
         model = Net().cuda()
         images = torch.ones(32, 3, 224, 224, device="cuda")
         for dtype in (torch.float16, torch.bfloat16):

@@ -102,7 +102,7 @@ def main() -> None:
     parser.add_argument("--sequence", type=int, default=4096)
     options = parser.parse_args()
 
-    with fake_mode(fake_cuda=options.gpus):
+    with fake_mode(gpu=options.gpus):
         model = Pipeline(options.gpus)
         optimizer = torch.optim.AdamW(model.parameters(), fused=True)
         tokens = torch.zeros(options.batch, options.sequence, dtype=torch.int64)

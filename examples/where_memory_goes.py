@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--picture", type=Path, help="output file that ends with .html, .svg or .png")
     options = parser.parse_args()
 
-    with fake_mode(fake_cuda=FakeGPU("A100-40GB")), track_memory(lines=True) as memory:
+    with fake_mode(gpu=FakeGPU("A100-40GB")), track_memory(lines=True) as memory:
         model = Vit().cuda()
         images = torch.zeros(64, 3, SIZE, SIZE, device="cuda")
         labels = torch.zeros(64, dtype=torch.int64, device="cuda")

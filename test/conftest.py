@@ -140,7 +140,7 @@ def empty_devices() -> None:
     from torchext import _C
     from torchext.fake import fake_mode
 
-    with fake_mode(fake_cuda=64):
+    with fake_mode(gpu=64):
         if not any(torch.cuda.memory_allocated(i) for i in range(64)):
             return
     gc.unfreeze()  # objects excluded by `frozen_past`

@@ -41,7 +41,7 @@ from torchext import amp, deferred_init, fake, inference
 def use_everything() -> list[Any]:
     """Use each feature once. All patches outside of blocks stay installed while the result lives."""
     fakes = fake.fake_like(torch.nn.Linear(2, 2))
-    with fake.fake_mode(fake_cuda=True):
+    with fake.fake_mode(gpu=True):
         torch.nn.Linear(2, 2, device="cuda")(torch.ones(1, 2, device="cuda")).sum().backward()
     deferred_init.materialize_module(deferred_init.deferred_init(torch.nn.Linear, 2, 2))
     with amp.autocast("cpu", self_cleaning=True):

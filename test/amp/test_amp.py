@@ -66,7 +66,7 @@ class TestRegion:
         self, device_type: str, dtype: torch.dtype | None, enabled: bool, cache: bool
     ) -> None:
         with (
-            fake_mode(fake_cuda=True),  # torch.autocast checks the devices
+            fake_mode(gpu=True),  # torch.autocast checks the devices
             torch.autocast(device_type, dtype=dtype, enabled=enabled, cache_enabled=cache),
         ):
             wanted = state()
@@ -180,7 +180,7 @@ class TestRegion:
             expected = torch.accelerator.current_accelerator(check_available=True)
             assert torch.is_autocast_enabled(expected.type if expected else "cpu")
         region = amp.autocast()  # reads the current settings when it is entered
-        with fake_mode(fake_cuda=True), region:
+        with fake_mode(gpu=True), region:
             assert torch.is_autocast_enabled("cuda")
             assert product(device="cuda").dtype is FP16
             assert product(device="cpu").dtype is FP32
@@ -681,7 +681,7 @@ class TestFloatAndHalf:
         def function(x: Tensor) -> Tensor:
             return x @ x
 
-        with fake_mode(fake_cuda=True), amp.autocast("cuda"):
+        with fake_mode(gpu=True), amp.autocast("cuda"):
             assert function(torch.ones(2, 2, device="cuda", dtype=FP16)).dtype is FP32
 
     @pytest.mark.parametrize("dtype", [BF16, FP16])
@@ -703,7 +703,7 @@ class TestFloatAndHalf:
         def function(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
             return x, y
 
-        with fake_mode(fake_cuda=True), amp.autocast("cuda"):
+        with fake_mode(gpu=True), amp.autocast("cuda"):
             x, y = function(torch.ones(1, device="cuda"), torch.ones(1))
         assert (x.dtype, y.dtype) == (FP16, FP32)
 

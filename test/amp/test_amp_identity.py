@@ -300,7 +300,7 @@ class TestPropagation:
         assert not amp.is_amp(index)
 
     def test_fakes_have_it(self) -> None:
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             layer = amp.wrap(nn.Linear(2, 2, device="cuda"))
             result = layer(torch.ones(1, 2, device="cuda"))
         assert result.dtype is FP16

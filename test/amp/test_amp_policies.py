@@ -83,7 +83,7 @@ class TestRegister:
         amp.register_policy(name, "lower_precision", device_types="cuda")
         with amp.autocast("cpu"):
             call(name, torch.ones(1), torch.ones(1))
-        with fake_mode(fake_cuda=True), amp.autocast("cuda"):
+        with fake_mode(gpu=True), amp.autocast("cuda"):
             torch.library.register_fake(name, lambda x, y: x.clone())
             assert call(name, torch.ones(1, device="cuda"), torch.ones(1, device="cuda")).dtype is FP16
         assert seen == [[FP32, FP32]]
@@ -196,7 +196,7 @@ class TestPolicy:
 
     def test_does_not_depend_on_the_caller(self) -> None:
         with (
-            fake_mode(fake_cuda=True),
+            fake_mode(gpu=True),
             amp.autocast("cuda", dtype=BF16, self_cleaning=True),
             amp.autocast("cpu", enabled=False),
             torch.inference_mode(),
@@ -297,7 +297,7 @@ class TestSweep:
     @pytest.mark.parametrize("dtype", [BF16, FP16])
     def test_dtypes_on_fake_cuda_are_torch_autocasts(self, dtype: torch.dtype) -> None:
         tried = 0
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             for name, run in sweep("cuda"):
                 wanted = dtypes(run, torch.autocast("cuda", dtype=dtype))
                 assert dtypes(run, amp.autocast("cuda", dtype=dtype)) == wanted, name
@@ -306,7 +306,7 @@ class TestSweep:
 
     @pytest.mark.parametrize("dtype", [BF16, FP16])
     def test_dtypes_on_fake_cuda_follow_pytorchs_lists(self, dtype: torch.dtype) -> None:
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             for name, run in sweep("cuda"):
                 found = dtypes(run, amp.autocast("cuda", dtype=dtype))
                 if not isinstance(found, str) and ("_fp16." in name or "_fp32." in name):

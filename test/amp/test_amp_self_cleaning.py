@@ -344,7 +344,7 @@ class TestSelfCleaning:
         assert torch.mm(y, torch.ones(2, 2)).dtype is BF16
 
     def test_on_fakes_and_in_deferred_init(self) -> None:
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             x = torch.ones(2, 2, device="cuda")
             with amp.autocast("cuda", self_cleaning=True):
                 y = x @ x

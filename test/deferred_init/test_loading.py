@@ -170,7 +170,7 @@ if {used}:
     import torch
     from torchext.deferred_init import deferred_init
     from torchext.fake import fake_mode
-    with fake_mode(fake_cuda=True):
+    with fake_mode(gpu=True):
         torch.ones(2)
     deferred_init(torch.nn.Linear, 2, 2)
 for name in {names}:

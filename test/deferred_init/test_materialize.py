@@ -212,7 +212,7 @@ class TestDevice:
             materialize_module(module, device="cuda")
 
         def move_under_fake_cuda() -> None:
-            with fake_mode(fake_cuda=True):
+            with fake_mode(gpu=True):
                 move()
 
         with pytest.raises(ValueError, match="cannot be materialized on cuda, because this machine has no CUDA device"):
@@ -234,7 +234,7 @@ class TestDevice:
     def test_recording_on_fake_cuda_gives_the_reason_why_it_cannot_be_computed(
         self, build: Callable[[], Tensor], device: str | None
     ) -> None:
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             tensor = deferred_init(build)
         with pytest.raises(RuntimeError, match=r"`aten::.*` was recorded on cuda.*, but this machine has no CUDA dev"):
             materialize_tensor(tensor, device=device)

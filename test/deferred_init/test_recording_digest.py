@@ -82,7 +82,7 @@ def test_digests_do_not_depend_on_other_recordings() -> None:
 
 
 def test_draws_on_cuda_are_sources() -> None:
-    with fake_mode(fake_cuda=1):
+    with fake_mode(gpu=1):
         torch.cuda.manual_seed(0)
         tensor = deferred_init(torch.rand, 8, device="cuda")
         torch.cuda.manual_seed(0)

@@ -119,7 +119,7 @@ def test_lazy_and_sparse_tensors_are_described() -> None:
 
 
 def test_time_on_a_missing_device_is_only_predicted() -> None:
-    with fake_mode(fake_cuda=1):
+    with fake_mode(gpu=1):
         module = deferred_init(lambda: nn.Linear(2, 2, device="cuda"))
         assert "aten::uniform_" in summary(module, time="predicted")
         with pytest.raises(RuntimeError, match=r"`aten::uniform_` was recorded on cuda:0, but this machine has no"):

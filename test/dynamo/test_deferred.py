@@ -68,7 +68,7 @@ class TestDeferred:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_fakes_train_in_compiled_code(backend: str, device: str) -> None:
-    with fake_mode(fake_cuda=device == "cuda"):
+    with fake_mode(gpu=device == "cuda"):
         module, x = nn.Linear(4, 3, device=device), torch.ones(2, 4, device=device)
         result = compiled(module, backend)(x)
         result.sum().backward()

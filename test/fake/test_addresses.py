@@ -105,7 +105,7 @@ def test_gradient_buckets_find_their_parameters_by_address(job: None) -> None:
 
 
 def test_addresses_are_shown_where_memory_is_tracked() -> None:
-    with fake_mode(fake_cuda=True), track_memory():
+    with fake_mode(gpu=True), track_memory():
         x = torch.empty(3, device="cuda")
         assert x.data_ptr() == x.untyped_storage().data_ptr() > 0
     with pytest.raises(RuntimeError, match="This tensor is fake"):

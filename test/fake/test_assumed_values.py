@@ -20,7 +20,7 @@ from torchext.memory import fits, max_batch
 
 @pytest.fixture
 def assumed() -> Iterator[AssumedValues]:
-    with fake_mode(fake_cuda=True), assuming_values() as values:
+    with fake_mode(gpu=True), assuming_values() as values:
         yield values
 
 
@@ -181,7 +181,7 @@ def test_known_elements_are_found_among_unknown_ones(
 
 @pytest.mark.parametrize(("policy", "rest"), [("assume", True), ("assume,masks=none", False)])
 def test_rest_of_a_mask_follows_the_policy(policy: str, rest: bool) -> None:
-    with fake_mode(fake_cuda=True), assuming_values(policy):
+    with fake_mode(gpu=True), assuming_values(policy):
         mask = unknown(4, dtype=torch.bool)
         mask[0] = not rest
         wanted = [not rest, *[rest] * 3]
@@ -227,7 +227,7 @@ def test_large_masks_are_read_as_they_are_computed(
     assert not any(read(x.isnan()))
     assert all(read(x == x))
     assert all(read(x > 0.5))
-    with fake_mode(fake_cuda=True), assuming_values("assume,masks=half"):
+    with fake_mode(gpu=True), assuming_values("assume,masks=half"):
         assert read(x > 0.5)[:4] == [True, False, True, False]
 
 
@@ -250,14 +250,14 @@ def test_broadcast_masks_select_as_often_as_they_are_repeated(
     sizes: tuple[int, ...], of_mask: tuple[int, ...], policy: str, share: float
 ) -> None:
     numel = math.prod(torch.broadcast_shapes(sizes, of_mask))
-    with fake_mode(fake_cuda=True), assuming_values(policy):
+    with fake_mode(gpu=True), assuming_values(policy):
         for mask in (unknown(*of_mask) > 0, unknown(*of_mask, dtype=torch.bool)):
             count = unknown(*sizes).masked_select(mask).numel()
             assert abs(count - share * numel) <= numel / math.prod(of_mask)
 
 
 def test_values_may_be_assumed_no_more_while_another_thread_computes() -> None:
-    with fake_mode(fake_cuda=True):
+    with fake_mode(gpu=True):
         x, large = unknown(4, 5), unknown(*LARGE)
     stop = threading.Event()
 
@@ -393,7 +393,7 @@ COUNT = math.prod(LARGE)
     ],
 )
 def test_policy_for_masks_is_the_share_that_counts(mask: Callable[[], torch.Tensor], policy: str, share: float) -> None:
-    with fake_mode(fake_cuda=True), assuming_values(policy) as values:
+    with fake_mode(gpu=True), assuming_values(policy) as values:
         made = mask()
         data = unknown(*made.shape)
         assert data[made].shape == (share * made.numel(),)
@@ -405,7 +405,7 @@ def test_policy_for_masks_is_the_share_that_counts(mask: Callable[[], torch.Tens
 
 @pytest.mark.parametrize("policy", ["assume", "assume,masks=half", "assume,masks=none"])
 def test_value_without_a_policy_names_no_policy(policy: str) -> None:
-    with fake_mode(fake_cuda=True), assuming_values(policy) as values:
+    with fake_mode(gpu=True), assuming_values(policy) as values:
         for x in (unknown(*LARGE), unknown(30)):
             assert not x.isnan().any()
             assert (x == x).all()
@@ -418,7 +418,7 @@ def test_value_without_a_policy_names_no_policy(policy: str) -> None:
 @pytest.mark.parametrize("tokens", [64, 2**16, 2**18])
 def test_policy_for_routing_selects_the_experts(tokens: int) -> None:
     def loads(policy: str) -> tuple[list[int], list[int], set[str]]:
-        with fake_mode(fake_cuda=True), assuming_values(policy) as values:
+        with fake_mode(gpu=True), assuming_values(policy) as values:
             chosen = unknown(tokens, 8).topk(2).indices
             counted = torch.histc(chosen.float(), bins=8, min=0, max=7).long().tolist()
             return counted, chosen.flatten().bincount(minlength=8).tolist(), {site.policy for site in values.sites}
@@ -432,14 +432,14 @@ def test_policy_for_routing_selects_the_experts(tokens: int) -> None:
 @pytest.mark.parametrize("sizes", [(40, 10), LARGE])
 @pytest.mark.parametrize(("policy", "share"), [("assume", 1), ("assume,masks=half", 0.5)])
 def test_averages_over_masks_follow_from_the_policy(sizes: tuple[int, int], policy: str, share: float) -> None:
-    with fake_mode(fake_cuda=True), assuming_values(policy):
+    with fake_mode(gpu=True), assuming_values(policy):
         mask = (unknown(*sizes) > 0.5).float()
         assert mask.mean().item() == share
         assert mask.sum().item() == share * math.prod(sizes)
 
 
 def test_number_depends_on_all_policies_of_its_inputs() -> None:
-    with fake_mode(fake_cuda=True), assuming_values("assume,masks=half") as values:
+    with fake_mode(gpu=True), assuming_values("assume,masks=half") as values:
         chosen = unknown(8, 4).topk(1).indices.squeeze(1)
         (chosen * (unknown(8) > 0.5)).sum().item()
         assert [site.policy for site in values.sites] == ["masks=half, routing=balanced"]
@@ -448,7 +448,7 @@ def test_number_depends_on_all_policies_of_its_inputs() -> None:
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize(("policy", "longest"), [("assume", 10), ("assume,masks=half", 5), ("assume,masks=none", 1)])
 def test_unknown_lengths_are_the_share_that_counts(policy: str, longest: int, device: str) -> None:
-    with fake_mode(fake_cuda=True), assuming_values(policy) as values:
+    with fake_mode(gpu=True), assuming_values(policy) as values:
         lengths = torch.empty(4, dtype=torch.int64)
         packed = nn.utils.rnn.pack_padded_sequence(torch.ones(4, 10, 3, device=device), lengths, batch_first=True)
         assert packed.data.shape == (4 * longest, 3)

@@ -448,7 +448,7 @@ def test_meshes_of_devices_made_in_a_block_are_real(world: int, block: Callable[
 def test_default_mesh_of_fully_shard_is_on_the_fake_devices(world: int) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has CUDA, where no devices are faked")
-    with fake_mode(fake_cuda=world):
+    with fake_mode(gpu=world):
         module = mlp().cuda()
         fully_shard(module)
         weight = module[0].weight  # type: ignore[index]

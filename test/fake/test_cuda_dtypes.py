@@ -27,7 +27,7 @@ def error_of(call: Call, dtype: torch.dtype) -> Exception | None:
 def outcomes(column: int, step: int) -> list[tuple[Call, torch.dtype, Exception | None]]:
     """Make the calls with the dtypes of a column of the facts on a fake device."""
     found = []
-    with fake_mode(fake_cuda=True):
+    with fake_mode(gpu=True):
         for row, (call, *columns) in enumerate(facts()):
             dtypes = columns[column]
             found += [
@@ -76,7 +76,7 @@ def of(dtype: torch.dtype, *size: int) -> torch.Tensor:
 )
 def test_refusal_has_the_words_of_cuda(call: Callable[[], object], words: str) -> None:
     for _ in range(2):  # the second time from the cache
-        with fake_mode(fake_cuda=True), pytest.raises(NotImplementedError, match=words):
+        with fake_mode(gpu=True), pytest.raises(NotImplementedError, match=words):
             call()
 
 
@@ -92,13 +92,13 @@ def test_refusal_has_the_words_of_cuda(call: Callable[[], object], words: str) -
     ],
 )
 def test_other_calls_that_cuda_accepts_are_accepted(call: Callable[[], object]) -> None:
-    with fake_mode(fake_cuda=True):
+    with fake_mode(gpu=True):
         call()
 
 
 def test_recording_raises_the_errors_of_cuda() -> None:
     with (
-        fake_mode(fake_cuda=True),
+        fake_mode(gpu=True),
         pytest.raises(NotImplementedError, match="\"check_uniform_bounds\" not implemented for 'Long'"),
     ):
         deferred_init(lambda: torch.empty(3, dtype=torch.int64, device="cuda").uniform_())

@@ -256,18 +256,18 @@ class TestDevices:
     def test_cuda_is_an_error_outside(self) -> None:
         if torch.cuda.is_available():
             pytest.skip("this machine has CUDA")
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             torch.ones(1, device="cuda")
         with pytest.raises((RuntimeError, AssertionError), match="CUDA|NVIDIA"):
             torch.ones(1, device="cuda")
 
     def test_factory_makes_outputs_on_the_device_argument(self) -> None:
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             tensor = torch.ones(2, device="cuda")
         assert (tensor.device, tensor.is_cuda) == (torch.device("cuda:0"), True)
 
     def test_tensor_options_decide_before_arguments(self) -> None:
-        with fake_mode(fake_cuda=2):
+        with fake_mode(gpu=2):
             tensor = torch.ones(2, device="cuda")
             assert torch.empty_like(tensor, device="cpu").device.type == "cpu"
             assert torch.zeros_like(tensor).device.type == "cuda"
@@ -275,29 +275,29 @@ class TestDevices:
             assert tensor.to("cuda:1").device == torch.device("cuda:1")
 
     def test_first_tensor_decides_otherwise(self) -> None:
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             tensor = torch.ones(2, device="cuda")
             assert (tensor + 1).device.type == "cuda"
             assert torch.stack([tensor, tensor]).device.type == "cuda"
 
     def test_cpu_scalars_mix(self) -> None:
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             scalar, tensor = torch.tensor(2.0), torch.ones(2, device="cuda")
             assert (scalar * tensor).device.type == "cuda"
 
     def test_devices_do_not_mix_otherwise(self) -> None:
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             a, b = torch.ones(2), torch.ones(2, device="cuda")
             with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
                 a + b
 
     def test_copies_cross_devices(self) -> None:
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             a, b = torch.ones(2), torch.ones(2, device="cuda")
             assert a.copy_(b).device.type == "cpu"
 
     def test_cpu_indices_index_cuda_tensors(self) -> None:
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             tensor, index = torch.ones(4, device="cuda"), torch.zeros(2, dtype=torch.int64)
             assert tensor[index].device.type == "cuda"
 
@@ -306,20 +306,20 @@ class TestDevices:
             tensor = torch.ones(1, device=device)
             return tensor if tensor.is_cuda else tensor.double()
 
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             assert value("cuda").dtype == torch.float32
             assert value("cpu").dtype == torch.float64
 
     def test_modules_are_built_and_run_on_fake_cuda(self) -> None:
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).cuda()
             output = model(torch.ones(3, 4, device="cuda"))
         assert output.device == torch.device("cuda:0")
         assert output.shape == (3, 2)
 
     def test_nested_fake_cuda_is_counted(self) -> None:
-        with fake_mode(fake_cuda=True):
-            with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
+            with fake_mode(gpu=True):
                 pass
             assert torch.ones(1, device="cuda").is_cuda
 
@@ -484,7 +484,7 @@ class TestConversions:
             assert torch.empty_like(meta, device="cpu").device == torch.device("cpu")
 
     def test_meta_like_of_a_real_tensor_raises(self) -> None:
-        with pytest.raises(ValueError, match="was expected to be a fake tensor"):
+        with pytest.raises(ValueError, match="expected a fake tensor, got a real one"):
             meta_like(torch.ones(1))
 
     def test_fake_like_keeps_metadata(self) -> None:

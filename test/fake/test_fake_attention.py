@@ -33,7 +33,7 @@ def backend(
     enable_gqa: bool = False,
 ) -> str | None:
     """Return the backend of attention with gradients, by the name of its node in the graph."""
-    with fake_mode(fake_cuda=gpu if isinstance(gpu, FakeGPU) else FakeGPU(gpu)):
+    with fake_mode(gpu=gpu if isinstance(gpu, FakeGPU) else FakeGPU(gpu)):
         query = torch.empty(2, heads[0], length, head, dtype=dtype, device="cuda", requires_grad=True)
         key, value = (
             torch.empty(2, heads[1], keys or length, head, dtype=dtype, device="cuda", requires_grad=True)
@@ -100,7 +100,7 @@ def test_is_chosen_by_arguments(arguments: dict[str, object], expected: str | No
 @pytest.mark.parametrize("dtype", [HALF, SINGLE, DOUBLE], ids=str)
 def test_is_returned_by_fused_sdp_choice(gpu: str, dtype: torch.dtype) -> None:
     numbers = {MATH: 0, FLASH: 1, EFFICIENT: 2, CUDNN: 3}
-    with fake_mode(fake_cuda=FakeGPU(gpu)):
+    with fake_mode(gpu=FakeGPU(gpu)):
         query = torch.empty(2, 8, 128, 64, device="cuda", dtype=dtype)
         found = torch._fused_sdp_choice(query, query, query)
     assert found == numbers[backend(gpu, dtype)]
@@ -152,7 +152,7 @@ class TestSettings:
 
 class TestResults:
     def test_have_the_layout_of_their_kernels(self) -> None:
-        with fake_mode(fake_cuda=FakeGPU("A100")), torch.no_grad():
+        with fake_mode(gpu=FakeGPU("A100")), torch.no_grad():
             half = torch.empty(2, 4, 128, 64, dtype=HALF, device="cuda")
             assert scaled_dot_product_attention(half, half, half).stride() == (32768, 8192, 64, 1)
             single = half.float()
@@ -162,13 +162,13 @@ class TestResults:
 
     @pytest.mark.usefixtures("empty_devices")
     def test_do_not_keep_the_scores(self) -> None:
-        with fake_mode(fake_cuda=FakeGPU("A100")):
+        with fake_mode(gpu=FakeGPU("A100")):
             query = torch.empty(1, 1, 8192, 64, dtype=HALF, device="cuda", requires_grad=True)
             scaled_dot_product_attention(query, query, query).sum().backward()
             assert torch.cuda.max_memory_allocated() < 8192 * 8192
 
     def test_on_the_cpu_are_those_of_the_cpu(self) -> None:
-        with fake_mode(fake_cuda=FakeGPU("A100")):
+        with fake_mode(gpu=FakeGPU("A100")):
             query = torch.empty(2, 4, 128, 64, requires_grad=True)
             output = scaled_dot_product_attention(query, query, query)
         assert "ForCpu" in type(output.grad_fn).__name__
@@ -182,7 +182,7 @@ def test_takes_cudnn_for_large_heads_on_large_devices() -> None:
 
 @pytest.mark.parametrize(("dropout", "device"), [(0.0, "cuda" if TORCH_RELEASE >= (2, 14) else "cpu"), (0.1, "cpu")])
 def test_efficient_attention_returns_the_state_of_dropout_on_the_cpu(dropout: float, device: str) -> None:
-    with fake_mode(fake_cuda=FakeGPU("H100-80GB")):
+    with fake_mode(gpu=FakeGPU("H100-80GB")):
         q = torch.zeros(2, 4, 32, 64, device="cuda")
         results = torch.ops.aten._scaled_dot_product_efficient_attention(q, q, q, None, True, dropout)
         assert [result.device.type for result in results] == ["cuda", "cuda", device, device]

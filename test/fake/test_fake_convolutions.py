@@ -134,7 +134,7 @@ def format_of(name: str) -> torch.memory_format:
 @pytest.mark.parametrize(("name", "dtype", "is_channels_last"), [*on_cuda()])
 def test_results_are_laid_out_as_cudnn_does(name: str, dtype: torch.dtype, is_channels_last: bool) -> None:
     dims = int(name[-2])
-    with fake_mode(fake_cuda=1):
+    with fake_mode(gpu=1):
         x = channels_last(torch.rand(2, 4, *[7] * dims, dtype=dtype, device="cuda"))
         y = CONVOLUTIONS[name](x, torch.rand(4, 4, *[3] * dims, dtype=dtype, device="cuda"))
     assert y.is_contiguous() != is_channels_last
@@ -143,7 +143,7 @@ def test_results_are_laid_out_as_cudnn_does(name: str, dtype: torch.dtype, is_ch
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="real CUDA devices are not faked")
 def test_results_without_cudnn_are_contiguous() -> None:
-    with fake_mode(fake_cuda=1), torch.backends.cudnn.flags(enabled=False):
+    with fake_mode(gpu=1), torch.backends.cudnn.flags(enabled=False):
         x = channels_last(torch.rand(2, 4, 7, 9, device="cuda"))
         assert nn.Conv2d(4, 5, 3, device="cuda")(x).is_contiguous()
 

@@ -101,7 +101,7 @@ def metadata(tensor: torch.Tensor | None) -> object:
 def test_models_train(make: Callable[[], nn.Module], data: Callable[[], torch.Tensor], optimizer: str) -> None:
     real = make()
     loss_of(real(data())).backward()
-    with fake_mode(fake_cuda=True):
+    with fake_mode(gpu=True):
         model = make().cuda()
         opt = OPTIMIZERS[optimizer](model.parameters())
         for _ in range(2):
@@ -124,7 +124,7 @@ def test_models_train(make: Callable[[], nn.Module], data: Callable[[], torch.Te
 def test_models_train_under_autocast(
     make: Callable[[], nn.Module], data: Callable[[], torch.Tensor], dtype: torch.dtype
 ) -> None:
-    with fake_mode(fake_cuda=True):
+    with fake_mode(gpu=True):
         model, batch = make().cuda(), data().cuda()
         with torch.autocast("cuda", dtype=dtype):
             output = model(batch)
@@ -134,7 +134,7 @@ def test_models_train_under_autocast(
 
 
 def test_models_accept_attention_masks() -> None:
-    with fake_mode(fake_cuda=True):
+    with fake_mode(gpu=True):
         batch = tokens().cuda()
         output = llama().cuda()(batch, attention_mask=torch.ones_like(batch), labels=batch)
         output.loss.backward()
@@ -149,7 +149,7 @@ def test_checkpointing_recomputes(use_reentrant: bool) -> None:
         calls.append(x.device)
         return nn.functional.dropout(x.sin(), 0.5)
 
-    with fake_mode(fake_cuda=True):
+    with fake_mode(gpu=True):
         x = torch.ones(3, device="cuda", requires_grad=True)
         checkpoint(block, x, use_reentrant=use_reentrant).sum().backward()
     assert calls == [torch.device("cuda:0")] * 2
@@ -158,7 +158,7 @@ def test_checkpointing_recomputes(use_reentrant: bool) -> None:
 
 
 def test_stages_on_several_devices_train() -> None:
-    with fake_mode(fake_cuda=8):
+    with fake_mode(gpu=8):
         stages = [nn.Linear(4, 4).to(f"cuda:{i}") for i in range(8)]
         x = torch.ones(2, 4)
         for i, stage in enumerate(stages):
@@ -168,7 +168,7 @@ def test_stages_on_several_devices_train() -> None:
 
 
 def test_functions_use_the_fake_devices() -> None:
-    with fake_mode(fake_cuda=8):
+    with fake_mode(gpu=8):
         assert torch.cuda.is_available()
         assert torch.cuda.device_count() == 8
         assert torch.cuda.current_device() == 0
@@ -185,14 +185,14 @@ def test_functions_use_the_fake_devices() -> None:
 
 
 def test_current_device_is_where_cuda_is() -> None:
-    with fake_mode(fake_cuda=4):
+    with fake_mode(gpu=4):
         with torch.cuda.device(2):
             assert torch.cuda.current_device() == 2
             assert torch.ones(1, device="cuda").device == torch.device("cuda:2")
             assert torch.ones(1).cuda().device == torch.device("cuda:2")
         torch.cuda.set_device("cuda:1")
         assert torch.ones(1, device="cuda").device == torch.device("cuda:1")
-    with fake_mode(fake_cuda=4):
+    with fake_mode(gpu=4):
         assert torch.cuda.current_device() == 0
 
 
@@ -209,20 +209,20 @@ def test_current_device_is_where_cuda_is() -> None:
     ],
 )
 def test_missing_devices_are_errors(name_it: Callable[[], object]) -> None:
-    with fake_mode(fake_cuda=8):
+    with fake_mode(gpu=8):
         torch.ones(1, device="cuda:2").to("cuda:7")
-    with fake_mode(fake_cuda=2), pytest.raises(RuntimeError, match="invalid device ordinal"):
+    with fake_mode(gpu=2), pytest.raises(RuntimeError, match="invalid device ordinal"):
         name_it()
 
 
 @pytest.mark.parametrize("count", [-1, 65, 1000])
 def test_impossible_numbers_of_devices_are_refused(count: int) -> None:
-    with pytest.raises(ValueError, match="number of devices up to 64"), fake_mode(fake_cuda=count):
+    with pytest.raises(ValueError, match="number of devices from 1 to 64"), fake_mode(gpu=count):
         pass
 
 
 def test_constants_are_made_on_the_device() -> None:
-    with fake_mode(fake_cuda=2):
+    with fake_mode(gpu=2):
         assert torch.tensor([1.0, 2.0], device="cuda").device == torch.device("cuda:0")
         assert torch.as_tensor([[1]], device="cuda:1").shape == (1, 1)
         assert torch.tensor(1.0).cuda().new_tensor([2.0]).device == torch.device("cuda:0")
@@ -230,7 +230,7 @@ def test_constants_are_made_on_the_device() -> None:
 
 
 def test_default_device_and_device_contexts() -> None:
-    with fake_mode(fake_cuda=2), torch.device("cuda:1"):
+    with fake_mode(gpu=2), torch.device("cuda:1"):
         assert torch.ones(1).device == torch.device("cuda:1")
         assert torch.tensor([1.0]).device == torch.device("cuda:1")
         assert nn.Linear(2, 2).weight.device == torch.device("cuda:1")
@@ -255,7 +255,7 @@ HALF_ON_CUDA = torch.float16, "cuda"
 @pytest.mark.usefixtures("default_types")
 @pytest.mark.filterwarnings("ignore:torch.set_default_tensor_type")
 def test_default_tensor_type_may_be_one_of_cuda() -> None:
-    with fake_mode(fake_cuda=True):
+    with fake_mode(gpu=True):
         torch.set_default_tensor_type(torch.cuda.HalfTensor)
         assert (torch.randn(2).dtype, nn.Linear(2, 2).weight.device.type) == HALF_ON_CUDA
         assert {torch.arange(3).device.type, torch.tensor([1.0]).device.type} == {"cuda"}
@@ -272,12 +272,12 @@ def test_default_tensor_type_may_be_one_of_cuda() -> None:
 @pytest.mark.usefixtures("default_types")
 @pytest.mark.filterwarnings("ignore:torch.set_default_tensor_type")
 def test_default_tensor_type_lasts_until_the_outermost_block_ends() -> None:
-    with fake_mode(fake_cuda=2):
+    with fake_mode(gpu=2):
         torch.set_default_tensor_type(torch.cuda.HalfTensor)
-        with fake_mode(fake_cuda=2):
+        with fake_mode(gpu=2):
             assert default_type() == HALF_ON_CUDA
         assert default_type() == HALF_ON_CUDA
-        with fake_mode(fake_cuda=2):
+        with fake_mode(gpu=2):
             torch.set_default_tensor_type(torch.cuda.DoubleTensor)
         assert default_type() == (torch.float64, "cuda")
     assert default_type() == (torch.float32, "cpu")
@@ -286,7 +286,7 @@ def test_default_tensor_type_lasts_until_the_outermost_block_ends() -> None:
 @pytest.mark.usefixtures("default_types")
 @pytest.mark.filterwarnings("ignore:torch.set_default_tensor_type")
 def test_default_tensor_type_holds_on_threads_in_the_block() -> None:
-    with fake_mode(fake_cuda=2), carry_blocks_to_threads(), ThreadPoolExecutor(1) as pool:
+    with fake_mode(gpu=2), carry_blocks_to_threads(), ThreadPoolExecutor(1) as pool:
         torch.set_default_tensor_type(torch.cuda.HalfTensor)
         assert pool.submit(default_type).result() == HALF_ON_CUDA
         assert default_type() == HALF_ON_CUDA
@@ -297,12 +297,12 @@ def test_default_tensor_type_holds_on_threads_in_the_block() -> None:
 @pytest.mark.filterwarnings("ignore:torch.set_default_tensor_type")
 def test_default_device_of_the_program_takes_precedence_over_the_default_tensor_type() -> None:
     torch.set_default_device("meta")
-    with fake_mode(fake_cuda=2):
+    with fake_mode(gpu=2):
         torch.set_default_tensor_type(torch.cuda.HalfTensor)
         assert default_type() == (torch.float16, "meta")
     assert default_type() == (torch.float32, "meta")
     torch.set_default_device(None)
-    with fake_mode(fake_cuda=2):
+    with fake_mode(gpu=2):
         torch.set_default_tensor_type(torch.cuda.HalfTensor)
         torch.set_default_device("cuda:1")
         torch.set_default_tensor_type(torch.FloatTensor)
@@ -312,7 +312,7 @@ def test_default_device_of_the_program_takes_precedence_over_the_default_tensor_
 def test_real_tensors_and_modules_move_to_fake_devices() -> None:
     tensor, model = torch.ones(2, 3), nn.Linear(3, 4)
     values = model.weight.detach().clone()
-    with fake_mode(fake_cuda=True):
+    with fake_mode(gpu=True):
         assert is_fake(tensor.cuda())
         assert is_fake(tensor.to("cuda", torch.float16, non_blocking=True))
         moved = fake_like(model, device="cuda")
@@ -322,7 +322,7 @@ def test_real_tensors_and_modules_move_to_fake_devices() -> None:
 
 
 def test_pinned_memory_is_a_copy() -> None:
-    with fake_mode(fake_cuda=True):
+    with fake_mode(gpu=True):
         tensor = torch.ones(2, 3).t()
         pinned = tensor.pin_memory()
         assert (pinned.shape, pinned.stride(), pinned.device.type) == ((3, 2), (1, 3), "cpu")
@@ -334,7 +334,7 @@ class TestOutside:
     def test_everything_is_as_before(self) -> None:
         names = ("is_available", "device_count", "current_device", "synchronize", "get_rng_state", "_lazy_init")
         before = [getattr(torch.cuda, name) for name in names]
-        with pytest.raises(ZeroDivisionError), fake_mode(fake_cuda=2), fake_mode(fake_cuda=4):
+        with pytest.raises(ZeroDivisionError), fake_mode(gpu=2), fake_mode(gpu=4):
             torch.cuda.device_count() / 0
         assert [getattr(torch.cuda, name) for name in names] == before
         assert not torch.cuda.is_available()
@@ -345,8 +345,8 @@ class TestOutside:
             torch.tensor([1.0], device="cuda")
 
     def test_inner_block_ends_before_outer_one(self) -> None:
-        with fake_mode(fake_cuda=2):
-            with fake_mode(fake_cuda=4):
+        with fake_mode(gpu=2):
+            with fake_mode(gpu=4):
                 assert torch.cuda.device_count() == 4
             with fake_mode():
                 assert torch.cuda.device_count() == 2
@@ -371,7 +371,7 @@ class TestOutside:
                 except (RuntimeError, AssertionError):
                     found.append("refused")
 
-        with fake_mode(fake_cuda=2):
+        with fake_mode(gpu=2):
             thread = threading.Thread(target=look)
             thread.start()
             thread.join()
@@ -385,7 +385,7 @@ class TestOutside:
         def work(count: int) -> None:
             try:
                 for _ in range(20):
-                    with fake_mode(fake_cuda=count):
+                    with fake_mode(gpu=count):
                         barrier.wait()
                         assert torch.cuda.device_count() == count
                         assert torch.tensor(2.0, device="cuda").item() == 2.0
@@ -405,18 +405,18 @@ class TestOutside:
         assert not errors
 
     def test_inner_block_has_its_own_current_device(self) -> None:
-        with fake_mode(fake_cuda=8):
+        with fake_mode(gpu=8):
             torch.cuda.set_device(7)
-            with fake_mode(fake_cuda=2):
+            with fake_mode(gpu=2):
                 assert torch.cuda.current_device() == 0
                 assert torch.ones(1, device="cuda").device == torch.device("cuda:0")
             assert torch.cuda.current_device() == 7
 
     def test_backward_has_the_devices_of_its_block(self) -> None:
         counts: list[int] = []
-        with fake_mode(fake_cuda=8):
+        with fake_mode(gpu=8):
             pass
-        with fake_mode(fake_cuda=2):
+        with fake_mode(gpu=2):
             weight = torch.ones(2, device="cuda", requires_grad=True)
             weight.register_hook(lambda grad: counts.append(torch.cuda.device_count()))
             weight.sum().backward()
@@ -424,7 +424,7 @@ class TestOutside:
 
     def test_block_that_is_left_before_a_later_one_leaves_that_in_force(self) -> None:
         def devices(count: int) -> Iterator[int]:
-            with fake_mode(fake_cuda=count):
+            with fake_mode(gpu=count):
                 while True:
                     yield torch.cuda.device_count()
 
@@ -437,7 +437,7 @@ class TestOutside:
 
     def test_leaving_a_block_on_another_thread_is_an_error(self) -> None:
         errors: list[Exception] = []
-        block = fake_mode(fake_cuda=2)
+        block = fake_mode(gpu=2)
 
         def enter() -> None:
             block.__enter__()
@@ -453,7 +453,7 @@ class TestOutside:
             torch.ones(1, device="cuda")
 
     def test_checkpoint_is_recomputed_as_in_the_block(self) -> None:
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             layer = nn.Linear(4, 4, device="cuda")
             x = torch.ones(2, 4, device="cuda", requires_grad=True)
             with torch.autocast("cuda", dtype=torch.bfloat16):
@@ -472,7 +472,7 @@ class TestOutside:
             def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
                 return grad * torch.ones(1, device="cuda")
 
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             x = torch.ones(2, device="cuda", requires_grad=True)
             loss = Named.apply(x).sum()  # type: ignore[no-untyped-call]
         with fake_mode():
@@ -480,7 +480,7 @@ class TestOutside:
         assert x.grad is not None
 
     def test_fakes_keep_working(self) -> None:
-        with fake_mode(fake_cuda=2):
+        with fake_mode(gpu=2):
             model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU()).to("cuda:1")
             optimizer = torch.optim.AdamW(model.parameters())
             batch = torch.ones(3, 4, device="cuda:1")
@@ -494,7 +494,7 @@ class TestOutside:
         assert is_fake(torch.linalg.matrix_rank(batch))
 
     def test_real_tensors_train_as_before(self) -> None:
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             torch.ones(2, device="cuda", requires_grad=True).sum().backward()
         weight = torch.ones(2, requires_grad=True)
         (weight * 3).sum().backward()
@@ -502,7 +502,7 @@ class TestOutside:
         assert weight.grad.tolist() == [3.0, 3.0]
 
     def test_backward_in_a_separate_thread(self) -> None:
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             weight = torch.ones(2, device="cuda", requires_grad=True)
             loss = (weight * 2).sum()
         thread = threading.Thread(target=loss.backward)
@@ -517,20 +517,20 @@ def test_accelerator_is_the_threads() -> None:
         return torch._C._get_accelerator(), torch.accelerator.current_accelerator(), torch.accelerator.is_available()
 
     outside = accelerators()  # builds for CUDA differ: they have an unavailable accelerator
-    with fake_mode(fake_cuda=2):
+    with fake_mode(gpu=2):
         assert accelerators() == (torch.device("cuda"), torch.device("cuda"), True)
     assert accelerators() == outside
 
 
 def test_module_of_the_accelerator_is_the_threads() -> None:
     outside = torch.get_device_module()
-    with fake_mode(fake_cuda=2):
+    with fake_mode(gpu=2):
         assert torch.get_device_module() is torch.cuda
     assert torch.get_device_module() is outside
 
 
 def test_data_parallel_scatters_to_one_device() -> None:
-    with fake_mode(fake_cuda=2):
+    with fake_mode(gpu=2):
         module = nn.DataParallel(nn.Linear(4, 3).cuda(), device_ids=[0])
         output = module(torch.randn(6, 4))
         assert (output.shape, output.device) == ((6, 3), torch.device("cuda", 0))
@@ -538,7 +538,7 @@ def test_data_parallel_scatters_to_one_device() -> None:
 
 @pytest.mark.parametrize(("sizes", "found"), [(None, [3, 2]), ([1, 4], [1, 4])])
 def test_scatter_divides_among_devices(sizes: list[int] | None, found: list[int]) -> None:
-    with fake_mode(fake_cuda=2):
+    with fake_mode(gpu=2):
         parts = torch.nn.parallel.comm.scatter(torch.ones(5, 2), [1, 0], sizes)
         assert [len(part) for part in parts] == found
         assert [part.device.index for part in parts] == [1, 0]
@@ -552,7 +552,7 @@ def test_addresses_are_compared_in_comprehensions() -> None:
     """Like `Accelerator._get_named_parameters()`, which has a comprehension."""
     functions: dict[str, Any] = {"__name__": "accelerate.accelerator"}
     exec("def _get_named_parameters(module): return {n: p.data_ptr() for n, p in module.named_parameters()}", functions)
-    with fake_mode(fake_cuda=True):
+    with fake_mode(gpu=True):
         module = nn.Linear(2, 2, device="cuda")
         addresses = functions["_get_named_parameters"](module)
         assert len(set(addresses.values())) == 2
@@ -566,7 +566,7 @@ def test_addresses_are_compared_in_comprehensions() -> None:
 def test_masks_and_indices_combine(accumulate: bool) -> None:
     """The mask has as many elements as its dimension, and represents as many indices as there are true elements."""
     for fake_cuda in (False, True):
-        with fake_mode(fake_cuda=fake_cuda):
+        with fake_mode(gpu=fake_cuda):
             device = "cuda" if fake_cuda else "cpu"
             x = torch.zeros(4, 5, 6, device=device)
             mask = torch.empty(4, dtype=torch.bool, device=device)
@@ -582,7 +582,7 @@ class TestMixedDevices:
 
     @pytest.fixture(autouse=True)
     def cuda(self) -> Iterator[None]:
-        with fake_mode(fake_cuda=2):
+        with fake_mode(gpu=2):
             yield
 
     @pytest.mark.parametrize(
@@ -647,7 +647,7 @@ LEGACY_ARGUMENTS: dict[str, tuple[object, ...]] = {
 @pytest.mark.parametrize("name", ["FloatTensor", "HalfTensor", "BFloat16Tensor", "LongTensor", "ByteTensor"])
 def test_legacy_constructors_match_those_of_the_cpu(name: str, arguments: tuple[object, ...]) -> None:
     expected = getattr(torch, name)(*arguments)
-    with fake_mode(fake_cuda=2):
+    with fake_mode(gpu=2):
         torch.cuda.set_device(1)
         made = getattr(torch.cuda, name)(*arguments)
         assert isinstance(made, getattr(torch.cuda, name))
@@ -656,7 +656,7 @@ def test_legacy_constructors_match_those_of_the_cpu(name: str, arguments: tuple[
 
 
 def test_legacy_constructors_take_devices_and_tensors() -> None:
-    with fake_mode(fake_cuda=2):
+    with fake_mode(gpu=2):
         assert torch.cuda.FloatTensor(3, device="cuda:1").device.index == 1
         x = torch.ones(3, device="cuda")
         assert torch.cuda.FloatTensor(x).is_set_to(x)

@@ -32,7 +32,7 @@ def fake() -> torch.Tensor:
 
 @pytest.fixture
 def fake_cuda() -> torch.Tensor:
-    with fake_mode(fake_cuda=True):
+    with fake_mode(gpu=True):
         return torch.empty(4, 4, device="cuda")
 
 

@@ -12,7 +12,9 @@ import forked
 import pytest
 import torch
 
+from torchext import TorchextDeprecationWarning
 from torchext.fake import FakeGPU, fake_mode
+from torchext.fake.gpus import as_fake_gpu
 
 pytestmark = pytest.mark.usefixtures("empty_devices")
 
@@ -27,7 +29,9 @@ def allocator_settings() -> Iterator[Callable[[str], None]]:
 
 
 class TestDescriptions:
-    @pytest.mark.parametrize("name", ["H100-80GB", "h100", "H100-80", "NVIDIA H100 80GB HBM3", "H100_80gb"])
+    @pytest.mark.parametrize(
+        "name", ["H100-80GB", "h100", "H100-80", "NVIDIA H100", "NVIDIA H100 80GB HBM3", "H100_80gb"]
+    )
     def test_models_have_several_spellings(self, name: str) -> None:
         assert FakeGPU(name) == FakeGPU("H100-80GB")
 
@@ -39,15 +43,26 @@ class TestDescriptions:
         assert (gpu.memory, gpu.capability, gpu.multiprocessors) == (GIB, (7, 5), 40)
 
     def test_of_unknown_models_are_refused(self) -> None:
-        with pytest.raises(ValueError, match="'X9' is unknown. Known are .*; for another one give its `memory`"):
+        with pytest.raises(ValueError, match=r"Unknown GPU 'X9'\. Known models: .* pass FakeGPU\(name, memory=<bytes>"):
             FakeGPU("X9")
+
+    @pytest.mark.parametrize("name", ["A10", "H20", "H"])  # the first two are other GPUs that exist
+    def test_part_of_a_number_or_a_single_letter_is_not_a_model(self, name: str) -> None:
+        with pytest.raises(ValueError, match="Unknown GPU"):
+            FakeGPU(name)
+
+    def test_of_unknown_models_name_the_nearest(self) -> None:
+        with pytest.raises(ValueError, match=r"Unknown GPU 'H1000-80GB'\. Did you mean H100-80GB\b"):
+            FakeGPU("H1000-80GB")
+        with pytest.raises(ValueError, match=r"Did you mean .*H200-141GB"):
+            FakeGPU("H201")
 
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            ({"count": 65}, "`count` was expected to be from 1 to 64, but is 65"),
-            ({"memory": -1}, "`memory` was expected to be a number that is not negative, but is -1"),
-            ({"context": 10**12}, "leaves nothing of the memory"),
+            ({"count": 65}, "`count`: expected a number of devices from 1 to 64, got 65"),
+            ({"memory": -1}, "`memory`: expected a number of at least 0, got -1"),
+            ({"context": 10**12}, "has to be smaller than `memory`"),
         ],
         ids=["count", "memory", "context"],
     )
@@ -56,9 +71,40 @@ class TestDescriptions:
             FakeGPU("H100", **arguments)  # type: ignore[arg-type]
 
 
+class TestArguments:
+    @pytest.mark.parametrize("gpu", ["H100-80GB", "H100", FakeGPU("H100-80GB")], ids=str)
+    def test_gpu_is_a_name_or_a_description(self, gpu: str | FakeGPU) -> None:
+        with fake_mode(gpu=gpu):
+            assert torch.cuda.get_device_name() == "NVIDIA H100 80GB HBM3"
+
+    @pytest.mark.parametrize("gpu", [True, 1, 3])
+    def test_gpu_is_a_count(self, gpu: int) -> None:
+        with fake_mode(gpu=gpu):
+            assert torch.cuda.device_count() == int(gpu)
+
+    @pytest.mark.parametrize("gpu", [None, False, 0])
+    def test_none_and_zero_are_no_gpu(self, gpu: int | None) -> None:
+        assert as_fake_gpu(gpu) is None
+
+    def test_count_is_that_of_one_model(self) -> None:
+        assert as_fake_gpu(4) == FakeGPU("H100-80GB", count=4)
+        assert as_fake_gpu(True, "L4") == FakeGPU("L4-24GB")
+
+    @pytest.mark.parametrize("gpu", [1.5, [1]], ids=str)
+    def test_other_types_are_refused(self, gpu: object) -> None:
+        with pytest.raises(TypeError, match="`gpu`: expected the name of a model, a number of devices, or a FakeGPU"):
+            as_fake_gpu(gpu)  # type: ignore[arg-type]
+
+    def test_old_name_fake_cuda_warns(self) -> None:
+        with pytest.warns(TorchextDeprecationWarning, match=r"`fake_mode\(gpu=\)` is deprecated: use `gpu=`"):
+            block = fake_mode(gpu=2)  # type: ignore[call-arg]
+        with block:
+            assert torch.cuda.device_count() == 2
+
+
 class TestDevices:
     def test_match_the_description_by_torch_cuda(self) -> None:
-        with fake_mode(fake_cuda=FakeGPU("L4", count=3)):
+        with fake_mode(gpu=FakeGPU("L4", count=3)):
             properties = torch.cuda.get_device_properties(2)
             assert torch.cuda.device_count() == 3
             assert torch.cuda.get_device_name() == "NVIDIA L4"
@@ -66,28 +112,28 @@ class TestDevices:
             assert properties.total_memory == FakeGPU("L4").memory
 
     def test_have_the_dtypes_of_real_ones(self) -> None:
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             supported = torch.accelerator.get_device_capability("cuda")["supported_dtypes"]
         assert {torch.float8_e4m3fn, torch.bfloat16, torch.complex64} <= supported
 
     def test_report_the_memory_in_use(self) -> None:
-        with fake_mode(fake_cuda=FakeGPU("mine", memory=GIB)):
+        with fake_mode(gpu=FakeGPU("mine", memory=GIB)):
             kept = torch.empty(GIB // 4, dtype=torch.uint8, device="cuda")
             assert torch.cuda.device_memory_used() == GIB // 4
             del kept
 
     def test_have_the_memory_that_is_left_by_the_context(self) -> None:
-        with fake_mode(fake_cuda=FakeGPU("mine", memory=GIB, context=GIB // 4)):
+        with fake_mode(gpu=FakeGPU("mine", memory=GIB, context=GIB // 4)):
             assert torch.cuda.mem_get_info() == (3 * GIB // 4, GIB)
 
     def test_of_an_inner_block_are_its_own(self) -> None:
-        with fake_mode(fake_cuda=FakeGPU("L4")):
-            with fake_mode(fake_cuda=FakeGPU("A100-40GB")):
+        with fake_mode(gpu=FakeGPU("L4")):
+            with fake_mode(gpu=FakeGPU("A100-40GB")):
                 assert torch.cuda.get_device_capability() == (8, 0)
             assert torch.cuda.get_device_capability() == (8, 9)
 
     def test_stay_as_they_were_for_a_backward_pass_after_the_block(self) -> None:
-        with fake_mode(fake_cuda=FakeGPU("mine", memory=GIB)):
+        with fake_mode(gpu=FakeGPU("mine", memory=GIB)):
             x = torch.ones(GIB // 16, device="cuda", requires_grad=True)
             y = (x * 2).sum()
         z = y * torch.ones((), device="cuda") if torch.cuda.is_available() else y
@@ -98,7 +144,7 @@ class TestDevices:
 
 class TestMemory:
     def test_is_counted_as_pytorch_rounds_it(self) -> None:
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             small = torch.empty(100, device="cuda")
             large = torch.empty(3 * 2**20, device="cuda")
             assert torch.cuda.memory_allocated() == 512 + 12 * 2**20
@@ -112,7 +158,7 @@ class TestMemory:
             del small
 
     def test_runs_out_with_the_words_of_pytorch(self) -> None:
-        with fake_mode(fake_cuda=FakeGPU("mine", memory=2 * GIB)):
+        with fake_mode(gpu=FakeGPU("mine", memory=2 * GIB)):
             kept = torch.empty(GIB // 2, dtype=torch.uint8, device="cuda")
             with pytest.raises(
                 torch.cuda.OutOfMemoryError,
@@ -125,7 +171,7 @@ class TestMemory:
             del kept
 
     def test_does_not_run_out_on_devices_without_description(self) -> None:
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             total = torch.cuda.get_device_properties().total_memory
             model = [torch.empty(total // 4 * 3, dtype=torch.uint8, device="cuda") for _ in range(2)]
             assert torch.cuda.memory_allocated() > total
@@ -133,27 +179,27 @@ class TestMemory:
             del model
 
     def test_is_that_of_a_new_process_in_a_new_block(self) -> None:
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             torch.empty(2**20, device="cuda")
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             assert torch.cuda.max_memory_allocated() == 0
             assert torch.cuda.memory_reserved() == 0
 
     def test_of_tensors_from_another_block_counts(self) -> None:
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             left = torch.empty(2**20, device="cuda")
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             assert torch.cuda.memory_allocated() == 4 * 2**20
         del left
 
     def test_can_be_limited(self) -> None:
-        with fake_mode(fake_cuda=FakeGPU("mine", memory=GIB)):
+        with fake_mode(gpu=FakeGPU("mine", memory=GIB)):
             torch.cuda.set_per_process_memory_fraction(0.25)
             with pytest.raises(torch.OutOfMemoryError, match="256.00 MiB allowed"):
                 torch.empty(GIB // 2, dtype=torch.uint8, device="cuda")
 
     def test_has_a_history(self) -> None:
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             torch.cuda.memory._record_memory_history()
             torch.empty(100, device="cuda")
             actions = [entry["action"] for entry in torch.cuda.memory._snapshot()["device_traces"][0]]
@@ -161,7 +207,7 @@ class TestMemory:
         assert actions == ["segment_alloc", "alloc", "free_requested", "free_completed"]
 
     def test_has_a_history_with_the_functions_that_were_running(self) -> None:
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             torch.cuda.memory._record_memory_history(context="all")
             kept = torch.empty(100, device="cuda")
             torch.empty(200, device="cuda")
@@ -181,7 +227,7 @@ class TestMemory:
             "import gc\n"
             "import torch\n"
             "from torchext.fake import fake_mode\n"
-            "with fake_mode(fake_cuda=True):\n"
+            "with fake_mode(gpu=True):\n"
             "    kept = [torch.empty(100, device='cuda') for _ in range(2000)]\n"
             "    gc.collect()\n"
             "    gc.set_threshold(500)\n"
@@ -195,7 +241,7 @@ class TestMemory:
 
     @pytest.mark.parametrize("context", [None, "alloc"])
     def test_has_a_history_with_the_requested_stacks(self, context: str | None) -> None:
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             torch.cuda.memory._record_memory_history(context=context)
             torch.empty(100, device="cuda")
             trace = torch.cuda.memory._snapshot()["device_traces"][0]
@@ -204,7 +250,7 @@ class TestMemory:
         assert (found["alloc"], found["free_completed"]) == (context is not None, False)
 
     def test_fraction_is_returned(self) -> None:
-        with fake_mode(fake_cuda=FakeGPU("mine", memory=GIB)):
+        with fake_mode(gpu=FakeGPU("mine", memory=GIB)):
             assert torch.cuda.get_per_process_memory_fraction() == 1.0
             torch.cuda.set_per_process_memory_fraction(0.25)
             assert torch.cuda.get_per_process_memory_fraction() == 0.25
@@ -212,7 +258,7 @@ class TestMemory:
     def test_fraction_may_be_a_setting(self, allocator_settings: Callable[[str], None]) -> None:
         allocator_settings("per_process_memory_fraction:0.25")
         with (
-            fake_mode(fake_cuda=FakeGPU("mine", memory=GIB)),
+            fake_mode(gpu=FakeGPU("mine", memory=GIB)),
             pytest.raises(torch.OutOfMemoryError, match="256.00 MiB allowed"),
         ):
             torch.empty(GIB // 2, dtype=torch.uint8, device="cuda")
@@ -230,7 +276,7 @@ class TestMemory:
         self, allocator_settings: Callable[[str], None], settings: str, message: str
     ) -> None:
         allocator_settings(settings)
-        with fake_mode(fake_cuda=True), pytest.raises(ValueError, match=message):
+        with fake_mode(gpu=True), pytest.raises(ValueError, match=message):
             torch.empty(1, device="cuda")
 
 
@@ -241,7 +287,7 @@ class TestLibraries:
         module = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
         module[1].weight = module[0].weight
         torch.save(module.state_dict(), tmp_path / "weights.pt")
-        with fake_mode(fake_cuda=2):
+        with fake_mode(gpu=2):
             for location in ("cuda:1", torch.device("cuda", 1), {"cpu": "cuda:1"}, lambda storage, _: storage.cuda(1)):
                 state = torch.load(tmp_path / "weights.pt", map_location=location)
                 assert {str(tensor.device) for tensor in state.values()} == {"cuda:1"}
@@ -251,25 +297,25 @@ class TestLibraries:
 
     def test_count_the_memory_of_loaded_tensors(self, tmp_path: Path) -> None:
         torch.save(torch.ones(2**20), tmp_path / "tensor.pt")
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             tensor = torch.load(tmp_path / "tensor.pt", map_location="cuda")
             assert torch.cuda.memory_allocated() == 4 * 2**20
             del tensor
 
     def test_mark_ranges_of_profilers(self) -> None:
-        with fake_mode(fake_cuda=True), torch.cuda.nvtx.range("step"), torch.cuda.profiler.profile():
+        with fake_mode(gpu=True), torch.cuda.nvtx.range("step"), torch.cuda.profiler.profile():
             torch.cuda.nvtx.mark("here")
             torch.ones(2, device="cuda")
 
     def test_profile_without_warnings(self, capfd: pytest.CaptureFixture[str]) -> None:
         activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-        with fake_mode(fake_cuda=True), torch.profiler.profile(activities=activities, acc_events=True) as profile:
+        with fake_mode(gpu=True), torch.profiler.profile(activities=activities, acc_events=True) as profile:
             torch.ones(2, device="cuda") + 1
         assert "aten::add" in {event.key for event in profile.key_averages()}
         assert "Failed to record" not in capfd.readouterr().err
 
     def test_answer_for_versions_and_settings(self) -> None:
-        with fake_mode(fake_cuda=2):
+        with fake_mode(gpu=2):
             assert torch.cuda.nccl.version() >= (2, 0)
             assert torch.cuda.can_device_access_peer(0, 1)
             torch.cuda.set_sync_debug_mode("warn")
@@ -287,17 +333,17 @@ class TestLibraries:
     )
     def test_refuse_other_allocators(self, use: Callable[[], object]) -> None:
         refused = pytest.raises(RuntimeError, match="only PyTorch's caching allocator")
-        with fake_mode(fake_cuda=True), refused:
+        with fake_mode(gpu=True), refused:
             use()
 
     def test_do_not_disable_the_allocator(self) -> None:
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             torch.cuda.memory.caching_allocator_enable(True)
             with pytest.raises(RuntimeError, match=r"without caching_allocator_enable\(False\)"):
                 torch.cuda.memory.caching_allocator_enable(False)
 
     def test_have_streams_of_their_class(self) -> None:
-        with fake_mode(fake_cuda=2):
+        with fake_mode(gpu=2):
             stream = torch.cuda.Stream(1)
             assert isinstance(stream, torch.cuda.Stream)
             assert isinstance(torch.cuda.current_stream(), torch.cuda.Stream)
@@ -306,7 +352,7 @@ class TestLibraries:
             assert not isinstance(stream, torch.cuda.Event)
 
     def test_allocate_without_a_tensor(self) -> None:
-        with fake_mode(fake_cuda=2):
+        with fake_mode(gpu=2):
             stream = torch.cuda.Stream(1)
             addresses = [
                 torch.cuda.caching_allocator_alloc(1000, 1),
@@ -326,14 +372,14 @@ class TestLibraries:
                 torch.cuda.caching_allocator_alloc(1000, 1, "stream")
 
     def test_free_memory_without_a_tensor_after_the_last_block(self) -> None:
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             torch.cuda.caching_allocator_alloc(2**20)
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             assert torch.cuda.memory_allocated() == 0
 
     def test_have_default_generators(self) -> None:
         before = torch.cuda.default_generators
-        with fake_mode(fake_cuda=3):
+        with fake_mode(gpu=3):
             first = torch.cuda.default_generators[0]
             assert len(torch.cuda.default_generators) == 3
             assert torch.cuda.default_generators[-1].device == torch.device("cuda", 2)
@@ -349,20 +395,20 @@ class TestLibraries:
     @pytest.mark.parametrize("library", ["cublas", "cublaslt"])
     def test_return_the_size_of_workspaces_and_keep_it(self, library: str) -> None:
         size = getattr(torch.backends.cuda, f"{library}_workspace_size")
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             assert size() == size(size()) == {"cublas": 32 * 2**20, "cublaslt": 2**20}[library]
             with pytest.raises(RuntimeError, match=f"environment variable {library.upper()}_WORKSPACE"):
                 size(2**21)
 
     def test_are_idle(self) -> None:
-        with fake_mode(fake_cuda=2):
+        with fake_mode(gpu=2):
             assert torch.cuda.utilization() == torch.cuda.power_draw(1) == torch.cuda.clock_rate() == 0
             assert torch.cuda.current_blas_handle() != 0
             with pytest.raises(RuntimeError, match="invalid device ordinal"):
                 torch.cuda.utilization(2)
 
     def test_scale_gradients(self) -> None:
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             model = torch.nn.Linear(4, 4, device="cuda")
             optimizer = torch.optim.AdamW(model.parameters(), fused=True)
             scaler = torch.amp.GradScaler("cuda")
@@ -374,7 +420,7 @@ class TestLibraries:
 
 @pytest.mark.parametrize("mebibytes", [1600, 1900])
 def test_backward_pass_that_runs_out_of_memory_leaves_nothing(mebibytes: int) -> None:
-    with fake_mode(fake_cuda=FakeGPU("A100-40GB", memory=mebibytes * 2**20)):
+    with fake_mode(gpu=FakeGPU("A100-40GB", memory=mebibytes * 2**20)):
         x = torch.empty(64 * 2**20, device="cuda", requires_grad=True)
         held = torch.cuda.memory_allocated()
         with pytest.raises(torch.OutOfMemoryError):
@@ -388,8 +434,8 @@ def test_described_devices_are_refused_where_there_are_real_ones(monkeypatch: py
     monkeypatch.setattr("torchext._C.enter_fake_cuda", lambda count: None)
     with (
         pytest.raises(RuntimeError, match=r"A100-SXM4-40GB describes .* CUDA_VISIBLE_DEVICES= \(empty\)"),
-        fake_mode(fake_cuda=FakeGPU("A100-40GB", count=count)),
+        fake_mode(gpu=FakeGPU("A100-40GB", count=count)),
     ):
         pass
-    with fake_mode(fake_cuda=count):
+    with fake_mode(gpu=count):
         pass

@@ -26,7 +26,7 @@ class Reserved:
 
 
 def test_body_runs_once_in_a_pool_of_the_graph_and_replays_do_nothing() -> None:
-    with fake_mode(fake_cuda=True):
+    with fake_mode(gpu=True):
         x = torch.ones(8 * MIB, dtype=torch.uint8, device="cuda")
         graph, runs = torch.cuda.CUDAGraph(), []
         reserved = Reserved()
@@ -45,7 +45,7 @@ def test_body_runs_once_in_a_pool_of_the_graph_and_replays_do_nothing() -> None:
 
 
 def test_memory_of_a_graph_is_not_reused_while_the_graph_lives() -> None:
-    with fake_mode(fake_cuda=True):
+    with fake_mode(gpu=True):
         reserved = Reserved()
         graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
         with torch.cuda.graph(graph, stream=side):
@@ -61,7 +61,7 @@ def test_memory_of_a_graph_is_not_reused_while_the_graph_lives() -> None:
 
 
 def test_graphs_of_one_pool_share_its_memory() -> None:
-    with fake_mode(fake_cuda=True):
+    with fake_mode(gpu=True):
         reserved = Reserved()
         first, second = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         for graph, pool in ((first, None), (second, first)):
@@ -74,7 +74,7 @@ def test_graphs_of_one_pool_share_its_memory() -> None:
 
 
 def test_output_of_a_graph_outlives_it() -> None:
-    with fake_mode(fake_cuda=True):
+    with fake_mode(gpu=True):
         reserved = Reserved()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -89,7 +89,7 @@ def test_output_of_a_graph_outlives_it() -> None:
 
 
 def test_graphs_raise_the_errors_of_real_ones() -> None:
-    with fake_mode(fake_cuda=True):
+    with fake_mode(gpu=True):
         graph = torch.cuda.CUDAGraph()
         with pytest.raises(RuntimeError, match="must be captured on a non-default stream"):
             graph.capture_begin()
@@ -104,7 +104,7 @@ def test_graphs_raise_the_errors_of_real_ones() -> None:
 
 
 def test_error_in_a_body_ends_the_capture() -> None:
-    with fake_mode(fake_cuda=True):
+    with fake_mode(gpu=True):
         with pytest.raises(ValueError, match="of the program"), torch.cuda.graph(torch.cuda.CUDAGraph()):
             raise ValueError("of the program")
         assert not torch.cuda.is_current_stream_capturing()
@@ -128,7 +128,7 @@ def test_graphed_callables_train() -> None:
 
 
 def test_graphed_callables_work_without_a_dry_run() -> None:
-    with fake_mode(fake_cuda=True):
+    with fake_mode(gpu=True):
         model = nn.Linear(4, 4).cuda()
         graphed = torch.cuda.make_graphed_callables(model, (torch.randn(2, 4, device="cuda"),))
         graphed(torch.randn(2, 4, device="cuda")).sum().backward()
@@ -137,7 +137,7 @@ def test_graphed_callables_work_without_a_dry_run() -> None:
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="a build for CUDA makes pools in C, which are refused")
 def test_pools_of_the_program_have_separate_memory() -> None:
-    with fake_mode(fake_cuda=2):
+    with fake_mode(gpu=2):
         reserved = Reserved()
         pool = torch.cuda.MemPool()
         with torch.cuda.use_mem_pool(pool):

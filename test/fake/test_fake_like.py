@@ -422,13 +422,13 @@ class TestModules:
 class TestDevices:
     def test_device_is_taken(self) -> None:
         base = torch.ones(4, 4)
-        with fake_mode(fake_cuda=2):
+        with fake_mode(gpu=2):
             fake, view, module = fake_like((base, base[1], nn.BatchNorm1d(4)), device="cuda:1")
             assert view._base is fake
         assert {t.device for t in (fake, view, *module.parameters(), *module.buffers())} == {torch.device("cuda:1")}
 
     def test_index_defaults_to_the_current_one(self) -> None:
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             assert fake_like(torch.ones(1), device="cuda").device == torch.device("cuda:0")
 
     def test_meta_tensors_get_a_device(self) -> None:
@@ -437,7 +437,7 @@ class TestDevices:
         assert fake.device.type == "cpu"
 
     def test_fake_cuda_tensors_come_to_the_cpu(self) -> None:
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             fake = torch.ones(3, device="cuda")
         assert fake_like(fake).device.type == "cuda"
         assert fake_like(fake, device="cpu").device.type == "cpu"
@@ -449,7 +449,7 @@ class TestDevices:
     def test_missing_device_is_named(self) -> None:
         if torch.cuda.is_available():
             pytest.skip("this machine has CUDA")
-        with pytest.raises(RuntimeError, match=r"no such device.*fake_mode\(fake_cuda=True\)"):
+        with pytest.raises(RuntimeError, match=r"no such device.*fake_mode\(gpu=True\)"):
             fake_like(torch.ones(1), device="cuda")
 
 

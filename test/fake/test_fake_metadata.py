@@ -114,7 +114,7 @@ def test_cuda_converts_expanded_tensors_without_a_copy(dtype: torch.dtype, other
         images = torch.ones(2, 3, 2, 3, dtype=other, device=device).to(memory_format=torch.channels_last)
         return (expanded * images).stride()
 
-    with fake_mode(fake_cuda=True):
+    with fake_mode(gpu=True):
         assert strides("cpu") == (18, 6, 3, 1)
         assert strides("cuda") == (18, 1, 9, 3)
     assert strides("cpu") == (18, 6, 3, 1)
@@ -129,13 +129,13 @@ def test_where_copies_expanded_tensors_on_every_device() -> None:
         images = torch.ones(2, 3, 2, 3, dtype=torch.float64, device=device).to(memory_format=torch.channels_last)
         return torch.where(condition, expanded, images).stride()
 
-    with fake_mode(fake_cuda=True):
+    with fake_mode(gpu=True):
         assert strides("cuda") == strides("cpu")
 
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled:UserWarning")
 def test_dense_and_sparse_fakes_on_cuda_are_added() -> None:
-    with fake_mode(fake_cuda=True):
+    with fake_mode(gpu=True):
         sparse = torch.sparse_coo_tensor([[0, 1], [1, 2]], torch.ones(2, device="cuda"), (3, 3), device="cuda")
         added = torch.ones(3, 3, device="cuda") + sparse
         assert (added.shape, added.device.type, added.layout) == ((3, 3), "cuda", torch.strided)
@@ -143,7 +143,7 @@ def test_dense_and_sparse_fakes_on_cuda_are_added() -> None:
 
 def test_sampling_by_cudnn_returns_what_its_kernels_return() -> None:
     """A build with cuDNN uses it for bilinear `grid_sample(align_corners=True)`."""
-    with fake_mode(fake_cuda=True):
+    with fake_mode(gpu=True):
         images = torch.ones(2, 3, 5, 7, device="cuda").to(memory_format=torch.channels_last).requires_grad_()
         grid = torch.zeros(2, 4, 6, 2, device="cuda", requires_grad=True)
         sampled = torch.cudnn_grid_sampler(images, grid)
@@ -156,5 +156,5 @@ def test_sampling_by_cudnn_returns_what_its_kernels_return() -> None:
 
 @pytest.mark.parametrize("grid", [(3, 4, 6, 2), (2, 4, 6, 3), (2, 4, 2)], ids=str)
 def test_sampling_by_cudnn_refuses_other_shapes(grid: tuple[int, ...]) -> None:
-    with fake_mode(fake_cuda=True), pytest.raises(RuntimeError, match="Invalid arguments to cudnn_grid_sampler"):
+    with fake_mode(gpu=True), pytest.raises(RuntimeError, match="Invalid arguments to cudnn_grid_sampler"):
         torch.cudnn_grid_sampler(torch.ones(2, 3, 5, 7, device="cuda"), torch.zeros(grid, device="cuda"))

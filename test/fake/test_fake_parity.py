@@ -284,7 +284,7 @@ def test_shortcut_that_reads_values_is_skipped(name: str) -> None:
 @pytest.mark.parametrize("name", SHORTCUTS)
 def test_shortcut_is_skipped_on_fake_devices(name: str) -> None:
     wanted = [(*rest[:2], *rest[3:]) for rest in metadata(SHORTCUTS[name]())]  # type: ignore[index]
-    with fake_mode(fake_cuda=True), torch.device("cuda"):
+    with fake_mode(gpu=True), torch.device("cuda"):
         found = SHORTCUTS[name]()
     assert all(leaf.is_cuda for leaf in tree_leaves(found))
     assert [(*rest[:2], *rest[3:]) for rest in metadata(found)] == wanted  # type: ignore[index]
@@ -353,12 +353,12 @@ DEVICES: dict[str, Program] = {
 
 @pytest.mark.parametrize("name", DEVICES)
 def test_result_is_where_the_first_argument_is(name: str) -> None:
-    with fake_mode(fake_cuda=True):
+    with fake_mode(gpu=True):
         assert DEVICES[name]().device == torch.device("cpu")
 
 
 def test_foreach_copy_moves_between_devices() -> None:
-    with fake_mode(fake_cuda=True):
+    with fake_mode(gpu=True):
         to = [torch.zeros(2), torch.zeros(3)]
         torch._foreach_copy_(to, [torch.ones(2, device="cuda"), torch.ones(3, device="cuda")])
     assert [tensor.device.type for tensor in to] == ["cpu", "cpu"]
@@ -582,7 +582,7 @@ PROGRAMS_FOR_DEVICES: dict[str, Callable[[str], Any]] = {
 @pytest.mark.parametrize("name", PROGRAMS_FOR_DEVICES)
 def test_program_has_the_same_results_on_fake_cuda_and_on_the_cpu(name: str) -> None:
     expected = PROGRAMS_FOR_DEVICES[name]("cpu")
-    with fake_mode(fake_cuda=True):
+    with fake_mode(gpu=True):
         found = PROGRAMS_FOR_DEVICES[name]("cuda")
         shapes = [tuple(leaf.shape) for leaf in tree_leaves(expected) if isinstance(leaf, Tensor)]
         assert [tuple(leaf.shape) for leaf in tree_leaves(found) if isinstance(leaf, Tensor)] == shapes
@@ -596,7 +596,7 @@ def test_program_has_the_same_results_on_fake_cuda_and_on_the_cpu(name: str) -> 
 def test_losses_without_meta_kernels_have_gradients_of_16_bits(
     loss: Callable[..., Tensor], target: tuple[int, ...], dtype: torch.dtype
 ) -> None:
-    with fake_mode(fake_cuda=True):
+    with fake_mode(gpu=True):
         _, gradient = margin_loss("cuda", dtype, loss, target)
     assert gradient.dtype == dtype
     assert gradient.shape == (3, 4)
@@ -604,7 +604,7 @@ def test_losses_without_meta_kernels_have_gradients_of_16_bits(
 
 
 def test_replicas_run_on_two_fake_devices() -> None:
-    with fake_mode(fake_cuda=2):
+    with fake_mode(gpu=2):
         module = nn.DataParallel(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).cuda())
         output = module(torch.ones(5, 3, device="cuda"))
         assert output.shape == (5, 4)
@@ -619,7 +619,7 @@ def test_replicas_run_on_two_fake_devices() -> None:
 @pytest.mark.parametrize("device", [0, 1])
 def test_backward_passes_leave_the_device_that_is_current(device: int) -> None:
     seen = []
-    with fake_mode(fake_cuda=2):
+    with fake_mode(gpu=2):
         x = torch.ones(3, device="cuda:0", requires_grad=True)
         with torch.cuda.device(1):
             y = x.cuda() * 2

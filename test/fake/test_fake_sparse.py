@@ -558,7 +558,7 @@ class TestCuda:
 
     @pytest.mark.parametrize("make", [coo, csr], ids=lambda f: f.__name__)
     def test_operators_stay_on_the_device(self, make: Callable[[], Tensor]) -> None:
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             sparse = fake_like(make(), device="cuda")
             assert fake_like(make()).cuda().device == torch.device("cuda:0")
             dense = torch.ones(5, 2, device="cuda")
@@ -570,7 +570,7 @@ class TestCuda:
                 sparse @ torch.ones(5, 2)
 
     def test_carries_the_keys_of_the_device(self) -> None:
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             keys = str(torch._C._dispatch_keys(fake_like(coo(), device="cuda")))
         for key in ("SparseCUDA", "Fake", "ADInplaceOrView", "AutogradCUDA", "AutocastCUDA"):
             assert key in keys

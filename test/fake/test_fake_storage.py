@@ -285,7 +285,7 @@ def test_tensors_take_no_storage_of_another_device(source: str) -> None:
         torch.empty(0, device="cuda").set_(storage, 0, (3,), (1,))
 
     words = f'storage of a tensor on device "cuda:0" to a storage on different device "{source}"'
-    with fake_mode(fake_cuda=True), pytest.raises(RuntimeError, match=words):
+    with fake_mode(gpu=True), pytest.raises(RuntimeError, match=words):
         take()
-    with fake_mode(fake_cuda=True), pytest.raises(RuntimeError, match=words):
+    with fake_mode(gpu=True), pytest.raises(RuntimeError, match=words):
         deferred_init(take)

@@ -16,7 +16,7 @@ MIB = 2**20
 
 class TestStreams:
     def test_are_current_in_their_block(self) -> None:
-        with fake_mode(fake_cuda=2):
+        with fake_mode(gpu=2):
             stream = torch.cuda.Stream()
             assert torch.cuda.current_stream() == torch.cuda.default_stream() != stream
             with torch.cuda.stream(stream):
@@ -25,7 +25,7 @@ class TestStreams:
             assert torch.cuda.current_stream() == torch.cuda.default_stream()
 
     def test_of_another_device_make_it_current(self) -> None:
-        with fake_mode(fake_cuda=2):
+        with fake_mode(gpu=2):
             stream = torch.cuda.Stream(device=1)
             with torch.cuda.stream(stream):
                 assert torch.cuda.current_device() == 1
@@ -33,7 +33,7 @@ class TestStreams:
             assert torch.cuda.current_device() == 0
 
     def test_are_streams_of_pytorch(self) -> None:
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             stream = torch.cuda.Stream(priority=-1)
             assert isinstance(stream, torch.Stream)
             assert stream.device == torch.device("cuda:0")
@@ -42,14 +42,14 @@ class TestStreams:
             assert len({stream, torch.cuda.Stream()}) == 2
 
     def test_have_priorities(self) -> None:
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             lowest, highest = torch.cuda.Stream().priority_range()
             assert torch.cuda.Stream().priority == lowest
             assert torch.cuda.Stream(priority=-1).priority == -1
             assert torch.cuda.Stream(priority=-9).priority == highest
 
     def test_have_nothing_to_wait_for(self) -> None:
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             stream, other = torch.cuda.Stream(), torch.cuda.Stream()
             stream.wait_stream(other)
             stream.wait_event(other.record_event())
@@ -58,14 +58,14 @@ class TestStreams:
             assert stream.query()
 
     def test_have_separate_blocks_of_memory(self) -> None:
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             torch.empty(4 * MIB, dtype=torch.uint8, device="cuda")
             with torch.cuda.stream(torch.cuda.Stream()):
                 torch.empty(4 * MIB, dtype=torch.uint8, device="cuda")
             assert torch.cuda.memory_reserved() == 2 * 20 * MIB
 
     def test_that_use_a_tensor_may_be_recorded(self) -> None:
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             tensor = torch.empty(4 * MIB, dtype=torch.uint8, device="cuda")
             tensor.record_stream(torch.cuda.Stream())
             del tensor
@@ -74,12 +74,12 @@ class TestStreams:
             assert torch.cuda.memory_stats()["active_bytes.all.current"] == 0
 
     def test_of_a_thread_are_its_own(self) -> None:
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             with torch.cuda.stream(torch.cuda.Stream()):
                 seen = []
 
                 def look() -> None:
-                    with fake_mode(fake_cuda=True):
+                    with fake_mode(gpu=True):
                         seen.append(torch.cuda.current_stream() == torch.cuda.default_stream())
 
                 thread = threading.Thread(target=look)
@@ -88,7 +88,7 @@ class TestStreams:
             assert seen == [True]
 
     def test_do_not_disturb_the_backward_pass(self) -> None:
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             x = torch.ones(4, device="cuda", requires_grad=True)
             with torch.cuda.stream(torch.cuda.Stream()):
                 y = x * 2
@@ -108,7 +108,7 @@ class TestStreams:
                 seen.append((torch.cuda.current_device(), torch.empty(1, device="cuda").device.index))
                 return gradient
 
-        with fake_mode(fake_cuda=4):
+        with fake_mode(gpu=4):
             torch.cuda.set_device(3)
             x = torch.ones(4, device="cuda", requires_grad=True)
             Looking.apply(x).sum().backward()  # type: ignore[no-untyped-call]
@@ -117,7 +117,7 @@ class TestStreams:
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
     def test_are_missing_outside_of_blocks(self) -> None:
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             pass
         with pytest.raises((RuntimeError, AssertionError)):
             torch.cuda.Stream()
@@ -126,7 +126,7 @@ class TestStreams:
 class TestEvents:
     def test_are_done_and_a_millisecond_apart(self) -> None:
         """Programs divide by elapsed times, and add them."""
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             begin, middle, end = (torch.cuda.Event(enable_timing=True) for _ in range(3))
             begin.record()
             middle.record()
@@ -139,14 +139,14 @@ class TestEvents:
             assert isinstance(begin, torch.Event)
 
     def test_of_accelerators_are_a_millisecond_apart(self) -> None:
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             begin, end = (torch.Event("cuda", enable_timing=True) for _ in range(2))
             begin.record()
             end.record()
             assert begin.elapsed_time(end) == 1.0
 
     def test_without_timing_have_no_elapsed_time(self) -> None:
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             begin, end = (torch.cuda.Event() for _ in range(2))
             with pytest.raises(RuntimeError, match="enable_timing=True"):
                 begin.elapsed_time(end)
@@ -154,7 +154,7 @@ class TestEvents:
 
 class TestGenerators:
     def test_have_a_seed_and_an_offset(self) -> None:
-        with fake_mode(fake_cuda=2):
+        with fake_mode(gpu=2):
             generator = torch.Generator("cuda:1").manual_seed(7)
             assert generator.device == torch.device("cuda:1")
             assert generator.initial_seed() == 7
@@ -165,13 +165,13 @@ class TestGenerators:
             assert generator.initial_seed() == 7
 
     def test_can_be_given_to_operators(self) -> None:
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             generator = torch.Generator(device="cuda").manual_seed(1)
             assert torch.randn(4, device="cuda", generator=generator).shape == (4,)
             torch.empty(4, device="cuda").normal_(generator=generator)
 
     def test_of_devices_are_seeded_with_the_others(self) -> None:
-        with fake_mode(fake_cuda=2):
+        with fake_mode(gpu=2):
             torch.manual_seed(5)
             torch.cuda.manual_seed_all(5)
             assert torch.cuda.initial_seed() == 5
@@ -182,7 +182,7 @@ class TestGenerators:
             assert torch.cuda.initial_seed() == 5
 
     def test_are_as_before_after_a_fork(self) -> None:
-        with fake_mode(fake_cuda=1):
+        with fake_mode(gpu=1):
             torch.cuda.manual_seed(5)
             with torch.random.fork_rng(devices=[0]):
                 torch.cuda.manual_seed(6)
@@ -190,7 +190,7 @@ class TestGenerators:
 
 
 def test_stream_of_another_device_makes_that_device_current() -> None:
-    with fake_mode(fake_cuda=2):
+    with fake_mode(gpu=2):
         torch.cuda.set_device(1)
         with torch.Stream(device="cuda:0"):
             assert torch.empty(1, device="cuda").device == torch.device("cuda", 0)

@@ -205,7 +205,7 @@ class TestModes:
         assert all(map(is_fake, tensors))
 
     def test_fake_cuda_can_be_the_device_of_a_context(self) -> None:
-        with fake_mode(fake_cuda=True), torch.device("cuda"):
+        with fake_mode(gpu=True), torch.device("cuda"):
             assert nn.Linear(2, 2).weight.is_cuda
 
     def test_defaults_have_their_effect(self) -> None:

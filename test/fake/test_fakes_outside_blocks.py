@@ -204,7 +204,7 @@ def test_function_that_unpacks_saved_fakes_makes_fakes_in_fake_mode() -> None:
 @pytest.mark.parametrize("are_named", [False, True])
 def test_engine_that_is_called_directly_runs_on_fake_cuda(are_named: bool) -> None:
     """Like Megatron."""
-    with fake_mode(fake_cuda=True):
+    with fake_mode(gpu=True):
         weight = torch.ones(3, device="cuda", requires_grad=True)
         loss = (weight * 2).sum()
         grads = (torch.ones_like(loss),)

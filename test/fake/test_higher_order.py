@@ -165,7 +165,7 @@ def test_fakes_have_the_metadata_of_real_results(name: str) -> None:
 def test_so_have_fakes_on_fake_devices(name: str) -> None:
     with quietly():
         wanted = PROGRAMS[name]()
-        with fake_mode(fake_cuda=True), torch.device("cuda"):
+        with fake_mode(gpu=True), torch.device("cuda"):
             found = PROGRAMS[name]()
     assert all(tensor.is_cuda for tensor in tree_leaves(found))
     assert metadata(found) == metadata(wanted)

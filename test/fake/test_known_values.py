@@ -86,7 +86,7 @@ TABLES: dict[str, Callable[[], object]] = {
 @pytest.mark.parametrize("name", TABLES)
 def test_tables_have_the_values_of_the_real_run(name: str, device: str) -> None:
     wanted = TABLES[name]().tolist()  # type: ignore[attr-defined]
-    with fake_mode(fake_cuda=True):
+    with fake_mode(gpu=True):
         if device == "cpu":
             found = TABLES[name]()
         else:
@@ -98,7 +98,7 @@ def test_tables_have_the_values_of_the_real_run(name: str, device: str) -> None:
 
 def test_values_are_moved_to_devices_and_back() -> None:
     data = torch.tensor([[5, 6], [7, 0]])
-    with fake_mode(fake_cuda=True):
+    with fake_mode(gpu=True):
         batch = data.to("cuda", non_blocking=True)
         assert int((batch != 0).sum(1).max()) == 2
         assert batch[batch != 0].shape == (3,)
@@ -121,7 +121,7 @@ def test_array_of_known_values_shares_them() -> None:
 
 
 def test_unknown_data_are_cut_by_known_sizes() -> None:
-    with fake_mode(fake_cuda=True):
+    with fake_mode(gpu=True):
         data = torch.empty(2, 7, 3, device="cuda")
         lengths = torch.tensor([7, 5])
         packed = nn.utils.rnn.pack_padded_sequence(data, lengths, batch_first=True)
@@ -404,7 +404,7 @@ def results_of(result: object) -> list[torch.Tensor]:
 )
 def test_results_of_known_values_are_where_these_are(device: str, read: Callable[[torch.Tensor], object]) -> None:
     expected = [(r.shape, r.dtype) for r in results_of(read(torch.tensor([1])))]
-    with fake_mode(fake_cuda=True):
+    with fake_mode(gpu=True):
         for _ in range(2):
             results = results_of(read(torch.tensor([1], device=device)))
             assert [(r.shape, r.dtype) for r in results] == expected
@@ -432,7 +432,7 @@ def test_known_numbers_make_tensors_and_lists() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_out_of_another_size_is_resized_to_known_values(device: str) -> None:
-    with fake_mode(fake_cuda=True):
+    with fake_mode(gpu=True):
         out = torch.empty(0, dtype=torch.int64, device=device)
         for value in (3, 0, 2):
             assert torch.nonzero(torch.tensor([value], device=device), out=out) is out
@@ -465,7 +465,7 @@ def loaded(state: dict[str, torch.Tensor], assign: bool = False) -> torch.Tensor
 @pytest.mark.parametrize("name", COPIES)
 def test_value_follows_copies(name: str, is_real: bool) -> None:
     real = torch.tensor(5.5)
-    with fake_mode(fake_cuda=True):
+    with fake_mode(gpu=True):
         assert COPIES[name](real if is_real else torch.tensor(5.5)).item() == 5.5
 
 
@@ -516,7 +516,7 @@ def test_state_of_optimizers_keeps_its_numbers(cls: Any, way: str, device: str) 
     model, optimizer = make("cpu")
     train(model, optimizer)
     state = copy.deepcopy(optimizer.state_dict())
-    with fake_mode(fake_cuda=True):
+    with fake_mode(gpu=True):
         if way == "fake_like":
             fakes = fake_like((model, optimizer))
         else:
@@ -552,7 +552,7 @@ def test_resized_constant_is_unknown() -> None:
 
 
 def test_constants_on_fake_devices_have_values() -> None:
-    with fake_mode(fake_cuda=2):
+    with fake_mode(gpu=2):
         if torch.cuda.get_device_name() != "torchext fake CUDA device":
             pytest.skip("this machine has CUDA")
         assert torch.tensor(3.0, device="cuda").item() == 3.0
@@ -563,7 +563,7 @@ def test_constants_on_fake_devices_have_values() -> None:
 
 
 def test_cuda_supports_operators_that_the_cpu_lacks() -> None:
-    with fake_mode(fake_cuda=True):
+    with fake_mode(gpu=True):
         result = torch.ones(1, dtype=torch.bool, device="cuda").abs()
         assert result.dtype == torch.bool
 
@@ -636,7 +636,7 @@ def test_threads_are_independent() -> None:
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
 def test_ctc_loss_takes_lengths_in_tensors(reduction: str, device: str) -> None:
-    with fake_mode(fake_cuda=True):
+    with fake_mode(gpu=True):
         logits = torch.randn(50, 4, 20, device=device, requires_grad=True)
         targets = torch.ones(4, 10, dtype=torch.int64, device=device)
         lengths = torch.full((4,), 50, dtype=torch.int32), torch.tensor([10, 5, 6, 7])
@@ -662,7 +662,7 @@ def test_packed_sequences_are_padded_as_eager_does(options: dict[str, Any], devi
 
     data = torch.ones(4, 10, 3, requires_grad=True)
     expected, lengths = pad(data, torch.tensor([10, 6, 5, 5]))
-    with fake_mode(fake_cuda=True):
+    with fake_mode(gpu=True):
         x = torch.ones(4, 10, 3, device=device, requires_grad=True)
         padded, found = pad(x, torch.tensor([10, 6, 5, 5]))
         assert is_fake(padded)

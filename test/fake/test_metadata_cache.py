@@ -116,13 +116,13 @@ class TestKeys:
             real.copy_(fake)
 
     def test_devices(self) -> None:
-        with fake_mode(fake_cuda=2):
+        with fake_mode(gpu=2):
             for device in ("cpu", "cuda:0", "cuda:1"):
                 tensor = torch.ones(2, device=device)
                 assert (tensor + 1).device == torch.device(device)
 
     def test_current_device(self) -> None:
-        with fake_mode(fake_cuda=2):
+        with fake_mode(gpu=2):
             if torch.cuda.device_count() < 2:
                 pytest.skip("needs two devices")
             for index in range(2):
@@ -176,7 +176,7 @@ class TestKeys:
     @pytest.mark.filterwarnings("ignore:Warning only once for all operators")
     @pytest.mark.parametrize(("device", "keys"), [("cuda", ["Meta"]), ("cpu", ["Meta", "CPU"])])
     def test_kernels_of_other_libraries_for_operators_of_pytorch(self, device: str, keys: list[str]) -> None:
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             fake = torch.ones(4, 4, device=device)
             assert fake.hypot(fake).shape == (4, 4)
             with torch.library._scoped_library("aten", "IMPL") as library:
@@ -187,7 +187,7 @@ class TestKeys:
             assert fake.hypot(fake).shape == (4, 4)
 
     def test_devices_of_generators(self) -> None:
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             cpu, cuda = torch.Generator(), torch.Generator("cuda")
             for device, right, wrong in (("cpu", cpu, cuda), ("cuda", cuda, cpu)):
                 tensor = torch.empty(3, device=device)
@@ -211,7 +211,7 @@ class TestKeys:
     def test_priority_of_attention(self) -> None:
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             query = torch.ones(1, 1, 16, 64, dtype=torch.float16, device="cuda", requires_grad=True)
             for _ in range(2):
                 names = []
@@ -255,7 +255,7 @@ class TestWarnings:
             torch.use_deterministic_algorithms(False)
 
     def test_meta_kernels_in_python_warn_each_time(self) -> None:
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             tensor = torch.ones(3, device="cuda")
             torch.use_deterministic_algorithms(True, warn_only=True)
             try:
@@ -284,7 +284,7 @@ class TestChecks:
                 _C.check_hits(before)
 
     def test_memory_is_counted_once(self) -> None:
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             a = torch.ones(64, 64, device="cuda")
             a @ a
             used = torch.cuda.memory_allocated()

@@ -14,7 +14,7 @@ from torchext.fake import FakeGPU, fake_mode
 def test_generators_move_as_pytorchs_host_code_moves_them(gpu: str) -> None:
     facts = facts_of(gpu)
     assert len(facts) > 2000
-    with fake_mode(fake_cuda=FakeGPU(gpu, memory=200 * 2**30)):
+    with fake_mode(gpu=FakeGPU(gpu, memory=200 * 2**30)):
         generator = torch.cuda.default_generators[0]
         found = [offset_of(case, generator) for case, _ in facts]
     wrong = [(case, offset, fact) for (case, fact), offset in zip(facts, found, strict=True) if offset != fact]

@@ -347,7 +347,7 @@ REFUSED_ON_BOTH: dict[str, tuple[Callable[[], object], str]] = {
 @pytest.mark.parametrize("name", REFUSED_ON_BOTH)
 def test_fakes_on_cuda_reject_calls_that_both_kernels_reject(name: str) -> None:
     call, message = REFUSED_ON_BOTH[name]
-    with fake_mode(fake_cuda=1), torch.device("cuda"), pytest.raises(RuntimeError, match=message):
+    with fake_mode(gpu=1), torch.device("cuda"), pytest.raises(RuntimeError, match=message):
         call()
 
 
@@ -381,12 +381,12 @@ REFUSED_ON_CUDA = {
 def test_fakes_on_cuda_reject_calls_that_cuda_kernels_reject(name: str) -> None:
     if name == "int32 targets" and TORCH_RELEASE < (2, 13):
         pytest.skip("the message differs before 2.13")
-    with fake_mode(fake_cuda=1), torch.device("cuda"):
+    with fake_mode(gpu=1), torch.device("cuda"):
         assert error_of(PROGRAMS[name]) == REFUSED_ON_CUDA[name]
 
 
 def test_fakes_on_cuda_accept_calls_that_only_cpu_kernels_reject() -> None:
-    with fake_mode(fake_cuda=1):
+    with fake_mode(gpu=1):
         x = torch.ones(4, 4, dtype=torch.float16, device="cuda")
         assert torch.linalg.vector_norm(x).shape == ()
         assert x.half().erfinv().shape == (4, 4)

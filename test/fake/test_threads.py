@@ -91,19 +91,19 @@ def train_on_gpu() -> tuple[object, ...]:
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_thread_that_is_started_in_carried_blocks_is_in_them(way: Callable[[Any], Any]) -> None:
-    with fake_mode(fake_cuda=2), carry_blocks_to_threads():
+    with fake_mode(gpu=2), carry_blocks_to_threads():
         assert way(train_on_gpu) == (True, "cuda:1", 2, True)
 
 
 def test_thread_inherits_no_blocks_and_the_error_names_the_remedy() -> None:
-    with fake_mode(fake_cuda=2):
+    with fake_mode(gpu=2):
         assert not is_fake(in_thread(lambda: torch.ones(3)))
         with pytest.raises(NotImplementedError, match=r"Threads do not inherit blocks: .*carry_blocks\(function\)"):
             in_thread(lambda: torch.empty(4, device="cuda:0"))
 
 
 def test_carried_function_runs_in_the_blocks_in_which_it_was_wrapped() -> None:
-    with fake_mode(fake_cuda=2):
+    with fake_mode(gpu=2):
         run = carry_blocks(train_on_gpu)
     assert in_thread(run) == (True, "cuda:1", 2, True)
     assert not is_fake(torch.ones(1))
@@ -122,7 +122,7 @@ def test_error_of_a_carried_function_leaves_its_blocks() -> None:
     def fail() -> None:
         raise ValueError("of the program")
 
-    with fake_mode(fake_cuda=2), ThreadPoolExecutor(1) as pool:
+    with fake_mode(gpu=2), ThreadPoolExecutor(1) as pool:
         with pytest.raises(ValueError, match="of the program"):
             pool.submit(carry_blocks(fail)).result()
         assert not is_fake(pool.submit(torch.ones, 1).result())
@@ -133,7 +133,7 @@ def test_state_of_the_thread_is_that_of_a_new_thread() -> None:
         grad, autocast = torch.is_grad_enabled(), torch.is_autocast_enabled("cuda")
         return torch.cuda.current_device(), grad, autocast, torch.is_inference_mode_enabled()
 
-    with fake_mode(fake_cuda=2), carry_blocks_to_threads():
+    with fake_mode(gpu=2), carry_blocks_to_threads():
         torch.cuda.set_device(1)
         with torch.autocast("cuda"), torch.inference_mode():
             assert in_thread(state) == (0, True, False, False)

@@ -126,7 +126,7 @@ def test_draw_on_zeros_moves_no_generator(name: str, is_given: bool) -> None:
 
 
 def test_distribution_without_a_meta_kernel_is_sampled_on_fake_cuda() -> None:
-    with fake_mode(fake_cuda=True):
+    with fake_mode(gpu=True):
         concentration = torch.rand(3, 2, device="cuda")
         sample = Dirichlet(concentration, validate_args=False).sample((4,))
     assert (sample.shape, sample.device.type) == ((4, 3, 2), "cuda")

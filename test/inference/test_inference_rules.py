@@ -39,7 +39,7 @@ class World(NamedTuple):
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        with fake_mode(fake_cuda=True) if self.device == "fake cuda" else nullcontext():
+        with fake_mode(gpu=True) if self.device == "fake cuda" else nullcontext():
             yield
 
     def make(self, function: Callable[..., Tensor]) -> Tensor:

@@ -18,7 +18,7 @@ WORKSPACE = 32 * MIB  # of cuBLAS, on this device
 
 @pytest.fixture
 def cuda() -> Iterator[None]:
-    with fake_mode(fake_cuda=FakeGPU("H100-80GB")):
+    with fake_mode(gpu=FakeGPU("H100-80GB")):
         yield
 
 

@@ -98,7 +98,7 @@ def mismatches(lines: Sequence[str]) -> Iterator[str]:
 
 @pytest.fixture
 def cuda() -> Iterator[None]:
-    with fake_mode(fake_cuda=FakeGPU("H100-80GB")), torch.backends.cudnn.flags(enabled=False):
+    with fake_mode(gpu=FakeGPU("H100-80GB")), torch.backends.cudnn.flags(enabled=False):
         yield
 
 
@@ -117,7 +117,7 @@ class TestTraces:
             "import torch\n"
             "from torchext.fake import FakeGPU, fake_mode\n"
             "from test_kernel_memory import TRACES, mismatches\n"
-            "with fake_mode(fake_cuda=FakeGPU('H100-80GB')), torch.backends.cudnn.flags(enabled=False):\n"
+            "with fake_mode(gpu=FakeGPU('H100-80GB')), torch.backends.cudnn.flags(enabled=False):\n"
             "    print(*mismatches(TRACES), sep='\\n', end='')\n"
         )
         assert run(program, TORCH_CUBLAS_WORKSPACE_CACHE="1") == ""
@@ -144,7 +144,7 @@ class TestWorkspaces:
         assert workspaces_of("aten::mm", [a, a], [a]) == [expected]
 
     def test_a_device_of_before_hopper_has_a_smaller_one(self) -> None:
-        with fake_mode(fake_cuda=FakeGPU("A100-80GB")):
+        with fake_mode(gpu=FakeGPU("A100-80GB")):
             a = torch.empty(8, 8, device="cuda")
             (step,) = workspaces_of("aten::mm", [a, a], [a])
         assert step.partition(":")[2] == str(8519680)
@@ -184,7 +184,7 @@ class TestWorkspaces:
             "import torch\n"
             "from torchext import _C\n"
             "from torchext.fake import fake_mode\n"
-            "with fake_mode(fake_cuda=True):\n"
+            "with fake_mode(gpu=True):\n"
             "    a = torch.empty(8, 8, device='cuda')\n"
             "    print([step[2] for step in _C.kernel_memory('aten::mm', '', (a, a), (a,))[1] if step[2]])\n"
         )
@@ -192,7 +192,7 @@ class TestWorkspaces:
 
     @pytest.mark.skipif(FREES_WORKSPACES, reason="since 2.15 workspaces are freed")
     def test_forward_and_backward_passes_keep_one_each(self) -> None:
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             a = torch.empty(8, 8, device="cuda", requires_grad=True)
             before = torch.cuda.memory_allocated()
             product = a @ a
@@ -207,7 +207,7 @@ class TestWorkspaces:
     @pytest.mark.skipif(FREES_WORKSPACES, reason="since 2.15 workspaces are freed")
     def test_kept_workspaces_do_not_outlive_their_devices(self) -> None:
         for _ in range(2):
-            with fake_mode(fake_cuda=True):
+            with fake_mode(gpu=True):
                 assert torch.cuda.memory_allocated() == 0
                 a = torch.empty(8, 8, device="cuda")
                 a @ a
@@ -215,7 +215,7 @@ class TestWorkspaces:
                 del a
 
     def test_a_peak_has_the_workspace(self) -> None:
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             a = torch.empty(8, 8, device="cuda")
             a @ a
             assert torch.cuda.max_memory_allocated() == 2 * 512 + 32 * MIB

@@ -44,7 +44,7 @@ def trainer(device: str = "cuda", batch: int = 1024, width: int = 512) -> Callab
 
 class TestPeak:
     def test_matches_torch_cuda(self) -> None:
-        with fake_mode(fake_cuda=True), track_memory() as memory:
+        with fake_mode(gpu=True), track_memory() as memory:
             step = trainer()
             step()
             assert memory.peak().allocated == torch.cuda.max_memory_allocated()
@@ -52,7 +52,7 @@ class TestPeak:
             assert memory.now().allocated == torch.cuda.memory_allocated()
 
     def test_counts_earlier_allocations(self) -> None:
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             before = torch.empty(MIB, dtype=torch.uint8, device="cuda")
             with track_memory() as memory:
                 torch.empty(2 * MIB, dtype=torch.uint8, device="cuda")
@@ -60,20 +60,20 @@ class TestPeak:
             del before
 
     def test_of_a_part_of_the_program_excludes_earlier_peaks(self) -> None:
-        with fake_mode(fake_cuda=True), track_memory() as whole:
+        with fake_mode(gpu=True), track_memory() as whole:
             torch.empty(8 * MIB, dtype=torch.uint8, device="cuda")
             with track_memory() as part:
                 torch.empty(2 * MIB, dtype=torch.uint8, device="cuda")
         assert (whole.peak().allocated, part.peak().allocated) == (8 * MIB, 2 * MIB)
 
     def test_of_each_device_is_its_own(self) -> None:
-        with fake_mode(fake_cuda=2), track_memory() as memory:
+        with fake_mode(gpu=2), track_memory() as memory:
             tensors = [torch.empty((i + 1) * MIB, dtype=torch.uint8, device=f"cuda:{i}") for i in range(2)]
         assert [memory.peak(tensor.device).allocated for tensor in tensors] == [MIB, 2 * MIB]
         assert memory.devices == [torch.device("cuda:0"), torch.device("cuda:1")]
 
     def test_is_not_known_of_other_devices(self) -> None:
-        with fake_mode(fake_cuda=True), track_memory() as memory:
+        with fake_mode(gpu=True), track_memory() as memory:
             torch.empty(1, device="cuda")
         with pytest.raises(ValueError, match="allocated on 'cuda:3', only on cuda:0"):
             memory.peak("cuda:3")
@@ -104,7 +104,7 @@ class TestPeak:
 
 class TestCategories:
     def test_add_up_to_the_allocated_bytes(self) -> None:
-        with fake_mode(fake_cuda=True), track_memory() as memory:
+        with fake_mode(gpu=True), track_memory() as memory:
             step = trainer()
             step()
             step()
@@ -112,7 +112,7 @@ class TestCategories:
             assert sum(state.by_category.values()) == state.allocated
 
     def test_parameters_gradients_and_states_are_known(self) -> None:
-        with fake_mode(fake_cuda=True), track_memory() as memory:
+        with fake_mode(gpu=True), track_memory() as memory:
             model = nn.Linear(512, 512, bias=False, device="cuda")
             optimizer = torch.optim.Adam(model.parameters())
             model(torch.ones(8, 512, device="cuda")).sum().backward()
@@ -123,7 +123,7 @@ class TestCategories:
         assert held[Category.OPTIMIZER_STATE] == 2 * MIB
 
     def test_activations_are_tensors_for_the_backward_pass(self) -> None:
-        with fake_mode(fake_cuda=True), track_memory() as memory:
+        with fake_mode(gpu=True), track_memory() as memory:
             model = nn.Sequential(nn.Linear(512, 512), nn.Sigmoid(), nn.Dropout(0.0)).to("cuda")
             y = model(torch.ones(512, 512, device="cuda"))
             assert memory.now().by_category[Category.ACTIVATION] == 0
@@ -134,7 +134,7 @@ class TestCategories:
 
     def test_checkpointing_has_fewer_activations(self) -> None:
         def peak(is_checkpointed: bool) -> int:
-            with fake_mode(fake_cuda=True), track_memory() as memory:
+            with fake_mode(gpu=True), track_memory() as memory:
                 blocks = nn.ModuleList(nn.Sequential(nn.Linear(256, 256), nn.GELU()) for _ in range(8)).to("cuda")
                 x = torch.ones(4096, 256, device="cuda", requires_grad=True)
                 for block in blocks:
@@ -145,7 +145,7 @@ class TestCategories:
         assert peak(True) < 0.7 * peak(False)
 
     def test_stay_with_a_storage_that_is_resized(self) -> None:
-        with fake_mode(fake_cuda=True), track_memory() as memory:
+        with fake_mode(gpu=True), track_memory() as memory:
             model = nn.Linear(512, 512, bias=False, device="cuda")
             model(torch.ones(8, 512, device="cuda"))
             storage = model.weight.untyped_storage()
@@ -226,7 +226,7 @@ class TestEngines:
 
 class TestCaches:
     def caches(self, run: Callable[[], object]) -> int:
-        with fake_mode(fake_cuda=True), track_memory() as memory:
+        with fake_mode(gpu=True), track_memory() as memory:
             kept = run()
             gc.collect()
             found = memory.now().by_category[Category.CACHE]
@@ -300,7 +300,7 @@ class TestCaches:
 
 class TestHost:
     def test_pinned_memory_is_counted_in_powers_of_two(self) -> None:
-        with fake_mode(fake_cuda=True), track_memory() as memory:
+        with fake_mode(gpu=True), track_memory() as memory:
             pageable = torch.empty(3 * MIB, dtype=torch.uint8)
             pinned = torch.empty(3 * MIB, dtype=torch.uint8, pin_memory=True)
             assert (pageable.is_pinned(), pinned.is_pinned(), pinned[5:].is_pinned()) == (False, True, True)
@@ -312,7 +312,7 @@ class TestHost:
         assert [a.requested for a in memory.allocations("pinned")] == [3 * MIB]
 
     def test_pinned_memory_is_kept_and_used_again(self) -> None:
-        with fake_mode(fake_cuda=True), track_memory() as memory:
+        with fake_mode(gpu=True), track_memory() as memory:
             for size in (3 * MIB, 4 * MIB, 5 * MIB, 2 * MIB):
                 torch.empty(size, dtype=torch.uint8, pin_memory=True)
         assert memory.peak("pinned").allocated == 8 * MIB
@@ -337,13 +337,13 @@ class TestHost:
     def test_tensors_are_pinned_where_pytorch_pins_them(
         self, make: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], is_pinned: bool
     ) -> None:
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             for _ in range(2):  # the second call hits the cache
                 made = make(torch.ones(7), torch.ones(7, device="cuda"))
                 assert made.is_pinned() is made.untyped_storage().is_pinned() is is_pinned
 
     def test_numbers_in_pinned_memory_are_known_and_need_no_other_memory(self) -> None:
-        with fake_mode(fake_cuda=True), track_memory() as memory:
+        with fake_mode(gpu=True), track_memory() as memory:
             pinned = torch.tensor([[1.0, 2.0]], pin_memory=True, requires_grad=True, dtype=torch.float64)
             assert (pinned.tolist(), pinned.requires_grad, pinned.dtype) == ([[1, 2]], True, torch.float64)
             assert torch.tensor([1.0], pin_memory=True, device="cuda").device.type == "cuda"
@@ -351,7 +351,7 @@ class TestHost:
         assert "cpu" not in memory.places
 
     def test_activations_are_kept_there(self) -> None:
-        with fake_mode(fake_cuda=True), track_memory() as memory:
+        with fake_mode(gpu=True), track_memory() as memory:
             model = nn.Sequential(*(nn.Sigmoid() for _ in range(3))).cuda()
             x = torch.ones(256, 1024, device="cuda", requires_grad=True)
             with torch.autograd.graph.save_on_cpu(pin_memory=True):
@@ -376,7 +376,7 @@ class TestHost:
 
 class TestHolders:
     def test_are_named(self) -> None:
-        with fake_mode(fake_cuda=True), track_memory() as memory:
+        with fake_mode(gpu=True), track_memory() as memory:
             step = trainer()
             step()
             step()
@@ -385,28 +385,28 @@ class TestHolders:
         assert titles >= {"Sequential.0.weight", "Sequential.2.weight.exp_avg", "Sequential.1 aten::relu"}
 
     def test_of_a_backward_pass_are_the_modules_of_the_forward_pass(self) -> None:
-        with fake_mode(fake_cuda=True), track_memory() as memory:
+        with fake_mode(gpu=True), track_memory() as memory:
             model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).to("cuda")
             model(torch.ones(8, 64, device="cuda")).sum().backward()
             gradients = [a for a in memory.allocations(at=10**6) if a.phase is Phase.BACKWARD and a.module]
         assert {a.module for a in gradients} == {"Sequential.0", "Sequential.1"}
 
     def test_are_lines_of_the_program_where_they_are_tracked(self) -> None:
-        with fake_mode(fake_cuda=True), track_memory(lines=True) as memory:
+        with fake_mode(gpu=True), track_memory(lines=True) as memory:
             tensor = torch.empty(MIB, device="cuda")
         (line,) = memory.by_line()
         assert "test_tracking.py" in line
         del tensor
 
     def test_need_tracking_with_lines(self) -> None:
-        with fake_mode(fake_cuda=True), track_memory() as memory:
+        with fake_mode(gpu=True), track_memory() as memory:
             tensor = torch.empty(MIB, device="cuda")
         with pytest.raises(ValueError, match=r"track_memory\(lines=True\)"):
             memory.by_line()
         del tensor
 
     def test_are_not_kept_alive(self) -> None:
-        with fake_mode(fake_cuda=True), track_memory() as memory:
+        with fake_mode(gpu=True), track_memory() as memory:
             step: Callable[[], None] | None = trainer()
             assert step is not None
             step()
@@ -418,7 +418,7 @@ class TestHolders:
 
 class TestReports:
     def memory(self) -> TrackedMemory:
-        with fake_mode(fake_cuda=True), track_memory() as memory:
+        with fake_mode(gpu=True), track_memory() as memory:
             step = trainer()
             step()
             step()
@@ -449,7 +449,7 @@ class TestReports:
             self.memory().plot(tmp_path / "memory.txt")
 
     def test_snapshots_have_the_layout_of_pytorch(self, tmp_path: Path) -> None:
-        with fake_mode(fake_cuda=True), track_memory() as memory:
+        with fake_mode(gpu=True), track_memory() as memory:
             step = trainer()
             step()
             memory.save_snapshot(tmp_path / "memory.pickle")
@@ -461,7 +461,7 @@ class TestReports:
         pytest.importorskip("torch.cuda._memory_viz").segsum(snapshot)
 
     def test_snapshots_name_categories_and_lines(self, tmp_path: Path) -> None:
-        with fake_mode(fake_cuda=True), track_memory(lines=True) as memory:
+        with fake_mode(gpu=True), track_memory(lines=True) as memory:
             tensor = torch.empty(MIB, device="cuda")
             memory.save_snapshot(tmp_path / "memory.pickle")
         ((entry,),) = pickle.loads((tmp_path / "memory.pickle").read_bytes())["device_traces"]
@@ -473,7 +473,7 @@ class TestReports:
         del tensor
 
     def test_show_reserved_and_unused_memory(self) -> None:
-        with fake_mode(fake_cuda=True), track_memory() as memory:
+        with fake_mode(gpu=True), track_memory() as memory:
             tensor = torch.empty(5 * MIB, dtype=torch.uint8, device="cuda")
         fragmentation = memory.peak().fragmentation
         assert fragmentation == 15 * MIB  # the segment has 20 MiB
@@ -493,10 +493,10 @@ class TestBlocks:
         assert hooks() == before
 
     def test_in_two_threads_are_one_timeline(self) -> None:
-        with fake_mode(fake_cuda=True), track_memory() as memory:
+        with fake_mode(gpu=True), track_memory() as memory:
 
             def allocate() -> None:
-                with fake_mode(fake_cuda=True):
+                with fake_mode(gpu=True):
                     torch.empty(MIB, dtype=torch.uint8, device="cuda")
 
             thread = threading.Thread(target=allocate)
@@ -551,7 +551,7 @@ class TestFits:
 def test_composites_with_kernels_for_cuda_allocate_their_results_only(
     compute: Callable[[torch.Tensor], torch.Tensor], operators: list[str]
 ) -> None:
-    with fake_mode(fake_cuda=True):
+    with fake_mode(gpu=True):
         x = torch.ones(1024, 1024, device="cuda", requires_grad=True)
         gradient = torch.ones(1024, 1024, device="cuda")
         with track_memory() as memory:
@@ -609,7 +609,7 @@ class TestRealTensors:
 
 class TestDevices:
     def test_that_is_meant_is_the_fullest_accelerator(self) -> None:
-        with fake_mode(fake_cuda=4), track_memory() as memory:
+        with fake_mode(gpu=4), track_memory() as memory:
             kept = [
                 torch.ones(nbytes, dtype=torch.uint8, device=device)
                 for nbytes, device in ((8 * MIB, "cpu"), (MIB, "cuda:1"), (2 * MIB, "cuda:3"), (MIB, "cuda:0"))

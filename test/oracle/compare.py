@@ -55,7 +55,7 @@ def world(*, is_fake: bool) -> Iterator[None]:
     from torchext.fake import FakeGPU, fake_mode
     from torchext.fake.assumed_values import assuming_values
 
-    with fake_mode(fake_cuda=FakeGPU(GPU)), assuming_values():
+    with fake_mode(gpu=FakeGPU(GPU)), assuming_values():
         yield
 
 

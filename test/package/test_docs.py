@@ -128,12 +128,12 @@ def call_under_pytorchs_mode() -> None:
 
 
 def add_across_devices() -> None:
-    with fake_mode(fake_cuda=1):
+    with fake_mode(gpu=1):
         torch.ones(2) + torch.ones(2, device="cuda")
 
 
 def use_device_beyond_the_last() -> None:
-    with fake_mode(fake_cuda=1):
+    with fake_mode(gpu=1):
         torch.ones(2, device="cuda:1")
 
 

@@ -96,7 +96,7 @@ import torch
 from torchext.fake import fake_mode
 if {when!r} == "before":
     import transformers
-with fake_mode(fake_cuda=True):
+with fake_mode(gpu=True):
     from transformers import BertConfig, BertModel
     model = BertModel(BertConfig(num_hidden_layers=1, hidden_size=64, num_attention_heads=2, vocab_size=100)).cuda()
     ids = torch.zeros(2, 16, dtype=torch.int64, device="cuda")

@@ -266,7 +266,7 @@ def test_regions_and_marks_hold_separate_leases() -> None:
 
 
 def test_a_region_that_ends_while_fakes_are_alive_leaves_their_patches() -> None:
-    with fake_mode(fake_cuda=True):
+    with fake_mode(gpu=True):
         with amp.autocast("cuda"):
             layer = torch.nn.Linear(2, 2, device="cuda")
             loss = layer(torch.ones(1, 2, device="cuda")).sum()

@@ -55,7 +55,7 @@ def use_everything() -> None:
     """Take all locks except rare ones. Taking them successfully is the test."""
     for name in _C.lock_names():
         assert not _C.is_lock_held(name), name
-    with fake_mode(fake_cuda=1):
+    with fake_mode(gpu=1):
         (torch.ones(3, device="cuda") @ torch.ones(3, device="cuda")).record_stream(torch.cuda.current_stream())
         torch.randn(3, device="cuda")
     table = torch.arange(4.0)

@@ -650,7 +650,7 @@ class TestNames:
         def parameters(function: object) -> list[str]:
             return list(inspect.signature(function).parameters)  # type: ignore[arg-type]
 
-        assert parameters(fake.fake_mode) == ["fake_cuda"]
+        assert parameters(fake.fake_mode) == ["gpu"]
         assert parameters(fake.is_fake) == ["tensor"]
         assert parameters(fake.meta_like) == ["fake"]
         assert parameters(deferred_init.materialize_tensor)[:1] == ["tensor"]

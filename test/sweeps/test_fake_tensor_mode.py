@@ -91,7 +91,7 @@ def foreign_error(call: Call, arguments: Any) -> Exception | None:
 
 
 def own_error(call: Call, arguments: Any, device: str) -> Exception | None:
-    with fake_mode(fake_cuda=device == "cuda"):
+    with fake_mode(gpu=device == "cuda"):
         fakes = placed(arguments, lambda t: fake_like(t).to(device).detach())
         return error_of(call, fakes, nullcontext())
 

@@ -35,7 +35,7 @@ def make_fake(*shape: int, **options: Any) -> torch.Tensor:
 
 
 def make_fake_cuda(*shape: int, **options: Any) -> torch.Tensor:
-    with fake_mode(fake_cuda=True):
+    with fake_mode(gpu=True):
         return torch.ones(*shape, device="cuda", **options)
 
 

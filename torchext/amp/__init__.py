@@ -39,7 +39,7 @@ class autocast(_C.AutocastRegion):  # noqa: N801 - a function to its users, as t
 
     Args:
         device_type: The type of the devices, as `tensor.device.type` is. By default the accelerator that is in use, the
-            fake one inside `fake_mode(fake_cuda=...)`, or else the CPU.
+            fake one inside `fake_mode(gpu=...)`, or else the CPU.
         dtype: `torch.bfloat16` or `torch.float16`, to which operators that gain from it cast. By default what
             `torch.get_autocast_dtype(device_type)` says. With another dtype the region is disabled, with a warning, on
             all devices but CUDA.

@@ -109,7 +109,7 @@ def read_launch(module: str, arguments: Sequence[str], gpus: int) -> Launch:
     from ..fake.gpus import FakeGPU
 
     try:
-        with fake_mode(fake_cuda=FakeGPU("H100-80GB", count=gpus)), _stopping_before_processes():
+        with fake_mode(gpu=FakeGPU("H100-80GB", count=gpus)), _stopping_before_processes():
             sys.argv = [module, *arguments]
             if module.startswith("deepspeed."):
                 return _by_deepspeed(arguments)

@@ -118,7 +118,7 @@ class World(Job, ContextDecorator):
             block.enter_context(torchrun_environment(self, self._is_launched))
             block.enter_context(while_world_is_open.hold())
             block.enter_context(showing_addresses())
-            block.enter_context(fake_mode(fake_cuda=self.gpus or False))
+            block.enter_context(fake_mode(gpu=self.gpus or False))
             if self.gpus is not None and torch.version.cuda is None:
                 torch.version.cuda = CUDA_VERSION
                 block.callback(setattr, torch.version, "cuda", None)
@@ -169,7 +169,7 @@ def world(
 ) -> World:
     """Makes this process one of many, on machines with GPUs, none of which need to be there.
 
-    In the block tensors are fake, as in `fake_mode(fake_cuda=...)`; the environment is that of torchrun; and process
+    In the block tensors are fake, as in `fake_mode(gpu=...)`; the environment is that of torchrun; and process
     groups are there, of any size, in which collectives return at once and are recorded. What other processes would
     send has shapes and dtypes, but no values. Collectives of Python objects return what this process says, as if all
     said the same; what only another process can know raises an error.

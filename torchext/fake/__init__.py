@@ -1,4 +1,4 @@
-"""Fake tensors: what a program would do on a device, on any machine and without memory."""
+"""Fake tensors: run a program for any device on any machine, without memory for the values."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from .. import _C
 from ..errors import DataDependentError, UnsupportedOperatorError
+from ..tools.deprecation import renamed_keywords
 from ..tools.leases import while_fakes_live
 from . import cuda, patches  # noqa: F401  (declares what is replaced)
 from .copying import FakeCopy
@@ -38,23 +39,26 @@ __all__ = [
 T = TypeVar("T")
 
 
+@renamed_keywords(fake_cuda="gpu")
 @contextmanager
-def fake_mode(*, fake_cuda: bool | int | FakeGPU = False) -> Iterator[None]:
-    """Makes every tensor that is constructed in the block fake.
+def fake_mode(*, gpu: bool | int | str | FakeGPU = False) -> Iterator[None]:
+    """Make every tensor that is constructed in the block fake.
 
-    A fake tensor has a shape, strides, a dtype, a device and autograd's state, but no data. Operators on fake tensors
-    compute these and nothing else. Blocks nest, and each thread has its own: `carry_blocks()` takes them to another.
-    Where blocks of PyTorch's `FakeTensorMode` nest with them, the innermost decides.
+    A fake tensor has a shape, strides, a dtype, a device and autograd state, but no data. Operators on fake tensors
+    compute these and nothing else. Blocks nest. Each thread has its own; `carry_blocks()` opens them on another thread.
+    If `FakeTensorMode` blocks (PyTorch) nest with them, the innermost block decides. Also a decorator.
 
     Args:
-        fake_cuda: On a machine without CUDA devices, their number in the block (True is one) or what they are like
-            (`FakeGPU("H100-80GB", count=8)`): fake tensors may be on them, and the functions of `torch.cuda` answer for
-            them on this thread, those about memory as PyTorch's allocator would. A fake stays usable after the block.
-            Where there are CUDA devices, fakes are on these, and a number has no effect.
+        gpu: The fake CUDA devices of the block: their number (True is one), the name of a model (`"H100"`), or a
+            description (`FakeGPU("H100-80GB", count=8)`). Fake tensors can be on them. The functions of `torch.cuda`
+            answer for them on this thread; those about memory answer as PyTorch's allocator would. A fake tensor stays
+            usable after the block. On a machine with CUDA devices, fake tensors are on these, and a number has no
+            effect.
 
     Raises:
-        RuntimeError: Devices are described, but there are real ones.
-        ValueError: `fake_cuda` is not a possible number of devices.
+        RuntimeError: A model is given, but this machine has CUDA devices.
+        TypeError: `gpu` is of another type.
+        ValueError: The model is unknown, or the number is out of range.
 
     Example:
         >>> with fake_mode():
@@ -65,16 +69,16 @@ def fake_mode(*, fake_cuda: bool | int | FakeGPU = False) -> Iterator[None]:
         block.enter_context(while_fakes_live.hold())
         block.enter_context(transformers_see_fakes())
         block.enter_context(triton_launches_nothing())
-        block.enter_context(cuda.fake_cuda(fake_cuda))
+        block.enter_context(cuda.fake_cuda(gpu))
         block.enter_context(fakes_on_this_thread())
         yield
 
 
 def is_fake(tensor: torch.Tensor) -> bool:
-    """Returns true if `tensor` is fake.
+    """Return True if `tensor` is fake.
 
     Args:
-        tensor: Any tensor. One that was fake and has been materialized is not fake any more.
+        tensor: Any tensor. A materialized tensor is not fake.
 
     Raises:
         TypeError: `tensor` is not a tensor.
@@ -85,14 +89,14 @@ def is_fake(tensor: torch.Tensor) -> bool:
 
 
 def meta_like(fake: torch.Tensor) -> torch.Tensor:
-    """Returns a meta tensor with the properties of `fake`.
+    """Return a meta tensor with the properties of `fake`.
 
     Args:
         fake: A fake tensor.
 
     Returns:
-        A tensor on the meta device with the shape, strides and dtype of `fake`. Like the result of `detach()` it is not
-        part of the autograd graph.
+        A tensor on the meta device with the shape, strides and dtype of `fake`. Like the result of `detach()`, it is
+        not part of the autograd graph.
 
     Raises:
         TypeError: `fake` is not a tensor.
@@ -100,37 +104,38 @@ def meta_like(fake: torch.Tensor) -> torch.Tensor:
         NotImplementedError: `fake` is sparse.
     """
     if not is_fake(fake):
-        raise ValueError("`fake` was expected to be a fake tensor, but it is a real one: use `fake.to('meta')`.")
+        raise ValueError("meta_like() expected a fake tensor, got a real one. Use `tensor.to('meta')`.")
     return _C.meta_like(fake)
 
 
 def fake_like(obj: T, device: torch.device | str | int | None = None) -> T:
-    """Returns what `obj` is, with fake tensors in place of its tensors. `obj` is left as it is.
+    """Return a copy of `obj` with fake tensors in place of its tensors. `obj` does not change.
 
-    Classes, `requires_grad`, `grad`, attributes and lazy conjugation are kept. What is one tensor in `obj` is one in
-    the result; tensors that share a storage share one there, with the same offsets and strides, and storages have the
-    same sizes. A view is a view of a fake base (`fake._base`) unless one of the two requires a gradient.
+    Classes, `requires_grad`, `grad`, attributes and lazy conjugation are kept. A tensor that occurs twice in `obj` is
+    one tensor in the result. Tensors that share a storage share one there, with the same offsets and strides, and
+    storages have the same sizes. A view is a view of a fake base (`fake._base`) unless one of the two requires a
+    gradient.
 
-    Every tensor of the result is a leaf of autograd and belongs to no graph: one that was computed from others keeps
-    its `requires_grad` and loses its `grad_fn`, as after `detach().requires_grad_()`. A deferred tensor becomes a fake
-    that cannot be materialized, a FakeTensor of PyTorch's a plain fake, or a Parameter.
+    Every tensor of the result is a leaf of autograd and belongs to no graph. A tensor with a `grad_fn` keeps its
+    `requires_grad` and loses its `grad_fn`, as after `detach().requires_grad_()`. A deferred tensor becomes a fake
+    tensor that cannot be materialized. A PyTorch FakeTensor becomes a plain fake tensor, or a Parameter.
 
     Args:
-        obj: A strided or sparse tensor, real or fake, or a module, or an optimizer, or a container of them that
-            `torch.utils._pytree` knows: list, tuple, dict, what `state_dict()` returns, a registered dataclass. Modules
-            and optimizers are copied with `copy.deepcopy()`, with everything attached to them but hooks of tensors.
-            Other objects in containers are passed through. Give `(model, optimizer)` to keep the two together; the
-            counts of steps in an optimizer keep their values, because its `step()` reads them.
-        device: Where the fakes are; by default, each where its original is. A CUDA device on a machine without one
-            is possible inside `fake_mode(fake_cuda=True)`.
+        obj: A strided or sparse tensor, real or fake; a module; an optimizer; or a container of them that
+            `torch.utils._pytree` handles: list, tuple, dict, the result of `state_dict()`, a registered dataclass.
+            Modules and optimizers are copied with `copy.deepcopy()`, with everything attached to them except hooks of
+            tensors. Other objects in containers are passed through. Pass `(model, optimizer)` to keep the two
+            connected. The step counts of an optimizer keep their values, because its `step()` reads them.
+        device: The device of the fakes. Default: the device of each original. A fake CUDA device is possible inside
+            `fake_mode(gpu=True)`.
 
     Returns:
-        A copy of `obj`, for whose tensors no memory is allocated.
+        A copy of `obj`, whose tensors allocate no memory.
 
     Raises:
-        TypeError: `obj` is something else, or holds a module that cannot be copied.
-        ValueError: `device` is the meta device, whose tensors need not be faked.
-        RuntimeError: There is no such `device`.
+        TypeError: `obj` is of another type, or holds a module that cannot be copied.
+        ValueError: `device` is the meta device.
+        RuntimeError: `device` does not exist.
         NotImplementedError: A tensor in `obj` is nested or quantized, or a wrapper without
             `__tensor_flatten__`.
 
@@ -143,8 +148,8 @@ def fake_like(obj: T, device: torch.device | str | int | None = None) -> T:
             return _C.fake_like(obj)  # type: ignore[arg-type, return-value]
     if pytree.tree_is_leaf(obj) and not isinstance(obj, torch.Tensor | torch.nn.Module | torch.optim.Optimizer):
         raise TypeError(
-            f"fake_like() takes a tensor, a module, an optimizer, or a container of them that torch.utils._pytree "
-            f"knows, but `obj` is a {type(obj).__name__}."
+            "fake_like() takes a tensor, a module, an optimizer, or a container of them that torch.utils._pytree "
+            f"handles, but `obj` is a {type(obj).__name__}."
         )
     with while_fakes_live.hold():
         result: T = FakeCopy(None if device is None else _device_to_fake(device)).tree(obj)
@@ -152,7 +157,7 @@ def fake_like(obj: T, device: torch.device | str | int | None = None) -> T:
 
 
 def _is_plain(obj: object) -> bool:
-    """Returns true if `obj` is a tensor with nothing attached that a copy would have to keep."""
+    """Return True if `obj` is a tensor without attachments that a copy has to keep."""
     return (
         type(obj) is torch.Tensor
         and not torch._C._functorch.is_functorch_wrapped_tensor(obj)
@@ -164,11 +169,11 @@ def _is_plain(obj: object) -> bool:
 
 
 def _device_to_fake(device: torch.device | str | int) -> torch.device:
-    """The device that `device` names on this machine, with an index."""
+    """Return `device` with its index on this machine."""
     device = torch.device(device)
     if device.type == "meta":
         raise ValueError(
-            "fake_like() cannot put fakes on the meta device: a meta tensor has no data anyway. Use `.to('meta')`, or "
+            "fake_like() cannot put fakes on the meta device, whose tensors have no data. Use `.to('meta')`, or "
             "torchext.fake.meta_like() for a fake tensor."
         )
     try:
@@ -177,20 +182,19 @@ def _device_to_fake(device: torch.device | str | int) -> torch.device:
     except (AssertionError, NotImplementedError, RuntimeError) as error:
         raise RuntimeError(
             f"fake_like() cannot put fakes on `{device}`, because this PyTorch or this machine has no such device. For "
-            "a CUDA device, call it inside fake_mode(fake_cuda=True)."
+            "a CUDA device, call it inside fake_mode(gpu=True)."
         ) from error
 
 
 class CacheInfo(NamedTuple):
-    """What the cache of metadata has done since the process began or it was cleared.
+    """The statistics of the metadata cache since the process began or the cache was cleared.
 
     Attributes:
-        hits: Calls whose results were remembered.
+        hits: Calls whose results were found.
         misses: Calls whose results had to be computed.
-        uncacheable: Those of the misses that cannot be remembered, for example because they change the metadata of
-            their arguments.
-        currsize: How many calls are remembered now.
-        maxsize: How many can be. The least recently used are forgotten first.
+        uncacheable: The misses that cannot be cached, for example because they change the metadata of their arguments.
+        currsize: The number of cached calls.
+        maxsize: The largest number of cached calls. The least recently used call is dropped first.
     """
 
     hits: int
@@ -201,14 +205,14 @@ class CacheInfo(NamedTuple):
 
 
 def cache_info() -> CacheInfo:
-    """Returns the statistics of the cache of metadata, which all threads share.
+    """Return the statistics of the metadata cache, which all threads share.
 
-    What a call on fake tensors returns depends on the operator, the metadata of its arguments and a few settings of the
-    process. The answer is remembered, so that only the first such call runs PyTorch's Meta kernel.
+    The result of a call on fake tensors depends on the operator, the metadata of its arguments and a few settings of
+    the process. It is cached, so only the first such call runs PyTorch's Meta kernel.
     """
     return CacheInfo(*_C.cache_info())
 
 
 def cache_clear() -> None:
-    """Empties the cache of metadata, and sets its statistics to zero."""
+    """Empty the metadata cache and set its statistics to zero."""
     _C.cache_clear()

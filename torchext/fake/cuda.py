@@ -1,4 +1,4 @@
-"""The functions of `torch.cuda` on a machine without CUDA devices, while a thread is in a `fake_mode(fake_cuda=...)`.
+"""The functions of `torch.cuda` on a machine without CUDA devices, while a thread is in a `fake_mode(gpu=...)`.
 
 The other half of NOTE [Fake CUDA], csrc/fake/cuda/fake_cuda.h. The functions are replaced while any thread is
 in such a block, and answer for the fake devices on those threads only.
@@ -26,34 +26,25 @@ from .cuda_parallel import patch_comm
 from .cuda_random import RANDOM, generators_by_thread
 from .cuda_streams import FakeEvent, FakeStream, current_stream, default_stream, set_stream, set_stream_by_id
 from .default_type import apply_default_type, forget_default_type, leave_default_type, setting_default_type
-from .gpus import FakeGPU
+from .gpus import FakeGPU, as_fake_gpu
 
 __all__ = ["fake_cuda", "same_devices"]
 
-MAX_DEVICES = 64  # of `c10::DeviceIndex` PyTorch itself uses no more (C10_COMPILE_TIME_MAX_GPUS)
-
-# What the devices of `fake_cuda=True` are like: the last generation of which every PyTorch release here has kernels.
-DEFAULT = FakeGPU("torchext fake CUDA device", memory=80 * 2**30)
-
 
 @contextmanager
-def fake_cuda(devices: bool | int | FakeGPU) -> Iterator[None]:
-    """Let this thread see CUDA devices in the block; where there are real ones, it sees these.
+def fake_cuda(gpu: bool | int | str | FakeGPU) -> Iterator[None]:
+    """Give this thread fake CUDA devices in the block. On a machine with CUDA devices it keeps these.
 
     Args:
-        devices: Their number, or what they are like; True is one.
+        gpu: The number of devices (True is one), or their description.
 
     Raises:
-        RuntimeError: They are described, but there are real ones, which are like they are.
-        ValueError: There cannot be so many.
+        TypeError: `gpu` is of another type.
+        RuntimeError: The devices are described, but this machine has CUDA devices.
+        ValueError: The number is out of range, or the model is unknown.
     """
-    gpu = devices if isinstance(devices, FakeGPU) else None
-    count = gpu.count if gpu is not None else int(devices)  # type: ignore[arg-type]
-    if not 0 <= count <= MAX_DEVICES:
-        raise ValueError(
-            f"`fake_cuda` is True, False, a number of devices up to {MAX_DEVICES} or a FakeGPU, but it is {devices!r}."
-        )
-    with _block(count, gpu):
+    described = as_fake_gpu(gpu)
+    with _block(described.count if described is not None else 0, None if isinstance(gpu, int) else described):
         yield
 
 
@@ -219,7 +210,7 @@ def _replaced_functions() -> None:
     _while_devices_exist.patch(torch.backends.cudnn, "is_acceptable", make, reason, is_traced=True)
 
 
-_while_devices_exist = Lease("a block of fake_mode(fake_cuda=...) is open")
+_while_devices_exist = Lease("a block of fake_mode(gpu=...) is open")
 _while_devices_exist.declare(_replaced_functions)
 
 

@@ -21,7 +21,7 @@ def index_of(device: Any = None) -> int:
     count = _C.fake_cuda_devices()
     if not 0 <= index < count:
         raise RuntimeError(
-            f"CUDA error: invalid device ordinal: device {index} is named, but fake_mode(fake_cuda={count}) has the "
+            f"CUDA error: invalid device ordinal: device {index} is named, but fake_mode(gpu={count}) has the "
             f"devices cuda:0 to cuda:{count - 1}."
         )
     return index

@@ -1,17 +1,20 @@
-"""What fake CUDA devices are like."""
+"""Descriptions of fake CUDA devices."""
 
 from __future__ import annotations
 
+import difflib
+import re
 from dataclasses import dataclass, field
 
-__all__ = ["FakeGPU"]
+__all__ = ["FakeGPU", "as_fake_gpu"]
 
 MIB = 2**20
+MAX_DEVICES = 64  # PyTorch's own limit, `C10_COMPILE_TIME_MAX_GPUS`
 
 
 @dataclass(frozen=True)
 class _Model:
-    """What `cudaGetDeviceProperties` says of a model."""
+    """The values of `cudaGetDeviceProperties` for a model."""
 
     name: str  # as the driver spells it
     memory: int  # bytes
@@ -22,9 +25,9 @@ class _Model:
     max_threads_per_multiprocessor: int = 2048
 
 
-# `total_memory` is what PyTorch prints as the total capacity of such a device: less than the name says, because the
-# driver keeps some (and the GB of vendors are not GiB). The amount of shared memory and of threads is that of the
-# capability, in the tables of NVIDIA's CUDA programming guide.
+# `memory` is the total capacity that PyTorch prints for such a device. It is less than the name implies, because the
+# driver reserves a part (and vendors count in GB, not GiB). Shared memory and threads follow from the capability, by
+# the tables of NVIDIA's CUDA programming guide.
 MODELS = {
     "A100-40GB": _Model("NVIDIA A100-SXM4-40GB", 40444 * MIB, (8, 0), 108, 40 * MIB, 166912),
     "A100-80GB": _Model("NVIDIA A100-SXM4-80GB", 81154 * MIB, (8, 0), 108, 40 * MIB, 166912),
@@ -36,39 +39,42 @@ MODELS = {
 }
 
 
-def _key(name: str) -> str:
-    """The letters and digits of `name`, which may be spelled in several ways."""
-    return "".join(letter for letter in name.upper() if letter.isalnum()).removeprefix("NVIDIA")
+def _words(name: str) -> tuple[str, ...]:
+    """Return the runs of letters and of digits in `name`, without the vendor: `("H", "100", "80", "GB")`."""
+    words = re.findall(r"[A-Z]+|[0-9]+", name.upper())
+    return tuple(words[1:] if words[:1] == ["NVIDIA"] else words)
 
 
-def _names(name: str) -> list[str]:
-    """What a model may be called: with or without the unit, and with or without its memory if it is the largest."""
-    full = _key(name)
-    plain = _key(name.rpartition("-")[0])
-    return [full, full.removesuffix("GB"), plain]
-
-
-BY_KEY = {key: model for name, model in MODELS.items() for key in (*_names(name), _key(model.name))}
+def _find(name: str) -> _Model | None:
+    """Return the model that `name` is, or that it begins. The largest memory counts if a model has several."""
+    words = _words(name)
+    if not any(map(str.isdigit, words)):
+        return None
+    found = [
+        full for full, model in MODELS.items() for known in (full, model.name) if _words(known)[: len(words)] == words
+    ]
+    is_one_model = len({full.rpartition("-")[0] for full in found}) == 1
+    return max(map(MODELS.__getitem__, found), key=lambda model: model.memory) if is_one_model else None
 
 
 @dataclass(frozen=True)
 class FakeGPU:
-    """Describes fake CUDA devices, for `fake_mode(fake_cuda=...)`.
+    """Describe fake CUDA devices, for `fake_mode(gpu=...)` and the other functions with an argument `gpu`.
 
     Args:
         name: A known model (`A100-40GB`, `A100-80GB`, `H100-80GB`, `H200-141GB`, `B200-180GB`, `L4-24GB`,
-            `RTX-4090-24GB`; the memory may be left out where it is clear, and upper and lower case do not matter), or
-            any name for a device of which `memory` is given.
-        count: How many there are, at most 64.
-        memory: The memory of each in bytes, as `torch.cuda.get_device_properties().total_memory` reports it. By default
-            that of the model.
-        capability: The compute capability, such as `(9, 0)`. By default that of the model; (9, 0) for unknown models.
-        multiprocessors: The number of streaming multiprocessors. By default that of the model; 132 for unknown ones.
-        context: The bytes that a process cannot allocate because its CUDA context and libraries take them. They differ
-            between drivers, and are not known to PyTorch; by default 0.
+            `RTX-4090-24GB`), its beginning (`H100`; the largest memory of a model is the default), or the name that
+            the driver reports. Case and separators do not matter. Any other name needs `memory`.
+        count: The number of devices, from 1 to 64.
+        memory: The memory of each device in bytes, as `torch.cuda.get_device_properties().total_memory` reports it.
+            Default: that of the model.
+        capability: The compute capability, such as `(9, 0)`. Default: that of the model; (9, 0) for unknown models.
+        multiprocessors: The number of streaming multiprocessors. Default: that of the model; 132 for unknown models.
+        context: The bytes that a CUDA context and its libraries occupy in each process, which PyTorch cannot allocate.
+            They depend on the driver. Default: 0.
 
     Raises:
-        ValueError: The model is unknown and `memory` is not given, or a number is impossible.
+        ValueError: The model is unknown and `memory` is not given, or a number is out of range.
 
     Example:
         >>> FakeGPU("H100-80GB", count=8).memory
@@ -86,12 +92,9 @@ class FakeGPU:
     l2_cache: int = field(default=0, repr=False)
 
     def __post_init__(self) -> None:
-        model = BY_KEY.get(_key(self.name))
+        model = _find(self.name)
         if model is None and not self.memory:
-            raise ValueError(
-                f"The GPU {self.name!r} is unknown. Known are {', '.join(MODELS)}; for another one give its `memory` "
-                f"in bytes, and its `capability`."
-            )
+            raise ValueError(_unknown(self.name))
         model = model or _Model(self.name, self.memory, (9, 0), 132, 50 * MIB, 232448)
         if model.name != self.name:
             object.__setattr__(self, "name", model.name)
@@ -104,17 +107,49 @@ class FakeGPU:
         self._check()
 
     def _check(self) -> None:
-        if not 1 <= self.count <= 64:
-            raise ValueError(f"`count` was expected to be from 1 to 64, but is {self.count!r}.")
+        if not 1 <= self.count <= MAX_DEVICES:
+            raise ValueError(f"`count`: expected a number of devices from 1 to {MAX_DEVICES}, got {self.count!r}.")
         for attribute in ("memory", "multiprocessors", "context"):
             value = getattr(self, attribute)
             if not isinstance(value, int) or value < 0:
-                raise ValueError(f"`{attribute}` was expected to be a number that is not negative, but is {value!r}.")
+                raise ValueError(f"`{attribute}`: expected a number of at least 0, got {value!r}.")
         if self.context >= self.memory:
-            raise ValueError(f"`context` ({self.context} bytes) leaves nothing of the memory ({self.memory} bytes).")
+            raise ValueError(f"`context` ({self.context} bytes) has to be smaller than `memory` ({self.memory} bytes).")
         if len(self.capability) != 2:
-            raise ValueError(f"`capability` was expected to be a pair such as (9, 0), but is {self.capability!r}.")
+            raise ValueError(f"`capability`: expected a pair such as (9, 0), got {self.capability!r}.")
 
 
 def _numbers(value: int | tuple[int, ...]) -> tuple[int, ...]:
     return value if isinstance(value, tuple) else (value,)
+
+
+def _unknown(name: str) -> str:
+    keys = {"".join(_words(known)): full for full in MODELS for known in (full, full.rpartition("-")[0])}
+    near = dict.fromkeys(keys[key] for key in difflib.get_close_matches("".join(_words(name)), keys))
+    hint = f"Did you mean {' or '.join(near)}? " if near else ""
+    return (
+        f"Unknown GPU {name!r}. {hint}Known models: {', '.join(MODELS)}. For another one, pass "
+        "FakeGPU(name, memory=<bytes>, capability=...)."
+    )
+
+
+def as_fake_gpu(gpu: str | int | FakeGPU | None, model: str = "H100-80GB") -> FakeGPU | None:
+    """Return the description for an argument `gpu`, or None for None, False and 0: no GPU.
+
+    Args:
+        gpu: A description, the name of a model, or a number of devices (True is one).
+        model: The model of the devices if only their number is given.
+
+    Raises:
+        TypeError: `gpu` is of another type.
+        ValueError: The model is unknown, or the number is out of range.
+    """
+    if gpu is None or isinstance(gpu, FakeGPU):
+        return gpu
+    if isinstance(gpu, str):
+        return FakeGPU(gpu)
+    if not isinstance(gpu, int):
+        raise TypeError(
+            f"`gpu`: expected the name of a model, a number of devices, or a FakeGPU, got {type(gpu).__name__} {gpu!r}."
+        )
+    return FakeGPU(model, count=int(gpu)) if gpu else None

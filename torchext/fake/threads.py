@@ -94,7 +94,7 @@ def carry_blocks(function: Callable[P, T]) -> Callable[P, T]:
 
     Example:
         >>> from concurrent.futures import ThreadPoolExecutor
-        >>> with fake_mode(fake_cuda=2), ThreadPoolExecutor() as pool:
+        >>> with fake_mode(gpu=2), ThreadPoolExecutor() as pool:
         ...     pool.submit(carry_blocks(torch.ones), 4, device="cuda:1").result().device
         device(type='cuda', index=1)
     """

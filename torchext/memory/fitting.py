@@ -77,7 +77,7 @@ def fits(
 
     Args:
         program: Builds the model and the optimizer on "cuda", and runs two steps or more: the state of the optimizer is
-            allocated in the first. It is called inside of `fake_mode(fake_cuda=device)`, so no GPU is needed.
+            allocated in the first. It is called inside of `fake_mode(gpu=device)`, so no GPU is needed.
         device: A description, or the name of one.
         lines: As of `track_memory()`.
         values: What becomes of reading values that are not known: `raise` an error, or `assume` some, which are listed
@@ -97,11 +97,11 @@ def fits(
     """
     gpu = FakeGPU(device) if isinstance(device, str) else device
     error = None
-    with fake_mode(fake_cuda=gpu):
+    with fake_mode(gpu=gpu):
         if any(torch.cuda.memory_allocated(i) for i in range(gpu.count)):
             gc.collect()  # what another program has left in cycles would count
     with (
-        fake_mode(fake_cuda=gpu),
+        fake_mode(gpu=gpu),
         carry_blocks_to_threads(),
         track_memory(lines=lines) as memory,
         assuming_values(values) as assumed,

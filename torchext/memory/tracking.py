@@ -225,7 +225,7 @@ def track_memory(*, lines: bool = False) -> Iterator[TrackedMemory]:
         What has been collected so far; it stays readable after the block.
 
     Example:
-        >>> with fake_mode(fake_cuda=FakeGPU("H100-80GB")), track_memory() as memory:
+        >>> with fake_mode(gpu=FakeGPU("H100-80GB")), track_memory() as memory:
         ...     layer = torch.nn.Linear(1024, 1024, device="cuda")
         >>> memory.peak().allocated
         4198400

@@ -40,7 +40,7 @@ class TestSeedExamples:
             a = torch.ones([1], device=device)
             return a if a.is_cuda else a + 1
 
-        with fake_mode(fake_cuda=True):
+        with fake_mode(gpu=True):
             on_cuda = deferred_init(foo, "cuda")
         assert on_cuda.is_cuda
         assert materialize_tensor(deferred_init(foo, "cpu")).tolist() == [2.0]

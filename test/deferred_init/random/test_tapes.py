@@ -28,7 +28,7 @@ def offset() -> int:
 
 @pytest.fixture
 def fake_cuda() -> Iterator[None]:
-    with fake_mode(fake_cuda=FakeGPU("H100-80GB", count=2)):
+    with fake_mode(gpu=FakeGPU("H100-80GB", count=2)):
         torch.cuda.manual_seed_all(7)
         yield
 
@@ -138,7 +138,7 @@ def starts_of(tensor: Tensor) -> list[int]:
 
 def test_digests_differ_between_gpus_if_values_do() -> None:
     def digest(gpu: str, numel: int) -> str:
-        with fake_mode(fake_cuda=FakeGPU(gpu)):
+        with fake_mode(gpu=FakeGPU(gpu)):
             torch.cuda.manual_seed(7)
             return str(_C.digests_of_recordings([deferred_init(torch.randn, numel, device="cuda")]))
 

@@ -456,7 +456,7 @@ def test_operator_that_only_checks_values_keeps_valid_tensors_deferred() -> None
 
 
 def test_operator_that_only_checks_values_cannot_look_at_those_of_a_fake_device() -> None:
-    with fake_mode(fake_cuda=1):
+    with fake_mode(gpu=1):
         inverse = deferred_init(lambda: torch.linalg.inv(torch.eye(4, device="cuda")))
         assert is_deferred(inverse)
         assert inverse.device == torch.device("cuda:0")

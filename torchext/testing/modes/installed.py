@@ -36,7 +36,7 @@ def enter(is_control: bool) -> None:
 
 def _use_fakes() -> None:
     for fake_cuda in (0, 2):
-        with fake_mode(fake_cuda=fake_cuda):
+        with fake_mode(gpu=fake_cuda):
             model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.LSTM(2, 2))
             optimizer = torch.optim.AdamW(model.parameters())
             model(torch.randn(3, 2))[0].sum().backward()
